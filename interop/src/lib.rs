@@ -1,0 +1,1 @@
+//! Checks against stock gRPC peers.

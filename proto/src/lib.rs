@@ -1,0 +1,12 @@
+//! Generated code for the protos in this folder.
+#![allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
+
+/// The service of the examples.
+pub mod greeter {
+    tonic::include_proto!("tonic_rdma.greeter.v1");
+}
+
+/// The service behind `tonic-rdma compare` and the soak tests.
+pub mod transfer {
+    tonic::include_proto!("tonic_rdma.transfer.v1");
+}

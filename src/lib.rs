@@ -1,0 +1,3 @@
+//! A gRPC-compatible RDMA transport for tonic.
+
+pub mod verbs;

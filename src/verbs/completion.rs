@@ -1,0 +1,117 @@
+//! Completion queues and what they yield.
+
+use std::any::Any;
+use std::fmt::{self, Debug};
+use std::os::fd::BorrowedFd;
+
+use super::{QueuePairNumber, VerbsError};
+
+/// A completion queue (`struct ibv_cq` with its completion channel).
+///
+/// It can be polled, or armed and waited for. Arming is one-shot: the event descriptor becomes readable with the
+/// first completion that is added after [`arm`](Self::arm). A completion that came before it does not count, so:
+/// arm, then poll once more, then wait.
+pub trait CompletionQueue: Any + Send + Sync + Debug {
+    /// Takes up to `completions.len()` completions and returns how many. Never blocks.
+    fn poll(&self, completions: &mut [WorkCompletion]) -> usize;
+
+    /// Asks for one event with the next completion.
+    fn arm(&self) -> Result<(), VerbsError>;
+
+    /// Takes back an [`arm`](Self::arm) that has not fired. A hint that spares peers a wake-up; a device without it
+    /// does nothing, and the event may come all the same.
+    fn disarm(&self) {}
+
+    /// The descriptor that becomes readable with an event; non-blocking.
+    fn event_fd(&self) -> BorrowedFd<'_>;
+
+    /// Takes every event that has come, so that [`event_fd`](Self::event_fd) is not readable any more.
+    fn acknowledge_events(&self);
+}
+
+/// One finished work request (`struct ibv_wc`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkCompletion {
+    /// The identifier that the request was posted with.
+    pub wr_id: u64,
+    /// How it ended. All fields but `wr_id` and `queue_pair` mean something on success alone.
+    pub status: CompletionStatus,
+    /// What ended.
+    pub opcode: CompletionOpcode,
+    /// Bytes received; for a receive alone.
+    pub byte_len: u64,
+    /// Immediate data; for a receive that came with it.
+    pub immediate: Option<u32>,
+    /// The queue pair that the request was posted on.
+    pub queue_pair: QueuePairNumber,
+}
+
+impl WorkCompletion {
+    /// A placeholder to fill arrays with before polling.
+    pub const EMPTY: Self = Self {
+        wr_id: 0,
+        status: CompletionStatus::Success,
+        opcode: CompletionOpcode::Send,
+        byte_len: 0,
+        immediate: None,
+        queue_pair: QueuePairNumber(0),
+    };
+}
+
+/// What kind of request a completion belongs to (`enum ibv_wc_opcode`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompletionOpcode {
+    /// A send, with or without immediate data.
+    Send,
+    /// An RDMA WRITE, with or without immediate data.
+    Write,
+    /// An RDMA READ.
+    Read,
+    /// A receive that a send consumed.
+    Receive,
+    /// A receive that an RDMA WRITE with immediate data consumed; its buffer was not touched.
+    ReceiveWriteWithImmediate,
+}
+
+/// How a work request ended (`enum ibv_wc_status`; IBA vol. 1, 11.6.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CompletionStatus {
+    /// As asked.
+    Success,
+    /// The message was longer than the receive buffer (`IBV_WC_LOC_LEN_ERR`).
+    LocalLength,
+    /// A local segment named no registered memory, or memory without the right (`IBV_WC_LOC_PROT_ERR`).
+    LocalProtection,
+    /// The queue pair was in Error before the request ran, or went there (`IBV_WC_WR_FLUSH_ERR`).
+    WorkRequestFlushed,
+    /// The peer could not take the request, such as a send longer than its receive buffer (`IBV_WC_REM_INV_REQ_ERR`).
+    RemoteInvalidRequest,
+    /// A wrong rkey, a range out of bounds, or a right that the region does not grant (`IBV_WC_REM_ACCESS_ERR`).
+    RemoteAccess,
+    /// The peer failed to carry it out (`IBV_WC_REM_OP_ERR`).
+    RemoteOperation,
+    /// The peer did not answer, as when its process died (`IBV_WC_RETRY_EXC_ERR`).
+    RetryExceeded,
+    /// The peer had no receive posted for as long as the retries lasted (`IBV_WC_RNR_RETRY_EXC_ERR`).
+    RnrRetryExceeded,
+    /// The device failed (`IBV_WC_FATAL_ERR` and every status not listed here).
+    Fatal,
+}
+
+impl fmt::Display for CompletionStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Success => "success",
+            Self::LocalLength => "local length error",
+            Self::LocalProtection => "local protection error",
+            Self::WorkRequestFlushed => "work request flushed",
+            Self::RemoteInvalidRequest => "remote invalid request",
+            Self::RemoteAccess => "remote access error",
+            Self::RemoteOperation => "remote operation error",
+            Self::RetryExceeded => "transport retries exceeded (the peer did not answer)",
+            Self::RnrRetryExceeded => "receiver-not-ready retries exceeded",
+            Self::Fatal => "fatal device error",
+        })
+    }
+}

@@ -1,0 +1,87 @@
+//! An opened device and the protection domains allocated from it.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use super::{
+    Access, CompletionQueue, HostMemory, MemoryRegion, QueuePair, QueuePairCapacity, VerbsError,
+};
+
+/// An opened RDMA device (`struct ibv_context`).
+pub trait Context: Send + Sync + Debug + 'static {
+    /// What the device is and what it can do.
+    fn attributes(&self) -> &DeviceAttributes;
+
+    /// Allocates a protection domain: the scope within which keys are valid.
+    fn alloc_protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError>;
+
+    /// Creates a completion queue that holds at least `capacity` completions.
+    ///
+    /// It is the caller's part never to have more signalled requests outstanding than that; a queue that overruns
+    /// moves its queue pairs to Error.
+    fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError>;
+}
+
+/// A protection domain (`struct ibv_pd`): memory regions and queue pairs that may be used with one another.
+pub trait ProtectionDomain: Send + Sync + Debug + 'static {
+    /// Registers `memory` for use by this domain's queue pairs, and by their peers as far as `access` says.
+    ///
+    /// The region keeps the memory alive; dropping the last reference to the region deregisters it, which waits
+    /// (microseconds) for operations of peers that are in the middle of it.
+    fn register(&self, memory: Arc<HostMemory>, access: Access) -> Result<Arc<dyn MemoryRegion>, VerbsError>;
+
+    /// Creates an RC queue pair in Reset. The completion queues must come from the same context.
+    fn create_queue_pair(
+        &self,
+        send_queue: &Arc<dyn CompletionQueue>,
+        receive_queue: &Arc<dyn CompletionQueue>,
+        capacity: &QueuePairCapacity,
+    ) -> Result<Arc<dyn QueuePair>, VerbsError>;
+}
+
+/// What a device is and can do (`ibv_query_device`), queried and never assumed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceAttributes {
+    /// Provider that drives the device: `soft` or `ibverbs`.
+    pub provider: &'static str,
+    /// The device's name, as `tonic-rdma devices` shows it.
+    pub name: String,
+    /// Largest message of one work request, in bytes (`max_msg_sz`).
+    pub max_message_size: u64,
+    /// Most work requests outstanding on a send or receive queue (`max_qp_wr`).
+    pub max_work_requests: u32,
+    /// Most segments of one work request (`max_sge`).
+    pub max_segments: u32,
+    /// Most bytes that a send or write may carry inline (`max_inline_data`).
+    pub max_inline: u32,
+    /// Most RDMA READs outstanding on one queue pair as initiator (`max_qp_rd_atom`).
+    pub max_outstanding_reads: u32,
+    /// Most completions that a completion queue holds (`max_cqe`).
+    pub max_completions: u32,
+    /// Most memory regions of one protection domain.
+    pub max_memory_regions: u32,
+    /// Whether the device has immediate data (soft-iWARP has not).
+    pub immediate: bool,
+    /// Whether registered memory is locked, and so counts against `RLIMIT_MEMLOCK`.
+    pub locks_memory: bool,
+}
+
+impl DeviceAttributes {
+    /// Attributes of a device that can do nothing yet; a provider fills in what the device really has.
+    pub fn new(provider: &'static str, name: impl Into<String>) -> Self {
+        Self {
+            provider,
+            name: name.into(),
+            max_message_size: 0,
+            max_work_requests: 0,
+            max_segments: 0,
+            max_inline: 0,
+            max_outstanding_reads: 0,
+            max_completions: 0,
+            max_memory_regions: 0,
+            immediate: false,
+            locks_memory: false,
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Verbs: the nouns of RDMA, and the providers behind them.
+//!
+//! Owns the provider-neutral traits ([`Context`], [`ProtectionDomain`], [`MemoryRegion`], [`CompletionQueue`],
+//! [`QueuePair`]) and their software implementation, [`soft`]. Names and meanings follow the InfiniBand
+//! Architecture Specification, volume 1 (chapters 10 and 11), and its C rendering, libibverbs.
+//!
+//! Never: waits, spins, knows a protocol or an executor. Every call here returns at once, but for
+//! [`QueuePair::to_rtr`], which may talk to the peer's device for a bounded time.
+//!
+//! A reliable connected (RC) queue pair goes through these states; posting a receive is allowed from Init on, posting
+//! a send in RTS alone. In Error every posted request completes with
+//! [`WorkRequestFlushed`](CompletionStatus::WorkRequestFlushed).
+//!
+//! ```text
+//!           to_init          to_rtr(peer)        to_rts
+//!  Reset ───────────▶ Init ───────────────▶ Rtr ─────────▶ Rts
+//!    │                 │                     │              │
+//!    └─────────────────┴──── to_error, or a fatal completion┴──▶ Error
+//! ```
+
+mod completion;
+mod context;
+mod error;
+mod host_memory;
+mod queue_pair;
+mod region;
+mod work;
+
+pub mod soft;
+
+pub use completion::{CompletionOpcode, CompletionQueue, CompletionStatus, WorkCompletion};
+pub use context::{Context, DeviceAttributes, ProtectionDomain};
+pub use error::{PostError, PostErrorKind, VerbsError};
+pub use host_memory::{HostMemory, OutOfBounds};
+pub use queue_pair::{
+    PathSettings, Probe, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber, QueuePairState,
+};
+pub use region::{Access, Lkey, LocalSegment, MemoryRegion, RemoteSegment, Rkey};
+pub use work::{Operation, Payload, ReceiveRequest, SendRequest};

@@ -1,0 +1,116 @@
+//! Registered memory: rights, keys, and segments that name a piece of it.
+
+use std::fmt::Debug;
+use std::ops::{BitOr, Range};
+use std::sync::Arc;
+
+use super::HostMemory;
+
+/// Memory that the device may use (`struct ibv_mr`). Deregistered when the last reference goes.
+pub trait MemoryRegion: Send + Sync + Debug + 'static {
+    /// The key that local segments carry.
+    fn lkey(&self) -> Lkey;
+
+    /// The key that peers name this region by.
+    fn rkey(&self) -> Rkey;
+
+    /// Rights of the region.
+    fn access(&self) -> Access;
+
+    /// The memory itself.
+    fn memory(&self) -> &Arc<HostMemory>;
+}
+
+/// Names a region in local segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lkey(pub u32);
+
+/// Names a region towards peers. Whoever holds it can use the region as far as its access rights go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rkey(pub u32);
+
+/// Access rights of a region (`enum ibv_access_flags`). Local reading is always allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Access(u8);
+
+impl Access {
+    /// Local reading alone.
+    pub const LOCAL_READ: Self = Self(0);
+    /// The device may write on behalf of local requests: receive buffers, the sink of a READ.
+    pub const LOCAL_WRITE: Self = Self(1);
+    /// Peers may WRITE. Needs [`LOCAL_WRITE`](Self::LOCAL_WRITE) too.
+    pub const REMOTE_WRITE: Self = Self(2);
+    /// Peers may READ.
+    pub const REMOTE_READ: Self = Self(4);
+
+    /// Whether every right of `other` is among these.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// The rights as bits: 1 local write, 2 remote write, 4 remote read.
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// Rights of the bits that [`bits`](Self::bits) describes; unknown bits are dropped.
+    pub const fn from_bits_truncate(bits: u8) -> Self {
+        Self(bits & 7)
+    }
+}
+
+impl BitOr for Access {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// A piece of registered local memory that a request reads from or writes to (`struct ibv_sge`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalSegment {
+    address: u64,
+    length: u64,
+    lkey: Lkey,
+}
+
+impl LocalSegment {
+    /// Names `range`, in bytes from the start of the region's memory. Bounds and rights are checked when the request
+    /// runs, and fail it with [`LocalProtection`](super::CompletionStatus::LocalProtection).
+    ///
+    /// # Safety
+    /// - No reference (`&[u8]`, `&mut [u8]`) to the range may exist while a request that writes to it is outstanding,
+    ///   and no `&mut [u8]` while one reads it: the device moves the bytes at a time of its own choosing.
+    pub unsafe fn new(region: &dyn MemoryRegion, range: Range<usize>) -> Self {
+        Self {
+            address: region.memory().address() + range.start as u64,
+            length: range.end.saturating_sub(range.start) as u64,
+            lkey: region.lkey(),
+        }
+    }
+
+    /// First byte, as a virtual address of this process.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Length in bytes.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Key of the region.
+    pub fn lkey(&self) -> Lkey {
+        self.lkey
+    }
+}
+
+/// A place in a peer's memory, as the peer told it. Its length is that of the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteSegment {
+    /// Virtual address in the peer's process.
+    pub address: u64,
+    /// Key of the peer's region.
+    pub rkey: Rkey,
+}
