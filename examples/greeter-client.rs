@@ -1,0 +1,24 @@
+//! A tonic client that goes over RDMA where the server can, and over TCP where not. One line differs from plain
+//! tonic.
+
+use tonic::transport::Endpoint;
+use tonic_rdma::RdmaConnector;
+use tonic_rdma_proto::greeter::HelloRequest;
+use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:50051".into());
+    let connector = RdmaConnector::new();
+
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
+    let channel = endpoint.connect_with_connector(connector.clone()).await?; // changed: was connect()
+    let mut client = GreeterClient::new(channel);
+
+    let reply = client.say_hello(HelloRequest { name: "tonic".into() }).await?;
+    println!("{}", reply.into_inner().message);
+    if let Some(info) = connector.last_connection() {
+        println!("this end says {}, because {}", info.verdict(), info.reason());
+    }
+    Ok(())
+}

@@ -1,0 +1,44 @@
+//! A tonic service that RDMA peers and stock gRPC clients reach on one port. Two lines differ from plain tonic.
+//!
+//! `cargo run --example greeter-server`, then `cargo run --example greeter-client` beside it.
+
+use tonic::transport::Server;
+use tonic::{Request, Response, Status, Streaming};
+use tonic_rdma::{RdmaConnectInfo, RdmaIncoming};
+use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
+use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
+
+#[derive(Debug)]
+struct MyGreeter;
+
+#[tonic::async_trait]
+impl Greeter for MyGreeter {
+    async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+        let over = request.extensions().get::<RdmaConnectInfo>().map(|info| info.verdict().to_string());
+        let name = request.into_inner().name;
+        let message = format!("Hello {name}, over {}!", over.as_deref().unwrap_or("nothing known"));
+        Ok(Response::new(HelloReply { message }))
+    }
+
+    type ChatStream = tokio_stream::Empty<Result<HelloReply, Status>>;
+
+    async fn chat(&self, _: Request<Streaming<HelloRequest>>) -> Result<Response<Self::ChatStream>, Status> {
+        Err(Status::unimplemented("see the streaming example"))
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    tracing_subscriber::fmt().with_env_filter("info").init();
+    let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:50051".into());
+
+    let incoming = RdmaIncoming::bind(&*address).await?; // changed: was TcpIncoming::bind
+    println!("listening on {}", incoming.local_addr());
+    Server::builder()
+        .add_service(GreeterServer::new(MyGreeter))
+        .serve_with_incoming_shutdown(incoming, async {
+            let _ = tokio::signal::ctrl_c().await;
+        })
+        .await?;
+    Ok(())
+}

@@ -1,1 +1,0 @@
-//! Checks against stock gRPC peers.

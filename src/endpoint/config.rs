@@ -1,0 +1,397 @@
+//! What can be configured, by builder or by environment variable.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use crate::verbs::PathSettings;
+
+/// Settings of a connector or listener. [`Config::default`] suits most; [`Config::from_env`] starts from it and
+/// applies the `RDMA_*` variables, whose names follow TensorFlow's verbs where it has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Config {
+    pub(crate) policy: Policy,
+    pub(crate) provider: ProviderChoice,
+    pub(crate) poll_mode: PollMode,
+    pub(crate) poll_cpus: Vec<usize>,
+    pub(crate) completion_queues: usize,
+    pub(crate) eager_threshold: EagerThreshold,
+    pub(crate) chunk_size: usize,
+    pub(crate) receive_slots: u32,
+    pub(crate) slot_size: u32,
+    pub(crate) queue_depth: u32,
+    pub(crate) pinned_limit: Option<u64>,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) handshake_timeout: Duration,
+    pub(crate) ping_interval: Duration,
+    pub(crate) ping_timeout: Duration,
+    pub(crate) linger: Duration,
+    pub(crate) path: PathSettings,
+}
+
+/// Whether RDMA is wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// RDMA or an error.
+    Require,
+    /// RDMA where both ends can, else TCP, with the reason told.
+    #[default]
+    Prefer,
+    /// Plain TCP, for comparison or for a way out.
+    TcpOnly,
+}
+
+/// Which RDMA device to use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ProviderChoice {
+    /// The best one that both ends have.
+    #[default]
+    Auto,
+    /// The software device alone.
+    Soft,
+}
+
+/// How completions are waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PollMode {
+    /// A thread for each completion queue spins for ever, on one of the CPUs of [`Config::poll_cpus`] if any are set.
+    Busy,
+    /// Spin for a budget that follows the observed arrival gap, then sleep until the device wakes us. Runs inside the
+    /// tokio runtime, so that no other thread and no wake-up stands between a completion and the task.
+    #[default]
+    Adaptive,
+    /// Sleep at once. Least CPU, and a wake-up for every arrival.
+    Event,
+}
+
+/// From which length a write is offered by rendezvous (the receiver reads it) instead of being sent eagerly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EagerThreshold {
+    /// What suits the device.
+    #[default]
+    Auto,
+    /// Writes of this many bytes and more.
+    Bytes(u64),
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            policy: Policy::default(),
+            provider: ProviderChoice::default(),
+            poll_mode: PollMode::default(),
+            poll_cpus: Vec::new(),
+            completion_queues: 1,
+            eager_threshold: EagerThreshold::default(),
+            chunk_size: 256 * 1024,
+            receive_slots: 32,
+            slot_size: 32 * 1024,
+            queue_depth: 1024,
+            pinned_limit: None,
+            connect_timeout: Duration::from_secs(10),
+            handshake_timeout: Duration::from_secs(3),
+            ping_interval: Duration::from_secs(10),
+            ping_timeout: Duration::from_secs(30),
+            linger: Duration::from_secs(5),
+            path: PathSettings::default(),
+        }
+    }
+}
+
+impl Config {
+    /// The default settings, changed by the environment variables that are set (README lists them). A variable whose
+    /// value can't be used is an error that names it, never ignored.
+    pub fn from_env() -> Result<Self, ConfigError> {
+        Self::from_variables(|name| std::env::var_os(name))
+    }
+
+    /// As [`from_env`](Self::from_env), from any source of variables.
+    pub fn from_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
+        let mut config = Self::default();
+        let variables = Variables { lookup };
+        if let Some(policy) = variables.choice("RDMA_POLICY", POLICIES)? {
+            config.policy = policy;
+        }
+        if let Some(provider) = variables.choice("RDMA_PROVIDER", PROVIDERS)? {
+            config.provider = provider;
+        }
+        if let Some(mode) = variables.choice("RDMA_POLL_MODE", POLL_MODES)? {
+            config.poll_mode = mode;
+        }
+        if let Some(cpus) = variables.cpus("RDMA_POLL_CPUS")? {
+            config.poll_cpus = cpus;
+        }
+        if let Some(count) = variables.number("RDMA_CQS", 1, 64)? {
+            config.completion_queues = count as usize;
+        }
+        if let Some(threshold) = variables.threshold("RDMA_EAGER_THRESHOLD")? {
+            config.eager_threshold = threshold;
+        }
+        if let Some(bytes) = variables.number("RDMA_CHUNK_SIZE", MIN_CHUNK, MAX_CHUNK)? {
+            config.chunk_size = bytes as usize;
+        }
+        if let Some(depth) = variables.number("RDMA_QP_QUEUE_DEPTH", 64, 4096)? {
+            config.queue_depth = depth as u32;
+        }
+        if let Some(bytes) = variables.number("RDMA_PINNED_LIMIT", 1 << 20, 1 << 50)? {
+            config.pinned_limit = Some(bytes);
+        }
+        variables.path(&mut config.path)?;
+        Ok(config)
+    }
+
+    /// Whether RDMA is wanted. Variable `RDMA_POLICY`: `require`, `prefer`, `tcp-only`.
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Which device to use. Variable `RDMA_PROVIDER`: `auto`, `soft`.
+    pub fn provider(mut self, provider: ProviderChoice) -> Self {
+        self.provider = provider;
+        self
+    }
+
+    /// How completions are waited for. Variable `RDMA_POLL_MODE`: `busy`, `adaptive`, `event`.
+    pub fn poll_mode(mut self, mode: PollMode) -> Self {
+        self.poll_mode = mode;
+        self
+    }
+
+    /// CPUs for the threads of [`PollMode::Busy`], taken in turn; empty leaves the choice to the scheduler.
+    /// Variable `RDMA_POLL_CPUS`: a list such as `2,3`.
+    pub fn poll_cpus(mut self, cpus: impl Into<Vec<usize>>) -> Self {
+        self.poll_cpus = cpus.into();
+        self
+    }
+
+    /// Completion queues over which connections are spread in turn, at least 1. Variable `RDMA_CQS`.
+    pub fn completion_queues(mut self, count: usize) -> Self {
+        self.completion_queues = count.max(1);
+        self
+    }
+
+    /// From which length writes go by rendezvous. Variable `RDMA_EAGER_THRESHOLD`: `auto` or bytes.
+    pub fn eager_threshold(mut self, threshold: EagerThreshold) -> Self {
+        self.eager_threshold = threshold;
+        self
+    }
+
+    /// Length of the pieces that a rendezvous is read in, in bytes, 4096 to 16 MiB. Variable `RDMA_CHUNK_SIZE`.
+    pub fn chunk_size(mut self, bytes: usize) -> Self {
+        self.chunk_size = bytes.clamp(MIN_CHUNK as usize, MAX_CHUNK as usize);
+        self
+    }
+
+    /// Receive buffers of each connection: `slots` (at least 16) of `size` bytes each (at least 1024). An eager message
+    /// fills one.
+    pub fn receive_buffers(mut self, slots: u32, size: u32) -> Self {
+        self.receive_slots = slots.clamp(16, 1024);
+        self.slot_size = size.clamp(1024, 64 * 1024);
+        self
+    }
+
+    /// Send requests that may be outstanding on a queue pair. Variable `RDMA_QP_QUEUE_DEPTH`, 64 to 4096.
+    pub fn queue_depth(mut self, depth: u32) -> Self {
+        self.queue_depth = depth.clamp(64, 4096);
+        self
+    }
+
+    /// Registered memory that this process may use over all connections, in bytes. The first connection of a process
+    /// settles it. Variable `RDMA_PINNED_LIMIT`.
+    pub fn pinned_limit(mut self, bytes: u64) -> Self {
+        self.pinned_limit = Some(bytes);
+        self
+    }
+
+    /// How long a TCP connection may take to be established.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// How long the other end may take to say hello.
+    pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
+        self.handshake_timeout = timeout;
+        self
+    }
+
+    /// After how long a silence the peer is asked whether it is alive, and how long it has to answer.
+    pub fn ping(mut self, interval: Duration, timeout: Duration) -> Self {
+        self.ping_interval = interval;
+        self.ping_timeout = timeout;
+        self
+    }
+
+    /// How long a closed connection may go on delivering what was written before.
+    pub fn linger(mut self, linger: Duration) -> Self {
+        self.linger = linger;
+        self
+    }
+
+    /// Attributes that queue pairs are connected with. Variables `RDMA_QP_TIMEOUT`, `RDMA_QP_RETRY_COUNT`,
+    /// `RDMA_QP_SL`, `RDMA_QP_MTU`, `RDMA_QP_PKEY_INDEX`, `RDMA_TRAFFIC_CLASS`.
+    pub fn path_settings(mut self, path: PathSettings) -> Self {
+        self.path = path;
+        self
+    }
+}
+
+/// An environment variable that can't be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{variable}={value:?}: {accepted}")]
+pub struct ConfigError {
+    /// Name of the variable.
+    pub variable: String,
+    /// What it was set to.
+    pub value: String,
+    /// What it takes.
+    pub accepted: String,
+}
+
+const MIN_CHUNK: u64 = 4096;
+const MAX_CHUNK: u64 = 16 << 20;
+
+const POLICIES: &[(&str, Policy)] =
+    &[("require", Policy::Require), ("prefer", Policy::Prefer), ("tcp-only", Policy::TcpOnly)];
+const PROVIDERS: &[(&str, ProviderChoice)] = &[("auto", ProviderChoice::Auto), ("soft", ProviderChoice::Soft)];
+const POLL_MODES: &[(&str, PollMode)] =
+    &[("busy", PollMode::Busy), ("adaptive", PollMode::Adaptive), ("event", PollMode::Event)];
+
+/// Reads variables, and says what is wrong with them.
+struct Variables<F> {
+    lookup: F,
+}
+
+impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
+    fn text(&self, name: &str) -> Result<Option<String>, ConfigError> {
+        match (self.lookup)(name).map(OsString::into_string) {
+            None => Ok(None),
+            Some(Ok(value)) => Ok(Some(value)),
+            Some(Err(raw)) => Err(bad(name, &raw.to_string_lossy(), "takes text in UTF-8".into())),
+        }
+    }
+
+    fn choice<T: Clone>(&self, name: &str, choices: &[(&str, T)]) -> Result<Option<T>, ConfigError> {
+        let Some(value) = self.text(name)? else { return Ok(None) };
+        match choices.iter().find(|(known, _)| known.eq_ignore_ascii_case(&value)) {
+            Some((_, choice)) => Ok(Some(choice.clone())),
+            None => {
+                let known: Vec<&str> = choices.iter().map(|(known, _)| *known).collect();
+                Err(bad(name, &value, format!("takes one of {}", known.join(", "))))
+            }
+        }
+    }
+
+    fn number(&self, name: &str, least: u64, most: u64) -> Result<Option<u64>, ConfigError> {
+        let Some(value) = self.text(name)? else { return Ok(None) };
+        match value.trim().parse() {
+            Ok(number) if (least..=most).contains(&number) => Ok(Some(number)),
+            _ => Err(bad(name, &value, format!("takes a number from {least} to {most}"))),
+        }
+    }
+
+    fn threshold(&self, name: &str) -> Result<Option<EagerThreshold>, ConfigError> {
+        let Some(value) = self.text(name)? else { return Ok(None) };
+        if value.eq_ignore_ascii_case("auto") {
+            return Ok(Some(EagerThreshold::Auto));
+        }
+        match value.trim().parse() {
+            Ok(bytes) => Ok(Some(EagerThreshold::Bytes(bytes))),
+            Err(_) => Err(bad(name, &value, "takes auto or a number of bytes".into())),
+        }
+    }
+
+    fn cpus(&self, name: &str) -> Result<Option<Vec<usize>>, ConfigError> {
+        let Some(value) = self.text(name)? else { return Ok(None) };
+        let cpus: Result<Vec<usize>, _> = value.split(',').map(|cpu| cpu.trim().parse()).collect();
+        match cpus {
+            Ok(cpus) if cpus.iter().all(|&cpu| cpu < 1024) => Ok(Some(cpus)),
+            _ => Err(bad(name, &value, "takes CPU numbers below 1024, separated by commas".into())),
+        }
+    }
+
+    fn path(&self, path: &mut PathSettings) -> Result<(), ConfigError> {
+        if let Some(code) = self.number("RDMA_QP_TIMEOUT", 0, 31)? {
+            path.timeout = code as u8;
+        }
+        if let Some(count) = self.number("RDMA_QP_RETRY_COUNT", 0, 7)? {
+            path.retry_count = count as u8;
+        }
+        if let Some(level) = self.number("RDMA_QP_SL", 0, 15)? {
+            path.service_level = level as u8;
+        }
+        if let Some(class) = self.number("RDMA_TRAFFIC_CLASS", 0, 255)? {
+            path.traffic_class = class as u8;
+        }
+        if let Some(index) = self.number("RDMA_QP_PKEY_INDEX", 0, 65535)? {
+            path.pkey_index = index as u16;
+        }
+        let mtus = [256, 512, 1024, 2048, 4096].map(|mtu: u16| (mtu.to_string(), mtu));
+        let mtus: Vec<(&str, u16)> = mtus.iter().map(|(text, mtu)| (text.as_str(), *mtu)).collect();
+        if let Some(mtu) = self.choice("RDMA_QP_MTU", &mtus)? {
+            path.mtu = Some(mtu);
+        }
+        Ok(())
+    }
+}
+
+fn bad(variable: &str, value: &str, accepted: String) -> ConfigError {
+    ConfigError { variable: variable.into(), value: value.into(), accepted }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &'static str, value: &'static str) -> Result<Config, ConfigError> {
+        Config::from_variables(|asked| (asked == name).then(|| value.into()))
+    }
+
+    #[test]
+    fn no_variables_mean_the_defaults() {
+        assert_eq!(Config::from_variables(|_| None), Ok(Config::default()));
+    }
+
+    #[test]
+    fn every_variable_is_applied() {
+        assert_eq!(with("RDMA_POLICY", "Require").unwrap().policy, Policy::Require);
+        assert_eq!(with("RDMA_PROVIDER", "soft").unwrap().provider, ProviderChoice::Soft);
+        assert_eq!(with("RDMA_POLL_MODE", "busy").unwrap().poll_mode, PollMode::Busy);
+        assert_eq!(with("RDMA_POLL_CPUS", "0, 3").unwrap().poll_cpus, [0, 3]);
+        assert_eq!(with("RDMA_CQS", "4").unwrap().completion_queues, 4);
+        assert_eq!(
+            with("RDMA_EAGER_THRESHOLD", "4096").unwrap().eager_threshold,
+            EagerThreshold::Bytes(4096)
+        );
+        assert_eq!(with("RDMA_EAGER_THRESHOLD", "auto").unwrap().eager_threshold, EagerThreshold::Auto);
+        assert_eq!(with("RDMA_CHUNK_SIZE", "65536").unwrap().chunk_size, 65536);
+        assert_eq!(with("RDMA_QP_QUEUE_DEPTH", "256").unwrap().queue_depth, 256);
+        assert_eq!(with("RDMA_PINNED_LIMIT", "8388608").unwrap().pinned_limit, Some(8_388_608));
+        assert_eq!(with("RDMA_QP_TIMEOUT", "20").unwrap().path.timeout, 20);
+        assert_eq!(with("RDMA_QP_RETRY_COUNT", "3").unwrap().path.retry_count, 3);
+        assert_eq!(with("RDMA_QP_SL", "5").unwrap().path.service_level, 5);
+        assert_eq!(with("RDMA_QP_MTU", "1024").unwrap().path.mtu, Some(1024));
+        assert_eq!(with("RDMA_QP_PKEY_INDEX", "1").unwrap().path.pkey_index, 1);
+        assert_eq!(with("RDMA_TRAFFIC_CLASS", "104").unwrap().path.traffic_class, 104);
+    }
+
+    #[test]
+    fn a_bad_value_is_named_with_what_is_accepted() {
+        for (name, value, accepted) in [
+            ("RDMA_POLICY", "always", "takes one of require, prefer, tcp-only"),
+            ("RDMA_PROVIDER", "mlx5_0", "takes one of auto, soft"),
+            ("RDMA_POLL_MODE", "", "takes one of busy, adaptive, event"),
+            ("RDMA_POLL_CPUS", "0;1", "takes CPU numbers below 1024, separated by commas"),
+            ("RDMA_CQS", "0", "takes a number from 1 to 64"),
+            ("RDMA_EAGER_THRESHOLD", "4k", "takes auto or a number of bytes"),
+            ("RDMA_CHUNK_SIZE", "1", "takes a number from 4096 to 16777216"),
+            ("RDMA_QP_QUEUE_DEPTH", "-1", "takes a number from 64 to 4096"),
+            ("RDMA_QP_TIMEOUT", "32", "takes a number from 0 to 31"),
+            ("RDMA_QP_MTU", "1500", "takes one of 256, 512, 1024, 2048, 4096"),
+        ] {
+            let error = with(name, value).unwrap_err();
+            assert_eq!(error.to_string(), format!("{name}={value:?}: {accepted}"));
+        }
+    }
+}

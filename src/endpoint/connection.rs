@@ -1,0 +1,428 @@
+//! A connection: one queue pair, the protocol that runs over it, and the two tasks that may wait for it.
+//!
+//! Everything is under one lock, which is held for the length of a copy at most. Whoever polls the completion queue
+//! feeds completions in ([`Connection::handle_completions`]); the stream's task writes and reads. Each of them then
+//! carries out what the protocol wants done ([`State::progress`]), so that no data waits for another task's turn.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, IoSlice};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use tokio::io::ReadBuf;
+use tokio::sync::Notify;
+
+use super::counters::Counters;
+use super::fault::ConnectionFault;
+use super::link::Link;
+use super::lock;
+use super::work_id::{Kind, WorkId};
+use crate::memory::{Block, PoolError, Quota};
+use crate::protocol::{self, AbortCode, Event, ReadId, SlotIndex};
+use crate::verbs::{CompletionStatus, QueuePairNumber, WorkCompletion};
+use crate::wire::{Header, Kind as MessageKind};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    number: QueuePairNumber,
+    state: Mutex<State>,
+    counters: Arc<Counters>,
+    /// Tells the supervisor that something changed that it must look at.
+    pub(crate) changed: Notify,
+}
+
+/// What the lock guards.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) protocol: protocol::Connection,
+    pub(super) link: Link,
+    pub(super) limits: Limits,
+    /// Small writes, gathered until a flush or until they fill a message.
+    pub(super) staging: Vec<u8>,
+    pub(super) flush_wanted: bool,
+    /// Memory that the peer is reading, oldest first.
+    pub(super) sources: VecDeque<Block>,
+    /// Memory that our READs fill, until it was delivered.
+    pub(super) landings: HashMap<ReadId, Block>,
+    pub(super) reader: Option<Waker>,
+    pub(super) writer: Option<Waker>,
+    pub(super) fault: Option<ConnectionFault>,
+    /// The stream is gone: what still comes is thrown away.
+    detached: bool,
+    announced: bool,
+}
+
+/// Lengths that the write path works with, in bytes.
+#[derive(Clone, Debug)]
+pub(super) struct Limits {
+    /// Writes shorter than this are gathered.
+    pub(super) coalesce: usize,
+    /// Writes from this length on go by rendezvous.
+    pub(super) rendezvous: usize,
+    /// Length of a rendezvous chunk.
+    pub(super) chunk: usize,
+    /// How long the peer may take to answer a ping.
+    pub(super) ping_timeout: Duration,
+}
+
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// In use.
+    Open,
+    /// The stream was dropped; what it wrote is still on its way.
+    Lingering,
+    /// Nothing left to do.
+    Finished,
+}
+
+impl Connection {
+    pub(super) fn new(link: Link, protocol: protocol::Connection, limits: Limits) -> Arc<Self> {
+        let staging = Vec::with_capacity(limits.coalesce);
+        Arc::new(Self {
+            number: link.queue_pair().number(),
+            state: Mutex::new(State {
+                protocol,
+                link,
+                limits,
+                staging,
+                flush_wanted: false,
+                sources: VecDeque::new(),
+                landings: HashMap::new(),
+                reader: None,
+                writer: None,
+                fault: None,
+                detached: false,
+                announced: false,
+            }),
+            counters: Arc::default(),
+            changed: Notify::new(),
+        })
+    }
+
+    pub(crate) fn queue_pair_number(&self) -> QueuePairNumber {
+        self.number
+    }
+
+    pub(crate) fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    pub(crate) fn publish_counters(&self) {
+        self.counters.publish();
+    }
+
+    /// Completions of this connection's requests, in order. Tasks to wake are added to `wakers`.
+    pub(crate) fn handle_completions(&self, completions: &[WorkCompletion], wakers: &mut Vec<Waker>) {
+        let now = Instant::now();
+        let mut state = lock(&self.state);
+        for completion in completions {
+            if let Err(fault) = state.handle_completion(completion, &self.counters, now) {
+                state.fail(fault);
+            }
+        }
+        state.settle(now, &self.counters, &self.changed);
+        state.take_wakers(wakers);
+    }
+
+    /// Writes the slices, or as much of them as there is room for.
+    pub(crate) fn poll_write(&self, context: &Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let mut state = lock(&self.state);
+        state.check_writable()?;
+        match state.write(slices, &self.counters, Instant::now()) {
+            Ok(Some(written)) => Poll::Ready(Ok(written)),
+            Ok(None) => {
+                state.writer = Some(context.waker().clone());
+                Poll::Pending
+            }
+            Err(fault) => Poll::Ready(Err(self.fail_with(&mut state, fault))),
+        }
+    }
+
+    /// Sends what was gathered.
+    pub(crate) fn poll_flush(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
+        let mut state = lock(&self.state);
+        if state.staging.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        state.check_fault()?;
+        state.flush_wanted = true;
+        match state.flush_staging(&self.counters, Instant::now()) {
+            Ok(true) => Poll::Ready(Ok(())),
+            Ok(false) => {
+                state.writer = Some(context.waker().clone());
+                Poll::Pending
+            }
+            Err(fault) => Poll::Ready(Err(self.fail_with(&mut state, fault))),
+        }
+    }
+
+    /// Closes the writing direction once everything written was sent.
+    pub(crate) fn poll_shutdown(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
+        if self.poll_flush(context)?.is_pending() {
+            return Poll::Pending;
+        }
+        let mut state = lock(&self.state);
+        if state.fault.is_none() {
+            state.protocol.close_write();
+            state.settle(Instant::now(), &self.counters, &self.changed);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads what has arrived into `buffer`; nothing at the end of the stream.
+    pub(crate) fn poll_read(&self, context: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let mut state = lock(&self.state);
+        match state.read(buffer) {
+            Ok(0) => {}
+            Ok(_) => {
+                state.settle(Instant::now(), &self.counters, &self.changed);
+                return Poll::Ready(Ok(()));
+            }
+            Err(fault) => return Poll::Ready(Err(self.fail_with(&mut state, fault))),
+        }
+        if state.protocol.is_read_closed() {
+            return Poll::Ready(Ok(()));
+        }
+        state.check_fault()?;
+        // A task that waits for an answer has nothing to add to what it asked.
+        if !state.staging.is_empty() {
+            state.flush_wanted = true;
+            state.settle(Instant::now(), &self.counters, &self.changed);
+        }
+        state.reader = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    /// The stream is gone.
+    pub(crate) fn detach(&self) {
+        let mut state = lock(&self.state);
+        state.detached = true;
+        state.flush_wanted = true;
+        (state.reader, state.writer) = (None, None);
+        if state.fault.is_none() {
+            if state.protocol.front().is_some() {
+                state.protocol.abort(AbortCode::CLOSED);
+            } else {
+                state.protocol.close_write();
+            }
+        }
+        state.settle(Instant::now(), &self.counters, &self.changed);
+        self.changed.notify_one();
+    }
+
+    /// Ends the connection with `fault`; both tasks are woken.
+    pub(crate) fn fail(&self, fault: ConnectionFault) {
+        let mut wakers = Vec::new();
+        let mut state = lock(&self.state);
+        state.fail(fault);
+        state.settle(Instant::now(), &self.counters, &self.changed);
+        state.take_wakers(&mut wakers);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Tells the peer that we are leaving, then ends the connection.
+    pub(crate) fn abort(&self, code: AbortCode, fault: ConnectionFault) {
+        let mut state = lock(&self.state);
+        if state.fault.is_none() {
+            state.protocol.abort(code);
+            state.settle(Instant::now(), &self.counters, &self.changed);
+        }
+        drop(state);
+        self.fail(fault);
+    }
+
+    /// Time has passed: pings that are due go out, and overdue answers end the connection.
+    pub(crate) fn handle_timeout(&self, now: Instant) {
+        let mut wakers = Vec::new();
+        let mut state = lock(&self.state);
+        state.protocol.handle_timeout(now);
+        state.settle(now, &self.counters, &self.changed);
+        state.take_wakers(&mut wakers);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is due.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        lock(&self.state).protocol.poll_timeout()
+    }
+
+    pub(crate) fn stage(&self) -> Stage {
+        lock(&self.state).stage()
+    }
+
+    /// Whether the peer has said that it will send nothing more.
+    pub(crate) fn peer_finished(&self) -> bool {
+        lock(&self.state).protocol.is_fin_received()
+    }
+
+    /// Why it ended, if it did before its time.
+    pub(crate) fn fault(&self) -> Option<ConnectionFault> {
+        lock(&self.state).fault.clone()
+    }
+
+    fn fail_with(&self, state: &mut State, fault: ConnectionFault) -> io::Error {
+        state.fail(fault.clone());
+        state.settle(Instant::now(), &self.counters, &self.changed);
+        fault.into()
+    }
+}
+
+impl State {
+    fn handle_completion(
+        &mut self,
+        completion: &WorkCompletion,
+        counters: &Counters,
+        now: Instant,
+    ) -> Result<(), ConnectionFault> {
+        if completion.status != CompletionStatus::Success {
+            return Err(match completion.status {
+                CompletionStatus::WorkRequestFlushed | CompletionStatus::RetryExceeded => {
+                    ConnectionFault::PeerLost(completion.status.to_string().into())
+                }
+                status => ConnectionFault::Device { opcode: completion.opcode, status },
+            });
+        }
+        let id = WorkId::from_bits(completion.wr_id);
+        match id.kind {
+            Kind::Receive => self.handle_message(id.value, completion.byte_len as usize, counters, now)?,
+            Kind::Send => {
+                self.link.sends_completed(id.value);
+                self.protocol.handle_sends_completed(id.value);
+            }
+            Kind::Read => self.protocol.handle_read_completed(ReadId(id.value)),
+        }
+        Ok(())
+    }
+
+    fn handle_message(
+        &mut self,
+        slot: u32,
+        length: usize,
+        counters: &Counters,
+        now: Instant,
+    ) -> Result<(), ConnectionFault> {
+        /// Bodies of control messages are shorter than this.
+        const BODY: usize = protocol::MAX_CONTROL_BODY;
+        let head = self.link.head::<{ Header::LENGTH }>(slot)?;
+        let header = Header::decode(&head).map_err(protocol::Violation::from)?;
+        let mut body = [0; BODY];
+        let mut body_length = 0;
+        if header.kind == MessageKind::Eager {
+            counters.eager_received.add(1);
+            counters.eager_received_bytes.add(length.saturating_sub(Header::LENGTH) as u64);
+        } else {
+            body_length = length.saturating_sub(Header::LENGTH).min(BODY);
+            self.link.body(slot, &mut body[..body_length])?;
+        }
+        self.protocol.handle_receive(SlotIndex(slot), &header, &body[..body_length], length, now)?;
+        Ok(())
+    }
+
+    /// Carries out all that the protocol wants done, and tells the supervisor if that ended the connection.
+    pub(super) fn settle(&mut self, now: Instant, counters: &Counters, changed: &Notify) {
+        if self.fault.is_none()
+            && let Err(fault) = self.progress(now, counters)
+        {
+            self.fail(fault);
+        }
+        if !self.announced && self.stage() == Stage::Finished {
+            self.announced = true;
+            changed.notify_one();
+        }
+    }
+
+    fn progress(&mut self, now: Instant, counters: &Counters) -> Result<(), ConnectionFault> {
+        if self.detached {
+            self.discard();
+        }
+        while let Some(slot) = self.protocol.poll_release() {
+            self.link.post_receives(&[slot])?;
+            self.protocol.handle_slots_posted(1);
+        }
+        while let Some(event) = self.protocol.poll_event() {
+            match event {
+                Event::SourcesDone { count } => drop(self.sources.drain(..count as usize)),
+                Event::Aborted { code } => {
+                    return Err(ConnectionFault::Aborted(code.to_string().into()));
+                }
+                Event::PingTimeout => return Err(ConnectionFault::NoAnswer(self.limits.ping_timeout)),
+            }
+        }
+        self.start_reads(counters)?;
+        if self.flush_wanted {
+            self.flush_staging(counters, now)?;
+        }
+        while let Some(message) = self.protocol.poll_transmit(now) {
+            counters.acks_sent.add(1);
+            counters.work_requests.add(1);
+            self.link.post_message(&[IoSlice::new(message.as_bytes())])?;
+        }
+        Ok(())
+    }
+
+    /// Posts READs for what the peer offered, as far as there is memory for it.
+    fn start_reads(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
+        while let Some(request) = self.protocol.peek_read() {
+            let block = match self.link.pool().lease(request.length as usize, Quota::Receive) {
+                Ok(block) => block,
+                // Delivery of what has landed gives memory back.
+                Err(PoolError::QuotaExhausted { .. }) if !self.landings.is_empty() => return Ok(()),
+                Err(error) => return Err(ConnectionFault::Local(error.to_string().into())),
+            };
+            self.link.post_read(&request, &block)?;
+            self.protocol.start_read();
+            counters.reads.add(1);
+            counters.rendezvous_received_bytes.add(request.length);
+            counters.work_requests.add(1);
+            self.landings.insert(request.id, block);
+        }
+        Ok(())
+    }
+
+    pub(super) fn fail(&mut self, fault: ConnectionFault) {
+        if self.fault.is_none() {
+            self.fault = Some(fault);
+            self.link.queue_pair().to_error();
+        }
+    }
+
+    pub(super) fn check_fault(&self) -> io::Result<()> {
+        self.fault.clone().map_or(Ok(()), |fault| Err(fault.into()))
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        self.check_fault()?;
+        if self.protocol.is_write_closed() {
+            return Err(io::Error::new(io::ErrorKind::BrokenPipe, "written after shutdown"));
+        }
+        Ok(())
+    }
+
+    fn stage(&self) -> Stage {
+        if self.fault.is_some() || (self.detached && self.staging.is_empty() && self.protocol.is_closed()) {
+            Stage::Finished
+        } else if self.detached {
+            Stage::Lingering
+        } else {
+            Stage::Open
+        }
+    }
+
+    fn take_wakers(&mut self, wakers: &mut Vec<Waker>) {
+        let ended = self.fault.is_some();
+        if ended || self.protocol.front().is_some() || self.protocol.is_read_closed() {
+            wakers.extend(self.reader.take());
+        }
+        if ended || (self.writer.is_some() && self.has_room()) {
+            wakers.extend(self.writer.take());
+        }
+    }
+}

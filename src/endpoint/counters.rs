@@ -1,0 +1,108 @@
+//! What a connection has done so far, and the totals over all of them for the `metrics` facade.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])+ $name:ident => $metric:literal;)+) => {
+        /// Live counters of one connection.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: Counter,)+
+        }
+
+        /// What a connection's counters stood at.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct CounterSnapshot {
+            $($(#[doc = $doc])+ pub $name: u64,)+
+            /// Times the completion queue was polled; it serves other connections too.
+            pub polls: u64,
+            /// Times the completion queue was armed so that its poller could sleep.
+            pub sleeps: u64,
+        }
+
+        impl Counters {
+            pub(crate) fn snapshot(&self) -> CounterSnapshot {
+                CounterSnapshot { $($name: self.$name.value(),)+ polls: 0, sleeps: 0 }
+            }
+
+            /// Adds what has been counted since the last call to the process's metrics.
+            pub(crate) fn publish(&self) {
+                $(
+                    let fresh = self.$name.unpublished();
+                    if fresh > 0 {
+                        metrics::counter!($metric).increment(fresh);
+                    }
+                )+
+            }
+        }
+    };
+}
+
+counters! {
+    /// Messages sent eagerly: copied into a receive buffer of the peer.
+    eager_sent => "tonic_rdma_eager_messages_sent_total";
+    /// Bytes sent eagerly.
+    eager_sent_bytes => "tonic_rdma_eager_bytes_sent_total";
+    /// Messages received eagerly.
+    eager_received => "tonic_rdma_eager_messages_received_total";
+    /// Bytes received eagerly.
+    eager_received_bytes => "tonic_rdma_eager_bytes_received_total";
+    /// Writes offered by rendezvous.
+    rendezvous_sent => "tonic_rdma_rendezvous_messages_sent_total";
+    /// Bytes offered by rendezvous.
+    rendezvous_sent_bytes => "tonic_rdma_rendezvous_bytes_sent_total";
+    /// Chunks fetched by RDMA READ.
+    reads => "tonic_rdma_reads_total";
+    /// Bytes fetched by RDMA READ.
+    rendezvous_received_bytes => "tonic_rdma_rendezvous_bytes_received_total";
+    /// Bytes that went straight from the writer's memory into the peer's receive buffer, without a copy into a send
+    /// buffer of ours.
+    copies_avoided_bytes => "tonic_rdma_copies_avoided_bytes_total";
+    /// Small writes that were gathered into a message with others.
+    coalesced_writes => "tonic_rdma_coalesced_writes_total";
+    /// Times a writer had to wait because the peer had no receive buffer free.
+    credit_stalls => "tonic_rdma_credit_stalls_total";
+    /// Times a writer had to wait for its own send queue or send memory.
+    send_stalls => "tonic_rdma_send_stalls_total";
+    /// Messages that carried nothing but credits and acknowledgements.
+    acks_sent => "tonic_rdma_acks_sent_total";
+    /// Work requests posted to the send queue.
+    work_requests => "tonic_rdma_work_requests_total";
+}
+
+/// A count that one side adds to under a lock and anyone may read.
+#[derive(Debug, Default)]
+pub(crate) struct Counter {
+    value: AtomicU64,
+    published: AtomicU64,
+}
+
+impl Counter {
+    /// Adds `count`. The connection's lock is held, so that a plain load and store do.
+    pub(crate) fn add(&self, count: u64) {
+        self.value.store(self.value.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+    }
+
+    pub(crate) fn value(&self) -> u64 {
+        self.value.load(Ordering::Relaxed)
+    }
+
+    fn unpublished(&self) -> u64 {
+        let value = self.value();
+        value.wrapping_sub(self.published.swap(value, Ordering::Relaxed))
+    }
+}
+
+/// How a completion queue has been polled.
+#[derive(Debug, Default)]
+pub(crate) struct PollCounters {
+    pub(crate) polls: Counter,
+    pub(crate) sleeps: Counter,
+}
+
+impl PollCounters {
+    pub(crate) fn values(&self) -> (u64, u64) {
+        (self.polls.value(), self.sleeps.value())
+    }
+}

@@ -1,0 +1,130 @@
+//! Connecting: TCP, then negotiation, then TCP anew where the server is a stock one.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::config::{Config, Policy};
+use super::error::{ConnectError, NegotiationError};
+use super::info::{ConnectionInfo, Verdict};
+use super::lock;
+use super::negotiate::{Outcome, negotiate_as_client};
+use super::stream::EndpointStream;
+
+/// Makes connections, and remembers which servers are stock ones. Clones share the memory.
+#[derive(Clone, Debug)]
+pub struct Dialer {
+    config: Config,
+    stock: Arc<Mutex<HashMap<String, (Instant, Arc<str>)>>>,
+}
+
+impl Dialer {
+    /// For how long a stock server is not asked again.
+    const REMEMBERED: Duration = Duration::from_secs(60);
+    /// Servers remembered at most.
+    const MEMORY: usize = 4096;
+
+    /// A dialer with this configuration.
+    pub fn new(config: Config) -> Self {
+        Self { config, stock: Arc::default() }
+    }
+
+    /// Connects to `host`:`port` as the policy says.
+    ///
+    /// # Errors
+    /// The server can't be reached within the connect timeout, or the policy requires RDMA and there is none.
+    pub async fn dial(&self, host: &str, port: u16) -> Result<EndpointStream, ConnectError> {
+        let authority = format!("{host}:{port}");
+        let tcp = self.tcp(host, port, &authority).await?;
+        let stream = if self.config.policy == Policy::TcpOnly {
+            plain(tcp, "the policy is tcp-only")?
+        } else if let Some(reason) = self.known_as_stock(&authority) {
+            plain(tcp, &reason)?
+        } else {
+            self.negotiate(tcp, host, port, &authority).await?
+        };
+        if self.config.policy == Policy::Require && stream.info().verdict() == Verdict::Tcp {
+            return Err(ConnectError::RdmaRequired { authority, reason: stream.info().reason().into() });
+        }
+        announce(&authority, stream.info());
+        Ok(stream)
+    }
+
+    async fn negotiate(
+        &self,
+        tcp: TcpStream,
+        host: &str,
+        port: u16,
+        authority: &str,
+    ) -> Result<EndpointStream, ConnectError> {
+        let patience = self.config.handshake_timeout;
+        let reason: Arc<str> = match timeout(patience, negotiate_as_client(tcp, &self.config)).await {
+            Ok(Ok(Outcome::Connected(stream))) => return Ok(stream),
+            Ok(Ok(Outcome::Stock(error))) => self.remember(authority, &error),
+            Ok(Err(error)) => format!("the negotiation failed: {error}").into(),
+            Err(_) => self.remember(authority, &NegotiationError::Silent(patience)),
+        };
+        if self.config.policy == Policy::Require {
+            return Err(ConnectError::RdmaRequired { authority: authority.into(), reason: reason.to_string() });
+        }
+        plain(self.tcp(host, port, authority).await?, &reason)
+    }
+
+    /// Notes that a server is a stock one, or silent, and says so.
+    fn remember(&self, authority: &str, error: &NegotiationError) -> Arc<str> {
+        let reason: Arc<str> = format!("the server does not understand our hello ({error})").into();
+        let mut stock = lock(&self.stock);
+        if stock.len() >= Self::MEMORY {
+            stock.clear();
+        }
+        stock.insert(authority.into(), (Instant::now(), Arc::clone(&reason)));
+        reason
+    }
+
+    async fn tcp(&self, host: &str, port: u16, authority: &str) -> Result<TcpStream, ConnectError> {
+        let connect = async {
+            let resolve = |source| ConnectError::Resolve { authority: authority.into(), source };
+            let addresses = tokio::net::lookup_host((host, port)).await.map_err(resolve)?;
+            let mut last = resolve(std::io::Error::other("the name has no address"));
+            for peer in addresses {
+                match TcpStream::connect(peer).await {
+                    Ok(tcp) => {
+                        tcp.set_nodelay(true).map_err(|source| ConnectError::Tcp { peer, source })?;
+                        return Ok(tcp);
+                    }
+                    Err(source) => last = ConnectError::Tcp { peer, source },
+                }
+            }
+            Err(last)
+        };
+        let limit = self.config.connect_timeout;
+        timeout(limit, connect)
+            .await
+            .unwrap_or_else(|_| Err(ConnectError::Timeout { authority: authority.into(), timeout: limit }))
+    }
+
+    fn known_as_stock(&self, authority: &str) -> Option<Arc<str>> {
+        let stock = lock(&self.stock);
+        let (since, reason) = stock.get(authority)?;
+        (since.elapsed() < Self::REMEMBERED).then(|| Arc::clone(reason))
+    }
+}
+
+fn plain(tcp: TcpStream, reason: &str) -> Result<EndpointStream, ConnectError> {
+    let unspecified = || std::net::SocketAddr::from(([0, 0, 0, 0], 0));
+    let addresses = tcp.peer_addr().and_then(|peer| Ok((peer, tcp.local_addr()?)));
+    let (peer, local) = addresses.map_err(|source| ConnectError::Tcp { peer: unspecified(), source })?;
+    Ok(EndpointStream::tcp(tcp, bytes::Bytes::new(), ConnectionInfo::tcp(peer, local, reason)))
+}
+
+/// Tells the log and the metrics how a connection came out.
+pub(super) fn announce(peer: &str, info: &ConnectionInfo) {
+    metrics::counter!("tonic_rdma_negotiations_total", "verdict" => info.verdict().to_string()).increment(1);
+    match info.verdict() {
+        Verdict::Rdma => tracing::info!(peer, device = info.device(), "connected over rdma"),
+        Verdict::Tcp => tracing::info!(peer, reason = info.reason(), "connected over tcp"),
+    }
+}

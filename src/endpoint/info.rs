@@ -1,0 +1,89 @@
+//! What negotiation led to.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::counters::{CounterSnapshot, Counters, PollCounters};
+
+/// What was negotiated for a connection, and why.
+#[derive(Clone, Debug)]
+pub struct ConnectionInfo {
+    pub(crate) verdict: Verdict,
+    pub(crate) provider: Option<&'static str>,
+    pub(crate) device: Option<Arc<str>>,
+    pub(crate) reason: Arc<str>,
+    pub(crate) peer: SocketAddr,
+    pub(crate) local: SocketAddr,
+    pub(crate) live: Option<Live>,
+}
+
+/// What carries a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// RDMA.
+    Rdma,
+    /// Plain TCP.
+    Tcp,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rdma => "rdma",
+            Self::Tcp => "tcp",
+        })
+    }
+}
+
+/// Where the counters of a connection are.
+#[derive(Clone, Debug)]
+pub(crate) struct Live {
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) polling: Arc<PollCounters>,
+}
+
+impl ConnectionInfo {
+    /// A connection that stays on TCP because of `reason`.
+    pub(crate) fn tcp(peer: SocketAddr, local: SocketAddr, reason: impl Into<Arc<str>>) -> Self {
+        let (provider, device, live) = (None, None, None);
+        Self { verdict: Verdict::Tcp, provider, device, reason: reason.into(), peer, local, live }
+    }
+
+    /// What carries the connection.
+    pub fn verdict(&self) -> Verdict {
+        self.verdict
+    }
+
+    /// The provider of the RDMA device in use, such as `soft`.
+    pub fn provider(&self) -> Option<&'static str> {
+        self.provider
+    }
+
+    /// The name of the RDMA device in use.
+    pub fn device(&self) -> Option<&str> {
+        self.device.as_deref()
+    }
+
+    /// Why the verdict is what it is, in words.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// The peer's address, as of the TCP connection that the negotiation went over.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// This end's address on that TCP connection.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// What the connection has done so far; all zero on TCP. The numbers stay readable after the connection ended.
+    pub fn counters(&self) -> CounterSnapshot {
+        let Some(live) = &self.live else { return CounterSnapshot::default() };
+        let (polls, sleeps) = live.polling.values();
+        CounterSnapshot { polls, sleeps, ..live.counters.snapshot() }
+    }
+}

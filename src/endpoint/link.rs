@@ -1,0 +1,164 @@
+//! A queue pair with its receive buffers: posting requests, and telling what completed.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use super::fault::ConnectionFault;
+use super::work_id::{Kind, WorkId};
+use crate::memory::{Block, Pool, Quota};
+use crate::protocol::{ReadRequest, SlotIndex};
+use crate::verbs::{
+    LocalSegment, Operation, Payload, PostError, QueuePair, ReceiveRequest, RemoteSegment, Rkey, SendRequest,
+};
+use crate::wire::Header;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Link {
+    queue_pair: Arc<dyn QueuePair>,
+    connection: u32,
+    ring: Block,
+    slot_size: usize,
+    slots: Vec<LocalSegment>,
+    pool: Pool,
+    signal_every: u32,
+    unsignaled: u32,
+    posted: u64,
+    completed: u64,
+    /// Messages that were too long to go inline, by the count of sends up to and with them.
+    copied: VecDeque<(u64, Block)>,
+}
+
+impl Link {
+    /// Most slices of one message.
+    pub(crate) const SLICES: usize = 16;
+
+    /// Takes over a queue pair in Init or later and posts all its receive buffers: `slots` pieces of `ring`.
+    pub(crate) fn new(
+        queue_pair: Arc<dyn QueuePair>,
+        connection: u32,
+        pool: Pool,
+        ring: Block,
+        slots: u32,
+        slot_size: usize,
+    ) -> Result<Self, ConnectionFault> {
+        let segment = |slot: u32| {
+            let start = slot as usize * slot_size;
+            ring.segment(start..start + slot_size).map_err(|error| ConnectionFault::Local(error.to_string().into()))
+        };
+        let slots = (0..slots).map(segment).collect::<Result<Vec<_>, _>>()?;
+        let signal_every = (queue_pair.capacity().send_requests / 8).clamp(1, 64);
+        let mut link = Self {
+            queue_pair,
+            connection,
+            ring,
+            slot_size,
+            slots,
+            pool,
+            signal_every,
+            unsignaled: 0,
+            posted: 0,
+            completed: 0,
+            copied: VecDeque::new(),
+        };
+        for slot in 0..link.slots.len() {
+            link.post_receives(&[SlotIndex(slot as u32)])?;
+        }
+        Ok(link)
+    }
+
+    pub(crate) fn queue_pair(&self) -> &Arc<dyn QueuePair> {
+        &self.queue_pair
+    }
+
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Posts the receive buffers of `slots` again.
+    pub(crate) fn post_receives(&mut self, slots: &[SlotIndex]) -> Result<(), ConnectionFault> {
+        for &slot in slots {
+            let request = ReceiveRequest {
+                wr_id: self.id(Kind::Receive, slot.0),
+                into: std::slice::from_ref(&self.slots[slot.0 as usize]),
+            };
+            self.queue_pair.post_receive(&[request]).map_err(not_posted)?;
+        }
+        Ok(())
+    }
+
+    /// Sends one message, the concatenation of `slices`. Whether they were taken without a copy on this side.
+    pub(crate) fn post_message(&mut self, slices: &[IoSlice<'_>]) -> Result<bool, ConnectionFault> {
+        let length: usize = slices.iter().map(|slice| slice.len()).sum();
+        let inline = length <= self.queue_pair.capacity().inline as usize;
+        self.unsignaled += 1;
+        let signaled = self.unsignaled >= self.signal_every;
+        let wr_id = self.id(Kind::Send, self.unsignaled);
+        if inline {
+            self.post_send(wr_id, Payload::Inline(slices), signaled)?;
+        } else {
+            let block = self.pool.lease(length, Quota::Send).map_err(local)?;
+            block.copy_in_slices(0, slices).map_err(local)?;
+            let segment = block.segment(0..length).map_err(local)?;
+            self.post_send(wr_id, Payload::Registered(&[segment]), signaled)?;
+            self.copied.push_back((self.posted + 1, block));
+        }
+        self.posted += 1;
+        if signaled {
+            self.unsignaled = 0;
+        }
+        Ok(inline)
+    }
+
+    fn post_send(&self, wr_id: u64, data: Payload<'_>, signaled: bool) -> Result<(), ConnectionFault> {
+        let operation = Operation::Send { data, immediate: None };
+        self.queue_pair.post_send(&[SendRequest { wr_id, operation, signaled }]).map_err(not_posted)
+    }
+
+    /// `count` sends, the oldest outstanding, have completed.
+    pub(crate) fn sends_completed(&mut self, count: u32) {
+        self.completed += u64::from(count);
+        while self.copied.front().is_some_and(|(sends, _)| *sends <= self.completed) {
+            self.copied.pop_front();
+        }
+    }
+
+    /// Fetches what the peer offered into `block`.
+    pub(crate) fn post_read(&mut self, request: &ReadRequest, block: &Block) -> Result<(), ConnectionFault> {
+        let into = block.segment(0..request.length as usize).map_err(local)?;
+        let remote = RemoteSegment { address: request.address, rkey: Rkey(request.rkey) };
+        let operation = Operation::Read { into: &[into], remote };
+        let wr_id = self.id(Kind::Read, request.id.0);
+        self.queue_pair.post_send(&[SendRequest { wr_id, operation, signaled: true }]).map_err(not_posted)
+    }
+
+    /// The first bytes of a received message.
+    pub(crate) fn head<const LENGTH: usize>(&self, slot: u32) -> Result<[u8; LENGTH], ConnectionFault> {
+        let mut head = [0; LENGTH];
+        self.ring.copy_out(slot as usize * self.slot_size, &mut head).map_err(local)?;
+        Ok(head)
+    }
+
+    /// What follows the header of a received message, as much as `body` takes.
+    pub(crate) fn body(&self, slot: u32, body: &mut [u8]) -> Result<(), ConnectionFault> {
+        self.ring.copy_out(slot as usize * self.slot_size + Header::LENGTH, body).map_err(local)
+    }
+
+    /// The receive buffers, and where in them a slot begins.
+    pub(crate) fn slot(&self, slot: SlotIndex) -> (&Block, usize) {
+        (&self.ring, slot.0 as usize * self.slot_size)
+    }
+
+    fn id(&self, kind: Kind, value: u32) -> u64 {
+        WorkId { kind, connection: self.connection, value }.to_bits()
+    }
+}
+
+fn not_posted(error: PostError) -> ConnectionFault {
+    ConnectionFault::Local(error.to_string().into())
+}
+
+fn local(error: impl std::fmt::Display) -> ConnectionFault {
+    ConnectionFault::Local(error.to_string().into())
+}

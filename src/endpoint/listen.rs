@@ -1,0 +1,106 @@
+//! Listening: one TCP port for RDMA peers and stock clients.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+use tokio_stream::Stream;
+
+use super::config::Config;
+use super::dial::announce;
+use super::error::NegotiationError;
+use super::negotiate::negotiate_as_server;
+use super::stream::EndpointStream;
+
+/// A stream of connections whose negotiation is over. Negotiations run beside one another, so that a slow or silent
+/// peer delays nobody; dropping the listener closes the port.
+#[derive(Debug)]
+pub struct Listener {
+    connections: mpsc::Receiver<EndpointStream>,
+    address: SocketAddr,
+    task: AbortHandle,
+}
+
+impl Listener {
+    /// Negotiations that may be under way at once; further clients wait in the port's backlog.
+    const NEGOTIATIONS: usize = 1024;
+    /// Connections that may wait to be taken.
+    const WAITING: usize = 1024;
+
+    /// Takes over a listening socket. Must be called within a tokio runtime.
+    pub fn new(listener: TcpListener, config: Config) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        let (sender, connections) = mpsc::channel(Self::WAITING);
+        let task = tokio::spawn(accept(listener, config, sender)).abort_handle();
+        Ok(Self { connections, address, task })
+    }
+
+    /// The address that it listens on.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Stream for Listener {
+    type Item = EndpointStream;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<EndpointStream>> {
+        self.connections.poll_recv(context)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, config: Config, connections: mpsc::Sender<EndpointStream>) {
+    /// How long to leave off after an error such as too many open files.
+    const PAUSE: Duration = Duration::from_millis(50);
+    let config = Arc::new(config);
+    let room = Arc::new(Semaphore::new(Listener::NEGOTIATIONS));
+    loop {
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+        let (tcp, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "accepting a connection failed");
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let (config, connections) = (Arc::clone(&config), connections.clone());
+        tokio::spawn(async move {
+            let negotiated = tokio::select! {
+                negotiated = negotiate(tcp, &config) => negotiated,
+                () = connections.closed() => return,
+            };
+            drop(permit);
+            match negotiated {
+                Ok(stream) => {
+                    announce(&peer.to_string(), stream.info());
+                    let _ = connections.send(stream).await;
+                }
+                Err(error) => {
+                    metrics::counter!("tonic_rdma_negotiations_failed_total").increment(1);
+                    tracing::warn!(%peer, %error, "connection refused");
+                }
+            }
+        });
+    }
+}
+
+async fn negotiate(tcp: TcpStream, config: &Config) -> Result<EndpointStream, NegotiationError> {
+    tcp.set_nodelay(true)?;
+    timeout(config.handshake_timeout, negotiate_as_server(tcp, config))
+        .await
+        .unwrap_or(Err(NegotiationError::Silent(config.handshake_timeout)))
+}

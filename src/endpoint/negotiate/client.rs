@@ -1,0 +1,80 @@
+//! The client's side of a negotiation.
+
+use tokio::net::TcpStream;
+
+use super::{Talk, confirm, proven};
+use crate::endpoint::config::Config;
+use crate::endpoint::error::NegotiationError;
+use crate::endpoint::identity;
+use crate::endpoint::session::{Established, PeerEnd, Prepared};
+use crate::endpoint::stream::EndpointStream;
+use crate::verbs::QueuePairAddress;
+use crate::wire::hello::{ClientHello, Confirm, Message, Verdict};
+
+/// What a negotiation came to.
+#[derive(Debug)]
+pub(in crate::endpoint) enum Outcome {
+    /// A connection, over RDMA or over the same TCP connection.
+    Connected(EndpointStream),
+    /// The server does not know our hello: TCP has to be dialled anew.
+    Stock(NegotiationError),
+}
+
+/// Says hello and goes on from there.
+pub(in crate::endpoint) async fn negotiate(tcp: TcpStream, config: &Config) -> Result<Outcome, NegotiationError> {
+    let wanted = config.clone();
+    let prepared = match blocking(move || Prepared::new(&wanted)).await {
+        Ok(prepared) => prepared,
+        // Without a device of our own there is nothing to offer, and a stock server would be confused for nothing.
+        Err(reason) => return Ok(Outcome::Connected(Talk::new(tcp).into_stream(reason)?)),
+    };
+    let mut talk = Talk::new(tcp);
+    let hello = ClientHello { identity: identity::local(), offers: vec![prepared.offer()] };
+    talk.send(&Message::ClientHello(hello)).await?;
+    let verdict = match talk.receive().await {
+        Ok(Message::ServerHello(hello)) => hello.verdict,
+        Ok(other) => return Err(NegotiationError::OutOfTurn(other.name())),
+        Err(error) => return Ok(Outcome::Stock(error)),
+    };
+    let stream = match verdict {
+        Verdict::Decline { reason } => talk.into_stream(format!("the server declined: {reason}"))?,
+        Verdict::Accept { offer: 0, queue_pair, receive_slots, slot_size } => {
+            let peer = QueuePairAddress::new(queue_pair)
+                .map(|address| PeerEnd { address, receive_slots, slot_size })
+                .ok_or_else(|| "the server's queue pair address is too long".to_owned());
+            let connected = match peer {
+                Ok(peer) => blocking(move || prepared.connect(&peer)).await,
+                Err(reason) => Err(reason),
+            };
+            finish(talk, connected).await?
+        }
+        Verdict::Accept { .. } => return Err(NegotiationError::OutOfTurn("an answer to an offer not made")),
+    };
+    Ok(Outcome::Connected(stream))
+}
+
+/// Tells the server what we read in its memory, and hears what it read in ours.
+async fn finish(mut talk: Talk, connected: Result<Established, String>) -> Result<EndpointStream, NegotiationError> {
+    let established = match connected {
+        Ok(established) => established,
+        Err(reason) => {
+            talk.send(&Message::Confirm(Confirm::Failed { reason: reason.clone() })).await?;
+            return talk.into_stream(reason);
+        }
+    };
+    talk.send(&confirm(established.probe())).await?;
+    match talk.receive().await? {
+        Message::Confirm(answer) => match proven(established.probe(), &answer) {
+            Ok(()) => talk.into_rdma(established),
+            Err(reason) => talk.into_stream(reason),
+        },
+        other => Err(NegotiationError::OutOfTurn(other.name())),
+    }
+}
+
+/// Runs what may block for a moment (it talks to devices) where it holds up nobody else.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(error.to_string()))
+}

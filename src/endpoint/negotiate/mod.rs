@@ -1,0 +1,97 @@
+//! Negotiation: who the peer is, and what both ends share. See [`wire::hello`](crate::wire::hello) for the messages.
+
+mod client;
+mod server;
+mod sniff;
+
+pub(super) use client::{Outcome, negotiate as negotiate_as_client};
+pub(super) use server::negotiate as negotiate_as_server;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::connection::Connection;
+use super::error::NegotiationError;
+use super::info::{ConnectionInfo, Verdict};
+use super::session::Established;
+use super::stream::EndpointStream;
+use crate::verbs::Probe;
+use crate::wire::hello::{Confirm, Decoded, Message};
+use std::sync::Arc;
+
+/// A TCP connection in negotiation, with what was received on it and not used yet.
+#[derive(Debug)]
+struct Talk {
+    tcp: TcpStream,
+    received: BytesMut,
+}
+
+impl Talk {
+    fn new(tcp: TcpStream) -> Self {
+        Self { tcp, received: BytesMut::with_capacity(1024) }
+    }
+
+    async fn send(&mut self, message: &Message) -> Result<(), NegotiationError> {
+        Ok(self.tcp.write_all(&message.encode()?).await?)
+    }
+
+    async fn receive(&mut self) -> Result<Message, NegotiationError> {
+        loop {
+            match Message::decode(&self.received)? {
+                Decoded::Message { message, length } => {
+                    let _ = self.received.split_to(length);
+                    return Ok(message);
+                }
+                Decoded::Incomplete { .. } => self.more().await?,
+            }
+        }
+    }
+
+    /// Waits for more bytes from the peer.
+    async fn more(&mut self) -> Result<(), NegotiationError> {
+        match self.tcp.read_buf(&mut self.received).await? {
+            0 => Err(NegotiationError::Closed),
+            _ => Ok(()),
+        }
+    }
+
+    /// The connection goes on as plain TCP.
+    fn into_stream(self, reason: impl Into<Arc<str>>) -> Result<EndpointStream, NegotiationError> {
+        let info = ConnectionInfo::tcp(self.tcp.peer_addr()?, self.tcp.local_addr()?, reason);
+        Ok(EndpointStream::tcp(self.tcp, self.received.freeze(), info))
+    }
+
+    /// The connection goes on over RDMA; TCP is watched from now on.
+    fn into_rdma(self, established: Established) -> Result<EndpointStream, NegotiationError> {
+        let info = ConnectionInfo {
+            verdict: Verdict::Rdma,
+            provider: Some(established.provider()),
+            device: Some(established.device().into()),
+            reason: format!("both ends have {}, and read one another's memory", established.device()).into(),
+            peer: self.tcp.peer_addr()?,
+            local: self.tcp.local_addr()?,
+            live: Some(established.live()),
+        };
+        let (connection, supervisor): (Arc<Connection>, _) = established.supervise(self.tcp);
+        let span = tracing::info_span!("rdma", peer = %info.peer, device = info.device());
+        tokio::spawn(tracing::Instrument::instrument(supervisor.run(), span));
+        Ok(EndpointStream::rdma(connection, info))
+    }
+}
+
+/// What we tell the peer about its memory.
+fn confirm(probe: Probe) -> Message {
+    Message::Confirm(Confirm::Connected { nonce: probe.peers })
+}
+
+/// Whether what the peer read is what we wrote.
+fn proven(probe: Probe, peer: &Confirm) -> Result<(), String> {
+    match peer {
+        Confirm::Failed { reason } => Err(format!("the peer can't: {reason}")),
+        Confirm::Connected { nonce } if *nonce == probe.ours => Ok(()),
+        Confirm::Connected { .. } => {
+            Err("the peer read something else than was written here: memory is not shared".into())
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The server's side of a negotiation.
+
+use tokio::net::TcpStream;
+
+use super::client::blocking;
+use super::sniff::{Peer, sniff};
+use super::{Talk, confirm, proven};
+use crate::endpoint::config::{Config, Policy};
+use crate::endpoint::error::NegotiationError;
+use crate::endpoint::identity;
+use crate::endpoint::session::{Established, PeerEnd, Prepared};
+use crate::endpoint::stream::EndpointStream;
+use crate::verbs::QueuePairAddress;
+use crate::wire::hello::{ClientHello, Confirm, HelloError, Message, ServerHello, VERSION, Verdict};
+
+/// Finds out who is there and goes on from there.
+pub(in crate::endpoint) async fn negotiate(
+    tcp: TcpStream,
+    config: &Config,
+) -> Result<EndpointStream, NegotiationError> {
+    let mut talk = Talk::new(tcp);
+    loop {
+        let stock = match sniff(&talk.received) {
+            Peer::Unknown => {
+                talk.more().await?;
+                continue;
+            }
+            Peer::Rdma => return answer(talk, config).await,
+            Peer::Http => "a stock client, without TLS",
+            Peer::Tls => "a stock client, with TLS",
+            Peer::Garbage => {
+                let shown = talk.received.len().min(16);
+                return Err(NegotiationError::Garbage(talk.received[..shown].to_vec()));
+            }
+        };
+        return match config.policy {
+            Policy::Require => Err(NegotiationError::RdmaRequired(format!("this is {stock}"))),
+            Policy::Prefer | Policy::TcpOnly => talk.into_stream(stock),
+        };
+    }
+}
+
+async fn answer(mut talk: Talk, config: &Config) -> Result<EndpointStream, NegotiationError> {
+    let established = match talk.receive().await {
+        Ok(Message::ClientHello(hello)) => accept(hello, config).await,
+        Ok(other) => return Err(NegotiationError::OutOfTurn(other.name())),
+        Err(NegotiationError::Hello(HelloError::Version { seen })) => {
+            // What follows in that version is unknown, so there is no going on: the client dials TCP anew.
+            let reason = format!("the client speaks version {seen}, this end {VERSION}");
+            decline(&mut talk, &reason).await?;
+            return Err(HelloError::Version { seen }.into());
+        }
+        Err(error) => return Err(error),
+    };
+    match established {
+        Ok((established, offer)) => conclude(talk, established, offer, config).await,
+        Err(reason) => {
+            decline(&mut talk, &reason).await?;
+            fall_back(talk, reason, config)
+        }
+    }
+}
+
+/// Takes the first offer that this end can meet.
+async fn accept(hello: ClientHello, config: &Config) -> Result<(Established, u8), String> {
+    if config.policy == Policy::TcpOnly {
+        return Err("the server's policy is tcp-only".into());
+    }
+    let Some(index) = hello.offers.iter().position(|offer| offer.provider == "soft") else {
+        let offered: Vec<&str> = hello.offers.iter().map(|offer| offer.provider.as_str()).collect();
+        return Err(format!("no provider in common: offered were {offered:?}, this end has soft"));
+    };
+    if let Some(obstacle) = identity::obstacle(&identity::local(), &hello.identity) {
+        return Err(obstacle);
+    }
+    let offer = &hello.offers[index];
+    let peer = PeerEnd {
+        address: QueuePairAddress::new(offer.queue_pair.clone()).ok_or("queue pair address too long")?,
+        receive_slots: offer.receive_slots,
+        slot_size: offer.slot_size,
+    };
+    let config = config.clone();
+    let connect = move || Prepared::new(&config).and_then(|prepared| prepared.connect(&peer));
+    blocking(connect).await.map(|established| (established, index as u8))
+}
+
+async fn conclude(
+    mut talk: Talk,
+    established: Established,
+    offer: u8,
+    config: &Config,
+) -> Result<EndpointStream, NegotiationError> {
+    let verdict = Verdict::Accept {
+        offer,
+        queue_pair: established.local_address(),
+        receive_slots: established.receive_slots(),
+        slot_size: established.slot_size(),
+    };
+    talk.send(&Message::ServerHello(ServerHello { verdict })).await?;
+    let read = match talk.receive().await? {
+        Message::Confirm(read) => read,
+        other => return Err(NegotiationError::OutOfTurn(other.name())),
+    };
+    match (proven(established.probe(), &read), read) {
+        (Ok(()), _) => {
+            talk.send(&confirm(established.probe())).await?;
+            talk.into_rdma(established)
+        }
+        // The client has given up RDMA and goes on over TCP without waiting for an answer.
+        (Err(reason), Confirm::Failed { .. }) => fall_back(talk, reason, config),
+        (Err(reason), Confirm::Connected { .. }) => {
+            talk.send(&Message::Confirm(Confirm::Failed { reason: reason.clone() })).await?;
+            fall_back(talk, reason, config)
+        }
+    }
+}
+
+async fn decline(talk: &mut Talk, reason: &str) -> Result<(), NegotiationError> {
+    let verdict = Verdict::Decline { reason: reason.into() };
+    talk.send(&Message::ServerHello(ServerHello { verdict })).await
+}
+
+fn fall_back(talk: Talk, reason: String, config: &Config) -> Result<EndpointStream, NegotiationError> {
+    match config.policy {
+        Policy::Require => Err(NegotiationError::RdmaRequired(reason)),
+        Policy::Prefer | Policy::TcpOnly => talk.into_stream(reason),
+    }
+}

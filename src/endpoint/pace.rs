@@ -1,0 +1,111 @@
+//! How long it pays to spin: the budget that `Adaptive` polling follows.
+
+use std::time::{Duration, Instant};
+
+/// Spinning pays while the next completion comes sooner than a sleep and a wake-up would take together. This follows
+/// the gap between arrivals: when they come close together the budget is a few gaps; when they don't, it is zero.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    last_arrival: Option<Instant>,
+    /// Moving average of the gap between arrivals.
+    gap: Duration,
+    /// No spinning before this moment: somebody else wants the core.
+    crowded_until: Option<Instant>,
+    /// Whether the last spin ended without an arrival, and none came since.
+    missed: bool,
+}
+
+impl Pace {
+    /// Longest spin. About three wake-ups: a sleeper loses no more than it could have won.
+    const LONGEST: Duration = Duration::from_micros(120);
+    /// Shortest spin that is worth arming late for.
+    const SHORTEST: Duration = Duration::from_micros(20);
+    /// A core that took longer than this to come back from a yield has other work.
+    const CROWDED: Duration = Duration::from_micros(30);
+    /// How long a crowded core is left alone.
+    const LEAVE_ALONE: Duration = Duration::from_millis(2);
+
+    pub(crate) fn new() -> Self {
+        Self { last_arrival: None, gap: Self::LONGEST / 4, crowded_until: None, missed: false }
+    }
+
+    /// Completions were found.
+    pub(crate) fn arrived(&mut self, now: Instant) {
+        if let Some(last) = self.last_arrival.replace(now) {
+            // One long pause must not be remembered for longer than a few arrivals.
+            let gap = now.saturating_duration_since(last).min(4 * Self::LONGEST);
+            self.gap = (self.gap * 7 + gap) / 8;
+        }
+        self.missed = false;
+    }
+
+    /// A spin ended without an arrival.
+    pub(crate) fn missed(&mut self) {
+        self.missed = true;
+    }
+
+    /// A yield of the core took `away`.
+    pub(crate) fn yielded(&mut self, away: Duration, now: Instant) {
+        if away > Self::CROWDED {
+            self.crowded_until = Some(now + Self::LEAVE_ALONE);
+        }
+    }
+
+    /// How long to spin from `now` on; zero means sleep at once.
+    pub(crate) fn budget(&self, now: Instant) -> Duration {
+        let crowded = self.crowded_until.is_some_and(|until| now < until);
+        if self.missed || crowded || self.gap > Self::LONGEST {
+            return Duration::ZERO;
+        }
+        (self.gap * 4).clamp(Self::SHORTEST, Self::LONGEST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fed(gap: Duration) -> (Pace, Instant) {
+        let mut pace = Pace::new();
+        let mut now = Instant::now();
+        for _ in 0..64 {
+            now += gap;
+            pace.arrived(now);
+        }
+        (pace, now)
+    }
+
+    #[test]
+    fn close_arrivals_are_spun_for() {
+        let (pace, now) = fed(Duration::from_micros(10));
+        let budget = pace.budget(now);
+        assert!(budget >= Duration::from_micros(35) && budget <= Duration::from_micros(50), "{budget:?}");
+    }
+
+    #[test]
+    fn rare_arrivals_are_slept_for() {
+        let (pace, now) = fed(Duration::from_millis(1));
+        assert_eq!(pace.budget(now), Duration::ZERO);
+    }
+
+    #[test]
+    fn an_idle_end_spins_once_and_then_sleeps() {
+        let (mut pace, mut now) = fed(Duration::from_micros(10));
+        pace.missed();
+        assert_eq!(pace.budget(now), Duration::ZERO);
+        now += Duration::from_secs(10);
+        assert_eq!(pace.budget(now), Duration::ZERO);
+        pace.arrived(now);
+        assert!(pace.budget(now) > Duration::ZERO, "one long pause among close arrivals");
+    }
+
+    #[test]
+    fn a_crowded_core_is_left_alone_for_a_while() {
+        let (mut pace, now) = fed(Duration::from_micros(10));
+        pace.yielded(Duration::from_micros(5), now);
+        assert!(pace.budget(now) > Duration::ZERO);
+        pace.yielded(Duration::from_micros(300), now);
+        assert_eq!(pace.budget(now), Duration::ZERO);
+        assert!(pace.budget(now + Duration::from_millis(3)) > Duration::ZERO);
+    }
+}

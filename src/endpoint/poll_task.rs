@@ -1,0 +1,105 @@
+//! The task that keeps a reactor's queues from starving, and that its event descriptors wake.
+
+use std::future::poll_fn;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::future::Future as _;
+use std::pin::pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
+
+use super::queue::Queue;
+use super::reactor::{Reactor, Step};
+use crate::verbs::VerbsError;
+
+/// A queue's event descriptor, registered with the runtime.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    descriptor: AsyncFd<Descriptor>,
+    queue: Weak<Queue>,
+}
+
+/// A duplicate of a queue's event descriptor, which stays valid however the queue ends.
+#[derive(Debug)]
+struct Descriptor(OwnedFd);
+
+impl AsRawFd for Descriptor {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Registers the queues' event descriptors with the current runtime.
+pub(crate) fn waiters(queues: &[Arc<Queue>]) -> Result<Vec<Waiter>, VerbsError> {
+    queues
+        .iter()
+        .map(|queue| {
+            let failed = |error| VerbsError::os("watching a completion queue", error);
+            let descriptor = queue.event_fd().try_clone_to_owned().map_err(failed)?;
+            let descriptor =
+                AsyncFd::with_interest(Descriptor(descriptor), Interest::READABLE).map_err(failed)?;
+            Ok(Waiter { descriptor, queue: Arc::downgrade(queue) })
+        })
+        .collect()
+}
+
+/// Runs until the reactor is gone.
+pub(crate) async fn run(reactor: Weak<Reactor>, waiters: Vec<Waiter>, kick: Arc<Notify>) {
+    loop {
+        // The reactor is not kept alive across an await: it goes with its last connection or listener.
+        let Some(step) = reactor.upgrade().map(|reactor| reactor.step()) else { return };
+        match step {
+            Step::Again => run_again().await,
+            Step::Sleep => {
+                if event_or_kick(&waiters, &kick).await
+                    && let Some(reactor) = reactor.upgrade()
+                {
+                    reactor.event();
+                }
+            }
+        }
+    }
+}
+
+/// Lets every task that is runnable now run first. Unlike tokio's `yield_now` it does not ask for a system call.
+async fn run_again() {
+    let mut yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Waits; true if a queue had an event.
+async fn event_or_kick(waiters: &[Waiter], kick: &Notify) -> bool {
+    let mut kicked = pin!(kick.notified());
+    poll_fn(|context| {
+        if take_events(waiters, context) {
+            return Poll::Ready(true);
+        }
+        kicked.as_mut().poll(context).map(|()| false)
+    })
+    .await
+}
+
+/// Takes every event there is, and registers `context` with the queues that have none.
+fn take_events(waiters: &[Waiter], context: &mut Context<'_>) -> bool {
+    let mut any = false;
+    for waiter in waiters {
+        while let Poll::Ready(Ok(mut guard)) = waiter.descriptor.poll_read_ready(context) {
+            any = true;
+            if let Some(queue) = waiter.queue.upgrade() {
+                queue.acknowledge_events();
+            }
+            guard.clear_ready();
+        }
+    }
+    any
+}

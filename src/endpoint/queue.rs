@@ -1,0 +1,185 @@
+//! One completion queue, and the connections whose queue pairs complete on it.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+
+use slab::Slab;
+
+use super::connection::Connection;
+use super::counters::PollCounters;
+use super::lock;
+use super::work_id::WorkId;
+use crate::verbs::{CompletionQueue, WorkCompletion};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    completions: Arc<dyn CompletionQueue>,
+    connections: Mutex<Slab<Arc<Connection>>>,
+    used: AtomicUsize,
+    batch: Mutex<Batch>,
+    polling: Arc<PollCounters>,
+}
+
+/// What one poll works with; kept so that polling allocates nothing.
+#[derive(Debug)]
+struct Batch {
+    completions: [WorkCompletion; Queue::BATCH],
+    wakers: Vec<Waker>,
+}
+
+/// What a poll found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Polled {
+    /// Completions taken.
+    pub(crate) completions: usize,
+    /// Tasks woken.
+    pub(crate) woken: usize,
+}
+
+impl Polled {
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self { completions: self.completions + other.completions, woken: self.woken + other.woken }
+    }
+}
+
+impl Queue {
+    /// Completions that a queue is made for.
+    pub(crate) const CAPACITY: u32 = 1 << 20;
+    /// Connections of a queue. Each has at most some 200 completions that nobody has taken yet: its receive buffers,
+    /// its READs, and every 64th of its sends.
+    const CONNECTIONS: usize = Self::CAPACITY as usize / 256;
+    /// Completions taken in one poll, so that no connection keeps the others waiting for long.
+    const BATCH: usize = 64;
+
+    pub(crate) fn new(completions: Arc<dyn CompletionQueue>) -> Self {
+        Self {
+            completions,
+            connections: Mutex::default(),
+            used: AtomicUsize::new(0),
+            batch: Mutex::new(Batch {
+                completions: [WorkCompletion::EMPTY; Self::BATCH],
+                wakers: Vec::with_capacity(2 * Self::BATCH),
+            }),
+            polling: Arc::default(),
+        }
+    }
+
+    /// The queue itself, to create queue pairs with.
+    pub(crate) fn completion_queue(&self) -> &Arc<dyn CompletionQueue> {
+        &self.completions
+    }
+
+    /// Adds the connection that `make` builds for the key that its work requests are to carry.
+    pub(crate) fn add<E>(
+        &self,
+        make: impl FnOnce(u32) -> Result<Arc<Connection>, E>,
+    ) -> Result<Result<(u32, Arc<Connection>), E>, QueueFull> {
+        let mut connections = lock(&self.connections);
+        if connections.len() >= Self::CONNECTIONS {
+            return Err(QueueFull);
+        }
+        let entry = connections.vacant_entry();
+        let key = entry.key() as u32;
+        let connection = match make(key) {
+            Ok(connection) => connection,
+            Err(error) => return Ok(Err(error)),
+        };
+        entry.insert(Arc::clone(&connection));
+        self.used.store(connections.len(), Ordering::Relaxed);
+        Ok(Ok((key, connection)))
+    }
+
+    /// Takes a connection out. Completions that still come for it are dropped.
+    pub(crate) fn remove(&self, key: u32, connection: &Connection) {
+        let mut connections = lock(&self.connections);
+        let ours = connections.get(key as usize).is_some_and(|entry| std::ptr::eq(&**entry, connection));
+        let removed = ours.then(|| connections.remove(key as usize));
+        self.used.store(connections.len(), Ordering::Relaxed);
+        // Dropping the connection destroys its queue pair: not under the lock.
+        drop(connections);
+        drop(removed);
+    }
+
+    /// Whether no connection uses it.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.used.load(Ordering::Relaxed) == 0
+    }
+
+    /// Hands completions that have come to their connections and wakes tasks. Does nothing if somebody else is in the
+    /// middle of it.
+    pub(crate) fn poll(&self) -> Polled {
+        self.batch.try_lock().map_or_else(|_| Polled::default(), |mut batch| self.poll_with(&mut batch))
+    }
+
+    /// Polls until nothing comes any more, waiting for whoever is in the middle of it.
+    pub(crate) fn drain(&self) {
+        /// A peer that sends as fast as we take must not keep us here.
+        const ROUNDS: usize = 1024;
+        let mut batch = lock(&self.batch);
+        for _ in 0..ROUNDS {
+            if self.poll_with(&mut batch).completions == 0 {
+                break;
+            }
+        }
+    }
+
+    fn poll_with(&self, batch: &mut Batch) -> Polled {
+        self.polling.polls.add(1);
+        let count = self.completions.poll(&mut batch.completions);
+        if count == 0 {
+            return Polled::default();
+        }
+        let mut rest = &batch.completions[..count];
+        while let Some(first) = rest.first() {
+            let key = WorkId::from_bits(first.wr_id).connection;
+            let same = |completion: &&WorkCompletion| {
+                completion.queue_pair == first.queue_pair
+                    && WorkId::from_bits(completion.wr_id).connection == key
+            };
+            let (group, others) = rest.split_at(rest.iter().take_while(same).count());
+            let connection = lock(&self.connections).get(key as usize).cloned();
+            // A key may have been given to another connection since; the queue pair tells.
+            if let Some(connection) = connection.filter(|it| it.queue_pair_number() == first.queue_pair) {
+                connection.handle_completions(group, &mut batch.wakers);
+            }
+            rest = others;
+        }
+        let woken = batch.wakers.len();
+        batch.wakers.drain(..).for_each(Waker::wake);
+        Polled { completions: count, woken }
+    }
+
+    /// Asks for an event with the next completion.
+    pub(crate) fn arm(&self) {
+        self.polling.sleeps.add(1);
+        if let Err(error) = self.completions.arm() {
+            tracing::error!(%error, "a completion queue can't be armed; its connections may stall");
+        }
+    }
+
+    /// Takes [`arm`](Self::arm) back.
+    pub(crate) fn disarm(&self) {
+        self.completions.disarm();
+    }
+
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.completions.event_fd()
+    }
+
+    pub(crate) fn acknowledge_events(&self) {
+        self.completions.acknowledge_events();
+    }
+
+    /// How it has been polled.
+    pub(crate) fn polling(&self) -> &Arc<PollCounters> {
+        &self.polling
+    }
+}
+
+/// As many connections as the completion queue can serve.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the completion queue serves as many connections as it can; RDMA_CQS adds queues")]
+pub(crate) struct QueueFull;

@@ -1,0 +1,319 @@
+//! The completion queues of one runtime, and who polls them.
+//!
+//! Each runtime has one reactor (for each way of polling in use), with one or more completion queues over which
+//! connections are spread in turn. Polling a queue hands every completion to its connection, which wakes tasks.
+//!
+//! ```text
+//!  Adaptive, current-thread runtime built with `idle_polling`:  on_thread_park ── spins, then arms ──┐
+//!  Adaptive, any other runtime:                                 the poll task ─── spins, then arms ──┼─▶ event fd
+//!  Event:                                                       the poll task ─── arms ──────────────┘   wakes the
+//!  Busy:                                                        a thread for each queue, for ever        poll task
+//! ```
+//!
+//! The poll task takes part in every mode but `Busy`: it keeps the queues from starving while the runtime is never
+//! idle, and it is what the event descriptor wakes.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::Instant;
+
+use tokio::runtime::{Handle, Id, RuntimeFlavor};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use super::busy::BusyThread;
+use super::config::{Config, PollMode};
+use super::lock;
+use super::pace::Pace;
+use super::poll_task;
+use super::queue::{Polled, Queue};
+use crate::verbs::{Context, VerbsError};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Reactor {
+    queues: Vec<Arc<Queue>>,
+    next: AtomicUsize,
+    spinner: Mutex<Spinner>,
+    kick: Arc<Notify>,
+    mode: PollMode,
+    /// Whether the runtime's `on_thread_park` polls us.
+    idle_polled: AtomicBool,
+    multi_thread: bool,
+    task: OnceLock<AbortHandle>,
+    _threads: Vec<BusyThread>,
+}
+
+/// State of whoever polls: at most one at a time.
+#[derive(Debug)]
+struct Spinner {
+    pace: Pace,
+    armed: bool,
+    spinning_since: Option<Instant>,
+}
+
+/// What the poll task is to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Let other tasks run, then poll again.
+    Again,
+    /// Wait for an event or a kick; the queues are armed.
+    Sleep,
+}
+
+/// Reactors by runtime, device and way of polling.
+static REACTORS: LazyLock<Mutex<HashMap<Key, Weak<Reactor>>>> = LazyLock::new(Mutex::default);
+/// Counts changes to [`REACTORS`], so that those who keep a copy know when to look again.
+static GENERATION: AtomicUsize = AtomicUsize::new(0);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    runtime: Id,
+    device: String,
+    mode: PollMode,
+    cpus: Vec<usize>,
+    queues: usize,
+}
+
+impl Reactor {
+    /// The current runtime's reactor for this device and configuration; made at first use, gone with its last user.
+    pub(crate) fn current(context: &Arc<dyn Context>, config: &Config) -> Result<Arc<Self>, VerbsError> {
+        let runtime = Handle::current();
+        let key = Key {
+            runtime: runtime.id(),
+            device: context.attributes().name.clone(),
+            mode: config.poll_mode,
+            cpus: config.poll_cpus.clone(),
+            queues: config.completion_queues,
+        };
+        let mut reactors = lock(&REACTORS);
+        if let Some(reactor) = reactors.get(&key).and_then(Weak::upgrade) {
+            return Ok(reactor);
+        }
+        reactors.retain(|_, reactor| reactor.strong_count() > 0);
+        let reactor = Self::new(context, config, &runtime)?;
+        reactors.insert(key, Arc::downgrade(&reactor));
+        GENERATION.fetch_add(1, Ordering::Release);
+        Ok(reactor)
+    }
+
+    /// The reactors of `runtime`, and the generation that this answer is of.
+    pub(crate) fn of_runtime(runtime: Id) -> (usize, Vec<Weak<Self>>) {
+        let reactors = lock(&REACTORS);
+        let of_runtime = reactors.iter().filter(|(key, _)| key.runtime == runtime);
+        (Self::generation(), of_runtime.map(|(_, reactor)| reactor.clone()).collect())
+    }
+
+    /// Changes whenever a reactor comes.
+    pub(crate) fn generation() -> usize {
+        GENERATION.load(Ordering::Acquire)
+    }
+
+    fn new(context: &Arc<dyn Context>, config: &Config, runtime: &Handle) -> Result<Arc<Self>, VerbsError> {
+        let capacity = context.attributes().max_completions.min(Queue::CAPACITY);
+        let queues = (0..config.completion_queues.max(1))
+            .map(|_| Ok(Arc::new(Queue::new(context.create_completion_queue(capacity)?))))
+            .collect::<Result<Vec<_>, VerbsError>>()?;
+        let kick = Arc::new(Notify::new());
+        let waiters = match config.poll_mode {
+            PollMode::Busy => None,
+            PollMode::Adaptive | PollMode::Event => Some(poll_task::waiters(&queues)?),
+        };
+        let threads = match config.poll_mode {
+            PollMode::Busy => BusyThread::start_all(&queues, &config.poll_cpus)?,
+            PollMode::Adaptive | PollMode::Event => Vec::new(),
+        };
+        let reactor = Arc::new(Self {
+            queues,
+            next: AtomicUsize::new(0),
+            spinner: Mutex::new(Spinner { pace: Pace::new(), armed: false, spinning_since: None }),
+            kick: Arc::clone(&kick),
+            mode: config.poll_mode,
+            idle_polled: AtomicBool::new(false),
+            multi_thread: runtime.runtime_flavor() != RuntimeFlavor::CurrentThread,
+            task: OnceLock::new(),
+            _threads: threads,
+        });
+        if let Some(waiters) = waiters {
+            let task = runtime.spawn(poll_task::run(Arc::downgrade(&reactor), waiters, kick));
+            let _ = reactor.task.set(task.abort_handle());
+        }
+        Ok(reactor)
+    }
+
+    /// The queue for the next connection.
+    pub(crate) fn assign(&self) -> &Arc<Queue> {
+        let turn = self.next.fetch_add(1, Ordering::Relaxed);
+        &self.queues[turn % self.queues.len()]
+    }
+
+    /// Polls every queue once.
+    pub(crate) fn poll(&self) -> Polled {
+        self.queues.iter().map(|queue| queue.poll()).fold(Polled::default(), Polled::plus)
+    }
+
+    /// One of the runtime's threads is about to park: spins for as long as it pays, then arms the queues.
+    pub(crate) fn idle(&self) {
+        if self.mode != PollMode::Adaptive || self.multi_thread {
+            return;
+        }
+        self.idle_polled.store(true, Ordering::Relaxed);
+        let Ok(mut spinner) = self.spinner.try_lock() else { return };
+        if self.queues.iter().all(|queue| queue.is_unused()) {
+            return;
+        }
+        if self.spin(&mut spinner) || self.arm(&mut spinner) {
+            self.kick.notify_one();
+        }
+    }
+
+    /// The poll task's turn.
+    pub(crate) fn step(&self) -> Step {
+        let Ok(mut spinner) = self.spinner.try_lock() else { return Step::Again };
+        if self.poll().completions > 0 {
+            spinner.pace.arrived(Instant::now());
+            spinner.spinning_since = None;
+            return Step::Again;
+        }
+        if self.mode == PollMode::Adaptive && !self.idle_polled.load(Ordering::Relaxed) {
+            if self.multi_thread {
+                if self.spin(&mut spinner) {
+                    return Step::Again;
+                }
+            } else if self.within_budget(&mut spinner) {
+                return Step::Again;
+            }
+        }
+        if self.arm(&mut spinner) { Step::Again } else { Step::Sleep }
+    }
+
+    /// The poll task was woken by an event.
+    pub(crate) fn event(&self) {
+        lock(&self.spinner).armed = false;
+    }
+
+    /// Spins until a task was woken (true) or the budget is spent.
+    fn spin(&self, spinner: &mut Spinner) -> bool {
+        const POLLS_PER_LOOK: usize = 16;
+        const YIELD_EVERY: std::time::Duration = std::time::Duration::from_micros(10);
+        let mut start = Instant::now();
+        let mut budget = spinner.pace.budget(start);
+        if budget.is_zero() {
+            return false;
+        }
+        self.disarm(spinner);
+        let mut last_yield = start;
+        loop {
+            for _ in 0..POLLS_PER_LOOK {
+                let polled = self.poll();
+                if polled.completions > 0 {
+                    let now = Instant::now();
+                    spinner.pace.arrived(now);
+                    if polled.woken > 0 {
+                        return true;
+                    }
+                    (start, budget) = (now, spinner.pace.budget(now));
+                }
+                std::hint::spin_loop();
+            }
+            let now = Instant::now();
+            if now - start >= budget {
+                spinner.pace.missed();
+                return false;
+            }
+            if now - last_yield > YIELD_EVERY {
+                rustix::thread::sched_yield();
+                last_yield = Instant::now();
+                spinner.pace.yielded(last_yield - now, last_yield);
+                if spinner.pace.budget(last_yield).is_zero() {
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Whether the poll task, which spins by running again and again, has budget left.
+    fn within_budget(&self, spinner: &mut Spinner) -> bool {
+        let now = Instant::now();
+        let Some(since) = spinner.spinning_since else {
+            if spinner.pace.budget(now).is_zero() {
+                return false;
+            }
+            self.disarm(spinner);
+            spinner.spinning_since = Some(now);
+            return true;
+        };
+        if now - since < spinner.pace.budget(now) {
+            return true;
+        }
+        spinner.spinning_since = None;
+        spinner.pace.missed();
+        false
+    }
+
+    /// Arms every queue, and looks once more; true if something had come in between.
+    fn arm(&self, spinner: &mut Spinner) -> bool {
+        if !spinner.armed {
+            for queue in &self.queues {
+                queue.arm();
+            }
+            spinner.armed = true;
+        }
+        let polled = self.poll();
+        if polled.completions > 0 {
+            spinner.pace.arrived(Instant::now());
+        }
+        polled.completions > 0
+    }
+
+    fn disarm(&self, spinner: &mut Spinner) {
+        if std::mem::take(&mut spinner.armed) {
+            for queue in &self.queues {
+                queue.disarm();
+            }
+        }
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.get() {
+            task.abort();
+        }
+    }
+}
+
+/// Reactors that a thread's `on_thread_park` polls.
+#[derive(Debug, Default)]
+pub(crate) struct IdleHook {
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    runtime: Option<Id>,
+    generation: usize,
+    reactors: Vec<Weak<Reactor>>,
+}
+
+impl IdleHook {
+    /// A thread of the runtime is about to park.
+    pub(crate) fn park(&self) {
+        // Another worker that is in here already does the polling.
+        let Ok(mut known) = self.known.try_lock() else { return };
+        self.refresh(&mut known);
+        for reactor in known.reactors.iter().filter_map(Weak::upgrade) {
+            reactor.idle();
+        }
+    }
+
+    fn refresh(&self, known: &mut MutexGuard<'_, Known>) {
+        if known.runtime.is_some() && known.generation == Reactor::generation() {
+            return;
+        }
+        let Ok(handle) = Handle::try_current() else { return };
+        known.runtime = Some(handle.id());
+        (known.generation, known.reactors) = Reactor::of_runtime(handle.id());
+    }
+}

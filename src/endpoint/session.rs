@@ -1,0 +1,210 @@
+//! This end's part of an RDMA connection, from the offer to the first byte.
+
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Instant;
+
+use tokio::net::TcpStream;
+
+use super::config::{Config, EagerThreshold, ProviderChoice};
+use super::connection::{Connection, Limits};
+use super::info::Live;
+use super::link::Link;
+use super::lock;
+use super::member::Member;
+use super::queue::Queue;
+use super::reactor::Reactor;
+use super::supervisor::Supervisor;
+use crate::memory::{Block, Budget, Pool, PoolSettings, Quota};
+use crate::protocol;
+use crate::verbs::{self, Access, Context, Probe, QueuePair, QueuePairAddress, QueuePairCapacity};
+use crate::wire::Header;
+use crate::wire::hello::Offer;
+
+/// A queue pair with receive memory, not connected yet.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    context: Arc<dyn Context>,
+    reactor: Arc<Reactor>,
+    queue: Arc<Queue>,
+    queue_pair: Arc<dyn QueuePair>,
+    pool: Pool,
+    ring: Block,
+    slots: u32,
+    slot_size: u32,
+    config: Config,
+}
+
+/// A queue pair that is connected.
+#[derive(Debug)]
+pub(crate) struct Established {
+    context: Arc<dyn Context>,
+    member: Member,
+    queue_pair: Arc<dyn QueuePair>,
+    config: Config,
+}
+
+/// What the peer said about its end.
+#[derive(Clone, Debug)]
+pub(crate) struct PeerEnd {
+    pub(crate) address: QueuePairAddress,
+    pub(crate) receive_slots: u32,
+    pub(crate) slot_size: u32,
+}
+
+/// The limit on registered memory, for all connections of the process; the first connection settles it.
+static BUDGET: LazyLock<Mutex<Option<Arc<Budget>>>> = LazyLock::new(Mutex::default);
+
+fn budget(locks_memory: bool, config: &Config) -> Arc<Budget> {
+    let mut budget = lock(&BUDGET);
+    Arc::clone(budget.get_or_insert_with(|| Budget::for_process(locks_memory, config.pinned_limit)))
+}
+
+impl Prepared {
+    /// READs that one connection has outstanding at most.
+    const READS: u32 = 16;
+    /// Rendezvous memory of a connection in each direction, in chunks.
+    const CHUNKS: u64 = 32;
+
+    /// Opens the device and creates what a connection needs; the error says why there will be none.
+    pub(crate) fn new(config: &Config) -> Result<Self, String> {
+        let context = match config.provider {
+            ProviderChoice::Auto | ProviderChoice::Soft => verbs::soft::open().map_err(text)?,
+        };
+        let attributes = context.attributes().clone();
+        let reactor = Reactor::current(&context, config).map_err(text)?;
+        let queue = Arc::clone(reactor.assign());
+        let domain = context.alloc_protection_domain().map_err(text)?;
+        let (slots, slot_size) = (config.receive_slots, config.slot_size);
+        let ring_bytes = u64::from(slots) * u64::from(slot_size);
+        let rendezvous = Self::CHUNKS * config.chunk_size as u64;
+        let settings = PoolSettings {
+            access: Access::LOCAL_WRITE | Access::REMOTE_READ,
+            send_quota: rendezvous,
+            receive_quota: ring_bytes + rendezvous,
+            ..PoolSettings::default()
+        };
+        let pool = Pool::new(Arc::clone(&domain), settings, budget(attributes.locks_memory, config));
+        let ring = pool.lease(ring_bytes as usize, Quota::Receive).map_err(text)?;
+        let reads = Self::READS.min(attributes.max_outstanding_reads).max(1);
+        let capacity = QueuePairCapacity {
+            send_requests: config.queue_depth.min(attributes.max_work_requests - reads) + reads,
+            receive_requests: slots,
+            send_segments: (Link::SLICES as u32).min(attributes.max_segments),
+            receive_segments: 1,
+            inline: attributes.max_inline.min(MAX_INLINE),
+        };
+        let completions = queue.completion_queue();
+        let queue_pair = domain.create_queue_pair(completions, completions, &capacity).map_err(text)?;
+        queue_pair.to_init(Access::LOCAL_WRITE | Access::REMOTE_READ).map_err(text)?;
+        let config = config.clone();
+        Ok(Self { context, reactor, queue, queue_pair, pool, ring, slots, slot_size, config })
+    }
+
+    /// What the hello says of it.
+    pub(crate) fn offer(&self) -> Offer {
+        let attributes = self.context.attributes();
+        Offer {
+            provider: attributes.provider.into(),
+            device: attributes.name.clone(),
+            queue_pair: self.queue_pair.local_address().as_bytes().to_vec(),
+            receive_slots: self.slots,
+            slot_size: self.slot_size,
+        }
+    }
+
+    /// Connects to the peer's end. Talks to the peer's device, so it may block for as long as
+    /// [`QueuePair::to_rtr`] may.
+    pub(crate) fn connect(self, peer: &PeerEnd) -> Result<Established, String> {
+        let reads = Self::READS.min(self.context.attributes().max_outstanding_reads).max(1);
+        let settings = protocol::Settings {
+            receive_slots: self.slots,
+            slot_size: self.slot_size,
+            peer_slots: peer.receive_slots,
+            peer_slot_size: peer.slot_size,
+            send_queue: self.queue_pair.capacity().send_requests - reads,
+            max_reads: reads,
+            ping_interval: Some(self.config.ping_interval),
+            ping_timeout: self.config.ping_timeout,
+            ..protocol::Settings::default()
+        };
+        let protocol = protocol::Connection::new(settings, Instant::now()).map_err(text)?;
+        let limits = self.limits(peer);
+        let queue_pair = Arc::clone(&self.queue_pair);
+        let member = Member::new(self.reactor, self.queue, |key| {
+            let slot_size = self.slot_size as usize;
+            let link = Link::new(self.queue_pair, key, self.pool, self.ring, self.slots, slot_size)?;
+            Ok(Connection::new(link, protocol, limits))
+        });
+        let member = member.map_err(text)?;
+        queue_pair.to_rtr(&peer.address, &self.config.path).map_err(text)?;
+        queue_pair.to_rts(&self.config.path).map_err(text)?;
+        Ok(Established { context: self.context, member, queue_pair, config: self.config })
+    }
+
+    fn limits(&self, peer: &PeerEnd) -> Limits {
+        /// Gathering up to here costs less than a message of its own.
+        const COALESCE: usize = 4096;
+        let room = (peer.slot_size as usize).saturating_sub(Header::LENGTH);
+        Limits {
+            coalesce: COALESCE.min(room),
+            rendezvous: match self.config.eager_threshold {
+                EagerThreshold::Auto => AUTO_THRESHOLD,
+                EagerThreshold::Bytes(bytes) => usize::try_from(bytes).unwrap_or(usize::MAX),
+            },
+            chunk: self.config.chunk_size,
+            ping_timeout: self.config.ping_timeout,
+        }
+    }
+}
+
+/// Inline bytes to ask for: a full receive buffer.
+const MAX_INLINE: u32 = 64 * 1024 + 512;
+/// Rendezvous threshold of the software device, in bytes.
+const AUTO_THRESHOLD: usize = 256 * 1024;
+
+impl Established {
+    /// Evidence that both ends see one another's memory.
+    pub(crate) fn probe(&self) -> Probe {
+        self.queue_pair.probe()
+    }
+
+    pub(crate) fn provider(&self) -> &'static str {
+        self.context.attributes().provider
+    }
+
+    pub(crate) fn device(&self) -> &str {
+        &self.context.attributes().name
+    }
+
+    /// What [`offer`](Prepared::offer) said, for an answer.
+    pub(crate) fn local_address(&self) -> Vec<u8> {
+        self.queue_pair.local_address().as_bytes().to_vec()
+    }
+
+    /// Receive buffers of this end.
+    pub(crate) fn receive_slots(&self) -> u32 {
+        self.config.receive_slots
+    }
+
+    /// Length of each, in bytes.
+    pub(crate) fn slot_size(&self) -> u32 {
+        self.config.slot_size
+    }
+
+    pub(crate) fn live(&self) -> Live {
+        Live {
+            counters: Arc::clone(self.member.connection.counters()),
+            polling: Arc::clone(self.member.queue.polling()),
+        }
+    }
+
+    /// Hands the connection over to a supervisor, which the caller spawns.
+    pub(crate) fn supervise(self, tcp: TcpStream) -> (Arc<Connection>, Supervisor) {
+        let connection = Arc::clone(&self.member.connection);
+        (connection, Supervisor { member: self.member, tcp, linger: self.config.linger })
+    }
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}

@@ -1,0 +1,160 @@
+//! Byte streams: over RDMA, over TCP, and the one type that is either.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, Bytes};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+use super::connection::Connection;
+use super::info::ConnectionInfo;
+
+/// A connection that negotiation led to: RDMA, or the TCP connection that it fell back to. Bytes arrive as they were
+/// written, in order; each direction closes by itself, as TCP's do. Implements tokio's and hyper's IO traits.
+#[derive(Debug)]
+pub struct EndpointStream {
+    inner: Inner,
+    info: ConnectionInfo,
+}
+
+#[derive(Debug)]
+enum Inner {
+    Rdma(RdmaHalf),
+    Tcp(TcpIo),
+}
+
+impl EndpointStream {
+    pub(crate) fn rdma(connection: Arc<Connection>, info: ConnectionInfo) -> Self {
+        Self { inner: Inner::Rdma(RdmaHalf { connection }), info }
+    }
+
+    pub(crate) fn tcp(stream: TcpStream, received: Bytes, info: ConnectionInfo) -> Self {
+        Self { inner: Inner::Tcp(TcpIo { received, stream }), info }
+    }
+
+    /// What was negotiated, and why.
+    pub fn info(&self) -> &ConnectionInfo {
+        &self.info
+    }
+}
+
+/// Holds the connection in use; dropping it closes both directions.
+#[derive(Debug)]
+struct RdmaHalf {
+    connection: Arc<Connection>,
+}
+
+impl Drop for RdmaHalf {
+    fn drop(&mut self) {
+        self.connection.detach();
+    }
+}
+
+/// A TCP connection of which the first bytes were already received.
+#[derive(Debug)]
+struct TcpIo {
+    received: Bytes,
+    stream: TcpStream,
+}
+
+impl AsyncRead for EndpointStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut self.inner {
+            Inner::Rdma(half) => half.connection.poll_read(context, buffer),
+            Inner::Tcp(tcp) if !tcp.received.is_empty() => {
+                let count = tcp.received.len().min(buffer.remaining());
+                buffer.put_slice(&tcp.received[..count]);
+                tcp.received.advance(count);
+                Poll::Ready(Ok(()))
+            }
+            Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for EndpointStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        AsyncWrite::poll_write_vectored(self, context, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.inner {
+            Inner::Rdma(half) => half.connection.poll_write(context, slices),
+            Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_write_vectored(context, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.inner {
+            Inner::Rdma(half) => half.connection.poll_flush(context),
+            Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.inner {
+            Inner::Rdma(half) => half.connection.poll_shutdown(context),
+            Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_shutdown(context),
+        }
+    }
+}
+
+impl hyper::rt::Read for EndpointStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: hyper::rt::ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        hyper::rt::Read::poll_read(Pin::new(&mut TokioIo::new(self.get_mut())), context, buffer)
+    }
+}
+
+impl hyper::rt::Write for EndpointStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        AsyncWrite::poll_write(self, context, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        AsyncWrite::poll_write_vectored(self, context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        AsyncWrite::poll_flush(self, context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        AsyncWrite::poll_shutdown(self, context)
+    }
+}

@@ -1,0 +1,166 @@
+//! The writing half of a connection: gather, send eagerly, or offer by rendezvous.
+
+use std::io::IoSlice;
+use std::time::Instant;
+
+use super::connection::State;
+use super::counters::Counters;
+use super::fault::ConnectionFault;
+use super::link::Link;
+use crate::memory::{Block, Quota};
+use crate::protocol::{Blocked, Chunk, MAX_CHUNKS};
+
+impl State {
+    /// Takes as many bytes of `slices` as there is room for; `None` if there is none.
+    pub(super) fn write(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        counters: &Counters,
+        now: Instant,
+    ) -> Result<Option<usize>, ConnectionFault> {
+        let length: usize = slices.iter().map(|slice| slice.len()).sum();
+        if self.staging.len() + length <= self.limits.coalesce {
+            counters.coalesced_writes.add(1);
+            slices.iter().for_each(|slice| self.staging.extend_from_slice(slice));
+            return Ok(Some(length));
+        }
+        if length >= self.limits.rendezvous
+            && self.flush_staging(counters, now)?
+            && let Some(offered) = self.offer(slices, length, counters, now)?
+        {
+            return Ok(Some(offered));
+        }
+        let room = self.protocol.eager_room();
+        if room > self.staging.len() {
+            return self.send(slices, room, counters, now).map(Some);
+        }
+        self.flush_wanted |= !self.staging.is_empty();
+        match self.protocol.blocked_on() {
+            Some(Blocked::Credits) => counters.credit_stalls.add(1),
+            _ => counters.send_stalls.add(1),
+        }
+        Ok(None)
+    }
+
+    /// Sends what was gathered as one message; false if it has to wait.
+    pub(super) fn flush_staging(&mut self, counters: &Counters, now: Instant) -> Result<bool, ConnectionFault> {
+        if self.staging.is_empty() {
+            self.flush_wanted = false;
+            return Ok(true);
+        }
+        let room = self.protocol.eager_room();
+        if room < self.staging.len() {
+            return Ok(false);
+        }
+        self.send(&[], room, counters, now)?;
+        Ok(true)
+    }
+
+    /// Whether a write would be taken now.
+    pub(super) fn has_room(&self) -> bool {
+        self.protocol.eager_room() > self.staging.len()
+    }
+
+    /// Sends what was gathered and as much of `slices` as fits into one message of `room` bytes; returns how much of
+    /// `slices` that is.
+    fn send(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        room: usize,
+        counters: &Counters,
+        now: Instant,
+    ) -> Result<usize, ConnectionFault> {
+        const EXTRA: usize = 2;
+        let mut room = room - self.staging.len();
+        let mut message = [const { IoSlice::new(&[]) }; Link::SLICES];
+        let mut count = EXTRA;
+        let mut taken = 0;
+        for slice in slices.iter().filter(|slice| !slice.is_empty()).take(Link::SLICES - EXTRA) {
+            let part = slice.len().min(room);
+            if part == 0 {
+                break;
+            }
+            message[count] = IoSlice::new(&slice[..part]);
+            (count, taken, room) = (count + 1, taken + part, room - part);
+        }
+        let payload = self.staging.len() + taken;
+        let header = self
+            .protocol
+            .send_eager(payload, false, now)
+            .map_err(|error| ConnectionFault::Local(error.to_string().into()))?;
+        message[0] = IoSlice::new(&header);
+        message[1] = IoSlice::new(&self.staging);
+        let uncopied = self.link.post_message(&message[..count])?;
+        counters.eager_sent.add(1);
+        counters.eager_sent_bytes.add(payload as u64);
+        counters.work_requests.add(1);
+        if uncopied {
+            counters.copies_avoided_bytes.add(taken as u64);
+        }
+        self.staging.clear();
+        self.flush_wanted = false;
+        Ok(taken)
+    }
+
+    /// Copies `slices` into memory that the peer may read and tells it where; `None` if there is no memory or no room
+    /// for the offer.
+    fn offer(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        length: usize,
+        counters: &Counters,
+        now: Instant,
+    ) -> Result<Option<usize>, ConnectionFault> {
+        let mut chunks = [Chunk { address: 0, rkey: 0, length: 0 }; MAX_CHUNKS];
+        let mut blocks: [Option<Block>; MAX_CHUNKS] = Default::default();
+        let (mut count, mut taken) = (0, 0);
+        while count < self.protocol.rendezvous_room() && taken < length {
+            let part = (length - taken).min(self.limits.chunk);
+            // No memory now: what there is goes by the eager path, or waits.
+            let Ok(block) = self.link.pool().lease(part, Quota::Send) else { break };
+            copy_range(&block, slices, taken, part)?;
+            let remote = block.remote(0);
+            chunks[count] = Chunk { address: remote.address, rkey: remote.rkey.0, length: part as u64 };
+            blocks[count] = Some(block);
+            (count, taken) = (count + 1, taken + part);
+        }
+        if count == 0 {
+            return Ok(None);
+        }
+        let offer = self
+            .protocol
+            .send_rendezvous(&chunks[..count], false, now)
+            .map_err(|error| ConnectionFault::Local(error.to_string().into()))?;
+        self.link.post_message(&[IoSlice::new(offer.as_bytes())])?;
+        self.sources.extend(blocks.into_iter().flatten());
+        counters.rendezvous_sent.add(1);
+        counters.rendezvous_sent_bytes.add(taken as u64);
+        counters.work_requests.add(1);
+        Ok(Some(taken))
+    }
+}
+
+/// Copies `length` bytes from position `skip` of the slices' concatenation.
+fn copy_range(
+    block: &Block,
+    slices: &[IoSlice<'_>],
+    mut skip: usize,
+    mut length: usize,
+) -> Result<(), ConnectionFault> {
+    let mut offset = 0;
+    for slice in slices {
+        if skip >= slice.len() {
+            skip -= slice.len();
+            continue;
+        }
+        let part = (slice.len() - skip).min(length);
+        block
+            .copy_in(offset, &slice[skip..skip + part])
+            .map_err(|error| ConnectionFault::Local(error.to_string().into()))?;
+        (offset, length, skip) = (offset + part, length - part, 0);
+        if length == 0 {
+            break;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! Messages that the protocol writes itself.
+
+use std::fmt;
+
+use crate::wire::{Chunk, Header, MAX_CHUNKS};
+
+/// Longest body of a control message or an RTS, in bytes.
+pub const MAX_CONTROL_BODY: usize = MAX_CHUNKS * Chunk::LENGTH;
+
+/// A whole message, to be posted as one Send.
+#[derive(Clone, Copy, Debug)]
+pub struct ControlMessage {
+    bytes: [u8; Header::LENGTH + MAX_CONTROL_BODY],
+    length: usize,
+}
+
+impl ControlMessage {
+    pub(super) fn new(header: &Header, body: &[u8]) -> Self {
+        let mut bytes = [0; Header::LENGTH + MAX_CONTROL_BODY];
+        let length = Header::LENGTH + body.len();
+        bytes[..Header::LENGTH].copy_from_slice(&header.encode());
+        bytes[Header::LENGTH..length].copy_from_slice(body);
+        Self { bytes, length }
+    }
+
+    /// Header and body.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+/// Why an end gave up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AbortCode(pub u32);
+
+impl AbortCode {
+    /// The application dropped the stream while data was still coming.
+    pub const CLOSED: Self = Self(1);
+    /// The other end broke the protocol.
+    pub const VIOLATION: Self = Self(2);
+    /// Something failed at this end.
+    pub const FAILED: Self = Self(3);
+}
+
+impl fmt::Display for AbortCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::CLOSED => f.write_str("it closed the stream without reading to its end"),
+            Self::VIOLATION => f.write_str("it says that this end broke the protocol"),
+            Self::FAILED => f.write_str("something failed there"),
+            Self(code) => write!(f, "code {code}"),
+        }
+    }
+}

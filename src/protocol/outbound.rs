@@ -1,0 +1,117 @@
+//! The sending direction: credits, places on the send queue, chunks that the peer is reading.
+
+use super::connection::Blocked;
+use super::settings::Settings;
+use super::violation::Violation;
+use crate::wire::Header;
+
+/// Chunks that may be offered and not read yet, in each direction.
+pub const MAX_OFFERED: u64 = 64;
+
+/// How far closing the direction is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WriteState {
+    Open,
+    Closing,
+    Closed,
+}
+
+#[derive(Debug)]
+pub(super) struct Outbound {
+    /// Messages sent, and so the number of the next.
+    pub(super) sent: u64,
+    /// Slots that the peer has ever posted, as far as it said.
+    granted: u64,
+    slots: u64,
+    reserve: u64,
+    payload: usize,
+    queue: u32,
+    queued: u32,
+    offered: u64,
+    offers_done: u64,
+    pub(super) state: WriteState,
+}
+
+impl Outbound {
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self {
+            sent: 0,
+            granted: u64::from(settings.peer_slots),
+            slots: u64::from(settings.peer_slots),
+            reserve: Settings::reserve(settings.peer_slots),
+            payload: settings.peer_slot_size as usize - Header::LENGTH,
+            queue: settings.send_queue,
+            queued: 0,
+            offered: 0,
+            offers_done: 0,
+            state: WriteState::Open,
+        }
+    }
+
+    fn credits(&self) -> u64 {
+        self.granted - self.sent
+    }
+
+    /// Why no data may be sent now.
+    pub(super) fn blocked(&self) -> Option<Blocked> {
+        if self.credits() <= self.reserve {
+            Some(Blocked::Credits)
+        } else if self.queued + Settings::CONTROL_PLACES >= self.queue {
+            Some(Blocked::SendQueue)
+        } else {
+            None
+        }
+    }
+
+    /// Bytes that one eager message may carry now.
+    pub(super) fn eager_room(&self) -> usize {
+        let may = self.state == WriteState::Open && self.blocked().is_none();
+        if may { self.payload } else { 0 }
+    }
+
+    /// Chunks that may be offered now.
+    pub(super) fn offer_room(&self) -> u64 {
+        let may = self.state == WriteState::Open && self.blocked().is_none();
+        if may { MAX_OFFERED - (self.offered - self.offers_done) } else { 0 }
+    }
+
+    pub(super) fn may_send_control(&self) -> bool {
+        self.credits() > 0 && self.queued < self.queue
+    }
+
+    /// A message takes a credit and a place; returns its number.
+    pub(super) fn take(&mut self) -> u64 {
+        let sequence = self.sent;
+        self.sent += 1;
+        self.queued += 1;
+        sequence
+    }
+
+    pub(super) fn offer(&mut self, chunks: u64) {
+        self.offered += chunks;
+    }
+
+    pub(super) fn completed(&mut self, count: u32) {
+        self.queued = self.queued.saturating_sub(count);
+    }
+
+    /// Takes in the counts of a header; returns how many more chunks the peer has read.
+    pub(super) fn counts(&mut self, header: &Header) -> Result<u64, Violation> {
+        let (least, most) = (self.granted, self.slots + self.sent);
+        if !(least..=most).contains(&header.granted) {
+            return Err(Violation::Granted { seen: header.granted, least, most });
+        }
+        let (least, most) = (self.offers_done, self.offered);
+        if !(least..=most).contains(&header.reads_done) {
+            return Err(Violation::ReadsDone { seen: header.reads_done, least, most });
+        }
+        self.granted = header.granted;
+        self.offers_done = header.reads_done;
+        Ok(header.reads_done - least)
+    }
+
+    /// Whether everything was sent and read.
+    pub(super) fn is_done(&self) -> bool {
+        self.state == WriteState::Closed && self.offers_done == self.offered
+    }
+}

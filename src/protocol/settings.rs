@@ -1,0 +1,94 @@
+//! What both ends agreed on.
+
+use std::time::Duration;
+
+use super::control::MAX_CONTROL_BODY;
+use crate::wire::Header;
+
+/// What a connection works with. Slots and their size come from the hello.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Receive slots of this end, all posted.
+    pub receive_slots: u32,
+    /// Length of each in bytes, header included.
+    pub slot_size: u32,
+    /// Receive slots of the peer, all posted.
+    pub peer_slots: u32,
+    /// Length of each in bytes, header included.
+    pub peer_slot_size: u32,
+    /// Sends that may be outstanding on the local queue; READs are not among them.
+    pub send_queue: u32,
+    /// READs that may be outstanding.
+    pub max_reads: u32,
+    /// Longest chunk that the peer may offer, in bytes.
+    pub max_chunk: u64,
+    /// After how long a silence the peer is pinged; never if `None`.
+    pub ping_interval: Option<Duration>,
+    /// How long the peer has to answer.
+    pub ping_timeout: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            receive_slots: 32,
+            slot_size: 32 * 1024,
+            peer_slots: 32,
+            peer_slot_size: 32 * 1024,
+            send_queue: 256,
+            max_reads: 16,
+            max_chunk: 16 << 20,
+            ping_interval: None,
+            ping_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A setting that no connection can work with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} of {value}, but it has to be from {least} to {most}")]
+pub struct SettingsError {
+    name: &'static str,
+    value: u64,
+    least: u64,
+    most: u64,
+}
+
+impl Settings {
+    /// Fewest slots that leave some for data beside those kept back.
+    pub const MIN_SLOTS: u32 = 16;
+    /// Most slots.
+    pub const MAX_SLOTS: u32 = 1 << 16;
+    /// Smallest slot: the longest control message fits.
+    pub const MIN_SLOT_SIZE: u32 = (Header::LENGTH + MAX_CONTROL_BODY) as u32;
+    /// Largest slot.
+    pub const MAX_SLOT_SIZE: u32 = 1 << 30;
+    /// Fewest places on the send queue.
+    pub const MIN_SEND_QUEUE: u32 = 2 * Self::CONTROL_PLACES;
+    /// Places on the send queue that data leaves free for control messages.
+    pub(super) const CONTROL_PLACES: u32 = 8;
+
+    /// Slots out of `slots` that are kept back for control messages.
+    pub(super) fn reserve(slots: u32) -> u64 {
+        u64::from(slots / 4).min(8)
+    }
+
+    pub(super) fn check(&self) -> Result<(), SettingsError> {
+        let slots = |name, value| within(name, value, Self::MIN_SLOTS, Self::MAX_SLOTS);
+        let size = |name, value| within(name, value, Self::MIN_SLOT_SIZE, Self::MAX_SLOT_SIZE);
+        slots("receive slots", self.receive_slots)?;
+        slots("the peer's receive slots", self.peer_slots)?;
+        size("slot size", self.slot_size)?;
+        size("the peer's slot size", self.peer_slot_size)?;
+        within("send queue", self.send_queue, Self::MIN_SEND_QUEUE, u32::MAX)?;
+        within("outstanding reads", self.max_reads, 1, u32::MAX)
+    }
+}
+
+fn within(name: &'static str, value: u32, least: u32, most: u32) -> Result<(), SettingsError> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    let [value, least, most] = [value, least, most].map(u64::from);
+    Err(SettingsError { name, value, least, most })
+}

@@ -1,0 +1,84 @@
+//! The client's side: a connector for `tonic::transport::Endpoint`.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use http::Uri;
+use tower_service::Service;
+
+use super::RdmaConnectInfo;
+use crate::endpoint::{Config, ConnectError, Dialer, EndpointStream};
+
+/// Connects a tonic channel over RDMA where both ends can and over TCP where not, as the [`Config`]'s policy says.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), tonic::transport::Error> {
+/// use tonic::transport::Endpoint;
+/// use tonic_rdma::RdmaConnector;
+///
+/// let connector = RdmaConnector::new();
+/// let channel = Endpoint::from_static("http://ps0:50051").connect_with_connector(connector.clone()).await?;
+/// if let Some(info) = connector.last_connection() {
+///     println!("{} because {}", info.verdict(), info.reason());
+/// }
+/// # drop(channel);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Clones share what they know: which servers are stock ones, and the last connection.
+#[derive(Clone, Debug)]
+pub struct RdmaConnector {
+    dialer: Dialer,
+    last: Arc<Mutex<Option<RdmaConnectInfo>>>,
+}
+
+impl RdmaConnector {
+    /// A connector with the default configuration; [`with_config`](Self::with_config) and
+    /// [`Config::from_env`] for another.
+    pub fn new() -> Self {
+        Self::with_config(Config::default())
+    }
+
+    /// A connector with this configuration.
+    pub fn with_config(config: Config) -> Self {
+        Self { dialer: Dialer::new(config), last: Arc::default() }
+    }
+
+    /// What the connection made last, by this connector or a clone, came to. Its counters are live.
+    pub fn last_connection(&self) -> Option<RdmaConnectInfo> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    async fn connect(self, uri: Uri) -> Result<EndpointStream, ConnectError> {
+        let host = uri.host().ok_or_else(|| ConnectError::NoHost(uri.to_string()))?;
+        // An IPv6 address stands in brackets in a URI, and without them everywhere else.
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
+        let stream = self.dialer.dial(host, uri.port_u16().unwrap_or(default)).await?;
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream.info().clone());
+        Ok(stream)
+    }
+}
+
+impl Default for RdmaConnector {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Service<Uri> for RdmaConnector {
+    type Response = EndpointStream;
+    type Error = ConnectError;
+    type Future = Pin<Box<dyn Future<Output = Result<EndpointStream, ConnectError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        Box::pin(self.clone().connect(uri))
+    }
+}

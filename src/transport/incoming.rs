@@ -1,0 +1,96 @@
+//! The server's side: a stream of connections for `tonic::transport::Server`.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::net::{TcpListener, ToSocketAddrs};
+use tokio_stream::Stream;
+use tonic::transport::server::Connected;
+
+use super::RdmaConnectInfo;
+use crate::endpoint::{Config, EndpointStream, Listener};
+
+/// Connections of RDMA peers and of stock gRPC clients, on one port.
+///
+/// ```no_run
+/// # async fn example(service: tonic::service::Routes) -> Result<(), Box<dyn std::error::Error>> {
+/// use tonic::transport::Server;
+/// use tonic_rdma::RdmaIncoming;
+///
+/// let incoming = RdmaIncoming::bind("0.0.0.0:50051").await?;
+/// Server::builder().add_routes(service).serve_with_incoming(incoming).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// tonic's graceful shutdown works as over TCP: `serve_with_incoming_shutdown` drops this stream, which closes the
+/// port, and lets the connections finish.
+#[derive(Debug)]
+pub struct RdmaIncoming {
+    listener: Listener,
+}
+
+impl RdmaIncoming {
+    /// Listens on `address` with the default configuration.
+    ///
+    /// # Errors
+    /// The address does not resolve, is in use, or is not this user's to take; the error says which and what to do.
+    pub async fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
+        Self::bind_with(address, Config::default()).await
+    }
+
+    /// Listens on `address` with this configuration.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub async fn bind_with(address: impl ToSocketAddrs, config: Config) -> io::Result<Self> {
+        Self::from_listener(TcpListener::bind(address).await.map_err(explain)?, config)
+    }
+
+    /// Takes over a listening socket. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// The socket has no local address.
+    pub fn from_listener(listener: TcpListener, config: Config) -> io::Result<Self> {
+        Ok(Self { listener: Listener::new(listener, config)? })
+    }
+
+    /// The address that it listens on.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.listener.local_addr()
+    }
+}
+
+impl Stream for RdmaIncoming {
+    type Item = io::Result<EndpointStream>;
+
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<EndpointStream>>> {
+        Pin::new(&mut self.listener).poll_next(context).map(|next| next.map(Ok))
+    }
+}
+
+impl Connected for EndpointStream {
+    type ConnectInfo = RdmaConnectInfo;
+
+    fn connect_info(&self) -> RdmaConnectInfo {
+        self.info().clone()
+    }
+}
+
+/// Says what can be done about an address that can't be listened on.
+fn explain(error: io::Error) -> io::Error {
+    let advice = match error.kind() {
+        io::ErrorKind::AddrInUse => "another process listens there; stop it or take another port (0 picks a free one)",
+        io::ErrorKind::PermissionDenied => {
+            "ports below 1024 need CAP_NET_BIND_SERVICE; take a higher port or grant the capability"
+        }
+        io::ErrorKind::AddrNotAvailable => "no interface of this machine has that address",
+        _ => return error,
+    };
+    io::Error::new(error.kind(), format!("{error}: {advice}"))
+}

@@ -1,0 +1,13 @@
+//! tonic's transport: a connector for clients, an incoming stream for servers.
+//!
+//! Owns the fit between the [`endpoint`](crate::endpoint)'s byte streams and tonic. Never looks at the bytes.
+#![forbid(unsafe_code)]
+
+mod connector;
+mod incoming;
+
+pub use connector::RdmaConnector;
+pub use incoming::RdmaIncoming;
+
+/// What was negotiated for a connection. On a server, tonic puts it among the extensions of every request.
+pub use crate::endpoint::ConnectionInfo as RdmaConnectInfo;

@@ -1,0 +1,100 @@
+//! The body of an RTS: where in the sender's memory the data is.
+
+/// Chunks of one RTS at most.
+pub const MAX_CHUNKS: usize = 8;
+
+/// A piece of the sender's registered memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Chunk {
+    /// Its virtual address there.
+    pub address: u64,
+    /// Key of the region that it lies in.
+    pub rkey: u32,
+    /// Its length in bytes, not 0.
+    pub length: u64,
+}
+
+/// What is wrong with the body of an RTS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChunkError {
+    /// The body is no whole number of chunks, or has none, or too many.
+    #[error("an offer of {0} bytes, which is not 1 to {MAX_CHUNKS} chunks")]
+    Length(usize),
+    /// A chunk of no bytes.
+    #[error("an offer with an empty chunk")]
+    Empty,
+}
+
+impl Chunk {
+    /// Bytes of an encoded chunk.
+    pub const LENGTH: usize = 20;
+
+    /// The chunk's bytes.
+    pub fn encode(&self) -> [u8; Self::LENGTH] {
+        let mut bytes = [0; Self::LENGTH];
+        bytes[..8].copy_from_slice(&self.address.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.rkey.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    /// Reads the body of an RTS.
+    ///
+    /// # Errors
+    /// A body that is no list of chunks. Whether the peer's memory is there is for the device to find out.
+    pub fn decode_all(body: &[u8]) -> Result<impl Iterator<Item = Self>, ChunkError> {
+        let (chunks, rest) = body.as_chunks::<{ Self::LENGTH }>();
+        if !rest.is_empty() || chunks.is_empty() || chunks.len() > MAX_CHUNKS {
+            return Err(ChunkError::Length(body.len()));
+        }
+        let chunks = chunks.iter().map(Self::decode);
+        if chunks.clone().any(|chunk| chunk.length == 0) {
+            return Err(ChunkError::Empty);
+        }
+        Ok(chunks)
+    }
+
+    fn decode(bytes: &[u8; Self::LENGTH]) -> Self {
+        let (mut address, mut rkey, mut length) = ([0; 8], [0; 4], [0; 8]);
+        address.copy_from_slice(&bytes[..8]);
+        rkey.copy_from_slice(&bytes[8..12]);
+        length.copy_from_slice(&bytes[12..]);
+        Self {
+            address: u64::from_le_bytes(address),
+            rkey: u32::from_le_bytes(rkey),
+            length: u64::from_le_bytes(length),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn survives_the_wire(fields in prop::collection::vec((any::<u64>(), any::<u32>(), 1..u64::MAX), 1..=MAX_CHUNKS)) {
+            let chunks: Vec<Chunk> =
+                fields.into_iter().map(|(address, rkey, length)| Chunk { address, rkey, length }).collect();
+            let body: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.encode()).collect();
+            prop_assert_eq!(Chunk::decode_all(&body).unwrap().collect::<Vec<_>>(), chunks);
+        }
+
+        #[test]
+        fn any_bytes_are_chunks_or_an_error(body in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(chunks) = Chunk::decode_all(&body) {
+                prop_assert_eq!(chunks.flat_map(|chunk| chunk.encode()).collect::<Vec<u8>>(), body);
+            }
+        }
+    }
+
+    #[test]
+    fn faults_are_named() {
+        assert_eq!(Chunk::decode_all(&[]).err(), Some(ChunkError::Length(0)));
+        assert_eq!(Chunk::decode_all(&[1; 21]).err(), Some(ChunkError::Length(21)));
+        assert_eq!(Chunk::decode_all(&[1; 180]).err(), Some(ChunkError::Length(180)));
+        assert_eq!(Chunk::decode_all(&[0; 20]).err(), Some(ChunkError::Empty));
+    }
+}

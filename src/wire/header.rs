@@ -1,0 +1,174 @@
+//! The header that every message between queue pairs begins with.
+
+/// A header whose every field is in range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What the body is.
+    pub kind: Kind,
+    /// Whether the message that this is a part of ends here.
+    pub end_of_message: bool,
+    /// Length of the body in bytes.
+    pub body_length: u32,
+    /// Number of this message on its queue pair, from 0.
+    pub sequence: u64,
+    /// Receive slots that the sender has ever posted, the first ones included.
+    pub granted: u64,
+    /// Chunks that the sender has ever finished reading, in the order of the offers.
+    pub reads_done: u64,
+}
+
+/// Kinds of message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The body is data.
+    Eager,
+    /// Ready to send: the body names chunks of the sender's memory that hold data.
+    Rts,
+    /// Nothing but the header's counts.
+    Ack,
+    /// The sender will send no more data.
+    Fin,
+    /// The sender has given up; the body is a code.
+    Abort,
+    /// The body is a nonce that wants to come back.
+    Ping,
+    /// The nonce of a ping.
+    Pong,
+}
+
+impl Kind {
+    const ALL: [Self; 7] =
+        [Self::Eager, Self::Rts, Self::Ack, Self::Fin, Self::Abort, Self::Ping, Self::Pong];
+
+    const fn code(self) -> u8 {
+        match self {
+            Self::Eager => 1,
+            Self::Rts => 2,
+            Self::Ack => 3,
+            Self::Fin => 4,
+            Self::Abort => 5,
+            Self::Ping => 6,
+            Self::Pong => 7,
+        }
+    }
+
+    /// Whether the message carries data, and so takes a credit that is meant for data.
+    pub const fn is_data(self) -> bool {
+        matches!(self, Self::Eager | Self::Rts)
+    }
+}
+
+/// What is wrong with a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderError {
+    /// No such kind.
+    #[error("message of unknown kind {0}")]
+    UnknownKind(u8),
+    /// Flags that nobody has defined.
+    #[error("message with unknown flags {0:#04x}")]
+    UnknownFlags(u8),
+    /// The field that is always zero is not.
+    #[error("message with reserved field {0:#06x}")]
+    Reserved(u16),
+}
+
+impl Header {
+    /// Bytes of a header.
+    pub const LENGTH: usize = 32;
+    const END_OF_MESSAGE: u8 = 1;
+
+    /// The header's bytes.
+    pub fn encode(&self) -> [u8; Self::LENGTH] {
+        let mut bytes = [0; Self::LENGTH];
+        bytes[0] = self.kind.code();
+        bytes[1] = if self.end_of_message { Self::END_OF_MESSAGE } else { 0 };
+        bytes[4..8].copy_from_slice(&self.body_length.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.granted.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.reads_done.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// Bytes that no header of this version has. Whether the counts are possible is not looked at here.
+    pub fn decode(bytes: &[u8; Self::LENGTH]) -> Result<Self, HeaderError> {
+        let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.code() == bytes[0]) else {
+            return Err(HeaderError::UnknownKind(bytes[0]));
+        };
+        if bytes[1] & !Self::END_OF_MESSAGE != 0 {
+            return Err(HeaderError::UnknownFlags(bytes[1]));
+        }
+        let reserved = u16::from_le_bytes([bytes[2], bytes[3]]);
+        if reserved != 0 {
+            return Err(HeaderError::Reserved(reserved));
+        }
+        let [_, body_length, ..] = words(bytes);
+        Ok(Self {
+            kind,
+            end_of_message: bytes[1] != 0,
+            body_length,
+            sequence: long(bytes, 8),
+            granted: long(bytes, 16),
+            reads_done: long(bytes, 24),
+        })
+    }
+}
+
+fn words(bytes: &[u8; Header::LENGTH]) -> [u32; 2] {
+    [0, 4].map(|at| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]))
+}
+
+fn long(bytes: &[u8; Header::LENGTH], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn headers() -> impl Strategy<Value = Header> {
+        (0..Kind::ALL.len(), any::<bool>(), any::<u32>(), any::<[u64; 3]>()).prop_map(
+            |(kind, end_of_message, body_length, [sequence, granted, reads_done])| Header {
+                kind: Kind::ALL[kind],
+                end_of_message,
+                body_length,
+                sequence,
+                granted,
+                reads_done,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn survives_the_wire(header in headers()) {
+            prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
+
+        /// Whatever decodes encodes to the same bytes: there is one way to write a header.
+        #[test]
+        fn any_bytes_are_a_header_or_an_error(bytes in any::<[u8; Header::LENGTH]>(), kind in 0..9_u8) {
+            for bytes in [bytes, { let mut near = bytes; near[..4].copy_from_slice(&[kind, 0, 0, 0]); near }] {
+                if let Ok(header) = Header::decode(&bytes) {
+                    prop_assert_eq!(header.encode(), bytes);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn faults_are_named() {
+        let mut bytes = [0; Header::LENGTH];
+        assert_eq!(Header::decode(&bytes), Err(HeaderError::UnknownKind(0)));
+        bytes[..3].copy_from_slice(&[1, 2, 0]);
+        assert_eq!(Header::decode(&bytes), Err(HeaderError::UnknownFlags(2)));
+        bytes[..3].copy_from_slice(&[1, 1, 9]);
+        assert_eq!(Header::decode(&bytes), Err(HeaderError::Reserved(9)));
+    }
+}

@@ -1,0 +1,394 @@
+//! The hello: what two ends say over TCP before they agree on RDMA.
+//!
+//! Each message is framed:
+//!
+//! ```text
+//!  0                       8            10           12                     16
+//!  ├── magic ──────────────┼── version ─┼── type ────┼── length of body ────┼── body ──
+//! ```
+//!
+//! The magic's first byte is no ASCII letter and no TLS record type, so that a stock HTTP/2 or TLS server refuses it at
+//! once, and this end never takes a stock client for one of ours.
+
+use bytes::{Buf, BufMut};
+
+/// What every message of a negotiation begins with.
+pub const MAGIC: [u8; 8] = *b"\xd5tonRDMA";
+/// The version that this end speaks.
+pub const VERSION: u16 = 1;
+/// Longest body of a message, in bytes.
+pub const MAX_BODY: usize = 4096;
+
+const HEADER: usize = 16;
+const MAX_OFFERS: usize = 8;
+const MAX_NAME: usize = 64;
+const MAX_ADDRESS: usize = 256;
+const MAX_REASON: usize = 256;
+
+/// A message of the negotiation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Client to server, first.
+    ClientHello(ClientHello),
+    /// Server to client, in answer.
+    ServerHello(ServerHello),
+    /// Both ways, last: what was read in the other's memory.
+    Confirm(Confirm),
+}
+
+/// Who the client is and what it offers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientHello {
+    /// Where it runs.
+    pub identity: HostIdentity,
+    /// Queue pairs that wait to be connected, the best first; at most 8.
+    pub offers: Vec<Offer>,
+}
+
+/// Where a process runs, for the software device, which reaches no further than memory is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostIdentity {
+    /// Random number of the running kernel's boot; all zero if unknown.
+    pub boot_id: [u8; 16],
+    /// Inode of the network namespace; zero if unknown.
+    pub network_namespace: u64,
+    /// Effective user.
+    pub uid: u32,
+    /// Process.
+    pub pid: u32,
+}
+
+/// A queue pair that waits to be connected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Provider, such as `soft`; at most 64 bytes.
+    pub provider: String,
+    /// Device, such as `soft0`; at most 64 bytes.
+    pub device: String,
+    /// The queue pair's address, meaningful to the provider; at most 256 bytes.
+    pub queue_pair: Vec<u8>,
+    /// Receive buffers that are posted.
+    pub receive_slots: u32,
+    /// Length of each in bytes.
+    pub slot_size: u32,
+}
+
+/// What the server makes of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerHello {
+    /// Yes or no.
+    pub verdict: Verdict,
+}
+
+/// Yes or no.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// An offer was taken.
+    Accept {
+        /// Its place in the client's list.
+        offer: u8,
+        /// Address of the server's queue pair; at most 256 bytes.
+        queue_pair: Vec<u8>,
+        /// Receive buffers that are posted.
+        receive_slots: u32,
+        /// Length of each in bytes.
+        slot_size: u32,
+    },
+    /// No RDMA; both go on over this TCP connection.
+    Decline {
+        /// Why; at most 256 bytes.
+        reason: String,
+    },
+}
+
+/// What came of connecting the queue pairs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Confirm {
+    /// Connected.
+    Connected {
+        /// What was read in the other end's memory, where the device works by shared memory.
+        nonce: Option<u64>,
+    },
+    /// Not connected; both go on over this TCP connection.
+    Failed {
+        /// Why; at most 256 bytes.
+        reason: String,
+    },
+}
+
+/// What [`Message::decode`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decoded {
+    /// A message, and how many bytes it took.
+    Message {
+        /// The message.
+        message: Message,
+        /// Bytes to drop from the buffer.
+        length: usize,
+    },
+    /// More bytes are needed.
+    Incomplete {
+        /// How many there have to be at least.
+        needed: usize,
+    },
+}
+
+/// What is wrong with a message of the negotiation.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HelloError {
+    /// It does not begin with the magic.
+    #[error("not a hello of ours")]
+    Magic,
+    /// Another version than ours.
+    #[error("a hello of version {seen}, this end speaks {VERSION}")]
+    Version {
+        /// The peer's version.
+        seen: u16,
+    },
+    /// No such type of message.
+    #[error("a message of unknown type {0}")]
+    Type(u16),
+    /// The body is longer than any message's.
+    #[error("a message of {0} bytes, of which {MAX_BODY} are allowed")]
+    TooLong(u32),
+    /// The body ends too soon, or goes on too long, or a number in it is out of range.
+    #[error("malformed {field}")]
+    Malformed {
+        /// Which part.
+        field: &'static str,
+    },
+}
+
+impl Message {
+    /// Its name, for errors.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::ClientHello(_) => "a client hello",
+            Self::ServerHello(_) => "a server hello",
+            Self::Confirm(_) => "a confirmation",
+        }
+    }
+
+    /// The message's bytes. Reasons that are too long are cut.
+    ///
+    /// # Errors
+    /// A name, an address or a list that is too long to be decoded again.
+    pub fn encode(&self) -> Result<Vec<u8>, HelloError> {
+        let mut body = Vec::with_capacity(512);
+        let kind: u16 = match self {
+            Self::ClientHello(hello) => {
+                encode_client(hello, &mut body)?;
+                1
+            }
+            Self::ServerHello(hello) => {
+                encode_server(hello, &mut body)?;
+                2
+            }
+            Self::Confirm(confirm) => {
+                encode_confirm(confirm, &mut body);
+                3
+            }
+        };
+        let mut bytes = Vec::with_capacity(HEADER + body.len());
+        bytes.put_slice(&MAGIC);
+        bytes.put_u16_le(VERSION);
+        bytes.put_u16_le(kind);
+        bytes.put_u32_le(body.len() as u32);
+        bytes.put_slice(&body);
+        Ok(bytes)
+    }
+
+    /// Reads the message at the start of `received`, if it is all there.
+    ///
+    /// # Errors
+    /// Bytes that can't become a message, however many more come.
+    pub fn decode(received: &[u8]) -> Result<Decoded, HelloError> {
+        let start = received.len().min(MAGIC.len());
+        if received[..start] != MAGIC[..start] {
+            return Err(HelloError::Magic);
+        }
+        if received.len() < HEADER {
+            return Ok(Decoded::Incomplete { needed: HEADER });
+        }
+        let mut header = &received[MAGIC.len()..HEADER];
+        let (version, kind, length) = (header.get_u16_le(), header.get_u16_le(), header.get_u32_le());
+        if version != VERSION {
+            return Err(HelloError::Version { seen: version });
+        }
+        if length as usize > MAX_BODY {
+            return Err(HelloError::TooLong(length));
+        }
+        if !(1..=3).contains(&kind) {
+            return Err(HelloError::Type(kind));
+        }
+        let end = HEADER + length as usize;
+        let Some(body) = received.get(HEADER..end) else {
+            return Ok(Decoded::Incomplete { needed: end });
+        };
+        let mut body = Body(body);
+        let message = match kind {
+            1 => Self::ClientHello(body.client()?),
+            2 => Self::ServerHello(body.server()?),
+            _ => Self::Confirm(body.confirm()?),
+        };
+        if !body.0.is_empty() {
+            return Err(HelloError::Malformed { field: "end of the message" });
+        }
+        Ok(Decoded::Message { message, length: end })
+    }
+}
+
+fn encode_client(hello: &ClientHello, body: &mut Vec<u8>) -> Result<(), HelloError> {
+    body.put_slice(&hello.identity.boot_id);
+    body.put_u64_le(hello.identity.network_namespace);
+    body.put_u32_le(hello.identity.uid);
+    body.put_u32_le(hello.identity.pid);
+    if hello.offers.len() > MAX_OFFERS {
+        return Err(HelloError::Malformed { field: "number of offers" });
+    }
+    body.put_u8(hello.offers.len() as u8);
+    for offer in &hello.offers {
+        put(body, offer.provider.as_bytes(), MAX_NAME, "provider")?;
+        put(body, offer.device.as_bytes(), MAX_NAME, "device")?;
+        put(body, &offer.queue_pair, MAX_ADDRESS, "queue pair address")?;
+        body.put_u32_le(offer.receive_slots);
+        body.put_u32_le(offer.slot_size);
+    }
+    Ok(())
+}
+
+fn encode_server(hello: &ServerHello, body: &mut Vec<u8>) -> Result<(), HelloError> {
+    match &hello.verdict {
+        Verdict::Accept { offer, queue_pair, receive_slots, slot_size } => {
+            body.put_u8(1);
+            body.put_u8(*offer);
+            put(body, queue_pair, MAX_ADDRESS, "queue pair address")?;
+            body.put_u32_le(*receive_slots);
+            body.put_u32_le(*slot_size);
+        }
+        Verdict::Decline { reason } => {
+            body.put_u8(0);
+            put_reason(body, reason);
+        }
+    }
+    Ok(())
+}
+
+fn encode_confirm(confirm: &Confirm, body: &mut Vec<u8>) {
+    match confirm {
+        Confirm::Failed { reason } => {
+            body.put_u8(0);
+            put_reason(body, reason);
+        }
+        Confirm::Connected { nonce: None } => body.put_u8(1),
+        Confirm::Connected { nonce: Some(nonce) } => {
+            body.put_u8(2);
+            body.put_u64_le(*nonce);
+        }
+    }
+}
+
+fn put(body: &mut Vec<u8>, bytes: &[u8], most: usize, field: &'static str) -> Result<(), HelloError> {
+    if bytes.len() > most {
+        return Err(HelloError::Malformed { field });
+    }
+    body.put_u16_le(bytes.len() as u16);
+    body.put_slice(bytes);
+    Ok(())
+}
+
+fn put_reason(body: &mut Vec<u8>, reason: &str) {
+    let cut = (0..=reason.len().min(MAX_REASON)).rev().find(|&end| reason.is_char_boundary(end)).unwrap_or(0);
+    body.put_u16_le(cut as u16);
+    body.put_slice(&reason.as_bytes()[..cut]);
+}
+
+/// A body that is being read.
+struct Body<'a>(&'a [u8]);
+
+impl Body<'_> {
+    fn client(&mut self) -> Result<ClientHello, HelloError> {
+        let mut boot_id = [0; 16];
+        boot_id.copy_from_slice(self.bytes(16, "boot id")?);
+        let identity = HostIdentity {
+            boot_id,
+            network_namespace: self.u64("network namespace")?,
+            uid: self.u32("uid")?,
+            pid: self.u32("pid")?,
+        };
+        let count = usize::from(self.u8("number of offers")?);
+        if count > MAX_OFFERS {
+            return Err(HelloError::Malformed { field: "number of offers" });
+        }
+        let offers = (0..count).map(|_| self.offer()).collect::<Result<_, _>>()?;
+        Ok(ClientHello { identity, offers })
+    }
+
+    fn offer(&mut self) -> Result<Offer, HelloError> {
+        Ok(Offer {
+            provider: self.text(MAX_NAME, "provider")?,
+            device: self.text(MAX_NAME, "device")?,
+            queue_pair: self.counted(MAX_ADDRESS, "queue pair address")?.to_vec(),
+            receive_slots: self.u32("receive slots")?,
+            slot_size: self.u32("slot size")?,
+        })
+    }
+
+    fn server(&mut self) -> Result<ServerHello, HelloError> {
+        let verdict = match self.u8("verdict")? {
+            0 => Verdict::Decline { reason: self.text(MAX_REASON, "reason")? },
+            1 => Verdict::Accept {
+                offer: self.u8("offer")?,
+                queue_pair: self.counted(MAX_ADDRESS, "queue pair address")?.to_vec(),
+                receive_slots: self.u32("receive slots")?,
+                slot_size: self.u32("slot size")?,
+            },
+            _ => return Err(HelloError::Malformed { field: "verdict" }),
+        };
+        Ok(ServerHello { verdict })
+    }
+
+    fn confirm(&mut self) -> Result<Confirm, HelloError> {
+        match self.u8("outcome")? {
+            0 => Ok(Confirm::Failed { reason: self.text(MAX_REASON, "reason")? }),
+            1 => Ok(Confirm::Connected { nonce: None }),
+            2 => Ok(Confirm::Connected { nonce: Some(self.u64("nonce")?) }),
+            _ => Err(HelloError::Malformed { field: "outcome" }),
+        }
+    }
+
+    fn bytes(&mut self, count: usize, field: &'static str) -> Result<&[u8], HelloError> {
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(HelloError::Malformed { field })?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn counted(&mut self, most: usize, field: &'static str) -> Result<&[u8], HelloError> {
+        let count = usize::from(self.bytes(2, field)?.get_u16_le());
+        if count > most {
+            return Err(HelloError::Malformed { field });
+        }
+        self.bytes(count, field)
+    }
+
+    fn text(&mut self, most: usize, field: &'static str) -> Result<String, HelloError> {
+        let bytes = self.counted(most, field)?;
+        std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| HelloError::Malformed { field })
+    }
+
+    fn u8(&mut self, field: &'static str) -> Result<u8, HelloError> {
+        Ok(self.bytes(1, field)?.get_u8())
+    }
+
+    fn u32(&mut self, field: &'static str) -> Result<u32, HelloError> {
+        Ok(self.bytes(4, field)?.get_u32_le())
+    }
+
+    fn u64(&mut self, field: &'static str) -> Result<u64, HelloError> {
+        Ok(self.bytes(8, field)?.get_u64_le())
+    }
+}
+
+#[cfg(test)]
+#[path = "hello_tests.rs"]
+mod tests;

@@ -1,0 +1,97 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn offers() -> impl Strategy<Value = Offer> {
+    ("[a-z]{0,64}", "[a-z0-9_]{0,64}", prop::collection::vec(any::<u8>(), 0..=MAX_ADDRESS), any::<[u32; 2]>())
+        .prop_map(|(provider, device, queue_pair, [receive_slots, slot_size])| Offer {
+            provider,
+            device,
+            queue_pair,
+            receive_slots,
+            slot_size,
+        })
+}
+
+fn messages() -> impl Strategy<Value = Message> {
+    let client = (any::<[u8; 16]>(), any::<u64>(), any::<[u32; 2]>(), prop::collection::vec(offers(), 0..=MAX_OFFERS))
+        .prop_map(|(boot_id, network_namespace, [uid, pid], offers)| {
+            let identity = HostIdentity { boot_id, network_namespace, uid, pid };
+            Message::ClientHello(ClientHello { identity, offers })
+        });
+    let accept = (any::<u8>(), offers()).prop_map(|(offer, end)| Verdict::Accept {
+        offer,
+        queue_pair: end.queue_pair,
+        receive_slots: end.receive_slots,
+        slot_size: end.slot_size,
+    });
+    let decline = "[ -~]{0,256}".prop_map(|reason| Verdict::Decline { reason });
+    let server = prop_oneof![accept, decline].prop_map(|verdict| Message::ServerHello(ServerHello { verdict }));
+    let connected = any::<Option<u64>>().prop_map(|nonce| Confirm::Connected { nonce });
+    let failed = "[ -~]{0,256}".prop_map(|reason| Confirm::Failed { reason });
+    prop_oneof![client, server, prop_oneof![connected, failed].prop_map(Message::Confirm)]
+}
+
+proptest! {
+    #[test]
+    fn survives_the_wire_however_it_is_cut(message in messages(), rest in prop::collection::vec(any::<u8>(), 0..20)) {
+        let bytes = message.encode().unwrap();
+        prop_assert!(bytes.len() <= HEADER + MAX_BODY);
+        for end in 0..bytes.len() {
+            match Message::decode(&bytes[..end]) {
+                Ok(Decoded::Incomplete { needed }) => prop_assert!(needed > end && needed <= bytes.len()),
+                other => prop_assert!(false, "{} of {} bytes: {:?}", end, bytes.len(), other),
+            }
+        }
+        let length = bytes.len();
+        let followed = [bytes, rest].concat();
+        prop_assert_eq!(Message::decode(&followed), Ok(Decoded::Message { message, length }));
+    }
+
+    #[test]
+    fn any_bytes_are_a_message_or_an_error(
+        kind in 0..5_u16,
+        body in prop::collection::vec(any::<u8>(), 0..600),
+        flipped in any::<prop::sample::Index>(),
+        message in messages(),
+    ) {
+        let mut framed = MAGIC.to_vec();
+        framed.put_u16_le(VERSION);
+        framed.put_u16_le(kind);
+        framed.put_u32_le(body.len() as u32);
+        framed.put_slice(&body);
+        let mut damaged = message.encode().unwrap();
+        let at = flipped.index(damaged.len());
+        damaged[at] ^= 0x41;
+        for bytes in [&body, &framed, &damaged] {
+            if let Ok(Decoded::Message { message, length }) = Message::decode(bytes) {
+                prop_assert_eq!(&message.encode().unwrap()[..], &bytes[..length]);
+            }
+        }
+    }
+}
+
+#[test]
+fn faults_are_named() {
+    assert_eq!(Message::decode(b"PRI * HTTP/2.0"), Err(HelloError::Magic));
+    let header = |version: u16, kind: u16, length: u32| {
+        [&MAGIC[..], &version.to_le_bytes(), &kind.to_le_bytes(), &length.to_le_bytes()].concat()
+    };
+    assert_eq!(Message::decode(&header(9, 1, 0)), Err(HelloError::Version { seen: 9 }));
+    assert_eq!(Message::decode(&header(1, 9, 0)), Err(HelloError::Type(9)));
+    assert_eq!(Message::decode(&header(1, 1, 5000)), Err(HelloError::TooLong(5000)));
+    assert_eq!(Message::decode(&header(1, 1, 0)), Err(HelloError::Malformed { field: "boot id" }));
+    let trailing = [header(1, 3, 2), vec![1, 1]].concat();
+    assert_eq!(Message::decode(&trailing), Err(HelloError::Malformed { field: "end of the message" }));
+}
+
+#[test]
+fn a_long_reason_is_cut_between_characters() {
+    let confirm = Message::Confirm(Confirm::Failed { reason: "ä".repeat(300) });
+    let bytes = confirm.encode().unwrap();
+    let Ok(Decoded::Message { message: Message::Confirm(Confirm::Failed { reason }), .. }) = Message::decode(&bytes)
+    else {
+        panic!("{bytes:?}");
+    };
+    assert_eq!(reason, "ä".repeat(128));
+}

@@ -1,0 +1,20 @@
+//! The endpoint and the transport as their users see them: real sockets, the software device, two ends in one process
+//! or in two.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "tests"
+)]
+
+mod isolation;
+mod negotiation;
+mod stream;
+mod tonic_over_rdma;
+
+#[path = "../support/child.rs"]
+mod child;
+#[path = "../support/support.rs"]
+mod support;

@@ -1,0 +1,223 @@
+//! The byte stream: content, order, ends.
+
+use std::io::{ErrorKind, IoSlice};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
+use tonic_rdma::{Config, EagerThreshold, PollMode};
+
+use super::support::{Content, Random, Runtime, everywhere, pair};
+
+const MIB: usize = 1 << 20;
+
+async fn send(mut stream: impl AsyncWrite + Unpin, seed: u64, total: usize, most: usize) {
+    let (mut content, mut random) = (Content::new(seed), Random::new(seed));
+    let mut left = total;
+    while left > 0 {
+        let length = random.length(most).min(left);
+        stream.write_all(&content.take(length)).await.unwrap();
+        left -= length;
+        match random.below(8) {
+            0 => stream.flush().await.unwrap(),
+            1 => tokio::task::yield_now().await,
+            _ => {}
+        }
+    }
+    stream.shutdown().await.unwrap();
+}
+
+async fn receive(mut stream: impl AsyncRead + Unpin, seed: u64, total: usize, slow: bool) {
+    let (mut content, mut random) = (Content::new(seed), Random::new(!seed));
+    let mut buffer = vec![0; MIB];
+    loop {
+        let room = random.length(MIB - 1) + 1;
+        let count = stream.read(&mut buffer[..room]).await.unwrap();
+        if count == 0 {
+            break;
+        }
+        content.check(&buffer[..count]);
+        if slow && random.below(16) == 0 {
+            tokio::time::sleep(std::time::Duration::from_micros(random.below(300))).await;
+        }
+    }
+    assert_eq!(content.position(), total as u64);
+}
+
+async fn both_ways(config: Config, total: usize, most: usize, slow: bool) {
+    let (client, server) = pair(config).await;
+    let ((client_read, client_write), (server_read, server_write)) = (split(client), split(server));
+    tokio::join!(
+        send(client_write, 1, total, most),
+        send(server_write, 2, total, most),
+        receive(server_read, 1, total, slow),
+        receive(client_read, 2, total, false),
+    );
+}
+
+#[test]
+fn content_survives_in_every_runtime_and_way_of_polling() {
+    everywhere(|config| both_ways(config, 8 * MIB, 300_000, false));
+}
+
+#[test]
+fn small_writes_are_gathered_and_arrive_in_order() {
+    everywhere(|config| both_ways(config, MIB, 100, false));
+}
+
+#[test]
+fn slow_readers_stop_the_writer_and_lose_nothing() {
+    Runtime::Idle.run(both_ways(Config::default(), 16 * MIB, 2 * MIB, true));
+    Runtime::MultiThread.run(both_ways(Config::default(), 16 * MIB, 2 * MIB, true));
+}
+
+#[test]
+fn every_threshold_and_chunk_size_carries_the_same_bytes() {
+    for threshold in [EagerThreshold::Bytes(0), EagerThreshold::Bytes(u64::MAX), EagerThreshold::Bytes(5000)] {
+        for chunk in [4096, 65536] {
+            let config = Config::default().eager_threshold(threshold).chunk_size(chunk);
+            Runtime::Idle.run(both_ways(config, 4 * MIB, 700_000, false));
+        }
+    }
+    let tiny = Config::default().receive_buffers(16, 1024).queue_depth(64);
+    Runtime::Idle.run(both_ways(tiny, 4 * MIB, 100_000, false));
+}
+
+/// Sizes up to 64 MiB, both directions at once, one of the readers slow.
+#[test]
+fn soak() {
+    Runtime::Idle.run(both_ways(Config::default(), 256 * MIB, 64 * MIB, false));
+    Runtime::MultiThread.run(both_ways(Config::default(), 192 * MIB, 64 * MIB, true));
+}
+
+#[test]
+fn counters_tell_which_way_the_bytes_went() {
+    Runtime::Idle.run(async {
+        let config = Config::default().eager_threshold(EagerThreshold::Bytes(64 * 1024));
+        let (mut client, mut server) = pair(config).await;
+        client.write_all(&[7; 1000]).await.unwrap();
+        client.flush().await.unwrap();
+        server.read_exact(&mut [0; 1000]).await.unwrap();
+        let large = vec![9; MIB];
+        let mut received = vec![0; MIB];
+        let (written, read) = tokio::join!(client.write_all(&large), server.read_exact(&mut received));
+        (written.unwrap(), read.unwrap());
+        assert!(received == large);
+        let (sent, taken) = (client.info().counters(), server.info().counters());
+        assert!(sent.eager_sent >= 1 && sent.eager_sent_bytes >= 1000, "{sent:?}");
+        assert_eq!(sent.eager_sent_bytes + sent.rendezvous_sent_bytes, 1000 + MIB as u64, "{sent:?}");
+        assert!(sent.rendezvous_sent >= 1 && sent.rendezvous_sent_bytes >= MIB as u64 / 2, "{sent:?}");
+        assert_eq!(taken.rendezvous_received_bytes, sent.rendezvous_sent_bytes, "{taken:?}");
+        assert!(taken.reads >= 1 && taken.polls >= 1, "{taken:?}");
+    });
+}
+
+#[test]
+fn a_vectored_write_keeps_its_order() {
+    Runtime::Idle.run(async {
+        let (mut client, mut server) = pair(Config::default()).await;
+        let mut content = Content::new(3);
+        let parts: Vec<Vec<u8>> = [1, 0, 9, 5000, 3, 20_000].map(|length| content.take(length)).into();
+        let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let written = client.write_vectored(&slices).await.unwrap();
+        client.shutdown().await.unwrap();
+        let mut received = Vec::new();
+        server.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, parts.concat()[..written]);
+        assert!(written >= 10);
+    });
+}
+
+#[test]
+fn each_direction_closes_by_itself() {
+    everywhere(|config| async move {
+        let (mut client, mut server) = pair(config).await;
+        client.write_all(b"question").await.unwrap();
+        client.shutdown().await.unwrap();
+        let error = client.write_all(b"more").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+        let mut question = Vec::new();
+        server.read_to_end(&mut question).await.unwrap();
+        assert_eq!(question, b"question");
+        server.write_all(&[5; 100_000]).await.unwrap();
+        server.shutdown().await.unwrap();
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).await.unwrap();
+        assert_eq!(answer, [5; 100_000]);
+    });
+}
+
+#[test]
+fn what_was_written_before_a_drop_arrives() {
+    everywhere(|config| async move {
+        for length in [1, 5000, 300_000, 3 * MIB] {
+            let (mut client, mut server) = pair(config.clone()).await;
+            let writer = tokio::spawn(async move {
+                client.write_all(&Content::new(4).take(length)).await.unwrap();
+                client.flush().await.unwrap();
+            });
+            let mut received = Vec::new();
+            server.read_to_end(&mut received).await.unwrap();
+            writer.await.unwrap();
+            Content::new(4).check(&received);
+            assert_eq!(received.len(), length);
+        }
+    });
+}
+
+#[test]
+fn a_writer_learns_that_nobody_reads_any_more() {
+    everywhere(|config| async move {
+        let (mut client, server) = pair(config).await;
+        drop(server);
+        let error = loop {
+            if let Err(error) = client.write_all(&[1; 100_000]).await {
+                break error;
+            }
+        };
+        assert!(
+            matches!(
+                error.kind(),
+                ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe
+            ),
+            "{error:?}"
+        );
+    });
+}
+
+/// What `poll_write` and `poll_flush` took is on its way: the receiver, in a runtime of its own, gets it although the
+/// sender's runtime never runs again.
+#[test]
+fn data_moves_while_the_senders_runtime_is_blocked() {
+    for mode in [PollMode::Adaptive, PollMode::Event] {
+        let config = Config::default().poll_mode(mode);
+        let (address_to, address_from) = std::sync::mpsc::channel();
+        let (done_to, done_from) = std::sync::mpsc::channel();
+        let listening = config.clone();
+        let receiver = std::thread::spawn(move || {
+            Runtime::Idle.run(async {
+                let mut listener = super::support::listen(listening).await;
+                address_to.send(listener.local_addr().port()).unwrap();
+                let mut server = tokio_stream::StreamExt::next(&mut listener).await.unwrap();
+                let mut bytes = [0; 10_000];
+                server.read_exact(&mut bytes).await.unwrap();
+                done_to.send(bytes.to_vec()).unwrap();
+                // Answer only after the other end has checked, so that it was blocked all the time.
+                server.write_all(b"got it").await.unwrap();
+                server.flush().await.unwrap();
+                let _ = server.read(&mut [0]).await;
+            });
+        });
+        Runtime::CurrentThread.run(async {
+            let port = address_from.recv().unwrap();
+            let mut client =
+                tonic_rdma::endpoint::Dialer::new(config).dial("127.0.0.1", port).await.unwrap();
+            client.write_all(&Content::new(5).take(10_000)).await.unwrap();
+            client.flush().await.unwrap();
+            let received = done_from.recv_timeout(std::time::Duration::from_secs(30)).expect("nothing arrived");
+            Content::new(5).check(&received);
+            let mut answer = [0; 6];
+            client.read_exact(&mut answer).await.unwrap();
+            assert_eq!(&answer, b"got it");
+        });
+        receiver.join().unwrap();
+    }
+}
