@@ -1,0 +1,106 @@
+//! What the pool costs on the paths that every message takes.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use divan::Bencher;
+use tonic_rdma::memory::{Budget, Pool, PoolSettings, Quota};
+use tonic_rdma::verbs::{
+    Access, CompletionQueue, HostMemory, Lkey, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity, Rkey,
+    VerbsError,
+};
+
+fn main() {
+    divan::main();
+}
+
+/// Lease and drop of a block that is at hand.
+#[divan::bench(args = [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20])]
+fn lease_warm(bencher: Bencher<'_, '_>, length: usize) {
+    let pool = pool();
+    drop(pool.lease(length, Quota::Send));
+    bencher.bench_local(|| pool.lease(black_box(length), Quota::Send));
+}
+
+/// Allocate, freeze and drop of a buffer that is at hand.
+#[divan::bench]
+fn freeze_warm(bencher: Bencher<'_, '_>) {
+    let pool = pool();
+    bencher.bench_local(|| pool.allocate(black_box(64 << 10)).map(|buffer| buffer.freeze()));
+}
+
+/// Look-up of a slice in one of so many frozen buffers.
+#[divan::bench(args = [1, 64, 4096])]
+fn find_hit(bencher: Bencher<'_, '_>, buffers: usize) {
+    let pool = pool();
+    let frozen = freeze(&pool, buffers);
+    let slice = &frozen[buffers / 2][100..2000];
+    bencher.bench_local(|| pool.find(black_box(slice.as_ptr() as usize), slice.len()));
+}
+
+/// Look-up of a slice from elsewhere, with so many frozen buffers.
+#[divan::bench(args = [0, 1, 4096])]
+fn find_miss(bencher: Bencher<'_, '_>, buffers: usize) {
+    let pool = pool();
+    let _frozen = freeze(&pool, buffers);
+    let elsewhere = vec![0_u8; 2000];
+    bencher.bench_local(|| pool.find(black_box(elsewhere.as_ptr() as usize), elsewhere.len()));
+}
+
+/// Look-up between two frozen buffers, which neither of them holds whole.
+#[divan::bench]
+fn find_near_miss(bencher: Bencher<'_, '_>) {
+    let pool = pool();
+    let frozen = freeze(&pool, 4096);
+    let address = frozen[2048].as_ptr() as usize;
+    bencher.bench_local(|| pool.find(black_box(address), 1 << 20));
+}
+
+fn freeze(pool: &Pool, count: usize) -> Vec<Bytes> {
+    (0..count).filter_map(|_| pool.allocate(4096).ok()).map(|buffer| buffer.freeze()).collect()
+}
+
+fn pool() -> Pool {
+    Pool::new(Arc::new(Domain), PoolSettings::default(), Budget::new(1 << 30))
+}
+
+/// A device that does nothing: only the pool is measured.
+#[derive(Debug)]
+struct Domain;
+
+impl ProtectionDomain for Domain {
+    fn register(&self, memory: Arc<HostMemory>, _: Access) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        Ok(Arc::new(Region(memory)))
+    }
+
+    fn create_queue_pair(
+        &self,
+        _: &Arc<dyn CompletionQueue>,
+        _: &Arc<dyn CompletionQueue>,
+        _: &QueuePairCapacity,
+    ) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        Err(VerbsError::Foreign("queue pair"))
+    }
+}
+
+#[derive(Debug)]
+struct Region(Arc<HostMemory>);
+
+impl MemoryRegion for Region {
+    fn lkey(&self) -> Lkey {
+        Lkey(1)
+    }
+
+    fn rkey(&self) -> Rkey {
+        Rkey(1)
+    }
+
+    fn access(&self) -> Access {
+        Access::LOCAL_WRITE
+    }
+
+    fn memory(&self) -> &Arc<HostMemory> {
+        &self.0
+    }
+}

@@ -1,0 +1,204 @@
+//! An arena: slabs of one purpose, and the free pieces of them. Plain bookkeeping under the pool's lock; it makes and
+//! drops no slab itself, since both take system calls.
+
+use std::sync::Arc;
+
+use super::class;
+use super::extents::Extents;
+use super::slab::Slab;
+
+/// A piece of a slab, in use by one holder.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) slab: Arc<Slab>,
+    /// Key of the slab in its arena.
+    key: usize,
+    /// First byte, from the start of the slab.
+    pub(super) offset: usize,
+    /// Bytes.
+    pub(super) capacity: usize,
+}
+
+/// Slabs and their free pieces.
+///
+/// A piece that is given back goes onto the stack of its size class, to be taken from there while it is still in the
+/// caches. When no slab has room, the stacks are emptied into the slabs' free ranges, where neighbours join to serve
+/// any class.
+#[derive(Debug)]
+pub(super) struct Arena {
+    entries: slab::Slab<Entry>,
+    stacks: Vec<Vec<Place>>,
+    stacked: usize,
+    /// Slabs of one piece each, that are free.
+    spares: Vec<usize>,
+    /// Longest piece that is cut from a common slab.
+    largest: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    slab: Arc<Slab>,
+    /// Pieces in use.
+    live: usize,
+    /// `None` for a slab of one piece.
+    free: Option<Extents>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    key: usize,
+    offset: usize,
+}
+
+impl Arena {
+    /// An arena without slabs whose common ones will have `slab_size` bytes.
+    pub(super) fn new(slab_size: usize) -> Self {
+        let mut largest_class = class::index(slab_size / 2);
+        if class::size(largest_class) > slab_size / 2 {
+            largest_class -= 1;
+        }
+        Self {
+            entries: slab::Slab::new(),
+            stacks: vec![Vec::new(); largest_class + 1],
+            stacked: 0,
+            spares: Vec::new(),
+            largest: class::size(largest_class),
+        }
+    }
+
+    /// What a piece for `length` bytes takes: a size class, or whole pages if it is to have a slab of its own.
+    /// `None` if that is more than an address can count.
+    pub(super) fn capacity_for(&self, length: usize) -> Option<usize> {
+        if self.is_common(length) {
+            Some(class::size(class::index(length)))
+        } else {
+            length
+                .checked_next_multiple_of(rustix::param::page_size())
+                .filter(|&bytes| isize::try_from(bytes).is_ok())
+        }
+    }
+
+    /// Whether a piece of `capacity` bytes shares its slab.
+    pub(super) fn is_common(&self, capacity: usize) -> bool {
+        capacity <= self.largest
+    }
+
+    /// A piece that was in use before: of the class of `capacity`, or a spare slab not above half again as much, nor
+    /// above `room`.
+    pub(super) fn reuse(&mut self, capacity: usize, room: u64) -> Option<Piece> {
+        if self.is_common(capacity) {
+            let place = self.stacks[class::index(capacity)].pop()?;
+            self.stacked -= capacity;
+            return Some(self.hold(place, capacity));
+        }
+        let fits =
+            |bytes: usize| bytes >= capacity && bytes - capacity <= capacity / 2 && bytes as u64 <= room;
+        let sizes = self.spares.iter().map(|&key| self.entries[key].slab.len()).enumerate();
+        // From the back: of equal ones the last given back, which is the warmest.
+        let (position, bytes) =
+            sizes.rev().filter(|&(_, bytes)| fits(bytes)).min_by_key(|&(_, bytes)| bytes)?;
+        let key = self.spares.remove(position);
+        Some(self.hold(Place { key, offset: 0 }, bytes))
+    }
+
+    /// A new piece off one of the slabs there are.
+    pub(super) fn cut(&mut self, capacity: usize) -> Option<Piece> {
+        if !self.is_common(capacity) {
+            return None;
+        }
+        if let Some(piece) = self.cut_free(capacity) {
+            return Some(piece);
+        }
+        if self.stacked < capacity {
+            return None;
+        }
+        self.empty_stacks();
+        self.cut_free(capacity)
+    }
+
+    /// Adds a slab of at least `capacity` bytes, and holds a first piece of it.
+    pub(super) fn add(&mut self, slab: Arc<Slab>, capacity: usize) -> Piece {
+        let (mut offset, mut free) = (0, None);
+        if self.is_common(capacity) {
+            let mut extents = Extents::new(slab.len());
+            offset = extents.take(capacity).unwrap_or(0);
+            free = Some(extents);
+        }
+        let key = self.entries.insert(Entry { slab, live: 0, free });
+        self.hold(Place { key, offset }, capacity)
+    }
+
+    /// Takes a piece back. If it is not to be kept, the slab leaves the arena with its last piece, which the result
+    /// says; `piece` then holds the last reference, for the caller to drop after the lock.
+    pub(super) fn give_back(&mut self, piece: &Piece, keep: bool) -> bool {
+        let entry = &mut self.entries[piece.key];
+        entry.live -= 1;
+        if !keep && entry.live == 0 {
+            self.entries.remove(piece.key);
+            self.forget_removed();
+            return true;
+        }
+        if entry.free.is_some() {
+            self.stacks[class::index(piece.capacity)].push(Place { key: piece.key, offset: piece.offset });
+            self.stacked += piece.capacity;
+        } else {
+            self.spares.push(piece.key);
+        }
+        false
+    }
+
+    /// Removes all slabs that no piece is in use of.
+    pub(super) fn remove_idle(&mut self) -> Vec<Arc<Slab>> {
+        let mut removed = Vec::new();
+        self.entries.retain(|_, entry| {
+            if entry.live == 0 {
+                removed.push(Arc::clone(&entry.slab));
+            }
+            entry.live > 0
+        });
+        if !removed.is_empty() {
+            self.forget_removed();
+        }
+        removed
+    }
+
+    /// Number of slabs.
+    pub(super) fn slabs(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn hold(&mut self, place: Place, capacity: usize) -> Piece {
+        let entry = &mut self.entries[place.key];
+        entry.live += 1;
+        Piece { slab: Arc::clone(&entry.slab), key: place.key, offset: place.offset, capacity }
+    }
+
+    fn cut_free(&mut self, capacity: usize) -> Option<Piece> {
+        let place = self.entries.iter_mut().find_map(|(key, entry)| {
+            let offset = entry.free.as_mut()?.take(capacity)?;
+            Some(Place { key, offset })
+        })?;
+        Some(self.hold(place, capacity))
+    }
+
+    fn forget_removed(&mut self) {
+        let entries = &self.entries;
+        self.spares.retain(|&key| entries.contains(key));
+        self.stacked = 0;
+        for (index, stack) in self.stacks.iter_mut().enumerate() {
+            stack.retain(|place| entries.contains(place.key));
+            self.stacked += stack.len() * class::size(index);
+        }
+    }
+
+    fn empty_stacks(&mut self) {
+        for (index, stack) in self.stacks.iter_mut().enumerate() {
+            for place in stack.drain(..) {
+                if let Some(free) = &mut self.entries[place.key].free {
+                    free.give(place.offset, class::size(index));
+                }
+            }
+        }
+        self.stacked = 0;
+    }
+}

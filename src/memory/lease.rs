@@ -1,0 +1,117 @@
+//! A lease: a reference on a frozen buffer.
+
+use std::fmt;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::held::Held;
+use crate::verbs::{LocalSegment, OutOfBounds, RemoteSegment};
+
+/// A buffer that nobody writes to any more.
+#[derive(Debug)]
+pub(super) struct Frozen {
+    held: Held,
+    length: usize,
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        // Before `held` goes back: its memory may become another buffer at once.
+        self.held.shared().index.remove(self.held.as_ptr() as usize);
+    }
+}
+
+/// A reference on (a part of) a frozen buffer: the bytes stay where they are, and what they are, until the last clone
+/// is dropped. Hold it until the requests that read the bytes completed.
+#[derive(Clone)]
+pub struct Lease {
+    frozen: Arc<Frozen>,
+    offset: usize,
+    length: usize,
+}
+
+impl Lease {
+    pub(super) fn freeze(held: Held, length: usize) -> Self {
+        let address = held.as_ptr() as usize;
+        let frozen = Arc::new(Frozen { held, length });
+        frozen.held.shared().index.insert(address, length, &frozen);
+        Self { frozen, offset: 0, length }
+    }
+
+    pub(super) fn new(frozen: Arc<Frozen>, offset: usize, length: usize) -> Self {
+        debug_assert!(offset + length <= frozen.length);
+        Self { frozen, offset, length }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Names all of it for a request that reads it. As the sink of a receive or a READ it is refused by the device.
+    pub fn segment(&self) -> LocalSegment {
+        self.name(0..self.length)
+    }
+
+    /// Names `range` of it for a request that reads it.
+    pub fn segment_of(&self, range: Range<usize>) -> Result<LocalSegment, OutOfBounds> {
+        let length = range.end.saturating_sub(range.start);
+        match range.start.checked_add(length) {
+            Some(end) if end <= self.length => Ok(self.name(range.start..end)),
+            _ => Err(OutOfBounds { offset: range.start, length, available: self.length }),
+        }
+    }
+
+    /// Where a peer finds the first byte, if the pool's access rights let it read.
+    pub fn remote(&self) -> RemoteSegment {
+        self.frozen.held.remote(self.offset)
+    }
+
+    /// The same bytes, shareable.
+    pub fn into_bytes(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+
+    fn name(&self, range: Range<usize>) -> LocalSegment {
+        self.frozen.held.segment_within(self.offset + range.start..self.offset + range.end)
+    }
+}
+
+impl Deref for Lease {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let start = self.frozen.held.as_ptr().wrapping_add(self.offset);
+        // SAFETY:
+        // - offset and length lie within the frozen buffer, as every constructor sees to, in a mapping that `frozen`
+        //   keeps alive,
+        // - the memory is initialised: the kernel hands it out zeroed, and
+        // - nobody writes to it: the one owner that could was consumed, and the region has no right to write.
+        unsafe { std::slice::from_raw_parts(start, self.length) }
+    }
+}
+
+impl AsRef<[u8]> for Lease {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<Lease> for Bytes {
+    fn from(lease: Lease) -> Self {
+        lease.into_bytes()
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease({:p}, {} bytes)", self.as_ptr(), self.length)
+    }
+}

@@ -1,0 +1,46 @@
+//! Memory: a pool of registered memory, and what is cut from it.
+//!
+//! Owns the slabs of a connection or an application ([`Pool`]), the limits on them ([`Budget`] over the process,
+//! [`Quota`]s within a pool) and three ways to hold a piece:
+//!
+//! ```text
+//!               lease                                         allocate
+//!  Pool ────────────────▶ Block                    Pool ────────────────▶ RegisteredBuf   one owner: &mut [u8]
+//!                           │ segment, remote                               │ freeze
+//!                           ▼                                               ▼
+//!         for the device: sends, receives,                      Bytes ── find(address) ──▶ Lease    many: &[u8]
+//!         READ sinks; no &[u8], copies only                                                  │ segment, remote
+//!                                                                                            ▼
+//!                                                                              for the device: sources only
+//! ```
+//!
+//! Blocks and buffers never share a slab, not even one after the other. Slabs of buffers are registered without any
+//! right to write, so that no device and no peer can change what a `&[u8]` shows; slabs of blocks are never seen
+//! through a reference. That makes [`Block::segment`] and [`Lease::segment`] safe to call.
+//!
+//! Never: posts a request, waits for one, or knows who the peer is. A region's `rkey` opens all of a slab: where the
+//! access rights name peers, a pool serves one peer.
+
+mod arena;
+mod block;
+mod budget;
+mod buffer;
+mod class;
+mod error;
+mod extents;
+mod held;
+mod index;
+mod lease;
+mod pool;
+mod settings;
+mod slab;
+#[cfg(test)]
+mod tests;
+
+pub use block::Block;
+pub use budget::Budget;
+pub use buffer::RegisteredBuf;
+pub use error::PoolError;
+pub use lease::Lease;
+pub use pool::Pool;
+pub use settings::{PoolSettings, PoolStatistics, Quota};

@@ -1,0 +1,266 @@
+//! The pool: leases out of its arenas, within quotas and budget.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::arena::{Arena, Piece};
+use super::budget::Reservation;
+use super::held::Held;
+use super::index::Index;
+use super::slab::Slab;
+use super::{Block, Budget, Lease, PoolError, PoolSettings, PoolStatistics, Quota, RegisteredBuf};
+use crate::verbs::{Access, ProtectionDomain};
+
+/// Smallest slab that a pool starts with; a budget that runs out makes smaller ones.
+const SMALLEST_SLAB: usize = 64 << 10;
+
+/// A pool of registered memory, of a connection or an application. Clones are the same pool.
+///
+/// It has no memory at first: slabs are mapped and registered on demand, and kept for reuse. When the last clone is
+/// dropped, each slab goes with the last piece that is in use of it, and its budget comes back.
+///
+/// Thread-safe. [`lease`](Self::lease) and [`allocate`](Self::allocate) take a lock for some ten nanoseconds where a
+/// free piece of that size class is at hand, and no system call; where not, mapping and registering a slab takes
+/// microseconds, and the kernel clears its pages at the first touch.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    handle: Arc<Handle>,
+}
+
+impl Pool {
+    /// A pool that registers with `domain`, within `budget`.
+    pub fn new(domain: Arc<dyn ProtectionDomain>, settings: PoolSettings, budget: Arc<Budget>) -> Self {
+        let page = rustix::param::page_size();
+        let slab_size =
+            settings.slab_size.clamp(SMALLEST_SLAB, isize::MAX as usize / 2).next_multiple_of(page);
+        let settings = PoolSettings { slab_size, ..settings };
+        let state = State {
+            blocks: Arena::new(slab_size),
+            buffers: Arena::new(slab_size),
+            leased_send: 0,
+            leased_receive: 0,
+            registered: 0,
+            hits: 0,
+            misses: 0,
+            closed: false,
+        };
+        let shared = Shared { domain, settings, budget, index: Index::new(), state: Mutex::new(state) };
+        Self { handle: Arc::new(Handle { shared: Arc::new(shared) }) }
+    }
+
+    /// Leases a block of at least `length` bytes, for the device to read and write. Its content is whatever it was
+    /// last used for in this pool, or zeros.
+    pub fn lease(&self, length: usize, quota: Quota) -> Result<Block, PoolError> {
+        Ok(Block::new(self.obtain(length, quota, Purpose::Block)?, length))
+    }
+
+    /// Allocates a buffer of `length` bytes for content to be sent. It counts against [`Quota::Send`] until it, and all
+    /// [`Bytes`](bytes::Bytes) and leases made from it, are gone. Its content is whatever it was last used for in this
+    /// pool, or zeros.
+    pub fn allocate(&self, length: usize) -> Result<RegisteredBuf, PoolError> {
+        Ok(RegisteredBuf::new(self.obtain(length, Quota::Send, Purpose::Buffer)?, length))
+    }
+
+    /// Looks up whether all of `length` bytes at `address` lie in one frozen buffer of this pool, and if so takes a
+    /// reference that keeps them there and unchanged. A few nanoseconds where they can't.
+    ///
+    /// For a slice that the caller holds: `pool.find(slice.as_ptr() as usize, slice.len())`.
+    pub fn find(&self, address: usize, length: usize) -> Option<Lease> {
+        let (frozen, offset) = self.shared().index.find(address, length)?;
+        Some(Lease::new(frozen, offset, length))
+    }
+
+    /// Gives back all slabs that nothing is in use of. Worth a call when a connection has gone idle: what it holds
+    /// counts against the budget of all.
+    pub fn trim(&self) {
+        self.shared().trim();
+    }
+
+    /// The pool at this moment.
+    pub fn statistics(&self) -> PoolStatistics {
+        let shared = self.shared();
+        let state = shared.lock();
+        PoolStatistics {
+            slabs: state.blocks.slabs() + state.buffers.slabs(),
+            registered: state.registered,
+            leased_send: state.leased_send,
+            leased_receive: state.leased_receive,
+            frozen: shared.index.len(),
+            hits: state.hits,
+            misses: state.misses,
+        }
+    }
+
+    /// What it was made with, the slab size as rounded.
+    pub fn settings(&self) -> &PoolSettings {
+        &self.shared().settings
+    }
+
+    /// The budget it draws from.
+    pub fn budget(&self) -> &Arc<Budget> {
+        &self.shared().budget
+    }
+
+    pub(super) fn obtain(&self, length: usize, quota: Quota, purpose: Purpose) -> Result<Held, PoolError> {
+        let piece = self.shared().obtain(length, quota, purpose)?;
+        Ok(Held::new(piece, quota, purpose, Arc::clone(self.shared())))
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.handle.shared
+    }
+}
+
+/// What a piece is used as. Slabs serve one purpose all their life: see the module's documentation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// The device's: may be written to at any time, never referred to.
+    Block,
+    /// The application's: written by its owner alone, then frozen.
+    Buffer,
+}
+
+/// Lives as long as a `Pool` does, while `Shared` waits for the last piece.
+#[derive(Debug)]
+struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.lock().closed = true;
+        self.shared.trim();
+    }
+}
+
+/// What the pool and all pieces of it share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    domain: Arc<dyn ProtectionDomain>,
+    settings: PoolSettings,
+    budget: Arc<Budget>,
+    pub(super) index: Index,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    blocks: Arena,
+    buffers: Arena,
+    leased_send: u64,
+    leased_receive: u64,
+    registered: u64,
+    hits: u64,
+    misses: u64,
+    closed: bool,
+}
+
+impl State {
+    fn arena(&mut self, purpose: Purpose) -> &mut Arena {
+        match purpose {
+            Purpose::Block => &mut self.blocks,
+            Purpose::Buffer => &mut self.buffers,
+        }
+    }
+
+    fn leased(&mut self, quota: Quota) -> &mut u64 {
+        match quota {
+            Quota::Send => &mut self.leased_send,
+            Quota::Receive => &mut self.leased_receive,
+        }
+    }
+}
+
+impl Shared {
+    fn obtain(&self, length: usize, quota: Quota, purpose: Purpose) -> Result<Piece, PoolError> {
+        let limit = self.settings.limit(quota);
+        let mut state = self.lock();
+        let capacity = match state.arena(purpose).capacity_for(length) {
+            Some(capacity) if capacity as u64 <= limit => capacity,
+            _ => return Err(PoolError::TooLarge { quota, asked: length as u64, limit }),
+        };
+        let (leased, asked) = (*state.leased(quota), capacity as u64);
+        let room = limit.saturating_sub(leased);
+        if asked > room {
+            return Err(PoolError::QuotaExhausted { quota, asked, leased, limit });
+        }
+        if let Some(piece) = state.arena(purpose).reuse(capacity, room) {
+            state.hits += 1;
+            *state.leased(quota) += piece.capacity as u64;
+            return Ok(piece);
+        }
+        state.misses += 1;
+        *state.leased(quota) += asked;
+        if let Some(piece) = state.arena(purpose).cut(capacity) {
+            return Ok(piece);
+        }
+        let common = state.arena(purpose).is_common(capacity);
+        drop(state);
+        match self.make_slab(capacity, common, purpose) {
+            Ok(slab) => {
+                let mut state = self.lock();
+                state.registered += slab.len() as u64;
+                Ok(state.arena(purpose).add(Arc::new(slab), capacity))
+            }
+            Err(error) => {
+                *self.lock().leased(quota) -= asked;
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes a piece back; `piece` may be left with the last reference to its slab.
+    pub(super) fn give_back(&self, piece: &Piece, quota: Quota, purpose: Purpose) {
+        let mut state = self.lock();
+        *state.leased(quota) -= piece.capacity as u64;
+        // Common slabs are always kept, those of one piece as long as the pool is no larger than its quotas together.
+        let quotas = self.settings.send_quota.saturating_add(self.settings.receive_quota);
+        let common = state.arena(purpose).is_common(piece.capacity);
+        let keep = !state.closed && (common || state.registered <= quotas);
+        if state.arena(purpose).give_back(piece, keep) {
+            state.registered -= piece.slab.len() as u64;
+        }
+    }
+
+    /// Makes a slab for a piece of `capacity` bytes. Takes system calls, so never under the lock.
+    fn make_slab(&self, capacity: usize, common: bool, purpose: Purpose) -> Result<Slab, PoolError> {
+        let access = match purpose {
+            Purpose::Block => self.settings.access,
+            Purpose::Buffer => {
+                Access::from_bits_truncate(self.settings.access.bits() & Access::REMOTE_READ.bits())
+            }
+        };
+        let reservation = self.reserve(capacity, common)?;
+        Slab::new(&*self.domain, access, &self.settings, reservation)
+    }
+
+    /// Takes the budget of a slab. If it does not suffice, first gives idle slabs back, then makes do with less.
+    fn reserve(&self, capacity: usize, common: bool) -> Result<Reservation, PoolError> {
+        let page = rustix::param::page_size();
+        let smallest = capacity.next_multiple_of(page);
+        let mut bytes = if common { self.settings.slab_size } else { smallest };
+        if let Ok(reservation) = self.budget.reserve(bytes as u64) {
+            return Ok(reservation);
+        }
+        self.trim();
+        loop {
+            match self.budget.reserve(bytes as u64) {
+                Ok(reservation) => return Ok(reservation),
+                Err(error) if bytes == smallest => return Err(error),
+                Err(_) => bytes = (bytes / 2).next_multiple_of(page).max(smallest),
+            }
+        }
+    }
+
+    fn trim(&self) {
+        let mut state = self.lock();
+        let mut idle = state.blocks.remove_idle();
+        idle.append(&mut state.buffers.remove_idle());
+        state.registered -= idle.iter().map(|slab| slab.len() as u64).sum::<u64>();
+        drop(state);
+        drop(idle);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,93 @@
+//! Quotas, budget, and what becomes of them on failure.
+
+use super::*;
+use crate::memory::{PoolError, Quota};
+
+#[test]
+fn quotas_do_not_starve_one_another() {
+    let (pool, ..) = pool(PoolSettings { send_quota: 1024, receive_quota: 512, ..small() }, 1 << 20);
+    let sends = [(); 2].map(|()| pool.lease(512, Quota::Send).unwrap());
+    let error = pool.lease(1, Quota::Send).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            PoolError::QuotaExhausted { quota: Quota::Send, asked: 256, leased: 1024, limit: 1024 }
+        ),
+        "{error:?}"
+    );
+    assert!(matches!(pool.allocate(1), Err(PoolError::QuotaExhausted { .. })), "buffers are sends");
+    let receive = pool.lease(512, Quota::Receive).unwrap();
+    let statistics = pool.statistics();
+    assert_eq!((statistics.leased_send, statistics.leased_receive), (1024, 512));
+    drop((sends, receive));
+    let statistics = pool.statistics();
+    assert_eq!((statistics.leased_send, statistics.leased_receive), (0, 0));
+}
+
+#[test]
+fn what_can_never_be_met_says_so() {
+    let (pool, ..) = pool(PoolSettings { receive_quota: 1000, ..small() }, 1 << 30);
+    let error = pool.lease(1001, Quota::Receive).unwrap_err();
+    assert_eq!(error.to_string(), "1001 bytes are more than the receive quota of 1000 bytes");
+    for length in [usize::MAX, isize::MAX as usize, usize::MAX / 2 + 1] {
+        assert!(matches!(pool.lease(length, Quota::Send), Err(PoolError::TooLarge { .. })), "{length}");
+    }
+}
+
+#[test]
+fn the_budget_is_shared_by_pools_and_names_its_cure() {
+    let (one, _, budget) = pool(small(), 128 << 10);
+    let two = Pool::new(Arc::new(Domain::default()), small(), Arc::clone(&budget));
+    let _kept = (one.lease(1, Quota::Send).unwrap(), two.lease(1, Quota::Send).unwrap());
+    assert_eq!(budget.available(), 0);
+    let error = one.allocate(1).unwrap_err();
+    assert!(
+        matches!(error, PoolError::Budget { asked: 4096, used: 131_072, limit: 131_072, .. }),
+        "{error:?}"
+    );
+    assert!(error.to_string().contains("RDMA_PINNED_LIMIT"), "{error}");
+    assert_eq!(one.statistics().leased_send, 256, "a failure charges nothing");
+}
+
+#[test]
+fn a_budget_that_runs_out_makes_smaller_slabs() {
+    let (pool, _, budget) = pool(small(), (64 << 10) + 24_576);
+    let _first = pool.lease(32 << 10, Quota::Send).unwrap();
+    let _second = pool.lease(32 << 10, Quota::Send).unwrap();
+    let third = pool.lease(10_000, Quota::Send).unwrap();
+    assert_eq!((budget.used(), third.capacity()), ((64 << 10) + 16_384, 12_288));
+}
+
+#[test]
+fn idle_slabs_give_way_when_the_budget_is_short() {
+    let (pool, domain, budget) = pool(small(), 128 << 10);
+    drop(pool.lease(100 << 10, Quota::Send).unwrap());
+    let block = pool.lease(120 << 10, Quota::Send).unwrap();
+    assert_eq!((domain.live(), budget.used()), (1, 120 << 10));
+    drop(block);
+    pool.trim();
+    assert_eq!((domain.live(), budget.used(), pool.statistics().registered), (0, 0, 0));
+    assert!(pool.lease(100, Quota::Send).is_ok(), "usable after a trim");
+}
+
+#[test]
+fn spare_slabs_are_kept_up_to_the_quotas_together() {
+    let settings = PoolSettings { send_quota: 100 << 10, receive_quota: 100 << 10, ..small() };
+    let (pool, domain, budget) = pool(settings, 1 << 30);
+    for pages in 9..=25 {
+        // Each too large to be reused by the next but one half again as large.
+        drop(pool.lease(pages * 4096, Quota::Send).unwrap());
+        assert!(budget.used() <= (200 << 10) + (100 << 10), "{} bytes", budget.used());
+    }
+    assert!(domain.live() >= 1);
+    assert_eq!(budget.used(), pool.statistics().registered);
+}
+
+#[test]
+fn a_device_that_refuses_leaves_nothing_behind() {
+    let (domain, budget) = (Arc::new(Domain { refuse: true, ..Domain::default() }), Budget::new(1 << 20));
+    let pool = Pool::new(domain, small(), Arc::clone(&budget));
+    let error = pool.lease(1, Quota::Send).unwrap_err();
+    assert!(error.to_string().contains("memory regions"), "{error}");
+    assert_eq!((budget.used(), pool.statistics().leased_send, pool.statistics().registered), (0, 0, 0));
+}
