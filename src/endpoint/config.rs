@@ -52,7 +52,7 @@ pub enum ProviderChoice {
 }
 
 /// How completions are waited for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PollMode {
     /// A thread for each completion queue spins for ever, on one of the CPUs of [`Config::poll_cpus`] if any are set.
     Busy,

@@ -98,7 +98,7 @@ impl Link {
         if inline {
             self.post_send(wr_id, Payload::Inline(slices), signaled)?;
         } else {
-            let block = self.pool.lease(length, Quota::Send).map_err(local)?;
+            let mut block = self.pool.lease(length, Quota::Send).map_err(local)?;
             block.copy_in_slices(0, slices).map_err(local)?;
             let segment = block.segment(0..length).map_err(local)?;
             self.post_send(wr_id, Payload::Registered(&[segment]), signaled)?;

@@ -1,7 +1,7 @@
 //! The task that keeps a reactor's queues from starving, and that its event descriptors wake.
 
 use std::future::poll_fn;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::future::Future as _;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -18,21 +18,13 @@ use crate::verbs::VerbsError;
 /// A queue's event descriptor, registered with the runtime.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    descriptor: AsyncFd<Descriptor>,
+    /// A duplicate, which stays valid however the queue ends.
+    descriptor: AsyncFd<OwnedFd>,
     queue: Weak<Queue>,
 }
 
-/// A duplicate of a queue's event descriptor, which stays valid however the queue ends.
-#[derive(Debug)]
-struct Descriptor(OwnedFd);
-
-impl AsRawFd for Descriptor {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
-
 /// Registers the queues' event descriptors with the current runtime.
+#[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
 pub(crate) fn waiters(queues: &[Arc<Queue>]) -> Result<Vec<Waiter>, VerbsError> {
     queues
         .iter()
@@ -40,7 +32,7 @@ pub(crate) fn waiters(queues: &[Arc<Queue>]) -> Result<Vec<Waiter>, VerbsError> 
             let failed = |error| VerbsError::os("watching a completion queue", error);
             let descriptor = queue.event_fd().try_clone_to_owned().map_err(failed)?;
             let descriptor =
-                AsyncFd::with_interest(Descriptor(descriptor), Interest::READABLE).map_err(failed)?;
+                AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(failed)?;
             Ok(Waiter { descriptor, queue: Arc::downgrade(queue) })
         })
         .collect()

@@ -25,7 +25,7 @@ impl State {
             };
             let count = length.min(buffer.remaining());
             block
-                .copy_out_to(offset, count, buffer)
+                .copy_out_to(offset..offset + count, buffer)
                 .map_err(|error| ConnectionFault::Local(error.to_string().into()))?;
             self.consume(count);
         }

@@ -72,7 +72,7 @@ impl State {
     ) -> Result<usize, ConnectionFault> {
         const EXTRA: usize = 2;
         let mut room = room - self.staging.len();
-        let mut message = [const { IoSlice::new(&[]) }; Link::SLICES];
+        let mut message = [IoSlice::new(&[]); Link::SLICES];
         let mut count = EXTRA;
         let mut taken = 0;
         for slice in slices.iter().filter(|slice| !slice.is_empty()).take(Link::SLICES - EXTRA) {
@@ -117,8 +117,8 @@ impl State {
         while count < self.protocol.rendezvous_room() && taken < length {
             let part = (length - taken).min(self.limits.chunk);
             // No memory now: what there is goes by the eager path, or waits.
-            let Ok(block) = self.link.pool().lease(part, Quota::Send) else { break };
-            copy_range(&block, slices, taken, part)?;
+            let Ok(mut block) = self.link.pool().lease(part, Quota::Send) else { break };
+            copy_range(&mut block, slices, taken, part)?;
             let remote = block.remote(0);
             chunks[count] = Chunk { address: remote.address, rkey: remote.rkey.0, length: part as u64 };
             blocks[count] = Some(block);
@@ -142,7 +142,7 @@ impl State {
 
 /// Copies `length` bytes from position `skip` of the slices' concatenation.
 fn copy_range(
-    block: &Block,
+    block: &mut Block,
     slices: &[IoSlice<'_>],
     mut skip: usize,
     mut length: usize,
