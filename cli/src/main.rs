@@ -1,1 +1,32 @@
-fn main() {}
+//! The `tonic-rdma` command: compares transports, and says which RDMA devices there are.
+#![forbid(unsafe_code)]
+
+mod args;
+mod compare;
+mod devices;
+mod failure;
+mod units;
+
+use std::process::ExitCode;
+
+use failure::Failure;
+
+/// The same allocator under every mode: it decides large messages more than the transport does, so every report names it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+
+    let outcome = args::parse().and_then(|command| match command {
+        args::Command::Compare(options) => compare::run(&options),
+        args::Command::CompareServer(options) => compare::serve(&options),
+        args::Command::Devices(options) => devices::run(&options),
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

@@ -1,0 +1,260 @@
+//! The command line: what it takes, and one clear line for what it does not.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use crate::compare::http2::Http2;
+use crate::compare::mode::Mode;
+use crate::compare::plan::{MAX_BYTES, MAX_INFLIGHT};
+use crate::failure::{Failure, one_line};
+use crate::units::{self, SIZE_FORMS, parse_size};
+
+#[derive(Debug, Parser)]
+#[command(name = "tonic-rdma", version, about = "Compare RDMA with TCP beneath gRPC, and look at RDMA devices")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What is to be done.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Measure the same gRPC calls over TCP, Unix sockets and RDMA, side by side
+    #[command(after_help = COMPARE_HELP)]
+    Compare(CompareOptions),
+    /// The serving half of `compare`, which starts it
+    #[command(hide = true)]
+    CompareServer(ServerOptions),
+    /// List RDMA devices, their limits, and why something can't be used
+    Devices(DevicesOptions),
+}
+
+const COMPARE_HELP: &str = "\
+Lists are separated by commas. A second process is started as the server and ends with this one.
+Every answer is checked; any error makes the exit status 1, bad input makes it 2.
+
+Examples:
+  tonic-rdma compare                                       all modes, nine cells, within 90 s
+  tonic-rdma compare --quick --report out                  fewer cells, within 15 s, with plots in out/index.html
+  tonic-rdma compare --sizes 64,1MiB --inflight 1,32 --json out.json
+  tonic-rdma compare --modes grpc-tcp,grpc-rdma --sizes 1GiB --duration 5";
+
+/// Options of `compare`.
+#[derive(Debug, Args)]
+pub(crate) struct CompareOptions {
+    /// Modes to compare: grpc-tcp, grpc-uds, grpc-rdma [default: all]
+    #[arg(long, value_name = "LIST", value_parser = parse_modes)]
+    pub(crate) modes: Option<List<Mode>>,
+    /// Payload sizes, such as 64,4KiB,1MiB,1GiB [default: 64 to 64MiB]
+    #[arg(long, value_name = "LIST", value_parser = parse_sizes)]
+    pub(crate) sizes: Option<List<u64>>,
+    /// Numbers of calls in flight at once, such as 1,32 [default: 1 to 512, by size]
+    #[arg(long, value_name = "LIST", value_parser = parse_inflight)]
+    pub(crate) inflight: Option<List<usize>>,
+    /// Seconds to measure each cell in each mode [default: so that all ends within 90 s]
+    #[arg(long, value_name = "SECS", value_parser = units::parse_seconds)]
+    pub(crate) duration: Option<Duration>,
+    /// RDMA provider: auto, soft, or the name of a device
+    #[arg(long, value_name = "auto|soft|DEVICE", value_parser = parse_provider, default_value = "auto")]
+    pub(crate) provider: String,
+    /// HTTP/2 windows and frames, for all modes alike: tonic's defaults, what is best for grpc-tcp, or
+    /// STREAM/CONNECTION/FRAME sizes of your own
+    #[arg(long, value_name = "default|tuned", value_parser = Http2::parse, default_value = "default")]
+    pub(crate) http2: Http2,
+    /// Write the rows as JSON to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write an HTML page with plots to this directory, as index.html
+    #[arg(long, value_name = "DIR")]
+    pub(crate) report: Option<PathBuf>,
+    /// Fewer cells, less time: ends within 15 s
+    #[arg(long)]
+    pub(crate) quick: bool,
+}
+
+/// Options of the serving process.
+#[derive(Debug, Args)]
+pub(crate) struct ServerOptions {
+    /// Whether to listen for RDMA peers too
+    #[arg(long)]
+    pub(crate) rdma: bool,
+    #[arg(long, value_parser = parse_provider)]
+    pub(crate) provider: String,
+    #[arg(long, value_parser = Http2::parse)]
+    pub(crate) http2: Http2,
+    /// Core to run on
+    #[arg(long)]
+    pub(crate) core: Option<usize>,
+}
+
+/// Options of `devices`.
+#[derive(Debug, Args)]
+pub(crate) struct DevicesOptions {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The values of a comma-separated list: at least one, none twice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct List<T>(pub(crate) Vec<T>);
+
+/// The command line of this process.
+pub(crate) fn parse() -> Result<Command, Failure> {
+    match Cli::try_parse() {
+        Ok(cli) => Ok(cli.command),
+        Err(error) => match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                error.print().map_err(|error| Failure::output(&error))?;
+                io::stdout().flush().map_err(|error| Failure::output(&error))?;
+                std::process::exit(0)
+            }
+            _ => Err(Failure::Usage(explain(&error))),
+        },
+    }
+}
+
+/// clap's message as one line, with what is accepted in place of its usage block.
+fn explain(error: &clap::Error) -> String {
+    let rendered = error.render().to_string();
+    let message = one_line(rendered.split("\n\n").next().unwrap_or_default());
+    let message = message.strip_prefix("error: ").unwrap_or(&message).trim_end_matches('.').to_owned();
+    let root = Cli::command();
+    match error.kind() {
+        ErrorKind::InvalidSubcommand
+        | ErrorKind::MissingSubcommand
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let message = match error.kind() {
+                ErrorKind::InvalidSubcommand => message,
+                _ => "a command is missing".to_owned(),
+            };
+            format!("{message}; accepted: compare, devices, --help, --version")
+        }
+        ErrorKind::UnknownArgument => {
+            // clap's usage line is the only place that tells which command was being parsed.
+            let name = std::env::args().nth(1).unwrap_or_default();
+            let flags = root.find_subcommand(&name).map(flags).unwrap_or_else(|| flags(&root));
+            format!("{message}; accepted: {flags}")
+        }
+        _ => message,
+    }
+}
+
+/// The flags of `command`.
+fn flags(command: &clap::Command) -> String {
+    let own = command.get_arguments().filter_map(|argument| argument.get_long());
+    own.filter(|name| *name != "help").chain(["help"]).map(|name| format!("--{name}")).collect::<Vec<_>>().join(", ")
+}
+
+fn parse_modes(text: &str) -> Result<List<Mode>, String> {
+    let accepted = Mode::ALL.map(Mode::name).join(", ");
+    parse_list(text, |item| {
+        Mode::from_name(item).ok_or_else(|| format!("unknown mode {item:?}; accepted: {accepted}"))
+    })
+}
+
+fn parse_sizes(text: &str) -> Result<List<u64>, String> {
+    parse_list(text, |item| match parse_size(item) {
+        Ok(0) => Err(format!("size {item:?} is zero; accepted: 1 to {}", units::size(MAX_BYTES))),
+        Ok(bytes) if bytes > MAX_BYTES => Err(format!(
+            "size {item:?} is too large; accepted: 1 to {} (a protobuf message ends below 2 GiB)",
+            units::size(MAX_BYTES)
+        )),
+        Ok(bytes) => Ok(bytes),
+        Err(error) => Err(format!("bad size {item:?}: {error}; accepted: {SIZE_FORMS}")),
+    })
+}
+
+fn parse_inflight(text: &str) -> Result<List<usize>, String> {
+    parse_list(text, |item| match item.parse() {
+        Ok(calls @ 1..=MAX_INFLIGHT) if item.bytes().all(|byte| byte.is_ascii_digit()) => Ok(calls),
+        _ => Err(format!("bad number of calls in flight {item:?}; accepted: whole numbers from 1 to {MAX_INFLIGHT}")),
+    })
+}
+
+/// A name that can be a device's; whether it is one, the library says.
+fn parse_provider(text: &str) -> Result<String, String> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte);
+    if text.is_empty() || text.len() > 64 || !text.bytes().all(plain) {
+        return Err("accepted: auto, soft, or the name of a device as `tonic-rdma devices` shows it".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// The items of `text` between commas, each as `item` reads it.
+fn parse_list<T: PartialEq>(text: &str, item: impl Fn(&str) -> Result<T, String>) -> Result<List<T>, String> {
+    if text.trim().is_empty() {
+        return Err("the list is empty".to_owned());
+    }
+    let mut values = Vec::new();
+    for part in text.split(',').map(str::trim) {
+        if part.is_empty() {
+            return Err("an item of the list is empty".to_owned());
+        }
+        let value = item(part)?;
+        if values.contains(&value) {
+            return Err(format!("{part:?} is there twice"));
+        }
+        values.push(value);
+    }
+    Ok(List(values))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn lists() {
+        assert_eq!(parse_sizes("64, 4KiB").unwrap().0, [64, 4096]);
+        assert_eq!(parse_inflight("1,512").unwrap().0, [1, 512]);
+        assert_eq!(parse_modes("grpc-uds,grpc-tcp").unwrap().0, [Mode::GrpcUds, Mode::GrpcTcp]);
+    }
+
+    #[test]
+    fn bad_lists_name_the_culprit() {
+        let sizes = |text| parse_sizes(text).unwrap_err();
+        assert!(sizes("64,1024,1KiB").contains("\"1KiB\" is there twice"));
+        assert!(sizes("64,,1").contains("empty"));
+        assert!(sizes("").contains("empty"));
+        assert!(sizes("0").contains("zero"));
+        assert!(sizes("2GiB").contains("too large"));
+        assert!(sizes("99999999999GiB").contains("64 bits"));
+        assert!(sizes("4KB").contains("\"4KB\""));
+        assert!(parse_inflight("0").unwrap_err().contains("\"0\""));
+        assert!(parse_inflight("+1").unwrap_err().contains("\"+1\""));
+        assert!(parse_inflight("99999999999999999999").unwrap_err().contains("from 1"));
+        assert!(parse_modes("grpc-tpc").unwrap_err().contains("grpc-tcp, grpc-uds, grpc-rdma"));
+        assert!(parse_provider("a b").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_list_brings_the_parsers_down(text in "[0-9a-zA-Z,. -]{0,40}") {
+            let _ = parse_sizes(&text);
+            let _ = parse_inflight(&text);
+            let _ = parse_modes(&text);
+            let _ = parse_provider(&text);
+        }
+
+        #[test]
+        fn distinct_sizes_are_all_kept(sizes in proptest::collection::hash_set(1..=MAX_BYTES, 1..9)) {
+            let sizes: Vec<u64> = sizes.into_iter().collect();
+            let text = sizes.iter().map(|bytes| units::size(*bytes)).collect::<Vec<_>>().join(",");
+            prop_assert_eq!(parse_sizes(&text).map(|list| list.0), Ok(sizes));
+        }
+    }
+}

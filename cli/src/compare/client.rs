@@ -1,0 +1,167 @@
+//! Connections to the serving process, one for each mode, and the call that is measured.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net as unix;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic_rdma_proto::transfer::transfer_client::TransferClient;
+use tonic_rdma_proto::transfer::{Check, PutRequest, UsageRequest};
+
+use super::http2::Http2;
+use super::mode::Mode;
+use super::rdma::{Rdma, Verdict};
+use super::server::Addresses;
+use crate::failure::Failure;
+
+/// How long a connection may take to be made.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Why a call counts as an error.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CallError {
+    #[error("{}: {}", .0.code().description(), deepest(.0))]
+    Status(#[from] tonic::Status),
+    #[error("sent {sent} bytes and {arrived} arrived")]
+    Length { sent: u64, arrived: u64 },
+    #[error("byte {offset} of {sent} arrived wrong")]
+    Content { offset: u64, sent: u64 },
+}
+
+/// The cause at the bottom: what tonic says itself is seldom more than "transport error".
+fn deepest(status: &tonic::Status) -> String {
+    let mut message = status.message().to_owned();
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        message = error.to_string();
+        cause = error.source();
+    }
+    message
+}
+
+/// A connection in one mode. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    client: TransferClient<Channel>,
+}
+
+impl Caller {
+    /// A caller on `channel`, without limits on message sizes.
+    pub(crate) fn new(channel: Channel) -> Self {
+        let client = TransferClient::new(channel);
+        Self { client: client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX) }
+    }
+
+    /// Sends `payload`, waits for the answer, and says how long that took.
+    pub(crate) async fn put(
+        &mut self,
+        (seed, payload): (u64, Bytes),
+        check: Check,
+    ) -> Result<Duration, CallError> {
+        let sent = payload.len() as u64;
+        let start = Instant::now();
+        let reply = self.client.put(PutRequest { seed, check: check.into(), payload }).await?;
+        let elapsed = start.elapsed();
+        let reply = reply.into_inner();
+        match reply.first_mismatch.checked_sub(1) {
+            Some(offset) => Err(CallError::Content { offset, sent }),
+            None if reply.bytes != sent => Err(CallError::Length { sent, arrived: reply.bytes }),
+            None => Ok(elapsed),
+        }
+    }
+
+    /// CPU time that the serving process has used.
+    pub(crate) async fn usage(&mut self) -> Result<Duration, CallError> {
+        let reply = self.client.usage(UsageRequest {}).await?;
+        Ok(Duration::from_nanos(reply.into_inner().cpu_nanos))
+    }
+}
+
+/// Connects in `mode`.
+pub(crate) async fn connect(
+    mode: Mode,
+    addresses: &Addresses,
+    http2: Http2,
+    rdma: Option<&Rdma>,
+) -> Result<(Caller, Option<Verdict>), Failure> {
+    let (channel, verdict) = match (mode, rdma, addresses.rdma) {
+        (Mode::GrpcTcp, ..) => (tcp(addresses.tcp, http2).await?, None),
+        (Mode::GrpcUds, ..) => (uds(addresses, http2).await?, None),
+        (Mode::GrpcRdma, Some(rdma), Some(address)) => {
+            let (channel, verdict) = rdma.connect(endpoint(address, http2)?).await?;
+            (channel, Some(verdict))
+        }
+        (Mode::GrpcRdma, ..) => return Err(Failure::run("the server process does not listen for RDMA peers")),
+    };
+    Ok((Caller::new(channel), verdict))
+}
+
+/// A TCP connection with nodelay.
+pub(crate) async fn tcp(address: SocketAddr, http2: Http2) -> Result<Channel, Failure> {
+    endpoint(address, http2)?.connect().await.map_err(|error| connect_error("TCP", &error))
+}
+
+async fn uds(addresses: &Addresses, http2: Http2) -> Result<Channel, Failure> {
+    let name = addresses.uds.clone();
+    let connector = tower::service_fn(move |_| {
+        let stream = uds_stream(&name);
+        async move { stream.map(TokioIo::new) }
+    });
+    let endpoint = endpoint(addresses.tcp, http2)?;
+    endpoint.connect_with_connector(connector).await.map_err(|error| connect_error("a Unix socket", &error))
+}
+
+/// Connecting within one host does not block, so it needs no detour through the reactor.
+fn uds_stream(name: &str) -> io::Result<UnixStream> {
+    let stream = unix::UnixStream::connect_addr(&unix::SocketAddr::from_abstract_name(name)?)?;
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
+}
+
+fn endpoint(address: SocketAddr, http2: Http2) -> Result<Endpoint, Failure> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| Failure::run(format!("bad address {address}: {error}")))?;
+    Ok(http2.client(endpoint.tcp_nodelay(true).connect_timeout(CONNECT)))
+}
+
+fn connect_error(what: &str, error: &tonic::transport::Error) -> Failure {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    Failure::run(format!("can't connect to the server process over {what}: {error}{cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use tonic::transport::Server;
+
+    use super::super::content::Payloads;
+    use super::super::server::{Service, tcp_listener};
+    use super::*;
+
+    #[tokio::test]
+    async fn a_wrong_byte_is_an_error_and_names_its_place() {
+        let incoming = tcp_listener().unwrap();
+        let address = incoming.local_addr().unwrap();
+        let service = Service::default().into_server();
+        tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+        let mut caller = Caller::new(tcp(address, Http2::Default).await.unwrap());
+
+        let (seed, payload) = Payloads::new(100_000, 3).take(0);
+        for check in [Check::All, Check::Stamps] {
+            caller.put((seed, payload.clone()), check).await.unwrap();
+        }
+        let mut wrong = payload.to_vec();
+        wrong[70_001] ^= 4;
+        let error = caller.put((seed, wrong.into()), Check::All).await.unwrap_err();
+        assert!(matches!(error, CallError::Content { offset: 70_001, sent: 100_000 }), "{error}");
+        let error = caller.put((seed + 1, payload), Check::Stamps).await.unwrap_err();
+        assert!(matches!(error, CallError::Content { offset: 0, .. }), "{error}");
+        assert!(caller.usage().await.unwrap() > Duration::ZERO);
+    }
+}

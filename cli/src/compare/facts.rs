@@ -1,0 +1,122 @@
+//! The circumstances of a run, without which its figures mean nothing.
+
+use std::fs;
+
+use serde::Serialize;
+
+use super::cores::Cores;
+use super::http2::{Http2, Sizes};
+use super::plan::Plan;
+use super::rdma::Verdict;
+use super::results::Checks;
+use crate::units;
+
+/// Where and how a run was made.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Facts {
+    /// The RDMA provider that was used; `none` when no mode needed one.
+    pub(crate) provider: String,
+    /// Device and reason of the RDMA connection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) verdict: Option<String>,
+    pub(crate) version: &'static str,
+    pub(crate) allocator: &'static str,
+    pub(crate) http2: Http2Facts,
+    /// Cores that the processes were kept on; absent if they were not.
+    pub(crate) cores: Option<CoreFacts>,
+    pub(crate) machine: Machine,
+    pub(crate) seconds_per_cell_and_mode: f64,
+    /// An unoptimised build measures itself more than the transport.
+    pub(crate) optimised: bool,
+    pub(crate) checks: Checks,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Http2Facts {
+    pub(crate) setting: String,
+    #[serde(skip)]
+    pub(crate) description: String,
+    pub(crate) sizes: Option<Sizes>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct CoreFacts {
+    pub(crate) client: usize,
+    pub(crate) server: usize,
+}
+
+/// The machine that it ran on.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Machine {
+    pub(crate) cpu: String,
+    pub(crate) cores: usize,
+    pub(crate) kernel: String,
+}
+
+impl Facts {
+    /// Collects the facts once the run is over.
+    pub(crate) fn new(
+        plan: &Plan,
+        http2: Http2,
+        cores: Option<Cores>,
+        verdict: Option<Verdict>,
+        checks: Checks,
+    ) -> Self {
+        let (provider, verdict) = match verdict {
+            Some(verdict) => (verdict.provider, Some(verdict.reason)),
+            None => ("none".to_owned(), None),
+        };
+        Self {
+            provider,
+            verdict,
+            version: env!("CARGO_PKG_VERSION"),
+            allocator: "mimalloc",
+            http2: Http2Facts {
+                setting: http2.name(),
+                description: http2.to_string(),
+                sizes: http2.sizes(),
+            },
+            cores: cores.map(|cores| CoreFacts { client: cores.client, server: cores.server }),
+            machine: Machine::this(),
+            seconds_per_cell_and_mode: plan.duration.as_secs_f64(),
+            optimised: !cfg!(debug_assertions),
+            checks,
+        }
+    }
+
+    /// The facts as pairs of name and value, for people.
+    pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
+        let cores = match self.cores {
+            Some(cores) => format!("client on core {}, server on core {}", cores.client, cores.server),
+            None => "not pinned (there are no two cores to pin to)".to_owned(),
+        };
+        let mut lines = vec![("provider", self.provider.clone())];
+        lines.extend(self.verdict.clone().map(|verdict| ("connection", verdict)));
+        lines.extend([
+            ("allocator", format!("{} in both processes, for all modes", self.allocator)),
+            ("HTTP/2", self.http2.description.clone()),
+            ("processes", cores),
+            ("machine", format!("{}, {} cores, Linux {}", self.machine.cpu, self.machine.cores, self.machine.kernel)),
+            ("time", format!("{} s for each mode in each cell", units::digits(self.seconds_per_cell_and_mode))),
+            ("content", self.checks.summary()),
+        ]);
+        if !self.optimised {
+            lines.push(("build", "UNOPTIMISED: build with --release for figures that mean something".to_owned()));
+        }
+        lines
+    }
+}
+
+impl Machine {
+    fn this() -> Self {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpuinfo.lines().find(|line| line.starts_with("model name"));
+        let cpu = model.and_then(|line| line.split_once(':')).map(|(_, name)| name.trim().to_owned());
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Self {
+            cpu: cpu.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: kernel.trim().to_owned(),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! `compare`: the same calls in every mode, side by side, between two processes.
+//!
+//! ```text
+//!   this process                                     the server process (this program once more)
+//!   plan → measure ── Put(payload) over each mode ─→ server: one service on TCP, Unix socket and RDMA
+//!            │     ←─ what arrived, checked ──────── content
+//!            └→ results → table, json, report
+//! ```
+//!
+//! This owns the measuring and never the transport: the library is touched in `rdma` alone.
+
+mod child;
+mod client;
+mod content;
+mod cores;
+mod facts;
+pub(crate) mod http2;
+mod json;
+mod measure;
+pub(crate) mod mode;
+pub(crate) mod plan;
+mod plots;
+pub(crate) mod rdma;
+mod report;
+mod results;
+mod server;
+mod table;
+
+use std::fs::OpenOptions;
+use std::io::IsTerminal;
+use std::path::Path;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use self::child::ServerProcess;
+use self::client::Caller;
+use self::cores::Cores;
+use self::facts::Facts;
+use self::measure::{Lane, Meter};
+use self::plan::Plan;
+use self::rdma::{Rdma, Verdict};
+use self::results::{Checks, Row};
+use crate::args::{CompareOptions, ServerOptions};
+use crate::failure::Failure;
+
+/// Runs the comparison and shows it.
+pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
+    let plan = Plan::new(options)?;
+    let rdma = match plan.modes.iter().any(|mode| mode.uses_rdma()) {
+        true => Some(Rdma::new(&options.provider)?),
+        false => None,
+    };
+    check_outputs(options)?;
+    let cores = Cores::choose().filter(|cores| cores::pin(cores.client).is_ok());
+    let runtime = rdma::runtime().map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
+
+    let (facts, rows) = runtime.block_on(measure(options, &plan, rdma.as_ref(), cores))?;
+    table::print(&facts, &rows)?;
+    if let Some(path) = &options.json {
+        json::write(path, &facts, &rows)?;
+    }
+    if let Some(directory) = &options.report {
+        report::write(directory, &facts, &rows)?;
+    }
+    let errors: Vec<String> = rows.iter().filter(|row| row.errors > 0).map(results::describe_errors).collect();
+    match errors.as_slice() {
+        [] => Ok(()),
+        errors => Err(Failure::run(errors.join("; "))),
+    }
+}
+
+/// Runs the serving process.
+pub(crate) fn serve(options: &ServerOptions) -> Result<(), Failure> {
+    server::run(options)
+}
+
+/// Refuses files that can't be written before the time is spent, not after.
+fn check_outputs(options: &CompareOptions) -> Result<(), Failure> {
+    let refuse = |flag: &str, path: &Path, error: std::io::Error| {
+        Err(Failure::usage(format!("{flag}: can't write {}: {error}", path.display())))
+    };
+    let open = |path: &Path| OpenOptions::new().append(true).create(true).open(path).map(drop);
+    if let Some(path) = &options.json
+        && let Err(error) = open(path)
+    {
+        return refuse("--json", path, error);
+    }
+    if let Some(directory) = &options.report
+        && let Err(error) = std::fs::create_dir_all(directory).and_then(|()| open(&directory.join("index.html")))
+    {
+        return refuse("--report", directory, error);
+    }
+    Ok(())
+}
+
+/// Starts the server, measures, and ends the server, whatever happens.
+async fn measure(
+    options: &CompareOptions,
+    plan: &Plan,
+    rdma: Option<&Rdma>,
+    cores: Option<Cores>,
+) -> Result<(Facts, Vec<Row>), Failure> {
+    let mut server = ServerProcess::start(rdma.is_some(), &options.provider, options.http2, cores).await?;
+    let addresses = server.addresses.clone();
+    let progress = progress_bar(plan);
+    let work = async {
+        let (lanes, verdict) = connect(options, plan, rdma, &addresses).await?;
+        let control = Caller::new(client::tcp(addresses.tcp, http2::Http2::Default).await?);
+        let (progress, checks) = (progress.clone(), Checks::default());
+        let mut meter = Meter { plan, lanes, control, progress, checks };
+        let rows = meter.run().await?;
+        Ok((verdict, rows, meter.checks))
+    };
+    let result = tokio::select! {
+        biased;
+        _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted),
+        failure = server.end() => Err(failure),
+        result = work => result,
+    };
+    progress.finish_and_clear();
+    let result = server.explain(result).await;
+    server.stop().await;
+    let (verdict, rows, checks) = result?;
+    let cores = cores.filter(|_| addresses.pinned);
+    Ok((Facts::new(plan, options.http2, cores, verdict, checks), rows))
+}
+
+/// A connection for each mode of the plan.
+async fn connect(
+    options: &CompareOptions,
+    plan: &Plan,
+    rdma: Option<&Rdma>,
+    addresses: &server::Addresses,
+) -> Result<(Vec<Lane>, Option<Verdict>), Failure> {
+    let mut lanes = Vec::new();
+    let mut verdict = None;
+    for mode in &plan.modes {
+        let (caller, agreed) = client::connect(*mode, addresses, options.http2, rdma).await?;
+        lanes.push(Lane::new(*mode, caller));
+        verdict = verdict.or(agreed);
+    }
+    Ok((lanes, verdict))
+}
+
+/// Turns of all modes in all cells; nothing is shown where stderr is not a terminal.
+fn progress_bar(plan: &Plan) -> ProgressBar {
+    let turns = plan.cells.len() as u64 * u64::from(plan.rounds()) * plan.modes.len() as u64;
+    let target = match std::io::stderr().is_terminal() {
+        true => ProgressDrawTarget::stderr(),
+        false => ProgressDrawTarget::hidden(),
+    };
+    let bar = ProgressBar::with_draw_target(Some(turns), target);
+    match ProgressStyle::with_template("{bar:40} {percent:>3} %  {elapsed} of about {duration}  {msg}") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}

@@ -1,0 +1,44 @@
+//! What can be compared.
+
+use std::fmt;
+
+/// A way to carry the same call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Mode {
+    /// tonic over a TCP connection on the loopback interface: what the others are measured against.
+    GrpcTcp,
+    /// tonic over a Unix domain socket.
+    GrpcUds,
+    /// tonic over this library's connector, RDMA required.
+    GrpcRdma,
+}
+
+impl Mode {
+    /// Every mode that exists, in the order of the table.
+    pub(crate) const ALL: [Self; 3] = [Self::GrpcTcp, Self::GrpcUds, Self::GrpcRdma];
+
+    /// The name on the command line and in the JSON.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::GrpcTcp => "grpc-tcp",
+            Self::GrpcUds => "grpc-uds",
+            Self::GrpcRdma => "grpc-rdma",
+        }
+    }
+
+    /// The mode called `name`.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+
+    /// Whether the mode needs an RDMA device.
+    pub(crate) const fn uses_rdma(self) -> bool {
+        matches!(self, Self::GrpcRdma)
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}

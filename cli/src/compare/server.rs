@@ -1,0 +1,179 @@
+//! The serving process: one Transfer service on a TCP, a Unix and an RDMA listener at the same time.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net as unix;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixListener;
+use tokio::task::JoinSet;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status, Streaming};
+use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
+use tonic_rdma_proto::transfer::{Check, PutReply, PutRequest, UsageReply, UsageRequest};
+
+use super::content::{check_all, check_stamps};
+use super::cores;
+use super::http2::Http2;
+use super::rdma::{self, Rdma};
+use crate::args::ServerOptions;
+use crate::failure::Failure;
+
+/// The one line that the serving process writes to stdout.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Hello {
+    /// It serves.
+    Ready(Addresses),
+    /// It can't serve, and why; whether the request was to blame.
+    Failed { reason: String, usage: bool },
+}
+
+/// Where the service is to be found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Addresses {
+    pub(crate) tcp: SocketAddr,
+    /// Name in the abstract namespace, which leaves no file behind.
+    pub(crate) uds: String,
+    pub(crate) rdma: Option<SocketAddr>,
+    /// Whether the process sits on the core that it was given.
+    pub(crate) pinned: bool,
+}
+
+/// Serves until stdin ends, which it does when the parent is gone, however it went.
+pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
+    let pinned = options.core.is_some_and(|core| cores::pin(core).is_ok());
+    exit_with_parent()?;
+    let runtime = rdma::runtime().map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
+    runtime.block_on(async {
+        let (addresses, mut servers) = match start(options, pinned).await {
+            Ok(started) => started,
+            Err(failure) => {
+                let usage = matches!(failure, Failure::Usage(_));
+                // The parent reports it: saying it here as well would be saying it twice.
+                return announce(&Hello::Failed { reason: failure.to_string(), usage });
+            }
+        };
+        announce(&Hello::Ready(addresses))?;
+        match servers.join_next().await {
+            Some(Ok(Err(error))) => Err(Failure::run(format!("the server failed: {error}"))),
+            Some(Err(error)) => Err(Failure::run(format!("the server crashed: {error}"))),
+            Some(Ok(Ok(()))) | None => Ok(()),
+        }
+    })
+}
+
+/// A thread of its own waits for the end of stdin, so that a busy runtime can't outlive the parent.
+fn exit_with_parent() -> Result<(), Failure> {
+    let wait = || {
+        // Nothing is ever sent; an error means the same as the end.
+        let _ = io::copy(&mut io::stdin().lock().take(u64::MAX), &mut io::sink());
+        std::process::exit(0)
+    };
+    let thread = std::thread::Builder::new().name("stdin".to_owned()).spawn(wait);
+    thread.map(drop).map_err(|error| Failure::run(format!("can't start a thread: {error}")))
+}
+
+fn announce(hello: &Hello) -> Result<(), Failure> {
+    let line = serde_json::to_string(hello).map_err(|error| Failure::run(error.to_string()))?;
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
+}
+
+type Servers = JoinSet<Result<(), tonic::transport::Error>>;
+
+async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Servers), Failure> {
+    let service = Service::default();
+    let mut servers = Servers::new();
+
+    let tcp = tcp_listener()?;
+    let tcp_address = tcp.local_addr().map_err(|error| listen_error("TCP", &error))?;
+    servers.spawn(serve(options.http2, service.clone(), tcp));
+
+    let (uds, uds_name) = uds_listener().map_err(|error| listen_error("a Unix socket", &error))?;
+    servers.spawn(serve(options.http2, service.clone(), uds));
+
+    let mut rdma_address = None;
+    if options.rdma {
+        let (incoming, address) = Rdma::new(&options.provider)?.bind().await?;
+        rdma_address = Some(address);
+        servers.spawn(serve(options.http2, service, incoming));
+    }
+    Ok((Addresses { tcp: tcp_address, uds: uds_name, rdma: rdma_address, pinned }, servers))
+}
+
+async fn serve<I, IO>(http2: Http2, service: Service, incoming: I) -> Result<(), tonic::transport::Error>
+where
+    I: Stream<Item = io::Result<IO>> + Send,
+    IO: tokio::io::AsyncRead + tokio::io::AsyncWrite + tonic::transport::server::Connected,
+    IO: Unpin + Send + 'static,
+{
+    http2.server(Server::builder()).add_service(service.into_server()).serve_with_incoming(incoming).await
+}
+
+fn listen_error(what: &str, error: &io::Error) -> Failure {
+    Failure::run(format!("can't listen on {what}: {error}"))
+}
+
+/// A listener on a free port of the loopback interface, nodelay on everything that it accepts.
+pub(crate) fn tcp_listener() -> Result<TcpIncoming, Failure> {
+    let incoming = TcpIncoming::bind((Ipv4Addr::LOCALHOST, 0).into());
+    Ok(incoming.map_err(|error| listen_error("127.0.0.1", &error))?.with_nodelay(Some(true)))
+}
+
+fn uds_listener() -> io::Result<(UnixListenerStream, String)> {
+    let name = format!("tonic-rdma-compare-{}", std::process::id());
+    let listener = unix::UnixListener::bind_addr(&unix::SocketAddr::from_abstract_name(&name)?)?;
+    listener.set_nonblocking(true)?;
+    Ok((UnixListenerStream::new(UnixListener::from_std(listener)?), name))
+}
+
+/// Takes payloads and says whether they are what their seed demands.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Service {
+    /// Calls so far: moves the sampled offsets from call to call.
+    calls: Arc<AtomicU64>,
+}
+
+impl Service {
+    /// The service as a tonic server without limits on message sizes.
+    pub(crate) fn into_server(self) -> TransferServer<Self> {
+        TransferServer::new(self).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX)
+    }
+}
+
+#[tonic::async_trait]
+impl Transfer for Service {
+    async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
+        let request = request.into_inner();
+        let draw = self.calls.fetch_add(1, Ordering::Relaxed);
+        let mismatch = match request.check() {
+            Check::Stamps => check_stamps(request.seed, &request.payload, draw),
+            Check::All => check_all(request.seed, &request.payload),
+        };
+        Ok(Response::new(PutReply {
+            bytes: request.payload.len() as u64,
+            first_mismatch: mismatch.map_or(0, |offset| offset + 1),
+        }))
+    }
+
+    type EchoStream = Streaming<PutRequest>;
+
+    async fn echo(
+        &self,
+        request: Request<Streaming<PutRequest>>,
+    ) -> Result<Response<Self::EchoStream>, Status> {
+        Ok(Response::new(request.into_inner()))
+    }
+
+    async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
+        let cpu_nanos = u64::try_from(cores::cpu_time().as_nanos()).unwrap_or(u64::MAX);
+        Ok(Response::new(UsageReply { cpu_nanos }))
+    }
+}

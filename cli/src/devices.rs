@@ -1,0 +1,1 @@
+use crate::args::DevicesOptions; use crate::failure::Failure; pub(crate) fn run(_: &DevicesOptions) -> Result<(), Failure> { Ok(()) }
