@@ -84,8 +84,9 @@ impl Default for Config {
             completion_queues: 1,
             eager_threshold: EagerThreshold::default(),
             chunk_size: 256 * 1024,
-            receive_slots: 32,
-            slot_size: 32 * 1024,
+            receive_slots: 96,
+            // An HTTP/2 frame of the default size, with its header and ours.
+            slot_size: 17 * 1024,
             queue_depth: 1024,
             pinned_limit: None,
             connect_timeout: Duration::from_secs(10),
@@ -129,6 +130,12 @@ impl Config {
         }
         if let Some(bytes) = variables.number("RDMA_CHUNK_SIZE", MIN_CHUNK, MAX_CHUNK)? {
             config.chunk_size = bytes as usize;
+        }
+        if let Some(slots) = variables.number("RDMA_RECEIVE_SLOTS", 16, 1024)? {
+            config.receive_slots = slots as u32;
+        }
+        if let Some(bytes) = variables.number("RDMA_SLOT_SIZE", 1024, 65536)? {
+            config.slot_size = bytes as u32;
         }
         if let Some(depth) = variables.number("RDMA_QP_QUEUE_DEPTH", 64, 4096)? {
             config.queue_depth = depth as u32;
@@ -184,7 +191,7 @@ impl Config {
     }
 
     /// Receive buffers of each connection: `slots` (at least 16) of `size` bytes each (at least 1024). An eager message
-    /// fills one.
+    /// fills one. Variables `RDMA_RECEIVE_SLOTS` (to 1024) and `RDMA_SLOT_SIZE` (to 65536).
     pub fn receive_buffers(mut self, slots: u32, size: u32) -> Self {
         self.receive_slots = slots.clamp(16, 1024);
         self.slot_size = size.clamp(1024, 64 * 1024);
@@ -366,6 +373,8 @@ mod tests {
         );
         assert_eq!(with("RDMA_EAGER_THRESHOLD", "auto").unwrap().eager_threshold, EagerThreshold::Auto);
         assert_eq!(with("RDMA_CHUNK_SIZE", "65536").unwrap().chunk_size, 65536);
+        assert_eq!(with("RDMA_RECEIVE_SLOTS", "64").unwrap().receive_slots, 64);
+        assert_eq!(with("RDMA_SLOT_SIZE", "4096").unwrap().slot_size, 4096);
         assert_eq!(with("RDMA_QP_QUEUE_DEPTH", "256").unwrap().queue_depth, 256);
         assert_eq!(with("RDMA_PINNED_LIMIT", "8388608").unwrap().pinned_limit, Some(8_388_608));
         assert_eq!(with("RDMA_QP_TIMEOUT", "20").unwrap().path.timeout, 20);

@@ -17,6 +17,7 @@ use super::counters::Counters;
 use super::fault::ConnectionFault;
 use super::link::Link;
 use super::lock;
+use super::read::Turn;
 use super::work_id::{Kind, WorkId};
 use crate::memory::{Block, PoolError, Quota};
 use crate::protocol::{self, AbortCode, Event, ReadId, SlotIndex};
@@ -52,6 +53,7 @@ pub(super) struct State {
     /// The stream is gone: what still comes is thrown away.
     detached: bool,
     announced: bool,
+    pub(super) turn: Turn,
 }
 
 /// Lengths that the write path works with, in bytes.
@@ -96,6 +98,7 @@ impl Connection {
                 fault: None,
                 detached: false,
                 announced: false,
+                turn: Turn::default(),
             }),
             counters: Arc::default(),
             changed: Notify::new(),
@@ -178,6 +181,11 @@ impl Connection {
             return Poll::Ready(Ok(()));
         }
         let mut state = lock(&self.state);
+        if state.turn.is_over() && state.protocol.front().is_some() {
+            state.turn = Turn::default();
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         match state.read(buffer) {
             Ok(0) => {}
             Ok(_) => {
@@ -195,6 +203,7 @@ impl Connection {
             state.flush_wanted = true;
             state.settle(Instant::now(), &self.counters, &self.changed);
         }
+        state.turn = Turn::default();
         state.reader = Some(context.waker().clone());
         Poll::Pending
     }

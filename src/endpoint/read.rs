@@ -1,4 +1,4 @@
-//! The reading half of a connection: what has arrived, in order.
+//! The reading half of a connection: what has arrived, in order, and in turns.
 
 use tokio::io::ReadBuf;
 
@@ -6,26 +6,67 @@ use super::connection::State;
 use super::fault::ConnectionFault;
 use crate::protocol::{AbortCode, Finished, Part};
 
+/// How much a reading task has taken since it last let other tasks run.
+///
+/// HTTP/2 takes all that has arrived before it does anything else: of 32 small calls that came together it would read
+/// all, then have all served, then send all answers, while the other end had nothing to do. So a reader of small
+/// messages is sent to the end of the runtime's queue after each [`QUANTUM`](Self::QUANTUM): the calls that it took are
+/// served and answered while the next are read (`compare`, 64 B × 32 in flight: more than twice the calls per second).
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    taken: usize,
+}
+
+impl Turn {
+    /// Bytes of small messages that make a turn: two or three small calls with their headers.
+    const QUANTUM: usize = 512;
+    /// What is left of a message is taken in pieces from here on: it is where calls end and others begin.
+    const TAIL: usize = 4096;
+    /// Longer messages are part of something large, whose reader has nothing to gain from waiting: most of an HTTP/2 frame
+    /// of the default size.
+    const SMALL: usize = 12 * 1024;
+
+    /// Whether others should run now.
+    pub(super) fn is_over(&self) -> bool {
+        self.taken >= Self::QUANTUM
+    }
+
+    /// Takes from what is `left` of a message that had `whole` bytes: how many may be taken now, of `room` that there
+    /// are.
+    fn take(&mut self, left: usize, whole: usize, room: usize) -> usize {
+        let mut count = left.min(room);
+        if whole > Self::SMALL {
+            return count;
+        }
+        if left <= Self::TAIL {
+            count = count.min(Self::QUANTUM.saturating_sub(self.taken).max(1));
+        }
+        self.taken += count;
+        count
+    }
+}
+
 impl State {
-    /// Copies what has arrived into `buffer`; how many bytes that was.
+    /// Copies what has arrived into `buffer`, no further than the reader's turn goes; how many bytes that was.
     pub(super) fn read(&mut self, buffer: &mut ReadBuf<'_>) -> Result<usize, ConnectionFault> {
         let before = buffer.remaining();
         while buffer.remaining() > 0
+            && !self.turn.is_over()
             && let Some(part) = self.protocol.front()
         {
-            let (block, offset, length) = match part {
+            let (block, start, offset, length) = match part {
                 Part::Eager { slot, offset, length } => {
                     let (ring, start) = self.link.slot(slot);
-                    (ring, start + offset, length)
+                    (ring, start, offset, length)
                 }
                 Part::Rendezvous { read, offset, length } => match self.landings.get(&read) {
-                    Some(block) => (block, offset, length),
+                    Some(block) => (block, 0, offset, length),
                     None => return Err(ConnectionFault::Local("a read without its memory".into())),
                 },
             };
-            let count = length.min(buffer.remaining());
+            let count = self.turn.take(length, offset + length, buffer.remaining());
             block
-                .copy_out_to(offset..offset + count, buffer)
+                .copy_out_to(start + offset..start + offset + count, buffer)
                 .map_err(|error| ConnectionFault::Local(error.to_string().into()))?;
             self.consume(count);
         }
