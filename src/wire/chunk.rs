@@ -85,7 +85,8 @@ mod tests {
         #[test]
         fn any_bytes_are_chunks_or_an_error(body in prop::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(chunks) = Chunk::decode_all(&body) {
-                prop_assert_eq!(chunks.flat_map(|chunk| chunk.encode()).collect::<Vec<u8>>(), body);
+                let again: Vec<u8> = chunks.flat_map(|chunk| chunk.encode()).collect();
+                prop_assert_eq!(&again, &body);
             }
         }
     }

@@ -1,0 +1,156 @@
+//! A peer that sends what it may not: each violation is named, and nothing panics.
+
+use std::time::Instant;
+
+use proptest::prelude::*;
+
+use crate::protocol::{Connection, ReadId, Settings, SlotIndex, Violation};
+use crate::wire::{Chunk, Header, Kind, MAX_CHUNKS};
+
+fn connection() -> Connection {
+    let settings = Settings { receive_slots: 16, slot_size: 1024, max_chunk: 1 << 20, ..Settings::default() };
+    Connection::new(settings, Instant::now()).unwrap()
+}
+
+fn header(kind: Kind, sequence: u64, body: usize) -> Header {
+    Header { kind, end_of_message: false, body_length: body as u32, sequence, granted: 32, reads_done: 0 }
+}
+
+fn receive(connection: &mut Connection, header: Header, body: &[u8]) -> Result<(), Violation> {
+    let length = Header::LENGTH + header.body_length as usize;
+    connection.handle_receive(SlotIndex(0), &header, body, length, Instant::now())
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused_by_name() {
+    for (settings, name) in [
+        (Settings { peer_slots: 0, ..Settings::default() }, "the peer's receive slots"),
+        (Settings { peer_slot_size: 10, ..Settings::default() }, "the peer's slot size"),
+        (Settings { receive_slots: 1, ..Settings::default() }, "receive slots"),
+        (Settings { send_queue: 1, ..Settings::default() }, "send queue"),
+        (Settings { max_reads: 0, ..Settings::default() }, "outstanding reads"),
+    ] {
+        let error = Connection::new(settings, Instant::now()).unwrap_err().to_string();
+        assert!(error.contains(name), "{error}");
+    }
+}
+
+#[test]
+fn lengths_and_sequence() {
+    let mut it = connection();
+    let message = header(Kind::Eager, 0, 10);
+    let short = it.handle_receive(SlotIndex(0), &message, &[], 41, Instant::now());
+    assert_eq!(short, Err(Violation::Length { received: 41, promised: 10 }));
+    let none = it.handle_receive(SlotIndex(0), &message, &[], 3, Instant::now());
+    assert_eq!(none, Err(Violation::Length { received: 3, promised: 10 }));
+    let long = receive(&mut it, header(Kind::Eager, 0, 1000), &[]);
+    assert_eq!(long, Err(Violation::Length { received: 1032, promised: 1000 }));
+    let seen = receive(&mut it, header(Kind::Eager, 5, 10), &[]);
+    assert_eq!(seen, Err(Violation::Sequence { seen: 5, expected: 0 }));
+}
+
+#[test]
+fn counts_that_cannot_be() {
+    let granted = |granted| receive(&mut connection(), Header { granted, ..header(Kind::Ack, 0, 0) }, &[]);
+    assert_eq!(granted(31), Err(Violation::Granted { seen: 31, least: 32, most: 32 }));
+    assert_eq!(granted(33), Err(Violation::Granted { seen: 33, least: 32, most: 32 }));
+    assert_eq!(granted(32), Ok(()));
+    let read = receive(&mut connection(), Header { reads_done: 1, ..header(Kind::Ack, 0, 0) }, &[]);
+    assert_eq!(read, Err(Violation::ReadsDone { seen: 1, least: 0, most: 0 }));
+}
+
+#[test]
+fn data_after_the_end() {
+    let mut it = connection();
+    receive(&mut it, header(Kind::Fin, 0, 0), &[]).unwrap();
+    assert_eq!(receive(&mut it, header(Kind::Eager, 1, 4), &[]), Err(Violation::DataAfterFin));
+    let mut it = connection();
+    receive(&mut it, header(Kind::Fin, 0, 0), &[]).unwrap();
+    assert_eq!(receive(&mut it, header(Kind::Fin, 1, 0), &[]), Err(Violation::SecondFin));
+}
+
+#[test]
+fn offers_without_end_or_measure() {
+    let offer = |length| Chunk { address: 1, rkey: 2, length }.encode();
+    let mut it = connection();
+    let refused = receive(&mut it, header(Kind::Rts, 0, 20), &offer(1 << 21));
+    assert_eq!(refused, Err(Violation::ChunkTooLong { length: 1 << 21, most: 1 << 20 }));
+    let mut it = connection();
+    let eight = offer(10).repeat(MAX_CHUNKS);
+    let refused = (0..9).map(|sequence| receive(&mut it, header(Kind::Rts, sequence, eight.len()), &eight)).find(Result::is_err);
+    assert_eq!(refused, Some(Err(Violation::TooManyOffers(65))));
+}
+
+#[test]
+fn control_messages_out_of_shape() {
+    for kind in [Kind::Ping, Kind::Pong, Kind::Abort] {
+        let refused = receive(&mut connection(), header(kind, 0, 3), &[1, 2, 3]);
+        assert_eq!(refused, Err(Violation::ControlBody(3)), "{kind:?}");
+    }
+    for kind in [Kind::Ack, Kind::Fin] {
+        assert_eq!(receive(&mut connection(), header(kind, 0, 1), &[1]), Err(Violation::ControlBody(1)), "{kind:?}");
+    }
+    let pong = receive(&mut connection(), header(Kind::Pong, 0, 8), &5_u64.to_le_bytes());
+    assert_eq!(pong, Err(Violation::UnexpectedPong));
+}
+
+fn headers() -> impl Strategy<Value = (Header, Vec<u8>)> {
+    let kinds = prop::sample::select(vec![
+        Kind::Eager,
+        Kind::Rts,
+        Kind::Ack,
+        Kind::Fin,
+        Kind::Abort,
+        Kind::Ping,
+        Kind::Pong,
+    ]);
+    let chunks = prop::collection::vec((any::<u64>(), 0..1_u64 << 21), 0..10);
+    let noise = prop::collection::vec(any::<u8>(), 0..30);
+    (kinds, 0..12_u64, 30..40_u64, 0..3_u64, chunks, noise, any::<bool>()).prop_map(
+        |(kind, sequence, granted, reads_done, chunks, noise, sensible)| {
+            let mut body = noise;
+            if kind == Kind::Rts && sensible {
+                let chunks = chunks.iter().map(|&(address, length)| Chunk { address, rkey: 1, length });
+                body = chunks.flat_map(|chunk| chunk.encode()).collect();
+            }
+            let body_length = body.len() as u32;
+            (Header { kind, end_of_message: false, body_length, sequence, granted, reads_done }, body)
+        },
+    )
+}
+
+proptest! {
+    /// Messages of any kind in any order, mostly in sequence: the connection takes them or names the violation, and
+    /// its answers stay within its limits.
+    #[test]
+    fn any_messages(messages in prop::collection::vec((headers(), 0..10_u8), 1..40)) {
+        let mut it = connection();
+        let now = Instant::now();
+        let mut sequence = 0;
+        for ((mut header, body), honest) in messages {
+            if honest > 0 {
+                (header.sequence, header.granted, header.reads_done) = (sequence, 32, 0);
+            }
+            let body = if header.kind == Kind::Eager { &[][..] } else { &body[..] };
+            if receive(&mut it, header, body).is_err() {
+                return Ok(());
+            }
+            sequence += 1;
+            while it.poll_release().is_some() {
+                it.handle_slots_posted(1);
+            }
+            if it.peek_read().is_some() {
+                it.start_read();
+            }
+            it.handle_read_completed(ReadId(header.body_length));
+            while it.poll_transmit(now).is_some() {
+                it.handle_sends_completed(1);
+            }
+            while it.poll_event().is_some() {}
+            if let Some(part) = it.front() {
+                let (crate::protocol::Part::Eager { length, .. } | crate::protocol::Part::Rendezvous { length, .. }) = part;
+                it.consume(length);
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Single exchanges, message by message.
+
+use std::time::Duration;
+
+use super::pair::Pair;
+use crate::protocol::{AbortCode, Blocked, Event, Settings};
+use crate::wire::Kind::{self, Abort, Ack, Eager, Fin, Ping, Pong, Rts};
+
+fn small() -> Settings {
+    Settings { receive_slots: 16, slot_size: 256, send_queue: 32, max_reads: 4, ..Settings::default() }
+}
+
+/// Checks what went over the wire: (end, kind) of each message.
+fn transcript(pair: &Pair, expected: &[(usize, Kind)]) {
+    assert_eq!(pair.log, expected);
+}
+
+#[test]
+fn an_eager_message_needs_no_answer() {
+    let mut pair = Pair::alike(small());
+    assert_eq!(pair.write_eager(0, 100), 100);
+    pair.settle(true);
+    transcript(&pair, &[(0, Eager)]);
+    assert_eq!(pair.ends[1].read, 100);
+}
+
+#[test]
+fn an_eager_message_is_no_longer_than_a_slot() {
+    let mut pair = Pair::alike(small());
+    assert_eq!(pair.write_eager(0, 1000), 256 - 32);
+    pair.settle(true);
+    assert_eq!(pair.write_eager(0, 1000 - 224), 224);
+}
+
+#[test]
+fn a_rendezvous_is_read_and_acknowledged() {
+    let mut pair = Pair::alike(small());
+    assert_eq!(pair.write_rendezvous(0, &[5000, 3000]), 2);
+    pair.settle(true);
+    // Each chunk is acknowledged when it has landed; two control messages are worth an acknowledgement themselves.
+    transcript(&pair, &[(0, Rts), (1, Ack), (1, Ack), (0, Ack)]);
+    assert_eq!(pair.ends[1].read, 8000);
+    assert_eq!(pair.ends[0].events, [Event::SourcesDone { count: 1 }, Event::SourcesDone { count: 1 }]);
+}
+
+#[test]
+fn an_acknowledgement_rides_on_data_where_there_is_some() {
+    let mut pair = Pair::alike(small());
+    pair.write_rendezvous(0, &[5000]);
+    pair.arrive(1);
+    pair.serve(1);
+    pair.complete_read(1);
+    pair.write_eager(1, 10);
+    pair.settle(true);
+    transcript(&pair, &[(0, Rts), (1, Eager)]);
+    assert_eq!(pair.ends[0].sources_left(), 0);
+}
+
+#[test]
+fn eager_data_waits_its_turn_behind_a_rendezvous() {
+    let mut pair = Pair::alike(small());
+    pair.write_rendezvous(0, &[100]);
+    pair.write_eager(0, 10);
+    pair.arrive(1);
+    pair.arrive(1);
+    pair.serve(1);
+    assert_eq!(pair.read(1, 1000), 0, "what comes first has not landed");
+    pair.complete_read(1);
+    assert_eq!(pair.read(1, 1000), 110);
+}
+
+#[test]
+fn a_reader_that_stops_stops_the_writer_and_credits_set_it_going_again() {
+    let mut pair = Pair::alike(small());
+    let mut sent = 0;
+    while pair.write_eager(0, 10) > 0 {
+        sent += 1;
+        pair.settle(false);
+    }
+    assert_eq!(sent, 12, "16 slots, of which 4 are kept back");
+    assert_eq!(pair.ends[0].connection.blocked_on(), Some(Blocked::Credits));
+    pair.settle(true);
+    assert_eq!(pair.ends[0].connection.blocked_on(), None);
+    // Twelve slots were freed, and a quarter of the sixteen is worth an acknowledgement.
+    let answers: Vec<Kind> = pair.log.iter().filter(|(end, _)| *end == 1).map(|(_, kind)| *kind).collect();
+    assert_eq!(answers, [Ack, Ack, Ack]);
+}
+
+#[test]
+fn a_full_send_queue_is_waited_for_and_control_messages_still_pass() {
+    let mut pair = Pair::alike(Settings { send_queue: 16, ..small() });
+    let mut sent = 0;
+    while pair.write_eager(0, 10) > 0 {
+        sent += 1;
+        pair.arrive(1);
+        pair.read(1, 10);
+        pair.serve(1);
+        pair.repost(1);
+    }
+    assert_eq!(sent, 8, "16 places, of which 8 are kept for control messages");
+    assert_eq!(pair.ends[0].connection.blocked_on(), Some(Blocked::SendQueue));
+    pair.ends[0].connection.close_write();
+    pair.serve(0);
+    assert_eq!(pair.log.last(), Some(&(0, Fin)));
+}
+
+#[test]
+fn each_direction_closes_by_itself() {
+    let mut pair = Pair::alike(small());
+    pair.write_eager(0, 50);
+    pair.ends[0].connection.close_write();
+    assert_eq!(pair.write_eager(0, 10), 0, "closed for writing");
+    pair.settle(true);
+    assert!(pair.ends[1].connection.is_read_closed() && !pair.ends[1].connection.is_closed());
+    pair.write_eager(1, 60);
+    pair.ends[1].connection.close_write();
+    pair.settle(true);
+    transcript(&pair, &[(0, Eager), (0, Fin), (1, Eager), (1, Fin)]);
+    assert!(pair.ends.iter().all(|end| end.connection.is_closed()));
+}
+
+#[test]
+fn an_end_is_no_end_before_everything_was_read() {
+    let mut pair = Pair::alike(small());
+    pair.write_rendezvous(0, &[400]);
+    pair.ends[0].connection.close_write();
+    pair.serve(0);
+    pair.arrive(1);
+    pair.arrive(1);
+    assert!(pair.ends[1].connection.is_fin_received() && !pair.ends[1].connection.is_read_closed());
+    pair.settle(true);
+    assert!(pair.ends[1].connection.is_read_closed());
+    assert_eq!(pair.ends[1].read, 400);
+}
+
+#[test]
+fn an_abort_is_told_once_and_ends_both_directions() {
+    let mut pair = Pair::alike(small());
+    pair.ends[0].connection.abort(AbortCode::FAILED);
+    pair.ends[0].connection.abort(AbortCode::CLOSED);
+    pair.settle(true);
+    transcript(&pair, &[(0, Abort)]);
+    assert_eq!(pair.ends[1].events, [Event::Aborted { code: AbortCode::FAILED }]);
+    assert_eq!(pair.write_eager(0, 1) + pair.write_eager(1, 1), 0);
+}
+
+fn pinging() -> Settings {
+    let (interval, timeout) = (Duration::from_secs(10), Duration::from_secs(30));
+    Settings { ping_interval: Some(interval), ping_timeout: timeout, ..small() }
+}
+
+#[test]
+fn a_silent_peer_is_pinged_and_answers() {
+    let mut pair = Pair::new([pinging(), small()]);
+    assert_eq!(pair.ends[0].connection.poll_timeout(), Some(pair.now + Duration::from_secs(10)));
+    pair.pass(Duration::from_secs(9));
+    pair.settle(true);
+    transcript(&pair, &[]);
+    pair.pass(Duration::from_secs(1));
+    pair.settle(true);
+    transcript(&pair, &[(0, Ping), (1, Pong)]);
+    pair.pass(Duration::from_secs(9));
+    pair.settle(true);
+    assert_eq!(pair.log.len(), 2, "an answer is good for another ten seconds");
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_given_up() {
+    let mut pair = Pair::new([pinging(), small()]);
+    pair.pass(Duration::from_secs(10));
+    pair.serve(0);
+    transcript(&pair, &[(0, Ping)]);
+    pair.pass(Duration::from_secs(29));
+    pair.serve(0);
+    assert_eq!(pair.ends[0].events, []);
+    pair.pass(Duration::from_secs(1));
+    pair.serve(0);
+    assert_eq!(pair.ends[0].events, [Event::PingTimeout]);
+    assert_eq!(pair.ends[0].connection.poll_timeout(), None);
+}
+
+#[test]
+fn any_message_is_a_sign_of_life() {
+    let mut pair = Pair::new([pinging(), small()]);
+    pair.pass(Duration::from_secs(10));
+    pair.serve(0);
+    pair.write_eager(1, 10);
+    pair.arrive(0);
+    pair.pass(Duration::from_secs(5));
+    pair.pass(Duration::from_secs(4));
+    pair.serve(0);
+    transcript(&pair, &[(0, Ping), (1, Eager)]);
+    assert_eq!(pair.ends[0].events, []);
+}
