@@ -18,7 +18,7 @@ pub(super) mod queue_page {
 pub(super) mod pair_page {
     use super::super::super::QueuePairCapacity;
 
-    /// Owner: whether peers may use it.
+    /// Owner: whether peers may use it; 0 until it is connected.
     pub(crate) const STATE: usize = 0;
     /// Owner: the nonce of the probe.
     pub(crate) const NONCE: usize = 1;
@@ -36,7 +36,7 @@ pub(super) mod pair_page {
     pub(crate) const DELIVERED: usize = 40;
     const RINGS: usize = 48;
 
-    /// Value of `STATE` while peers may use the queue pair.
+    /// Value of `STATE` while the peer may use the queue pair.
     pub(crate) const OPEN: u64 = 1;
     /// Value of `STATE` in Error, or when it is gone.
     pub(crate) const CLOSED: u64 = 2;

@@ -142,7 +142,7 @@ impl Peer {
     pub(super) fn died(&self) {
         self.dead.store(true, Ordering::SeqCst);
         for queue_pair in lock(&self.queue_pairs).drain(..).filter_map(|pair| pair.upgrade()) {
-            queue_pair.look();
+            queue_pair.peer_died();
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use super::super::{
-    Access, CompletionQueue, HostMemory, PathSettings, PostError, PostErrorKind, Probe, QueuePair,
+    Access, CompletionQueue, CompletionStatus, HostMemory, PathSettings, PostError, PostErrorKind, Probe, QueuePair,
     QueuePairAddress, QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, SendRequest, VerbsError,
     WorkCompletion,
 };
@@ -175,6 +175,11 @@ impl SoftQueuePair {
         if queue.id() == self.receive_queue.id() { self.take_receives(completions) } else { (0, false) }
     }
 
+    /// The peer's process is gone.
+    pub(super) fn peer_died(&self) {
+        self.end_sends(&mut lock(&self.sends), CompletionStatus::RetryExceeded);
+    }
+
     /// Whether the peer said, or its death says, that this queue pair is no more use.
     pub(super) fn is_doomed(&self) -> bool {
         self.page.at(pair_page::FATAL).load(Ordering::Acquire) != 0
@@ -251,7 +256,6 @@ impl QueuePair for SoftQueuePair {
     fn to_init(&self, access: Access) -> Result<(), VerbsError> {
         self.step("to_init", QueuePairState::Reset, QueuePairState::Init)?;
         self.page.at(pair_page::ACCESS).store(access.bits().into(), Ordering::SeqCst);
-        self.page.at(pair_page::STATE).store(pair_page::OPEN, Ordering::SeqCst);
         Ok(())
     }
 
@@ -266,9 +270,12 @@ impl QueuePair for SoftQueuePair {
         self.step("to_rtr", QueuePairState::Init, QueuePairState::Rtr)?;
         let _ = self.path.set(settings.clone());
         let _ = self.peer.set(pair);
+        self.page.at(pair_page::STATE).store(pair_page::OPEN, Ordering::SeqCst);
         device.attach(Weak::clone(&self.this));
-        // The peer may have died, or begun to wait for our receives, before it could be told of this queue pair.
-        self.look();
+        // The peer may have died, or begun to wait for us, before this queue pair was known to it.
+        if device.is_dead() {
+            self.peer_died();
+        }
         self.wake_waiting_peer();
         Ok(())
     }
@@ -319,6 +326,7 @@ impl QueuePair for SoftQueuePair {
 impl Drop for SoftQueuePair {
     fn drop(&mut self) {
         self.page.at(pair_page::STATE).store(pair_page::CLOSED, Ordering::SeqCst);
+        self.wake_waiting_peer();
         lock(&self.domain.device.directory().queue_pairs).remove(&self.number.0);
     }
 }

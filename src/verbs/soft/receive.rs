@@ -42,12 +42,17 @@ impl Delivery {
     const WRITE: u64 = 2;
     const IMMEDIATE: u64 = 1 << 8;
     const TOO_LONG: u64 = 1 << 16;
+    const DENIED: u64 = 1 << 17;
 
     /// The words of the ring.
     pub(super) fn encode(self) -> [u64; 3] {
         let kind = if self.opcode == CompletionOpcode::Receive { Self::SEND } else { Self::WRITE };
         let immediate = if self.immediate.is_some() { Self::IMMEDIATE } else { 0 };
-        let status = if self.status == CompletionStatus::Success { 0 } else { Self::TOO_LONG };
+        let status = match self.status {
+            CompletionStatus::Success => 0,
+            CompletionStatus::LocalLength => Self::TOO_LONG,
+            _ => Self::DENIED,
+        };
         [kind | immediate | status, self.length, self.immediate.unwrap_or(0).into()]
     }
 
@@ -58,11 +63,12 @@ impl Delivery {
             Self::WRITE => CompletionOpcode::ReceiveWriteWithImmediate,
             _ => return None,
         };
-        if head & !(0xff | Self::IMMEDIATE | Self::TOO_LONG) != 0 {
-            return None;
-        }
-        let too_long = head & Self::TOO_LONG != 0;
-        let status = if too_long { CompletionStatus::LocalLength } else { CompletionStatus::Success };
+        let status = match head & !(0xff | Self::IMMEDIATE) {
+            0 => CompletionStatus::Success,
+            Self::TOO_LONG => CompletionStatus::LocalLength,
+            Self::DENIED => CompletionStatus::LocalProtection,
+            _ => return None,
+        };
         let immediate = (head & Self::IMMEDIATE != 0).then_some(immediate as u32);
         Some(Self { opcode, status, length, immediate })
     }
@@ -182,7 +188,9 @@ mod tests {
     #[test]
     fn deliveries_survive_the_ring() {
         for opcode in [CompletionOpcode::Receive, CompletionOpcode::ReceiveWriteWithImmediate] {
-            for status in [CompletionStatus::Success, CompletionStatus::LocalLength] {
+            for status in
+                [CompletionStatus::Success, CompletionStatus::LocalLength, CompletionStatus::LocalProtection]
+            {
                 for immediate in [None, Some(0), Some(u32::MAX)] {
                     let delivery = Delivery { opcode, status, length: 77, immediate };
                     assert_eq!(Delivery::decode(delivery.encode()), Some(delivery));

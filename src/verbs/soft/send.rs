@@ -145,11 +145,10 @@ impl SoftQueuePair {
             directory.ring();
         }
         if let Some(pair) = self.peer.get() {
-            // SYNC: before the receives are counted once more: either we see a new one, or the peer sees us wait.
+            // SYNC: before the peer's side is looked at once more, by the poll that this asks for: either that sees what
+            // is waited for, or the peer sees us wait.
             pair.page.at(pair_page::WAITING).store(1, Ordering::SeqCst);
-            if pair.page.at(pair_page::POSTED).load(Ordering::SeqCst) != side.delivered {
-                self.look();
-            }
+            self.look();
         }
     }
 
@@ -160,19 +159,20 @@ impl SoftQueuePair {
         if self.is_doomed() && !self.is_in(QueuePairState::Error) && side.pending.is_empty() {
             self.fail_sends(side);
         }
+        let mut told = false;
         while let Some(pending) = side.pending.pop_front() {
             let (opcode, wr_id, signaled) = (pending.operation.opcode(), pending.wr_id, pending.signaled);
             match pending.operation.with(|operation| self.execute(side, operation)) {
-                Ok(()) => self.complete(side, wr_id, opcode, CompletionStatus::Success, signaled),
+                Ok(()) => {
+                    told = false;
+                    self.complete(side, wr_id, opcode, CompletionStatus::Success, signaled);
+                }
                 Err(Halt::NotReady) => {
                     side.pending.push_front(pending);
-                    if let Some(pair) = self.peer.get() {
-                        pair.page.at(pair_page::WAITING).store(1, Ordering::SeqCst);
-                        if pair.page.at(pair_page::POSTED).load(Ordering::SeqCst) != side.delivered {
-                            continue;
-                        }
-                    }
-                    return;
+                    // SYNC: the peer is told that we wait, and then tried once more; see `wait`.
+                    let Some(pair) = self.peer.get().filter(|_| !told) else { return };
+                    pair.page.at(pair_page::WAITING).store(1, Ordering::SeqCst);
+                    told = true;
                 }
                 Err(Halt::Failed(status)) => {
                     self.complete(side, wr_id, opcode, status, true);
@@ -195,12 +195,16 @@ impl SoftQueuePair {
         if Instant::now() < deadline {
             return true;
         }
+        self.end_sends(side, CompletionStatus::RnrRetryExceeded);
+        false
+    }
+
+    /// The first request that waits fails with `status`, and everything behind it is flushed.
+    pub(super) fn end_sends(&self, side: &mut SendSide, status: CompletionStatus) {
         if let Some(pending) = side.pending.pop_front() {
-            let (opcode, wr_id) = (pending.operation.opcode(), pending.wr_id);
-            self.complete(side, wr_id, opcode, CompletionStatus::RnrRetryExceeded, true);
+            self.complete(side, pending.wr_id, pending.operation.opcode(), status, true);
         }
         self.fail_sends(side);
-        false
     }
 
     /// Goes to Error: flushes what waits, and has the receives flushed with the next poll.
@@ -215,6 +219,7 @@ impl SoftQueuePair {
             self.complete(side, pending.wr_id, opcode, CompletionStatus::WorkRequestFlushed, true);
         }
         self.look();
+        self.wake_waiting_peer();
     }
 
     fn complete(

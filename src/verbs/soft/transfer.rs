@@ -94,8 +94,12 @@ impl SoftQueuePair {
     pub(super) fn execute(&self, side: &mut SendSide, operation: &Operation<'_>) -> Result<(), Halt> {
         const GONE: Halt = Halt::Failed(CompletionStatus::RetryExceeded);
         let pair = self.peer.get().ok_or(GONE)?;
-        if pair.peer.is_dead() || pair.page.at(pair_page::STATE).load(Ordering::Acquire) != pair_page::OPEN {
-            return Err(GONE);
+        match pair.page.at(pair_page::STATE).load(Ordering::SeqCst) {
+            _ if pair.peer.is_dead() => return Err(GONE),
+            pair_page::OPEN => {}
+            // Not connected to us yet.
+            0 => return Err(Halt::NotReady),
+            _ => return Err(GONE),
         }
         let done = match *operation {
             Operation::Send { data, immediate } => self.send(side, pair, data, immediate),
@@ -135,9 +139,15 @@ impl SoftQueuePair {
             let (key, address) = (word(1 + 3 * index) as u32, word(2 + 3 * index));
             let part = left.min(word(3 + 3 * index));
             let place = RemoteSegment { address, rkey: super::super::Rkey(key) };
-            // What the receiver posted is its own affair: an error there is not an access error of ours.
-            self.copy(side, pair, &mut pieces, place, part, Access::LOCAL_WRITE, Direction::ToPeer)
-                .map_err(|_| Halt::Failed(CompletionStatus::RemoteOperation))?;
+            // What the receiver posted is its own affair: an error there is its protection error, not an access error.
+            if self
+                .copy(side, pair, &mut pieces, place, part, Access::LOCAL_WRITE, Direction::ToPeer)
+                .is_err()
+            {
+                let status = CompletionStatus::LocalProtection;
+                deliver(side, pair, Delivery { opcode, status, length, immediate });
+                return Err(Halt::Failed(CompletionStatus::RemoteOperation));
+            }
             left -= part;
         }
         deliver(side, pair, Delivery { opcode, status: CompletionStatus::Success, length, immediate });
@@ -294,7 +304,7 @@ impl SendSide {
 /// Where the ring says what the peer's next receive is.
 fn receive_of(side: &SendSide, pair: &PeerPair) -> Result<usize, Halt> {
     // SYNC: pairs with the store after the entry was written.
-    let posted = pair.page.at(pair_page::POSTED).load(Ordering::Acquire);
+    let posted = pair.page.at(pair_page::POSTED).load(Ordering::SeqCst);
     match posted.wrapping_sub(side.delivered) {
         0 => Err(Halt::NotReady),
         ready if ready <= pair.rings.entries => Ok(pair.rings.receive(side.delivered)),

@@ -1,0 +1,220 @@
+//! Requests that must fail, and what comes after the failure.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use tonic_rdma::verbs::{
+    Access, CompletionOpcode, CompletionStatus, HostMemory, Operation, Payload, QueuePairState,
+    RemoteSegment, Rkey,
+};
+
+use crate::fabric::{
+    ALL, Fabric, Options, Side, connected, default_pair, pattern, remote, segment, wait_until,
+};
+
+/// After a fault that the target reports, both ends are in Error: `b`'s receive 50 is flushed, and so is all that `a`
+/// posts from now on.
+fn expect_both_ended(a: &Side, b: &Side) {
+    wait_until("the initiator's Error state", || a.pair.state() == QueuePairState::Error);
+    b.expect_failure(50, CompletionStatus::WorkRequestFlushed);
+    assert_eq!(b.pair.state(), QueuePairState::Error);
+    a.post(60, Operation::Send { data: Payload::Inline(&[]), immediate: None });
+    a.expect_failure(60, CompletionStatus::WorkRequestFlushed);
+    b.post_receive(51, 0, 8);
+    b.expect_failure(51, CompletionStatus::WorkRequestFlushed);
+}
+
+fn expect_remote_access(fabric: &dyn Fabric, post: impl FnOnce(&Side, &Side)) {
+    let (a, b) = default_pair(fabric);
+    b.fill(0, &pattern(1, 4096));
+    b.post_receive(50, 0, 8);
+    post(&a, &b);
+    a.expect_failure(1, CompletionStatus::RemoteAccess);
+    expect_both_ended(&a, &b);
+    assert_eq!(b.content(0, 4096), pattern(1, 4096), "a refused request may not change anything");
+}
+
+pub fn wrong_rkey(fabric: &dyn Fabric) {
+    for flipped in [1, 1 << 17, 1 << 31] {
+        let wrong = move |b: &Side| {
+            let good = b.remote(0);
+            RemoteSegment { rkey: Rkey(good.rkey.0 ^ flipped), ..good }
+        };
+        expect_remote_access(fabric, |a, b| a.write(1, a.segment(0, 64), wrong(b)));
+        expect_remote_access(fabric, |a, b| a.read(1, a.segment(0, 64), wrong(b)));
+    }
+}
+
+pub fn out_of_bounds(fabric: &dyn Fabric) {
+    let length = Options::default().memory;
+    expect_remote_access(fabric, |a, b| a.write(1, a.segment(0, 64), b.remote(length - 63)));
+    expect_remote_access(fabric, |a, b| a.read(1, a.segment(0, 64), b.remote(length - 63)));
+    let before = |b: &Side| RemoteSegment { address: b.remote(0).address - 1, ..b.remote(0) };
+    expect_remote_access(fabric, |a, b| a.write(1, a.segment(0, 64), before(b)));
+    let wrapping = |b: &Side| RemoteSegment { address: u64::MAX - 8, ..b.remote(0) };
+    expect_remote_access(fabric, |a, b| a.read(1, a.segment(0, 64), wrapping(b)));
+}
+
+pub fn missing_region_right(fabric: &dyn Fabric) {
+    let register = |b: &Side, access| {
+        b.domain.register(Arc::new(HostMemory::shared(4096, 4096).unwrap()), access).unwrap()
+    };
+    let readable = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    let writable = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let mut kept = Vec::new();
+    expect_remote_access(fabric, |a, b| {
+        let region = register(b, readable);
+        a.write(1, a.segment(0, 64), remote(&region, 0));
+        kept.push(region);
+    });
+    expect_remote_access(fabric, |a, b| {
+        let region = register(b, writable);
+        a.read(1, a.segment(0, 64), remote(&region, 0));
+        kept.push(region);
+    });
+}
+
+pub fn missing_queue_pair_right(fabric: &dyn Fabric) {
+    for access in [Access::LOCAL_WRITE | Access::REMOTE_READ, Access::LOCAL_WRITE | Access::REMOTE_WRITE] {
+        let (a, b) = connected(fabric, &Options { access, ..Options::default() });
+        b.post_receive(50, 0, 8);
+        if access.contains(Access::REMOTE_READ) {
+            a.write(1, a.segment(0, 64), b.remote(0));
+        } else {
+            a.read(1, a.segment(0, 64), b.remote(0));
+        }
+        a.expect_failure(1, CompletionStatus::RemoteAccess);
+        expect_both_ended(&a, &b);
+    }
+}
+
+pub fn foreign_domain(fabric: &dyn Fabric) {
+    expect_remote_access(fabric, |a, b| {
+        let other = b.context.alloc_protection_domain().unwrap();
+        let region = other.register(Arc::new(HostMemory::shared(4096, 4096).unwrap()), ALL).unwrap();
+        a.write(1, a.segment(0, 64), remote(&region, 0));
+    });
+}
+
+pub fn deregistered_key(fabric: &dyn Fabric) {
+    expect_remote_access(fabric, |a, b| {
+        let region = b.private_region(4096);
+        let gone = remote(&region, 0);
+        a.write(0, a.segment(0, 64), gone);
+        a.expect(0, CompletionOpcode::Write);
+        drop(region);
+        a.write(1, a.segment(0, 64), gone);
+    });
+}
+
+pub fn message_too_long_for_the_receive(fabric: &dyn Fabric) {
+    let (a, b) = default_pair(fabric);
+    b.post_receive(1, 0, 63);
+    b.post_receive(50, 0, 64);
+    a.fill(0, &[1; 64]);
+    a.send(2, 0, 64);
+    a.expect_failure(2, CompletionStatus::RemoteInvalidRequest);
+    b.expect_failure(1, CompletionStatus::LocalLength);
+    expect_both_ended(&a, &b);
+    assert_eq!(b.content(63, 1), [0], "nothing beyond the receive may be touched");
+}
+
+pub fn bad_local_key(fabric: &dyn Fabric) {
+    let (a, b) = default_pair(fabric);
+    let region = a.private_region(4096);
+    let gone = segment(&region, 0, 64);
+    drop(region);
+    a.write(1, gone, b.remote(0));
+    a.expect_failure(1, CompletionStatus::LocalProtection);
+    assert_eq!(a.pair.state(), QueuePairState::Error);
+}
+
+pub fn local_range_out_of_bounds(fabric: &dyn Fabric) {
+    let length = Options::default().memory;
+    let (a, b) = default_pair(fabric);
+    a.write(1, a.segment(length - 63, 64), b.remote(0));
+    a.expect_failure(1, CompletionStatus::LocalProtection);
+    assert_eq!(b.content(0, 64), [0; 64]);
+}
+
+/// A READ into memory that the device may not write.
+pub fn read_into_read_only_memory(fabric: &dyn Fabric) {
+    let (a, b) = default_pair(fabric);
+    let memory = Arc::new(HostMemory::shared(4096, 4096).unwrap());
+    let region = a.domain.register(memory, Access::LOCAL_READ).unwrap();
+    a.read(1, segment(&region, 0, 64), b.remote(0));
+    a.expect_failure(1, CompletionStatus::LocalProtection);
+}
+
+/// A receive whose memory is gone fails at both ends.
+pub fn receive_into_deregistered_memory(fabric: &dyn Fabric) {
+    let (a, b) = default_pair(fabric);
+    let region = b.private_region(4096);
+    b.try_post_receive(1, &[segment(&region, 0, 64)]).unwrap();
+    b.post_receive(50, 0, 8);
+    drop(region);
+    a.send(2, 0, 64);
+    a.expect_failure(2, CompletionStatus::RemoteOperation);
+    b.expect_failure(1, CompletionStatus::LocalProtection);
+    expect_both_ended(&a, &b);
+}
+
+/// What is outstanding is flushed in order; what had come before is not lost.
+pub fn flush_order(fabric: &dyn Fabric) {
+    let (a, b) = default_pair(fabric);
+    b.post_receive(1, 0, 64);
+    a.send(1, 0, 10);
+    for wr_id in 2..10 {
+        a.post(wr_id, Operation::Send { data: Payload::Inline(&[IoSlice::new(b"x")]), immediate: None });
+        a.post_receive(100 + wr_id, 0, 10);
+    }
+    a.pair.to_error();
+    let mut sends = Vec::new();
+    let mut receives = Vec::new();
+    for _ in 0..17 {
+        let completion = a.wait();
+        let list = if completion.wr_id > 100 { &mut receives } else { &mut sends };
+        list.push((completion.wr_id, completion.status));
+    }
+    let flushed = CompletionStatus::WorkRequestFlushed;
+    assert_eq!(sends[0], (1, CompletionStatus::Success));
+    assert_eq!(sends[1..], (2..10).map(|wr_id| (wr_id, flushed)).collect::<Vec<_>>());
+    assert_eq!(receives, (102..110).map(|wr_id| (wr_id, flushed)).collect::<Vec<_>>());
+    a.expect_nothing();
+    b.expect(1, CompletionOpcode::Receive);
+}
+
+/// Requests that are not signalled report their failure all the same.
+pub fn unsignalled_failure(fabric: &dyn Fabric) {
+    let (a, b) = default_pair(fabric);
+    let segments = [a.segment(0, 8)];
+    let data = Payload::Registered(&segments);
+    a.post_unsignaled(1, Operation::Write { data, remote: b.remote(0), immediate: None });
+    a.post_unsignaled(2, Operation::Write { data, remote: b.remote(1 << 20), immediate: None });
+    a.post_unsignaled(3, Operation::Write { data, remote: b.remote(0), immediate: None });
+    a.expect_failure(2, CompletionStatus::RemoteAccess);
+    a.expect_failure(3, CompletionStatus::WorkRequestFlushed);
+}
+
+/// A peer that destroyed its queue pair does not answer any more.
+pub fn peer_destroyed(fabric: &dyn Fabric) {
+    let (a, b) = default_pair(fabric);
+    let (target, region) = (b.remote(0), b.region.clone());
+    drop(b);
+    a.write(1, a.segment(0, 8), target);
+    a.expect_failure(1, CompletionStatus::RetryExceeded);
+    a.send(2, 0, 8);
+    a.expect_failure(2, CompletionStatus::WorkRequestFlushed);
+    drop(region);
+}
+
+/// A send that waits for a receive learns that the peer went to Error.
+pub fn peer_fails_while_a_send_waits(fabric: &dyn Fabric) {
+    let (a, b) = default_pair(fabric);
+    a.send(1, 0, 8);
+    a.send(2, 0, 8);
+    a.expect_nothing();
+    b.pair.to_error();
+    a.expect_failure(1, CompletionStatus::RetryExceeded);
+    a.expect_failure(2, CompletionStatus::WorkRequestFlushed);
+}

@@ -1,0 +1,244 @@
+//! What the suite needs of a provider, and the two connected sides that most cases start from.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tonic_rdma::verbs::{
+    Access, CompletionOpcode, CompletionQueue, CompletionStatus, Context, HostMemory, LocalSegment,
+    MemoryRegion, Operation, PathSettings, Payload, PostError, ProtectionDomain, QueuePair,
+    QueuePairCapacity, ReceiveRequest, RemoteSegment, SendRequest, VerbsError, WorkCompletion,
+};
+
+/// A provider under test.
+pub trait Fabric: Sync {
+    /// Name that a child process finds the provider by.
+    fn name(&self) -> &'static str;
+
+    /// Opens a device.
+    fn open(&self) -> Result<Arc<dyn Context>, VerbsError>;
+
+    /// Whether a completion queue that overruns takes its queue pairs to Error at the very next completion.
+    fn overruns_exactly(&self) -> bool {
+        true
+    }
+
+    /// Whether a receive flushes at once when the peer's process dies, without a send that finds out.
+    fn notices_death_when_idle(&self) -> bool {
+        true
+    }
+}
+
+/// Every right there is.
+pub const ALL: Access = Access::from_bits_truncate(7);
+
+/// How long anything may take before the suite calls it hung.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What to build a side from.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub capacity: QueuePairCapacity,
+    pub completions: u32,
+    pub settings: PathSettings,
+    /// What the peer may do through the queue pair.
+    pub access: Access,
+    /// Bytes of each side's region.
+    pub memory: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            capacity: QueuePairCapacity {
+                send_requests: 128,
+                receive_requests: 128,
+                send_segments: 4,
+                receive_segments: 4,
+                inline: 512,
+            },
+            completions: 1024,
+            settings: PathSettings::default(),
+            access: ALL,
+            memory: 1 << 20,
+        }
+    }
+}
+
+/// One end: a queue pair on a completion queue, and a region with every right.
+#[derive(Debug)]
+pub struct Side {
+    pub context: Arc<dyn Context>,
+    pub domain: Arc<dyn ProtectionDomain>,
+    pub queue: Arc<dyn CompletionQueue>,
+    pub pair: Arc<dyn QueuePair>,
+    pub region: Arc<dyn MemoryRegion>,
+    pub settings: PathSettings,
+}
+
+/// Two connected sides.
+pub fn connected(fabric: &dyn Fabric, options: &Options) -> (Side, Side) {
+    let (a, b) = (Side::new(fabric, options), Side::new(fabric, options));
+    a.connect(&b);
+    (a, b)
+}
+
+/// Two connected sides with the default options.
+pub fn default_pair(fabric: &dyn Fabric) -> (Side, Side) {
+    connected(fabric, &Options::default())
+}
+
+impl Side {
+    /// A side in Init.
+    pub fn new(fabric: &dyn Fabric, options: &Options) -> Self {
+        let context = fabric.open().unwrap();
+        let domain = context.alloc_protection_domain().unwrap();
+        let queue = context.create_completion_queue(options.completions).unwrap();
+        let pair = domain.create_queue_pair(&queue, &queue, &options.capacity).unwrap();
+        pair.to_init(options.access).unwrap();
+        let memory = Arc::new(HostMemory::shared(options.memory, 4096).unwrap());
+        let region = domain.register(memory, ALL).unwrap();
+        Self { context, domain, queue, pair, region, settings: options.settings.clone() }
+    }
+
+    /// Another queue pair in Init, on the same completion queue.
+    pub fn another_pair(&self, options: &Options) -> Arc<dyn QueuePair> {
+        let pair = self.domain.create_queue_pair(&self.queue, &self.queue, &options.capacity).unwrap();
+        pair.to_init(options.access).unwrap();
+        pair
+    }
+
+    /// Connects both to one another.
+    pub fn connect(&self, other: &Self) {
+        connect_pairs(&self.pair, &other.pair, &self.settings);
+    }
+
+    /// A region over memory that is not shared.
+    pub fn private_region(&self, length: usize) -> Arc<dyn MemoryRegion> {
+        self.domain.register(Arc::new(HostMemory::from_vec(vec![0; length])), ALL).unwrap()
+    }
+
+    /// A segment of this side's region.
+    pub fn segment(&self, offset: usize, length: usize) -> LocalSegment {
+        segment(&self.region, offset, length)
+    }
+
+    /// This side's region as the peer names it, from `offset` on.
+    pub fn remote(&self, offset: usize) -> RemoteSegment {
+        remote(&self.region, offset)
+    }
+
+    pub fn fill(&self, offset: usize, bytes: &[u8]) {
+        self.region.memory().copy_in(offset, bytes).unwrap();
+    }
+
+    pub fn content(&self, offset: usize, length: usize) -> Vec<u8> {
+        content(&self.region, offset, length)
+    }
+
+    pub fn post_receive(&self, wr_id: u64, offset: usize, length: usize) {
+        self.try_post_receive(wr_id, &[self.segment(offset, length)]).unwrap();
+    }
+
+    pub fn try_post_receive(&self, wr_id: u64, into: &[LocalSegment]) -> Result<(), PostError> {
+        self.pair.post_receive(&[ReceiveRequest { wr_id, into }])
+    }
+
+    pub fn try_post(&self, wr_id: u64, operation: Operation<'_>) -> Result<(), PostError> {
+        self.pair.post_send(&[SendRequest { wr_id, operation, signaled: true }])
+    }
+
+    pub fn post(&self, wr_id: u64, operation: Operation<'_>) {
+        self.try_post(wr_id, operation).unwrap();
+    }
+
+    pub fn post_unsignaled(&self, wr_id: u64, operation: Operation<'_>) {
+        self.pair.post_send(&[SendRequest { wr_id, operation, signaled: false }]).unwrap();
+    }
+
+    /// Sends part of this side's region.
+    pub fn send(&self, wr_id: u64, offset: usize, length: usize) {
+        let segments = [self.segment(offset, length)];
+        self.post(wr_id, Operation::Send { data: Payload::Registered(&segments), immediate: None });
+    }
+
+    pub fn write(&self, wr_id: u64, from: LocalSegment, remote: RemoteSegment) {
+        self.post(wr_id, Operation::Write { data: Payload::Registered(&[from]), remote, immediate: None });
+    }
+
+    pub fn read(&self, wr_id: u64, into: LocalSegment, remote: RemoteSegment) {
+        self.post(wr_id, Operation::Read { into: &[into], remote });
+    }
+
+    /// The next completion.
+    pub fn wait(&self) -> WorkCompletion {
+        wait(&*self.queue)
+    }
+
+    /// The next completion, which must be a success of `wr_id`.
+    pub fn expect(&self, wr_id: u64, opcode: CompletionOpcode) -> WorkCompletion {
+        let completion = self.wait();
+        assert_eq!(
+            (completion.wr_id, completion.status, completion.opcode),
+            (wr_id, CompletionStatus::Success, opcode)
+        );
+        completion
+    }
+
+    /// The next completion, which must be that of `wr_id`, failed with `status`.
+    pub fn expect_failure(&self, wr_id: u64, status: CompletionStatus) {
+        let completion = self.wait();
+        assert_eq!((completion.wr_id, completion.status), (wr_id, status));
+    }
+
+    /// Asserts that there is nothing to poll.
+    pub fn expect_nothing(&self) {
+        let mut completions = [WorkCompletion::EMPTY; 1];
+        let count = self.queue.poll(&mut completions);
+        assert_eq!(count, 0, "unexpected {:?}", completions[0]);
+    }
+}
+
+pub fn connect_pairs(a: &Arc<dyn QueuePair>, b: &Arc<dyn QueuePair>, settings: &PathSettings) {
+    a.to_rtr(&b.local_address(), settings).unwrap();
+    b.to_rtr(&a.local_address(), settings).unwrap();
+    a.to_rts(settings).unwrap();
+    b.to_rts(settings).unwrap();
+}
+
+pub fn segment(region: &Arc<dyn MemoryRegion>, offset: usize, length: usize) -> LocalSegment {
+    // SAFETY: the suite never makes a reference to registered memory; it copies in and out.
+    unsafe { LocalSegment::new(&**region, offset..offset + length) }
+}
+
+pub fn remote(region: &Arc<dyn MemoryRegion>, offset: usize) -> RemoteSegment {
+    RemoteSegment { address: region.memory().address() + offset as u64, rkey: region.rkey() }
+}
+
+pub fn content(region: &Arc<dyn MemoryRegion>, offset: usize, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    region.memory().copy_out(offset, &mut bytes).unwrap();
+    bytes
+}
+
+/// The next completion of `queue`.
+pub fn wait(queue: &dyn CompletionQueue) -> WorkCompletion {
+    let mut completions = [WorkCompletion::EMPTY; 1];
+    wait_until("a completion", || queue.poll(&mut completions) == 1);
+    completions[0]
+}
+
+/// Waits until `done` is true, with an upper bound against hanging.
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Bytes that say where they belong.
+pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    (0..length as u64)
+        .map(|index| (index.wrapping_mul(31) ^ (index >> 8) ^ seed.wrapping_mul(101)) as u8)
+        .collect()
+}

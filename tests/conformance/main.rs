@@ -1,0 +1,77 @@
+//! The conformance suite: what every provider of [`tonic_rdma::verbs`] has to do, run on each of them.
+//!
+//! A provider joins by implementing [`fabric::Fabric`] and one line of `suite!` below. Cases that need a process of
+//! their own start this binary again, see `processes`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(unreachable_pub, reason = "a test crate exports nothing")]
+
+mod errors;
+mod fabric;
+mod flow;
+mod lifecycle;
+mod operations;
+mod processes;
+
+use std::sync::Arc;
+
+use fabric::Fabric;
+use tonic_rdma::verbs::{Context, VerbsError, soft};
+
+/// The software device.
+struct Soft;
+
+impl Fabric for Soft {
+    fn name(&self) -> &'static str {
+        "soft"
+    }
+
+    fn open(&self) -> Result<Arc<dyn Context>, VerbsError> {
+        soft::open()
+    }
+}
+
+/// Makes a test of every case, in a module named after the provider.
+macro_rules! suite {
+    ($provider:ident, $fabric:expr) => {
+        mod $provider {
+            use super::*;
+            suite!(@cases $fabric; operations:
+                send_and_receive, send_with_immediate, write, write_with_immediate, read, private_memory, inline,
+                inline_is_taken_over, scatter_and_gather, zero_length, exact_fit, maximum_length,
+                selective_signalling, ordering, both_directions);
+            suite!(@cases $fabric; errors:
+                wrong_rkey, out_of_bounds, missing_region_right, missing_queue_pair_right, foreign_domain,
+                deregistered_key, message_too_long_for_the_receive, bad_local_key, local_range_out_of_bounds,
+                read_into_read_only_memory, receive_into_deregistered_memory, flush_order, unsignalled_failure,
+                peer_destroyed, peer_fails_while_a_send_waits);
+            suite!(@cases $fabric; flow:
+                receiver_not_ready_for_ever, receiver_not_ready_expires, receiver_not_ready_recovers,
+                write_with_immediate_waits_for_a_receive, peer_not_connected_yet, send_queue_full,
+                unsignalled_requests_hold_places, receive_queue_full, too_many_segments_or_bytes,
+                completion_queue_overrun, arming_loses_no_wake_up, events_come_when_armed,
+                many_queue_pairs_on_one_queue, separate_queues);
+            suite!(@cases $fabric; lifecycle:
+                state_machine, error_before_connecting, nonsense_addresses_are_refused, limits,
+                deregistration_during_traffic, destruction_during_traffic, destroyed_with_completions_unpolled);
+            suite!(@cases $fabric; processes:
+                processes_exchange_messages, one_sided_between_processes, killed_while_idle, killed_while_it_sends,
+                killed_while_it_writes, killed_while_it_reads, killed_while_we_send, killed_while_we_write,
+                killed_while_we_read, killed_while_a_send_waits);
+        }
+    };
+    (@cases $fabric:expr; $module:ident: $($case:ident),* $(,)?) => {
+        $(#[test] fn $case() { crate::$module::$case(&$fabric); })*
+    };
+}
+
+suite!(soft_device, Soft);
+
+/// Not a test of its own: what a child process runs, see `processes`.
+#[test]
+fn child_process() {
+    let Ok(role) = std::env::var(processes::ROLE) else { return };
+    let (provider, role) = role.split_once(':').unwrap();
+    let fabrics: [&dyn Fabric; 1] = [&Soft];
+    let fabric = fabrics.into_iter().find(|fabric| fabric.name() == provider).unwrap();
+    processes::play(fabric, role);
+}

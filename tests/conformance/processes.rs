@@ -1,0 +1,349 @@
+//! Two processes, and what is left when one of them is killed in the middle of an operation.
+//!
+//! The other process is this binary, started again with [`ROLE`] set: it runs the one test [`child_process`], which
+//! plays the role and does not return. It says what it has to say in lines that begin with `@@`.
+
+use std::cell::RefCell;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tonic_rdma::verbs::{
+    CompletionOpcode, CompletionStatus, MemoryRegion, Operation, Payload, QueuePairAddress, QueuePairState,
+    RemoteSegment, Rkey, WorkCompletion,
+};
+
+use crate::fabric::{Fabric, Options, Side, default_pair, pattern, remote, segment, wait_until};
+
+/// `provider:role` of a child process.
+pub const ROLE: &str = "TONIC_RDMA_CONFORMANCE_ROLE";
+
+/// Receives that both sides keep posted, and the room of each.
+const RECEIVES: u64 = 16;
+const ROOM: usize = 4096;
+/// Where large transfers go, beyond the receives.
+const LARGE: usize = 1 << 18;
+const LARGE_AT: usize = 1 << 19;
+
+/// The child process, and a side of ours connected to it.
+struct Pair {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+    side: Side,
+    target: RemoteSegment,
+    /// Everything that failed, in the order of polling.
+    failures: RefCell<Vec<WorkCompletion>>,
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Pair {
+    fn start(fabric: &dyn Fabric, role: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["child_process", "--exact", "--nocapture", "--test-threads=1"])
+            .env(ROLE, format!("{}:{role}", fabric.name()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        let side = Side::new(fabric, &Options::default());
+        let (address, target) = parse(&hear(&mut lines));
+        let ours = describe(&side, &side.region);
+        writeln!(child.stdin.as_mut().unwrap(), "{ours}").unwrap();
+        side.pair.to_rtr(&address, &side.settings).unwrap();
+        side.pair.to_rts(&side.settings).unwrap();
+        let mut pair = Self { child, lines, side, target, failures: RefCell::default() };
+        assert_eq!(hear(&mut pair.lines), "ready");
+        pair
+    }
+
+    /// Polls; notes what failed and posts receives again that were used. True if anything came.
+    fn poll(&self) -> bool {
+        let mut completions = [WorkCompletion::EMPTY; 1];
+        if self.side.queue.poll(&mut completions) == 0 {
+            return false;
+        }
+        let completion = completions[0];
+        if completion.status != CompletionStatus::Success {
+            self.failures.borrow_mut().push(completion);
+        } else if completion.opcode == CompletionOpcode::Receive {
+            self.side.post_receive(completion.wr_id, completion.wr_id as usize * ROOM, ROOM);
+        }
+        true
+    }
+
+    fn has_ended(&self) -> bool {
+        self.side.pair.state() == QueuePairState::Error
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn describe(side: &Side, region: &Arc<dyn MemoryRegion>) -> String {
+    let address: String =
+        side.pair.local_address().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    let remote = remote(region, 0);
+    format!("{address} {} {}", remote.address, remote.rkey.0)
+}
+
+fn parse(line: &str) -> (QueuePairAddress, RemoteSegment) {
+    let words: Vec<_> = line.split_whitespace().collect();
+    let bytes: Vec<u8> = (0..words[0].len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&words[0][at..at + 2], 16).unwrap())
+        .collect();
+    let remote = RemoteSegment { address: words[1].parse().unwrap(), rkey: Rkey(words[2].parse().unwrap()) };
+    (QueuePairAddress::new(bytes).unwrap(), remote)
+}
+
+/// The next thing that the child says; the test harness in it talks too.
+fn hear(lines: &mut impl BufRead) -> String {
+    loop {
+        let mut line = String::new();
+        assert_ne!(lines.read_line(&mut line).unwrap(), 0, "the child process ended");
+        if let Some((_, said)) = line.split_once("@@") {
+            return said.trim().to_owned();
+        }
+    }
+}
+
+fn say(what: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "\n@@{what}").unwrap();
+    out.flush().unwrap();
+}
+
+fn post_all_receives(side: &Side) {
+    for wr_id in 0..RECEIVES {
+        side.post_receive(wr_id, wr_id as usize * ROOM, ROOM);
+    }
+}
+
+/// What the child process does, until it is killed or its parent goes.
+pub fn play(fabric: &dyn Fabric, role: &str) {
+    let side = Side::new(fabric, &Options::default());
+    let exposed = if role == "private" { side.private_region(1 << 20) } else { side.region.clone() };
+    exposed.memory().copy_in(0, &pattern(9, 1 << 20)).unwrap();
+    say(&describe(&side, &exposed));
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    std::thread::spawn(|| {
+        // Nothing more is ever said: this ends with the parent.
+        let _ = std::io::stdin().read_line(&mut String::new());
+        std::process::exit(0);
+    });
+    let (address, target) = parse(&line);
+    side.pair.to_rtr(&address, &side.settings).unwrap();
+    side.pair.to_rts(&side.settings).unwrap();
+    if matches!(role, "echo" | "receives") {
+        post_all_receives(&side);
+    }
+    say("ready");
+    let large = RemoteSegment { address: target.address + LARGE_AT as u64, ..target };
+    for wr_id in 0u64.. {
+        match role {
+            "sends" => side.send(wr_id, 0, 1000),
+            "writes" => side.write(wr_id, side.segment(LARGE_AT, LARGE), large),
+            "reads" => side.read(wr_id, side.segment(LARGE_AT, LARGE), large),
+            "echo" | "receives" => {
+                let received = side.wait();
+                if received.opcode == CompletionOpcode::Receive {
+                    let at = received.wr_id as usize * ROOM;
+                    if role == "echo" {
+                        let message = side.content(at, received.byte_len as usize);
+                        let slices = [std::io::IoSlice::new(&message)];
+                        let data = Payload::Inline(&slices);
+                        side.post(0, Operation::Send { data, immediate: received.immediate });
+                    }
+                    side.post_receive(received.wr_id, at, ROOM);
+                }
+                continue;
+            }
+            _ => {
+                std::thread::sleep(Duration::from_secs(1));
+                continue;
+            }
+        }
+        assert_eq!(side.wait().status, CompletionStatus::Success);
+    }
+}
+
+pub fn processes_exchange_messages(fabric: &dyn Fabric) {
+    let pair = Pair::start(fabric, "echo");
+    let side = &pair.side;
+    post_all_receives(side);
+    for round in 0..1000u64 {
+        let message = pattern(round, 1 + round as usize % 500);
+        let slices = [std::io::IoSlice::new(&message)];
+        let data = Payload::Inline(&slices);
+        side.post(round, Operation::Send { data, immediate: Some(round as u32) });
+        let mut echo = side.wait();
+        if echo.opcode == CompletionOpcode::Send {
+            echo = side.wait();
+        } else {
+            side.expect(round, CompletionOpcode::Send);
+        }
+        assert_eq!((echo.status, echo.immediate), (CompletionStatus::Success, Some(round as u32)));
+        let at = echo.wr_id as usize * ROOM;
+        assert_eq!(side.content(at, echo.byte_len as usize), message);
+        side.post_receive(echo.wr_id, at, ROOM);
+    }
+}
+
+pub fn one_sided_between_processes(fabric: &dyn Fabric) {
+    for role in ["idle", "private"] {
+        let pair = Pair::start(fabric, role);
+        let side = &pair.side;
+        side.read(1, side.segment(0, 1 << 20), pair.target);
+        side.expect(1, CompletionOpcode::Read);
+        assert_eq!(side.content(0, 1 << 20), pattern(9, 1 << 20));
+        side.fill(0, &pattern(10, 100_000));
+        let there = RemoteSegment { address: pair.target.address + 77, ..pair.target };
+        side.write(2, side.segment(0, 100_000), there);
+        side.expect(2, CompletionOpcode::Write);
+        side.read(3, side.segment(200_000, 100_000), there);
+        side.expect(3, CompletionOpcode::Read);
+        assert_eq!(side.content(200_000, 100_000), pattern(10, 100_000));
+        // Private memory here, too.
+        let ours = side.private_region(1 << 20);
+        side.read(4, segment(&ours, 0, 1 << 16), pair.target);
+        side.expect(4, CompletionOpcode::Read);
+        assert_eq!(crate::fabric::content(&ours, 77, 1000), pattern(10, 1000));
+    }
+}
+
+/// Kills the child after `role` has gone on for a while, runs `traffic` on our side meanwhile, and checks what is left.
+fn kill_during(fabric: &dyn Fabric, role: &str, traffic: impl Fn(&Pair)) {
+    let (one, two) = default_pair(fabric);
+    for delay in [0, 3, 11] {
+        let mut pair = Pair::start(fabric, role);
+        post_all_receives(&pair.side);
+        let until = Instant::now() + Duration::from_millis(delay);
+        while Instant::now() < until {
+            traffic(&pair);
+        }
+        pair.kill();
+        if fabric.notices_death_when_idle() {
+            wait_until("the Error state", || pair.has_ended());
+        }
+        wait_until("a failure", || {
+            traffic(&pair);
+            pair.has_ended()
+        });
+        expect_end(&pair);
+        // Other connections go on.
+        two.post_receive(1, 0, 8);
+        one.send(1, 0, 8);
+        one.expect(1, CompletionOpcode::Send);
+        two.expect(1, CompletionOpcode::Receive);
+    }
+}
+
+/// Everything that was outstanding fails, and all receives come back.
+fn expect_end(pair: &Pair) {
+    // Makes room, should the send queue be full.
+    while pair.poll() {}
+    pair.side.send(999, 0, 8);
+    let of_receives = |completion: &&WorkCompletion| completion.opcode == CompletionOpcode::Receive;
+    wait_until("the flush", || {
+        while pair.poll() {}
+        let failures = pair.failures.borrow();
+        let receives = failures.iter().filter(of_receives).count();
+        receives == RECEIVES as usize && failures.iter().any(|completion| completion.wr_id == 999)
+    });
+    assert!(!pair.poll(), "more came back than was posted");
+    let failures = pair.failures.borrow();
+    let (receives, sends): (Vec<&WorkCompletion>, Vec<&WorkCompletion>) =
+        failures.iter().partition(of_receives);
+    assert!(receives.iter().all(|completion| completion.status == CompletionStatus::WorkRequestFlushed));
+    let allowed = [CompletionStatus::RetryExceeded, CompletionStatus::WorkRequestFlushed];
+    assert!(allowed.contains(&sends[0].status), "{sends:?}");
+    assert!(sends[1..].iter().all(|completion| completion.status == allowed[1]), "{sends:?}");
+    assert_eq!(sends.last().unwrap().wr_id, 999);
+}
+
+/// Posts `operation` unsignalled and a signalled one after it, and takes what comes.
+fn run(pair: &Pair, operation: Operation<'_>) {
+    if pair.has_ended() {
+        return;
+    }
+    pair.side.post_unsignaled(1, operation);
+    pair.side
+        .post(1, Operation::Write { data: Payload::Registered(&[]), remote: pair.target, immediate: None });
+    wait_until("room", || pair.poll() || pair.has_ended());
+}
+
+pub fn killed_while_idle(fabric: &dyn Fabric) {
+    kill_during(fabric, "idle", |_| ());
+}
+
+pub fn killed_while_it_sends(fabric: &dyn Fabric) {
+    kill_during(fabric, "sends", |pair| {
+        pair.poll();
+    });
+}
+
+pub fn killed_while_it_writes(fabric: &dyn Fabric) {
+    kill_during(fabric, "writes", |_| ());
+}
+
+pub fn killed_while_it_reads(fabric: &dyn Fabric) {
+    kill_during(fabric, "reads", |_| ());
+}
+
+pub fn killed_while_we_send(fabric: &dyn Fabric) {
+    kill_during(fabric, "receives", |pair| {
+        let segments = [pair.side.segment(LARGE_AT, ROOM)];
+        let data = Payload::Registered(&segments);
+        if !pair.has_ended() {
+            // The queue may be full: the child takes its time.
+            let _ = pair.side.try_post(1, Operation::Send { data, immediate: None });
+        }
+        pair.poll();
+    });
+}
+
+pub fn killed_while_we_write(fabric: &dyn Fabric) {
+    for role in ["idle", "private"] {
+        kill_during(fabric, role, |pair| {
+            let segments = [pair.side.segment(LARGE_AT, LARGE)];
+            let data = Payload::Registered(&segments);
+            run(pair, Operation::Write { data, remote: pair.target, immediate: None })
+        });
+    }
+}
+
+pub fn killed_while_we_read(fabric: &dyn Fabric) {
+    for role in ["idle", "private"] {
+        kill_during(fabric, role, |pair| {
+            let segments = [pair.side.segment(LARGE_AT, LARGE)];
+            run(pair, Operation::Read { into: &segments, remote: pair.target })
+        });
+    }
+}
+
+/// A send that waits for a receive when the peer dies fails; a sleeper is woken for it.
+pub fn killed_while_a_send_waits(fabric: &dyn Fabric) {
+    let mut pair = Pair::start(fabric, "idle");
+    pair.side.send(1, 0, 8);
+    pair.side.send(2, 0, 8);
+    pair.side.expect_nothing();
+    std::thread::scope(|scope| {
+        let queue = pair.side.queue.clone();
+        let sleeper = scope.spawn(move || crate::flow::sleep_for(&*queue));
+        pair.kill();
+        let first = sleeper.join().unwrap();
+        assert_eq!((first.wr_id, first.status), (1, CompletionStatus::RetryExceeded));
+    });
+    pair.side.expect_failure(2, CompletionStatus::WorkRequestFlushed);
+}
