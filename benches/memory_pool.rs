@@ -7,8 +7,8 @@ use bytes::Bytes;
 use divan::Bencher;
 use tonic_rdma::memory::{Budget, Pool, PoolSettings, Quota};
 use tonic_rdma::verbs::{
-    Access, CompletionQueue, HostMemory, Lkey, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity, Rkey,
-    VerbsError,
+    Access, CompletionQueue, HostMemory, Lkey, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity,
+    Rkey, VerbsError,
 };
 
 fn main() {
@@ -20,14 +20,14 @@ fn main() {
 fn lease_warm(bencher: Bencher<'_, '_>, length: usize) {
     let pool = pool();
     drop(pool.lease(length, Quota::Send));
-    bencher.bench_local(|| pool.lease(black_box(length), Quota::Send));
+    bencher.bench_local(|| drop(pool.lease(black_box(length), Quota::Send)));
 }
 
 /// Allocate, freeze and drop of a buffer that is at hand.
 #[divan::bench]
 fn freeze_warm(bencher: Bencher<'_, '_>) {
     let pool = pool();
-    bencher.bench_local(|| pool.allocate(black_box(64 << 10)).map(|buffer| buffer.freeze()));
+    bencher.bench_local(|| drop(pool.allocate(black_box(64 << 10)).map(|buffer| buffer.freeze())));
 }
 
 /// Look-up of a slice in one of so many frozen buffers.
@@ -36,7 +36,7 @@ fn find_hit(bencher: Bencher<'_, '_>, buffers: usize) {
     let pool = pool();
     let frozen = freeze(&pool, buffers);
     let slice = &frozen[buffers / 2][100..2000];
-    bencher.bench_local(|| pool.find(black_box(slice.as_ptr() as usize), slice.len()));
+    bencher.bench_local(|| drop(pool.find(black_box(slice.as_ptr() as usize), slice.len())));
 }
 
 /// Look-up of a slice from elsewhere, with so many frozen buffers.
@@ -45,7 +45,7 @@ fn find_miss(bencher: Bencher<'_, '_>, buffers: usize) {
     let pool = pool();
     let _frozen = freeze(&pool, buffers);
     let elsewhere = vec![0_u8; 2000];
-    bencher.bench_local(|| pool.find(black_box(elsewhere.as_ptr() as usize), elsewhere.len()));
+    bencher.bench_local(|| drop(pool.find(black_box(elsewhere.as_ptr() as usize), elsewhere.len())));
 }
 
 /// Look-up between two frozen buffers, which neither of them holds whole.
@@ -54,7 +54,7 @@ fn find_near_miss(bencher: Bencher<'_, '_>) {
     let pool = pool();
     let frozen = freeze(&pool, 4096);
     let address = frozen[2048].as_ptr() as usize;
-    bencher.bench_local(|| pool.find(black_box(address), 1 << 20));
+    bencher.bench_local(|| drop(pool.find(black_box(address), 1 << 20)));
 }
 
 fn freeze(pool: &Pool, count: usize) -> Vec<Bytes> {

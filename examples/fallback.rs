@@ -2,6 +2,7 @@
 //! why.
 //!
 //! `cargo run --example fallback` runs all of them in one process.
+#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};

@@ -1,5 +1,6 @@
 //! A tonic client that goes over RDMA where the server can, and over TCP where not. One line differs from plain
 //! tonic.
+#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
 use tonic::transport::Endpoint;
 use tonic_rdma::RdmaConnector;

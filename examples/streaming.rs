@@ -1,6 +1,7 @@
 //! Streams in both directions at once over one RDMA connection: names go out while greetings come back.
 //!
 //! `cargo run --example streaming` runs server and client in one process.
+#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::{Endpoint, Server};
@@ -21,7 +22,10 @@ impl Greeter for Chatty {
 
     type ChatStream = std::pin::Pin<Box<dyn Stream<Item = Result<HelloReply, Status>> + Send>>;
 
-    async fn chat(&self, names: Request<Streaming<HelloRequest>>) -> Result<Response<Self::ChatStream>, Status> {
+    async fn chat(
+        &self,
+        names: Request<Streaming<HelloRequest>>,
+    ) -> Result<Response<Self::ChatStream>, Status> {
         let greet = |name: HelloRequest| HelloReply { message: format!("Hello {}!", name.name) };
         let greetings = names.into_inner().map(move |name| name.map(greet));
         Ok(Response::new(Box::pin(greetings)))
@@ -33,15 +37,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     const NAMES: usize = 10_000;
     let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
     let address = incoming.local_addr();
-    tokio::spawn(
-        Server::builder().add_service(GreeterServer::new(Chatty)).serve_with_incoming(incoming),
-    );
+    tokio::spawn(Server::builder().add_service(GreeterServer::new(Chatty)).serve_with_incoming(incoming));
 
     let connector = RdmaConnector::new();
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
     let channel = endpoint.connect_with_connector(connector.clone()).await?;
 
-    let names = tokio_stream::iter((0..NAMES).map(|number| HelloRequest { name: format!("number {number}") }));
+    let names =
+        tokio_stream::iter((0..NAMES).map(|number| HelloRequest { name: format!("number {number}") }));
     let mut greetings = GreeterClient::new(channel).chat(names).await?.into_inner();
     let mut count = 0;
     while let Some(greeting) = greetings.next().await {

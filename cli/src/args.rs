@@ -14,7 +14,11 @@ use crate::failure::{Failure, one_line};
 use crate::units::{self, SIZE_FORMS, parse_size};
 
 #[derive(Debug, Parser)]
-#[command(name = "tonic-rdma", version, about = "Compare RDMA with TCP beneath gRPC, and look at RDMA devices")]
+#[command(
+    name = "tonic-rdma",
+    version,
+    about = "Compare RDMA with TCP beneath gRPC, and look at RDMA devices"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -111,6 +115,7 @@ pub(crate) fn parse() -> Result<Command, Failure> {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
                 error.print().map_err(|error| Failure::output(&error))?;
                 io::stdout().flush().map_err(|error| Failure::output(&error))?;
+                #[expect(clippy::disallowed_methods, reason = "nothing has been started yet")]
                 std::process::exit(0)
             }
             _ => Err(Failure::Usage(explain(&error))),
@@ -147,7 +152,11 @@ fn explain(error: &clap::Error) -> String {
 /// The flags of `command`.
 fn flags(command: &clap::Command) -> String {
     let own = command.get_arguments().filter_map(|argument| argument.get_long());
-    own.filter(|name| *name != "help").chain(["help"]).map(|name| format!("--{name}")).collect::<Vec<_>>().join(", ")
+    own.filter(|name| *name != "help")
+        .chain(["help"])
+        .map(|name| format!("--{name}"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn parse_modes(text: &str) -> Result<List<Mode>, String> {
@@ -172,7 +181,9 @@ fn parse_sizes(text: &str) -> Result<List<u64>, String> {
 fn parse_inflight(text: &str) -> Result<List<usize>, String> {
     parse_list(text, |item| match item.parse() {
         Ok(calls @ 1..=MAX_INFLIGHT) if item.bytes().all(|byte| byte.is_ascii_digit()) => Ok(calls),
-        _ => Err(format!("bad number of calls in flight {item:?}; accepted: whole numbers from 1 to {MAX_INFLIGHT}")),
+        _ => Err(format!(
+            "bad number of calls in flight {item:?}; accepted: whole numbers from 1 to {MAX_INFLIGHT}"
+        )),
     })
 }
 
@@ -180,7 +191,9 @@ fn parse_inflight(text: &str) -> Result<List<usize>, String> {
 fn parse_provider(text: &str) -> Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte);
     if text.is_empty() || text.len() > 64 || !text.bytes().all(plain) {
-        return Err("accepted: auto, soft, or the name of a device as `tonic-rdma devices` shows it".to_owned());
+        return Err(
+            "accepted: auto, soft, or the name of a device as `tonic-rdma devices` shows it".to_owned()
+        );
     }
     Ok(text.to_owned())
 }

@@ -1,1 +1,5 @@
-use crate::args::DevicesOptions; use crate::failure::Failure; pub(crate) fn run(_: &DevicesOptions) -> Result<(), Failure> { Ok(()) }
+use crate::args::DevicesOptions;
+use crate::failure::Failure;
+pub(crate) fn run(_: &DevicesOptions) -> Result<(), Failure> {
+    Ok(())
+}

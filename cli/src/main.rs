@@ -9,8 +9,6 @@ mod units;
 
 use std::process::ExitCode;
 
-use failure::Failure;
-
 /// The same allocator under every mode: it decides large messages more than the transport does, so every report names it.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -7,7 +7,8 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 /// What [`parse_size`] takes, for messages.
-pub(crate) const SIZE_FORMS: &str = "a whole number of bytes, optionally with B, KiB, MiB or GiB (64, 4KiB, 1GiB)";
+pub(crate) const SIZE_FORMS: &str =
+    "a whole number of bytes, optionally with B, KiB, MiB or GiB (64, 4KiB, 1GiB)";
 
 /// Why a text is not a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,9 +48,9 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, SizeError> {
 pub(crate) fn size(bytes: u64) -> String {
     match bytes {
         0 => "0 B".to_owned(),
-        _ if bytes % GIB == 0 => format!("{} GiB", bytes / GIB),
-        _ if bytes % MIB == 0 => format!("{} MiB", bytes / MIB),
-        _ if bytes % KIB == 0 => format!("{} KiB", bytes / KIB),
+        _ if bytes.is_multiple_of(GIB) => format!("{} GiB", bytes / GIB),
+        _ if bytes.is_multiple_of(MIB) => format!("{} MiB", bytes / MIB),
+        _ if bytes.is_multiple_of(KIB) => format!("{} KiB", bytes / KIB),
         _ => format!("{bytes} B"),
     }
 }
@@ -101,7 +102,7 @@ const MAX_SECONDS: f64 = 3600.0;
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     let number = text.trim().trim_end_matches('s').trim_end();
     match number.parse::<f64>() {
-        Ok(seconds) if seconds >= 1e-3 && seconds <= MAX_SECONDS => Ok(Duration::from_secs_f64(seconds)),
+        Ok(seconds) if (1e-3..=MAX_SECONDS).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
         _ => Err("takes seconds from 0.001 to 3600".to_owned()),
     }
 }

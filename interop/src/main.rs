@@ -26,7 +26,8 @@ fn content(seed: u64, length: usize) -> Bytes {
 
 /// Offset of the first wrong byte, plus one; 0 if all are right.
 fn first_mismatch(seed: u64, payload: &[u8]) -> u64 {
-    let wrong = content(seed, payload.len()).iter().zip(payload).position(|(expected, byte)| expected != byte);
+    let wrong =
+        content(seed, payload.len()).iter().zip(payload).position(|(expected, byte)| expected != byte);
     wrong.map_or(0, |offset| offset as u64 + 1)
 }
 
@@ -43,7 +44,10 @@ impl Transfer for Checking {
 
     type EchoStream = Streaming<PutRequest>;
 
-    async fn echo(&self, request: Request<Streaming<PutRequest>>) -> Result<Response<Self::EchoStream>, Status> {
+    async fn echo(
+        &self,
+        request: Request<Streaming<PutRequest>>,
+    ) -> Result<Response<Self::EchoStream>, Status> {
         Ok(Response::new(request.into_inner()))
     }
 
@@ -56,7 +60,8 @@ impl Transfer for Checking {
 async fn serve() -> Result<(), Failure> {
     let incoming = RdmaIncoming::bind_with("127.0.0.1:0", Config::from_env()?).await?;
     println!("{}", incoming.local_addr().port());
-    let service = TransferServer::new(Checking).max_decoding_message_size(LIMIT).max_encoding_message_size(LIMIT);
+    let service =
+        TransferServer::new(Checking).max_decoding_message_size(LIMIT).max_encoding_message_size(LIMIT);
     Server::builder().add_service(service).serve_with_incoming(incoming).await?;
     Ok(())
 }
@@ -75,7 +80,11 @@ async fn call(address: &str) -> Result<(), Failure> {
             return Err(format!("put of {length} bytes: the server saw {reply:?}").into());
         }
     }
-    let sent = SIZES.map(|length| PutRequest { seed: length as u64, check: 1, payload: content(length as u64, length) });
+    let sent = SIZES.map(|length| PutRequest {
+        seed: length as u64,
+        check: 1,
+        payload: content(length as u64, length),
+    });
     let mut echoed = client.echo(tokio_stream::iter(sent.clone())).await?.into_inner();
     for expected in sent {
         match echoed.next().await {

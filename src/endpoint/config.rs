@@ -261,7 +261,8 @@ const MAX_CHUNK: u64 = 16 << 20;
 
 const POLICIES: &[(&str, Policy)] =
     &[("require", Policy::Require), ("prefer", Policy::Prefer), ("tcp-only", Policy::TcpOnly)];
-const PROVIDERS: &[(&str, ProviderChoice)] = &[("auto", ProviderChoice::Auto), ("soft", ProviderChoice::Soft)];
+const PROVIDERS: &[(&str, ProviderChoice)] =
+    &[("auto", ProviderChoice::Auto), ("soft", ProviderChoice::Soft)];
 const POLL_MODES: &[(&str, PollMode)] =
     &[("busy", PollMode::Busy), ("adaptive", PollMode::Adaptive), ("event", PollMode::Event)];
 

@@ -131,7 +131,11 @@ impl Connection {
     }
 
     /// Writes the slices, or as much of them as there is room for.
-    pub(crate) fn poll_write(&self, context: &Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    pub(crate) fn poll_write(
+        &self,
+        context: &Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         let mut state = lock(&self.state);
         state.check_writable()?;
         match state.write(slices, &self.counters, Instant::now()) {

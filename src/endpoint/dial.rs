@@ -18,8 +18,11 @@ use super::stream::EndpointStream;
 #[derive(Clone, Debug)]
 pub struct Dialer {
     config: Config,
-    stock: Arc<Mutex<HashMap<String, (Instant, Arc<str>)>>>,
+    stock: Arc<Mutex<HashMap<String, Stock>>>,
 }
+
+/// A server that has no RDMA: since when that is known, and from what.
+type Stock = (Instant, Arc<str>);
 
 impl Dialer {
     /// For how long a stock server is not asked again.
@@ -68,7 +71,10 @@ impl Dialer {
             Err(_) => self.remember(authority, &NegotiationError::Silent(patience)),
         };
         if self.config.policy == Policy::Require {
-            return Err(ConnectError::RdmaRequired { authority: authority.into(), reason: reason.to_string() });
+            return Err(ConnectError::RdmaRequired {
+                authority: authority.into(),
+                reason: reason.to_string(),
+            });
         }
         plain(self.tcp(host, port, authority).await?, &reason)
     }

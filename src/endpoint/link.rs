@@ -45,7 +45,8 @@ impl Link {
     ) -> Result<Self, ConnectionFault> {
         let segment = |slot: u32| {
             let start = slot as usize * slot_size;
-            ring.segment(start..start + slot_size).map_err(|error| ConnectionFault::Local(error.to_string().into()))
+            ring.segment(start..start + slot_size)
+                .map_err(|error| ConnectionFault::Local(error.to_string().into()))
         };
         let slots = (0..slots).map(segment).collect::<Result<Vec<_>, _>>()?;
         let signal_every = (queue_pair.capacity().send_requests / 8).clamp(1, 64);

@@ -15,9 +15,8 @@
 //!     │◀──────────────│  "and I this one in yours": RDMA from here on; TCP stays open as a sign of life
 //! ```
 //!
-//! A connection is one [`Connection`](connection::Connection) under one lock. Completions come to it from its
-//! [`Queue`](queue::Queue), which a [`Reactor`](reactor::Reactor) polls; a [`Supervisor`](supervisor::Supervisor)
-//! watches its TCP connection and its timers.
+//! A connection is one `Connection` under one lock. Completions come to it from its `Queue`, which a `Reactor` polls; a
+//! `Supervisor` watches its TCP connection and its timers.
 #![forbid(unsafe_code)]
 
 mod busy;

@@ -1,8 +1,8 @@
 //! The task that keeps a reactor's queues from starving, and that its event descriptors wake.
 
+use std::future::Future as _;
 use std::future::poll_fn;
 use std::os::fd::OwnedFd;
-use std::future::Future as _;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
@@ -31,8 +31,7 @@ pub(crate) fn waiters(queues: &[Arc<Queue>]) -> Result<Vec<Waiter>, VerbsError> 
         .map(|queue| {
             let failed = |error| VerbsError::os("watching a completion queue", error);
             let descriptor = queue.event_fd().try_clone_to_owned().map_err(failed)?;
-            let descriptor =
-                AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(failed)?;
+            let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(failed)?;
             Ok(Waiter { descriptor, queue: Arc::downgrade(queue) })
         })
         .collect()

@@ -81,11 +81,7 @@ impl AsyncRead for EndpointStream {
 }
 
 impl AsyncWrite for EndpointStream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         AsyncWrite::poll_write_vectored(self, context, &[IoSlice::new(bytes)])
     }
 
@@ -130,11 +126,7 @@ impl hyper::rt::Read for EndpointStream {
 }
 
 impl hyper::rt::Write for EndpointStream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         AsyncWrite::poll_write(self, context, bytes)
     }
 

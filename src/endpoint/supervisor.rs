@@ -91,7 +91,9 @@ impl Supervisor {
     fn report(&self) {
         match self.member.connection.fault() {
             None => tracing::debug!("rdma connection closed"),
-            Some(_) if self.member.connection.peer_finished() => tracing::debug!("rdma connection closed by the peer"),
+            Some(_) if self.member.connection.peer_finished() => {
+                tracing::debug!("rdma connection closed by the peer")
+            }
             Some(fault @ (ConnectionFault::PeerLost(_) | ConnectionFault::NoAnswer(_))) => {
                 metrics::counter!("tonic_rdma_peers_lost_total").increment(1);
                 tracing::warn!(reason = %fault, "rdma peer lost");

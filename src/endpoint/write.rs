@@ -43,7 +43,11 @@ impl State {
     }
 
     /// Sends what was gathered as one message; false if it has to wait.
-    pub(super) fn flush_staging(&mut self, counters: &Counters, now: Instant) -> Result<bool, ConnectionFault> {
+    pub(super) fn flush_staging(
+        &mut self,
+        counters: &Counters,
+        now: Instant,
+    ) -> Result<bool, ConnectionFault> {
         if self.staging.is_empty() {
             self.flush_wanted = false;
             return Ok(true);

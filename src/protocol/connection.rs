@@ -331,7 +331,9 @@ impl Connection {
         match self.abort {
             Abort::Over => true,
             Abort::Wanted(_) => false,
-            Abort::No => self.outbound.is_done() && self.inbound.is_finished() && self.inbound.reads_settled(),
+            Abort::No => {
+                self.outbound.is_done() && self.inbound.is_finished() && self.inbound.reads_settled()
+            }
         }
     }
 

@@ -204,7 +204,9 @@ impl Inbound {
     /// Marks a READ as landed. Only what landed without a gap counts as done.
     pub(super) fn read_completed(&mut self, id: ReadId) {
         let index = id.0.wrapping_sub(self.first_read) as usize;
-        let Some(read) = self.reads.get_mut(index).filter(|read| read.state == ReadState::Posted) else { return };
+        let Some(read) = self.reads.get_mut(index).filter(|read| read.state == ReadState::Posted) else {
+            return;
+        };
         read.state = ReadState::Landed;
         self.outstanding -= 1;
         while self.reads.get(self.landed).is_some_and(|read| read.state == ReadState::Landed) {
@@ -227,9 +229,8 @@ impl Inbound {
         let front = self.front()?;
         let (Part::Eager { length: available, .. } | Part::Rendezvous { length: available, .. }) = front;
         if count < available {
-            if let Some(
-                Part::Eager { offset, length, .. } | Part::Rendezvous { offset, length, .. },
-            ) = self.parts.front_mut()
+            if let Some(Part::Eager { offset, length, .. } | Part::Rendezvous { offset, length, .. }) =
+                self.parts.front_mut()
             {
                 (*offset, *length) = (*offset + count, *length - count);
             }

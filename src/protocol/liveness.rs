@@ -20,7 +20,15 @@ pub(super) struct Liveness {
 
 impl Liveness {
     pub(super) fn new(interval: Option<Duration>, timeout: Duration, now: Instant) -> Self {
-        Self { interval, timeout, last_heard: now, ping_due: false, answer_by: None, pings: 0, pong_due: None }
+        Self {
+            interval,
+            timeout,
+            last_heard: now,
+            ping_due: false,
+            answer_by: None,
+            pings: 0,
+            pong_due: None,
+        }
     }
 
     /// Anything that arrives is a sign of life.

@@ -85,7 +85,9 @@ impl Connected for EndpointStream {
 /// Says what can be done about an address that can't be listened on.
 fn explain(error: io::Error) -> io::Error {
     let advice = match error.kind() {
-        io::ErrorKind::AddrInUse => "another process listens there; stop it or take another port (0 picks a free one)",
+        io::ErrorKind::AddrInUse => {
+            "another process listens there; stop it or take another port (0 picks a free one)"
+        }
         io::ErrorKind::PermissionDenied => {
             "ports below 1024 need CAP_NET_BIND_SERVICE; take a higher port or grant the capability"
         }

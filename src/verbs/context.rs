@@ -3,9 +3,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use super::{
-    Access, CompletionQueue, HostMemory, MemoryRegion, QueuePair, QueuePairCapacity, VerbsError,
-};
+use super::{Access, CompletionQueue, HostMemory, MemoryRegion, QueuePair, QueuePairCapacity, VerbsError};
 
 /// An opened RDMA device (`struct ibv_context`).
 pub trait Context: Send + Sync + Debug + 'static {

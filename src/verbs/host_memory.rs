@@ -63,7 +63,11 @@ impl HostMemory {
     /// - `base` must be valid for reads and writes of `length` bytes for as long as `owner` lives.
     /// - As long as a request may be outstanding or a peer may reach it, no reference to the memory may exist that
     ///   those accesses would break.
-    pub unsafe fn from_raw_parts(base: NonNull<u8>, length: usize, owner: Box<dyn Any + Send + Sync>) -> Self {
+    pub unsafe fn from_raw_parts(
+        base: NonNull<u8>,
+        length: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
         Self { base, length, kind: Kind::Owned(owner) }
     }
 

@@ -14,11 +14,12 @@ fn offers() -> impl Strategy<Value = Offer> {
 }
 
 fn messages() -> impl Strategy<Value = Message> {
-    let client = (any::<[u8; 16]>(), any::<u64>(), any::<[u32; 2]>(), prop::collection::vec(offers(), 0..=MAX_OFFERS))
-        .prop_map(|(boot_id, network_namespace, [uid, pid], offers)| {
-            let identity = HostIdentity { boot_id, network_namespace, uid, pid };
-            Message::ClientHello(ClientHello { identity, offers })
-        });
+    let client =
+        (any::<[u8; 16]>(), any::<u64>(), any::<[u32; 2]>(), prop::collection::vec(offers(), 0..=MAX_OFFERS))
+            .prop_map(|(boot_id, network_namespace, [uid, pid], offers)| {
+                let identity = HostIdentity { boot_id, network_namespace, uid, pid };
+                Message::ClientHello(ClientHello { identity, offers })
+            });
     let accept = (any::<u8>(), offers()).prop_map(|(offer, end)| Verdict::Accept {
         offer,
         queue_pair: end.queue_pair,
@@ -26,7 +27,8 @@ fn messages() -> impl Strategy<Value = Message> {
         slot_size: end.slot_size,
     });
     let decline = "[ -~]{0,256}".prop_map(|reason| Verdict::Decline { reason });
-    let server = prop_oneof![accept, decline].prop_map(|verdict| Message::ServerHello(ServerHello { verdict }));
+    let server =
+        prop_oneof![accept, decline].prop_map(|verdict| Message::ServerHello(ServerHello { verdict }));
     let connected = any::<Option<u64>>().prop_map(|nonce| Confirm::Connected { nonce });
     let failed = "[ -~]{0,256}".prop_map(|reason| Confirm::Failed { reason });
     prop_oneof![client, server, prop_oneof![connected, failed].prop_map(Message::Confirm)]
@@ -89,7 +91,8 @@ fn faults_are_named() {
 fn a_long_reason_is_cut_between_characters() {
     let confirm = Message::Confirm(Confirm::Failed { reason: "ä".repeat(300) });
     let bytes = confirm.encode().unwrap();
-    let Ok(Decoded::Message { message: Message::Confirm(Confirm::Failed { reason }), .. }) = Message::decode(&bytes)
+    let Ok(Decoded::Message { message: Message::Confirm(Confirm::Failed { reason }), .. }) =
+        Message::decode(&bytes)
     else {
         panic!("{bytes:?}");
     };

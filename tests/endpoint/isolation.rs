@@ -20,7 +20,10 @@ impl Namespaces {
         let steps: [&[&str]; 9] = [
             &["ip", "netns", "add", a],
             &["ip", "netns", "add", b],
-            &["ip", "link", "add", "trdma-a", "netns", a, "type", "veth", "peer", "name", "trdma-b", "netns", b],
+            &[
+                "ip", "link", "add", "trdma-a", "netns", a, "type", "veth", "peer", "name", "trdma-b",
+                "netns", b,
+            ],
             &["ip", "-n", a, "addr", "add", "10.211.7.1/24", "dev", "trdma-a"],
             &["ip", "-n", b, "addr", "add", "10.211.7.2/24", "dev", "trdma-b"],
             &["ip", "-n", a, "link", "set", "trdma-a", "up"],

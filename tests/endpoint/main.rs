@@ -14,7 +14,9 @@ mod negotiation;
 mod stream;
 mod tonic_over_rdma;
 
+#[allow(dead_code, reason = "each test crate uses its part")]
 #[path = "../support/child.rs"]
 mod child;
+#[allow(dead_code, reason = "each test crate uses its part")]
 #[path = "../support/support.rs"]
 mod support;

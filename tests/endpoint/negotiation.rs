@@ -94,7 +94,9 @@ fn misbehaving_peers_are_dropped_and_hold_up_nobody() {
         let too_long = [&MAGIC[..], &[1, 0, 1, 0, 0xff, 0xff, 0xff, 0xff]].concat();
         let unknown_type = [&MAGIC[..], &[1, 0, 99, 0, 0, 0, 0, 0]].concat();
         let mut rude = Vec::new();
-        for bytes in [&[0; 100][..], b"", &MAGIC[..5], &MAGIC, &other_version, &too_long, &unknown_type, b"hello"] {
+        for bytes in
+            [&[0; 100][..], b"", &MAGIC[..5], &MAGIC, &other_version, &too_long, &unknown_type, b"hello"]
+        {
             rude.push(raw(&listener, bytes).await);
         }
         let client = dial(&listener, Config::default()).await.unwrap();

@@ -71,7 +71,8 @@ fn slow_readers_stop_the_writer_and_lose_nothing() {
 
 #[test]
 fn every_threshold_and_chunk_size_carries_the_same_bytes() {
-    for threshold in [EagerThreshold::Bytes(0), EagerThreshold::Bytes(u64::MAX), EagerThreshold::Bytes(5000)] {
+    for threshold in [EagerThreshold::Bytes(0), EagerThreshold::Bytes(u64::MAX), EagerThreshold::Bytes(5000)]
+    {
         for chunk in [4096, 65536] {
             let config = Config::default().eager_threshold(threshold).chunk_size(chunk);
             Runtime::Idle.run(both_ways(config, 4 * MIB, 700_000, false));
@@ -99,7 +100,7 @@ fn counters_tell_which_way_the_bytes_went() {
         let large = vec![9; MIB];
         let mut received = vec![0; MIB];
         let (written, read) = tokio::join!(client.write_all(&large), server.read_exact(&mut received));
-        (written.unwrap(), read.unwrap());
+        assert_eq!((written.unwrap(), read.unwrap()), ((), MIB));
         assert!(received == large);
         let (sent, taken) = (client.info().counters(), server.info().counters());
         assert!(sent.eager_sent >= 1 && sent.eager_sent_bytes >= 1000, "{sent:?}");
@@ -208,11 +209,11 @@ fn data_moves_while_the_senders_runtime_is_blocked() {
         });
         Runtime::CurrentThread.run(async {
             let port = address_from.recv().unwrap();
-            let mut client =
-                tonic_rdma::endpoint::Dialer::new(config).dial("127.0.0.1", port).await.unwrap();
+            let mut client = tonic_rdma::endpoint::Dialer::new(config).dial("127.0.0.1", port).await.unwrap();
             client.write_all(&Content::new(5).take(10_000)).await.unwrap();
             client.flush().await.unwrap();
-            let received = done_from.recv_timeout(std::time::Duration::from_secs(30)).expect("nothing arrived");
+            let received =
+                done_from.recv_timeout(std::time::Duration::from_secs(30)).expect("nothing arrived");
             Content::new(5).check(&received);
             let mut answer = [0; 6];
             client.read_exact(&mut answer).await.unwrap();

@@ -36,7 +36,10 @@ impl Transfer for Checking {
 
     type EchoStream = std::pin::Pin<Box<dyn Stream<Item = Result<PutRequest, Status>> + Send>>;
 
-    async fn echo(&self, request: Request<Streaming<PutRequest>>) -> Result<Response<Self::EchoStream>, Status> {
+    async fn echo(
+        &self,
+        request: Request<Streaming<PutRequest>>,
+    ) -> Result<Response<Self::EchoStream>, Status> {
         Ok(Response::new(Box::pin(request.into_inner())))
     }
 
@@ -55,7 +58,8 @@ async fn serve(address: &str, config: Config) -> Running {
     let incoming = RdmaIncoming::bind_with(address, config).await.unwrap();
     let address = incoming.local_addr();
     let (stop, stopped) = oneshot::channel::<()>();
-    let service = TransferServer::new(Checking).max_decoding_message_size(LIMIT).max_encoding_message_size(LIMIT);
+    let service =
+        TransferServer::new(Checking).max_decoding_message_size(LIMIT).max_encoding_message_size(LIMIT);
     let server = Server::builder().add_service(service).serve_with_incoming_shutdown(incoming, async {
         let _ = stopped.await;
     });
@@ -137,7 +141,8 @@ fn streams_in_both_directions() {
         const MESSAGES: u64 = 200;
         let running = serve("127.0.0.1:0", config.clone()).await;
         let mut client = connect(running.address, config).await;
-        let sent = tokio_stream::iter((0..MESSAGES).map(|seed| request(seed, (seed * 397 % 20_000) as usize)));
+        let sent =
+            tokio_stream::iter((0..MESSAGES).map(|seed| request(seed, (seed * 397 % 20_000) as usize)));
         let mut echoed = client.echo(sent).await.unwrap().into_inner();
         for seed in 0..MESSAGES {
             let message = echoed.next().await.unwrap().unwrap();

@@ -12,8 +12,10 @@
 mod churn;
 mod death;
 
+#[allow(dead_code, reason = "each test crate uses its part")]
 #[path = "../support/child.rs"]
 mod child;
+#[allow(dead_code, reason = "each test crate uses its part")]
 #[path = "../support/support.rs"]
 mod support;
 

@@ -33,7 +33,8 @@ impl Peer {
             }
         };
         command.args(["--exact", "child::role", "--nocapture", "--test-threads=1"]);
-        let mut process = command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut process =
+            command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let word = lines
             .map_while(Result::ok)

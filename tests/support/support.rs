@@ -153,7 +153,10 @@ pub(crate) async fn settled(before: (usize, usize)) {
         if now.0 <= before.0 && now.1 <= before.1 {
             return;
         }
-        assert!(tokio::time::Instant::now() < deadline, "descriptors, mappings: {before:?} before, {now:?} after");
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "descriptors, mappings: {before:?} before, {now:?} after"
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

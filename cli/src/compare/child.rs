@@ -32,8 +32,9 @@ impl ServerProcess {
         http2: Http2,
         cores: Option<Cores>,
     ) -> Result<Self, Failure> {
-        let program = std::env::current_exe()
-            .map_err(|error| Failure::run(format!("can't find the program to start as the server: {error}")))?;
+        let program = std::env::current_exe().map_err(|error| {
+            Failure::run(format!("can't find the program to start as the server: {error}"))
+        })?;
         let mut command = Command::new(program);
         command.args(["compare-server", "--provider", provider, "--http2", &http2.name()]);
         if rdma {
@@ -53,8 +54,10 @@ impl ServerProcess {
         if let Some(stdout) = child.stdout.take() {
             let mut stdout = BufReader::new(stdout);
             let read = tokio::time::timeout(START, stdout.read_line(&mut line)).await;
-            read.map_err(|_| Failure::run(format!("the server process said nothing for {} s", START.as_secs())))?
-                .map_err(|error| Failure::run(format!("can't hear the server process: {error}")))?;
+            read.map_err(|_| {
+                Failure::run(format!("the server process said nothing for {} s", START.as_secs()))
+            })?
+            .map_err(|error| Failure::run(format!("can't hear the server process: {error}")))?;
         }
         match serde_json::from_str(&line) {
             Ok(Hello::Ready(addresses)) => Ok(Self { child, _stdin: stdin, addresses }),

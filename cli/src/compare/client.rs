@@ -96,7 +96,9 @@ pub(crate) async fn connect(
             let (channel, verdict) = rdma.connect(endpoint(address, http2)?).await?;
             (channel, Some(verdict))
         }
-        (Mode::GrpcRdma, ..) => return Err(Failure::run("the server process does not listen for RDMA peers")),
+        (Mode::GrpcRdma, ..) => {
+            return Err(Failure::run("the server process does not listen for RDMA peers"));
+        }
     };
     Ok((Caller::new(channel), verdict))
 }

@@ -94,7 +94,8 @@ fn word_at(seed: u64, index: u64) -> [u8; WORD] {
 }
 
 fn first_difference(seed: u64, index: u64, word: &[u8]) -> u64 {
-    let same = word.iter().zip(word_at(seed, index)).take_while(|(byte, demanded)| **byte == *demanded).count();
+    let same =
+        word.iter().zip(word_at(seed, index)).take_while(|(byte, demanded)| **byte == *demanded).count();
     index * WORD as u64 + same as u64
 }
 

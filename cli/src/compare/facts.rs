@@ -71,11 +71,7 @@ impl Facts {
             verdict,
             version: env!("CARGO_PKG_VERSION"),
             allocator: "mimalloc",
-            http2: Http2Facts {
-                setting: http2.name(),
-                description: http2.to_string(),
-                sizes: http2.sizes(),
-            },
+            http2: Http2Facts { setting: http2.name(), description: http2.to_string(), sizes: http2.sizes() },
             cores: cores.map(|cores| CoreFacts { client: cores.client, server: cores.server }),
             machine: Machine::this(),
             seconds_per_cell_and_mode: plan.duration.as_secs_f64(),
@@ -96,12 +92,21 @@ impl Facts {
             ("allocator", format!("{} in both processes, for all modes", self.allocator)),
             ("HTTP/2", self.http2.description.clone()),
             ("processes", cores),
-            ("machine", format!("{}, {} cores, Linux {}", self.machine.cpu, self.machine.cores, self.machine.kernel)),
-            ("time", format!("{} s for each mode in each cell", units::digits(self.seconds_per_cell_and_mode))),
+            (
+                "machine",
+                format!("{}, {} cores, Linux {}", self.machine.cpu, self.machine.cores, self.machine.kernel),
+            ),
+            (
+                "time",
+                format!("{} s for each mode in each cell", units::digits(self.seconds_per_cell_and_mode)),
+            ),
             ("content", self.checks.summary()),
         ]);
         if !self.optimised {
-            lines.push(("build", "UNOPTIMISED: build with --release for figures that mean something".to_owned()));
+            lines.push((
+                "build",
+                "UNOPTIMISED: build with --release for figures that mean something".to_owned(),
+            ));
         }
         lines
     }

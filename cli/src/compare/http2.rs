@@ -42,7 +42,8 @@ impl Http2 {
             "tuned" => return Ok(Self::Tuned),
             _ => {}
         }
-        let accepted = "accepted: default, tuned, or STREAM/CONNECTION/FRAME sizes such as 16MiB/32MiB/256KiB";
+        let accepted =
+            "accepted: default, tuned, or STREAM/CONNECTION/FRAME sizes such as 16MiB/32MiB/256KiB";
         let sizes: Option<Vec<u64>> = text.split('/').map(|part| parse_size(part).ok()).collect();
         let Some([stream, connection, frame]) = sizes.as_deref() else {
             return Err(accepted.to_owned());
@@ -132,7 +133,9 @@ mod tests {
 
     #[test]
     fn sizes_that_http2_forbids_are_refused() {
-        for bad in ["", "fast", "1MiB", "1MiB/1MiB", "1MiB/1MiB/1KiB", "2GiB/1MiB/16KiB", "0/1/16384", "a/b/c"] {
+        for bad in
+            ["", "fast", "1MiB", "1MiB/1MiB", "1MiB/1MiB/1KiB", "2GiB/1MiB/16KiB", "0/1/16384", "a/b/c"]
+        {
             assert!(Http2::parse(bad).unwrap_err().contains("default, tuned"), "{bad:?}");
         }
     }

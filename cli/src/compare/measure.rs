@@ -99,7 +99,9 @@ impl Meter<'_> {
                 self.progress.inc(1);
             }
             let rounds = round + 1;
-            if rounds >= self.plan.min_rounds() && tallies.iter().all(|tally| tally.wall >= self.plan.duration) {
+            if rounds >= self.plan.min_rounds()
+                && tallies.iter().all(|tally| tally.wall >= self.plan.duration)
+            {
                 let left = u64::from(self.plan.rounds() - rounds) * self.lanes.len() as u64;
                 self.progress.inc(left);
                 break;
@@ -173,7 +175,9 @@ impl Meter<'_> {
         let usage = tokio::time::timeout(PATIENCE, self.control.usage()).await;
         match usage {
             Ok(Ok(server)) => Ok(server + cores::cpu_time()),
-            Ok(Err(error)) => Err(Failure::run(format!("can't ask the server process for its CPU time: {error}"))),
+            Ok(Err(error)) => {
+                Err(Failure::run(format!("can't ask the server process for its CPU time: {error}")))
+            }
             Err(_) => Err(Failure::run(format!("the server process: {}", no_answer(PATIENCE)))),
         }
     }

@@ -62,7 +62,8 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     if let Some(directory) = &options.report {
         report::write(directory, &facts, &rows)?;
     }
-    let errors: Vec<String> = rows.iter().filter(|row| row.errors > 0).map(results::describe_errors).collect();
+    let errors: Vec<String> =
+        rows.iter().filter(|row| row.errors > 0).map(results::describe_errors).collect();
     match errors.as_slice() {
         [] => Ok(()),
         errors => Err(Failure::run(errors.join("; "))),
@@ -86,7 +87,8 @@ fn check_outputs(options: &CompareOptions) -> Result<(), Failure> {
         return refuse("--json", path, error);
     }
     if let Some(directory) = &options.report
-        && let Err(error) = std::fs::create_dir_all(directory).and_then(|()| open(&directory.join("index.html")))
+        && let Err(error) =
+            std::fs::create_dir_all(directory).and_then(|()| open(&directory.join("index.html")))
     {
         return refuse("--report", directory, error);
     }

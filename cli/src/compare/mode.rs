@@ -4,6 +4,7 @@ use std::fmt;
 
 /// A way to carry the same call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::enum_variant_names, reason = "modes without gRPC come beside them")]
 pub(crate) enum Mode {
     /// tonic over a TCP connection on the loopback interface: what the others are measured against.
     GrpcTcp,

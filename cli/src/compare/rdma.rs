@@ -46,7 +46,8 @@ impl Rdma {
     /// Listens for RDMA peers on a free port of the loopback interface.
     pub(crate) async fn bind(&self) -> Result<(RdmaIncoming, SocketAddr), Failure> {
         let bound = RdmaIncoming::bind_with("127.0.0.1:0", self.config.clone()).await;
-        let incoming = bound.map_err(|error| Failure::run(format!("can't listen for RDMA peers: {error}")))?;
+        let incoming =
+            bound.map_err(|error| Failure::run(format!("can't listen for RDMA peers: {error}")))?;
         let address = incoming.local_addr();
         Ok((incoming, address))
     }
@@ -55,12 +56,15 @@ impl Rdma {
     pub(crate) async fn connect(&self, endpoint: Endpoint) -> Result<(Channel, Verdict), Failure> {
         let connector = RdmaConnector::with_config(self.config.clone());
         let channel = endpoint.connect_with_connector(connector.clone()).await.map_err(|error| {
-            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+            let cause =
+                std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
             Failure::run(format!("can't connect over RDMA: {error}{cause}"))
         })?;
         let info = connector.last_connection().ok_or_else(|| Failure::run("no connection was made"))?;
-        let verdict =
-            Verdict { provider: info.provider().unwrap_or("none").to_owned(), reason: info.reason().to_owned() };
+        let verdict = Verdict {
+            provider: info.provider().unwrap_or("none").to_owned(),
+            reason: info.reason().to_owned(),
+        };
         Ok((channel, verdict))
     }
 }

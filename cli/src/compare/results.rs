@@ -65,7 +65,8 @@ impl Ratio {
     /// Compares `row` with its cell's `grpc-tcp` among `rows`.
     pub(crate) fn of(row: &Row, rows: &[Row]) -> Self {
         let same_cell = |other: &&Row| (other.bytes, other.inflight) == (row.bytes, row.inflight);
-        let Some(base) = rows.iter().filter(same_cell).find(|other| other.mode == Mode::GrpcTcp.name()) else {
+        let Some(base) = rows.iter().filter(same_cell).find(|other| other.mode == Mode::GrpcTcp.name())
+        else {
             return Self::default();
         };
         let ratio = |over: f64, under: f64| (over > 0.0 && under > 0.0).then(|| over / under);

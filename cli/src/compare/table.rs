@@ -12,7 +12,17 @@ use crate::units;
 
 /// Headings of the table, here and in the report.
 pub(crate) const HEADINGS: [&str; 11] = [
-    "mode", "size", "in flight", "p50", "p99", "ops/s", "GB/s", "CPU/op", "errors", "latency ×", "throughput ×",
+    "mode",
+    "size",
+    "in flight",
+    "p50",
+    "p99",
+    "ops/s",
+    "GB/s",
+    "CPU/op",
+    "errors",
+    "latency ×",
+    "throughput ×",
 ];
 
 /// What the last two columns are.

@@ -21,7 +21,10 @@ pub(in crate::endpoint) enum Outcome {
 }
 
 /// Says hello and goes on from there.
-pub(in crate::endpoint) async fn negotiate(tcp: TcpStream, config: &Config) -> Result<Outcome, NegotiationError> {
+pub(in crate::endpoint) async fn negotiate(
+    tcp: TcpStream,
+    config: &Config,
+) -> Result<Outcome, NegotiationError> {
     let wanted = config.clone();
     let prepared = match blocking(move || Prepared::new(&wanted)).await {
         Ok(prepared) => prepared,
@@ -54,7 +57,10 @@ pub(in crate::endpoint) async fn negotiate(tcp: TcpStream, config: &Config) -> R
 }
 
 /// Tells the server what we read in its memory, and hears what it read in ours.
-async fn finish(mut talk: Talk, connected: Result<Established, String>) -> Result<EndpointStream, NegotiationError> {
+async fn finish(
+    mut talk: Talk,
+    connected: Result<Established, String>,
+) -> Result<EndpointStream, NegotiationError> {
     let established = match connected {
         Ok(established) => established,
         Err(reason) => {

@@ -61,7 +61,10 @@ mod tests {
         for (bytes, expected) in peers {
             let verdicts: Vec<Peer> = (0..=bytes.len()).map(|length| sniff(&bytes[..length])).collect();
             let decided: Vec<&Peer> = verdicts.iter().skip_while(|peer| **peer == Peer::Unknown).collect();
-            assert!(!decided.is_empty() && decided.iter().all(|peer| **peer == expected), "{bytes:?}: {verdicts:?}");
+            assert!(
+                !decided.is_empty() && decided.iter().all(|peer| **peer == expected),
+                "{bytes:?}: {verdicts:?}"
+            );
         }
     }
 }

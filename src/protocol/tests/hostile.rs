@@ -77,7 +77,9 @@ fn offers_without_end_or_measure() {
     assert_eq!(refused, Err(Violation::ChunkTooLong { length: 1 << 21, most: 1 << 20 }));
     let mut it = connection();
     let eight = offer(10).repeat(MAX_CHUNKS);
-    let refused = (0..9).map(|sequence| receive(&mut it, header(Kind::Rts, sequence, eight.len()), &eight)).find(Result::is_err);
+    let refused = (0..9)
+        .map(|sequence| receive(&mut it, header(Kind::Rts, sequence, eight.len()), &eight))
+        .find(Result::is_err);
     assert_eq!(refused, Some(Err(Violation::TooManyOffers(65))));
 }
 
@@ -88,7 +90,11 @@ fn control_messages_out_of_shape() {
         assert_eq!(refused, Err(Violation::ControlBody(3)), "{kind:?}");
     }
     for kind in [Kind::Ack, Kind::Fin] {
-        assert_eq!(receive(&mut connection(), header(kind, 0, 1), &[1]), Err(Violation::ControlBody(1)), "{kind:?}");
+        assert_eq!(
+            receive(&mut connection(), header(kind, 0, 1), &[1]),
+            Err(Violation::ControlBody(1)),
+            "{kind:?}"
+        );
     }
     let pong = receive(&mut connection(), header(Kind::Pong, 0, 8), &5_u64.to_le_bytes());
     assert_eq!(pong, Err(Violation::UnexpectedPong));
@@ -126,8 +132,7 @@ proptest! {
     fn any_messages(messages in prop::collection::vec((headers(), 0..10_u8), 1..40)) {
         let mut it = connection();
         let now = Instant::now();
-        let mut sequence = 0;
-        for ((mut header, body), honest) in messages {
+        for (sequence, ((mut header, body), honest)) in (0..).zip(messages) {
             if honest > 0 {
                 (header.sequence, header.granted, header.reads_done) = (sequence, 32, 0);
             }
@@ -135,7 +140,6 @@ proptest! {
             if receive(&mut it, header, body).is_err() {
                 return Ok(());
             }
-            sequence += 1;
             while it.poll_release().is_some() {
                 it.handle_slots_posted(1);
             }

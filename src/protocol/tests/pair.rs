@@ -194,7 +194,8 @@ impl Pair {
     /// The oldest READ of `end` lands; false if there is none.
     pub(super) fn complete_read(&mut self, end: usize) -> bool {
         let Some(request) = self.ends[end].reads.pop_front() else { return false };
-        let bytes = self.ends[1 - end].memory.get(&request.address).expect("freed before it was read").clone();
+        let bytes =
+            self.ends[1 - end].memory.get(&request.address).expect("freed before it was read").clone();
         assert_eq!(bytes.len() as u64, request.length);
         let end = &mut self.ends[end];
         end.landings.insert(request.id, bytes);
@@ -245,7 +246,8 @@ impl Pair {
             let mut busy = false;
             for end in [0, 1] {
                 busy |= self.serve(end);
-                busy |= self.complete_read(end) | self.arrive(end) | self.complete_send(end) | self.repost(end);
+                busy |=
+                    self.complete_read(end) | self.arrive(end) | self.complete_send(end) | self.repost(end);
                 if read {
                     busy |= self.read(end, usize::MAX) > 0;
                 }

@@ -118,7 +118,8 @@ fn write(pair: &mut Pair, end: usize, application: &mut Application, random: &mu
     if random.chance(application.rendezvous_percent) {
         let chunk = 1 + random.below(length as u64) as usize;
         let full = std::iter::repeat_n(chunk, length / chunk);
-        let lengths: Vec<usize> = full.chain((length % chunk > 0).then_some(length % chunk)).take(8).collect();
+        let lengths: Vec<usize> =
+            full.chain((!length.is_multiple_of(chunk)).then_some(length % chunk)).take(8).collect();
         pair.write_rendezvous(end, &lengths);
     } else {
         pair.write_eager(end, length);
@@ -155,7 +156,8 @@ fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Ran
 fn abort(pair: &mut Pair, end: usize) {
     pair.ends[end].connection.abort(AbortCode::FAILED);
     pair.settle(false);
-    let told = pair.ends[1 - end].events.iter().any(|event| matches!(event, super::super::Event::Aborted { .. }));
+    let told =
+        pair.ends[1 - end].events.iter().any(|event| matches!(event, super::super::Event::Aborted { .. }));
     assert!(told, "the other end was not told");
     assert!(pair.ends.iter().all(|end| end.connection.is_closed()));
     assert_eq!(pair.write_eager(end, 10) + pair.write_eager(1 - end, 10), 0, "data after an abort");

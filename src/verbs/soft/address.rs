@@ -30,10 +30,9 @@ impl Address {
     }
 
     pub(super) fn decode(address: &QueuePairAddress) -> Result<Self, VerbsError> {
-        let bytes: &[u8; LENGTH] = address
-            .as_bytes()
-            .try_into()
-            .map_err(|_| VerbsError::BadAddress(format!("{} bytes, not {LENGTH}", address.as_bytes().len())))?;
+        let bytes: &[u8; LENGTH] = address.as_bytes().try_into().map_err(|_| {
+            VerbsError::BadAddress(format!("{} bytes, not {LENGTH}", address.as_bytes().len()))
+        })?;
         let [version, rest @ ..] = bytes;
         if *version != VERSION {
             return Err(VerbsError::BadAddress(format!("version {version}, not {VERSION}")));

@@ -88,10 +88,15 @@ impl SoftCompletionQueue {
     /// Gives a queue pair its bit.
     pub(super) fn attach(&self, queue_pair: &Weak<SoftQueuePair>) -> Result<usize, VerbsError> {
         let mut queue_pairs = lock(&self.queue_pairs);
-        let slot = queue_pairs.iter().position(|other| other.strong_count() == 0).unwrap_or(queue_pairs.len());
+        let slot =
+            queue_pairs.iter().position(|other| other.strong_count() == 0).unwrap_or(queue_pairs.len());
         if slot >= queue_page::QUEUE_PAIRS {
             let limit = queue_page::QUEUE_PAIRS as u64;
-            return Err(VerbsError::Limit { what: "queue pairs of a completion queue", asked: limit + 1, limit });
+            return Err(VerbsError::Limit {
+                what: "queue pairs of a completion queue",
+                asked: limit + 1,
+                limit,
+            });
         }
         match queue_pairs.get_mut(slot) {
             Some(free) => *free = Weak::clone(queue_pair),

@@ -77,7 +77,8 @@ impl Device {
             nonce,
             listener,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?,
-            bell: rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(failed)?,
+            bell: rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
+                .map_err(failed)?,
             stop: false.into(),
             queue_pairs: Mutex::default(),
             peers: Mutex::new(Peers { next: service::FIRST_LINK, ..Peers::default() }),

@@ -95,7 +95,9 @@ impl SoftDomain {
     fn insert(&self, memory: &Arc<HostMemory>, access: Access) -> Result<u32, VerbsError> {
         let segment = match fd_of(memory) {
             Ok(fd) => {
-                rustix::fs::fstat(fd).map_err(|error| VerbsError::os("looking at shared memory", error))?.st_ino
+                rustix::fs::fstat(fd)
+                    .map_err(|error| VerbsError::os("looking at shared memory", error))?
+                    .st_ino
             }
             Err(_) => 0,
         };

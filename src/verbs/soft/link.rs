@@ -8,7 +8,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
 };
 
 use super::super::VerbsError;
@@ -62,7 +63,8 @@ pub(super) struct Grant {
 
 /// Asks, and waits for the answer for as long as the socket's timeouts let it.
 pub(super) fn ask(socket: BorrowedFd<'_>, request: Request) -> Result<Grant, VerbsError> {
-    let failed = |error: rustix::io::Errno| VerbsError::Unreachable(format!("no answer from its process: {error}"));
+    let failed =
+        |error: rustix::io::Errno| VerbsError::Unreachable(format!("no answer from its process: {error}"));
     rustix::net::send(socket, &request.encode(), SendFlags::NOSIGNAL).map_err(failed)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -108,10 +110,9 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Incoming {
     let mut bytes = [0; ANSWER];
     match rustix::net::recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
         Ok((0, _)) | Err(_) => Incoming::Ended,
-        Ok((count, _)) => bytes
-            .get(..count)
-            .and_then(Request::decode)
-            .map_or(Incoming::Nonsense, Incoming::Request),
+        Ok((count, _)) => {
+            bytes.get(..count).and_then(Request::decode).map_or(Incoming::Nonsense, Incoming::Request)
+        }
     }
 }
 

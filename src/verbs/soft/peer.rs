@@ -156,7 +156,8 @@ impl Peer {
     pub(super) fn import(self: &Arc<Self>, address: &Address) -> Result<PeerPair, VerbsError> {
         let odd = || VerbsError::Unreachable("its process answered something else than was asked".into());
         let grant = self.ask(address, 0)?;
-        let [entries, segments, receive_queue, receive_slot, send_queue, send_slot] = grant.numbers[..] else {
+        let [entries, segments, receive_queue, receive_slot, send_queue, send_slot] = grant.numbers[..]
+        else {
             return Err(odd());
         };
         let rings = pair_page::Rings::checked(entries, segments).ok_or_else(odd)?;
@@ -205,7 +206,9 @@ impl Peer {
         }
         let grant = self.ask(address, number)?;
         let [descriptor] = &grant.descriptors[..] else {
-            return Err(VerbsError::Unreachable("its process did not pass the memory that was asked for".into()));
+            return Err(VerbsError::Unreachable(
+                "its process did not pass the memory that was asked for".into(),
+            ));
         };
         let imported = Arc::new(Imported::map(descriptor, 1)?);
         let mut segments = lock(&self.segments);

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use super::super::{
-    Access, CompletionQueue, CompletionStatus, HostMemory, PathSettings, PostError, PostErrorKind, Probe, QueuePair,
-    QueuePairAddress, QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, SendRequest, VerbsError,
-    WorkCompletion,
+    Access, CompletionQueue, CompletionStatus, HostMemory, PathSettings, PostError, PostErrorKind, Probe,
+    QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest,
+    SendRequest, VerbsError, WorkCompletion,
 };
 use super::address::Address;
 use super::completion::SoftCompletionQueue;
@@ -87,7 +87,8 @@ impl SoftQueuePair {
                 })
             };
             let send_slot = slot(&send_queue);
-            let receive_slot = if Arc::ptr_eq(&send_queue, &receive_queue) { send_slot } else { slot(&receive_queue) };
+            let receive_slot =
+                if Arc::ptr_eq(&send_queue, &receive_queue) { send_slot } else { slot(&receive_queue) };
             Self {
                 domain: Arc::clone(&domain),
                 number: QueuePairNumber(number),
@@ -131,7 +132,8 @@ impl SoftQueuePair {
             };
         }
         let (receives, sends) = (&self.receive_queue, &self.send_queue);
-        let descriptors = [self.memory.as_ref(), self.domain.memory(), receives.memory(), sends.memory()].map(fd_of);
+        let descriptors =
+            [self.memory.as_ref(), self.domain.memory(), receives.memory(), sends.memory()].map(fd_of);
         let [Ok(page), Ok(table), Ok(receive_page), Ok(send_page)] = descriptors else {
             return link::refuse(to, "memory without a descriptor");
         };
@@ -209,7 +211,10 @@ pub(super) fn hazard(key: u32) -> u64 {
     1 << 32 | u64::from(key)
 }
 
-fn ours(domain: &SoftDomain, queue: &Arc<dyn CompletionQueue>) -> Result<Arc<SoftCompletionQueue>, VerbsError> {
+fn ours(
+    domain: &SoftDomain,
+    queue: &Arc<dyn CompletionQueue>,
+) -> Result<Arc<SoftCompletionQueue>, VerbsError> {
     let any: &dyn Any = queue.as_ref();
     any.downcast_ref::<SoftCompletionQueue>()
         .filter(|queue| Arc::ptr_eq(queue.device(), &domain.device))

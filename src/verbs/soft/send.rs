@@ -71,7 +71,11 @@ impl SendSide {
 }
 
 impl SoftQueuePair {
-    pub(super) fn post_one(&self, side: &mut SendSide, request: &SendRequest<'_>) -> Result<(), PostErrorKind> {
+    pub(super) fn post_one(
+        &self,
+        side: &mut SendSide,
+        request: &SendRequest<'_>,
+    ) -> Result<(), PostErrorKind> {
         self.check(&request.operation)?;
         if side.used.load(Ordering::Relaxed) >= self.capacity.send_requests {
             return Err(PostErrorKind::QueueFull);
@@ -82,7 +86,11 @@ impl SoftQueuePair {
             self.complete(side, request.wr_id, opcode, CompletionStatus::WorkRequestFlushed, true);
             return Ok(());
         }
-        let halt = if side.pending.is_empty() { self.execute(side, &request.operation) } else { Err(Halt::NotReady) };
+        let halt = if side.pending.is_empty() {
+            self.execute(side, &request.operation)
+        } else {
+            Err(Halt::NotReady)
+        };
         match halt {
             Ok(()) => {
                 self.complete(side, request.wr_id, opcode, CompletionStatus::Success, request.signaled);
@@ -321,8 +329,8 @@ fn length_of(operation: &Operation<'_>) -> u64 {
 fn rnr_timer(code: u8) -> Duration {
     /// In hundredths of a millisecond, by code.
     const TIMES: [u32; 32] = [
-        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
-        6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
     Duration::from_micros(10) * TIMES[usize::from(code % 32)]
 }

@@ -114,7 +114,11 @@ impl Service {
         let peer = sockopt::socket_peercred(link).map_err(|error| error.to_string())?;
         let ours = rustix::process::geteuid();
         if peer.uid != ours {
-            return Err(format!("it is of user {}, and this process of user {}", ours.as_raw(), peer.uid.as_raw()));
+            return Err(format!(
+                "it is of user {}, and this process of user {}",
+                ours.as_raw(),
+                peer.uid.as_raw()
+            ));
         }
         if self.accepted.len() >= LINKS {
             return Err(format!("it has {LINKS} links already"));

@@ -48,7 +48,8 @@ impl Imported {
                 0,
             )
         };
-        let base = base.map_err(|error| VerbsError::os(format!("mapping {length} bytes of the peer's"), error))?;
+        let base =
+            base.map_err(|error| VerbsError::os(format!("mapping {length} bytes of the peer's"), error))?;
         NonNull::new(base.cast())
             .map(|base| Self { base, length })
             .ok_or_else(|| VerbsError::Unreachable("the kernel mapped memory at address 0".into()))

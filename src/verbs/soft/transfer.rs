@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::super::VerbsError;
 use super::super::{
     Access, CompletionOpcode, CompletionStatus, HostMemory, LocalSegment, Operation, Payload, RemoteSegment,
 };
@@ -12,7 +13,6 @@ use super::queue_pair::{SoftQueuePair, hazard};
 use super::receive::Delivery;
 use super::send::SendSide;
 use super::shared::Imported;
-use super::super::VerbsError;
 
 /// Why a request did not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +131,11 @@ impl SoftQueuePair {
         let room = (0..segments).fold(0_u64, |room, index| room.saturating_add(word(3 + 3 * index)));
         let opcode = CompletionOpcode::Receive;
         if length > room {
-            deliver(side, pair, Delivery { opcode, status: CompletionStatus::LocalLength, length, immediate });
+            deliver(
+                side,
+                pair,
+                Delivery { opcode, status: CompletionStatus::LocalLength, length, immediate },
+            );
             return Err(Halt::Failed(CompletionStatus::RemoteInvalidRequest));
         }
         let mut left = length;
@@ -272,9 +276,8 @@ impl SendSide {
         if number == 0 {
             return Ok(Place::Process(remote.address));
         }
-        let segment = self
-            .segment(pair, number)
-            .map_err(|_| Halt::Failed(CompletionStatus::RemoteOperation))?;
+        let segment =
+            self.segment(pair, number).map_err(|_| Halt::Failed(CompletionStatus::RemoteOperation))?;
         // The table is the peer's word; the mapping's length is the kernel's.
         if end > segment.len() as u64 {
             return Err(DENIED);
