@@ -20,6 +20,7 @@
 
 mod completion;
 mod context;
+mod discover;
 mod error;
 mod host_memory;
 mod queue_pair;
@@ -30,6 +31,7 @@ pub mod soft;
 
 pub use completion::{CompletionOpcode, CompletionQueue, CompletionStatus, WorkCompletion};
 pub use context::{Context, DeviceAttributes, ProtectionDomain};
+pub use discover::{FoundDevice, devices};
 pub use error::{PostError, PostErrorKind, VerbsError};
 pub use host_memory::{HostMemory, OutOfBounds};
 pub use queue_pair::{

@@ -120,7 +120,8 @@ impl Machine {
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         Self {
             cpu: cpu.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            // Not those that this process may use: it has pinned itself to one.
+            cores: cpuinfo.lines().filter(|line| line.starts_with("processor")).count().max(1),
             kernel: kernel.trim().to_owned(),
         }
     }

@@ -121,6 +121,8 @@ async fn measure(
     };
     progress.finish_and_clear();
     let result = server.explain(result).await;
+    // The connections are gone with the work, and say goodbye before the server is stopped.
+    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     server.stop().await;
     let (verdict, rows, checks) = result?;
     let cores = cores.filter(|_| addresses.pinned);
