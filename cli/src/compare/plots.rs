@@ -124,7 +124,7 @@ fn draw_into(figure: &Figure, rows: &[Row], svg: &mut String) -> Result<(), Box<
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
+        .position(SeriesLabelPosition::UpperRight)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK.mix(0.3))
         .draw()?;

@@ -10,7 +10,7 @@ use crate::units;
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#222}\
 h1{font-size:1.5em}table{border-collapse:collapse;margin:1em 0;font-variant-numeric:tabular-nums}\
-td,th{padding:.25em .8em;text-align:right;border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}\
+td,th{padding:.25em .7em;white-space:nowrap;text-align:right;border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}\
 tr.first td{border-top:2px solid #999}dt{float:left;width:8em;color:#666}dd{margin-left:8em}svg{max-width:100%;height:auto}";
 
 /// Writes `index.html` to `directory`.

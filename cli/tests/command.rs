@@ -1,0 +1,168 @@
+//! The command as a shell sees it: output, exit status, what is said of bad input.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+fn tonic_rdma(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tonic-rdma"));
+    command.args(arguments);
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("RDMA_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    tonic_rdma(arguments).output().unwrap()
+}
+
+fn refused(output: &Output, status: i32, named: &[&str]) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{said}");
+    assert_eq!(said.trim_end().lines().count(), 1, "one line, not {said}");
+    for name in named {
+        assert!(said.contains(name), "{name:?} is not named in {said}");
+    }
+}
+
+#[test]
+fn bad_input_is_named_in_one_line() {
+    for (arguments, named) in [
+        (&["compare", "--fast"][..], &["--fast", "--quick"][..]),
+        (&["compare", "--modes", "grpc-quic"], &["grpc-quic", "grpc-tcp, grpc-uds, grpc-rdma"]),
+        (&["compare", "--modes", "grpc-tcp,grpc-tcp"], &["grpc-tcp", "twice"]),
+        (&["compare", "--modes", ""], &["--modes", "empty"]),
+        (&["compare", "--sizes", "4KB"], &["4KB", "KiB"]),
+        (&["compare", "--sizes", "0"], &["zero"]),
+        (&["compare", "--sizes", "9999999999999999999999"], &["9999999999999999999999"]),
+        (&["compare", "--inflight", "many"], &["many", "whole numbers"]),
+        (&["compare", "--duration", "-1"], &["--duration"]),
+        (&["compare", "--http2", "fast"], &["default, tuned"]),
+        (&["compare", "--provider", "mlx5_9"], &["mlx5_9", "auto, soft"]),
+        (&["compare", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
+        (&["measure"], &["measure", "compare, devices"]),
+        (&["devices", "--all"], &["--all", "--json"]),
+    ] {
+        refused(&run(arguments), 2, named);
+    }
+}
+
+#[test]
+fn a_bad_variable_is_named() {
+    for (name, value, accepted) in [
+        ("RDMA_POLL_MODE", "sometimes", "busy, adaptive, event"),
+        ("RDMA_EAGER_THRESHOLD", "1k", "auto or a number of bytes"),
+        ("RDMA_PROVIDER", "card", "auto, soft"),
+    ] {
+        let output = tonic_rdma(&["compare", "--quick"]).env(name, value).output().unwrap();
+        refused(&output, 2, &[name, value, accepted]);
+    }
+}
+
+#[test]
+fn help_and_version() {
+    let help = run(&["--help"]);
+    assert!(help.status.success());
+    assert!(String::from_utf8_lossy(&help.stdout).contains("compare"));
+    let version = run(&["--version"]);
+    assert!(String::from_utf8_lossy(&version.stdout).contains(env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn a_comparison_is_measured_checked_and_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (json, report) = (folder.path().join("rows.json"), folder.path().join("report"));
+    let output = run(&[
+        "compare",
+        "--sizes",
+        "64,100KiB",
+        "--inflight",
+        "1,8",
+        "--duration",
+        "0.1",
+        "--json",
+        json.to_str().unwrap(),
+        "--report",
+        report.to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(printed.contains("grpc-rdma") && printed.contains("soft") && printed.contains("mimalloc"), "{printed}");
+
+    let written: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!(written["provider"], "soft");
+    let rows = written["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3 * 2 * 2);
+    for row in rows {
+        assert_eq!(row["errors"], 0, "{row}");
+        assert!(row["ops"].as_u64().unwrap() > 0, "{row}");
+        for figure in ["p50_us", "p99_us", "ops_per_s", "gbytes_per_s", "cpu_us_per_op"] {
+            assert!(row[figure].as_f64().unwrap() > 0.0, "{figure} in {row}");
+        }
+        assert!(["grpc-tcp", "grpc-uds", "grpc-rdma"].contains(&row["mode"].as_str().unwrap()));
+        assert!(row["bytes"].is_u64() && row["inflight"].is_u64());
+    }
+    let page = std::fs::read_to_string(report.join("index.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("grpc-rdma"));
+}
+
+#[test]
+fn devices_are_listed() {
+    let text = run(&["devices"]);
+    assert!(text.status.success());
+    assert!(String::from_utf8_lossy(&text.stdout).contains("soft0 (soft): usable"));
+    let json: Value = serde_json::from_slice(&run(&["devices", "--json"]).stdout).unwrap();
+    assert_eq!(json["devices"][0]["name"], "soft0");
+    assert_eq!(json["devices"][0]["usable"], true);
+}
+
+/// The serving process of a comparison, found by its parent.
+fn child_of(parent: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
+}
+
+fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn the_server_process_ends_with_its_parent() {
+    let mut parent = tonic_rdma(&["compare", "--modes", "grpc-tcp", "--sizes", "64", "--duration", "30"])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let child = wait_for("no server process", || child_of(parent.id()));
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    wait_for("the server process outlives its parent", || {
+        let state = std::fs::read_to_string(format!("/proc/{child}/stat")).ok();
+        state.is_none_or(|state| state.contains(") Z")).then_some(())
+    });
+}
+
+#[test]
+fn a_server_process_that_dies_ends_the_run_with_the_reason() {
+    let parent = tonic_rdma(&["compare", "--sizes", "64", "--duration", "30"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let child = wait_for("no server process", || child_of(parent.id()));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(Command::new("kill").args(["-9", &child.to_string()]).status().unwrap().success());
+    let output = parent.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("server process ended"), "{said}");
+}
