@@ -134,7 +134,7 @@ fn with_other(other: impl FnOnce(&AtomicBool) + Send, measure: impl FnOnce()) {
 }
 
 /// A message of 64 B there and one back, both sides polling.
-#[divan::bench]
+#[divan::bench(sample_count = 1000, sample_size = 100)]
 fn round_trip_64_bytes(bencher: Bencher<'_, '_>) {
     let (a, b) = Side::connected();
     a.post_receives();
@@ -156,7 +156,7 @@ fn round_trip_64_bytes(bencher: Bencher<'_, '_>) {
 }
 
 /// 64 messages of 64 B one way, each into a receive that is posted again, then one back that acknowledges them.
-#[divan::bench]
+#[divan::bench(sample_count = 1000, sample_size = 100)]
 fn message_rate_64_bytes(bencher: Bencher<'_, '_>) {
     const BATCH: usize = 64;
     let (a, b) = Side::connected();
@@ -180,7 +180,7 @@ fn message_rate_64_bytes(bencher: Bencher<'_, '_>) {
 }
 
 /// Posting an inline WRITE of 64 B and polling its completion: the initiator's cost alone.
-#[divan::bench]
+#[divan::bench(sample_count = 1000, sample_size = 100)]
 fn write_64_bytes(bencher: Bencher<'_, '_>) {
     let (a, b) = Side::connected();
     pin(0);
@@ -192,7 +192,7 @@ fn write_64_bytes(bencher: Bencher<'_, '_>) {
 }
 
 /// Polling a completion queue that has nothing.
-#[divan::bench]
+#[divan::bench(sample_count = 1000, sample_size = 100)]
 fn empty_poll(bencher: Bencher<'_, '_>) {
     let (a, _b) = Side::connected();
     let mut completions = [WorkCompletion::EMPTY; 16];
@@ -200,7 +200,7 @@ fn empty_poll(bencher: Bencher<'_, '_>) {
 }
 
 /// READ of 1 MiB that is hot in the cache.
-#[divan::bench]
+#[divan::bench(sample_count = 1000)]
 fn read_1_mebibyte(bencher: Bencher<'_, '_>) {
     let (a, b) = Side::connected();
     pin(0);
@@ -211,7 +211,7 @@ fn read_1_mebibyte(bencher: Bencher<'_, '_>) {
 }
 
 /// The same bytes by `memcpy`, to compare with.
-#[divan::bench]
+#[divan::bench(sample_count = 1000)]
 fn memcpy_1_mebibyte(bencher: Bencher<'_, '_>) {
     pin(0);
     let (from, mut to) = (vec![1u8; LARGE], vec![0u8; LARGE]);

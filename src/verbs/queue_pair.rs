@@ -154,11 +154,3 @@ impl QueuePairAddress {
         &self.0
     }
 }
-
-impl QueuePairAddress {
-    /// Takes bytes that a provider made itself.
-    pub(super) fn from_bytes(bytes: Vec<u8>) -> Self {
-        debug_assert!(bytes.len() <= Self::MAX_LENGTH);
-        Self(bytes.into())
-    }
-}

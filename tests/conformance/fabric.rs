@@ -17,6 +17,16 @@ pub trait Fabric: Sync {
     /// Opens a device.
     fn open(&self) -> Result<Arc<dyn Context>, VerbsError>;
 
+    /// Why `case` is left out, for what the device can't do or does otherwise.
+    fn skips(&self, _case: &str) -> Option<&'static str> {
+        None
+    }
+
+    /// Bytes of the largest request to try, if the device takes them.
+    fn large_request(&self) -> u64 {
+        1 << 30
+    }
+
     /// Whether a completion queue that overruns takes its queue pairs to Error at the very next completion.
     fn overruns_exactly(&self) -> bool {
         true

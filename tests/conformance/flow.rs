@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use tonic_rdma::verbs::{
     CompletionOpcode, CompletionQueue, CompletionStatus, Operation, PathSettings, Payload, PostErrorKind,
-    QueuePairState, WorkCompletion,
+    QueuePairState, ReceiveRequest, SendRequest, WorkCompletion,
 };
 
 use crate::fabric::{Fabric, Options, PATIENCE, Side, connect_pairs, connected, default_pair, pattern};
@@ -285,11 +285,11 @@ pub fn many_queue_pairs_on_one_queue(fabric: &dyn Fabric) {
         for (index, (one, two)) in pairs.iter().enumerate() {
             let wr_id = index as u64;
             let into = [b.segment(64 * index, 64)];
-            two.post_receive(&[tonic_rdma::verbs::ReceiveRequest { wr_id, into: &into }]).unwrap();
+            two.post_receive(&[ReceiveRequest { wr_id, into: &into }]).unwrap();
             let bytes = pattern(wr_id + round, 64);
             let data = Payload::Inline(&[IoSlice::new(&bytes)]);
             let operation = Operation::Send { data, immediate: None };
-            one.post_send(&[tonic_rdma::verbs::SendRequest { wr_id, operation, signaled: true }]).unwrap();
+            one.post_send(&[SendRequest { wr_id, operation, signaled: true }]).unwrap();
         }
         let mut seen = vec![false; PAIRS];
         for _ in 0..PAIRS {
@@ -332,4 +332,35 @@ pub fn separate_queues(fabric: &dyn Fabric) {
     a.expect_failure(4, CompletionStatus::WorkRequestFlushed);
     let flushed = crate::fabric::wait(&*sends);
     assert_eq!((flushed.wr_id, flushed.status), (5, CompletionStatus::WorkRequestFlushed));
+}
+
+/// A queue pair that always has something does not keep another, nor sends, from being polled.
+pub fn nobody_starves(fabric: &dyn Fabric) {
+    let options = Options::default();
+    let (a, b) = default_pair(fabric);
+    let (one, two) = (a.another_pair(&options), b.another_pair(&options));
+    connect_pairs(&one, &two, &options.settings);
+    let into = [b.segment(8, 8)];
+    two.post_receive(&[ReceiveRequest { wr_id: 2, into: &into }]).unwrap();
+    let feed = |wr_id| {
+        b.post_receive(wr_id, 0, 8);
+        a.send(wr_id, 0, 8);
+        a.expect(wr_id, CompletionOpcode::Send);
+    };
+    (0..16).for_each(|_| feed(1));
+    let operation = Operation::Send { data: Payload::Inline(&[]), immediate: None };
+    one.post_send(&[SendRequest { wr_id: 3, operation, signaled: false }]).unwrap();
+    b.write(4, b.segment(0, 8), a.remote(0));
+    let mut awaited = vec![2, 4];
+    for _ in 0..500 {
+        let completion = b.wait();
+        awaited.retain(|wr_id| *wr_id != completion.wr_id);
+        if completion.wr_id == 1 {
+            feed(1);
+        }
+        if awaited.is_empty() {
+            return;
+        }
+    }
+    panic!("not polled: {awaited:?}");
 }

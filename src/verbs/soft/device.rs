@@ -1,157 +1,221 @@
-//! The device: one for each process, with the thread that answers peers.
+//! The device itself: one per process, with its thread, its table of regions and the peers it knows.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
-use rustix::event::{EventfdFlags, epoll};
-
-use super::super::{CompletionQueue, Context, DeviceAttributes, ProtectionDomain, VerbsError};
-use super::address::Address;
-use super::completion::SoftCompletionQueue;
-use super::domain::SoftDomain;
-use super::lock;
+use super::address::DeviceId;
+use super::completion_queue::Queue;
+use super::domain::Domain;
 use super::peer::Peer;
-use super::queue_pair::SoftQueuePair;
-use super::service;
-use super::shared::random;
+use super::service::Service;
+use super::table::{Entry, REGIONS, RegionTable};
+use super::{lock, system};
+use crate::verbs::{CompletionQueue, Context, DeviceAttributes, HostMemory, ProtectionDomain, VerbsError};
 
-/// What the software device can do. Its limits are generous: it is memory that is used, not a card's.
-pub fn attributes() -> DeviceAttributes {
-    DeviceAttributes {
-        max_message_size: 1 << 30,
-        max_work_requests: 1 << 14,
-        max_segments: 32,
-        max_inline: 256 * 1024,
-        max_outstanding_reads: 128,
-        max_completions: 1 << 22,
-        max_memory_regions: super::layout::table::REGIONS as u32,
-        immediate: true,
-        locks_memory: false,
-        ..DeviceAttributes::new("soft", "soft0")
-    }
-}
+static CURRENT: Mutex<Weak<Device>> = Mutex::new(Weak::new());
 
-/// The device of this process. Everything made from it holds a reference.
+/// The device of this process.
 #[derive(Debug)]
 pub(super) struct Device {
     attributes: DeviceAttributes,
-    directory: Arc<Directory>,
-    next: AtomicU64,
+    id: DeviceId,
+    service: Arc<Service>,
     thread: Option<JoinHandle<()>>,
+    table: RegionTable,
+    table_fd: OwnedFd,
+    keys: Mutex<Keys>,
+    segments: Mutex<HashMap<usize, Segment>>,
+    peers: Mutex<HashMap<DeviceId, Weak<Peer>>>,
+    next_object: AtomicU64,
+    next_number: AtomicU32,
 }
 
-/// What the service thread works with, too.
-#[derive(Debug)]
-pub(super) struct Directory {
-    /// Random part of the socket's name.
-    pub(super) nonce: u64,
-    pub(super) listener: OwnedFd,
-    pub(super) epoll: OwnedFd,
-    /// Readable when the service thread has to look up.
-    pub(super) bell: OwnedFd,
-    pub(super) stop: std::sync::atomic::AtomicBool,
-    pub(super) queue_pairs: Mutex<HashMap<u32, Weak<SoftQueuePair>>>,
-    pub(super) peers: Mutex<Peers>,
-    /// Queue pairs whose sends wait for a receive of the peer's, and won't wait for ever.
-    pub(super) waiting: Mutex<Vec<Weak<SoftQueuePair>>>,
-    next_queue_pair: AtomicU32,
-}
-
-/// Links that this device made, by number and by peer.
+/// Which entries of the table are free.
 #[derive(Debug, Default)]
-pub(super) struct Peers {
-    pub(super) links: HashMap<u64, Weak<Peer>>,
-    pub(super) by_device: HashMap<(u32, u64), Weak<Peer>>,
-    pub(super) next: u64,
+struct Keys {
+    used: u32,
+    /// Given out in the order of their release, so that a stale key meets no new region soon.
+    free: VecDeque<u32>,
+}
+
+/// Shared memory that is registered at least once.
+#[derive(Debug)]
+struct Segment {
+    id: u64,
+    regions: usize,
+}
+
+pub(super) fn open() -> Result<Arc<dyn Context>, VerbsError> {
+    let mut current = lock(&CURRENT);
+    let device = match current.upgrade() {
+        // A forked child must not use its parent's.
+        Some(device) if device.id.process == std::process::id() => device,
+        _ => {
+            let device = Arc::new(Device::new()?);
+            *current = Arc::downgrade(&device);
+            device
+        }
+    };
+    Ok(Arc::new(Handle(device)))
+}
+
+/// The device that is open now.
+#[cfg(test)]
+pub(super) fn current() -> Option<Arc<Device>> {
+    lock(&CURRENT).upgrade()
 }
 
 impl Device {
-    pub(super) fn open() -> Result<Arc<Self>, VerbsError> {
-        let failed = |error: rustix::io::Errno| VerbsError::os("opening the software device", error);
-        let nonce = random();
-        let listener = service::listen(&Address::socket_name(std::process::id(), nonce)).map_err(failed)?;
-        let directory = Arc::new(Directory {
-            nonce,
-            listener,
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?,
-            bell: rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
-                .map_err(failed)?,
-            stop: false.into(),
-            queue_pairs: Mutex::default(),
-            peers: Mutex::new(Peers { next: service::FIRST_LINK, ..Peers::default() }),
-            waiting: Mutex::default(),
-            next_queue_pair: AtomicU32::new(random() as u32 & 0xff_ffff),
-        });
-        let thread = service::start(Arc::clone(&directory)).map_err(|source| VerbsError::Os {
-            action: "starting the software device's thread".into(),
-            source,
-        })?;
-        let (attributes, next) = (attributes(), AtomicU64::new(1));
-        Ok(Arc::new(Self { attributes, directory, next, thread: Some(thread) }))
+    fn new() -> Result<Self, VerbsError> {
+        let os = |error: std::io::Error| VerbsError::os("opening the soft device", error);
+        let id = DeviceId { process: std::process::id(), nonce: system::random().map_err(os)? };
+        let service = Arc::new(Service::new(id).map_err(os)?);
+        let (table, table_fd) = RegionTable::create().map_err(os)?;
+        let runner = Arc::clone(&service);
+        let thread =
+            std::thread::Builder::new().name("rdma-soft".into()).spawn(move || runner.run()).map_err(os)?;
+        Ok(Self {
+            attributes: super::attributes(),
+            id,
+            service,
+            thread: Some(thread),
+            table,
+            table_fd,
+            keys: Mutex::default(),
+            segments: Mutex::default(),
+            peers: Mutex::default(),
+            next_object: AtomicU64::new(1),
+            next_number: AtomicU32::new(1),
+        })
     }
 
     pub(super) fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
     }
 
-    pub(super) fn directory(&self) -> &Arc<Directory> {
-        &self.directory
+    pub(super) fn id(&self) -> DeviceId {
+        self.id
     }
 
-    /// A number that this device has not given out before.
-    pub(super) fn next_id(&self) -> u64 {
-        self.next.fetch_add(1, Ordering::Relaxed)
+    pub(super) fn service(&self) -> &Arc<Service> {
+        &self.service
     }
-}
 
-impl Directory {
-    /// A queue pair number that is free, of 24 bits as the specification has them.
-    pub(super) fn number(&self) -> u32 {
-        let queue_pairs = lock(&self.queue_pairs);
-        loop {
-            let number = self.next_queue_pair.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
-            if number > 1 && !queue_pairs.contains_key(&number) {
-                return number;
+    pub(super) fn table(&self) -> &RegionTable {
+        &self.table
+    }
+
+    pub(super) fn table_fd(&self) -> &OwnedFd {
+        &self.table_fd
+    }
+
+    /// A number for something that peers ask for.
+    pub(super) fn object_id(&self) -> u64 {
+        self.next_object.fetch_add(1, Relaxed)
+    }
+
+    pub(super) fn queue_pair_number(&self) -> u32 {
+        self.next_number.fetch_add(1, Relaxed)
+    }
+
+    /// Enters a region into the table and returns its key.
+    pub(super) fn insert_region(&self, entry: &Entry) -> Result<u32, VerbsError> {
+        let random = system::random().map_err(|error| VerbsError::os("drawing a key", error))? as u32;
+        let mut keys = lock(&self.keys);
+        let index = match keys.free.pop_front() {
+            Some(index) => index,
+            None if keys.used < REGIONS => {
+                keys.used += 1;
+                keys.used - 1
+            }
+            None => {
+                let (asked, limit) = (u64::from(REGIONS) + 1, u64::from(REGIONS));
+                return Err(VerbsError::Limit { what: "memory regions", asked, limit });
+            }
+        };
+        let key = random / REGIONS * REGIONS + index;
+        self.table.insert(key, entry);
+        Ok(key)
+    }
+
+    /// Gives the table entry of `key` free; to be called when no section can use it any more.
+    pub(super) fn release_key(&self, key: u32) {
+        lock(&self.keys).free.push_back(key % REGIONS);
+    }
+
+    /// The number of a shared segment, one more region of which there is now; 0 for memory that is not shared.
+    pub(super) fn retain_segment(&self, memory: &Arc<HostMemory>) -> u64 {
+        if memory.shared_fd().is_none() {
+            return 0;
+        }
+        let mut segments = lock(&self.segments);
+        let segment = segments
+            .entry(Arc::as_ptr(memory) as usize)
+            .or_insert_with(|| Segment { id: self.object_id(), regions: 0 });
+        segment.regions += 1;
+        segment.id
+    }
+
+    pub(super) fn release_segment(&self, memory: &Arc<HostMemory>) {
+        let mut segments = lock(&self.segments);
+        let address = Arc::as_ptr(memory) as usize;
+        if let Some(segment) = segments.get_mut(&address) {
+            segment.regions -= 1;
+            if segment.regions == 0 {
+                segments.remove(&address);
             }
         }
     }
 
-    /// Has the service thread look up.
-    pub(super) fn ring(&self) {
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    /// The peer's device: the one that is known, or a new connection to it.
+    pub(super) fn peer(&self, id: DeviceId) -> Result<Arc<Peer>, VerbsError> {
+        let known = |peers: &HashMap<DeviceId, Weak<Peer>>| {
+            peers.get(&id).and_then(Weak::upgrade).filter(|peer| !peer.is_dead())
+        };
+        if let Some(peer) = known(&lock(&self.peers)) {
+            return Ok(peer);
+        }
+        let peer = Arc::new(Peer::connect(id)?);
+        let mut peers = lock(&self.peers);
+        if let Some(other) = known(&peers) {
+            return Ok(other);
+        }
+        self.service.watch(&peer).map_err(|error| VerbsError::os("watching the peer's device", error))?;
+        peers.retain(|_, peer| peer.strong_count() > 0);
+        peers.insert(id, Arc::downgrade(&peer));
+        Ok(peer)
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        self.directory.stop.store(true, Ordering::SeqCst);
-        self.directory.ring();
-        // The service thread may be the one that held the last reference.
+        self.service.stop();
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
+            && self.id.process == std::process::id()
         {
             let _ = thread.join();
         }
     }
 }
 
-/// An opened device, as users hold it.
+/// What [`open`](super::open) gives out.
 #[derive(Debug)]
-pub(super) struct SoftContext(pub(super) Arc<Device>);
+struct Handle(Arc<Device>);
 
-impl Context for SoftContext {
+impl Context for Handle {
     fn attributes(&self) -> &DeviceAttributes {
-        self.0.attributes()
+        &self.0.attributes
     }
 
     fn alloc_protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
-        Ok(SoftDomain::new(Arc::clone(&self.0))?)
+        Ok(Domain::alloc(&self.0))
     }
 
     fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
-        Ok(SoftCompletionQueue::new(Arc::clone(&self.0), capacity)?)
+        Ok(Arc::new(Queue::new(&self.0, capacity)?))
     }
 }

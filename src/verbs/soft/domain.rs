@@ -1,155 +1,139 @@
-//! Protection domains: the table that peers look keys up in, and our own list behind it.
+//! Protection domains and the regions registered in them.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::super::{
-    Access, CompletionQueue, HostMemory, Lkey, LocalSegment, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairCapacity, Rkey, VerbsError,
-};
+use super::completion_queue::Queue;
 use super::device::Device;
-use super::layout::table;
 use super::lock;
-use super::queue_pair::SoftQueuePair;
-use super::shared::{Words, fd_of, random};
+use super::queue_pair::{self, Inner};
+use super::table::Entry;
+use crate::verbs::{
+    Access, CompletionQueue, HostMemory, Lkey, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity,
+    Rkey, VerbsError,
+};
 
-/// See the module's documentation.
+/// Longest wait for a peer in the middle of an operation on memory that is taken back; its sections last microseconds.
+pub(super) const QUIESCENCE: Duration = Duration::from_secs(1);
+
+/// A protection domain.
 #[derive(Debug)]
-pub(super) struct SoftDomain {
-    pub(super) device: Arc<Device>,
-    table: Words,
-    memory: Arc<HostMemory>,
-    regions: RwLock<Vec<Option<Registered>>>,
-    queue_pairs: Mutex<Vec<Weak<SoftQueuePair>>>,
-    next: AtomicU32,
-    this: Weak<Self>,
+pub(super) struct Domain {
+    device: Arc<Device>,
+    id: u64,
+    /// Shared segments registered here, by number: what peers may map.
+    segments: Mutex<HashMap<u64, Registered>>,
+    queue_pairs: Mutex<HashMap<u32, Arc<Inner>>>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Registered {
-    key: u32,
-    access: Access,
-    segment: u64,
     memory: Arc<HostMemory>,
+    regions: usize,
 }
 
-/// A region of this device.
-#[derive(Debug)]
-pub(super) struct SoftRegion {
-    domain: Arc<SoftDomain>,
-    key: u32,
-    access: Access,
-    memory: Arc<HostMemory>,
-}
-
-impl SoftDomain {
-    /// How long deregistration waits for a peer that is in the middle of an operation. Copies are shorter; a peer that
-    /// was stopped by a debugger is not waited for without end.
-    const PATIENCE: Duration = Duration::from_secs(1);
-
-    pub(super) fn new(device: Arc<Device>) -> Result<Arc<Self>, VerbsError> {
-        let (table, memory) = Words::create(table::WORDS)?;
-        Ok(Arc::new_cyclic(|this| Self {
-            device,
-            table,
-            memory,
-            regions: RwLock::default(),
+impl Domain {
+    pub(super) fn alloc(device: &Arc<Device>) -> Arc<Handle> {
+        let domain = Self {
+            device: Arc::clone(device),
+            id: device.object_id(),
+            segments: Mutex::default(),
             queue_pairs: Mutex::default(),
-            next: AtomicU32::new(0),
-            this: Weak::clone(this),
-        }))
-    }
-
-    /// What peers map, to look keys up in.
-    pub(super) fn memory(&self) -> &HostMemory {
-        &self.memory
-    }
-
-    /// Finds the memory behind a local segment, if the segment lies within and the region has the rights.
-    pub(super) fn resolve(&self, segment: &LocalSegment, access: Access) -> Option<(Arc<HostMemory>, usize)> {
-        let key = segment.lkey().0;
-        let regions = self.regions.read().ok()?;
-        let region = regions.get(table::index_of(key))?.as_ref()?;
-        if region.key != key || !region.access.contains(access) {
-            return None;
-        }
-        let offset = segment.address().checked_sub(region.memory.address())?;
-        let end = offset.checked_add(segment.length())?;
-        (end <= region.memory.len() as u64).then(|| (Arc::clone(&region.memory), offset as usize))
-    }
-
-    /// The shared memory that regions of this domain lie in, by its number.
-    pub(super) fn segment(&self, number: u64) -> Option<Arc<HostMemory>> {
-        let regions = self.regions.read().ok()?;
-        let found = regions.iter().flatten().find(|region| region.segment == number && number != 0)?;
-        Some(Arc::clone(&found.memory))
-    }
-
-    pub(super) fn attach(&self, queue_pair: Weak<SoftQueuePair>) {
-        let mut queue_pairs = lock(&self.queue_pairs);
-        queue_pairs.retain(|other| other.strong_count() > 0);
-        queue_pairs.push(queue_pair);
-    }
-
-    fn insert(&self, memory: &Arc<HostMemory>, access: Access) -> Result<u32, VerbsError> {
-        let segment = match fd_of(memory) {
-            Ok(fd) => {
-                rustix::fs::fstat(fd)
-                    .map_err(|error| VerbsError::os("looking at shared memory", error))?
-                    .st_ino
-            }
-            Err(_) => 0,
         };
-        let full = VerbsError::Limit {
-            what: "memory regions of a protection domain",
-            asked: table::REGIONS as u64 + 1,
-            limit: table::REGIONS as u64,
-        };
-        let mut regions = self.regions.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if regions.is_empty() {
-            regions.resize(table::REGIONS, None);
-        }
-        let start = self.next.fetch_add(1, Ordering::Relaxed) as usize;
-        let index = (0..table::REGIONS)
-            .map(|step| (start + step) % table::REGIONS)
-            .find(|&index| regions[index].is_none())
-            .ok_or(full)?;
-        let key = (random() as u32) / table::REGIONS as u32 * table::REGIONS as u32 + index as u32;
-        let word = |field: usize| self.table.at(index * table::ENTRY + field);
-        word(table::ADDRESS).store(memory.address(), Ordering::Relaxed);
-        word(table::LENGTH).store(memory.len() as u64, Ordering::Relaxed);
-        word(table::SEGMENT).store(segment, Ordering::Relaxed);
-        // SYNC: the key makes the entry valid, so it comes last.
-        word(table::KEY).store(table::key_word(key, access.bits()), Ordering::SeqCst);
-        regions[index] = Some(Registered { key, access, segment, memory: Arc::clone(memory) });
-        Ok(key)
+        Arc::new(Handle(Arc::new(domain)))
     }
 
-    /// Takes the entry out, and waits for peers that are working with it.
-    fn remove(&self, key: u32) {
-        let index = table::index_of(key);
-        // SYNC: before the hazards are read. A peer publishes its hazard and then looks at the key again, so either it
-        // sees the key gone, or we see its hazard.
-        self.table.at(index * table::ENTRY + table::KEY).store(0, Ordering::SeqCst);
-        if let Ok(mut regions) = self.regions.write() {
-            regions[index] = None;
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn add_queue_pair(&self, inner: &Arc<Inner>) {
+        lock(&self.queue_pairs).insert(inner.number(), Arc::clone(inner));
+    }
+
+    pub(super) fn remove_queue_pair(&self, number: u32) {
+        lock(&self.queue_pairs).remove(&number);
+    }
+
+    /// Lends the descriptor of segment `id`, if it is registered here, with its length.
+    pub(super) fn with_segment<T>(&self, id: u64, then: impl FnOnce(BorrowedFd<'_>, u64) -> T) -> Option<T> {
+        let memory = Arc::clone(&lock(&self.segments).get(&id)?.memory);
+        memory.shared_fd().map(|fd| then(fd, memory.len() as u64))
+    }
+
+    /// Looks up a piece of local memory, as [`RegionTable::find`](super::table::RegionTable::find) does.
+    pub(super) fn find_local(&self, key: Lkey, address: u64, length: u64, access: Access) -> bool {
+        self.device.table().find(key.0).is_some_and(|entry| {
+            entry.domain == self.id
+                && entry.access.contains(access)
+                && entry.offset(address, length).is_some()
+        })
+    }
+
+    /// Takes one region off segment `id`.
+    fn release_segment(&self, id: u64, memory: &Arc<HostMemory>) {
+        if id == 0 {
+            return;
         }
-        let queue_pairs: Vec<_> = lock(&self.queue_pairs).iter().filter_map(Weak::upgrade).collect();
-        let deadline = Instant::now() + Self::PATIENCE;
-        for queue_pair in queue_pairs {
-            while queue_pair.peer_works_with(key) && Instant::now() < deadline {
-                std::thread::yield_now();
+        let mut segments = lock(&self.segments);
+        if let Some(registered) = segments.get_mut(&id) {
+            registered.regions -= 1;
+            if registered.regions == 0 {
+                segments.remove(&id);
             }
         }
+        drop(segments);
+        self.device.release_segment(memory);
+    }
+
+    /// Waits until every operation that may have seen a key valid, of our queue pairs or of their peers, is over. False
+    /// if a peer stopped in the middle of one.
+    fn quiesce(&self) -> bool {
+        let queue_pairs: Vec<_> = lock(&self.queue_pairs).values().cloned().collect();
+        let deadline = Instant::now() + QUIESCENCE;
+        let mut quiet = true;
+        for inner in queue_pairs {
+            inner.wait_for_own_section();
+            quiet &= inner.wait_for_peer_section(deadline);
+        }
+        quiet
     }
 }
 
-impl ProtectionDomain for SoftDomain {
+/// The user's reference to a domain.
+#[derive(Debug)]
+pub(super) struct Handle(Arc<Domain>);
+
+impl ProtectionDomain for Handle {
     fn register(&self, memory: Arc<HostMemory>, access: Access) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        let domain = self.this.upgrade().ok_or(VerbsError::Foreign("protection domain"))?;
-        let key = self.insert(&memory, access)?;
-        Ok(Arc::new(SoftRegion { domain, key, access, memory }))
+        let domain = &self.0;
+        let segment = domain.device.retain_segment(&memory);
+        let entry = Entry {
+            access,
+            address: memory.address(),
+            length: memory.len() as u64,
+            segment,
+            domain: domain.id,
+        };
+        if segment != 0 {
+            lock(&domain.segments)
+                .entry(segment)
+                .or_insert_with(|| Registered { memory: Arc::clone(&memory), regions: 0 })
+                .regions += 1;
+        }
+        match domain.device.insert_region(&entry) {
+            Ok(key) => Ok(Arc::new(Region { domain: Arc::clone(domain), key, access, memory, segment })),
+            Err(error) => {
+                domain.release_segment(segment, &memory);
+                Err(error)
+            }
+        }
     }
 
     fn create_queue_pair(
@@ -158,12 +142,23 @@ impl ProtectionDomain for SoftDomain {
         receive_queue: &Arc<dyn CompletionQueue>,
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<dyn QueuePair>, VerbsError> {
-        let domain = self.this.upgrade().ok_or(VerbsError::Foreign("protection domain"))?;
-        Ok(SoftQueuePair::create(domain, send_queue, receive_queue, capacity)?)
+        let send_queue = Queue::of(send_queue, self.0.device())?;
+        let receive_queue = Queue::of(receive_queue, self.0.device())?;
+        queue_pair::create(&self.0, send_queue, receive_queue, capacity)
     }
 }
 
-impl MemoryRegion for SoftRegion {
+/// A registered region.
+#[derive(Debug)]
+struct Region {
+    domain: Arc<Domain>,
+    key: u32,
+    access: Access,
+    memory: Arc<HostMemory>,
+    segment: u64,
+}
+
+impl MemoryRegion for Region {
     fn lkey(&self) -> Lkey {
         Lkey(self.key)
     }
@@ -181,8 +176,19 @@ impl MemoryRegion for SoftRegion {
     }
 }
 
-impl Drop for SoftRegion {
+impl Drop for Region {
     fn drop(&mut self) {
-        self.domain.remove(self.key);
+        let device = &self.domain.device;
+        device.table().remove(self.key);
+        if !self.domain.quiesce() {
+            // Whatever the peer still does to this memory, nobody else may have it.
+            tracing::warn!(
+                bytes = self.memory.len(),
+                "a peer stopped while using this memory, which is therefore never freed"
+            );
+            std::mem::forget(Arc::clone(&self.memory));
+        }
+        device.release_key(self.key);
+        self.domain.release_segment(self.segment, &self.memory);
     }
 }

@@ -1,71 +1,115 @@
-//! The software RDMA device: real verbs between processes of one host, without a card.
+//! The software RDMA device: reliable connected queue pairs between processes of one host, without a NIC.
 //!
-//! Owns shared memory and the thread that passes it between processes. Never copies twice: the poster's CPU moves the
-//! bytes from their source to where they belong, as a card would.
+//! Owns the provider `soft` of [`verbs`](super): everything here is reached through the traits, from [`open`] on.
+//! Never trusts what a peer wrote to shared memory: every index, length and address that comes from there is checked
+//! against what this process knows itself. Never copies through a buffer of its own: a message goes straight from
+//! where it lies to where it shall be, on the initiator's CPU, inside `post_send`.
 //!
 //! ```text
-//!   process A                                                   process B
-//!   post_send ──▶ which receive is next? ◀── receive ring ───── post_receive
-//!                 copy into that buffer ───────────────────────▶ memory (memfd, mapped by A)
-//!                 delivery ring ──────────────────────────────▶ poll: completion
-//!                 ready bit, and an event if armed ───────────▶ completion queue's page
-//!   READ, WRITE ─ key looked up in B's region table, then copied; B's CPU takes no part
+//!   process A                                              process B
+//!  ┌──────────────────────────────┐                       ┌──────────────────────────────┐
+//!  │ post_send ──── copies ───────┼──────────────────────▶│ pool memory (memfd, mapped   │
+//!  │    │                         │   or process_vm_*     │ by A), or any other memory   │
+//!  │    │ 1 looks up key ─────────┼──────────────────────▶│ region table   (table)       │
+//!  │    │ 2 takes a posted receive┼──────────────────────▶│ link of the QP (link)        │
+//!  │    │ 3 reports it done ──────┼──────────────────────▶│                              │
+//!  │    └ 4 sets a ready bit ─────┼──────────────────────▶│ page of the CQ (bell) ─┐     │
+//!  │                              │  eventfd, only if     │                        ▼     │
+//!  │ service thread ◀── socket ───┼── the CQ is armed ───▶│ service thread       poll    │
+//!  └──────────────────────────────┘   descriptors, death  └──────────────────────────────┘
 //! ```
 //!
-//! What is shared, each in a memfd of its own, sealed against shrinking: a page for each completion queue (ready bits,
-//! armed flag) and for each queue pair (receive and delivery rings), a table of regions for each protection domain,
-//! and registered memory made by [`HostMemory::shared`](super::HostMemory::shared). Other registered memory is
-//! reached with `process_vm_readv` and `process_vm_writev`.
+//! | file | what |
+//! |---|---|
+//! | `device`, `domain`, `completion_queue`, `queue_pair` | the objects behind the traits |
+//! | `send`, `transfer`, `task`, `receive` | a queue pair's two queues, and the copying |
+//! | `link`, `table`, `bell`, `mapping` | what is in shared memory, and how it is read without trust |
+//! | `service`, `peer`, `message`, `address` | how descriptors get from one process to another |
 //!
-//! Descriptors are passed over a socket in the abstract namespace, which every network namespace has its own of, to
-//! processes of the same user that can name a queue pair's token, which its address carries. The end of that socket is
-//! the peer's death.
+//! # Shared memory
+//! - One **link** segment per queue pair, mapped by its owner and its peer: see `link`.
+//! - One **page** per completion queue, mapped by the peers of all its queue pairs: see `bell`.
+//! - One **region table** per device, which peers map for reading alone: see `table`.
+//! - The **memfd of each registered [`HostMemory::shared`](super::HostMemory::shared)**, mapped by a peer with its first operation on
+//!   it, and only through a queue pair of a protection domain that it is registered in.
 //!
-//! Trust: a peer can write to the pages that it maps whatever it likes. Every number read there is checked against what
-//! this side knows itself (its own cursors, the lengths of mappings, the receives it posted); nonsense moves that one
-//! queue pair to Error.
+//! All of them are mapped once per process, and no descriptor stays open for it. A connection costs two mappings and
+//! no descriptor; a pair of processes two sockets.
+//!
+//! # Taking memory back
+//! An initiator touches its peer's memory within a *section*: it makes the section word of its link odd, checks the
+//! keys and the peer's state, copies at most 1 MiB, and makes the word even. Whoever takes a key or a queue pair away
+//! does so first and then waits for the peer's section to end, or for the peer's death. A peer that stops in the middle
+//! of a section (it was stopped by a debugger, or is hostile) is waited for no longer than a second; the memory that it
+//! may still be using is then never freed.
+//!
+//! # Differences from hardware
+//! - A completed operation is complete at both ends; there is no wire to be lost on.
+//! - Receive completions wait in the queue pair's link until they are polled, so they cannot overrun a completion
+//!   queue; send completions can.
+//! - Both processes must belong to one user, and see one another's network and pid namespace. Such a peer could always
+//!   trace this process: the checks guard against faults and confusion, and against crashing on a hostile peer's word,
+//!   not against a debugger.
 
 mod address;
-mod completion;
+mod bell;
+mod completion_queue;
 mod device;
 mod domain;
-mod layout;
 mod link;
+mod mapping;
+mod message;
 mod peer;
 mod queue_pair;
 mod receive;
 mod send;
 mod service;
-mod shared;
+mod system;
+mod table;
+mod task;
 mod transfer;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+#[cfg(test)]
+mod tests;
 
-pub use device::attributes;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Context, VerbsError};
-use device::{Device, SoftContext};
+use super::{Context, DeviceAttributes, VerbsError};
 
-/// Opens this process's software device. All contexts of a process are one device, which ends with the last thing
-/// made from it.
+/// Requests outstanding on one queue.
+const MAX_WORK_REQUESTS: u32 = 1 << 14;
+/// Bytes of one request.
+const MAX_MESSAGE: u64 = 1 << 31;
+/// Segments of one request.
+const MAX_SEGMENTS: u32 = 32;
+/// Inline bytes of one request.
+const MAX_INLINE: u32 = 128 << 10;
+
+/// Opens the soft device. There is one per process; it goes when nothing of it is in use any more.
 ///
 /// # Errors
-/// The operating system lacks something: memfds, abstract sockets, a thread.
+/// [`Os`](VerbsError::Os) if the system has no descriptor, memory or thread left for it.
 pub fn open() -> Result<Arc<dyn Context>, VerbsError> {
-    static DEVICE: Mutex<Weak<Device>> = Mutex::new(Weak::new());
-    let mut current = lock(&DEVICE);
-    let device = match current.upgrade() {
-        Some(device) => device,
-        None => {
-            let device = Device::open()?;
-            *current = Arc::downgrade(&device);
-            device
-        }
-    };
-    Ok(Arc::new(SoftContext(device)))
+    device::open()
 }
 
-/// Locks. State behind our locks is consistent whenever one is released, so a panic elsewhere poisons nothing.
+/// What the soft device is and can do.
+pub fn attributes() -> DeviceAttributes {
+    DeviceAttributes {
+        max_message_size: MAX_MESSAGE,
+        max_work_requests: MAX_WORK_REQUESTS,
+        max_segments: MAX_SEGMENTS,
+        max_inline: MAX_INLINE,
+        max_outstanding_reads: 128,
+        max_completions: 1 << 20,
+        max_memory_regions: table::REGIONS,
+        immediate: true,
+        locks_memory: false,
+        ..DeviceAttributes::new("soft", "soft0")
+    }
+}
+
+/// Locks; a thread that panicked while it held the lock left nothing half-done that matters.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

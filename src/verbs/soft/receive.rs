@@ -1,204 +1,194 @@
-//! The receive queue: posted receives are published in the ring that the peer takes them from, and its deliveries
-//! become completions.
+//! The receive queue: what is posted, and what has come.
 
-use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-use super::super::{
-    CompletionOpcode, CompletionStatus, PostErrorKind, QueuePair as _, QueuePairState, ReceiveRequest,
-    WorkCompletion,
-};
-use super::layout::pair_page;
+use super::completion_queue::Sink;
+use super::domain::QUIESCENCE;
+use super::link::{Delivered, Delivery, DeliveryKind};
 use super::lock;
-use super::queue_pair::SoftQueuePair;
+use super::queue_pair::Inner;
+use crate::verbs::{
+    CompletionOpcode, CompletionStatus, PostError, PostErrorKind, QueuePairNumber, QueuePairState,
+    ReceiveRequest, WorkCompletion,
+};
 
-/// What the receive queue's lock guards.
-#[derive(Debug, Default)]
-pub(super) struct ReceiveSide {
-    /// Receives that have not completed, oldest first. What the ring says of them is for the peer alone.
-    posted: VecDeque<Posted>,
-    /// Receives ever published, and deliveries ever taken.
-    published: u64,
-    taken: u64,
+/// How soon to look again while the peer is in the middle of something.
+const AGAIN: Duration = Duration::from_micros(200);
+
+/// What this side knows about its receives; the link has the rest.
+#[derive(Debug)]
+pub(super) struct ReceiveQueue {
+    /// A power of two, as in the link.
+    posted: Box<[Posted]>,
+    next: u32,
+    taken: u32,
+    flush: Flush,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Posted {
     wr_id: u64,
     length: u64,
 }
 
-/// What a delivery says, as the peer wrote it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Delivery {
-    pub(super) opcode: CompletionOpcode,
-    pub(super) status: CompletionStatus,
-    pub(super) length: u64,
-    pub(super) immediate: Option<u32>,
+/// Receives are flushed only after the peer stopped writing to them.
+#[derive(Clone, Copy, Debug)]
+enum Flush {
+    /// Not in Error, as far as is known.
+    No,
+    /// The peer was in this section; flush when it is over, at the latest at the deadline.
+    After { section: u64, deadline: Instant },
+    /// Nobody writes any more.
+    Now,
 }
 
-impl Delivery {
-    const SEND: u64 = 1;
-    const WRITE: u64 = 2;
-    const IMMEDIATE: u64 = 1 << 8;
-    const TOO_LONG: u64 = 1 << 16;
-    const DENIED: u64 = 1 << 17;
-
-    /// The words of the ring.
-    pub(super) fn encode(self) -> [u64; 3] {
-        let kind = if self.opcode == CompletionOpcode::Receive { Self::SEND } else { Self::WRITE };
-        let immediate = if self.immediate.is_some() { Self::IMMEDIATE } else { 0 };
-        let status = match self.status {
-            CompletionStatus::Success => 0,
-            CompletionStatus::LocalLength => Self::TOO_LONG,
-            _ => Self::DENIED,
-        };
-        [kind | immediate | status, self.length, self.immediate.unwrap_or(0).into()]
+impl ReceiveQueue {
+    pub(super) fn new(receives: u32) -> Self {
+        let slots = (receives.max(1) as usize).next_power_of_two();
+        Self { posted: vec![Posted::default(); slots].into(), next: 0, taken: 0, flush: Flush::No }
     }
 
-    /// Reads them; `None` for words that no device of ours writes.
-    pub(super) fn decode([head, length, immediate]: [u64; 3]) -> Option<Self> {
-        let opcode = match head & 0xff {
-            Self::SEND => CompletionOpcode::Receive,
-            Self::WRITE => CompletionOpcode::ReceiveWriteWithImmediate,
-            _ => return None,
-        };
-        let status = match head & !(0xff | Self::IMMEDIATE) {
-            0 => CompletionStatus::Success,
-            Self::TOO_LONG => CompletionStatus::LocalLength,
-            Self::DENIED => CompletionStatus::LocalProtection,
-            _ => return None,
-        };
-        let immediate = (head & Self::IMMEDIATE != 0).then_some(immediate as u32);
-        Some(Self { opcode, status, length, immediate })
+    fn outstanding(&self) -> u32 {
+        self.next.wrapping_sub(self.taken)
+    }
+
+    fn slot(&mut self, number: u32) -> &mut Posted {
+        let mask = self.posted.len() - 1;
+        &mut self.posted[number as usize & mask]
     }
 }
 
-impl SoftQueuePair {
-    pub(super) fn post_one_receive(
+impl Inner {
+    pub(super) fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
+        let mut queue = lock(&self.receives);
+        let result = requests.iter().enumerate().try_for_each(|(index, request)| {
+            self.post_one_receive(&mut queue, request).map_err(|kind| PostError { index, kind })
+        });
+        drop(queue);
+        self.ring_waiting_peer();
+        // SYNC: after publishing: either the one who moves to Error rings, or we do.
+        if self.is_ended() {
+            self.ring_own();
+        }
+        result
+    }
+
+    fn post_one_receive(
         &self,
-        side: &mut ReceiveSide,
+        queue: &mut ReceiveQueue,
         request: &ReceiveRequest<'_>,
     ) -> Result<(), PostErrorKind> {
-        if request.into.len() > self.rings.segments {
+        if self.state() == QueuePairState::Reset {
+            return Err(PostErrorKind::State(QueuePairState::Reset));
+        }
+        if request.into.len() > self.capacity.receive_segments as usize {
             return Err(PostErrorKind::TooManySegments);
         }
-        if side.posted.len() >= self.capacity.receive_requests as usize {
+        if queue.outstanding() >= self.capacity.receive_requests {
             return Err(PostErrorKind::QueueFull);
         }
-        let entry = self.rings.receive(side.published);
-        let word = |index: usize, value: u64| self.page.at(entry + index).store(value, Ordering::Relaxed);
-        word(0, request.into.len() as u64);
-        for (index, segment) in request.into.iter().enumerate() {
-            word(1 + 3 * index, segment.lkey().0.into());
-            word(2 + 3 * index, segment.address());
-            word(3 + 3 * index, segment.length());
-        }
-        let length = request.into.iter().map(|segment| segment.length()).sum();
-        side.posted.push_back(Posted { wr_id: request.wr_id, length });
-        side.published += 1;
-        // SYNC: after the entry, and before `WAITING` is read: either the peer sees the receive, or we see it wait.
-        self.page.at(pair_page::POSTED).store(side.published, Ordering::SeqCst);
+        let number = queue.next;
+        let length = request.into.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.length()));
+        *queue.slot(number) = Posted { wr_id: request.wr_id, length };
+        queue.next = number.wrapping_add(1);
+        self.link.publish(number, request.into);
         Ok(())
     }
 
-    /// Wakes a peer whose send waits for a receive.
-    pub(super) fn wake_waiting_peer(&self) {
-        let waiting = self.page.at(pair_page::WAITING);
-        if waiting.load(Ordering::SeqCst) == 0 {
-            return;
-        }
-        if let Some(pair) = self.peer.get()
-            && waiting.swap(0, Ordering::SeqCst) != 0
-        {
-            let (queue, slot) = &pair.sends;
-            queue.mark(*slot);
-        }
-    }
-
-    /// Turns deliveries into completions; in Error, flushes what is posted. Returns how many, and whether there are
-    /// more.
-    pub(super) fn take_receives(&self, completions: &mut [WorkCompletion]) -> (usize, bool) {
-        let doomed = self.is_doomed();
-        let mut side = lock(&self.receives);
-        // SYNC: `doomed` was read before the deliveries are counted: what came before the end is seen.
-        let delivered = self.page.at(pair_page::DELIVERED).load(Ordering::Acquire);
-        let mut fatal = delivered.wrapping_sub(side.taken) > side.posted.len() as u64;
-        let mut count = 0;
-        while !fatal && side.taken != delivered {
-            let Some(place) = completions.get_mut(count) else { return (count, true) };
-            match self.take_one(&mut side) {
-                Some(completion) => {
-                    fatal = completion.status != CompletionStatus::Success;
-                    *place = completion;
-                    count += 1;
+    /// Takes the receives that are done, and all of them in Error. True if `sink` had no room for the rest.
+    pub(super) fn take_receives(&self, sink: &mut Sink<'_>) -> bool {
+        let mut queue = lock(&self.receives);
+        while queue.outstanding() > 0 {
+            if sink.is_full() {
+                return self.link.delivered(queue.taken) != Delivered::NotYet || self.is_ended();
+            }
+            let number = queue.taken;
+            let posted = *queue.slot(number);
+            let completion = match self.link.delivered(number) {
+                Delivered::Message(delivery) if delivery.is_possible(&posted) => {
+                    let completion = self.completion(&posted, &delivery);
+                    if completion.status != CompletionStatus::Success {
+                        self.fail();
+                    }
+                    completion
                 }
-                None => fatal = true,
-            }
+                Delivered::NotYet if !self.is_ended() => return false,
+                Delivered::NotYet if !self.may_flush(&mut queue) => return false,
+                // The peer finished one while we looked.
+                Delivered::NotYet if self.link.delivered(number) != Delivered::NotYet => continue,
+                Delivered::NotYet => self.flushed(&posted),
+                Delivered::Message(_) | Delivered::Violation => {
+                    tracing::warn!(queue_pair = self.number(), "the peer wrote nonsense into the link");
+                    self.fail();
+                    self.flushed(&posted)
+                }
+            };
+            queue.taken = number.wrapping_add(1);
+            sink.push(completion);
         }
-        if (fatal || doomed) && !self.is_in(QueuePairState::Error) {
-            drop(side);
-            self.to_error();
-            side = lock(&self.receives);
-        }
-        if self.is_in(QueuePairState::Error) {
-            while let Some(posted) = side.posted.front() {
-                let Some(place) = completions.get_mut(count) else { return (count, true) };
-                *place = WorkCompletion {
-                    wr_id: posted.wr_id,
-                    status: CompletionStatus::WorkRequestFlushed,
-                    opcode: CompletionOpcode::Receive,
-                    queue_pair: self.number(),
-                    ..WorkCompletion::EMPTY
-                };
-                side.posted.pop_front();
-                count += 1;
-            }
-        }
-        (count, false)
+        false
     }
 
-    /// The next delivery; `None` if it is nonsense.
-    fn take_one(&self, side: &mut ReceiveSide) -> Option<WorkCompletion> {
-        let entry = self.rings.delivery(side.taken);
-        let words = [0, 1, 2].map(|index| self.page.at(entry + index).load(Ordering::Relaxed));
-        let delivery = Delivery::decode(words)?;
-        let posted = *side.posted.front()?;
-        let ends_well = delivery.status == CompletionStatus::Success;
-        if ends_well && delivery.opcode == CompletionOpcode::Receive && delivery.length > posted.length {
-            return None;
+    /// Whether the peer has stopped writing to our receives; if not, has this queue pair visited again.
+    fn may_flush(&self, queue: &mut ReceiveQueue) -> bool {
+        let Some(connection) = self.connection() else { return true };
+        let now = Instant::now();
+        let section = connection.link.section();
+        queue.flush = match queue.flush {
+            Flush::Now => return true,
+            Flush::No if section % 2 == 1 && !connection.peer.is_dead() => {
+                Flush::After { section, deadline: now + QUIESCENCE }
+            }
+            Flush::After { section: first, deadline }
+                if section == first && now < deadline && !connection.peer.is_dead() =>
+            {
+                Flush::After { section, deadline }
+            }
+            Flush::No | Flush::After { .. } => Flush::Now,
+        };
+        if let Flush::After { .. } = queue.flush {
+            self.ring_at(now + AGAIN);
+            return false;
         }
-        side.posted.pop_front();
-        side.taken += 1;
-        Some(WorkCompletion {
+        true
+    }
+
+    fn completion(&self, posted: &Posted, delivery: &Delivery) -> WorkCompletion {
+        let (status, opcode) = match delivery.kind {
+            DeliveryKind::Send => (CompletionStatus::Success, CompletionOpcode::Receive),
+            DeliveryKind::Write => (CompletionStatus::Success, CompletionOpcode::ReceiveWriteWithImmediate),
+            DeliveryKind::TooLong => (CompletionStatus::LocalLength, CompletionOpcode::Receive),
+            DeliveryKind::Protection => (CompletionStatus::LocalProtection, CompletionOpcode::Receive),
+        };
+        WorkCompletion {
             wr_id: posted.wr_id,
-            status: delivery.status,
-            opcode: delivery.opcode,
+            status,
+            opcode,
             byte_len: delivery.length,
             immediate: delivery.immediate,
-            queue_pair: self.number(),
-        })
+            queue_pair: QueuePairNumber(self.number()),
+        }
+    }
+
+    fn flushed(&self, posted: &Posted) -> WorkCompletion {
+        WorkCompletion {
+            wr_id: posted.wr_id,
+            status: CompletionStatus::WorkRequestFlushed,
+            opcode: CompletionOpcode::Receive,
+            byte_len: 0,
+            immediate: None,
+            queue_pair: QueuePairNumber(self.number()),
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn deliveries_survive_the_ring() {
-        for opcode in [CompletionOpcode::Receive, CompletionOpcode::ReceiveWriteWithImmediate] {
-            for status in
-                [CompletionStatus::Success, CompletionStatus::LocalLength, CompletionStatus::LocalProtection]
-            {
-                for immediate in [None, Some(0), Some(u32::MAX)] {
-                    let delivery = Delivery { opcode, status, length: 77, immediate };
-                    assert_eq!(Delivery::decode(delivery.encode()), Some(delivery));
-                }
-            }
-        }
-        for head in [0, 3, 1 | 1 << 9, u64::MAX] {
-            assert_eq!(Delivery::decode([head, 0, 0]), None);
+impl Delivery {
+    /// Whether a peer that keeps to the rules can have made this of that receive.
+    fn is_possible(&self, posted: &Posted) -> bool {
+        match self.kind {
+            DeliveryKind::Send => self.length <= posted.length,
+            DeliveryKind::Write => self.immediate.is_some() && self.length <= super::MAX_MESSAGE,
+            DeliveryKind::TooLong | DeliveryKind::Protection => true,
         }
     }
 }

@@ -1,268 +1,301 @@
-//! The send queue: requests run on the poster's CPU, at once where they can, and in order always.
+//! The send queue. A request is carried out inside `post_send`; it waits only if the peer has no receive posted, or is
+//! not connected yet, and then everything behind it waits too.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use super::super::{
-    CompletionOpcode, CompletionStatus, LocalSegment, Operation, Payload, PostErrorKind, QueuePair as _,
-    QueuePairState, RemoteSegment, SendRequest, WorkCompletion,
-};
-use super::completion::Local;
-use super::layout::{pair_page, table};
+use super::completion_queue::Finished;
 use super::lock;
-use super::peer::PeerPair;
-use super::queue_pair::SoftQueuePair;
-use super::shared::Imported;
-use super::transfer::Halt;
+use super::queue_pair::Inner;
+use super::transfer::{Outcome, Segments, Wait};
+use crate::verbs::{
+    CompletionOpcode, CompletionStatus, LocalSegment, Operation, PathSettings, Payload, PostError,
+    PostErrorKind, QueuePairNumber, QueuePairState, RemoteSegment, SendRequest, WorkCompletion,
+};
 
-/// What the send queue's lock guards.
+/// Above this many bytes a message is announced at once, below it with the rest of its batch.
+const ANNOUNCE_AT_ONCE: u64 = 4096;
+
+/// The state of a send queue.
 #[derive(Debug, Default)]
-pub(super) struct SendSide {
-    /// Requests that wait for a receive of the peer's, and those behind them.
-    pending: VecDeque<Pending>,
-    /// Until when the first of them may wait; `None` for ever.
-    deadline: Option<Instant>,
-    /// Places in use: requests that have not completed, or whose completion was not taken.
-    used: Arc<AtomicU32>,
-    /// Requests that succeeded without a signal since the last that had one.
+pub(super) struct SendQueue {
+    posted: u64,
+    /// Requests done since the last one that made a completion.
     unsignaled: u32,
-    /// Receives of the peer's that were used up, which is as many as were delivered.
-    pub(super) delivered: u64,
-    /// Memory of the peer's that was mapped, by number.
-    pub(super) segments: Vec<(u64, Arc<Imported>)>,
+    waiting: VecDeque<Waiting>,
+    /// Whether a request has failed already.
+    failed: bool,
+    /// Why the first one waits, and until when.
+    patience: Option<(Wait, Option<Instant>)>,
+    /// Number of the peer's receive that comes next.
+    pub(super) receive: u32,
+    /// The peer's shared memory that this queue pair has used.
+    pub(super) segments: Segments,
+    /// Whether receives were filled that the peer has not been told of.
+    pub(super) unannounced: bool,
 }
 
-/// A request that outlives the call that posted it.
+/// A request that waits, with everything that it needs.
 #[derive(Debug)]
-struct Pending {
+struct Waiting {
     wr_id: u64,
     signaled: bool,
-    operation: Owned,
+    kind: Kind,
+    segments: Vec<LocalSegment>,
+    /// The payload, if it was inline.
+    inline: Option<Vec<u8>>,
 }
 
-#[derive(Debug)]
-enum Owned {
-    Send { data: Data, immediate: Option<u32> },
-    Write { data: Data, remote: RemoteSegment, immediate: Option<u32> },
-    Read { into: Vec<LocalSegment>, remote: RemoteSegment },
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Send { immediate: Option<u32> },
+    Write { remote: RemoteSegment, immediate: Option<u32> },
+    Read { remote: RemoteSegment },
 }
 
-#[derive(Debug)]
-enum Data {
-    Registered(Vec<LocalSegment>),
-    Inline(Vec<u8>),
-}
-
-impl SendSide {
-    /// Maps what the peer has registered already, so that the first messages need not wait for it.
-    pub(super) fn map_table(&mut self, pair: &PeerPair) {
-        for index in 0..table::REGIONS {
-            let word = |field: usize| pair.table.at(index * table::ENTRY + field).load(Ordering::Acquire);
-            let (key, number) = (word(table::KEY), word(table::SEGMENT));
-            if key & table::VALID != 0 && number != 0 {
-                // What can't be mapped now is asked for again when it is needed.
-                let _ = self.segment(pair, number);
-            }
-        }
-    }
-}
-
-impl SoftQueuePair {
-    pub(super) fn post_one(
-        &self,
-        side: &mut SendSide,
-        request: &SendRequest<'_>,
-    ) -> Result<(), PostErrorKind> {
-        self.check(&request.operation)?;
-        if side.used.load(Ordering::Relaxed) >= self.capacity.send_requests {
-            return Err(PostErrorKind::QueueFull);
-        }
-        side.used.fetch_add(1, Ordering::Relaxed);
-        let opcode = opcode_of(&request.operation);
-        if self.is_in(QueuePairState::Error) {
-            self.complete(side, request.wr_id, opcode, CompletionStatus::WorkRequestFlushed, true);
-            return Ok(());
-        }
-        let halt = if side.pending.is_empty() {
-            self.execute(side, &request.operation)
-        } else {
-            Err(Halt::NotReady)
+impl Waiting {
+    fn new(request: &SendRequest<'_>) -> Self {
+        let (kind, data) = match request.operation {
+            Operation::Send { data, immediate } => (Kind::Send { immediate }, data),
+            Operation::Write { data, remote, immediate } => (Kind::Write { remote, immediate }, data),
+            Operation::Read { into, remote } => (Kind::Read { remote }, Payload::Registered(into)),
         };
-        match halt {
-            Ok(()) => {
-                self.complete(side, request.wr_id, opcode, CompletionStatus::Success, request.signaled);
+        let (segments, inline) = match data {
+            Payload::Registered(segments) => (segments.to_vec(), None),
+            Payload::Inline(slices) => {
+                (Vec::new(), Some(slices.iter().flat_map(|slice| slice.iter().copied()).collect()))
             }
-            Err(Halt::NotReady) => self.put_off(side, request),
-            Err(Halt::Failed(status)) => {
-                self.complete(side, request.wr_id, opcode, status, true);
-                self.fail_sends(side);
-            }
-        }
-        Ok(())
+        };
+        Self { wr_id: request.wr_id, signaled: request.signaled, kind, segments, inline }
     }
 
-    fn check(&self, operation: &Operation<'_>) -> Result<(), PostErrorKind> {
-        let segments = match operation {
+    /// The request as it was posted.
+    fn with_request<T>(&self, then: impl FnOnce(&SendRequest<'_>) -> T) -> T {
+        let slice = [IoSlice::new(self.inline.as_deref().unwrap_or_default())];
+        let data = match self.inline {
+            Some(_) => Payload::Inline(&slice),
+            None => Payload::Registered(&self.segments),
+        };
+        let operation = match self.kind {
+            Kind::Send { immediate } => Operation::Send { data, immediate },
+            Kind::Write { remote, immediate } => Operation::Write { data, remote, immediate },
+            Kind::Read { remote } => Operation::Read { into: &self.segments, remote },
+        };
+        then(&SendRequest { wr_id: self.wr_id, operation, signaled: self.signaled })
+    }
+}
+
+impl Inner {
+    pub(super) fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
+        let mut queue = lock(&self.sends);
+        if !queue.waiting.is_empty() {
+            self.run(&mut queue);
+        }
+        let mut result = Ok(());
+        for (index, request) in requests.iter().enumerate() {
+            if let Err(kind) = self.check_post(&queue, request) {
+                result = Err(PostError { index, kind });
+                break;
+            }
+            queue.posted += 1;
+            self.post_one(&mut queue, request);
+        }
+        self.announce(&mut queue);
+        result
+    }
+
+    /// Carries out what waits, as far as that goes by now.
+    pub(super) fn run_waiting(&self) {
+        let mut queue = lock(&self.sends);
+        self.run(&mut queue);
+        self.announce(&mut queue);
+    }
+
+    /// Places in the send queue are free again: their completion was polled.
+    pub(super) fn free_places(&self, places: u32) {
+        self.freed.fetch_add(places.into(), SeqCst);
+    }
+
+    fn check_post(&self, queue: &SendQueue, request: &SendRequest<'_>) -> Result<(), PostErrorKind> {
+        match self.state() {
+            QueuePairState::Rts | QueuePairState::Error => {}
+            state => return Err(PostErrorKind::State(state)),
+        }
+        let (segments, inline) = match request.operation {
             Operation::Send { data, .. } | Operation::Write { data, .. } => match data {
-                Payload::Registered(segments) => segments.len(),
-                Payload::Inline(slices) => {
-                    if data.length() > self.capacity.inline.into() {
-                        return Err(PostErrorKind::InlineTooLong);
-                    }
-                    slices.len()
-                }
+                Payload::Registered(segments) => (segments, None),
+                Payload::Inline(_) => (&[][..], Some(data.length())),
             },
-            Operation::Read { into, .. } => into.len(),
+            Operation::Read { into, .. } => (into, None),
         };
-        if segments > self.capacity.send_segments as usize {
+        if segments.len() > self.capacity.send_segments as usize {
             return Err(PostErrorKind::TooManySegments);
         }
-        if length_of(operation) > self.domain.device.attributes().max_message_size {
+        if inline.is_some_and(|length| length > self.capacity.inline.into()) {
+            return Err(PostErrorKind::InlineTooLong);
+        }
+        let length = segments.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.length()));
+        if length > self.domain.device().attributes().max_message_size {
             return Err(PostErrorKind::MessageTooLong);
+        }
+        if queue.posted - self.freed.load(SeqCst) >= self.capacity.send_requests.into() {
+            return Err(PostErrorKind::QueueFull);
         }
         Ok(())
     }
 
-    /// Puts a request at the end of those that wait.
-    fn put_off(&self, side: &mut SendSide, request: &SendRequest<'_>) {
-        let first = side.pending.is_empty();
-        side.pending.push_back(Pending {
-            wr_id: request.wr_id,
-            signaled: request.signaled,
-            operation: Owned::new(&request.operation),
-        });
-        if first {
-            self.wait(side);
-        }
-    }
-
-    /// The first request that waits begins to.
-    fn wait(&self, side: &mut SendSide) {
-        let path = self.path.get();
-        let retries = path.map_or(7, |path| path.rnr_retry);
-        side.deadline = (retries < 7).then(|| {
-            let pause = rnr_timer(path.map_or(0, |path| path.min_rnr_timer));
-            Instant::now() + pause * (u32::from(retries) + 1)
-        });
-        let directory = self.domain.device.directory();
-        if side.deadline.is_some() {
-            lock(&directory.waiting).push(self.this.clone());
-            directory.ring();
-        }
-        if let Some(pair) = self.peer.get() {
-            // SYNC: before the peer's side is looked at once more, by the poll that this asks for: either that sees what
-            // is waited for, or the peer sees us wait.
-            pair.page.at(pair_page::WAITING).store(1, Ordering::SeqCst);
-            self.look();
-        }
-    }
-
-    /// Tries again what waits.
-    pub(super) fn retry_sends(&self) {
-        let mut side = lock(&self.sends);
-        let side = &mut *side;
-        if self.is_doomed() && !self.is_in(QueuePairState::Error) && side.pending.is_empty() {
-            self.fail_sends(side);
-        }
-        let mut told = false;
-        while let Some(pending) = side.pending.pop_front() {
-            let (opcode, wr_id, signaled) = (pending.operation.opcode(), pending.wr_id, pending.signaled);
-            match pending.operation.with(|operation| self.execute(side, operation)) {
-                Ok(()) => {
-                    told = false;
-                    self.complete(side, wr_id, opcode, CompletionStatus::Success, signaled);
-                }
-                Err(Halt::NotReady) => {
-                    side.pending.push_front(pending);
-                    // SYNC: the peer is told that we wait, and then tried once more; see `wait`.
-                    let Some(pair) = self.peer.get().filter(|_| !told) else { return };
-                    pair.page.at(pair_page::WAITING).store(1, Ordering::SeqCst);
-                    told = true;
-                }
-                Err(Halt::Failed(status)) => {
-                    self.complete(side, wr_id, opcode, status, true);
-                    self.fail_sends(side);
-                }
+    fn post_one(&self, queue: &mut SendQueue, request: &SendRequest<'_>) {
+        if queue.waiting.is_empty() && !self.is_ended() {
+            match self.attempt(queue, request) {
+                Ok(outcome) => return self.settle(queue, request, outcome),
+                Err(wait) => queue.patience = Some((wait, self.patience(wait))),
             }
         }
+        let first = queue.waiting.is_empty();
+        queue.waiting.push_back(Waiting::new(request));
+        // SYNC: before looking at the state: whoever moves to Error and rings after that look finds something to flush.
+        self.waiting.store(queue.waiting.len(), SeqCst);
+        if first || self.is_ended() {
+            self.run(queue);
+        }
+        if first && let Some((_, Some(deadline))) = queue.patience {
+            self.ring_at(deadline);
+        }
     }
 
-    /// For the service thread: ends a wait whose time is over; whether one with a limit goes on.
-    pub(super) fn still_waits(&self) -> bool {
-        // Whoever holds the lock is working on it.
-        let Ok(mut side) = self.sends.try_lock() else { return true };
-        let side = &mut *side;
-        let Some(deadline) = side.deadline else { return false };
-        if side.pending.is_empty() {
-            side.deadline = None;
-            return false;
+    /// Carries out a request, or says what it has to wait for.
+    fn attempt(&self, queue: &mut SendQueue, request: &SendRequest<'_>) -> Result<CompletionStatus, Wait> {
+        let Some(connection) = self.connection() else { return Ok(CompletionStatus::Fatal) };
+        match self.transfer(connection, queue, &request.operation) {
+            Outcome::Done(status) => Ok(status),
+            Outcome::Wait(wait) => Err(wait),
         }
-        if Instant::now() < deadline {
-            return true;
-        }
-        self.end_sends(side, CompletionStatus::RnrRetryExceeded);
-        false
     }
 
-    /// The first request that waits fails with `status`, and everything behind it is flushed.
-    pub(super) fn end_sends(&self, side: &mut SendSide, status: CompletionStatus) {
-        if let Some(pending) = side.pending.pop_front() {
-            self.complete(side, pending.wr_id, pending.operation.opcode(), status, true);
+    /// Runs the waiting requests until one has to wait on.
+    fn run(&self, queue: &mut SendQueue) {
+        while let Some(first) = queue.waiting.pop_front() {
+            let outcome = if self.is_ended() {
+                Ok(self.status_of_end(queue))
+            } else {
+                first.with_request(|request| self.attempt_and_ask(queue, request))
+            };
+            match outcome {
+                Ok(status) => {
+                    queue.patience = None;
+                    first.with_request(|request| self.settle(queue, request, status));
+                }
+                Err(wait) => match self.expired(queue, wait) {
+                    Some(status) => first.with_request(|request| self.settle(queue, request, status)),
+                    None => {
+                        queue.waiting.push_front(first);
+                        break;
+                    }
+                },
+            }
         }
-        self.fail_sends(side);
+        self.waiting.store(queue.waiting.len(), SeqCst);
     }
 
-    /// Goes to Error: flushes what waits, and has the receives flushed with the next poll.
-    pub(super) fn fail_sends(&self, side: &mut SendSide) {
-        if self.is_in(QueuePairState::Error) {
-            return;
-        }
-        self.set_error();
-        side.deadline = None;
-        while let Some(pending) = side.pending.pop_front() {
-            let opcode = pending.operation.opcode();
-            self.complete(side, pending.wr_id, opcode, CompletionStatus::WorkRequestFlushed, true);
-        }
-        self.look();
-        self.wake_waiting_peer();
-    }
-
-    fn complete(
+    /// As [`attempt`](Self::attempt), but asks the peer to ring before it gives up.
+    fn attempt_and_ask(
         &self,
-        side: &mut SendSide,
-        wr_id: u64,
-        opcode: CompletionOpcode,
-        status: CompletionStatus,
-        signaled: bool,
-    ) {
-        side.unsignaled += 1;
-        if !signaled {
-            return;
+        queue: &mut SendQueue,
+        request: &SendRequest<'_>,
+    ) -> Result<CompletionStatus, Wait> {
+        self.attempt(queue, request).or_else(|_| {
+            if let Some(connection) = self.connection() {
+                connection.link.set_waiting();
+            }
+            self.attempt(queue, request)
+        })
+    }
+
+    /// The status that the first request waiting gets when `wait` has lasted too long.
+    fn expired(&self, queue: &mut SendQueue, wait: Wait) -> Option<CompletionStatus> {
+        let deadline = match queue.patience {
+            Some((reason, deadline)) if reason == wait => deadline,
+            _ => {
+                let deadline = self.patience(wait);
+                queue.patience = Some((wait, deadline));
+                if let Some(deadline) = deadline {
+                    self.ring_at(deadline);
+                }
+                deadline
+            }
+        };
+        if deadline.is_none_or(|deadline| Instant::now() < deadline) {
+            return None;
         }
-        let completion =
-            WorkCompletion { wr_id, status, opcode, queue_pair: self.number(), ..WorkCompletion::EMPTY };
-        let retires = std::mem::take(&mut side.unsignaled);
-        if !self.send_queue.push(Local { completion, retires, used: Arc::clone(&side.used) }) {
-            // The completion queue has overrun; this completion is lost, and the queue pair with it.
-            self.set_error();
+        Some(match wait {
+            Wait::Receive => CompletionStatus::RnrRetryExceeded,
+            Wait::Connection => CompletionStatus::RetryExceeded,
+        })
+    }
+
+    /// Until when a request may wait.
+    fn patience(&self, wait: Wait) -> Option<Instant> {
+        let settings = self.settings()?;
+        let patience = match wait {
+            Wait::Receive => {
+                receiver_patience(settings, self.connection().map_or(0, |peer| peer.link.rnr_timer()))
+            }
+            Wait::Connection => connection_patience(settings),
+        };
+        Some(Instant::now() + patience?)
+    }
+
+    /// What a request gets that is still waiting when the queue pair has come to its end.
+    fn status_of_end(&self, queue: &mut SendQueue) -> CompletionStatus {
+        let died = self.connection().is_some_and(|connection| connection.peer.is_dead());
+        if died && !std::mem::replace(&mut queue.failed, true) {
+            CompletionStatus::RetryExceeded
+        } else {
+            CompletionStatus::WorkRequestFlushed
+        }
+    }
+
+    /// Books the end of a request.
+    fn settle(&self, queue: &mut SendQueue, request: &SendRequest<'_>, status: CompletionStatus) {
+        if status == CompletionStatus::Success {
+            if queue.unannounced && request.operation.length() > ANNOUNCE_AT_ONCE {
+                self.announce(queue);
+            }
+            if !request.signaled {
+                queue.unsignaled += 1;
+                return;
+            }
+        } else {
+            queue.failed = true;
+            self.fail();
+        }
+        let completion = WorkCompletion {
+            wr_id: request.wr_id,
+            status,
+            opcode: request.operation.opcode(),
+            byte_len: 0,
+            immediate: None,
+            queue_pair: QueuePairNumber(self.number()),
+        };
+        let frees = std::mem::take(&mut queue.unsignaled) + 1;
+        if !self.send_queue.push(Finished { completion, slot: self.send_slot, frees }) {
+            self.fail();
+        }
+    }
+
+    /// Tells the peer of what has arrived in its receives.
+    fn announce(&self, queue: &mut SendQueue) {
+        if std::mem::take(&mut queue.unannounced)
+            && let Some(connection) = self.connection()
+        {
+            connection.ring_receiver();
         }
     }
 }
 
-impl Owned {
-    fn new(operation: &Operation<'_>) -> Self {
-        match *operation {
-            Operation::Send { data, immediate } => Self::Send { data: Data::new(data), immediate },
-            Operation::Write { data, remote, immediate } => {
-                Self::Write { data: Data::new(data), remote, immediate }
-            }
-            Operation::Read { into, remote } => Self::Read { into: into.to_vec(), remote },
-        }
-    }
-
+impl Operation<'_> {
     fn opcode(&self) -> CompletionOpcode {
         match self {
             Self::Send { .. } => CompletionOpcode::Send,
@@ -271,66 +304,32 @@ impl Owned {
         }
     }
 
-    fn with<T>(&self, act: impl FnOnce(&Operation<'_>) -> T) -> T {
+    /// Bytes moved.
+    pub(super) fn length(&self) -> u64 {
         match self {
-            Self::Send { data, immediate } => {
-                data.with(|data| act(&Operation::Send { data, immediate: *immediate }))
-            }
-            Self::Write { data, remote, immediate } => {
-                data.with(|data| act(&Operation::Write { data, remote: *remote, immediate: *immediate }))
-            }
-            Self::Read { into, remote } => act(&Operation::Read { into, remote: *remote }),
+            Self::Send { data, .. } | Self::Write { data, .. } => data.length(),
+            Self::Read { into, .. } => into.iter().map(LocalSegment::length).sum(),
         }
     }
 }
 
-impl Data {
-    fn new(payload: Payload<'_>) -> Self {
-        match payload {
-            Payload::Registered(segments) => Self::Registered(segments.to_vec()),
-            Payload::Inline(slices) => Self::Inline(slices.concat_bytes()),
-        }
-    }
-
-    fn with<T>(&self, act: impl FnOnce(Payload<'_>) -> T) -> T {
-        match self {
-            Self::Registered(segments) => act(Payload::Registered(segments)),
-            Self::Inline(bytes) => act(Payload::Inline(&[IoSlice::new(bytes)])),
-        }
-    }
+/// How long a send waits for a receive; `None` is for ever.
+fn receiver_patience(settings: &PathSettings, timer: u8) -> Option<Duration> {
+    (settings.rnr_retry < 7).then(|| rnr_delay(timer) * u32::from(settings.rnr_retry))
 }
 
-trait ConcatBytes {
-    fn concat_bytes(&self) -> Vec<u8>;
+/// How long a request waits for a peer that is not connected yet; `None` is for ever.
+fn connection_patience(settings: &PathSettings) -> Option<Duration> {
+    let timeout = u32::from(settings.timeout.min(31));
+    let once = Duration::from_nanos(4096 << timeout);
+    (timeout > 0).then(|| once * (u32::from(settings.retry_count) + 1))
 }
 
-impl ConcatBytes for [IoSlice<'_>] {
-    fn concat_bytes(&self) -> Vec<u8> {
-        self.iter().flat_map(|slice| slice.iter().copied()).collect()
-    }
-}
-
-pub(super) fn opcode_of(operation: &Operation<'_>) -> CompletionOpcode {
-    match operation {
-        Operation::Send { .. } => CompletionOpcode::Send,
-        Operation::Write { .. } => CompletionOpcode::Write,
-        Operation::Read { .. } => CompletionOpcode::Read,
-    }
-}
-
-fn length_of(operation: &Operation<'_>) -> u64 {
-    match operation {
-        Operation::Send { data, .. } | Operation::Write { data, .. } => data.length(),
-        Operation::Read { into, .. } => into.iter().map(LocalSegment::length).sum(),
-    }
-}
-
-/// The time that a code of IBA vol. 1, table 45, stands for.
-fn rnr_timer(code: u8) -> Duration {
-    /// In hundredths of a millisecond, by code.
-    const TIMES: [u32; 32] = [
+/// The delay that an RNR timer code stands for (IBA vol. 1, table 45).
+fn rnr_delay(code: u8) -> Duration {
+    const TENS_OF_MICROSECONDS: [u64; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
         3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
-    Duration::from_micros(10) * TIMES[usize::from(code % 32)]
+    Duration::from_micros(TENS_OF_MICROSECONDS[usize::from(code) % 32] * 10)
 }

@@ -1,160 +1,256 @@
-//! The device's thread: answers peers that ask for descriptors, notices when they die, and ends waits that have a limit.
+//! The device's thread: hands descriptors to peers that ask for them, notices when peers die, and rings for deadlines.
+//!
+//! It never waits for a peer and takes no lock that is held across a call to one, so two devices can't wait for one
+//! another. It never runs a request: it rings the completion queue, and whoever polls does the work.
 
-use std::collections::HashMap;
+use std::collections::{BinaryHeap, HashMap};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
-use rustix::event::{Timespec, epoll};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::device::Directory;
-use super::link::{self, Incoming, Request};
+use super::address::DeviceId;
 use super::lock;
-use super::peer::Peer;
-use super::queue_pair::SoftQueuePair;
+use super::message::{self, Answer, Reply, Request};
+use super::peer::{self, Peer};
+use super::queue_pair::Inner;
 
 const LISTENER: u64 = 0;
-const BELL: u64 = 1;
-/// Numbers from here on are links: even ones this device made, odd ones it accepted.
-pub(super) const FIRST_LINK: u64 = 2;
-/// Links accepted at most.
-const LINKS: usize = 4096;
+const WAKE: u64 = 1;
+const FIRST_TOKEN: u64 = 2;
+/// Processes that may be connected at once.
+const MAX_PEERS: usize = 4096;
+const BACKLOG: i32 = 128;
 
-/// Listens on a name in the abstract namespace.
-pub(super) fn listen(name: &[u8]) -> rustix::io::Result<OwnedFd> {
-    let listener = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-    rustix::net::bind(&listener, &SocketAddrUnix::new_abstract_name(name)?)?;
-    rustix::net::listen(&listener, 1024)?;
-    Ok(listener)
-}
-
-pub(super) fn socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-}
-
-/// Starts the thread; it ends when the directory's `stop` is set and its bell rung.
-pub(super) fn start(directory: Arc<Directory>) -> io::Result<JoinHandle<()>> {
-    let readable = epoll::EventFlags::IN;
-    epoll::add(&directory.epoll, &directory.listener, epoll::EventData::new_u64(LISTENER), readable)?;
-    epoll::add(&directory.epoll, &directory.bell, epoll::EventData::new_u64(BELL), readable)?;
-    let service = Service { directory, accepted: HashMap::new(), next: FIRST_LINK + 1 };
-    std::thread::Builder::new().name("rdma-soft0".into()).spawn(move || service.run())
-}
-
-struct Service {
-    directory: Arc<Directory>,
-    accepted: HashMap<u64, OwnedFd>,
-    next: u64,
+/// What the thread and the device share.
+#[derive(Debug)]
+pub(super) struct Service {
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    wake: OwnedFd,
+    stop: AtomicBool,
+    next_token: AtomicU64,
+    /// Peers whose death is watched.
+    peers: Mutex<HashMap<u64, Weak<Peer>>>,
+    /// Queue pairs of this device, by number.
+    queue_pairs: Mutex<HashMap<u32, Weak<Inner>>>,
+    deadlines: Mutex<BinaryHeap<Deadline>>,
 }
 
 impl Service {
-    /// How often waits with a limit are looked at.
-    const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    /// Listens under the name of `device`.
+    pub(super) fn new(device: DeviceId) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let name = SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes())?;
+        rustix::net::bind(&listener, &name)?;
+        rustix::net::listen(&listener, BACKLOG)?;
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
+        Ok(Self {
+            epoll,
+            listener,
+            wake,
+            stop: AtomicBool::new(false),
+            next_token: AtomicU64::new(FIRST_TOKEN),
+            peers: Mutex::default(),
+            queue_pairs: Mutex::default(),
+            deadlines: Mutex::default(),
+        })
+    }
 
-    fn run(mut self) {
+    /// Asks the thread to end.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, SeqCst);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub(super) fn add_queue_pair(&self, inner: &Arc<Inner>) {
+        lock(&self.queue_pairs).insert(inner.number(), Arc::downgrade(inner));
+    }
+
+    pub(super) fn remove_queue_pair(&self, number: u32) {
+        lock(&self.queue_pairs).remove(&number);
+    }
+
+    #[cfg(test)]
+    pub(super) fn queue_pair(&self, number: u32) -> Option<Arc<Inner>> {
+        lock(&self.queue_pairs).get(&number).and_then(Weak::upgrade)
+    }
+
+    /// Buries `peer` when its end of the socket closes.
+    pub(super) fn watch(&self, peer: &Arc<Peer>) -> io::Result<()> {
+        let token = self.next_token.fetch_add(1, SeqCst);
+        let mut peers = lock(&self.peers);
+        peers.retain(|_, peer| peer.strong_count() > 0);
+        peers.insert(token, Arc::downgrade(peer));
+        drop(peers);
+        // Hang-ups are always reported; data is for whoever asked for it.
+        epoll::add(&self.epoll, peer.socket(), EventData::new_u64(token), EventFlags::RDHUP)?;
+        Ok(())
+    }
+
+    /// Rings the queue pair's completion queues at `when`, so that somebody polls and finds the deadline passed.
+    pub(super) fn ring_at(&self, when: Instant, inner: &Weak<Inner>) {
+        let mut deadlines = lock(&self.deadlines);
+        let earliest = deadlines.peek().is_none_or(|first| when < first.when);
+        deadlines.push(Deadline { when, inner: inner.clone() });
+        drop(deadlines);
+        if earliest {
+            self.wake();
+        }
+    }
+
+    /// The thread.
+    pub(super) fn run(&self) {
+        let mut clients: HashMap<u64, OwnedFd> = HashMap::new();
         let mut events = Vec::with_capacity(64);
-        while !self.directory.stop.load(Ordering::SeqCst) {
-            let timeout = self.tick().then_some(&Self::TICK);
+        while !self.stop.load(SeqCst) {
+            let timeout = self.ring_deadlines();
             events.clear();
-            match epoll::wait(&self.directory.epoll, rustix::buffer::spare_capacity(&mut events), timeout) {
+            let spare = rustix::buffer::spare_capacity(&mut events);
+            match epoll::wait(&self.epoll, spare, timeout.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
-                    tracing::error!(%error, "the software device's thread ends; new connections will fail");
+                    tracing::error!(%error, "the soft device's thread can't wait for events and ends");
                     return;
                 }
             }
             for event in &events {
                 match event.data.u64() {
-                    LISTENER => self.accept(),
-                    BELL => drop(rustix::io::read(&self.directory.bell, &mut [0; 8])),
-                    link if link % 2 == 0 => self.peer_died(link),
-                    link => self.answer(link),
+                    LISTENER => self.accept(&mut clients),
+                    WAKE => {
+                        let _ = rustix::io::read(&self.wake, &mut [0u8; 8][..]);
+                    }
+                    token => self.handle(token, &mut clients),
                 }
             }
         }
     }
 
-    /// Ends waits whose time is over; whether any go on.
-    fn tick(&self) -> bool {
-        let mut waiting = lock(&self.directory.waiting);
-        if waiting.is_empty() {
-            return false;
-        }
-        let all: Vec<Weak<SoftQueuePair>> = std::mem::take(&mut *waiting);
-        drop(waiting);
-        let still: Vec<_> =
-            all.into_iter().filter(|pair| pair.upgrade().is_some_and(|pair| pair.still_waits())).collect();
-        let mut waiting = lock(&self.directory.waiting);
-        waiting.extend(still);
-        !waiting.is_empty()
-    }
-
-    fn accept(&mut self) {
-        while let Ok(link) =
-            rustix::net::accept_with(&self.directory.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
-        {
-            if let Err(reason) = self.admit(&link) {
-                link::refuse(link.as_fd(), &reason);
-                continue;
+    fn handle(&self, token: u64, clients: &mut HashMap<u64, OwnedFd>) {
+        if let Some(client) = clients.get(&token) {
+            if !self.serve(client) {
+                clients.remove(&token);
             }
-            let number = self.next;
-            let readable = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
-            if epoll::add(&self.directory.epoll, &link, epoll::EventData::new_u64(number), readable).is_ok() {
-                self.next += 2;
-                self.accepted.insert(number, link);
+            return;
+        }
+        let peer = lock(&self.peers).remove(&token).and_then(|peer| peer.upgrade());
+        if let Some(peer) = peer {
+            let _ = epoll::delete(&self.epoll, peer.socket());
+            tracing::debug!(process = peer.process(), "a peer's soft device has gone");
+            peer.bury();
+        }
+    }
+
+    fn accept(&self, clients: &mut HashMap<u64, OwnedFd>) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let client = match rustix::net::accept_with(&self.listener, flags) {
+            Ok(client) => client,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {
+                return;
+            }
+            Err(error) => {
+                // Out of descriptors, most likely: the listener stays readable, so don't spin on it.
+                tracing::warn!(%error, "the soft device can't accept a peer");
+                std::thread::sleep(Duration::from_millis(10));
+                return;
+            }
+        };
+        if let Err(error) = peer::check_owner(&client) {
+            tracing::warn!(%error, "the soft device refused a peer");
+            return;
+        }
+        if clients.len() >= MAX_PEERS {
+            tracing::warn!(limit = MAX_PEERS, "the soft device has too many peers");
+            return;
+        }
+        let token = self.next_token.fetch_add(1, SeqCst);
+        if epoll::add(&self.epoll, &client, EventData::new_u64(token), EventFlags::IN).is_ok() {
+            clients.insert(token, client);
+        }
+    }
+
+    /// Answers the requests that have come; false once the connection is of no more use.
+    fn serve(&self, client: &OwnedFd) -> bool {
+        loop {
+            let request = match message::receive_request(client) {
+                Ok(Some(request)) => request,
+                Ok(None) => return false,
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+            };
+            if self.answer(client, &request).is_err() {
+                return false;
             }
         }
     }
 
-    /// Memory is shared with processes of the same user alone.
-    fn admit(&self, link: &OwnedFd) -> Result<(), String> {
-        let peer = sockopt::socket_peercred(link).map_err(|error| error.to_string())?;
-        let ours = rustix::process::geteuid();
-        if peer.uid != ours {
-            return Err(format!(
-                "it is of user {}, and this process of user {}",
-                ours.as_raw(),
-                peer.uid.as_raw()
-            ));
-        }
-        if self.accepted.len() >= LINKS {
-            return Err(format!("it has {LINKS} links already"));
-        }
-        Ok(())
-    }
-
-    fn answer(&mut self, number: u64) {
-        let Some(link) = self.accepted.get(&number) else { return };
-        let goes_on = match link::receive(link.as_fd()) {
-            Incoming::Request(request) => self.fulfil(link.as_fd(), request),
-            Incoming::Nonsense | Incoming::Ended => false,
-        };
-        if !goes_on {
-            self.accepted.remove(&number);
+    fn answer(&self, client: &OwnedFd, request: &Request) -> io::Result<()> {
+        let sequence = request.sequence;
+        let inner = lock(&self.queue_pairs).get(&request.number).and_then(Weak::upgrade);
+        let granted = inner.filter(|inner| inner.token() == request.token).and_then(|inner| {
+            inner.grant(request.object, |answer, fds| {
+                message::send_reply(client, &Reply { sequence, answer }, fds)
+            })
+        });
+        match granted {
+            Some(result) => result,
+            None => message::send_reply(client, &Reply { sequence, answer: Answer::Refused }, &[]),
         }
     }
 
-    fn fulfil(&self, link: BorrowedFd<'_>, request: Request) -> bool {
-        let queue_pair = lock(&self.directory.queue_pairs).get(&request.queue_pair).and_then(Weak::upgrade);
-        // One answer for a number that is free and for a wrong token: guessing teaches nothing.
-        let Some(queue_pair) = queue_pair.filter(|pair| pair.token() == request.token) else {
-            return link::refuse(link, "no such queue pair");
-        };
-        queue_pair.export(link, request.segment)
-    }
-
-    fn peer_died(&self, link: u64) {
-        let mut peers = lock(&self.directory.peers);
-        let peer = peers.links.remove(&link);
-        peers.by_device.retain(|_, other| other.strong_count() > 0);
-        drop(peers);
-        if let Some(peer) = peer.and_then(|peer: Weak<Peer>| peer.upgrade()) {
-            // The descriptor stays open until the last queue pair lets go, and would be reported again and again.
-            let _ = epoll::delete(&self.directory.epoll, peer.socket());
-            peer.died();
+    /// Rings for the deadlines that have passed and returns how long it is to the next.
+    fn ring_deadlines(&self) -> Option<Timespec> {
+        loop {
+            let mut deadlines = lock(&self.deadlines);
+            let left = deadlines.peek()?.when.saturating_duration_since(Instant::now());
+            if !left.is_zero() {
+                let seconds = left.as_secs().min(3600) as i64;
+                return Some(Timespec { tv_sec: seconds, tv_nsec: i64::from(left.subsec_nanos()) });
+            }
+            let due = deadlines.pop();
+            drop(deadlines);
+            if let Some(inner) = due.and_then(|due| due.inner.upgrade()) {
+                inner.ring_own();
+            }
         }
+    }
+}
+
+#[derive(Debug)]
+struct Deadline {
+    when: Instant,
+    inner: Weak<Inner>,
+}
+
+impl PartialEq for Deadline {
+    fn eq(&self, other: &Self) -> bool {
+        self.when == other.when
+    }
+}
+
+impl Eq for Deadline {}
+
+impl PartialOrd for Deadline {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Deadline {
+    /// The earliest is the greatest, for the heap.
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        other.when.cmp(&self.when)
     }
 }

@@ -1,0 +1,218 @@
+//! What a completion queue shows to peers: who has news for it, and whether its owner sleeps.
+//!
+//! ```text
+//!  word 0        1       2 … 65
+//!  ┌─────────┬───────┬──────────────────┐   a peer that left news for queue pair 130 sets bit 130 % 64 of ready
+//!  │ summary │ armed │ ready bitmap     │   word 2, then bit 2 of the summary, and writes the event descriptor
+//!  └─────────┴───────┴──────────────────┘   only if `armed` was set
+//! ```
+//! The owner's poller looks at one word, however many hundreds of idle queue pairs share the queue.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::SeqCst;
+
+use rustix::event::EventfdFlags;
+
+use super::mapping::{Mapping, Writers};
+
+/// Queue pairs that one completion queue serves at most.
+pub(super) const SLOTS: u32 = 64 * 64;
+/// Bytes of the shared page.
+pub(super) const PAGE: u64 = 4096;
+
+const SUMMARY: usize = 0;
+const ARMED: usize = 1;
+const READY: usize = 2;
+
+/// The shared page of a completion queue and its event descriptor, ours or a peer's.
+#[derive(Debug)]
+pub(super) struct Bell {
+    page: Mapping,
+    event: OwnedFd,
+}
+
+impl Bell {
+    /// A new one; the descriptor returned is that of the page.
+    pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
+        let (page, fd) = Mapping::create(PAGE as usize, Writers::All)?;
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok((Self { page, event }, fd))
+    }
+
+    /// A peer's.
+    pub(super) fn import(page: &OwnedFd, event: OwnedFd) -> io::Result<Self> {
+        Ok(Self { page: Mapping::import(page, PAGE, Writers::All)?, event })
+    }
+
+    /// Tells the owner that `slot` has news, and wakes it if it sleeps. What the news are must have been written before.
+    pub(super) fn ring(&self, slot: u32) {
+        let words = self.page.words();
+        let slot = slot % SLOTS;
+        let (word, bit) = (slot / 64, slot % 64);
+        // SYNC: the owner takes the summary, then the word, then looks for the news. This read-modify-write comes
+        // after the news, so whoever takes the bit sees them; and it is always done, so that a bit set by somebody
+        // else and just taken can't hide ours.
+        words[READY + word as usize].fetch_or(1 << bit, SeqCst);
+        // SYNC: if the summary bit is still set here, it is taken after our ready bit was set, which is then found.
+        if words[SUMMARY].load(SeqCst) & (1 << word) == 0 {
+            words[SUMMARY].fetch_or(1 << word, SeqCst);
+        }
+        self.wake();
+    }
+
+    /// Writes the event descriptor if the owner armed it.
+    pub(super) fn wake(&self) {
+        let armed = &self.page.words()[ARMED];
+        // SYNC: Dekker with `arm`: the owner arms, then looks for news; we leave news, then look whether it armed.
+        if armed.load(SeqCst) != 0 && armed.swap(0, SeqCst) != 0 {
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Owner: asks for one event.
+    pub(super) fn arm(&self) {
+        self.page.words()[ARMED].swap(1, SeqCst);
+    }
+
+    /// Owner: takes the request back.
+    pub(super) fn disarm(&self) {
+        self.page.words()[ARMED].store(0, SeqCst);
+    }
+
+    /// Owner: whether anything may be ready.
+    pub(super) fn is_ready(&self) -> bool {
+        self.page.words()[SUMMARY].load(SeqCst) != 0
+    }
+
+    /// Owner: takes the summary.
+    pub(super) fn take_summary(&self) -> u64 {
+        self.page.words()[SUMMARY].swap(0, SeqCst)
+    }
+
+    /// Owner: takes ready word `word` (below 64).
+    pub(super) fn take_word(&self, word: u32) -> u64 {
+        self.page.words()[READY + word as usize].swap(0, SeqCst)
+    }
+
+    /// Owner: puts back bits that it took and did not get to.
+    pub(super) fn put_back(&self, word: u32, bits: u64) {
+        if bits != 0 {
+            self.page.words()[READY + word as usize].fetch_or(bits, SeqCst);
+            self.page.words()[SUMMARY].fetch_or(1 << word, SeqCst);
+        }
+    }
+
+    /// Owner: puts back summary bits whose words it did not take.
+    pub(super) fn put_back_summary(&self, bits: u64) {
+        if bits != 0 {
+            self.page.words()[SUMMARY].fetch_or(bits, SeqCst);
+        }
+    }
+
+    /// Owner: takes the events that came.
+    pub(super) fn acknowledge(&self) {
+        let mut count = [0u8; 8];
+        let _ = rustix::io::read(&self.event, &mut count[..]);
+    }
+
+    pub(super) fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    /// Overwrites the page, as a hostile peer might.
+    #[cfg(test)]
+    pub(super) fn scribble(&self, value: impl Fn(usize) -> u64) {
+        for (index, word) in self.page.words().iter().enumerate() {
+            word.store(value(index), SeqCst);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    use super::*;
+
+    /// Takes everything that is ready, as a poller does.
+    fn take(bell: &Bell, mut visit: impl FnMut(u32)) {
+        let mut summary = bell.take_summary();
+        while summary != 0 {
+            let word = summary.trailing_zeros();
+            summary &= summary - 1;
+            let mut bits = bell.take_word(word);
+            while bits != 0 {
+                visit(word * 64 + bits.trailing_zeros());
+                bits &= bits - 1;
+            }
+        }
+    }
+
+    #[test]
+    fn every_slot_is_found() {
+        let (bell, _fd) = Bell::create().unwrap();
+        for slot in 0..SLOTS {
+            bell.ring(slot);
+            let mut found = Vec::new();
+            take(&bell, |slot| found.push(slot));
+            assert_eq!(found, [slot]);
+            assert!(!bell.is_ready());
+        }
+        bell.ring(SLOTS + 3);
+        take(&bell, |slot| assert_eq!(slot, 3));
+    }
+
+    #[test]
+    fn what_is_put_back_is_found_again() {
+        let (bell, _fd) = Bell::create().unwrap();
+        bell.put_back(63, 1 << 63 | 1);
+        bell.put_back(1, 0);
+        let mut found = Vec::new();
+        take(&bell, |slot| found.push(slot));
+        assert_eq!(found, [63 * 64, 63 * 64 + 63]);
+    }
+
+    /// Two threads leave news in many slots while the owner takes them: none is missed, whatever the interleaving.
+    #[test]
+    fn no_ring_is_lost() {
+        const ROUNDS: u64 = 50_000;
+        let (bell, _fd) = Bell::create().unwrap();
+        let news: Vec<AtomicU64> = (0..256).map(|_| AtomicU64::new(0)).collect();
+        let mut seen = vec![0; 256];
+        std::thread::scope(|scope| {
+            for thread in 0..2u64 {
+                let (bell, news) = (&bell, &news);
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        let slot = (round * 7 + thread * 3) % 128 * 2 + thread;
+                        news[slot as usize].fetch_add(1, Relaxed);
+                        bell.ring(slot as u32);
+                    }
+                });
+            }
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+            while seen.iter().sum::<u64>() < 2 * ROUNDS {
+                take(&bell, |slot| seen[slot as usize] = news[slot as usize].load(Relaxed));
+                assert!(std::time::Instant::now() < deadline, "a ring was lost");
+            }
+        });
+    }
+
+    #[test]
+    fn events_come_once_for_each_arming() {
+        let (bell, _fd) = Bell::create().unwrap();
+        let read = || rustix::io::read(bell.event(), &mut [0u8; 8][..]).is_ok();
+        bell.ring(1);
+        assert!(!read(), "not armed");
+        bell.arm();
+        bell.ring(1);
+        bell.ring(2);
+        assert!(read() && !read(), "one event");
+        bell.arm();
+        bell.disarm();
+        bell.ring(3);
+        assert!(!read(), "disarmed");
+    }
+}

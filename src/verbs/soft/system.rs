@@ -1,0 +1,67 @@
+//! System calls that have no safe wrapper.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// 64 random bits.
+pub(super) fn random() -> io::Result<u64> {
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer is writable for the length given.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got == bytes.len() as isize { Ok(u64::from_ne_bytes(bytes)) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Process and user at the other end of a unix socket. The process is 0 if it has no number in our namespace.
+pub(super) fn peer_credentials(fd: &OwnedFd) -> io::Result<(i32, u32)> {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY:
+    // - the option value is writable for `length` bytes, and any bytes make a `ucred`, and
+    // - the descriptor is open as long as `fd` is borrowed.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 { Ok((credentials.pid, credentials.uid)) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Which way bytes go between this process and another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// From here to there.
+    ToPeer,
+    /// From there to here.
+    FromPeer,
+}
+
+/// Copies `length` bytes between `local` and `remote` in `process`; returns how many went.
+///
+/// # Safety
+/// - `local` must be valid for `length` bytes, for writing if they come from the peer.
+pub(super) unsafe fn process_copy(
+    process: i32,
+    local: *mut u8,
+    remote: u64,
+    length: usize,
+    direction: Direction,
+) -> io::Result<usize> {
+    let here = libc::iovec { iov_base: local.cast(), iov_len: length };
+    let there = libc::iovec { iov_base: remote as *mut libc::c_void, iov_len: length };
+    // SAFETY:
+    // - `local` is valid by this function's contract, and
+    // - `remote` is only looked at by the kernel, in the other process.
+    let done = unsafe {
+        match direction {
+            Direction::ToPeer => libc::process_vm_writev(process, &raw const here, 1, &raw const there, 1, 0),
+            Direction::FromPeer => {
+                libc::process_vm_readv(process, &raw const here, 1, &raw const there, 1, 0)
+            }
+        }
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(done as usize) }
+}

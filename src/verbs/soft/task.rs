@@ -1,0 +1,166 @@
+//! A request under way: what it moves from where to where, and how far it has got.
+
+use std::io::IoSlice;
+
+use super::link::Piece;
+use super::queue_pair::Connection;
+use super::send::SendQueue;
+use super::system::Direction;
+use crate::verbs::{Access, LocalSegment, Operation, Payload, RemoteSegment};
+
+/// A request under way.
+#[derive(Debug)]
+pub(super) struct Task<'a> {
+    pub(super) local: Local<'a>,
+    pub(super) remote: Remote,
+    pub(super) direction: Direction,
+    pub(super) immediate: Option<u32>,
+    pub(super) left: u64,
+    pub(super) length: u64,
+    pub(super) local_at: Position,
+    pub(super) remote_at: Position,
+    /// Segments of the receive that it consumes.
+    pub(super) receive: Option<u32>,
+    pub(super) checked: bool,
+    /// Segments mapped for it.
+    pub(super) maps: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Local<'a> {
+    Segments(&'a [LocalSegment]),
+    Slices(&'a [IoSlice<'a>]),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Remote {
+    /// The peer's next receive.
+    Receive,
+    /// What the request names.
+    Segment(RemoteSegment),
+}
+
+/// How far into a list.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Position {
+    index: usize,
+    pub(super) offset: u64,
+}
+
+impl<'a> Task<'a> {
+    pub(super) fn new(operation: &Operation<'a>) -> Self {
+        let (data, remote, direction, immediate) = match *operation {
+            Operation::Send { data, immediate } => (data, Remote::Receive, Direction::ToPeer, immediate),
+            Operation::Write { data, remote, immediate } => {
+                (data, Remote::Segment(remote), Direction::ToPeer, immediate)
+            }
+            Operation::Read { into, remote } => {
+                (Payload::Registered(into), Remote::Segment(remote), Direction::FromPeer, None)
+            }
+        };
+        let local = match data {
+            Payload::Registered(segments) => Local::Segments(segments),
+            Payload::Inline(slices) => Local::Slices(slices),
+        };
+        let length = data.length();
+        Self {
+            local,
+            remote,
+            direction,
+            immediate,
+            left: length,
+            length,
+            local_at: Position::default(),
+            remote_at: Position::default(),
+            receive: None,
+            checked: false,
+            maps: 0,
+        }
+    }
+
+    /// The right that the local memory must have.
+    pub(super) fn local_access(&self) -> Access {
+        match self.direction {
+            Direction::ToPeer => Access::LOCAL_READ,
+            Direction::FromPeer => Access::LOCAL_WRITE,
+        }
+    }
+
+    /// The right that the peer's memory must have.
+    pub(super) fn remote_access(&self) -> Access {
+        match (self.remote, self.direction) {
+            (Remote::Receive, _) => Access::LOCAL_WRITE,
+            (Remote::Segment(_), Direction::ToPeer) => Access::REMOTE_WRITE,
+            (Remote::Segment(_), Direction::FromPeer) => Access::REMOTE_READ,
+        }
+    }
+
+    /// What is next here: where, how much, and the segment to check it against.
+    pub(super) fn local_piece(&mut self) -> (*mut u8, u64, Option<LocalSegment>) {
+        match self.local {
+            Local::Segments(segments) => {
+                let lengths = segments.iter().map(LocalSegment::length);
+                match self.local_at.settle(lengths).and_then(|index| segments.get(index)) {
+                    Some(segment) => {
+                        let offset = self.local_at.offset;
+                        let address = segment.address().wrapping_add(offset);
+                        (address as *mut u8, segment.length() - offset, Some(*segment))
+                    }
+                    None => (std::ptr::null_mut(), 0, None),
+                }
+            }
+            Local::Slices(slices) => {
+                let lengths = slices.iter().map(|slice| slice.len() as u64);
+                match self.local_at.settle(lengths).and_then(|index| slices.get(index)) {
+                    Some(slice) => {
+                        let rest = &slice[self.local_at.offset as usize..];
+                        (rest.as_ptr().cast_mut(), rest.len() as u64, None)
+                    }
+                    None => (std::ptr::null_mut(), 0, None),
+                }
+            }
+        }
+    }
+
+    /// What is next in the peer's memory.
+    pub(super) fn remote_piece(&mut self, connection: &Connection, queue: &SendQueue) -> Piece {
+        match self.remote {
+            Remote::Segment(remote) => Piece {
+                address: remote.address.wrapping_add(self.remote_at.offset),
+                length: self.left,
+                key: remote.rkey.0,
+            },
+            Remote::Receive => {
+                let link = &connection.link;
+                let segments = self.receive.unwrap_or(0);
+                let lengths = (0..segments).map(|index| link.piece(queue.receive, index).length);
+                match self.remote_at.settle(lengths) {
+                    Some(index) => {
+                        let piece = link.piece(queue.receive, index as u32);
+                        Piece {
+                            address: piece.address.wrapping_add(self.remote_at.offset),
+                            // The peer may have changed it since.
+                            length: piece.length.saturating_sub(self.remote_at.offset),
+                            ..piece
+                        }
+                    }
+                    None => Piece { address: 0, length: 0, key: 0 },
+                }
+            }
+        }
+    }
+}
+
+impl Position {
+    /// Goes on to the next entry that has anything left; `None` at the end.
+    fn settle(&mut self, lengths: impl Iterator<Item = u64>) -> Option<usize> {
+        for length in lengths.skip(self.index) {
+            if self.offset < length {
+                return Some(self.index);
+            }
+            self.index += 1;
+            self.offset = 0;
+        }
+        None
+    }
+}
