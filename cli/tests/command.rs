@@ -90,7 +90,10 @@ fn a_comparison_is_measured_checked_and_written() {
     ]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let printed = String::from_utf8_lossy(&output.stdout);
-    assert!(printed.contains("grpc-rdma") && printed.contains("soft") && printed.contains("mimalloc"), "{printed}");
+    assert!(
+        printed.contains("grpc-rdma") && printed.contains("soft") && printed.contains("mimalloc"),
+        "{printed}"
+    );
 
     let written: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert_eq!(written["provider"], "soft");
