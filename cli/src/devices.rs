@@ -128,15 +128,15 @@ fn memlock() -> Finding {
     Finding { what: "locked memory (RLIMIT_MEMLOCK)", found, advice }
 }
 
-/// The limit on open files: a connection holds three.
+/// The limit on open files: a connection holds two.
 fn open_files() -> Finding {
     const FEW: u64 = 4096;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let found = limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
     let advice = limit.filter(|limit| *limit < FEW).map(|limit| {
         format!(
-            "a connection holds three descriptors, so about {} fit: raise it with `ulimit -n 65536`",
-            limit / 4
+            "a connection holds two descriptors, so about {} fit: raise it with `ulimit -n 65536`",
+            limit / 2
         )
     });
     Finding { what: "open files (RLIMIT_NOFILE)", found, advice }

@@ -186,6 +186,10 @@ impl Drop for Region {
                 bytes = self.memory.len(),
                 "a peer stopped while using this memory, which is therefore never freed"
             );
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "the peer may still write there: it must never be freed"
+            )]
             std::mem::forget(Arc::clone(&self.memory));
         }
         device.release_key(self.key);
