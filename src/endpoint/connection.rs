@@ -54,6 +54,8 @@ pub(super) struct State {
     detached: bool,
     announced: bool,
     pub(super) turn: Turn,
+    /// When the counters were last added to the process's metrics.
+    published: Instant,
 }
 
 /// Lengths that the write path works with, in bytes.
@@ -81,6 +83,9 @@ pub(crate) enum Stage {
 }
 
 impl Connection {
+    /// How often a busy connection adds its counters to the process's metrics.
+    const PUBLISH_EVERY: Duration = Duration::from_secs(1);
+
     pub(super) fn new(link: Link, protocol: protocol::Connection, limits: Limits) -> Arc<Self> {
         let staging = Vec::with_capacity(limits.coalesce);
         Arc::new(Self {
@@ -99,6 +104,7 @@ impl Connection {
                 detached: false,
                 announced: false,
                 turn: Turn::default(),
+                published: Instant::now(),
             }),
             counters: Arc::default(),
             changed: Notify::new(),
@@ -128,6 +134,10 @@ impl Connection {
         }
         state.settle(now, &self.counters, &self.changed);
         state.take_wakers(wakers);
+        if now.saturating_duration_since(state.published) > Self::PUBLISH_EVERY {
+            state.published = now;
+            self.counters.publish();
+        }
     }
 
     /// Writes the slices, or as much of them as there is room for.

@@ -26,7 +26,6 @@ impl Member {
     ) -> Result<Self, ConnectionFault> {
         let (key, connection) =
             queue.add(make).map_err(|full: QueueFull| ConnectionFault::Local(full.to_string().into()))??;
-        metrics::gauge!("tonic_rdma_connections").increment(1.0);
         Ok(Self { connection, queue, key, _reactor: reactor })
     }
 }
@@ -37,6 +36,5 @@ impl Drop for Member {
         self.connection.fail(ConnectionFault::Closed);
         self.connection.publish_counters();
         self.queue.remove(self.key, &self.connection);
-        metrics::gauge!("tonic_rdma_connections").decrement(1.0);
     }
 }

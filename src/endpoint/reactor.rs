@@ -317,3 +317,28 @@ impl IdleHook {
         (known.generation, known.reactors) = Reactor::of_runtime(handle.id());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn connections_are_spread_over_the_queues_in_turn() {
+        let context = crate::verbs::soft::open().unwrap();
+        let reactor = Reactor::current(&context, &Config::default().completion_queues(3)).unwrap();
+        let assigned: Vec<&Arc<Queue>> = (0..6).map(|_| reactor.assign()).collect();
+        for turn in 0..3 {
+            assert!(Arc::ptr_eq(assigned[turn], assigned[turn + 3]));
+            assert!(!Arc::ptr_eq(assigned[turn], assigned[(turn + 1) % 3]));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_runtime_has_one_reactor_for_each_way_of_polling() {
+        let context = crate::verbs::soft::open().unwrap();
+        let reactor = |config: Config| Reactor::current(&context, &config).unwrap();
+        let adaptive = reactor(Config::default());
+        assert!(Arc::ptr_eq(&adaptive, &reactor(Config::default())));
+        assert!(!Arc::ptr_eq(&adaptive, &reactor(Config::default().poll_mode(PollMode::Event))));
+    }
+}

@@ -13,7 +13,7 @@ use super::lock;
 use super::member::Member;
 use super::queue::Queue;
 use super::reactor::Reactor;
-use super::supervisor::Supervisor;
+use super::supervisor::{Counted, Supervisor};
 use crate::memory::{Block, Budget, Pool, PoolSettings, Quota};
 use crate::protocol;
 use crate::verbs::{self, Access, Context, Probe, QueuePair, QueuePairAddress, QueuePairCapacity};
@@ -203,7 +203,10 @@ impl Established {
     /// Hands the connection over to a supervisor, which the caller spawns.
     pub(crate) fn supervise(self, tcp: TcpStream) -> (Arc<Connection>, Supervisor) {
         let connection = Arc::clone(&self.member.connection);
-        (connection, Supervisor { member: self.member, tcp, linger: self.config.linger })
+        (
+            connection,
+            Supervisor { member: self.member, tcp, linger: self.config.linger, counted: Counted::new() },
+        )
     }
 }
 

@@ -19,6 +19,24 @@ pub(crate) struct Supervisor {
     /// peer's.
     pub(crate) tcp: TcpStream,
     pub(crate) linger: Duration,
+    pub(crate) counted: Counted,
+}
+
+/// Counts a connection among those in use, for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Counted(());
+
+impl Counted {
+    pub(crate) fn new() -> Self {
+        metrics::gauge!("tonic_rdma_connections").increment(1.0);
+        Self(())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        metrics::gauge!("tonic_rdma_connections").decrement(1.0);
+    }
 }
 
 impl Supervisor {
@@ -56,6 +74,7 @@ impl Supervisor {
             }
         }
         self.report();
+        drop(self.counted);
     }
 
     async fn tcp_ended(&self) -> String {

@@ -11,6 +11,7 @@
 
 mod isolation;
 mod negotiation;
+mod observability;
 mod stream;
 mod tonic_over_rdma;
 
