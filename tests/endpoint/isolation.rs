@@ -1,4 +1,4 @@
-//! Processes that can't share memory end on TCP, and are told why.
+//! Processes that can't share memory, or have none to share, end on TCP, and are told why.
 
 use std::process::Command;
 
@@ -77,4 +77,13 @@ fn two_users_end_on_tcp() {
     let client = Peer::start(&as_nobody, &format!("dial 127.0.0.1:{}", server.word));
     assert!(client.word.starts_with("tcp:"), "{}", client.word);
     assert!(client.word.contains("another user"), "{}", client.word);
+}
+
+#[test]
+fn too_little_memory_ends_on_tcp() {
+    let server = Peer::start(&[], "echo");
+    let client =
+        Peer::start(&["env", "RDMA_PINNED_LIMIT=1048576"], &format!("dial 127.0.0.1:{}", server.word));
+    assert!(client.word.starts_with("tcp:"), "{}", client.word);
+    assert!(client.word.contains("RDMA_PINNED_LIMIT"), "{}", client.word);
 }

@@ -180,6 +180,27 @@ fn stock_servers_are_dialled_anew_over_tcp_and_remembered() {
 }
 
 #[test]
+fn a_connection_that_takes_too_long_is_given_up() {
+    Runtime::Idle.run(async {
+        // A port whose backlog is full, so that the kernel answers nobody any more.
+        let full = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        full.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        full.listen(0).unwrap();
+        let address = full.local_addr().unwrap().as_socket().unwrap();
+        let patience = Duration::from_millis(200);
+        let mut waiting = Vec::new();
+        while let Ok(connected) = tokio::time::timeout(patience, TcpStream::connect(address)).await {
+            waiting.push(connected.unwrap());
+            assert!(waiting.len() < 100, "the backlog never fills");
+        }
+        let dialer = Dialer::new(Config::default().connect_timeout(patience));
+        let error = dialer.dial("127.0.0.1", address.port()).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Timeout { .. }), "{error}");
+        assert!(error.to_string().contains(&address.to_string()), "{error}");
+    });
+}
+
+#[test]
 fn nobody_there_is_an_error_that_names_the_address() {
     Runtime::Idle.run(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

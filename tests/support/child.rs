@@ -1,7 +1,7 @@
 //! A second process: this test binary, run again in a role.
 
-use std::io::{BufRead, BufReader, Write as _};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
@@ -18,6 +18,8 @@ pub(crate) struct Peer {
     pub(crate) process: Child,
     /// What it said first.
     pub(crate) word: String,
+    /// Kept open: what else it writes must not fail.
+    _output: BufReader<ChildStdout>,
 }
 
 impl Peer {
@@ -35,12 +37,14 @@ impl Peer {
         command.args(["--exact", "child::role", "--nocapture", "--test-threads=1"]);
         let mut process =
             command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let word = lines
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let word = output
+            .by_ref()
+            .lines()
             .map_while(Result::ok)
             .find_map(|line| line.split_once(MARK).map(|(_, word)| word.trim().to_owned()))
             .expect("the child ended without a word");
-        Self { process, word }
+        Self { process, word, _output: output }
     }
 }
 
@@ -102,7 +106,7 @@ pub(crate) async fn echo_stream(mut stream: EndpointStream) {
 
 async fn connect(address: &str) -> EndpointStream {
     let (host, port) = address.rsplit_once(':').unwrap();
-    let dialer = tonic_rdma::endpoint::Dialer::new(Config::default());
+    let dialer = tonic_rdma::endpoint::Dialer::new(Config::from_env().unwrap());
     dialer.dial(host, port.parse().unwrap()).await.unwrap()
 }
 

@@ -26,18 +26,20 @@ pub(in crate::endpoint) async fn negotiate(
     config: &Config,
 ) -> Result<Outcome, NegotiationError> {
     let wanted = config.clone();
-    let prepared = match blocking(move || Prepared::new(&wanted)).await {
-        Ok(prepared) => prepared,
-        // Without a device of our own there is nothing to offer, and a stock server would be confused for nothing.
-        Err(reason) => return Ok(Outcome::Connected(Talk::new(tcp).into_stream(reason)?)),
-    };
+    let prepared = blocking(move || Prepared::new(&wanted)).await;
     let mut talk = Talk::new(tcp);
-    let hello = ClientHello { identity: identity::local(), offers: vec![prepared.offer()] };
+    // Without a device there is nothing to offer, but the hello tells the server who we are, and that TCP will do.
+    let offers = prepared.iter().map(Prepared::offer).collect();
+    let hello = ClientHello { identity: identity::local(), offers };
     talk.send(&Message::ClientHello(hello)).await?;
     let verdict = match talk.receive().await {
         Ok(Message::ServerHello(hello)) => hello.verdict,
         Ok(other) => return Err(NegotiationError::OutOfTurn(other.name())),
         Err(error) => return Ok(Outcome::Stock(error)),
+    };
+    let prepared = match prepared {
+        Ok(prepared) => prepared,
+        Err(reason) => return Ok(Outcome::Connected(talk.into_stream(reason)?)),
     };
     let stream = match verdict {
         Verdict::Decline { reason } => talk.into_stream(format!("the server declined: {reason}"))?,
