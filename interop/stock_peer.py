@@ -4,11 +4,14 @@ stock_peer.py call PORT   calls our server and checks what comes back
 stock_peer.py serve       serves on a free port and prints it
 """
 
+import os
 import sys
 from concurrent import futures
 
 import grpc
 
+# Protos are looked for where modules are; the script is started beside them.
+sys.path.append(os.getcwd())
 protos, services = grpc.protos_and_services("transfer.proto")
 
 LIMIT = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
