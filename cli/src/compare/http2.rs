@@ -26,6 +26,8 @@ pub(crate) struct Sizes {
     max_frame: u32,
 }
 
+/// Found by measuring grpc-tcp at 64 KiB to 64 MiB with windows from 2 to 64 MiB and frames from 16 KiB to 1 MiB
+/// (`--modes grpc-tcp --http2 STREAM/CONNECTION/FRAME`): frames of 256 KiB carried most, and larger windows no more.
 const TUNED: Sizes = Sizes { stream_window: 16 << 20, connection_window: 32 << 20, max_frame: 256 << 10 };
 
 /// Largest window (RFC 9113, section 6.9.1).
