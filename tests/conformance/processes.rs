@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tonic_rdma::verbs::{
-    CompletionOpcode, CompletionStatus, MemoryRegion, Operation, Payload, QueuePairAddress, QueuePairState,
-    RemoteSegment, Rkey, WorkCompletion,
+    CompletionOpcode, CompletionStatus, MemoryRegion, Operation, Payload, PostError, PostErrorKind,
+    QueuePairAddress, QueuePairState, RemoteSegment, Rkey, WorkCompletion,
 };
 
 use crate::fabric::{Fabric, Options, Side, default_pair, pattern, remote, segment, wait_until};
@@ -252,9 +252,17 @@ fn kill_during(fabric: &dyn Fabric, role: &str, traffic: impl Fn(&Pair)) {
 
 /// Everything that was outstanding fails, and all receives come back.
 fn expect_end(pair: &Pair) {
-    // Makes room, should the send queue be full.
-    while pair.poll() {}
-    pair.side.send(999, 0, 8);
+    // The send queue may be full, and the flush that makes room still on its way.
+    wait_until("room in the send queue", || {
+        while pair.poll() {}
+        let data = [pair.side.segment(0, 8)];
+        let send = Operation::Send { data: Payload::Registered(&data), immediate: None };
+        match pair.side.try_post(999, send) {
+            Ok(()) => true,
+            Err(PostError { kind: PostErrorKind::QueueFull, .. }) => false,
+            Err(error) => panic!("{error}"),
+        }
+    });
     let of_receives = |completion: &&WorkCompletion| completion.opcode == CompletionOpcode::Receive;
     wait_until("the flush", || {
         while pair.poll() {}
