@@ -6,6 +6,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("cargo::rerun-if-changed={file}");
     }
     let descriptors = protox::compile(files, ["."])?;
-    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
+    // `Bytes` fields and this codec are what `tonic_rdma::gather` needs; without it they change nothing.
+    let configuration =
+        tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec");
+    configuration.compile_fds(descriptors)?;
     Ok(())
 }

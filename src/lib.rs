@@ -35,7 +35,7 @@ pub use endpoint::{
     Config, ConfigError, ConnectError, CounterSnapshot, EagerThreshold, Policy, PollMode, ProviderChoice,
     Verdict,
 };
-pub use transport::{RdmaConnectInfo, RdmaConnector, RdmaIncoming};
+pub use transport::{RdmaConnectInfo, RdmaConnector, RdmaIncoming, gather};
 
 /// Help for building tokio runtimes.
 pub mod runtime {

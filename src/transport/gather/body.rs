@@ -1,0 +1,210 @@
+//! The body that puts uncopied fields back into their places.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use http_body::Frame;
+use tonic::Status;
+use tonic::body::Body;
+
+use super::pieces::{self, Partial};
+
+/// Length of what precedes a message in the body: a flag and the length of the message.
+const PREFIX: usize = 5;
+
+/// A body of encoded messages with the pieces that their codec left out.
+#[derive(Debug)]
+pub(super) struct GatherBody {
+    inner: Body,
+    ready: VecDeque<Bytes>,
+}
+
+impl GatherBody {
+    pub(super) fn new(inner: Body) -> Self {
+        Self { inner, ready: VecDeque::new() }
+    }
+}
+
+impl http_body::Body for GatherBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if let Some(data) = self.ready.pop_front() {
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+        let (polled, partial) =
+            pieces::collect(|| http_body::Body::poll_frame(Pin::new(&mut self.inner), context));
+        if partial.is_empty() {
+            return polled;
+        }
+        let data = match polled {
+            Poll::Ready(Some(Ok(frame))) => frame.into_data().map_err(|_| misplaced()),
+            Poll::Ready(Some(Err(status))) => Err(status),
+            Poll::Ready(None) | Poll::Pending => Err(misplaced()),
+        };
+        Poll::Ready(match data.and_then(|data| assemble(data, partial)) {
+            Ok(ready) => {
+                self.ready = ready;
+                self.ready.pop_front().map(|data| Ok(Frame::data(data)))
+            }
+            Err(status) => Some(Err(status)),
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ready.is_empty() && http_body::Body::is_end_stream(&self.inner)
+    }
+}
+
+/// Somebody encoded for another body while this one was polled.
+fn misplaced() -> Status {
+    Status::internal(
+        "a message was encoded with GatherCodec for a body that is not gathered, inside one that is",
+    )
+}
+
+/// The messages of `data` made whole.
+fn assemble(mut data: Bytes, partial: Vec<Partial>) -> Result<VecDeque<Bytes>, Status> {
+    let mut output = Output::default();
+    let mut partial = partial.into_iter().peekable();
+    for index in 0.. {
+        if data.is_empty() {
+            break;
+        }
+        if data.len() < PREFIX {
+            return Err(misplaced());
+        }
+        let copied = (&data[1..PREFIX]).get_u32() as usize;
+        if data[0] != 0 || data.len() - PREFIX < copied {
+            return Err(misplaced());
+        }
+        let mut message = data.split_to(PREFIX + copied);
+        let Some(found) = partial.next_if(|partial| partial.index == index) else {
+            output.small(message);
+            continue;
+        };
+        if found.copied != copied {
+            return Err(misplaced());
+        }
+        let length = copied + found.pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>();
+        let length = u32::try_from(length).map_err(|_| {
+            Status::resource_exhausted(format!(
+                "a message of {length} bytes, of which {} can be sent",
+                u32::MAX
+            ))
+        })?;
+        message.advance(PREFIX);
+        output.gathered.put_u8(0);
+        output.gathered.put_u32(length);
+        let mut at = 0;
+        for piece in found.pieces {
+            output.small(message.split_to(piece.at - at));
+            output.large(piece.bytes);
+            at = piece.at;
+        }
+        output.small(message);
+    }
+    if partial.next().is_some() {
+        return Err(misplaced());
+    }
+    Ok(output.finish())
+}
+
+/// What goes into frames of its own, and what is gathered into one.
+#[derive(Debug, Default)]
+struct Output {
+    frames: VecDeque<Bytes>,
+    gathered: BytesMut,
+}
+
+impl Output {
+    /// Copying up to here costs less than a frame.
+    const COPY: usize = 4096;
+
+    fn small(&mut self, bytes: Bytes) {
+        if bytes.len() > Self::COPY {
+            self.large(bytes);
+        } else {
+            self.gathered.extend_from_slice(&bytes);
+        }
+    }
+
+    fn large(&mut self, bytes: Bytes) {
+        if !self.gathered.is_empty() {
+            self.frames.push_back(self.gathered.split().freeze());
+        }
+        self.frames.push_back(bytes);
+    }
+
+    fn finish(mut self) -> VecDeque<Bytes> {
+        if !self.gathered.is_empty() {
+            self.frames.push_back(self.gathered.freeze());
+        }
+        self.frames
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::memory::Piece;
+
+    /// `content` as a message of a body.
+    fn framed(content: &[u8]) -> Vec<u8> {
+        let mut framed = vec![0];
+        framed.put_u32(content.len() as u32);
+        framed.extend_from_slice(content);
+        framed
+    }
+
+    fn partial(index: usize, copied: usize, pieces: &[(usize, &'static [u8])]) -> Partial {
+        let piece = |&(at, bytes)| Piece { at, bytes: Bytes::from_static(bytes) };
+        Partial { index, copied, pieces: pieces.iter().map(piece).collect() }
+    }
+
+    #[test]
+    fn pieces_go_where_they_belong_and_neighbours_share_a_frame() {
+        let data = [framed(b"one"), framed(b"abef"), framed(b""), framed(b"xy")].concat();
+        let partial = vec![partial(1, 4, &[(2, b"cd"), (4, b"gh")]), partial(3, 2, &[(0, b"-"), (0, b"+")])];
+        let frames = assemble(data.into(), partial).unwrap();
+        let whole = [framed(b"one"), framed(b"abcdefgh"), framed(b""), framed(b"-+xy")].concat();
+        assert_eq!(frames.iter().flatten().copied().collect::<Vec<_>>(), whole);
+        let lengths: Vec<_> = frames.iter().map(Bytes::len).collect();
+        assert_eq!(lengths, [8 + 5 + 2, 2, 2, 2, 5 + 5, 1, 1, 2]);
+    }
+
+    #[test]
+    fn a_large_piece_is_not_copied() {
+        let large = Bytes::from(vec![1; 100_000]);
+        let long = vec![2; Output::COPY + 1];
+        let pieces = vec![Piece { at: 0, bytes: large.clone() }];
+        let frames =
+            assemble(framed(&long).into(), vec![Partial { index: 0, copied: long.len(), pieces }]).unwrap();
+        assert_eq!(frames.iter().map(Bytes::len).collect::<Vec<_>>(), [PREFIX, large.len(), long.len()]);
+        assert_eq!(frames[1].as_ptr(), large.as_ptr());
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_an_error() {
+        let data = Bytes::from(framed(b"abcd"));
+        let fits = || vec![partial(0, 4, &[(2, b"-")])];
+        assert!(assemble(data.clone(), fits()).is_ok());
+        for (data, partial) in [
+            (data.clone(), vec![partial(0, 3, &[(2, b"-")])]),
+            (data.clone(), vec![partial(1, 4, &[(2, b"-")])]),
+            (data.slice(..data.len() - 1), fits()),
+            (data.slice(..3), fits()),
+            (Bytes::from([vec![1], data[1..].to_vec()].concat()), fits()),
+        ] {
+            assert_eq!(assemble(data, partial).unwrap_err().code(), tonic::Code::Internal);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! How what a codec did not copy gets past tonic, which knows of one buffer only.
+//!
+//! tonic polls the codec from within the body's `poll_frame`, in the same thread, and yields all that was encoded
+//! before it returns. So the body opens a list around the poll, and the codec leaves in it what it did not copy.
+
+use std::cell::RefCell;
+
+use crate::memory::Piece;
+
+/// A message that is not whole in tonic's buffer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Partial {
+    /// Its place among the messages that were encoded during the poll.
+    pub(super) index: usize,
+    /// Bytes of it in tonic's buffer, without the prefix of the frame.
+    pub(super) copied: usize,
+    /// What is missing there.
+    pub(super) pieces: Vec<Piece>,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    messages: usize,
+    partial: Vec<Partial>,
+}
+
+thread_local! {
+    static LIST: RefCell<Option<List>> = const { RefCell::new(None) };
+}
+
+/// Runs `poll` with an empty list, and returns what was left in it.
+pub(super) fn collect<R>(poll: impl FnOnce() -> R) -> (R, Vec<Partial>) {
+    /// Puts the list of an outer body back, also when `poll` panics.
+    struct Outer(Option<List>);
+    impl Drop for Outer {
+        fn drop(&mut self) {
+            LIST.with_borrow_mut(|list| *list = self.0.take());
+        }
+    }
+    let outer = Outer(LIST.with_borrow_mut(|list| list.replace(List::default())));
+    let result = poll();
+    let list = LIST.with_borrow_mut(Option::take);
+    drop(outer);
+    (result, list.map(|list| list.partial).unwrap_or_default())
+}
+
+/// Whether a body collects what is not copied.
+pub(super) fn is_collecting() -> bool {
+    LIST.with_borrow(Option::is_some)
+}
+
+/// A message was encoded: `copied` bytes of it into tonic's buffer, and not `pieces`.
+pub(super) fn add(copied: usize, pieces: Vec<Piece>) {
+    LIST.with_borrow_mut(|list| {
+        if let Some(list) = list {
+            let index = list.messages;
+            list.messages += 1;
+            if !pieces.is_empty() {
+                list.partial.push(Partial { index, copied, pieces });
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn piece() -> Vec<Piece> {
+        vec![Piece { at: 1, bytes: Bytes::from_static(b"x") }]
+    }
+
+    #[test]
+    fn lists_nest_and_end_with_their_poll() {
+        assert!(!is_collecting());
+        add(1, piece());
+        let ((), outer) = collect(|| {
+            assert!(is_collecting());
+            add(1, Vec::new());
+            let ((), inner) = collect(|| add(2, piece()));
+            assert_eq!(inner, [Partial { index: 0, copied: 2, pieces: piece() }]);
+            add(3, piece());
+        });
+        assert_eq!(outer, [Partial { index: 1, copied: 3, pieces: piece() }]);
+        assert!(!is_collecting());
+    }
+
+    #[test]
+    fn a_panic_ends_the_list() {
+        let caught = std::panic::catch_unwind(|| collect(|| std::panic::resume_unwind(Box::new(()))));
+        assert!(caught.is_err());
+        assert!(!is_collecting());
+    }
+}
