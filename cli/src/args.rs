@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use crate::compare::encode::Encode;
 use crate::compare::http2::Http2;
 use crate::compare::mode::Mode;
 use crate::compare::plan::{MAX_BYTES, MAX_INFLIGHT};
@@ -69,6 +70,10 @@ pub(crate) struct CompareOptions {
     /// STREAM/CONNECTION/FRAME sizes of your own
     #[arg(long, value_name = "default|tuned", value_parser = Http2::parse, default_value = "default")]
     pub(crate) http2: Http2,
+    /// How the client encodes messages, in all modes alike: payloads copied into one buffer, as generated code does, or
+    /// by reference with tonic_rdma::gather
+    #[arg(long, value_name = "copy|gather", hide_possible_values = true, default_value = "copy")]
+    pub(crate) encode: Encode,
     /// Write the rows as JSON to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,

@@ -6,7 +6,7 @@ use std::ops::Range;
 use bytes::BufMut;
 
 use super::held::Held;
-use crate::verbs::{LocalSegment, OutOfBounds, RemoteSegment};
+use crate::verbs::{LocalSegment, OutOfBounds, RemoteSegment, copy_bytes};
 
 /// A piece of registered memory in the hands of one holder, who lets the device read and write it. It goes back to the
 /// pool on drop, to be handed out again while warm.
@@ -84,7 +84,7 @@ impl Block {
             //   is initialised, since the kernel hands it out zeroed,
             // - the destination has at least `count` bytes, and is no pool memory of a block, since that is never
             //   lent out as a slice.
-            unsafe { std::ptr::copy_nonoverlapping(source, chunk.as_mut_ptr(), count) };
+            unsafe { copy_bytes(source, chunk.as_mut_ptr(), count) };
             // SAFETY: the first `count` bytes of the chunk have just been written.
             unsafe { destination.advance_mut(count) };
             copied += count;

@@ -9,6 +9,8 @@ use std::ptr::NonNull;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::copy::copy_bytes;
+
 /// A range of host memory that outlives every region registered over it.
 ///
 /// Others (the device, peers) may write to it at any time, so it is never lent out as `&[u8]`: content goes in and
@@ -102,7 +104,7 @@ impl HostMemory {
         // - `at` checked that the destination lies in this memory, which is valid for writes, and
         // - `source` can't overlap it: nobody lends this memory out as a slice while it may be written (see
         //   `from_raw_parts`, and `LocalSegment::new`).
-        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), to, source.len()) };
+        unsafe { copy_bytes(source.as_ptr(), to, source.len()) };
         Ok(())
     }
 
@@ -112,7 +114,7 @@ impl HostMemory {
         // SAFETY:
         // - `at` checked that the source lies in this memory, which is valid for reads, and
         // - `destination` is exclusively the caller's, and so no part of this memory.
-        unsafe { std::ptr::copy_nonoverlapping(from, destination.as_mut_ptr(), destination.len()) };
+        unsafe { copy_bytes(from, destination.as_mut_ptr(), destination.len()) };
         Ok(())
     }
 

@@ -20,6 +20,7 @@
 
 mod completion;
 mod context;
+mod copy;
 mod discover;
 mod error;
 mod host_memory;
@@ -32,6 +33,7 @@ pub mod soft;
 pub use completion::{CompletionOpcode, CompletionQueue, CompletionStatus, WorkCompletion};
 pub use context::{Context, DeviceAttributes, ProtectionDomain};
 pub use discover::{FoundDevice, devices};
+pub(crate) use copy::copy_bytes;
 pub use error::{PostError, PostErrorKind, VerbsError};
 pub use host_memory::{HostMemory, OutOfBounds};
 pub use queue_pair::{

@@ -10,9 +10,11 @@ use bytes::Bytes;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
+use tonic_rdma::gather::GatherRequests;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::{Check, PutRequest, UsageRequest};
 
+use super::encode::Encode;
 use super::http2::Http2;
 use super::mode::Mode;
 use super::rdma::{Rdma, Verdict};
@@ -47,13 +49,13 @@ fn deepest(status: &tonic::Status) -> String {
 /// A connection in one mode. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
-    client: TransferClient<Channel>,
+    client: TransferClient<GatherRequests<Channel>>,
 }
 
 impl Caller {
     /// A caller on `channel`, without limits on message sizes.
-    pub(crate) fn new(channel: Channel) -> Self {
-        let client = TransferClient::new(channel);
+    pub(crate) fn new(channel: Channel, encode: Encode) -> Self {
+        let client = TransferClient::new(encode.wrap(channel));
         Self { client: client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX) }
     }
 
@@ -87,6 +89,7 @@ pub(crate) async fn connect(
     mode: Mode,
     addresses: &Addresses,
     http2: Http2,
+    encode: Encode,
     rdma: Option<&Rdma>,
 ) -> Result<(Caller, Option<Verdict>), Failure> {
     let (channel, verdict) = match (mode, rdma, addresses.rdma) {
@@ -100,7 +103,7 @@ pub(crate) async fn connect(
             return Err(Failure::run("the server process does not listen for RDMA peers"));
         }
     };
-    Ok((Caller::new(channel), verdict))
+    Ok((Caller::new(channel, encode), verdict))
 }
 
 /// A TCP connection with nodelay.
@@ -152,18 +155,20 @@ mod tests {
         let address = incoming.local_addr().unwrap();
         let service = Service::default().into_server();
         tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
-        let mut caller = Caller::new(tcp(address, Http2::Default).await.unwrap());
+        for encode in [Encode::Copy, Encode::Gather] {
+            let mut caller = Caller::new(tcp(address, Http2::Default).await.unwrap(), encode);
 
-        let (seed, payload) = Payloads::new(100_000, 3).take(0);
-        for check in [Check::All, Check::Stamps] {
-            caller.put((seed, payload.clone()), check).await.unwrap();
+            let (seed, payload) = Payloads::new(100_000, 3).take(0);
+            for check in [Check::All, Check::Stamps] {
+                caller.put((seed, payload.clone()), check).await.unwrap();
+            }
+            let mut wrong = payload.to_vec();
+            wrong[70_001] ^= 4;
+            let error = caller.put((seed, wrong.into()), Check::All).await.unwrap_err();
+            assert!(matches!(error, CallError::Content { offset: 70_001, sent: 100_000 }), "{error}");
+            let error = caller.put((seed + 1, payload), Check::Stamps).await.unwrap_err();
+            assert!(matches!(error, CallError::Content { offset: 0, .. }), "{error}");
+            assert!(caller.usage().await.unwrap() > Duration::ZERO);
         }
-        let mut wrong = payload.to_vec();
-        wrong[70_001] ^= 4;
-        let error = caller.put((seed, wrong.into()), Check::All).await.unwrap_err();
-        assert!(matches!(error, CallError::Content { offset: 70_001, sent: 100_000 }), "{error}");
-        let error = caller.put((seed + 1, payload), Check::Stamps).await.unwrap_err();
-        assert!(matches!(error, CallError::Content { offset: 0, .. }), "{error}");
-        assert!(caller.usage().await.unwrap() > Duration::ZERO);
     }
 }

@@ -5,6 +5,7 @@ use std::fs;
 use serde::Serialize;
 
 use super::cores::Cores;
+use super::encode::Encode;
 use super::http2::{Http2, Sizes};
 use super::plan::Plan;
 use super::rdma::Verdict;
@@ -22,6 +23,7 @@ pub(crate) struct Facts {
     pub(crate) version: &'static str,
     pub(crate) allocator: &'static str,
     pub(crate) http2: Http2Facts,
+    pub(crate) encode: Encode,
     /// Cores that the processes were kept on; absent if they were not.
     pub(crate) cores: Option<CoreFacts>,
     pub(crate) machine: Machine,
@@ -58,6 +60,7 @@ impl Facts {
     pub(crate) fn new(
         plan: &Plan,
         http2: Http2,
+        encode: Encode,
         cores: Option<Cores>,
         verdict: Option<Verdict>,
         checks: Checks,
@@ -72,6 +75,7 @@ impl Facts {
             version: env!("CARGO_PKG_VERSION"),
             allocator: "mimalloc",
             http2: Http2Facts { setting: http2.name(), description: http2.to_string(), sizes: http2.sizes() },
+            encode,
             cores: cores.map(|cores| CoreFacts { client: cores.client, server: cores.server }),
             machine: Machine::this(),
             seconds_per_cell_and_mode: plan.duration.as_secs_f64(),
@@ -91,6 +95,7 @@ impl Facts {
         lines.extend([
             ("allocator", format!("{} in both processes, for all modes", self.allocator)),
             ("HTTP/2", self.http2.description.clone()),
+            ("encoding", self.encode.to_string()),
             ("processes", cores),
             (
                 "machine",

@@ -13,6 +13,7 @@ mod child;
 mod client;
 mod content;
 mod cores;
+pub(crate) mod encode;
 mod facts;
 pub(crate) mod http2;
 mod json;
@@ -107,7 +108,8 @@ async fn measure(
     let progress = progress_bar(plan);
     let work = async {
         let (lanes, verdict) = connect(options, plan, rdma, &addresses).await?;
-        let control = Caller::new(client::tcp(addresses.tcp, http2::Http2::Default).await?);
+        let control =
+            Caller::new(client::tcp(addresses.tcp, http2::Http2::Default).await?, encode::Encode::Copy);
         let (progress, checks) = (progress.clone(), Checks::default());
         let mut meter = Meter { plan, lanes, control, progress, checks };
         let rows = meter.run().await?;
@@ -126,7 +128,7 @@ async fn measure(
     server.stop().await;
     let (verdict, rows, checks) = result?;
     let cores = cores.filter(|_| addresses.pinned);
-    Ok((Facts::new(plan, options.http2, cores, verdict, checks), rows))
+    Ok((Facts::new(plan, options.http2, options.encode, cores, verdict, checks), rows))
 }
 
 /// A connection for each mode of the plan.
@@ -139,7 +141,7 @@ async fn connect(
     let mut lanes = Vec::new();
     let mut verdict = None;
     for mode in &plan.modes {
-        let (caller, agreed) = client::connect(*mode, addresses, options.http2, rdma).await?;
+        let (caller, agreed) = client::connect(*mode, addresses, options.http2, options.encode, rdma).await?;
         lanes.push(Lane::new(*mode, caller));
         verdict = verdict.or(agreed);
     }

@@ -12,7 +12,7 @@ use super::queue_pair::{Connection, Inner};
 use super::send::SendQueue;
 use super::system::{self, Direction};
 use super::task::{Local, Remote, Task};
-use crate::verbs::{Access, CompletionStatus, Operation};
+use crate::verbs::{Access, CompletionStatus, Operation, copy_bytes};
 
 /// Bytes copied in one section, at most: whoever takes memory back waits for no more.
 const SECTION_BYTES: u64 = 1 << 20;
@@ -323,7 +323,7 @@ unsafe fn copy(
             // SAFETY:
             // - `here` is valid by this function's contract, `there` because its mapping has these bytes; and
             // - they do not overlap as addresses: a peer's segment is mapped for this module alone.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+            unsafe { copy_bytes(from, to, bytes) };
             Ok(length)
         }
         Place::Process(there) => {

@@ -1,0 +1,44 @@
+//! How the client turns a message into bytes, the same for every mode.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::Serialize;
+use tonic::body::Body;
+use tonic::codegen::http::Request;
+use tonic::transport::Channel;
+use tonic_rdma::gather::{self, GatherRequests};
+
+/// Whether payloads are copied when messages are encoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Encode {
+    /// Into one buffer, as all generated code does.
+    #[default]
+    Copy,
+    /// By reference, with [`gather`].
+    Gather,
+}
+
+impl Encode {
+    /// The channel that encodes so.
+    pub(crate) fn wrap(self, channel: Channel) -> GatherRequests<Channel> {
+        match self {
+            Self::Copy => GatherRequests::new(channel, as_it_is as fn(Request<Body>) -> Request<Body>),
+            Self::Gather => gather::requests(channel),
+        }
+    }
+}
+
+fn as_it_is(request: Request<Body>) -> Request<Body> {
+    request
+}
+
+impl fmt::Display for Encode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Copy => "messages are encoded into one buffer, as generated code does",
+            Self::Gather => "payloads go by reference (tonic_rdma::gather), in all modes",
+        })
+    }
+}
