@@ -210,6 +210,29 @@ fn read_1_mebibyte(bencher: Bencher<'_, '_>) {
         .bench_local(|| a.run(Operation::Read { into: &into, remote: b.remote() }));
 }
 
+/// Copies as the device makes them, between places that are this many bytes apart within a page. See `verbs::copy`.
+#[divan::bench(args = [0, 8, 64])]
+fn copy(bencher: Bencher<'_, '_>, apart: usize) {
+    pin(0);
+    const SLOT: usize = 17 * 1024;
+    let (from, to) = (vec![1u8; 4096 + SLOT], HostMemory::shared(2 * 4096 + SLOT, 4096).unwrap());
+    let from = &from[from.as_ptr().align_offset(4096)..][..SLOT];
+    bencher.counter(BytesCount::new(SLOT)).bench_local(|| to.copy_in(apart, black_box(from)));
+}
+
+/// The same by `memcpy`.
+#[divan::bench(args = [0, 8, 64])]
+fn copy_by_memcpy(bencher: Bencher<'_, '_>, apart: usize) {
+    pin(0);
+    const SLOT: usize = 17 * 1024;
+    let (from, mut to) = (vec![1u8; 4096 + SLOT], vec![0u8; 2 * 4096 + SLOT]);
+    let from = &from[from.as_ptr().align_offset(4096)..][..SLOT];
+    let start = to.as_ptr().align_offset(4096) + apart;
+    bencher
+        .counter(BytesCount::new(SLOT))
+        .bench_local(|| black_box(&mut to)[start..start + SLOT].copy_from_slice(black_box(from)));
+}
+
 /// The same bytes by `memcpy`, to compare with.
 #[divan::bench(sample_count = 1000)]
 fn memcpy_1_mebibyte(bencher: Bencher<'_, '_>) {
