@@ -63,7 +63,7 @@ pub(crate) struct CompareOptions {
     /// Seconds to measure each cell in each mode [default: so that all ends within 90 s]
     #[arg(long, value_name = "SECS", value_parser = units::parse_seconds)]
     pub(crate) duration: Option<Duration>,
-    /// RDMA provider: auto, soft, or the name of a device
+    /// RDMA provider: auto, soft, ibverbs, or the name of a device
     #[arg(long, value_name = "auto|soft|DEVICE", value_parser = parse_provider, default_value = "auto")]
     pub(crate) provider: String,
     /// HTTP/2 windows and frames, for all modes alike: tonic's defaults, what is best for grpc-tcp, or
@@ -197,7 +197,8 @@ fn parse_provider(text: &str) -> Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte);
     if text.is_empty() || text.len() > 64 || !text.bytes().all(plain) {
         return Err(
-            "accepted: auto, soft, or the name of a device as `tonic-rdma devices` shows it".to_owned()
+            "accepted: auto, soft, ibverbs, or the name of a device as `tonic-rdma devices` shows it"
+                .to_owned(),
         );
     }
     Ok(text.to_owned())

@@ -12,6 +12,9 @@ use crate::verbs::PathSettings;
 pub struct Config {
     pub(crate) policy: Policy,
     pub(crate) provider: ProviderChoice,
+    pub(crate) device: Option<String>,
+    pub(crate) device_port: Option<u8>,
+    pub(crate) gid_index: Option<u8>,
     pub(crate) poll_mode: PollMode,
     pub(crate) poll_cpus: Vec<usize>,
     pub(crate) completion_queues: usize,
@@ -49,6 +52,8 @@ pub enum ProviderChoice {
     Auto,
     /// The software device alone.
     Soft,
+    /// Devices that libibverbs drives alone.
+    Ibverbs,
 }
 
 /// How completions are waited for.
@@ -79,6 +84,9 @@ impl Default for Config {
         Self {
             policy: Policy::default(),
             provider: ProviderChoice::default(),
+            device: None,
+            device_port: None,
+            gid_index: None,
             poll_mode: PollMode::default(),
             poll_cpus: Vec::new(),
             completion_queues: 1,
@@ -116,6 +124,9 @@ impl Config {
         if let Some(provider) = variables.choice("RDMA_PROVIDER", PROVIDERS)? {
             config.provider = provider;
         }
+        config.device = variables.name("RDMA_DEVICE")?;
+        config.device_port = variables.number("RDMA_DEVICE_PORT", 1, 255)?.map(|port| port as u8);
+        config.gid_index = variables.number("RDMA_GID_INDEX", 0, 255)?.map(|index| index as u8);
         if let Some(mode) = variables.choice("RDMA_POLL_MODE", POLL_MODES)? {
             config.poll_mode = mode;
         }
@@ -153,9 +164,28 @@ impl Config {
         self
     }
 
-    /// Which device to use. Variable `RDMA_PROVIDER`: `auto`, `soft`.
+    /// Which provider's device to use. Variable `RDMA_PROVIDER`: `auto`, `soft`, `ibverbs`.
     pub fn provider(mut self, provider: ProviderChoice) -> Self {
         self.provider = provider;
+        self
+    }
+
+    /// The device to use, such as `mlx5_0` or `soft0`; the best one otherwise. Variable `RDMA_DEVICE`.
+    pub fn device(mut self, name: impl Into<String>) -> Self {
+        self.device = Some(name.into());
+        self
+    }
+
+    /// The device's port, from 1; its first active one otherwise. Variable `RDMA_DEVICE_PORT`.
+    pub fn device_port(mut self, port: u8) -> Self {
+        self.device_port = Some(port);
+        self
+    }
+
+    /// Index into the port's table of global identifiers; the best one otherwise: RoCE version 2, with an address that
+    /// is not link-local. Variable `RDMA_GID_INDEX`.
+    pub fn gid_index(mut self, index: u8) -> Self {
+        self.gid_index = Some(index);
         self
     }
 
@@ -262,7 +292,7 @@ const MAX_CHUNK: u64 = 16 << 20;
 const POLICIES: &[(&str, Policy)] =
     &[("require", Policy::Require), ("prefer", Policy::Prefer), ("tcp-only", Policy::TcpOnly)];
 const PROVIDERS: &[(&str, ProviderChoice)] =
-    &[("auto", ProviderChoice::Auto), ("soft", ProviderChoice::Soft)];
+    &[("auto", ProviderChoice::Auto), ("soft", ProviderChoice::Soft), ("ibverbs", ProviderChoice::Ibverbs)];
 const POLL_MODES: &[(&str, PollMode)] =
     &[("busy", PollMode::Busy), ("adaptive", PollMode::Adaptive), ("event", PollMode::Event)];
 
@@ -277,6 +307,19 @@ impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
             None => Ok(None),
             Some(Ok(value)) => Ok(Some(value)),
             Some(Err(raw)) => Err(bad(name, &raw.to_string_lossy(), "takes text in UTF-8".into())),
+        }
+    }
+
+    /// The name of a device, as the kernel has them.
+    fn name(&self, variable: &str) -> Result<Option<String>, ConfigError> {
+        const LONGEST: usize = 64;
+        let Some(value) = self.text(variable)? else { return Ok(None) };
+        let fits = (1..=LONGEST).contains(&value.len())
+            && value.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
+        if fits {
+            Ok(Some(value))
+        } else {
+            Err(bad(variable, &value, "takes the name of a device, such as mlx5_0".into()))
         }
     }
 
@@ -365,6 +408,10 @@ mod tests {
     fn every_variable_is_applied() {
         assert_eq!(with("RDMA_POLICY", "Require").unwrap().policy, Policy::Require);
         assert_eq!(with("RDMA_PROVIDER", "soft").unwrap().provider, ProviderChoice::Soft);
+        assert_eq!(with("RDMA_PROVIDER", "ibverbs").unwrap().provider, ProviderChoice::Ibverbs);
+        assert_eq!(with("RDMA_DEVICE", "mlx5_0").unwrap().device.as_deref(), Some("mlx5_0"));
+        assert_eq!(with("RDMA_DEVICE_PORT", "2").unwrap().device_port, Some(2));
+        assert_eq!(with("RDMA_GID_INDEX", "0").unwrap().gid_index, Some(0));
         assert_eq!(with("RDMA_POLL_MODE", "busy").unwrap().poll_mode, PollMode::Busy);
         assert_eq!(with("RDMA_POLL_CPUS", "0, 3").unwrap().poll_cpus, [0, 3]);
         assert_eq!(with("RDMA_CQS", "4").unwrap().completion_queues, 4);
@@ -390,7 +437,11 @@ mod tests {
     fn a_bad_value_is_named_with_what_is_accepted() {
         for (name, value, accepted) in [
             ("RDMA_POLICY", "always", "takes one of require, prefer, tcp-only"),
-            ("RDMA_PROVIDER", "mlx5_0", "takes one of auto, soft"),
+            ("RDMA_PROVIDER", "mlx5_0", "takes one of auto, soft, ibverbs"),
+            ("RDMA_DEVICE", "../x", "takes the name of a device, such as mlx5_0"),
+            ("RDMA_DEVICE", "", "takes the name of a device, such as mlx5_0"),
+            ("RDMA_DEVICE_PORT", "0", "takes a number from 1 to 255"),
+            ("RDMA_GID_INDEX", "256", "takes a number from 0 to 255"),
             ("RDMA_POLL_MODE", "", "takes one of busy, adaptive, event"),
             ("RDMA_POLL_CPUS", "0;1", "takes CPU numbers below 1024, separated by commas"),
             ("RDMA_CQS", "0", "takes a number from 1 to 64"),

@@ -74,6 +74,8 @@ pub(super) struct Limits {
     pub(super) rendezvous: usize,
     /// Length of a rendezvous chunk.
     pub(super) chunk: usize,
+    /// Chunks that the peer may have to read at once.
+    pub(super) sources: usize,
     /// How long the peer may take to answer a ping.
     pub(super) ping_timeout: Duration,
 }
@@ -390,6 +392,9 @@ impl State {
         if self.flush_wanted {
             self.flush_staging(counters, now)?;
         }
+        if self.protocol.is_write_closed() {
+            self.link.signal_all();
+        }
         while let Some(message) = self.protocol.poll_transmit(now) {
             counters.acks_sent.add(1);
             counters.work_requests.add(1);
@@ -437,7 +442,8 @@ impl State {
     }
 
     fn stage(&self) -> Stage {
-        if self.fault.is_some() || (self.detached && self.staging.is_empty() && self.protocol.is_closed()) {
+        let all_said = self.detached && self.staging.is_empty() && self.protocol.is_closed();
+        if self.fault.is_some() || (all_said && self.link.is_drained()) {
             Stage::Finished
         } else if self.detached {
             Stage::Lingering

@@ -23,6 +23,7 @@ pub(crate) struct Link {
     slots: Vec<LocalSegment>,
     pool: Pool,
     signal_every: u32,
+    signal_all: bool,
     unsignaled: u32,
     posted: u64,
     completed: u64,
@@ -58,6 +59,7 @@ impl Link {
             slots,
             pool,
             signal_every,
+            signal_all: false,
             unsignaled: 0,
             posted: 0,
             completed: 0,
@@ -94,7 +96,7 @@ impl Link {
         let length: usize = slices.iter().map(|slice| slice.len()).sum();
         let inline = length <= self.queue_pair.capacity().inline as usize;
         self.unsignaled += 1;
-        let signaled = self.unsignaled >= self.signal_every;
+        let signaled = self.signal_all || self.unsignaled >= self.signal_every;
         let wr_id = self.id(Kind::Send, self.unsignaled);
         if inline {
             self.post_send(wr_id, Payload::Inline(slices), signaled)?;
@@ -115,6 +117,17 @@ impl Link {
     fn post_send(&self, wr_id: u64, data: Payload<'_>, signaled: bool) -> Result<(), ConnectionFault> {
         let operation = Operation::Send { data, immediate: None };
         self.queue_pair.post_send(&[SendRequest { wr_id, operation, signaled }]).map_err(not_posted)
+    }
+
+    /// From now on the completion of every message is reported: the connection is about to end, and the queue pair
+    /// must not go before the last message has arrived.
+    pub(crate) fn signal_all(&mut self) {
+        self.signal_all = true;
+    }
+
+    /// Whether everything that was posted has completed.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.completed == self.posted
     }
 
     /// `count` sends, the oldest outstanding, have completed.

@@ -23,6 +23,7 @@ mod busy;
 mod config;
 mod connection;
 mod counters;
+mod device;
 mod dial;
 mod error;
 mod fault;

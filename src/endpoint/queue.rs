@@ -11,7 +11,7 @@ use super::connection::Connection;
 use super::counters::PollCounters;
 use super::lock;
 use super::work_id::WorkId;
-use crate::verbs::{CompletionQueue, WorkCompletion};
+use crate::verbs::{CompletionQueue, Context, VerbsError, WorkCompletion};
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub(crate) struct Queue {
     completions: Arc<dyn CompletionQueue>,
     connections: Mutex<Slab<Arc<Connection>>>,
     used: AtomicUsize,
+    /// Connections that it has room for.
+    limit: usize,
     batch: Mutex<Batch>,
     polling: Arc<PollCounters>,
 }
@@ -46,25 +48,32 @@ impl Polled {
 }
 
 impl Queue {
-    /// Completions that a queue is made for.
-    pub(crate) const CAPACITY: u32 = 1 << 20;
-    /// Connections of a queue. Each has at most some 200 completions that nobody has taken yet: its receive buffers,
-    /// its READs, and every 64th of its sends.
-    const CONNECTIONS: usize = Self::CAPACITY as usize / 256;
+    /// Completions that a queue is made for, where the device has as many.
+    const CAPACITY: u32 = 1 << 20;
+    /// The same where they take memory that is locked, 64 bytes each.
+    const LOCKED_CAPACITY: u32 = 1 << 17;
+    /// Room for a connection: it has at most some 200 completions that nobody has taken yet, those of its receive
+    /// buffers, its READs, and every 64th of its sends.
+    const OF_A_CONNECTION: u32 = 256;
     /// Completions taken in one poll, so that no connection keeps the others waiting for long.
     const BATCH: usize = 64;
 
-    pub(crate) fn new(completions: Arc<dyn CompletionQueue>) -> Self {
-        Self {
-            completions,
+    /// A queue of the device, as large as makes sense.
+    pub(crate) fn new(context: &dyn Context) -> Result<Self, VerbsError> {
+        let device = context.attributes();
+        let wanted = if device.locks_memory { Self::LOCKED_CAPACITY } else { Self::CAPACITY };
+        let capacity = wanted.min(device.max_completions);
+        Ok(Self {
+            completions: context.create_completion_queue(capacity)?,
             connections: Mutex::default(),
             used: AtomicUsize::new(0),
+            limit: (capacity / Self::OF_A_CONNECTION).max(1) as usize,
             batch: Mutex::new(Batch {
                 completions: [WorkCompletion::EMPTY; Self::BATCH],
                 wakers: Vec::with_capacity(2 * Self::BATCH),
             }),
             polling: Arc::default(),
-        }
+        })
     }
 
     /// The queue itself, to create queue pairs with.
@@ -78,7 +87,7 @@ impl Queue {
         make: impl FnOnce(u32) -> Result<Arc<Connection>, E>,
     ) -> Result<Result<(u32, Arc<Connection>), E>, QueueFull> {
         let mut connections = lock(&self.connections);
-        if connections.len() >= Self::CONNECTIONS {
+        if connections.len() >= self.limit {
             return Err(QueueFull);
         }
         let entry = connections.vacant_entry();

@@ -111,9 +111,8 @@ impl Reactor {
     }
 
     fn new(context: &Arc<dyn Context>, config: &Config, runtime: &Handle) -> Result<Arc<Self>, VerbsError> {
-        let capacity = context.attributes().max_completions.min(Queue::CAPACITY);
         let queues = (0..config.completion_queues.max(1))
-            .map(|_| Ok(Arc::new(Queue::new(context.create_completion_queue(capacity)?))))
+            .map(|_| Ok(Arc::new(Queue::new(&**context)?)))
             .collect::<Result<Vec<_>, VerbsError>>()?;
         let kick = Arc::new(Notify::new());
         let waiters = match config.poll_mode {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tokio::net::TcpStream;
 
-use super::config::{Config, EagerThreshold, ProviderChoice};
+use super::config::{Config, EagerThreshold};
 use super::connection::{Connection, Limits};
 use super::info::Live;
 use super::link::Link;
@@ -16,7 +16,9 @@ use super::reactor::Reactor;
 use super::supervisor::{Counted, Supervisor};
 use crate::memory::{Block, Budget, Pool, PoolSettings, Quota};
 use crate::protocol;
-use crate::verbs::{self, Access, Context, Probe, QueuePair, QueuePairAddress, QueuePairCapacity};
+use crate::verbs::{
+    Access, Context, DeviceAttributes, Probe, QueuePair, QueuePairAddress, QueuePairCapacity,
+};
 use crate::wire::Header;
 use crate::wire::hello::Offer;
 
@@ -65,11 +67,8 @@ impl Prepared {
     /// Rendezvous memory of a connection in each direction, in chunks.
     const CHUNKS: u64 = 32;
 
-    /// Opens the device and creates what a connection needs; the error says why there will be none.
-    pub(crate) fn new(config: &Config) -> Result<Self, String> {
-        let context = match config.provider {
-            ProviderChoice::Auto | ProviderChoice::Soft => verbs::soft::open().map_err(text)?,
-        };
+    /// Creates what a connection over the device needs; the error says why there will be none.
+    pub(crate) fn new(context: Arc<dyn Context>, config: &Config) -> Result<Self, String> {
         let attributes = context.attributes().clone();
         let reactor = Reactor::current(&context, config).map_err(text)?;
         let queue = Arc::clone(reactor.assign());
@@ -79,7 +78,7 @@ impl Prepared {
         let rendezvous = Self::CHUNKS * config.chunk_size as u64;
         let settings = PoolSettings {
             access: Access::LOCAL_WRITE | Access::REMOTE_READ,
-            send_quota: rendezvous,
+            send_quota: rendezvous + u64::from(config.queue_depth) * u64::from(slot_size),
             receive_quota: ring_bytes + rendezvous,
             ..PoolSettings::default()
         };
@@ -148,10 +147,11 @@ impl Prepared {
         Limits {
             coalesce: COALESCE.min(room),
             rendezvous: match self.config.eager_threshold {
-                EagerThreshold::Auto => AUTO_THRESHOLD,
+                EagerThreshold::Auto => automatic_threshold(self.context.attributes()),
                 EagerThreshold::Bytes(bytes) => usize::try_from(bytes).unwrap_or(usize::MAX),
             },
             chunk: self.config.chunk_size,
+            sources: Self::CHUNKS as usize,
             ping_timeout: self.config.ping_timeout,
         }
     }
@@ -159,10 +159,14 @@ impl Prepared {
 
 /// Inline bytes to ask for: a full receive buffer.
 const MAX_INLINE: u32 = 64 * 1024 + 512;
-/// Rendezvous threshold of the software device. An eager message is copied once on its way there, straight into the
-/// peer's receive buffer; a rendezvous is copied twice, and the peer learns of it first. So none pays, whatever its
-/// length (measured: `docs/design/0003-endpoint.md`).
-const AUTO_THRESHOLD: usize = usize::MAX;
+/// From which length on a write goes by rendezvous when nobody says. An eager message of the software device is copied
+/// once on its way, straight into the peer's receive buffer; a rendezvous is copied twice, and the peer learns of it
+/// first. So none pays there, whatever its length (measured: `docs/design/0003-endpoint.md`). Elsewhere both are copied
+/// into registered memory, and a rendezvous is fewer messages.
+fn automatic_threshold(device: &DeviceAttributes) -> usize {
+    const OTHERS: usize = 64 * 1024;
+    if device.provider == "soft" { usize::MAX } else { OTHERS }
+}
 
 impl Established {
     /// Evidence that both ends see one another's memory.

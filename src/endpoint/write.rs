@@ -118,7 +118,9 @@ impl State {
         let mut chunks = [Chunk { address: 0, rkey: 0, length: 0 }; MAX_CHUNKS];
         let mut blocks: [Option<Block>; MAX_CHUNKS] = Default::default();
         let (mut count, mut taken) = (0, 0);
-        while count < self.protocol.rendezvous_room() && taken < length {
+        let most =
+            self.limits.sources.saturating_sub(self.sources.len()).min(self.protocol.rendezvous_room());
+        while count < most && taken < length {
             let part = (length - taken).min(self.limits.chunk);
             // No memory now: what there is goes by the eager path, or waits.
             let Ok(mut block) = self.link.pool().lease(part, Quota::Send) else { break };

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use tokio::runtime::{Builder, Runtime};
 use tonic::transport::{Channel, Endpoint};
-use tonic_rdma::{Config, Policy, ProviderChoice, RdmaConnector, RdmaIncoming};
+use tonic_rdma::{Config, Policy, ProviderChoice, RdmaConnector, RdmaIncoming, verbs};
 
 use crate::failure::Failure;
 
@@ -20,6 +20,22 @@ pub(crate) struct Rdma {
     config: Config,
 }
 
+/// The device of this name, if it can be used.
+fn usable(name: &str) -> Result<&str, Failure> {
+    let found = verbs::devices();
+    match found.iter().find(|device| device.name == name).map(|device| &device.state) {
+        Some(Ok(_)) => Ok(name),
+        Some(Err(reason)) => Err(Failure::usage(format!("--provider: {name} can't be used: {reason}"))),
+        None => {
+            let names: Vec<&str> = found.iter().map(|device| device.name.as_str()).collect();
+            let names = names.join(", ");
+            Err(Failure::usage(format!(
+                "--provider: no device {name:?}; accepted: auto, soft, ibverbs, {names}"
+            )))
+        }
+    }
+}
+
 /// What the two ends agreed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
@@ -30,15 +46,14 @@ pub(crate) struct Verdict {
 }
 
 impl Rdma {
-    /// The configuration for `provider` (`auto`, `soft`, or a device), refused if a variable or the provider is bad.
+    /// The configuration for `provider` (`auto`, `soft`, `ibverbs`, or a device), refused if a variable or the provider is bad.
     pub(crate) fn new(provider: &str) -> Result<Self, Failure> {
         let config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
         let config = match provider {
             "auto" => config,
-            "soft" | "soft0" => config.provider(ProviderChoice::Soft),
-            other => {
-                return Err(Failure::usage(format!("--provider: no device {other:?}; accepted: auto, soft")));
-            }
+            "soft" => config.provider(ProviderChoice::Soft),
+            "ibverbs" => config.provider(ProviderChoice::Ibverbs),
+            name => config.provider(ProviderChoice::Auto).device(usable(name)?),
         };
         Ok(Self { config: config.policy(Policy::Require) })
     }

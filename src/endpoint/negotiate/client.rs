@@ -4,6 +4,7 @@ use tokio::net::TcpStream;
 
 use super::{Talk, confirm, proven};
 use crate::endpoint::config::Config;
+use crate::endpoint::device;
 use crate::endpoint::error::NegotiationError;
 use crate::endpoint::identity;
 use crate::endpoint::session::{Established, PeerEnd, Prepared};
@@ -26,7 +27,10 @@ pub(in crate::endpoint) async fn negotiate(
     config: &Config,
 ) -> Result<Outcome, NegotiationError> {
     let wanted = config.clone();
-    let prepared = blocking(move || Prepared::new(&wanted)).await;
+    let (local, peer) = (tcp.local_addr()?, tcp.peer_addr()?);
+    let prepare =
+        move || device::open(&wanted, local, peer).and_then(|(_, context)| Prepared::new(context, &wanted));
+    let prepared = blocking(prepare).await;
     let mut talk = Talk::new(tcp);
     // Without a device there is nothing to offer, but the hello tells the server who we are, and that TCP will do.
     let offers = prepared.iter().map(Prepared::offer).collect();

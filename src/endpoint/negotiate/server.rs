@@ -6,12 +6,15 @@ use super::client::blocking;
 use super::sniff::{Peer, sniff};
 use super::{Talk, confirm, proven};
 use crate::endpoint::config::{Config, Policy};
+use crate::endpoint::device::Provider;
 use crate::endpoint::error::NegotiationError;
 use crate::endpoint::identity;
 use crate::endpoint::session::{Established, PeerEnd, Prepared};
 use crate::endpoint::stream::EndpointStream;
 use crate::verbs::QueuePairAddress;
-use crate::wire::hello::{ClientHello, Confirm, HelloError, Message, ServerHello, VERSION, Verdict};
+use crate::wire::hello::{
+    ClientHello, Confirm, HelloError, HostIdentity, Message, Offer, ServerHello, VERSION, Verdict,
+};
 
 /// Finds out who is there and goes on from there.
 pub(in crate::endpoint) async fn negotiate(
@@ -66,22 +69,38 @@ async fn accept(hello: ClientHello, config: &Config) -> Result<(Established, u8)
     if config.policy == Policy::TcpOnly {
         return Err("the server's policy is tcp-only".into());
     }
-    let Some(index) = hello.offers.iter().position(|offer| offer.provider == "soft") else {
-        let offered: Vec<&str> = hello.offers.iter().map(|offer| offer.provider.as_str()).collect();
-        return Err(format!("no provider in common: offered were {offered:?}, this end has soft"));
+    let mut obstacles = Vec::new();
+    for (offer, index) in hello.offers.iter().zip(0..) {
+        match meet(offer, &hello.identity, config).await {
+            Ok(established) => return Ok((established, index)),
+            Err(obstacle) => obstacles.push(obstacle),
+        }
+    }
+    if obstacles.is_empty() {
+        return Err("the client has no RDMA device".into());
+    }
+    Err(obstacles.join("; "))
+}
+
+/// Connects to one offer; the error says why that can't be.
+async fn meet(offer: &Offer, client: &HostIdentity, config: &Config) -> Result<Established, String> {
+    let provider = Provider::named(&offer.provider).filter(|provider| provider.is_wanted(config));
+    let Some(provider) = provider else {
+        return Err(format!("this end does not use the provider offered, {:?}", offer.provider));
     };
-    if let Some(obstacle) = identity::obstacle(&identity::local(), &hello.identity) {
+    if provider == Provider::Soft
+        && let Some(obstacle) = identity::obstacle(&identity::local(), client)
+    {
         return Err(obstacle);
     }
-    let offer = &hello.offers[index];
     let peer = PeerEnd {
         address: QueuePairAddress::new(offer.queue_pair.clone()).ok_or("queue pair address too long")?,
         receive_slots: offer.receive_slots,
         slot_size: offer.slot_size,
     };
     let config = config.clone();
-    let connect = move || Prepared::new(&config).and_then(|prepared| prepared.connect(&peer));
-    blocking(connect).await.map(|established| (established, index as u8))
+    let connect = move || Prepared::new(provider.open(&config)?, &config)?.connect(&peer);
+    blocking(connect).await
 }
 
 async fn conclude(

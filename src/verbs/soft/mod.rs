@@ -76,6 +76,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Context, DeviceAttributes, VerbsError};
 
+/// The device's name.
+pub const NAME: &str = "soft0";
 /// Requests outstanding on one queue.
 const MAX_WORK_REQUESTS: u32 = 1 << 14;
 /// Bytes of one request.
@@ -105,7 +107,7 @@ pub fn attributes() -> DeviceAttributes {
         max_memory_regions: table::REGIONS,
         immediate: true,
         locks_memory: false,
-        ..DeviceAttributes::new("soft", "soft0")
+        ..DeviceAttributes::new("soft", NAME)
     }
 }
 

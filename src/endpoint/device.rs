@@ -1,0 +1,124 @@
+//! Which device a connection uses.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::config::{Config, ProviderChoice};
+use crate::verbs::{Context, soft};
+
+/// What drives a device; the name is the one that offers carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Provider {
+    /// The software device: processes of one host.
+    Soft,
+    /// Devices with a driver in the kernel.
+    Ibverbs,
+}
+
+impl Provider {
+    const ALL: [Self; 2] = [Self::Soft, Self::Ibverbs];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Soft => "soft",
+            Self::Ibverbs => "ibverbs",
+        }
+    }
+
+    /// The provider of an offer.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|provider| provider.name() == name)
+    }
+
+    /// Whether the configuration lets it be used.
+    pub(super) fn is_wanted(self, config: &Config) -> bool {
+        match (&config.provider, config.device.as_deref()) {
+            (ProviderChoice::Auto, None) => true,
+            (ProviderChoice::Auto, Some(name)) => (name == soft::NAME) == (self == Self::Soft),
+            (ProviderChoice::Soft, _) => self == Self::Soft,
+            (ProviderChoice::Ibverbs, _) => self == Self::Ibverbs,
+        }
+    }
+
+    /// Opens the device that the configuration names, or the provider's best.
+    pub(super) fn open(self, config: &Config) -> Result<Arc<dyn Context>, String> {
+        match self {
+            Self::Soft => soft::open().map_err(|error| error.to_string()),
+            Self::Ibverbs => open_ibverbs(config),
+        }
+    }
+}
+
+impl fmt::Display for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What the client's end of a TCP connection uses: memory within a host, the network beyond it.
+///
+/// # Errors
+/// Why there is no device, for each provider that was tried.
+pub(super) fn open(
+    config: &Config,
+    local: SocketAddr,
+    peer: SocketAddr,
+) -> Result<(Provider, Arc<dyn Context>), String> {
+    let order = if local.ip().to_canonical() == peer.ip().to_canonical() {
+        Provider::ALL
+    } else {
+        [Provider::Ibverbs, Provider::Soft]
+    };
+    let mut obstacles = Vec::new();
+    for provider in order.into_iter().filter(|provider| provider.is_wanted(config)) {
+        match provider.open(config) {
+            Ok(context) => return Ok((provider, context)),
+            Err(reason) => obstacles.push(format!("{provider}: {reason}")),
+        }
+    }
+    if obstacles.is_empty() {
+        obstacles.push("the configuration names a device of another provider than the one it wants".into());
+    }
+    Err(obstacles.join("; "))
+}
+
+fn open_ibverbs(_config: &Config) -> Result<Arc<dyn Context>, String> {
+    Err("this build has no ibverbs provider".into())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_offers() {
+        for provider in Provider::ALL {
+            assert_eq!(Provider::named(provider.name()), Some(provider));
+        }
+        assert_eq!(Provider::named("carrier pigeon"), None);
+    }
+
+    #[test]
+    fn the_configuration_decides() {
+        let wanted = |config: Config| Provider::ALL.map(|provider| provider.is_wanted(&config));
+        assert_eq!(wanted(Config::default()), [true, true]);
+        assert_eq!(wanted(Config::default().provider(ProviderChoice::Soft)), [true, false]);
+        assert_eq!(wanted(Config::default().provider(ProviderChoice::Ibverbs)), [false, true]);
+        assert_eq!(wanted(Config::default().device("soft0")), [true, false]);
+        assert_eq!(wanted(Config::default().device("mlx5_0")), [false, true]);
+    }
+
+    #[test]
+    fn within_a_host_memory_comes_first() {
+        let host = |text: &str| -> SocketAddr { text.parse().unwrap() };
+        let (provider, _) =
+            open(&Config::default(), host("127.0.0.1:1"), host("[::ffff:127.0.0.1]:2")).unwrap();
+        assert_eq!(provider, Provider::Soft);
+        let missing = Config::default().provider(ProviderChoice::Ibverbs).device("none0");
+        let reason = open(&missing, host("10.0.0.1:1"), host("10.0.0.2:2")).unwrap_err();
+        assert!(reason.starts_with("ibverbs: "), "{reason}");
+    }
+}
