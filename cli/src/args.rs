@@ -34,7 +34,7 @@ pub(crate) enum Command {
     /// The serving half of `compare`, which starts it
     #[command(hide = true)]
     CompareServer(ServerOptions),
-    /// List RDMA devices, their limits, and why something can't be used
+    /// List RDMA devices, their limits, and why something can't be used; with --check, test them
     Devices(DevicesOptions),
 }
 
@@ -103,6 +103,9 @@ pub(crate) struct ServerOptions {
 /// Options of `devices`.
 #[derive(Debug, Args)]
 pub(crate) struct DevicesOptions {
+    /// Test each usable device: SEND, WRITE and READ between two queue pairs of this process
+    #[arg(long)]
+    pub(crate) check: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

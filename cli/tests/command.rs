@@ -120,6 +120,23 @@ fn devices_are_listed() {
     let json: Value = serde_json::from_slice(&run(&["devices", "--json"]).stdout).unwrap();
     assert_eq!(json["devices"][0]["name"], "soft0");
     assert_eq!(json["devices"][0]["usable"], true);
+    assert!(json["devices"][0].get("tests").is_none());
+}
+
+#[test]
+fn devices_are_tested() {
+    let text = run(&["devices", "--check"]);
+    assert!(text.status.success());
+    let json: Value = serde_json::from_slice(&run(&["devices", "--check", "--json"]).stdout).unwrap();
+    let tests = json["devices"][0]["tests"].as_array().unwrap();
+    let operations: Vec<_> = tests.iter().map(|test| test["operation"].as_str().unwrap()).collect();
+    assert_eq!(operations, ["connect", "SEND", "WRITE", "READ"]);
+    assert!(tests.iter().all(|test| test["micros"].is_u64()), "{tests:?}");
+    let printed = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(
+        operations.iter().all(|operation| printed.contains(&format!("self-test, {operation}"))),
+        "{printed}"
+    );
 }
 
 /// The serving process of a comparison, found by its parent.

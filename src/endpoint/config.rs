@@ -266,6 +266,11 @@ impl Config {
         self
     }
 
+    /// Attributes that queue pairs are connected with.
+    pub fn path(&self) -> &PathSettings {
+        &self.path
+    }
+
     /// Attributes that queue pairs are connected with. Variables `RDMA_QP_TIMEOUT`, `RDMA_QP_RETRY_COUNT`,
     /// `RDMA_QP_SL`, `RDMA_QP_MTU`, `RDMA_QP_PKEY_INDEX`, `RDMA_TRAFFIC_CLASS`.
     pub fn path_settings(mut self, path: PathSettings) -> Self {

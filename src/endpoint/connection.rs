@@ -259,6 +259,14 @@ impl Connection {
         wakers.into_iter().for_each(Waker::wake);
     }
 
+    /// Ends the connection if the device has given up its queue pair.
+    pub(crate) fn fail_with_device(&self) {
+        let failure = lock(&self.state).link.queue_pair().failure();
+        if let Some(reason) = failure {
+            self.fail(ConnectionFault::DeviceFailed(reason.into()));
+        }
+    }
+
     /// Tells the peer that we are leaving, then ends the connection.
     pub(crate) fn abort(&self, code: AbortCode, fault: ConnectionFault) {
         let mut state = lock(&self.state);

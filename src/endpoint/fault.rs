@@ -31,6 +31,9 @@ pub enum ConnectionFault {
         /// How it ended.
         status: CompletionStatus,
     },
+    /// The device, or its port, is in no state to go on.
+    #[error("the device ended the connection: {0}")]
+    DeviceFailed(Arc<str>),
     /// This end could not go on.
     #[error("{0}")]
     Local(Arc<str>),
@@ -42,7 +45,9 @@ pub enum ConnectionFault {
 impl From<ConnectionFault> for io::Error {
     fn from(fault: ConnectionFault) -> Self {
         let kind = match &fault {
-            ConnectionFault::PeerLost(_) | ConnectionFault::Device { .. } => io::ErrorKind::ConnectionReset,
+            ConnectionFault::PeerLost(_)
+            | ConnectionFault::Device { .. }
+            | ConnectionFault::DeviceFailed(_) => io::ErrorKind::ConnectionReset,
             ConnectionFault::Aborted(_) | ConnectionFault::Closed => io::ErrorKind::ConnectionAborted,
             ConnectionFault::NoAnswer(_) => io::ErrorKind::TimedOut,
             ConnectionFault::Violation(_) => io::ErrorKind::InvalidData,

@@ -26,6 +26,7 @@ mod counters;
 mod device;
 mod dial;
 mod error;
+mod events;
 mod fault;
 mod identity;
 mod idle;

@@ -161,6 +161,12 @@ impl Queue {
         Polled { completions: count, woken }
     }
 
+    /// Ends the connections whose queue pairs the device has given up, with its reason.
+    pub(crate) fn fail_with_device(&self) {
+        let connections: Vec<_> = lock(&self.connections).iter().map(|(_, it)| Arc::clone(it)).collect();
+        connections.iter().for_each(|connection| connection.fail_with_device());
+    }
+
     /// Asks for an event with the next completion.
     pub(crate) fn arm(&self) {
         self.polling.sleeps.add(1);

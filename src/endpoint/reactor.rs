@@ -24,6 +24,7 @@ use tokio::task::AbortHandle;
 
 use super::busy::BusyThread;
 use super::config::{Config, PollMode};
+use super::events;
 use super::lock;
 use super::pace::Pace;
 use super::poll_task;
@@ -42,6 +43,8 @@ pub(crate) struct Reactor {
     idle_polled: AtomicBool,
     multi_thread: bool,
     task: OnceLock<AbortHandle>,
+    /// Watches the device for what is no completion.
+    events: Option<AbortHandle>,
     _threads: Vec<BusyThread>,
 }
 
@@ -123,6 +126,7 @@ impl Reactor {
             PollMode::Busy => BusyThread::start_all(&queues, &config.poll_cpus)?,
             PollMode::Adaptive | PollMode::Event => Vec::new(),
         };
+        let events = events::watch(context, &queues, runtime)?;
         let reactor = Arc::new(Self {
             queues,
             next: AtomicUsize::new(0),
@@ -132,6 +136,7 @@ impl Reactor {
             idle_polled: AtomicBool::new(false),
             multi_thread: runtime.runtime_flavor() != RuntimeFlavor::CurrentThread,
             task: OnceLock::new(),
+            events,
             _threads: threads,
         });
         if let Some(waiters) = waiters {
@@ -277,9 +282,7 @@ impl Reactor {
 
 impl Drop for Reactor {
     fn drop(&mut self) {
-        if let Some(task) = self.task.get() {
-            task.abort();
-        }
+        self.task.get().into_iter().chain(&self.events).for_each(AbortHandle::abort);
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use super::{DeviceAttributes, soft};
+use std::sync::Arc;
+
+use super::{Context, DeviceAttributes, VerbsError, soft};
 
 /// A device of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +24,21 @@ pub fn devices() -> Vec<FoundDevice> {
     found
 }
 
+/// Opens a device by the name that [`devices`] shows.
+///
+/// # Errors
+/// There is no such device, or it can't be used.
+pub fn open(name: &str) -> Result<Arc<dyn Context>, VerbsError> {
+    if name == soft::NAME {
+        return soft::open();
+    }
+    Err(VerbsError::Unusable(WITHOUT_PROVIDER.into()))
+}
+
+/// What a build without the feature says of devices that it can't drive.
+const WITHOUT_PROVIDER: &str =
+    "this build has no ibverbs provider; the software device serves processes of this host";
+
 fn software() -> FoundDevice {
     let state = soft::open().map(|context| context.attributes().clone()).map_err(|error| error.to_string());
     FoundDevice { name: soft::attributes().name, provider: "soft", state }
@@ -33,13 +50,7 @@ fn hardware(class: &Path) -> Vec<FoundDevice> {
     let mut names: Vec<String> =
         entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
-    let unusable = |name| FoundDevice {
-        name,
-        provider: "ibverbs",
-        state: Err(
-            "this build has no ibverbs provider; the software device serves processes of this host".into()
-        ),
-    };
+    let unusable = |name| FoundDevice { name, provider: "ibverbs", state: Err(WITHOUT_PROVIDER.into()) };
     names.into_iter().map(unusable).collect()
 }
 

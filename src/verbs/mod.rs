@@ -33,7 +33,7 @@ pub mod soft;
 pub use completion::{CompletionOpcode, CompletionQueue, CompletionStatus, WorkCompletion};
 pub use context::{Context, DeviceAttributes, ProtectionDomain};
 pub(crate) use copy::copy_bytes;
-pub use discover::{FoundDevice, devices};
+pub use discover::{FoundDevice, devices, open};
 pub use error::{PostError, PostErrorKind, VerbsError};
 pub use host_memory::{HostMemory, OutOfBounds};
 pub use queue_pair::{

@@ -16,6 +16,12 @@ pub trait QueuePair: Send + Sync + Debug + 'static {
     /// The state it is in.
     fn state(&self) -> QueuePairState;
 
+    /// Why it is in Error, for people; `None` if it is not, or if [`to_error`](Self::to_error) took it there. The first
+    /// reason stays.
+    fn failure(&self) -> Option<String> {
+        None
+    }
+
     /// What it was created for.
     fn capacity(&self) -> &QueuePairCapacity;
 

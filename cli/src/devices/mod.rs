@@ -1,10 +1,17 @@
 //! `devices`: what there is, its limits, and why something can't be used.
 
+mod machine;
+mod self_test;
+
 use std::io::Write;
 
 use comfy_table::{Table, presets};
+use machine::Finding;
 use serde::Serialize;
-use tonic_rdma::verbs::{self, DeviceAttributes, FoundDevice};
+use tonic_rdma::Config;
+use tonic_rdma::verbs::{self, DeviceAttributes, FoundDevice, PathSettings};
+
+use self_test::Tested;
 
 use crate::args::DevicesOptions;
 use crate::failure::Failure;
@@ -26,6 +33,19 @@ struct Device {
     reason: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     limits: Vec<Limit>,
+    /// What its self-test came to, if one was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tests: Vec<Test>,
+}
+
+/// An operation of the self-test.
+#[derive(Debug, Serialize)]
+struct Test {
+    operation: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    micros: Option<u128>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -34,22 +54,14 @@ struct Limit {
     value: String,
 }
 
-/// Something about the machine or this user that matters for RDMA.
-#[derive(Debug, Serialize)]
-struct Finding {
-    what: &'static str,
-    found: String,
-    /// What to do, if anything.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    advice: Option<String>,
-}
-
 /// Lists the devices; fails if none is usable.
 pub(crate) fn run(options: &DevicesOptions) -> Result<(), Failure> {
-    let report = Report {
-        devices: verbs::devices().into_iter().map(Device::new).collect(),
-        findings: vec![memlock(), open_files(), kernel_devices()],
-    };
+    let config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
+    let mut devices: Vec<Device> = verbs::devices().into_iter().map(Device::new).collect();
+    if options.check {
+        devices.iter_mut().filter(|device| device.usable).for_each(|device| device.check(config.path()));
+    }
+    let report = Report { devices, findings: machine::findings() };
     let text = if options.json {
         serde_json::to_string_pretty(&report).map_err(|error| Failure::run(error.to_string()))?
     } else {
@@ -69,7 +81,26 @@ impl Device {
             Ok(attributes) => (limits(attributes), None),
             Err(reason) => (Vec::new(), Some(reason.clone())),
         };
-        Self { name: found.name, provider: found.provider, usable: reason.is_none(), reason, limits }
+        let usable = reason.is_none();
+        Self { name: found.name, provider: found.provider, usable, reason, limits, tests: Vec::new() }
+    }
+
+    /// Tests it; a device that fails is not usable.
+    fn check(&mut self, settings: &PathSettings) {
+        let tested = match verbs::open(&self.name) {
+            Ok(context) => self_test::self_test(&context, settings),
+            Err(error) => vec![Tested { operation: "open", outcome: Err(error.to_string()) }],
+        };
+        let test = |Tested { operation, outcome }| match outcome {
+            Ok(time) => Test { operation, micros: Some(time.as_micros()), failure: None },
+            Err(reason) => Test { operation, micros: None, failure: Some(reason) },
+        };
+        self.tests = tested.into_iter().map(test).collect();
+        let failed = self.tests.iter().find_map(|test| Some((test.operation, test.failure.as_deref()?)));
+        if let Some((operation, reason)) = failed {
+            self.usable = false;
+            self.reason = Some(format!("the self-test failed at {operation}: {reason}"));
+        }
     }
 }
 
@@ -101,6 +132,13 @@ impl Report {
             for limit in &device.limits {
                 table.add_row(vec![format!("   {}", limit.what), limit.value.clone()]);
             }
+            for test in &device.tests {
+                let outcome = match (&test.failure, test.micros) {
+                    (Some(reason), _) => format!("FAILED: {reason}"),
+                    (None, micros) => format!("passed, {} µs", micros.unwrap_or_default()),
+                };
+                table.add_row(vec![format!("   self-test, {}", test.operation), outcome]);
+            }
             if !device.limits.is_empty() {
                 text.push_str(&format!("{table}\n"));
             }
@@ -113,50 +151,4 @@ impl Report {
         }
         text
     }
-}
-
-/// The limit on locked memory, which devices of the kernel's need to register memory.
-fn memlock() -> Finding {
-    const LITTLE: u64 = 64 << 20;
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
-    let found = limit.map_or("unlimited".to_owned(), units::rough_size);
-    let advice = limit.filter(|limit| *limit < LITTLE).map(|_| {
-        "too little for a hardware device (the software device locks nothing): raise it with `ulimit -l unlimited`, \
-         LimitMEMLOCK=infinity in a systemd unit, or memlock in /etc/security/limits.conf"
-            .to_owned()
-    });
-    Finding { what: "locked memory (RLIMIT_MEMLOCK)", found, advice }
-}
-
-/// The limit on open files: a connection holds two.
-fn open_files() -> Finding {
-    const FEW: u64 = 4096;
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let found = limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
-    let advice = limit.filter(|limit| *limit < FEW).map(|limit| {
-        format!(
-            "a connection holds two descriptors, so about {} fit: raise it with `ulimit -n 65536`",
-            limit / 2
-        )
-    });
-    Finding { what: "open files (RLIMIT_NOFILE)", found, advice }
-}
-
-/// Whether this user may open what the kernel's RDMA devices are used through.
-fn kernel_devices() -> Finding {
-    let what = "/dev/infiniband";
-    let Ok(entries) = std::fs::read_dir(what) else {
-        return Finding { what, found: "not there: no RDMA device has a driver loaded".into(), advice: None };
-    };
-    let closed: Vec<String> = entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| std::fs::OpenOptions::new().read(true).write(true).open(path).is_err())
-        .map(|path| path.display().to_string())
-        .collect();
-    if closed.is_empty() {
-        return Finding { what, found: "there, and open to this user".into(), advice: None };
-    }
-    let advice = Some("give this user access (group rdma, or a udev rule), or run as one that has it".into());
-    Finding { what, found: format!("there, but closed to this user: {}", closed.join(", ")), advice }
 }

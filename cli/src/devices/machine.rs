@@ -1,0 +1,82 @@
+//! What of the machine and of this user matters for RDMA.
+
+use serde::Serialize;
+
+use crate::units;
+
+/// Something found, and what to do about it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Finding {
+    pub(crate) what: &'static str,
+    pub(crate) found: String,
+    /// What to do, if anything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) advice: Option<String>,
+}
+
+/// All findings.
+pub(crate) fn findings() -> Vec<Finding> {
+    vec![memlock(), open_files(), huge_pages(), kernel_devices()]
+}
+
+/// The limit on locked memory, which devices of the kernel's need to register memory.
+fn memlock() -> Finding {
+    const LITTLE: u64 = 64 << 20;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    let found = limit.map_or("unlimited".to_owned(), units::rough_size);
+    let advice = limit.filter(|limit| *limit < LITTLE).map(|_| {
+        "too little for a hardware device (the software device locks nothing): raise it with `ulimit -l unlimited`, \
+         LimitMEMLOCK=infinity in a systemd unit, or memlock in /etc/security/limits.conf"
+            .to_owned()
+    });
+    Finding { what: "locked memory (RLIMIT_MEMLOCK)", found, advice }
+}
+
+/// The limit on open files: a connection holds two.
+fn open_files() -> Finding {
+    const FEW: u64 = 4096;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let found = limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
+    let advice = limit.filter(|limit| *limit < FEW).map(|limit| {
+        format!(
+            "a connection holds two descriptors, so about {} fit: raise it with `ulimit -n 65536`",
+            limit / 2
+        )
+    });
+    Finding { what: "open files (RLIMIT_NOFILE)", found, advice }
+}
+
+/// Whether slabs of registered memory may be backed with huge pages.
+fn huge_pages() -> Finding {
+    let what = "huge pages for shared memory";
+    let Ok(setting) = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled") else {
+        return Finding { what, found: "not known to this kernel".into(), advice: None };
+    };
+    let chosen = setting.split(['[', ']']).nth(1).unwrap_or("unknown");
+    let given = ["always", "within_size", "advise", "force"].contains(&chosen);
+    let advice = (!given).then(|| {
+        "optional, for large messages: \
+         echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"
+            .to_owned()
+    });
+    Finding { what, found: chosen.to_owned(), advice }
+}
+
+/// Whether this user may open what the kernel's RDMA devices are used through.
+fn kernel_devices() -> Finding {
+    let what = "/dev/infiniband";
+    let Ok(entries) = std::fs::read_dir(what) else {
+        return Finding { what, found: "not there: no RDMA device has a driver loaded".into(), advice: None };
+    };
+    let closed: Vec<String> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| std::fs::OpenOptions::new().read(true).write(true).open(path).is_err())
+        .map(|path| path.display().to_string())
+        .collect();
+    if closed.is_empty() {
+        return Finding { what, found: "there, and open to this user".into(), advice: None };
+    }
+    let advice = Some("give this user access (group rdma, or a udev rule), or run as one that has it".into());
+    Finding { what, found: format!("there, but closed to this user: {}", closed.join(", ")), advice }
+}

@@ -1,0 +1,38 @@
+//! What a device has to say that belongs to no request: port down, queue pair failed, device removed.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+
+use super::queue::Queue;
+use crate::verbs::{Context, VerbsError};
+
+/// Starts a task that ends the connections of `queues` which an event of the device concerns; `None` for a device that
+/// never has one.
+#[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
+pub(crate) fn watch(
+    context: &Arc<dyn Context>,
+    queues: &[Arc<Queue>],
+    runtime: &Handle,
+) -> Result<Option<AbortHandle>, VerbsError> {
+    let Some(descriptor) = context.async_event_fd() else { return Ok(None) };
+    let failed = |error| VerbsError::os("watching a device for events", error);
+    let descriptor = descriptor.try_clone_to_owned().map_err(failed)?;
+    let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(failed)?;
+    let queues = queues.iter().map(Arc::downgrade).collect();
+    let task = runtime.spawn(run(descriptor, Arc::clone(context), queues));
+    Ok(Some(task.abort_handle()))
+}
+
+async fn run(descriptor: AsyncFd<OwnedFd>, context: Arc<dyn Context>, queues: Vec<Weak<Queue>>) {
+    while let Ok(mut ready) = descriptor.readable().await {
+        // Before the events are taken, so that one that comes meanwhile is not missed.
+        ready.clear_ready();
+        context.handle_events();
+        queues.iter().filter_map(Weak::upgrade).for_each(|queue| queue.fail_with_device());
+    }
+}
