@@ -5,7 +5,7 @@ use std::io::{ErrorKind, IoSlice};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tonic_rdma::{Config, EagerThreshold, PollMode};
 
-use super::support::{Content, Random, Runtime, everywhere, pair};
+use super::support::{Content, Random, Runtime, config, everywhere, pair};
 
 const MIB: usize = 1 << 20;
 
@@ -65,8 +65,8 @@ fn small_writes_are_gathered_and_arrive_in_order() {
 
 #[test]
 fn slow_readers_stop_the_writer_and_lose_nothing() {
-    Runtime::Idle.run(both_ways(Config::default(), 16 * MIB, 2 * MIB, true));
-    Runtime::MultiThread.run(both_ways(Config::default(), 16 * MIB, 2 * MIB, true));
+    Runtime::Idle.run(both_ways(config(), 16 * MIB, 2 * MIB, true));
+    Runtime::MultiThread.run(both_ways(config(), 16 * MIB, 2 * MIB, true));
 }
 
 #[test]
@@ -74,25 +74,26 @@ fn every_threshold_and_chunk_size_carries_the_same_bytes() {
     for threshold in [EagerThreshold::Bytes(0), EagerThreshold::Bytes(u64::MAX), EagerThreshold::Bytes(5000)]
     {
         for chunk in [4096, 65536] {
-            let config = Config::default().eager_threshold(threshold).chunk_size(chunk);
+            let config = config().eager_threshold(threshold).chunk_size(chunk);
             Runtime::Idle.run(both_ways(config, 4 * MIB, 700_000, false));
         }
     }
-    let tiny = Config::default().receive_buffers(16, 1024).queue_depth(64);
+    let tiny = config().receive_buffers(16, 1024).queue_depth(64);
     Runtime::Idle.run(both_ways(tiny, 4 * MIB, 100_000, false));
 }
 
-/// Sizes up to 64 MiB, both directions at once, one of the readers slow.
+/// Sizes up to 64 MiB, both directions at once, one of the readers slow. `SOAK_MIB` says how much goes each way.
 #[test]
 fn soak() {
-    Runtime::Idle.run(both_ways(Config::default(), 256 * MIB, 64 * MIB, false));
-    Runtime::MultiThread.run(both_ways(Config::default(), 192 * MIB, 64 * MIB, true));
+    let total = std::env::var("SOAK_MIB").map_or(256, |mib| mib.parse().unwrap()) * MIB;
+    Runtime::Idle.run(both_ways(config(), total, 64 * MIB, false));
+    Runtime::MultiThread.run(both_ways(config(), total * 3 / 4, 64 * MIB, true));
 }
 
 #[test]
 fn counters_tell_which_way_the_bytes_went() {
     Runtime::Idle.run(async {
-        let config = Config::default().eager_threshold(EagerThreshold::Bytes(64 * 1024));
+        let config = config().eager_threshold(EagerThreshold::Bytes(64 * 1024));
         let (mut client, mut server) = pair(config).await;
         client.write_all(&[7; 1000]).await.unwrap();
         client.flush().await.unwrap();
@@ -114,7 +115,7 @@ fn counters_tell_which_way_the_bytes_went() {
 #[test]
 fn a_vectored_write_keeps_its_order() {
     Runtime::Idle.run(async {
-        let (mut client, mut server) = pair(Config::default()).await;
+        let (mut client, mut server) = pair(config()).await;
         let mut content = Content::new(3);
         let parts: Vec<Vec<u8>> = [1, 0, 9, 5000, 3, 20_000].map(|length| content.take(length)).into();
         let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
@@ -189,7 +190,7 @@ fn a_writer_learns_that_nobody_reads_any_more() {
 #[test]
 fn data_moves_while_the_senders_runtime_is_blocked() {
     for mode in [PollMode::Adaptive, PollMode::Event] {
-        let config = Config::default().poll_mode(mode);
+        let config = config().poll_mode(mode);
         let (address_to, address_from) = std::sync::mpsc::channel();
         let (done_to, done_from) = std::sync::mpsc::channel();
         let listening = config.clone();

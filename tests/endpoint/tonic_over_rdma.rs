@@ -13,7 +13,7 @@ use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
 
-use super::support::{Content, Runtime, everywhere};
+use super::support::{Content, Runtime, config, everywhere};
 
 const LIMIT: usize = 128 << 20;
 
@@ -101,8 +101,8 @@ fn calls_of_every_size() {
 #[test]
 fn a_message_of_a_hundred_megabytes() {
     Runtime::Idle.run(async {
-        let running = serve("127.0.0.1:0", Config::default()).await;
-        let mut client = connect(running.address, Config::default()).await;
+        let running = serve("127.0.0.1:0", config()).await;
+        let mut client = connect(running.address, config()).await;
         put(&mut client, 1, 100 << 20).await;
     });
 }
@@ -115,7 +115,7 @@ fn five_hundred_calls_in_flight() {
         (Runtime::CurrentThread, PollMode::Event),
     ] {
         runtime.run(async {
-            let config = Config::default().poll_mode(mode);
+            let config = config().poll_mode(mode);
             let running = serve("127.0.0.1:0", config.clone()).await;
             let client = connect(running.address, config).await;
             let calls: Vec<_> = (0..512)
@@ -169,15 +169,15 @@ fn graceful_shutdown_lets_a_call_finish() {
 #[test]
 fn a_channel_reconnects_after_the_server_came_back() {
     Runtime::Idle.run(async {
-        let running = serve("127.0.0.1:0", Config::default()).await;
+        let running = serve("127.0.0.1:0", config()).await;
         let address = running.address;
-        let mut client = connect(address, Config::default()).await;
+        let mut client = connect(address, config()).await;
         put(&mut client, 1, 100).await;
         running.stop.send(()).unwrap();
         running.server.await.unwrap().unwrap();
         let error = client.put(request(2, 100)).await.unwrap_err();
         assert_eq!(error.code(), Code::Unavailable, "{error:?}");
-        let _running = serve(&address.to_string(), Config::default()).await;
+        let _running = serve(&address.to_string(), config()).await;
         put(&mut client, 3, 100).await;
     });
 }

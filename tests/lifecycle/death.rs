@@ -5,17 +5,17 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
+use tonic_rdma::Verdict;
 use tonic_rdma::endpoint::{Dialer, EndpointStream};
-use tonic_rdma::{Config, Verdict};
 
 use super::child::{Peer, echo_stream};
-use super::support::{Runtime, descriptors_and_mappings, listen, settled};
+use super::support::{Runtime, config, descriptors_and_mappings, listen, settled};
 
 /// How soon a death has to be noticed: the promise, not a measurement.
 const SOON: Duration = Duration::from_secs(1);
 
 async fn dial(port: &str) -> EndpointStream {
-    let stream = Dialer::new(Config::default()).dial("127.0.0.1", port.parse().unwrap()).await.unwrap();
+    let stream = Dialer::new(config()).dial("127.0.0.1", port.parse().unwrap()).await.unwrap();
     assert_eq!(stream.info().verdict(), Verdict::Rdma, "{}", stream.info().reason());
     stream
 }
@@ -99,7 +99,7 @@ fn an_idle_reader_notices_too() {
 fn a_killed_client_is_noticed_under_load_and_others_go_on() {
     super::alone(Runtime::Idle, async {
         let before = descriptors_and_mappings();
-        let mut listener = listen(Config::default()).await;
+        let mut listener = listen(config()).await;
         let address = listener.local_addr();
         let mut doomed = tokio::task::spawn_blocking(move || Peer::start(&[], &format!("load {address}")));
         let mut loaded = listener.next().await.unwrap();

@@ -5,10 +5,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
-use tonic_rdma::Config;
 use tonic_rdma::endpoint::EndpointStream;
 
-use super::support::{Runtime, listen};
+use super::support::{Runtime, config, listen};
 
 const ROLE: &str = "TONIC_RDMA_TEST_ROLE";
 const MARK: &str = "child says:";
@@ -77,10 +76,10 @@ fn role() {
 /// Echoes every connection for ever.
 async fn echo(address: &str) {
     let mut listener = match address {
-        "127.0.0.1:0" => listen(Config::default()).await,
+        "127.0.0.1:0" => listen(config()).await,
         address => {
             let socket = tokio::net::TcpListener::bind(address).await.unwrap();
-            tonic_rdma::endpoint::Listener::new(socket, Config::default()).unwrap()
+            tonic_rdma::endpoint::Listener::new(socket, config()).unwrap()
         }
     };
     say(listener.local_addr().port());
@@ -106,7 +105,7 @@ pub(crate) async fn echo_stream(mut stream: EndpointStream) {
 
 async fn connect(address: &str) -> EndpointStream {
     let (host, port) = address.rsplit_once(':').unwrap();
-    let dialer = tonic_rdma::endpoint::Dialer::new(Config::from_env().unwrap());
+    let dialer = tonic_rdma::endpoint::Dialer::new(config());
     dialer.dial(host, port.parse().unwrap()).await.unwrap()
 }
 

@@ -43,14 +43,19 @@ impl Runtime {
     }
 }
 
+/// The default settings, changed by the environment: with `RDMA_DEVICE` set the tests run on that device.
+pub(crate) fn config() -> Config {
+    Config::from_env().unwrap()
+}
+
 /// Runs `test` in every kind of runtime and with every way of polling.
 pub(crate) fn everywhere<F: Future<Output = ()>>(test: impl Fn(Config) -> F) {
     for runtime in Runtime::ALL {
         for mode in [PollMode::Adaptive, PollMode::Event] {
-            runtime.run(test(Config::default().poll_mode(mode)));
+            runtime.run(test(config().poll_mode(mode)));
         }
     }
-    Runtime::MultiThread.run(test(Config::default().poll_mode(PollMode::Busy)));
+    Runtime::MultiThread.run(test(config().poll_mode(PollMode::Busy)));
 }
 
 /// A listener on a free port of this machine.
