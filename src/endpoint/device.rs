@@ -83,8 +83,19 @@ pub(super) fn open(
     Err(obstacles.join("; "))
 }
 
+#[cfg(feature = "ibverbs")]
+fn open_ibverbs(config: &Config) -> Result<Arc<dyn Context>, String> {
+    let mut options = crate::verbs::ibverbs::OpenOptions::new();
+    options.device.clone_from(&config.device);
+    options.port = config.device_port;
+    options.gid_index = config.gid_index.map(u32::from);
+    options.mtu = config.path.mtu;
+    crate::verbs::ibverbs::open(&options).map_err(|error| error.to_string())
+}
+
+#[cfg(not(feature = "ibverbs"))]
 fn open_ibverbs(_config: &Config) -> Result<Arc<dyn Context>, String> {
-    Err("this build has no ibverbs provider".into())
+    Err("this build has no ibverbs provider (cargo feature ibverbs)".into())
 }
 
 #[cfg(test)]

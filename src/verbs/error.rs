@@ -108,4 +108,7 @@ pub enum PostErrorKind {
     /// The device does not have this operation.
     #[error("operation not supported by the device")]
     Unsupported,
+    /// The device refused it for a reason of its own: an error number of the system.
+    #[error("refused by the device: {}", io::Error::from_raw_os_error(*.0))]
+    Refused(i32),
 }

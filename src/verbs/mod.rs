@@ -28,12 +28,14 @@ mod queue_pair;
 mod region;
 mod work;
 
+#[cfg(feature = "ibverbs")]
+pub mod ibverbs;
 pub mod soft;
 
 pub use completion::{CompletionOpcode, CompletionQueue, CompletionStatus, WorkCompletion};
 pub use context::{Context, DeviceAttributes, ProtectionDomain};
 pub(crate) use copy::copy_bytes;
-pub use discover::{FoundDevice, devices, open};
+pub use discover::{FoundDevice, FoundGid, FoundPort, devices, open};
 pub use error::{PostError, PostErrorKind, VerbsError};
 pub use host_memory::{HostMemory, OutOfBounds};
 pub use queue_pair::{

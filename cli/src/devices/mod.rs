@@ -9,7 +9,7 @@ use comfy_table::{Table, presets};
 use machine::Finding;
 use serde::Serialize;
 use tonic_rdma::Config;
-use tonic_rdma::verbs::{self, DeviceAttributes, FoundDevice, PathSettings};
+use tonic_rdma::verbs::{self, DeviceAttributes, FoundDevice, FoundGid, FoundPort, PathSettings};
 
 use self_test::Tested;
 
@@ -33,9 +33,28 @@ struct Device {
     reason: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     limits: Vec<Limit>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ports: Vec<Port>,
     /// What its self-test came to, if one was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tests: Vec<Test>,
+}
+
+#[derive(Debug, Serialize)]
+struct Port {
+    number: u8,
+    state: String,
+    link: &'static str,
+    mtu: u16,
+    gids: Vec<Gid>,
+}
+
+#[derive(Debug, Serialize)]
+struct Gid {
+    index: u32,
+    address: String,
+    /// Whether it is taken unless RDMA_GID_INDEX says otherwise.
+    chosen: bool,
 }
 
 /// An operation of the self-test.
@@ -82,7 +101,16 @@ impl Device {
             Err(reason) => (Vec::new(), Some(reason.clone())),
         };
         let usable = reason.is_none();
-        Self { name: found.name, provider: found.provider, usable, reason, limits, tests: Vec::new() }
+        let gid = |gid: FoundGid| Gid { index: gid.index, address: gid.address, chosen: gid.chosen };
+        let port = |port: FoundPort| Port {
+            number: port.number,
+            state: port.state,
+            link: port.link,
+            mtu: port.mtu,
+            gids: port.gids.into_iter().map(gid).collect(),
+        };
+        let ports = found.ports.into_iter().map(port).collect();
+        Self { name: found.name, provider: found.provider, usable, reason, limits, ports, tests: Vec::new() }
     }
 
     /// Tests it; a device that fails is not usable.
@@ -132,6 +160,14 @@ impl Report {
             for limit in &device.limits {
                 table.add_row(vec![format!("   {}", limit.what), limit.value.clone()]);
             }
+            for port in &device.ports {
+                let state = format!("{}, {}, path MTU {}", port.state, port.link, port.mtu);
+                table.add_row(vec![format!("   port {}", port.number), state]);
+                for gid in &port.gids {
+                    let chosen = if gid.chosen { ", taken by default" } else { "" };
+                    table.add_row(vec![format!("   GID {}", gid.index), format!("{}{chosen}", gid.address)]);
+                }
+            }
             for test in &device.tests {
                 let outcome = match (&test.failure, test.micros) {
                     (Some(reason), _) => format!("FAILED: {reason}"),
@@ -139,7 +175,7 @@ impl Report {
                 };
                 table.add_row(vec![format!("   self-test, {}", test.operation), outcome]);
             }
-            if !device.limits.is_empty() {
+            if table.row_count() > 0 {
                 text.push_str(&format!("{table}\n"));
             }
         }

@@ -64,11 +64,16 @@ impl Talk {
 
     /// The connection goes on over RDMA; TCP is watched from now on.
     fn into_rdma(self, established: Established) -> Result<EndpointStream, NegotiationError> {
+        let device = established.device();
+        let reason = match established.probe().ours {
+            Some(_) => format!("both ends have {device}, and read one another's memory"),
+            None => format!("both ends have an RDMA device, this one {device}"),
+        };
         let info = ConnectionInfo {
             verdict: Verdict::Rdma,
             provider: Some(established.provider()),
             device: Some(established.device().into()),
-            reason: format!("both ends have {}, and read one another's memory", established.device()).into(),
+            reason: reason.into(),
             peer: self.tcp.peer_addr()?,
             local: self.tcp.local_addr()?,
             live: Some(established.live()),
