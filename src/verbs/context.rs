@@ -1,6 +1,7 @@
 //! An opened device and the protection domains allocated from it.
 
 use std::fmt::Debug;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use super::{Access, CompletionQueue, HostMemory, MemoryRegion, QueuePair, QueuePairCapacity, VerbsError};
@@ -18,6 +19,18 @@ pub trait Context: Send + Sync + Debug + 'static {
     /// It is the caller's part never to have more signalled requests outstanding than that; a queue that overruns
     /// moves its queue pairs to Error.
     fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError>;
+
+    /// The descriptor that becomes readable when the device has something to say that is no completion (IBA vol. 1,
+    /// 11.6.3: asynchronous events), or is gone; non-blocking. `None` on a device that never has.
+    ///
+    /// Whoever waits for it calls [`handle_events`](Self::handle_events), then looks at its queue pairs.
+    fn async_event_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Takes every asynchronous event that has come. Queue pairs that one concerns (port down, queue pair or completion
+    /// queue failed, device removed) go to Error, and say why by [`QueuePair::failure`]. Never blocks.
+    fn handle_events(&self) {}
 }
 
 /// A protection domain (`struct ibv_pd`): memory regions and queue pairs that may be used with one another.
@@ -59,6 +72,8 @@ pub struct DeviceAttributes {
     pub max_completions: u32,
     /// Most memory regions of one protection domain.
     pub max_memory_regions: u32,
+    /// Most shared receive queues (`max_srq`); 0 if the device has none.
+    pub max_shared_receive_queues: u32,
     /// Whether the device has immediate data (soft-iWARP has not).
     pub immediate: bool,
     /// Whether registered memory is locked, and so counts against `RLIMIT_MEMLOCK`.
@@ -78,6 +93,7 @@ impl DeviceAttributes {
             max_outstanding_reads: 0,
             max_completions: 0,
             max_memory_regions: 0,
+            max_shared_receive_queues: 0,
             immediate: false,
             locks_memory: false,
         }

@@ -41,6 +41,29 @@ pub enum VerbsError {
     /// The peer's address is not one of this provider's, or is malformed.
     #[error("peer address: {0}")]
     BadAddress(String),
+    /// A library that the provider needs is not installed, or is too old.
+    #[error("{library}: {reason}; install {install}")]
+    Library {
+        /// The library, such as "libibverbs.so.1".
+        library: &'static str,
+        /// What the loader said.
+        reason: String,
+        /// Debian's package that has it.
+        install: &'static str,
+    },
+    /// A device, port or GID index that does not exist.
+    #[error("{what} {wanted} does not exist; there is {available}")]
+    NotFound {
+        /// What was looked for, such as "port".
+        what: &'static str,
+        /// Which one.
+        wanted: String,
+        /// Those that exist, for people.
+        available: String,
+    },
+    /// What was asked for exists, but can't be used as it is.
+    #[error("{0}")]
+    Unusable(String),
     /// The peer's device can't be reached from here.
     #[error("peer device unreachable: {0}")]
     Unreachable(String),
@@ -85,4 +108,7 @@ pub enum PostErrorKind {
     /// The device does not have this operation.
     #[error("operation not supported by the device")]
     Unsupported,
+    /// The device refused it for a reason of its own: an error number of the system.
+    #[error("refused by the device: {}", io::Error::from_raw_os_error(*.0))]
+    Refused(i32),
 }

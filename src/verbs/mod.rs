@@ -27,6 +27,8 @@ mod queue_pair;
 mod region;
 mod work;
 
+#[cfg(feature = "ibverbs")]
+pub mod ibverbs;
 pub mod soft;
 
 pub use completion::{CompletionOpcode, CompletionQueue, CompletionStatus, WorkCompletion};

@@ -1,5 +1,6 @@
 //! Reliable connected queue pairs.
 
+use std::any::Any;
 use std::fmt::{self, Debug};
 
 use super::{Access, PostError, ReceiveRequest, SendRequest, VerbsError};
@@ -9,12 +10,18 @@ use super::{Access, PostError, ReceiveRequest, SendRequest, VerbsError};
 ///
 /// Requests on the send queue run and complete in the order of posting; an RDMA READ may be overtaken in its
 /// execution by later sends and writes, never in its completion.
-pub trait QueuePair: Send + Sync + Debug + 'static {
+pub trait QueuePair: Any + Send + Sync + Debug {
     /// The number that completions carry; unique within the device.
     fn number(&self) -> QueuePairNumber;
 
     /// The state it is in.
     fn state(&self) -> QueuePairState;
+
+    /// Why it is in Error, for people; `None` if it is not, or if [`to_error`](Self::to_error) took it there. The first
+    /// reason stays.
+    fn failure(&self) -> Option<String> {
+        None
+    }
 
     /// What it was created for.
     fn capacity(&self) -> &QueuePairCapacity;

@@ -1,0 +1,153 @@
+//! A device of libibverbs: the one that `RDMA_TEST_DEVICE` names, such as `rxe0`.
+
+use std::sync::Arc;
+
+use tonic_rdma::verbs::ibverbs::{self, OpenOptions};
+use tonic_rdma::verbs::{Context, PathSettings, VerbsError};
+
+use crate::fabric::{ALL, Fabric, Options, Side, connected};
+
+pub struct Device;
+
+fn device() -> Option<String> {
+    std::env::var("RDMA_TEST_DEVICE").ok()
+}
+
+fn options() -> OpenOptions {
+    OpenOptions::new().device(device().unwrap())
+}
+
+impl Fabric for Device {
+    fn name(&self) -> &'static str {
+        "ibverbs"
+    }
+
+    fn open(&self) -> Result<Arc<dyn Context>, VerbsError> {
+        ibverbs::open(&options())
+    }
+
+    fn skips(&self, _case: &str) -> Option<String> {
+        if device().is_none() {
+            return Some("RDMA_TEST_DEVICE names no device".into());
+        }
+        None
+    }
+
+    fn large_request(&self) -> u64 {
+        64 << 20
+    }
+
+    /// The driver may round the depth up.
+    fn overruns_exactly(&self) -> bool {
+        false
+    }
+
+    fn notices_death_when_idle(&self) -> bool {
+        false
+    }
+}
+
+/// Whether there is a device to test with; says so if not.
+fn has_device() -> bool {
+    if device().is_none() {
+        eprintln!("left out: RDMA_TEST_DEVICE names no device");
+    }
+    device().is_some()
+}
+
+#[test]
+fn settings_are_read_back() {
+    if !has_device() {
+        return;
+    }
+    let settings = PathSettings {
+        outstanding_reads: 5,
+        rnr_retry: 3,
+        min_rnr_timer: 9,
+        timeout: 17,
+        retry_count: 4,
+        service_level: 3,
+        traffic_class: 96,
+        pkey_index: 0,
+        mtu: Some(512),
+    };
+    let mut wanted = Options { settings: settings.clone(), ..Options::default() };
+    wanted.capacity.send_requests = 300;
+    wanted.capacity.receive_requests = 77;
+    let (a, b) = connected(&Device, &wanted);
+    for (side, peer) in [(&a, &b), (&b, &a)] {
+        let found = ibverbs::query(&*side.pair).unwrap();
+        assert_eq!(found.settings, settings);
+        assert_eq!(found.access, ALL);
+        assert_eq!(found.peer, peer.pair.number().0);
+        assert_eq!(found.port, 1);
+        assert!(found.send_requests >= 300 && found.receive_requests >= 77, "{found:?}");
+        assert!(found.served_reads >= 5, "{found:?}");
+    }
+}
+
+#[test]
+fn the_smaller_mtu_is_taken() {
+    if !has_device() {
+        return;
+    }
+    let small = ibverbs::open(&options().mtu(256)).unwrap();
+    let a = Side::in_context(small, &Options::default());
+    let b = Side::new(&Device, &Options::default());
+    a.connect(&b);
+    for side in [&a, &b] {
+        assert_eq!(ibverbs::query(&*side.pair).unwrap().settings.mtu, Some(256));
+    }
+    a.write(1, a.segment(0, 10_000), b.remote(0));
+    a.expect(1, tonic_rdma::verbs::CompletionOpcode::Write);
+}
+
+#[test]
+fn what_does_not_exist_is_named_with_what_does() {
+    if !has_device() {
+        return;
+    }
+    let name = device().unwrap();
+    let text = |options: OpenOptions| ibverbs::open(&options).unwrap_err().to_string();
+    let error = text(OpenOptions::new().device("no_such_device"));
+    assert!(
+        error.starts_with("RDMA device no_such_device does not exist") && error.contains(&name),
+        "{error}"
+    );
+    let error = text(options().port(7));
+    assert_eq!(error, format!("port 7 of {name} does not exist; there is 1 (active)"));
+    let error = text(options().gid_index(99_999));
+    assert!(error.starts_with("GID index 99999 of port 1") && error.contains("there is 0 ("), "{error}");
+    let error = text(options().mtu(1500));
+    assert!(error.contains("asked for 1500"), "{error}");
+}
+
+#[test]
+fn devices_are_listed() {
+    if !has_device() {
+        return;
+    }
+    let listed = ibverbs::list().unwrap();
+    let found = listed.iter().find(|listed| Some(&listed.name) == device().as_ref()).unwrap();
+    println!("{listed:#?}");
+    let port = &found.ports.as_ref().unwrap()[0];
+    assert_eq!((port.number, port.state), (1, ibverbs::PortState::Active));
+    let context = ibverbs::open(&OpenOptions::new()).unwrap();
+    assert_eq!(context.attributes().provider, "ibverbs");
+    println!("{:#?}", Device.open().unwrap().attributes());
+}
+
+/// Opening a device again yields the same one, so that its objects go together.
+#[test]
+fn a_device_is_open_once() {
+    if !has_device() {
+        return;
+    }
+    let (one, two) = (Device.open().unwrap(), Device.open().unwrap());
+    assert!(Arc::ptr_eq(&one, &two));
+    let other = ibverbs::open(&options().mtu(256)).unwrap();
+    let queue = other.create_completion_queue(8).unwrap();
+    let domain = one.alloc_protection_domain().unwrap();
+    let error = domain.create_queue_pair(&queue, &queue, &Options::default().capacity).unwrap_err();
+    assert!(matches!(error, VerbsError::Foreign("completion queue")), "{error}");
+}
