@@ -22,6 +22,11 @@ pub trait Fabric: Sync {
         None
     }
 
+    /// What this device says in `case` where others say `status`; only of faults that it does report.
+    fn reports(&self, _case: &str, status: CompletionStatus) -> CompletionStatus {
+        status
+    }
+
     /// Bytes of the largest request to try, if the device takes them.
     fn large_request(&self) -> u64 {
         1 << 30

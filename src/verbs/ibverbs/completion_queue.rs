@@ -309,6 +309,7 @@ fn status(status: sys::ibv_wc_status::Type) -> CompletionStatus {
     match status {
         code::IBV_WC_SUCCESS => CompletionStatus::Success,
         code::IBV_WC_LOC_LEN_ERR => CompletionStatus::LocalLength,
+        code::IBV_WC_LOC_QP_OP_ERR => CompletionStatus::LocalOperation,
         code::IBV_WC_LOC_PROT_ERR | code::IBV_WC_LOC_ACCESS_ERR => CompletionStatus::LocalProtection,
         code::IBV_WC_WR_FLUSH_ERR => CompletionStatus::WorkRequestFlushed,
         code::IBV_WC_REM_INV_REQ_ERR => CompletionStatus::RemoteInvalidRequest,

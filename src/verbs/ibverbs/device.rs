@@ -81,11 +81,17 @@ pub(super) struct Device {
     pub(super) mtu: sys::ibv_mtu,
     /// RDMA READs of a peer that a queue pair can serve at a time.
     pub(super) max_served_reads: u8,
+    /// Most transport retries that end.
+    pub(super) max_retries: u8,
     /// Queue pairs by number, for asynchronous events.
     pub(super) pairs: Mutex<HashMap<u32, Arc<Core>>>,
     /// Whether the device was taken away: it will never complete anything any more.
     removed: AtomicBool,
 }
+
+/// `vendor_id` of Soft-RoCE. It takes 7 transport retries for endless ones, as if they were RNR retries, and so would
+/// never notice that a peer is gone; by the specification they end (IBA vol. 1, 9.9.2.1.1).
+const SOFT_ROCE: u32 = 0xff_ffff;
 
 /// Devices that are in use; opening one again with the same options yields the same.
 static OPENED: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
@@ -188,6 +194,7 @@ impl Device {
             gid,
             mtu,
             max_served_reads: limits.max_qp_rd_atom.clamp(0, u8::MAX.into()) as u8,
+            max_retries: if limits.vendor_id == SOFT_ROCE { 6 } else { 7 },
             pairs: Mutex::default(),
             removed: AtomicBool::new(false),
         }))

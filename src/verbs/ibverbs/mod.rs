@@ -16,6 +16,8 @@
 //!
 //! # Differences from the software device
 //! - A peer that dies is noticed by sending alone, after [`timeout`](super::PathSettings::timeout) and retries.
+//! - A queue pair that fails says so with a completion: [`state`](super::QueuePair::state) is Error as soon as that was
+//!   polled, or with an [asynchronous event](super::Context::handle_events).
 //! - Every registered page is locked in memory.
 //! - Both ends of a connection take the path MTU that is smaller: the one that the other's address offers
 //!   ([`OpenOptions::mtu`]), or their own. [`PathSettings::mtu`](super::PathSettings::mtu) narrows one end alone, so it

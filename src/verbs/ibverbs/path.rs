@@ -4,6 +4,7 @@ use ibverbs_sys as sys;
 
 use super::address::Path;
 use super::device::{Device, exact_mtu};
+use super::gid::Gid;
 use super::memory_region::flags;
 use super::port::{Port, mtu_bytes};
 use crate::verbs::{Access, PathSettings, VerbsError};
@@ -72,7 +73,7 @@ pub(super) fn to_rtr(device: &Device, peer: &Path, settings: &PathSettings) -> R
             max_dest_rd_atomic: device.max_served_reads,
             min_rnr_timer: settings.min_rnr_timer,
             pkey_index: settings.pkey_index,
-            ah_attr: route(device, peer, settings),
+            ah_attr: route(port, device.gid.as_ref(), peer, settings),
             ..Default::default()
         },
         mask: mask::IBV_QP_STATE
@@ -88,15 +89,15 @@ pub(super) fn to_rtr(device: &Device, peer: &Path, settings: &PathSettings) -> R
 
 /// The address vector. A global route is a must on Ethernet; on InfiniBand it is taken if the peer is in another
 /// subnet, which the first half of its GID names.
-fn route(device: &Device, peer: &Path, settings: &PathSettings) -> sys::ibv_ah_attr {
-    let ours = device.gid.map(|gid| gid.address.octets());
+fn route(port: &Port, gid: Option<&Gid>, peer: &Path, settings: &PathSettings) -> sys::ibv_ah_attr {
+    let ours = gid.map(|gid| gid.address.octets());
     let far = ours.is_some_and(|ours| peer.gid != [0; 16] && ours[..8] != peer.gid[..8]);
-    let global = device.port.ethernet || far;
+    let global = port.ethernet || far;
     let mut route = sys::ibv_ah_attr {
         dlid: peer.lid,
         sl: settings.service_level,
         is_global: global.into(),
-        port_num: device.port.number,
+        port_num: port.number,
         ..Default::default()
     };
     if global {
@@ -104,7 +105,7 @@ fn route(device: &Device, peer: &Path, settings: &PathSettings) -> sys::ibv_ah_a
             dgid: sys::ibv_gid { raw: peer.gid },
             flow_label: 0,
             // A table has no more than 256 entries that an address vector could name.
-            sgid_index: device.gid.map_or(0, |gid| gid.index as u8),
+            sgid_index: gid.map_or(0, |gid| gid.index as u8),
             hop_limit: HOP_LIMIT,
             traffic_class: settings.traffic_class,
         };
@@ -121,7 +122,7 @@ pub(super) fn to_rts(device: &Device, first_packet: u32, peer_reads: u8, setting
         attributes: sys::ibv_qp_attr {
             qp_state: sys::ibv_qp_state::IBV_QPS_RTS,
             timeout: settings.timeout,
-            retry_cnt: settings.retry_count,
+            retry_cnt: settings.retry_count.min(device.max_retries),
             rnr_retry: settings.rnr_retry,
             sq_psn: first_packet,
             max_rd_atomic: settings.outstanding_reads.min(device_reads).min(peer_reads),
@@ -204,23 +205,29 @@ impl QueuePairAttributes {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
+    use super::super::gid::GidKind;
     use super::super::port::PortState;
     use super::*;
 
-    #[test]
-    fn settings_out_of_range_are_named() {
-        let port = Port {
+    fn port(ethernet: bool) -> Port {
+        Port {
             number: 1,
             state: PortState::Active,
-            ethernet: true,
+            ethernet,
             active_mtu: 4096,
             lid: 0,
             partition_keys: 2,
             max_message_size: 1,
             gids: Vec::new(),
-        };
+        }
+    }
+
+    #[test]
+    fn settings_out_of_range_are_named() {
         let good = PathSettings { pkey_index: 1, mtu: Some(4096), ..PathSettings::default() };
-        check_settings(&good, &port).unwrap();
+        check_settings(&good, &port(true)).unwrap();
         let bad = [
             (PathSettings { rnr_retry: 8, ..good.clone() }, "RNR retries: asked for 8, the device has 7"),
             (
@@ -238,8 +245,30 @@ mod tests {
             ),
         ];
         for (settings, expected) in bad {
-            let error = check_settings(&settings, &port).unwrap_err().to_string();
+            let error = check_settings(&settings, &port(true)).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_global_route_is_taken_on_ethernet_and_to_another_subnet() {
+        let gid = |subnet: u16| Gid {
+            index: 5,
+            address: Ipv6Addr::new(subnet, 0, 0, 0, 0, 0, 0, 9),
+            kind: GidKind::InfiniBand,
+            interface: 0,
+        };
+        let settings = PathSettings { service_level: 3, traffic_class: 96, ..PathSettings::default() };
+        let route = |ethernet, theirs: u16| {
+            let raw = gid(theirs).address.octets();
+            let peer = Path { ethernet, mtu: 3, reads: 1, number: 2, first_packet: 0, lid: 77, gid: raw };
+            super::route(&port(ethernet), Some(&gid(1)), &peer, &settings)
+        };
+        for (ethernet, subnet, global) in [(true, 1, true), (false, 2, true), (false, 1, false)] {
+            let route = route(ethernet, subnet);
+            assert_eq!((route.is_global, route.sl, route.dlid, route.port_num), (global.into(), 3, 77, 1));
+            let expected = if global { (5, 96, HOP_LIMIT) } else { (0, 0, 0) };
+            assert_eq!((route.grh.sgid_index, route.grh.traffic_class, route.grh.hop_limit), expected);
         }
     }
 }
