@@ -81,6 +81,9 @@ pub enum CompletionStatus {
     Success,
     /// The message was longer than the receive buffer (`IBV_WC_LOC_LEN_ERR`).
     LocalLength,
+    /// The device could not carry out the request, for a reason that lies on this side (`IBV_WC_LOC_QP_OP_ERR`): Soft-RoCE
+    /// says so of some faults that have a status of their own elsewhere.
+    LocalOperation,
     /// A local segment named no registered memory, or memory without the right (`IBV_WC_LOC_PROT_ERR`).
     LocalProtection,
     /// The queue pair was in Error before the request ran, or went there (`IBV_WC_WR_FLUSH_ERR`).
@@ -104,6 +107,7 @@ impl fmt::Display for CompletionStatus {
         f.write_str(match self {
             Self::Success => "success",
             Self::LocalLength => "local length error",
+            Self::LocalOperation => "local operation error",
             Self::LocalProtection => "local protection error",
             Self::WorkRequestFlushed => "work request flushed",
             Self::RemoteInvalidRequest => "remote invalid request",

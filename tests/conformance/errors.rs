@@ -83,7 +83,7 @@ pub fn missing_queue_pair_right(fabric: &dyn Fabric) {
         } else {
             a.read(1, a.segment(0, 64), b.remote(0));
         }
-        a.expect_failure(1, CompletionStatus::RemoteAccess);
+        a.expect_failure(1, fabric.reports("missing_queue_pair_right", CompletionStatus::RemoteAccess));
         expect_both_ended(&a, &b);
     }
 }
@@ -113,8 +113,9 @@ pub fn message_too_long_for_the_receive(fabric: &dyn Fabric) {
     b.post_receive(50, 0, 64);
     a.fill(0, &[1; 64]);
     a.send(2, 0, 64);
-    a.expect_failure(2, CompletionStatus::RemoteInvalidRequest);
-    b.expect_failure(1, CompletionStatus::LocalLength);
+    let reports = |status| fabric.reports("message_too_long_for_the_receive", status);
+    a.expect_failure(2, reports(CompletionStatus::RemoteInvalidRequest));
+    b.expect_failure(1, reports(CompletionStatus::LocalLength));
     expect_both_ended(&a, &b);
     assert_eq!(b.content(63, 1), [0], "nothing beyond the receive may be touched");
 }
@@ -125,7 +126,7 @@ pub fn bad_local_key(fabric: &dyn Fabric) {
     let gone = segment(&region, 0, 64);
     drop(region);
     a.write(1, gone, b.remote(0));
-    a.expect_failure(1, CompletionStatus::LocalProtection);
+    a.expect_failure(1, fabric.reports("bad_local_key", CompletionStatus::LocalProtection));
     assert_eq!(a.pair.state(), QueuePairState::Error);
 }
 
@@ -154,8 +155,9 @@ pub fn receive_into_deregistered_memory(fabric: &dyn Fabric) {
     b.post_receive(50, 0, 8);
     drop(region);
     a.send(2, 0, 64);
-    a.expect_failure(2, CompletionStatus::RemoteOperation);
-    b.expect_failure(1, CompletionStatus::LocalProtection);
+    let reports = |status| fabric.reports("receive_into_deregistered_memory", status);
+    a.expect_failure(2, reports(CompletionStatus::RemoteOperation));
+    b.expect_failure(1, reports(CompletionStatus::LocalProtection));
     expect_both_ended(&a, &b);
 }
 

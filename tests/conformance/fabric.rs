@@ -18,8 +18,13 @@ pub trait Fabric: Sync {
     fn open(&self) -> Result<Arc<dyn Context>, VerbsError>;
 
     /// Why `case` is left out, for what the device can't do or does otherwise.
-    fn skips(&self, _case: &str) -> Option<&'static str> {
+    fn skips(&self, _case: &str) -> Option<String> {
         None
+    }
+
+    /// What this device says in `case` where others say `status`; only of faults that it does report.
+    fn reports(&self, _case: &str, status: CompletionStatus) -> CompletionStatus {
+        status
     }
 
     /// Bytes of the largest request to try, if the device takes them.
@@ -100,7 +105,11 @@ pub fn default_pair(fabric: &dyn Fabric) -> (Side, Side) {
 impl Side {
     /// A side in Init.
     pub fn new(fabric: &dyn Fabric, options: &Options) -> Self {
-        let context = fabric.open().unwrap();
+        Self::in_context(fabric.open().unwrap(), options)
+    }
+
+    /// A side in Init, of an open device.
+    pub fn in_context(context: Arc<dyn Context>, options: &Options) -> Self {
         let domain = context.alloc_protection_domain().unwrap();
         let queue = context.create_completion_queue(options.completions).unwrap();
         let pair = domain.create_queue_pair(&queue, &queue, &options.capacity).unwrap();

@@ -8,6 +8,8 @@
 mod errors;
 mod fabric;
 mod flow;
+#[cfg(feature = "ibverbs")]
+mod ibverbs;
 mod lifecycle;
 mod operations;
 mod processes;
@@ -76,13 +78,19 @@ macro_rules! suite {
 }
 
 suite!(soft_device, Soft);
+#[cfg(feature = "ibverbs")]
+suite!(ibverbs_device, ibverbs::Device);
 
 /// Not a test of its own: what a child process runs, see `processes`.
 #[test]
 fn child_process() {
     let Ok(role) = std::env::var(processes::ROLE) else { return };
     let (provider, role) = role.split_once(':').unwrap();
-    let fabrics: [&dyn Fabric; 1] = [&Soft];
-    let fabric = fabrics.into_iter().find(|fabric| fabric.name() == provider).unwrap();
+    let fabrics: &[&dyn Fabric] = &[
+        &Soft,
+        #[cfg(feature = "ibverbs")]
+        &ibverbs::Device,
+    ];
+    let fabric = fabrics.iter().copied().find(|fabric| fabric.name() == provider).unwrap();
     processes::play(fabric, role);
 }

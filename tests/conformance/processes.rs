@@ -83,6 +83,20 @@ impl Pair {
         self.side.pair.state() == QueuePairState::Error
     }
 
+    /// Sends something that only a peer that is alive lets succeed.
+    fn send_to_find_out(&self) {
+        let nothing =
+            Operation::Write { data: Payload::Registered(&[]), remote: self.target, immediate: None };
+        wait_until("room for a request", || {
+            self.poll();
+            match self.side.try_post(998, nothing) {
+                Ok(()) => true,
+                Err(PostError { kind: PostErrorKind::QueueFull, .. }) => false,
+                Err(error) => panic!("{error}"),
+            }
+        });
+    }
+
     fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -236,9 +250,15 @@ fn kill_during(fabric: &dyn Fabric, role: &str, traffic: impl Fn(&Pair)) {
         pair.kill();
         if fabric.notices_death_when_idle() {
             wait_until("the Error state", || pair.has_ended());
+        } else {
+            pair.send_to_find_out();
         }
         wait_until("a failure", || {
             traffic(&pair);
+            // Hardware tells by completions alone.
+            if !fabric.notices_death_when_idle() {
+                pair.poll();
+            }
             pair.has_ended()
         });
         expect_end(&pair);

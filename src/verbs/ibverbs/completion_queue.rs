@@ -1,0 +1,368 @@
+//! Completion queues with their completion channels, and the queue pairs that complete on them.
+
+use std::any::Any;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+use ibverbs_sys as sys;
+
+use super::core::{Core, RequestKind, Slot, Ticket};
+use super::device::{Device, set_nonblocking};
+use super::library::{check, last_error};
+use super::lock;
+use crate::verbs::{
+    CompletionOpcode, CompletionQueue, CompletionStatus, Context as _, QueuePairNumber, VerbsError,
+    WorkCompletion,
+};
+
+/// Completions taken from the device at a time.
+const BATCH: usize = 32;
+
+/// A completion queue. Its channel is its own, so an event says which queue it is for.
+#[derive(Debug)]
+pub(super) struct Queue {
+    device: Arc<Device>,
+    channel: Channel,
+    queue: NonNull<sys::ibv_cq>,
+    state: Mutex<State>,
+}
+
+// SAFETY: libibverbs is thread-safe, and all else here is Send and Sync itself.
+unsafe impl Send for Queue {}
+// SAFETY: as above.
+unsafe impl Sync for Queue {}
+
+#[derive(Debug)]
+struct State {
+    completions: Box<[sys::ibv_wc; BATCH]>,
+    users: Users,
+}
+
+/// The queue pairs that complete here.
+#[derive(Debug, Default)]
+struct Users {
+    slots: Vec<User>,
+    free: Vec<u16>,
+}
+
+#[derive(Debug, Default)]
+struct User {
+    generation: u16,
+    /// The queue pair, and which of its queues complete here.
+    core: Option<(Arc<Core>, Role)>,
+}
+
+/// Which queues of a queue pair complete on a completion queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Role {
+    pub(super) sends: bool,
+    pub(super) receives: bool,
+}
+
+impl Queue {
+    pub(super) fn create(device: Arc<Device>, capacity: u32) -> Result<Arc<Self>, VerbsError> {
+        let limit = device.attributes().max_completions;
+        if capacity > limit {
+            return Err(VerbsError::Limit {
+                what: "completion queue depth",
+                asked: capacity.into(),
+                limit: limit.into(),
+            });
+        }
+        let channel = Channel::create(Arc::clone(&device))?;
+        let entries = i32::try_from(capacity.max(1)).unwrap_or(i32::MAX);
+        // SAFETY: the context is open, and the channel one of its own.
+        let queue = unsafe {
+            (device.library().create_cq)(
+                device.context(),
+                entries,
+                std::ptr::null_mut(),
+                channel.channel.as_ptr(),
+                0,
+            )
+        };
+        let queue = NonNull::new(queue)
+            .ok_or_else(|| last_error(format!("creating a completion queue of {capacity} entries")))?;
+        let completions = Box::new([sys::ibv_wc::default(); BATCH]);
+        let state = Mutex::new(State { completions, users: Users::default() });
+        Ok(Arc::new(Self { device, channel, queue, state }))
+    }
+
+    /// The queue behind the trait, if it is of `device`.
+    pub(super) fn of(
+        queue: &Arc<dyn CompletionQueue>,
+        device: &Arc<Device>,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as Arc<dyn Any + Send + Sync>;
+        match any.downcast::<Self>() {
+            Ok(queue) if Arc::ptr_eq(&queue.device, device) => Ok(queue),
+            _ => Err(VerbsError::Foreign("completion queue")),
+        }
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut sys::ibv_cq {
+        self.queue.as_ptr()
+    }
+
+    /// Reserves a place for a queue pair.
+    pub(super) fn enter(&self, core: &Arc<Core>, role: Role) -> Result<Slot, VerbsError> {
+        let users = &mut lock(&self.state).users;
+        let core = Some((Arc::clone(core), role));
+        if let Some(index) = users.free.pop() {
+            let user = &mut users.slots[usize::from(index)];
+            user.generation = user.generation.wrapping_add(1) & Slot::GENERATIONS;
+            user.core = core;
+            return Ok(Slot { index, generation: user.generation });
+        }
+        let index = u16::try_from(users.slots.len()).map_err(|_| VerbsError::Limit {
+            what: "queue pairs of one completion queue",
+            asked: users.slots.len() as u64 + 1,
+            limit: 1 << 16,
+        })?;
+        users.slots.push(User { generation: 0, core });
+        Ok(Slot { index, generation: 0 })
+    }
+
+    /// Takes a queue pair out, whose completions are then dropped. When this returns, nobody uses it any more here.
+    pub(super) fn leave(&self, slot: Slot) {
+        let users = &mut lock(&self.state).users;
+        if let Some(user) = users.slots.get_mut(usize::from(slot.index))
+            && user.generation == slot.generation
+            && user.core.take().is_some()
+        {
+            users.free.push(slot.index);
+        }
+    }
+
+    /// Takes completions from the device; how many there were, and less than was asked for if there are no more.
+    fn take(&self, completions: &mut [sys::ibv_wc]) -> usize {
+        // SAFETY:
+        // - the queue is alive, and with it its context, whose table never changes, and
+        // - the array is writable for as many completions as the call says.
+        let count = unsafe {
+            let context = self.queue.as_ref().context;
+            match (*context).ops.poll_cq {
+                Some(poll) => poll(self.as_ptr(), completions.len() as i32, completions.as_mut_ptr()),
+                None => 0,
+            }
+        };
+        usize::try_from(count).map_or(0, |count| count.min(completions.len()))
+    }
+}
+
+impl CompletionQueue for Queue {
+    fn poll(&self, completions: &mut [WorkCompletion]) -> usize {
+        let state = &mut *lock(&self.state);
+        let mut filled = 0;
+        // What belongs to a queue pair that is gone is passed over, and must not look like an empty queue.
+        while filled < completions.len() {
+            let wanted = (completions.len() - filled).min(BATCH);
+            let count = self.take(&mut state.completions[..wanted]);
+            for completion in &state.completions[..count] {
+                if let Some(completion) = state.users.translate(completion) {
+                    completions[filled] = completion;
+                    filled += 1;
+                }
+            }
+            if count < wanted {
+                break;
+            }
+        }
+        if self.device.is_removed() {
+            filled += state.users.flush(&mut completions[filled..]);
+        }
+        filled
+    }
+
+    fn arm(&self) -> Result<(), VerbsError> {
+        // SAFETY: the queue is alive, and with it its context, whose table never changes.
+        let result = unsafe {
+            let context = self.queue.as_ref().context;
+            match (*context).ops.req_notify_cq {
+                Some(arm) => arm(self.as_ptr(), 0),
+                None => libc::EOPNOTSUPP,
+            }
+        };
+        match check("arming a completion queue", result) {
+            // A device that is gone flushes everything, see `poll`; nobody should sleep for it.
+            Err(_) if self.device.is_removed() => Ok(()),
+            result => result,
+        }
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.channel.fd()
+    }
+
+    fn acknowledge_events(&self) {
+        let mut count = 0;
+        while self.channel.take_event() {
+            count += 1;
+        }
+        if count > 0 {
+            // SAFETY: as many events of this queue were taken.
+            unsafe { (self.device.library().ack_cq_events)(self.as_ptr(), count) };
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // Destroying waits for events that were taken and not acknowledged: there are none.
+        // SAFETY: queue pairs hold a reference to their completion queues, so none is left.
+        let result = unsafe { (self.device.library().destroy_cq)(self.queue.as_ptr()) };
+        if let Err(error) = check("destroying a completion queue", result) {
+            tracing::warn!(%error);
+        }
+    }
+}
+
+impl Users {
+    /// What a completion of the device says to the queue pair's user; moves the queue pair to Error if it failed.
+    fn translate(&self, completion: &sys::ibv_wc) -> Option<WorkCompletion> {
+        let ticket = Ticket::from_bits(completion.wr_id());
+        let user = self.slots.get(usize::from(ticket.slot.index))?;
+        let (core, _) = user.core.as_ref().filter(|_| user.generation == ticket.slot.generation)?;
+        let queue = match ticket.kind {
+            RequestKind::Receive => &core.receives,
+            _ => &core.sends,
+        };
+        let wr_id = queue.complete(ticket.position)?;
+        let status = match completion.error() {
+            None => CompletionStatus::Success,
+            Some((status, vendor_error)) => {
+                let status = self::status(status);
+                core.fail(|| explain(status, ticket.kind, vendor_error));
+                status
+            }
+        };
+        // Only a success says what it was.
+        let with_immediate = status == CompletionStatus::Success
+            && completion.opcode() == sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
+        Some(WorkCompletion {
+            wr_id,
+            status,
+            opcode: match ticket.kind {
+                RequestKind::Send => CompletionOpcode::Send,
+                RequestKind::Write => CompletionOpcode::Write,
+                RequestKind::Read => CompletionOpcode::Read,
+                RequestKind::Receive if with_immediate => CompletionOpcode::ReceiveWriteWithImmediate,
+                RequestKind::Receive => CompletionOpcode::Receive,
+            },
+            byte_len: match (status, ticket.kind) {
+                (CompletionStatus::Success, RequestKind::Receive) => completion.len() as u64,
+                _ => 0,
+            },
+            immediate: completion.imm_data().map(u32::from_be),
+            queue_pair: QueuePairNumber(core.number),
+        })
+    }
+
+    /// The flush that a device that was taken away does not report any more.
+    fn flush(&self, completions: &mut [WorkCompletion]) -> usize {
+        let mut filled = 0;
+        for (core, role) in self.slots.iter().filter_map(|user| user.core.as_ref()) {
+            let queues = [
+                (role.sends, &core.sends, CompletionOpcode::Send),
+                (role.receives, &core.receives, CompletionOpcode::Receive),
+            ];
+            for (_, queue, opcode) in queues.into_iter().filter(|(here, ..)| *here) {
+                while let Some(place) = completions.get_mut(filled) {
+                    let Some(wr_id) = queue.complete_oldest() else { break };
+                    *place = WorkCompletion {
+                        wr_id,
+                        status: CompletionStatus::WorkRequestFlushed,
+                        opcode,
+                        queue_pair: QueuePairNumber(core.number),
+                        ..WorkCompletion::EMPTY
+                    };
+                    filled += 1;
+                }
+            }
+        }
+        filled
+    }
+}
+
+fn explain(status: CompletionStatus, kind: RequestKind, vendor_error: u32) -> String {
+    match status {
+        // What came first is not ours to know: it happened on the peer's request, or in the device.
+        CompletionStatus::WorkRequestFlushed => {
+            "the device ended the connection: it refused a request of the peer's, or failed".into()
+        }
+        _ => {
+            let kind = match kind {
+                RequestKind::Send => "send",
+                RequestKind::Write => "RDMA WRITE",
+                RequestKind::Read => "RDMA READ",
+                RequestKind::Receive => "receive",
+            };
+            format!("{kind}: {status} (vendor error {vendor_error:#x})")
+        }
+    }
+}
+
+/// `enum ibv_wc_status` (man 3 ibv_poll_cq).
+fn status(status: sys::ibv_wc_status::Type) -> CompletionStatus {
+    use sys::ibv_wc_status as code;
+    match status {
+        code::IBV_WC_SUCCESS => CompletionStatus::Success,
+        code::IBV_WC_LOC_LEN_ERR => CompletionStatus::LocalLength,
+        code::IBV_WC_LOC_QP_OP_ERR => CompletionStatus::LocalOperation,
+        code::IBV_WC_LOC_PROT_ERR | code::IBV_WC_LOC_ACCESS_ERR => CompletionStatus::LocalProtection,
+        code::IBV_WC_WR_FLUSH_ERR => CompletionStatus::WorkRequestFlushed,
+        code::IBV_WC_REM_INV_REQ_ERR => CompletionStatus::RemoteInvalidRequest,
+        code::IBV_WC_REM_ACCESS_ERR => CompletionStatus::RemoteAccess,
+        code::IBV_WC_REM_OP_ERR => CompletionStatus::RemoteOperation,
+        code::IBV_WC_RETRY_EXC_ERR => CompletionStatus::RetryExceeded,
+        code::IBV_WC_RNR_RETRY_EXC_ERR => CompletionStatus::RnrRetryExceeded,
+        _ => CompletionStatus::Fatal,
+    }
+}
+
+/// A completion channel, whose descriptor does not block.
+#[derive(Debug)]
+struct Channel {
+    device: Arc<Device>,
+    channel: NonNull<sys::ibv_comp_channel>,
+}
+
+impl Channel {
+    fn create(device: Arc<Device>) -> Result<Self, VerbsError> {
+        // SAFETY: the context is open.
+        let channel = unsafe { (device.library().create_comp_channel)(device.context()) };
+        let channel = NonNull::new(channel).ok_or_else(|| last_error("creating a completion channel"))?;
+        let channel = Self { device, channel };
+        set_nonblocking(channel.fd())?;
+        Ok(channel)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY:
+        // - the channel is alive, and never changes its descriptor, and
+        // - that is open as long as the channel, which is borrowed.
+        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
+    }
+
+    /// Takes one event, if there is one.
+    fn take_event(&self) -> bool {
+        let mut queue = std::ptr::null_mut();
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the channel is alive, and both results are writable.
+        let result = unsafe {
+            (self.device.library().get_cq_event)(self.channel.as_ptr(), &raw mut queue, &raw mut context)
+        };
+        result == 0
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: the completion queue was destroyed before: it drops its fields after itself.
+        let result = unsafe { (self.device.library().destroy_comp_channel)(self.channel.as_ptr()) };
+        if let Err(error) = check("destroying a completion channel", result) {
+            tracing::warn!(%error);
+        }
+    }
+}

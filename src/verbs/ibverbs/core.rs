@@ -1,0 +1,307 @@
+//! What completion queues and asynchronous events have to know of a queue pair: its state, and which requests are
+//! outstanding.
+
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::sync::atomic::{
+    AtomicU8, AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+};
+
+use ibverbs_sys as sys;
+
+use super::library::{Library, check};
+use crate::verbs::{QueuePairState, VerbsError};
+
+const RESET: u8 = 0;
+const INIT: u8 = 1;
+const RTR: u8 = 2;
+const RTS: u8 = 3;
+const ERROR: u8 = 4;
+
+/// See the module's documentation. The queue pair that owns it takes it out of every table before it destroys `pair`.
+#[derive(Debug)]
+pub(super) struct Core {
+    library: &'static Library,
+    pub(super) pair: NonNull<sys::ibv_qp>,
+    pub(super) number: u32,
+    state: AtomicU8,
+    failure: OnceLock<String>,
+    pub(super) sends: Outstanding,
+    pub(super) receives: Outstanding,
+}
+
+// SAFETY: libibverbs is thread-safe, and all else here is Send and Sync itself.
+unsafe impl Send for Core {}
+// SAFETY: as above.
+unsafe impl Sync for Core {}
+
+impl Core {
+    pub(super) fn new(
+        library: &'static Library,
+        pair: NonNull<sys::ibv_qp>,
+        send_requests: u32,
+        receive_requests: u32,
+    ) -> Self {
+        Self {
+            library,
+            pair,
+            // SAFETY: the queue pair was just created, and its number never changes.
+            number: unsafe { pair.as_ref() }.qp_num,
+            state: AtomicU8::new(RESET),
+            failure: OnceLock::new(),
+            sends: Outstanding::new(send_requests),
+            receives: Outstanding::new(receive_requests),
+        }
+    }
+
+    pub(super) fn state(&self) -> QueuePairState {
+        match self.state.load(SeqCst) {
+            RESET => QueuePairState::Reset,
+            INIT => QueuePairState::Init,
+            RTR => QueuePairState::Rtr,
+            RTS => QueuePairState::Rts,
+            _ => QueuePairState::Error,
+        }
+    }
+
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
+    }
+
+    /// Notes that the device has gone from `from` to `to`. Fails if it was taken to Error meanwhile, and then takes it
+    /// there again: the two may have overtaken one another.
+    pub(super) fn advance(
+        &self,
+        call: &'static str,
+        from: QueuePairState,
+        to: QueuePairState,
+    ) -> Result<(), VerbsError> {
+        match self.state.compare_exchange(code(from), code(to), SeqCst, SeqCst) {
+            Ok(_) => Ok(()),
+            Err(_) => {
+                self.flush();
+                Err(VerbsError::State { call, state: self.state() })
+            }
+        }
+    }
+
+    /// Whether one of its queues completes there.
+    pub(super) fn completes_on(&self, queue: *mut sys::ibv_cq) -> bool {
+        // SAFETY: the queue pair is alive, see the type's documentation, and its queues never change.
+        let (send_queue, receive_queue) =
+            unsafe { ((*self.pair.as_ptr()).send_cq, (*self.pair.as_ptr()).recv_cq) };
+        queue == send_queue || queue == receive_queue
+    }
+
+    /// Takes the queue pair to Error, for `reason` if it is not there yet.
+    pub(super) fn fail(&self, reason: impl FnOnce() -> String) {
+        if self.state.load(SeqCst) == ERROR {
+            return;
+        }
+        self.failure.get_or_init(reason);
+        self.close();
+    }
+
+    /// Takes the queue pair to Error because its user wants it there.
+    pub(super) fn close(&self) {
+        if self.state.swap(ERROR, SeqCst) != ERROR {
+            self.flush();
+        }
+    }
+
+    /// Has the device go through its queues in Error. Necessary even if it is there: Soft-RoCE does not look at a
+    /// receive that is posted later on its own.
+    pub(super) fn flush(&self) {
+        let mut attributes =
+            sys::ibv_qp_attr { qp_state: sys::ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
+        // SAFETY: the queue pair is alive, see the type's documentation.
+        let result = unsafe {
+            let mask = sys::ibv_qp_attr_mask::IBV_QP_STATE.0 as i32;
+            (self.library.modify_qp)(self.pair.as_ptr(), &raw mut attributes, mask)
+        };
+        if let Err(error) = check("taking the queue pair to Error", result) {
+            tracing::debug!(queue_pair = self.number, %error);
+        }
+    }
+}
+
+fn code(state: QueuePairState) -> u8 {
+    match state {
+        QueuePairState::Reset => RESET,
+        QueuePairState::Init => INIT,
+        QueuePairState::Rtr => RTR,
+        QueuePairState::Rts => RTS,
+        QueuePairState::Error => ERROR,
+    }
+}
+
+/// The requests that are outstanding on one queue, in the order of posting: their identifiers, and so their count.
+///
+/// Devices round up the depth of a queue, and only know when a place of theirs is free again; so places are counted
+/// here, and the queue is full at exactly what it was created for. One thread posts at a time, and one polls.
+#[derive(Debug)]
+pub(super) struct Outstanding {
+    /// By position, modulo the length, which is a power of two.
+    ids: Box<[AtomicU64]>,
+    capacity: u32,
+    /// Position of the next request.
+    posted: AtomicU32,
+    /// Position after the last one that is known to have completed.
+    completed: AtomicU32,
+}
+
+impl Outstanding {
+    fn new(capacity: u32) -> Self {
+        let length = capacity.max(1).next_power_of_two() as usize;
+        Self {
+            ids: (0..length).map(|_| AtomicU64::new(0)).collect(),
+            capacity,
+            posted: AtomicU32::new(0),
+            completed: AtomicU32::new(0),
+        }
+    }
+
+    /// Position of the next request; for whoever posts.
+    pub(super) fn position(&self) -> u32 {
+        self.posted.load(Relaxed)
+    }
+
+    /// How many more can be posted; for whoever posts.
+    pub(super) fn room(&self) -> u32 {
+        self.capacity.saturating_sub(self.position().wrapping_sub(self.completed.load(Acquire)))
+    }
+
+    /// Notes a request's identifier at `position`, where there is room.
+    pub(super) fn put(&self, position: u32, wr_id: u64) {
+        self.at(position).store(wr_id, Relaxed);
+    }
+
+    /// Has everything before `position` count as posted. Before the device learns of it: the completion may be polled
+    /// at once.
+    pub(super) fn post(&self, position: u32) {
+        // SYNC: with `complete`, so that identifiers are seen there.
+        self.posted.store(position, Release);
+    }
+
+    /// The identifier of the request at `position`, which completed, and with it all before it. `None` if no such
+    /// request is outstanding.
+    pub(super) fn complete(&self, position: u32) -> Option<u64> {
+        let posted = self.posted.load(Acquire);
+        let completed = self.completed.load(Relaxed);
+        if position.wrapping_sub(completed) >= posted.wrapping_sub(completed) {
+            return None;
+        }
+        let wr_id = self.at(position).load(Relaxed);
+        // SYNC: with `room`, so that the identifier was read before its place is used again.
+        self.completed.store(position.wrapping_add(1), Release);
+        Some(wr_id)
+    }
+
+    /// The identifier of the oldest request, for a device that is gone and completes nothing any more.
+    pub(super) fn complete_oldest(&self) -> Option<u64> {
+        self.complete(self.completed.load(Relaxed))
+    }
+
+    fn at(&self, position: u32) -> &AtomicU64 {
+        &self.ids[position as usize & (self.ids.len() - 1)]
+    }
+}
+
+/// What the device is given as a request's identifier, and brings back with its completion: which queue pair, which
+/// kind of request, and its position. (Some devices report neither kind nor queue with a failure.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ticket {
+    pub(super) kind: RequestKind,
+    /// Where the queue pair is in the completion queue's table.
+    pub(super) slot: Slot,
+    pub(super) position: u32,
+}
+
+/// A place in a completion queue's table of queue pairs. Its generation tells one user from the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub(super) index: u16,
+    /// 14 bits.
+    pub(super) generation: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequestKind {
+    Send,
+    Write,
+    Read,
+    Receive,
+}
+
+impl Ticket {
+    pub(super) fn to_bits(self) -> u64 {
+        let kind = match self.kind {
+            RequestKind::Send => 0,
+            RequestKind::Write => 1,
+            RequestKind::Read => 2,
+            RequestKind::Receive => 3u64,
+        };
+        kind << 62
+            | u64::from(self.slot.generation & Slot::GENERATIONS) << 48
+            | u64::from(self.slot.index) << 32
+            | u64::from(self.position)
+    }
+
+    pub(super) fn from_bits(bits: u64) -> Self {
+        let kind = match bits >> 62 {
+            0 => RequestKind::Send,
+            1 => RequestKind::Write,
+            2 => RequestKind::Read,
+            _ => RequestKind::Receive,
+        };
+        let slot = Slot { index: (bits >> 32) as u16, generation: (bits >> 48) as u16 & Slot::GENERATIONS };
+        Self { kind, slot, position: bits as u32 }
+    }
+}
+
+impl Slot {
+    /// Mask of a generation.
+    pub(super) const GENERATIONS: u16 = (1 << 14) - 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_comes_back_as_it_went() {
+        for kind in [RequestKind::Send, RequestKind::Write, RequestKind::Read, RequestKind::Receive] {
+            for (index, generation, position) in
+                [(0, 0, 0), (7, 3, 9), (u16::MAX, Slot::GENERATIONS, u32::MAX)]
+            {
+                let ticket = Ticket { kind, slot: Slot { index, generation }, position };
+                assert_eq!(Ticket::from_bits(ticket.to_bits()), ticket);
+            }
+        }
+    }
+
+    #[test]
+    fn a_queue_is_full_at_what_it_was_created_for() {
+        let queue = Outstanding::new(5);
+        queue.post(u32::MAX - 2);
+        queue.completed.store(u32::MAX - 2, Relaxed);
+        for round in 0..20 {
+            assert_eq!(queue.room(), 5, "round {round}");
+            let first = queue.position();
+            for offset in 0..5 {
+                queue.put(first.wrapping_add(offset), u64::from(round * 10 + offset));
+            }
+            queue.post(first.wrapping_add(5));
+            assert_eq!(queue.room(), 0);
+            assert_eq!(queue.complete(first.wrapping_sub(1)), None);
+            assert_eq!(queue.complete(first.wrapping_add(5)), None);
+            assert_eq!(queue.complete(first.wrapping_add(2)), Some(u64::from(round * 10 + 2)));
+            assert_eq!(queue.complete(first), None, "already freed");
+            assert_eq!(queue.room(), 3);
+            assert_eq!(queue.complete_oldest(), Some(u64::from(round * 10 + 3)));
+            assert_eq!(queue.complete_oldest(), Some(u64::from(round * 10 + 4)));
+            assert_eq!(queue.complete_oldest(), None);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Real RDMA devices, by way of libibverbs: InfiniBand, RoCE and iWARP adapters, and the kernel's software ones
+//! (Soft-RoCE, soft-iWARP).
+//!
+//! Owns the provider `ibverbs` of [`verbs`](super), in the cargo feature of that name. libibverbs is looked for at run
+//! time, so a program that was built with the feature starts on a machine without it, and [`list`] says what to
+//! install. Never assumes what a device can do: it is asked, or tried.
+//!
+//! | file | what |
+//! |---|---|
+//! | `library` | the functions of libibverbs |
+//! | `port`, `gid` | what devices, ports and addresses there are |
+//! | `device`, `protection_domain`, `memory_region`, `completion_queue`, `queue_pair` | the objects behind the traits |
+//! | `core` | a queue pair's state and outstanding requests, as polling sees them |
+//! | `post`, `path`, `address` | requests, settings and addresses as the device takes them |
+//! | `async_events` | port down, queue pair failed, device removed |
+//!
+//! # Differences from the software device
+//! - A peer that dies is noticed by sending alone, after [`timeout`](super::PathSettings::timeout) and retries.
+//! - A queue pair that fails says so with a completion: [`state`](super::QueuePair::state) is Error as soon as that was
+//!   polled, or with an [asynchronous event](super::Context::handle_events).
+//! - Every registered page is locked in memory.
+//! - Both ends of a connection take the path MTU that is smaller: the one that the other's address offers
+//!   ([`OpenOptions::mtu`]), or their own. [`PathSettings::mtu`](super::PathSettings::mtu) narrows one end alone, so it
+//!   has to be the same at both.
+
+mod address;
+mod async_events;
+mod completion_queue;
+mod core;
+mod device;
+mod gid;
+mod library;
+mod memory_region;
+mod path;
+mod port;
+mod post;
+mod protection_domain;
+mod queue_pair;
+
+use std::any::Any;
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use device::{OpenOptions, open};
+pub use gid::{Gid, GidKind};
+pub use path::QueuePairAttributes;
+pub use port::{ListedDevice, Port, PortState, Transport, list};
+
+use super::{QueuePair, VerbsError};
+
+/// What the device says a queue pair is set to.
+///
+/// # Errors
+/// - [`Foreign`](VerbsError::Foreign) if it is not of this provider.
+/// - [`Os`](VerbsError::Os) if the device does not answer.
+pub fn query(queue_pair: &dyn QueuePair) -> Result<QueuePairAttributes, VerbsError> {
+    let pair = (queue_pair as &dyn Any).downcast_ref::<queue_pair::Pair>();
+    pair.ok_or(VerbsError::Foreign("queue pair"))?.query()
+}
+
+/// 64 random bits.
+fn random() -> Result<u64, VerbsError> {
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer is writable for the length given.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got == bytes.len() as isize {
+        return Ok(u64::from_ne_bytes(bytes));
+    }
+    Err(VerbsError::os("asking for random bits", io::Error::last_os_error()))
+}
+
+/// Locks; a thread that panicked while it held the lock left nothing half-done that matters.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,355 @@
+//! Posting: from our requests to a list of the device's.
+
+use std::fmt;
+use std::ptr;
+
+use ibverbs_sys as sys;
+
+use super::core::{Core, RequestKind, Slot, Ticket};
+use crate::verbs::{
+    DeviceAttributes, LocalSegment, Operation, Payload, PostError, PostErrorKind, QueuePairCapacity,
+    QueuePairState, ReceiveRequest, SendRequest,
+};
+
+/// Requests handed to the device at a time.
+const BATCH: usize = 16;
+
+/// Where a batch is put together. Lists are linked when they are complete: before, they may move.
+pub(super) struct Sends {
+    slot: Slot,
+    requests: Vec<sys::ibv_send_wr>,
+    segments: Segments,
+    /// Inline payloads of more slices than the device takes segments.
+    gathered: Vec<u8>,
+}
+
+/// The same for receives.
+pub(super) struct Receives {
+    slot: Slot,
+    requests: Vec<sys::ibv_recv_wr>,
+    segments: Segments,
+}
+
+/// Segments of all requests of a batch, one after the other.
+#[derive(Debug, Default)]
+struct Segments(Vec<sys::ibv_sge>);
+
+// SAFETY: the pointers in the lists are to memory of this value's own, or of the caller's for as long as the call in
+// which they are used.
+unsafe impl Send for Sends {}
+// SAFETY: as above.
+unsafe impl Send for Receives {}
+
+impl fmt::Debug for Sends {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sends").field("slot", &self.slot).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Receives {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Receives").field("slot", &self.slot).finish_non_exhaustive()
+    }
+}
+
+impl Sends {
+    pub(super) fn new(capacity: &QueuePairCapacity, slot: Slot) -> Self {
+        let segments = capacity.send_segments.max(1) as usize * BATCH;
+        Self {
+            slot,
+            requests: Vec::with_capacity(BATCH),
+            segments: Segments(Vec::with_capacity(segments)),
+            gathered: Vec::with_capacity(capacity.inline as usize * BATCH),
+        }
+    }
+
+    pub(super) fn post(
+        &mut self,
+        core: &Core,
+        capacity: &QueuePairCapacity,
+        device: &DeviceAttributes,
+        requests: &[SendRequest<'_>],
+    ) -> Result<(), PostError> {
+        for (batch, requests) in requests.chunks(BATCH).enumerate() {
+            let failed = |(index, kind)| PostError { index: batch * BATCH + index, kind };
+            self.post_batch(core, capacity, device, requests).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Posts all that can be posted before the first that can't, and names that.
+    fn post_batch(
+        &mut self,
+        core: &Core,
+        capacity: &QueuePairCapacity,
+        device: &DeviceAttributes,
+        requests: &[SendRequest<'_>],
+    ) -> Result<(), (usize, PostErrorKind)> {
+        let first = core.sends.position();
+        let room = core.sends.room();
+        self.requests.clear();
+        self.segments.0.clear();
+        self.gathered.clear();
+        let mut refused = Ok(());
+        for (index, request) in requests.iter().enumerate() {
+            if let Err(kind) = may_send(core, room, index) {
+                refused = Err((index, kind));
+                break;
+            }
+            let position = first.wrapping_add(index as u32);
+            if let Err(kind) = self.add(request, position, capacity, device) {
+                refused = Err((index, kind));
+                break;
+            }
+            core.sends.put(position, request.wr_id);
+        }
+        self.link();
+        let count = self.requests.len();
+        if let Some(head) = self.requests.first_mut() {
+            let head: *mut sys::ibv_send_wr = head;
+            core.sends.post(first.wrapping_add(count as u32));
+            let mut bad = ptr::null_mut();
+            // SAFETY:
+            // - the queue pair is alive, as the caller holds it, and with it its context, whose table never changes,
+            // - the list is linked through memory that `self` holds for the whole call, and
+            // - what its segments name is either registered memory, which the device checks, or an inline payload,
+            //   which the caller's borrow keeps alive for the call.
+            let result = unsafe {
+                let pair = core.pair.as_ptr();
+                match (*(*pair).context).ops.post_send {
+                    Some(post) => post(pair, head, &raw mut bad),
+                    None => libc::EOPNOTSUPP,
+                }
+            };
+            if result != 0 {
+                let done = self.requests.iter().position(|request| ptr::eq(request, bad)).unwrap_or(0);
+                core.sends.post(first.wrapping_add(done as u32));
+                return Err((done, kind_of(result)));
+            }
+        }
+        refused
+    }
+
+    /// Appends a request, or says what is wrong with it.
+    fn add(
+        &mut self,
+        request: &SendRequest<'_>,
+        position: u32,
+        capacity: &QueuePairCapacity,
+        device: &DeviceAttributes,
+    ) -> Result<(), PostErrorKind> {
+        use sys::{ibv_send_flags as flag, ibv_wr_opcode as opcode};
+        let mut wr = sys::ibv_send_wr::default();
+        if request.signaled {
+            wr.send_flags = flag::IBV_SEND_SIGNALED.0;
+        }
+        let (data, remote, immediate, kind) = match request.operation {
+            Operation::Send { data, immediate } => (data, None, immediate, RequestKind::Send),
+            Operation::Write { data, remote, immediate } => {
+                (data, Some(remote), immediate, RequestKind::Write)
+            }
+            Operation::Read { into, remote } => {
+                (Payload::Registered(into), Some(remote), None, RequestKind::Read)
+            }
+        };
+        if immediate.is_some() && !device.immediate {
+            return Err(PostErrorKind::Unsupported);
+        }
+        wr.opcode = match (kind, immediate) {
+            (RequestKind::Read, _) => opcode::IBV_WR_RDMA_READ,
+            (RequestKind::Write, None) => opcode::IBV_WR_RDMA_WRITE,
+            (RequestKind::Write, Some(_)) => opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
+            (_, None) => opcode::IBV_WR_SEND,
+            (_, Some(_)) => opcode::IBV_WR_SEND_WITH_IMM,
+        };
+        wr.__bindgen_anon_1.imm_data = immediate.unwrap_or(0).to_be();
+        if let Some(remote) = remote {
+            wr.wr.rdma = sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
+                remote_addr: remote.address,
+                rkey: remote.rkey.0,
+            };
+        }
+        wr.wr_id = Ticket { kind, slot: self.slot, position }.to_bits();
+        wr.num_sge = match data {
+            Payload::Registered(segments) => {
+                self.segments.add(segments, capacity.send_segments, device.max_message_size)?
+            }
+            Payload::Inline(slices) => {
+                if data.length() > capacity.inline.into() {
+                    return Err(PostErrorKind::InlineTooLong);
+                }
+                wr.send_flags |= flag::IBV_SEND_INLINE.0;
+                self.add_inline(slices, capacity)
+            }
+        };
+        self.requests.push(wr);
+        Ok(())
+    }
+
+    /// Appends the segments of an inline payload, whose length was checked.
+    fn add_inline(&mut self, slices: &[std::io::IoSlice<'_>], capacity: &QueuePairCapacity) -> i32 {
+        let filled = slices.iter().filter(|slice| !slice.is_empty());
+        let count = filled.clone().count();
+        if count <= capacity.send_segments as usize {
+            self.segments.0.extend(filled.map(|slice| inline_segment(slice.as_ptr(), slice.len())));
+            return count as i32;
+        }
+        // Within what `new` reserved, so that what is there already does not move.
+        let start = self.gathered.len();
+        filled.for_each(|slice| self.gathered.extend_from_slice(slice));
+        let gathered = &self.gathered[start..];
+        self.segments.0.push(inline_segment(gathered.as_ptr(), gathered.len()));
+        1
+    }
+
+    fn link(&mut self) {
+        let (requests, mut segments) = (self.requests.as_mut_ptr(), self.segments.0.as_mut_ptr());
+        let count = self.requests.len();
+        for (index, request) in self.requests.iter_mut().enumerate() {
+            request.sg_list = segments;
+            segments = segments.wrapping_add(request.num_sge as usize);
+            request.next = if index + 1 < count { requests.wrapping_add(index + 1) } else { ptr::null_mut() };
+        }
+    }
+}
+
+impl Receives {
+    pub(super) fn new(capacity: &QueuePairCapacity, slot: Slot) -> Self {
+        let segments = capacity.receive_segments.max(1) as usize * BATCH;
+        Self { slot, requests: Vec::with_capacity(BATCH), segments: Segments(Vec::with_capacity(segments)) }
+    }
+
+    pub(super) fn post(
+        &mut self,
+        core: &Core,
+        capacity: &QueuePairCapacity,
+        requests: &[ReceiveRequest<'_>],
+    ) -> Result<(), PostError> {
+        for (batch, requests) in requests.chunks(BATCH).enumerate() {
+            let failed = |(index, kind)| PostError { index: batch * BATCH + index, kind };
+            self.post_batch(core, capacity, requests).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn post_batch(
+        &mut self,
+        core: &Core,
+        capacity: &QueuePairCapacity,
+        requests: &[ReceiveRequest<'_>],
+    ) -> Result<(), (usize, PostErrorKind)> {
+        let first = core.receives.position();
+        let room = core.receives.room();
+        self.requests.clear();
+        self.segments.0.clear();
+        let mut refused = Ok(());
+        for (index, request) in requests.iter().enumerate() {
+            if core.state() == QueuePairState::Reset {
+                refused = Err((index, PostErrorKind::State(QueuePairState::Reset)));
+                break;
+            }
+            if index as u32 >= room {
+                refused = Err((index, PostErrorKind::QueueFull));
+                break;
+            }
+            // A receive may be longer than any message.
+            let num_sge = match self.segments.add(request.into, capacity.receive_segments, u64::MAX) {
+                Ok(count) => count,
+                Err(kind) => {
+                    refused = Err((index, kind));
+                    break;
+                }
+            };
+            let position = first.wrapping_add(index as u32);
+            core.receives.put(position, request.wr_id);
+            let ticket = Ticket { kind: RequestKind::Receive, slot: self.slot, position };
+            self.requests.push(sys::ibv_recv_wr {
+                wr_id: ticket.to_bits(),
+                next: ptr::null_mut(),
+                sg_list: ptr::null_mut(),
+                num_sge,
+            });
+        }
+        self.link();
+        let count = self.requests.len();
+        if let Some(head) = self.requests.first_mut() {
+            let head: *mut sys::ibv_recv_wr = head;
+            core.receives.post(first.wrapping_add(count as u32));
+            let mut bad = ptr::null_mut();
+            // SAFETY:
+            // - the queue pair is alive, as the caller holds it, and with it its context, whose table never changes,
+            // - the list is linked through memory that `self` holds for the whole call, and
+            // - what its segments name is registered memory, which the device checks.
+            let result = unsafe {
+                let pair = core.pair.as_ptr();
+                match (*(*pair).context).ops.post_recv {
+                    Some(post) => post(pair, head, &raw mut bad),
+                    None => libc::EOPNOTSUPP,
+                }
+            };
+            if result != 0 {
+                let done = self.requests.iter().position(|request| ptr::eq(request, bad)).unwrap_or(0);
+                core.receives.post(first.wrapping_add(done as u32));
+                return Err((done, kind_of(result)));
+            }
+            if core.state() == QueuePairState::Error {
+                core.flush();
+            }
+        }
+        refused
+    }
+
+    fn link(&mut self) {
+        let (requests, mut segments) = (self.requests.as_mut_ptr(), self.segments.0.as_mut_ptr());
+        let count = self.requests.len();
+        for (index, request) in self.requests.iter_mut().enumerate() {
+            request.sg_list = segments;
+            segments = segments.wrapping_add(request.num_sge as usize);
+            request.next = if index + 1 < count { requests.wrapping_add(index + 1) } else { ptr::null_mut() };
+        }
+    }
+}
+
+impl Segments {
+    /// Appends segments of registered memory, and says how many.
+    fn add(&mut self, segments: &[LocalSegment], most: u32, max_bytes: u64) -> Result<i32, PostErrorKind> {
+        if segments.len() > most as usize {
+            return Err(PostErrorKind::TooManySegments);
+        }
+        let bytes = segments.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.length()));
+        if bytes > max_bytes || segments.iter().any(|segment| segment.length() > u32::MAX.into()) {
+            return Err(PostErrorKind::MessageTooLong);
+        }
+        // To some devices a segment of no bytes is one of 2 GiB (man 3 ibv_post_send says nothing of it).
+        let filled = segments.iter().filter(|segment| segment.length() > 0);
+        let before = self.0.len();
+        self.0.extend(filled.map(|segment| sys::ibv_sge {
+            addr: segment.address(),
+            length: segment.length() as u32,
+            lkey: segment.lkey().0,
+        }));
+        Ok((self.0.len() - before) as i32)
+    }
+}
+
+fn inline_segment(start: *const u8, length: usize) -> sys::ibv_sge {
+    sys::ibv_sge { addr: start as u64, length: length as u32, lkey: 0 }
+}
+
+/// Whether the request at `index` of a batch may be posted.
+fn may_send(core: &Core, room: u32, index: usize) -> Result<(), PostErrorKind> {
+    match core.state() {
+        QueuePairState::Rts | QueuePairState::Error if (index as u32) < room => Ok(()),
+        QueuePairState::Rts | QueuePairState::Error => Err(PostErrorKind::QueueFull),
+        state => Err(PostErrorKind::State(state)),
+    }
+}
+
+/// What a driver means by an error number, whose sign drivers disagree about.
+fn kind_of(error: i32) -> PostErrorKind {
+    match error.saturating_abs() {
+        libc::ENOMEM | libc::EAGAIN => PostErrorKind::QueueFull,
+        libc::EOPNOTSUPP | libc::ENOSYS => PostErrorKind::Unsupported,
+        error => PostErrorKind::Refused(error),
+    }
+}

@@ -1,0 +1,181 @@
+//! A device of libibverbs: the one that `RDMA_TEST_DEVICE` names, such as `rxe0`.
+
+use std::sync::Arc;
+
+use tonic_rdma::verbs::ibverbs::{self, OpenOptions};
+use tonic_rdma::verbs::{CompletionStatus, Context, PathSettings, VerbsError};
+
+use crate::fabric::{ALL, Fabric, Options, Side, connected};
+
+pub struct Device;
+
+fn device() -> Option<String> {
+    std::env::var("RDMA_TEST_DEVICE").ok()
+}
+
+fn is_soft_roce() -> bool {
+    device().is_some_and(|name| name.starts_with("rxe"))
+}
+
+fn options() -> OpenOptions {
+    OpenOptions::new().device(device().unwrap())
+}
+
+impl Fabric for Device {
+    fn name(&self) -> &'static str {
+        "ibverbs"
+    }
+
+    fn open(&self) -> Result<Arc<dyn Context>, VerbsError> {
+        ibverbs::open(&options())
+    }
+
+    fn skips(&self, _case: &str) -> Option<String> {
+        if device().is_none() {
+            return Some("RDMA_TEST_DEVICE names no device".into());
+        }
+        None
+    }
+
+    /// Soft-RoCE has one answer to whatever is wrong with a local segment, and tells the peer that the operation failed.
+    /// An operation that the queue pair does not grant at all is an invalid request to it, as the specification has it
+    /// (IBA vol. 1, 9.7.4.1.3); the software device does not tell it from a region's missing right.
+    fn reports(&self, case: &str, status: CompletionStatus) -> CompletionStatus {
+        use CompletionStatus::{
+            LocalLength, LocalOperation, LocalProtection, RemoteAccess, RemoteInvalidRequest, RemoteOperation,
+        };
+        match (case, status) {
+            _ if !is_soft_roce() => status,
+            ("message_too_long_for_the_receive", RemoteInvalidRequest) => RemoteOperation,
+            ("message_too_long_for_the_receive", LocalLength)
+            | ("bad_local_key" | "receive_into_deregistered_memory", LocalProtection) => LocalOperation,
+            ("missing_queue_pair_right", RemoteAccess) => RemoteInvalidRequest,
+            _ => status,
+        }
+    }
+
+    fn large_request(&self) -> u64 {
+        64 << 20
+    }
+
+    /// The driver may round the depth up.
+    fn overruns_exactly(&self) -> bool {
+        false
+    }
+
+    fn notices_death_when_idle(&self) -> bool {
+        false
+    }
+}
+
+/// Whether there is a device to test with; says so if not.
+fn has_device() -> bool {
+    if device().is_none() {
+        eprintln!("left out: RDMA_TEST_DEVICE names no device");
+    }
+    device().is_some()
+}
+
+#[test]
+fn settings_are_read_back() {
+    if !has_device() {
+        return;
+    }
+    let settings = PathSettings {
+        outstanding_reads: 5,
+        rnr_retry: 3,
+        min_rnr_timer: 9,
+        timeout: 17,
+        retry_count: 4,
+        service_level: 3,
+        traffic_class: 96,
+        pkey_index: 0,
+        mtu: Some(512),
+    };
+    let mut wanted = Options { settings: settings.clone(), ..Options::default() };
+    wanted.capacity.send_requests = 300;
+    wanted.capacity.receive_requests = 77;
+    let (a, b) = connected(&Device, &wanted);
+    for (side, peer) in [(&a, &b), (&b, &a)] {
+        let found = ibverbs::query(&*side.pair).unwrap();
+        let kept = PathSettings {
+            // A device may serve more than it was asked for: Soft-RoCE rounds up to a power of two.
+            outstanding_reads: found.settings.outstanding_reads.clamp(5, 8),
+            // Soft-RoCE has no service levels, and says 0.
+            service_level: if is_soft_roce() { 0 } else { 3 },
+            ..settings.clone()
+        };
+        assert_eq!(found.settings, kept);
+        assert_eq!(found.access, ALL);
+        assert_eq!(found.peer, peer.pair.number().0);
+        assert_eq!(found.port, 1);
+        assert!(found.send_requests >= 300 && found.receive_requests >= 77, "{found:?}");
+        assert!(found.served_reads >= 5, "{found:?}");
+    }
+}
+
+#[test]
+fn the_smaller_mtu_is_taken() {
+    if !has_device() {
+        return;
+    }
+    let small = ibverbs::open(&options().mtu(256)).unwrap();
+    let a = Side::in_context(small, &Options::default());
+    let b = Side::new(&Device, &Options::default());
+    a.connect(&b);
+    for side in [&a, &b] {
+        assert_eq!(ibverbs::query(&*side.pair).unwrap().settings.mtu, Some(256));
+    }
+    a.write(1, a.segment(0, 10_000), b.remote(0));
+    a.expect(1, tonic_rdma::verbs::CompletionOpcode::Write);
+}
+
+#[test]
+fn what_does_not_exist_is_named_with_what_does() {
+    if !has_device() {
+        return;
+    }
+    let name = device().unwrap();
+    let text = |options: OpenOptions| ibverbs::open(&options).unwrap_err().to_string();
+    let error = text(OpenOptions::new().device("no_such_device"));
+    assert!(
+        error.starts_with("RDMA device no_such_device does not exist") && error.contains(&name),
+        "{error}"
+    );
+    let error = text(options().port(7));
+    assert_eq!(error, format!("port 7 of {name} does not exist; there is 1 (active)"));
+    let error = text(options().gid_index(99_999));
+    assert!(error.starts_with("GID index 99999 of port 1") && error.contains("there is 0 ("), "{error}");
+    let error = text(options().mtu(1500));
+    assert!(error.contains("asked for 1500"), "{error}");
+}
+
+#[test]
+fn devices_are_listed() {
+    if !has_device() {
+        return;
+    }
+    let listed = ibverbs::list().unwrap();
+    let found = listed.iter().find(|listed| Some(&listed.name) == device().as_ref()).unwrap();
+    println!("{listed:#?}");
+    let port = &found.ports.as_ref().unwrap()[0];
+    assert_eq!((port.number, port.state), (1, ibverbs::PortState::Active));
+    let context = ibverbs::open(&OpenOptions::new()).unwrap();
+    assert_eq!(context.attributes().provider, "ibverbs");
+    println!("{:#?}", Device.open().unwrap().attributes());
+}
+
+/// Opening a device again yields the same one, so that its objects go together.
+#[test]
+fn a_device_is_open_once() {
+    if !has_device() {
+        return;
+    }
+    let (one, two) = (Device.open().unwrap(), Device.open().unwrap());
+    assert!(Arc::ptr_eq(&one, &two));
+    let other = ibverbs::open(&options().mtu(256)).unwrap();
+    let queue = other.create_completion_queue(8).unwrap();
+    let domain = one.alloc_protection_domain().unwrap();
+    let error = domain.create_queue_pair(&queue, &queue, &Options::default().capacity).unwrap_err();
+    assert!(matches!(error, VerbsError::Foreign("completion queue")), "{error}");
+}
