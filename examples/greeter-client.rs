@@ -3,14 +3,14 @@
 #![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
 use tonic::transport::Endpoint;
-use tonic_rdma::RdmaConnector;
+use tonic_rdma::{Config, RdmaConnector};
 use tonic_rdma_proto::greeter::HelloRequest;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:50051".into());
-    let connector = RdmaConnector::new();
+    let connector = RdmaConnector::with_config(Config::from_env()?);
 
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
     let channel = endpoint.connect_with_connector(connector.clone()).await?; // changed: was connect()

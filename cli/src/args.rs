@@ -66,6 +66,9 @@ pub(crate) struct CompareOptions {
     /// RDMA provider: auto, soft, ibverbs, or the name of a device
     #[arg(long, value_name = "auto|soft|DEVICE", value_parser = parse_provider, default_value = "auto")]
     pub(crate) provider: String,
+    /// The same for the server, where it is to use another device than the client [default: as --provider]
+    #[arg(long, value_name = "auto|soft|DEVICE", value_parser = parse_provider)]
+    pub(crate) server_provider: Option<String>,
     /// HTTP/2 windows and frames, for all modes alike: tonic's defaults, what is best for grpc-tcp, or
     /// STREAM/CONNECTION/FRAME sizes of your own
     #[arg(long, value_name = "default|tuned", value_parser = Http2::parse, default_value = "default")]

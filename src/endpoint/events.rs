@@ -2,11 +2,13 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
 use super::queue::Queue;
 use crate::verbs::{Context, VerbsError};
@@ -28,10 +30,17 @@ pub(crate) fn watch(
     Ok(Some(task.abort_handle()))
 }
 
+/// How often to look without an event: some devices go without one.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 async fn run(descriptor: AsyncFd<OwnedFd>, context: Arc<dyn Context>, queues: Vec<Weak<Queue>>) {
-    while let Ok(mut ready) = descriptor.readable().await {
-        // Before the events are taken, so that one that comes meanwhile is not missed.
-        ready.clear_ready();
+    loop {
+        match timeout(LOOK_EVERY, descriptor.readable()).await {
+            // Before the events are taken, so that one that comes meanwhile is not missed.
+            Ok(Ok(mut ready)) => ready.clear_ready(),
+            Ok(Err(_)) => return,
+            Err(_) => {}
+        }
         context.handle_events();
         queues.iter().filter_map(Weak::upgrade).for_each(|queue| queue.fail_with_device());
     }

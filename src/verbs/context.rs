@@ -29,7 +29,8 @@ pub trait Context: Send + Sync + Debug + 'static {
     }
 
     /// Takes every asynchronous event that has come. Queue pairs that one concerns (port down, queue pair or completion
-    /// queue failed, device removed) go to Error, and say why by [`QueuePair::failure`]. Never blocks.
+    /// queue failed, device removed) go to Error, and say why by [`QueuePair::failure`]. Never blocks. Some devices are
+    /// removed without an event: call it about once a second besides.
     fn handle_events(&self) {}
 }
 

@@ -103,7 +103,8 @@ async fn measure(
     rdma: Option<&Rdma>,
     cores: Option<Cores>,
 ) -> Result<(Facts, Vec<Row>), Failure> {
-    let mut server = ServerProcess::start(rdma.is_some(), &options.provider, options.http2, cores).await?;
+    let provider = options.server_provider.as_ref().unwrap_or(&options.provider);
+    let mut server = ServerProcess::start(rdma.is_some(), provider, options.http2, cores).await?;
     let addresses = server.addresses.clone();
     let progress = progress_bar(plan);
     let work = async {

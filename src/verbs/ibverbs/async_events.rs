@@ -10,13 +10,16 @@ use super::device::Device;
 use super::lock;
 use crate::verbs::Context as _;
 
-/// Takes all events that have come, and has them do what they do. An event is acknowledged as soon as it was looked at:
+/// Takes all events that have come, and has them do what they do; and looks whether the device is still there. An event is acknowledged as soon as it was looked at:
 /// who destroys what it is about waits for that.
 pub(super) fn handle(device: &Device) {
     while let Some(mut event) = next(device) {
         apply(device, &event);
         // SAFETY: the event came from the library, and is acknowledged once.
         unsafe { (device.library().ack_async_event)(&raw mut event) };
+    }
+    if device.has_vanished() {
+        remove(device, &format!("{}: the device was removed", device.attributes().name));
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
@@ -85,6 +87,8 @@ pub(super) struct Device {
     pub(super) max_retries: u8,
     /// Queue pairs by number, for asynchronous events.
     pub(super) pairs: Mutex<HashMap<u32, Arc<Core>>>,
+    /// Where the kernel shows the device, and the inode of that folder.
+    shown: (PathBuf, Option<u64>),
     /// Whether the device was taken away: it will never complete anything any more.
     removed: AtomicBool,
 }
@@ -184,6 +188,7 @@ impl Device {
             ..DeviceAttributes::new("ibverbs", name)
         };
         set_nonblocking(raw.async_fd())?;
+        let shown = devices.folder(found);
         Ok(Arc::new_cyclic(|me| Self {
             me: me.clone(),
             raw,
@@ -196,6 +201,7 @@ impl Device {
             max_served_reads: limits.max_qp_rd_atom.clamp(0, u8::MAX.into()) as u8,
             max_retries: if limits.vendor_id == SOFT_ROCE { 6 } else { 7 },
             pairs: Mutex::default(),
+            shown: (shown.clone(), inode(&shown)),
             removed: AtomicBool::new(false),
         }))
     }
@@ -214,6 +220,13 @@ impl Device {
 
     pub(super) fn set_removed(&self) {
         self.removed.store(true, SeqCst);
+    }
+
+    /// Whether the kernel shows the device no more. Soft-RoCE and soft-iWARP report their removal (`rdma link delete`) by
+    /// no event, and go on with what is open.
+    pub(super) fn has_vanished(&self) -> bool {
+        let (folder, at_first) = &self.shown;
+        at_first.is_some() && inode(folder) != *at_first
     }
 
     fn strong(&self) -> Result<Arc<Self>, VerbsError> {
@@ -257,6 +270,10 @@ pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), VerbsError> {
     let action = || format!("making descriptor {} non-blocking", fd.as_raw_fd());
     let flags = rustix::fs::fcntl_getfl(fd).map_err(|error| VerbsError::os(action(), error))?;
     rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK).map_err(|error| VerbsError::os(action(), error))
+}
+
+fn inode(folder: &Path) -> Option<u64> {
+    std::fs::metadata(folder).ok().map(|metadata| metadata.ino())
 }
 
 fn choose_port(device: &str, ports: Vec<Port>, wanted: Option<u8>) -> Result<Port, VerbsError> {

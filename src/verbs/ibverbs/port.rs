@@ -1,7 +1,9 @@
 //! What devices there are, with their ports and addresses: what can be asked before one is taken into use.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, OsStr, c_int};
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::ptr::NonNull;
 
 use ibverbs_sys as sys;
@@ -130,6 +132,13 @@ impl DeviceList {
         // SAFETY: the library returns the device's own name, terminated, which lives as long as the device.
         let name = unsafe { CStr::from_ptr((self.library.get_device_name)(device.as_ptr())) };
         name.to_string_lossy().into_owned()
+    }
+
+    /// Where sysfs shows a device, such as `/sys/class/infiniband_verbs/uverbs0`.
+    pub(super) fn folder(&self, device: NonNull<sys::ibv_device>) -> PathBuf {
+        // SAFETY: the path is a terminated text in the device, which is one of this list.
+        let path = unsafe { CStr::from_ptr((&raw const (*device.as_ptr()).dev_path).cast()) };
+        PathBuf::from(OsStr::from_bytes(path.to_bytes()))
     }
 
     /// Opens a device; it stays usable when the list is gone (man 3 ibv_get_device_list).
