@@ -65,6 +65,8 @@ pub struct DeviceAttributes {
     pub max_work_requests: u32,
     /// Most segments of one work request (`max_sge`).
     pub max_segments: u32,
+    /// Most segments that an RDMA READ may be scattered to (`max_sge_rd`); 1 on iWARP.
+    pub max_read_segments: u32,
     /// Most bytes that a send or write may carry inline (`max_inline_data`).
     pub max_inline: u32,
     /// Most RDMA READs outstanding on one queue pair as initiator (`max_qp_rd_atom`).
@@ -90,6 +92,7 @@ impl DeviceAttributes {
             max_message_size: 0,
             max_work_requests: 0,
             max_segments: 0,
+            max_read_segments: 0,
             max_inline: 0,
             max_outstanding_reads: 0,
             max_completions: 0,

@@ -188,6 +188,16 @@ impl Side {
         self.post(wr_id, Operation::Read { into: &[into], remote });
     }
 
+    /// Immediate data, on a device that has it.
+    pub fn immediate(&self, value: u32) -> Option<u32> {
+        self.context.attributes().immediate.then_some(value)
+    }
+
+    /// `length`, or as much of it as goes inline.
+    pub fn inline(&self, length: usize) -> usize {
+        length.min(self.pair.capacity().inline as usize)
+    }
+
     /// The next completion.
     pub fn wait(&self) -> WorkCompletion {
         wait(&*self.queue)

@@ -21,6 +21,52 @@ fn options() -> OpenOptions {
     OpenOptions::new().device(device().unwrap())
 }
 
+fn is_iwarp() -> bool {
+    let listed = ibverbs::list().unwrap_or_default();
+    let found = listed.iter().find(|listed| Some(&listed.name) == device().as_ref());
+    found.is_some_and(|found| found.transport == ibverbs::Transport::Iwarp)
+}
+
+/// What iWARP (RFC 5040 and 5041) does not have, or has otherwise, and the cases that are about it.
+const IWARP: &[(&str, &[&str])] = &[
+    (
+        "iWARP has no immediate data",
+        &["send_with_immediate", "write_with_immediate", "write_with_immediate_waits_for_a_receive"],
+    ),
+    (
+        "iWARP has no receiver-not-ready: a send that finds no receive ends the connection",
+        &[
+            "inline_is_taken_over",
+            "receiver_not_ready_for_ever",
+            "receiver_not_ready_expires",
+            "receiver_not_ready_recovers",
+            "send_queue_full",
+            "separate_queues",
+            "flush_order",
+            "peer_fails_while_a_send_waits",
+            "killed_while_it_sends",
+            "killed_while_a_send_waits",
+        ],
+    ),
+    (
+        "on iWARP a send or write has completed when TCP has it: that the peer refuses it is heard later, as a flush",
+        &[
+            "wrong_rkey",
+            "out_of_bounds",
+            "missing_region_right",
+            "missing_queue_pair_right",
+            "foreign_domain",
+            "deregistered_key",
+            "message_too_long_for_the_receive",
+            "receive_into_deregistered_memory",
+            "unsignalled_failure",
+            "peer_destroyed",
+            "deregistration_during_traffic",
+            "destruction_during_traffic",
+        ],
+    ),
+];
+
 impl Fabric for Device {
     fn name(&self) -> &'static str {
         "ibverbs"
@@ -30,11 +76,13 @@ impl Fabric for Device {
         ibverbs::open(&options())
     }
 
-    fn skips(&self, _case: &str) -> Option<String> {
+    fn skips(&self, case: &str) -> Option<String> {
         if device().is_none() {
             return Some("RDMA_TEST_DEVICE names no device".into());
         }
-        None
+        let list = if is_iwarp() { IWARP } else { &[] };
+        let found = list.iter().find(|(_, cases)| cases.contains(&case));
+        found.map(|(reason, _)| (*reason).to_owned())
     }
 
     /// Soft-RoCE has one answer to whatever is wrong with a local segment, and tells the peer that the operation failed.

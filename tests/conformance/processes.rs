@@ -198,17 +198,17 @@ pub fn processes_exchange_messages(fabric: &dyn Fabric) {
     let side = &pair.side;
     post_all_receives(side);
     for round in 0..1000u64 {
-        let message = pattern(round, 1 + round as usize % 500);
+        let message = pattern(round, 1 + round as usize % (side.inline(501) - 1));
         let slices = [std::io::IoSlice::new(&message)];
         let data = Payload::Inline(&slices);
-        side.post(round, Operation::Send { data, immediate: Some(round as u32) });
+        side.post(round, Operation::Send { data, immediate: side.immediate(round as u32) });
         let mut echo = side.wait();
         if echo.opcode == CompletionOpcode::Send {
             echo = side.wait();
         } else {
             side.expect(round, CompletionOpcode::Send);
         }
-        assert_eq!((echo.status, echo.immediate), (CompletionStatus::Success, Some(round as u32)));
+        assert_eq!((echo.status, echo.immediate), (CompletionStatus::Success, side.immediate(round as u32)));
         let at = echo.wr_id as usize * ROOM;
         assert_eq!(side.content(at, echo.byte_len as usize), message);
         side.post_receive(echo.wr_id, at, ROOM);

@@ -11,6 +11,7 @@ use super::core::{Core, RequestKind, Slot, Ticket};
 use super::device::{Device, set_nonblocking};
 use super::library::{check, last_error};
 use super::lock;
+use super::wake::{Sleeper, Waker};
 use crate::verbs::{
     CompletionOpcode, CompletionQueue, CompletionStatus, Context as _, QueuePairNumber, VerbsError,
     WorkCompletion,
@@ -18,11 +19,15 @@ use crate::verbs::{
 
 /// Completions taken from the device at a time.
 const BATCH: usize = 32;
+/// Places for hellos in a completion queue on iWARP.
+const HELLOS: u32 = 512;
 
 /// A completion queue. Its channel is its own, so an event says which queue it is for.
 #[derive(Debug)]
 pub(super) struct Queue {
     device: Arc<Device>,
+    /// On iWARP: sleepers wait for more than the channel.
+    sleeper: Option<Sleeper>,
     channel: Channel,
     queue: NonNull<sys::ibv_cq>,
     state: Mutex<State>,
@@ -51,6 +56,8 @@ struct User {
     generation: u16,
     /// The queue pair, and which of its queues complete here.
     core: Option<(Arc<Core>, Role)>,
+    /// Whether the device has flushed it, and all that came of that is in the queue or was polled.
+    flushed: bool,
 }
 
 /// Which queues of a queue pair complete on a completion queue.
@@ -71,7 +78,14 @@ impl Queue {
             });
         }
         let channel = Channel::create(Arc::clone(&device))?;
-        let entries = i32::try_from(capacity.max(1)).unwrap_or(i32::MAX);
+        let sleeper = match &device.manager {
+            Some(manager) => Some(Sleeper::new(&[channel.fd(), manager.fd()])?),
+            None => None,
+        };
+        // Hellos need places, too: one for each queue pair.
+        let hellos = if sleeper.is_some() { HELLOS } else { 0 };
+        let entries = capacity.max(1).saturating_add(hellos).min(limit.max(1));
+        let entries = i32::try_from(entries).unwrap_or(i32::MAX);
         // SAFETY: the context is open, and the channel one of its own.
         let queue = unsafe {
             (device.library().create_cq)(
@@ -86,7 +100,7 @@ impl Queue {
             .ok_or_else(|| last_error(format!("creating a completion queue of {capacity} entries")))?;
         let completions = Box::new([sys::ibv_wc::default(); BATCH]);
         let state = Mutex::new(State { completions, users: Users::default() });
-        Ok(Arc::new(Self { device, channel, queue, state }))
+        Ok(Arc::new(Self { device, sleeper, channel, queue, state }))
     }
 
     /// The queue behind the trait, if it is of `device`.
@@ -105,6 +119,11 @@ impl Queue {
         self.queue.as_ptr()
     }
 
+    /// What wakes up its sleepers without an event of the device, if anything.
+    pub(super) fn waker(&self) -> Option<Arc<Waker>> {
+        self.sleeper.as_ref().map(|sleeper| Arc::clone(sleeper.waker()))
+    }
+
     /// Reserves a place for a queue pair.
     pub(super) fn enter(&self, core: &Arc<Core>, role: Role) -> Result<Slot, VerbsError> {
         let users = &mut lock(&self.state).users;
@@ -113,6 +132,7 @@ impl Queue {
             let user = &mut users.slots[usize::from(index)];
             user.generation = user.generation.wrapping_add(1) & Slot::GENERATIONS;
             user.core = core;
+            user.flushed = false;
             return Ok(Slot { index, generation: user.generation });
         }
         let index = u16::try_from(users.slots.len()).map_err(|_| VerbsError::Limit {
@@ -120,7 +140,7 @@ impl Queue {
             asked: users.slots.len() as u64 + 1,
             limit: 1 << 16,
         })?;
-        users.slots.push(User { generation: 0, core });
+        users.slots.push(User { generation: 0, core, flushed: false });
         Ok(Slot { index, generation: 0 })
     }
 
@@ -153,7 +173,17 @@ impl Queue {
 
 impl CompletionQueue for Queue {
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize {
+        if let Some(manager) = &self.device.manager
+            && manager.is_connecting()
+        {
+            manager.progress();
+        }
         let state = &mut *lock(&self.state);
+        // Asked before the device: what it flushed is in the queue by then.
+        let removed = self.device.is_removed();
+        if self.sleeper.is_some() {
+            state.users.note_flushed();
+        }
         let mut filled = 0;
         // What belongs to a queue pair that is gone is passed over, and must not look like an empty queue.
         while filled < completions.len() {
@@ -169,8 +199,8 @@ impl CompletionQueue for Queue {
                 break;
             }
         }
-        if self.device.is_removed() {
-            filled += state.users.flush(&mut completions[filled..]);
+        if removed || self.sleeper.is_some() {
+            filled += state.users.flush(&mut completions[filled..], removed);
         }
         filled
     }
@@ -192,10 +222,16 @@ impl CompletionQueue for Queue {
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {
-        self.channel.fd()
+        self.sleeper.as_ref().map_or_else(|| self.channel.fd(), Sleeper::fd)
     }
 
     fn acknowledge_events(&self) {
+        if let Some(sleeper) = &self.sleeper {
+            sleeper.acknowledge();
+        }
+        if let Some(manager) = &self.device.manager {
+            manager.progress();
+        }
         let mut count = 0;
         while self.channel.take_event() {
             count += 1;
@@ -225,6 +261,15 @@ impl Users {
         let user = self.slots.get(usize::from(ticket.slot.index))?;
         let (core, _) = user.core.as_ref().filter(|_| user.generation == ticket.slot.generation)?;
         let queue = match ticket.kind {
+            RequestKind::Hello => {
+                match completion.error() {
+                    None => core.open_gate(),
+                    Some((status, vendor)) => {
+                        core.fail(|| explain(self::status(status), ticket.kind, vendor))
+                    }
+                }
+                return None;
+            }
             RequestKind::Receive => &core.receives,
             _ => &core.sends,
         };
@@ -244,7 +289,7 @@ impl Users {
             wr_id,
             status,
             opcode: match ticket.kind {
-                RequestKind::Send => CompletionOpcode::Send,
+                RequestKind::Send | RequestKind::Hello => CompletionOpcode::Send,
                 RequestKind::Write => CompletionOpcode::Write,
                 RequestKind::Read => CompletionOpcode::Read,
                 RequestKind::Receive if with_immediate => CompletionOpcode::ReceiveWriteWithImmediate,
@@ -259,10 +304,19 @@ impl Users {
         })
     }
 
-    /// The flush that a device that was taken away does not report any more.
-    fn flush(&self, completions: &mut [WorkCompletion]) -> usize {
+    /// Notes which queue pairs the device has flushed, for [`flush`](Self::flush) after the queue was polled empty.
+    fn note_flushed(&mut self) {
+        for user in &mut self.slots {
+            user.flushed = user.core.as_ref().is_some_and(|(core, _)| core.is_flushed());
+        }
+    }
+
+    /// The flush that the device does not report any more: because it was taken away, or because it does not look at
+    /// requests that are posted in Error.
+    fn flush(&self, completions: &mut [WorkCompletion], all: bool) -> usize {
         let mut filled = 0;
-        for (core, role) in self.slots.iter().filter_map(|user| user.core.as_ref()) {
+        let users = self.slots.iter().filter(|user| all || user.flushed);
+        for (core, role) in users.filter_map(|user| user.core.as_ref()) {
             let queues = [
                 (role.sends, &core.sends, CompletionOpcode::Send),
                 (role.receives, &core.receives, CompletionOpcode::Receive),
@@ -297,6 +351,7 @@ fn explain(status: CompletionStatus, kind: RequestKind, vendor_error: u32) -> St
                 RequestKind::Write => "RDMA WRITE",
                 RequestKind::Read => "RDMA READ",
                 RequestKind::Receive => "receive",
+                RequestKind::Hello => "first message",
             };
             format!("{kind}: {status} (vendor error {vendor_error:#x})")
         }

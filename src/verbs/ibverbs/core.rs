@@ -2,16 +2,20 @@
 //! outstanding.
 
 use std::ptr::NonNull;
-use std::sync::OnceLock;
 use std::sync::atomic::{
-    AtomicU8, AtomicU32, AtomicU64,
+    AtomicBool, AtomicU8, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
+
+use std::sync::{Arc, Mutex, OnceLock};
 
 use ibverbs_sys as sys;
 
 use super::library::{Library, check};
-use crate::verbs::{QueuePairState, VerbsError};
+use super::lock;
+use super::post::Sends;
+use super::wake::Waker;
+use crate::verbs::{QueuePairCapacity, QueuePairState, VerbsError};
 
 const RESET: u8 = 0;
 const INIT: u8 = 1;
@@ -27,6 +31,14 @@ pub(super) struct Core {
     pub(super) number: u32,
     state: AtomicU8,
     failure: OnceLock<String>,
+    /// Where sends are put together, and held until there is a connection.
+    pub(super) poster: Mutex<Sends>,
+    /// Whether requests that are posted in Error are flushed here, because the device would leave them lying.
+    pub(super) flushes_here: bool,
+    /// Whether the device has flushed in Error all that it ever will.
+    flushed: AtomicBool,
+    /// Completion queues to wake up for what is flushed here.
+    pub(super) wakers: OnceLock<[Option<Arc<Waker>>; 2]>,
     pub(super) sends: Outstanding,
     pub(super) receives: Outstanding,
 }
@@ -40,8 +52,9 @@ impl Core {
     pub(super) fn new(
         library: &'static Library,
         pair: NonNull<sys::ibv_qp>,
-        send_requests: u32,
-        receive_requests: u32,
+        capacity: &QueuePairCapacity,
+        flushes_here: bool,
+        poster: Sends,
     ) -> Self {
         Self {
             library,
@@ -50,8 +63,12 @@ impl Core {
             number: unsafe { pair.as_ref() }.qp_num,
             state: AtomicU8::new(RESET),
             failure: OnceLock::new(),
-            sends: Outstanding::new(send_requests),
-            receives: Outstanding::new(receive_requests),
+            poster: Mutex::new(poster),
+            flushes_here,
+            flushed: AtomicBool::new(false),
+            wakers: OnceLock::new(),
+            sends: Outstanding::new(capacity.send_requests),
+            receives: Outstanding::new(capacity.receive_requests),
         }
     }
 
@@ -107,6 +124,29 @@ impl Core {
     pub(super) fn close(&self) {
         if self.state.swap(ERROR, SeqCst) != ERROR {
             self.flush();
+            if self.flushes_here {
+                self.flushed.store(true, SeqCst);
+                self.wake();
+            }
+        }
+    }
+
+    /// Whether what is still outstanding when the completion queue is empty will never be completed by the device.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.flushed.load(SeqCst)
+    }
+
+    /// Wakes up whoever sleeps for completions that do not come from the device.
+    pub(super) fn wake(&self) {
+        for waker in self.wakers.get().into_iter().flatten().flatten() {
+            waker.wake();
+        }
+    }
+
+    /// The peer listens: says hello, and posts all that was held back.
+    pub(super) fn open_gate(&self) {
+        if let Err(error) = lock(&self.poster).open(self) {
+            self.fail(|| format!("the device refused the first requests: {error}"));
         }
     }
 
@@ -222,7 +262,7 @@ pub(super) struct Ticket {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
     pub(super) index: u16,
-    /// 14 bits.
+    /// 13 bits.
     pub(super) generation: u16,
 }
 
@@ -232,6 +272,8 @@ pub(super) enum RequestKind {
     Write,
     Read,
     Receive,
+    /// The first message on iWARP, in either direction.
+    Hello,
 }
 
 impl Ticket {
@@ -240,19 +282,21 @@ impl Ticket {
             RequestKind::Send => 0,
             RequestKind::Write => 1,
             RequestKind::Read => 2,
-            RequestKind::Receive => 3u64,
+            RequestKind::Receive => 3,
+            RequestKind::Hello => 4u64,
         };
-        kind << 62
+        kind << 61
             | u64::from(self.slot.generation & Slot::GENERATIONS) << 48
             | u64::from(self.slot.index) << 32
             | u64::from(self.position)
     }
 
     pub(super) fn from_bits(bits: u64) -> Self {
-        let kind = match bits >> 62 {
+        let kind = match bits >> 61 {
             0 => RequestKind::Send,
             1 => RequestKind::Write,
             2 => RequestKind::Read,
+            4 => RequestKind::Hello,
             _ => RequestKind::Receive,
         };
         let slot = Slot { index: (bits >> 32) as u16, generation: (bits >> 48) as u16 & Slot::GENERATIONS };
@@ -262,7 +306,7 @@ impl Ticket {
 
 impl Slot {
     /// Mask of a generation.
-    pub(super) const GENERATIONS: u16 = (1 << 14) - 1;
+    pub(super) const GENERATIONS: u16 = (1 << 13) - 1;
 }
 
 #[cfg(test)]
@@ -271,7 +315,8 @@ mod tests {
 
     #[test]
     fn a_ticket_comes_back_as_it_went() {
-        for kind in [RequestKind::Send, RequestKind::Write, RequestKind::Read, RequestKind::Receive] {
+        use RequestKind::{Hello, Read, Receive, Send, Write};
+        for kind in [Send, Write, Read, Receive, Hello] {
             for (index, generation, position) in
                 [(0, 0, 0), (7, 3, 9), (u16::MAX, Slot::GENERATIONS, u32::MAX)]
             {

@@ -12,6 +12,7 @@ use ibverbs_sys as sys;
 use rustix::fs::OFlags;
 
 use super::completion_queue::Queue;
+use super::connection_manager::Manager;
 use super::core::Core;
 use super::gid::Gid;
 use super::library::Library;
@@ -77,6 +78,8 @@ pub(super) struct Device {
     attributes: DeviceAttributes,
     options: OpenOptions,
     pub(super) transport: Transport,
+    /// On iWARP: what connects queue pairs.
+    pub(super) manager: Option<Manager>,
     pub(super) port: Port,
     pub(super) gid: Option<Gid>,
     /// Path MTU that peers are offered, as a code.
@@ -174,16 +177,25 @@ impl Device {
         }
         let mtu = choose_mtu(&port, options.mtu)?;
         let limits = raw.query()?;
+        let iwarp = transport == Transport::Iwarp;
+        let manager = if iwarp { Some(Manager::open(&name)?) } else { None };
         let attributes = DeviceAttributes {
             max_message_size: port.max_message_size.into(),
-            max_work_requests: count(limits.max_qp_wr),
+            // One is for the hello.
+            max_work_requests: count(limits.max_qp_wr).saturating_sub(iwarp.into()),
             max_segments: count(limits.max_sge),
+            // Soft-RoCE and others say nothing of it.
+            max_read_segments: match (count(limits.max_sge_rd), iwarp) {
+                (0, true) => 1,
+                (0, false) => count(limits.max_sge),
+                (most, _) => most,
+            },
             max_inline: probe_inline(&raw),
             max_outstanding_reads: count(limits.max_qp_init_rd_atom),
             max_completions: count(limits.max_cqe),
             max_memory_regions: count(limits.max_mr),
             max_shared_receive_queues: count(limits.max_srq),
-            immediate: transport != Transport::Iwarp,
+            immediate: !iwarp,
             locks_memory: true,
             ..DeviceAttributes::new("ibverbs", name)
         };
@@ -195,6 +207,7 @@ impl Device {
             attributes,
             options: options.clone(),
             transport,
+            manager,
             port,
             gid,
             mtu,

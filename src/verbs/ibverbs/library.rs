@@ -39,6 +39,8 @@ macro_rules! symbols {
     };
 }
 
+pub(super) use symbols;
+
 symbols! {
     /// The functions of libibverbs that are used; manual pages of the same names say what they do. Polling, posting and
     /// arming are not among them: they are in each device's own table, `ibv_context_ops`.

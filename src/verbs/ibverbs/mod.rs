@@ -12,6 +12,8 @@
 //! | `device`, `protection_domain`, `memory_region`, `completion_queue`, `queue_pair` | the objects behind the traits |
 //! | `core` | a queue pair's state and outstanding requests, as polling sees them |
 //! | `post`, `path`, `address` | requests, settings and addresses as the device takes them |
+//! | `connection_manager`, `connection_library`, `network` | connecting on iWARP, by librdmacm |
+//! | `wake` | sleeping for more than a completion channel |
 //! | `async_events` | port down, queue pair failed, device removed |
 //!
 //! # Differences from the software device
@@ -26,16 +28,20 @@
 mod address;
 mod async_events;
 mod completion_queue;
+mod connection_library;
+mod connection_manager;
 mod core;
 mod device;
 mod gid;
 mod library;
 mod memory_region;
+mod network;
 mod path;
 mod port;
 mod post;
 mod protection_domain;
 mod queue_pair;
+mod wake;
 
 use std::any::Any;
 use std::io;

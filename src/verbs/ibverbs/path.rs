@@ -7,7 +7,7 @@ use super::device::{Device, exact_mtu};
 use super::gid::Gid;
 use super::memory_region::flags;
 use super::port::{Port, mtu_bytes};
-use crate::verbs::{Access, PathSettings, VerbsError};
+use crate::verbs::{Access, Context as _, PathSettings, VerbsError};
 
 /// A change of a queue pair's attributes: their values, and which of them count.
 pub(super) struct Change {
@@ -115,9 +115,7 @@ fn route(port: &Port, gid: Option<&Gid>, peer: &Path, settings: &PathSettings) -
 
 /// Rtr → Rts: how we send.
 pub(super) fn to_rts(device: &Device, first_packet: u32, peer_reads: u8, settings: &PathSettings) -> Change {
-    use crate::verbs::Context as _;
     use sys::ibv_qp_attr_mask as mask;
-    let device_reads = device.attributes().max_outstanding_reads.min(u8::MAX.into()) as u8;
     Change {
         attributes: sys::ibv_qp_attr {
             qp_state: sys::ibv_qp_state::IBV_QPS_RTS,
@@ -125,7 +123,7 @@ pub(super) fn to_rts(device: &Device, first_packet: u32, peer_reads: u8, setting
             retry_cnt: settings.retry_count.min(device.max_retries),
             rnr_retry: settings.rnr_retry,
             sq_psn: first_packet,
-            max_rd_atomic: settings.outstanding_reads.min(device_reads).min(peer_reads),
+            max_rd_atomic: outstanding_reads(device, settings).min(peer_reads),
             ..Default::default()
         },
         mask: mask::IBV_QP_STATE
@@ -135,6 +133,12 @@ pub(super) fn to_rts(device: &Device, first_packet: u32, peer_reads: u8, setting
             | mask::IBV_QP_SQ_PSN
             | mask::IBV_QP_MAX_QP_RD_ATOMIC,
     }
+}
+
+/// RDMA READs that may be outstanding as far as this end goes.
+pub(super) fn outstanding_reads(device: &Device, settings: &PathSettings) -> u8 {
+    let most = device.attributes().max_outstanding_reads.min(u8::MAX.into()) as u8;
+    settings.outstanding_reads.min(most)
 }
 
 /// What the device says a queue pair is set to (man 3 ibv_query_qp): read back, not what was asked for.

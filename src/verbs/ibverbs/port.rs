@@ -258,6 +258,20 @@ impl Drop for RawContext {
     }
 }
 
+/// Name of the device that a context is of; `None` for a null pointer.
+///
+/// # Safety
+/// - `context` must be null, or open.
+pub(super) unsafe fn context_name(context: *mut sys::ibv_context) -> Option<String> {
+    let library = library().ok()?;
+    // SAFETY: by this function's contract; the name of an open device is terminated, and lives as long as it.
+    unsafe {
+        let context = context.as_ref()?;
+        let name = (library.get_device_name)(context.device);
+        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
+    }
+}
+
 /// Bytes of a path MTU code (IBA vol. 1, 14.2.5.6).
 pub(super) fn mtu_bytes(code: sys::ibv_mtu) -> Option<u16> {
     matches!(code, sys::IBV_MTU_256..=sys::IBV_MTU_4096).then(|| 128 << code)

@@ -21,6 +21,22 @@ pub(super) struct Sends {
     segments: Segments,
     /// Inline payloads of more slices than the device takes segments.
     gathered: Vec<u8>,
+    gate: Gate,
+}
+
+/// Whether the device may have requests already. On iWARP not before there is a connection; the software has it that a
+/// queue pair is ready to send long before.
+enum Gate {
+    Open,
+    Shut(Vec<Held>),
+}
+
+/// A request that waits for the gate to open.
+struct Held {
+    request: sys::ibv_send_wr,
+    segments: Vec<sys::ibv_sge>,
+    /// What an inline payload was when it was posted.
+    inline: Option<Vec<u8>>,
 }
 
 /// The same for receives.
@@ -53,14 +69,38 @@ impl fmt::Debug for Receives {
 }
 
 impl Sends {
-    pub(super) fn new(capacity: &QueuePairCapacity, slot: Slot) -> Self {
+    /// A poster whose gate is open or shut.
+    pub(super) fn new(capacity: &QueuePairCapacity, open: bool) -> Self {
         let segments = capacity.send_segments.max(1) as usize * BATCH;
         Self {
-            slot,
+            slot: Slot { index: 0, generation: 0 },
+            gate: if open { Gate::Open } else { Gate::Shut(Vec::new()) },
             requests: Vec::with_capacity(BATCH),
             segments: Segments(Vec::with_capacity(segments)),
             gathered: Vec::with_capacity(capacity.inline as usize * BATCH),
         }
+    }
+
+    /// Where the queue pair is in the table of its completion queue.
+    pub(super) fn set_slot(&mut self, slot: Slot) {
+        self.slot = slot;
+    }
+
+    /// Says hello, and hands the device all that was held back. Nothing if the gate is open.
+    pub(super) fn open(&mut self, core: &Core) -> Result<(), PostErrorKind> {
+        let Gate::Shut(held) = std::mem::replace(&mut self.gate, Gate::Open) else { return Ok(()) };
+        let ticket = Ticket { kind: RequestKind::Hello, slot: self.slot, position: 0 };
+        let mut hello = sys::ibv_send_wr { wr_id: ticket.to_bits(), ..Default::default() };
+        hello.opcode = sys::ibv_wr_opcode::IBV_WR_SEND;
+        hand_over(core, &mut hello).map_err(|(error, _)| kind_of(error))?;
+        for mut held in held {
+            if let (Some(inline), Some(segment)) = (&held.inline, held.segments.first_mut()) {
+                segment.addr = inline.as_ptr() as u64;
+            }
+            held.request.sg_list = held.segments.as_mut_ptr();
+            hand_over(core, &mut held.request).map_err(|(error, _)| kind_of(error))?;
+        }
+        Ok(())
     }
 
     pub(super) fn post(
@@ -105,29 +145,32 @@ impl Sends {
         }
         self.link();
         let count = self.requests.len();
-        if let Some(head) = self.requests.first_mut() {
-            let head: *mut sys::ibv_send_wr = head;
-            core.sends.post(first.wrapping_add(count as u32));
-            let mut bad = ptr::null_mut();
-            // SAFETY:
-            // - the queue pair is alive, as the caller holds it, and with it its context, whose table never changes,
-            // - the list is linked through memory that `self` holds for the whole call, and
-            // - what its segments name is either registered memory, which the device checks, or an inline payload,
-            //   which the caller's borrow keeps alive for the call.
-            let result = unsafe {
-                let pair = core.pair.as_ptr();
-                match (*(*pair).context).ops.post_send {
-                    Some(post) => post(pair, head, &raw mut bad),
-                    None => libc::EOPNOTSUPP,
-                }
-            };
-            if result != 0 {
-                let done = self.requests.iter().position(|request| ptr::eq(request, bad)).unwrap_or(0);
-                core.sends.post(first.wrapping_add(done as u32));
-                return Err((done, kind_of(result)));
-            }
+        core.sends.post(first.wrapping_add(count as u32));
+        if count == 0 || self.keep_back(core) {
+            return refused;
+        }
+        if let Err((error, bad)) = hand_over(core, &mut self.requests[0]) {
+            let done = self.requests.iter().position(|request| ptr::eq(request, bad)).unwrap_or(0);
+            core.sends.post(first.wrapping_add(done as u32));
+            return Err((done, kind_of(error)));
         }
         refused
+    }
+
+    /// Whether the batch is not for the device: it waits, or is flushed without it.
+    fn keep_back(&mut self, core: &Core) -> bool {
+        if core.flushes_here && core.state() == QueuePairState::Error {
+            core.wake();
+            return true;
+        }
+        let Gate::Shut(held) = &mut self.gate else { return false };
+        let mut segments = &self.segments.0[..];
+        for request in &self.requests {
+            let (mine, rest) = segments.split_at(request.num_sge as usize);
+            segments = rest;
+            held.push(Held::new(request, mine));
+        }
+        true
     }
 
     /// Appends a request, or says what is wrong with it.
@@ -172,7 +215,12 @@ impl Sends {
         wr.wr_id = Ticket { kind, slot: self.slot, position }.to_bits();
         wr.num_sge = match data {
             Payload::Registered(segments) => {
-                self.segments.add(segments, capacity.send_segments, device.max_message_size)?
+                let is_read = kind == RequestKind::Read;
+                let most = if is_read { device.max_read_segments } else { u32::MAX };
+                let most = capacity.send_segments.min(most);
+                // iWARP names the sink of a read to the peer, even if nothing goes there.
+                let least = usize::from(is_read && !device.immediate);
+                self.segments.add(segments, least, most, device.max_message_size)?
             }
             Payload::Inline(slices) => {
                 if data.length() > capacity.inline.into() {
@@ -211,6 +259,78 @@ impl Sends {
             request.next = if index + 1 < count { requests.wrapping_add(index + 1) } else { ptr::null_mut() };
         }
     }
+}
+
+impl Held {
+    fn new(request: &sys::ibv_send_wr, segments: &[sys::ibv_sge]) -> Self {
+        let mut held = Self {
+            request: sys::ibv_send_wr { next: ptr::null_mut(), ..*request },
+            segments: segments.to_vec(),
+            inline: None,
+        };
+        if request.send_flags & sys::ibv_send_flags::IBV_SEND_INLINE.0 != 0 && !segments.is_empty() {
+            let mut content = Vec::new();
+            for segment in segments {
+                let start: *const u8 = ptr::with_exposed_provenance(segment.addr as usize);
+                // SAFETY: the segment is of an inline payload, which the caller's borrow keeps alive for the call.
+                content
+                    .extend_from_slice(unsafe { std::slice::from_raw_parts(start, segment.length as usize) });
+            }
+            held.segments = vec![inline_segment(content.as_ptr(), content.len())];
+            held.request.num_sge = 1;
+            held.inline = Some(content);
+        }
+        held
+    }
+}
+
+/// Gives the device a list of requests. An error comes with the request that it is about, none before which failed.
+fn hand_over(core: &Core, head: &mut sys::ibv_send_wr) -> Result<(), (i32, *mut sys::ibv_send_wr)> {
+    let mut bad = ptr::null_mut();
+    // SAFETY:
+    // - the queue pair is alive, as the caller holds it, and with it its context, whose table never changes,
+    // - the list is linked through memory that the caller holds for the whole call, and
+    // - what its segments name is either registered memory, which the device checks, or an inline payload, which is
+    //   borrowed for the call.
+    let result = unsafe {
+        let pair = core.pair.as_ptr();
+        match (*(*pair).context).ops.post_send {
+            Some(post) => post(pair, head, &raw mut bad),
+            None => libc::EOPNOTSUPP,
+        }
+    };
+    if result == 0 { Ok(()) } else { Err((result, bad)) }
+}
+
+/// Posts the receive of no bytes that takes the peer's hello.
+pub(super) fn post_hello_receive(core: &Core, slot: Slot) -> Result<(), PostErrorKind> {
+    let ticket = Ticket { kind: RequestKind::Hello, slot, position: 0 };
+    // soft-iWARP refuses a receive without a segment.
+    let mut nothing = sys::ibv_sge::default();
+    let mut hello = sys::ibv_recv_wr {
+        wr_id: ticket.to_bits(),
+        next: ptr::null_mut(),
+        sg_list: &raw mut nothing,
+        num_sge: 1,
+    };
+    hand_over_receives(core, &mut hello).map_err(|(error, _)| kind_of(error))
+}
+
+/// As [`hand_over`], for receives.
+fn hand_over_receives(core: &Core, head: &mut sys::ibv_recv_wr) -> Result<(), (i32, *mut sys::ibv_recv_wr)> {
+    let mut bad = ptr::null_mut();
+    // SAFETY:
+    // - the queue pair is alive, as the caller holds it, and with it its context, whose table never changes,
+    // - the list is linked through memory that the caller holds for the whole call, and
+    // - what its segments name is registered memory, which the device checks.
+    let result = unsafe {
+        let pair = core.pair.as_ptr();
+        match (*(*pair).context).ops.post_recv {
+            Some(post) => post(pair, head, &raw mut bad),
+            None => libc::EOPNOTSUPP,
+        }
+    };
+    if result == 0 { Ok(()) } else { Err((result, bad)) }
 }
 
 impl Receives {
@@ -252,8 +372,9 @@ impl Receives {
                 refused = Err((index, PostErrorKind::QueueFull));
                 break;
             }
-            // A receive may be longer than any message.
-            let num_sge = match self.segments.add(request.into, capacity.receive_segments, u64::MAX) {
+            // A receive may be longer than any message. soft-iWARP refuses one without a segment.
+            let least = usize::from(core.flushes_here);
+            let num_sge = match self.segments.add(request.into, least, capacity.receive_segments, u64::MAX) {
                 Ok(count) => count,
                 Err(kind) => {
                     refused = Err((index, kind));
@@ -272,29 +393,20 @@ impl Receives {
         }
         self.link();
         let count = self.requests.len();
-        if let Some(head) = self.requests.first_mut() {
-            let head: *mut sys::ibv_recv_wr = head;
-            core.receives.post(first.wrapping_add(count as u32));
-            let mut bad = ptr::null_mut();
-            // SAFETY:
-            // - the queue pair is alive, as the caller holds it, and with it its context, whose table never changes,
-            // - the list is linked through memory that `self` holds for the whole call, and
-            // - what its segments name is registered memory, which the device checks.
-            let result = unsafe {
-                let pair = core.pair.as_ptr();
-                match (*(*pair).context).ops.post_recv {
-                    Some(post) => post(pair, head, &raw mut bad),
-                    None => libc::EOPNOTSUPP,
-                }
-            };
-            if result != 0 {
-                let done = self.requests.iter().position(|request| ptr::eq(request, bad)).unwrap_or(0);
-                core.receives.post(first.wrapping_add(done as u32));
-                return Err((done, kind_of(result)));
-            }
-            if core.state() == QueuePairState::Error {
-                core.flush();
-            }
+        core.receives.post(first.wrapping_add(count as u32));
+        let ended = core.state() == QueuePairState::Error;
+        if count == 0 || (ended && core.flushes_here) {
+            core.wake();
+            return refused;
+        }
+        if let Err((error, bad)) = hand_over_receives(core, &mut self.requests[0]) {
+            let done = self.requests.iter().position(|request| ptr::eq(request, bad)).unwrap_or(0);
+            core.receives.post(first.wrapping_add(done as u32));
+            return Err((done, kind_of(error)));
+        }
+        // Asked for again: it may have ended in between.
+        if core.state() == QueuePairState::Error {
+            core.flush();
         }
         refused
     }
@@ -311,8 +423,14 @@ impl Receives {
 }
 
 impl Segments {
-    /// Appends segments of registered memory, and says how many.
-    fn add(&mut self, segments: &[LocalSegment], most: u32, max_bytes: u64) -> Result<i32, PostErrorKind> {
+    /// Appends segments of registered memory, filled up to `least` with empty ones, and says how many.
+    fn add(
+        &mut self,
+        segments: &[LocalSegment],
+        least: usize,
+        most: u32,
+        max_bytes: u64,
+    ) -> Result<i32, PostErrorKind> {
         if segments.len() > most as usize {
             return Err(PostErrorKind::TooManySegments);
         }
@@ -328,6 +446,7 @@ impl Segments {
             length: segment.length() as u32,
             lkey: segment.lkey().0,
         }));
+        self.0.resize(self.0.len().max(before + least), sys::ibv_sge::default());
         Ok((self.0.len() - before) as i32)
     }
 }

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex};
 
 use ibverbs_sys as sys;
 
-use super::address::{Address, NUMBERS, Path};
+use super::address::{Address, Listener, NUMBERS, Path};
 use super::completion_queue::{Queue, Role};
 use super::core::{Core, Slot};
 use super::device::Device;
 use super::library::{check, last_error};
 use super::path::{self, Change, QueuePairAttributes};
-use super::post::{Receives, Sends};
+use super::post::{Receives, Sends, post_hello_receive};
 use super::protection_domain::Domain;
 use super::{lock, random};
 use crate::verbs::{
@@ -25,10 +25,11 @@ pub(super) struct Pair {
     core: Arc<Core>,
     capacity: QueuePairCapacity,
     first_packet: u32,
+    /// What names it on iWARP.
+    token: u64,
     /// Held while a state is changed, so that the device and `core` see the same order. What is inside is settled by
     /// `to_rtr`: the READs that the peer serves at a time.
     peer_reads: Mutex<u8>,
-    sends: Mutex<Sends>,
     receives: Mutex<Receives>,
     send_queue: (Arc<Queue>, Slot),
     receive_queue: (Arc<Queue>, Slot),
@@ -47,19 +48,23 @@ impl Pair {
         let receive_queue = Queue::of(receive_queue, device)?;
         check_capacity(capacity, device)?;
         let first_packet = random()? as u32 & NUMBERS;
+        let token = random()?;
         let (pair, capacity) = create(&domain, &send_queue, &receive_queue, capacity)?;
-        let core = Core::new(device.library(), pair, capacity.send_requests, capacity.receive_requests);
-        let core = Arc::new(core);
+        let iwarp = device.manager.is_some();
+        let poster = Sends::new(&capacity, !iwarp);
+        let core = Arc::new(Core::new(device.library(), pair, &capacity, iwarp, poster));
         let slots = enter(&core, &send_queue, &receive_queue).inspect_err(|_| {
             // SAFETY: it was just created, and is in no table.
             let _ = unsafe { (device.library().destroy_qp)(pair.as_ptr()) };
         })?;
+        lock(&core.poster).set_slot(slots.0);
+        core.wakers.get_or_init(|| [send_queue.waker(), receive_queue.waker()]);
         lock(&device.pairs).insert(core.number, Arc::clone(&core));
         Ok(Self {
             core,
             first_packet,
+            token,
             peer_reads: Mutex::new(0),
-            sends: Mutex::new(Sends::new(&capacity, slots.0)),
             receives: Mutex::new(Receives::new(&capacity, slots.1)),
             capacity,
             send_queue: (send_queue, slots.0),
@@ -132,6 +137,7 @@ fn create(
 ) -> Result<(NonNull<sys::ibv_qp>, QueuePairCapacity), VerbsError> {
     let device = domain.device();
     let mut inline = capacity.inline.min(device.attributes().max_inline);
+    let hello = u32::from(device.manager.is_some());
     loop {
         let mut attributes = sys::ibv_qp_init_attr {
             send_cq: send_queue.as_ptr(),
@@ -139,8 +145,8 @@ fn create(
             qp_type: sys::ibv_qp_type::IBV_QPT_RC,
             sq_sig_all: 0,
             cap: sys::ibv_qp_cap {
-                max_send_wr: capacity.send_requests.max(1),
-                max_recv_wr: capacity.receive_requests.max(1),
+                max_send_wr: (capacity.send_requests + hello).max(1),
+                max_recv_wr: (capacity.receive_requests + hello).max(1),
                 max_send_sge: capacity.send_segments.max(1),
                 max_recv_sge: capacity.receive_segments.max(1),
                 max_inline_data: inline,
@@ -198,6 +204,10 @@ impl QueuePair for Pair {
 
     fn local_address(&self) -> QueuePairAddress {
         let device = self.device();
+        if let Some(manager) = &device.manager {
+            let (reads, socket, token) = (device.max_served_reads, manager.socket(), self.token);
+            return Address::Iwarp(Listener { reads, socket, token }).into();
+        }
         Address::InfiniBand(Path {
             ethernet: device.port.ethernet,
             mtu: device.mtu,
@@ -214,27 +224,49 @@ impl QueuePair for Pair {
         let _changing = lock(&self.peer_reads);
         self.expect("to_init", QueuePairState::Reset)?;
         self.modify("taking the queue pair to Init", path::to_init(self.device(), access))?;
+        if let Some(manager) = &self.device().manager {
+            post_hello_receive(&self.core, self.receive_queue.1)
+                .map_err(|error| VerbsError::Unusable(format!("posting the first receive: {error}")))?;
+            manager.add(self.token, &self.core);
+        }
         self.core.advance("to_init", QueuePairState::Reset, QueuePairState::Init)
     }
 
     fn to_rtr(&self, peer: &QueuePairAddress, settings: &PathSettings) -> Result<(), VerbsError> {
         let mut peer_reads = lock(&self.peer_reads);
         self.expect("to_rtr", QueuePairState::Init)?;
-        let Address::InfiniBand(peer) = Address::decode(peer)? else {
-            return Err(VerbsError::Unreachable("its device is an iWARP one, ours is not".into()));
-        };
-        path::check_settings(settings, &self.device().port)?;
-        self.modify("taking the queue pair to Rtr", path::to_rtr(self.device(), &peer, settings)?)?;
-        *peer_reads = peer.reads;
+        let device = self.device();
+        match (Address::decode(peer)?, &device.manager) {
+            (Address::InfiniBand(peer), None) => {
+                path::check_settings(settings, &device.port)?;
+                self.modify("taking the queue pair to Rtr", path::to_rtr(device, &peer, settings)?)?;
+                *peer_reads = peer.reads;
+            }
+            // TCP has timeouts, retries and an MTU of its own.
+            (Address::Iwarp(peer), Some(manager)) => {
+                let reads = path::outstanding_reads(device, settings);
+                manager.connect(self.token, peer, device.max_served_reads, reads)?;
+                manager.progress();
+            }
+            (Address::Iwarp(_), None) => {
+                return Err(VerbsError::Unreachable("its device is an iWARP one, ours is not".into()));
+            }
+            (Address::InfiniBand(_), Some(_)) => {
+                return Err(VerbsError::Unreachable("our device is an iWARP one, its is not".into()));
+            }
+        }
         self.core.advance("to_rtr", QueuePairState::Init, QueuePairState::Rtr)
     }
 
     fn to_rts(&self, settings: &PathSettings) -> Result<(), VerbsError> {
         let peer_reads = lock(&self.peer_reads);
         self.expect("to_rts", QueuePairState::Rtr)?;
-        path::check_settings(settings, &self.device().port)?;
-        let change = path::to_rts(self.device(), self.first_packet, *peer_reads, settings);
-        self.modify("taking the queue pair to Rts", change)?;
+        // On iWARP the kernel takes it there when there is a connection; what is posted before waits.
+        if self.device().manager.is_none() {
+            path::check_settings(settings, &self.device().port)?;
+            let change = path::to_rts(self.device(), self.first_packet, *peer_reads, settings);
+            self.modify("taking the queue pair to Rts", change)?;
+        }
         self.core.advance("to_rts", QueuePairState::Rtr, QueuePairState::Rts)
     }
 
@@ -244,7 +276,7 @@ impl QueuePair for Pair {
 
     fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
         let attributes = self.device().attributes();
-        lock(&self.sends).post(&self.core, &self.capacity, attributes, requests)
+        lock(&self.core.poster).post(&self.core, &self.capacity, attributes, requests)
     }
 
     fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
@@ -267,6 +299,9 @@ impl Drop for Pair {
         let result = unsafe { (device.library().destroy_qp)(self.core.pair.as_ptr()) };
         if let Err(error) = check("destroying a queue pair", result) {
             tracing::warn!(queue_pair = self.core.number, %error);
+        }
+        if let Some(manager) = &device.manager {
+            manager.remove(self.token);
         }
     }
 }

@@ -101,6 +101,7 @@ pub fn attributes() -> DeviceAttributes {
         max_message_size: MAX_MESSAGE,
         max_work_requests: MAX_WORK_REQUESTS,
         max_segments: MAX_SEGMENTS,
+        max_read_segments: MAX_SEGMENTS,
         max_inline: MAX_INLINE,
         max_outstanding_reads: 128,
         max_completions: 1 << 20,

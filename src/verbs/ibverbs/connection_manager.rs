@@ -1,0 +1,475 @@
+//! Connecting on iWARP, where the kernel's connection manager sets up the TCP connection beneath a queue pair.
+//!
+//! Each device listens at one address. Both ends of a connection know the other's address and token; that with the
+//! greater ones (the *active* end) connects, and the other accepts, whichever calls `to_rtr` first. All of it is driven
+//! by [`Manager::progress`], which never blocks; completion queues call it, and their descriptors become readable for it.
+//!
+//! The end that accepted may not send before it has heard from the other (RFC 5044, section 7.1.2). So the first message
+//! in each direction is a *hello* of no bytes, which nobody above gets to see: requests posted earlier are held until
+//! the active end is connected, and until the other end got its hello.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddrV6};
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use super::address::Listener;
+use super::connection_library::{
+    ConnectionLibrary, Event, EventChannel, Id, PORT_SPACE_TCP, Parameters, event, library,
+};
+use super::core::Core;
+use super::device::set_nonblocking;
+use super::library::{check, last_error};
+use super::lock;
+use super::network::{local_addresses, socket_address};
+use crate::verbs::{QueuePairState, VerbsError};
+
+/// How long the kernel looks for a way to the peer, in milliseconds.
+const RESOLVE: c_int = 1000;
+/// Connections that may wait to be accepted.
+const BACKLOG: c_int = 1024;
+
+/// The connection manager of one device.
+#[derive(Debug)]
+pub(super) struct Manager {
+    library: &'static ConnectionLibrary,
+    channel: NonNull<EventChannel>,
+    listener: NonNull<Id>,
+    socket: SocketAddrV6,
+    state: Mutex<State>,
+    /// Queue pairs that are on their way.
+    connecting: AtomicUsize,
+}
+
+// SAFETY: librdmacm is thread-safe, and all else here is Send and Sync itself.
+unsafe impl Send for Manager {}
+// SAFETY: as above.
+unsafe impl Sync for Manager {}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By token.
+    connections: HashMap<u64, Connection>,
+    /// Tokens of connections by their identifier's address.
+    ids: HashMap<usize, u64>,
+}
+
+/// A queue pair from Init on.
+#[derive(Debug)]
+struct Connection {
+    core: Arc<Core>,
+    /// From `to_rtr` on.
+    peer: Option<Wanted>,
+    /// The kernel's side of it: ours if we connect, the peer's request if it does.
+    id: Option<NonNull<Id>>,
+    /// The token that the request came with.
+    requester: u64,
+    /// Whether it counts as on its way.
+    connecting: bool,
+}
+
+/// Whom to connect to, and how.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    listener: Listener,
+    served_reads: u8,
+    outstanding_reads: u8,
+    active: bool,
+}
+
+/// What the active end says when it connects: whom it wants, and who it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Introduction {
+    target: u64,
+    source: u64,
+}
+
+impl Introduction {
+    const LENGTH: usize = 16;
+
+    fn to_bytes(self) -> [u8; Self::LENGTH] {
+        let mut bytes = [0; Self::LENGTH];
+        bytes[..8].copy_from_slice(&self.target.to_be_bytes());
+        bytes[8..].copy_from_slice(&self.source.to_be_bytes());
+        bytes
+    }
+
+    /// What a peer said; it may have padded it.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (target, rest) = bytes.split_first_chunk()?;
+        let (source, _) = rest.split_first_chunk()?;
+        Some(Self { target: u64::from_be_bytes(*target), source: u64::from_be_bytes(*source) })
+    }
+}
+
+impl Manager {
+    /// Listens at an address of `device`.
+    pub(super) fn open(device: &str) -> Result<Self, VerbsError> {
+        let library = library()?;
+        // SAFETY: takes no arguments.
+        let channel = unsafe { (library.create_event_channel)() };
+        let channel =
+            NonNull::new(channel).ok_or_else(|| last_error("opening the RDMA connection manager"))?;
+        match listen(library, channel, device) {
+            Ok((listener, socket)) => {
+                let state = Mutex::default();
+                let manager =
+                    Self { library, channel, listener, socket, state, connecting: AtomicUsize::new(0) };
+                set_nonblocking(manager.fd())?;
+                Ok(manager)
+            }
+            Err(error) => {
+                // SAFETY: the channel was just created, and has no identifiers.
+                unsafe { (library.destroy_event_channel)(channel.as_ptr()) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Where it listens.
+    pub(super) fn socket(&self) -> SocketAddrV6 {
+        self.socket
+    }
+
+    /// Readable when there is something for [`progress`](Self::progress).
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is alive as long as `self`, and its descriptor with it.
+        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
+    }
+
+    /// From now on requests for `token` are for this queue pair.
+    pub(super) fn add(&self, token: u64, core: &Arc<Core>) {
+        let connection =
+            Connection { core: Arc::clone(core), peer: None, id: None, requester: 0, connecting: false };
+        lock(&self.state).connections.insert(token, connection);
+    }
+
+    /// Connects it to the peer, or waits for the peer to do so.
+    pub(super) fn connect(
+        &self,
+        token: u64,
+        peer: Listener,
+        served_reads: u8,
+        outstanding_reads: u8,
+    ) -> Result<(), VerbsError> {
+        let state = &mut *lock(&self.state);
+        let Some(connection) = state.connections.get_mut(&token) else {
+            return Err(VerbsError::Foreign("queue pair"));
+        };
+        let (ours, theirs) = ((self.socket, token), (peer.socket, peer.token));
+        if ours == theirs {
+            return Err(VerbsError::BadAddress("it is this queue pair's own".into()));
+        }
+        let wanted = Wanted { listener: peer, served_reads, outstanding_reads, active: ours > theirs };
+        connection.peer = Some(wanted);
+        if wanted.active {
+            if let Some(stranger) = connection.id.take() {
+                state.ids.remove(&stranger.as_ptr().addr());
+                self.refuse(stranger);
+            }
+            let id = self.start(&peer)?;
+            connection.id = Some(id);
+            state.ids.insert(id.as_ptr().addr(), token);
+        } else if connection.id.is_some() {
+            self.accept(token, connection)?;
+        }
+        connection.connecting = true;
+        self.connecting.fetch_add(1, SeqCst);
+        Ok(())
+    }
+
+    /// Has the kernel find the way to a peer.
+    fn start(&self, peer: &Listener) -> Result<NonNull<Id>, VerbsError> {
+        let id = create_id(self.library, self.channel)?;
+        let mut ours = socket_address(SocketAddrV6::new(*self.socket.ip(), 0, 0, 0));
+        let mut theirs = socket_address(peer.socket);
+        // SAFETY: the identifier is alive, and both addresses are complete, of the length that their family says.
+        let result = unsafe {
+            let (ours, theirs) = ((&raw mut ours).cast(), (&raw mut theirs).cast());
+            (self.library.resolve_addr)(id.as_ptr(), ours, theirs, RESOLVE)
+        };
+        check(format!("looking for the way to {}", peer.socket), result).inspect_err(|_| self.destroy(id))?;
+        Ok(id)
+    }
+
+    fn accept(&self, token: u64, connection: &mut Connection) -> Result<(), VerbsError> {
+        let (Some(id), Some(peer)) = (connection.id, connection.peer) else { return Ok(()) };
+        if connection.requester != peer.listener.token {
+            let error = "another queue pair has connected to this one";
+            return Err(VerbsError::Unreachable(error.into()));
+        }
+        let mut parameters = parameters(connection.core.number, &peer);
+        // SAFETY: the identifier is that of a request that was not answered yet, and the parameters are complete.
+        let result = unsafe { (self.library.accept)(id.as_ptr(), &raw mut parameters) };
+        tracing::trace!(token, "accepted");
+        check("accepting an iWARP connection", result)
+    }
+
+    /// Forgets a queue pair, which was destroyed.
+    pub(super) fn remove(&self, token: u64) {
+        let state = &mut *lock(&self.state);
+        let Some(connection) = state.connections.remove(&token) else { return };
+        if connection.connecting {
+            self.connecting.fetch_sub(1, SeqCst);
+        }
+        if let Some(id) = connection.id {
+            state.ids.remove(&id.as_ptr().addr());
+            self.destroy(id);
+        }
+    }
+
+    /// Whether queue pairs are on their way, so that [`progress`](Self::progress) is worth a system call.
+    pub(super) fn is_connecting(&self) -> bool {
+        self.connecting.load(SeqCst) > 0
+    }
+
+    /// Does what the kernel's events ask for.
+    pub(super) fn progress(&self) {
+        loop {
+            let state = &mut *lock(&self.state);
+            let mut event = ptr::null_mut();
+            // SAFETY: the channel is alive, and the result writable.
+            let result = unsafe { (self.library.get_event)(self.channel.as_ptr(), &raw mut event) };
+            if result != 0 {
+                return;
+            }
+            let Some(event) = NonNull::new(event) else { return };
+            let note = note(event);
+            // SAFETY: the event came from the library, and is acknowledged once; nothing of it is used any more.
+            let result = unsafe { (self.library.ack_event)(event.as_ptr()) };
+            if let Err(error) = check("acknowledging an event", result) {
+                tracing::warn!(%error);
+            }
+            self.apply(state, &note);
+        }
+    }
+
+    fn apply(&self, state: &mut State, note: &Note) {
+        let Some(id) = note.id else { return };
+        if note.kind == event::CONNECT_REQUEST {
+            return self.requested(state, id, note.introduction);
+        }
+        let Some(&token) = state.ids.get(&id.as_ptr().addr()) else { return };
+        let Some(connection) = state.connections.get_mut(&token) else { return };
+        let result = match note.kind {
+            event::ADDRESS_RESOLVED => {
+                // SAFETY: the identifier is alive as long as it is in the table.
+                let result = unsafe { (self.library.resolve_route)(id.as_ptr(), RESOLVE) };
+                check("looking for a route", result)
+            }
+            event::ROUTE_RESOLVED => self.introduce(token, id, connection),
+            event::ESTABLISHED => {
+                self.arrived(connection);
+                if connection.peer.is_some_and(|peer| peer.active) {
+                    connection.core.open_gate();
+                }
+                Ok(())
+            }
+            event::ADDRESS_ERROR
+            | event::ROUTE_ERROR
+            | event::CONNECT_ERROR
+            | event::UNREACHABLE
+            | event::REJECTED => {
+                let error = io::Error::from_raw_os_error(note.status.saturating_abs());
+                Err(VerbsError::Unreachable(match note.kind {
+                    event::REJECTED => "it refused the connection".into(),
+                    _ => error.to_string(),
+                }))
+            }
+            event::DISCONNECTED => Err(VerbsError::Unreachable("the connection has ended".into())),
+            event::DEVICE_REMOVAL => Err(VerbsError::Unusable("the device was removed".into())),
+            _ => Ok(()),
+        };
+        if let Err(error) = result {
+            self.arrived(connection);
+            connection.core.fail(|| error.to_string());
+        }
+    }
+
+    fn arrived(&self, connection: &mut Connection) {
+        if std::mem::take(&mut connection.connecting) {
+            self.connecting.fetch_sub(1, SeqCst);
+        }
+    }
+
+    /// A peer wants to be connected to one of our queue pairs.
+    fn requested(&self, state: &mut State, id: NonNull<Id>, introduction: Option<Introduction>) {
+        let target = introduction
+            .and_then(|introduction| Some((introduction, state.connections.get_mut(&introduction.target)?)));
+        let Some((introduction, connection)) = target else { return self.refuse(id) };
+        let passive = connection.peer.is_none_or(|peer| !peer.active);
+        if connection.id.is_some() || !passive || connection.core.state() == QueuePairState::Error {
+            return self.refuse(id);
+        }
+        connection.id = Some(id);
+        connection.requester = introduction.source;
+        if let Err(error) = self.accept(introduction.target, connection) {
+            connection.id = None;
+            tracing::debug!(%error, "refused an iWARP connection");
+            return self.refuse(id);
+        }
+        state.ids.insert(id.as_ptr().addr(), introduction.target);
+    }
+
+    fn introduce(&self, token: u64, id: NonNull<Id>, connection: &Connection) -> Result<(), VerbsError> {
+        let Some(peer) = connection.peer else { return Ok(()) };
+        let introduction = Introduction { target: peer.listener.token, source: token }.to_bytes();
+        let mut parameters = Parameters {
+            private_data: introduction.as_ptr().cast(),
+            private_data_length: Introduction::LENGTH as u8,
+            ..parameters(connection.core.number, &peer)
+        };
+        // SAFETY: the identifier is resolved, and the parameters are complete; the call copies what they point to.
+        let result = unsafe { (self.library.connect)(id.as_ptr(), &raw mut parameters) };
+        check(format!("connecting to {}", peer.listener.socket), result)
+    }
+
+    fn refuse(&self, id: NonNull<Id>) {
+        // SAFETY: the identifier is that of a request that was not answered yet.
+        let result = unsafe { (self.library.reject)(id.as_ptr(), ptr::null(), 0) };
+        if let Err(error) = check("refusing an iWARP connection", result) {
+            tracing::debug!(%error);
+        }
+        self.destroy(id);
+    }
+
+    fn destroy(&self, id: NonNull<Id>) {
+        destroy_id(self.library, id);
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let connections = std::mem::take(&mut lock(&self.state).connections);
+        connections.values().filter_map(|connection| connection.id).for_each(|id| self.destroy(id));
+        self.destroy(self.listener);
+        // SAFETY: every identifier of the channel is gone.
+        unsafe { (self.library.destroy_event_channel)(self.channel.as_ptr()) };
+    }
+}
+
+/// What an event said, taken out of it.
+struct Note {
+    id: Option<NonNull<Id>>,
+    kind: u32,
+    status: c_int,
+    introduction: Option<Introduction>,
+}
+
+fn note(event: NonNull<Event>) -> Note {
+    // SAFETY: the event came from the library, and was not acknowledged yet.
+    let event = unsafe { event.as_ref() };
+    let data = event.parameters.private_data.cast::<u8>();
+    let introduction = if event.kind == event::CONNECT_REQUEST && !data.is_null() {
+        // SAFETY: a request comes with as many bytes as it says.
+        let bytes = unsafe { std::slice::from_raw_parts(data, event.parameters.private_data_length.into()) };
+        Introduction::parse(bytes)
+    } else {
+        None
+    };
+    Note { id: NonNull::new(event.id), kind: event.kind, status: event.status, introduction }
+}
+
+fn parameters(number: u32, peer: &Wanted) -> Parameters {
+    Parameters {
+        private_data: ptr::null(),
+        private_data_length: 0,
+        responder_resources: peer.served_reads,
+        initiator_depth: peer.outstanding_reads.min(peer.listener.reads),
+        flow_control: 0,
+        retry_count: 7,
+        rnr_retry_count: 7,
+        shared_receive_queue: 0,
+        queue_pair_number: number,
+    }
+}
+
+fn create_id(
+    library: &'static ConnectionLibrary,
+    channel: NonNull<EventChannel>,
+) -> Result<NonNull<Id>, VerbsError> {
+    let mut id = ptr::null_mut();
+    // SAFETY: the channel is alive, and the result writable.
+    let result =
+        unsafe { (library.create_id)(channel.as_ptr(), &raw mut id, ptr::null_mut(), PORT_SPACE_TCP) };
+    check("creating an iWARP connection", result)?;
+    NonNull::new(id).ok_or_else(|| last_error("creating an iWARP connection"))
+}
+
+fn destroy_id(library: &'static ConnectionLibrary, id: NonNull<Id>) {
+    // Waits for events that were taken and not acknowledged: there are none.
+    // SAFETY: the identifier is alive, and in no table any more.
+    let result = unsafe { (library.destroy_id)(id.as_ptr()) };
+    if let Err(error) = check("destroying an iWARP connection", result) {
+        tracing::debug!(%error);
+    }
+}
+
+/// Listens at the first address of this machine that belongs to the device: the kernel says so when it is bound to.
+fn listen(
+    library: &'static ConnectionLibrary,
+    channel: NonNull<EventChannel>,
+    device: &str,
+) -> Result<(NonNull<Id>, SocketAddrV6), VerbsError> {
+    for address in local_addresses()? {
+        let id = create_id(library, channel)?;
+        match listen_at(library, id, device, address) {
+            Ok(Some(socket)) => return Ok((id, socket)),
+            Ok(None) => destroy_id(library, id),
+            Err(error) => {
+                destroy_id(library, id);
+                return Err(error);
+            }
+        }
+    }
+    Err(VerbsError::Unusable(format!(
+        "no address of this machine belongs to {device}: give its network interface one"
+    )))
+}
+
+fn listen_at(
+    library: &'static ConnectionLibrary,
+    id: NonNull<Id>,
+    device: &str,
+    address: IpAddr,
+) -> Result<Option<SocketAddrV6>, VerbsError> {
+    let ip = match address {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    let mut socket = socket_address(SocketAddrV6::new(ip, 0, 0, 0));
+    // SAFETY:
+    // - the identifier is alive, and the address complete, and
+    // - once it is bound, it names the device's context, which librdmacm keeps open.
+    let bound = unsafe {
+        (library.bind_addr)(id.as_ptr(), (&raw mut socket).cast()) == 0
+            && super::port::context_name(id.as_ref().verbs).is_some_and(|name| name == device)
+    };
+    if !bound {
+        return Ok(None);
+    }
+    // SAFETY: the identifier is bound.
+    let result = unsafe { (library.listen)(id.as_ptr(), BACKLOG) };
+    check(format!("listening for iWARP connections at {address}"), result)?;
+    // SAFETY: as above.
+    let port = u16::from_be(unsafe { (library.get_src_port)(id.as_ptr()) });
+    Ok(Some(SocketAddrV6::new(Ipv6Addr::from(ip.octets()), port, 0, 0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_introduction_comes_back_as_it_went() {
+        let introduction = Introduction { target: 1, source: u64::MAX - 1 };
+        let bytes = introduction.to_bytes();
+        assert_eq!(Introduction::parse(&bytes), Some(introduction));
+        assert_eq!(Introduction::parse(&[&bytes[..], &[0; 9]].concat()), Some(introduction));
+        assert_eq!(Introduction::parse(&bytes[..15]), None);
+    }
+}
