@@ -255,10 +255,12 @@ pub fn both_directions(fabric: &dyn Fabric) {
     const ROUNDS: u64 = 3000;
     let (a, b) = default_pair(fabric);
     let length = a.inline(200);
-    let run = |side: &crate::fabric::Side| {
+    for side in [&a, &b] {
         for wr_id in 0..8 {
             side.post_receive(wr_id, 4096 * wr_id as usize, 256);
         }
+    }
+    let run = |side: &crate::fabric::Side| {
         let (mut sent, mut finished, mut received) = (0, 0, 0);
         crate::fabric::wait_until("all messages", || {
             if sent < ROUNDS && sent - finished < 4 && sent < received + 4 {

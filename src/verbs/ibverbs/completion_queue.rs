@@ -19,6 +19,8 @@ use crate::verbs::{
 
 /// Completions taken from the device at a time.
 const BATCH: usize = 32;
+/// How many calls of `poll` there are to one look at the connection manager's events.
+const PROGRESS: u32 = 256;
 /// Places for hellos in a completion queue on iWARP.
 const HELLOS: u32 = 512;
 
@@ -42,6 +44,8 @@ unsafe impl Sync for Queue {}
 struct State {
     completions: Box<[sys::ibv_wc; BATCH]>,
     users: Users,
+    /// Calls of `poll`.
+    polls: u32,
 }
 
 /// The queue pairs that complete here.
@@ -99,7 +103,7 @@ impl Queue {
         let queue = NonNull::new(queue)
             .ok_or_else(|| last_error(format!("creating a completion queue of {capacity} entries")))?;
         let completions = Box::new([sys::ibv_wc::default(); BATCH]);
-        let state = Mutex::new(State { completions, users: Users::default() });
+        let state = Mutex::new(State { completions, users: Users::default(), polls: 0 });
         Ok(Arc::new(Self { device, sleeper, channel, queue, state }))
     }
 
@@ -173,12 +177,14 @@ impl Queue {
 
 impl CompletionQueue for Queue {
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize {
-        if let Some(manager) = &self.device.manager
-            && manager.is_connecting()
-        {
-            manager.progress();
-        }
         let state = &mut *lock(&self.state);
+        if let Some(manager) = &self.device.manager {
+            // A system call: for connections on their way, and now and then for the end of others.
+            state.polls = state.polls.wrapping_add(1);
+            if manager.is_connecting() || state.polls.is_multiple_of(PROGRESS) {
+                manager.progress();
+            }
+        }
         // Asked before the device: what it flushed is in the queue by then.
         let removed = self.device.is_removed();
         if self.sleeper.is_some() {
