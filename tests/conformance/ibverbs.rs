@@ -108,6 +108,11 @@ impl Fabric for Device {
         64 << 20
     }
 
+    /// On iWARP a write has completed when TCP has it.
+    fn writes_complete_when_placed(&self) -> bool {
+        !is_iwarp()
+    }
+
     /// The driver may round the depth up.
     fn overruns_exactly(&self) -> bool {
         false

@@ -246,7 +246,6 @@ impl QueuePair for Pair {
             (Address::Iwarp(peer), Some(manager)) => {
                 let reads = path::outstanding_reads(device, settings);
                 manager.connect(self.token, peer, device.max_served_reads, reads)?;
-                manager.progress();
             }
             (Address::Iwarp(_), None) => {
                 return Err(VerbsError::Unreachable("its device is an iWARP one, ours is not".into()));
