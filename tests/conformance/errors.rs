@@ -134,7 +134,7 @@ pub fn local_range_out_of_bounds(fabric: &dyn Fabric) {
     let length = Options::default().memory;
     let (a, b) = default_pair(fabric);
     a.write(1, a.segment(length - 63, 64), b.remote(0));
-    a.expect_failure(1, CompletionStatus::LocalProtection);
+    a.expect_failure(1, fabric.reports("local_range_out_of_bounds", CompletionStatus::LocalProtection));
     assert_eq!(b.content(0, 64), [0; 64]);
 }
 

@@ -32,6 +32,11 @@ pub trait Fabric: Sync {
         1 << 30
     }
 
+    /// Whether a write has completed when it is in the peer's memory, and not before.
+    fn writes_complete_when_placed(&self) -> bool {
+        true
+    }
+
     /// Whether a completion queue that overruns takes its queue pairs to Error at the very next completion.
     fn overruns_exactly(&self) -> bool {
         true
@@ -224,6 +229,16 @@ impl Side {
         let mut completions = [WorkCompletion::EMPTY; 1];
         let count = self.queue.poll(&mut completions);
         assert_eq!(count, 0, "unexpected {:?}", completions[0]);
+    }
+}
+
+/// Waits until what `a` wrote is in `b`'s memory: on any device a READ sees the writes before it.
+pub fn until_placed(fabric: &dyn Fabric, a: &Side, b: &Side) {
+    const WR_ID: u64 = 0x7ead;
+    if !fabric.writes_complete_when_placed() {
+        let end = a.region.memory().len() - 1;
+        a.read(WR_ID, a.segment(end, 1), b.remote(end));
+        a.expect(WR_ID, CompletionOpcode::Read);
     }
 }
 

@@ -4,7 +4,9 @@ use std::io::IoSlice;
 
 use tonic_rdma::verbs::{CompletionOpcode, Operation, Payload, PostErrorKind, SendRequest};
 
-use crate::fabric::{Fabric, Options, connected, content, default_pair, pattern, remote, segment};
+use crate::fabric::{
+    Fabric, Options, connected, content, default_pair, pattern, remote, segment, until_placed,
+};
 
 pub fn send_and_receive(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
@@ -38,6 +40,7 @@ pub fn write(fabric: &dyn Fabric) {
     a.fill(100, &message);
     a.write(1, a.segment(100, message.len()), b.remote(5));
     a.expect(1, CompletionOpcode::Write);
+    until_placed(fabric, &a, &b);
     assert_eq!(b.content(5, message.len()), message);
     b.expect_nothing();
 }
@@ -75,6 +78,7 @@ pub fn private_memory(fabric: &dyn Fabric) {
     ours.memory().copy_in(0, &message).unwrap();
     a.write(1, segment(&ours, 0, message.len()), remote(&theirs, 64));
     a.expect(1, CompletionOpcode::Write);
+    until_placed(fabric, &a, &b);
     assert_eq!(content(&theirs, 64, message.len()), message);
     a.read(2, a.segment(0, message.len()), remote(&theirs, 64));
     a.expect(2, CompletionOpcode::Read);
@@ -97,6 +101,7 @@ pub fn inline(fabric: &dyn Fabric) {
     let data = Payload::Inline(&slices);
     a.post(3, Operation::Write { data, remote: b.remote(100), immediate: None });
     a.expect(3, CompletionOpcode::Write);
+    until_placed(fabric, &a, &b);
     assert_eq!(b.content(100, 7), b"one two");
 }
 
@@ -141,6 +146,7 @@ pub fn scatter_and_gather(fabric: &dyn Fabric) {
         Operation::Write { data: Payload::Registered(&gather), remote: b.remote(60_000), immediate: None },
     );
     a.expect(4, CompletionOpcode::Write);
+    until_placed(fabric, &a, &b);
     assert_eq!(b.content(60_000, 600), message);
 }
 
@@ -204,6 +210,7 @@ pub fn selective_signalling(fabric: &dyn Fabric) {
         a.write(1000 + round, a.segment(0, 64), b.remote(576));
         a.expect(1000 + round, CompletionOpcode::Write);
         a.expect_nothing();
+        until_placed(fabric, &a, &b);
         assert_eq!(b.content(0, 640), message.repeat(10));
     }
 }
@@ -244,6 +251,7 @@ pub fn ordering(fabric: &dyn Fabric) {
             let last = b.expect(round + 1, CompletionOpcode::ReceiveWriteWithImmediate);
             assert_eq!((last.byte_len, last.immediate), (size as u64, Some(immediate)));
         }
+        until_placed(fabric, &a, &b);
         assert_eq!(a.content(16_384, size), second, "the read comes after both writes");
         assert_eq!(b.content(65_536, size), first);
         assert_eq!(b.content(20_000, size), first);
@@ -255,10 +263,12 @@ pub fn both_directions(fabric: &dyn Fabric) {
     const ROUNDS: u64 = 3000;
     let (a, b) = default_pair(fabric);
     let length = a.inline(200);
-    let run = |side: &crate::fabric::Side| {
+    for side in [&a, &b] {
         for wr_id in 0..8 {
             side.post_receive(wr_id, 4096 * wr_id as usize, 256);
         }
+    }
+    let run = |side: &crate::fabric::Side| {
         let (mut sent, mut finished, mut received) = (0, 0, 0);
         crate::fabric::wait_until("all messages", || {
             if sent < ROUNDS && sent - finished < 4 && sent < received + 4 {

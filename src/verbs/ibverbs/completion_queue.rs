@@ -1,6 +1,7 @@
 //! Completion queues with their completion channels, and the queue pairs that complete on them.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
@@ -42,6 +43,8 @@ unsafe impl Sync for Queue {}
 struct State {
     completions: Box<[sys::ibv_wc; BATCH]>,
     users: Users,
+    /// What could not be reported before, in its order.
+    ready: VecDeque<WorkCompletion>,
 }
 
 /// The queue pairs that complete here.
@@ -79,7 +82,7 @@ impl Queue {
         }
         let channel = Channel::create(Arc::clone(&device))?;
         let sleeper = match &device.manager {
-            Some(manager) => Some(Sleeper::new(&[channel.fd(), manager.fd()])?),
+            Some(_) => Some(Sleeper::new(&[channel.fd()])?),
             None => None,
         };
         // Hellos need places, too: one for each queue pair.
@@ -99,7 +102,7 @@ impl Queue {
         let queue = NonNull::new(queue)
             .ok_or_else(|| last_error(format!("creating a completion queue of {capacity} entries")))?;
         let completions = Box::new([sys::ibv_wc::default(); BATCH]);
-        let state = Mutex::new(State { completions, users: Users::default() });
+        let state = Mutex::new(State { completions, users: Users::default(), ready: VecDeque::new() });
         Ok(Arc::new(Self { device, sleeper, channel, queue, state }))
     }
 
@@ -173,11 +176,6 @@ impl Queue {
 
 impl CompletionQueue for Queue {
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize {
-        if let Some(manager) = &self.device.manager
-            && manager.is_connecting()
-        {
-            manager.progress();
-        }
         let state = &mut *lock(&self.state);
         // Asked before the device: what it flushed is in the queue by then.
         let removed = self.device.is_removed();
@@ -185,15 +183,25 @@ impl CompletionQueue for Queue {
             state.users.note_flushed();
         }
         let mut filled = 0;
+        while filled < completions.len()
+            && let Some(completion) = state.ready.pop_front()
+        {
+            completions[filled] = completion;
+            filled += 1;
+        }
         // What belongs to a queue pair that is gone is passed over, and must not look like an empty queue.
         while filled < completions.len() {
             let wanted = (completions.len() - filled).min(BATCH);
             let count = self.take(&mut state.completions[..wanted]);
             for completion in &state.completions[..count] {
-                if let Some(completion) = state.users.translate(completion) {
-                    completions[filled] = completion;
-                    filled += 1;
-                }
+                state.users.translate(completion, |completion| match completions.get_mut(filled) {
+                    Some(place) => {
+                        *place = completion;
+                        filled += 1;
+                    }
+                    // One that comes may bring others that waited for it.
+                    None => state.ready.push_back(completion),
+                });
             }
             if count < wanted {
                 break;
@@ -229,9 +237,6 @@ impl CompletionQueue for Queue {
         if let Some(sleeper) = &self.sleeper {
             sleeper.acknowledge();
         }
-        if let Some(manager) = &self.device.manager {
-            manager.progress();
-        }
         let mut count = 0;
         while self.channel.take_event() {
             count += 1;
@@ -256,10 +261,11 @@ impl Drop for Queue {
 
 impl Users {
     /// What a completion of the device says to the queue pair's user; moves the queue pair to Error if it failed.
-    fn translate(&self, completion: &sys::ibv_wc) -> Option<WorkCompletion> {
+    fn translate(&self, completion: &sys::ibv_wc, mut report: impl FnMut(WorkCompletion)) {
         let ticket = Ticket::from_bits(completion.wr_id());
-        let user = self.slots.get(usize::from(ticket.slot.index))?;
-        let (core, _) = user.core.as_ref().filter(|_| user.generation == ticket.slot.generation)?;
+        let Some(user) = self.slots.get(usize::from(ticket.slot.index)) else { return };
+        let user = user.core.as_ref().filter(|_| user.generation == ticket.slot.generation);
+        let Some((core, _)) = user else { return };
         let queue = match ticket.kind {
             RequestKind::Hello => {
                 match completion.error() {
@@ -268,12 +274,11 @@ impl Users {
                         core.fail(|| explain(self::status(status), ticket.kind, vendor))
                     }
                 }
-                return None;
+                return;
             }
             RequestKind::Receive => &core.receives,
             _ => &core.sends,
         };
-        let wr_id = queue.complete(ticket.position)?;
         let status = match completion.error() {
             None => CompletionStatus::Success,
             Some((status, vendor_error)) => {
@@ -285,8 +290,8 @@ impl Users {
         // Only a success says what it was.
         let with_immediate = status == CompletionStatus::Success
             && completion.opcode() == sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
-        Some(WorkCompletion {
-            wr_id,
+        let completed = WorkCompletion {
+            wr_id: 0,
             status,
             opcode: match ticket.kind {
                 RequestKind::Send | RequestKind::Hello => CompletionOpcode::Send,
@@ -301,7 +306,18 @@ impl Users {
             },
             immediate: completion.imm_data().map(u32::from_be),
             queue_pair: QueuePairNumber(core.number),
-        })
+        };
+        let mut report = |position, completed: WorkCompletion| {
+            if let Some(wr_id) = queue.complete(position) {
+                report(WorkCompletion { wr_id, ..completed });
+            }
+        };
+        match &core.order {
+            Some(order) if ticket.kind != RequestKind::Receive => {
+                lock(order).arrive(ticket.position, completed, report);
+            }
+            _ => report(ticket.position, completed),
+        }
     }
 
     /// Notes which queue pairs the device has flushed, for [`flush`](Self::flush) after the queue was polled empty.
@@ -323,14 +339,16 @@ impl Users {
             ];
             for (_, queue, opcode) in queues.into_iter().filter(|(here, ..)| *here) {
                 while let Some(place) = completions.get_mut(filled) {
-                    let Some(wr_id) = queue.complete_oldest() else { break };
-                    *place = WorkCompletion {
-                        wr_id,
+                    let flushed = WorkCompletion {
                         status: CompletionStatus::WorkRequestFlushed,
                         opcode,
                         queue_pair: QueuePairNumber(core.number),
                         ..WorkCompletion::EMPTY
                     };
+                    let order = core.order.as_ref().filter(|_| opcode == CompletionOpcode::Send);
+                    let known = order.and_then(|order| lock(order).take_early(queue.oldest()));
+                    let Some(wr_id) = queue.complete_oldest() else { break };
+                    *place = WorkCompletion { wr_id, ..known.unwrap_or(flushed) };
                     filled += 1;
                 }
             }

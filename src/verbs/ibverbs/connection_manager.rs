@@ -1,8 +1,8 @@
 //! Connecting on iWARP, where the kernel's connection manager sets up the TCP connection beneath a queue pair.
 //!
 //! Each device listens at one address. Both ends of a connection know the other's address and token; that with the
-//! greater ones (the *active* end) connects, and the other accepts, whichever calls `to_rtr` first. All of it is driven
-//! by [`Manager::progress`], which never blocks; completion queues call it, and their descriptors become readable for it.
+//! greater ones (the *active* end) connects, and the other accepts, whichever calls `to_rtr` first. A thread does what
+//! the kernel's events ask for, so that a queue pair connects whether or not anybody polls.
 //!
 //! The end that accepted may not send before it has heard from the other (RFC 5044, section 7.1.2). So the first message
 //! in each direction is a *hello* of no bytes, which nobody above gets to see: requests posted earlier are held until
@@ -12,10 +12,12 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddrV6};
-use std::os::fd::BorrowedFd;
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use super::address::Listener;
 use super::connection_library::{
@@ -41,8 +43,42 @@ pub(super) struct Manager {
     listener: NonNull<Id>,
     socket: SocketAddrV6,
     state: Mutex<State>,
-    /// Queue pairs that are on their way.
-    connecting: AtomicUsize,
+}
+
+/// A manager at work; its thread ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Service {
+    manager: Arc<Manager>,
+    stop: OwnedFd,
+}
+
+impl Service {
+    /// Starts a manager that listens at an address of `device`.
+    pub(super) fn start(device: &str) -> Result<Self, VerbsError> {
+        let failed =
+            |error: io::Error| VerbsError::os("starting the thread of the connection manager", error);
+        let manager = Arc::new(Manager::open(device)?);
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+        let (worker, stopped) = (Arc::clone(&manager), stop.try_clone().map_err(failed)?);
+        let thread = std::thread::Builder::new().name("tonic-rdma-cm".into());
+        thread.spawn(move || worker.run(&stopped)).map_err(failed)?;
+        Ok(Self { manager, stop })
+    }
+}
+
+impl Deref for Service {
+    type Target = Manager;
+
+    fn deref(&self) -> &Manager {
+        &self.manager
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // It can only fail if the descriptor was not open.
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+    }
 }
 
 // SAFETY: librdmacm is thread-safe, and all else here is Send and Sync itself.
@@ -68,8 +104,6 @@ struct Connection {
     id: Option<NonNull<Id>>,
     /// The token that the request came with.
     requester: u64,
-    /// Whether it counts as on its way.
-    connecting: bool,
 }
 
 /// Whom to connect to, and how.
@@ -108,7 +142,7 @@ impl Introduction {
 
 impl Manager {
     /// Listens at an address of `device`.
-    pub(super) fn open(device: &str) -> Result<Self, VerbsError> {
+    fn open(device: &str) -> Result<Self, VerbsError> {
         let library = library()?;
         // SAFETY: takes no arguments.
         let channel = unsafe { (library.create_event_channel)() };
@@ -117,8 +151,7 @@ impl Manager {
         match listen(library, channel, device) {
             Ok((listener, socket)) => {
                 let state = Mutex::default();
-                let manager =
-                    Self { library, channel, listener, socket, state, connecting: AtomicUsize::new(0) };
+                let manager = Self { library, channel, listener, socket, state };
                 set_nonblocking(manager.fd())?;
                 Ok(manager)
             }
@@ -135,16 +168,35 @@ impl Manager {
         self.socket
     }
 
+    /// Does what events ask for, until `stop` is readable.
+    fn run(&self, stop: &OwnedFd) {
+        loop {
+            let mut awaited = [
+                PollFd::from_borrowed_fd(self.fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
+            ];
+            match rustix::event::poll(&mut awaited, None) {
+                Ok(_) if !awaited[1].revents().is_empty() => return,
+                // The kernel took the device away, and the channel with it.
+                Ok(_) if awaited[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL) => return,
+                Ok(_) | Err(rustix::io::Errno::INTR) => self.progress(),
+                Err(error) => {
+                    tracing::error!(%error, "the connection manager's thread ends");
+                    return;
+                }
+            }
+        }
+    }
+
     /// Readable when there is something for [`progress`](Self::progress).
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel is alive as long as `self`, and its descriptor with it.
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
     /// From now on requests for `token` are for this queue pair.
     pub(super) fn add(&self, token: u64, core: &Arc<Core>) {
-        let connection =
-            Connection { core: Arc::clone(core), peer: None, id: None, requester: 0, connecting: false };
+        let connection = Connection { core: Arc::clone(core), peer: None, id: None, requester: 0 };
         lock(&self.state).connections.insert(token, connection);
     }
 
@@ -177,8 +229,6 @@ impl Manager {
         } else if connection.id.is_some() {
             self.accept(token, connection)?;
         }
-        connection.connecting = true;
-        self.connecting.fetch_add(1, SeqCst);
         Ok(())
     }
 
@@ -213,22 +263,14 @@ impl Manager {
     pub(super) fn remove(&self, token: u64) {
         let state = &mut *lock(&self.state);
         let Some(connection) = state.connections.remove(&token) else { return };
-        if connection.connecting {
-            self.connecting.fetch_sub(1, SeqCst);
-        }
         if let Some(id) = connection.id {
             state.ids.remove(&id.as_ptr().addr());
             self.destroy(id);
         }
     }
 
-    /// Whether queue pairs are on their way, so that [`progress`](Self::progress) is worth a system call.
-    pub(super) fn is_connecting(&self) -> bool {
-        self.connecting.load(SeqCst) > 0
-    }
-
     /// Does what the kernel's events ask for.
-    pub(super) fn progress(&self) {
+    fn progress(&self) {
         loop {
             let state = &mut *lock(&self.state);
             let mut event = ptr::null_mut();
@@ -263,7 +305,6 @@ impl Manager {
             }
             event::ROUTE_RESOLVED => self.introduce(token, id, connection),
             event::ESTABLISHED => {
-                self.arrived(connection);
                 if connection.peer.is_some_and(|peer| peer.active) {
                     connection.core.open_gate();
                 }
@@ -285,14 +326,7 @@ impl Manager {
             _ => Ok(()),
         };
         if let Err(error) = result {
-            self.arrived(connection);
             connection.core.fail(|| error.to_string());
-        }
-    }
-
-    fn arrived(&self, connection: &mut Connection) {
-        if std::mem::take(&mut connection.connecting) {
-            self.connecting.fetch_sub(1, SeqCst);
         }
     }
 

@@ -13,6 +13,7 @@ use ibverbs_sys as sys;
 
 use super::library::{Library, check};
 use super::lock;
+use super::order::Order;
 use super::post::Sends;
 use super::wake::Waker;
 use crate::verbs::{QueuePairCapacity, QueuePairState, VerbsError};
@@ -33,6 +34,8 @@ pub(super) struct Core {
     failure: OnceLock<String>,
     /// Where sends are put together, and held until there is a connection.
     pub(super) poster: Mutex<Sends>,
+    /// On iWARP: puts completions in order.
+    pub(super) order: Option<Mutex<Order>>,
     /// Whether requests that are posted in Error are flushed here, because the device would leave them lying.
     pub(super) flushes_here: bool,
     /// Whether the device has flushed in Error all that it ever will.
@@ -64,6 +67,7 @@ impl Core {
             state: AtomicU8::new(RESET),
             failure: OnceLock::new(),
             poster: Mutex::new(poster),
+            order: flushes_here.then(Mutex::default),
             flushes_here,
             flushed: AtomicBool::new(false),
             wakers: OnceLock::new(),
@@ -98,7 +102,10 @@ impl Core {
             Ok(_) => Ok(()),
             Err(_) => {
                 self.flush();
-                Err(VerbsError::State { call, state: self.state() })
+                Err(match self.failure() {
+                    Some(reason) => VerbsError::Unreachable(reason.to_owned()),
+                    None => VerbsError::State { call, state: self.state() },
+                })
             }
         }
     }
@@ -240,7 +247,12 @@ impl Outstanding {
 
     /// The identifier of the oldest request, for a device that is gone and completes nothing any more.
     pub(super) fn complete_oldest(&self) -> Option<u64> {
-        self.complete(self.completed.load(Relaxed))
+        self.complete(self.oldest())
+    }
+
+    /// Position of the oldest request, if there is one.
+    pub(super) fn oldest(&self) -> u32 {
+        self.completed.load(Relaxed)
     }
 
     fn at(&self, position: u32) -> &AtomicU64 {

@@ -12,7 +12,7 @@ use ibverbs_sys as sys;
 use rustix::fs::OFlags;
 
 use super::completion_queue::Queue;
-use super::connection_manager::Manager;
+use super::connection_manager::Service;
 use super::core::Core;
 use super::gid::Gid;
 use super::library::Library;
@@ -79,7 +79,7 @@ pub(super) struct Device {
     options: OpenOptions,
     pub(super) transport: Transport,
     /// On iWARP: what connects queue pairs.
-    pub(super) manager: Option<Manager>,
+    pub(super) manager: Option<Service>,
     pub(super) port: Port,
     pub(super) gid: Option<Gid>,
     /// Path MTU that peers are offered, as a code.
@@ -178,7 +178,7 @@ impl Device {
         let mtu = choose_mtu(&port, options.mtu)?;
         let limits = raw.query()?;
         let iwarp = transport == Transport::Iwarp;
-        let manager = if iwarp { Some(Manager::open(&name)?) } else { None };
+        let manager = if iwarp { Some(Service::start(&name)?) } else { None };
         let attributes = DeviceAttributes {
             max_message_size: port.max_message_size.into(),
             // One is for the hello.

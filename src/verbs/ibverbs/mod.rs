@@ -13,6 +13,7 @@
 //! | `core` | a queue pair's state and outstanding requests, as polling sees them |
 //! | `post`, `path`, `address` | requests, settings and addresses as the device takes them |
 //! | `connection_manager`, `connection_library`, `network` | connecting on iWARP, by librdmacm |
+//! | `order` | completions in the order of posting, on a device that does not keep it |
 //! | `wake` | sleeping for more than a completion channel |
 //! | `async_events` | port down, queue pair failed, device removed |
 //!
@@ -36,6 +37,7 @@ mod gid;
 mod library;
 mod memory_region;
 mod network;
+mod order;
 mod path;
 mod port;
 mod post;

@@ -6,6 +6,7 @@ use std::ptr;
 use ibverbs_sys as sys;
 
 use super::core::{Core, RequestKind, Slot, Ticket};
+use super::lock;
 use crate::verbs::{
     DeviceAttributes, LocalSegment, Operation, Payload, PostError, PostErrorKind, QueuePairCapacity,
     QueuePairState, ReceiveRequest, SendRequest,
@@ -141,6 +142,9 @@ impl Sends {
                 refused = Err((index, kind));
                 break;
             }
+            if let (Operation::Read { .. }, Some(order)) = (&request.operation, &core.order) {
+                lock(order).post_read(position, request.signaled);
+            }
             core.sends.put(position, request.wr_id);
         }
         self.link();
@@ -152,6 +156,10 @@ impl Sends {
         if let Err((error, bad)) = hand_over(core, &mut self.requests[0]) {
             let done = self.requests.iter().position(|request| ptr::eq(request, bad)).unwrap_or(0);
             core.sends.post(first.wrapping_add(done as u32));
+            if let Some(order) = &core.order {
+                let refused = (done..count).map(|index| first.wrapping_add(index as u32));
+                refused.for_each(|position| lock(order).take_back_read(position));
+            }
             return Err((done, kind_of(error)));
         }
         refused
@@ -183,7 +191,9 @@ impl Sends {
     ) -> Result<(), PostErrorKind> {
         use sys::{ibv_send_flags as flag, ibv_wr_opcode as opcode};
         let mut wr = sys::ibv_send_wr::default();
-        if request.signaled {
+        // Without order, every READ has to say when it is done.
+        let is_read = matches!(request.operation, Operation::Read { .. });
+        if request.signaled || (is_read && !device.immediate) {
             wr.send_flags = flag::IBV_SEND_SIGNALED.0;
         }
         let (data, remote, immediate, kind) = match request.operation {

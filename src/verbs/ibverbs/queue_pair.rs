@@ -246,7 +246,6 @@ impl QueuePair for Pair {
             (Address::Iwarp(peer), Some(manager)) => {
                 let reads = path::outstanding_reads(device, settings);
                 manager.connect(self.token, peer, device.max_served_reads, reads)?;
-                manager.progress();
             }
             (Address::Iwarp(_), None) => {
                 return Err(VerbsError::Unreachable("its device is an iWARP one, ours is not".into()));
@@ -293,15 +292,15 @@ impl Drop for Pair {
     fn drop(&mut self) {
         let device = self.domain.device();
         lock(&device.pairs).remove(&self.core.number);
+        if let Some(manager) = &device.manager {
+            manager.remove(self.token);
+        }
         self.send_queue.0.leave(self.send_queue.1);
         self.receive_queue.0.leave(self.receive_queue.1);
         // SAFETY: nobody can reach it any more: it is in no table, and whoever used one held its lock.
         let result = unsafe { (device.library().destroy_qp)(self.core.pair.as_ptr()) };
         if let Err(error) = check("destroying a queue pair", result) {
             tracing::warn!(queue_pair = self.core.number, %error);
-        }
-        if let Some(manager) = &device.manager {
-            manager.remove(self.token);
         }
     }
 }
