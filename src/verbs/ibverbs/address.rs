@@ -78,7 +78,7 @@ impl Address {
         match transport {
             1 | 2 => {
                 let ethernet = *transport == 2;
-                if number > NUMBERS || number < 2 || first_packet > NUMBERS {
+                if !(2..=NUMBERS).contains(&number) || first_packet > NUMBERS {
                     return Err("a queue pair or packet number out of range");
                 }
                 if mtu_bytes((*mtu).into()).is_none() {
