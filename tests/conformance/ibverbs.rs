@@ -1,5 +1,6 @@
 //! A device of libibverbs: the one that `RDMA_TEST_DEVICE` names, such as `rxe0`.
 
+use std::io::{self, Write as _};
 use std::sync::Arc;
 
 use tonic_rdma::verbs::ibverbs::{self, OpenOptions};
@@ -126,7 +127,7 @@ impl Fabric for Device {
 /// Whether there is a device to test with; says so if not.
 fn has_device() -> bool {
     if device().is_none() {
-        eprintln!("left out: RDMA_TEST_DEVICE names no device");
+        let _ = writeln!(io::stderr(), "left out: RDMA_TEST_DEVICE names no device");
     }
     device().is_some()
 }
@@ -134,7 +135,7 @@ fn has_device() -> bool {
 /// Whether the path is TCP's own business; says so if it is.
 fn has_no_path() -> bool {
     if is_iwarp() {
-        eprintln!("left out: on iWARP, TCP has timeouts, retries and an MTU of its own");
+        let _ = writeln!(io::stderr(), "left out: on iWARP, TCP has timeouts, retries and an MTU of its own");
     }
     is_iwarp()
 }
@@ -220,12 +221,12 @@ fn devices_are_listed() {
     }
     let listed = ibverbs::list().unwrap();
     let found = listed.iter().find(|listed| Some(&listed.name) == device().as_ref()).unwrap();
-    println!("{listed:#?}");
+    let _ = writeln!(io::stdout(), "{listed:#?}");
     let port = &found.ports.as_ref().unwrap()[0];
     assert_eq!((port.number, port.state), (1, ibverbs::PortState::Active));
     let context = ibverbs::open(&OpenOptions::new()).unwrap();
     assert_eq!(context.attributes().provider, "ibverbs");
-    println!("{:#?}", Device.open().unwrap().attributes());
+    let _ = writeln!(io::stdout(), "{:#?}", Device.open().unwrap().attributes());
 }
 
 /// Opening a device again yields the same one, so that its objects go together.

@@ -106,6 +106,7 @@ pub(super) mod event {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{self, Write as _};
     use std::mem::offset_of;
     use std::path::Path;
     use std::process::Command;
@@ -116,7 +117,7 @@ mod tests {
     #[test]
     fn structures_are_those_of_the_header() {
         if !Path::new("/usr/include/rdma/rdma_cma.h").exists() {
-            eprintln!("left out: needs rdma/rdma_cma.h (Debian: librdmacm-dev)");
+            let _ = writeln!(io::stderr(), "left out: needs rdma/rdma_cma.h (Debian: librdmacm-dev)");
             return;
         }
         let same = |what: &str, value: usize| format!("_Static_assert({what} == {value}, \"{what}\");\n");
