@@ -60,6 +60,8 @@ pub(super) struct State {
     /// The stream is gone: what still comes is thrown away.
     detached: bool,
     announced: bool,
+    /// Somebody waits for the answer to a ping.
+    awaits_pong: bool,
     pub(super) turn: Turn,
     /// When the counters were last added to the process's metrics.
     published: Instant,
@@ -112,6 +114,7 @@ impl Connection {
                 fault: None,
                 detached: false,
                 announced: false,
+                awaits_pong: false,
                 turn: Turn::default(),
                 published: Instant::now(),
             }),
@@ -146,6 +149,27 @@ impl Connection {
         if now.saturating_duration_since(state.published) > Self::PUBLISH_EVERY {
             state.published = now;
             self.counters.publish();
+        }
+    }
+
+    /// Asks the peer for a sign of life over the queue pair, and waits for it. Only before the connection has a
+    /// supervisor, which waits for changes too.
+    pub(crate) async fn reach(&self) -> Result<(), ConnectionFault> {
+        {
+            let mut state = lock(&self.state);
+            state.protocol.ping();
+            state.awaits_pong = true;
+            state.settle(Instant::now(), &self.counters, &self.changed);
+        }
+        loop {
+            self.changed.notified().await;
+            let state = lock(&self.state);
+            if state.protocol.pongs() > 0 {
+                return Ok(());
+            }
+            if let Some(fault) = &state.fault {
+                return Err(fault.clone());
+            }
         }
     }
 
@@ -372,6 +396,10 @@ impl State {
             && let Err(fault) = self.progress(now, counters)
         {
             self.fail(fault);
+        }
+        if self.awaits_pong && self.protocol.pongs() > 0 {
+            self.awaits_pong = false;
+            changed.notify_one();
         }
         if !self.announced && self.stage() == Stage::Finished {
             self.announced = true;

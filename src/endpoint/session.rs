@@ -1,9 +1,10 @@
 //! This end's part of an RDMA connection, from the offer to the first byte.
 
 use std::sync::{Arc, LazyLock, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use super::config::{Config, EagerThreshold};
 use super::connection::{Connection, Limits};
@@ -172,6 +173,23 @@ impl Established {
     /// Evidence that both ends see one another's memory.
     pub(crate) fn probe(&self) -> Probe {
         self.queue_pair.probe()
+    }
+
+    /// Finds out whether messages get through to the peer and back. What is wrong with a path through a network shows in
+    /// no other way: a firewall, a partition key, an MTU that a switch does not have.
+    pub(crate) async fn reach(&self) -> Result<(), String> {
+        const PATIENCE: Duration = Duration::from_secs(2);
+        let unreachable = |why: String| {
+            format!(
+                "the server can't be reached over {}: {why} (RoCE needs UDP port 4791, and equal partition keys)",
+                self.device()
+            )
+        };
+        match timeout(PATIENCE, self.member.connection.reach()).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(fault)) => Err(unreachable(fault.to_string())),
+            Err(_) => Err(unreachable(format!("no answer within {} s", PATIENCE.as_secs()))),
+        }
     }
 
     pub(crate) fn provider(&self) -> &'static str {

@@ -154,6 +154,16 @@ impl Connection {
         }
     }
 
+    /// Asks the peer for a sign of life now; [`pongs`](Self::pongs) tells when it has answered.
+    pub fn ping(&mut self) {
+        self.liveness.ping_due = true;
+    }
+
+    /// How many of the pings sent so far the peer has answered, or passed over with an answer to a later one.
+    pub fn pongs(&self) -> u64 {
+        self.liveness.answered
+    }
+
     /// Gives up both directions, and tells the peer once if there is a way.
     pub fn abort(&mut self, code: AbortCode) {
         if self.abort == Abort::No {
@@ -215,9 +225,11 @@ impl Connection {
             }
             Kind::Ping => self.liveness.pong_due = Some(u64::from_le_bytes(exactly(body)?)),
             Kind::Pong => {
-                if !self.liveness.is_ours(u64::from_le_bytes(exactly(body)?)) {
+                let nonce = u64::from_le_bytes(exactly(body)?);
+                if !self.liveness.is_ours(nonce) {
                     return Err(Violation::UnexpectedPong);
                 }
+                self.liveness.answered = self.liveness.answered.max(nonce);
             }
             Kind::Eager | Kind::Rts | Kind::Ack => empty(body)?,
         }

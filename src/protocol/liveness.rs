@@ -14,6 +14,8 @@ pub(super) struct Liveness {
     answer_by: Option<Instant>,
     /// Pings sent; the nonce of the last.
     pub(super) pings: u64,
+    /// The newest of them that was answered.
+    pub(super) answered: u64,
     /// A nonce that wants to go back.
     pub(super) pong_due: Option<u64>,
 }
@@ -27,6 +29,7 @@ impl Liveness {
             ping_due: false,
             answer_by: None,
             pings: 0,
+            answered: 0,
             pong_due: None,
         }
     }

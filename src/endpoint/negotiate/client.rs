@@ -67,7 +67,13 @@ async fn finish(
     mut talk: Talk,
     connected: Result<Established, String>,
 ) -> Result<EndpointStream, NegotiationError> {
-    let established = match connected {
+    let reached = match connected {
+        // Memory that is seen needs no other proof.
+        Ok(established) if established.probe().ours.is_some() => Ok(established),
+        Ok(established) => established.reach().await.map(|()| established),
+        Err(reason) => Err(reason),
+    };
+    let established = match reached {
         Ok(established) => established,
         Err(reason) => {
             talk.send(&Message::Confirm(Confirm::Failed { reason: reason.clone() })).await?;

@@ -165,6 +165,17 @@ fn a_silent_peer_is_pinged_and_answers() {
 }
 
 #[test]
+fn a_ping_on_demand_is_answered() {
+    let mut pair = Pair::new([small(), small()]);
+    pair.ends[0].connection.ping();
+    pair.serve(0);
+    assert_eq!(pair.ends[0].connection.pongs(), 0);
+    pair.settle(true);
+    transcript(&pair, &[(0, Ping), (1, Pong)]);
+    assert_eq!([0, 1].map(|end| pair.ends[end].connection.pongs()), [1, 0]);
+}
+
+#[test]
 fn a_peer_that_does_not_answer_is_given_up() {
     let mut pair = Pair::new([pinging(), small()]);
     pair.pass(Duration::from_secs(10));
