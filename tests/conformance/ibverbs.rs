@@ -1,12 +1,13 @@
 //! A device of libibverbs: the one that `RDMA_TEST_DEVICE` names, such as `rxe0`.
 
 use std::io::{self, Write as _};
+use std::process::Command;
 use std::sync::Arc;
 
 use tonic_rdma::verbs::ibverbs::{self, OpenOptions};
-use tonic_rdma::verbs::{CompletionStatus, Context, PathSettings, VerbsError};
+use tonic_rdma::verbs::{CompletionStatus, Context, PathSettings, QueuePairState, VerbsError};
 
-use crate::fabric::{ALL, Fabric, Options, Side, connected};
+use crate::fabric::{ALL, Fabric, Options, Side, connected, wait_until};
 
 pub struct Device;
 
@@ -242,4 +243,32 @@ fn a_device_is_open_once() {
     let domain = one.alloc_protection_domain().unwrap();
     let error = domain.create_queue_pair(&queue, &queue, &Options::default().capacity).unwrap_err();
     assert!(matches!(error, VerbsError::Foreign("completion queue")), "{error}");
+}
+
+/// Takes the network interface down under queue pairs with requests outstanding: they end with the reason, and all comes
+/// back. Run alone, as root, with the interface in `RDMA_TEST_NETDEV`, in a machine that can spare it.
+#[test]
+fn a_port_goes_down() {
+    let Ok(interface) = std::env::var("RDMA_TEST_NETDEV") else { return };
+    if !has_device() {
+        return;
+    }
+    let (a, b) = connected(&Device, &Options::default());
+    b.post_receive(1, 0, 8);
+    b.post_receive(2, 0, 8);
+    assert!(a.context.async_event_fd().is_some());
+    a.context.handle_events();
+    assert_eq!((a.pair.state(), a.pair.failure()), (QueuePairState::Rts, None));
+    assert!(Command::new("ip").args(["link", "set", &interface, "down"]).status().unwrap().success());
+    wait_until("the Error state", || {
+        a.context.handle_events();
+        a.pair.state() == QueuePairState::Error && b.pair.state() == QueuePairState::Error
+    });
+    let reason = b.pair.failure().unwrap();
+    assert_eq!(reason, format!("{}: port 1 went down", device().unwrap()));
+    b.expect_failure(1, CompletionStatus::WorkRequestFlushed);
+    b.expect_failure(2, CompletionStatus::WorkRequestFlushed);
+    drop((a, b));
+    let error = Device.open().unwrap_err();
+    assert!(error.to_string().contains("no active port"), "{error}");
 }

@@ -22,6 +22,8 @@
 //! - A queue pair that fails says so with a completion: [`state`](super::QueuePair::state) is Error as soon as that was
 //!   polled, or with an [asynchronous event](super::Context::handle_events).
 //! - Every registered page is locked in memory.
+//! - On iWARP a send or write has completed when TCP has it; what the peer refuses ends the connection later. A send that
+//!   finds no receive does so, too. Requests that are posted before there is a connection wait for it.
 //! - Both ends of a connection take the path MTU that is smaller: the one that the other's address offers
 //!   ([`OpenOptions::mtu`]), or their own. [`PathSettings::mtu`](super::PathSettings::mtu) narrows one end alone, so it
 //!   has to be the same at both.
