@@ -73,7 +73,8 @@ static GENERATION: AtomicUsize = AtomicUsize::new(0);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     runtime: Id,
-    device: String,
+    /// The opened device, by its address: a device may be open more than once, with other options.
+    device: usize,
     mode: PollMode,
     cpus: Vec<usize>,
     queues: usize,
@@ -85,7 +86,7 @@ impl Reactor {
         let runtime = Handle::current();
         let key = Key {
             runtime: runtime.id(),
-            device: context.attributes().name.clone(),
+            device: Arc::as_ptr(context).cast::<()>().addr(),
             mode: config.poll_mode,
             cpus: config.poll_cpus.clone(),
             queues: config.completion_queues,
