@@ -73,9 +73,9 @@ pub(crate) struct CompareOptions {
     /// STREAM/CONNECTION/FRAME sizes of your own
     #[arg(long, value_name = "default|tuned", value_parser = Http2::parse, default_value = "default")]
     pub(crate) http2: Http2,
-    /// How the client encodes messages, in all modes alike: payloads copied into one buffer, as generated code does, or
-    /// by reference with tonic_rdma::gather
-    #[arg(long, value_name = "copy|gather", hide_possible_values = true, default_value = "copy")]
+    /// How the client encodes messages: payloads copied into one buffer, as generated code does; or by reference with
+    /// tonic_rdma::gather, in all modes, or in grpc-rdma alone
+    #[arg(long, value_name = "copy|gather|gather-rdma", hide_possible_values = true, default_value = "copy")]
     pub(crate) encode: Encode,
     /// Write the rows as JSON to this file
     #[arg(long, value_name = "FILE")]

@@ -43,6 +43,7 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--http2", "fast"], &["default, tuned"]),
         (&["compare", "--provider", "mlx5_9"], &["mlx5_9", "auto, soft"]),
         (&["compare", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
+        (&["compare", "--encode", "zip"], &["zip", "copy", "gather-rdma"]),
         (&["measure"], &["measure", "compare, devices"]),
         (&["devices", "--all"], &["--all", "--json"]),
     ] {

@@ -54,8 +54,8 @@ pub(crate) struct Caller {
 
 impl Caller {
     /// A caller on `channel`, without limits on message sizes.
-    pub(crate) fn new(channel: Channel, encode: Encode) -> Self {
-        let client = TransferClient::new(encode.wrap(channel));
+    pub(crate) fn new(channel: Channel, mode: Mode, encode: Encode) -> Self {
+        let client = TransferClient::new(encode.wrap(mode, channel));
         Self { client: client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX) }
     }
 
@@ -103,7 +103,7 @@ pub(crate) async fn connect(
             return Err(Failure::run("the server process does not listen for RDMA peers"));
         }
     };
-    Ok((Caller::new(channel, encode), verdict))
+    Ok((Caller::new(channel, mode, encode), verdict))
 }
 
 /// A TCP connection with nodelay.
@@ -156,7 +156,7 @@ mod tests {
         let service = Service::default().into_server();
         tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
         for encode in [Encode::Copy, Encode::Gather] {
-            let mut caller = Caller::new(tcp(address, Http2::Default).await.unwrap(), encode);
+            let mut caller = Caller::new(tcp(address, Http2::Default).await.unwrap(), Mode::GrpcTcp, encode);
 
             let (seed, payload) = Payloads::new(100_000, 3).take(0);
             for check in [Check::All, Check::Stamps] {

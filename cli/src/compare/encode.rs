@@ -1,4 +1,4 @@
-//! How the client turns a message into bytes, the same for every mode.
+//! How the client turns a message into bytes.
 
 use std::fmt;
 
@@ -9,6 +9,8 @@ use tonic::codegen::http::Request;
 use tonic::transport::Channel;
 use tonic_rdma::gather::{self, GatherRequests};
 
+use super::mode::Mode;
+
 /// Whether payloads are copied when messages are encoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -16,16 +18,20 @@ pub(crate) enum Encode {
     /// Into one buffer, as all generated code does.
     #[default]
     Copy,
-    /// By reference, with [`gather`].
+    /// By reference, with [`gather`], in all modes.
     Gather,
+    /// By reference over RDMA alone: what the whole step from generated code over TCP gains.
+    GatherRdma,
 }
 
 impl Encode {
-    /// The channel that encodes so.
-    pub(crate) fn wrap(self, channel: Channel) -> GatherRequests<Channel> {
-        match self {
-            Self::Copy => GatherRequests::new(channel, as_it_is as fn(Request<Body>) -> Request<Body>),
-            Self::Gather => gather::requests(channel),
+    /// The channel that encodes so in `mode`.
+    pub(crate) fn wrap(self, mode: Mode, channel: Channel) -> GatherRequests<Channel> {
+        match (self, mode) {
+            (Self::Copy, _) | (Self::GatherRdma, Mode::GrpcTcp | Mode::GrpcUds) => {
+                GatherRequests::new(channel, as_it_is as fn(Request<Body>) -> Request<Body>)
+            }
+            (Self::Gather, _) | (Self::GatherRdma, Mode::GrpcRdma) => gather::requests(channel),
         }
     }
 }
@@ -39,6 +45,9 @@ impl fmt::Display for Encode {
         f.write_str(match self {
             Self::Copy => "messages are encoded into one buffer, as generated code does",
             Self::Gather => "payloads go by reference (tonic_rdma::gather), in all modes",
+            Self::GatherRdma => {
+                "payloads go by reference (tonic_rdma::gather) in grpc-rdma, into one buffer in the others"
+            }
         })
     }
 }

@@ -109,8 +109,8 @@ async fn measure(
     let progress = progress_bar(plan);
     let work = async {
         let (lanes, verdict) = connect(options, plan, rdma, &addresses).await?;
-        let control =
-            Caller::new(client::tcp(addresses.tcp, http2::Http2::Default).await?, encode::Encode::Copy);
+        let channel = client::tcp(addresses.tcp, http2::Http2::Default).await?;
+        let control = Caller::new(channel, mode::Mode::GrpcTcp, encode::Encode::Copy);
         let (progress, checks) = (progress.clone(), Checks::default());
         let mut meter = Meter { plan, lanes, control, progress, checks };
         let rows = meter.run().await?;
