@@ -20,6 +20,8 @@ pub struct Connection {
     sources_done: u64,
     aborted_by_peer: Option<AbortCode>,
     ping_unanswered: bool,
+    /// Credits that this end has no use for want to go back.
+    return_due: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +91,7 @@ impl Connection {
             sources_done: 0,
             aborted_by_peer: None,
             ping_unanswered: false,
+            return_due: false,
         })
     }
 
@@ -176,6 +179,17 @@ impl Connection {
         self.inbound.consume(count)
     }
 
+    /// `slots` more receive slots are posted for this connection: the peer may send as many messages more at a time.
+    pub fn widen(&mut self, slots: u32) {
+        self.inbound.widen(slots);
+    }
+
+    /// Receive slots that have to be kept for this connection, posted or holding a message. Grows with
+    /// [`widen`](Self::widen), and shrinks to what it was at the start when the peer gives credits back.
+    pub fn window(&self) -> u32 {
+        self.inbound.window()
+    }
+
     /// The READ of [`peek_read`](Self::peek_read) was posted.
     pub fn start_read(&mut self) {
         self.inbound.start_read();
@@ -203,7 +217,7 @@ impl Connection {
         match header.kind {
             Kind::Eager => self.inbound.eager(slot, header.body_length as usize),
             Kind::Rts => self.inbound.rts(slot, body)?,
-            Kind::Ack | Kind::Fin | Kind::Abort | Kind::Ping | Kind::Pong => {
+            Kind::Ack | Kind::Fin | Kind::Abort | Kind::Ping | Kind::Pong | Kind::Return => {
                 self.handle_control(header.kind, body)?;
                 self.inbound.control(slot);
             }
@@ -223,7 +237,12 @@ impl Connection {
                 self.abort = Abort::Over;
                 self.aborted_by_peer = Some(code);
             }
-            Kind::Ping => self.liveness.pong_due = Some(u64::from_le_bytes(exactly(body)?)),
+            Kind::Ping => {
+                self.liveness.pong_due = Some(u64::from_le_bytes(exactly(body)?));
+                // It was sent because this end has long said nothing.
+                self.look_idle();
+            }
+            Kind::Return => self.inbound.returned(u32::from_le_bytes(exactly(body)?))?,
             Kind::Pong => {
                 let nonce = u64::from_le_bytes(exactly(body)?);
                 if !self.liveness.is_ours(nonce) {
@@ -253,10 +272,22 @@ impl Connection {
 
     /// The time of [`poll_timeout`](Self::poll_timeout) has come, perhaps.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.abort == Abort::No && self.liveness.handle_timeout(now) {
+        if self.abort != Abort::No {
+            return;
+        }
+        let ping_was_due = self.liveness.ping_due;
+        if self.liveness.handle_timeout(now) {
             self.ping_unanswered = true;
             self.abort = Abort::Over;
         }
+        if self.liveness.ping_due && !ping_was_due {
+            self.look_idle();
+        }
+    }
+
+    /// A time of silence has passed.
+    fn look_idle(&mut self) {
+        self.return_due = self.outbound.is_idle_with_surplus();
     }
 }
 
@@ -282,6 +313,12 @@ impl Connection {
         if self.liveness.ping_due {
             let nonce = self.liveness.ping();
             return Some(self.control(Kind::Ping, &nonce.to_le_bytes()));
+        }
+        let surplus = self.outbound.surplus();
+        if std::mem::take(&mut self.return_due) && surplus > 0 {
+            let message = self.control(Kind::Return, &surplus.to_le_bytes());
+            self.outbound.give_back(surplus);
+            return Some(message);
         }
         self.inbound.ack_due().then(|| self.control(Kind::Ack, &[]))
     }
@@ -355,7 +392,7 @@ impl Connection {
 
     fn header(&mut self, kind: Kind, end_of_message: bool, body: usize) -> Header {
         let (granted, reads_done) = self.inbound.tell();
-        let sequence = self.outbound.take();
+        let sequence = self.outbound.take(kind.is_data());
         Header { kind, end_of_message, body_length: body as u32, sequence, granted, reads_done }
     }
 }

@@ -76,10 +76,16 @@ struct Read {
 pub(super) struct Inbound {
     /// Messages received, and so the number of the next.
     received: u64,
-    /// Slots ever posted, and as many of them as the peer was told.
+    /// Messages that the peer may ever send (always `released` and `window`), and as many of them as it was told.
     granted: u64,
     granted_told: u64,
-    slots: u32,
+    /// Messages whose slots are free again, and those that the peer did without.
+    released: u64,
+    /// Slots that are kept for this connection, and as many as always are.
+    window: u32,
+    least_window: u32,
+    /// Whether slots that become free are not granted again while there are more than always.
+    narrowing: bool,
     slot_size: u32,
     reserve: u64,
     /// Slots freed by control messages that the peer was not told of.
@@ -109,7 +115,10 @@ impl Inbound {
             received: 0,
             granted: u64::from(settings.receive_slots),
             granted_told: u64::from(settings.receive_slots),
-            slots: settings.receive_slots,
+            released: 0,
+            window: settings.receive_slots,
+            least_window: settings.receive_slots,
+            narrowing: false,
             slot_size: settings.slot_size,
             reserve: Settings::reserve(settings.receive_slots),
             freed_by_control: 0,
@@ -181,7 +190,38 @@ impl Inbound {
     }
 
     pub(super) fn posted_slots(&mut self, count: u32) {
-        self.granted += u64::from(count);
+        let surplus = if self.narrowing { count.min(self.window - self.least_window) } else { 0 };
+        self.window -= surplus;
+        self.released += u64::from(count);
+        self.granted += u64::from(count - surplus);
+    }
+
+    pub(super) fn window(&self) -> u32 {
+        self.window
+    }
+
+    pub(super) fn widen(&mut self, slots: u32) {
+        self.window += slots;
+        self.narrowing = false;
+        self.granted += u64::from(slots);
+    }
+
+    /// The peer does without `count` of its credits: they count as used and free, and the window is narrower.
+    pub(super) fn returned(&mut self, count: u32) -> Result<(), Violation> {
+        let unused = self.granted_told.saturating_sub(self.received);
+        let most = u64::from(self.window - self.least_window).min(unused);
+        if u64::from(count) > most {
+            return Err(Violation::Returned { seen: count, most });
+        }
+        self.received += u64::from(count);
+        self.released += u64::from(count);
+        self.window -= count;
+        // What the peer was not told of can be taken back without a word; what it is about to be told of later, too.
+        let untold = (self.granted - self.granted_told).min(u64::from(self.window - self.least_window));
+        self.granted -= untold;
+        self.window -= untold as u32;
+        self.narrowing = true;
+        Ok(())
     }
 
     pub(super) fn next_read(&self) -> Option<ReadRequest> {
@@ -254,7 +294,7 @@ impl Inbound {
     /// Whether the peer should be told of freed slots or finished reads although there is nothing else to say.
     pub(super) fn ack_due(&self) -> bool {
         let freed = self.granted - self.granted_told;
-        freed >= u64::from(self.slots) / 4
+        freed >= u64::from(self.window) / 4
             || (self.freed_by_control >= self.reserve / 2 && freed > 0)
             || self.reads_done > self.reads_told
     }

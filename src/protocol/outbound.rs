@@ -20,7 +20,8 @@ pub(super) enum WriteState {
 pub(super) struct Outbound {
     /// Messages sent, and so the number of the next.
     pub(super) sent: u64,
-    /// Slots that the peer has ever posted, as far as it said.
+    /// Messages that the peer has ever been ready to receive, as far as it said; at the start, and at any time at least
+    /// beyond those sent, `slots`.
     granted: u64,
     slots: u64,
     reserve: u64,
@@ -29,6 +30,9 @@ pub(super) struct Outbound {
     queued: u32,
     offered: u64,
     offers_done: u64,
+    /// Messages with data sent, and how many they were when this end last looked whether it is idle.
+    data: u64,
+    data_then: u64,
     pub(super) state: WriteState,
 }
 
@@ -44,6 +48,8 @@ impl Outbound {
             queued: 0,
             offered: 0,
             offers_done: 0,
+            data: 0,
+            data_then: 0,
             state: WriteState::Open,
         }
     }
@@ -80,11 +86,28 @@ impl Outbound {
     }
 
     /// A message takes a credit and a place; returns its number.
-    pub(super) fn take(&mut self) -> u64 {
+    pub(super) fn take(&mut self, is_data: bool) -> u64 {
         let sequence = self.sent;
         self.sent += 1;
         self.queued += 1;
+        self.data += u64::from(is_data);
         sequence
+    }
+
+    /// Whether no data was sent since this was last asked, and there are credits that came for data which is through.
+    pub(super) fn is_idle_with_surplus(&mut self) -> bool {
+        let idle = std::mem::replace(&mut self.data_then, self.data) == self.data;
+        idle && self.surplus() > 0
+    }
+
+    /// Credits beyond those that there were at the start.
+    pub(super) fn surplus(&self) -> u32 {
+        u32::try_from(self.credits().saturating_sub(self.slots)).unwrap_or(u32::MAX)
+    }
+
+    /// Does without `count` credits; they count as used.
+    pub(super) fn give_back(&mut self, count: u32) {
+        self.sent += u64::from(count);
     }
 
     pub(super) fn offer(&mut self, chunks: u64) {
@@ -97,7 +120,7 @@ impl Outbound {
 
     /// Takes in the counts of a header; returns how many more chunks the peer has read.
     pub(super) fn counts(&mut self, header: &Header) -> Result<u64, Violation> {
-        let (least, most) = (self.granted, self.slots + self.sent);
+        let (least, most) = (self.granted, u64::from(Settings::MAX_SLOTS) + self.sent);
         if !(least..=most).contains(&header.granted) {
             return Err(Violation::Granted { seen: header.granted, least, most });
         }

@@ -8,11 +8,11 @@ use crate::wire::Header;
 /// What a connection works with. Slots and their size come from the hello.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Receive slots of this end, all posted.
+    /// Receive slots of this end, all posted; at least so many are at any time.
     pub receive_slots: u32,
     /// Length of each in bytes, header included.
     pub slot_size: u32,
-    /// Receive slots of the peer, all posted.
+    /// Receive slots of the peer, all posted; at least so many are at any time.
     pub peer_slots: u32,
     /// Length of each in bytes, header included.
     pub peer_slot_size: u32,

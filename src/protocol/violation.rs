@@ -28,14 +28,22 @@ pub enum Violation {
         /// The number that it should have.
         expected: u64,
     },
-    /// A count of receive slots that went down, or more slots than there can be.
-    #[error("{seen} receive slots posted, which can only be {least} to {most}")]
+    /// A count of credits that went down, or more credits than there can be.
+    #[error("ready to receive {seen} messages, which can only be {least} to {most}")]
     Granted {
         /// What the header says.
         seen: u64,
         /// What it said before.
         least: u64,
-        /// Slots at the start, and one for every message sent to it.
+        /// One for every message sent to it, and as many as there can be slots.
+        most: u64,
+    },
+    /// More credits given back than there were to spare.
+    #[error("{seen} credits given back, of which there can be {most}")]
+    Returned {
+        /// How many.
+        seen: u32,
+        /// How many there are beyond those of the start.
         most: u64,
     },
     /// A count of finished reads that went down, or more than were offered.

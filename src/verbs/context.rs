@@ -4,7 +4,10 @@ use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use super::{Access, CompletionQueue, HostMemory, MemoryRegion, QueuePair, QueuePairCapacity, VerbsError};
+use super::{
+    Access, CompletionQueue, HostMemory, MemoryRegion, QueuePair, QueuePairCapacity, SharedReceiveQueue,
+    VerbsError,
+};
 
 /// An opened RDMA device (`struct ibv_context`).
 pub trait Context: Send + Sync + Debug + 'static {
@@ -49,6 +52,37 @@ pub trait ProtectionDomain: Send + Sync + Debug + 'static {
         receive_queue: &Arc<dyn CompletionQueue>,
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<dyn QueuePair>, VerbsError>;
+
+    /// Creates a shared receive queue for `capacity` receives of up to `segments` segments each.
+    ///
+    /// # Errors
+    /// [`Unsupported`](VerbsError::Unsupported) where the device has none
+    /// ([`max_shared_receive_queues`](DeviceAttributes::max_shared_receive_queues)).
+    fn create_shared_receive_queue(
+        &self,
+        capacity: u32,
+        segments: u32,
+    ) -> Result<Arc<dyn SharedReceiveQueue>, VerbsError> {
+        let _ = (capacity, segments);
+        Err(VerbsError::Unsupported("shared receive queue"))
+    }
+
+    /// As [`create_queue_pair`](Self::create_queue_pair), with receives from `receives`; none can be posted to the queue
+    /// pair itself, and what `capacity` says of them does not count.
+    ///
+    /// The shared queue may be of another domain. Its buffers' keys are then looked up in that domain (IBA vol. 1,
+    /// 10.2.9) by most devices; Soft-RoCE looks in the queue pair's, so that a message ends in
+    /// [`LocalProtection`](super::CompletionStatus::LocalProtection) or the like.
+    fn create_sharing_queue_pair(
+        &self,
+        send_queue: &Arc<dyn CompletionQueue>,
+        receive_queue: &Arc<dyn CompletionQueue>,
+        receives: &Arc<dyn SharedReceiveQueue>,
+        capacity: &QueuePairCapacity,
+    ) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        let _ = (send_queue, receive_queue, receives, capacity);
+        Err(VerbsError::Unsupported("shared receive queue"))
+    }
 }
 
 /// What a device is and can do (`ibv_query_device`), queried and never assumed.
@@ -77,6 +111,8 @@ pub struct DeviceAttributes {
     pub max_memory_regions: u32,
     /// Most shared receive queues (`max_srq`); 0 if the device has none.
     pub max_shared_receive_queues: u32,
+    /// Most receives outstanding on one of them (`max_srq_wr`).
+    pub max_shared_receives: u32,
     /// Whether the device has immediate data (soft-iWARP has not).
     pub immediate: bool,
     /// Whether registered memory is locked, and so counts against `RLIMIT_MEMLOCK`.
@@ -98,6 +134,7 @@ impl DeviceAttributes {
             max_completions: 0,
             max_memory_regions: 0,
             max_shared_receive_queues: 0,
+            max_shared_receives: 0,
             immediate: false,
             locks_memory: false,
         }

@@ -64,6 +64,9 @@ pub enum VerbsError {
     /// What was asked for exists, but can't be used as it is.
     #[error("{0}")]
     Unusable(String),
+    /// The device does not have this.
+    #[error("the device has no {0}")]
+    Unsupported(&'static str),
     /// The peer's device can't be reached from here.
     #[error("peer device unreachable: {0}")]
     Unreachable(String),

@@ -1,7 +1,7 @@
 //! Verbs: the nouns of RDMA, and the providers behind them.
 //!
 //! Owns the provider-neutral traits ([`Context`], [`ProtectionDomain`], [`MemoryRegion`], [`CompletionQueue`],
-//! [`QueuePair`]) and their software implementation, [`soft`]. Names and meanings follow the InfiniBand
+//! [`QueuePair`], [`SharedReceiveQueue`]) and their software implementation, [`soft`]. Names and meanings follow the InfiniBand
 //! Architecture Specification, volume 1 (chapters 10 and 11), and its C rendering, libibverbs.
 //!
 //! Never: waits, spins, knows a protocol or an executor. Every call here returns at once, but for
@@ -26,6 +26,7 @@ mod error;
 mod host_memory;
 mod queue_pair;
 mod region;
+mod shared_receive_queue;
 mod work;
 
 #[cfg(feature = "ibverbs")]
@@ -42,4 +43,5 @@ pub use queue_pair::{
     PathSettings, Probe, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber, QueuePairState,
 };
 pub use region::{Access, Lkey, LocalSegment, MemoryRegion, RemoteSegment, Rkey};
+pub use shared_receive_queue::SharedReceiveQueue;
 pub use work::{Operation, Payload, ReceiveRequest, SendRequest};

@@ -11,7 +11,7 @@ pub struct Header {
     pub body_length: u32,
     /// Number of this message on its queue pair, from 0.
     pub sequence: u64,
-    /// Receive slots that the sender has ever posted, the first ones included.
+    /// Messages that the sender has ever been ready to receive, the first ones included.
     pub granted: u64,
     /// Chunks that the sender has ever finished reading, in the order of the offers.
     pub reads_done: u64,
@@ -34,11 +34,13 @@ pub enum Kind {
     Ping,
     /// The nonce of a ping.
     Pong,
+    /// The sender has no use for some of its credits; the body is how many, which count as used.
+    Return,
 }
 
 impl Kind {
-    const ALL: [Self; 7] =
-        [Self::Eager, Self::Rts, Self::Ack, Self::Fin, Self::Abort, Self::Ping, Self::Pong];
+    const ALL: [Self; 8] =
+        [Self::Eager, Self::Rts, Self::Ack, Self::Fin, Self::Abort, Self::Ping, Self::Pong, Self::Return];
 
     const fn code(self) -> u8 {
         match self {
@@ -49,6 +51,7 @@ impl Kind {
             Self::Abort => 5,
             Self::Ping => 6,
             Self::Pong => 7,
+            Self::Return => 8,
         }
     }
 

@@ -15,7 +15,7 @@ use bytes::{Buf, BufMut};
 /// What every message of a negotiation begins with.
 pub const MAGIC: [u8; 8] = *b"\xd5tonRDMA";
 /// The version that this end speaks.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Longest body of a message, in bytes.
 pub const MAX_BODY: usize = 4096;
 

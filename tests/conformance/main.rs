@@ -13,6 +13,7 @@ mod ibverbs;
 mod lifecycle;
 mod operations;
 mod processes;
+mod shared_receive;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -63,6 +64,10 @@ macro_rules! suite {
                 unsignalled_requests_hold_places, receive_queue_full, too_many_segments_or_bytes,
                 completion_queue_overrun, arming_loses_no_wake_up, events_come_when_armed,
                 many_queue_pairs_on_one_queue, separate_queues, nobody_starves);
+            suite!(@cases $fabric; shared_receive:
+                shared_receives, shared_receive_queue_full, shared_receive_comes_late,
+                shared_receive_of_an_immediate, shared_receives_outlive_a_queue_pair, shared_receive_too_short,
+                shared_receive_of_another_domain, shared_receive_queue_of_another_device);
             suite!(@cases $fabric; lifecycle:
                 state_machine, error_before_connecting, nonsense_addresses_are_refused, limits,
                 deregistration_during_traffic, destruction_during_traffic, destroyed_with_completions_unpolled);

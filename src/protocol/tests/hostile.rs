@@ -52,9 +52,11 @@ fn lengths_and_sequence() {
 #[test]
 fn counts_that_cannot_be() {
     let granted = |granted| receive(&mut connection(), Header { granted, ..header(Kind::Ack, 0, 0) }, &[]);
-    assert_eq!(granted(31), Err(Violation::Granted { seen: 31, least: 32, most: 32 }));
-    assert_eq!(granted(33), Err(Violation::Granted { seen: 33, least: 32, most: 32 }));
+    let most = u64::from(Settings::MAX_SLOTS);
+    assert_eq!(granted(31), Err(Violation::Granted { seen: 31, least: 32, most }));
+    assert_eq!(granted(most + 1), Err(Violation::Granted { seen: most + 1, least: 32, most }));
     assert_eq!(granted(32), Ok(()));
+    assert_eq!(granted(most), Ok(()));
     let read = receive(&mut connection(), Header { reads_done: 1, ..header(Kind::Ack, 0, 0) }, &[]);
     assert_eq!(read, Err(Violation::ReadsDone { seen: 1, least: 0, most: 0 }));
 }
@@ -85,7 +87,7 @@ fn offers_without_end_or_measure() {
 
 #[test]
 fn control_messages_out_of_shape() {
-    for kind in [Kind::Ping, Kind::Pong, Kind::Abort] {
+    for kind in [Kind::Ping, Kind::Pong, Kind::Abort, Kind::Return] {
         let refused = receive(&mut connection(), header(kind, 0, 3), &[1, 2, 3]);
         assert_eq!(refused, Err(Violation::ControlBody(3)), "{kind:?}");
     }
@@ -100,6 +102,33 @@ fn control_messages_out_of_shape() {
     assert_eq!(pong, Err(Violation::UnexpectedPong));
 }
 
+#[test]
+fn more_credits_back_than_there_are_to_spare() {
+    let give_back = |it: &mut Connection, count: u32| {
+        receive(it, header(Kind::Return, 0, 4), &count.to_le_bytes()).map(|()| it.window())
+    };
+    let refused = |seen, most| Err(Violation::Returned { seen, most });
+    assert_eq!(give_back(&mut connection(), 1), refused(1, 0));
+    // Ten more that the peer was not told of can't come back.
+    let mut it = connection();
+    it.widen(10);
+    assert_eq!(give_back(&mut it, 16), refused(16, 10));
+    let mut it = connection();
+    it.widen(100);
+    assert_eq!(give_back(&mut it, 16), refused(16, 15));
+    let mut it = connection();
+    it.widen(100);
+    it.ping();
+    it.poll_transmit(Instant::now()).unwrap();
+    assert_eq!(give_back(&mut it, u32::MAX), refused(u32::MAX, 100));
+    let mut it = connection();
+    it.widen(100);
+    it.ping();
+    it.poll_transmit(Instant::now()).unwrap();
+    it.widen(7);
+    assert_eq!(give_back(&mut it, 60), Ok(56), "and the 7 that were not told of");
+}
+
 fn headers() -> impl Strategy<Value = (Header, Vec<u8>)> {
     let kinds = prop::sample::select(vec![
         Kind::Eager,
@@ -109,6 +138,7 @@ fn headers() -> impl Strategy<Value = (Header, Vec<u8>)> {
         Kind::Abort,
         Kind::Ping,
         Kind::Pong,
+        Kind::Return,
     ]);
     let chunks = prop::collection::vec((any::<u64>(), 0..1_u64 << 21), 0..10);
     let noise = prop::collection::vec(any::<u8>(), 0..30);

@@ -48,8 +48,11 @@ pub(super) struct End {
     pub(super) connection: Connection,
     index: usize,
     settings: Settings,
-    /// Slots in posting order.
+    /// Slots in posting order; those of a shared receive queue that are kept for this end.
     posted: VecDeque<SlotIndex>,
+    /// Slots there ever were, and how many are kept for this end now.
+    next_slot: u32,
+    kept: u32,
     slots: HashMap<SlotIndex, Message>,
     /// Sends that have not completed locally.
     outstanding_sends: u32,
@@ -213,9 +216,18 @@ impl Pair {
         true
     }
 
+    /// A shared receive queue keeps `slots` more for `end`.
+    pub(super) fn widen(&mut self, end: usize, slots: u32) {
+        let end = &mut self.ends[end];
+        end.posted.extend((end.next_slot..end.next_slot + slots).map(SlotIndex));
+        end.next_slot += slots;
+        end.kept += slots;
+        end.connection.widen(slots);
+    }
+
     /// Carries out what `end`'s connection wants done; false if that is nothing.
     pub(super) fn serve(&mut self, end: usize) -> bool {
-        let mut busy = false;
+        let mut busy = self.ends[end].let_go();
         while let Some(slot) = self.ends[end].connection.poll_release() {
             self.ends[end].released.push_back(slot);
             busy = true;
@@ -269,6 +281,8 @@ impl End {
             connection: Connection::new(settings.clone(), now).unwrap(),
             index,
             posted: (0..settings.receive_slots).map(SlotIndex).collect(),
+            next_slot: settings.receive_slots,
+            kept: settings.receive_slots,
             settings,
             slots: HashMap::new(),
             outstanding_sends: 0,
@@ -300,6 +314,17 @@ impl End {
         Chunk { address, rkey: 7, length: length as u64 }
     }
 
+    /// Slots that need not be kept any more go to other connections; they are posted, or about to be.
+    fn let_go(&mut self) -> bool {
+        let window = self.connection.window();
+        assert!(window >= self.settings.receive_slots && window <= self.kept, "the window of {}", self.index);
+        let surplus = (self.kept - window) as usize;
+        let posted = surplus.min(self.posted.len());
+        self.posted.truncate(self.posted.len() - posted);
+        self.kept -= posted as u32;
+        posted > 0
+    }
+
     fn handle_event(&mut self, event: Event) {
         if let Event::SourcesDone { count } = event {
             for _ in 0..count {
@@ -319,6 +344,12 @@ impl End {
         self.connection.start_read();
         assert!(self.reads.len() < self.settings.max_reads as usize, "more READs than agreed");
         Some(request)
+    }
+
+    /// Whether no more slots are kept for it than at the start, and as many as the peer was not told of: less than a
+    /// quarter.
+    pub(super) fn has_least_window(&self) -> bool {
+        3 * self.connection.window() <= 4 * self.settings.receive_slots
     }
 
     pub(super) fn sources_left(&self) -> usize {

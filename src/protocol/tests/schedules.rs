@@ -3,10 +3,13 @@
 //!
 //! `TONIC_RDMA_SCHEDULES` sets how many, `TONIC_RDMA_SEED` runs a single one.
 
+use std::time::Duration;
+
 use super::pair::{Pair, Random};
 use crate::protocol::{AbortCode, Settings};
 
 const SCHEDULES: u64 = 100_000;
+const INTERVAL: Duration = Duration::from_secs(1);
 
 #[test]
 fn any_schedule() {
@@ -51,6 +54,8 @@ fn settings(random: &mut Random) -> Settings {
         slot_size: Settings::MIN_SLOT_SIZE + random.below(200) as u32,
         send_queue: Settings::MIN_SEND_QUEUE + random.below(20) as u32,
         max_reads: 1 + random.below(6) as u32,
+        ping_interval: Some(INTERVAL),
+        ping_timeout: 1_000_000 * INTERVAL,
         ..Settings::default()
     }
 }
@@ -92,7 +97,9 @@ fn run(seed: u64) {
 /// One thing happens, at one end.
 fn step(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Random) {
     let end = random.below(2) as usize;
-    match random.below(8) {
+    match random.below(10) {
+        8 => pair.pass(INTERVAL / 2),
+        9 if random.chance(20) => pair.widen(end, 1 + random.below(30) as u32),
         0 => write(pair, end, &mut applications[end], random),
         1 => drop(pair.arrive(end)),
         2 => drop(pair.complete_send(end)),
@@ -140,6 +147,7 @@ fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Ran
         rounds += 1;
         assert!(rounds < 100_000, "a writer waits for ever");
     }
+    idle(pair, random);
     for end in &mut pair.ends {
         end.connection.close_write();
     }
@@ -149,6 +157,19 @@ fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Ran
         assert_eq!(this.read, other.written, "bytes that end {end} got");
         assert!(this.connection.is_read_closed() && this.connection.is_closed(), "end {end} is not closed");
         assert_eq!(this.sources_left(), 0, "memory of end {end} that was never given back");
+    }
+}
+
+/// Both say nothing for a while: each gives back the credits that it has beyond those of the start.
+fn idle(pair: &mut Pair, random: &mut Random) {
+    pair.widen(random.below(2) as usize, 1 + random.below(30) as u32);
+    pair.settle(true);
+    for _ in 0..4 {
+        pair.pass(INTERVAL);
+        pair.settle(true);
+    }
+    for end in &pair.ends {
+        assert!(end.has_least_window(), "{end:?} keeps slots for nothing");
     }
 }
 

@@ -194,13 +194,15 @@ impl CompletionQueue for Queue {
             let wanted = (completions.len() - filled).min(BATCH);
             let count = self.take(&mut state.completions[..wanted]);
             for completion in &state.completions[..count] {
-                state.users.translate(completion, |completion| match completions.get_mut(filled) {
-                    Some(place) => {
-                        *place = completion;
-                        filled += 1;
+                state.users.translate(&self.device, completion, |completion| {
+                    match completions.get_mut(filled) {
+                        Some(place) => {
+                            *place = completion;
+                            filled += 1;
+                        }
+                        // One that comes may bring others that waited for it.
+                        None => state.ready.push_back(completion),
                     }
-                    // One that comes may bring others that waited for it.
-                    None => state.ready.push_back(completion),
                 });
             }
             if count < wanted {
@@ -261,8 +263,14 @@ impl Drop for Queue {
 
 impl Users {
     /// What a completion of the device says to the queue pair's user; moves the queue pair to Error if it failed.
-    fn translate(&self, completion: &sys::ibv_wc, mut report: impl FnMut(WorkCompletion)) {
+    fn translate(&self, device: &Device, completion: &sys::ibv_wc, mut report: impl FnMut(WorkCompletion)) {
         let ticket = Ticket::from_bits(completion.wr_id());
+        if ticket.kind == RequestKind::SharedReceive {
+            if let Some(completed) = shared_receive(device, ticket, completion) {
+                report(completed);
+            }
+            return;
+        }
         let Some(user) = self.slots.get(usize::from(ticket.slot.index)) else { return };
         let user = user.core.as_ref().filter(|_| user.generation == ticket.slot.generation);
         let Some((core, _)) = user else { return };
@@ -298,7 +306,7 @@ impl Users {
                 RequestKind::Write => CompletionOpcode::Write,
                 RequestKind::Read => CompletionOpcode::Read,
                 RequestKind::Receive if with_immediate => CompletionOpcode::ReceiveWriteWithImmediate,
-                RequestKind::Receive => CompletionOpcode::Receive,
+                RequestKind::Receive | RequestKind::SharedReceive => CompletionOpcode::Receive,
             },
             byte_len: match (status, ticket.kind) {
                 (CompletionStatus::Success, RequestKind::Receive) => completion.len() as u64,
@@ -357,6 +365,33 @@ impl Users {
     }
 }
 
+/// What the completion of a receive of a shared receive queue says, whether the queue pair that took it is still there or
+/// not: the buffer is its user's again.
+fn shared_receive(device: &Device, ticket: Ticket, completion: &sys::ibv_wc) -> Option<WorkCompletion> {
+    let wr_id = lock(&device.shared_receives).complete(ticket)?;
+    let (status, byte_len, opcode) = match completion.error() {
+        None => (CompletionStatus::Success, completion.len() as u64, completion.opcode()),
+        Some((status, vendor_error)) => {
+            let status = self::status(status);
+            if let Some(core) = lock(&device.pairs).get(&completion.qp_num) {
+                core.fail(|| explain(status, ticket.kind, vendor_error));
+            }
+            (status, 0, sys::ibv_wc_opcode::IBV_WC_RECV)
+        }
+    };
+    Some(WorkCompletion {
+        wr_id,
+        status,
+        opcode: match opcode {
+            sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => CompletionOpcode::ReceiveWriteWithImmediate,
+            _ => CompletionOpcode::Receive,
+        },
+        byte_len,
+        immediate: completion.imm_data().map(u32::from_be),
+        queue_pair: QueuePairNumber(completion.qp_num),
+    })
+}
+
 fn explain(status: CompletionStatus, kind: RequestKind, vendor_error: u32) -> String {
     match status {
         // What came first is not ours to know: it happened on the peer's request, or in the device.
@@ -368,7 +403,7 @@ fn explain(status: CompletionStatus, kind: RequestKind, vendor_error: u32) -> St
                 RequestKind::Send => "send",
                 RequestKind::Write => "RDMA WRITE",
                 RequestKind::Read => "RDMA READ",
-                RequestKind::Receive => "receive",
+                RequestKind::Receive | RequestKind::SharedReceive => "receive",
                 RequestKind::Hello => "first message",
             };
             format!("{kind}: {status} (vendor error {vendor_error:#x})")

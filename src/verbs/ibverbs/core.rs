@@ -286,6 +286,8 @@ pub(super) enum RequestKind {
     Receive,
     /// The first message on iWARP, in either direction.
     Hello,
+    /// A receive of a shared receive queue; see [`Ticket::shared`].
+    SharedReceive,
 }
 
 impl Ticket {
@@ -295,7 +297,8 @@ impl Ticket {
             RequestKind::Write => 1,
             RequestKind::Read => 2,
             RequestKind::Receive => 3,
-            RequestKind::Hello => 4u64,
+            RequestKind::Hello => 4,
+            RequestKind::SharedReceive => 5u64,
         };
         kind << 61
             | u64::from(self.slot.generation & Slot::GENERATIONS) << 48
@@ -309,10 +312,29 @@ impl Ticket {
             1 => RequestKind::Write,
             2 => RequestKind::Read,
             4 => RequestKind::Hello,
+            5 => RequestKind::SharedReceive,
             _ => RequestKind::Receive,
         };
         let slot = Slot { index: (bits >> 32) as u16, generation: (bits >> 48) as u16 & Slot::GENERATIONS };
         Self { kind, slot, position: bits as u32 }
+    }
+}
+
+/// Receives of shared receive queues: which queue pair took one is said by its completion, so the ticket says which
+/// queue it was posted to.
+impl Ticket {
+    /// Mask of a queue's key.
+    pub(super) const SHARED_KEYS: u32 = (1 << 29) - 1;
+
+    /// That of a receive at `position` of the queue of that key.
+    pub(super) fn shared(key: u32, position: u32) -> Self {
+        let slot = Slot { index: key as u16, generation: (key >> 16) as u16 & Slot::GENERATIONS };
+        Self { kind: RequestKind::SharedReceive, slot, position }
+    }
+
+    /// The key of the queue.
+    pub(super) fn shared_key(self) -> u32 {
+        u32::from(self.slot.generation) << 16 | u32::from(self.slot.index)
     }
 }
 
@@ -327,8 +349,8 @@ mod tests {
 
     #[test]
     fn a_ticket_comes_back_as_it_went() {
-        use RequestKind::{Hello, Read, Receive, Send, Write};
-        for kind in [Send, Write, Read, Receive, Hello] {
+        use RequestKind::{Hello, Read, Receive, Send, SharedReceive, Write};
+        for kind in [Send, Write, Read, Receive, Hello, SharedReceive] {
             for (index, generation, position) in
                 [(0, 0, 0), (7, 3, 9), (u16::MAX, Slot::GENERATIONS, u32::MAX)]
             {

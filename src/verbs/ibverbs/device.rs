@@ -19,6 +19,7 @@ use super::library::Library;
 use super::lock;
 use super::port::{DeviceList, Port, PortState, RawContext, Transport, mtu_bytes, mtu_code, transport};
 use super::protection_domain::{Domain, probe_inline};
+use super::shared_receive_queue::SharedQueues;
 use crate::verbs::{CompletionQueue, Context, DeviceAttributes, ProtectionDomain, VerbsError};
 
 /// Which device, port and address to use. What is `None` is chosen.
@@ -90,6 +91,8 @@ pub(super) struct Device {
     pub(super) max_retries: u8,
     /// Queue pairs by number, for asynchronous events.
     pub(super) pairs: Mutex<HashMap<u32, Arc<Core>>>,
+    /// For completions of their receives.
+    pub(super) shared_receives: Mutex<SharedQueues>,
     /// Where the kernel shows the device, and the inode of that folder.
     shown: (PathBuf, Option<u64>),
     /// Whether the device was taken away: it will never complete anything any more.
@@ -194,7 +197,9 @@ impl Device {
             max_outstanding_reads: count(limits.max_qp_init_rd_atom),
             max_completions: count(limits.max_cqe),
             max_memory_regions: count(limits.max_mr),
-            max_shared_receive_queues: count(limits.max_srq),
+            // There every queue pair needs a receive of its own, for the hello.
+            max_shared_receive_queues: if iwarp { 0 } else { count(limits.max_srq) },
+            max_shared_receives: count(limits.max_srq_wr),
             immediate: !iwarp,
             locks_memory: true,
             ..DeviceAttributes::new("ibverbs", name)
@@ -214,6 +219,7 @@ impl Device {
             max_served_reads: limits.max_qp_rd_atom.clamp(0, u8::MAX.into()) as u8,
             max_retries: if limits.vendor_id == SOFT_ROCE { 6 } else { 7 },
             pairs: Mutex::default(),
+            shared_receives: Mutex::default(),
             shown: (shown.clone(), inode(&shown)),
             removed: AtomicBool::new(false),
         }))

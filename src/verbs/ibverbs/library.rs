@@ -73,6 +73,9 @@ symbols! {
         get_cq_event = b"ibv_get_cq_event\0":
             fn(*mut sys::ibv_comp_channel, *mut *mut sys::ibv_cq, *mut *mut c_void) -> c_int;
         ack_cq_events = b"ibv_ack_cq_events\0": fn(*mut sys::ibv_cq, c_uint);
+        create_srq = b"ibv_create_srq\0":
+            fn(*mut sys::ibv_pd, *mut sys::ibv_srq_init_attr) -> *mut sys::ibv_srq;
+        destroy_srq = b"ibv_destroy_srq\0": fn(*mut sys::ibv_srq) -> c_int;
         create_qp = b"ibv_create_qp\0": fn(*mut sys::ibv_pd, *mut sys::ibv_qp_init_attr) -> *mut sys::ibv_qp;
         destroy_qp = b"ibv_destroy_qp\0": fn(*mut sys::ibv_qp) -> c_int;
         modify_qp = b"ibv_modify_qp\0": fn(*mut sys::ibv_qp, *mut sys::ibv_qp_attr, c_int) -> c_int;

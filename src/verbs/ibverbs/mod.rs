@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `library` | the functions of libibverbs |
 //! | `port`, `gid` | what devices, ports and addresses there are |
-//! | `device`, `protection_domain`, `memory_region`, `completion_queue`, `queue_pair` | the objects behind the traits |
+//! | `device`, `protection_domain`, `memory_region`, `completion_queue`, `queue_pair`, `shared_receive_queue` | the objects behind the traits |
 //! | `core` | a queue pair's state and outstanding requests, as polling sees them |
 //! | `post`, `path`, `address` | requests, settings and addresses as the device takes them |
 //! | `connection_manager`, `connection_library`, `network` | connecting on iWARP, by librdmacm |
@@ -45,6 +45,7 @@ mod port;
 mod post;
 mod protection_domain;
 mod queue_pair;
+mod shared_receive_queue;
 mod wake;
 
 use std::any::Any;

@@ -43,19 +43,16 @@ struct Held {
 /// The same for receives.
 pub(super) struct Receives {
     slot: Slot,
-    requests: Vec<sys::ibv_recv_wr>,
-    segments: Segments,
+    list: ReceiveList,
 }
 
 /// Segments of all requests of a batch, one after the other.
 #[derive(Debug, Default)]
 struct Segments(Vec<sys::ibv_sge>);
 
-// SAFETY: the pointers in the lists are to memory of this value's own, or of the caller's for as long as the call in
+// SAFETY: the pointers in the list are to memory of this value's own, or of the caller's for as long as the call in
 // which they are used.
 unsafe impl Send for Sends {}
-// SAFETY: as above.
-unsafe impl Send for Receives {}
 
 impl fmt::Debug for Sends {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -326,6 +323,70 @@ pub(super) fn post_hello_receive(core: &Core, slot: Slot) -> Result<(), PostErro
     hand_over_receives(core, &mut hello).map_err(|(error, _)| kind_of(error))
 }
 
+/// Receives that are put together for the device. They are linked when the list is complete: before, they may move.
+#[derive(Debug)]
+pub(super) struct ReceiveList {
+    requests: Vec<sys::ibv_recv_wr>,
+    segments: Segments,
+}
+
+// SAFETY: the pointers in the list are to memory of its own.
+unsafe impl Send for ReceiveList {}
+
+impl ReceiveList {
+    /// One with room for that many requests, of that many segments each.
+    pub(super) fn new(requests: usize, segments: u32) -> Self {
+        let segments = Vec::with_capacity(segments.max(1) as usize * requests);
+        Self { requests: Vec::with_capacity(requests), segments: Segments(segments) }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.requests.clear();
+        self.segments.0.clear();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Appends a receive of `least` segments at least (of no bytes, if there are not as many) and `most` at most.
+    pub(super) fn add(
+        &mut self,
+        ticket: Ticket,
+        into: &[LocalSegment],
+        least: usize,
+        most: u32,
+    ) -> Result<(), PostErrorKind> {
+        // A receive may be longer than any message.
+        let num_sge = self.segments.add(into, least, most, u64::MAX)?;
+        let (next, sg_list) = (ptr::null_mut(), ptr::null_mut());
+        self.requests.push(sys::ibv_recv_wr { wr_id: ticket.to_bits(), next, sg_list, num_sge });
+        Ok(())
+    }
+
+    /// Links the list, and gives its head, if there is one.
+    pub(super) fn link(&mut self) -> Option<&mut sys::ibv_recv_wr> {
+        let (requests, mut segments) = (self.requests.as_mut_ptr(), self.segments.0.as_mut_ptr());
+        let count = self.requests.len();
+        for (index, request) in self.requests.iter_mut().enumerate() {
+            request.sg_list = segments;
+            segments = segments.wrapping_add(request.num_sge as usize);
+            request.next = if index + 1 < count { requests.wrapping_add(index + 1) } else { ptr::null_mut() };
+        }
+        self.requests.first_mut()
+    }
+
+    /// How many come before the one that the device refused.
+    pub(super) fn position(&self, refused: *const sys::ibv_recv_wr) -> usize {
+        self.requests.iter().position(|request| ptr::eq(request, refused)).unwrap_or(0)
+    }
+
+    /// The tickets of those from `first` on.
+    pub(super) fn tickets_from(&self, first: usize) -> impl Iterator<Item = Ticket> {
+        self.requests[first..].iter().map(|request| Ticket::from_bits(request.wr_id))
+    }
+}
+
 /// As [`hand_over`], for receives.
 fn hand_over_receives(core: &Core, head: &mut sys::ibv_recv_wr) -> Result<(), (i32, *mut sys::ibv_recv_wr)> {
     let mut bad = ptr::null_mut();
@@ -345,8 +406,7 @@ fn hand_over_receives(core: &Core, head: &mut sys::ibv_recv_wr) -> Result<(), (i
 
 impl Receives {
     pub(super) fn new(capacity: &QueuePairCapacity, slot: Slot) -> Self {
-        let segments = capacity.receive_segments.max(1) as usize * BATCH;
-        Self { slot, requests: Vec::with_capacity(BATCH), segments: Segments(Vec::with_capacity(segments)) }
+        Self { slot, list: ReceiveList::new(BATCH, capacity.receive_segments) }
     }
 
     pub(super) fn post(
@@ -370,8 +430,7 @@ impl Receives {
     ) -> Result<(), (usize, PostErrorKind)> {
         let first = core.receives.position();
         let room = core.receives.room();
-        self.requests.clear();
-        self.segments.0.clear();
+        self.list.clear();
         let mut refused = Ok(());
         for (index, request) in requests.iter().enumerate() {
             if core.state() == QueuePairState::Reset {
@@ -384,33 +443,23 @@ impl Receives {
             }
             // A receive may be longer than any message. soft-iWARP refuses one without a segment.
             let least = usize::from(core.flushes_here);
-            let num_sge = match self.segments.add(request.into, least, capacity.receive_segments, u64::MAX) {
-                Ok(count) => count,
-                Err(kind) => {
-                    refused = Err((index, kind));
-                    break;
-                }
-            };
             let position = first.wrapping_add(index as u32);
-            core.receives.put(position, request.wr_id);
             let ticket = Ticket { kind: RequestKind::Receive, slot: self.slot, position };
-            self.requests.push(sys::ibv_recv_wr {
-                wr_id: ticket.to_bits(),
-                next: ptr::null_mut(),
-                sg_list: ptr::null_mut(),
-                num_sge,
-            });
+            if let Err(kind) = self.list.add(ticket, request.into, least, capacity.receive_segments) {
+                refused = Err((index, kind));
+                break;
+            }
+            core.receives.put(position, request.wr_id);
         }
-        self.link();
-        let count = self.requests.len();
-        core.receives.post(first.wrapping_add(count as u32));
+        core.receives.post(first.wrapping_add(self.list.len() as u32));
         let ended = core.state() == QueuePairState::Error;
-        if count == 0 || (ended && core.flushes_here) {
+        let head = self.list.link().filter(|_| !(ended && core.flushes_here));
+        let Some(head) = head else {
             core.wake();
             return refused;
-        }
-        if let Err((error, bad)) = hand_over_receives(core, &mut self.requests[0]) {
-            let done = self.requests.iter().position(|request| ptr::eq(request, bad)).unwrap_or(0);
+        };
+        if let Err((error, bad)) = hand_over_receives(core, head) {
+            let done = self.list.position(bad);
             core.receives.post(first.wrapping_add(done as u32));
             return Err((done, kind_of(error)));
         }
@@ -419,16 +468,6 @@ impl Receives {
             core.flush();
         }
         refused
-    }
-
-    fn link(&mut self) {
-        let (requests, mut segments) = (self.requests.as_mut_ptr(), self.segments.0.as_mut_ptr());
-        let count = self.requests.len();
-        for (index, request) in self.requests.iter_mut().enumerate() {
-            request.sg_list = segments;
-            segments = segments.wrapping_add(request.num_sge as usize);
-            request.next = if index + 1 < count { requests.wrapping_add(index + 1) } else { ptr::null_mut() };
-        }
     }
 }
 
@@ -475,7 +514,7 @@ fn may_send(core: &Core, room: u32, index: usize) -> Result<(), PostErrorKind> {
 }
 
 /// What a driver means by an error number, whose sign drivers disagree about.
-fn kind_of(error: i32) -> PostErrorKind {
+pub(super) fn kind_of(error: i32) -> PostErrorKind {
     match error.saturating_abs() {
         libc::ENOMEM | libc::EAGAIN => PostErrorKind::QueueFull,
         libc::EOPNOTSUPP | libc::ENOSYS => PostErrorKind::Unsupported,

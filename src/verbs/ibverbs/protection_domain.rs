@@ -10,9 +10,10 @@ use super::library::{check, last_error};
 use super::memory_region::Region;
 use super::port::RawContext;
 use super::queue_pair::Pair;
+use super::shared_receive_queue::SharedQueue;
 use crate::verbs::{
     Access, CompletionQueue, HostMemory, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity,
-    VerbsError,
+    SharedReceiveQueue, VerbsError,
 };
 
 /// A protection domain.
@@ -60,7 +61,26 @@ impl ProtectionDomain for Domain {
         receive_queue: &Arc<dyn CompletionQueue>,
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<dyn QueuePair>, VerbsError> {
-        Ok(Arc::new(Pair::create(self.strong()?, send_queue, receive_queue, capacity)?))
+        Ok(Arc::new(Pair::create(self.strong()?, send_queue, receive_queue, None, capacity)?))
+    }
+
+    fn create_shared_receive_queue(
+        &self,
+        capacity: u32,
+        segments: u32,
+    ) -> Result<Arc<dyn SharedReceiveQueue>, VerbsError> {
+        Ok(Arc::new(SharedQueue::create(self.strong()?, capacity, segments)?))
+    }
+
+    fn create_sharing_queue_pair(
+        &self,
+        send_queue: &Arc<dyn CompletionQueue>,
+        receive_queue: &Arc<dyn CompletionQueue>,
+        receives: &Arc<dyn SharedReceiveQueue>,
+        capacity: &QueuePairCapacity,
+    ) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        let none = QueuePairCapacity { receive_requests: 0, receive_segments: 0, ..capacity.clone() };
+        Ok(Arc::new(Pair::create(self.strong()?, send_queue, receive_queue, Some(receives), &none)?))
     }
 }
 

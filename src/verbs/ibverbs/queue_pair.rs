@@ -13,10 +13,12 @@ use super::library::{check, last_error};
 use super::path::{self, Change, QueuePairAttributes};
 use super::post::{Receives, Sends, post_hello_receive};
 use super::protection_domain::Domain;
+use super::shared_receive_queue::SharedQueue;
 use super::{lock, random};
 use crate::verbs::{
     Access, CompletionQueue, Context as _, PathSettings, PostError, Probe, QueuePair, QueuePairAddress,
-    QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, SendRequest, VerbsError,
+    QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueue,
+    VerbsError,
 };
 
 /// A queue pair. Fields that others depend on are dropped after it was destroyed.
@@ -33,6 +35,7 @@ pub(super) struct Pair {
     receives: Mutex<Receives>,
     send_queue: (Arc<Queue>, Slot),
     receive_queue: (Arc<Queue>, Slot),
+    _shared: Option<Arc<SharedQueue>>,
     domain: Arc<Domain>,
 }
 
@@ -41,15 +44,17 @@ impl Pair {
         domain: Arc<Domain>,
         send_queue: &Arc<dyn CompletionQueue>,
         receive_queue: &Arc<dyn CompletionQueue>,
+        shared: Option<&Arc<dyn SharedReceiveQueue>>,
         capacity: &QueuePairCapacity,
     ) -> Result<Self, VerbsError> {
         let device = domain.device();
         let send_queue = Queue::of(send_queue, device)?;
         let receive_queue = Queue::of(receive_queue, device)?;
+        let shared = shared.map(|shared| SharedQueue::of(shared, device)).transpose()?;
         check_capacity(capacity, device)?;
         let first_packet = random()? as u32 & NUMBERS;
         let token = random()?;
-        let (pair, capacity) = create(&domain, &send_queue, &receive_queue, capacity)?;
+        let (pair, capacity) = create(&domain, &send_queue, &receive_queue, shared.as_deref(), capacity)?;
         let iwarp = device.manager.is_some();
         let poster = Sends::new(&capacity, !iwarp);
         let core = Arc::new(Core::new(device.library(), pair, &capacity, iwarp, poster));
@@ -69,6 +74,7 @@ impl Pair {
             capacity,
             send_queue: (send_queue, slots.0),
             receive_queue: (receive_queue, slots.1),
+            _shared: shared,
             domain,
         })
     }
@@ -133,6 +139,7 @@ fn create(
     domain: &Domain,
     send_queue: &Queue,
     receive_queue: &Queue,
+    shared: Option<&SharedQueue>,
     capacity: &QueuePairCapacity,
 ) -> Result<(NonNull<sys::ibv_qp>, QueuePairCapacity), VerbsError> {
     let device = domain.device();
@@ -142,6 +149,7 @@ fn create(
         let mut attributes = sys::ibv_qp_init_attr {
             send_cq: send_queue.as_ptr(),
             recv_cq: receive_queue.as_ptr(),
+            srq: shared.map_or(std::ptr::null_mut(), SharedQueue::as_ptr),
             qp_type: sys::ibv_qp_type::IBV_QPT_RC,
             sq_sig_all: 0,
             cap: sys::ibv_qp_cap {
