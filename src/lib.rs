@@ -33,7 +33,7 @@ pub mod wire;
 
 pub use endpoint::{
     Config, ConfigError, ConnectError, CounterSnapshot, EagerThreshold, Policy, PollMode, ProviderChoice,
-    Verdict,
+    SharedReceive, Verdict,
 };
 pub use transport::{RdmaConnectInfo, RdmaConnector, RdmaIncoming, gather};
 

@@ -22,6 +22,7 @@ pub struct Config {
     pub(crate) chunk_size: usize,
     pub(crate) receive_slots: u32,
     pub(crate) slot_size: u32,
+    pub(crate) shared_receive: SharedReceive,
     pub(crate) queue_depth: u32,
     pub(crate) pinned_limit: Option<u64>,
     pub(crate) connect_timeout: Duration,
@@ -79,6 +80,19 @@ pub enum EagerThreshold {
     Bytes(u64),
 }
 
+/// Whether connections take their receive buffers from a shared receive queue, on a device that has one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SharedReceive {
+    /// Where the device keeps the memory of connections apart all the same; it is tried.
+    #[default]
+    Auto,
+    /// Even where it does not (Soft-RoCE): whoever connects could then read what is registered for another peer to read,
+    /// if it guesses key and address. For peers that trust one another.
+    Always,
+    /// Every connection has buffers of its own.
+    Never,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -95,6 +109,7 @@ impl Default for Config {
             receive_slots: 96,
             // An HTTP/2 frame of the default size, with its header and ours.
             slot_size: 17 * 1024,
+            shared_receive: SharedReceive::default(),
             queue_depth: 1024,
             pinned_limit: None,
             connect_timeout: Duration::from_secs(10),
@@ -147,6 +162,9 @@ impl Config {
         }
         if let Some(bytes) = variables.number("RDMA_SLOT_SIZE", 1024, 65536)? {
             config.slot_size = bytes as u32;
+        }
+        if let Some(shared) = variables.choice("RDMA_SHARED_RECEIVE", SHARED_RECEIVE)? {
+            config.shared_receive = shared;
         }
         if let Some(depth) = variables.number("RDMA_QP_QUEUE_DEPTH", 64, 4096)? {
             config.queue_depth = depth as u32;
@@ -220,11 +238,17 @@ impl Config {
         self
     }
 
-    /// Receive buffers of each connection: `slots` (at least 16) of `size` bytes each (at least 1024). An eager message
+    /// Receive buffers of each connection (the most that it has, if they are shared): `slots` (at least 16) of `size` bytes each (at least 1024). An eager message
     /// fills one. Variables `RDMA_RECEIVE_SLOTS` (to 1024) and `RDMA_SLOT_SIZE` (to 65536).
     pub fn receive_buffers(mut self, slots: u32, size: u32) -> Self {
         self.receive_slots = slots.clamp(16, 1024);
         self.slot_size = size.clamp(1024, 64 * 1024);
+        self
+    }
+
+    /// Whether connections share receive buffers. Variable `RDMA_SHARED_RECEIVE`: `auto`, `always`, `never`.
+    pub fn shared_receive(mut self, shared: SharedReceive) -> Self {
+        self.shared_receive = shared;
         self
     }
 
@@ -298,6 +322,8 @@ const POLICIES: &[(&str, Policy)] =
     &[("require", Policy::Require), ("prefer", Policy::Prefer), ("tcp-only", Policy::TcpOnly)];
 const PROVIDERS: &[(&str, ProviderChoice)] =
     &[("auto", ProviderChoice::Auto), ("soft", ProviderChoice::Soft), ("ibverbs", ProviderChoice::Ibverbs)];
+const SHARED_RECEIVE: &[(&str, SharedReceive)] =
+    &[("auto", SharedReceive::Auto), ("always", SharedReceive::Always), ("never", SharedReceive::Never)];
 const POLL_MODES: &[(&str, PollMode)] =
     &[("busy", PollMode::Busy), ("adaptive", PollMode::Adaptive), ("event", PollMode::Event)];
 
@@ -428,6 +454,7 @@ mod tests {
         assert_eq!(with("RDMA_CHUNK_SIZE", "65536").unwrap().chunk_size, 65536);
         assert_eq!(with("RDMA_RECEIVE_SLOTS", "64").unwrap().receive_slots, 64);
         assert_eq!(with("RDMA_SLOT_SIZE", "4096").unwrap().slot_size, 4096);
+        assert_eq!(with("RDMA_SHARED_RECEIVE", "always").unwrap().shared_receive, SharedReceive::Always);
         assert_eq!(with("RDMA_QP_QUEUE_DEPTH", "256").unwrap().queue_depth, 256);
         assert_eq!(with("RDMA_PINNED_LIMIT", "8388608").unwrap().pinned_limit, Some(8_388_608));
         assert_eq!(with("RDMA_QP_TIMEOUT", "20").unwrap().path.timeout, 20);
@@ -452,6 +479,7 @@ mod tests {
             ("RDMA_CQS", "0", "takes a number from 1 to 64"),
             ("RDMA_EAGER_THRESHOLD", "4k", "takes auto or a number of bytes"),
             ("RDMA_CHUNK_SIZE", "1", "takes a number from 4096 to 16777216"),
+            ("RDMA_SHARED_RECEIVE", "yes", "takes one of auto, always, never"),
             ("RDMA_QP_QUEUE_DEPTH", "-1", "takes a number from 64 to 4096"),
             ("RDMA_QP_TIMEOUT", "32", "takes a number from 0 to 31"),
             ("RDMA_QP_MTU", "1500", "takes one of 256, 512, 1024, 2048, 4096"),

@@ -346,6 +346,10 @@ impl State {
         counters: &Counters,
         now: Instant,
     ) -> Result<(), ConnectionFault> {
+        let id = WorkId::from_bits(completion.wr_id);
+        if id.kind == Kind::SharedReceive {
+            self.link.hold(id.value);
+        }
         if completion.status != CompletionStatus::Success {
             return Err(match completion.status {
                 CompletionStatus::WorkRequestFlushed | CompletionStatus::RetryExceeded => {
@@ -354,9 +358,10 @@ impl State {
                 status => ConnectionFault::Device { opcode: completion.opcode, status },
             });
         }
-        let id = WorkId::from_bits(completion.wr_id);
         match id.kind {
-            Kind::Receive => self.handle_message(id.value, completion.byte_len as usize, counters, now)?,
+            Kind::Receive | Kind::SharedReceive => {
+                self.handle_message(id.value, completion.byte_len as usize, counters, now)?
+            }
             Kind::Send => {
                 self.link.sends_completed(id.value);
                 self.protocol.handle_sends_completed(id.value);
@@ -412,9 +417,10 @@ impl State {
             self.discard();
         }
         while let Some(slot) = self.protocol.poll_release() {
-            self.link.post_receives(&[slot])?;
+            self.link.post_receive(slot)?;
             self.protocol.handle_slots_posted(1);
         }
+        self.link.follow(&mut self.protocol);
         while let Some(event) = self.protocol.poll_event() {
             match event {
                 Event::SourcesDone { count } => drop(self.sources.drain(..count as usize)),

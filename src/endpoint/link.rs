@@ -5,12 +5,11 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use super::fault::ConnectionFault;
+use super::receive::Receives;
 use super::work_id::{Kind, WorkId};
 use crate::memory::{Block, Pool, Quota};
-use crate::protocol::{ReadRequest, SlotIndex};
-use crate::verbs::{
-    LocalSegment, Operation, Payload, PostError, QueuePair, ReceiveRequest, RemoteSegment, Rkey, SendRequest,
-};
+use crate::protocol::{self, ReadRequest, SlotIndex};
+use crate::verbs::{Operation, Payload, PostError, QueuePair, RemoteSegment, Rkey, SendRequest};
 use crate::wire::Header;
 
 /// See the module's documentation.
@@ -18,9 +17,7 @@ use crate::wire::Header;
 pub(crate) struct Link {
     queue_pair: Arc<dyn QueuePair>,
     connection: u32,
-    ring: Block,
-    slot_size: usize,
-    slots: Vec<LocalSegment>,
+    receives: Receives,
     pool: Pool,
     signal_every: u32,
     signal_all: bool,
@@ -35,28 +32,19 @@ impl Link {
     /// Most slices of one message.
     pub(crate) const SLICES: usize = 16;
 
-    /// Takes over a queue pair in Init or later and posts all its receive buffers: `slots` pieces of `ring`.
+    /// Takes over a queue pair in Init or later, and posts the receive buffers that are its own.
     pub(crate) fn new(
         queue_pair: Arc<dyn QueuePair>,
         connection: u32,
         pool: Pool,
-        ring: Block,
-        slots: u32,
-        slot_size: usize,
+        receives: Receives,
     ) -> Result<Self, ConnectionFault> {
-        let segment = |slot: u32| {
-            let start = slot as usize * slot_size;
-            ring.segment(start..start + slot_size)
-                .map_err(|error| ConnectionFault::Local(error.to_string().into()))
-        };
-        let slots = (0..slots).map(segment).collect::<Result<Vec<_>, _>>()?;
+        receives.post_first(&*queue_pair, connection)?;
         let signal_every = (queue_pair.capacity().send_requests / 8).clamp(1, 64);
-        let mut link = Self {
+        Ok(Self {
             queue_pair,
             connection,
-            ring,
-            slot_size,
-            slots,
+            receives,
             pool,
             signal_every,
             signal_all: false,
@@ -64,11 +52,7 @@ impl Link {
             posted: 0,
             completed: 0,
             copied: VecDeque::new(),
-        };
-        for slot in 0..link.slots.len() {
-            link.post_receives(&[SlotIndex(slot as u32)])?;
-        }
-        Ok(link)
+        })
     }
 
     pub(crate) fn queue_pair(&self) -> &Arc<dyn QueuePair> {
@@ -79,16 +63,19 @@ impl Link {
         &self.pool
     }
 
-    /// Posts the receive buffers of `slots` again.
-    pub(crate) fn post_receives(&mut self, slots: &[SlotIndex]) -> Result<(), ConnectionFault> {
-        for &slot in slots {
-            let request = ReceiveRequest {
-                wr_id: self.id(Kind::Receive, slot.0),
-                into: std::slice::from_ref(&self.slots[slot.0 as usize]),
-            };
-            self.queue_pair.post_receive(&[request]).map_err(not_posted)?;
-        }
-        Ok(())
+    /// Posts the receive buffer of `slot` again.
+    pub(crate) fn post_receive(&self, slot: SlotIndex) -> Result<(), ConnectionFault> {
+        self.receives.post(slot.0, &*self.queue_pair, self.connection)
+    }
+
+    /// A message has come into the receive buffer of `slot`.
+    pub(crate) fn hold(&mut self, slot: u32) {
+        self.receives.hold(slot);
+    }
+
+    /// Has the receive buffers that are kept for the connection follow what the protocol has use for.
+    pub(crate) fn follow(&mut self, protocol: &mut protocol::Connection) {
+        self.receives.follow(protocol);
     }
 
     /// Sends one message, the concatenation of `slices`. Whether they were taken without a copy on this side.
@@ -150,18 +137,20 @@ impl Link {
     /// The first bytes of a received message.
     pub(crate) fn head<const LENGTH: usize>(&self, slot: u32) -> Result<[u8; LENGTH], ConnectionFault> {
         let mut head = [0; LENGTH];
-        self.ring.copy_out(slot as usize * self.slot_size, &mut head).map_err(local)?;
+        let (block, start) = self.receives.slot(slot)?;
+        block.copy_out(start, &mut head).map_err(local)?;
         Ok(head)
     }
 
     /// What follows the header of a received message, as much as `body` takes.
     pub(crate) fn body(&self, slot: u32, body: &mut [u8]) -> Result<(), ConnectionFault> {
-        self.ring.copy_out(slot as usize * self.slot_size + Header::LENGTH, body).map_err(local)
+        let (block, start) = self.receives.slot(slot)?;
+        block.copy_out(start + Header::LENGTH, body).map_err(local)
     }
 
-    /// The receive buffers, and where in them a slot begins.
-    pub(crate) fn slot(&self, slot: SlotIndex) -> (&Block, usize) {
-        (&self.ring, slot.0 as usize * self.slot_size)
+    /// The memory that has `slot`, and where it begins there.
+    pub(crate) fn slot(&self, slot: SlotIndex) -> Result<(&Block, usize), ConnectionFault> {
+        self.receives.slot(slot.0)
     }
 
     fn id(&self, kind: Kind, value: u32) -> u64 {

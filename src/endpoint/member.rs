@@ -34,6 +34,10 @@ impl Drop for Member {
     fn drop(&mut self) {
         // A runtime that shuts down drops connections unfinished: nobody would watch them any more.
         self.connection.fail(ConnectionFault::Closed);
+        // What has come into buffers that others share comes back with its completion.
+        if self.queue.shared().is_some() {
+            self.queue.drain();
+        }
         self.connection.publish_counters();
         self.queue.remove(self.key, &self.connection);
     }

@@ -31,6 +31,7 @@ mod fault;
 mod identity;
 mod idle;
 mod info;
+mod isolation;
 mod link;
 mod listen;
 mod member;
@@ -40,7 +41,9 @@ mod poll_task;
 mod queue;
 mod reactor;
 mod read;
+mod receive;
 mod session;
+mod shared_receive;
 mod stream;
 mod supervisor;
 mod work_id;
@@ -48,7 +51,7 @@ mod write;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use config::{Config, ConfigError, EagerThreshold, Policy, PollMode, ProviderChoice};
+pub use config::{Config, ConfigError, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive};
 pub use counters::CounterSnapshot;
 pub use dial::Dialer;
 pub use error::{ConnectError, NegotiationError};

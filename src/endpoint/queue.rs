@@ -1,5 +1,6 @@
 //! One completion queue, and the connections whose queue pairs complete on it.
 
+use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,19 +11,29 @@ use slab::Slab;
 use super::connection::Connection;
 use super::counters::PollCounters;
 use super::lock;
-use super::work_id::WorkId;
-use crate::verbs::{CompletionQueue, Context, VerbsError, WorkCompletion};
+use super::shared_receive::SharedBuffers;
+use super::work_id::{Kind, WorkId};
+use crate::verbs::{CompletionQueue, Context, QueuePairNumber, VerbsError, WorkCompletion};
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Queue {
     completions: Arc<dyn CompletionQueue>,
-    connections: Mutex<Slab<Arc<Connection>>>,
+    /// Receive buffers that the connections share, on a device that lets them.
+    shared: Option<Arc<SharedBuffers>>,
+    connections: Mutex<Connections>,
     used: AtomicUsize,
     /// Connections that it has room for.
     limit: usize,
     batch: Mutex<Batch>,
     polling: Arc<PollCounters>,
+}
+
+#[derive(Debug, Default)]
+struct Connections {
+    by_key: Slab<Arc<Connection>>,
+    /// Their keys, where completions of shared receives come, which carry none.
+    by_number: HashMap<QueuePairNumber, u32>,
 }
 
 /// What one poll works with; kept so that polling allocates nothing.
@@ -59,12 +70,13 @@ impl Queue {
     const BATCH: usize = 64;
 
     /// A queue of the device, as large as makes sense.
-    pub(crate) fn new(context: &dyn Context) -> Result<Self, VerbsError> {
+    pub(crate) fn new(context: &dyn Context, shared: Option<Arc<SharedBuffers>>) -> Result<Self, VerbsError> {
         let device = context.attributes();
         let wanted = if device.locks_memory { Self::LOCKED_CAPACITY } else { Self::CAPACITY };
         let capacity = wanted.min(device.max_completions);
         Ok(Self {
             completions: context.create_completion_queue(capacity)?,
+            shared,
             connections: Mutex::default(),
             used: AtomicUsize::new(0),
             limit: (capacity / Self::OF_A_CONNECTION).max(1) as usize,
@@ -81,32 +93,44 @@ impl Queue {
         &self.completions
     }
 
+    /// The receive buffers that its connections share, if they do.
+    pub(crate) fn shared(&self) -> Option<&Arc<SharedBuffers>> {
+        self.shared.as_ref()
+    }
+
     /// Adds the connection that `make` builds for the key that its work requests are to carry.
     pub(crate) fn add<E>(
         &self,
         make: impl FnOnce(u32) -> Result<Arc<Connection>, E>,
     ) -> Result<Result<(u32, Arc<Connection>), E>, QueueFull> {
         let mut connections = lock(&self.connections);
-        if connections.len() >= self.limit {
+        if connections.by_key.len() >= self.limit {
             return Err(QueueFull);
         }
-        let entry = connections.vacant_entry();
+        let entry = connections.by_key.vacant_entry();
         let key = entry.key() as u32;
         let connection = match make(key) {
             Ok(connection) => connection,
             Err(error) => return Ok(Err(error)),
         };
         entry.insert(Arc::clone(&connection));
-        self.used.store(connections.len(), Ordering::Relaxed);
+        if self.shared.is_some() {
+            connections.by_number.insert(connection.queue_pair_number(), key);
+        }
+        self.used.store(connections.by_key.len(), Ordering::Relaxed);
         Ok(Ok((key, connection)))
     }
 
     /// Takes a connection out. Completions that still come for it are dropped.
     pub(crate) fn remove(&self, key: u32, connection: &Connection) {
         let mut connections = lock(&self.connections);
-        let ours = connections.get(key as usize).is_some_and(|entry| std::ptr::eq(&**entry, connection));
-        let removed = ours.then(|| connections.remove(key as usize));
-        self.used.store(connections.len(), Ordering::Relaxed);
+        let found = connections.by_key.get(key as usize);
+        let ours = found.is_some_and(|entry| std::ptr::eq(&**entry, connection));
+        let removed = ours.then(|| connections.by_key.remove(key as usize));
+        if ours {
+            connections.by_number.remove(&connection.queue_pair_number());
+        }
+        self.used.store(connections.by_key.len(), Ordering::Relaxed);
         // Dropping the connection destroys its queue pair: not under the lock.
         drop(connections);
         drop(removed);
@@ -143,16 +167,11 @@ impl Queue {
         }
         let mut rest = &batch.completions[..count];
         while let Some(first) = rest.first() {
-            let key = WorkId::from_bits(first.wr_id).connection;
-            let same = |completion: &&WorkCompletion| {
-                completion.queue_pair == first.queue_pair
-                    && WorkId::from_bits(completion.wr_id).connection == key
-            };
+            let same = |completion: &&WorkCompletion| completion.queue_pair == first.queue_pair;
             let (group, others) = rest.split_at(rest.iter().take_while(same).count());
-            let connection = lock(&self.connections).get(key as usize).cloned();
-            // A key may have been given to another connection since; the queue pair tells.
-            if let Some(connection) = connection.filter(|it| it.queue_pair_number() == first.queue_pair) {
-                connection.handle_completions(group, &mut batch.wakers);
+            match self.connection(first) {
+                Some(connection) => connection.handle_completions(group, &mut batch.wakers),
+                None => self.give_back(group),
             }
             rest = others;
         }
@@ -161,9 +180,35 @@ impl Queue {
         Polled { completions: count, woken }
     }
 
+    /// The connection that a completion is for, if it is still there.
+    fn connection(&self, completion: &WorkCompletion) -> Option<Arc<Connection>> {
+        let connections = lock(&self.connections);
+        let id = WorkId::from_bits(completion.wr_id);
+        let key = match id.kind {
+            Kind::SharedReceive => *connections.by_number.get(&completion.queue_pair)?,
+            Kind::Receive | Kind::Send | Kind::Read => id.connection,
+        };
+        // A key may have been given to another connection since; the queue pair tells.
+        let found = connections.by_key.get(key as usize);
+        found.filter(|it| it.queue_pair_number() == completion.queue_pair).cloned()
+    }
+
+    /// Posts shared buffers that messages for a connection which is gone came into.
+    fn give_back(&self, completions: &[WorkCompletion]) {
+        let Some(shared) = &self.shared else { return };
+        for id in completions.iter().map(|completion| WorkId::from_bits(completion.wr_id)) {
+            if id.kind == Kind::SharedReceive
+                && let Err(reason) = shared.post(id.value)
+            {
+                tracing::warn!(slot = id.value, %reason, "a shared receive buffer is lost");
+            }
+        }
+    }
+
     /// Ends the connections whose queue pairs the device has given up, with its reason.
     pub(crate) fn fail_with_device(&self) {
-        let connections: Vec<_> = lock(&self.connections).iter().map(|(_, it)| Arc::clone(it)).collect();
+        let connections: Vec<_> =
+            lock(&self.connections).by_key.iter().map(|(_, it)| Arc::clone(it)).collect();
         connections.iter().for_each(|connection| connection.fail_with_device());
     }
 

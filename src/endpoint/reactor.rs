@@ -23,12 +23,13 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::busy::BusyThread;
-use super::config::{Config, PollMode};
-use super::events;
+use super::config::{Config, PollMode, SharedReceive};
 use super::lock;
 use super::pace::Pace;
 use super::poll_task;
 use super::queue::{Polled, Queue};
+use super::shared_receive::SharedBuffers;
+use super::{events, isolation};
 use crate::verbs::{Context, VerbsError};
 
 /// See the module's documentation.
@@ -78,6 +79,8 @@ struct Key {
     mode: PollMode,
     cpus: Vec<usize>,
     queues: usize,
+    /// Whether receive buffers are shared, and their length.
+    receives: (SharedReceive, u32),
 }
 
 impl Reactor {
@@ -90,6 +93,7 @@ impl Reactor {
             mode: config.poll_mode,
             cpus: config.poll_cpus.clone(),
             queues: config.completion_queues,
+            receives: (config.shared_receive, config.slot_size),
         };
         let mut reactors = lock(&REACTORS);
         if let Some(reactor) = reactors.get(&key).and_then(Weak::upgrade) {
@@ -116,7 +120,7 @@ impl Reactor {
 
     fn new(context: &Arc<dyn Context>, config: &Config, runtime: &Handle) -> Result<Arc<Self>, VerbsError> {
         let queues = (0..config.completion_queues.max(1))
-            .map(|_| Ok(Arc::new(Queue::new(&**context)?)))
+            .map(|_| Ok(Arc::new(Queue::new(&**context, shared_buffers(&**context, config)?)?)))
             .collect::<Result<Vec<_>, VerbsError>>()?;
         let kick = Arc::new(Notify::new());
         let waiters = match config.poll_mode {
@@ -279,6 +283,19 @@ impl Reactor {
             }
         }
     }
+}
+
+/// Receive buffers that connections share, if the device and the configuration let them.
+fn shared_buffers(context: &dyn Context, config: &Config) -> Result<Option<Arc<SharedBuffers>>, VerbsError> {
+    let wanted = config.shared_receive;
+    if wanted == SharedReceive::Never || context.attributes().max_shared_receive_queues == 0 {
+        return Ok(None);
+    }
+    let separate_domains = isolation::separate_domains(context);
+    if !separate_domains && wanted == SharedReceive::Auto {
+        return Ok(None);
+    }
+    SharedBuffers::new(context, config, separate_domains).map(Some)
 }
 
 impl Drop for Reactor {

@@ -56,8 +56,8 @@ impl State {
         {
             let (block, start, offset, length) = match part {
                 Part::Eager { slot, offset, length } => {
-                    let (ring, start) = self.link.slot(slot);
-                    (ring, start, offset, length)
+                    let (buffers, start) = self.link.slot(slot)?;
+                    (buffers, start, offset, length)
                 }
                 Part::Rendezvous { read, offset, length } => match self.landings.get(&read) {
                     Some(block) => (block, 0, offset, length),

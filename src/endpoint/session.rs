@@ -8,12 +8,15 @@ use tokio::time::timeout;
 
 use super::config::{Config, EagerThreshold};
 use super::connection::{Connection, Limits};
+use super::fault::ConnectionFault;
 use super::info::Live;
 use super::link::Link;
 use super::lock;
 use super::member::Member;
 use super::queue::Queue;
 use super::reactor::Reactor;
+use super::receive::{Receives, Ring, Share};
+use super::shared_receive::Promise;
 use super::supervisor::{Counted, Supervisor};
 use crate::memory::{Block, Budget, Pool, PoolSettings, Quota};
 use crate::protocol;
@@ -31,10 +34,17 @@ pub(crate) struct Prepared {
     queue: Arc<Queue>,
     queue_pair: Arc<dyn QueuePair>,
     pool: Pool,
-    ring: Block,
+    memory: ReceiveMemory,
+    /// Receive buffers at the start.
     slots: u32,
-    slot_size: u32,
     config: Config,
+}
+
+/// Where what arrives will go.
+#[derive(Debug)]
+enum ReceiveMemory {
+    Own(Block),
+    Shared(Promise),
 }
 
 /// A queue pair that is connected.
@@ -43,6 +53,7 @@ pub(crate) struct Established {
     context: Arc<dyn Context>,
     member: Member,
     queue_pair: Arc<dyn QueuePair>,
+    slots: u32,
     config: Config,
 }
 
@@ -57,7 +68,7 @@ pub(crate) struct PeerEnd {
 /// The limit on registered memory, for all connections of the process; the first connection settles it.
 static BUDGET: LazyLock<Mutex<Option<Arc<Budget>>>> = LazyLock::new(Mutex::default);
 
-fn budget(locks_memory: bool, config: &Config) -> Arc<Budget> {
+pub(crate) fn budget(locks_memory: bool, config: &Config) -> Arc<Budget> {
     let mut budget = lock(&BUDGET);
     Arc::clone(budget.get_or_insert_with(|| Budget::for_process(locks_memory, config.pinned_limit)))
 }
@@ -73,18 +84,25 @@ impl Prepared {
         let attributes = context.attributes().clone();
         let reactor = Reactor::current(&context, config).map_err(text)?;
         let queue = Arc::clone(reactor.assign());
-        let domain = context.alloc_protection_domain().map_err(text)?;
-        let (slots, slot_size) = (config.receive_slots, config.slot_size);
-        let ring_bytes = u64::from(slots) * u64::from(slot_size);
+        let shared = queue.shared();
+        let domain = match shared.and_then(|shared| shared.common_domain()) {
+            Some(common) => Arc::clone(common),
+            None => context.alloc_protection_domain().map_err(text)?,
+        };
+        let slots = if shared.is_some() { protocol::Settings::MIN_SLOTS } else { config.receive_slots };
+        let ring_bytes = u64::from(slots) * u64::from(config.slot_size);
         let rendezvous = Self::CHUNKS * config.chunk_size as u64;
         let settings = PoolSettings {
             access: Access::LOCAL_WRITE | Access::REMOTE_READ,
-            send_quota: rendezvous + u64::from(config.queue_depth) * u64::from(slot_size),
+            send_quota: rendezvous + u64::from(config.queue_depth) * u64::from(config.slot_size),
             receive_quota: ring_bytes + rendezvous,
             ..PoolSettings::default()
         };
         let pool = Pool::new(Arc::clone(&domain), settings, budget(attributes.locks_memory, config));
-        let ring = pool.lease(ring_bytes as usize, Quota::Receive).map_err(text)?;
+        let memory = match shared {
+            Some(shared) => ReceiveMemory::Shared(shared.promise(slots).map_err(text)?),
+            None => ReceiveMemory::Own(pool.lease(ring_bytes as usize, Quota::Receive).map_err(text)?),
+        };
         let reads = Self::READS.min(attributes.max_outstanding_reads).max(1);
         let capacity = QueuePairCapacity {
             send_requests: config.queue_depth.min(attributes.max_work_requests - reads) + reads,
@@ -94,10 +112,16 @@ impl Prepared {
             inline: attributes.max_inline.min(MAX_INLINE),
         };
         let completions = queue.completion_queue();
-        let queue_pair = domain.create_queue_pair(completions, completions, &capacity).map_err(text)?;
+        let queue_pair = match shared {
+            Some(shared) => {
+                domain.create_sharing_queue_pair(completions, completions, shared.queue(), &capacity)
+            }
+            None => domain.create_queue_pair(completions, completions, &capacity),
+        };
+        let queue_pair = queue_pair.map_err(text)?;
         queue_pair.to_init(Access::LOCAL_WRITE | Access::REMOTE_READ).map_err(text)?;
         let config = config.clone();
-        Ok(Self { context, reactor, queue, queue_pair, pool, ring, slots, slot_size, config })
+        Ok(Self { context, reactor, queue, queue_pair, pool, memory, slots, config })
     }
 
     /// What the hello says of it.
@@ -108,7 +132,7 @@ impl Prepared {
             device: attributes.name.clone(),
             queue_pair: self.queue_pair.local_address().as_bytes().to_vec(),
             receive_slots: self.slots,
-            slot_size: self.slot_size,
+            slot_size: self.config.slot_size,
         }
     }
 
@@ -118,7 +142,7 @@ impl Prepared {
         let reads = Self::READS.min(self.context.attributes().max_outstanding_reads).max(1);
         let settings = protocol::Settings {
             receive_slots: self.slots,
-            slot_size: self.slot_size,
+            slot_size: self.config.slot_size,
             peer_slots: peer.receive_slots,
             peer_slot_size: peer.slot_size,
             send_queue: self.queue_pair.capacity().send_requests - reads,
@@ -131,14 +155,24 @@ impl Prepared {
         let limits = self.limits(peer);
         let queue_pair = Arc::clone(&self.queue_pair);
         let member = Member::new(self.reactor, self.queue, |key| {
-            let slot_size = self.slot_size as usize;
-            let link = Link::new(self.queue_pair, key, self.pool, self.ring, self.slots, slot_size)?;
+            let receives = match self.memory {
+                ReceiveMemory::Own(block) => {
+                    let ring = Ring::new(block, self.slots, self.config.slot_size as usize);
+                    Receives::Own(ring.map_err(|error| ConnectionFault::Local(error.to_string().into()))?)
+                }
+                ReceiveMemory::Shared(promise) => {
+                    let most = self.config.receive_slots;
+                    Receives::Shared(Share::new(promise, self.queue_pair.number(), most))
+                }
+            };
+            let link = Link::new(self.queue_pair, key, self.pool, receives)?;
             Ok(Connection::new(link, protocol, limits))
         });
         let member = member.map_err(text)?;
         queue_pair.to_rtr(&peer.address, &self.config.path).map_err(text)?;
         queue_pair.to_rts(&self.config.path).map_err(text)?;
-        Ok(Established { context: self.context, member, queue_pair, config: self.config })
+        let (slots, config) = (self.slots, self.config);
+        Ok(Established { context: self.context, member, queue_pair, slots, config })
     }
 
     fn limits(&self, peer: &PeerEnd) -> Limits {
@@ -205,9 +239,9 @@ impl Established {
         self.queue_pair.local_address().as_bytes().to_vec()
     }
 
-    /// Receive buffers of this end.
+    /// Receive buffers of this end at the start.
     pub(crate) fn receive_slots(&self) -> u32 {
-        self.config.receive_slots
+        self.slots
     }
 
     /// Length of each, in bytes.

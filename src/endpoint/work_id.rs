@@ -18,6 +18,8 @@ pub(crate) enum Kind {
     Send,
     /// A READ; the value is the read's number.
     Read,
+    /// A receive of a shared receive queue; the value is its slot. Which connection it was for, the completion says.
+    SharedReceive,
 }
 
 impl WorkId {
@@ -29,6 +31,7 @@ impl WorkId {
             Kind::Receive => 0,
             Kind::Send => 1,
             Kind::Read => 2,
+            Kind::SharedReceive => 3,
         };
         kind << 56 | u64::from(self.connection % Self::MAX_CONNECTIONS) << 32 | u64::from(self.value)
     }
@@ -38,6 +41,7 @@ impl WorkId {
         let kind = match bits >> 56 {
             0 => Kind::Receive,
             1 => Kind::Send,
+            3 => Kind::SharedReceive,
             _ => Kind::Read,
         };
         Self { kind, connection: (bits >> 32) as u32 % Self::MAX_CONNECTIONS, value: bits as u32 }
@@ -50,7 +54,7 @@ mod tests {
 
     #[test]
     fn survives_the_way_through_the_device() {
-        for kind in [Kind::Receive, Kind::Send, Kind::Read] {
+        for kind in [Kind::Receive, Kind::Send, Kind::Read, Kind::SharedReceive] {
             for (connection, value) in [(0, 0), (1, u32::MAX), (WorkId::MAX_CONNECTIONS - 1, 7)] {
                 let id = WorkId { kind, connection, value };
                 assert_eq!(WorkId::from_bits(id.to_bits()), id);

@@ -80,10 +80,10 @@ fn faults_are_named() {
         [&MAGIC[..], &version.to_le_bytes(), &kind.to_le_bytes(), &length.to_le_bytes()].concat()
     };
     assert_eq!(Message::decode(&header(9, 1, 0)), Err(HelloError::Version { seen: 9 }));
-    assert_eq!(Message::decode(&header(1, 9, 0)), Err(HelloError::Type(9)));
-    assert_eq!(Message::decode(&header(1, 1, 5000)), Err(HelloError::TooLong(5000)));
-    assert_eq!(Message::decode(&header(1, 1, 0)), Err(HelloError::Malformed { field: "boot id" }));
-    let trailing = [header(1, 3, 2), vec![1, 1]].concat();
+    assert_eq!(Message::decode(&header(VERSION, 9, 0)), Err(HelloError::Type(9)));
+    assert_eq!(Message::decode(&header(VERSION, 1, 5000)), Err(HelloError::TooLong(5000)));
+    assert_eq!(Message::decode(&header(VERSION, 1, 0)), Err(HelloError::Malformed { field: "boot id" }));
+    let trailing = [header(VERSION, 3, 2), vec![1, 1]].concat();
     assert_eq!(Message::decode(&trailing), Err(HelloError::Malformed { field: "end of the message" }));
 }
 

@@ -1,0 +1,130 @@
+//! A connection's receive buffers: its own, or some of those that all connections of its completion queue share.
+
+use std::sync::Arc;
+
+use super::fault::ConnectionFault;
+use super::shared_receive::{Promise, SharedBuffers};
+use super::work_id::{Kind, WorkId};
+use crate::memory::Block;
+use crate::protocol;
+use crate::verbs::{LocalSegment, OutOfBounds, QueuePair, QueuePairNumber, ReceiveRequest};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) enum Receives {
+    Own(Ring),
+    Shared(Share),
+}
+
+/// Buffers of one connection, posted to its queue pair.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    block: Block,
+    slot_size: usize,
+    segments: Vec<LocalSegment>,
+}
+
+/// A connection's part in shared buffers.
+#[derive(Debug)]
+pub(crate) struct Share {
+    promise: Promise,
+    owner: QueuePairNumber,
+    /// Most buffers that it may have at a time.
+    most: u32,
+    /// Messages received since the last time that there were more.
+    received: u32,
+}
+
+impl Ring {
+    /// `slots` pieces of `block`.
+    pub(crate) fn new(block: Block, slots: u32, slot_size: usize) -> Result<Self, OutOfBounds> {
+        let segment = |slot: u32| {
+            let start = slot as usize * slot_size;
+            block.segment(start..start + slot_size)
+        };
+        let segments = (0..slots).map(segment).collect::<Result<_, _>>()?;
+        Ok(Self { block, slot_size, segments })
+    }
+}
+
+impl Share {
+    /// The part of the connection of that queue pair, which may grow to `most` buffers.
+    pub(crate) fn new(promise: Promise, owner: QueuePairNumber, most: u32) -> Self {
+        Self { promise, owner, most, received: 0 }
+    }
+
+    fn buffers(&self) -> &Arc<SharedBuffers> {
+        self.promise.buffers()
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.buffers().post_all_of(self.owner);
+    }
+}
+
+impl Receives {
+    /// Posts what has to be there before the peer may send.
+    pub(crate) fn post_first(
+        &self,
+        queue_pair: &dyn QueuePair,
+        connection: u32,
+    ) -> Result<(), ConnectionFault> {
+        let Self::Own(ring) = self else { return Ok(()) };
+        (0..ring.segments.len() as u32).try_for_each(|slot| self.post(slot, queue_pair, connection))
+    }
+
+    /// Posts the buffer of `slot` again.
+    pub(crate) fn post(
+        &self,
+        slot: u32,
+        queue_pair: &dyn QueuePair,
+        connection: u32,
+    ) -> Result<(), ConnectionFault> {
+        let posted = match self {
+            Self::Own(ring) => {
+                let wr_id = WorkId { kind: Kind::Receive, connection, value: slot }.to_bits();
+                let into = std::slice::from_ref(&ring.segments[slot as usize]);
+                queue_pair.post_receive(&[ReceiveRequest { wr_id, into }]).map_err(|error| error.to_string())
+            }
+            Self::Shared(share) => share.buffers().post(slot),
+        };
+        posted.map_err(|reason| ConnectionFault::Local(reason.into()))
+    }
+
+    /// A message has come into `slot`.
+    pub(crate) fn hold(&mut self, slot: u32) {
+        if let Self::Shared(share) = self {
+            share.buffers().hold(slot, share.owner);
+            share.received = share.received.saturating_add(1);
+        }
+    }
+
+    /// The memory that has `slot`, and where it begins there.
+    pub(crate) fn slot(&self, slot: u32) -> Result<(&Block, usize), ConnectionFault> {
+        match self {
+            Self::Own(ring) => Ok((&ring.block, slot as usize * ring.slot_size)),
+            Self::Shared(share) => {
+                let found = share.buffers().slot(slot);
+                found.ok_or_else(|| ConnectionFault::Local(format!("no receive buffer {slot}").into()))
+            }
+        }
+    }
+
+    /// Gives back what the peer can do without, and lets one that sends a lot send more at a time.
+    pub(crate) fn follow(&mut self, protocol: &mut protocol::Connection) {
+        let Self::Shared(share) = self else { return };
+        let window = protocol.window();
+        share.promise.shrink_to(window);
+        if share.received < window || window >= share.most {
+            return;
+        }
+        share.received = 0;
+        let more = window.min(share.most - window);
+        // Where there are no more, the peer does with what it has.
+        if share.promise.grow(more).is_ok() {
+            protocol.widen(more);
+        }
+    }
+}
