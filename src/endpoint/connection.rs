@@ -427,6 +427,7 @@ impl State {
                 Event::Aborted { code } => {
                     return Err(ConnectionFault::Aborted(code.to_string().into()));
                 }
+                Event::Idle => self.link.rest(),
                 Event::PingTimeout => return Err(ConnectionFault::NoAnswer(self.limits.ping_timeout)),
             }
         }

@@ -21,6 +21,7 @@ pub(crate) struct Link {
     pool: Pool,
     signal_every: u32,
     signal_all: bool,
+    signal_next: bool,
     unsignaled: u32,
     posted: u64,
     completed: u64,
@@ -48,6 +49,7 @@ impl Link {
             pool,
             signal_every,
             signal_all: false,
+            signal_next: false,
             unsignaled: 0,
             posted: 0,
             completed: 0,
@@ -83,7 +85,7 @@ impl Link {
         let length: usize = slices.iter().map(|slice| slice.len()).sum();
         let inline = length <= self.queue_pair.capacity().inline as usize;
         self.unsignaled += 1;
-        let signaled = self.signal_all || self.unsignaled >= self.signal_every;
+        let signaled = self.signal_all || self.signal_next || self.unsignaled >= self.signal_every;
         let wr_id = self.id(Kind::Send, self.unsignaled);
         if inline {
             self.post_send(wr_id, Payload::Inline(slices), signaled)?;
@@ -97,6 +99,7 @@ impl Link {
         self.posted += 1;
         if signaled {
             self.unsignaled = 0;
+            self.signal_next = false;
         }
         Ok(inline)
     }
@@ -110,6 +113,13 @@ impl Link {
     /// must not go before the last message has arrived.
     pub(crate) fn signal_all(&mut self) {
         self.signal_all = true;
+    }
+
+    /// Nothing was sent for a while: memory that is kept for sending goes, and with the next message what waits for its
+    /// completion, so that it goes the next time.
+    pub(crate) fn rest(&mut self) {
+        self.signal_next = !self.copied.is_empty();
+        self.pool.trim();
     }
 
     /// Whether everything that was posted has completed.

@@ -22,6 +22,8 @@ pub struct Connection {
     ping_unanswered: bool,
     /// Credits that this end has no use for want to go back.
     return_due: bool,
+    /// This end is to be told that it is idle.
+    idle: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +50,8 @@ pub enum Event {
     },
     /// The peer did not answer a ping.
     PingTimeout,
+    /// Nothing was sent for one to two ping intervals: what is kept for sending can go.
+    Idle,
 }
 
 /// Why no data may be sent now.
@@ -92,6 +96,7 @@ impl Connection {
             aborted_by_peer: None,
             ping_unanswered: false,
             return_due: false,
+            idle: false,
         })
     }
 
@@ -287,7 +292,10 @@ impl Connection {
 
     /// A time of silence has passed.
     fn look_idle(&mut self) {
-        self.return_due = self.outbound.is_idle_with_surplus();
+        if self.outbound.is_idle() {
+            self.idle = true;
+            self.return_due = self.outbound.surplus() > 0;
+        }
     }
 }
 
@@ -342,7 +350,10 @@ impl Connection {
         if let Some(code) = self.aborted_by_peer.take() {
             return Some(Event::Aborted { code });
         }
-        std::mem::take(&mut self.ping_unanswered).then_some(Event::PingTimeout)
+        if std::mem::take(&mut self.ping_unanswered) {
+            return Some(Event::PingTimeout);
+        }
+        std::mem::take(&mut self.idle).then_some(Event::Idle)
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) is due.

@@ -12,6 +12,8 @@ pub(super) struct Liveness {
     pub(super) ping_due: bool,
     /// When the ping that was sent should have been answered.
     answer_by: Option<Instant>,
+    /// When to look again until then: the answer may come at once, and nobody is woken by it.
+    look_again: Instant,
     /// Pings sent; the nonce of the last.
     pub(super) pings: u64,
     /// The newest of them that was answered.
@@ -28,6 +30,7 @@ impl Liveness {
             last_heard: now,
             ping_due: false,
             answer_by: None,
+            look_again: now,
             pings: 0,
             answered: 0,
             pong_due: None,
@@ -55,18 +58,20 @@ impl Liveness {
 
     pub(super) fn deadline(&self) -> Option<Instant> {
         let interval = self.interval?;
-        Some(self.answer_by.unwrap_or(self.last_heard + interval))
+        Some(self.answer_by.map_or(self.last_heard + interval, |answer_by| answer_by.min(self.look_again)))
     }
 
     /// Whether the peer has to be given up.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> bool {
-        let Some(deadline) = self.deadline() else { return false };
-        if now < deadline {
+        let Some(interval) = self.interval else { return false };
+        if let Some(answer_by) = self.answer_by {
+            self.look_again = now + interval;
+            return now >= answer_by;
+        }
+        if now < self.last_heard + interval {
             return false;
         }
-        if self.answer_by.is_some() {
-            return true;
-        }
+        self.look_again = now + interval;
         // The time runs whether the ping can be sent or waits for a credit: a peer that gives none is no better.
         self.ping_due = true;
         self.answer_by = Some(now + self.timeout);

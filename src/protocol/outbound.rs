@@ -94,10 +94,9 @@ impl Outbound {
         sequence
     }
 
-    /// Whether no data was sent since this was last asked, and there are credits that came for data which is through.
-    pub(super) fn is_idle_with_surplus(&mut self) -> bool {
-        let idle = std::mem::replace(&mut self.data_then, self.data) == self.data;
-        idle && self.surplus() > 0
+    /// Whether no data was sent since this was last asked.
+    pub(super) fn is_idle(&mut self) -> bool {
+        std::mem::replace(&mut self.data_then, self.data) == self.data
     }
 
     /// Credits beyond those that there were at the start.

@@ -49,6 +49,12 @@ pub trait QueuePair: Any + Send + Sync + Debug {
 
     /// Evidence that both sides see one another's memory.
     fn probe(&self) -> Probe;
+
+    /// Whether what peers write, and what READs bring, gets into memory in the order of addresses, so that the last byte
+    /// tells of all before it (man 3 ibv_query_qp_data_in_order). Nothing promises it by itself.
+    fn places_in_order(&self) -> bool {
+        false
+    }
 }
 
 /// Evidence for a device that works by shared memory: a nonce of our own, and what we read at the place where the

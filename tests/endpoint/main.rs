@@ -12,6 +12,7 @@
 mod isolation;
 mod negotiation;
 mod observability;
+mod shared_receive;
 mod stream;
 mod tonic_over_rdma;
 

@@ -144,6 +144,7 @@ fn limits(of: &DeviceAttributes) -> Vec<Limit> {
         limit("completions of a completion queue", of.max_completions.to_string()),
         limit("memory regions of a protection domain", of.max_memory_regions.to_string()),
         limit("immediate data", yes(of.immediate)),
+        limit("shared receive queues", of.max_shared_receive_queues.to_string()),
         limit("locks the memory that it uses", yes(of.locks_memory)),
     ]
 }

@@ -183,11 +183,25 @@ fn a_peer_that_does_not_answer_is_given_up() {
     transcript(&pair, &[(0, Ping)]);
     pair.pass(Duration::from_secs(29));
     pair.serve(0);
-    assert_eq!(pair.ends[0].events, []);
+    assert_eq!(pair.ends[0].events, [Event::Idle]);
     pair.pass(Duration::from_secs(1));
     pair.serve(0);
-    assert_eq!(pair.ends[0].events, [Event::PingTimeout]);
+    assert_eq!(pair.ends[0].events, [Event::Idle, Event::PingTimeout]);
     assert_eq!(pair.ends[0].connection.poll_timeout(), None);
+}
+
+#[test]
+fn a_ping_that_was_answered_is_followed_by_another() {
+    let mut pair = Pair::new([pinging(), small()]);
+    for _ in 0..3 {
+        pair.pass(Duration::from_secs(10));
+        pair.serve(0);
+        // Whoever waits for the time sets it now, and learns of no answer.
+        let due = pair.ends[0].connection.poll_timeout().unwrap();
+        assert!(due <= pair.now + Duration::from_secs(10), "{:?} from now", due - pair.now);
+        pair.settle(true);
+    }
+    transcript(&pair, &[(0, Ping), (1, Pong), (0, Ping), (1, Pong), (0, Ping), (1, Pong)]);
 }
 
 #[test]
@@ -201,5 +215,5 @@ fn any_message_is_a_sign_of_life() {
     pair.pass(Duration::from_secs(4));
     pair.serve(0);
     transcript(&pair, &[(0, Ping), (1, Eager)]);
-    assert_eq!(pair.ends[0].events, []);
+    assert_eq!(pair.ends[0].events, [Event::Idle]);
 }

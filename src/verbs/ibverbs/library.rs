@@ -16,10 +16,12 @@ const PACKAGE: &str = "libibverbs1 and ibverbs-providers (rdma-core 32 or later)
 macro_rules! symbols {
     ($(#[$attribute:meta])* $visibility:vis struct $table:ident {
         $($name:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*
+        $(? $newer:ident = $later:literal: fn($($given:ty),*) -> $answer:ty;)*
     }) => {
         $(#[$attribute])*
         $visibility struct $table {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $(pub(super) $newer: Option<unsafe extern "C" fn($($given),*) -> $answer>,)*
             /// Never unloaded: what is looked up lives in a static.
             _library: libloading::Library,
         }
@@ -32,6 +34,8 @@ macro_rules! symbols {
                     // SAFETY: the type is that of the symbol's declaration in the library's public header, which
                     // the version in the library's file name keeps.
                     $($name: *unsafe { library.get($symbol)? },)*
+                    // SAFETY: as above.
+                    $($newer: unsafe { library.get($later) }.ok().map(|found| *found),)*
                     _library: library,
                 })
             }
@@ -81,6 +85,8 @@ symbols! {
         modify_qp = b"ibv_modify_qp\0": fn(*mut sys::ibv_qp, *mut sys::ibv_qp_attr, c_int) -> c_int;
         query_qp = b"ibv_query_qp\0":
             fn(*mut sys::ibv_qp, *mut sys::ibv_qp_attr, c_int, *mut sys::ibv_qp_init_attr) -> c_int;
+        ? query_qp_data_in_order = b"ibv_query_qp_data_in_order\0":
+            fn(*mut sys::ibv_qp, sys::ibv_wr_opcode::Type, u32) -> c_int;
     }
 }
 

@@ -294,6 +294,13 @@ impl QueuePair for Pair {
         // Whatever connects this to a peer is what carries the data, too.
         Probe::default()
     }
+
+    fn places_in_order(&self) -> bool {
+        let Some(query) = self.device().library().query_qp_data_in_order else { return false };
+        let opcodes = [sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, sys::ibv_wr_opcode::IBV_WR_RDMA_READ];
+        // SAFETY: the queue pair is alive as long as `self`.
+        opcodes.into_iter().all(|opcode| unsafe { query(self.core.pair.as_ptr(), opcode, 0) } == 1)
+    }
 }
 
 impl Drop for Pair {
