@@ -63,12 +63,10 @@ impl Dialer {
         port: u16,
         authority: &str,
     ) -> Result<EndpointStream, ConnectError> {
-        let patience = self.config.handshake_timeout;
-        let reason: Arc<str> = match timeout(patience, negotiate_as_client(tcp, &self.config)).await {
-            Ok(Ok(Outcome::Connected(stream))) => return Ok(stream),
-            Ok(Ok(Outcome::Stock(error))) => self.remember(authority, &error),
-            Ok(Err(error)) => format!("the negotiation failed: {error}").into(),
-            Err(_) => self.remember(authority, &NegotiationError::Silent(patience)),
+        let reason: Arc<str> = match negotiate_as_client(tcp, &self.config).await {
+            Ok(Outcome::Connected(stream)) => return Ok(stream),
+            Ok(Outcome::Stock(error)) => self.remember(authority, &error),
+            Err(error) => format!("the negotiation failed: {error}").into(),
         };
         if self.config.policy == Policy::Require {
             return Err(ConnectError::RdmaRequired {

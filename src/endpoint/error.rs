@@ -55,7 +55,7 @@ pub enum NegotiationError {
     #[error("not a gRPC client, nor one of ours: first bytes {0:02x?}")]
     Garbage(Vec<u8>),
     /// The peer connected, and then said nothing, or not enough.
-    #[error("no complete hello within {0:?}")]
+    #[error("no complete message of the negotiation within {0:?}")]
     Silent(Duration),
     /// The peer closed the connection in the middle of the negotiation.
     #[error("the peer closed the connection before the negotiation was over")]

@@ -10,7 +10,6 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
 use tokio_stream::Stream;
 
 use super::config::Config;
@@ -100,7 +99,5 @@ async fn accept(listener: TcpListener, config: Config, connections: mpsc::Sender
 
 async fn negotiate(tcp: TcpStream, config: &Config) -> Result<EndpointStream, NegotiationError> {
     tcp.set_nodelay(true)?;
-    timeout(config.handshake_timeout, negotiate_as_server(tcp, config))
-        .await
-        .unwrap_or(Err(NegotiationError::Silent(config.handshake_timeout)))
+    negotiate_as_server(tcp, config).await
 }

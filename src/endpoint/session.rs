@@ -204,6 +204,11 @@ fn automatic_threshold(device: &DeviceAttributes) -> usize {
 }
 
 impl Established {
+    /// How long the peer may take to answer over the queue pair.
+    const PATIENCE: Duration = Duration::from_secs(2);
+    /// What a client may need to connect its queue pair ([`QueuePair::to_rtr`]) and to find out whether that works.
+    pub(crate) const CONNECTING: Duration = Duration::from_secs(4);
+
     /// Evidence that both ends see one another's memory.
     pub(crate) fn probe(&self) -> Probe {
         self.queue_pair.probe()
@@ -212,17 +217,16 @@ impl Established {
     /// Finds out whether messages get through to the peer and back. What is wrong with a path through a network shows in
     /// no other way: a firewall, a partition key, an MTU that a switch does not have.
     pub(crate) async fn reach(&self) -> Result<(), String> {
-        const PATIENCE: Duration = Duration::from_secs(2);
         let unreachable = |why: String| {
             format!(
                 "the server can't be reached over {}: {why} (RoCE needs UDP port 4791, and equal partition keys)",
                 self.device()
             )
         };
-        match timeout(PATIENCE, self.member.connection.reach()).await {
+        match timeout(Self::PATIENCE, self.member.connection.reach()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(fault)) => Err(unreachable(fault.to_string())),
-            Err(_) => Err(unreachable(format!("no answer within {} s", PATIENCE.as_secs()))),
+            Err(_) => Err(unreachable(format!("no answer within {} s", Self::PATIENCE.as_secs()))),
         }
     }
 

@@ -30,13 +30,25 @@ const LEAD_IN: u64 = 4 << 20;
 pub(crate) struct Lane {
     pub(crate) mode: Mode,
     pub(crate) caller: Caller,
-    /// A call got no answer: the connection is not used again.
-    stuck: bool,
+    /// A call got no answer, or none has succeeded for a while: the connection is not used again.
+    given_up: bool,
+    /// Turns in a row in which every call failed.
+    failed_turns: u32,
 }
 
 impl Lane {
     pub(crate) fn new(mode: Mode, caller: Caller) -> Self {
-        Self { mode, caller, stuck: false }
+        Self { mode, caller, given_up: false, failed_turns: 0 }
+    }
+}
+
+impl Lane {
+    /// A mode all of whose calls fail, as when its device is gone, is not tried for ever.
+    fn count(&mut self, turn: &Turn) {
+        const TURNS: u32 = 3;
+        let failed = turn.latencies.is_empty() && turn.errors > 0;
+        self.failed_turns = if failed { self.failed_turns + 1 } else { 0 };
+        self.given_up |= self.failed_turns >= TURNS;
     }
 }
 
@@ -124,7 +136,7 @@ impl Meter<'_> {
     /// One call outside the timed part, of which the server looks at every byte.
     async fn check_every_byte(&mut self, lane: usize, payloads: &Payloads, turn: usize, tally: &mut Tally) {
         let lane = &mut self.lanes[lane];
-        if lane.stuck {
+        if lane.given_up {
             return;
         }
         let patience = patience(payloads.size() as u64, 1);
@@ -137,7 +149,7 @@ impl Meter<'_> {
                 tally.error(1, error.to_string());
             }
             Err(_) => {
-                lane.stuck = true;
+                lane.given_up = true;
                 tally.error(1, no_answer(patience));
             }
         }
@@ -151,7 +163,7 @@ impl Meter<'_> {
         cell: Cell,
         tally: &mut Tally,
     ) -> Result<(), Failure> {
-        if self.lanes[lane].stuck {
+        if self.lanes[lane].given_up {
             return Ok(());
         }
         if cell.bytes <= LEAD_IN {
@@ -166,6 +178,7 @@ impl Meter<'_> {
             tally.latencies.saturating_record(*latency);
         }
         self.checks.stamps += turn.latencies.len() as u64 + turn.errors;
+        self.lanes[lane].count(&turn);
         turn.count_errors(tally);
         Ok(())
     }
@@ -186,7 +199,7 @@ impl Meter<'_> {
     async fn turn(&mut self, lane: usize, payloads: &Payloads, cell: Cell, length: Duration) -> Turn {
         let mut turn = Turn::default();
         let lane = &mut self.lanes[lane];
-        if lane.stuck {
+        if lane.given_up {
             return turn;
         }
         let patience = length + patience(cell.bytes, cell.inflight);
@@ -210,7 +223,7 @@ impl Meter<'_> {
             }
         };
         if tokio::time::timeout(patience, collect).await.is_err() {
-            lane.stuck = true;
+            lane.given_up = true;
             turn.error(callers.len() as u64, no_answer(patience));
         }
         turn
@@ -307,6 +320,7 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
+    use crate::compare::encode::Encode;
 
     #[test]
     fn a_row_counts_what_was_tallied() {
@@ -323,6 +337,20 @@ mod tests {
         assert!((row.p50_us - 2.0).abs() < 0.01 && (row.p99_us - 50.0).abs() < 0.1);
         assert!((row.ops_per_s - 2000.0).abs() < 1e-6 && (row.gbytes_per_s - 0.002).abs() < 1e-9);
         assert!((row.cpu_us_per_op - 10.0).abs() < 1e-9);
+    }
+
+    #[tokio::test]
+    async fn a_mode_whose_calls_all_fail_is_given_up() {
+        let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
+        let mut lane = Lane::new(Mode::GrpcTcp, Caller::new(nowhere, Mode::GrpcTcp, Encode::Copy));
+        let failed = || Turn { errors: 1, ..Turn::default() };
+        let mixed = || Turn { latencies: vec![1], errors: 5, ..Turn::default() };
+        for turn in [failed(), failed(), mixed(), failed(), failed(), Turn::default(), failed(), failed()] {
+            lane.count(&turn);
+            assert!(!lane.given_up);
+        }
+        lane.count(&failed());
+        assert!(lane.given_up);
     }
 
     #[test]

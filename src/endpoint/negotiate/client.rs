@@ -31,7 +31,7 @@ pub(in crate::endpoint) async fn negotiate(
     let prepare =
         move || device::open(&wanted, local, peer).and_then(|(_, context)| Prepared::new(context, &wanted));
     let prepared = blocking(prepare).await;
-    let mut talk = Talk::new(tcp);
+    let mut talk = Talk::new(tcp, config.handshake_timeout);
     // Without a device there is nothing to offer, but the hello tells the server who we are, and that TCP will do.
     let offers = prepared.iter().map(Prepared::offer).collect();
     let hello = ClientHello { identity: identity::local(), offers };

@@ -7,9 +7,13 @@ mod sniff;
 pub(super) use client::{Outcome, negotiate as negotiate_as_client};
 pub(super) use server::negotiate as negotiate_as_server;
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use super::connection::Connection;
 use super::error::NegotiationError;
@@ -18,18 +22,19 @@ use super::session::Established;
 use super::stream::EndpointStream;
 use crate::verbs::Probe;
 use crate::wire::hello::{Confirm, Decoded, Message};
-use std::sync::Arc;
 
 /// A TCP connection in negotiation, with what was received on it and not used yet.
 #[derive(Debug)]
 struct Talk {
     tcp: TcpStream,
     received: BytesMut,
+    /// How long the peer may take for a message.
+    patience: Duration,
 }
 
 impl Talk {
-    fn new(tcp: TcpStream) -> Self {
-        Self { tcp, received: BytesMut::with_capacity(1024) }
+    fn new(tcp: TcpStream, patience: Duration) -> Self {
+        Self { tcp, received: BytesMut::with_capacity(1024), patience }
     }
 
     async fn send(&mut self, message: &Message) -> Result<(), NegotiationError> {
@@ -37,15 +42,24 @@ impl Talk {
     }
 
     async fn receive(&mut self) -> Result<Message, NegotiationError> {
-        loop {
-            match Message::decode(&self.received)? {
-                Decoded::Message { message, length } => {
-                    let _ = self.received.split_to(length);
-                    return Ok(message);
+        self.receive_after(Duration::ZERO).await
+    }
+
+    /// The next message, before which the peer has something to do that may take as long as `work`.
+    async fn receive_after(&mut self, work: Duration) -> Result<Message, NegotiationError> {
+        let patience = self.patience + work;
+        let complete = async {
+            loop {
+                match Message::decode(&self.received)? {
+                    Decoded::Message { message, length } => {
+                        let _ = self.received.split_to(length);
+                        return Ok(message);
+                    }
+                    Decoded::Incomplete { .. } => self.more().await?,
                 }
-                Decoded::Incomplete { .. } => self.more().await?,
             }
-        }
+        };
+        timeout(patience, complete).await.unwrap_or(Err(NegotiationError::Silent(patience)))
     }
 
     /// Waits for more bytes from the peer.

@@ -1,6 +1,7 @@
 //! The server's side of a negotiation.
 
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use super::client::blocking;
 use super::sniff::{Peer, sniff};
@@ -21,25 +22,31 @@ pub(in crate::endpoint) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
 ) -> Result<EndpointStream, NegotiationError> {
-    let mut talk = Talk::new(tcp);
+    let mut talk = Talk::new(tcp, config.handshake_timeout);
+    let silent = NegotiationError::Silent(talk.patience);
+    let peer = timeout(talk.patience, first_bytes(&mut talk)).await.map_err(|_| silent)??;
+    let stock = match peer {
+        Peer::Rdma => return answer(talk, config).await,
+        Peer::Http => "a stock client, without TLS",
+        Peer::Tls => "a stock client, with TLS",
+        Peer::Garbage | Peer::Unknown => {
+            let shown = talk.received.len().min(16);
+            return Err(NegotiationError::Garbage(talk.received[..shown].to_vec()));
+        }
+    };
+    match config.policy {
+        Policy::Require => Err(NegotiationError::RdmaRequired(format!("this is {stock}"))),
+        Policy::Prefer | Policy::TcpOnly => talk.into_stream(stock),
+    }
+}
+
+/// Waits until the peer has said enough to tell who it is.
+async fn first_bytes(talk: &mut Talk) -> Result<Peer, NegotiationError> {
     loop {
-        let stock = match sniff(&talk.received) {
-            Peer::Unknown => {
-                talk.more().await?;
-                continue;
-            }
-            Peer::Rdma => return answer(talk, config).await,
-            Peer::Http => "a stock client, without TLS",
-            Peer::Tls => "a stock client, with TLS",
-            Peer::Garbage => {
-                let shown = talk.received.len().min(16);
-                return Err(NegotiationError::Garbage(talk.received[..shown].to_vec()));
-            }
-        };
-        return match config.policy {
-            Policy::Require => Err(NegotiationError::RdmaRequired(format!("this is {stock}"))),
-            Policy::Prefer | Policy::TcpOnly => talk.into_stream(stock),
-        };
+        match sniff(&talk.received) {
+            Peer::Unknown => talk.more().await?,
+            peer => return Ok(peer),
+        }
     }
 }
 
@@ -116,7 +123,7 @@ async fn conclude(
         slot_size: established.slot_size(),
     };
     talk.send(&Message::ServerHello(ServerHello { verdict })).await?;
-    let read = match talk.receive().await? {
+    let read = match talk.receive_after(Established::CONNECTING).await? {
         Message::Confirm(read) => read,
         other => return Err(NegotiationError::OutOfTurn(other.name())),
     };

@@ -1,5 +1,6 @@
 //! What two queue pairs tell one another to connect: see [`Address`]. Decoding takes any bytes, and never panics.
 
+use std::fmt;
 use std::net::{Ipv6Addr, SocketAddrV6};
 
 use ibverbs_sys as sys;
@@ -12,7 +13,7 @@ use crate::verbs::{QueuePairAddress, VerbsError};
 /// | bytes | InfiniBand, RoCE | iWARP |
 /// |---|---|---|
 /// | 0 | version, 1 | version, 1 |
-/// | 1 | 1 InfiniBand, 2 RoCE | 3 |
+/// | 1 | 1 InfiniBand, 2 RoCE version 2, 4 RoCE version 1 | 3 |
 /// | 2 | path MTU code, 1–5 | 0 |
 /// | 3 | RDMA READs that can be served at a time | the same |
 /// | 4–7 | queue pair number, 24 bits | 0 |
@@ -31,13 +32,31 @@ pub(super) enum Address {
 /// A queue pair on InfiniBand or RoCE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Path {
-    pub(super) ethernet: bool,
+    pub(super) link: Link,
     pub(super) mtu: sys::ibv_mtu,
     pub(super) reads: u8,
     pub(super) number: u32,
     pub(super) first_packet: u32,
     pub(super) lid: u16,
     pub(super) gid: [u8; 16],
+}
+
+/// What carries the packets of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Link {
+    InfiniBand,
+    RoceV1,
+    RoceV2,
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InfiniBand => "InfiniBand",
+            Self::RoceV1 => "RoCE v1",
+            Self::RoceV2 => "RoCE v2",
+        })
+    }
 }
 
 /// A queue pair on iWARP: where it listens.
@@ -76,19 +95,23 @@ impl Address {
         let all_zero = gid == [0; 16];
         let multicast = gid[0] == 0xff;
         match transport {
-            1 | 2 => {
-                let ethernet = *transport == 2;
+            1 | 2 | 4 => {
+                let link = match transport {
+                    1 => Link::InfiniBand,
+                    2 => Link::RoceV2,
+                    _ => Link::RoceV1,
+                };
                 if !(2..=NUMBERS).contains(&number) || first_packet > NUMBERS {
                     return Err("a queue pair or packet number out of range");
                 }
                 if mtu_bytes((*mtu).into()).is_none() {
                     return Err("unknown path MTU");
                 }
-                if multicast || (all_zero && (ethernet || lid_or_port == 0)) {
+                if multicast || (all_zero && (link != Link::InfiniBand || lid_or_port == 0)) {
                     return Err("not the address of one port");
                 }
                 Ok(Self::InfiniBand(Path {
-                    ethernet,
+                    link,
                     mtu: (*mtu).into(),
                     reads: *reads,
                     number,
@@ -113,7 +136,11 @@ impl Address {
         bytes[0] = VERSION;
         match self {
             Self::InfiniBand(path) => {
-                bytes[1] = if path.ethernet { 2 } else { 1 };
+                bytes[1] = match path.link {
+                    Link::InfiniBand => 1,
+                    Link::RoceV2 => 2,
+                    Link::RoceV1 => 4,
+                };
                 bytes[2] = path.mtu as u8;
                 bytes[3] = path.reads;
                 bytes[4..8].copy_from_slice(&path.number.to_be_bytes());
@@ -157,7 +184,7 @@ mod tests {
 
     fn path() -> Path {
         Path {
-            ethernet: true,
+            link: Link::RoceV2,
             mtu: sys::IBV_MTU_1024,
             reads: 16,
             number: 0x12_3456,
@@ -176,8 +203,9 @@ mod tests {
     fn an_address_comes_back_as_it_went() {
         for address in [
             Address::InfiniBand(path()),
-            Address::InfiniBand(Path { ethernet: false, ..path() }),
-            Address::InfiniBand(Path { ethernet: false, gid: [0; 16], ..path() }),
+            Address::InfiniBand(Path { link: Link::RoceV1, ..path() }),
+            Address::InfiniBand(Path { link: Link::InfiniBand, ..path() }),
+            Address::InfiniBand(Path { link: Link::InfiniBand, gid: [0; 16], ..path() }),
             Address::Iwarp(listener()),
         ] {
             assert_eq!(Address::decode(&address.into()).unwrap(), address);
@@ -195,7 +223,7 @@ mod tests {
             Address::InfiniBand(Path { mtu: 6, ..path() }),
             Address::InfiniBand(Path { gid: [0; 16], ..path() }),
             Address::InfiniBand(Path { gid, ..path() }),
-            Address::InfiniBand(Path { ethernet: false, gid: [0; 16], lid: 0, ..path() }),
+            Address::InfiniBand(Path { link: Link::InfiniBand, gid: [0; 16], lid: 0, ..path() }),
             Address::Iwarp(Listener {
                 socket: SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, 0),
                 ..listener()

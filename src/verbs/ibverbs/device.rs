@@ -11,10 +11,11 @@ use std::sync::{Arc, Mutex, Weak};
 use ibverbs_sys as sys;
 use rustix::fs::OFlags;
 
+use super::address::Link;
 use super::completion_queue::Queue;
 use super::connection_manager::Service;
 use super::core::Core;
-use super::gid::Gid;
+use super::gid::{Gid, GidKind};
 use super::library::Library;
 use super::lock;
 use super::port::{DeviceList, Port, PortState, RawContext, Transport, mtu_bytes, mtu_code, transport};
@@ -248,6 +249,15 @@ impl Device {
         at_first.is_some() && inode(folder) != *at_first
     }
 
+    /// What carries its queue pairs' packets.
+    pub(super) fn link(&self) -> Link {
+        match self.gid.map(|gid| gid.kind) {
+            _ if !self.port.ethernet => Link::InfiniBand,
+            Some(GidKind::RoceV1) => Link::RoceV1,
+            _ => Link::RoceV2,
+        }
+    }
+
     fn strong(&self) -> Result<Arc<Self>, VerbsError> {
         self.me.upgrade().ok_or(VerbsError::Foreign("context"))
     }
@@ -358,7 +368,6 @@ fn count(value: i32) -> u32 {
 mod tests {
     use std::net::Ipv6Addr;
 
-    use super::super::gid::GidKind;
     use super::*;
 
     fn port(number: u8, state: PortState) -> Port {

@@ -1,8 +1,10 @@
 //! What a connection is set up with: `PathSettings` as the device takes them, and what it says of them afterwards.
 
+use std::net::Ipv6Addr;
+
 use ibverbs_sys as sys;
 
-use super::address::Path;
+use super::address::{Link, Path};
 use super::device::{Device, exact_mtu};
 use super::gid::Gid;
 use super::memory_region::flags;
@@ -54,14 +56,7 @@ pub(super) fn to_init(device: &Device, access: Access) -> Change {
 pub(super) fn to_rtr(device: &Device, peer: &Path, settings: &PathSettings) -> Result<Change, VerbsError> {
     use sys::ibv_qp_attr_mask as mask;
     let port = &device.port;
-    if peer.ethernet != port.ethernet {
-        let kind = |ethernet| if ethernet { "Ethernet" } else { "InfiniBand" };
-        return Err(VerbsError::Unreachable(format!(
-            "its port is on {}, ours on {}",
-            kind(peer.ethernet),
-            kind(port.ethernet)
-        )));
-    }
+    check_link(device.link(), device.gid.as_ref(), peer)?;
     let ours = settings.mtu.map(exact_mtu).transpose()?.unwrap_or(device.mtu);
     Ok(Change {
         attributes: sys::ibv_qp_attr {
@@ -86,6 +81,29 @@ pub(super) fn to_rtr(device: &Device, peer: &Path, settings: &PathSettings) -> R
             | mask::IBV_QP_PKEY_INDEX,
     })
 }
+
+/// Whether packets of one kind can go from our address to the peer's.
+fn check_link(ours: Link, gid: Option<&Gid>, peer: &Path) -> Result<(), VerbsError> {
+    if ours != peer.link {
+        let choose = if ours == Link::InfiniBand || peer.link == Link::InfiniBand { "" } else { CHOOSE };
+        let reason = format!("its address is one of {}, ours of {ours}{choose}", peer.link);
+        return Err(VerbsError::Unreachable(reason));
+    }
+    let family = |address: Ipv6Addr| if address.to_ipv4_mapped().is_some() { "IPv4" } else { "IPv6" };
+    let theirs = Ipv6Addr::from(peer.gid);
+    match gid.map(|gid| gid.address) {
+        Some(gid) if ours == Link::RoceV2 && family(gid) != family(theirs) => {
+            let (theirs_is, ours_is) = (family(theirs), family(gid));
+            Err(VerbsError::Unreachable(format!(
+                "its address {theirs} is one of {theirs_is}, ours {gid} of {ours_is}{CHOOSE}"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What to do about an address of the wrong kind.
+const CHOOSE: &str = "; RDMA_GID_INDEX chooses another";
 
 /// The address vector. A global route is a must on Ethernet; on InfiniBand it is taken if the peer is in another
 /// subnet, which the first half of its GID names.
@@ -209,8 +227,6 @@ impl QueuePairAttributes {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv6Addr;
-
     use super::super::gid::GidKind;
     use super::super::port::PortState;
     use super::*;
@@ -255,6 +271,43 @@ mod tests {
     }
 
     #[test]
+    fn addresses_of_different_kinds_are_told_apart() {
+        let gid = |address: &str| {
+            let kind = GidKind::RoceV2;
+            Gid { index: 0, address: address.parse().unwrap(), kind, interface: 0 }
+        };
+        let peer = |link, address: &str| Path {
+            link,
+            mtu: 3,
+            reads: 1,
+            number: 2,
+            first_packet: 0,
+            lid: 0,
+            gid: gid(address).address.octets(),
+        };
+        let check = |ours, address: &str, peer| {
+            check_link(ours, Some(&gid(address)), &peer).map_err(|error| error.to_string())
+        };
+        use Link::{InfiniBand, RoceV1, RoceV2};
+        let (ipv4, ipv6) = ("::ffff:10.0.0.1", "fe80::1");
+        for (link, address) in [(RoceV2, ipv4), (RoceV2, ipv6), (RoceV1, ipv6), (InfiniBand, ipv6)] {
+            assert_eq!(check(link, address, peer(link, address)), Ok(()));
+        }
+        assert_eq!(check(RoceV1, ipv4, peer(RoceV1, ipv6)), Ok(()), "frames carry GIDs of any form");
+        let error = check(RoceV2, ipv4, peer(RoceV2, ipv6)).unwrap_err();
+        assert!(error.ends_with(
+            "its address fe80::1 is one of IPv6, ours ::ffff:10.0.0.1 of IPv4; RDMA_GID_INDEX chooses another"
+        ));
+        let error = check(RoceV2, ipv4, peer(RoceV1, ipv4)).unwrap_err();
+        assert!(
+            error.ends_with("one of RoCE v1, ours of RoCE v2; RDMA_GID_INDEX chooses another"),
+            "{error}"
+        );
+        let error = check(InfiniBand, ipv6, peer(RoceV2, ipv4)).unwrap_err();
+        assert!(error.ends_with("its address is one of RoCE v2, ours of InfiniBand"), "{error}");
+    }
+
+    #[test]
     fn a_global_route_is_taken_on_ethernet_and_to_another_subnet() {
         let gid = |subnet: u16| Gid {
             index: 5,
@@ -265,7 +318,8 @@ mod tests {
         let settings = PathSettings { service_level: 3, traffic_class: 96, ..PathSettings::default() };
         let route = |ethernet, theirs: u16| {
             let raw = gid(theirs).address.octets();
-            let peer = Path { ethernet, mtu: 3, reads: 1, number: 2, first_packet: 0, lid: 77, gid: raw };
+            let link = if ethernet { Link::RoceV2 } else { Link::InfiniBand };
+            let peer = Path { link, mtu: 3, reads: 1, number: 2, first_packet: 0, lid: 77, gid: raw };
             super::route(&port(ethernet), Some(&gid(1)), &peer, &settings)
         };
         for (ethernet, subnet, global) in [(true, 1, true), (false, 2, true), (false, 1, false)] {

@@ -217,7 +217,7 @@ impl QueuePair for Pair {
             return Address::Iwarp(Listener { reads, socket, token }).into();
         }
         Address::InfiniBand(Path {
-            ethernet: device.port.ethernet,
+            link: device.link(),
             mtu: device.mtu,
             reads: device.max_served_reads,
             number: self.core.number,
