@@ -1,9 +1,9 @@
 //! Whether a device keeps the memory of connections apart although they share a receive queue.
 //!
 //! A peer may READ whatever the protection domain of its queue pair has registered for that. So each connection has a
-//! domain of its own, and a shared receive queue has one, too. Most devices look the queue's buffers up in the queue's
-//! domain; some (Soft-RoCE) in the queue pair's, so that there all connections would have to be of one domain. Nothing
-//! says which kind a device is: it is tried, once.
+//! domain of its own, and a shared receive queue has one, too. A device may look the queue's buffers up in the queue's
+//! domain; or, as Soft-RoCE does, in the queue pair's, so that there all connections would have to be of one domain.
+//! Nothing says which kind a device is: it is tried, once.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};

@@ -70,8 +70,8 @@ pub trait ProtectionDomain: Send + Sync + Debug + 'static {
     /// As [`create_queue_pair`](Self::create_queue_pair), with receives from `receives`; none can be posted to the queue
     /// pair itself, and what `capacity` says of them does not count.
     ///
-    /// The shared queue may be of another domain. Its buffers' keys are then looked up in that domain (IBA vol. 1,
-    /// 10.2.9) by most devices; Soft-RoCE looks in the queue pair's, so that a message ends in
+    /// The shared queue may be of another domain. A device that looks its buffers' keys up in that domain takes them;
+    /// Soft-RoCE looks in the queue pair's, so that a message ends in
     /// [`LocalProtection`](super::CompletionStatus::LocalProtection) or the like.
     fn create_sharing_queue_pair(
         &self,

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use super::{PostError, ReceiveRequest};
 
-/// A shared receive queue (SRQ, `struct ibv_srq`; IBA vol. 1, 10.2.9): queue pairs that were created with it take their
+/// A shared receive queue (SRQ, `struct ibv_srq`): queue pairs that were created with it take their
 /// receives from here, whichever of them a message comes for. So the memory for what may arrive grows with the messages,
 /// not with the queue pairs. Destroyed when the last reference goes, its own and those of its queue pairs.
 ///
