@@ -1,0 +1,132 @@
+//! Round trips over the endpoint's byte stream, without gRPC: the same code over TCP and over RDMA.
+//!
+//! ```sh
+//! cargo bench --bench stream                                            # the software device
+//! RDMA_DEVICE=rxe0 cargo bench --features ibverbs --bench stream        # another
+//! ```
+//!
+//! Client and server are a thread each, with a runtime that polls when idle, on a core each where there are two. What
+//! comes back is checked.
+#![allow(clippy::unwrap_used, reason = "a bench that can't run says so by stopping")]
+
+use std::net::SocketAddr;
+use std::sync::mpsc;
+use std::thread;
+
+use divan::Bencher;
+use divan::counter::BytesCount;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio_stream::StreamExt as _;
+use tonic_rdma::endpoint::{Dialer, EndpointStream, Listener};
+use tonic_rdma::{Config, Policy};
+
+fn main() {
+    divan::main();
+}
+
+/// What the stream goes over.
+trait Transport {
+    type Stream: AsyncRead + AsyncWrite + Unpin;
+
+    async fn accept(listener: TcpListener) -> Self::Stream;
+    async fn connect(address: SocketAddr) -> Self::Stream;
+}
+
+struct Tcp;
+
+impl Transport for Tcp {
+    type Stream = TcpStream;
+
+    async fn accept(listener: TcpListener) -> TcpStream {
+        let (stream, _) = listener.accept().await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream
+    }
+
+    async fn connect(address: SocketAddr) -> TcpStream {
+        let stream = TcpStream::connect(address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream
+    }
+}
+
+struct Rdma;
+
+impl Rdma {
+    fn config() -> Config {
+        Config::from_env().unwrap().policy(Policy::Require)
+    }
+}
+
+impl Transport for Rdma {
+    type Stream = EndpointStream;
+
+    async fn accept(listener: TcpListener) -> EndpointStream {
+        Listener::new(listener, Self::config()).unwrap().next().await.unwrap()
+    }
+
+    async fn connect(address: SocketAddr) -> EndpointStream {
+        Dialer::new(Self::config()).dial(&address.ip().to_string(), address.port()).await.unwrap()
+    }
+}
+
+/// Sends a message of that many bytes, and waits until it has come back.
+#[divan::bench(types = [Tcp, Rdma], args = [64, 4096, 65_536, 1 << 20])]
+fn round_trip<T: Transport>(bencher: Bencher<'_, '_>, length: usize) {
+    let (address, server) = serve::<T>(length);
+    pin(0);
+    let runtime = runtime();
+    let mut stream = runtime.block_on(T::connect(address));
+    let sent: Vec<u8> =
+        (0..length as u32).map(|index| (index.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
+    let mut back = vec![0; length];
+    let mut turn = || {
+        runtime.block_on(async {
+            stream.write_all(&sent).await.unwrap();
+            stream.flush().await.unwrap();
+            stream.read_exact(&mut back).await.unwrap();
+        });
+    };
+    (0..20).for_each(|_| turn());
+    bencher.counter(BytesCount::new(2 * length)).bench_local(&mut turn);
+    assert!(back == sent, "what came back is not what was sent");
+    drop(stream);
+    server.join().unwrap();
+}
+
+/// A thread that sends one connection's messages back.
+fn serve<T: Transport>(length: usize) -> (SocketAddr, thread::JoinHandle<()>) {
+    let (tell, told) = mpsc::channel();
+    let server = thread::spawn(move || {
+        pin(1);
+        runtime().block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            tell.send(listener.local_addr().unwrap()).unwrap();
+            echo(T::accept(listener).await, length).await;
+        });
+    });
+    (told.recv().unwrap(), server)
+}
+
+async fn echo(mut stream: impl AsyncRead + AsyncWrite + Unpin, length: usize) {
+    let mut message = vec![0; length];
+    while stream.read_exact(&mut message).await.is_ok() {
+        stream.write_all(&message).await.unwrap();
+        stream.flush().await.unwrap();
+    }
+}
+
+fn runtime() -> Runtime {
+    let mut builder = Builder::new_current_thread();
+    tonic_rdma::runtime::idle_polling(&mut builder).enable_all().build().unwrap()
+}
+
+/// Keeps this thread on a core, where there are several.
+fn pin(core: usize) {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(core % cores);
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}
