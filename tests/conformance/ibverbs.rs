@@ -31,41 +31,14 @@ fn is_iwarp() -> bool {
 
 /// What iWARP (RFC 5040 and 5041) does not have, or has otherwise, and the cases that are about it.
 const IWARP: &[(&str, &[&str])] = &[
+    ("iWARP has no immediate data (see write_with_immediate)", &["write_with_immediate_waits_for_a_receive"]),
     (
-        "iWARP has no immediate data",
-        &["send_with_immediate", "write_with_immediate", "write_with_immediate_waits_for_a_receive"],
+        "on iWARP a send does not wait for a receive (see receiver_not_ready_expires)",
+        &["receiver_not_ready_for_ever", "receiver_not_ready_recovers"],
     ),
     (
-        "iWARP has no receiver-not-ready: a send that finds no receive ends the connection",
-        &[
-            "inline_is_taken_over",
-            "receiver_not_ready_for_ever",
-            "receiver_not_ready_expires",
-            "receiver_not_ready_recovers",
-            "send_queue_full",
-            "separate_queues",
-            "flush_order",
-            "peer_fails_while_a_send_waits",
-            "killed_while_it_sends",
-            "killed_while_a_send_waits",
-        ],
-    ),
-    (
-        "on iWARP a send or write has completed when TCP has it: that the peer refuses it is heard later, as a flush",
-        &[
-            "wrong_rkey",
-            "out_of_bounds",
-            "missing_region_right",
-            "missing_queue_pair_right",
-            "foreign_domain",
-            "deregistered_key",
-            "message_too_long_for_the_receive",
-            "receive_into_deregistered_memory",
-            "unsignalled_failure",
-            "peer_destroyed",
-            "deregistration_during_traffic",
-            "destruction_during_traffic",
-        ],
+        "soft-iWARP does not look at the rights of a queue pair, only at those of the region",
+        &["missing_queue_pair_right"],
     ),
 ];
 
@@ -92,11 +65,13 @@ impl Fabric for Device {
     /// (IBA vol. 1, 9.7.4.1.3); the software device does not tell it from a region's missing right.
     fn reports(&self, case: &str, status: CompletionStatus) -> CompletionStatus {
         use CompletionStatus::{
-            LocalLength, LocalOperation, LocalProtection, RemoteAccess, RemoteInvalidRequest, RemoteOperation,
+            Fatal, LocalLength, LocalOperation, LocalProtection, RemoteAccess, RemoteInvalidRequest,
+            RemoteOperation,
         };
         match (case, status) {
-            // soft-iWARP has one answer, too.
+            // soft-iWARP has one answer, too, and another for a receive.
             ("bad_local_key" | "local_range_out_of_bounds", LocalProtection) if is_iwarp() => LocalOperation,
+            ("receive_into_deregistered_memory", LocalProtection) if is_iwarp() => Fatal,
             _ if !is_soft_roce() => status,
             ("message_too_long_for_the_receive", RemoteInvalidRequest) => RemoteOperation,
             ("message_too_long_for_the_receive", LocalLength)
@@ -110,9 +85,17 @@ impl Fabric for Device {
         64 << 20
     }
 
-    /// On iWARP a write has completed when TCP has it.
-    fn writes_complete_when_placed(&self) -> bool {
+    fn completes_at_the_peer(&self) -> bool {
         !is_iwarp()
+    }
+
+    fn sends_wait_for_receives(&self) -> bool {
+        !is_iwarp()
+    }
+
+    /// On iWARP the answer to a READ is a write of the peer's.
+    fn sinks_are_open(&self) -> bool {
+        is_iwarp()
     }
 
     /// The driver may round the depth up.
@@ -120,8 +103,9 @@ impl Fabric for Device {
         false
     }
 
+    /// On iWARP there is a TCP connection that ends.
     fn notices_death_when_idle(&self) -> bool {
-        false
+        is_iwarp()
     }
 }
 

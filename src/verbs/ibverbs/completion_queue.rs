@@ -158,6 +158,15 @@ impl Queue {
         }
     }
 
+    /// Does what the device's completions ask for, and keeps them for who polls.
+    pub(super) fn fetch(&self) {
+        let state = &mut *lock(&self.state);
+        let count = self.take(&mut state.completions[..]);
+        for completion in &state.completions[..count] {
+            state.users.translate(completion, |completion| state.ready.push_back(completion));
+        }
+    }
+
     /// Takes completions from the device; how many there were, and less than was asked for if there are no more.
     fn take(&self, completions: &mut [sys::ibv_wc]) -> usize {
         // SAFETY:

@@ -2,24 +2,29 @@
 //!
 //! Each device listens at one address. Both ends of a connection know the other's address and token; that with the
 //! greater ones (the *active* end) connects, and the other accepts, whichever calls `to_rtr` first. A thread does what
-//! the kernel's events ask for, so that a queue pair connects whether or not anybody polls.
+//! the kernel's events ask for, so that a queue pair connects whether or not anybody polls. The kernel bounds how long
+//! the active end waits for an answer; how long the other waits to be connected to is bounded here.
 //!
 //! The end that accepted may not send before it has heard from the other (RFC 5044, section 7.1.2). So the first message
 //! in each direction is a *hello* of no bytes, which nobody above gets to see: requests posted earlier are held until
-//! the active end is connected, and until the other end got its hello.
+//! the active end is connected, and until the other end got its hello. No event tells of that, so until then the thread
+//! looks into the completion queue.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddrV6};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::address::Listener;
+use super::completion_queue::Queue;
 use super::connection_library::{
     ConnectionLibrary, Event, EventChannel, Id, PORT_SPACE_TCP, Parameters, event, library,
 };
@@ -32,6 +37,10 @@ use crate::verbs::{QueuePairState, VerbsError};
 
 /// How long the kernel looks for a way to the peer, in milliseconds.
 const RESOLVE: c_int = 1000;
+/// How long the end that does not connect waits for the other to do so. (soft-iWARP gives the active end as long.)
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often the thread looks whether a hello has come.
+const TICK: Duration = Duration::from_millis(1);
 /// Connections that may wait to be accepted.
 const BACKLOG: c_int = 1024;
 
@@ -42,27 +51,26 @@ pub(super) struct Manager {
     channel: NonNull<EventChannel>,
     listener: NonNull<Id>,
     socket: SocketAddrV6,
+    /// Has the thread look at what else there is to do than events.
+    nudge: OwnedFd,
+    stopped: AtomicBool,
     state: Mutex<State>,
 }
 
 /// A manager at work; its thread ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct Service {
-    manager: Arc<Manager>,
-    stop: OwnedFd,
-}
+pub(super) struct Service(Arc<Manager>);
 
 impl Service {
     /// Starts a manager that listens at an address of `device`.
     pub(super) fn start(device: &str) -> Result<Self, VerbsError> {
-        let failed =
-            |error: io::Error| VerbsError::os("starting the thread of the connection manager", error);
         let manager = Arc::new(Manager::open(device)?);
-        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
-        let (worker, stopped) = (Arc::clone(&manager), stop.try_clone().map_err(failed)?);
+        let worker = Arc::clone(&manager);
         let thread = std::thread::Builder::new().name("tonic-rdma-cm".into());
-        thread.spawn(move || worker.run(&stopped)).map_err(failed)?;
-        Ok(Self { manager, stop })
+        thread
+            .spawn(move || worker.run())
+            .map_err(|error| VerbsError::os("starting the thread of the connection manager", error))?;
+        Ok(Self(manager))
     }
 }
 
@@ -70,14 +78,14 @@ impl Deref for Service {
     type Target = Manager;
 
     fn deref(&self) -> &Manager {
-        &self.manager
+        &self.0
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It can only fail if the descriptor was not open.
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        self.0.stopped.store(true, SeqCst);
+        self.0.nudge();
     }
 }
 
@@ -92,12 +100,18 @@ struct State {
     connections: HashMap<u64, Connection>,
     /// Tokens of connections by their identifier's address.
     ids: HashMap<usize, u64>,
+    /// Until when those that wait to be connected to do so, and their tokens; in order.
+    deadlines: VecDeque<(Instant, u64)>,
+    /// Tokens of connections that wait for the peer's hello.
+    silent: Vec<u64>,
 }
 
 /// A queue pair from Init on.
 #[derive(Debug)]
 struct Connection {
     core: Arc<Core>,
+    /// Where its receives complete.
+    queue: Arc<Queue>,
     /// From `to_rtr` on.
     peer: Option<Wanted>,
     /// The kernel's side of it: ours if we connect, the peer's request if it does.
@@ -144,14 +158,16 @@ impl Manager {
     /// Listens at an address of `device`.
     fn open(device: &str) -> Result<Self, VerbsError> {
         let library = library()?;
+        let nudge = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| VerbsError::os("creating a descriptor", error))?;
         // SAFETY: takes no arguments.
         let channel = unsafe { (library.create_event_channel)() };
         let channel =
             NonNull::new(channel).ok_or_else(|| last_error("opening the RDMA connection manager"))?;
         match listen(library, channel, device) {
             Ok((listener, socket)) => {
-                let state = Mutex::default();
-                let manager = Self { library, channel, listener, socket, state };
+                let (stopped, state) = (AtomicBool::new(false), Mutex::default());
+                let manager = Self { library, channel, listener, socket, nudge, stopped, state };
                 set_nonblocking(manager.fd())?;
                 Ok(manager)
             }
@@ -168,15 +184,17 @@ impl Manager {
         self.socket
     }
 
-    /// Does what events ask for, until `stop` is readable.
-    fn run(&self, stop: &OwnedFd) {
-        loop {
+    /// Does what events ask for, and ends waits that were too long, until it is stopped.
+    fn run(&self) {
+        while !self.stopped.load(SeqCst) {
+            let left = [self.expire(), self.look_for_hellos()].into_iter().flatten().min();
+            let left = left
+                .map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
             let mut awaited = [
                 PollFd::from_borrowed_fd(self.fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.nudge.as_fd(), PollFlags::IN),
             ];
-            match rustix::event::poll(&mut awaited, None) {
-                Ok(_) if !awaited[1].revents().is_empty() => return,
+            match rustix::event::poll(&mut awaited, left.as_ref()) {
                 // The kernel took the device away, and the channel with it.
                 Ok(_) if awaited[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL) => return,
                 Ok(_) | Err(rustix::io::Errno::INTR) => self.progress(),
@@ -185,7 +203,44 @@ impl Manager {
                     return;
                 }
             }
+            let _ = rustix::io::read(&self.nudge, &mut [0; 8]);
         }
+    }
+
+    fn nudge(&self) {
+        // It can only fail if it was nudged 2^64 times.
+        let _ = rustix::io::write(&self.nudge, &1u64.to_ne_bytes());
+    }
+
+    /// Ends the queue pairs that have waited too long to be connected to; how long the next may wait.
+    fn expire(&self) -> Option<Duration> {
+        let state = &mut *lock(&self.state);
+        while let Some(&(deadline, token)) = state.deadlines.front() {
+            let waiting = state.connections.get(&token).filter(|connection| !connection.core.gate_is_open());
+            let left = deadline.saturating_duration_since(Instant::now());
+            if waiting.is_some() && left > Duration::ZERO {
+                return Some(left);
+            }
+            state.deadlines.pop_front();
+            if let Some(connection) = waiting {
+                let error = format!("the peer did not connect within {PATIENCE:?}");
+                connection.core.fail(|| VerbsError::Unreachable(error).to_string());
+            }
+        }
+        None
+    }
+
+    /// Looks whether the hellos have come that are waited for; when to do so again.
+    fn look_for_hellos(&self) -> Option<Duration> {
+        let state = &mut *lock(&self.state);
+        state.silent.retain(|token| {
+            let Some(Connection { core, queue, .. }) = state.connections.get(token) else { return false };
+            if !core.gate_is_open() {
+                queue.fetch();
+            }
+            !core.gate_is_open() && core.state() != QueuePairState::Error
+        });
+        (!state.silent.is_empty()).then_some(TICK)
     }
 
     /// Readable when there is something for [`progress`](Self::progress).
@@ -195,8 +250,9 @@ impl Manager {
     }
 
     /// From now on requests for `token` are for this queue pair.
-    pub(super) fn add(&self, token: u64, core: &Arc<Core>) {
-        let connection = Connection { core: Arc::clone(core), peer: None, id: None, requester: 0 };
+    pub(super) fn add(&self, token: u64, core: &Arc<Core>, queue: &Arc<Queue>) {
+        let (core, queue) = (Arc::clone(core), Arc::clone(queue));
+        let connection = Connection { core, queue, peer: None, id: None, requester: 0 };
         lock(&self.state).connections.insert(token, connection);
     }
 
@@ -226,7 +282,9 @@ impl Manager {
             let id = self.start(&peer)?;
             connection.id = Some(id);
             state.ids.insert(id.as_ptr().addr(), token);
-        } else if connection.id.is_some() {
+        } else {
+            state.deadlines.push_back((Instant::now() + PATIENCE, token));
+            self.nudge();
             self.accept(token, connection)?;
         }
         Ok(())
@@ -307,6 +365,8 @@ impl Manager {
             event::ESTABLISHED => {
                 if connection.peer.is_some_and(|peer| peer.active) {
                     connection.core.open_gate();
+                } else {
+                    state.silent.push(token);
                 }
                 Ok(())
             }

@@ -13,6 +13,7 @@
 //! | `core` | a queue pair's state and outstanding requests, as polling sees them |
 //! | `post`, `path`, `address` | requests, settings and addresses as the device takes them |
 //! | `connection_manager`, `connection_library`, `network` | connecting on iWARP, by librdmacm |
+//! | `soft_iwarp` | what that driver needs |
 //! | `order` | completions in the order of posting, on a device that does not keep it |
 //! | `wake` | sleeping for more than a completion channel |
 //! | `async_events` | port down, queue pair failed, device removed |
@@ -45,6 +46,7 @@ mod port;
 mod post;
 mod protection_domain;
 mod queue_pair;
+mod soft_iwarp;
 mod wake;
 
 use std::any::Any;

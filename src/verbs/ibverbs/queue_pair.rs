@@ -227,7 +227,7 @@ impl QueuePair for Pair {
         if let Some(manager) = &self.device().manager {
             post_hello_receive(&self.core, self.receive_queue.1)
                 .map_err(|error| VerbsError::Unusable(format!("posting the first receive: {error}")))?;
-            manager.add(self.token, &self.core);
+            manager.add(self.token, &self.core, &self.receive_queue.0);
         }
         self.core.advance("to_init", QueuePairState::Reset, QueuePairState::Init)
     }
