@@ -98,6 +98,11 @@ impl Fabric for Device {
         is_iwarp()
     }
 
+    /// soft-iWARP checks key, bounds and protection domain (`siw_qp_sq_proc_tx` asks for no right).
+    fn reads_need_a_right(&self) -> bool {
+        !is_iwarp()
+    }
+
     /// The driver may round the depth up.
     fn overruns_exactly(&self) -> bool {
         false
