@@ -5,9 +5,11 @@ use std::process::Command;
 use std::sync::Arc;
 
 use tonic_rdma::verbs::ibverbs::{self, OpenOptions};
-use tonic_rdma::verbs::{CompletionStatus, Context, PathSettings, QueuePairState, VerbsError};
+use tonic_rdma::verbs::{
+    CompletionStatus, Context, PathSettings, QueuePairAddress, QueuePairState, VerbsError,
+};
 
-use crate::fabric::{ALL, Fabric, Options, Side, connected, wait_until};
+use crate::fabric::{ALL, Fabric, Options, PATIENCE, Side, connected, until_placed, wait_until};
 
 pub struct Device;
 
@@ -232,6 +234,34 @@ fn a_device_is_open_once() {
     let domain = one.alloc_protection_domain().unwrap();
     let error = domain.create_queue_pair(&queue, &queue, &Options::default().capacity).unwrap_err();
     assert!(matches!(error, VerbsError::Foreign("completion queue")), "{error}");
+}
+
+/// A peer's address that nothing answers at keeps nobody else from connecting, and no one from dropping the queue pair. Run
+/// as root, on iWARP, with the interface in `RDMA_TEST_NETDEV`, in a machine that can spare it: adds a route.
+#[test]
+fn an_address_that_does_not_answer() {
+    let Ok(interface) = std::env::var("RDMA_TEST_NETDEV") else { return };
+    if !has_device() || !is_iwarp() {
+        return;
+    }
+    // An end connects to one with a lesser address.
+    let lost = [10, 0, 0, 1];
+    let route = ["route", "add", "10.0.0.0/24", "dev", &interface];
+    assert!(Command::new("ip").args(route).status().unwrap().success());
+    let side = Side::new(&Device, &Options::default());
+    let mut address = side.pair.local_address().as_bytes().to_vec();
+    address[26..30].copy_from_slice(&lost);
+    side.pair.to_rtr(&QueuePairAddress::new(address).unwrap(), &side.settings).unwrap();
+    side.pair.to_rts(&side.settings).unwrap();
+    let (a, b) = connected(&Device, &Options::default());
+    until_placed(&Device, &a, &b);
+    let (say, hear) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(side);
+        say.send(()).unwrap();
+    });
+    hear.recv_timeout(PATIENCE).unwrap();
+    until_placed(&Device, &b, &a);
 }
 
 /// Takes the network interface down under queue pairs with requests outstanding: they end with the reason, and all comes

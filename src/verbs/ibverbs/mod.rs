@@ -12,7 +12,7 @@
 //! | `device`, `protection_domain`, `memory_region`, `completion_queue`, `queue_pair` | the objects behind the traits |
 //! | `core` | a queue pair's state and outstanding requests, as polling sees them |
 //! | `post`, `path`, `address` | requests, settings and addresses as the device takes them |
-//! | `connection_manager`, `connection_library`, `network` | connecting on iWARP, by librdmacm |
+//! | `connection_manager`, `connection_id`, `connection_library`, `network` | connecting on iWARP, by librdmacm |
 //! | `soft_iwarp` | what that driver needs |
 //! | `order` | completions in the order of posting, on a device that does not keep it |
 //! | `wake` | sleeping for more than a completion channel |
@@ -32,6 +32,7 @@
 mod address;
 mod async_events;
 mod completion_queue;
+mod connection_id;
 mod connection_library;
 mod connection_manager;
 mod core;
