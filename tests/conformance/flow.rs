@@ -342,10 +342,16 @@ pub fn separate_queues(fabric: &dyn Fabric) {
     a.pair = a.domain.create_queue_pair(&sends, &a.queue, &options.capacity).unwrap();
     a.pair.to_init(options.access).unwrap();
     a.connect(&b);
+    let waits = fabric.sends_wait_for_receives();
+    let send = || [1, 2].into_iter().for_each(|wr_id| a.send(wr_id, 0, 8));
+    if waits {
+        send();
+    }
     b.post_receive(1, 0, 8);
     b.post_receive(2, 0, 8);
-    a.send(1, 0, 8);
-    a.send(2, 0, 8);
+    if !waits {
+        send();
+    }
     for wr_id in [1, 2] {
         assert_eq!(crate::fabric::wait(&*sends).wr_id, wr_id);
         b.expect(wr_id, CompletionOpcode::Receive);
@@ -354,7 +360,7 @@ pub fn separate_queues(fabric: &dyn Fabric) {
     b.send(3, 0, 8);
     a.expect(3, CompletionOpcode::Receive);
     a.post_receive(4, 0, 8);
-    if fabric.sends_wait_for_receives() {
+    if waits {
         a.send(5, 0, 8);
         a.pair.to_error();
     } else {

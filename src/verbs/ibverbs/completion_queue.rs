@@ -280,7 +280,7 @@ impl Users {
                 match completion.error() {
                     None => core.open_gate(),
                     Some((status, vendor)) => {
-                        core.fail(|| explain(self::status(status), ticket.kind, vendor))
+                        core.fail(|| explain(core, self::status(status), ticket.kind, vendor))
                     }
                 }
                 return;
@@ -292,7 +292,7 @@ impl Users {
             None => CompletionStatus::Success,
             Some((status, vendor_error)) => {
                 let status = self::status(status);
-                core.fail(|| explain(status, ticket.kind, vendor_error));
+                core.fail(|| explain(core, status, ticket.kind, vendor_error));
                 status
             }
         };
@@ -366,7 +366,7 @@ impl Users {
     }
 }
 
-fn explain(status: CompletionStatus, kind: RequestKind, vendor_error: u32) -> String {
+fn explain(core: &Core, status: CompletionStatus, kind: RequestKind, vendor_error: u32) -> String {
     match status {
         // What came first is not ours to know: it happened on the peer's request, or in the device.
         CompletionStatus::WorkRequestFlushed => {
@@ -380,7 +380,12 @@ fn explain(status: CompletionStatus, kind: RequestKind, vendor_error: u32) -> St
                 RequestKind::Receive => "receive",
                 RequestKind::Hello => "first message",
             };
-            format!("{kind}: {status} (vendor error {vendor_error:#x})")
+            // soft-iWARP has one answer if a request is wrong, and if TCP no longer takes it.
+            let or = match status {
+                CompletionStatus::LocalOperation if core.flushes_here => ", or the connection has ended",
+                _ => "",
+            };
+            format!("{kind}: {status}{or} (vendor error {vendor_error:#x})")
         }
     }
 }

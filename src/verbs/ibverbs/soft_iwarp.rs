@@ -3,7 +3,7 @@
 //! The kernel names each queue that a program is to map by a *key*: the offset in the device's file, from 0 on, where the
 //! lowest gap that fits is. To libsiw, the driver's half in libibverbs, `0x90000` means that there is no key
 //! (`SIW_INVAL_UOBJ_KEY` in rdma/siw-abi.h): whatever is given that one can't be created, and as it is given the same key
-//! again, nor can anything after it. With queue pairs of two pages that is after some seventy of them. (rdma-core 44 to 64.)
+//! again, nor can anything after it. With queue pairs of two pages that is after some seventy of them. (rdma-core 44 to 65.)
 
 use std::ptr::NonNull;
 
