@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use tonic_rdma::verbs::{
     Access, CompletionOpcode, CompletionQueue, CompletionStatus, Context, HostMemory, LocalSegment,
     MemoryRegion, Operation, PathSettings, Payload, PostError, ProtectionDomain, QueuePair,
-    QueuePairCapacity, ReceiveRequest, RemoteSegment, SendRequest, VerbsError, WorkCompletion,
+    QueuePairCapacity, QueuePairState, ReceiveRequest, RemoteSegment, SendRequest, VerbsError,
+    WorkCompletion,
 };
 
 /// A provider under test.
@@ -32,8 +33,24 @@ pub trait Fabric: Sync {
         1 << 30
     }
 
-    /// Whether a write has completed when it is in the peer's memory, and not before.
-    fn writes_complete_when_placed(&self) -> bool {
+    /// Whether a send or write has completed when the peer has taken it, and not before. Where not (on iWARP: when TCP has
+    /// it), what the peer refuses ends the connection, and later requests are flushed.
+    fn completes_at_the_peer(&self) -> bool {
+        true
+    }
+
+    /// Whether a send waits for a receive. Where not (on iWARP), it ends the connection.
+    fn sends_wait_for_receives(&self) -> bool {
+        true
+    }
+
+    /// Whether memory that the device may write for its owner (the sink of a READ) is open to peers' writes, too.
+    fn sinks_are_open(&self) -> bool {
+        false
+    }
+
+    /// Whether a READ is refused from memory that is not to be read by peers.
+    fn reads_need_a_right(&self) -> bool {
         true
     }
 
@@ -42,7 +59,7 @@ pub trait Fabric: Sync {
         true
     }
 
-    /// Whether a receive flushes at once when the peer's process dies, without a send that finds out.
+    /// Whether a queue pair goes to Error at once when the peer's does, or its process dies, without a send that finds out.
     fn notices_death_when_idle(&self) -> bool {
         true
     }
@@ -224,6 +241,26 @@ impl Side {
         assert_eq!((completion.wr_id, completion.status), (wr_id, status));
     }
 
+    /// Waits until the queue pair is in Error.
+    pub fn expect_end(&self) {
+        wait_until("the Error state", || self.pair.state() == QueuePairState::Error);
+    }
+
+    /// The next completion, which must be that of `wr_id`, which the peer refused, or can't take: a failure with `status`,
+    /// as far as the fabric knows.
+    pub fn expect_refusal(&self, fabric: &dyn Fabric, wr_id: u64, status: CompletionStatus) {
+        if fabric.completes_at_the_peer() {
+            return self.expect_failure(wr_id, status);
+        }
+        let completion = self.wait();
+        assert_eq!(completion.wr_id, wr_id);
+        // A READ needs an answer.
+        let unheard =
+            completion.status == CompletionStatus::Success && completion.opcode != CompletionOpcode::Read;
+        assert!(unheard || is_end(completion.status), "{completion:?}");
+        self.expect_end();
+    }
+
     /// Asserts that there is nothing to poll.
     pub fn expect_nothing(&self) {
         let mut completions = [WorkCompletion::EMPTY; 1];
@@ -235,11 +272,17 @@ impl Side {
 /// Waits until what `a` wrote is in `b`'s memory: on any device a READ sees the writes before it.
 pub fn until_placed(fabric: &dyn Fabric, a: &Side, b: &Side) {
     const WR_ID: u64 = 0x7ead;
-    if !fabric.writes_complete_when_placed() {
+    if !fabric.completes_at_the_peer() {
         let end = a.region.memory().len() - 1;
         a.read(WR_ID, a.segment(end, 1), b.remote(end));
         a.expect(WR_ID, CompletionOpcode::Read);
     }
+}
+
+/// Whether a request may complete with `status` because the connection has ended before. (soft-iWARP calls it an operation
+/// that failed here if TCP no longer takes it.)
+pub fn is_end(status: CompletionStatus) -> bool {
+    matches!(status, CompletionStatus::WorkRequestFlushed | CompletionStatus::LocalOperation)
 }
 
 pub fn connect_pairs(a: &Arc<dyn QueuePair>, b: &Arc<dyn QueuePair>, settings: &PathSettings) {

@@ -57,7 +57,7 @@ macro_rules! suite {
                 wrong_rkey, out_of_bounds, missing_region_right, missing_queue_pair_right, foreign_domain,
                 deregistered_key, message_too_long_for_the_receive, bad_local_key, local_range_out_of_bounds,
                 read_into_read_only_memory, receive_into_deregistered_memory, flush_order, unsignalled_failure,
-                peer_destroyed, peer_fails_while_a_send_waits);
+                peer_destroyed, peer_never_connects, peer_fails_while_a_send_waits);
             suite!(@cases $fabric; flow:
                 receiver_not_ready_for_ever, receiver_not_ready_expires, receiver_not_ready_recovers,
                 write_with_immediate_waits_for_a_receive, peer_not_connected_yet, send_queue_full,

@@ -158,6 +158,15 @@ impl Queue {
         }
     }
 
+    /// Does what the device's completions ask for, and keeps them for who polls.
+    pub(super) fn fetch(&self) {
+        let state = &mut *lock(&self.state);
+        let count = self.take(&mut state.completions[..]);
+        for completion in &state.completions[..count] {
+            state.users.translate(&self.device, completion, |completion| state.ready.push_back(completion));
+        }
+    }
+
     /// Takes completions from the device; how many there were, and less than was asked for if there are no more.
     fn take(&self, completions: &mut [sys::ibv_wc]) -> usize {
         // SAFETY:
@@ -279,7 +288,7 @@ impl Users {
                 match completion.error() {
                     None => core.open_gate(),
                     Some((status, vendor)) => {
-                        core.fail(|| explain(self::status(status), ticket.kind, vendor))
+                        core.fail(|| explain(core, self::status(status), ticket.kind, vendor))
                     }
                 }
                 return;
@@ -291,7 +300,7 @@ impl Users {
             None => CompletionStatus::Success,
             Some((status, vendor_error)) => {
                 let status = self::status(status);
-                core.fail(|| explain(status, ticket.kind, vendor_error));
+                core.fail(|| explain(core, status, ticket.kind, vendor_error));
                 status
             }
         };
@@ -374,7 +383,7 @@ fn shared_receive(device: &Device, ticket: Ticket, completion: &sys::ibv_wc) -> 
         Some((status, vendor_error)) => {
             let status = self::status(status);
             if let Some(core) = lock(&device.pairs).get(&completion.qp_num) {
-                core.fail(|| explain(status, ticket.kind, vendor_error));
+                core.fail(|| explain(core, status, ticket.kind, vendor_error));
             }
             (status, 0, sys::ibv_wc_opcode::IBV_WC_RECV)
         }
@@ -392,7 +401,7 @@ fn shared_receive(device: &Device, ticket: Ticket, completion: &sys::ibv_wc) -> 
     })
 }
 
-fn explain(status: CompletionStatus, kind: RequestKind, vendor_error: u32) -> String {
+fn explain(core: &Core, status: CompletionStatus, kind: RequestKind, vendor_error: u32) -> String {
     match status {
         // What came first is not ours to know: it happened on the peer's request, or in the device.
         CompletionStatus::WorkRequestFlushed => {
@@ -406,7 +415,12 @@ fn explain(status: CompletionStatus, kind: RequestKind, vendor_error: u32) -> St
                 RequestKind::Receive | RequestKind::SharedReceive => "receive",
                 RequestKind::Hello => "first message",
             };
-            format!("{kind}: {status} (vendor error {vendor_error:#x})")
+            // soft-iWARP has one answer if a request is wrong, and if TCP no longer takes it.
+            let or = match status {
+                CompletionStatus::LocalOperation if core.flushes_here => ", or the connection has ended",
+                _ => "",
+            };
+            format!("{kind}: {status}{or} (vendor error {vendor_error:#x})")
         }
     }
 }

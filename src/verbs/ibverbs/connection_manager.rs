@@ -2,38 +2,46 @@
 //!
 //! Each device listens at one address. Both ends of a connection know the other's address and token; that with the
 //! greater ones (the *active* end) connects, and the other accepts, whichever calls `to_rtr` first. A thread does what
-//! the kernel's events ask for, so that a queue pair connects whether or not anybody polls.
+//! the kernel's events ask for, so that a queue pair connects whether or not anybody polls. The kernel bounds how long
+//! the active end waits for an answer; how long the other waits to be connected to is bounded here. Connecting itself is
+//! each time done by another thread: soft-iWARP's call returns when TCP has connected, which takes two minutes to give
+//! up an address that does not answer.
 //!
 //! The end that accepted may not send before it has heard from the other (RFC 5044, section 7.1.2). So the first message
 //! in each direction is a *hello* of no bytes, which nobody above gets to see: requests posted earlier are held until
-//! the active end is connected, and until the other end got its hello.
+//! the active end is connected, and until the other end got its hello. No event tells of that, so until then the thread
+//! looks into the completion queue.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddrV6};
+use std::net::SocketAddrV6;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::address::Listener;
-use super::connection_library::{
-    ConnectionLibrary, Event, EventChannel, Id, PORT_SPACE_TCP, Parameters, event, library,
-};
+use super::completion_queue::Queue;
+use super::connection_id::{create_id, destroy_id, listen};
+use super::connection_library::{ConnectionLibrary, Event, EventChannel, Id, Parameters, event, library};
 use super::core::Core;
 use super::device::set_nonblocking;
 use super::library::{check, last_error};
 use super::lock;
-use super::network::{local_addresses, socket_address};
+use super::network::socket_address;
 use crate::verbs::{QueuePairState, VerbsError};
 
 /// How long the kernel looks for a way to the peer, in milliseconds.
 const RESOLVE: c_int = 1000;
-/// Connections that may wait to be accepted.
-const BACKLOG: c_int = 1024;
+/// How long the end that does not connect waits for the other to do so. (soft-iWARP gives the active end as long.)
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often the thread looks whether a hello has come.
+const TICK: Duration = Duration::from_millis(1);
 
 /// The connection manager of one device.
 #[derive(Debug)]
@@ -42,27 +50,28 @@ pub(super) struct Manager {
     channel: NonNull<EventChannel>,
     listener: NonNull<Id>,
     socket: SocketAddrV6,
+    /// Has the thread look at what else there is to do than events.
+    nudge: OwnedFd,
+    stopped: AtomicBool,
     state: Mutex<State>,
+    /// Notified when a call that connects has returned.
+    returned: Condvar,
 }
 
 /// A manager at work; its thread ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct Service {
-    manager: Arc<Manager>,
-    stop: OwnedFd,
-}
+pub(super) struct Service(Arc<Manager>);
 
 impl Service {
     /// Starts a manager that listens at an address of `device`.
     pub(super) fn start(device: &str) -> Result<Self, VerbsError> {
-        let failed =
-            |error: io::Error| VerbsError::os("starting the thread of the connection manager", error);
         let manager = Arc::new(Manager::open(device)?);
-        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
-        let (worker, stopped) = (Arc::clone(&manager), stop.try_clone().map_err(failed)?);
+        let worker = Arc::clone(&manager);
         let thread = std::thread::Builder::new().name("tonic-rdma-cm".into());
-        thread.spawn(move || worker.run(&stopped)).map_err(failed)?;
-        Ok(Self { manager, stop })
+        thread
+            .spawn(move || worker.run())
+            .map_err(|error| VerbsError::os("starting the thread of the connection manager", error))?;
+        Ok(Self(manager))
     }
 }
 
@@ -70,14 +79,14 @@ impl Deref for Service {
     type Target = Manager;
 
     fn deref(&self) -> &Manager {
-        &self.manager
+        &self.0
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It can only fail if the descriptor was not open.
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        self.0.stopped.store(true, SeqCst);
+        self.0.nudge();
     }
 }
 
@@ -92,16 +101,24 @@ struct State {
     connections: HashMap<u64, Connection>,
     /// Tokens of connections by their identifier's address.
     ids: HashMap<usize, u64>,
+    /// Until when those that wait to be connected to do so, and their tokens; in order.
+    deadlines: VecDeque<(Instant, u64)>,
+    /// Tokens of connections that wait for the peer's hello.
+    silent: Vec<u64>,
 }
 
 /// A queue pair from Init on.
 #[derive(Debug)]
 struct Connection {
     core: Arc<Core>,
+    /// Where its receives complete.
+    queue: Arc<Queue>,
     /// From `to_rtr` on.
     peer: Option<Wanted>,
     /// The kernel's side of it: ours if we connect, the peer's request if it does.
     id: Option<NonNull<Id>>,
+    /// Whether a thread is in the call that connects, and uses the identifier.
+    connecting: bool,
     /// The token that the request came with.
     requester: u64,
 }
@@ -144,14 +161,16 @@ impl Manager {
     /// Listens at an address of `device`.
     fn open(device: &str) -> Result<Self, VerbsError> {
         let library = library()?;
+        let nudge = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| VerbsError::os("creating a descriptor", error))?;
         // SAFETY: takes no arguments.
         let channel = unsafe { (library.create_event_channel)() };
         let channel =
             NonNull::new(channel).ok_or_else(|| last_error("opening the RDMA connection manager"))?;
         match listen(library, channel, device) {
             Ok((listener, socket)) => {
-                let state = Mutex::default();
-                let manager = Self { library, channel, listener, socket, state };
+                let (stopped, state, returned) = (AtomicBool::new(false), Mutex::default(), Condvar::new());
+                let manager = Self { library, channel, listener, socket, nudge, stopped, state, returned };
                 set_nonblocking(manager.fd())?;
                 Ok(manager)
             }
@@ -168,15 +187,17 @@ impl Manager {
         self.socket
     }
 
-    /// Does what events ask for, until `stop` is readable.
-    fn run(&self, stop: &OwnedFd) {
-        loop {
+    /// Does what events ask for, and ends waits that were too long, until it is stopped.
+    fn run(self: &Arc<Self>) {
+        while !self.stopped.load(SeqCst) {
+            let left = [self.expire(), self.look_for_hellos()].into_iter().flatten().min();
+            let left = left
+                .map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
             let mut awaited = [
                 PollFd::from_borrowed_fd(self.fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.nudge.as_fd(), PollFlags::IN),
             ];
-            match rustix::event::poll(&mut awaited, None) {
-                Ok(_) if !awaited[1].revents().is_empty() => return,
+            match rustix::event::poll(&mut awaited, left.as_ref()) {
                 // The kernel took the device away, and the channel with it.
                 Ok(_) if awaited[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL) => return,
                 Ok(_) | Err(rustix::io::Errno::INTR) => self.progress(),
@@ -185,7 +206,44 @@ impl Manager {
                     return;
                 }
             }
+            let _ = rustix::io::read(&self.nudge, &mut [0; 8]);
         }
+    }
+
+    fn nudge(&self) {
+        // It can only fail if it was nudged 2^64 times.
+        let _ = rustix::io::write(&self.nudge, &1u64.to_ne_bytes());
+    }
+
+    /// Ends the queue pairs that have waited too long to be connected to; how long the next may wait.
+    fn expire(&self) -> Option<Duration> {
+        let state = &mut *lock(&self.state);
+        while let Some(&(deadline, token)) = state.deadlines.front() {
+            let waiting = state.connections.get(&token).filter(|connection| !connection.core.gate_is_open());
+            let left = deadline.saturating_duration_since(Instant::now());
+            if waiting.is_some() && left > Duration::ZERO {
+                return Some(left);
+            }
+            state.deadlines.pop_front();
+            if let Some(connection) = waiting {
+                let error = format!("the peer did not connect within {PATIENCE:?}");
+                connection.core.fail(|| VerbsError::Unreachable(error).to_string());
+            }
+        }
+        None
+    }
+
+    /// Looks whether the hellos have come that are waited for; when to do so again.
+    fn look_for_hellos(&self) -> Option<Duration> {
+        let state = &mut *lock(&self.state);
+        state.silent.retain(|token| {
+            let Some(Connection { core, queue, .. }) = state.connections.get(token) else { return false };
+            if !core.gate_is_open() {
+                queue.fetch();
+            }
+            !core.gate_is_open() && core.state() != QueuePairState::Error
+        });
+        (!state.silent.is_empty()).then_some(TICK)
     }
 
     /// Readable when there is something for [`progress`](Self::progress).
@@ -195,8 +253,9 @@ impl Manager {
     }
 
     /// From now on requests for `token` are for this queue pair.
-    pub(super) fn add(&self, token: u64, core: &Arc<Core>) {
-        let connection = Connection { core: Arc::clone(core), peer: None, id: None, requester: 0 };
+    pub(super) fn add(&self, token: u64, core: &Arc<Core>, queue: &Arc<Queue>) {
+        let (core, queue) = (Arc::clone(core), Arc::clone(queue));
+        let connection = Connection { core, queue, peer: None, id: None, connecting: false, requester: 0 };
         lock(&self.state).connections.insert(token, connection);
     }
 
@@ -226,7 +285,9 @@ impl Manager {
             let id = self.start(&peer)?;
             connection.id = Some(id);
             state.ids.insert(id.as_ptr().addr(), token);
-        } else if connection.id.is_some() {
+        } else {
+            state.deadlines.push_back((Instant::now() + PATIENCE, token));
+            self.nudge();
             self.accept(token, connection)?;
         }
         Ok(())
@@ -259,18 +320,30 @@ impl Manager {
         check("accepting an iWARP connection", result)
     }
 
-    /// Forgets a queue pair, which was destroyed.
+    /// Whether [`remove`](Self::remove) may take long, as the kernel waits for the peer.
+    pub(super) fn is_connecting(&self, token: u64) -> bool {
+        lock(&self.state).connections.get(&token).is_some_and(|connection| {
+            let active = connection.peer.is_some_and(|peer| peer.active);
+            active && connection.id.is_some() && !connection.core.gate_is_open()
+        })
+    }
+
+    /// Forgets a queue pair, which is to be destroyed.
     pub(super) fn remove(&self, token: u64) {
-        let state = &mut *lock(&self.state);
-        let Some(connection) = state.connections.remove(&token) else { return };
-        if let Some(id) = connection.id {
+        let connecting =
+            |state: &mut State| state.connections.get(&token).is_some_and(|found| found.connecting);
+        let state = self.returned.wait_while(lock(&self.state), connecting);
+        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        let id = state.connections.remove(&token).and_then(|connection| connection.id);
+        if let Some(id) = id {
             state.ids.remove(&id.as_ptr().addr());
+            drop(state);
             self.destroy(id);
         }
     }
 
     /// Does what the kernel's events ask for.
-    fn progress(&self) {
+    fn progress(self: &Arc<Self>) {
         loop {
             let state = &mut *lock(&self.state);
             let mut event = ptr::null_mut();
@@ -290,7 +363,7 @@ impl Manager {
         }
     }
 
-    fn apply(&self, state: &mut State, note: &Note) {
+    fn apply(self: &Arc<Self>, state: &mut State, note: &Note) {
         let Some(id) = note.id else { return };
         if note.kind == event::CONNECT_REQUEST {
             return self.requested(state, id, note.introduction);
@@ -303,10 +376,12 @@ impl Manager {
                 let result = unsafe { (self.library.resolve_route)(id.as_ptr(), RESOLVE) };
                 check("looking for a route", result)
             }
-            event::ROUTE_RESOLVED => self.introduce(token, id, connection),
+            event::ROUTE_RESOLVED => self.start_connecting(token, connection),
             event::ESTABLISHED => {
                 if connection.peer.is_some_and(|peer| peer.active) {
                     connection.core.open_gate();
+                } else {
+                    state.silent.push(token);
                 }
                 Ok(())
             }
@@ -349,13 +424,44 @@ impl Manager {
         state.ids.insert(id.as_ptr().addr(), introduction.target);
     }
 
-    fn introduce(&self, token: u64, id: NonNull<Id>, connection: &Connection) -> Result<(), VerbsError> {
-        let Some(peer) = connection.peer else { return Ok(()) };
+    /// Has a thread of its own connect to the peer.
+    fn start_connecting(self: &Arc<Self>, token: u64, connection: &mut Connection) -> Result<(), VerbsError> {
+        let manager = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("tonic-rdma-connect".into());
+        thread
+            .spawn(move || manager.introduce(token))
+            .map_err(|error| VerbsError::os("starting the thread that connects", error))?;
+        connection.connecting = true;
+        Ok(())
+    }
+
+    /// Connects to the peer.
+    fn introduce(&self, token: u64) {
+        // Whoever started this holds the lock until `connecting` is set; so the identifier stays until that is taken back.
+        let found = lock(&self.state)
+            .connections
+            .get(&token)
+            .and_then(|connection| Some((connection.id?, connection.core.number, connection.peer?)));
+        let result = match found {
+            Some((id, number, peer)) => self.connect_to(&peer, token, id, number),
+            None => Ok(()),
+        };
+        let state = &mut *lock(&self.state);
+        if let Some(connection) = state.connections.get_mut(&token) {
+            connection.connecting = false;
+            if let Err(error) = result {
+                connection.core.fail(|| error.to_string());
+            }
+        }
+        self.returned.notify_all();
+    }
+
+    fn connect_to(&self, peer: &Wanted, token: u64, id: NonNull<Id>, number: u32) -> Result<(), VerbsError> {
         let introduction = Introduction { target: peer.listener.token, source: token }.to_bytes();
         let mut parameters = Parameters {
             private_data: introduction.as_ptr().cast(),
             private_data_length: Introduction::LENGTH as u8,
-            ..parameters(connection.core.number, &peer)
+            ..parameters(number, peer)
         };
         // SAFETY: the identifier is resolved, and the parameters are complete; the call copies what they point to.
         let result = unsafe { (self.library.connect)(id.as_ptr(), &raw mut parameters) };
@@ -420,78 +526,6 @@ fn parameters(number: u32, peer: &Wanted) -> Parameters {
         shared_receive_queue: 0,
         queue_pair_number: number,
     }
-}
-
-fn create_id(
-    library: &'static ConnectionLibrary,
-    channel: NonNull<EventChannel>,
-) -> Result<NonNull<Id>, VerbsError> {
-    let mut id = ptr::null_mut();
-    // SAFETY: the channel is alive, and the result writable.
-    let result =
-        unsafe { (library.create_id)(channel.as_ptr(), &raw mut id, ptr::null_mut(), PORT_SPACE_TCP) };
-    check("creating an iWARP connection", result)?;
-    NonNull::new(id).ok_or_else(|| last_error("creating an iWARP connection"))
-}
-
-fn destroy_id(library: &'static ConnectionLibrary, id: NonNull<Id>) {
-    // Waits for events that were taken and not acknowledged: there are none.
-    // SAFETY: the identifier is alive, and in no table any more.
-    let result = unsafe { (library.destroy_id)(id.as_ptr()) };
-    if let Err(error) = check("destroying an iWARP connection", result) {
-        tracing::debug!(%error);
-    }
-}
-
-/// Listens at the first address of this machine that belongs to the device: the kernel says so when it is bound to.
-fn listen(
-    library: &'static ConnectionLibrary,
-    channel: NonNull<EventChannel>,
-    device: &str,
-) -> Result<(NonNull<Id>, SocketAddrV6), VerbsError> {
-    for address in local_addresses()? {
-        let id = create_id(library, channel)?;
-        match listen_at(library, id, device, address) {
-            Ok(Some(socket)) => return Ok((id, socket)),
-            Ok(None) => destroy_id(library, id),
-            Err(error) => {
-                destroy_id(library, id);
-                return Err(error);
-            }
-        }
-    }
-    Err(VerbsError::Unusable(format!(
-        "no address of this machine belongs to {device}: give its network interface one"
-    )))
-}
-
-fn listen_at(
-    library: &'static ConnectionLibrary,
-    id: NonNull<Id>,
-    device: &str,
-    address: IpAddr,
-) -> Result<Option<SocketAddrV6>, VerbsError> {
-    let ip = match address {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-        IpAddr::V6(ip) => ip,
-    };
-    let mut socket = socket_address(SocketAddrV6::new(ip, 0, 0, 0));
-    // SAFETY:
-    // - the identifier is alive, and the address complete, and
-    // - once it is bound, it names the device's context, which librdmacm keeps open.
-    let bound = unsafe {
-        (library.bind_addr)(id.as_ptr(), (&raw mut socket).cast()) == 0
-            && super::port::context_name(id.as_ref().verbs).is_some_and(|name| name == device)
-    };
-    if !bound {
-        return Ok(None);
-    }
-    // SAFETY: the identifier is bound.
-    let result = unsafe { (library.listen)(id.as_ptr(), BACKLOG) };
-    check(format!("listening for iWARP connections at {address}"), result)?;
-    // SAFETY: as above.
-    let port = u16::from_be(unsafe { (library.get_src_port)(id.as_ptr()) });
-    Ok(Some(SocketAddrV6::new(Ipv6Addr::from(ip.octets()), port, 0, 0)))
 }
 
 #[cfg(test)]

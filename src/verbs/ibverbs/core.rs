@@ -150,6 +150,11 @@ impl Core {
         }
     }
 
+    /// Whether requests go to the device.
+    pub(super) fn gate_is_open(&self) -> bool {
+        lock(&self.poster).is_open()
+    }
+
     /// The peer listens: says hello, and posts all that was held back.
     pub(super) fn open_gate(&self) {
         if let Err(error) = lock(&self.poster).open(self) {

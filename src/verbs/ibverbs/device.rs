@@ -21,6 +21,7 @@ use super::lock;
 use super::port::{DeviceList, Port, PortState, RawContext, Transport, mtu_bytes, mtu_code, transport};
 use super::protection_domain::{Domain, probe_inline};
 use super::shared_receive_queue::SharedQueues;
+use super::soft_iwarp::KeyGuard;
 use crate::verbs::{CompletionQueue, Context, DeviceAttributes, ProtectionDomain, VerbsError};
 
 /// Which device, port and address to use. What is `None` is chosen.
@@ -76,6 +77,8 @@ impl OpenOptions {
 #[derive(Debug)]
 pub(super) struct Device {
     me: Weak<Device>,
+    /// Before the context, which is closed after it is dropped.
+    _key_guard: Option<KeyGuard>,
     pub(super) raw: RawContext,
     attributes: DeviceAttributes,
     options: OpenOptions,
@@ -181,6 +184,7 @@ impl Device {
         }
         let mtu = choose_mtu(&port, options.mtu)?;
         let limits = raw.query()?;
+        let key_guard = KeyGuard::new(&raw, limits.vendor_id)?;
         let iwarp = transport == Transport::Iwarp;
         let manager = if iwarp { Some(Service::start(&name)?) } else { None };
         let attributes = DeviceAttributes {
@@ -209,6 +213,7 @@ impl Device {
         let shown = devices.folder(found);
         Ok(Arc::new_cyclic(|me| Self {
             me: me.clone(),
+            _key_guard: key_guard,
             raw,
             attributes,
             options: options.clone(),

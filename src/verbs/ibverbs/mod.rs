@@ -12,7 +12,8 @@
 //! | `device`, `protection_domain`, `memory_region`, `completion_queue`, `queue_pair`, `shared_receive_queue` | the objects behind the traits |
 //! | `core` | a queue pair's state and outstanding requests, as polling sees them |
 //! | `post`, `path`, `address` | requests, settings and addresses as the device takes them |
-//! | `connection_manager`, `connection_library`, `network` | connecting on iWARP, by librdmacm |
+//! | `connection_manager`, `connection_id`, `connection_library`, `network` | connecting on iWARP, by librdmacm |
+//! | `soft_iwarp` | what that driver needs |
 //! | `order` | completions in the order of posting, on a device that does not keep it |
 //! | `wake` | sleeping for more than a completion channel |
 //! | `async_events` | port down, queue pair failed, device removed |
@@ -23,7 +24,9 @@
 //!   polled, or with an [asynchronous event](super::Context::handle_events).
 //! - Every registered page is locked in memory.
 //! - On iWARP a send or write has completed when TCP has it; what the peer refuses ends the connection later. A send that
-//!   finds no receive does so, too. Requests that are posted before there is a connection wait for it.
+//!   finds no receive does so, too. Requests that are posted before there is a connection wait for it, at most 10 s. In
+//!   turn a peer that ends is noticed at once, whoever polls. Memory that the device may write, peers may write that know
+//!   its key; and soft-iWARP has them read all that is registered in a protection domain (docs/design/0005-ibverbs.md).
 //! - Both ends of a connection take the path MTU that is smaller: the one that the other's address offers
 //!   ([`OpenOptions::mtu`]), or their own. [`PathSettings::mtu`](super::PathSettings::mtu) narrows one end alone, so it
 //!   has to be the same at both.
@@ -31,6 +34,7 @@
 mod address;
 mod async_events;
 mod completion_queue;
+mod connection_id;
 mod connection_library;
 mod connection_manager;
 mod core;
@@ -46,6 +50,7 @@ mod post;
 mod protection_domain;
 mod queue_pair;
 mod shared_receive_queue;
+mod soft_iwarp;
 mod wake;
 
 use std::any::Any;

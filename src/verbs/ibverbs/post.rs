@@ -84,6 +84,10 @@ impl Sends {
         self.slot = slot;
     }
 
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.gate, Gate::Open)
+    }
+
     /// Says hello, and hands the device all that was held back. Nothing if the gate is open.
     pub(super) fn open(&mut self, core: &Core) -> Result<(), PostErrorKind> {
         let Gate::Shut(held) = std::mem::replace(&mut self.gate, Gate::Open) else { return Ok(()) };

@@ -235,7 +235,7 @@ impl QueuePair for Pair {
         if let Some(manager) = &self.device().manager {
             post_hello_receive(&self.core, self.receive_queue.1)
                 .map_err(|error| VerbsError::Unusable(format!("posting the first receive: {error}")))?;
-            manager.add(self.token, &self.core);
+            manager.add(self.token, &self.core, &self.receive_queue.0);
         }
         self.core.advance("to_init", QueuePairState::Reset, QueuePairState::Init)
     }
@@ -307,12 +307,41 @@ impl Drop for Pair {
     fn drop(&mut self) {
         let device = self.domain.device();
         lock(&device.pairs).remove(&self.core.number);
+        self.send_queue.0.leave(self.send_queue.1);
+        self.receive_queue.0.leave(self.receive_queue.1);
+        let remains = Arc::new(Remains {
+            core: Arc::clone(&self.core),
+            token: self.token,
+            _queues: [Arc::clone(&self.send_queue.0), Arc::clone(&self.receive_queue.0)],
+            domain: Arc::clone(&self.domain),
+        });
+        if device.manager.as_ref().is_some_and(|manager| manager.is_connecting(self.token)) {
+            let patient = Arc::clone(&remains);
+            let thread = std::thread::Builder::new().name("tonic-rdma-end".into());
+            if thread.spawn(move || patient.destroy()).is_ok() {
+                return;
+            }
+        }
+        remains.destroy();
+    }
+}
+
+/// A queue pair that nobody can reach any more, with what it was made of.
+struct Remains {
+    core: Arc<Core>,
+    token: u64,
+    _queues: [Arc<Queue>; 2],
+    domain: Arc<Domain>,
+}
+
+impl Remains {
+    /// Destroys the queue pair; called once. Where the kernel is about to connect it, that has to end first.
+    fn destroy(&self) {
+        let device = self.domain.device();
         if let Some(manager) = &device.manager {
             manager.remove(self.token);
         }
-        self.send_queue.0.leave(self.send_queue.1);
-        self.receive_queue.0.leave(self.receive_queue.1);
-        // SAFETY: nobody can reach it any more: it is in no table, and whoever used one held its lock.
+        // SAFETY: it is in no table any more, whoever used one held its lock, and this is called once.
         let result = unsafe { (device.library().destroy_qp)(self.core.pair.as_ptr()) };
         if let Err(error) = check("destroying a queue pair", result) {
             tracing::warn!(queue_pair = self.core.number, %error);
