@@ -145,14 +145,15 @@ impl SharedBuffers {
 
     /// Posts every buffer that the connection of that queue pair holds: it has ended.
     pub(crate) fn post_all_of(&self, owner: QueuePairNumber) {
+        let mut lost = None;
         for (number, step) in self.steps.iter().map_while(OnceLock::get).enumerate() {
             let of_owner = |index: &usize| step.owners[*index].load(Ordering::Relaxed) == owner.0;
             for index in (0..step.owners.len()).filter(of_owner) {
-                let slot = number as u32 * Self::STEP + index as u32;
-                if let Err(reason) = self.post(slot) {
-                    tracing::warn!(slot, %reason, "a shared receive buffer is lost");
-                }
+                lost = self.post(number as u32 * Self::STEP + index as u32).err().or(lost);
             }
+        }
+        if let Some(reason) = lost {
+            tracing::warn!(%reason, "shared receive buffers are lost");
         }
     }
 

@@ -147,6 +147,10 @@ impl Inbound {
         if header.sequence != self.received {
             return Err(Violation::Sequence { seen: header.sequence, expected: self.received });
         }
+        // Slots that are shared with other connections are not to be had without credit.
+        if self.received >= self.granted_told {
+            return Err(Violation::Overdrawn { granted: self.granted_told });
+        }
         if header.kind.is_data() && self.fin {
             return Err(Violation::DataAfterFin);
         }

@@ -38,6 +38,12 @@ pub enum Violation {
         /// One for every message sent to it, and as many as there can be slots.
         most: u64,
     },
+    /// A message for which the peer has no credit.
+    #[error("a message beyond the {granted} that were granted")]
+    Overdrawn {
+        /// Messages that the peer was told it may ever send.
+        granted: u64,
+    },
     /// More credits given back than there were to spare.
     #[error("{seen} credits given back, of which there can be {most}")]
     Returned {

@@ -103,6 +103,18 @@ fn control_messages_out_of_shape() {
 }
 
 #[test]
+fn more_messages_than_were_granted() {
+    let mut it = connection();
+    it.widen(5);
+    for sequence in 0..16 {
+        assert_eq!(receive(&mut it, header(Kind::Eager, sequence, 1), &[]), Ok(()));
+    }
+    // Five more could be sent, but the peer does not know.
+    let refused = receive(&mut it, header(Kind::Eager, 16, 1), &[]);
+    assert_eq!(refused, Err(Violation::Overdrawn { granted: 16 }));
+}
+
+#[test]
 fn more_credits_back_than_there_are_to_spare() {
     let give_back = |it: &mut Connection, count: u32| {
         receive(it, header(Kind::Return, 0, 4), &count.to_le_bytes()).map(|()| it.window())

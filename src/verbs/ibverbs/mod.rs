@@ -11,7 +11,7 @@
 //! | `port`, `gid` | what devices, ports and addresses there are |
 //! | `device`, `protection_domain`, `memory_region`, `completion_queue`, `queue_pair`, `shared_receive_queue` | the objects behind the traits |
 //! | `core` | a queue pair's state and outstanding requests, as polling sees them |
-//! | `post`, `path`, `address` | requests, settings and addresses as the device takes them |
+//! | `post`, `post_receive`, `path`, `address` | requests, settings and addresses as the device takes them |
 //! | `connection_manager`, `connection_id`, `connection_library`, `network` | connecting on iWARP, by librdmacm |
 //! | `soft_iwarp` | what that driver needs |
 //! | `order` | completions in the order of posting, on a device that does not keep it |
@@ -47,6 +47,7 @@ mod order;
 mod path;
 mod port;
 mod post;
+mod post_receive;
 mod protection_domain;
 mod queue_pair;
 mod shared_receive_queue;

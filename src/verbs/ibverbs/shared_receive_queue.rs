@@ -10,7 +10,8 @@ use super::core::{RequestKind, Ticket};
 use super::device::Device;
 use super::library::{check, last_error};
 use super::lock;
-use super::post::{ReceiveList, kind_of};
+use super::post::kind_of;
+use super::post_receive::ReceiveList;
 use super::protection_domain::Domain;
 use crate::verbs::{Context as _, PostError, PostErrorKind, ReceiveRequest, SharedReceiveQueue, VerbsError};
 
