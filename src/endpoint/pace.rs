@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 /// the gap between arrivals: when they come close together the budget is a few gaps; when they don't, it is zero.
 #[derive(Debug)]
 pub(crate) struct Pace {
+    /// Longest spin.
+    longest: Duration,
     last_arrival: Option<Instant>,
     /// Moving average of the gap between arrivals.
     gap: Duration,
@@ -16,8 +18,8 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Longest spin. About three wake-ups: a sleeper loses no more than it could have won.
-    const LONGEST: Duration = Duration::from_micros(120);
+    /// Longest spin if nobody says otherwise. About three wake-ups: a sleeper loses no more than it could have won.
+    pub(crate) const LONGEST: Duration = Duration::from_micros(120);
     /// Shortest spin that is worth arming late for.
     const SHORTEST: Duration = Duration::from_micros(20);
     /// A core that took longer than this to come back from a yield has other work.
@@ -25,15 +27,16 @@ impl Pace {
     /// How long a crowded core is left alone.
     const LEAVE_ALONE: Duration = Duration::from_millis(2);
 
-    pub(crate) fn new() -> Self {
-        Self { last_arrival: None, gap: Self::LONGEST / 4, crowded_until: None, missed: false }
+    /// One that spins for `longest` at most.
+    pub(crate) fn new(longest: Duration) -> Self {
+        Self { longest, last_arrival: None, gap: longest / 4, crowded_until: None, missed: false }
     }
 
     /// Completions were found.
     pub(crate) fn arrived(&mut self, now: Instant) {
         if let Some(last) = self.last_arrival.replace(now) {
             // One long pause must not be remembered for longer than a few arrivals.
-            let gap = now.saturating_duration_since(last).min(4 * Self::LONGEST);
+            let gap = now.saturating_duration_since(last).min(4 * self.longest);
             self.gap = (self.gap * 7 + gap) / 8;
         }
         self.missed = false;
@@ -54,10 +57,10 @@ impl Pace {
     /// How long to spin from `now` on; zero means sleep at once.
     pub(crate) fn budget(&self, now: Instant) -> Duration {
         let crowded = self.crowded_until.is_some_and(|until| now < until);
-        if self.missed || crowded || self.gap > Self::LONGEST {
+        if self.missed || crowded || self.gap > self.longest {
             return Duration::ZERO;
         }
-        (self.gap * 4).clamp(Self::SHORTEST, Self::LONGEST)
+        (self.gap * 4).clamp(Self::SHORTEST.min(self.longest), self.longest)
     }
 }
 
@@ -66,7 +69,7 @@ mod tests {
     use super::*;
 
     fn fed(gap: Duration) -> (Pace, Instant) {
-        let mut pace = Pace::new();
+        let mut pace = Pace::new(Pace::LONGEST);
         let mut now = Instant::now();
         for _ in 0..64 {
             now += gap;
@@ -86,6 +89,24 @@ mod tests {
     fn rare_arrivals_are_slept_for() {
         let (pace, now) = fed(Duration::from_millis(1));
         assert_eq!(pace.budget(now), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_limit_is_the_users() {
+        let mut now = Instant::now();
+        let mut patient = Pace::new(Duration::from_millis(4));
+        for _ in 0..64 {
+            now += Duration::from_micros(800);
+            patient.arrived(now);
+        }
+        let budget = patient.budget(now);
+        assert!(budget >= Duration::from_millis(3) && budget <= Duration::from_millis(4), "{budget:?}");
+        let mut never = Pace::new(Duration::ZERO);
+        for _ in 0..64 {
+            now += Duration::from_nanos(100);
+            never.arrived(now);
+        }
+        assert_eq!(never.budget(now), Duration::ZERO);
     }
 
     #[test]

@@ -16,7 +16,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
@@ -78,6 +78,7 @@ struct Key {
     device: usize,
     mode: PollMode,
     cpus: Vec<usize>,
+    spin_limit: Duration,
     queues: usize,
     /// Whether receive buffers are shared, and their length.
     receives: (SharedReceive, u32),
@@ -92,6 +93,7 @@ impl Reactor {
             device: Arc::as_ptr(context).cast::<()>().addr(),
             mode: config.poll_mode,
             cpus: config.poll_cpus.clone(),
+            spin_limit: config.spin_limit,
             queues: config.completion_queues,
             receives: (config.shared_receive, config.slot_size),
         };
@@ -135,7 +137,11 @@ impl Reactor {
         let reactor = Arc::new(Self {
             queues,
             next: AtomicUsize::new(0),
-            spinner: Mutex::new(Spinner { pace: Pace::new(), armed: false, spinning_since: None }),
+            spinner: Mutex::new(Spinner {
+                pace: Pace::new(config.spin_limit),
+                armed: false,
+                spinning_since: None,
+            }),
             kick: Arc::clone(&kick),
             mode: config.poll_mode,
             idle_polled: AtomicBool::new(false),
@@ -205,7 +211,7 @@ impl Reactor {
     /// Spins until a task was woken (true) or the budget is spent.
     fn spin(&self, spinner: &mut Spinner) -> bool {
         const POLLS_PER_LOOK: usize = 16;
-        const YIELD_EVERY: std::time::Duration = std::time::Duration::from_micros(10);
+        const YIELD_EVERY: Duration = Duration::from_micros(10);
         let mut start = Instant::now();
         let mut budget = spinner.pace.budget(start);
         if budget.is_zero() {
