@@ -286,7 +286,7 @@ impl Users {
         let queue = match ticket.kind {
             RequestKind::Hello => {
                 match completion.error() {
-                    None => core.open_gate(),
+                    None => core.hear(),
                     Some((status, vendor)) => {
                         core.fail(|| explain(core, self::status(status), ticket.kind, vendor))
                     }

@@ -11,6 +11,9 @@
 //! in each direction is a *hello* of no bytes, which nobody above gets to see: requests posted earlier are held until
 //! the active end is connected, and until the other end got its hello. No event tells of that, so until then the thread
 //! looks into the completion queue.
+//!
+//! soft-iWARP overlooks what arrives between its answer to the request and its own readiness (`siw_accept`), until more
+//! arrives. So the active end nudges a peer that it does not hear from.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
@@ -38,10 +41,17 @@ use crate::verbs::{QueuePairState, VerbsError};
 
 /// How long the kernel looks for a way to the peer, in milliseconds.
 const RESOLVE: c_int = 1000;
-/// How long the end that does not connect waits for the other to do so. (soft-iWARP gives the active end as long.)
+/// How long the end that does not connect waits for the other to do so, and either for the other's hello. (soft-iWARP gives
+/// the active end as long to connect.)
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often the thread looks whether a hello has come.
 const TICK: Duration = Duration::from_millis(1);
+
+/// When to nudge a peer for the first time; each time after that it takes twice as long.
+const NUDGE: Duration = Duration::from_millis(20);
+const NUDGES: u32 = 8;
+/// Requests of ours that a send queue has to take: the hello and the nudges. (A receive queue has only the hello.)
+pub(super) const OWN_REQUESTS: u32 = 1 + NUDGES;
 
 /// The connection manager of one device.
 #[derive(Debug)]
@@ -101,10 +111,17 @@ struct State {
     connections: HashMap<u64, Connection>,
     /// Tokens of connections by their identifier's address.
     ids: HashMap<usize, u64>,
-    /// Until when those that wait to be connected to do so, and their tokens; in order.
+    /// Until when those wait that have not heard from the peer, and their tokens; in order.
     deadlines: VecDeque<(Instant, u64)>,
-    /// Tokens of connections that wait for the peer's hello.
-    silent: Vec<u64>,
+    /// Connections that wait for the peer's hello.
+    silent: Vec<Silent>,
+}
+
+#[derive(Debug)]
+struct Silent {
+    token: u64,
+    nudges: u32,
+    next_nudge: Instant,
 }
 
 /// A queue pair from Init on.
@@ -215,18 +232,18 @@ impl Manager {
         let _ = rustix::io::write(&self.nudge, &1u64.to_ne_bytes());
     }
 
-    /// Ends the queue pairs that have waited too long to be connected to; how long the next may wait.
+    /// Ends the queue pairs that have waited too long for the peer; how long the next may wait.
     fn expire(&self) -> Option<Duration> {
         let state = &mut *lock(&self.state);
         while let Some(&(deadline, token)) = state.deadlines.front() {
-            let waiting = state.connections.get(&token).filter(|connection| !connection.core.gate_is_open());
+            let waiting = state.connections.get(&token).filter(|connection| !connection.core.is_heard());
             let left = deadline.saturating_duration_since(Instant::now());
             if waiting.is_some() && left > Duration::ZERO {
                 return Some(left);
             }
             state.deadlines.pop_front();
             if let Some(connection) = waiting {
-                let error = format!("the peer did not connect within {PATIENCE:?}");
+                let error = format!("nothing was heard from the peer within {PATIENCE:?}");
                 connection.core.fail(|| VerbsError::Unreachable(error).to_string());
             }
         }
@@ -236,12 +253,22 @@ impl Manager {
     /// Looks whether the hellos have come that are waited for; when to do so again.
     fn look_for_hellos(&self) -> Option<Duration> {
         let state = &mut *lock(&self.state);
-        state.silent.retain(|token| {
-            let Some(Connection { core, queue, .. }) = state.connections.get(token) else { return false };
-            if !core.gate_is_open() {
+        state.silent.retain_mut(|silent| {
+            let found = state.connections.get(&silent.token);
+            let Some(Connection { core, queue, peer: Some(peer), .. }) = found else { return false };
+            if !core.is_heard() {
                 queue.fetch();
             }
-            !core.gate_is_open() && core.state() != QueuePairState::Error
+            if core.is_heard() || core.state() == QueuePairState::Error {
+                return false;
+            }
+            let now = Instant::now();
+            if peer.active && silent.nudges < NUDGES && silent.next_nudge <= now {
+                core.nudge();
+                silent.nudges += 1;
+                silent.next_nudge = now + NUDGE * (1 << silent.nudges);
+            }
+            true
         });
         (!state.silent.is_empty()).then_some(TICK)
     }
@@ -324,7 +351,7 @@ impl Manager {
     pub(super) fn is_connecting(&self, token: u64) -> bool {
         lock(&self.state).connections.get(&token).is_some_and(|connection| {
             let active = connection.peer.is_some_and(|peer| peer.active);
-            active && connection.id.is_some() && !connection.core.gate_is_open()
+            active && connection.id.is_some() && !connection.core.is_heard()
         })
     }
 
@@ -378,11 +405,12 @@ impl Manager {
             }
             event::ROUTE_RESOLVED => self.start_connecting(token, connection),
             event::ESTABLISHED => {
+                let now = Instant::now();
                 if connection.peer.is_some_and(|peer| peer.active) {
+                    state.deadlines.push_back((now + PATIENCE, token));
                     connection.core.open_gate();
-                } else {
-                    state.silent.push(token);
                 }
+                state.silent.push(Silent { token, nudges: 0, next_nudge: now + NUDGE });
                 Ok(())
             }
             event::ADDRESS_ERROR

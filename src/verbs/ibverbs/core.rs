@@ -34,6 +34,8 @@ pub(super) struct Core {
     failure: OnceLock<String>,
     /// Where sends are put together, and held until there is a connection.
     pub(super) poster: Mutex<Sends>,
+    /// On iWARP: whether the peer's hello has come.
+    heard: AtomicBool,
     /// On iWARP: puts completions in order.
     pub(super) order: Option<Mutex<Order>>,
     /// Whether requests that are posted in Error are flushed here, because the device would leave them lying.
@@ -67,6 +69,7 @@ impl Core {
             state: AtomicU8::new(RESET),
             failure: OnceLock::new(),
             poster: Mutex::new(poster),
+            heard: AtomicBool::new(false),
             order: flushes_here.then(Mutex::default),
             flushes_here,
             flushed: AtomicBool::new(false),
@@ -150,9 +153,21 @@ impl Core {
         }
     }
 
-    /// Whether requests go to the device.
-    pub(super) fn gate_is_open(&self) -> bool {
-        lock(&self.poster).is_open()
+    /// The peer's hello has come: it listens.
+    pub(super) fn hear(&self) {
+        self.heard.store(true, SeqCst);
+        self.open_gate();
+    }
+
+    pub(super) fn is_heard(&self) -> bool {
+        self.heard.load(SeqCst)
+    }
+
+    /// Sends what the peer's device takes notice of, and nobody else.
+    pub(super) fn nudge(&self) {
+        if let Err(error) = lock(&self.poster).nudge(self) {
+            tracing::debug!(queue_pair = self.number, %error, "nudging the peer");
+        }
     }
 
     /// The peer listens: says hello, and posts all that was held back.

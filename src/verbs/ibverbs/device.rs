@@ -13,7 +13,7 @@ use rustix::fs::OFlags;
 
 use super::address::Link;
 use super::completion_queue::Queue;
-use super::connection_manager::Service;
+use super::connection_manager::{OWN_REQUESTS, Service};
 use super::core::Core;
 use super::gid::{Gid, GidKind};
 use super::library::Library;
@@ -189,8 +189,7 @@ impl Device {
         let manager = if iwarp { Some(Service::start(&name)?) } else { None };
         let attributes = DeviceAttributes {
             max_message_size: port.max_message_size.into(),
-            // One is for the hello.
-            max_work_requests: count(limits.max_qp_wr).saturating_sub(iwarp.into()),
+            max_work_requests: count(limits.max_qp_wr).saturating_sub(if iwarp { OWN_REQUESTS } else { 0 }),
             max_segments: count(limits.max_sge),
             // Soft-RoCE and others say nothing of it.
             max_read_segments: match (count(limits.max_sge_rd), iwarp) {

@@ -72,8 +72,12 @@ impl Sends {
         self.slot = slot;
     }
 
-    pub(super) fn is_open(&self) -> bool {
-        matches!(self.gate, Gate::Open)
+    /// Posts a write of no bytes.
+    pub(super) fn nudge(&mut self, core: &Core) -> Result<(), PostErrorKind> {
+        let ticket = Ticket { kind: RequestKind::Hello, slot: self.slot, position: 0 };
+        let mut nothing = sys::ibv_send_wr { wr_id: ticket.to_bits(), ..Default::default() };
+        nothing.opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+        hand_over(core, &mut nothing).map_err(|(error, _)| kind_of(error))
     }
 
     /// Says hello, and hands the device all that was held back. Nothing if the gate is open.

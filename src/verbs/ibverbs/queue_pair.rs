@@ -7,6 +7,7 @@ use ibverbs_sys as sys;
 
 use super::address::{Address, Listener, NUMBERS, Path};
 use super::completion_queue::{Queue, Role};
+use super::connection_manager::OWN_REQUESTS;
 use super::core::{Core, Slot};
 use super::device::Device;
 use super::library::{check, last_error};
@@ -145,7 +146,7 @@ fn create(
 ) -> Result<(NonNull<sys::ibv_qp>, QueuePairCapacity), VerbsError> {
     let device = domain.device();
     let mut inline = capacity.inline.min(device.attributes().max_inline);
-    let hello = u32::from(device.manager.is_some());
+    let ours = if device.manager.is_some() { OWN_REQUESTS } else { 0 };
     loop {
         let mut attributes = sys::ibv_qp_init_attr {
             send_cq: send_queue.as_ptr(),
@@ -154,8 +155,8 @@ fn create(
             qp_type: sys::ibv_qp_type::IBV_QPT_RC,
             sq_sig_all: 0,
             cap: sys::ibv_qp_cap {
-                max_send_wr: (capacity.send_requests + hello).max(1),
-                max_recv_wr: (capacity.receive_requests + hello).max(1),
+                max_send_wr: (capacity.send_requests + ours).max(1),
+                max_recv_wr: (capacity.receive_requests + ours).max(1),
                 max_send_sge: capacity.send_segments.max(1),
                 max_recv_sge: capacity.receive_segments.max(1),
                 max_inline_data: inline,
