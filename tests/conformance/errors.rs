@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use tonic_rdma::verbs::{
-    Access, CompletionOpcode, CompletionStatus, HostMemory, Operation, Payload, QueuePairState,
+    Access, CompletionOpcode, CompletionStatus, HostMemory, MemoryRegion, Operation, Payload, QueuePairState,
     RemoteSegment, Rkey,
 };
 
@@ -55,29 +55,30 @@ pub fn out_of_bounds(fabric: &dyn Fabric) {
     expect_remote_access(fabric, |a, b| a.read(1, a.segment(0, 64), wrapping(b)));
 }
 
+/// A write to memory that peers may read alone.
 pub fn missing_region_right(fabric: &dyn Fabric) {
-    let register = |b: &Side, access| {
-        b.domain.register(Arc::new(HostMemory::shared(4096, 4096).unwrap()), access).unwrap()
-    };
     let readable = match fabric.sinks_are_open() {
         false => Access::LOCAL_WRITE | Access::REMOTE_READ,
         true => Access::REMOTE_READ,
     };
-    let writable = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    let mut kept = Vec::new();
+    let mut kept = None;
     expect_remote_access(fabric, |a, b| {
-        let region = register(b, readable);
-        a.write(1, a.segment(0, 64), remote(&region, 0));
-        kept.push(region);
+        let region = kept.insert(register(b, readable));
+        a.write(1, a.segment(0, 64), remote(region, 0));
     });
-    if !fabric.reads_need_a_right() {
-        return;
-    }
+}
+
+/// A READ of memory that peers may write alone.
+pub fn missing_region_right_of_a_read(fabric: &dyn Fabric) {
+    let mut kept = None;
     expect_remote_access(fabric, |a, b| {
-        let region = register(b, writable);
-        a.read(1, a.segment(0, 64), remote(&region, 0));
-        kept.push(region);
+        let region = kept.insert(register(b, Access::LOCAL_WRITE | Access::REMOTE_WRITE));
+        a.read(1, a.segment(0, 64), remote(region, 0));
     });
+}
+
+fn register(side: &Side, access: Access) -> Arc<dyn MemoryRegion> {
+    side.domain.register(Arc::new(HostMemory::shared(4096, 4096).unwrap()), access).unwrap()
 }
 
 pub fn missing_queue_pair_right(fabric: &dyn Fabric) {

@@ -49,11 +49,6 @@ pub trait Fabric: Sync {
         false
     }
 
-    /// Whether a READ is refused from memory that is not to be read by peers.
-    fn reads_need_a_right(&self) -> bool {
-        true
-    }
-
     /// Whether a completion queue that overruns takes its queue pairs to Error at the very next completion.
     fn overruns_exactly(&self) -> bool {
         true

@@ -45,10 +45,13 @@ const IWARP: &[(&str, &[&str])] = &[
 ];
 
 /// What its driver does not do (Linux 6.1).
-const SOFT_IWARP: &[(&str, &[&str])] = &[(
-    "soft-iWARP keeps the rights of a queue pair, and looks at them nowhere",
-    &["missing_queue_pair_right"],
-)];
+const SOFT_IWARP: &[(&str, &[&str])] = &[
+    ("soft-iWARP keeps the rights of a queue pair, and looks at them nowhere", &["missing_queue_pair_right"]),
+    (
+        "soft-iWARP asks for no right to READ (`siw_qp_sq_proc_tx`), but for key, bounds and protection domain",
+        &["missing_region_right_of_a_read"],
+    ),
+];
 
 impl Fabric for Device {
     fn name(&self) -> &'static str {
@@ -107,11 +110,6 @@ impl Fabric for Device {
     /// On iWARP the answer to a READ is a write of the peer's.
     fn sinks_are_open(&self) -> bool {
         is_iwarp()
-    }
-
-    /// soft-iWARP checks key, bounds and protection domain (`siw_qp_sq_proc_tx` asks for no right).
-    fn reads_need_a_right(&self) -> bool {
-        !is_soft_iwarp()
     }
 
     /// The driver may round the depth up.

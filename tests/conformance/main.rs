@@ -54,7 +54,7 @@ macro_rules! suite {
                 inline_is_taken_over, scatter_and_gather, zero_length, exact_fit, maximum_length,
                 selective_signalling, ordering, both_directions);
             suite!(@cases $fabric; errors:
-                wrong_rkey, out_of_bounds, missing_region_right, missing_queue_pair_right, foreign_domain,
+                wrong_rkey, out_of_bounds, missing_region_right, missing_region_right_of_a_read, missing_queue_pair_right, foreign_domain,
                 deregistered_key, message_too_long_for_the_receive, bad_local_key, local_range_out_of_bounds,
                 read_into_read_only_memory, receive_into_deregistered_memory, flush_order, unsignalled_failure,
                 peer_destroyed, peer_never_connects, peer_fails_while_a_send_waits);
