@@ -32,7 +32,9 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // A runtime that shuts down drops connections unfinished: nobody would watch them any more.
+        // A runtime that shuts down drops connections unfinished: nobody would watch them any more. What can still be said
+        // is said, so that the peer knows that this is no accident.
+        self.connection.detach();
         self.connection.fail(ConnectionFault::Closed);
         // What has come into buffers that others share comes back with its completion.
         if self.queue.shared().is_some() {

@@ -87,6 +87,42 @@ fn what_was_negotiated_and_why_is_logged() {
     assert!(log.contains("rdma connection closed"), "{log}");
 }
 
+/// A client that exits drops its runtime, with connections in tasks that never end: to the server that is an end, no loss.
+#[test]
+fn a_runtime_that_is_dropped_says_goodbye() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter("debug")
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    tracing::subscriber::with_default(subscriber, || {
+        Runtime::Idle.run(async {
+            let mut listener = listen(Config::default()).await;
+            let port = listener.local_addr().port();
+            let client = std::thread::spawn(move || {
+                Runtime::Idle.run(async {
+                    let mut stream = Dialer::new(Config::default()).dial("127.0.0.1", port).await.unwrap();
+                    stream.write_all(b"and that was all").await.unwrap();
+                    stream.flush().await.unwrap();
+                    tokio::spawn(async move { stream.read(&mut [0]).await });
+                    tokio::task::yield_now().await;
+                });
+            });
+            let mut server = listener.next().await.unwrap();
+            let mut received = Vec::new();
+            server.read_to_end(&mut received).await.unwrap();
+            assert_eq!(received, b"and that was all");
+            drop(server);
+            client.join().unwrap();
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        });
+    });
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert!(log.contains("rdma connection closed") && !log.contains("lost"), "{log}");
+}
+
 #[test]
 fn several_completion_queues_serve_all_connections() {
     Runtime::Idle.run(async {
