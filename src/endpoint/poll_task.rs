@@ -6,14 +6,19 @@ use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use super::queue::Queue;
 use super::reactor::{Reactor, Step};
 use crate::verbs::VerbsError;
+
+/// How long a runtime that is never idle may leave its queues alone.
+const WATCH: Duration = Duration::from_millis(1);
 
 /// A queue's event descriptor, registered with the runtime.
 #[derive(Debug)]
@@ -44,10 +49,13 @@ pub(crate) async fn run(reactor: Weak<Reactor>, waiters: Vec<Waiter>, kick: Arc<
         let Some(step) = reactor.upgrade().map(|reactor| reactor.step()) else { return };
         match step {
             Step::Again => run_again().await,
-            Step::Sleep => {
-                if event_or_kick(&waiters, &kick).await
-                    && let Some(reactor) = reactor.upgrade()
-                {
+            Step::Sleep | Step::Watch => {
+                let woken = event_or_kick(&waiters, &kick);
+                let event = match step {
+                    Step::Watch => timeout(WATCH, woken).await.unwrap_or(false),
+                    _ => woken.await,
+                };
+                if event && let Some(reactor) = reactor.upgrade() {
                     reactor.event();
                 }
             }

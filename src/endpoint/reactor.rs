@@ -40,8 +40,9 @@ pub(crate) struct Reactor {
     spinner: Mutex<Spinner>,
     kick: Arc<Notify>,
     mode: PollMode,
-    /// Whether the runtime's `on_thread_park` polls us.
+    /// Whether the runtime's `on_thread_park` polls us, and whether it did since the poll task last looked.
     idle_polled: AtomicBool,
+    was_idle: AtomicBool,
     multi_thread: bool,
     task: OnceLock<AbortHandle>,
     /// Watches the device for what is no completion.
@@ -64,6 +65,8 @@ pub(crate) enum Step {
     Again,
     /// Wait for an event or a kick; the queues are armed.
     Sleep,
+    /// The same for a moment, then look again; the runtime's thread polls, and arms the queues before it sleeps.
+    Watch,
 }
 
 /// Reactors by runtime, device and way of polling.
@@ -145,6 +148,7 @@ impl Reactor {
             kick: Arc::clone(&kick),
             mode: config.poll_mode,
             idle_polled: AtomicBool::new(false),
+            was_idle: AtomicBool::new(false),
             multi_thread: runtime.runtime_flavor() != RuntimeFlavor::CurrentThread,
             task: OnceLock::new(),
             events,
@@ -178,7 +182,14 @@ impl Reactor {
         if self.queues.iter().all(|queue| queue.is_unused()) {
             return;
         }
-        if self.spin(&mut spinner) || self.arm(&mut spinner) {
+        self.was_idle.store(true, Ordering::Relaxed);
+        let was_armed = spinner.armed;
+        if self.spin(&mut spinner) {
+            // Nothing would wake the poll task any more, should this thread not be idle again for long.
+            if was_armed {
+                self.kick.notify_one();
+            }
+        } else if self.arm(&mut spinner) {
             self.kick.notify_one();
         }
     }
@@ -199,6 +210,10 @@ impl Reactor {
             } else if self.within_budget(&mut spinner) {
                 return Step::Again;
             }
+        }
+        // Arming costs a system call on some devices, and an event for every completion while it lasts.
+        if self.was_idle.swap(false, Ordering::Relaxed) {
+            return if spinner.armed { Step::Sleep } else { Step::Watch };
         }
         if self.arm(&mut spinner) { Step::Again } else { Step::Sleep }
     }

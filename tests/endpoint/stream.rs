@@ -223,3 +223,35 @@ fn data_moves_while_the_senders_runtime_is_blocked() {
         receiver.join().unwrap();
     }
 }
+
+/// A task that never waits keeps the runtime from being idle, where it polls: what arrives is noticed all the same.
+#[test]
+fn a_runtime_that_is_never_idle_still_hears() {
+    for runtime in Runtime::ALL {
+        runtime.run(async {
+            let (mut client, mut server) = pair(config()).await;
+            let busy = tokio::spawn(async {
+                loop {
+                    tokio::task::yield_now().await;
+                }
+            });
+            let echo = tokio::spawn(async move {
+                let mut message = [0; 100];
+                while server.read_exact(&mut message).await.is_ok() {
+                    server.write_all(&message).await.unwrap();
+                    server.flush().await.unwrap();
+                }
+            });
+            for round in 0..100_u8 {
+                client.write_all(&[round; 100]).await.unwrap();
+                client.flush().await.unwrap();
+                let mut back = [0; 100];
+                client.read_exact(&mut back).await.unwrap();
+                assert_eq!(back, [round; 100]);
+            }
+            busy.abort();
+            drop(client);
+            echo.await.unwrap();
+        });
+    }
+}
