@@ -60,8 +60,8 @@ impl io::Write for Log {
     }
 }
 
-#[test]
-fn what_was_negotiated_and_why_is_logged() {
+/// What `test` logs, on this thread.
+fn logged(test: impl FnOnce()) -> String {
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt()
@@ -69,7 +69,14 @@ fn what_was_negotiated_and_why_is_logged() {
         .with_ansi(false)
         .with_writer(move || writer.clone())
         .finish();
-    tracing::subscriber::with_default(subscriber, || {
+    tracing::subscriber::with_default(subscriber, test);
+    let bytes = log.0.lock().unwrap().clone();
+    String::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn what_was_negotiated_and_why_is_logged() {
+    let log = logged(|| {
         Runtime::Idle.run(async {
             let (client, server) = pair(Config::default()).await;
             drop((client, server));
@@ -81,7 +88,6 @@ fn what_was_negotiated_and_why_is_logged() {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         });
     });
-    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     assert!(log.contains("connected over rdma") && log.contains("soft0"), "{log}");
     assert!(log.contains("connected over tcp") && log.contains("the server declined"), "{log}");
     assert!(log.contains("rdma connection closed"), "{log}");
@@ -90,14 +96,7 @@ fn what_was_negotiated_and_why_is_logged() {
 /// A client that exits drops its runtime, with connections in tasks that never end: to the server that is an end, no loss.
 #[test]
 fn a_runtime_that_is_dropped_says_goodbye() {
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter("debug")
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    tracing::subscriber::with_default(subscriber, || {
+    let log = logged(|| {
         Runtime::Idle.run(async {
             let mut listener = listen(Config::default()).await;
             let port = listener.local_addr().port();
@@ -119,7 +118,6 @@ fn a_runtime_that_is_dropped_says_goodbye() {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         });
     });
-    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     assert!(log.contains("rdma connection closed") && !log.contains("lost"), "{log}");
 }
 
