@@ -11,6 +11,8 @@ pub(crate) struct Pace {
     last_arrival: Option<Instant>,
     /// Moving average of the gap between arrivals.
     gap: Duration,
+    /// The shortest yield of the core so far: what one costs when nobody else wants the core.
+    yield_cost: Duration,
     /// No spinning before this moment: somebody else wants the core.
     crowded_until: Option<Instant>,
     /// Whether the last spin ended without an arrival, and none came since.
@@ -22,14 +24,28 @@ impl Pace {
     pub(crate) const LONGEST: Duration = Duration::from_micros(120);
     /// Shortest spin that is worth arming late for.
     const SHORTEST: Duration = Duration::from_micros(20);
-    /// A core that took longer than this to come back from a yield has other work.
+    /// A core that took longer than this to come back from a yield has other work, unless yields are slow here.
     const CROWDED: Duration = Duration::from_micros(30);
+    /// Shortest time between two yields.
+    const YIELD_EVERY: Duration = Duration::from_micros(10);
+    /// Yields take a fiftieth of the time at most, and a core is not crowded that comes back within fifty of them: on an
+    /// emulated machine each takes microseconds.
+    const YIELD_SHARE: u32 = 50;
+    /// No more is believed of a yield, so that two spinners on one core don't take one another for slow yields.
+    const SLOWEST_YIELD: Duration = Duration::from_micros(4);
     /// How long a crowded core is left alone.
     const LEAVE_ALONE: Duration = Duration::from_millis(2);
 
     /// One that spins for `longest` at most.
     pub(crate) fn new(longest: Duration) -> Self {
-        Self { longest, last_arrival: None, gap: longest / 4, crowded_until: None, missed: false }
+        Self {
+            longest,
+            last_arrival: None,
+            gap: longest / 4,
+            yield_cost: Self::SLOWEST_YIELD,
+            crowded_until: None,
+            missed: false,
+        }
     }
 
     /// Completions were found.
@@ -47,9 +63,15 @@ impl Pace {
         self.missed = true;
     }
 
+    /// How long to keep the core from one yield to the next.
+    pub(crate) fn yield_every(&self) -> Duration {
+        (self.yield_cost * Self::YIELD_SHARE).max(Self::YIELD_EVERY)
+    }
+
     /// A yield of the core took `away`.
     pub(crate) fn yielded(&mut self, away: Duration, now: Instant) {
-        if away > Self::CROWDED {
+        self.yield_cost = self.yield_cost.min(away);
+        if away > (self.yield_cost * Self::YIELD_SHARE).max(Self::CROWDED) {
             self.crowded_until = Some(now + Self::LEAVE_ALONE);
         }
     }
@@ -118,6 +140,19 @@ mod tests {
         assert_eq!(pace.budget(now), Duration::ZERO);
         pace.arrived(now);
         assert!(pace.budget(now) > Duration::ZERO, "one long pause among close arrivals");
+    }
+
+    #[test]
+    fn slow_yields_are_rarer_and_are_no_crowd() {
+        let (mut pace, now) = fed(Duration::from_micros(10));
+        pace.yielded(Duration::from_micros(2), now);
+        assert_eq!(pace.yield_every(), Duration::from_micros(100));
+        pace.yielded(Duration::from_micros(90), now);
+        assert!(pace.budget(now) > Duration::ZERO);
+        pace.yielded(Duration::from_nanos(300), now);
+        assert_eq!(pace.yield_every(), Duration::from_micros(15));
+        pace.yielded(Duration::from_micros(90), now);
+        assert_eq!(pace.budget(now), Duration::ZERO);
     }
 
     #[test]

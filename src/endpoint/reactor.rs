@@ -226,7 +226,6 @@ impl Reactor {
     /// Spins until a task was woken (true) or the budget is spent.
     fn spin(&self, spinner: &mut Spinner) -> bool {
         const POLLS_PER_LOOK: usize = 16;
-        const YIELD_EVERY: Duration = Duration::from_micros(10);
         let mut start = Instant::now();
         let mut budget = spinner.pace.budget(start);
         if budget.is_zero() {
@@ -252,7 +251,7 @@ impl Reactor {
                 spinner.pace.missed();
                 return false;
             }
-            if now - last_yield > YIELD_EVERY {
+            if now - last_yield > spinner.pace.yield_every() {
                 rustix::thread::sched_yield();
                 last_yield = Instant::now();
                 spinner.pace.yielded(last_yield - now, last_yield);
