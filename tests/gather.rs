@@ -15,7 +15,8 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::codegen::{Service, http};
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
-use tonic_rdma::{RdmaConnector, RdmaIncoming, gather};
+use tonic_rdma::memory::Pool;
+use tonic_rdma::{Config, EagerThreshold, RdmaConnector, RdmaIncoming, gather};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
@@ -99,6 +100,43 @@ async fn every_size_arrives_whole() {
             assert_eq!((reply.bytes, reply.first_mismatch), (length as u64, 0), "{length} bytes");
         }
     }
+}
+
+/// A device that takes nothing large inline, as network cards are, both ends of a connection, and large messages from
+/// memory that the device can read: the payload goes from there to the peer, past the codec, HTTP/2 and the endpoint.
+#[tokio::test]
+async fn registered_payloads_are_copied_by_nobody_on_the_sending_side() {
+    const LENGTH: usize = 3 << 20;
+    const MESSAGES: u64 = 5;
+    let config = Config::from_env().unwrap().max_inline(200).eager_threshold(EagerThreshold::Bytes(64 << 10));
+    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config.clone()).await.unwrap();
+    let address = incoming.local_addr();
+    let service = TransferServer::new(Echo).max_decoding_message_size(usize::MAX);
+    let server = Server::builder().layer(gather::responses()).add_service(service);
+    tokio::spawn(server.serve_with_incoming(incoming));
+    let connector = RdmaConnector::with_config(config);
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let channel = endpoint.connect_with_connector(connector.clone()).await.unwrap();
+    let mut client = TransferClient::new(gather::requests(channel)).max_decoding_message_size(usize::MAX);
+    let pool = Pool::for_sending(64 << 20);
+    let counters = || connector.last_connection().unwrap().counters();
+    for (registered, least, most) in [(true, 0.98, 1.0), (false, 0.0, 0.02)] {
+        let before = counters();
+        for seed in 0..MESSAGES {
+            let mut message = message(seed, LENGTH);
+            if registered {
+                let mut buffer = pool.allocate(LENGTH).unwrap();
+                buffer.copy_from_slice(&message.payload);
+                message.payload = buffer.freeze();
+            }
+            let reply = client.put(message).await.unwrap().into_inner();
+            assert_eq!((reply.bytes, reply.first_mismatch), (LENGTH as u64, 0));
+        }
+        let in_place = counters().copies_avoided_bytes - before.copies_avoided_bytes;
+        let share = in_place as f64 / (MESSAGES as usize * LENGTH) as f64;
+        assert!((least..=most).contains(&share), "registered: {registered}, not copied: {share}");
+    }
+    assert_eq!(pool.statistics().leased_send, 0, "all was given back");
 }
 
 #[tokio::test]

@@ -25,6 +25,7 @@ pub struct Config {
     pub(crate) receive_slots: u32,
     pub(crate) slot_size: u32,
     pub(crate) shared_receive: SharedReceive,
+    pub(crate) max_inline: Option<u32>,
     pub(crate) queue_depth: u32,
     pub(crate) pinned_limit: Option<u64>,
     pub(crate) connect_timeout: Duration,
@@ -113,6 +114,7 @@ impl Default for Config {
             // An HTTP/2 frame of the default size, with its header and ours.
             slot_size: 17 * 1024,
             shared_receive: SharedReceive::default(),
+            max_inline: None,
             queue_depth: 1024,
             pinned_limit: None,
             connect_timeout: Duration::from_secs(10),
@@ -171,6 +173,9 @@ impl Config {
         }
         if let Some(shared) = variables.choice("RDMA_SHARED_RECEIVE", SHARED_RECEIVE)? {
             config.shared_receive = shared;
+        }
+        if let Some(bytes) = variables.number("RDMA_MAX_INLINE", 0, u64::from(u32::MAX))? {
+            config.max_inline = Some(bytes as u32);
         }
         if let Some(depth) = variables.number("RDMA_QP_QUEUE_DEPTH", 64, 4096)? {
             config.queue_depth = depth as u32;
@@ -263,6 +268,14 @@ impl Config {
     /// Whether connections share receive buffers. Variable `RDMA_SHARED_RECEIVE`: `auto`, `always`, `never`.
     pub fn shared_receive(mut self, shared: SharedReceive) -> Self {
         self.shared_receive = shared;
+        self
+    }
+
+    /// Longest message that is handed to the device inline, in bytes: the device takes it over at once, and nothing has to
+    /// be copied or kept for it. As many as the device takes, if nobody says otherwise: a whole message on the software
+    /// device, some hundred bytes on others. Variable `RDMA_MAX_INLINE`.
+    pub fn max_inline(mut self, bytes: u32) -> Self {
+        self.max_inline = Some(bytes);
         self
     }
 
@@ -470,6 +483,7 @@ mod tests {
         assert_eq!(with("RDMA_RECEIVE_SLOTS", "64").unwrap().receive_slots, 64);
         assert_eq!(with("RDMA_SLOT_SIZE", "4096").unwrap().slot_size, 4096);
         assert_eq!(with("RDMA_SHARED_RECEIVE", "always").unwrap().shared_receive, SharedReceive::Always);
+        assert_eq!(with("RDMA_MAX_INLINE", "220").unwrap().max_inline, Some(220));
         assert_eq!(with("RDMA_QP_QUEUE_DEPTH", "256").unwrap().queue_depth, 256);
         assert_eq!(with("RDMA_PINNED_LIMIT", "8388608").unwrap().pinned_limit, Some(8_388_608));
         assert_eq!(with("RDMA_QP_TIMEOUT", "20").unwrap().path.timeout, 20);
@@ -496,6 +510,7 @@ mod tests {
             ("RDMA_EAGER_THRESHOLD", "4k", "takes auto or a number of bytes"),
             ("RDMA_CHUNK_SIZE", "1", "takes a number from 4096 to 16777216"),
             ("RDMA_SHARED_RECEIVE", "yes", "takes one of auto, always, never"),
+            ("RDMA_MAX_INLINE", "all", "takes a number from 0 to 4294967295"),
             ("RDMA_QP_QUEUE_DEPTH", "-1", "takes a number from 64 to 4096"),
             ("RDMA_QP_TIMEOUT", "32", "takes a number from 0 to 31"),
             ("RDMA_QP_MTU", "1500", "takes one of 256, 512, 1024, 2048, 4096"),

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use super::fault::ConnectionFault;
 use super::receive::Receives;
+use super::source::{self, Source};
 use super::work_id::{Kind, WorkId};
-use crate::memory::{Block, Pool, Quota};
+use crate::memory::{Block, Pool, Registrations};
 use crate::protocol::{self, ReadRequest, SlotIndex};
 use crate::verbs::{Operation, Payload, PostError, QueuePair, RemoteSegment, Rkey, SendRequest};
 use crate::wire::Header;
@@ -25,8 +26,10 @@ pub(crate) struct Link {
     unsignaled: u32,
     posted: u64,
     completed: u64,
-    /// Messages that were too long to go inline, by the count of sends up to and with them.
-    copied: VecDeque<(u64, Block)>,
+    /// Memory of the application's that we send from.
+    registrations: Registrations,
+    /// What messages that did not go inline hold on to, by the count of sends up to and with them.
+    sources: VecDeque<(u64, Source)>,
 }
 
 impl Link {
@@ -38,6 +41,7 @@ impl Link {
         queue_pair: Arc<dyn QueuePair>,
         connection: u32,
         pool: Pool,
+        registrations: Registrations,
         receives: Receives,
     ) -> Result<Self, ConnectionFault> {
         receives.post_first(&*queue_pair, connection)?;
@@ -53,7 +57,8 @@ impl Link {
             unsignaled: 0,
             posted: 0,
             completed: 0,
-            copied: VecDeque::new(),
+            registrations,
+            sources: VecDeque::new(),
         })
     }
 
@@ -80,28 +85,29 @@ impl Link {
         self.receives.follow(protocol);
     }
 
-    /// Sends one message, the concatenation of `slices`. Whether they were taken without a copy on this side.
-    pub(crate) fn post_message(&mut self, slices: &[IoSlice<'_>]) -> Result<bool, ConnectionFault> {
+    /// Sends one message, the concatenation of `slices`. How many bytes of it were not copied on this side.
+    pub(crate) fn post_message(&mut self, slices: &[IoSlice<'_>]) -> Result<usize, ConnectionFault> {
         let length: usize = slices.iter().map(|slice| slice.len()).sum();
         let inline = length <= self.queue_pair.capacity().inline as usize;
         self.unsignaled += 1;
         let signaled = self.signal_all || self.signal_next || self.unsignaled >= self.signal_every;
         let wr_id = self.id(Kind::Send, self.unsignaled);
-        if inline {
+        let in_place = if inline {
             self.post_send(wr_id, Payload::Inline(slices), signaled)?;
+            length
         } else {
-            let mut block = self.pool.lease(length, Quota::Send).map_err(local)?;
-            block.copy_in_slices(0, slices).map_err(local)?;
-            let segment = block.segment(0..length).map_err(local)?;
-            self.post_send(wr_id, Payload::Registered(&[segment]), signaled)?;
-            self.copied.push_back((self.posted + 1, block));
-        }
+            let (number, most) = (self.posted + 1, self.queue_pair.capacity().send_segments as usize);
+            let keep = |source| self.sources.push_back((number, source));
+            let gathered = source::gather(slices, most, &self.pool, &mut self.registrations, keep)?;
+            self.post_send(wr_id, Payload::Registered(gathered.segments()), signaled)?;
+            gathered.in_place
+        };
         self.posted += 1;
         if signaled {
             self.unsignaled = 0;
             self.signal_next = false;
         }
-        Ok(inline)
+        Ok(in_place)
     }
 
     fn post_send(&self, wr_id: u64, data: Payload<'_>, signaled: bool) -> Result<(), ConnectionFault> {
@@ -118,8 +124,9 @@ impl Link {
     /// Nothing was sent for a while: memory that is kept for sending goes, and with the next message what waits for its
     /// completion, so that it goes the next time.
     pub(crate) fn rest(&mut self) {
-        self.signal_next = !self.copied.is_empty();
+        self.signal_next = !self.sources.is_empty();
         self.pool.trim();
+        self.registrations.prune();
     }
 
     /// Whether everything that was posted has completed.
@@ -130,8 +137,8 @@ impl Link {
     /// `count` sends, the oldest outstanding, have completed.
     pub(crate) fn sends_completed(&mut self, count: u32) {
         self.completed += u64::from(count);
-        while self.copied.front().is_some_and(|(sends, _)| *sends <= self.completed) {
-            self.copied.pop_front();
+        while self.sources.front().is_some_and(|(sends, _)| *sends <= self.completed) {
+            self.sources.pop_front();
         }
     }
 

@@ -44,6 +44,7 @@ mod read;
 mod receive;
 mod session;
 mod shared_receive;
+mod source;
 mod stream;
 mod supervisor;
 mod work_id;

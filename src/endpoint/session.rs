@@ -18,10 +18,11 @@ use super::reactor::Reactor;
 use super::receive::{Receives, Ring, Share};
 use super::shared_receive::Promise;
 use super::supervisor::{Counted, Supervisor};
-use crate::memory::{Block, Budget, Pool, PoolSettings, Quota};
+use crate::memory::{Block, Budget, Pool, PoolSettings, Quota, Registrations};
 use crate::protocol;
 use crate::verbs::{
-    Access, Context, DeviceAttributes, Probe, QueuePair, QueuePairAddress, QueuePairCapacity,
+    Access, Context, DeviceAttributes, Probe, ProtectionDomain, QueuePair, QueuePairAddress,
+    QueuePairCapacity,
 };
 use crate::wire::Header;
 use crate::wire::hello::Offer;
@@ -32,6 +33,7 @@ pub(crate) struct Prepared {
     context: Arc<dyn Context>,
     reactor: Arc<Reactor>,
     queue: Arc<Queue>,
+    domain: Arc<dyn ProtectionDomain>,
     queue_pair: Arc<dyn QueuePair>,
     pool: Pool,
     memory: ReceiveMemory,
@@ -109,7 +111,7 @@ impl Prepared {
             receive_requests: slots,
             send_segments: (Link::SLICES as u32).min(attributes.max_segments),
             receive_segments: 1,
-            inline: attributes.max_inline.min(MAX_INLINE),
+            inline: attributes.max_inline.min(config.max_inline.unwrap_or(u32::MAX)).min(MAX_INLINE),
         };
         let completions = queue.completion_queue();
         let queue_pair = match shared {
@@ -121,7 +123,7 @@ impl Prepared {
         let queue_pair = queue_pair.map_err(text)?;
         queue_pair.to_init(Access::LOCAL_WRITE | Access::REMOTE_READ).map_err(text)?;
         let config = config.clone();
-        Ok(Self { context, reactor, queue, queue_pair, pool, memory, slots, config })
+        Ok(Self { context, reactor, queue, domain, queue_pair, pool, memory, slots, config })
     }
 
     /// What the hello says of it.
@@ -154,6 +156,7 @@ impl Prepared {
         let protocol = protocol::Connection::new(settings, Instant::now()).map_err(text)?;
         let limits = self.limits(peer);
         let queue_pair = Arc::clone(&self.queue_pair);
+        let registrations = Registrations::new(self.domain, Arc::clone(self.pool.budget()));
         let member = Member::new(self.reactor, self.queue, |key| {
             let receives = match self.memory {
                 ReceiveMemory::Own(block) => {
@@ -165,7 +168,7 @@ impl Prepared {
                     Receives::Shared(Share::new(promise, self.queue_pair.number(), most))
                 }
             };
-            let link = Link::new(self.queue_pair, key, self.pool, receives)?;
+            let link = Link::new(self.queue_pair, key, self.pool, registrations, receives)?;
             Ok(Connection::new(link, protocol, limits))
         });
         let member = member.map_err(text)?;

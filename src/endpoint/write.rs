@@ -7,6 +7,7 @@ use super::connection::State;
 use super::counters::Counters;
 use super::fault::ConnectionFault;
 use super::link::Link;
+use super::source;
 use crate::memory::{Block, Quota};
 use crate::protocol::{Blocked, Chunk, MAX_CHUNKS};
 
@@ -25,6 +26,7 @@ impl State {
             return Ok(Some(length));
         }
         if length >= self.limits.rendezvous
+            && !source::lies_in_place(slices, length)
             && self.flush_staging(counters, now)?
             && let Some(offered) = self.offer(slices, length, counters, now)?
         {
@@ -94,13 +96,12 @@ impl State {
             .map_err(|error| ConnectionFault::Local(error.to_string().into()))?;
         message[0] = IoSlice::new(&header);
         message[1] = IoSlice::new(&self.staging);
-        let uncopied = self.link.post_message(&message[..count])?;
+        // The header and what was gathered before were copied, by us or by the device.
+        let in_place = self.link.post_message(&message[..count])?.min(taken);
         counters.eager_sent.add(1);
         counters.eager_sent_bytes.add(payload as u64);
         counters.work_requests.add(1);
-        if uncopied {
-            counters.copies_avoided_bytes.add(taken as u64);
-        }
+        counters.copies_avoided_bytes.add(in_place as u64);
         self.staging.clear();
         self.flush_wanted = false;
         Ok(taken)

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::Quota;
 use super::arena::Piece;
 use super::pool::{Purpose, Shared};
-use crate::verbs::{HostMemory, LocalSegment, OutOfBounds, RemoteSegment};
+use super::slab::Slab;
+use crate::verbs::{HostMemory, LocalSegment, MemoryRegion, OutOfBounds, RemoteSegment};
 
 /// A piece that goes back to its pool on drop.
 #[derive(Debug)]
@@ -55,6 +56,11 @@ impl Held {
     /// Names `range` of this piece for a work request. One that is not within the piece names memory of the same slab,
     /// or none, which the device refuses.
     pub(super) fn segment_within(&self, range: Range<usize>) -> LocalSegment {
+        self.segment_by(self.piece.slab.region(), range)
+    }
+
+    /// The same, by any registration of the slab without the right to write to what is no block.
+    pub(super) fn segment_by(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
         debug_assert!(range.end <= self.piece.capacity);
         let range = self.piece.offset + range.start..self.piece.offset + range.end;
         // SAFETY:
@@ -64,7 +70,7 @@ impl Held {
         // - a request that reads the range while a `&mut [u8]` to it exists: `Purpose::Buffer` pieces give segments
         //   out only when frozen, and those who post them keep the `Lease` until the request completed. One that
         //   does not sends whatever the next owner writes; our own accesses stay as they are.
-        unsafe { LocalSegment::new(self.piece.slab.region(), range) }
+        unsafe { LocalSegment::new(region, range) }
     }
 
     /// Where a peer finds the byte at `offset`, provided that the access rights let it.
@@ -79,6 +85,11 @@ impl Held {
     #[cfg(test)]
     pub(super) fn access(&self) -> crate::verbs::Access {
         self.piece.slab.region().access()
+    }
+
+    /// The slab.
+    pub(super) fn slab(&self) -> &Arc<Slab> {
+        &self.piece.slab
     }
 
     /// The memory of the slab.

@@ -27,8 +27,8 @@ struct Entry {
     frozen: Weak<Frozen>,
 }
 
-impl Index {
-    pub(super) fn new() -> Self {
+impl Default for Index {
+    fn default() -> Self {
         Self {
             low: AtomicUsize::new(usize::MAX),
             high: AtomicUsize::new(0),
@@ -36,7 +36,9 @@ impl Index {
             buffers: Mutex::default(),
         }
     }
+}
 
+impl Index {
     /// Adds a buffer of `length` bytes at `start`.
     pub(super) fn insert(&self, start: usize, length: usize, frozen: &Arc<Frozen>) {
         let mut buffers = self.lock();
@@ -70,11 +72,6 @@ impl Index {
             return None;
         }
         Some((entry.frozen.upgrade()?, address - start))
-    }
-
-    /// Number of frozen buffers.
-    pub(super) fn len(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Entry>> {

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::held::Held;
-use crate::verbs::{LocalSegment, OutOfBounds, RemoteSegment};
+use super::slab::Slab;
+use crate::verbs::{LocalSegment, MemoryRegion, OutOfBounds, RemoteSegment};
 
 /// A buffer that nobody writes to any more.
 #[derive(Debug)]
@@ -19,7 +20,7 @@ pub(super) struct Frozen {
 impl Drop for Frozen {
     fn drop(&mut self) {
         // Before `held` goes back: its memory may become another buffer at once.
-        self.held.shared().index.remove(self.held.as_ptr() as usize);
+        self.held.shared().thaw(self.held.as_ptr() as usize);
     }
 }
 
@@ -36,7 +37,7 @@ impl Lease {
     pub(super) fn freeze(held: Held, length: usize) -> Self {
         let address = held.as_ptr() as usize;
         let frozen = Arc::new(Frozen { held, length });
-        frozen.held.shared().index.insert(address, length, &frozen);
+        frozen.held.shared().freeze(address, length, &frozen);
         Self { frozen, offset: 0, length }
     }
 
@@ -77,6 +78,16 @@ impl Lease {
     /// The same bytes, shareable.
     pub fn into_bytes(self) -> Bytes {
         Bytes::from_owner(self)
+    }
+
+    /// The slab that it lies in.
+    pub(super) fn slab(&self) -> &Arc<Slab> {
+        self.frozen.held.slab()
+    }
+
+    /// Names all of it for a request that reads it, by another registration of its slab.
+    pub(super) fn segment_by(&self, region: &dyn MemoryRegion) -> LocalSegment {
+        self.frozen.held.segment_by(region, self.offset..self.offset + self.length)
     }
 
     fn name(&self, range: Range<usize>) -> LocalSegment {

@@ -18,6 +18,10 @@
 //! right to write, so that no device and no peer can change what a `&[u8]` shows; slabs of blocks are never seen
 //! through a reference. That makes [`Block::segment`] and [`Lease::segment`] safe to call.
 //!
+//! A pool belongs to a protection domain, or, if it was made [`for_sending`](Pool::for_sending), to none: its buffers are for
+//! the application to fill, and each connection that sends from one registers the slab with its own domain, for the
+//! device to read and nobody else (`Registrations`).
+//!
 //! Never: posts a request, waits for one, or knows who the peer is. A region's `rkey` opens all of a slab: where the
 //! access rights name peers, a pool serves one peer.
 
@@ -33,10 +37,12 @@ mod held;
 mod index;
 mod lease;
 mod pool;
+mod registrations;
 mod settings;
 mod slab;
 #[cfg(test)]
 mod tests;
+mod unbound;
 
 pub use block::Block;
 pub use budget::Budget;
@@ -45,4 +51,6 @@ pub use error::PoolError;
 pub(crate) use gather::{GatherBuf, Piece};
 pub use lease::Lease;
 pub use pool::Pool;
+pub(crate) use registrations::Registrations;
 pub use settings::{PoolSettings, PoolStatistics, Quota};
+pub(crate) use unbound::find_sendable;

@@ -1,13 +1,16 @@
 //! The pool: leases out of its arenas, within quotas and budget.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::arena::{Arena, Piece};
 use super::budget::Reservation;
 use super::held::Held;
 use super::index::Index;
+use super::lease::Frozen;
 use super::slab::Slab;
-use super::{Block, Budget, Lease, PoolError, PoolSettings, PoolStatistics, Quota, RegisteredBuf};
+use super::unbound::Unbound;
+use super::{Block, Budget, Lease, PoolError, PoolSettings, PoolStatistics, Quota, RegisteredBuf, unbound};
 use crate::verbs::{Access, ProtectionDomain};
 
 /// Smallest slab that a pool starts with; a budget that runs out makes smaller ones.
@@ -29,6 +32,15 @@ pub struct Pool {
 impl Pool {
     /// A pool that registers with `domain`, within `budget`.
     pub fn new(domain: Arc<dyn ProtectionDomain>, settings: PoolSettings, budget: Arc<Budget>) -> Self {
+        Self::with_index(domain, settings, budget, Arc::default())
+    }
+
+    fn with_index(
+        domain: Arc<dyn ProtectionDomain>,
+        settings: PoolSettings,
+        budget: Arc<Budget>,
+        index: Arc<Index>,
+    ) -> Self {
         let page = rustix::param::page_size();
         let slab_size =
             settings.slab_size.clamp(SMALLEST_SLAB, isize::MAX as usize / 2).next_multiple_of(page);
@@ -43,8 +55,38 @@ impl Pool {
             misses: 0,
             closed: false,
         };
-        let shared = Shared { domain, settings, budget, index: Index::new(), state: Mutex::new(state) };
+        let frozen = AtomicUsize::new(0);
+        let shared = Shared { domain, settings, budget, index, frozen, state: Mutex::new(state) };
         Self { handle: Arc::new(Handle { shared: Arc::new(shared) }) }
+    }
+
+    /// A pool whose buffers any connection can send from where they are, over whatever device: the application allocates
+    /// and fills them, and hands them on as [`Bytes`](bytes::Bytes). A connection that comes across such bytes registers
+    /// their slab with its own protection domain, once, for its device to read; peers get no right to it. Together with
+    /// [`gather`](crate::transport::gather), what a large `bytes` field holds is not copied at all on the sending side.
+    ///
+    /// `limit` is how many bytes may be in use at a time. Registrations count against the connections' budget
+    /// (`RDMA_PINNED_LIMIT`); where that is used up, the bytes are copied as any others are.
+    ///
+    /// Only [`allocate`](Self::allocate) is of use: segments made of its blocks and leases name no registered memory, and
+    /// every device refuses them.
+    ///
+    /// ```
+    /// let pool = tonic_rdma::memory::Pool::for_sending(1 << 30);
+    /// let mut tensor = pool.allocate(4 << 20)?;
+    /// tensor.fill(1);
+    /// let payload: bytes::Bytes = tensor.freeze();
+    /// # assert_eq!(payload.len(), 4 << 20);
+    /// # Ok::<(), tonic_rdma::memory::PoolError>(())
+    /// ```
+    pub fn for_sending(limit: u64) -> Self {
+        let settings = PoolSettings {
+            access: Access::LOCAL_READ,
+            send_quota: limit,
+            receive_quota: 0,
+            ..PoolSettings::default()
+        };
+        Self::with_index(Arc::new(Unbound), settings, Budget::new(limit), unbound::index())
     }
 
     /// Leases a block of at least `length` bytes, for the device to read and write. Its content is whatever it was
@@ -84,7 +126,7 @@ impl Pool {
             registered: state.registered,
             leased_send: state.leased_send,
             leased_receive: state.leased_receive,
-            frozen: shared.index.len(),
+            frozen: shared.frozen.load(Ordering::Relaxed),
             hits: state.hits,
             misses: state.misses,
         }
@@ -138,7 +180,9 @@ pub(super) struct Shared {
     domain: Arc<dyn ProtectionDomain>,
     settings: PoolSettings,
     budget: Arc<Budget>,
-    pub(super) index: Index,
+    index: Arc<Index>,
+    /// Buffers of this pool in the index, which other pools may use too.
+    frozen: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -171,6 +215,18 @@ impl State {
 }
 
 impl Shared {
+    /// A buffer of `length` bytes at `address` can be found from now on.
+    pub(super) fn freeze(&self, address: usize, length: usize, frozen: &Arc<Frozen>) {
+        self.index.insert(address, length, frozen);
+        self.frozen.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The buffer at `address` can't be found any more.
+    pub(super) fn thaw(&self, address: usize) {
+        self.index.remove(address);
+        self.frozen.fetch_sub(1, Ordering::Relaxed);
+    }
+
     fn obtain(&self, length: usize, quota: Quota, purpose: Purpose) -> Result<Piece, PoolError> {
         let limit = self.settings.limit(quota);
         let mut state = self.lock();

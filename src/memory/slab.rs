@@ -54,7 +54,7 @@ impl Slab {
     }
 
     /// The memory itself.
-    pub(super) fn memory(&self) -> &HostMemory {
+    pub(super) fn memory(&self) -> &Arc<HostMemory> {
         &self.memory
     }
 

@@ -12,6 +12,7 @@
 mod isolation;
 mod negotiation;
 mod observability;
+mod send_in_place;
 mod shared_receive;
 mod stream;
 mod tonic_over_rdma;

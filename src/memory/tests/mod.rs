@@ -5,10 +5,11 @@ mod blocks;
 mod buffers;
 mod limits;
 mod model;
+mod sending;
 mod threads;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use super::{Budget, Pool, PoolSettings};
 use crate::verbs::{
@@ -21,6 +22,7 @@ use crate::verbs::{
 pub(super) struct Domain {
     next: AtomicU32,
     live: Arc<AtomicUsize>,
+    last_access: AtomicU8,
     refuse: bool,
 }
 
@@ -28,6 +30,11 @@ impl Domain {
     /// Regions that are registered.
     pub(super) fn live(&self) -> usize {
         self.live.load(Ordering::SeqCst)
+    }
+
+    /// Rights of the region that was registered last.
+    pub(super) fn last_access(&self) -> Access {
+        Access::from_bits_truncate(self.last_access.load(Ordering::SeqCst))
     }
 }
 
@@ -37,6 +44,7 @@ impl ProtectionDomain for Domain {
             return Err(VerbsError::Limit { what: "memory regions", asked: 1, limit: 0 });
         }
         self.live.fetch_add(1, Ordering::SeqCst);
+        self.last_access.store(access.bits(), Ordering::SeqCst);
         let key = self.next.fetch_add(1, Ordering::SeqCst);
         Ok(Arc::new(Region { key, access, memory, live: Arc::clone(&self.live) }))
     }

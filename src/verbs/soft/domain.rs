@@ -113,7 +113,9 @@ pub(super) struct Handle(Arc<Domain>);
 impl ProtectionDomain for Handle {
     fn register(&self, memory: Arc<HostMemory>, access: Access) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         let domain = &self.0;
-        let segment = domain.device.retain_segment(&memory);
+        // What no peer has a right to is no segment: peers could not even ask for it.
+        let local = access == Access::LOCAL_READ;
+        let segment = if local { 0 } else { domain.device.retain_segment(&memory) };
         let entry = Entry {
             access,
             address: memory.address(),

@@ -1,0 +1,65 @@
+//! Memory that belongs to no protection domain, and how a connection finds it by its address.
+
+use std::sync::{Arc, LazyLock};
+
+use super::Lease;
+use super::index::Index;
+use crate::verbs::{
+    Access, CompletionQueue, HostMemory, Lkey, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity,
+    Rkey, VerbsError,
+};
+
+/// The frozen buffers of all pools for sending.
+static SENDABLE: LazyLock<Arc<Index>> = LazyLock::new(Arc::default);
+
+/// The index that all pools for sending share.
+pub(super) fn index() -> Arc<Index> {
+    Arc::clone(&SENDABLE)
+}
+
+/// Looks up whether all of `bytes` lie in a frozen buffer of some pool for sending. Two loads where there is none.
+pub(crate) fn find_sendable(bytes: &[u8]) -> Option<Lease> {
+    let (frozen, offset) = SENDABLE.find(bytes.as_ptr() as usize, bytes.len())?;
+    Some(Lease::new(frozen, offset, bytes.len()))
+}
+
+/// The domain of a pool that has none.
+#[derive(Debug)]
+pub(super) struct Unbound;
+
+impl ProtectionDomain for Unbound {
+    fn register(&self, memory: Arc<HostMemory>, _: Access) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        Ok(Arc::new(Unregistered(memory)))
+    }
+
+    fn create_queue_pair(
+        &self,
+        _: &Arc<dyn CompletionQueue>,
+        _: &Arc<dyn CompletionQueue>,
+        _: &QueuePairCapacity,
+    ) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        Err(VerbsError::Foreign("protection domain"))
+    }
+}
+
+/// Memory that no device knows. Its keys are those that no region has.
+#[derive(Debug)]
+struct Unregistered(Arc<HostMemory>);
+
+impl MemoryRegion for Unregistered {
+    fn lkey(&self) -> Lkey {
+        Lkey(0)
+    }
+
+    fn rkey(&self) -> Rkey {
+        Rkey(0)
+    }
+
+    fn access(&self) -> Access {
+        Access::LOCAL_READ
+    }
+
+    fn memory(&self) -> &Arc<HostMemory> {
+        &self.0
+    }
+}
