@@ -76,10 +76,14 @@ impl Pace {
         }
     }
 
+    /// Whether somebody else wants the core.
+    pub(crate) fn is_crowded(&self, now: Instant) -> bool {
+        self.crowded_until.is_some_and(|until| now < until)
+    }
+
     /// How long to spin from `now` on; zero means sleep at once.
     pub(crate) fn budget(&self, now: Instant) -> Duration {
-        let crowded = self.crowded_until.is_some_and(|until| now < until);
-        if self.missed || crowded || self.gap > self.longest {
+        if self.missed || self.is_crowded(now) || self.gap > self.longest {
             return Duration::ZERO;
         }
         (self.gap * 4).clamp(Self::SHORTEST.min(self.longest), self.longest)
