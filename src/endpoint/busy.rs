@@ -1,16 +1,42 @@
 //! Threads that spin on completion queues: [`PollMode::Busy`](super::PollMode::Busy).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::thread::CpuSet;
+use tokio::sync::Notify;
 
 use super::pace::Pace;
 use super::queue::Queue;
 use crate::verbs::VerbsError;
+
+/// Tells the poll task that threads stand back for a while: their cores are wanted by others, perhaps by those who would
+/// send us something. The task then waits for events in their place, which spares a second wake-up, from thread to task.
+#[derive(Debug)]
+pub(crate) struct StandIn {
+    threads: AtomicUsize,
+    kick: Arc<Notify>,
+}
+
+impl StandIn {
+    pub(crate) fn new(kick: Arc<Notify>) -> Arc<Self> {
+        Arc::new(Self { threads: AtomicUsize::new(0), kick })
+    }
+
+    /// Whether the poll task has to look after the queues.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.threads.load(Ordering::Acquire) > 0
+    }
+
+    fn while_asleep(&self, sleep: impl FnOnce()) {
+        self.threads.fetch_add(1, Ordering::AcqRel);
+        self.kick.notify_one();
+        sleep();
+        self.threads.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 /// A thread that polls one queue without end, unless others want its core; stopped and joined on drop.
 #[derive(Debug)]
@@ -21,15 +47,24 @@ pub(crate) struct BusyThread {
 
 impl BusyThread {
     /// One thread for each queue, on the CPUs in turn.
-    pub(crate) fn start_all(queues: &[Arc<Queue>], cpus: &[usize]) -> Result<Vec<Self>, VerbsError> {
+    pub(crate) fn start_all(
+        queues: &[Arc<Queue>],
+        cpus: &[usize],
+        stand_in: &Arc<StandIn>,
+    ) -> Result<Vec<Self>, VerbsError> {
         let start = |(index, queue): (usize, &Arc<Queue>)| {
             let cpu = (!cpus.is_empty()).then(|| cpus[index % cpus.len()]);
-            Self::start(Arc::clone(queue), index, cpu)
+            Self::start(Arc::clone(queue), index, cpu, Arc::clone(stand_in))
         };
         queues.iter().enumerate().map(start).collect()
     }
 
-    fn start(queue: Arc<Queue>, index: usize, cpu: Option<usize>) -> Result<Self, VerbsError> {
+    fn start(
+        queue: Arc<Queue>,
+        index: usize,
+        cpu: Option<usize>,
+        stand_in: Arc<StandIn>,
+    ) -> Result<Self, VerbsError> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
@@ -38,7 +73,7 @@ impl BusyThread {
                 if let Some(cpu) = cpu {
                     pin_to(cpu);
                 }
-                spin(&queue, &stopped);
+                spin(&queue, &stopped, &stand_in);
             })
             .map_err(|error| VerbsError::os("starting a polling thread", error))?;
         Ok(Self { stop, thread: Some(thread) })
@@ -51,14 +86,15 @@ impl Drop for BusyThread {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {
+            thread.thread().unpark();
             let _ = thread.join();
         }
     }
 }
 
-/// Polls until told to stop. On a core that others want too, spinning would keep from running those whom we wait for: there
-/// it sleeps until the device wakes it.
-fn spin(queue: &Queue, stopped: &AtomicBool) {
+/// Polls until told to stop. On a core that others want too, spinning would keep from running those whom it waits for:
+/// there it leaves the queue to the poll task.
+fn spin(queue: &Queue, stopped: &AtomicBool, stand_in: &StandIn) {
     const POLLS_PER_LOOK: usize = 16;
     let mut pace = Pace::new(Duration::MAX);
     let mut last_yield = Instant::now();
@@ -73,27 +109,19 @@ fn spin(queue: &Queue, stopped: &AtomicBool) {
             rustix::thread::sched_yield();
             last_yield = Instant::now();
             pace.yielded(last_yield - now, last_yield);
-            while pace.is_crowded(Instant::now()) && !stopped.load(Ordering::Relaxed) {
-                sleep(queue);
+            if pace.is_crowded(last_yield) {
+                stand_in.while_asleep(|| sleep(&pace, stopped));
             }
         }
     }
 }
 
-/// Waits for a completion, for a moment.
-fn sleep(queue: &Queue) {
-    const MOMENT: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-    queue.arm();
-    if queue.poll().completions > 0 {
-        queue.disarm();
-        return;
+fn sleep(pace: &Pace, stopped: &AtomicBool) {
+    while !stopped.load(Ordering::Relaxed)
+        && let Some(left) = pace.crowded_for(Instant::now())
+    {
+        std::thread::park_timeout(left);
     }
-    let mut event = [PollFd::from_borrowed_fd(queue.event_fd(), PollFlags::IN)];
-    // An error is as good as the time being up: the queue is polled next.
-    let _ = rustix::event::poll(&mut event, Some(&MOMENT));
-    queue.acknowledge_events();
-    queue.disarm();
-    queue.poll();
 }
 
 fn pin_to(cpu: usize) {

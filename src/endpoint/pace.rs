@@ -11,10 +11,16 @@ pub(crate) struct Pace {
     last_arrival: Option<Instant>,
     /// Moving average of the gap between arrivals.
     gap: Duration,
-    /// The shortest yield of the core so far: what one costs when nobody else wants the core.
+    /// The shortest yield of the core so far: what one costs when nobody else wants the core. Zero before the first.
     yield_cost: Duration,
+    /// For each of the last eight yields a bit: whether another thread ran meanwhile.
+    switched: u8,
     /// No spinning before this moment: somebody else wants the core.
     crowded_until: Option<Instant>,
+    /// How long the core is left alone the next time.
+    leave_alone: Duration,
+    /// Yields since then.
+    yields: u32,
     /// Whether the last spin ended without an arrival, and none came since.
     missed: bool,
 }
@@ -26,15 +32,23 @@ impl Pace {
     const SHORTEST: Duration = Duration::from_micros(20);
     /// A core that took longer than this to come back from a yield has other work, unless yields are slow here.
     const CROWDED: Duration = Duration::from_micros(30);
-    /// Shortest time between two yields.
-    const YIELD_EVERY: Duration = Duration::from_micros(10);
-    /// Yields take a fiftieth of the time at most, and a core is not crowded that comes back within fifty of them: on an
-    /// emulated machine each takes microseconds.
-    const YIELD_SHARE: u32 = 50;
-    /// No more is believed of a yield, so that two spinners on one core don't take one another for slow yields.
+    /// Shortest and longest time between two yields: within it they take a fortieth of the time at most. On an emulated
+    /// machine each takes microseconds.
+    const YIELD_EVERY: [Duration; 2] = [Duration::from_micros(10), Duration::from_micros(60)];
+    const YIELD_SHARE: u32 = 40;
+    /// A core is not crowded that comes back within so many of the shortest yields.
+    const CROWDED_YIELDS: u32 = 50;
+    /// A yield that took longer was to somebody, and tells nothing of what one costs.
     const SLOWEST_YIELD: Duration = Duration::from_micros(4);
-    /// How long a crowded core is left alone.
-    const LEAVE_ALONE: Duration = Duration::from_millis(2);
+    /// A yield that took so many times longer than the shortest let another thread run.
+    const SWITCH: u32 = 8;
+    /// How many of eight yields may do that. Two ends that take turns on one core do it each time.
+    const MOST_SWITCHES: u32 = 3;
+    /// How long a crowded core is left alone, at first and at most: each time twice as long, as whoever tries again may
+    /// have to wait for a time slice of others, which is milliseconds.
+    const LEAVE_ALONE: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(256)];
+    /// So many yields to nobody, and the core counts as our own again.
+    const CALM: u32 = 64;
 
     /// One that spins for `longest` at most.
     pub(crate) fn new(longest: Duration) -> Self {
@@ -42,8 +56,11 @@ impl Pace {
             longest,
             last_arrival: None,
             gap: longest / 4,
-            yield_cost: Self::SLOWEST_YIELD,
+            yield_cost: Duration::ZERO,
+            switched: 0,
             crowded_until: None,
+            leave_alone: Self::LEAVE_ALONE[0],
+            yields: 0,
             missed: false,
         }
     }
@@ -65,20 +82,36 @@ impl Pace {
 
     /// How long to keep the core from one yield to the next.
     pub(crate) fn yield_every(&self) -> Duration {
-        (self.yield_cost * Self::YIELD_SHARE).max(Self::YIELD_EVERY)
+        (self.yield_cost * Self::YIELD_SHARE).clamp(Self::YIELD_EVERY[0], Self::YIELD_EVERY[1])
     }
 
     /// A yield of the core took `away`.
     pub(crate) fn yielded(&mut self, away: Duration, now: Instant) {
-        self.yield_cost = self.yield_cost.min(away);
-        if away > (self.yield_cost * Self::YIELD_SHARE).max(Self::CROWDED) {
-            self.crowded_until = Some(now + Self::LEAVE_ALONE);
+        if away < self.yield_cost || (self.yield_cost.is_zero() && away < Self::SLOWEST_YIELD) {
+            self.yield_cost = away;
+        }
+        let switched = away > (self.yield_cost * Self::SWITCH).max(Self::SLOWEST_YIELD);
+        self.switched = self.switched << 1 | u8::from(switched);
+        self.yields += 1;
+        if away > (self.yield_cost * Self::CROWDED_YIELDS).max(Self::CROWDED)
+            || self.switched.count_ones() > Self::MOST_SWITCHES
+        {
+            self.crowded_until = Some(now + self.leave_alone);
+            self.leave_alone = (self.leave_alone * 2).min(Self::LEAVE_ALONE[1]);
+            (self.switched, self.yields) = (0, 0);
+        } else if self.yields > Self::CALM {
+            self.leave_alone = Self::LEAVE_ALONE[0];
         }
     }
 
     /// Whether somebody else wants the core.
     pub(crate) fn is_crowded(&self, now: Instant) -> bool {
-        self.crowded_until.is_some_and(|until| now < until)
+        self.crowded_for(now).is_some()
+    }
+
+    /// For how long the core is to be left alone.
+    pub(crate) fn crowded_for(&self, now: Instant) -> Option<Duration> {
+        self.crowded_until.filter(|&until| now < until).map(|until| until - now)
     }
 
     /// How long to spin from `now` on; zero means sleep at once.
@@ -150,11 +183,11 @@ mod tests {
     fn slow_yields_are_rarer_and_are_no_crowd() {
         let (mut pace, now) = fed(Duration::from_micros(10));
         pace.yielded(Duration::from_micros(2), now);
-        assert_eq!(pace.yield_every(), Duration::from_micros(100));
+        assert_eq!(pace.yield_every(), Duration::from_micros(60));
         pace.yielded(Duration::from_micros(90), now);
         assert!(pace.budget(now) > Duration::ZERO);
         pace.yielded(Duration::from_nanos(300), now);
-        assert_eq!(pace.yield_every(), Duration::from_micros(15));
+        assert_eq!(pace.yield_every(), Duration::from_micros(12));
         pace.yielded(Duration::from_micros(90), now);
         assert_eq!(pace.budget(now), Duration::ZERO);
     }
@@ -167,5 +200,41 @@ mod tests {
         pace.yielded(Duration::from_micros(300), now);
         assert_eq!(pace.budget(now), Duration::ZERO);
         assert!(pace.budget(now + Duration::from_millis(3)) > Duration::ZERO);
+    }
+
+    #[test]
+    fn a_core_that_stays_crowded_is_left_alone_for_longer() {
+        let (mut pace, mut now) = fed(Duration::from_micros(10));
+        let mut alone = Vec::new();
+        for _ in 0..9 {
+            pace.yielded(Duration::from_millis(1), now);
+            let millis = (0..).find(|&millis| !pace.is_crowded(now + Duration::from_millis(millis))).unwrap();
+            alone.push(millis);
+            now += Duration::from_millis(millis);
+        }
+        assert_eq!(alone, [2, 4, 8, 16, 32, 64, 128, 256, 256]);
+        (0..100).for_each(|_| pace.yielded(Duration::from_nanos(300), now));
+        pace.yielded(Duration::from_millis(1), now);
+        assert!(!pace.is_crowded(now + Duration::from_millis(2)), "it was calm for a while");
+    }
+
+    #[test]
+    fn ends_that_take_turns_on_one_core_are_a_crowd() {
+        let (mut pace, now) = fed(Duration::from_micros(10));
+        pace.yielded(Duration::from_nanos(300), now);
+        for _ in 0..4 {
+            assert!(!pace.is_crowded(now));
+            pace.yielded(Duration::from_micros(12), now);
+        }
+        assert!(pace.is_crowded(now));
+    }
+
+    #[test]
+    fn an_interrupt_now_and_then_is_no_crowd() {
+        let (mut pace, now) = fed(Duration::from_micros(10));
+        for index in 0..1000 {
+            pace.yielded(Duration::from_nanos(if index % 4 == 0 { 9000 } else { 300 }), now);
+            assert!(!pace.is_crowded(now), "{index}");
+        }
     }
 }

@@ -10,8 +10,8 @@
 //!  Busy:                                                        a thread for each queue, for ever        poll task
 //! ```
 //!
-//! The poll task takes part in every mode but `Busy`: it keeps the queues from starving while the runtime is never
-//! idle, and it is what the event descriptor wakes.
+//! The poll task keeps the queues from starving while the runtime is never idle, and it is what the event descriptor
+//! wakes. In `Busy` it stands in for threads whose core others want.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -22,7 +22,7 @@ use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::busy::BusyThread;
+use super::busy::{BusyThread, StandIn};
 use super::config::{Config, PollMode, SharedReceive};
 use super::lock;
 use super::pace::Pace;
@@ -47,6 +47,7 @@ pub(crate) struct Reactor {
     task: OnceLock<AbortHandle>,
     /// Watches the device for what is no completion.
     events: Option<AbortHandle>,
+    stand_in: Arc<StandIn>,
     _threads: Vec<BusyThread>,
 }
 
@@ -63,7 +64,7 @@ struct Spinner {
 pub(crate) enum Step {
     /// Let other tasks run, then poll again.
     Again,
-    /// Wait for an event or a kick; the queues are armed.
+    /// Wait for an event or a kick; the queues are armed, or threads poll them.
     Sleep,
     /// The same for a moment, then look again; the runtime's thread polls, and arms the queues before it sleeps.
     Watch,
@@ -128,12 +129,10 @@ impl Reactor {
             .map(|_| Ok(Arc::new(Queue::new(&**context, shared_buffers(&**context, config)?)?)))
             .collect::<Result<Vec<_>, VerbsError>>()?;
         let kick = Arc::new(Notify::new());
-        let waiters = match config.poll_mode {
-            PollMode::Busy => None,
-            PollMode::Adaptive | PollMode::Event => Some(poll_task::waiters(&queues)?),
-        };
+        let waiters = poll_task::waiters(&queues)?;
+        let stand_in = StandIn::new(Arc::clone(&kick));
         let threads = match config.poll_mode {
-            PollMode::Busy => BusyThread::start_all(&queues, &config.poll_cpus)?,
+            PollMode::Busy => BusyThread::start_all(&queues, &config.poll_cpus, &stand_in)?,
             PollMode::Adaptive | PollMode::Event => Vec::new(),
         };
         let events = events::watch(context, &queues, runtime)?;
@@ -152,12 +151,11 @@ impl Reactor {
             multi_thread: runtime.runtime_flavor() != RuntimeFlavor::CurrentThread,
             task: OnceLock::new(),
             events,
+            stand_in,
             _threads: threads,
         });
-        if let Some(waiters) = waiters {
-            let task = runtime.spawn(poll_task::run(Arc::downgrade(&reactor), waiters, kick));
-            let _ = reactor.task.set(task.abort_handle());
-        }
+        let task = runtime.spawn(poll_task::run(Arc::downgrade(&reactor), waiters, kick));
+        let _ = reactor.task.set(task.abort_handle());
         Ok(reactor)
     }
 
@@ -196,6 +194,9 @@ impl Reactor {
 
     /// The poll task's turn.
     pub(crate) fn step(&self) -> Step {
+        if self.mode == PollMode::Busy && !self.stand_in.is_wanted() {
+            return Step::Sleep;
+        }
         let Ok(mut spinner) = self.spinner.try_lock() else { return Step::Again };
         if self.poll().completions > 0 {
             spinner.pace.arrived(Instant::now());
