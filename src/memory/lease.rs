@@ -36,7 +36,7 @@ impl Lease {
     pub(super) fn freeze(held: Held, length: usize) -> Self {
         let address = held.as_ptr() as usize;
         let frozen = Arc::new(Frozen { held, length });
-        frozen.held.shared().index.insert(address, length, &frozen);
+        frozen.held.shared().index.insert(address, length, Arc::downgrade(&frozen));
         Self { frozen, offset: 0, length }
     }
 

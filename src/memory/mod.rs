@@ -34,6 +34,7 @@ mod index;
 mod lease;
 mod pool;
 mod settings;
+pub mod sites;
 mod slab;
 #[cfg(test)]
 mod tests;

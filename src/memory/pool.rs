@@ -1,11 +1,12 @@
 //! The pool: leases out of its arenas, within quotas and budget.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::arena::{Arena, Piece};
 use super::budget::Reservation;
 use super::held::Held;
 use super::index::Index;
+use super::lease::Frozen;
 use super::slab::Slab;
 use super::{Block, Budget, Lease, PoolError, PoolSettings, PoolStatistics, Quota, RegisteredBuf};
 use crate::verbs::{Access, ProtectionDomain};
@@ -65,8 +66,9 @@ impl Pool {
     ///
     /// For a slice that the caller holds: `pool.find(slice.as_ptr() as usize, slice.len())`.
     pub fn find(&self, address: usize, length: usize) -> Option<Lease> {
-        let (frozen, offset) = self.shared().index.find(address, length)?;
-        Some(Lease::new(frozen, offset, length))
+        self.shared().index.find(address, length, |start, frozen| {
+            Some(Lease::new(frozen.upgrade()?, address - start, length))
+        })
     }
 
     /// Gives back all slabs that nothing is in use of. Worth a call when a connection has gone idle: what it holds
@@ -138,7 +140,7 @@ pub(super) struct Shared {
     domain: Arc<dyn ProtectionDomain>,
     settings: PoolSettings,
     budget: Arc<Budget>,
-    pub(super) index: Index,
+    pub(super) index: Index<Weak<Frozen>>,
     state: Mutex<State>,
 }
 
