@@ -83,11 +83,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let service = TransferServer::new(ParameterServer).max_decoding_message_size(2 * LAYERS[0]);
     tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
-    let channel = endpoint.connect_with_connector(RdmaConnector::with_config(Config::from_env()?)).await?;
+    let connector = RdmaConnector::with_config(Config::from_env()?);
+    let channel = endpoint.connect_with_connector(connector.clone()).await?;
     let mut server = TransferClient::new(gather::requests(channel));
 
-    let domain = tonic_rdma::verbs::open("soft0")?.alloc_protection_domain()?;
-    let pool = Pool::new(domain, PoolSettings::default(), Budget::for_process(false, None));
+    // Memory is registered with the device that the calls go over; over TCP there would be nothing to gain.
+    let info = connector.last_connection().ok_or("no connection")?;
+    let device = tonic_rdma::verbs::open(info.device().ok_or_else(|| info.reason().to_owned())?)?;
+    let budget = Budget::for_process(device.attributes().locks_memory, None);
+    let pool = Pool::new(device.alloc_protection_domain()?, PoolSettings::default(), budget);
     let sites = SiteAllocator::new(pool, SiteSettings::default());
     for step in 1..=3 {
         train(step, &sites, &mut server).await?;
