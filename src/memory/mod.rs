@@ -18,6 +18,8 @@
 //! right to write, so that no device and no peer can change what a `&[u8]` shows; slabs of blocks are never seen
 //! through a reference. That makes [`Block::segment`] and [`Lease::segment`] safe to call.
 //!
+//! Which of its buffers a program should allocate here, those that it will send, [`sites`] learns from what it sends.
+//!
 //! Never: posts a request, waits for one, or knows who the peer is. A region's `rkey` opens all of a slab: where the
 //! access rights name peers, a pool serves one peer.
 
