@@ -3,8 +3,9 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes};
 use divan::Bencher;
+use tonic_rdma::memory::sites::{Placement, SHORTEST, SiteAllocator, SiteBuf, SiteSettings, sent};
 use tonic_rdma::memory::{Budget, Pool, PoolSettings, Quota};
 use tonic_rdma::verbs::{
     Access, CompletionQueue, HostMemory, Lkey, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity,
@@ -55,6 +56,71 @@ fn find_near_miss(bencher: Bencher<'_, '_>) {
     let frozen = freeze(&pool, 4096);
     let address = frozen[2048].as_ptr() as usize;
     bencher.bench_local(|| drop(pool.find(black_box(address), 1 << 20)));
+}
+
+/// What every slice of a write costs when it is of no allocation site: with so many frozen buffers that were not sent.
+#[divan::bench(args = [0, 1, 4096])]
+fn sites_sent_miss(bencher: Bencher<'_, '_>, buffers: usize) {
+    let elsewhere = Pool::allocate(&pool(), 16 << 10).map(|buffer| buffer.freeze()).unwrap_or_default();
+    let sites = SiteAllocator::new(pool(), SiteSettings::default());
+    let _unsent: Vec<Bytes> = (0..buffers).map(|_| sites.allocate(SHORTEST).freeze()).collect();
+    bencher.bench_local(|| sent(black_box(&elsewhere)));
+}
+
+/// The same for a slice that lies between two such buffers.
+#[divan::bench]
+fn sites_sent_near_miss(bencher: Bencher<'_, '_>) {
+    let sites = learned(&pool(), 2 * SHORTEST);
+    let buffers: Vec<Bytes> = (0..64).map(|_| allocate(&sites, 2 * SHORTEST).freeze()).collect();
+    sent(&buffers[32]);
+    bencher.bench_local(|| sent(black_box(&buffers[32])));
+}
+
+/// Allocate, fill, freeze and drop of 4 KiB: without sites on the heap and in a pool, then at a site that never sends (by
+/// place), and at one whose every buffer is sent (by place, and by name).
+#[divan::bench(args = ["vec", "pool", "never sent", "sent", "sent, named"])]
+fn sites_allocate(bencher: Bencher<'_, '_>, what: &str) {
+    let pool = pool();
+    let sites = learned(&pool, SHORTEST);
+    match what {
+        "vec" => bencher.bench_local(|| drop(Bytes::from(vec![1_u8; black_box(SHORTEST)]))),
+        "pool" => bencher.bench_local(|| {
+            let buffer = pool.allocate(black_box(SHORTEST));
+            drop(buffer.map(|mut buffer| {
+                buffer.fill(1);
+                buffer.freeze()
+            }));
+        }),
+        "never sent" => bencher.bench_local(|| {
+            let mut buffer = sites.with_capacity(black_box(SHORTEST));
+            buffer.put_bytes(1, SHORTEST);
+            drop(buffer.freeze());
+        }),
+        "sent" => bencher.bench_local(|| {
+            let mut buffer = allocate(&sites, black_box(SHORTEST));
+            buffer.fill(1);
+            sent(&buffer.freeze());
+        }),
+        _ => bencher.bench_local(|| {
+            sites.next_iteration();
+            let mut buffer = sites.allocate_named("tensor", black_box(SHORTEST));
+            buffer.fill(1);
+            sent(&buffer.freeze());
+        }),
+    }
+}
+
+/// An allocator that knows that what [`allocate`] allocates is sent.
+fn learned(pool: &Pool, length: usize) -> SiteAllocator {
+    let sites = SiteAllocator::new(pool.clone(), SiteSettings::default());
+    sent(&allocate(&sites, length).freeze());
+    sites.next_iteration();
+    assert_eq!(allocate(&sites, length).placement(), Placement::Registered);
+    sites
+}
+
+fn allocate(sites: &SiteAllocator, length: usize) -> SiteBuf {
+    sites.allocate(length)
 }
 
 fn freeze(pool: &Pool, count: usize) -> Vec<Bytes> {

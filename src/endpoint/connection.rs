@@ -20,7 +20,7 @@ use super::link::Link;
 use super::lock;
 use super::read::Turn;
 use super::work_id::{Kind, WorkId};
-use crate::memory::{Block, PoolError, Quota};
+use crate::memory::{Block, PoolError, Quota, sites};
 use crate::protocol::{self, AbortCode, Event, ReadId, SlotIndex};
 use crate::verbs::{CompletionStatus, QueuePairNumber, WorkCompletion};
 use crate::wire::{Header, Kind as MessageKind};
@@ -182,7 +182,10 @@ impl Connection {
         let mut state = lock(&self.state);
         state.check_writable()?;
         match state.write(slices, &self.counters, Instant::now()) {
-            Ok(Some(written)) => Poll::Ready(Ok(written)),
+            Ok(Some(written)) => {
+                sites::sent_slices(slices, written);
+                Poll::Ready(Ok(written))
+            }
             Ok(None) => {
                 state.writer = Some(context.waker().clone());
                 Poll::Pending

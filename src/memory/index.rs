@@ -1,80 +1,131 @@
-//! The address look-up: which frozen buffer does an address lie in?
+//! The address look-up: which buffer does an address lie in?
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::lease::Frozen;
-
-/// Frozen buffers by address.
+/// Buffers by address, with a value for each.
 ///
-/// Every slice that a connection sends is looked up, so an address that can't be inside is turned away by two loads.
-/// These are relaxed: whoever holds a slice of a frozen buffer got it from the thread that froze it, by a way that
-/// synchronises, and so sees what [`insert`](Self::insert) stored.
+/// Every slice that a connection sends is looked up, so an address that can't be inside is turned away by three loads,
+/// and by one as long as there are no buffers. These are relaxed: whoever holds a slice of a buffer got it from the
+/// thread that made it, by a way that synchronises, and so sees what [`insert`](Self::insert) stored.
 #[derive(Debug)]
-pub(super) struct Index {
-    /// No frozen buffer ever began below.
+pub(super) struct Index<V> {
+    /// No buffer has begun below since there was none.
     low: AtomicUsize,
-    /// No frozen buffer ever ended above; 0 as long as there was none.
+    /// No buffer has ended above since there was none; 0 then.
     high: AtomicUsize,
     count: AtomicUsize,
-    buffers: Mutex<BTreeMap<usize, Entry>>,
+    buffers: Mutex<BTreeMap<usize, Entry<V>>>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct Entry<V> {
     end: usize,
-    frozen: Weak<Frozen>,
+    value: V,
 }
 
-impl Default for Index {
-    fn default() -> Self {
+impl<V> Index<V> {
+    pub(super) const fn new() -> Self {
         Self {
             low: AtomicUsize::new(usize::MAX),
             high: AtomicUsize::new(0),
             count: AtomicUsize::new(0),
-            buffers: Mutex::default(),
+            buffers: Mutex::new(BTreeMap::new()),
         }
     }
-}
 
-impl Index {
     /// Adds a buffer of `length` bytes at `start`.
-    pub(super) fn insert(&self, start: usize, length: usize, frozen: &Arc<Frozen>) {
+    pub(super) fn insert(&self, start: usize, length: usize, value: V) {
         let mut buffers = self.lock();
         let end = start + length;
-        buffers.insert(start, Entry { end, frozen: Arc::downgrade(frozen) });
+        buffers.insert(start, Entry { end, value });
         self.low.fetch_min(start, Ordering::Relaxed);
         self.high.fetch_max(end, Ordering::Relaxed);
         self.count.store(buffers.len(), Ordering::Relaxed);
     }
 
     /// Removes the buffer at `start`, before its memory is given back.
-    pub(super) fn remove(&self, start: usize) {
-        let mut buffers = self.lock();
-        buffers.remove(&start);
-        self.count.store(buffers.len(), Ordering::Relaxed);
+    pub(super) fn remove(&self, start: usize) -> Option<V> {
+        self.remove_from(&mut self.lock(), start)
     }
 
-    /// The buffer that all of `length` bytes at `address` lie in, and where in it they begin.
-    pub(super) fn find(&self, address: usize, length: usize) -> Option<(Arc<Frozen>, usize)> {
-        let last = address.checked_add(length)?;
-        if length == 0
-            || self.count.load(Ordering::Relaxed) == 0
-            || address < self.low.load(Ordering::Relaxed)
-            || last > self.high.load(Ordering::Relaxed)
-        {
-            return None;
-        }
+    /// What `look` makes of the buffer that all of `length` bytes at `address` lie in, given its start and its value.
+    pub(super) fn find<R>(
+        &self,
+        address: usize,
+        length: usize,
+        look: impl FnOnce(usize, &V) -> Option<R>,
+    ) -> Option<R> {
+        let last = self.may_hold(address, length)?;
         let buffers = self.lock();
         let (&start, entry) = buffers.range(..=address).next_back()?;
-        if last > entry.end {
-            return None;
-        }
-        Some((entry.frozen.upgrade()?, address - start))
+        if last > entry.end { None } else { look(start, &entry.value) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Entry>> {
+    /// Removes the buffer that all of `length` bytes at `address` lie in.
+    pub(super) fn take(&self, address: usize, length: usize) -> Option<V> {
+        let last = self.may_hold(address, length)?;
+        let mut buffers = self.lock();
+        let (&start, entry) = buffers.range(..=address).next_back()?;
+        if last > entry.end { None } else { self.remove_from(&mut buffers, start) }
+    }
+
+    /// Number of buffers.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// The end of `length` bytes at `address`, if a buffer may hold them all.
+    #[inline]
+    fn may_hold(&self, address: usize, length: usize) -> Option<usize> {
+        let last = address.checked_add(length)?;
+        let may = length > 0
+            && self.len() > 0
+            && address >= self.low.load(Ordering::Relaxed)
+            && last <= self.high.load(Ordering::Relaxed);
+        may.then_some(last)
+    }
+
+    fn remove_from(&self, buffers: &mut BTreeMap<usize, Entry<V>>, start: usize) -> Option<V> {
+        let entry = buffers.remove(&start)?;
+        self.count.store(buffers.len(), Ordering::Relaxed);
+        if buffers.is_empty() {
+            // Whose buffer comes after this sees its own bounds, or those of later ones: never these.
+            self.low.store(usize::MAX, Ordering::Relaxed);
+            self.high.store(0, Ordering::Relaxed);
+        }
+        Some(entry.value)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Entry<V>>> {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_start_anew_when_it_is_empty() {
+        let index = Index::new();
+        let find = |address, length| index.find(address, length, |start, &value| Some((start, value)));
+        index.insert(1000, 100, 'a');
+        index.insert(2000, 100, 'b');
+        assert_eq!(
+            (find(1050, 50), find(2000, 101), index.may_hold(1500, 1)),
+            (Some((1000, 'a')), None, Some(1501))
+        );
+        assert_eq!(
+            (index.take(1050, 51), index.take(1050, 50), index.take(1050, 50)),
+            (None, Some('a'), None)
+        );
+        assert_eq!(find(2099, 1), Some((2000, 'b')));
+        assert_eq!((index.remove(2001), index.remove(2000), index.len()), (None, Some('b'), 0));
+        index.insert(5000, 100, 'c');
+        assert_eq!((index.may_hold(1000, 1), index.may_hold(5000, 101)), (None, None));
+        assert_eq!((find(5000, 100), find(5000, 0), find(usize::MAX, 2)), (Some((5000, 'c')), None, None));
     }
 }

@@ -2,13 +2,17 @@
 
 use std::fmt;
 use std::ops::{Deref, Range};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 
 use super::held::Held;
+use super::index::Index;
 use super::slab::Slab;
 use crate::verbs::{LocalSegment, MemoryRegion, OutOfBounds, RemoteSegment};
+
+/// Frozen buffers by address.
+pub(super) type FrozenIndex = Index<Weak<Frozen>>;
 
 /// A buffer that nobody writes to any more.
 #[derive(Debug)]
@@ -41,9 +45,13 @@ impl Lease {
         Self { frozen, offset: 0, length }
     }
 
-    pub(super) fn new(frozen: Arc<Frozen>, offset: usize, length: usize) -> Self {
-        debug_assert!(offset + length <= frozen.length);
-        Self { frozen, offset, length }
+    /// The part of a frozen buffer that all of `length` bytes at `address` are, if they are in one.
+    pub(super) fn find(index: &FrozenIndex, address: usize, length: usize) -> Option<Self> {
+        index.find(address, length, |start, frozen| {
+            let (frozen, offset) = (frozen.upgrade()?, address - start);
+            debug_assert!(offset + length <= frozen.length);
+            Some(Self { frozen, offset, length })
+        })
     }
 
     /// Length in bytes.

@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::arena::{Arena, Piece};
 use super::budget::Reservation;
 use super::held::Held;
-use super::index::Index;
-use super::lease::Frozen;
+use super::lease::{Frozen, FrozenIndex};
 use super::slab::Slab;
 use super::unbound::Unbound;
 use super::{Block, Budget, Lease, PoolError, PoolSettings, PoolStatistics, Quota, RegisteredBuf, unbound};
@@ -32,14 +31,14 @@ pub struct Pool {
 impl Pool {
     /// A pool that registers with `domain`, within `budget`.
     pub fn new(domain: Arc<dyn ProtectionDomain>, settings: PoolSettings, budget: Arc<Budget>) -> Self {
-        Self::with_index(domain, settings, budget, Arc::default())
+        Self::with_index(domain, settings, budget, Arc::new(FrozenIndex::new()))
     }
 
     fn with_index(
         domain: Arc<dyn ProtectionDomain>,
         settings: PoolSettings,
         budget: Arc<Budget>,
-        index: Arc<Index>,
+        index: Arc<FrozenIndex>,
     ) -> Self {
         let page = rustix::param::page_size();
         let slab_size =
@@ -107,8 +106,7 @@ impl Pool {
     ///
     /// For a slice that the caller holds: `pool.find(slice.as_ptr() as usize, slice.len())`.
     pub fn find(&self, address: usize, length: usize) -> Option<Lease> {
-        let (frozen, offset) = self.shared().index.find(address, length)?;
-        Some(Lease::new(frozen, offset, length))
+        Lease::find(&self.shared().index, address, length)
     }
 
     /// Gives back all slabs that nothing is in use of. Worth a call when a connection has gone idle: what it holds
@@ -180,7 +178,7 @@ pub(super) struct Shared {
     domain: Arc<dyn ProtectionDomain>,
     settings: PoolSettings,
     budget: Arc<Budget>,
-    index: Arc<Index>,
+    index: Arc<FrozenIndex>,
     /// Buffers of this pool in the index, which other pools may use too.
     frozen: AtomicUsize,
     state: Mutex<State>,
@@ -217,7 +215,7 @@ impl State {
 impl Shared {
     /// A buffer of `length` bytes at `address` can be found from now on.
     pub(super) fn freeze(&self, address: usize, length: usize, frozen: &Arc<Frozen>) {
-        self.index.insert(address, length, frozen);
+        self.index.insert(address, length, Arc::downgrade(frozen));
         self.frozen.fetch_add(1, Ordering::Relaxed);
     }
 

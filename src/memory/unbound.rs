@@ -3,24 +3,23 @@
 use std::sync::{Arc, LazyLock};
 
 use super::Lease;
-use super::index::Index;
+use super::lease::FrozenIndex;
 use crate::verbs::{
     Access, CompletionQueue, HostMemory, Lkey, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity,
     Rkey, VerbsError,
 };
 
 /// The frozen buffers of all pools for sending.
-static SENDABLE: LazyLock<Arc<Index>> = LazyLock::new(Arc::default);
+static SENDABLE: LazyLock<Arc<FrozenIndex>> = LazyLock::new(|| Arc::new(FrozenIndex::new()));
 
 /// The index that all pools for sending share.
-pub(super) fn index() -> Arc<Index> {
+pub(super) fn index() -> Arc<FrozenIndex> {
     Arc::clone(&SENDABLE)
 }
 
 /// Looks up whether all of `bytes` lie in a frozen buffer of some pool for sending. Two loads where there is none.
 pub(crate) fn find_sendable(bytes: &[u8]) -> Option<Lease> {
-    let (frozen, offset) = SENDABLE.find(bytes.as_ptr() as usize, bytes.len())?;
-    Some(Lease::new(frozen, offset, bytes.len()))
+    Lease::find(&SENDABLE, bytes.as_ptr() as usize, bytes.len())
 }
 
 /// The domain of a pool that has none.

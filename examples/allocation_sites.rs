@@ -1,0 +1,109 @@
+//! Which buffers of a training loop should be in registered memory? The ones that are sent, which the loop shows.
+//!
+//! `cargo run --example allocation_sites` runs a worker and a parameter server in one process. The worker allocates from
+//! a `SiteAllocator` and says when a step ends; what its first step sent by reference (see the example `gather`) decides
+//! where the buffers of the next ones are.
+#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Request, Response, Status, Streaming};
+use tonic_rdma::gather::{self, GatherRequests};
+use tonic_rdma::memory::sites::{Placement, SiteAllocator, SiteSettings};
+use tonic_rdma::memory::{Budget, Pool, PoolSettings};
+use tonic_rdma::{Config, RdmaConnector, RdmaIncoming};
+use tonic_rdma_proto::transfer::transfer_client::TransferClient;
+use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
+use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+
+/// Bytes of each layer's tensors.
+const LAYERS: [usize; 3] = [4 << 20, 1 << 20, 256 << 10];
+
+type Client = TransferClient<GatherRequests<Channel>>;
+
+/// Takes gradients.
+#[derive(Debug)]
+struct ParameterServer;
+
+#[tonic::async_trait]
+impl Transfer for ParameterServer {
+    async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
+        let PutRequest { seed, payload, .. } = request.into_inner();
+        let wrong = payload.iter().position(|&byte| byte != gradient(seed as u8));
+        let first_mismatch = wrong.map_or(0, |at| at as u64 + 1);
+        Ok(Response::new(PutReply { bytes: payload.len() as u64, first_mismatch }))
+    }
+
+    type EchoStream = Streaming<PutRequest>;
+
+    async fn echo(&self, request: Request<Self::EchoStream>) -> Result<Response<Self::EchoStream>, Status> {
+        Ok(Response::new(request.into_inner()))
+    }
+
+    async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
+        Err(Status::unimplemented("see the command"))
+    }
+}
+
+/// What the loop below makes of an activation.
+fn gradient(activation: u8) -> u8 {
+    activation.wrapping_mul(3).wrapping_add(1)
+}
+
+/// One step: forward through the layers, then backward, sending each layer's gradient.
+async fn train(
+    step: u8,
+    sites: &SiteAllocator,
+    server: &mut Client,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let mut activations = Vec::new();
+    for length in LAYERS {
+        let mut layer = sites.allocate(length);
+        layer.fill(step);
+        activations.push(layer);
+    }
+    for (index, layer) in activations.iter().enumerate().rev() {
+        // One line allocates for all layers, so each has a site of its own by name.
+        let mut tensor = sites.allocate_named(&format!("gradient of layer {index}"), layer.len());
+        tensor.iter_mut().zip(layer.iter()).for_each(|(gradient, value)| *gradient = self::gradient(*value));
+        let request = PutRequest { seed: step.into(), check: 0, payload: tensor.freeze() };
+        let reply = server.put(request).await?.into_inner();
+        if (reply.bytes, reply.first_mismatch) != (layer.len() as u64, 0) {
+            return Err(format!("layer {index}: byte {} is wrong", reply.first_mismatch).into());
+        }
+    }
+    let mut momentum = sites.allocate(LAYERS.iter().sum());
+    momentum.fill(step);
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let incoming = RdmaIncoming::bind_with("127.0.0.1:0", Config::from_env()?).await?;
+    let address = incoming.local_addr();
+    let service = TransferServer::new(ParameterServer).max_decoding_message_size(2 * LAYERS[0]);
+    tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
+    let connector = RdmaConnector::with_config(Config::from_env()?);
+    let channel = endpoint.connect_with_connector(connector.clone()).await?;
+    let mut server = TransferClient::new(gather::requests(channel));
+
+    // Memory is registered with the device that the calls go over; over TCP there would be nothing to gain.
+    let info = connector.last_connection().ok_or("no connection")?;
+    let device = tonic_rdma::verbs::open(info.device().ok_or_else(|| info.reason().to_owned())?)?;
+    let budget = Budget::for_process(device.attributes().locks_memory, None);
+    let pool = Pool::new(device.alloc_protection_domain()?, PoolSettings::default(), budget);
+    let sites = SiteAllocator::new(pool, SiteSettings::default());
+    for step in 1..=3 {
+        train(step, &sites, &mut server).await?;
+        sites.next_iteration();
+        if step != 2 {
+            println!("after step {step}, {}", sites.report());
+        }
+    }
+    let report = sites.report();
+    let registered = report.sites.iter().filter(|site| site.placement == Placement::Registered);
+    let (placed, all) =
+        registered.fold((0, 0), |(placed, all), site| (placed + site.registered, all + site.buffers));
+    println!("{placed} of {all} gradients were in registered memory");
+    Ok(())
+}

@@ -1,0 +1,218 @@
+//! The buffer: in registered memory or on the heap, and the same to its owner.
+
+use std::fmt;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use bytes::buf::UninitSlice;
+use bytes::{BufMut, Bytes};
+
+use super::record::Record;
+use super::report::Placement;
+use super::unsent::{self, SHORTEST};
+use crate::memory::{Lease, RegisteredBuf};
+
+/// A buffer of a [`SiteAllocator`](super::SiteAllocator): to write to as a slice, or to append to, up to a capacity that
+/// is fixed; then to [`freeze`](Self::freeze) and send. No alignment is promised.
+///
+/// Reading and writing are the same wherever it is. As with every buffer of a pool, a peer of the pool's protection
+/// domain may be able to read registered memory: what goes into a buffer of a site that sends should be what is sent.
+pub struct SiteBuf {
+    memory: Memory,
+    capacity: usize,
+    record: Option<Arc<Record>>,
+}
+
+enum Memory {
+    Heap(Vec<u8>),
+    /// With how much of it is filled.
+    Registered(RegisteredBuf, usize),
+}
+
+impl SiteBuf {
+    /// On the heap; `content` has room for `capacity` bytes.
+    pub(super) fn heap(content: Vec<u8>, capacity: usize, record: Option<Arc<Record>>) -> Self {
+        debug_assert!(content.len() <= capacity && capacity <= content.capacity());
+        Self { memory: Memory::Heap(content), capacity, record }
+    }
+
+    /// All of `buffer`, of which the first `length` bytes count as filled.
+    pub(super) fn registered(buffer: RegisteredBuf, length: usize, record: Option<Arc<Record>>) -> Self {
+        let capacity = buffer.len();
+        Self { memory: Memory::Registered(buffer, length.min(capacity)), capacity, record }
+    }
+
+    /// Where it is.
+    pub fn placement(&self) -> Placement {
+        match self.memory {
+            Memory::Heap(_) => Placement::Heap,
+            Memory::Registered(..) => Placement::Registered,
+        }
+    }
+
+    /// Bytes that it can hold.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Shortens it to `length` bytes; nothing happens if it is no longer than that.
+    pub fn truncate(&mut self, length: usize) {
+        match &mut self.memory {
+            Memory::Heap(content) => content.truncate(length),
+            Memory::Registered(_, filled) => *filled = length.min(*filled),
+        }
+    }
+
+    /// Makes it immutable and shareable. From now on a connection that sends it, or a slice of it, is noted for its
+    /// site. The memory is freed, or goes back to the pool, with the last reference.
+    pub fn freeze(self) -> Bytes {
+        let frozen = match self.memory {
+            Memory::Heap(content) => Frozen::Heap(content),
+            Memory::Registered(mut buffer, filled) => {
+                buffer.truncate(filled);
+                Frozen::Registered(buffer.into_lease())
+            }
+        };
+        match (self.record, frozen) {
+            (Some(record), frozen) if frozen.as_ref().len() >= SHORTEST => {
+                Bytes::from_owner(Traced::new(frozen, record))
+            }
+            (_, Frozen::Heap(content)) => content.into(),
+            (_, Frozen::Registered(lease)) => lease.into(),
+        }
+    }
+}
+
+/// Content that nobody writes to any more.
+enum Frozen {
+    Heap(Vec<u8>),
+    Registered(Lease),
+}
+
+impl AsRef<[u8]> for Frozen {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::Heap(content) => content,
+            Self::Registered(lease) => lease,
+        }
+    }
+}
+
+/// A frozen buffer that is looked for among what is sent.
+struct Traced {
+    frozen: Frozen,
+}
+
+impl Traced {
+    fn new(frozen: Frozen, record: Arc<Record>) -> Self {
+        unsent::insert(frozen.as_ref(), record);
+        Self { frozen }
+    }
+}
+
+impl AsRef<[u8]> for Traced {
+    fn as_ref(&self) -> &[u8] {
+        self.frozen.as_ref()
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        // Before the memory goes back: it may become another buffer at once.
+        unsent::remove(self.as_ref().as_ptr());
+    }
+}
+
+impl Deref for SiteBuf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.memory {
+            Memory::Heap(content) => content,
+            Memory::Registered(buffer, filled) => &buffer[..*filled],
+        }
+    }
+}
+
+impl DerefMut for SiteBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match &mut self.memory {
+            Memory::Heap(content) => content,
+            Memory::Registered(buffer, filled) => &mut buffer[..*filled],
+        }
+    }
+}
+
+// SAFETY:
+// - `chunk_mut` is the memory that follows what is filled, up to the capacity, and `remaining_mut` its length, and
+// - `advance_mut` counts as filled what the caller has initialised of it, and nothing that is not there.
+unsafe impl BufMut for SiteBuf {
+    fn remaining_mut(&self) -> usize {
+        self.capacity - self.len()
+    }
+
+    unsafe fn advance_mut(&mut self, count: usize) {
+        let room = self.remaining_mut();
+        assert!(count <= room, "advanced by {count} bytes where {room} were left");
+        match &mut self.memory {
+            // SAFETY:
+            // - no more than `capacity`, which the vector has, as `count` is no more than what remains, and
+            // - initialised: by the caller's promise about the chunk it was given.
+            Memory::Heap(content) => unsafe { content.set_len(content.len() + count) },
+            Memory::Registered(_, filled) => *filled += count,
+        }
+    }
+
+    fn chunk_mut(&mut self) -> &mut UninitSlice {
+        let room = self.remaining_mut();
+        match &mut self.memory {
+            Memory::Heap(content) => UninitSlice::uninit(&mut content.spare_capacity_mut()[..room]),
+            Memory::Registered(buffer, filled) => UninitSlice::new(&mut buffer[*filled..]),
+        }
+    }
+}
+
+impl io::Write for SiteBuf {
+    /// Appends what there is room for.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = bytes.len().min(self.remaining_mut());
+        self.put_slice(&bytes[..count]);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsRef<[u8]> for SiteBuf {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl AsMut<[u8]> for SiteBuf {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+impl From<SiteBuf> for Bytes {
+    fn from(buffer: SiteBuf) -> Self {
+        buffer.freeze()
+    }
+}
+
+impl fmt::Debug for SiteBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "SiteBuf({:p}, {} of {} bytes, {})",
+            self.as_ptr(),
+            self.len(),
+            self.capacity,
+            self.placement()
+        )
+    }
+}
