@@ -7,8 +7,8 @@ use bytes::Bytes;
 use tokio_stream::StreamExt;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
+use tonic_rdma::memory::Pool;
 use tonic_rdma::memory::sites::{Placement, Site, SiteAllocator, SiteBuf, SiteSettings, SiteStatus, Why};
-use tonic_rdma::memory::{Budget, Pool, PoolSettings};
 use tonic_rdma::{Config, EagerThreshold, Policy, RdmaConnector, RdmaIncoming, gather};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
@@ -64,9 +64,7 @@ fn filled(mut buffer: SiteBuf, seed: u64) -> SiteBuf {
 }
 
 fn allocator() -> SiteAllocator {
-    let domain = tonic_rdma::verbs::open("soft0").unwrap().alloc_protection_domain().unwrap();
-    let pool = Pool::new(domain, PoolSettings::default(), Budget::for_process(false, None));
-    SiteAllocator::new(pool, SiteSettings::default())
+    SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default())
 }
 
 /// A server that gathers, and allocates from `sites`.

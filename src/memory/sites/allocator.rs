@@ -53,7 +53,8 @@ struct Shared {
 }
 
 impl SiteAllocator {
-    /// An allocator that places in `pool` what is sent, and is in its first iteration.
+    /// An allocator that places in `pool` what is sent, and is in its first iteration. Connections send from where it is
+    /// what lies in a pool [`for_sending`](Pool::for_sending).
     pub fn new(pool: Pool, settings: SiteSettings) -> Self {
         let settings = SiteSettings {
             minimum: settings.minimum.max(SHORTEST),

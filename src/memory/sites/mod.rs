@@ -18,12 +18,9 @@
 //!
 //! ```
 //! use tonic_rdma::memory::sites::{Placement, SiteAllocator, SiteSettings, sent};
-//! use tonic_rdma::memory::{Budget, Pool, PoolSettings};
+//! use tonic_rdma::memory::Pool;
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let domain = tonic_rdma::verbs::open("soft0")?.alloc_protection_domain()?;
-//! let pool = Pool::new(domain, PoolSettings::default(), Budget::for_process(false, None));
-//! let sites = SiteAllocator::new(pool, SiteSettings::default());
+//! let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
 //! for iteration in 1..=3 {
 //!     let gradients = sites.allocate(1 << 20);
 //!     let activations = sites.allocate(1 << 20);
@@ -33,8 +30,6 @@
 //!     sites.next_iteration();
 //! }
 //! println!("{}", sites.report());
-//! # Ok(())
-//! # }
 //! ```
 //!
 //! What counts as sent: slices of a frozen buffer, of [`SHORTEST`] bytes or more, that a byte stream over RDMA has
