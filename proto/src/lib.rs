@@ -6,6 +6,11 @@ pub mod greeter {
     tonic::include_proto!("tonic_rdma.greeter.v1");
 }
 
+/// The service behind `tonic-rdma compare --workload`.
+pub mod tensors {
+    tonic::include_proto!("tonic_rdma.tensors.v1");
+}
+
 /// The service behind `tonic-rdma compare` and the soak tests.
 pub mod transfer {
     tonic::include_proto!("tonic_rdma.transfer.v1");
