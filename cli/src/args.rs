@@ -7,12 +7,15 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use crate::compare::cell::MAX_INFLIGHT;
 use crate::compare::encode::Encode;
 use crate::compare::http2::Http2;
 use crate::compare::mode::Mode;
-use crate::compare::plan::{MAX_BYTES, MAX_INFLIGHT};
+use crate::compare::plan::MAX_BYTES;
+use crate::compare::runtime::Flavour;
 use crate::failure::{Failure, one_line};
 use crate::units::{self, SIZE_FORMS, parse_size};
+use crate::workload::Workload;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -46,7 +49,11 @@ Examples:
   tonic-rdma compare                                       all modes, nine cells, within 90 s
   tonic-rdma compare --quick --report out                  fewer cells, within 15 s, with plots in out/index.html
   tonic-rdma compare --sizes 64,1MiB --inflight 1,32 --json out.json
-  tonic-rdma compare --modes grpc-tcp,grpc-rdma --sizes 1GiB --duration 5";
+  tonic-rdma compare --modes grpc-tcp,grpc-rdma --sizes 1GiB --duration 5
+  tonic-rdma compare --workload uniform,random,skew        messages of ten buffers, as TensorFlow sends them
+  tonic-rdma compare --workload resnet50 --inflight 1,16   all variables of a model, up to 16 calls at once
+  tonic-rdma compare --rate 1000,10000,50000               latency under load: calls begin when they are due
+  tonic-rdma compare --runtime multi-thread:2 --sizes 64 --inflight 32";
 
 /// Options of `compare`.
 #[derive(Debug, Args)]
@@ -57,9 +64,18 @@ pub(crate) struct CompareOptions {
     /// Payload sizes, such as 64,4KiB,1MiB,1GiB [default: 64 to 64MiB]
     #[arg(long, value_name = "LIST", value_parser = parse_sizes)]
     pub(crate) sizes: Option<List<u64>>,
-    /// Numbers of calls in flight at once, such as 1,32 [default: 1 to 512, by size]
+    /// Traffic of deep learning, beside or in place of sizes: uniform, random, skew (a message of ten buffers); resnet50,
+    /// alexnet, inception-v3, vgg16, lstm, gru, fcn5 (a message for each of the model's variables, all of them being one
+    /// operation)
+    #[arg(long, value_name = "LIST", value_parser = parse_workloads)]
+    pub(crate) workload: Option<List<Workload>>,
+    /// Numbers of calls in flight at once, such as 1,32 [default: 1 to 512, by size]; with --rate, the most of them
     #[arg(long, value_name = "LIST", value_parser = parse_inflight)]
     pub(crate) inflight: Option<List<usize>>,
+    /// Open loop: operations offered each second, such as 1000,20000, whatever becomes of them; latency counts from when
+    /// each was due [default size: 64]
+    #[arg(long, value_name = "LIST", value_parser = parse_rates)]
+    pub(crate) rate: Option<List<f64>>,
     /// Seconds to measure each cell in each mode [default: so that all ends within 90 s]
     #[arg(long, value_name = "SECS", value_parser = units::parse_seconds)]
     pub(crate) duration: Option<Duration>,
@@ -77,6 +93,10 @@ pub(crate) struct CompareOptions {
     /// tonic_rdma::gather, in all modes, or in grpc-rdma alone
     #[arg(long, value_name = "copy|gather|gather-rdma", hide_possible_values = true, default_value = "copy")]
     pub(crate) encode: Encode,
+    /// Tokio runtime of both processes; without WORKERS it has as many as there are cores
+    #[arg(long, value_name = "current-thread|multi-thread[:WORKERS]", value_parser = Flavour::parse,
+          default_value = "current-thread")]
+    pub(crate) runtime: Flavour,
     /// Write the rows as JSON to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -98,6 +118,8 @@ pub(crate) struct ServerOptions {
     pub(crate) provider: String,
     #[arg(long, value_parser = Http2::parse)]
     pub(crate) http2: Http2,
+    #[arg(long, value_parser = Flavour::parse)]
+    pub(crate) runtime: Flavour,
     /// Core to run on
     #[arg(long)]
     pub(crate) core: Option<usize>,
@@ -189,6 +211,29 @@ fn parse_sizes(text: &str) -> Result<List<u64>, String> {
     })
 }
 
+fn parse_workloads(text: &str) -> Result<List<Workload>, String> {
+    parse_list(text, |item| {
+        Workload::from_name(item).ok_or_else(|| {
+            let accepted: Vec<_> = Workload::all().map(Workload::name).collect();
+            format!("unknown workload {item:?}; accepted: {}", accepted.join(", "))
+        })
+    })
+}
+
+/// Least and most operations offered each second.
+const RATES: std::ops::RangeInclusive<f64> = 0.1..=1e6;
+
+fn parse_rates(text: &str) -> Result<List<f64>, String> {
+    parse_list(text, |item| match item.parse::<f64>() {
+        Ok(rate) if RATES.contains(&rate) => Ok(rate),
+        _ => Err(format!(
+            "bad rate {item:?}; accepted: numbers from {} to {}, operations each second",
+            RATES.start(),
+            RATES.end()
+        )),
+    })
+}
+
 fn parse_inflight(text: &str) -> Result<List<usize>, String> {
     parse_list(text, |item| match item.parse() {
         Ok(calls @ 1..=MAX_INFLIGHT) if item.bytes().all(|byte| byte.is_ascii_digit()) => Ok(calls),
@@ -237,6 +282,17 @@ mod tests {
 
     use super::*;
 
+    impl CompareOptions {
+        /// What `compare` is told by `arguments`.
+        pub(crate) fn of(arguments: &[&str]) -> Self {
+            let line = ["tonic-rdma", "compare"].iter().chain(arguments);
+            match Cli::try_parse_from(line).unwrap().command {
+                Command::Compare(options) => options,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
@@ -246,6 +302,11 @@ mod tests {
     fn lists() {
         assert_eq!(parse_sizes("64, 4KiB").unwrap().0, [64, 4096]);
         assert_eq!(parse_inflight("1,512").unwrap().0, [1, 512]);
+        assert_eq!(parse_rates("0.1,1000, 2.5e4").unwrap().0, [0.1, 1000.0, 25_000.0]);
+        assert_eq!(
+            parse_workloads("vgg16,skew").unwrap().0.iter().map(|w| w.name()).collect::<Vec<_>>(),
+            ["vgg16", "skew"]
+        );
         assert_eq!(parse_modes("grpc-uds,grpc-tcp").unwrap().0, [Mode::GrpcUds, Mode::GrpcTcp]);
     }
 
@@ -264,6 +325,16 @@ mod tests {
         assert!(parse_inflight("99999999999999999999").unwrap_err().contains("from 1"));
         assert!(parse_modes("grpc-tpc").unwrap_err().contains("grpc-tcp, grpc-uds, grpc-rdma"));
         assert!(parse_provider("a b").is_err());
+        let workloads = |text| parse_workloads(text).unwrap_err();
+        assert!(workloads("resnet").contains("\"resnet\"") && workloads("resnet").contains("skew, resnet50"));
+        assert!(workloads("gru,gru").contains("twice"));
+        for bad in ["0", "-1", "nan", "inf", "2e6", "0.01", "50%", "1k", "1,,2"] {
+            assert!(
+                parse_rates(bad).unwrap_err().contains("empty")
+                    || parse_rates(bad).unwrap_err().contains("0.1 to 1000000"),
+                "{bad}"
+            );
+        }
     }
 
     proptest! {
@@ -272,6 +343,9 @@ mod tests {
             let _ = parse_sizes(&text);
             let _ = parse_inflight(&text);
             let _ = parse_modes(&text);
+            let _ = parse_workloads(&text);
+            let _ = parse_rates(&text);
+            let _ = Flavour::parse(&text);
             let _ = parse_provider(&text);
         }
 

@@ -5,7 +5,9 @@ mod args;
 mod compare;
 mod devices;
 mod failure;
+mod seeded;
 mod units;
+mod workload;
 
 use std::process::ExitCode;
 

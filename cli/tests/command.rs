@@ -44,6 +44,13 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--provider", "mlx5_9"], &["mlx5_9", "auto, soft"]),
         (&["compare", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
         (&["compare", "--encode", "zip"], &["zip", "copy", "gather-rdma"]),
+        (&["compare", "--workload", "resnet"], &["resnet", "uniform, random, skew, resnet50", "vgg16"]),
+        (&["compare", "--workload", "skew,skew"], &["skew", "twice"]),
+        (&["compare", "--workload", ""], &["--workload", "empty"]),
+        (&["compare", "--rate", "fast"], &["fast", "0.1 to 1000000"]),
+        (&["compare", "--rate", "0"], &["--rate", "0.1 to 1000000"]),
+        (&["compare", "--runtime", "threads"], &["--runtime", "current-thread, multi-thread"]),
+        (&["compare", "--runtime", "multi-thread:0"], &["\"0\"", "1 to 256"]),
         (&["measure"], &["measure", "compare, devices"]),
         (&["devices", "--all"], &["--all", "--json"]),
     ] {
@@ -111,6 +118,95 @@ fn a_comparison_is_measured_checked_and_written() {
     }
     let page = std::fs::read_to_string(report.join("index.html")).unwrap();
     assert!(page.contains("<svg") && page.contains("grpc-rdma"));
+}
+
+/// The JSON of a comparison that must succeed, and what it printed.
+fn compare(arguments: &[&str]) -> (Value, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("rows.json");
+    let output = run(&[&["compare", "--json", json.to_str().unwrap()], arguments].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let written = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    (written, String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn workloads_are_measured_beside_sizes() {
+    let (written, printed) = compare(&[
+        "--workload",
+        "random,gru",
+        "--sizes",
+        "64",
+        "--inflight",
+        "3",
+        "--duration",
+        "0.1",
+        "--encode",
+        "gather",
+    ]);
+    assert_eq!(written["runtime"], "current-thread");
+    assert_eq!(written["checks"]["mismatches"], 0);
+    let rows = written["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3 * 3);
+    for row in rows {
+        assert_eq!(row["errors"], 0, "{row}");
+        for figure in ["ops", "p50_us", "p99_us", "p999_us", "ops_per_s", "gbytes_per_s", "cpu_us_per_op"] {
+            assert!(row[figure].as_f64().unwrap() > 0.0, "{figure} in {row}");
+        }
+        assert!(row.get("rate").is_none() && row["inflight"] == 3, "{row}");
+    }
+    let of = |workload| rows.iter().filter(|row| row["workload"] == workload).collect::<Vec<_>>();
+    assert_eq!((of(Value::Null).len(), of("random".into()).len()), (3, 3));
+    // 7 319 528 parameters of four bytes.
+    assert!(of("gru".into()).iter().all(|row| row["bytes"] == 29_278_112), "{rows:?}");
+    assert!(printed.contains("gru: a set of 11 variables"), "{printed}");
+}
+
+#[test]
+fn an_open_loop_offers_what_it_is_told_and_says_who_falls_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().to_str().unwrap();
+    let arguments = ["--rate", "20,200", "--sizes", "64", "--workload", "uniform", "--duration", "0.2"];
+    let (written, printed) = compare(&[&arguments[..], &["--report", report]].concat());
+    let rows = written["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3 * 2 * 2);
+    for row in rows {
+        assert_eq!(row["errors"], 0, "{row}");
+        assert!(row["saturated"].is_boolean() && row["unsent"].is_u64(), "{row}");
+        // Three turns, each a third of the time and as much longer as makes the number of calls a whole one.
+        let offered = row["ops"].as_u64().unwrap() + row["unsent"].as_u64().unwrap();
+        assert_eq!(offered, if row["rate"] == 20.0 { 3 * 2 } else { 3 * 14 }, "{row}");
+        assert!(row["p99_us"].as_f64() <= row["p999_us"].as_f64(), "{row}");
+    }
+    assert!(printed.contains("offered/s") && printed.contains("open loop"), "{printed}");
+    let page = std::fs::read_to_string(folder.path().join("index.html")).unwrap();
+    assert!(page.contains("uniform at 200") && page.contains("achieved/s"));
+}
+
+#[test]
+fn a_rate_that_nobody_can_keep_up_with_ends_and_is_called_saturated() {
+    let arguments =
+        ["--modes", "grpc-tcp,grpc-rdma", "--sizes", "1MiB", "--inflight", "2", "--duration", "0.1"];
+    let (written, printed) = compare(&[&arguments[..], &["--rate", "300000"]].concat());
+    for row in written["rows"].as_array().unwrap() {
+        assert_eq!((&row["saturated"], &row["errors"]), (&true.into(), &0.into()), "{row}");
+        assert!(row["unsent"].as_u64().unwrap() > 0, "{row}");
+    }
+    assert!(printed.contains("saturated"), "{printed}");
+}
+
+#[test]
+fn multi_thread_runtimes_are_compared_and_named() {
+    for rate in [&["--inflight", "4"][..], &["--rate", "100"]] {
+        let arguments = ["--runtime", "multi-thread:2", "--sizes", "64", "--duration", "0.1"];
+        let (written, printed) = compare(&[&arguments[..], rate].concat());
+        assert_eq!(written["runtime"], "multi-thread:2");
+        assert_eq!(written["cores"], Value::Null);
+        let rows = written["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 3);
+        assert!(rows.iter().all(|row| row["errors"] == 0 && row["ops"].as_u64() > Some(0)), "{rows:?}");
+        assert!(printed.contains("multi-thread:2"), "{printed}");
+    }
 }
 
 #[test]

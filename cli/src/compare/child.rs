@@ -7,8 +7,8 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 
 use super::cores::Cores;
-use super::http2::Http2;
 use super::server::{Addresses, Hello};
+use crate::args::CompareOptions;
 use crate::failure::Failure;
 
 /// How long the other process may take to start serving.
@@ -28,15 +28,16 @@ impl ServerProcess {
     /// Starts this program once more as the server and waits until it serves.
     pub(crate) async fn start(
         rdma: bool,
-        provider: &str,
-        http2: Http2,
+        options: &CompareOptions,
         cores: Option<Cores>,
     ) -> Result<Self, Failure> {
         let program = std::env::current_exe().map_err(|error| {
             Failure::run(format!("can't find the program to start as the server: {error}"))
         })?;
         let mut command = Command::new(program);
-        command.args(["compare-server", "--provider", provider, "--http2", &http2.name()]);
+        let provider = options.server_provider.as_ref().unwrap_or(&options.provider);
+        command.args(["compare-server", "--provider", provider, "--http2", &options.http2.name()]);
+        command.args(["--runtime", &options.runtime.to_string()]);
         if rdma {
             command.arg("--rdma");
         }

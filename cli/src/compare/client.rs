@@ -4,19 +4,25 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net as unix;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tokio::task::{JoinError, JoinSet};
 use tonic::transport::{Channel, Endpoint};
 use tonic_rdma::gather::GatherRequests;
+use tonic_rdma_proto::tensors::PushRequest;
+use tonic_rdma_proto::tensors::tensors_client::TensorsClient;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::{Check, PutRequest, UsageRequest};
 
 use super::encode::Encode;
 use super::http2::Http2;
 use super::mode::Mode;
+use super::operations::{Operation, Push};
 use super::rdma::{Rdma, Verdict};
 use super::server::Addresses;
 use crate::failure::Failure;
@@ -33,6 +39,19 @@ pub(crate) enum CallError {
     Length { sent: u64, arrived: u64 },
     #[error("byte {offset} of {sent} arrived wrong")]
     Content { offset: u64, sent: u64 },
+    #[error("buffers of {sent:?} bytes were sent and of {arrived:?} arrived")]
+    Buffers { sent: Vec<u64>, arrived: Vec<u64> },
+    #[error("byte {offset} of buffer {buffer} arrived wrong")]
+    BufferContent { buffer: u64, offset: u64 },
+    #[error("{0}")]
+    Crash(#[from] JoinError),
+}
+
+impl CallError {
+    /// Whether what arrived was not what was sent.
+    pub(crate) fn is_mismatch(&self) -> bool {
+        !matches!(self, Self::Status(_) | Self::Crash(_))
+    }
 }
 
 /// The cause at the bottom: what tonic says itself is seldom more than "transport error".
@@ -50,21 +69,37 @@ fn deepest(status: &tonic::Status) -> String {
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     client: TransferClient<GatherRequests<Channel>>,
+    tensors: TensorsClient<GatherRequests<Channel>>,
 }
 
 impl Caller {
     /// A caller on `channel`, without limits on message sizes.
     pub(crate) fn new(channel: Channel, mode: Mode, encode: Encode) -> Self {
-        let client = TransferClient::new(encode.wrap(mode, channel));
-        Self { client: client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX) }
+        let channel = encode.wrap(mode, channel);
+        let client = TransferClient::new(channel.clone());
+        let tensors = TensorsClient::new(channel);
+        Self {
+            client: client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
+            tensors: tensors.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
+        }
+    }
+
+    /// Carries out `operation`, with up to `width` calls at once if it is a set, and says how long that took.
+    pub(crate) async fn run(
+        &mut self,
+        operation: &Operation,
+        check: Check,
+        width: usize,
+    ) -> Result<Duration, CallError> {
+        match operation {
+            Operation::Put(seed, payload) => self.put((*seed, payload.clone()), check).await,
+            Operation::Push(push) => self.push(push, check).await,
+            Operation::Set(set) => self.push_set(set, check, width).await,
+        }
     }
 
     /// Sends `payload`, waits for the answer, and says how long that took.
-    pub(crate) async fn put(
-        &mut self,
-        (seed, payload): (u64, Bytes),
-        check: Check,
-    ) -> Result<Duration, CallError> {
+    async fn put(&mut self, (seed, payload): (u64, Bytes), check: Check) -> Result<Duration, CallError> {
         let sent = payload.len() as u64;
         let start = Instant::now();
         let reply = self.client.put(PutRequest { seed, check: check.into(), payload }).await?;
@@ -75,6 +110,55 @@ impl Caller {
             None if reply.bytes != sent => Err(CallError::Length { sent, arrived: reply.bytes }),
             None => Ok(elapsed),
         }
+    }
+
+    /// The same for one message of several buffers.
+    async fn push(&mut self, push: &Push, check: Check) -> Result<Duration, CallError> {
+        let sent: Vec<u64> = push.buffers.iter().map(|buffer| buffer.len() as u64).collect();
+        let every_byte = check == Check::All;
+        let request = PushRequest { seed: push.seed, every_byte, buffers: push.buffers.clone() };
+        let start = Instant::now();
+        let reply = self.tensors.push(request).await?;
+        let elapsed = start.elapsed();
+        let reply = reply.into_inner();
+        if reply.lengths != sent {
+            return Err(CallError::Buffers { sent, arrived: reply.lengths });
+        }
+        match reply.mismatch {
+            Some(wrong) => Err(CallError::BufferContent { buffer: wrong.buffer, offset: wrong.offset }),
+            None => Ok(elapsed),
+        }
+    }
+
+    /// A whole set, in order, with up to `width` calls in flight; the first error ends it.
+    async fn push_set(
+        &mut self,
+        set: &Arc<[Push]>,
+        check: Check,
+        width: usize,
+    ) -> Result<Duration, CallError> {
+        let start = Instant::now();
+        if width == 1 {
+            for push in set.iter() {
+                self.push(push, check).await?;
+            }
+            return Ok(start.elapsed());
+        }
+        let next = Arc::new(AtomicUsize::new(0));
+        let mut pushers = JoinSet::new();
+        for _ in 0..width.min(set.len()) {
+            let (mut caller, set, next) = (self.clone(), Arc::clone(set), Arc::clone(&next));
+            pushers.spawn(async move {
+                while let Some(push) = set.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    caller.push(push, check).await?;
+                }
+                Ok::<_, CallError>(())
+            });
+        }
+        while let Some(ended) = pushers.join_next().await {
+            ended??;
+        }
+        Ok(start.elapsed())
     }
 
     /// CPU time that the serving process has used.
@@ -145,16 +229,23 @@ mod tests {
 
     use tonic::transport::Server;
 
-    use super::super::content::Payloads;
+    use super::super::content::{Content, Payloads};
     use super::super::server::{Service, tcp_listener};
     use super::*;
 
-    #[tokio::test]
-    async fn a_wrong_byte_is_an_error_and_names_its_place() {
+    /// The address of a service of this process.
+    fn serve() -> SocketAddr {
         let incoming = tcp_listener().unwrap();
         let address = incoming.local_addr().unwrap();
-        let service = Service::default().into_server();
-        tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+        let service = Service::default();
+        let server = Server::builder().add_service(service.clone().transfer()).add_service(service.tensors());
+        tokio::spawn(server.serve_with_incoming(incoming));
+        address
+    }
+
+    #[tokio::test]
+    async fn a_wrong_byte_is_an_error_and_names_its_place() {
+        let address = serve();
         for encode in [Encode::Copy, Encode::Gather] {
             let mut caller = Caller::new(tcp(address, Http2::Default).await.unwrap(), Mode::GrpcTcp, encode);
 
@@ -169,6 +260,50 @@ mod tests {
             let error = caller.put((seed + 1, payload), Check::Stamps).await.unwrap_err();
             assert!(matches!(error, CallError::Content { offset: 0, .. }), "{error}");
             assert!(caller.usage().await.unwrap() > Duration::ZERO);
+        }
+    }
+
+    fn message(content: &mut Content, lengths: &[usize]) -> Push {
+        let seed = content.seed();
+        Push { seed, buffers: lengths.iter().map(|len| content.cut(*len)).collect() }
+    }
+
+    #[tokio::test]
+    async fn buffers_in_another_order_are_an_error_that_says_so() {
+        let address = serve();
+        for encode in [Encode::Copy, Encode::Gather] {
+            let mut caller = Caller::new(tcp(address, Http2::Default).await.unwrap(), Mode::GrpcTcp, encode);
+            let push = message(&mut Content::new(300_000, 9), &[10, 100_000, 10_240, 100_000, 10]);
+            for check in [Check::All, Check::Stamps] {
+                caller.run(&Operation::Push(push.clone()), check, 1).await.unwrap();
+                let mut swapped = push.clone();
+                swapped.buffers.swap(1, 3);
+                let error = caller.run(&Operation::Push(swapped), check, 1).await.unwrap_err();
+                assert!(matches!(error, CallError::BufferContent { buffer: 1, offset: 0 }), "{error}");
+            }
+            let mut wrong = push.clone();
+            let mut bytes = wrong.buffers[3].to_vec();
+            bytes[99_999] ^= 1;
+            wrong.buffers[3] = bytes.into();
+            let error = caller.run(&Operation::Push(wrong), Check::Stamps, 1).await.unwrap_err();
+            assert!(matches!(error, CallError::BufferContent { buffer: 3, offset: 99_999 }), "{error}");
+            assert!(error.is_mismatch());
+        }
+    }
+
+    #[tokio::test]
+    async fn one_wrong_message_spoils_a_set_however_it_is_pushed() {
+        let mut caller =
+            Caller::new(tcp(serve(), Http2::Default).await.unwrap(), Mode::GrpcTcp, Encode::Copy);
+        let mut content = Content::new(100_000, 2);
+        let set: Vec<Push> = (1..20).map(|index| message(&mut content, &[index * 100])).collect();
+        let mut spoilt = set.clone();
+        spoilt[7].seed += 1;
+        for width in [1, 4, 100] {
+            caller.run(&Operation::Set(set.clone().into()), Check::All, width).await.unwrap();
+            let error =
+                caller.run(&Operation::Set(spoilt.clone().into()), Check::All, width).await.unwrap_err();
+            assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 0 }), "{error}");
         }
     }
 }

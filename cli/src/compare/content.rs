@@ -5,13 +5,15 @@
 
 use bytes::Bytes;
 
+use crate::seeded::mix;
+
 const WORD: usize = 8;
 
 /// Words from one variant to the next: a cache line, so that all variants are aligned alike.
 const VARIANT_STRIDE: usize = 8;
 
-/// Payloads of one size that a caller takes turns with, so that no answer can be right by what came before.
-const VARIANTS: usize = 4;
+/// Contents that a caller takes turns with, so that no answer can be right by what came before.
+pub(crate) const VARIANTS: usize = 4;
 
 /// Most words that the check by stamps looks at.
 const STAMPS: u64 = 16;
@@ -37,11 +39,67 @@ impl Payloads {
     pub(crate) fn take(&self, turn: usize) -> (u64, Bytes) {
         self.variants[turn % VARIANTS].clone()
     }
+}
 
-    /// Bytes of each payload.
-    pub(crate) fn size(&self) -> usize {
-        self.variants[0].1.len()
+/// Content from which buffers are cut one after the other, each on a cache line of its own and so with a seed of its own.
+#[derive(Clone, Debug)]
+pub(crate) struct Content {
+    seed: u64,
+    rest: Bytes,
+}
+
+impl Content {
+    /// Content for buffers that take `room` bytes together, in all its variants.
+    pub(crate) fn new(room: usize, seed: u64) -> Self {
+        let rest = Bytes::from(generate(seed, room + (VARIANTS - 1) * VARIANT_STRIDE * WORD));
+        Self { seed, rest }
     }
+
+    /// What a buffer of `len` bytes takes.
+    pub(crate) const fn room(len: u64) -> u64 {
+        len.next_multiple_of((VARIANT_STRIDE * WORD) as u64)
+    }
+
+    /// The same for the operation whose turn is `turn`, with other seeds than the last one's.
+    pub(crate) fn variant(&self, turn: usize) -> Self {
+        let mut variant = self.clone();
+        variant.skip(turn % VARIANTS * VARIANT_STRIDE * WORD);
+        variant
+    }
+
+    /// The seed of the buffer that is cut next.
+    pub(crate) const fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The next buffer.
+    pub(crate) fn cut(&mut self, len: usize) -> Bytes {
+        let buffer = self.rest.slice(..len);
+        self.skip(Self::room(len as u64) as usize);
+        buffer
+    }
+
+    fn skip(&mut self, bytes: usize) {
+        self.rest = self.rest.slice(bytes..);
+        self.seed = self.seed.wrapping_add((bytes / WORD) as u64);
+    }
+}
+
+/// Index of the first buffer, and the offset in it, that is not as [`Content`] of `seed` cut into buffers of these
+/// lengths: at every byte, or, with a draw, at stamps in each buffer.
+pub(crate) fn check_buffers(seed: u64, buffers: &[Bytes], stamps: Option<u64>) -> Option<(u64, u64)> {
+    let mut seed = seed;
+    for (index, buffer) in buffers.iter().enumerate() {
+        let mismatch = match stamps {
+            None => check_all(seed, buffer),
+            Some(draw) => check_stamps(seed, buffer, mix(draw).wrapping_add(index as u64)),
+        };
+        if let Some(offset) = mismatch {
+            return Some((index as u64, offset));
+        }
+        seed = seed.wrapping_add(Content::room(buffer.len() as u64) / WORD as u64);
+    }
+    None
 }
 
 /// The offset of the first byte of `content` that is not as `seed` demands, looking at every byte.
@@ -99,14 +157,6 @@ fn first_difference(seed: u64, index: u64, word: &[u8]) -> u64 {
     index * WORD as u64 + same as u64
 }
 
-/// SplitMix64's output function: a bijection in which every input bit reaches every output bit.
-pub(crate) const fn mix(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
@@ -151,6 +201,27 @@ mod tests {
         let mut wrong = content.to_vec();
         wrong[500] ^= 0x80;
         assert!((0..1000).any(|draw| check_stamps(seed, &wrong, draw) == Some(500)));
+    }
+
+    #[test]
+    fn buffers_in_another_order_of_another_length_or_with_a_wrong_byte_are_found() {
+        let mut content = Content::new(10_000, 3).variant(1);
+        let seed = content.seed();
+        let buffers = [10, 1000, 10, 4096].map(|len| content.cut(len)).to_vec();
+        assert_eq!(check_buffers(seed, &buffers, None), None);
+        assert_eq!(check_buffers(seed, &buffers, Some(5)), None);
+        for stamps in [None, Some(5)] {
+            let swapped = [0, 1, 3, 2].map(|index| buffers[index].clone());
+            assert_eq!(check_buffers(seed, &swapped, stamps), Some((2, 0)));
+            let mut shorter = buffers.clone();
+            shorter[1] = shorter[1].slice(..900);
+            assert_eq!(check_buffers(seed, &shorter, stamps), Some((2, 0)));
+        }
+        let mut wrong = buffers.clone();
+        let mut bytes = wrong[3].to_vec();
+        bytes[2000] ^= 1;
+        wrong[3] = bytes.into();
+        assert_eq!(check_buffers(seed, &wrong, None), Some((3, 2000)));
     }
 
     proptest! {

@@ -52,8 +52,17 @@ pub(crate) fn pin(core: usize) -> std::io::Result<()> {
 
 /// User and system time that all threads of this process have used.
 pub(crate) fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    // The clock starts at zero with the process, so neither field is ever negative.
+    read(rustix::time::ClockId::ProcessCPUTime)
+}
+
+/// User and system time that this thread has used.
+pub(crate) fn thread_cpu_time() -> Duration {
+    read(rustix::time::ClockId::ThreadCPUTime)
+}
+
+fn read(clock: rustix::time::ClockId) -> Duration {
+    let time = rustix::time::clock_gettime(clock);
+    // These clocks start at zero, so neither field is ever negative.
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
 }
 

@@ -4,12 +4,15 @@ use std::fs;
 
 use serde::Serialize;
 
+use super::cell::{Cell, Load};
 use super::cores::Cores;
 use super::encode::Encode;
-use super::http2::{Http2, Sizes};
+use super::http2::Sizes;
 use super::plan::Plan;
 use super::rdma::Verdict;
 use super::results::Checks;
+use super::runtime::Flavour;
+use crate::args::CompareOptions;
 use crate::units;
 
 /// Where and how a run was made.
@@ -24,6 +27,8 @@ pub(crate) struct Facts {
     pub(crate) allocator: &'static str,
     pub(crate) http2: Http2Facts,
     pub(crate) encode: Encode,
+    /// The tokio runtime of both processes: `current-thread` or `multi-thread:WORKERS`.
+    pub(crate) runtime: String,
     /// Cores that the processes were kept on; absent if they were not.
     pub(crate) cores: Option<CoreFacts>,
     pub(crate) machine: Machine,
@@ -31,6 +36,13 @@ pub(crate) struct Facts {
     /// An unoptimised build measures itself more than the transport.
     pub(crate) optimised: bool,
     pub(crate) checks: Checks,
+    /// What an operation of each workload is.
+    #[serde(skip)]
+    workloads: Vec<String>,
+    #[serde(skip)]
+    open_loop: bool,
+    #[serde(skip)]
+    flavour: Flavour,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -59,8 +71,7 @@ impl Facts {
     /// Collects the facts once the run is over.
     pub(crate) fn new(
         plan: &Plan,
-        http2: Http2,
-        encode: Encode,
+        options: &CompareOptions,
         cores: Option<Cores>,
         verdict: Option<Verdict>,
         checks: Checks,
@@ -69,26 +80,32 @@ impl Facts {
             Some(verdict) => (verdict.provider, Some(verdict.reason)),
             None => ("none".to_owned(), None),
         };
+        let http2 = options.http2;
         Self {
             provider,
             verdict,
             version: env!("CARGO_PKG_VERSION"),
             allocator: "mimalloc",
             http2: Http2Facts { setting: http2.name(), description: http2.to_string(), sizes: http2.sizes() },
-            encode,
+            encode: options.encode,
+            runtime: options.runtime.to_string(),
             cores: cores.map(|cores| CoreFacts { client: cores.client, server: cores.server }),
             machine: Machine::this(),
             seconds_per_cell_and_mode: plan.duration.as_secs_f64(),
             optimised: !cfg!(debug_assertions),
             checks,
+            workloads: workloads(&plan.cells),
+            open_loop: plan.is_open_loop(),
+            flavour: options.runtime,
         }
     }
 
     /// The facts as pairs of name and value, for people.
     pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
-        let cores = match self.cores {
-            Some(cores) => format!("client on core {}, server on core {}", cores.client, cores.server),
-            None => "not pinned (there are no two cores to pin to)".to_owned(),
+        let cores = match (self.cores, self.flavour) {
+            (Some(cores), _) => format!("client on core {}, server on core {}", cores.client, cores.server),
+            (None, Flavour::CurrentThread) => "not pinned (there are no two cores to pin to)".to_owned(),
+            (None, Flavour::MultiThread(_)) => "not pinned (both use all cores)".to_owned(),
         };
         let mut lines = vec![("provider", self.provider.clone())];
         lines.extend(self.verdict.clone().map(|verdict| ("connection", verdict)));
@@ -96,6 +113,7 @@ impl Facts {
             ("allocator", format!("{} in both processes, for all modes", self.allocator)),
             ("HTTP/2", self.http2.description.clone()),
             ("encoding", self.encode.to_string()),
+            ("runtime", format!("tokio, {}, in both processes", self.runtime)),
             ("processes", cores),
             (
                 "machine",
@@ -107,6 +125,12 @@ impl Facts {
             ),
             ("content", self.checks.summary()),
         ]);
+        lines.extend(self.workloads.iter().map(|workload| ("workload", workload.clone())));
+        if self.open_loop {
+            let what = "Poisson arrivals, the same for all modes; latency counts from when a call was due; CPU/op without \
+                        what the client spends waiting for the next";
+            lines.push(("open loop", what.to_owned()));
+        }
         if !self.optimised {
             lines.push((
                 "build",
@@ -115,6 +139,19 @@ impl Facts {
         }
         lines
     }
+}
+
+/// A line for each workload among `cells`.
+fn workloads(cells: &[Cell]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for cell in cells {
+        let Load::Workload(workload) = cell.load else { continue };
+        let line = format!("{} ({} each)", workload.describe(), units::rough_size(workload.bytes()));
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines
 }
 
 impl Machine {

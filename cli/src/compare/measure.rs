@@ -2,27 +2,27 @@
 
 use std::time::{Duration, Instant};
 
-use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
-use tokio::task::JoinSet;
 use tonic_rdma_proto::transfer::Check;
 
-use super::client::{CallError, Caller};
-use super::content::Payloads;
+use super::cell::Cell;
+use super::client::Caller;
+use super::closed_loop::{self, Position};
 use super::cores;
 use super::mode::Mode;
-use super::plan::{Cell, Plan};
+use super::open_loop::{self, Offer};
+use super::operations::Operations;
+use super::plan::Plan;
 use super::results::{Checks, Row};
+use super::tally::{Tally, Turn};
 use crate::failure::Failure;
-
-/// Longest latency that is told apart: longer ones count as this.
-const MAX_LATENCY: u64 = 600_000_000_000;
+use crate::seeded::mix;
 
 /// A turn that takes longer than this, and than its bytes would at [`SLOWEST`], is stuck.
 const PATIENCE: Duration = Duration::from_secs(30);
 const SLOWEST: f64 = 20e6;
 
-/// Calls up to this size lead each turn in without being counted, so that no mode pays for having slept.
+/// Operations up to this size lead each turn in without being counted, so that no mode pays for having slept.
 const LEAD_IN: u64 = 4 << 20;
 
 /// One mode's connection.
@@ -30,6 +30,8 @@ const LEAD_IN: u64 = 4 << 20;
 pub(crate) struct Lane {
     pub(crate) mode: Mode,
     pub(crate) caller: Caller,
+    /// Operations begun in this cell after the warm-up.
+    position: Position,
     /// A call got no answer, or none has succeeded for a while: the connection is not used again.
     given_up: bool,
     /// Turns in a row in which every call failed.
@@ -38,36 +40,15 @@ pub(crate) struct Lane {
 
 impl Lane {
     pub(crate) fn new(mode: Mode, caller: Caller) -> Self {
-        Self { mode, caller, given_up: false, failed_turns: 0 }
+        Self { mode, caller, position: Position::default(), given_up: false, failed_turns: 0 }
     }
-}
 
-impl Lane {
     /// A mode all of whose calls fail, as when its device is gone, is not tried for ever.
     fn count(&mut self, turn: &Turn) {
         const TURNS: u32 = 3;
-        let failed = turn.latencies.is_empty() && turn.errors > 0;
-        self.failed_turns = if failed { self.failed_turns + 1 } else { 0 };
+        self.failed_turns = if turn.failed() { self.failed_turns + 1 } else { 0 };
         self.given_up |= self.failed_turns >= TURNS;
     }
-}
-
-/// What is known of one mode in one cell.
-#[derive(Debug)]
-struct Tally {
-    latencies: Histogram<u64>,
-    errors: u64,
-    first_error: Option<String>,
-    wall: Duration,
-    cpu: Duration,
-}
-
-/// What one turn brought.
-#[derive(Debug, Default)]
-struct Turn {
-    latencies: Vec<u64>,
-    errors: u64,
-    first_error: Option<String>,
 }
 
 /// Measures cell after cell.
@@ -79,6 +60,8 @@ pub(crate) struct Meter<'a> {
     pub(crate) control: Caller,
     pub(crate) progress: ProgressBar,
     pub(crate) checks: Checks,
+    /// Whether each process has a core of its own.
+    pub(crate) pinned: bool,
 }
 
 impl Meter<'_> {
@@ -94,33 +77,35 @@ impl Meter<'_> {
 
     /// Measures all modes in one cell: a row for each.
     async fn cell(&mut self, cell: Cell) -> Result<Vec<Row>, Failure> {
-        let payloads = payloads(cell)?;
+        let operations = Operations::new(cell.load, seed(cell))?;
         let mut tallies = Vec::new();
         for _ in &self.lanes {
             tallies.push(Tally::new()?);
         }
         for (lane, tally) in tallies.iter_mut().enumerate() {
             self.announce(cell, lane);
-            self.check_every_byte(lane, &payloads, 0, tally).await;
-            self.turn(lane, &payloads, cell, self.warm_up()).await.count_errors(tally);
+            self.check_every_byte(lane, &operations, cell, 0, tally).await;
+            self.warm_up(lane, &operations, cell, tally).await;
+            self.lanes[lane].position = Position::default();
         }
-        for round in 0..self.plan.rounds() {
+        let planned = self.plan.rounds(cell);
+        for round in 0..planned {
             for lane in self.plan.order(round) {
                 self.announce(cell, lane);
-                self.timed_turn(lane, &payloads, cell, &mut tallies[lane]).await?;
+                self.timed_turn(lane, &operations, cell, round, &mut tallies[lane]).await?;
                 self.progress.inc(1);
             }
             let rounds = round + 1;
             if rounds >= self.plan.min_rounds()
                 && tallies.iter().all(|tally| tally.wall >= self.plan.duration)
             {
-                let left = u64::from(self.plan.rounds() - rounds) * self.lanes.len() as u64;
+                let left = u64::from(planned - rounds) * self.lanes.len() as u64;
                 self.progress.inc(left);
                 break;
             }
         }
         for (lane, tally) in tallies.iter_mut().enumerate() {
-            self.check_every_byte(lane, &payloads, 1, tally).await;
+            self.check_every_byte(lane, &operations, cell, 1, tally).await;
         }
         Ok(self.lanes.iter().zip(&tallies).map(|(lane, tally)| tally.row(lane.mode, cell)).collect())
     }
@@ -129,23 +114,33 @@ impl Meter<'_> {
         self.progress.set_message(format!("{}  {}", cell.label(), self.lanes[lane].mode));
     }
 
-    fn warm_up(&self) -> Duration {
-        (self.plan.duration / 10).min(Duration::from_millis(100))
+    /// A turn that does not count. An open loop is led in by one caller: its bound may be thousands.
+    async fn warm_up(&mut self, lane: usize, operations: &Operations, cell: Cell, tally: &mut Tally) {
+        let length = (self.plan.duration / 10).min(Duration::from_millis(100));
+        let concurrency = if cell.rate.is_some() { (1, 1) } else { cell.concurrency() };
+        self.closed_turn(lane, operations, cell, concurrency, length).await.count_errors(tally);
     }
 
-    /// One call outside the timed part, of which the server looks at every byte.
-    async fn check_every_byte(&mut self, lane: usize, payloads: &Payloads, turn: usize, tally: &mut Tally) {
+    /// One operation outside the timed part, of which the server looks at every byte.
+    async fn check_every_byte(
+        &mut self,
+        lane: usize,
+        operations: &Operations,
+        cell: Cell,
+        turn: usize,
+        tally: &mut Tally,
+    ) {
         let lane = &mut self.lanes[lane];
         if lane.given_up {
             return;
         }
-        let patience = patience(payloads.size() as u64, 1);
-        self.checks.every_byte += 1;
-        let call = lane.caller.put(payloads.take(turn), Check::All);
-        match tokio::time::timeout(patience, call).await {
+        let patience = patience(cell, 1);
+        let operation = operations.take(turn);
+        self.checks.every_byte += operation.messages();
+        match tokio::time::timeout(patience, lane.caller.run(&operation, Check::All, 1)).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
-                self.checks.count(&error);
+                self.checks.mismatches += u64::from(error.is_mismatch());
                 tally.error(1, error.to_string());
             }
             Err(_) => {
@@ -159,28 +154,42 @@ impl Meter<'_> {
     async fn timed_turn(
         &mut self,
         lane: usize,
-        payloads: &Payloads,
+        operations: &Operations,
         cell: Cell,
+        round: u32,
         tally: &mut Tally,
     ) -> Result<(), Failure> {
         if self.lanes[lane].given_up {
             return Ok(());
         }
-        if cell.bytes <= LEAD_IN {
-            self.turn(lane, payloads, Cell { inflight: 1, ..cell }, Duration::ZERO).await.count_errors(tally);
+        if cell.load.bytes() <= LEAD_IN {
+            self.closed_turn(lane, operations, cell, (1, 1), Duration::ZERO).await.count_errors(tally);
         }
+        let offer = cell.rate.map(|rate| self.offer(cell, rate, round));
         let cpu = self.cpu_time().await?;
         let start = Instant::now();
-        let turn = self.turn(lane, payloads, cell, self.plan.slice()).await;
-        tally.wall += start.elapsed();
-        tally.cpu += self.cpu_time().await?.saturating_sub(cpu);
-        for latency in &turn.latencies {
-            tally.latencies.saturating_record(*latency);
-        }
-        self.checks.stamps += turn.latencies.len() as u64 + turn.errors;
+        let turn = match &offer {
+            Some(offer) => self.open_turn(lane, operations, cell, offer).await,
+            None => {
+                let length = self.plan.slice(cell);
+                self.closed_turn(lane, operations, cell, cell.concurrency(), length).await
+            }
+        };
+        let wall = start.elapsed();
+        let cpu = self.cpu_time().await?.saturating_sub(cpu);
+        self.checks.stamps += turn.messages + turn.errors;
         self.lanes[lane].count(&turn);
-        turn.count_errors(tally);
+        tally.add(turn, wall, cpu);
         Ok(())
+    }
+
+    /// What is offered to every mode in this round.
+    fn offer(&self, cell: Cell, rate: f64, round: u32) -> Offer {
+        let length = self.plan.slice(cell);
+        let schedule = open_loop::schedule(rate, length, mix(u64::from(round)) ^ rate.to_bits());
+        let (bound, width) = cell.concurrency();
+        let first = round as usize * schedule.len();
+        Offer { schedule, length, first, bound, width, polite: !self.pinned }
     }
 
     /// CPU time of both processes since they started.
@@ -195,167 +204,79 @@ impl Meter<'_> {
         }
     }
 
-    /// Keeps `cell.inflight` calls under way until `length` is over; each caller makes one call at least.
-    async fn turn(&mut self, lane: usize, payloads: &Payloads, cell: Cell, length: Duration) -> Turn {
-        let mut turn = Turn::default();
+    /// A turn of as many callers as `concurrency` says, and calls at once of each.
+    async fn closed_turn(
+        &mut self,
+        lane: usize,
+        operations: &Operations,
+        cell: Cell,
+        concurrency: (usize, usize),
+        length: Duration,
+    ) -> Turn {
+        let (mut turn, mut missing) = (Turn::default(), 0);
         let lane = &mut self.lanes[lane];
         if lane.given_up {
             return turn;
         }
-        let patience = length + patience(cell.bytes, cell.inflight);
-        let end = Instant::now() + length;
-        let mut callers = JoinSet::new();
-        for first in 0..cell.inflight {
-            callers.spawn(keep_calling(lane.caller.clone(), payloads.clone(), first, end));
-        }
-        let collect = async {
-            while let Some(ended) = callers.join_next().await {
-                match ended {
-                    Ok((latencies, error)) => {
-                        turn.latencies.extend(latencies);
-                        if let Some(error) = error {
-                            self.checks.count(&error);
-                            turn.error(1, error.to_string());
-                        }
-                    }
-                    Err(crash) => turn.error(1, crash.to_string()),
-                }
-            }
-        };
-        if tokio::time::timeout(patience, collect).await.is_err() {
+        let patience = length + patience(cell, concurrency.0);
+        let (caller, position) = (&lane.caller, &lane.position);
+        let run =
+            closed_loop::run(caller, operations, position, concurrency, length, &mut turn, &mut missing);
+        if tokio::time::timeout(patience, run).await.is_err() {
             lane.given_up = true;
-            turn.error(callers.len() as u64, no_answer(patience));
+            turn.error(missing, no_answer(patience));
         }
+        self.checks.mismatches += turn.mismatches;
+        turn
+    }
+
+    /// A turn in which operations begin when `offer` says.
+    async fn open_turn(&mut self, lane: usize, operations: &Operations, cell: Cell, offer: &Offer) -> Turn {
+        let lane = &mut self.lanes[lane];
+        let patience = offer.length * 2 + patience(cell, offer.bound);
+        let mut turn = Turn::default();
+        let run = open_loop::run(&lane.caller, operations, offer, &mut turn);
+        if tokio::time::timeout(patience, run).await.is_err() {
+            lane.given_up = true;
+            let missing = turn.sent - turn.latencies.len() as u64 - turn.errors;
+            turn.error(missing, no_answer(patience));
+        }
+        self.checks.mismatches += turn.mismatches;
         turn
     }
 }
 
-/// Calls one after the other until `end`, at least once; an error ends it, so that a broken connection can't spin.
-async fn keep_calling(
-    mut caller: Caller,
-    payloads: Payloads,
-    first: usize,
-    end: Instant,
-) -> (Vec<u64>, Option<CallError>) {
-    let mut latencies = Vec::new();
-    loop {
-        match caller.put(payloads.take(first + latencies.len()), Check::Stamps).await {
-            Ok(latency) => latencies.push(u64::try_from(latency.as_nanos()).unwrap_or(MAX_LATENCY)),
-            Err(error) => return (latencies, Some(error)),
-        }
-        if Instant::now() >= end {
-            return (latencies, None);
-        }
-    }
+/// Cells differ in their seeds too, so that nothing left over from the cell before can pass.
+fn seed(cell: Cell) -> u64 {
+    let rate = cell.rate.map_or(0, |rate| mix(rate.to_bits()));
+    mix(cell.load.bytes() ^ ((cell.inflight as u64) << 40)) ^ rate
 }
 
-fn payloads(cell: Cell) -> Result<Payloads, Failure> {
-    let len = usize::try_from(cell.bytes)
-        .map_err(|_| Failure::usage(format!("{} does not fit this machine's addresses", cell.label())))?;
-    // Cells differ in their seeds too, so that nothing left over from the cell before can pass.
-    Ok(Payloads::new(len, super::content::mix(cell.bytes ^ ((cell.inflight as u64) << 40))))
-}
-
-/// How long to wait for calls before they count as lost.
-fn patience(bytes: u64, inflight: usize) -> Duration {
-    PATIENCE + Duration::from_secs_f64(bytes as f64 * inflight as f64 / SLOWEST)
+/// How long to wait for operations before they count as lost.
+fn patience(cell: Cell, operations: usize) -> Duration {
+    PATIENCE + Duration::from_secs_f64(cell.load.bytes() as f64 * operations as f64 / SLOWEST)
 }
 
 fn no_answer(patience: Duration) -> String {
     format!("no answer within {} s", patience.as_secs())
 }
 
-impl Turn {
-    fn error(&mut self, count: u64, what: String) {
-        self.errors += count;
-        self.first_error.get_or_insert(what);
-    }
-
-    fn count_errors(self, tally: &mut Tally) {
-        if let Some(error) = self.first_error {
-            tally.error(self.errors, error);
-        }
-    }
-}
-
-impl Tally {
-    fn new() -> Result<Self, Failure> {
-        let latencies = Histogram::new_with_bounds(1, MAX_LATENCY, 3)
-            .map_err(|error| Failure::run(format!("can't make a histogram: {error}")))?;
-        let (wall, cpu) = (Duration::ZERO, Duration::ZERO);
-        Ok(Self { latencies, errors: 0, first_error: None, wall, cpu })
-    }
-
-    fn error(&mut self, count: u64, what: String) {
-        self.errors += count;
-        self.first_error.get_or_insert(what);
-    }
-
-    fn row(&self, mode: Mode, cell: Cell) -> Row {
-        let ops = self.latencies.len();
-        let per = |total: f64, parts: f64| if parts > 0.0 { total / parts } else { 0.0 };
-        let micros = |quantile| match ops {
-            0 => 0.0,
-            _ => self.latencies.value_at_quantile(quantile) as f64 / 1e3,
-        };
-        let ops_per_s = per(ops as f64, self.wall.as_secs_f64());
-        Row {
-            mode: mode.name(),
-            bytes: cell.bytes,
-            inflight: cell.inflight,
-            ops,
-            errors: self.errors,
-            p50_us: micros(0.5),
-            p99_us: micros(0.99),
-            ops_per_s,
-            gbytes_per_s: ops_per_s * cell.bytes as f64 / 1e9,
-            cpu_us_per_op: per(self.cpu.as_secs_f64() * 1e6, ops as f64),
-            first_error: self.first_error.clone(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
-
     use super::*;
     use crate::compare::encode::Encode;
-
-    #[test]
-    fn a_row_counts_what_was_tallied() {
-        let mut tally = Tally::new().unwrap();
-        for latency in [1_000, 2_000, 3_000, 50_000] {
-            tally.latencies.record(latency).unwrap();
-        }
-        tally.wall = Duration::from_millis(2);
-        tally.cpu = Duration::from_micros(40);
-        tally.error(2, "first".to_owned());
-        tally.error(1, "second".to_owned());
-        let row = tally.row(Mode::GrpcUds, Cell { bytes: 1000, inflight: 2 });
-        assert_eq!((row.ops, row.errors, row.first_error.as_deref()), (4, 3, Some("first")));
-        assert!((row.p50_us - 2.0).abs() < 0.01 && (row.p99_us - 50.0).abs() < 0.1);
-        assert!((row.ops_per_s - 2000.0).abs() < 1e-6 && (row.gbytes_per_s - 0.002).abs() < 1e-9);
-        assert!((row.cpu_us_per_op - 10.0).abs() < 1e-9);
-    }
 
     #[tokio::test]
     async fn a_mode_whose_calls_all_fail_is_given_up() {
         let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
         let mut lane = Lane::new(Mode::GrpcTcp, Caller::new(nowhere, Mode::GrpcTcp, Encode::Copy));
         let failed = || Turn { errors: 1, ..Turn::default() };
-        let mixed = || Turn { latencies: vec![1], errors: 5, ..Turn::default() };
+        let mixed = || Turn { latencies: vec![Duration::from_nanos(1)], errors: 5, ..Turn::default() };
         for turn in [failed(), failed(), mixed(), failed(), failed(), Turn::default(), failed(), failed()] {
             lane.count(&turn);
             assert!(!lane.given_up);
         }
         lane.count(&failed());
         assert!(lane.given_up);
-    }
-
-    #[test]
-    fn a_mode_that_never_answered_has_figures_that_are_numbers() {
-        let row = Tally::new().unwrap().row(Mode::GrpcTcp, Cell { bytes: 64, inflight: 1 });
-        assert_eq!([row.p50_us, row.p99_us, row.ops_per_s, row.gbytes_per_s, row.cpu_us_per_op], [0.0; 5]);
     }
 }

@@ -2,15 +2,18 @@
 //!
 //! ```text
 //!   this process                                     the server process (this program once more)
-//!   plan → measure ── Put(payload) over each mode ─→ server: one service on TCP, Unix socket and RDMA
-//!            │     ←─ what arrived, checked ──────── content
-//!            └→ results → table, json, report
+//!   plan: cells → measure ── operations ──────────→  server: the services on TCP, Unix socket and RDMA
+//!                  │  │  ←── what arrived, checked ─ content
+//!                  │  └ closed_loop, open_loop: when the next operation begins
+//!                  └→ tally → results → table, json, report
 //! ```
 //!
-//! This owns the measuring and never the transport: the library is touched in `rdma` alone.
+//! This owns the measuring and never the transport: RDMA connections are made in `rdma` alone.
 
+pub(crate) mod cell;
 mod child;
 mod client;
+mod closed_loop;
 mod content;
 mod cores;
 pub(crate) mod encode;
@@ -19,13 +22,17 @@ pub(crate) mod http2;
 mod json;
 mod measure;
 pub(crate) mod mode;
+pub(crate) mod open_loop;
+mod operations;
 pub(crate) mod plan;
 mod plots;
 pub(crate) mod rdma;
 mod report;
 mod results;
+pub(crate) mod runtime;
 mod server;
 mod table;
+mod tally;
 
 use std::fs::OpenOptions;
 use std::io::IsTerminal;
@@ -41,6 +48,7 @@ use self::measure::{Lane, Meter};
 use self::plan::Plan;
 use self::rdma::{Rdma, Verdict};
 use self::results::{Checks, Row};
+use self::runtime::Flavour;
 use crate::args::{CompareOptions, ServerOptions};
 use crate::failure::Failure;
 
@@ -52,8 +60,12 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
         false => None,
     };
     check_outputs(options)?;
-    let cores = Cores::choose().filter(|cores| cores::pin(cores.client).is_ok());
-    let runtime = rdma::runtime().map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
+    // The threads of a multi-thread runtime are for more than one core.
+    let choose = || Cores::choose().filter(|cores| cores::pin(cores.client).is_ok());
+    let cores = (options.runtime == Flavour::CurrentThread).then(choose).flatten();
+    let runtime =
+        if plan.is_open_loop() { options.runtime.build_never_idle() } else { options.runtime.build() };
+    let runtime = runtime.map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
 
     let (facts, rows) = runtime.block_on(measure(options, &plan, rdma.as_ref(), cores))?;
     table::print(&facts, &rows)?;
@@ -103,8 +115,7 @@ async fn measure(
     rdma: Option<&Rdma>,
     cores: Option<Cores>,
 ) -> Result<(Facts, Vec<Row>), Failure> {
-    let provider = options.server_provider.as_ref().unwrap_or(&options.provider);
-    let mut server = ServerProcess::start(rdma.is_some(), provider, options.http2, cores).await?;
+    let mut server = ServerProcess::start(rdma.is_some(), options, cores).await?;
     let addresses = server.addresses.clone();
     let progress = progress_bar(plan);
     let work = async {
@@ -112,7 +123,8 @@ async fn measure(
         let channel = client::tcp(addresses.tcp, http2::Http2::Default).await?;
         let control = Caller::new(channel, mode::Mode::GrpcTcp, encode::Encode::Copy);
         let (progress, checks) = (progress.clone(), Checks::default());
-        let mut meter = Meter { plan, lanes, control, progress, checks };
+        let pinned = cores.is_some() && addresses.pinned;
+        let mut meter = Meter { plan, lanes, control, progress, checks, pinned };
         let rows = meter.run().await?;
         Ok((verdict, rows, meter.checks))
     };
@@ -129,7 +141,7 @@ async fn measure(
     server.stop().await;
     let (verdict, rows, checks) = result?;
     let cores = cores.filter(|_| addresses.pinned);
-    Ok((Facts::new(plan, options.http2, options.encode, cores, verdict, checks), rows))
+    Ok((Facts::new(plan, options, cores, verdict, checks), rows))
 }
 
 /// A connection for each mode of the plan.
@@ -151,7 +163,8 @@ async fn connect(
 
 /// Turns of all modes in all cells; nothing is shown where stderr is not a terminal.
 fn progress_bar(plan: &Plan) -> ProgressBar {
-    let turns = plan.cells.len() as u64 * u64::from(plan.rounds()) * plan.modes.len() as u64;
+    let rounds: u64 = plan.cells.iter().map(|cell| u64::from(plan.rounds(*cell))).sum();
+    let turns = rounds * plan.modes.len() as u64;
     let target = match std::io::stderr().is_terminal() {
         true => ProgressDrawTarget::stderr(),
         false => ProgressDrawTarget::hidden(),

@@ -3,71 +3,47 @@
 use std::time::Duration;
 
 use crate::args::{CompareOptions, List};
+use crate::compare::cell::{Cell, Load};
 use crate::compare::mode::Mode;
+use crate::compare::open_loop::MAX_ARRIVALS;
 use crate::failure::Failure;
 use crate::units;
 
 /// Largest payload: with it the message stays below the 2 GiB that protobuf implementations end at.
 pub(crate) const MAX_BYTES: u64 = 2047 << 20;
 
-/// Most calls in flight at once.
-pub(crate) const MAX_INFLIGHT: usize = 16_384;
-
 /// Calls that every mode makes in every cell at least, however long they take.
 const MIN_ROUNDS: u32 = 3;
 
 /// Cells of a run that nobody narrowed: small calls alone and many at once, then one large one at a time.
 const DEFAULT_CELLS: [Cell; 9] = [
-    Cell::new(64, 1),
-    Cell::new(64, 32),
-    Cell::new(8 << 10, 64),
-    Cell::new(8 << 10, 512),
-    Cell::new(64 << 10, 1),
-    Cell::new(1 << 20, 1),
-    Cell::new(4 << 20, 1),
-    Cell::new(16 << 20, 1),
-    Cell::new(64 << 20, 1),
+    Cell::closed(64, 1),
+    Cell::closed(64, 32),
+    Cell::closed(8 << 10, 64),
+    Cell::closed(8 << 10, 512),
+    Cell::closed(64 << 10, 1),
+    Cell::closed(1 << 20, 1),
+    Cell::closed(4 << 20, 1),
+    Cell::closed(16 << 20, 1),
+    Cell::closed(64 << 20, 1),
 ];
 
 const QUICK_CELLS: [Cell; 6] = [
-    Cell::new(64, 1),
-    Cell::new(64, 32),
-    Cell::new(8 << 10, 64),
-    Cell::new(64 << 10, 1),
-    Cell::new(1 << 20, 1),
-    Cell::new(16 << 20, 1),
+    Cell::closed(64, 1),
+    Cell::closed(64, 32),
+    Cell::closed(8 << 10, 64),
+    Cell::closed(64 << 10, 1),
+    Cell::closed(1 << 20, 1),
+    Cell::closed(16 << 20, 1),
 ];
+
+/// Payload of an open loop that nobody narrowed: any other would be too much for one rate or too little for another.
+const OPEN_LOOP_LOAD: Load = Load::Size(64);
 
 /// Time for all timed slices together. Warm-up, full checks and overrunning slices come on top, so that a default
 /// run ends well within 90 s and a quick one within 15 s.
 const DEFAULT_BUDGET: Duration = Duration::from_secs(60);
 const QUICK_BUDGET: Duration = Duration::from_secs(8);
-
-/// One combination of payload size and calls in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cell {
-    /// Payload of a call.
-    pub(crate) bytes: u64,
-    /// Calls in flight at once, on one connection.
-    pub(crate) inflight: usize,
-}
-
-impl Cell {
-    const fn new(bytes: u64, inflight: usize) -> Self {
-        Self { bytes, inflight }
-    }
-
-    /// The cell's name in tables and messages: `64 B × 32`.
-    pub(crate) fn label(self) -> String {
-        format!("{} × {}", units::size(self.bytes), self.inflight)
-    }
-
-    /// Memory that both processes need for the cell at the worst: the payload, the encoded message, and the
-    /// receiver's buffer, which grows by doubling.
-    fn memory(self) -> u64 {
-        self.bytes.saturating_mul(self.inflight as u64).saturating_mul(4)
-    }
-}
 
 /// A whole run.
 #[derive(Clone, Debug)]
@@ -84,7 +60,7 @@ impl Plan {
     /// The run that `options` ask for, if the machine has the memory for it.
     pub(crate) fn new(options: &CompareOptions) -> Result<Self, Failure> {
         let modes = options.modes.clone().map_or_else(|| Mode::ALL.to_vec(), |list| list.0);
-        let cells = cells(options.sizes.as_ref(), options.inflight.as_ref(), options.quick);
+        let cells = cells(options);
         let slots = u32::try_from(modes.len() * cells.len()).unwrap_or(u32::MAX).max(1);
         let duration = options.duration.unwrap_or_else(|| {
             let budget = if options.quick { QUICK_BUDGET } else { DEFAULT_BUDGET };
@@ -95,14 +71,27 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Length of one mode's turn: short against the drift of a machine, long against the hand-over.
-    pub(crate) fn slice(&self) -> Duration {
-        (self.duration / 8).clamp(Duration::from_millis(20), Duration::from_millis(200))
+    /// Whether operations begin when they are due, in all cells.
+    pub(crate) fn is_open_loop(&self) -> bool {
+        self.cells.iter().any(|cell| cell.rate.is_some())
+    }
+
+    /// Length of one mode's turn: short against the drift of a machine, long against the hand-over. Turns of an open loop are
+    /// long, so that queues can build up, but no longer than their schedule has room for.
+    pub(crate) fn slice(&self, cell: Cell) -> Duration {
+        match cell.rate {
+            None => (self.duration / 8).clamp(Duration::from_millis(20), Duration::from_millis(200)),
+            Some(rate) => {
+                // A whole number of operations, so that what is offered is the rate, however low.
+                let third = self.duration.as_secs_f64() / f64::from(MIN_ROUNDS);
+                Duration::from_secs_f64((rate * third).ceil().clamp(1.0, MAX_ARRIVALS) / rate)
+            }
+        }
     }
 
     /// Turns of each mode in a cell.
-    pub(crate) fn rounds(&self) -> u32 {
-        let turns = self.duration.as_secs_f64() / self.slice().as_secs_f64();
+    pub(crate) fn rounds(&self, cell: Cell) -> u32 {
+        let turns = self.duration.as_secs_f64() / self.slice(cell).as_secs_f64();
         (turns.ceil() as u32).max(MIN_ROUNDS)
     }
 
@@ -121,7 +110,7 @@ impl Plan {
         let largest = self.cells.iter().max_by_key(|cell| cell.memory());
         match (largest, available) {
             (Some(cell), Some(available)) if cell.memory() > available => Err(Failure::usage(format!(
-                "{} in flight needs about {} of memory and {} are available: take a smaller size or fewer in flight",
+                "{} needs about {} of memory and {} are available: take a smaller size or fewer in flight",
                 cell.label(),
                 units::rough_size(cell.memory()),
                 units::rough_size(available),
@@ -131,17 +120,37 @@ impl Plan {
     }
 }
 
-fn cells(sizes: Option<&List<u64>>, inflight: Option<&List<usize>>, quick: bool) -> Vec<Cell> {
-    let preset: &[Cell] = if quick { &QUICK_CELLS } else { &DEFAULT_CELLS };
-    if sizes.is_none() && inflight.is_none() {
+/// Every load with every number in flight at every rate.
+fn cells(options: &CompareOptions) -> Vec<Cell> {
+    let CompareOptions { sizes, workload, inflight, rate, .. } = options;
+    let preset: &[Cell] = if options.quick { &QUICK_CELLS } else { &DEFAULT_CELLS };
+    if sizes.is_none() && workload.is_none() && inflight.is_none() && rate.is_none() {
         return preset.to_vec();
     }
-    let sizes = sizes.map_or_else(
-        || preset.iter().filter(|cell| cell.inflight == 1).map(|cell| cell.bytes).collect(),
-        |list| list.0.clone(),
-    );
-    let inflight = inflight.map_or_else(|| vec![1], |list| list.0.clone());
-    sizes.iter().flat_map(|bytes| inflight.iter().map(|calls| Cell::new(*bytes, *calls))).collect()
+    let mut loads: Vec<Load> =
+        items(sizes).map(Load::Size).chain(items(workload).map(Load::Workload)).collect();
+    if loads.is_empty() {
+        loads = match rate {
+            Some(_) => vec![OPEN_LOOP_LOAD],
+            None => preset.iter().filter(|cell| cell.inflight == 1).map(|cell| cell.load).collect(),
+        };
+    }
+    let rates: Vec<Option<f64>> = if rate.is_some() { items(rate).map(Some).collect() } else { vec![None] };
+    let mut cells = Vec::new();
+    for load in loads {
+        let inflights = match (inflight, rate) {
+            (Some(_), _) => items(inflight).collect(),
+            (None, Some(_)) => vec![load.open_loop_inflight()],
+            (None, None) => vec![1],
+        };
+        let each = inflights.iter().flat_map(|inflight| rates.iter().map(move |rate| (*inflight, *rate)));
+        cells.extend(each.map(|(inflight, rate)| Cell { load, inflight, rate }));
+    }
+    cells
+}
+
+fn items<T: Copy>(list: &Option<List<T>>) -> impl Iterator<Item = T> {
+    list.iter().flat_map(|list| list.0.iter().copied())
 }
 
 /// `MemAvailable` of /proc/meminfo, in bytes.
@@ -156,25 +165,52 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
+    use crate::workload::Workload;
 
     fn plan(duration: Duration) -> Plan {
         Plan { modes: Mode::ALL.to_vec(), cells: DEFAULT_CELLS.to_vec(), duration }
     }
 
+    fn asked(arguments: &[&str]) -> Vec<Cell> {
+        cells(&CompareOptions::of(arguments))
+    }
+
     #[test]
     fn lists_give_the_cross_product() {
-        let all = cells(Some(&List(vec![64, 4096])), Some(&List(vec![1, 8])), false);
-        assert_eq!(all, [Cell::new(64, 1), Cell::new(64, 8), Cell::new(4096, 1), Cell::new(4096, 8)]);
-        assert_eq!(cells(Some(&List(vec![7])), None, true), [Cell::new(7, 1)]);
-        assert!(cells(None, Some(&List(vec![4])), true).iter().all(|cell| cell.inflight == 4));
+        let cell = Cell::closed;
+        assert_eq!(asked(&[]), DEFAULT_CELLS);
+        assert_eq!(asked(&["--quick"]), QUICK_CELLS);
+        let all = asked(&["--sizes", "64,4096", "--inflight", "1,8"]);
+        assert_eq!(all, [cell(64, 1), cell(64, 8), cell(4096, 1), cell(4096, 8)]);
+        assert_eq!(asked(&["--quick", "--sizes", "7"]), [cell(7, 1)]);
+        assert!(asked(&["--quick", "--inflight", "4"]).iter().all(|cell| cell.inflight == 4));
+    }
+
+    #[test]
+    fn workloads_stand_beside_sizes_and_rates_apply_to_all() {
+        let skew = Load::Workload(Workload::from_name("skew").unwrap());
+        let gru = Load::Workload(Workload::from_name("gru").unwrap());
+        let cell = |load, inflight, rate| Cell { load, inflight, rate };
+        assert_eq!(asked(&["--workload", "skew"]), [cell(skew, 1, None)]);
+        assert_eq!(asked(&["--workload", "gru", "--sizes", "64"]), [Cell::closed(64, 1), cell(gru, 1, None)]);
+        let rates = asked(&["--rate", "100,2000"]);
+        let small = |rate| cell(Load::Size(64), 1024, Some(rate));
+        assert_eq!(rates, [small(100.0), small(2000.0)]);
+        let bounded = asked(&["--rate", "5", "--workload", "skew,gru", "--inflight", "3"]);
+        assert_eq!(bounded, [cell(skew, 3, Some(5.0)), cell(gru, 3, Some(5.0))]);
     }
 
     #[test]
     fn every_mode_gets_its_time_and_leads_in_turn() {
         for millis in [1, 100, 200, 2000, 60_000] {
             let plan = plan(Duration::from_millis(millis));
-            assert!(plan.rounds() >= MIN_ROUNDS);
-            assert!(plan.slice() * plan.rounds() >= plan.duration);
+            for rate in [None, Some(0.1), Some(1000.0), Some(1e6)] {
+                let cell = Cell { rate, ..Cell::closed(64, 1) };
+                assert!(plan.rounds(cell) >= MIN_ROUNDS);
+                assert!(plan.slice(cell) * plan.rounds(cell) >= plan.duration);
+                let arrivals = rate.unwrap_or(1.0) * plan.slice(cell).as_secs_f64();
+                assert!(rate.is_none() || (0.99..=MAX_ARRIVALS).contains(&arrivals), "{arrivals}");
+            }
         }
         let plan = plan(Duration::from_secs(1));
         assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2]);
@@ -183,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_cell_that_does_not_fit_is_refused_by_name() {
-        let plan = Plan { cells: vec![Cell::new(1 << 30, 512)], ..plan(Duration::from_secs(1)) };
+        let plan = Plan { cells: vec![Cell::closed(1 << 30, 512)], ..plan(Duration::from_secs(1)) };
         let refusal = plan.check_memory(Some(8 << 30)).unwrap_err().to_string();
         assert!(refusal.contains("1 GiB × 512"), "{refusal}");
         plan.check_memory(None).unwrap();

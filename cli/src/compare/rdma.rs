@@ -1,18 +1,11 @@
-//! The one place where `compare` and `devices` touch the RDMA transport.
+//! The one place where `compare` and `devices` connect over RDMA.
 
-use std::io;
 use std::net::SocketAddr;
 
-use tokio::runtime::{Builder, Runtime};
 use tonic::transport::{Channel, Endpoint};
 use tonic_rdma::{Config, Policy, ProviderChoice, RdmaConnector, RdmaIncoming, verbs};
 
 use crate::failure::Failure;
-
-/// A runtime on this thread alone, which polls completions before it parks.
-pub(crate) fn runtime() -> io::Result<Runtime> {
-    tonic_rdma::runtime::idle_polling(&mut Builder::new_current_thread()).enable_all().build()
-}
 
 /// How RDMA connections are to be made: the command line over the `RDMA_*` variables.
 #[derive(Clone, Debug)]

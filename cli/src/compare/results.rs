@@ -2,24 +2,39 @@
 
 use serde::Serialize;
 
-use super::client::CallError;
+use super::cell::Cell;
 use super::mode::Mode;
 
 /// One mode in one cell.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) mode: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) workload: Option<&'static str>,
+    /// Payload of an operation; of a workload's, on average.
     pub(crate) bytes: u64,
     pub(crate) inflight: usize,
+    /// Operations offered each second in an open loop.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rate: Option<f64>,
     pub(crate) ops: u64,
     pub(crate) errors: u64,
+    /// Operations of an open loop that were given up without having been sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) unsent: Option<u64>,
+    /// Whether the mode fell behind the rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) saturated: Option<bool>,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
+    pub(crate) p999_us: f64,
     pub(crate) ops_per_s: f64,
     pub(crate) gbytes_per_s: f64,
     pub(crate) cpu_us_per_op: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) first_error: Option<String>,
+    #[serde(skip)]
+    pub(crate) cell: Cell,
 }
 
 /// How often content was looked at, and how often it was wrong.
@@ -34,13 +49,6 @@ pub(crate) struct Checks {
 }
 
 impl Checks {
-    /// Counts `error` if it is about content.
-    pub(crate) fn count(&mut self, error: &CallError) {
-        if matches!(error, CallError::Content { .. } | CallError::Length { .. }) {
-            self.mismatches += 1;
-        }
-    }
-
     /// The result in words.
     pub(crate) fn summary(&self) -> String {
         let Self { every_byte, stamps, mismatches } = self;
@@ -64,39 +72,49 @@ pub(crate) struct Ratio {
 impl Ratio {
     /// Compares `row` with its cell's `grpc-tcp` among `rows`.
     pub(crate) fn of(row: &Row, rows: &[Row]) -> Self {
-        let same_cell = |other: &&Row| (other.bytes, other.inflight) == (row.bytes, row.inflight);
+        let same_cell = |other: &&Row| other.cell == row.cell;
         let Some(base) = rows.iter().filter(same_cell).find(|other| other.mode == Mode::GrpcTcp.name())
         else {
             return Self::default();
         };
         let ratio = |over: f64, under: f64| (over > 0.0 && under > 0.0).then(|| over / under);
-        Self { latency: ratio(base.p50_us, row.p50_us), throughput: ratio(row.ops_per_s, base.ops_per_s) }
+        // The latency of who falls behind is as long as the run makes it.
+        let settled = [base, row].iter().all(|row| row.saturated != Some(true));
+        Self {
+            latency: ratio(base.p50_us, row.p50_us).filter(|_| settled),
+            throughput: ratio(row.ops_per_s, base.ops_per_s),
+        }
     }
 }
 
 /// One line about a row with errors.
 pub(crate) fn describe_errors(row: &Row) -> String {
-    let cell = super::plan::Cell { bytes: row.bytes, inflight: row.inflight };
     let first = row.first_error.as_deref().unwrap_or("unknown");
     let plural = if row.errors == 1 { "error" } else { "errors" };
-    format!("{} at {}: {} {plural}, the first: {first}", row.mode, cell.label(), row.errors)
+    format!("{} at {}: {} {plural}, the first: {first}", row.mode, row.cell.label(), row.errors)
 }
 
 #[cfg(test)]
-pub(crate) fn sample_row(mode: &'static str, bytes: u64, inflight: usize, p50_us: f64) -> Row {
-    let ops_per_s = 1e6 / p50_us * inflight as f64;
+pub(crate) fn sample_row(mode: &'static str, cell: Cell, p50_us: f64) -> Row {
+    let ops_per_s = 1e6 / p50_us * cell.inflight as f64;
     Row {
         mode,
-        bytes,
-        inflight,
+        workload: cell.load.workload(),
+        bytes: cell.load.bytes(),
+        inflight: cell.inflight,
+        rate: cell.rate,
         ops: 1000,
         errors: 0,
+        unsent: cell.rate.map(|_| 0),
+        saturated: cell.rate.map(|rate| ops_per_s < rate),
         p50_us,
         p99_us: p50_us * 2.0,
+        p999_us: p50_us * 3.0,
         ops_per_s,
-        gbytes_per_s: ops_per_s * bytes as f64 / 1e9,
+        gbytes_per_s: ops_per_s * cell.load.bytes() as f64 / 1e9,
         cpu_us_per_op: p50_us,
         first_error: None,
+        cell,
     }
 }
 
@@ -109,9 +127,9 @@ mod tests {
     #[test]
     fn ratios_say_how_many_times_better_in_the_same_cell() {
         let rows = [
-            sample_row("grpc-tcp", 64, 1, 80.0),
-            sample_row("grpc-uds", 64, 1, 40.0),
-            sample_row("grpc-uds", 64, 2, 1.0),
+            sample_row("grpc-tcp", Cell::closed(64, 1), 80.0),
+            sample_row("grpc-uds", Cell::closed(64, 1), 40.0),
+            sample_row("grpc-uds", Cell::closed(64, 2), 1.0),
         ];
         assert_eq!(Ratio::of(&rows[0], &rows), Ratio { latency: Some(1.0), throughput: Some(1.0) });
         assert_eq!(Ratio::of(&rows[1], &rows), Ratio { latency: Some(2.0), throughput: Some(2.0) });
@@ -119,12 +137,26 @@ mod tests {
     }
 
     #[test]
-    fn only_wrong_content_is_a_mismatch() {
-        let mut checks = Checks::default();
-        checks.count(&CallError::Content { offset: 1, sent: 2 });
-        checks.count(&CallError::Length { sent: 2, arrived: 1 });
-        checks.count(&CallError::Status(tonic::Status::unavailable("gone")));
-        assert_eq!(checks.mismatches, 2);
+    fn latencies_of_a_saturated_mode_are_not_compared() {
+        let cell = Cell { rate: Some(20_000.0), ..Cell::closed(64, 1) };
+        let rows = [sample_row("grpc-tcp", cell, 80.0), sample_row("grpc-rdma", cell, 10.0)];
+        assert_eq!(Ratio::of(&rows[1], &rows), Ratio { latency: None, throughput: Some(8.0) });
+    }
+
+    #[test]
+    fn wrong_content_is_said_loudly() {
+        let checks = Checks { every_byte: 1, stamps: 2, mismatches: 2 };
         assert!(checks.summary().contains("2 WRONG"));
+    }
+
+    #[test]
+    fn rows_without_a_rate_are_as_they_were_before_there_were_rates() {
+        let json = serde_json::to_value(sample_row("grpc-tcp", Cell::closed(64, 1), 80.0)).unwrap();
+        let mut names: Vec<_> = json.as_object().unwrap().keys().cloned().collect();
+        names.sort();
+        let before =
+            ["bytes", "cpu_us_per_op", "errors", "gbytes_per_s", "inflight", "mode", "ops", "ops_per_s"];
+        let percentiles = ["p50_us", "p999_us", "p99_us"];
+        assert_eq!(names, before.into_iter().chain(percentiles).collect::<Vec<_>>());
     }
 }

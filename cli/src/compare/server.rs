@@ -1,4 +1,4 @@
-//! The serving process: one Transfer service on a TCP, a Unix and an RDMA listener at the same time.
+//! The serving process: the services Transfer and Tensors on a TCP, a Unix and an RDMA listener at the same time.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,13 +15,15 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
+use tonic_rdma_proto::tensors::tensors_server::{Tensors, TensorsServer};
+use tonic_rdma_proto::tensors::{Mismatch, PushReply, PushRequest};
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{Check, PutReply, PutRequest, UsageReply, UsageRequest};
 
-use super::content::{check_all, check_stamps};
+use super::content::{check_all, check_buffers, check_stamps};
 use super::cores;
 use super::http2::Http2;
-use super::rdma::{self, Rdma};
+use super::rdma::Rdma;
 use crate::args::ServerOptions;
 use crate::failure::Failure;
 
@@ -50,7 +52,8 @@ pub(crate) struct Addresses {
 pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
     let pinned = options.core.is_some_and(|core| cores::pin(core).is_ok());
     exit_with_parent()?;
-    let runtime = rdma::runtime().map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
+    let runtime =
+        options.runtime.build().map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
     runtime.block_on(async {
         let (addresses, mut servers) = match start(options, pinned).await {
             Ok(started) => started,
@@ -115,7 +118,8 @@ where
     IO: tokio::io::AsyncRead + tokio::io::AsyncWrite + tonic::transport::server::Connected,
     IO: Unpin + Send + 'static,
 {
-    http2.server(Server::builder()).add_service(service.into_server()).serve_with_incoming(incoming).await
+    let server = http2.server(Server::builder()).add_service(service.clone().transfer());
+    server.add_service(service.tensors()).serve_with_incoming(incoming).await
 }
 
 fn listen_error(what: &str, error: &io::Error) -> Failure {
@@ -143,9 +147,14 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// The service as a tonic server without limits on message sizes.
-    pub(crate) fn into_server(self) -> TransferServer<Self> {
+    /// The service for single payloads as a tonic server without limits on message sizes.
+    pub(crate) fn transfer(self) -> TransferServer<Self> {
         TransferServer::new(self).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX)
+    }
+
+    /// The same for messages of several buffers.
+    pub(crate) fn tensors(self) -> TensorsServer<Self> {
+        TensorsServer::new(self).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX)
     }
 }
 
@@ -176,5 +185,18 @@ impl Transfer for Service {
     async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
         let cpu_nanos = u64::try_from(cores::cpu_time().as_nanos()).unwrap_or(u64::MAX);
         Ok(Response::new(UsageReply { cpu_nanos }))
+    }
+}
+
+#[tonic::async_trait]
+impl Tensors for Service {
+    async fn push(&self, request: Request<PushRequest>) -> Result<Response<PushReply>, Status> {
+        let PushRequest { seed, every_byte, buffers } = request.into_inner();
+        let draw = self.calls.fetch_add(1, Ordering::Relaxed);
+        let mismatch = check_buffers(seed, &buffers, (!every_byte).then_some(draw));
+        Ok(Response::new(PushReply {
+            lengths: buffers.iter().map(|buffer| buffer.len() as u64).collect(),
+            mismatch: mismatch.map(|(buffer, offset)| Mismatch { buffer, offset }),
+        }))
     }
 }

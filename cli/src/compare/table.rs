@@ -1,4 +1,4 @@
-//! The table for the terminal.
+//! The table for the terminal, and what its columns are, here and in the report.
 
 use std::io::{self, Write};
 
@@ -10,24 +10,76 @@ use super::results::{Ratio, Row};
 use crate::failure::Failure;
 use crate::units;
 
-/// Headings of the table, here and in the report.
-pub(crate) const HEADINGS: [&str; 11] = [
-    "mode",
-    "size",
-    "in flight",
-    "p50",
-    "p99",
-    "ops/s",
-    "GB/s",
-    "CPU/op",
-    "errors",
-    "latency ×",
-    "throughput ×",
-];
+/// A column: its heading, and what it shows of a row among others.
+pub(crate) struct Column {
+    pub(crate) heading: &'static str,
+    pub(crate) text: fn(&Row, &[Row]) -> String,
+}
 
-/// What the last two columns are.
-pub(crate) const LEGEND: &str = "latency ×, throughput ×: how many times better than grpc-tcp in the same cell \
-     (p50, ops/s). CPU/op: user + system time of both processes.";
+/// The columns that `rows` need.
+pub(crate) fn columns(rows: &[Row]) -> Vec<Column> {
+    let column = |heading, text| Column { heading, text };
+    let open_loop = rows.iter().any(|row| row.rate.is_some());
+    let mut columns =
+        vec![column("mode", |row, _| row.mode.to_owned()), column("size", |row, _| row.cell.load.label())];
+    if open_loop {
+        columns.extend([
+            column("at most in flight", |row, _| row.inflight.to_string()),
+            column("offered/s", |row, _| row.rate.map_or_else(dash, units::count)),
+            column("achieved/s", |row, _| measured(row, achieved(row))),
+        ]);
+    } else {
+        columns.push(column("in flight", |row, _| row.inflight.to_string()));
+    }
+    columns.extend([
+        column("p50", |row, _| measured(row, units::micros(row.p50_us))),
+        column("p99", |row, _| measured(row, units::micros(row.p99_us))),
+    ]);
+    if open_loop {
+        columns.push(column("p99.9", |row, _| measured(row, units::micros(row.p999_us))));
+    } else {
+        columns.push(column("ops/s", |row, _| measured(row, units::count(row.ops_per_s))));
+    }
+    columns.extend([
+        column("GB/s", |row, _| measured(row, units::digits(row.gbytes_per_s))),
+        column("CPU/op", |row, _| measured(row, units::micros(row.cpu_us_per_op))),
+        column("errors", |row, _| row.errors.to_string()),
+        column("latency ×", |row, rows| times(Ratio::of(row, rows).latency)),
+        column("throughput ×", |row, rows| times(Ratio::of(row, rows).throughput)),
+    ]);
+    columns
+}
+
+/// What the columns mean that do not say so themselves.
+pub(crate) fn legend(rows: &[Row]) -> String {
+    let mut legend = "latency ×, throughput ×: how many times better than grpc-tcp in the same cell \
+                      (p50, ops/s). CPU/op: user + system time of both processes."
+        .to_owned();
+    if rows.iter().any(|row| row.saturated == Some(true)) {
+        legend.push_str(
+            "\nsaturated: the mode fell behind what was offered, so its latencies grow with the length of the run; \
+             those of calls that were never sent count as long as they had waited.",
+        );
+    }
+    legend
+}
+
+fn achieved(row: &Row) -> String {
+    let note = if row.saturated == Some(true) { " saturated" } else { "" };
+    format!("{}{note}", units::count(row.ops_per_s))
+}
+
+fn measured(row: &Row, text: String) -> String {
+    if row.ops == 0 { dash() } else { text }
+}
+
+fn times(value: Option<f64>) -> String {
+    value.map_or_else(dash, |value| format!("{value:.2}"))
+}
+
+fn dash() -> String {
+    "–".to_owned()
+}
 
 /// Prints facts and table on stdout.
 pub(crate) fn print(facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
@@ -43,60 +95,56 @@ fn render(facts: &Facts, rows: &[Row]) -> String {
     for (name, value) in facts.lines() {
         text.push_str(&format!("{name:>10}: {value}\n"));
     }
-    text.push_str(&format!("\n{}\n\n{LEGEND}\n", table(rows)));
+    text.push_str(&format!("\n{}\n\n{}\n", table(rows), legend(rows)));
     text
 }
 
 fn table(rows: &[Row]) -> Table {
+    let columns = columns(rows);
     let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED).set_header(HEADINGS);
+    table.load_preset(UTF8_FULL_CONDENSED).set_header(columns.iter().map(|column| column.heading));
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let mut cell = None;
     for row in rows {
-        let this = (row.bytes, row.inflight);
         // An empty line sets the cells apart.
-        if cell.replace(this).is_some_and(|before| before != this) {
-            table.add_row([""; HEADINGS.len()]);
+        if cell.replace(row.cell).is_some_and(|before| before != row.cell) {
+            table.add_row(vec![""; columns.len()]);
         }
-        table.add_row(fields(row, rows));
+        table.add_row(columns.iter().map(|column| (column.text)(row, rows)));
     }
     table
 }
 
-/// The fields of a row as text.
-pub(crate) fn fields(row: &Row, rows: &[Row]) -> [String; HEADINGS.len()] {
-    let ratio = Ratio::of(row, rows);
-    let times = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| format!("{value:.2}"));
-    let measured = |text: String| if row.ops == 0 { "–".to_owned() } else { text };
-    [
-        row.mode.to_owned(),
-        units::size(row.bytes),
-        row.inflight.to_string(),
-        measured(units::micros(row.p50_us)),
-        measured(units::micros(row.p99_us)),
-        measured(units::count(row.ops_per_s)),
-        measured(units::digits(row.gbytes_per_s)),
-        measured(units::micros(row.cpu_us_per_op)),
-        row.errors.to_string(),
-        times(ratio.latency),
-        times(ratio.throughput),
-    ]
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::cell::{Cell, Load};
     use super::super::results::sample_row;
     use super::*;
+    use crate::workload::{Mix, Workload};
 
     #[test]
     fn a_table_shows_the_ratios_and_dashes_what_is_not_there() {
-        let rows = [sample_row("grpc-tcp", 64, 1, 80.0), sample_row("grpc-uds", 64, 1, 32.0)];
+        let cell = Cell::closed(64, 1);
+        let rows = [sample_row("grpc-tcp", cell, 80.0), sample_row("grpc-uds", cell, 32.0)];
         let text = table(&rows).to_string();
         let uds = text.lines().find(|line| line.contains("grpc-uds")).unwrap_or_default();
         assert!(uds.contains("32.0 µs") && uds.contains("2.50"), "{text}");
+        assert!(!text.contains("offered") && !text.contains("p99.9"), "{text}");
         let alone = table(&rows[1..]).to_string();
         assert!(alone.contains('–'), "{alone}");
+    }
+
+    #[test]
+    fn an_open_loop_shows_what_was_offered_and_who_fell_behind() {
+        let cell = Cell { load: Load::Workload(Workload::Mix(Mix::Skew)), inflight: 1, rate: Some(20_000.0) };
+        let rows = [sample_row("grpc-tcp", cell, 80.0), sample_row("grpc-rdma", cell, 10.0)];
+        let text = table(&rows).to_string();
+        let tcp = text.lines().find(|line| line.contains("grpc-tcp")).unwrap_or_default();
+        assert!(tcp.contains("skew") && tcp.contains("20.0 k") && tcp.contains("12.5 k saturated"), "{text}");
+        let rdma = text.lines().find(|line| line.contains("grpc-rdma")).unwrap_or_default();
+        assert!(rdma.contains("100 k") && !rdma.contains("saturated") && rdma.contains("30.0 µs"), "{text}");
+        assert!(legend(&rows).contains("fell behind") && !legend(&rows[1..]).contains("fell behind"));
     }
 }

@@ -1,0 +1,72 @@
+//! The closed loop: callers of which each makes its next call when it has the answer to the last.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+use tonic_rdma_proto::transfer::Check;
+
+use super::client::{CallError, Caller};
+use super::operations::Operations;
+use super::tally::Turn;
+
+/// Whose turn is next, over all callers of a mode and all its turns in a cell: so every mode sends the same sequence.
+pub(crate) type Position = Arc<AtomicUsize>;
+
+/// Keeps `callers` operations under way until `length` is over, each making `width` calls at once; every caller makes one
+/// at least. What is known when this is dropped stays in `turn`; `missing` counts callers that have not ended.
+pub(crate) async fn run(
+    caller: &Caller,
+    operations: &Operations,
+    position: &Position,
+    (callers, width): (usize, usize),
+    length: Duration,
+    turn: &mut Turn,
+    missing: &mut u64,
+) {
+    let end = Instant::now() + length;
+    let mut under_way = JoinSet::new();
+    for _ in 0..callers {
+        under_way.spawn(keep_calling(caller.clone(), operations.clone(), Arc::clone(position), width, end));
+    }
+    *missing = under_way.len() as u64;
+    while let Some(ended) = under_way.join_next().await {
+        *missing -= 1;
+        match ended {
+            Ok((done, error)) => {
+                for (latency, bytes, messages) in done {
+                    turn.success(latency, bytes, messages);
+                }
+                if let Some(error) = error {
+                    turn.call_error(&error);
+                }
+            }
+            Err(crash) => turn.error(1, crash.to_string()),
+        }
+    }
+}
+
+/// Latency, bytes and messages of an operation.
+type Done = (Duration, u64, u64);
+
+/// Calls one after the other until `end`, at least once; an error ends it, so that a broken connection can't spin.
+async fn keep_calling(
+    mut caller: Caller,
+    operations: Operations,
+    position: Position,
+    width: usize,
+    end: Instant,
+) -> (Vec<Done>, Option<CallError>) {
+    let mut done = Vec::new();
+    loop {
+        let operation = operations.take(position.fetch_add(1, Ordering::Relaxed));
+        match caller.run(&operation, Check::Stamps, width).await {
+            Ok(latency) => done.push((latency, operation.bytes(), operation.messages())),
+            Err(error) => return (done, Some(error)),
+        }
+        if Instant::now() >= end {
+            return (done, None);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The traffic of deep learning: which messages a training job sends, as lengths.
+//!
+//! ```text
+//!  Workload ─┬─ Mix    uniform, random, skew:  an operation is one message of ten buffers
+//!            └─ Model  resnet50, vgg16, …:     an operation is one set, a message of one buffer for each variable
+//! ```
+//!
+//! This owns the tables and their arithmetic. Content, and how messages travel, are others'.
+
+mod mixes;
+mod models;
+
+use std::fmt;
+
+pub(crate) use self::mixes::Mix;
+pub(crate) use self::models::Model;
+
+/// Lengths of a message's buffers, in bytes and in their order.
+pub(crate) type Message = Vec<u64>;
+
+/// A kind of traffic, by its name on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Workload {
+    /// Messages of buffers of mixed lengths.
+    Mix(Mix),
+    /// Sets of variables: what a worker pushes to its parameter servers after a mini-batch.
+    Model(Model),
+}
+
+impl Workload {
+    /// Every workload.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        let mixes = Mix::ALL.into_iter().map(Self::Mix);
+        mixes.chain(Model::ALL.into_iter().map(Self::Model))
+    }
+
+    /// The name on the command line and in the JSON.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Mix(mix) => mix.name(),
+            Self::Model(model) => model.name(),
+        }
+    }
+
+    /// The workload called `name`.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::all().find(|workload| workload.name() == name)
+    }
+
+    /// The operations of one cycle, after which they begin anew; each is the messages that it sends.
+    pub(crate) fn operations(self) -> Vec<Vec<Message>> {
+        match self {
+            Self::Mix(mix) => mix.messages().into_iter().map(|message| vec![message]).collect(),
+            Self::Model(model) => {
+                vec![model.variables().iter().map(|variable| vec![variable.bytes()]).collect()]
+            }
+        }
+    }
+
+    /// Bytes of an operation, on average over a cycle and rounded.
+    pub(crate) fn bytes(self) -> u64 {
+        let operations = self.operations();
+        let bytes: u64 = operations.iter().flatten().flatten().sum();
+        let count = operations.len().max(1) as u64;
+        (bytes + count / 2) / count
+    }
+
+    /// Bytes of the largest message.
+    pub(crate) fn largest_message(self) -> u64 {
+        self.operations().iter().flatten().map(|message| message.iter().sum()).max().unwrap_or(0)
+    }
+
+    /// Bytes of the largest operation.
+    pub(crate) fn largest_operation(self) -> u64 {
+        self.operations().iter().map(|operation| operation.iter().flatten().sum()).max().unwrap_or(0)
+    }
+
+    /// What an operation is, for people.
+    pub(crate) fn describe(self) -> String {
+        match self {
+            Self::Mix(mix) => format!("{}: {}", self.name(), mix.describe()),
+            Self::Model(model) => {
+                format!("{}: a set of {} variables, a message each", self.name(), model.variables().len())
+            }
+        }
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_distinct_and_read_back() {
+        for workload in Workload::all() {
+            assert_eq!(Workload::from_name(workload.name()), Some(workload));
+        }
+        assert_eq!(Workload::from_name("resnet"), None);
+    }
+
+    #[test]
+    fn every_operation_has_messages_and_every_message_bytes() {
+        for workload in Workload::all() {
+            let operations = workload.operations();
+            assert!(!operations.is_empty());
+            for message in operations.iter().flatten() {
+                assert!(!message.is_empty() && message.iter().all(|bytes| *bytes > 0), "{workload}");
+            }
+            assert!(operations.iter().all(|messages| !messages.is_empty()));
+            assert!(workload.largest_message() <= workload.largest_operation());
+            assert!(workload.largest_message() < 2047 << 20, "{workload} would not fit a message");
+            assert!(workload.bytes() <= workload.largest_operation());
+        }
+    }
+
+    #[test]
+    fn a_mix_sends_one_message_and_a_model_one_for_each_variable() {
+        for mix in Mix::ALL {
+            assert!(Workload::Mix(mix).operations().iter().all(|messages| messages.len() == 1));
+        }
+        for model in Model::ALL {
+            let operations = Workload::Model(model).operations();
+            assert_eq!(operations.len(), 1);
+            assert_eq!(operations[0].len(), model.variables().len());
+            assert!(operations[0].iter().all(|message| message.len() == 1));
+        }
+    }
+}
