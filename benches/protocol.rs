@@ -1,0 +1,189 @@
+//! What the protocol core costs for each message, by itself: `cargo bench --bench protocol`. No device, no bytes moved.
+//!
+//! Two connections and, between them, what devices would do at once: messages arrive, sends complete, READs land. What is
+//! measured is the time of both ends together.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a bench that can't run says so by stopping")]
+
+use std::collections::VecDeque;
+use std::hint::black_box;
+use std::time::Instant;
+
+use divan::Bencher;
+use divan::counter::ItemsCount;
+use tonic_rdma::protocol::{Chunk, Connection, Event, Finished, MAX_CHUNKS, Settings, SlotIndex};
+use tonic_rdma::wire::Header;
+
+/// Bytes of an eager message, and of a chunk; nobody touches them.
+const EAGER: usize = 64;
+const CHUNK: u64 = 256 << 10;
+
+fn main() {
+    divan::main();
+}
+
+/// An eager message there, and one back: the credits of one travel with the other.
+#[divan::bench]
+fn eager_round_trip(bencher: Bencher<'_, '_>) {
+    let mut pair = Pair::new();
+    bencher.counter(ItemsCount::new(2_usize)).bench_local(|| {
+        pair.eager(0);
+        pair.eager(1);
+    });
+    pair.check();
+}
+
+/// So many eager messages in one direction, with the acknowledgements that they call for.
+#[divan::bench(args = [1, 16, 256])]
+fn eager_one_way(bencher: Bencher<'_, '_>, messages: usize) {
+    let mut pair = Pair::new();
+    bencher.counter(ItemsCount::new(messages)).bench_local(|| (0..messages).for_each(|_| pair.eager(0)));
+    pair.check();
+}
+
+/// One rendezvous of so many chunks: RTS, READs, delivery, ATS.
+#[divan::bench(args = [1, MAX_CHUNKS])]
+fn rendezvous(bencher: Bencher<'_, '_>, chunks: usize) {
+    let mut pair = Pair::new();
+    bencher.counter(ItemsCount::new(chunks)).bench_local(|| pair.rendezvous(chunks));
+    pair.check();
+}
+
+/// What a poll of a connection without news costs.
+#[divan::bench]
+fn nothing_to_do(bencher: Bencher<'_, '_>) {
+    let mut pair = Pair::new();
+    bencher.bench_local(|| {
+        let connection = &mut pair.ends[0].connection;
+        let nothing = connection.poll_transmit(pair.now).is_none()
+            && connection.peek_read().is_none()
+            && connection.front().is_none()
+            && connection.poll_event().is_none();
+        assert!(black_box(nothing));
+    });
+}
+
+/// A header, written and read.
+#[divan::bench]
+fn header(bencher: Bencher<'_, '_>) {
+    let mut pair = Pair::new();
+    let bytes = pair.ends[0].connection.send_eager(EAGER, false, pair.now).unwrap();
+    let header = Header::decode(&bytes).unwrap();
+    bencher.bench_local(|| Header::decode(&black_box(header).encode()));
+}
+
+/// One end: its connection and its receive slots, in the order in which they are posted.
+struct End {
+    connection: Connection,
+    posted: VecDeque<SlotIndex>,
+    sources: u64,
+    sources_done: u64,
+    delivered: u64,
+}
+
+impl End {
+    fn new(settings: &Settings, now: Instant) -> Self {
+        Self {
+            connection: Connection::new(settings.clone(), now).unwrap(),
+            posted: (0..settings.receive_slots).map(SlotIndex).collect(),
+            sources: 0,
+            sources_done: 0,
+            delivered: 0,
+        }
+    }
+
+    /// Delivers what is there, and posts its slots again.
+    fn read(&mut self) {
+        while let Some(part) = self.connection.front() {
+            let (tonic_rdma::protocol::Part::Eager { length, .. }
+            | tonic_rdma::protocol::Part::Rendezvous { length, .. }) = part;
+            self.delivered += length as u64;
+            let finished = self.connection.consume(length);
+            assert!(matches!(finished, Some(Finished::Slot(_) | Finished::Read(_))));
+        }
+        let before = self.posted.len();
+        while let Some(slot) = self.connection.poll_release() {
+            self.posted.push_back(slot);
+        }
+        self.connection.handle_slots_posted((self.posted.len() - before) as u32);
+    }
+
+    /// Carries out the READs that are wanted.
+    fn run_reads(&mut self) {
+        while let Some(read) = self.connection.peek_read() {
+            self.connection.start_read();
+            self.connection.handle_read_completed(black_box(read).id);
+        }
+    }
+
+    fn take_events(&mut self) {
+        while let Some(event) = self.connection.poll_event() {
+            match event {
+                Event::SourcesDone { count } => self.sources_done += count,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+struct Pair {
+    ends: [End; 2],
+    now: Instant,
+    sent: u64,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let (settings, now) = (Settings::default(), Instant::now());
+        Self { ends: [0, 1].map(|_| End::new(&settings, now)), now, sent: 0 }
+    }
+
+    /// An eager message from `from`.
+    fn eager(&mut self, from: usize) {
+        let header = self.ends[from].connection.send_eager(EAGER, false, self.now).unwrap();
+        self.sent += EAGER as u64;
+        self.deliver(from, &header, &[], EAGER);
+    }
+
+    /// A rendezvous from the first end.
+    fn rendezvous(&mut self, chunks: usize) {
+        let offered = [Chunk { address: 4096, rkey: 7, length: CHUNK }; MAX_CHUNKS];
+        let sender = &mut self.ends[0];
+        let message = sender.connection.send_rendezvous(&offered[..chunks], false, self.now).unwrap();
+        sender.sources += chunks as u64;
+        self.sent += CHUNK * chunks as u64;
+        self.message(0, message.as_bytes());
+    }
+
+    fn message(&mut self, from: usize, bytes: &[u8]) {
+        let (header, body) = bytes.split_first_chunk::<{ Header::LENGTH }>().unwrap();
+        self.deliver(from, header, body, body.len());
+    }
+
+    /// A message gets from one end to the other, and everything that follows happens.
+    fn deliver(&mut self, from: usize, header: &[u8; Header::LENGTH], body: &[u8], length: usize) {
+        self.ends[from].connection.handle_sends_completed(1);
+        let receiver = &mut self.ends[1 - from];
+        let slot = receiver.posted.pop_front().unwrap();
+        let header = Header::decode(header).unwrap();
+        let length = Header::LENGTH + length;
+        receiver.connection.handle_receive(slot, &header, body, length, self.now).unwrap();
+        receiver.run_reads();
+        receiver.read();
+        receiver.take_events();
+        self.pump(1 - from);
+    }
+
+    /// Sends what the protocol itself has to say.
+    fn pump(&mut self, from: usize) {
+        while let Some(message) = self.ends[from].connection.poll_transmit(self.now) {
+            self.message(from, message.as_bytes());
+        }
+    }
+
+    /// Everything sent was delivered, and no source is kept that the peer has read but for those not yet told of.
+    fn check(&self) {
+        assert_eq!(self.ends.iter().map(|end| end.delivered).sum::<u64>(), self.sent);
+        let sender = &self.ends[0];
+        assert!(sender.sources - sender.sources_done <= 2 * MAX_CHUNKS as u64, "sources pile up");
+    }
+}

@@ -1,0 +1,138 @@
+//! What the soft device costs, for each opcode: latency, message rate, bandwidth.
+//!
+//! ```sh
+//! cargo bench --bench soft_device                              # all of it, by divan
+//! cargo bench --bench soft_device -- latency Write             # what has these in its name
+//! cargo bench --bench soft_device -- perf write 64 1000000     # one figure, as `ucx_perftest` has it: see `perf`
+//! ```
+//!
+//! Two processes, on a core each where there are two: the other one is this binary once more, see `peer`.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
+#![allow(clippy::panic, missing_docs, reason = "the same")]
+
+mod initiator;
+mod peer;
+mod perf;
+mod side;
+
+use std::hint::black_box;
+use std::process::ExitCode;
+
+use divan::Bencher;
+use divan::counter::{BytesCount, ItemsCount};
+use tonic_rdma::verbs::{HostMemory, WorkCompletion};
+
+use initiator::Initiator;
+use side::{Opcode, pin};
+
+fn main() -> ExitCode {
+    // Cargo adds `--bench`.
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    match arguments.split_first() {
+        Some((first, rest)) if first == peer::ARGUMENT => peer::run(rest),
+        Some((first, rest)) if first == "perf" => return perf::run(rest),
+        _ => divan::main(),
+    }
+    ExitCode::SUCCESS
+}
+
+/// An opcode as a type, which divan prints.
+trait Case {
+    const OPCODE: Opcode;
+}
+
+macro_rules! cases {
+    ($($name:ident),*) => { $(
+        struct $name;
+
+        impl Case for $name {
+            const OPCODE: Opcode = Opcode::$name;
+        }
+    )* };
+}
+
+cases!(Send, SendWithImm, Write, WriteWithImm, Read);
+
+/// There and back: the peer answers with the same opcode. `Send`, `SendWithImm` and `WriteWithImm` are seen by polling the
+/// completion queue, `Write` by polling the memory written to. A `Read` is seen by its initiator alone.
+#[divan::bench(
+    types = [Send, SendWithImm, Write, WriteWithImm, Read],
+    args = [8, 64, 512, 4 << 10, 64 << 10],
+    sample_count = 2000,
+    sample_size = 64,
+    max_time = 1,
+)]
+fn latency_round_trip<T: Case>(bencher: Bencher<'_, '_>, length: usize) {
+    let mut initiator = Initiator::for_latency(T::OPCODE, length);
+    (0..1000).for_each(|_| initiator.round_trip());
+    bencher.bench_local(|| initiator.round_trip());
+}
+
+/// One way, as fast as the peer takes them in; each posted by itself.
+#[divan::bench(
+    types = [Send, SendWithImm, Write, WriteWithImm, Read],
+    args = [8, 64, 512],
+    sample_count = 1000,
+    sample_size = 16,
+    max_time = 1,
+)]
+fn message_rate<T: Case>(bencher: Bencher<'_, '_>, length: usize) {
+    let mut initiator = Initiator::for_bandwidth(T::OPCODE, length);
+    (0..50).for_each(|_| initiator.batch());
+    bencher.counter(ItemsCount::new(initiator.batch_length())).bench_local(|| initiator.batch());
+}
+
+/// One way, long messages; each posted by itself.
+#[divan::bench(
+    types = [Send, SendWithImm, Write, WriteWithImm, Read],
+    args = [4 << 10, 64 << 10, 1 << 20, 64 << 20],
+    sample_count = 200,
+    max_time = 1,
+)]
+fn bandwidth<T: Case>(bencher: Bencher<'_, '_>, length: usize) {
+    let mut initiator = Initiator::for_bandwidth(T::OPCODE, length);
+    (0..3).for_each(|_| initiator.batch());
+    bencher
+        .counter(BytesCount::new(length as u64 * initiator.batch_length()))
+        .bench_local(|| initiator.batch());
+}
+
+/// The bytes of `bandwidth` by `memcpy`, to compare with: a memfd here, another there, each used before.
+#[divan::bench(args = [4 << 10, 64 << 10, 1 << 20, 64 << 20], sample_count = 200, max_time = 1)]
+fn bandwidth_of_memcpy(bencher: Bencher<'_, '_>, length: usize) {
+    pin(0);
+    let mut copy = perf::Memcpy::new(length);
+    (0..3).for_each(|_| copy.run());
+    bencher.counter(BytesCount::new(length)).bench_local(|| copy.run());
+}
+
+/// Polling a completion queue that has nothing.
+#[divan::bench(sample_count = 1000, sample_size = 100)]
+fn empty_poll(bencher: Bencher<'_, '_>) {
+    let initiator = Initiator::for_latency(Opcode::Send, 64);
+    let mut completions = [WorkCompletion::EMPTY; 16];
+    bencher.bench_local(|| black_box(initiator.side().queue.poll(&mut completions)));
+}
+
+/// Copies as the device makes them, between places that are this many bytes apart within a page. See `verbs::copy`.
+#[divan::bench(args = [0, 8, 64])]
+fn copy(bencher: Bencher<'_, '_>, apart: usize) {
+    pin(0);
+    const SLOT: usize = 17 * 1024;
+    let (from, to) = (vec![1u8; 4096 + SLOT], HostMemory::shared(2 * 4096 + SLOT, 4096).unwrap());
+    let from = &from[from.as_ptr().align_offset(4096)..][..SLOT];
+    bencher.counter(BytesCount::new(SLOT)).bench_local(|| to.copy_in(apart, black_box(from)));
+}
+
+/// The same by `memcpy`.
+#[divan::bench(args = [0, 8, 64])]
+fn copy_by_memcpy(bencher: Bencher<'_, '_>, apart: usize) {
+    pin(0);
+    const SLOT: usize = 17 * 1024;
+    let (from, mut to) = (vec![1u8; 4096 + SLOT], vec![0u8; 2 * 4096 + SLOT]);
+    let from = &from[from.as_ptr().align_offset(4096)..][..SLOT];
+    let start = to.as_ptr().align_offset(4096) + apart;
+    bencher
+        .counter(BytesCount::new(SLOT))
+        .bench_local(|| black_box(&mut to)[start..start + SLOT].copy_from_slice(black_box(from)));
+}
