@@ -20,6 +20,7 @@ static CURRENT: Mutex<Weak<Device>> = Mutex::new(Weak::new());
 /// The device of this process.
 #[derive(Debug)]
 pub(super) struct Device {
+    me: Weak<Device>,
     attributes: DeviceAttributes,
     id: DeviceId,
     service: Arc<Service>,
@@ -54,12 +55,12 @@ pub(super) fn open() -> Result<Arc<dyn Context>, VerbsError> {
         // A forked child must not use its parent's.
         Some(device) if device.id.process == std::process::id() => device,
         _ => {
-            let device = Arc::new(Device::new()?);
+            let device = Device::new()?;
             *current = Arc::downgrade(&device);
             device
         }
     };
-    Ok(Arc::new(Handle(device)))
+    Ok(device)
 }
 
 /// The device that is open now.
@@ -69,7 +70,7 @@ pub(super) fn current() -> Option<Arc<Device>> {
 }
 
 impl Device {
-    fn new() -> Result<Self, VerbsError> {
+    fn new() -> Result<Arc<Self>, VerbsError> {
         let os = |error: std::io::Error| VerbsError::os("opening the soft device", error);
         let id = DeviceId { process: std::process::id(), nonce: system::random().map_err(os)? };
         let service = Arc::new(Service::new(id).map_err(os)?);
@@ -77,7 +78,8 @@ impl Device {
         let runner = Arc::clone(&service);
         let thread =
             std::thread::Builder::new().name("rdma-soft".into()).spawn(move || runner.run()).map_err(os)?;
-        Ok(Self {
+        Ok(Arc::new_cyclic(|me| Self {
+            me: me.clone(),
             attributes: super::attributes(),
             id,
             service,
@@ -89,7 +91,13 @@ impl Device {
             peers: Mutex::default(),
             next_object: AtomicU64::new(1),
             next_number: AtomicU32::new(1),
-        })
+        }))
+    }
+
+    /// The reference that is shared by all that belongs to the device.
+    fn shared(&self) -> Arc<Self> {
+        // Whoever has `self` has it out of an `Arc`: `new` makes no other.
+        self.me.upgrade().unwrap_or_else(|| unreachable!())
     }
 
     pub(super) fn attributes(&self) -> &DeviceAttributes {
@@ -202,20 +210,17 @@ impl Drop for Device {
     }
 }
 
-/// What [`open`](super::open) gives out.
-#[derive(Debug)]
-struct Handle(Arc<Device>);
-
-impl Context for Handle {
+/// Everybody in the process who opens the device gets this one: who tells devices apart finds it the same.
+impl Context for Device {
     fn attributes(&self) -> &DeviceAttributes {
-        &self.0.attributes
+        &self.attributes
     }
 
     fn alloc_protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
-        Ok(Domain::alloc(&self.0))
+        Ok(Domain::alloc(&self.shared()))
     }
 
     fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
-        Ok(Arc::new(Queue::new(&self.0, capacity)?))
+        Ok(Arc::new(Queue::new(&self.shared(), capacity)?))
     }
 }
