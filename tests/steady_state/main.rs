@@ -1,0 +1,239 @@
+//! What a small message costs when a connection has warmed up and both ends poll: no allocation, and no system call of
+//! ours. Counted, for each thread by itself; nothing here looks at the time.
+//!
+//! tokio's share is told apart: a current-thread runtime looks at its I/O driver (an `epoll_wait` that does not wait) each
+//! time it has run out of tasks, also when `on_thread_park` has just woken one, and every 61 tasks besides. With one
+//! message under way at a time that makes one such call for each message at each end, and it is the only one.
+//!
+//! Messages are counted in short windows, and what a message costs is what it costs in the best of them: now and then, by
+//! time and not by messages, tokio's timer wakes its driver, and a thread that the system puts aside for a while sends its
+//! peer to sleep, which costs calls, too. A call for each message would be in every window.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "tests")]
+
+mod allocations;
+mod system_calls;
+
+#[allow(dead_code, reason = "each test crate uses its part")]
+#[path = "../support/support.rs"]
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_stream::StreamExt;
+use tonic_rdma::endpoint::{Dialer, EndpointStream};
+use tonic_rdma::{Config, PollMode, Verdict};
+
+use support::Runtime;
+use system_calls::{EPOLL, NotPermitted, SystemCalls, WHILE_WAITING, describe};
+
+const WARM_UP: usize = 2_000;
+const MESSAGES: usize = 10_000;
+const LENGTH: usize = 64;
+/// Messages (round trips) of one window.
+const WINDOW: usize = 20;
+
+/// What one end did while messages went to and fro.
+#[derive(Debug, Default)]
+struct Counts {
+    allocations: u64,
+    calls: BTreeMap<i64, u64>,
+}
+
+impl Counts {
+    fn all_calls(&self) -> u64 {
+        self.calls.values().sum()
+    }
+}
+
+/// Counts from a point on.
+struct Window<'a> {
+    calls: &'a SystemCalls,
+    allocations: u64,
+    before: BTreeMap<i64, u64>,
+}
+
+impl<'a> Window<'a> {
+    fn open(calls: &'a SystemCalls) -> Self {
+        let before = calls.so_far();
+        Self { calls, before, allocations: allocations::of_this_thread() }
+    }
+
+    fn close(self) -> Counts {
+        let allocations = allocations::of_this_thread() - self.allocations;
+        let mut calls = self.calls.so_far();
+        for (call, count) in self.before {
+            calls.entry(call).and_modify(|now| *now -= count);
+        }
+        calls.retain(|_, count| *count > 0);
+        Counts { allocations, calls }
+    }
+}
+
+/// Both ends in one runtime: who waits for what does not depend on the system's scheduler.
+#[test]
+fn round_trips_in_one_runtime() {
+    let windows = in_one_runtime(|mut client, server| async move {
+        tokio::spawn(echo(server));
+        round_trips(&mut client, WARM_UP).await;
+        windows(WHILE_WAITING, async |count| round_trips(&mut client, count).await).await
+    });
+    check("one runtime, round trips", windows);
+}
+
+/// Messages in one direction alone, with the acknowledgements that they call for.
+#[test]
+fn one_way_in_one_runtime() {
+    let windows = in_one_runtime(|mut client, server| async move {
+        tokio::spawn(read(server));
+        write(&mut client, WARM_UP).await;
+        windows(WHILE_WAITING, async |count| write(&mut client, count).await).await
+    });
+    check("one runtime, one way", windows);
+}
+
+/// Each end on a thread of its own, spinning. On a machine that has much else to do neither may get to spin: a run
+/// without one undisturbed window is tried again.
+#[test]
+fn round_trips_between_two_threads() {
+    const ATTEMPTS: usize = 10;
+    if thread::available_parallelism().map_or(1, usize::from) < 2 {
+        println!("skipped: one core can't have both ends polling");
+        return;
+    }
+    for attempt in 1.. {
+        let (Ok(client), Ok(server)) = between_two_threads() else { return };
+        let spun = |windows: &[Counts]| windows.iter().any(|counts| counts.all_calls() == 0);
+        if attempt == ATTEMPTS || (spun(&client) && spun(&server)) {
+            check("two threads, client", Ok(client));
+            check("two threads, server", Ok(server));
+            return;
+        }
+    }
+}
+
+type Windows = Result<Vec<Counts>, NotPermitted>;
+
+/// What the client did, and the server.
+fn between_two_threads() -> (Windows, Windows) {
+    let (tell, told) = mpsc::channel();
+    let server = thread::spawn(move || {
+        Runtime::Idle.run(async {
+            let mut listener = support::listen(config()).await;
+            tell.send(listener.local_addr().port()).unwrap();
+            let mut stream = listener.next().await.unwrap();
+            answers(&mut stream, WARM_UP).await;
+            windows(WHILE_WAITING, async |count| answers(&mut stream, count).await).await
+        })
+    });
+    let client = thread::spawn(move || {
+        Runtime::Idle.run(async {
+            let mut stream = Dialer::new(config()).dial("127.0.0.1", told.recv().unwrap()).await.unwrap();
+            assert_eq!(stream.info().verdict(), Verdict::Rdma, "{}", stream.info().reason());
+            round_trips(&mut stream, WARM_UP).await;
+            windows(WHILE_WAITING, async |count| round_trips(&mut stream, count).await).await
+        })
+    });
+    (client.join().unwrap(), server.join().unwrap())
+}
+
+/// tokio's looks at its driver: one for each message that somebody waited for, at the end that waited.
+#[test]
+fn what_tokio_does() {
+    let windows = in_one_runtime(|mut client, server| async move {
+        tokio::spawn(echo(server));
+        round_trips(&mut client, WARM_UP).await;
+        windows(&[], async |count| round_trips(&mut client, count).await).await
+    });
+    let Ok(windows) = windows else { return };
+    let looks = |counts: &Counts| EPOLL.iter().filter_map(|call| counts.calls.get(call)).sum::<u64>();
+    let looks: u64 = windows.iter().map(looks).sum();
+    let messages = 2 * windows.len() * WINDOW;
+    println!("{messages} messages between two tasks: {looks} looks at tokio's driver");
+    assert!(looks <= messages as u64 * 3 / 2, "{looks} looks at the driver for {messages} messages");
+}
+
+/// No call in the best of the windows, and next to no allocation in all of them.
+fn check(what: &str, windows: Windows) {
+    let Ok(windows) = windows else { return };
+    let messages = windows.len() * WINDOW;
+    let disturbed = windows.iter().filter(|counts| counts.all_calls() > 0).count();
+    println!("{what}: {messages} messages, calls in {disturbed} of {} windows", windows.len());
+    let best = windows.iter().min_by_key(|counts| counts.all_calls()).unwrap();
+    assert_eq!(best.all_calls(), 0, "{what}: {WINDOW} messages take {}", describe(&best.calls));
+    let allocations: u64 = windows.iter().map(|counts| counts.allocations).sum();
+    // A queue may grow once to what it needs when the other end is put aside.
+    assert!(allocations < 16, "{what}: {allocations} allocations for {messages} messages");
+}
+
+/// Runs `messages` in windows, and counts the calling thread's calls but these, and its allocations.
+async fn windows(uncounted: &[i64], mut messages: impl AsyncFnMut(usize)) -> Windows {
+    let calls = SystemCalls::count_but(uncounted);
+    let mut windows = Vec::with_capacity(MESSAGES / WINDOW);
+    for _ in 0..MESSAGES / WINDOW {
+        // The other end counts on messages, even if this one can't count calls.
+        let window = calls.as_ref().ok().map(Window::open);
+        messages(WINDOW).await;
+        windows.extend(window.map(Window::close));
+    }
+    calls.map(|_| windows)
+}
+
+/// Runs `test` on a thread and in a runtime of its own, with both ends of a connection.
+fn in_one_runtime<T: Send + 'static, F: Future<Output = T>>(
+    test: impl FnOnce(EndpointStream, EndpointStream) -> F + Send + 'static,
+) -> T {
+    let body = move || {
+        Runtime::Idle.run(async {
+            let (client, server) = support::pair(config()).await;
+            test(client, server).await
+        })
+    };
+    thread::spawn(body).join().unwrap()
+}
+
+/// Polls for as long as it takes: an end that sleeps costs the other one a system call.
+fn config() -> Config {
+    support::config().poll_mode(PollMode::Adaptive).spin_limit(Duration::from_secs(1))
+}
+
+async fn round_trips(stream: &mut EndpointStream, count: usize) {
+    let mut message = [0; LENGTH];
+    for number in 0..count {
+        let sent = [number as u8; LENGTH];
+        stream.write_all(&sent).await.unwrap();
+        stream.flush().await.unwrap();
+        stream.read_exact(&mut message).await.unwrap();
+        assert_eq!(message, sent);
+    }
+}
+
+async fn answers(stream: &mut EndpointStream, count: usize) {
+    let mut message = [0; LENGTH];
+    for _ in 0..count {
+        stream.read_exact(&mut message).await.unwrap();
+        stream.write_all(&message).await.unwrap();
+        stream.flush().await.unwrap();
+    }
+}
+
+async fn echo(mut stream: EndpointStream) {
+    answers(&mut stream, WARM_UP + MESSAGES).await;
+}
+
+async fn write(stream: &mut EndpointStream, count: usize) {
+    for number in 0..count {
+        stream.write_all(&[number as u8; LENGTH]).await.unwrap();
+        stream.flush().await.unwrap();
+    }
+}
+
+async fn read(mut stream: EndpointStream) {
+    let mut message = [0; LENGTH];
+    for _ in 0..WARM_UP + MESSAGES {
+        stream.read_exact(&mut message).await.unwrap();
+    }
+}
