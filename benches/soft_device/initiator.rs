@@ -94,7 +94,7 @@ impl Initiator {
         }
     }
 
-    fn poll(&self) -> Polled {
+    fn poll(&mut self) -> Polled {
         let polled = self.side.poll();
         assert_eq!(polled.failed, None);
         polled

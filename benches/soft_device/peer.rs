@@ -104,7 +104,7 @@ struct Answering<'a> {
 
 impl Answering<'_> {
     /// Receives that have come; `None` at the end.
-    fn poll(&self) -> Option<u64> {
+    fn poll(&mut self) -> Option<u64> {
         let polled = self.side.poll();
         let ended = polled.failed.is_some() || self.stop.load(Ordering::Relaxed);
         (!ended).then_some(polled.receives)

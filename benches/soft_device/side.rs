@@ -90,6 +90,8 @@ pub(crate) struct Side {
     slots: usize,
     posted: u64,
     message: Vec<u8>,
+    /// What polls fill, made once.
+    completions: [WorkCompletion; POLL],
 }
 
 impl Side {
@@ -116,7 +118,18 @@ impl Side {
         let region = domain.register(memory, all).unwrap();
         let peer = RemoteSegment { address: 0, rkey: Rkey(0) };
         let message = vec![0; length];
-        let side = Self { _context: context, queue, pair, region, peer, length, slots, posted: 0, message };
+        let side = Self {
+            _context: context,
+            queue,
+            pair,
+            region,
+            peer,
+            length,
+            slots,
+            posted: 0,
+            message,
+            completions: [WorkCompletion::EMPTY; POLL],
+        };
         side.post_receives(0..RECEIVES);
         side
     }
@@ -169,11 +182,10 @@ impl Side {
     }
 
     /// Polls once; posts the receives that completed again, and returns how many there were, and how many sends.
-    pub(crate) fn poll(&self) -> Polled {
-        let mut completions = [WorkCompletion::EMPTY; POLL];
-        let count = self.queue.poll(&mut completions);
+    pub(crate) fn poll(&mut self) -> Polled {
+        let count = self.queue.poll(&mut self.completions);
         let mut polled = Polled::default();
-        for completion in &completions[..count] {
+        for completion in &self.completions[..count] {
             if completion.status != CompletionStatus::Success {
                 polled.failed = Some(completion.status);
                 continue;
