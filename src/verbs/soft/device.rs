@@ -224,3 +224,22 @@ impl Context for Device {
         Ok(Arc::new(Queue::new(&self.shared(), capacity)?))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    /// Completion queues are shared by connections that are on the same device, as far as anybody can tell.
+    #[test]
+    fn everybody_opens_the_same_one() {
+        let (first, second) = (open().unwrap(), open().unwrap());
+        let queue = first.create_completion_queue(1).unwrap();
+        assert!(std::ptr::addr_eq(Arc::as_ptr(&first), Arc::as_ptr(&second)));
+        drop((first, second));
+        let third = open().unwrap();
+        assert!(std::ptr::addr_eq(Arc::as_ptr(&third), Arc::as_ptr(&current().unwrap())));
+        drop(queue);
+    }
+}
