@@ -44,15 +44,20 @@ pub(crate) fn waiters(queues: &[Arc<Queue>]) -> Result<Vec<Waiter>, VerbsError> 
 
 /// Runs until the reactor is gone.
 pub(crate) async fn run(reactor: Weak<Reactor>, waiters: Vec<Waiter>, kick: Arc<Notify>) {
+    let mut watched = false;
     loop {
         // The reactor is not kept alive across an await: it goes with its last connection or listener.
-        let Some(step) = reactor.upgrade().map(|reactor| reactor.step()) else { return };
+        let Some(step) = reactor.upgrade().map(|reactor| reactor.step(watched)) else { return };
+        watched = false;
         match step {
             Step::Again => run_again().await,
             Step::Sleep | Step::Watch => {
                 let woken = event_or_kick(&waiters, &kick);
                 let event = match step {
-                    Step::Watch => timeout(WATCH, woken).await.unwrap_or(false),
+                    Step::Watch => timeout(WATCH, woken).await.unwrap_or_else(|_| {
+                        watched = true;
+                        false
+                    }),
                     _ => woken.await,
                 };
                 if event && let Some(reactor) = reactor.upgrade() {

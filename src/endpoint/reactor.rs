@@ -192,8 +192,8 @@ impl Reactor {
         }
     }
 
-    /// The poll task's turn.
-    pub(crate) fn step(&self) -> Step {
+    /// The poll task's turn; `watched` if it has waited for all of [`Step::Watch`]'s moment, and nothing woke it.
+    pub(crate) fn step(&self, watched: bool) -> Step {
         if self.mode == PollMode::Busy && !self.stand_in.is_wanted() {
             return Step::Sleep;
         }
@@ -212,8 +212,13 @@ impl Reactor {
                 return Step::Again;
             }
         }
-        // Arming costs a system call on some devices, and an event for every completion while it lasts.
-        if self.was_idle.swap(false, Ordering::Relaxed) {
+        // Arming costs a system call on some devices, and an event for every completion while it lasts. Whoever was woken
+        // a moment after the last look has not seen a runtime that is never idle.
+        let was_idle = match watched {
+            true => self.was_idle.swap(false, Ordering::Relaxed),
+            false => self.was_idle.load(Ordering::Relaxed),
+        };
+        if was_idle {
             return if spinner.armed { Step::Sleep } else { Step::Watch };
         }
         if self.arm(&mut spinner) { Step::Again } else { Step::Sleep }
