@@ -57,6 +57,17 @@ struct Spinner {
     pace: Pace,
     armed: bool,
     spinning_since: Option<Instant>,
+    last_yield: Instant,
+}
+
+impl Spinner {
+    /// Lets other threads have the core; the time after that.
+    fn yield_core(&mut self, now: Instant) -> Instant {
+        rustix::thread::sched_yield();
+        self.last_yield = Instant::now();
+        self.pace.yielded(self.last_yield - now, self.last_yield);
+        self.last_yield
+    }
 }
 
 /// What the poll task is to do next.
@@ -143,6 +154,7 @@ impl Reactor {
                 pace: Pace::new(config.spin_limit),
                 armed: false,
                 spinning_since: None,
+                last_yield: Instant::now(),
             }),
             kick: Arc::clone(&kick),
             mode: config.poll_mode,
@@ -203,14 +215,11 @@ impl Reactor {
             spinner.spinning_since = None;
             return Step::Again;
         }
-        if self.mode == PollMode::Adaptive && !self.idle_polled.load(Ordering::Relaxed) {
-            if self.multi_thread {
-                if self.spin(&mut spinner) {
-                    return Step::Again;
-                }
-            } else if self.within_budget(&mut spinner) {
-                return Step::Again;
-            }
+        if self.mode == PollMode::Adaptive
+            && !self.idle_polled.load(Ordering::Relaxed)
+            && self.within_budget(&mut spinner)
+        {
+            return Step::Again;
         }
         // Arming costs a system call on some devices, and an event for every completion while it lasts. Whoever was woken
         // a moment after the last look has not seen a runtime that is never idle.
@@ -258,9 +267,7 @@ impl Reactor {
                 return false;
             }
             if now - last_yield > spinner.pace.yield_every() {
-                rustix::thread::sched_yield();
-                last_yield = Instant::now();
-                spinner.pace.yielded(last_yield - now, last_yield);
+                last_yield = spinner.yield_core(now);
                 if spinner.pace.budget(last_yield).is_zero() {
                     return false;
                 }
@@ -277,7 +284,12 @@ impl Reactor {
             }
             self.disarm(spinner);
             spinner.spinning_since = Some(now);
+            spinner.last_yield = now;
             return true;
+        };
+        let now = match now - spinner.last_yield > spinner.pace.yield_every() {
+            true => spinner.yield_core(now),
+            false => now,
         };
         if now - since < spinner.pace.budget(now) {
             return true;
