@@ -59,6 +59,8 @@ pub struct ChunkPoint {
 impl Calibration {
     /// How much better rendezvous has to be in all: it takes memory that eager messages do without.
     const MARGIN: f64 = 1.05;
+    /// How much better a chunk size has to be than the default: the same device gives 5 % now to one, now to another.
+    const CLEARLY: f64 = 1.1;
 
     /// What it is of.
     pub fn subject(&self) -> &Subject {
@@ -94,7 +96,7 @@ impl Calibration {
         let best = self.chunks.iter().min_by_key(|point| point.rendezvous);
         match (default, best) {
             (Some(default), Some(best))
-                if best.rendezvous.as_secs_f64() * Self::MARGIN < default.rendezvous.as_secs_f64() =>
+                if best.rendezvous.as_secs_f64() * Self::CLEARLY < default.rendezvous.as_secs_f64() =>
             {
                 best.chunk
             }

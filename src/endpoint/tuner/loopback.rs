@@ -60,7 +60,7 @@ struct Landing {
 
 impl Loopback {
     /// Receive buffers of each end: messages in flight.
-    const SLOTS: u32 = 16;
+    pub(super) const SLOTS: u32 = 16;
     /// Sends outstanding.
     const SENDS: u32 = 128;
     /// Chunks that are offered and not read.
