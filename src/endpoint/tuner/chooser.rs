@@ -124,7 +124,7 @@ impl Chooser {
         let Some(auto) = &mut self.auto else { return usual };
         let load = if heard == auto.heard { Load::Heavy } else { Load::Light };
         auto.heard = heard;
-        let (way, change) = auto.online.begin(size, load, usual, auto.expected(size, usual), now);
+        let (way, change) = auto.online.begin(size, load, usual, auto.expected(size, self.threshold), now);
         if let Some(change) = change {
             self.explained.turn(change);
             let Change { class, way, ratio } = change;
@@ -161,14 +161,19 @@ impl Chooser {
 }
 
 impl Auto {
-    /// What the way that is not usual would take, in times of the usual.
-    fn expected(&self, size: usize, usual: Way) -> f64 {
+    /// What the way that is not usual would take, in times of the usual. Without end far from the threshold, and where there
+    /// is none: rendezvous takes registered memory at both ends, which such a connection has no other use for.
+    fn expected(&self, size: usize, threshold: usize) -> f64 {
         /// Where nothing was measured: enough to look, not often.
         const UNKNOWN: f64 = 2.0;
-        let Some(calibration) = &self.calibration else { return UNKNOWN };
-        match usual {
-            Way::Eager => calibration.ratio(size),
-            Way::Rendezvous => 1.0 / calibration.ratio(size).max(1e-3),
+        const NEAR: usize = 16;
+        let near = threshold != NEVER && size >= threshold / NEAR && size / NEAR <= threshold;
+        let ratio = self.calibration.as_ref().map(|calibration| calibration.ratio(size));
+        match (ratio, Way::of(size, threshold)) {
+            _ if !near => f64::INFINITY,
+            (None, _) => UNKNOWN,
+            (Some(ratio), Way::Eager) => ratio,
+            (Some(ratio), Way::Rendezvous) => 1.0 / ratio.max(1e-3),
         }
     }
 }
@@ -219,8 +224,8 @@ impl Choice {
 mod tests {
     use std::time::Duration;
 
+    use super::super::calibration::ChunkPoint;
     use super::super::calibration::tests::sample;
-    use super::super::calibration::{ChunkPoint, Point};
     use super::*;
 
     fn device() -> Arc<DeviceTuner> {
@@ -292,14 +297,10 @@ mod tests {
     #[test]
     fn what_trials_turn_is_explained() {
         let device = device();
-        let points = |ratio: u32| {
-            let eager = Duration::from_micros(50);
-            let point = Point { bytes: 1 << 15, eager, rendezvous: eager * ratio / 10, copying: eager / 10 };
-            Calibration { points: vec![point], ..calibration() }
-        };
-        device.settle(Ok(points(13)));
+        let crossing = sample(&[(1 << 15, 50, 65), (1 << 16, 100, 80)]);
+        device.settle(Ok(crossing));
         let mut chooser = Chooser::new(&Config::default(), || device);
-        assert_eq!(why(&chooser, 40_000), "40000 B eagerly: no threshold, set by calibration of rxe0");
+        assert_eq!(why(&chooser, 40_000), "40000 B eagerly: threshold 64 KiB, set by calibration of rxe0");
         let mut now = Instant::now();
         for write in 1..200_000 {
             // In truth rendezvous is faster.
@@ -309,9 +310,39 @@ mod tests {
         }
         assert_eq!(
             why(&chooser, 40_000),
-            "40000 B by rendezvous: no threshold, set online: 40 % of the time that the other way took"
+            "40000 B by rendezvous: threshold 64 KiB, set online: 40 % of the time that the other way took"
         );
         assert_eq!(chooser.explained().why(40_000, Load::Heavy).way, Way::Eager, "not seen under this load");
         assert_eq!(chooser.explained().why(100, Load::Light).way, Way::Eager);
+    }
+
+    #[test]
+    fn where_nothing_goes_by_rendezvous_nothing_is_tried() {
+        let device = device();
+        device.settle(Ok(sample(&[(1 << 15, 50, 51), (1 << 16, 100, 101)])));
+        let mut chooser = Chooser::new(&Config::default(), || device);
+        let mut now = Instant::now();
+        for write in 1..200_000 {
+            assert!(!chooser.by_rendezvous(40_000, write, now));
+            chooser.taken(40_000);
+            now += Duration::from_micros(50);
+        }
+    }
+
+    #[test]
+    fn trials_are_near_the_threshold() {
+        let mut chooser = Chooser::new(&Config::default(), device);
+        let mut now = Instant::now();
+        let mut tried = |size: usize| {
+            let usual = size >= 1 << 16;
+            (1..20_000).any(|write| {
+                now += Duration::from_micros(50);
+                let way = chooser.by_rendezvous(size, write, now);
+                chooser.taken(size);
+                way != usual
+            })
+        };
+        assert!(tried(8192) && tried(32_768) && tried(1 << 20));
+        assert!(!tried(4095) && !tried(2 << 20));
     }
 }
