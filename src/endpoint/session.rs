@@ -95,7 +95,8 @@ impl Prepared {
         let settings = PoolSettings {
             access: Access::LOCAL_WRITE | Access::REMOTE_READ,
             send_quota: rendezvous + u64::from(config.queue_depth) * u64::from(config.slot_size),
-            receive_quota: ring_bytes + rendezvous,
+            // How long the peer's chunks are is the peer's choice.
+            receive_quota: ring_bytes + rendezvous.max(Chooser::memory(&Config::default())),
             ..PoolSettings::default()
         };
         let pool = Pool::new(Arc::clone(&domain), settings, budget(attributes.locks_memory, config));

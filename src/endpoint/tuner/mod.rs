@@ -2,7 +2,7 @@
 //!
 //! Owns what is known of a device ([`Calibration`], measured in a moment at first use and kept on disk), what each
 //! connection makes of it, and the answer to "why" ([`Decision`]). Never moves a connection's data; the write path asks
-//! [`Chooser`] which way to take.
+//! `Chooser` which way to take.
 //!
 //! ```text
 //!  RDMA_EAGER_THRESHOLD=bytes ──────────────────────────────▶ Configured   (nothing is measured)
