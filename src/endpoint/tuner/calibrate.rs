@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use super::calibration::{Calibration, ChunkPoint, DEFAULT_CHUNK, Point};
 use super::loopback::Loopback;
 use super::subject::Subject;
-use crate::verbs::{Context, PathSettings};
+use crate::endpoint::config::Config;
+use crate::verbs::Context;
 
 /// Why a device was not calibrated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,19 +33,18 @@ const SAMPLES: std::ops::RangeInclusive<usize> = 3..=25;
 /// Bytes of a small message.
 const SMALL: usize = 64;
 
-/// Measures a device by sending to itself, in about `budget` of time; it occupies the thread that long. A slow device is
+/// Measures a device by sending to itself, with receive buffers and connected as `config` says, in about `budget` of time; it occupies the thread that long. A slow device is
 /// measured at fewer sizes.
 ///
 /// # Errors
 /// The device can't be connected to itself, or fails.
 pub fn calibrate(
     context: &Arc<dyn Context>,
-    slot_size: u32,
-    path: &PathSettings,
+    config: &Config,
     budget: Duration,
 ) -> Result<Calibration, CalibrationError> {
-    let subject = Subject::new(context.attributes(), slot_size);
-    let mut loopback = Loopback::new(context, slot_size, path, 1 << *SIZES.end())?;
+    let subject = Subject::new(context.attributes(), config.slot_size);
+    let mut loopback = Loopback::new(context, config, 1 << *SIZES.end())?;
     let end = Instant::now() + budget;
     loopback.eager(1 << 20)?;
     let small = small_messages(&mut loopback, budget / 16)?;
@@ -185,8 +185,7 @@ mod tests {
     #[test]
     fn the_software_device_is_calibrated_at_every_size() {
         let context = crate::verbs::soft::open().unwrap();
-        let calibration =
-            calibrate(&context, 17_408, &PathSettings::default(), Duration::from_secs(2)).unwrap();
+        let calibration = calibrate(&context, &Config::default(), Duration::from_secs(2)).unwrap();
         let sizes: Vec<usize> = calibration.points().iter().map(|point| point.bytes).collect();
         assert_eq!(sizes, SIZES.map(|exponent| 1 << exponent).collect::<Vec<usize>>());
         assert!(calibration.points().iter().all(|point| point.copying <= point.rendezvous));
@@ -197,7 +196,7 @@ mod tests {
     #[test]
     fn no_time_at_all_is_no_error() {
         let context = crate::verbs::soft::open().unwrap();
-        let calibration = calibrate(&context, 4096, &PathSettings::default(), Duration::ZERO).unwrap();
+        let calibration = calibrate(&context, &Config::default(), Duration::ZERO).unwrap();
         assert!(calibration.points().len() <= 1 && calibration.threshold().is_none(), "{calibration:?}");
     }
 

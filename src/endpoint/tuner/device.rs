@@ -28,8 +28,8 @@ pub(super) type Outcome = Result<Arc<Calibration>, Arc<str>>;
 
 static DEVICES: LazyLock<Mutex<HashMap<Key, Arc<DeviceTuner>>>> = LazyLock::new(Mutex::default);
 
-/// Provider, device, length of receive buffers.
-type Key = (&'static str, String, u32);
+/// Provider, device, length of receive buffers, limit on inline bytes.
+type Key = (&'static str, String, u32, Option<u32>);
 
 /// What a calibration in the background may take.
 const BACKGROUND: Duration = Duration::from_millis(120);
@@ -39,7 +39,7 @@ impl DeviceTuner {
     /// no call waits for that.
     pub(in crate::endpoint) fn of(context: &Arc<dyn Context>, config: &Config) -> Arc<Self> {
         let attributes = context.attributes();
-        let key = (attributes.provider, attributes.name.clone(), config.slot_size);
+        let key = (attributes.provider, attributes.name.clone(), config.slot_size, config.max_inline);
         let mut devices = lock(&DEVICES);
         if let Some(tuner) = devices.get(&key) {
             return Arc::clone(tuner);
@@ -86,7 +86,7 @@ impl DeviceTuner {
 
     fn measure(self: &Arc<Self>, context: &Arc<dyn Context>, config: &Config) {
         let (tuner, context, config) = (Arc::clone(self), Arc::clone(context), config.clone());
-        let work = move || match calibrate(&context, config.slot_size, &config.path, BACKGROUND) {
+        let work = move || match calibrate(&context, &config, BACKGROUND) {
             Ok(calibration) => {
                 // First, so that whoever sees the outcome finds the file, too.
                 if let Err(reason) = keep(&config, &calibration) {
@@ -113,18 +113,26 @@ fn default_threshold(provider: &str) -> usize {
 }
 
 fn cached(config: &Config, subject: &Subject) -> Option<Calibration> {
-    let loaded = config.tune_cache.directory().and_then(|directory| cache::load(&directory, subject));
+    let loaded = directory(config).and_then(|directory| cache::load(&directory, subject));
     loaded.unwrap_or_else(|reason| {
         tracing::debug!(device = subject.device, reason, "no calibration from disk");
         None
     })
 }
 
+/// Where calibrations are kept; the error says why they are not.
+fn directory(config: &Config) -> Result<PathBuf, String> {
+    match config.max_inline {
+        None => config.tune_cache.directory(),
+        Some(_) => Err("a limit on inline bytes is set (RDMA_MAX_INLINE), which it would be of".into()),
+    }
+}
+
 fn keep(config: &Config, calibration: &Calibration) -> Result<PathBuf, String> {
     if !calibration.is_steady() {
         return Err("measurements did not agree: the machine was busy".into());
     }
-    cache::store(&config.tune_cache.directory()?, calibration)
+    cache::store(&directory(config)?, calibration)
 }
 
 /// A calibration, where it came from, and where it is kept.
@@ -174,10 +182,10 @@ pub fn tune(
 ) -> Result<Tuned, CalibrationError> {
     let subject = Subject::new(context.attributes(), config.slot_size);
     if !fresh && let Some(calibration) = cached(config, &subject) {
-        let kept = config.tune_cache.directory().map(|directory| cache::file(&directory, &subject));
+        let kept = directory(config).map(|directory| cache::file(&directory, &subject));
         return Ok(Tuned { calibration, origin: Origin::Disk, kept });
     }
-    let calibration = calibrate(context, config.slot_size, &config.path, budget)?;
+    let calibration = calibrate(context, config, budget)?;
     let kept = keep(config, &calibration);
     Ok(Tuned { calibration, origin: Origin::Measured, kept })
 }

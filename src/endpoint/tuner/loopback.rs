@@ -9,14 +9,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::calibrate::CalibrationError;
+use crate::endpoint::config::Config;
 use crate::endpoint::fault::ConnectionFault;
 use crate::endpoint::link::Link;
 use crate::endpoint::receive::{Receives, Ring};
 use crate::endpoint::work_id::{Kind, WorkId};
-use crate::memory::{Block, Budget, Pool, PoolError, PoolSettings, Quota};
+use crate::memory::{Block, Budget, Pool, PoolError, PoolSettings, Quota, Registrations};
 use crate::protocol::{ReadId, ReadRequest, SlotIndex};
 use crate::verbs::{
-    Access, CompletionQueue, CompletionStatus, Context, OutOfBounds, PathSettings, QueuePair,
+    Access, CompletionQueue, CompletionStatus, Context, OutOfBounds, ProtectionDomain, QueuePair,
     QueuePairCapacity, WorkCompletion,
 };
 use crate::wire::{Chunk, ChunkError, Header, MAX_CHUNKS};
@@ -79,10 +80,10 @@ impl Loopback {
     /// It can't be: iWARP devices may not find themselves, memory may not suffice.
     pub(super) fn new(
         context: &Arc<dyn Context>,
-        slot_size: u32,
-        path: &PathSettings,
+        config: &Config,
         longest: usize,
     ) -> Result<Self, CalibrationError> {
+        let (slot_size, path) = (config.slot_size, &config.path);
         let attributes = context.attributes();
         let reads = Self::READS.min(attributes.max_outstanding_reads).max(1);
         let refused = |error: &dyn std::fmt::Display| CalibrationError::NoLoopback(error.to_string());
@@ -93,16 +94,17 @@ impl Loopback {
             receive_requests: Self::SLOTS,
             send_segments: (Link::SLICES as u32).min(attributes.max_segments),
             receive_segments: 1,
-            inline: attributes.max_inline.min(Self::INLINE),
+            inline: attributes.max_inline.min(config.max_inline.unwrap_or(u32::MAX)).min(Self::INLINE),
         };
         let pair = || unconnected(&**context, &queue, &capacity, &budget);
         let pairs = [pair()?, pair()?];
         let ring = slot_size as usize * Self::SLOTS as usize;
         let end = |key: usize| -> Result<End, CalibrationError> {
-            let (pair, pool) = &pairs[key];
+            let (pair, domain, pool) = &pairs[key];
             let block = pool.lease(ring, Quota::Receive)?;
             let receives = Receives::Own(Ring::new(block, Self::SLOTS, slot_size as usize)?);
-            let link = Link::new(Arc::clone(pair), key as u32, pool.clone(), receives)?;
+            let registrations = Registrations::new(Arc::clone(domain), Arc::clone(&budget));
+            let link = Link::new(Arc::clone(pair), key as u32, pool.clone(), registrations, receives)?;
             Ok(End { link, arrived: VecDeque::new(), landed: Vec::new() })
         };
         let ends = [end(SENDER)?, end(RECEIVER)?];
@@ -330,13 +332,15 @@ impl End {
     }
 }
 
+type Unconnected = (Arc<dyn QueuePair>, Arc<dyn ProtectionDomain>, Pool);
+
 /// A queue pair in Init with a pool of its domain, as connections have them.
 fn unconnected(
     context: &dyn Context,
     queue: &Arc<dyn CompletionQueue>,
     capacity: &QueuePairCapacity,
     budget: &Arc<Budget>,
-) -> Result<(Arc<dyn QueuePair>, Pool), CalibrationError> {
+) -> Result<Unconnected, CalibrationError> {
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     let make = || {
         let domain = context.alloc_protection_domain()?;
@@ -346,7 +350,12 @@ fn unconnected(
     };
     let made: Result<_, crate::verbs::VerbsError> = make();
     let (pair, domain) = made.map_err(|error| CalibrationError::NoLoopback(error.to_string()))?;
-    Ok((pair, Pool::new(domain, PoolSettings { access, ..PoolSettings::default() }, Arc::clone(budget))))
+    let pool = Pool::new(
+        Arc::clone(&domain),
+        PoolSettings { access, ..PoolSettings::default() },
+        Arc::clone(budget),
+    );
+    Ok((pair, domain, pool))
 }
 
 macro_rules! failed {
@@ -367,7 +376,7 @@ mod tests {
 
     fn loopback(slot_size: u32) -> Loopback {
         let context = crate::verbs::soft::open().unwrap();
-        Loopback::new(&context, slot_size, &PathSettings::default(), 3 << 20).unwrap()
+        Loopback::new(&context, &Config::default().receive_buffers(64, slot_size), 3 << 20).unwrap()
     }
 
     #[test]
