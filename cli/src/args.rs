@@ -21,7 +21,7 @@ use crate::workload::Workload;
 #[command(
     name = "tonic-rdma",
     version,
-    about = "Compare RDMA with TCP beneath gRPC, and look at RDMA devices"
+    about = "Compare RDMA with TCP beneath gRPC, look at RDMA devices, and tune them"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -39,6 +39,9 @@ pub(crate) enum Command {
     CompareServer(ServerOptions),
     /// List RDMA devices, their limits, and why something can't be used; with --check, test them
     Devices(DevicesOptions),
+    /// Measure what both ways of sending cost on a device, and show what is chosen and why
+    #[command(after_help = TUNE_HELP)]
+    Tune(TuneOptions),
 }
 
 const COMPARE_HELP: &str = "\
@@ -54,6 +57,12 @@ Examples:
   tonic-rdma compare --workload resnet50 --inflight 1,16   all variables of a model, up to 16 calls at once
   tonic-rdma compare --rate 1000,10000,50000               latency under load: calls begin when they are due
   tonic-rdma compare --runtime multi-thread:2 --sizes 64 --inflight 32";
+
+const TUNE_HELP: &str = "\
+A write goes eagerly, into buffers that the peer has posted, or, from a threshold on, by rendezvous: the peer reads it. \
+Which is faster depends on the device; connections measure it at first use, in the background, and then follow what they see. \
+This shows what they go by: kept in RDMA_TUNE_CACHE, or else in the user's cache directory. RDMA_EAGER_THRESHOLD and \
+RDMA_CHUNK_SIZE fix what is chosen.";
 
 /// Options of `compare`.
 #[derive(Debug, Args)]
@@ -136,6 +145,23 @@ pub(crate) struct DevicesOptions {
     pub(crate) json: bool,
 }
 
+/// Options of `tune`.
+#[derive(Debug, Args)]
+pub(crate) struct TuneOptions {
+    /// The device, as `tonic-rdma devices` shows it [default: the first usable one]
+    #[arg(long, value_name = "NAME", env = "RDMA_DEVICE", hide_env = true)]
+    pub(crate) device: Option<String>,
+    /// Write all of it as JSON to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Draw the curve into this file, as SVG
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Measure, even if there is a calibration on disk
+    #[arg(long)]
+    pub(crate) fresh: bool,
+}
+
 /// The values of a comma-separated list: at least one, none twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct List<T>(pub(crate) Vec<T>);
@@ -170,7 +196,7 @@ fn explain(error: &clap::Error) -> String {
                 ErrorKind::InvalidSubcommand => message,
                 _ => "a command is missing".to_owned(),
             };
-            format!("{message}; accepted: compare, devices, --help, --version")
+            format!("{message}; accepted: compare, devices, tune, --help, --version")
         }
         ErrorKind::UnknownArgument => {
             // clap's usage line is the only place that tells which command was being parsed.

@@ -1,4 +1,4 @@
-//! The `tonic-rdma` command: compares transports, and says which RDMA devices there are.
+//! The `tonic-rdma` command: compares transports, says which RDMA devices there are, and tunes them.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -6,6 +6,7 @@ mod compare;
 mod devices;
 mod failure;
 mod seeded;
+mod tune;
 mod units;
 mod workload;
 
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
         args::Command::Compare(options) => compare::run(&options),
         args::Command::CompareServer(options) => compare::serve(&options),
         args::Command::Devices(options) => devices::run(&options),
+        args::Command::Tune(options) => tune::run(&options),
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

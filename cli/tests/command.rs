@@ -12,6 +12,8 @@ fn tonic_rdma(arguments: &[&str]) -> Command {
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("RDMA_")) {
         command.env_remove(name);
     }
+    // The user's cache is none of a test's business.
+    command.env("RDMA_TUNE_CACHE", "off");
     command
 }
 
@@ -51,7 +53,10 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--rate", "0"], &["--rate", "0.1 to 1000000"]),
         (&["compare", "--runtime", "threads"], &["--runtime", "current-thread, multi-thread"]),
         (&["compare", "--runtime", "multi-thread:0"], &["\"0\"", "1 to 256"]),
-        (&["measure"], &["measure", "compare, devices"]),
+        (&["measure"], &["measure", "compare, devices, tune"]),
+        (&["tune", "--device", "mlx5_9"], &["mlx5_9", "soft0"]),
+        (&["tune", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
+        (&["tune", "--slow"], &["--slow", "--device, --json, --plot, --fresh"]),
         (&["devices", "--all"], &["--all", "--json"]),
     ] {
         refused(&run(arguments), 2, named);
@@ -64,6 +69,8 @@ fn a_bad_variable_is_named() {
         ("RDMA_POLL_MODE", "sometimes", "busy, adaptive, event"),
         ("RDMA_EAGER_THRESHOLD", "1k", "auto or a number of bytes"),
         ("RDMA_PROVIDER", "card", "auto, soft"),
+        ("RDMA_CHUNK_SIZE", "large", "auto or a number from 4096"),
+        ("RDMA_TUNE_CACHE", "", "off or the path"),
     ] {
         let output = tonic_rdma(&["compare", "--quick"]).env(name, value).output().unwrap();
         refused(&output, 2, &[name, value, accepted]);
@@ -234,6 +241,47 @@ fn devices_are_tested() {
         operations.iter().all(|operation| printed.contains(&format!("self-test, {operation}"))),
         "{printed}"
     );
+}
+
+#[test]
+fn a_device_is_tuned() {
+    let folder = tempfile::tempdir().unwrap();
+    let (json, plot) = (folder.path().join("tune.json"), folder.path().join("tune.svg"));
+    let cache = folder.path().join("cache");
+    let tune = |arguments: &[&str]| {
+        let output = tonic_rdma(arguments).env("RDMA_TUNE_CACHE", &cache).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let files = ["--json", json.to_str().unwrap(), "--plot", plot.to_str().unwrap()];
+    let printed = tune(&[&["tune", "--device", "soft0"][..], &files].concat());
+    assert!(printed.contains("soft0 (soft)") && printed.contains("choice: rendezvous "), "{printed}");
+
+    let written: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!((&written["device"], &written["origin"]), (&"soft0".into(), &"measured".into()));
+    let sizes = written["sizes"].as_array().unwrap();
+    assert!(sizes.len() > 5, "{written}");
+    for size in sizes {
+        for figure in ["eager_us", "rendezvous_us", "copying_us"] {
+            assert!(size[figure].as_f64().unwrap() > 0.0, "{figure} in {size}");
+        }
+        assert!(["eager", "rendezvous", "equal"].contains(&size["better"].as_str().unwrap()));
+    }
+    assert!(written["chunk_bytes"].as_u64().unwrap() >= 65_536);
+    assert!(written["threshold_bytes"].is_null() || written["threshold_bytes"].is_u64());
+    assert!(written["message_us"].as_f64().unwrap() > 0.0);
+    let drawn = std::fs::read_to_string(&plot).unwrap();
+    for text in ["<svg", "eager", "rendezvous", "4 MiB", "soft0"] {
+        assert!(drawn.contains(text), "{text:?} is not drawn");
+    }
+
+    // What was kept is shown as it is; what was not (the machine was busy), is measured anew.
+    if written["kept"].is_string() {
+        assert!(tune(&["tune"]).contains("measured before"));
+    }
+    assert!(!tune(&["tune", "--fresh"]).contains("measured before"));
+    let off = tonic_rdma(&["tune"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&off.stdout).contains("not kept: "));
 }
 
 /// The serving process of a comparison, found by its parent.

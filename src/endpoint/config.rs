@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use super::pace::Pace;
+use super::tuner::TuneCache;
 use crate::verbs::PathSettings;
 
 /// Settings of a connector or listener. [`Config::default`] suits most; [`Config::from_env`] starts from it and
@@ -21,7 +22,8 @@ pub struct Config {
     pub(crate) spin_limit: Duration,
     pub(crate) completion_queues: usize,
     pub(crate) eager_threshold: EagerThreshold,
-    pub(crate) chunk_size: usize,
+    pub(crate) chunk_size: Option<usize>,
+    pub(crate) tune_cache: TuneCache,
     pub(crate) receive_slots: u32,
     pub(crate) slot_size: u32,
     pub(crate) shared_receive: SharedReceive,
@@ -76,7 +78,7 @@ pub enum PollMode {
 /// From which length a write is offered by rendezvous (the receiver reads it) instead of being sent eagerly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EagerThreshold {
-    /// What suits the device.
+    /// What suits the device: as measured on it, then as seen on the connection.
     #[default]
     Auto,
     /// Writes of this many bytes and more.
@@ -109,7 +111,8 @@ impl Default for Config {
             spin_limit: Pace::LONGEST,
             completion_queues: 1,
             eager_threshold: EagerThreshold::default(),
-            chunk_size: 256 * 1024,
+            chunk_size: None,
+            tune_cache: TuneCache::default(),
             receive_slots: 96,
             // An HTTP/2 frame of the default size, with its header and ours.
             slot_size: 17 * 1024,
@@ -162,8 +165,9 @@ impl Config {
         if let Some(threshold) = variables.threshold("RDMA_EAGER_THRESHOLD")? {
             config.eager_threshold = threshold;
         }
-        if let Some(bytes) = variables.number("RDMA_CHUNK_SIZE", MIN_CHUNK, MAX_CHUNK)? {
-            config.chunk_size = bytes as usize;
+        config.chunk_size = variables.chunk_size("RDMA_CHUNK_SIZE")?;
+        if let Some(cache) = variables.tune_cache("RDMA_TUNE_CACHE")? {
+            config.tune_cache = cache;
         }
         if let Some(slots) = variables.number("RDMA_RECEIVE_SLOTS", 16, 1024)? {
             config.receive_slots = slots as u32;
@@ -245,15 +249,24 @@ impl Config {
         self
     }
 
-    /// From which length writes go by rendezvous. Variable `RDMA_EAGER_THRESHOLD`: `auto` or bytes.
+    /// From which length writes go by rendezvous. Bytes are taken as they are; nothing is measured then. Variable
+    /// `RDMA_EAGER_THRESHOLD`: `auto` or bytes.
     pub fn eager_threshold(mut self, threshold: EagerThreshold) -> Self {
         self.eager_threshold = threshold;
         self
     }
 
-    /// Length of the pieces that a rendezvous is read in, in bytes, 4096 to 16 MiB. Variable `RDMA_CHUNK_SIZE`.
+    /// Length of the pieces that a rendezvous is read in, in bytes, 4096 to 16 MiB; what suits the device otherwise.
+    /// Variable `RDMA_CHUNK_SIZE`: `auto` or bytes.
     pub fn chunk_size(mut self, bytes: usize) -> Self {
-        self.chunk_size = bytes.clamp(MIN_CHUNK as usize, MAX_CHUNK as usize);
+        self.chunk_size = Some(bytes.clamp(MIN_CHUNK as usize, MAX_CHUNK as usize));
+        self
+    }
+
+    /// Where calibrations of devices are kept on disk. Of all configurations of a process the first that uses a device
+    /// counts. Variable `RDMA_TUNE_CACHE`: `off` or the path of a directory.
+    pub fn tune_cache(mut self, cache: TuneCache) -> Self {
+        self.tune_cache = cache;
         self
     }
 
@@ -411,6 +424,25 @@ impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
         }
     }
 
+    fn chunk_size(&self, name: &str) -> Result<Option<usize>, ConfigError> {
+        let Some(value) = self.text(name)? else { return Ok(None) };
+        if value.eq_ignore_ascii_case("auto") {
+            return Ok(None);
+        }
+        match value.trim().parse() {
+            Ok(bytes) if (MIN_CHUNK..=MAX_CHUNK).contains(&bytes) => Ok(Some(bytes as usize)),
+            _ => Err(bad(name, &value, format!("takes auto or a number from {MIN_CHUNK} to {MAX_CHUNK}"))),
+        }
+    }
+
+    fn tune_cache(&self, name: &str) -> Result<Option<TuneCache>, ConfigError> {
+        let Some(value) = self.text(name)? else { return Ok(None) };
+        match TuneCache::parse(&value) {
+            Some(cache) => Ok(Some(cache)),
+            None => Err(bad(name, &value, "takes off or the path of a directory".into())),
+        }
+    }
+
     fn cpus(&self, name: &str) -> Result<Option<Vec<usize>>, ConfigError> {
         let Some(value) = self.text(name)? else { return Ok(None) };
         let cpus: Result<Vec<usize>, _> = value.split(',').map(|cpu| cpu.trim().parse()).collect();
@@ -479,7 +511,10 @@ mod tests {
             EagerThreshold::Bytes(4096)
         );
         assert_eq!(with("RDMA_EAGER_THRESHOLD", "auto").unwrap().eager_threshold, EagerThreshold::Auto);
-        assert_eq!(with("RDMA_CHUNK_SIZE", "65536").unwrap().chunk_size, 65536);
+        assert_eq!(with("RDMA_CHUNK_SIZE", "65536").unwrap().chunk_size, Some(65536));
+        assert_eq!(with("RDMA_CHUNK_SIZE", "auto").unwrap().chunk_size, None);
+        assert_eq!(with("RDMA_TUNE_CACHE", "off").unwrap().tune_cache, TuneCache::Off);
+        assert_eq!(with("RDMA_TUNE_CACHE", "/c").unwrap().tune_cache, TuneCache::Directory("/c".into()));
         assert_eq!(with("RDMA_RECEIVE_SLOTS", "64").unwrap().receive_slots, 64);
         assert_eq!(with("RDMA_SLOT_SIZE", "4096").unwrap().slot_size, 4096);
         assert_eq!(with("RDMA_SHARED_RECEIVE", "always").unwrap().shared_receive, SharedReceive::Always);
@@ -508,7 +543,8 @@ mod tests {
             ("RDMA_SPIN_LIMIT", "1ms", "takes a number from 0 to 1000000"),
             ("RDMA_CQS", "0", "takes a number from 1 to 64"),
             ("RDMA_EAGER_THRESHOLD", "4k", "takes auto or a number of bytes"),
-            ("RDMA_CHUNK_SIZE", "1", "takes a number from 4096 to 16777216"),
+            ("RDMA_CHUNK_SIZE", "1", "takes auto or a number from 4096 to 16777216"),
+            ("RDMA_TUNE_CACHE", "", "takes off or the path of a directory"),
             ("RDMA_SHARED_RECEIVE", "yes", "takes one of auto, always, never"),
             ("RDMA_MAX_INLINE", "all", "takes a number from 0 to 4294967295"),
             ("RDMA_QP_QUEUE_DEPTH", "-1", "takes a number from 64 to 4096"),

@@ -19,6 +19,7 @@ use super::fault::ConnectionFault;
 use super::link::Link;
 use super::lock;
 use super::read::Turn;
+use super::tuner::{Chooser, Explained};
 use super::work_id::{Kind, WorkId};
 use crate::memory::{Block, PoolError, Quota, sites};
 use crate::protocol::{self, AbortCode, Event, ReadId, SlotIndex};
@@ -47,6 +48,7 @@ pub(super) struct State {
     pub(super) protocol: protocol::Connection,
     pub(super) link: Link,
     pub(super) limits: Limits,
+    pub(super) chooser: Chooser,
     /// Small writes, gathered until a flush or until they fill a message.
     pub(super) staging: Vec<u8>,
     pub(super) flush_wanted: bool,
@@ -72,12 +74,6 @@ pub(super) struct State {
 pub(super) struct Limits {
     /// Writes shorter than this are gathered.
     pub(super) coalesce: usize,
-    /// Writes from this length on go by rendezvous.
-    pub(super) rendezvous: usize,
-    /// Length of a rendezvous chunk.
-    pub(super) chunk: usize,
-    /// Chunks that the peer may have to read at once.
-    pub(super) sources: usize,
     /// How long the peer may take to answer a ping.
     pub(super) ping_timeout: Duration,
 }
@@ -97,7 +93,12 @@ impl Connection {
     /// How often a busy connection adds its counters to the process's metrics.
     const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 
-    pub(super) fn new(link: Link, protocol: protocol::Connection, limits: Limits) -> Arc<Self> {
+    pub(super) fn new(
+        link: Link,
+        protocol: protocol::Connection,
+        limits: Limits,
+        chooser: Chooser,
+    ) -> Arc<Self> {
         let staging = Vec::with_capacity(limits.coalesce);
         Arc::new(Self {
             number: link.queue_pair().number(),
@@ -105,6 +106,7 @@ impl Connection {
                 protocol,
                 link,
                 limits,
+                chooser,
                 staging,
                 flush_wanted: false,
                 sources: VecDeque::new(),
@@ -129,6 +131,10 @@ impl Connection {
 
     pub(crate) fn counters(&self) -> &Arc<Counters> {
         &self.counters
+    }
+
+    pub(crate) fn explained(&self) -> Arc<Explained> {
+        Arc::clone(lock(&self.state).chooser.explained())
     }
 
     pub(crate) fn publish_counters(&self) {
@@ -184,6 +190,7 @@ impl Connection {
         match state.write(slices, &self.counters, Instant::now()) {
             Ok(Some(written)) => {
                 sites::sent_slices(slices, written);
+                state.chooser.taken(written);
                 Poll::Ready(Ok(written))
             }
             Ok(None) => {

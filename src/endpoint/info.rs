@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::counters::{CounterSnapshot, Counters, PollCounters};
+use super::tuner::{Decision, Explained, Load};
 
 /// What was negotiated for a connection, and why.
 #[derive(Clone, Debug)]
@@ -36,11 +37,12 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Where the counters of a connection are.
+/// What a connection tells while it lives, and what is left of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Live {
     pub(crate) counters: Arc<Counters>,
     pub(crate) polling: Arc<PollCounters>,
+    pub(crate) explained: Arc<Explained>,
 }
 
 impl ConnectionInfo {
@@ -85,5 +87,14 @@ impl ConnectionInfo {
         let Some(live) = &self.live else { return CounterSnapshot::default() };
         let (polls, sleeps) = live.polling.values();
         CounterSnapshot { polls, sleeps, ..live.counters.snapshot() }
+    }
+
+    /// Which way a write of `size` bytes would go now under this load, and why; `None` on TCP.
+    ///
+    /// ```text
+    /// 64 KiB by rendezvous: threshold 32 KiB, set by calibration of rxe0
+    /// ```
+    pub fn why(&self, size: usize, load: Load) -> Option<Decision> {
+        self.live.as_ref().map(|live| live.explained.why(size, load))
     }
 }

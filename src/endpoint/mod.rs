@@ -47,6 +47,7 @@ mod shared_receive;
 mod source;
 mod stream;
 mod supervisor;
+pub mod tuner;
 mod work_id;
 mod write;
 

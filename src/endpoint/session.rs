@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::config::{Config, EagerThreshold};
+use super::config::Config;
 use super::connection::{Connection, Limits};
 use super::fault::ConnectionFault;
 use super::info::Live;
@@ -18,11 +18,11 @@ use super::reactor::Reactor;
 use super::receive::{Receives, Ring, Share};
 use super::shared_receive::Promise;
 use super::supervisor::{Counted, Supervisor};
+use super::tuner::{Chooser, DeviceTuner};
 use crate::memory::{Block, Budget, Pool, PoolSettings, Quota, Registrations};
 use crate::protocol;
 use crate::verbs::{
-    Access, Context, DeviceAttributes, Probe, ProtectionDomain, QueuePair, QueuePairAddress,
-    QueuePairCapacity,
+    Access, Context, Probe, ProtectionDomain, QueuePair, QueuePairAddress, QueuePairCapacity,
 };
 use crate::wire::Header;
 use crate::wire::hello::Offer;
@@ -78,8 +78,6 @@ pub(crate) fn budget(locks_memory: bool, config: &Config) -> Arc<Budget> {
 impl Prepared {
     /// READs that one connection has outstanding at most.
     const READS: u32 = 16;
-    /// Rendezvous memory of a connection in each direction, in chunks.
-    const CHUNKS: u64 = 32;
 
     /// Creates what a connection over the device needs; the error says why there will be none.
     pub(crate) fn new(context: Arc<dyn Context>, config: &Config) -> Result<Self, String> {
@@ -93,11 +91,12 @@ impl Prepared {
         };
         let slots = if shared.is_some() { protocol::Settings::MIN_SLOTS } else { config.receive_slots };
         let ring_bytes = u64::from(slots) * u64::from(config.slot_size);
-        let rendezvous = Self::CHUNKS * config.chunk_size as u64;
+        let rendezvous = Chooser::memory(config);
         let settings = PoolSettings {
             access: Access::LOCAL_WRITE | Access::REMOTE_READ,
             send_quota: rendezvous + u64::from(config.queue_depth) * u64::from(config.slot_size),
-            receive_quota: ring_bytes + rendezvous,
+            // How long the peer's chunks are is the peer's choice.
+            receive_quota: ring_bytes + rendezvous.max(Chooser::memory(&Config::default())),
             ..PoolSettings::default()
         };
         let pool = Pool::new(Arc::clone(&domain), settings, budget(attributes.locks_memory, config));
@@ -155,6 +154,7 @@ impl Prepared {
         };
         let protocol = protocol::Connection::new(settings, Instant::now()).map_err(text)?;
         let limits = self.limits(peer);
+        let chooser = Chooser::new(&self.config, || DeviceTuner::of(&self.context, &self.config));
         let queue_pair = Arc::clone(&self.queue_pair);
         let registrations = Registrations::new(self.domain, Arc::clone(self.pool.budget()));
         let member = Member::new(self.reactor, self.queue, |key| {
@@ -169,7 +169,7 @@ impl Prepared {
                 }
             };
             let link = Link::new(self.queue_pair, key, self.pool, registrations, receives)?;
-            Ok(Connection::new(link, protocol, limits))
+            Ok(Connection::new(link, protocol, limits, chooser))
         });
         let member = member.map_err(text)?;
         queue_pair.to_rtr(&peer.address, &self.config.path).map_err(text)?;
@@ -182,29 +182,12 @@ impl Prepared {
         /// Gathering up to here costs less than a message of its own.
         const COALESCE: usize = 4096;
         let room = (peer.slot_size as usize).saturating_sub(Header::LENGTH);
-        Limits {
-            coalesce: COALESCE.min(room),
-            rendezvous: match self.config.eager_threshold {
-                EagerThreshold::Auto => automatic_threshold(self.context.attributes()),
-                EagerThreshold::Bytes(bytes) => usize::try_from(bytes).unwrap_or(usize::MAX),
-            },
-            chunk: self.config.chunk_size,
-            sources: Self::CHUNKS as usize,
-            ping_timeout: self.config.ping_timeout,
-        }
+        Limits { coalesce: COALESCE.min(room), ping_timeout: self.config.ping_timeout }
     }
 }
 
 /// Inline bytes to ask for: a full receive buffer.
 const MAX_INLINE: u32 = 64 * 1024 + 512;
-/// From which length on a write goes by rendezvous when nobody says. An eager message of the software device is copied
-/// once on its way, straight into the peer's receive buffer; a rendezvous is copied twice, and the peer learns of it
-/// first. So none pays there, whatever its length (measured: `docs/design/0003-endpoint.md`). Elsewhere both are copied
-/// into registered memory, and a rendezvous is fewer messages.
-fn automatic_threshold(device: &DeviceAttributes) -> usize {
-    const OTHERS: usize = 64 * 1024;
-    if device.provider == "soft" { usize::MAX } else { OTHERS }
-}
 
 impl Established {
     /// How long the peer may take to answer over the queue pair.
@@ -260,6 +243,7 @@ impl Established {
         Live {
             counters: Arc::clone(self.member.connection.counters()),
             polling: Arc::clone(self.member.queue.polling()),
+            explained: self.member.connection.explained(),
         }
     }
 

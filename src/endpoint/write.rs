@@ -25,7 +25,8 @@ impl State {
             slices.iter().for_each(|slice| self.staging.extend_from_slice(slice));
             return Ok(Some(length));
         }
-        if length >= self.limits.rendezvous
+        let heard = counters.eager_received.value() + counters.reads.value();
+        if self.chooser.by_rendezvous(length, heard, now)
             && !source::lies_in_place(slices, length)
             && self.flush_staging(counters, now)?
             && let Some(offered) = self.offer(slices, length, counters, now)?
@@ -120,9 +121,9 @@ impl State {
         let mut blocks: [Option<Block>; MAX_CHUNKS] = Default::default();
         let (mut count, mut taken) = (0, 0);
         let most =
-            self.limits.sources.saturating_sub(self.sources.len()).min(self.protocol.rendezvous_room());
+            self.chooser.sources().saturating_sub(self.sources.len()).min(self.protocol.rendezvous_room());
         while count < most && taken < length {
-            let part = (length - taken).min(self.limits.chunk);
+            let part = (length - taken).min(self.chooser.chunk());
             // No memory now: what there is goes by the eager path, or waits.
             let Ok(mut block) = self.link.pool().lease(part, Quota::Send) else { break };
             copy_range(&mut block, slices, taken, part)?;

@@ -16,6 +16,7 @@ mod send_in_place;
 mod shared_receive;
 mod stream;
 mod tonic_over_rdma;
+mod tuning;
 
 #[allow(dead_code, reason = "each test crate uses its part")]
 #[path = "../support/child.rs"]

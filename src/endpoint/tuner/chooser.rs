@@ -1,0 +1,348 @@
+//! What the write path of a connection asks: which way, and in chunks of which length.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use super::calibration::{Calibration, DEFAULT_CHUNK, NEVER};
+use super::decision::{Decision, Load, SetBy, Way};
+use super::device::DeviceTuner;
+use super::online::{Change, Class, Online};
+use crate::endpoint::config::{Config, EagerThreshold};
+use crate::endpoint::lock;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(in crate::endpoint) struct Chooser {
+    threshold: usize,
+    chunk: usize,
+    /// Bytes that may be offered and not read at a time.
+    memory: usize,
+    /// What follows the device; `None` where the user has set the threshold.
+    auto: Option<Auto>,
+    /// The write that is under way.
+    write: Write,
+    explained: Arc<Explained>,
+}
+
+#[derive(Debug)]
+struct Auto {
+    device: Arc<DeviceTuner>,
+    calibration: Option<Arc<Calibration>>,
+    /// Whether the device's calibration was looked at, whatever it came to.
+    settled: bool,
+    chunk_is_fixed: bool,
+    online: Box<Online>,
+    /// What had been heard of the peer when the last write began.
+    heard: u64,
+}
+
+/// A write, which the caller repeats with what was not taken of it.
+#[derive(Clone, Copy, Debug)]
+struct Write {
+    left: usize,
+    way: Way,
+}
+
+impl Chooser {
+    /// Rendezvous memory of a connection in each direction, in chunks.
+    const CHUNKS: u64 = 32;
+    /// Chunks that may be offered at a time; the protocol has no more.
+    const MOST_SOURCES: usize = crate::protocol::MAX_OFFERED as usize;
+
+    /// Rendezvous memory of a connection in each direction, in bytes.
+    pub(in crate::endpoint) fn memory(config: &Config) -> u64 {
+        Self::CHUNKS * config.chunk_size.unwrap_or(DEFAULT_CHUNK) as u64
+    }
+
+    /// One for a connection over the device.
+    pub(in crate::endpoint) fn new(config: &Config, device: impl FnOnce() -> Arc<DeviceTuner>) -> Self {
+        let chunk = config.chunk_size.unwrap_or(DEFAULT_CHUNK);
+        let (threshold, auto, set_by) = match config.eager_threshold {
+            EagerThreshold::Bytes(bytes) => {
+                (usize::try_from(bytes).unwrap_or(NEVER), None, SetBy::Configured)
+            }
+            EagerThreshold::Auto => {
+                let device = device();
+                let reason = "the calibration is under way".into();
+                let auto = Auto {
+                    calibration: None,
+                    settled: false,
+                    chunk_is_fixed: config.chunk_size.is_some(),
+                    online: Box::default(),
+                    heard: 0,
+                    device: Arc::clone(&device),
+                };
+                (device.default_threshold, Some(auto), SetBy::Default { reason })
+            }
+        };
+        let explained = Explained(Mutex::new(Choice { threshold, chunk, set_by, turned: Vec::new() }));
+        let write = Write { left: 0, way: Way::Eager };
+        let memory = usize::try_from(Self::memory(config)).unwrap_or(usize::MAX);
+        let mut chooser = Self { threshold, chunk, memory, auto, write, explained: Arc::new(explained) };
+        chooser.adopt();
+        chooser
+    }
+
+    /// Whether a write of `length` bytes is to go by rendezvous. `heard` counts whatever has come from the peer.
+    pub(in crate::endpoint) fn by_rendezvous(&mut self, length: usize, heard: u64, now: Instant) -> bool {
+        if self.auto.is_none() {
+            return length >= self.threshold;
+        }
+        if length < Class::SMALLEST {
+            return false;
+        }
+        if length != self.write.left {
+            let way = self.begin(length, heard, now);
+            self.write = Write { left: length, way };
+        }
+        self.write.way == Way::Rendezvous
+    }
+
+    /// `count` bytes of a write were taken.
+    pub(in crate::endpoint) fn taken(&mut self, count: usize) {
+        self.write.left = self.write.left.saturating_sub(count);
+    }
+
+    /// Bytes of a chunk.
+    pub(in crate::endpoint) fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// Chunks that the peer may have to read at a time.
+    pub(in crate::endpoint) fn sources(&self) -> usize {
+        (self.memory / self.chunk).clamp(1, Self::MOST_SOURCES)
+    }
+
+    /// What answers "why", for as long as anybody asks.
+    pub(in crate::endpoint) fn explained(&self) -> &Arc<Explained> {
+        &self.explained
+    }
+
+    fn begin(&mut self, size: usize, heard: u64, now: Instant) -> Way {
+        self.adopt();
+        let usual = Way::of(size, self.threshold);
+        let Some(auto) = &mut self.auto else { return usual };
+        let load = if heard == auto.heard { Load::Heavy } else { Load::Light };
+        auto.heard = heard;
+        let (way, change) = auto.online.begin(size, load, usual, auto.expected(size, self.threshold), now);
+        if let Some(change) = change {
+            self.explained.turn(change);
+            let Change { class, way, ratio } = change;
+            tracing::debug!(
+                device = &*auto.device.device,
+                from_bytes = 1_u64 << class.exponent,
+                %class.load, %way, ratio, "rendezvous threshold changed online"
+            );
+        }
+        way
+    }
+
+    /// Takes over the device's calibration, once it is there.
+    fn adopt(&mut self) {
+        let Some(auto) = self.auto.as_mut().filter(|auto| !auto.settled) else { return };
+        let Some(outcome) = auto.device.outcome() else { return };
+        auto.settled = true;
+        let set_by = match outcome {
+            Ok(calibration) => {
+                self.threshold = calibration.threshold().unwrap_or(NEVER);
+                if !auto.chunk_is_fixed {
+                    self.chunk = calibration.chunk();
+                }
+                auto.calibration = Some(Arc::clone(calibration));
+                auto.online.reset();
+                SetBy::Calibration { device: Arc::clone(&auto.device.device) }
+            }
+            Err(reason) => SetBy::Default { reason: Arc::clone(reason) },
+        };
+        let choice = Choice { threshold: self.threshold, chunk: self.chunk, set_by, turned: Vec::new() };
+        tracing::trace!(decision = %choice.why(Class::SMALLEST, Load::Light), "rendezvous threshold of a connection");
+        *lock(&self.explained.0) = choice;
+    }
+}
+
+impl Auto {
+    /// What the way that is not usual would take, in times of the usual. Without end far from the threshold, and where there
+    /// is none: rendezvous takes registered memory at both ends, which such a connection has no other use for.
+    fn expected(&self, size: usize, threshold: usize) -> f64 {
+        /// Where nothing was measured: enough to look, not often.
+        const UNKNOWN: f64 = 2.0;
+        const NEAR: usize = 16;
+        let near = threshold != NEVER && size >= threshold / NEAR && size / NEAR <= threshold;
+        let ratio = self.calibration.as_ref().map(|calibration| calibration.ratio(size));
+        match (ratio, Way::of(size, threshold)) {
+            _ if !near => f64::INFINITY,
+            (None, _) => UNKNOWN,
+            (Some(ratio), Way::Eager) => ratio,
+            (Some(ratio), Way::Rendezvous) => 1.0 / ratio.max(1e-3),
+        }
+    }
+}
+
+/// What a connection goes by now; outlives it.
+#[derive(Debug)]
+pub(crate) struct Explained(Mutex<Choice>);
+
+#[derive(Debug)]
+struct Choice {
+    threshold: usize,
+    chunk: usize,
+    set_by: SetBy,
+    /// What trials have turned.
+    turned: Vec<Change>,
+}
+
+impl Explained {
+    /// Which way a write of `size` bytes would go, and why.
+    pub(in crate::endpoint) fn why(&self, size: usize, load: Load) -> Decision {
+        lock(&self.0).why(size, load)
+    }
+
+    fn turn(&self, change: Change) {
+        let mut choice = lock(&self.0);
+        let before = choice.turned.len();
+        choice.turned.retain(|turned| turned.class != change.class);
+        if choice.turned.len() == before {
+            choice.turned.push(change);
+        }
+    }
+}
+
+impl Choice {
+    fn why(&self, size: usize, load: Load) -> Decision {
+        let decided = |way, set_by| Decision::new(size, way, self.threshold, self.chunk, set_by);
+        let class = Class::of(size, load);
+        match self.turned.iter().find(|turned| turned.class == class && size >= Class::SMALLEST) {
+            Some(turned) => {
+                decided(turned.way, SetBy::Online { percent: (turned.ratio * 100.0).round() as u32 })
+            }
+            None => decided(Way::of(size, self.threshold), self.set_by.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::calibration::ChunkPoint;
+    use super::super::calibration::tests::sample;
+    use super::*;
+
+    fn device() -> Arc<DeviceTuner> {
+        Arc::new(DeviceTuner::unknown("rxe0", 1 << 16))
+    }
+
+    fn calibration() -> Calibration {
+        let mut calibration = sample(&[(4096, 10, 30), (16_384, 40, 30), (1 << 20, 2000, 1000)]);
+        let point =
+            |chunk, micros| ChunkPoint { chunk, bytes: 1 << 22, rendezvous: Duration::from_micros(micros) };
+        calibration.chunks = vec![point(DEFAULT_CHUNK, 1000), point(1 << 20, 800)];
+        calibration
+    }
+
+    fn why(chooser: &Chooser, size: usize) -> String {
+        chooser.explained().why(size, Load::Light).to_string()
+    }
+
+    #[test]
+    fn what_is_configured_is_fixed() {
+        let config = Config::default().eager_threshold(EagerThreshold::Bytes(5000)).chunk_size(8192);
+        let mut chooser = Chooser::new(&config, || unreachable!("no device is asked"));
+        let now = Instant::now();
+        assert!(!chooser.by_rendezvous(4999, 0, now) && chooser.by_rendezvous(5000, 0, now));
+        assert_eq!((chooser.chunk(), chooser.sources()), (8192, 32));
+        assert_eq!(why(&chooser, 100), "100 B eagerly: threshold 5000 B, set by configuration");
+    }
+
+    #[test]
+    fn a_calibration_is_adopted_when_it_is_there() {
+        let device = device();
+        let mut chooser = Chooser::new(&Config::default(), || Arc::clone(&device));
+        let now = Instant::now();
+        assert!(!chooser.by_rendezvous(32_768, 0, now) && chooser.by_rendezvous(65_536, 0, now));
+        assert!(why(&chooser, 32_768).ends_with("the default (the calibration is under way)"));
+        device.settle(Ok(calibration()));
+        assert!(chooser.by_rendezvous(32_768, 0, now) && !chooser.by_rendezvous(4096, 0, now));
+        assert_eq!(
+            why(&chooser, 32_768),
+            "32 KiB by rendezvous: threshold 16 KiB, set by calibration of rxe0"
+        );
+        assert_eq!((chooser.chunk(), chooser.sources()), (1 << 20, 8), "the same memory in larger pieces");
+        let fixed = Chooser::new(&Config::default().chunk_size(65_536), || Arc::clone(&device));
+        assert_eq!(fixed.chunk(), 65_536);
+    }
+
+    #[test]
+    fn a_device_that_could_not_be_measured_goes_by_the_default() {
+        let device = device();
+        device.settle(Err("no loopback".into()));
+        let chooser = Chooser::new(&Config::default(), || device);
+        assert_eq!(
+            why(&chooser, 1 << 16),
+            "64 KiB by rendezvous: threshold 64 KiB, the default (no loopback)"
+        );
+    }
+
+    #[test]
+    fn the_rest_of_a_write_goes_as_it_began() {
+        let mut chooser = Chooser::new(&Config::default(), device);
+        let now = Instant::now();
+        assert!(chooser.by_rendezvous(100_000, 0, now));
+        chooser.taken(90_000);
+        assert!(chooser.by_rendezvous(10_000, 0, now), "the rest of it");
+        chooser.taken(10_000);
+        assert!(!chooser.by_rendezvous(10_000, 0, now), "another");
+    }
+
+    #[test]
+    fn what_trials_turn_is_explained() {
+        let device = device();
+        let crossing = sample(&[(1 << 15, 50, 65), (1 << 16, 100, 80)]);
+        device.settle(Ok(crossing));
+        let mut chooser = Chooser::new(&Config::default(), || device);
+        assert_eq!(why(&chooser, 40_000), "40000 B eagerly: threshold 64 KiB, set by calibration of rxe0");
+        let mut now = Instant::now();
+        for write in 1..200_000 {
+            // In truth rendezvous is faster.
+            let rendezvous = chooser.by_rendezvous(40_000, write, now);
+            chooser.taken(40_000);
+            now += Duration::from_micros(if rendezvous { 20 } else { 50 });
+        }
+        assert_eq!(
+            why(&chooser, 40_000),
+            "40000 B by rendezvous: threshold 64 KiB, set online: 40 % of the time that the other way took"
+        );
+        assert_eq!(chooser.explained().why(40_000, Load::Heavy).way, Way::Eager, "not seen under this load");
+        assert_eq!(chooser.explained().why(100, Load::Light).way, Way::Eager);
+    }
+
+    #[test]
+    fn where_nothing_goes_by_rendezvous_nothing_is_tried() {
+        let device = device();
+        device.settle(Ok(sample(&[(1 << 15, 50, 51), (1 << 16, 100, 101)])));
+        let mut chooser = Chooser::new(&Config::default(), || device);
+        let mut now = Instant::now();
+        for write in 1..200_000 {
+            assert!(!chooser.by_rendezvous(40_000, write, now));
+            chooser.taken(40_000);
+            now += Duration::from_micros(50);
+        }
+    }
+
+    #[test]
+    fn trials_are_near_the_threshold() {
+        let mut chooser = Chooser::new(&Config::default(), device);
+        let mut now = Instant::now();
+        let mut tried = |size: usize| {
+            let usual = size >= 1 << 16;
+            (1..20_000).any(|write| {
+                now += Duration::from_micros(50);
+                let way = chooser.by_rendezvous(size, write, now);
+                chooser.taken(size);
+                way != usual
+            })
+        };
+        assert!(tried(8192) && tried(32_768) && tried(1 << 20));
+        assert!(!tried(4095) && !tried(2 << 20));
+    }
+}

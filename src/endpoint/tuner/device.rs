@@ -1,0 +1,231 @@
+//! What this process knows of each device: from the disk, or measured in the background at first use.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
+use std::time::Duration;
+
+use super::cache;
+use super::calibrate::{CalibrationError, calibrate};
+use super::calibration::{Calibration, DEFAULT_CHUNK, NEVER};
+use super::decision::Bytes;
+use super::subject::Subject;
+use crate::endpoint::config::Config;
+use crate::endpoint::lock;
+use crate::verbs::Context;
+
+/// What is known of a device, or will be.
+#[derive(Debug)]
+pub(in crate::endpoint) struct DeviceTuner {
+    pub(super) device: Arc<str>,
+    /// From which length on writes go by rendezvous as long as nothing is known.
+    pub(super) default_threshold: usize,
+    outcome: OnceLock<Outcome>,
+}
+
+/// What a calibration came to, or why there is none.
+pub(super) type Outcome = Result<Arc<Calibration>, Arc<str>>;
+
+static DEVICES: LazyLock<Mutex<HashMap<Key, Arc<DeviceTuner>>>> = LazyLock::new(Mutex::default);
+
+/// Provider, device, length of receive buffers, limit on inline bytes.
+type Key = (&'static str, String, u32, Option<u32>);
+
+/// What a calibration in the background may take.
+const BACKGROUND: Duration = Duration::from_millis(120);
+
+impl DeviceTuner {
+    /// The one of this device. The first call in a process reads the cache, or starts to measure in a thread of its own;
+    /// no call waits for that.
+    pub(in crate::endpoint) fn of(context: &Arc<dyn Context>, config: &Config) -> Arc<Self> {
+        let attributes = context.attributes();
+        let key = (attributes.provider, attributes.name.clone(), config.slot_size, config.max_inline);
+        let mut devices = lock(&DEVICES);
+        if let Some(tuner) = devices.get(&key) {
+            return Arc::clone(tuner);
+        }
+        let tuner = Arc::new(Self::unknown(&attributes.name, default_threshold(attributes.provider)));
+        devices.insert(key, Arc::clone(&tuner));
+        drop(devices);
+        if let Some(calibration) = cached(config, &Subject::new(attributes, config.slot_size)) {
+            tuner.settle(Ok(calibration));
+        } else {
+            tuner.measure(context, config);
+        }
+        tuner
+    }
+
+    pub(super) fn unknown(device: &str, default_threshold: usize) -> Self {
+        Self { device: device.into(), default_threshold, outcome: OnceLock::new() }
+    }
+
+    /// What a calibration came to; `None` while it is under way.
+    pub(super) fn outcome(&self) -> Option<&Outcome> {
+        self.outcome.get()
+    }
+
+    pub(super) fn settle(&self, outcome: Result<Calibration, Arc<str>>) {
+        match &outcome {
+            Ok(calibration) => {
+                let (threshold, chunk) = (calibration.threshold(), calibration.chunk());
+                tracing::debug!(
+                    device = &*self.device,
+                    threshold,
+                    chunk,
+                    reason = calibration.reason(),
+                    "rendezvous threshold set by calibration"
+                );
+                let gauge = threshold.map_or(f64::INFINITY, |bytes| bytes as f64);
+                metrics::gauge!("tonic_rdma_rendezvous_threshold_bytes", "device" => self.device.to_string())
+                    .set(gauge);
+            }
+            Err(reason) => tracing::debug!(device = &*self.device, %reason, "no calibration"),
+        }
+        let _ = self.outcome.set(outcome.map(Arc::new));
+    }
+
+    fn measure(self: &Arc<Self>, context: &Arc<dyn Context>, config: &Config) {
+        let (tuner, context, config) = (Arc::clone(self), Arc::clone(context), config.clone());
+        let work = move || match calibrate(&context, &config, BACKGROUND) {
+            Ok(calibration) => {
+                // First, so that whoever sees the outcome finds the file, too.
+                if let Err(reason) = keep(&config, &calibration) {
+                    tracing::debug!(device = &*tuner.device, reason, "the calibration is not kept on disk");
+                }
+                tuner.settle(Ok(calibration));
+            }
+            Err(error) => tuner.settle(Err(error.to_string().into())),
+        };
+        let started = std::thread::Builder::new().name("rdma-tune".into()).spawn(work);
+        if let Err(error) = started {
+            self.settle(Err(format!("no thread to measure in: {error}").into()));
+        }
+    }
+}
+
+/// From which length on writes go by rendezvous on devices that were not measured. An eager message of the software
+/// device is copied once on its way, straight into the peer's receive buffer; a rendezvous is copied twice, and the peer
+/// learns of it first: none pays there. Elsewhere both are copied into registered memory, and a rendezvous is fewer
+/// messages.
+fn default_threshold(provider: &str) -> usize {
+    const OTHERS: usize = 64 * 1024;
+    if provider == "soft" { NEVER } else { OTHERS }
+}
+
+fn cached(config: &Config, subject: &Subject) -> Option<Calibration> {
+    let loaded = directory(config).and_then(|directory| cache::load(&directory, subject));
+    loaded.unwrap_or_else(|reason| {
+        tracing::debug!(device = subject.device, reason, "no calibration from disk");
+        None
+    })
+}
+
+/// Where calibrations are kept; the error says why they are not.
+fn directory(config: &Config) -> Result<PathBuf, String> {
+    match config.max_inline {
+        None => config.tune_cache.directory(),
+        Some(_) => Err("a limit on inline bytes is set (RDMA_MAX_INLINE), which it would be of".into()),
+    }
+}
+
+fn keep(config: &Config, calibration: &Calibration) -> Result<PathBuf, String> {
+    if !calibration.is_steady() {
+        return Err("measurements did not agree: the machine was busy".into());
+    }
+    cache::store(&directory(config)?, calibration)
+}
+
+/// A calibration, where it came from, and where it is kept.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Tuned {
+    /// What was measured.
+    pub calibration: Calibration,
+    /// Whether now or before.
+    pub origin: Origin,
+    /// The file that it is kept in, or why it is not.
+    pub kept: Result<PathBuf, String>,
+}
+
+/// Where a calibration came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// It was measured now.
+    Measured,
+    /// It was read from disk.
+    Disk,
+}
+
+impl Tuned {
+    /// The choice and the reason, in words.
+    pub fn summary(&self) -> String {
+        let calibration = &self.calibration;
+        let threshold =
+            calibration.threshold().map_or("never".into(), |bytes| format!("from {}", Bytes(bytes)));
+        let chunk = calibration.chunk();
+        let why =
+            if chunk == DEFAULT_CHUNK { "no other is clearly better" } else { "clearly better than 256 KiB" };
+        format!("rendezvous {threshold} ({}); chunks of {} ({why})", calibration.reason(), Bytes(chunk))
+    }
+}
+
+/// The calibration of a device as connections with this configuration use it: from disk, or, if there is none or it is
+/// to be `fresh`, measured in about `budget` of time and kept. Occupies the thread that long.
+///
+/// # Errors
+/// It has to be measured, and that fails.
+pub fn tune(
+    context: &Arc<dyn Context>,
+    config: &Config,
+    fresh: bool,
+    budget: Duration,
+) -> Result<Tuned, CalibrationError> {
+    let subject = Subject::new(context.attributes(), config.slot_size);
+    if !fresh && let Some(calibration) = cached(config, &subject) {
+        let kept = directory(config).map(|directory| cache::file(&directory, &subject));
+        return Ok(Tuned { calibration, origin: Origin::Disk, kept });
+    }
+    let calibration = calibrate(context, config, budget)?;
+    let kept = keep(config, &calibration);
+    Ok(Tuned { calibration, origin: Origin::Measured, kept })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cache::TuneCache;
+    use super::*;
+
+    #[test]
+    fn a_calibration_is_measured_once_and_then_read() {
+        let place = std::env::temp_dir().join(format!("tonic-rdma-tune-once-{}", std::process::id()));
+        let context = crate::verbs::soft::open().unwrap();
+        let config = Config::default().tune_cache(TuneCache::Directory(place.clone()));
+        let budget = Duration::from_millis(300);
+        let first = tune(&context, &config, false, budget).unwrap();
+        assert_eq!(first.origin, Origin::Measured);
+        // Stored by hand: a busy machine does not agree with itself.
+        cache::store(&place, &Calibration { steady: true, ..first.calibration.clone() }).unwrap();
+        let second = tune(&context, &config, false, Duration::ZERO).unwrap();
+        assert_eq!(second.origin, Origin::Disk);
+        assert_eq!(second.calibration.points(), first.calibration.points());
+        assert!(second.kept.is_ok() && second.summary().starts_with("rendezvous "), "{}", second.summary());
+        assert_eq!(tune(&context, &config, true, budget).unwrap().origin, Origin::Measured);
+        std::fs::remove_dir_all(&place).unwrap();
+    }
+
+    #[test]
+    fn a_process_measures_in_the_background_once() {
+        let context = crate::verbs::soft::open().unwrap();
+        // A length that no other test has.
+        let config = Config::default().receive_buffers(16, 2000).tune_cache(TuneCache::Off);
+        let tuner = DeviceTuner::of(&context, &config);
+        assert!(Arc::ptr_eq(&tuner, &DeviceTuner::of(&context, &config)));
+        let outcome = loop {
+            match tuner.outcome() {
+                Some(outcome) => break outcome,
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        assert_eq!(outcome.as_ref().unwrap().subject().slot_size, 2000);
+    }
+}

@@ -1,0 +1,212 @@
+//! A calibration as text: a line for each thing, `key=value`, and a sum over them at the end.
+//!
+//! The file lies where others may have been, so nothing in it is believed that could not have been measured.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::calibration::{Calibration, ChunkPoint, Point};
+use super::subject::Subject;
+
+/// What the first line says; another number, another format.
+const FIRST: &str = "tonic-rdma calibration 1";
+/// Longest text, in bytes.
+pub(super) const LONGEST: u64 = 16 << 10;
+
+/// Why a text is no calibration of the subject.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum FormatError {
+    #[error("it is of another version of the format, or none of ours")]
+    Version,
+    #[error("its sum is wrong: it was damaged, or changed by hand")]
+    Sum,
+    #[error("line {0:?} is wrong")]
+    Line(String),
+    #[error("it is of another {0}")]
+    Subject(&'static str),
+    #[error("the sizes are not in order, or there are none")]
+    Sizes,
+}
+
+/// The text of a calibration.
+pub(super) fn encode(calibration: &Calibration) -> String {
+    let Calibration { subject, points, chunks, post_cost, message_cost, round_trip, steady: _ } = calibration;
+    let mut text = format!("{FIRST}\n");
+    let mut line = |key: &str, value: &dyn std::fmt::Display| {
+        let _ = writeln!(text, "{key}={value}");
+    };
+    for (key, value) in subject_fields(subject) {
+        line(key, &value);
+    }
+    line("post_ns", &post_cost.as_nanos());
+    line("message_ns", &message_cost.as_nanos());
+    line("round_trip_ns", &round_trip.as_nanos());
+    for ChunkPoint { chunk, bytes, rendezvous } in chunks {
+        line("chunk", &format!("{chunk} {bytes} {}", rendezvous.as_nanos()));
+    }
+    for Point { bytes, eager, rendezvous, copying } in points {
+        let [eager, rendezvous, copying] = [eager, rendezvous, copying].map(Duration::as_nanos);
+        line("size", &format!("{bytes} {eager} {rendezvous} {copying}"));
+    }
+    let sum = sum(&text);
+    let _ = writeln!(text, "sum={sum:016x}");
+    text
+}
+
+/// Reads a calibration of `subject`.
+pub(super) fn decode(text: &str, subject: &Subject) -> Result<Calibration, FormatError> {
+    let body =
+        text.strip_prefix(FIRST).and_then(|rest| rest.strip_prefix('\n')).ok_or(FormatError::Version)?;
+    let (body, last) = body.trim_end_matches('\n').rsplit_once('\n').ok_or(FormatError::Sum)?;
+    if last != format!("sum={:016x}", sum(&format!("{FIRST}\n{body}\n"))) {
+        return Err(FormatError::Sum);
+    }
+    let mut lines = body.lines().map(|line| line.split_once('=').ok_or(line)).peekable();
+    for (key, value) in subject_fields(subject) {
+        match lines.next() {
+            Some(Ok((found, text))) if found == key && text == value => {}
+            Some(Ok((found, _))) if found == key => return Err(FormatError::Subject(key)),
+            other => return Err(FormatError::Line(format!("{other:?}"))),
+        }
+    }
+    let mut time = |key: &str| match lines.next() {
+        Some(Ok((found, text))) if found == key => {
+            parse_times::<1>(text).map(|[time]| time).ok_or_else(|| wrong(key, text))
+        }
+        other => Err(FormatError::Line(format!("{other:?}"))),
+    };
+    let (post_cost, message_cost, round_trip) =
+        (time("post_ns")?, time("message_ns")?, time("round_trip_ns")?);
+    let (mut chunks, mut points) = (Vec::new(), Vec::new());
+    for line in lines {
+        match line {
+            Ok(("chunk", text)) => chunks.push(chunk(text).ok_or_else(|| wrong("chunk", text))?),
+            Ok(("size", text)) => points.push(point(text).ok_or_else(|| wrong("size", text))?),
+            other => return Err(FormatError::Line(format!("{other:?}"))),
+        }
+    }
+    let ascending = points.windows(2).all(|pair: &[Point]| pair[0].bytes < pair[1].bytes);
+    if points.is_empty() || points.len() > 64 || chunks.len() > 64 || !ascending {
+        return Err(FormatError::Sizes);
+    }
+    let subject = subject.clone();
+    Ok(Calibration { subject, points, chunks, post_cost, message_cost, round_trip, steady: true })
+}
+
+fn subject_fields(subject: &Subject) -> [(&'static str, String); 6] {
+    let Subject { provider, device, driver, version, cpu, slot_size } = subject.clone();
+    [
+        ("provider", provider),
+        ("device", device),
+        ("driver", driver),
+        ("version", version),
+        ("processor", cpu),
+        ("slot size", slot_size.to_string()),
+    ]
+}
+
+fn point(text: &str) -> Option<Point> {
+    let (bytes, times) = text.split_once(' ')?;
+    let [eager, rendezvous, copying] = parse_times(times)?;
+    let bytes = parse_bytes(bytes).filter(|bytes| bytes.is_power_of_two())?;
+    (copying <= rendezvous).then_some(Point { bytes, eager, rendezvous, copying })
+}
+
+fn chunk(text: &str) -> Option<ChunkPoint> {
+    let (chunk, rest) = text.split_once(' ')?;
+    let (bytes, times) = rest.split_once(' ')?;
+    let [rendezvous] = parse_times(times)?;
+    let chunk = parse_bytes(chunk).filter(|chunk| (4096..=1 << 20).contains(chunk))?;
+    Some(ChunkPoint { chunk, bytes: parse_bytes(bytes)?, rendezvous })
+}
+
+/// A length that is measured.
+fn parse_bytes(text: &str) -> Option<usize> {
+    text.parse().ok().filter(|bytes| (1024..=64 << 20).contains(bytes))
+}
+
+/// Times that something can take: 1 ns to 10 s.
+fn parse_times<const COUNT: usize>(text: &str) -> Option<[Duration; COUNT]> {
+    let time = |text: &str| text.parse().ok().filter(|nanos| (1..=10_000_000_000).contains(nanos));
+    let times: Option<Vec<Duration>> =
+        text.split(' ').map(|text| time(text).map(Duration::from_nanos)).collect();
+    times?.try_into().ok()
+}
+
+fn wrong(key: &str, value: &str) -> FormatError {
+    FormatError::Line(format!("{key}={value}"))
+}
+
+/// FNV-1a, 64 bits: tells damage, and guards against no ill will.
+fn sum(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::calibration::tests::sample;
+    use super::*;
+
+    fn calibration() -> Calibration {
+        let mut calibration = sample(&[(1024, 1, 9), (65_536, 64, 40), (1 << 22, 4000, 3000)]);
+        let rendezvous = Duration::from_micros(123);
+        calibration.chunks = vec![ChunkPoint { chunk: 65_536, bytes: 1 << 20, rendezvous }];
+        calibration
+    }
+
+    /// The text with `from` replaced, and a sum that is right.
+    fn changed(from: &str, to: &str) -> String {
+        let text = encode(&calibration());
+        assert!(text.contains(from), "{from:?} in {text}");
+        let text = text.replacen(from, to, 1);
+        let body = text.split("sum=").next().unwrap();
+        format!("{body}sum={:016x}\n", sum(body))
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let calibration = calibration();
+        let text = encode(&calibration);
+        assert_eq!(decode(&text, calibration.subject()), Ok(calibration.clone()));
+        assert!((text.len() as u64) < LONGEST);
+    }
+
+    #[test]
+    fn damage_and_what_is_absurd_is_told() {
+        let subject = calibration().subject().clone();
+        let text = encode(&calibration());
+        for (text, error) in [
+            (String::new(), FormatError::Version),
+            (text.replace("calibration 1", "calibration 2"), FormatError::Version),
+            (text[..text.len() / 2].to_owned(), FormatError::Sum),
+            (text.replace("64000", "63000"), FormatError::Sum),
+            (changed("device=soft0", "device=soft1"), FormatError::Subject("device")),
+            (changed("version=", "version=9"), FormatError::Subject("version")),
+            (changed("post_ns=200", "post_ns=0"), FormatError::Line("post_ns=0".into())),
+            (changed("size=1024 1000", "size=1024 99999999999"), wrong("size", "1024 99999999999 9000 3000")),
+            (changed("size=1024", "size=1023"), wrong("size", "1023 1000 9000 3000")),
+            (
+                changed("size=1024 1000 9000 3000", "size=1024 1000 9000 9001"),
+                wrong("size", "1024 1000 9000 9001"),
+            ),
+            (changed("chunk=65536", "chunk=1"), wrong("chunk", "1 1048576 123000")),
+            (changed("size=1024", "size=65536"), FormatError::Sizes),
+        ] {
+            assert_eq!(decode(&text, &subject), Err(error), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_brings_it_down(text in "\\PC{0,200}", lines in prop::collection::vec("[a-z_]{0,9}=[0-9 ]{0,30}", 0..12)) {
+            let subject = calibration().subject().clone();
+            let _ = decode(&text, &subject);
+            let body = format!("{FIRST}\n{}\n", lines.join("\n"));
+            let text = format!("{body}sum={:016x}\n", sum(&body));
+            prop_assert!(decode(&text, &subject).is_err());
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The tuner: from which length on a write goes by rendezvous, in chunks of which length, and why.
+//!
+//! Owns what is known of a device ([`Calibration`], measured in a moment at first use and kept on disk), what each
+//! connection makes of it, and the answer to "why" ([`Decision`]). Never moves a connection's data; the write path asks
+//! `Chooser` which way to take.
+//!
+//! ```text
+//!  RDMA_EAGER_THRESHOLD=bytes ──────────────────────────────▶ Configured   (nothing is measured)
+//!  auto:  built-in default ─────────────────────────────────▶ Default      until the next line is there, or for good
+//!         cache on disk, else a calibration in a thread ────▶ Calibration  once for each process and device
+//!         trials on the connection, one size at a time ─────▶ Online       where they say otherwise, clearly
+//! ```
+//!
+//! How each works, and what it was measured to be worth: `docs/design/0008-tuner.md`.
+
+mod cache;
+mod calibrate;
+mod calibration;
+mod chooser;
+mod decision;
+mod device;
+mod format;
+mod loopback;
+mod online;
+mod subject;
+
+pub use cache::TuneCache;
+pub use calibrate::{CalibrationError, calibrate};
+pub use calibration::{Calibration, ChunkPoint, Point};
+pub(super) use chooser::{Chooser, Explained};
+pub use decision::{Decision, Load, SetBy, Way};
+pub(super) use device::DeviceTuner;
+pub use device::{Origin, Tuned, tune};
+pub use subject::Subject;

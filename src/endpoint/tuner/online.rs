@@ -1,0 +1,459 @@
+//! Trials on a running connection: whether the other way would be faster for writes of one size under one load.
+//!
+//! What is compared is the time from the beginning of one such write to the beginning of the next, over a block of them:
+//! all that a write causes is in there, at either end, as far as this end ever has to wait for it. (When a write has
+//! *completed* is no fair measure: an eager message has when it is in the peer's buffer, an offer when the peer has
+//! noticed it, fetched the bytes and said so.) A trial is five blocks: this way, the other (settling), the other, this
+//! way (settling), this way. Settling lets go by what the block before has left in queues. The other way's time by the
+//! mean of the two of this way that it lies between is one sample: slow drift of the machine cancels out.
+//!
+//! ```text
+//!    ── gap ──▶│ Before │ Settle │ Other │ Settle │ After │── gap ──▶      sample = Other / mean(Before, After)
+//!               this way  the other way    this way
+//! ```
+//!
+//! A change takes 16 samples, 14 of which are below 1, with a moving average below 0.9. Trials are so rare that they cost
+//! about 2 % where the other way is slower, and rarer each time that it was; there are none where the calibration says
+//! that it takes more than four times as long.
+//!
+//! Pure: it is told the time, and does nothing but count.
+
+use std::time::{Duration, Instant};
+
+use super::decision::{Load, Way};
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(super) struct Online {
+    cells: [Cell; CELLS],
+    trial: Option<Trial>,
+    last: Option<Last>,
+}
+
+/// A change of mind.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Change {
+    pub(super) class: Class,
+    /// The way from now on.
+    pub(super) way: Way,
+    /// What it takes, as a part of what the way before took.
+    pub(super) ratio: f32,
+}
+
+/// Writes that are alike: from a power of two to the next, under one load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Class {
+    pub(super) exponent: u32,
+    pub(super) load: Load,
+}
+
+/// Least and largest exponent of a class; larger writes are in the last.
+const EXPONENTS: std::ops::RangeInclusive<u32> = 12..=22;
+const CELLS: usize = 2 * (*EXPONENTS.end() - *EXPONENTS.start() + 1) as usize;
+
+impl Class {
+    /// Shortest write that is tried, in bytes: shorter ones are gathered.
+    pub(super) const SMALLEST: usize = 1 << *EXPONENTS.start();
+
+    pub(super) fn of(size: usize, load: Load) -> Self {
+        let exponent = size.max(1).ilog2().clamp(*EXPONENTS.start(), *EXPONENTS.end());
+        Self { exponent, load }
+    }
+
+    fn cell(self) -> usize {
+        2 * (self.exponent - EXPONENTS.start()) as usize + usize::from(self.load == Load::Heavy)
+    }
+
+    /// Writes of a block: enough to outweigh what lies in queues, 8 MiB or 64 offers.
+    fn block(self) -> u32 {
+        ((16 << 20) >> self.exponent).clamp(16, 64)
+    }
+}
+
+/// What is known of a class.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    /// Whether trials have turned what the threshold says.
+    turned: bool,
+    /// Writes since the last trial.
+    since: u32,
+    /// How much rarer trials have become.
+    patience: u8,
+    /// Samples since the last verdict, and as many of them as the other way was faster in.
+    samples: u8,
+    wins: u8,
+    /// Whether there was any sample yet.
+    tried: bool,
+    /// Moving average of the samples.
+    ratio: f32,
+}
+
+impl Default for Cell {
+    fn default() -> Self {
+        Self { turned: false, since: 0, patience: 0, samples: 0, wins: 0, tried: false, ratio: 1.0 }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    cell: usize,
+    size: usize,
+    at: Instant,
+}
+
+#[derive(Debug)]
+struct Trial {
+    class: Class,
+    phase: Phase,
+    /// Writes begun in this phase.
+    begun: u32,
+    /// Writes of other classes since the last of this one.
+    strangers: u32,
+    /// What the phase took, and how many bytes it was.
+    spent: Spent,
+    before: f64,
+    other: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Before,
+    SettleOther,
+    Other,
+    SettleBack,
+    After,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Spent {
+    time: Duration,
+    bytes: u64,
+}
+
+impl Spent {
+    fn cost(self) -> f64 {
+        self.time.as_secs_f64() / (self.bytes.max(1) as f64)
+    }
+}
+
+impl Online {
+    /// A pause of the application, after which a trial is worth nothing.
+    const PAUSE: Duration = Duration::from_millis(100);
+    /// Where calibration says that the other way takes longer than so many times, it is not tried.
+    const HOPELESS: f64 = 4.0;
+    /// Samples that a change takes, and as many of them as have to be in its favour.
+    const SAMPLES: u8 = 16;
+    const WINS: u8 = 14;
+    /// What the other way may take at most for a change.
+    const BETTER: f32 = 0.9;
+    /// A trial for whose class there is one write in so many is given up.
+    const STRANGERS: u32 = 1024;
+    /// What trials may cost, as a part of all.
+    const COST: f64 = 0.02;
+
+    /// A write of `size` bytes begins; `usual` is its way by the threshold, and `expected` what the other way would take in
+    /// times of the usual, by calibration; without end, if it is not to be tried. How it goes, and whether that is a change from now on.
+    pub(super) fn begin(
+        &mut self,
+        size: usize,
+        load: Load,
+        usual: Way,
+        expected: f64,
+        now: Instant,
+    ) -> (Way, Option<Change>) {
+        self.account(now);
+        let class = Class::of(size, load);
+        let cell = class.cell();
+        self.last = Some(Last { cell, size, at: now });
+        let change = self.advance(class, usual);
+        self.start(class, expected);
+        let way = self.way(class, usual);
+        match &mut self.trial {
+            Some(trial) if trial.class == class => {
+                trial.begun += 1;
+                let other = matches!(trial.phase, Phase::SettleOther | Phase::Other);
+                (if other { way.other() } else { way }, change)
+            }
+            _ => (way, change),
+        }
+    }
+
+    /// Forgets all: the threshold is another now.
+    pub(super) fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    fn way(&self, class: Class, usual: Way) -> Way {
+        if self.cells[class.cell()].turned { usual.other() } else { usual }
+    }
+
+    /// Adds the time since the last write to what its class is tried for.
+    fn account(&mut self, now: Instant) {
+        let (Some(last), Some(trial)) = (self.last, &mut self.trial) else { return };
+        let time = now.saturating_duration_since(last.at);
+        if last.cell == trial.class.cell() {
+            trial.strangers = 0;
+            trial.spent.time += time;
+            trial.spent.bytes = trial.spent.bytes.saturating_add(last.size as u64);
+        } else {
+            trial.strangers += 1;
+        }
+        if time > Self::PAUSE || trial.strangers > Self::STRANGERS {
+            self.trial = None;
+        }
+    }
+
+    /// Goes to the next phase of the trial of `class`, if this one is over.
+    fn advance(&mut self, class: Class, usual: Way) -> Option<Change> {
+        let trial = self.trial.as_mut().filter(|trial| trial.class == class)?;
+        if trial.begun < class.block() {
+            return None;
+        }
+        let cost = std::mem::take(&mut trial.spent).cost();
+        trial.begun = 0;
+        trial.phase = match trial.phase {
+            Phase::Before => {
+                trial.before = cost;
+                Phase::SettleOther
+            }
+            Phase::SettleOther => Phase::Other,
+            Phase::Other => {
+                trial.other = cost;
+                Phase::SettleBack
+            }
+            Phase::SettleBack => Phase::After,
+            Phase::After => {
+                let sample = 2.0 * trial.other / (trial.before + cost).max(f64::MIN_POSITIVE);
+                self.trial = None;
+                return self.conclude(class, sample as f32, usual);
+            }
+        };
+        None
+    }
+
+    /// Takes in a sample.
+    fn conclude(&mut self, class: Class, sample: f32, usual: Way) -> Option<Change> {
+        /// Worse than this is clearly worse.
+        const WORSE: f32 = 1.1;
+        const MOST_PATIENCE: u8 = 6;
+        let cell = &mut self.cells[class.cell()];
+        // A sample that is far out counts, but no more than a clear one.
+        let sample = sample.clamp(0.25, 4.0);
+        cell.since = 0;
+        cell.patience = if sample > WORSE { (cell.patience + 1).min(MOST_PATIENCE) } else { 0 };
+        let weight = if cell.tried { 0.125 } else { 1.0 };
+        cell.ratio += weight * (sample - cell.ratio);
+        cell.tried = true;
+        cell.samples += 1;
+        cell.wins += u8::from(sample < 1.0);
+        if cell.samples < Self::SAMPLES {
+            return None;
+        }
+        // Every verdict is on samples of its own: the same luck is not drawn twice.
+        let wins = std::mem::take(&mut cell.wins);
+        cell.samples = 0;
+        if wins < Self::WINS || cell.ratio > Self::BETTER {
+            return None;
+        }
+        let (turned, ratio) = (!cell.turned, cell.ratio);
+        *cell = Cell { turned, ..Cell::default() };
+        Some(Change { class, way: self.way(class, usual), ratio })
+    }
+
+    /// Begins a trial of `class`, if none is under way and it is time.
+    fn start(&mut self, class: Class, expected: f64) {
+        let cell = &mut self.cells[class.cell()];
+        cell.since = cell.since.saturating_add(1);
+        if self.trial.is_some() {
+            return;
+        }
+        let expected = if cell.turned { 1.0 / expected.max(1e-3) } else { expected };
+        if expected > Self::HOPELESS && !cell.tried {
+            return;
+        }
+        let known = if cell.tried { f64::from(cell.ratio) } else { expected };
+        // Two blocks of a trial go the other way, which may take longer.
+        let block = f64::from(class.block());
+        let gap =
+            (2.0 * block * (known - 1.0) / Self::COST).max(32.0 * block) * f64::from(1_u32 << cell.patience);
+        if f64::from(cell.since) >= gap {
+            self.trial = Some(Trial {
+                class,
+                phase: Phase::Before,
+                begun: 0,
+                strangers: 0,
+                spent: Spent::default(),
+                before: 0.0,
+                other: 0.0,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A connection whose writes take what `cost` says, in nanoseconds, give or take `noise`.
+    struct Synthetic {
+        online: Online,
+        now: Instant,
+        seed: u64,
+        noise: f64,
+        usual: Way,
+        expected: f64,
+    }
+
+    impl Synthetic {
+        fn new(usual: Way, expected: f64, noise: f64) -> Self {
+            Self {
+                online: Online::default(),
+                now: Instant::now(),
+                seed: 0x9e37_79b9_7f4a_7c15,
+                noise,
+                usual,
+                expected,
+            }
+        }
+
+        /// From -1 to 1.
+        fn random(&mut self) -> f64 {
+            self.seed ^= self.seed << 13;
+            self.seed ^= self.seed >> 7;
+            self.seed ^= self.seed << 17;
+            (self.seed >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
+        }
+
+        /// So many writes of a size; how many went the other way than usual, and what changed.
+        fn run(&mut self, writes: u32, size: usize, cost: impl Fn(Way) -> f64) -> (u32, Vec<Change>) {
+            let (mut others, mut changes) = (0, Vec::new());
+            for _ in 0..writes {
+                let (way, change) = self.online.begin(size, Load::Light, self.usual, self.expected, self.now);
+                others += u32::from(way != self.usual);
+                changes.extend(change);
+                let factor = 1.0 + self.noise * self.random();
+                self.now += Duration::from_nanos((cost(way) * factor) as u64);
+            }
+            (others, changes)
+        }
+    }
+
+    fn costs(eager: f64, rendezvous: f64) -> impl Fn(Way) -> f64 {
+        move |way| match way {
+            Way::Eager => eager,
+            Way::Rendezvous => rendezvous,
+        }
+    }
+
+    const MANY: u32 = 200_000;
+
+    #[test]
+    fn the_faster_way_is_found_and_kept() {
+        let mut connection = Synthetic::new(Way::Eager, 1.5, 0.3);
+        let (_, changes) = connection.run(MANY, 100_000, costs(50_000.0, 30_000.0));
+        assert_eq!(changes.len(), 1, "{changes:?}");
+        assert_eq!((changes[0].way, changes[0].class.exponent), (Way::Rendezvous, 16));
+        assert!((0.5..0.7).contains(&changes[0].ratio), "{changes:?}");
+        let (others, changes) = connection.run(MANY, 100_000, costs(50_000.0, 30_000.0));
+        assert!(changes.is_empty() && others > MANY / 10 * 9, "{others} {changes:?}");
+    }
+
+    #[test]
+    fn it_changes_back_when_the_machine_does() {
+        let mut connection = Synthetic::new(Way::Rendezvous, 1.5, 0.1);
+        let (_, changes) = connection.run(MANY, 1 << 16, costs(20_000.0, 30_000.0));
+        assert_eq!(changes.iter().map(|change| change.way).collect::<Vec<_>>(), [Way::Eager]);
+        let (_, changes) = connection.run(20 * MANY, 1 << 16, costs(30_000.0, 20_000.0));
+        assert_eq!(changes.iter().map(|change| change.way).collect::<Vec<_>>(), [Way::Rendezvous]);
+    }
+
+    #[test]
+    fn nothing_is_tried_where_calibration_has_no_hope() {
+        let (others, changes) = Synthetic::new(Way::Eager, 4.1, 0.3).run(MANY, 8192, costs(1000.0, 500.0));
+        assert_eq!((others, changes), (0, vec![]));
+    }
+
+    #[test]
+    fn a_slower_way_costs_little() {
+        for ratio in [1.2, 2.0, 4.0] {
+            let (others, changes) =
+                Synthetic::new(Way::Eager, ratio, 0.1).run(MANY, 1 << 14, costs(1e4, 1e4 * ratio));
+            let cost = f64::from(others) * (ratio - 1.0) / f64::from(MANY);
+            assert!(changes.is_empty() && others > 0 && cost < 0.02, "{ratio}: {others} cost {cost}");
+        }
+    }
+
+    #[test]
+    fn a_slower_way_than_expected_is_tried_ever_more_rarely() {
+        let mut connection = Synthetic::new(Way::Eager, 1.0, 0.1);
+        let (first, _) = connection.run(MANY, 1 << 14, costs(1e4, 9e4));
+        let (second, changes) = connection.run(MANY, 1 << 14, costs(1e4, 9e4));
+        assert!(changes.is_empty() && second * 2 < first && first < MANY / 100, "{first} {second}");
+    }
+
+    #[test]
+    fn a_pause_ends_a_trial() {
+        let mut connection = Synthetic::new(Way::Eager, 1.0, 0.0);
+        let paused = |way| if way == Way::Eager { 50_000.0 } else { 2e8 };
+        let (_, changes) = connection.run(MANY, 1 << 16, paused);
+        assert!(connection.online.cells.iter().all(|cell| !cell.tried));
+        assert!(changes.is_empty());
+    }
+
+    #[test]
+    fn a_trial_of_writes_that_come_no_more_is_given_up() {
+        let mut connection = Synthetic::new(Way::Eager, 1.0, 0.0);
+        connection.run(32 * 64 + 10, 1 << 14, costs(1e4, 1e4));
+        assert!(connection.online.trial.is_some());
+        let (others, _) = connection.run(10_000, 1 << 16, costs(1e4, 1e4));
+        assert!(others > 0, "others have their turn");
+    }
+
+    /// What a buffer takes at once and the peer works off later: the other way seems free for the length of the queue.
+    #[test]
+    fn what_lies_in_queues_is_not_taken_for_speed() {
+        let mut connection = Synthetic::new(Way::Eager, 1.5, 0.0);
+        let (mut others, mut backlog) = (0, 0.0_f64);
+        for _ in 0..MANY {
+            let (way, change) =
+                connection.online.begin(1 << 18, Load::Heavy, Way::Eager, 1.5, connection.now);
+            assert_eq!(change, None);
+            others += u32::from(way == Way::Rendezvous);
+            let (accept, work, queue) = match way {
+                Way::Eager => (20_000.0, 50_000.0, 300_000.0),
+                Way::Rendezvous => (20_000.0, 75_000.0, 32.0 * 75_000.0),
+            };
+            backlog += work;
+            let wait = f64::max(accept, backlog - queue);
+            backlog -= wait;
+            connection.now += Duration::from_nanos(wait as u64);
+        }
+        assert!(others > 0);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn equal_ways_do_not_flap(seed in 1_u64.., noise in 0.0..0.5_f64, exponent in 12_u32..=22) {
+            let mut connection = Synthetic::new(Way::Eager, 1.0, noise);
+            connection.seed = seed;
+            let (others, changes) = connection.run(60_000, 1 << exponent, costs(1e4, 1e4));
+            prop_assert!(changes.is_empty(), "{changes:?}");
+            prop_assert!(others < 60_000 / 12, "{others}");
+        }
+
+        #[test]
+        fn any_writes_are_taken(writes in prop::collection::vec((any::<usize>(), any::<bool>(), 0..u64::MAX, 0.0..100.0_f64), 0..2000)) {
+            let mut online = Online::default();
+            let mut now = Instant::now();
+            for (size, heavy, pause, expected) in writes {
+                let load = if heavy { Load::Heavy } else { Load::Light };
+                online.begin(size, load, Way::Eager, expected, now);
+                now += Duration::from_nanos(pause % 200_000_000);
+            }
+        }
+    }
+}
