@@ -48,12 +48,13 @@ mod source;
 mod stream;
 mod supervisor;
 pub mod tuner;
+mod variables;
 mod work_id;
 mod write;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use config::{Config, ConfigError, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive};
+pub use config::{Config, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive};
 pub use counters::CounterSnapshot;
 pub use dial::Dialer;
 pub use error::{ConnectError, NegotiationError};
@@ -62,6 +63,7 @@ pub use idle::idle_polling;
 pub use info::{ConnectionInfo, Verdict};
 pub use listen::Listener;
 pub use stream::EndpointStream;
+pub use variables::ConfigError;
 
 /// Locks. State behind our locks is consistent whenever one is released, so a panic elsewhere poisons nothing.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
