@@ -45,7 +45,7 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--http2", "fast"], &["default, tuned"]),
         (&["compare", "--provider", "mlx5_9"], &["mlx5_9", "auto, soft"]),
         (&["compare", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
-        (&["compare", "--encode", "zip"], &["zip", "copy", "gather-rdma"]),
+        (&["compare", "--encode", "zip"], &["zip", "copy", "gather"]),
         (&["compare", "--workload", "resnet"], &["resnet", "uniform, random, skew, resnet50", "vgg16"]),
         (&["compare", "--workload", "skew,skew"], &["skew", "twice"]),
         (&["compare", "--workload", ""], &["--workload", "empty"]),
@@ -200,6 +200,17 @@ fn a_rate_that_nobody_can_keep_up_with_ends_and_is_called_saturated() {
         assert!(row["unsent"].as_u64().unwrap() > 0, "{row}");
     }
     assert!(printed.contains("saturated"), "{printed}");
+}
+
+#[test]
+fn payloads_by_reference_are_a_mode_beside_the_others() {
+    let modes = ["grpc-tcp", "grpc-rdma", "grpc-rdma-gather"];
+    let arguments =
+        ["--modes", "grpc-tcp,grpc-rdma,grpc-rdma-gather", "--sizes", "3MiB", "--duration", "0.1"];
+    let (written, _) = compare(&arguments);
+    let rows = written["rows"].as_array().unwrap();
+    assert!(rows.iter().zip(modes).all(|(row, mode)| row["mode"] == mode && row["errors"] == 0), "{rows:?}");
+    assert_eq!(rows.len(), 3);
 }
 
 #[test]

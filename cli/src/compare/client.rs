@@ -179,11 +179,11 @@ pub(crate) async fn connect(
     let (channel, verdict) = match (mode, rdma, addresses.rdma) {
         (Mode::GrpcTcp, ..) => (tcp(addresses.tcp, http2).await?, None),
         (Mode::GrpcUds, ..) => (uds(addresses, http2).await?, None),
-        (Mode::GrpcRdma, Some(rdma), Some(address)) => {
+        (Mode::GrpcRdma | Mode::GrpcRdmaGather, Some(rdma), Some(address)) => {
             let (channel, verdict) = rdma.connect(endpoint(address, http2)?).await?;
             (channel, Some(verdict))
         }
-        (Mode::GrpcRdma, ..) => {
+        (Mode::GrpcRdma | Mode::GrpcRdmaGather, ..) => {
             return Err(Failure::run("the server process does not listen for RDMA peers"));
         }
     };

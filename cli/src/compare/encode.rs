@@ -11,7 +11,7 @@ use tonic_rdma::gather::{self, GatherRequests};
 
 use super::mode::Mode;
 
-/// Whether payloads are copied when messages are encoded.
+/// Whether payloads are copied when messages are encoded, in modes that don't say so themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Encode {
@@ -20,18 +20,15 @@ pub(crate) enum Encode {
     Copy,
     /// By reference, with [`gather`], in all modes.
     Gather,
-    /// By reference over RDMA alone: what the whole step from generated code over TCP gains.
-    GatherRdma,
 }
 
 impl Encode {
     /// The channel that encodes so in `mode`.
     pub(crate) fn wrap(self, mode: Mode, channel: Channel) -> GatherRequests<Channel> {
-        match (self, mode) {
-            (Self::Copy, _) | (Self::GatherRdma, Mode::GrpcTcp | Mode::GrpcUds) => {
-                GatherRequests::new(channel, as_it_is as fn(Request<Body>) -> Request<Body>)
-            }
-            (Self::Gather, _) | (Self::GatherRdma, Mode::GrpcRdma) => gather::requests(channel),
+        if self == Self::Gather || mode == Mode::GrpcRdmaGather {
+            gather::requests(channel)
+        } else {
+            GatherRequests::new(channel, as_it_is as fn(Request<Body>) -> Request<Body>)
         }
     }
 }
@@ -45,9 +42,6 @@ impl fmt::Display for Encode {
         f.write_str(match self {
             Self::Copy => "messages are encoded into one buffer, as generated code does",
             Self::Gather => "payloads go by reference (tonic_rdma::gather), in all modes",
-            Self::GatherRdma => {
-                "payloads go by reference (tonic_rdma::gather) in grpc-rdma, into one buffer in the others"
-            }
         })
     }
 }

@@ -12,11 +12,16 @@ pub(crate) enum Mode {
     GrpcUds,
     /// tonic over this library's connector, RDMA required.
     GrpcRdma,
+    /// The same with payloads that go by reference: `tonic_rdma::gather`.
+    GrpcRdmaGather,
 }
 
 impl Mode {
     /// Every mode that exists, in the order of the table.
-    pub(crate) const ALL: [Self; 3] = [Self::GrpcTcp, Self::GrpcUds, Self::GrpcRdma];
+    pub(crate) const ALL: [Self; 4] = [Self::GrpcTcp, Self::GrpcUds, Self::GrpcRdma, Self::GrpcRdmaGather];
+
+    /// Those that are compared if nobody says otherwise: the same code above the transport.
+    pub(crate) const DEFAULT: [Self; 3] = [Self::GrpcTcp, Self::GrpcUds, Self::GrpcRdma];
 
     /// The name on the command line and in the JSON.
     pub(crate) const fn name(self) -> &'static str {
@@ -24,6 +29,7 @@ impl Mode {
             Self::GrpcTcp => "grpc-tcp",
             Self::GrpcUds => "grpc-uds",
             Self::GrpcRdma => "grpc-rdma",
+            Self::GrpcRdmaGather => "grpc-rdma-gather",
         }
     }
 
@@ -34,7 +40,7 @@ impl Mode {
 
     /// Whether the mode needs an RDMA device.
     pub(crate) const fn uses_rdma(self) -> bool {
-        matches!(self, Self::GrpcRdma)
+        matches!(self, Self::GrpcRdma | Self::GrpcRdmaGather)
     }
 }
 

@@ -11,8 +11,12 @@ use crate::units;
 const WIDTH: u32 = 860;
 const HEIGHT: u32 = 420;
 /// One for each mode, in the order of [`Mode::ALL`]: told apart without telling red from green.
-const COLOURS: [RGBColor; 3] =
-    [RGBColor(0x88, 0x88, 0x88), RGBColor(0x33, 0x77, 0xbb), RGBColor(0xdd, 0x66, 0x22)];
+const COLOURS: [RGBColor; Mode::ALL.len()] = [
+    RGBColor(0x88, 0x88, 0x88),
+    RGBColor(0x33, 0x77, 0xbb),
+    RGBColor(0xdd, 0x66, 0x22),
+    RGBColor(0xee, 0xaa, 0x44),
+];
 
 /// What a plot shows of a row.
 #[derive(Clone, Copy)]
