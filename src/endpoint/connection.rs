@@ -18,10 +18,10 @@ use super::counters::Counters;
 use super::fault::ConnectionFault;
 use super::link::Link;
 use super::lock;
-use super::read::Turn;
+use super::read::{Shortage, Turn};
 use super::tuner::{Chooser, Explained};
 use super::work_id::{Kind, WorkId};
-use crate::memory::{Block, PoolError, Quota, sites};
+use crate::memory::{Block, sites};
 use crate::protocol::{self, AbortCode, Event, ReadId, SlotIndex};
 use crate::verbs::{CompletionStatus, QueuePairNumber, WorkCompletion};
 use crate::wire::{Header, Kind as MessageKind};
@@ -65,6 +65,7 @@ pub(super) struct State {
     /// Somebody waits for the answer to a ping.
     awaits_pong: bool,
     pub(super) turn: Turn,
+    pub(super) shortage: Shortage,
     /// When the counters were last added to the process's metrics.
     published: Instant,
 }
@@ -118,6 +119,7 @@ impl Connection {
                 announced: false,
                 awaits_pong: false,
                 turn: Turn::default(),
+                shortage: Shortage::default(),
                 published: Instant::now(),
             }),
             counters: Arc::default(),
@@ -325,7 +327,8 @@ impl Connection {
 
     /// When [`handle_timeout`](Self::handle_timeout) is due.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        lock(&self.state).protocol.poll_timeout()
+        let state = lock(&self.state);
+        [state.protocol.poll_timeout(), state.shortage.retry()].into_iter().flatten().min()
     }
 
     pub(crate) fn stage(&self) -> Stage {
@@ -416,6 +419,9 @@ impl State {
             self.awaits_pong = false;
             changed.notify_one();
         }
+        if self.shortage.is_new() {
+            changed.notify_one();
+        }
         if !self.announced && self.stage() == Stage::Finished {
             self.announced = true;
             changed.notify_one();
@@ -441,7 +447,7 @@ impl State {
                 Event::PingTimeout => return Err(ConnectionFault::NoAnswer(self.limits.ping_timeout)),
             }
         }
-        self.start_reads(counters)?;
+        self.start_reads(counters, now)?;
         if self.flush_wanted {
             self.flush_staging(counters, now)?;
         }
@@ -452,25 +458,6 @@ impl State {
             counters.acks_sent.add(1);
             counters.work_requests.add(1);
             self.link.post_message(&[IoSlice::new(message.as_bytes())])?;
-        }
-        Ok(())
-    }
-
-    /// Posts READs for what the peer offered, as far as there is memory for it.
-    fn start_reads(&mut self, counters: &Counters) -> Result<(), ConnectionFault> {
-        while let Some(request) = self.protocol.peek_read() {
-            let block = match self.link.pool().lease(request.length as usize, Quota::Receive) {
-                Ok(block) => block,
-                // Delivery of what has landed gives memory back.
-                Err(PoolError::QuotaExhausted { .. }) if !self.landings.is_empty() => return Ok(()),
-                Err(error) => return Err(ConnectionFault::Local(error.to_string().into())),
-            };
-            self.link.post_read(&request, &block)?;
-            self.protocol.start_read();
-            counters.reads.add(1);
-            counters.rendezvous_received_bytes.add(request.length);
-            counters.work_requests.add(1);
-            self.landings.insert(request.id, block);
         }
         Ok(())
     }

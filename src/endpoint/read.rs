@@ -1,9 +1,13 @@
 //! The reading half of a connection: what has arrived, in order, and in turns.
 
+use std::time::{Duration, Instant};
+
 use tokio::io::ReadBuf;
 
 use super::connection::State;
+use super::counters::Counters;
 use super::fault::ConnectionFault;
+use crate::memory::{PoolError, Quota};
 use crate::protocol::{AbortCode, Finished, Part};
 
 /// How much a reading task has taken since it last let other tasks run.
@@ -46,7 +50,61 @@ impl Turn {
     }
 }
 
+/// READs that wait for memory which other connections of the process have.
+#[derive(Debug, Default)]
+pub(super) struct Shortage {
+    /// Since when, and when to try again.
+    times: Option<(Instant, Instant)>,
+    is_new: bool,
+}
+
+impl Shortage {
+    /// Nobody tells us when others give memory back.
+    const RETRY: Duration = Duration::from_millis(5);
+    /// How long a connection waits before it counts as lost.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// There is none now either. Whether to go on waiting.
+    fn goes_on(&mut self, now: Instant) -> bool {
+        self.is_new = self.times.is_none();
+        let (since, _) = self.times.unwrap_or((now, now));
+        self.times = Some((since, now + Self::RETRY));
+        now.saturating_duration_since(since) < Self::PATIENCE
+    }
+
+    /// When to try again.
+    pub(super) fn retry(&self) -> Option<Instant> {
+        self.times.map(|(_, retry)| retry)
+    }
+
+    /// Whether it began since this was last asked.
+    pub(super) fn is_new(&mut self) -> bool {
+        std::mem::take(&mut self.is_new)
+    }
+}
+
 impl State {
+    /// Posts READs for what the peer offered, as far as there is memory for it.
+    pub(super) fn start_reads(&mut self, counters: &Counters, now: Instant) -> Result<(), ConnectionFault> {
+        while let Some(request) = self.protocol.peek_read() {
+            let block = match self.link.pool().lease(request.length as usize, Quota::Receive) {
+                Ok(block) => block,
+                // Delivery of what has landed gives memory back.
+                Err(PoolError::QuotaExhausted { .. }) if !self.landings.is_empty() => return Ok(()),
+                Err(PoolError::Budget { .. }) if self.shortage.goes_on(now) => return Ok(()),
+                Err(error) => return Err(ConnectionFault::Local(error.to_string().into())),
+            };
+            self.link.post_read(&request, &block)?;
+            self.protocol.start_read();
+            counters.reads.add(1);
+            counters.rendezvous_received_bytes.add(request.length);
+            counters.work_requests.add(1);
+            self.landings.insert(request.id, block);
+        }
+        self.shortage = Shortage::default();
+        Ok(())
+    }
+
     /// Copies what has arrived into `buffer`, no further than the reader's turn goes; how many bytes that was.
     pub(super) fn read(&mut self, buffer: &mut ReadBuf<'_>) -> Result<usize, ConnectionFault> {
         let before = buffer.remaining();
@@ -86,5 +144,22 @@ impl State {
         if let Some(Finished::Read(read)) = self.protocol.consume(count) {
             self.landings.remove(&read);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shortage_is_waited_out_for_a_while() {
+        let (mut shortage, now) = (Shortage::default(), Instant::now());
+        assert_eq!((shortage.retry(), shortage.is_new()), (None, false));
+        assert!(shortage.goes_on(now) && shortage.is_new() && !shortage.is_new());
+        assert_eq!(shortage.retry(), Some(now + Shortage::RETRY));
+        let later = now + Shortage::PATIENCE - Duration::from_millis(1);
+        assert!(shortage.goes_on(later) && !shortage.is_new());
+        assert_eq!(shortage.retry(), Some(later + Shortage::RETRY));
+        assert!(!shortage.goes_on(now + Shortage::PATIENCE));
     }
 }
