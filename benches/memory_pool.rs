@@ -1,16 +1,11 @@
 //! What the pool costs on the paths that every message takes.
 
 use std::hint::black_box;
-use std::sync::Arc;
 
 use bytes::{BufMut, Bytes};
 use divan::Bencher;
 use tonic_rdma::memory::sites::{Placement, SHORTEST, SiteAllocator, SiteBuf, SiteSettings, sent};
-use tonic_rdma::memory::{Budget, Pool, PoolSettings, Quota};
-use tonic_rdma::verbs::{
-    Access, CompletionQueue, HostMemory, Lkey, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity,
-    Rkey, VerbsError,
-};
+use tonic_rdma::memory::{Pool, Quota};
 
 fn main() {
     divan::main();
@@ -127,46 +122,7 @@ fn freeze(pool: &Pool, count: usize) -> Vec<Bytes> {
     (0..count).filter_map(|_| pool.allocate(4096).ok()).map(|buffer| buffer.freeze()).collect()
 }
 
+/// A pool that no device knows: only the pool is measured.
 fn pool() -> Pool {
-    Pool::new(Arc::new(Domain), PoolSettings::default(), Budget::new(1 << 30))
-}
-
-/// A device that does nothing: only the pool is measured.
-#[derive(Debug)]
-struct Domain;
-
-impl ProtectionDomain for Domain {
-    fn register(&self, memory: Arc<HostMemory>, _: Access) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        Ok(Arc::new(Region(memory)))
-    }
-
-    fn create_queue_pair(
-        &self,
-        _: &Arc<dyn CompletionQueue>,
-        _: &Arc<dyn CompletionQueue>,
-        _: &QueuePairCapacity,
-    ) -> Result<Arc<dyn QueuePair>, VerbsError> {
-        Err(VerbsError::Foreign("queue pair"))
-    }
-}
-
-#[derive(Debug)]
-struct Region(Arc<HostMemory>);
-
-impl MemoryRegion for Region {
-    fn lkey(&self) -> Lkey {
-        Lkey(1)
-    }
-
-    fn rkey(&self) -> Rkey {
-        Rkey(1)
-    }
-
-    fn access(&self) -> Access {
-        Access::LOCAL_WRITE
-    }
-
-    fn memory(&self) -> &Arc<HostMemory> {
-        &self.0
-    }
+    Pool::for_sending(1 << 30)
 }
