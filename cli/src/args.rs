@@ -49,10 +49,10 @@ Lists are separated by commas. A second process is started as the server and end
 Every answer is checked; any error makes the exit status 1, bad input makes it 2.
 
 Examples:
-  tonic-rdma compare                                       three modes, nine cells, within 90 s
+  tonic-rdma compare                                       all modes, nine cells, within 90 s
   tonic-rdma compare --quick --report out                  fewer cells, within 15 s, with plots in out/index.html
   tonic-rdma compare --sizes 64,1MiB --inflight 1,32 --json out.json
-  tonic-rdma compare --modes grpc-tcp,grpc-rdma,grpc-rdma-gather --sizes 1MiB,1GiB --duration 5
+  tonic-rdma compare --modes grpc-tcp,grpc-rdma --sizes 1GiB --duration 5
   tonic-rdma compare --workload uniform,random,skew        messages of ten buffers, as TensorFlow sends them
   tonic-rdma compare --workload resnet50 --inflight 1,16   all variables of a model, up to 16 calls at once
   tonic-rdma compare --rate 1000,10000,50000               latency under load: calls begin when they are due
@@ -67,7 +67,7 @@ RDMA_CHUNK_SIZE fix what is chosen.";
 /// Options of `compare`.
 #[derive(Debug, Args)]
 pub(crate) struct CompareOptions {
-    /// Modes to compare: grpc-tcp, grpc-uds, grpc-rdma, grpc-rdma-gather (payloads by reference) [default: the first three]
+    /// Modes to compare: grpc-tcp, grpc-uds, grpc-rdma, grpc-rdma-gather (payloads by reference) [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<Mode>>,
     /// Payload sizes, such as 64,4KiB,1MiB,1GiB [default: 64 to 64MiB]

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+/// What is compared if nobody says otherwise.
+const MODES: [&str; 4] = ["grpc-tcp", "grpc-uds", "grpc-rdma", "grpc-rdma-gather"];
+
 fn tonic_rdma(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tonic-rdma"));
     command.args(arguments);
@@ -113,14 +116,14 @@ fn a_comparison_is_measured_checked_and_written() {
     let written: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert_eq!(written["provider"], "soft");
     let rows = written["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 3 * 2 * 2);
+    assert_eq!(rows.len(), MODES.len() * 2 * 2);
     for row in rows {
         assert_eq!(row["errors"], 0, "{row}");
         assert!(row["ops"].as_u64().unwrap() > 0, "{row}");
         for figure in ["p50_us", "p99_us", "ops_per_s", "gbytes_per_s", "cpu_us_per_op"] {
             assert!(row[figure].as_f64().unwrap() > 0.0, "{figure} in {row}");
         }
-        assert!(["grpc-tcp", "grpc-uds", "grpc-rdma"].contains(&row["mode"].as_str().unwrap()));
+        assert!(MODES.contains(&row["mode"].as_str().unwrap()));
         assert!(row["bytes"].is_u64() && row["inflight"].is_u64());
     }
     let page = std::fs::read_to_string(report.join("index.html")).unwrap();
@@ -154,7 +157,7 @@ fn workloads_are_measured_beside_sizes() {
     assert_eq!(written["runtime"], "current-thread");
     assert_eq!(written["checks"]["mismatches"], 0);
     let rows = written["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 3 * 3);
+    assert_eq!(rows.len(), MODES.len() * 3);
     for row in rows {
         assert_eq!(row["errors"], 0, "{row}");
         for figure in ["ops", "p50_us", "p99_us", "p999_us", "ops_per_s", "gbytes_per_s", "cpu_us_per_op"] {
@@ -163,7 +166,7 @@ fn workloads_are_measured_beside_sizes() {
         assert!(row.get("rate").is_none() && row["inflight"] == 3, "{row}");
     }
     let of = |workload| rows.iter().filter(|row| row["workload"] == workload).collect::<Vec<_>>();
-    assert_eq!((of(Value::Null).len(), of("random".into()).len()), (3, 3));
+    assert_eq!((of(Value::Null).len(), of("random".into()).len()), (MODES.len(), MODES.len()));
     // 7 319 528 parameters of four bytes.
     assert!(of("gru".into()).iter().all(|row| row["bytes"] == 29_278_112), "{rows:?}");
     assert!(printed.contains("gru: a set of 11 variables"), "{printed}");
@@ -176,7 +179,7 @@ fn an_open_loop_offers_what_it_is_told_and_says_who_falls_behind() {
     let arguments = ["--rate", "20,200", "--sizes", "64", "--workload", "uniform", "--duration", "0.2"];
     let (written, printed) = compare(&[&arguments[..], &["--report", report]].concat());
     let rows = written["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 3 * 2 * 2);
+    assert_eq!(rows.len(), MODES.len() * 2 * 2);
     for row in rows {
         assert_eq!(row["errors"], 0, "{row}");
         assert!(row["saturated"].is_boolean() && row["unsent"].is_u64(), "{row}");
@@ -203,17 +206,6 @@ fn a_rate_that_nobody_can_keep_up_with_ends_and_is_called_saturated() {
 }
 
 #[test]
-fn payloads_by_reference_are_a_mode_beside_the_others() {
-    let modes = ["grpc-tcp", "grpc-rdma", "grpc-rdma-gather"];
-    let arguments =
-        ["--modes", "grpc-tcp,grpc-rdma,grpc-rdma-gather", "--sizes", "3MiB", "--duration", "0.1"];
-    let (written, _) = compare(&arguments);
-    let rows = written["rows"].as_array().unwrap();
-    assert!(rows.iter().zip(modes).all(|(row, mode)| row["mode"] == mode && row["errors"] == 0), "{rows:?}");
-    assert_eq!(rows.len(), 3);
-}
-
-#[test]
 fn multi_thread_runtimes_are_compared_and_named() {
     for rate in [&["--inflight", "4"][..], &["--rate", "100"]] {
         let arguments = ["--runtime", "multi-thread:2", "--sizes", "64", "--duration", "0.1"];
@@ -221,7 +213,7 @@ fn multi_thread_runtimes_are_compared_and_named() {
         assert_eq!(written["runtime"], "multi-thread:2");
         assert_eq!(written["cores"], Value::Null);
         let rows = written["rows"].as_array().unwrap();
-        assert_eq!(rows.len(), 3);
+        assert_eq!(rows.len(), MODES.len());
         assert!(rows.iter().all(|row| row["errors"] == 0 && row["ops"].as_u64() > Some(0)), "{rows:?}");
         assert!(printed.contains("multi-thread:2"), "{printed}");
     }

@@ -20,9 +20,6 @@ impl Mode {
     /// Every mode that exists, in the order of the table.
     pub(crate) const ALL: [Self; 4] = [Self::GrpcTcp, Self::GrpcUds, Self::GrpcRdma, Self::GrpcRdmaGather];
 
-    /// Those that are compared if nobody says otherwise: the same code above the transport.
-    pub(crate) const DEFAULT: [Self; 3] = [Self::GrpcTcp, Self::GrpcUds, Self::GrpcRdma];
-
     /// The name on the command line and in the JSON.
     pub(crate) const fn name(self) -> &'static str {
         match self {

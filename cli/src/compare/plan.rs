@@ -59,7 +59,7 @@ pub(crate) struct Plan {
 impl Plan {
     /// The run that `options` ask for, if the machine has the memory for it.
     pub(crate) fn new(options: &CompareOptions) -> Result<Self, Failure> {
-        let modes = options.modes.clone().map_or_else(|| Mode::DEFAULT.to_vec(), |list| list.0);
+        let modes = options.modes.clone().map_or_else(|| Mode::ALL.to_vec(), |list| list.0);
         let cells = cells(options);
         let slots = u32::try_from(modes.len() * cells.len()).unwrap_or(u32::MAX).max(1);
         let duration = options.duration.unwrap_or_else(|| {
@@ -168,7 +168,7 @@ mod tests {
     use crate::workload::Workload;
 
     fn plan(duration: Duration) -> Plan {
-        Plan { modes: Mode::DEFAULT.to_vec(), cells: DEFAULT_CELLS.to_vec(), duration }
+        Plan { modes: Mode::ALL.to_vec(), cells: DEFAULT_CELLS.to_vec(), duration }
     }
 
     fn asked(arguments: &[&str]) -> Vec<Cell> {
@@ -213,8 +213,8 @@ mod tests {
             }
         }
         let plan = plan(Duration::from_secs(1));
-        assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2]);
-        assert_eq!(plan.order(4).collect::<Vec<_>>(), [1, 2, 0]);
+        assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        assert_eq!(plan.order(5).collect::<Vec<_>>(), [1, 2, 3, 0]);
     }
 
     #[test]
