@@ -65,8 +65,8 @@ impl Held {
         let range = self.piece.offset + range.start..self.piece.offset + range.end;
         // SAFETY:
         // - a request that writes to the range: `Purpose::Block` memory is never referred to, as long as the slab
-        //   lives; `Purpose::Buffer` slabs are registered without the right to write, so that the device refuses the
-        //   request. Both hold for a segment that outlives this piece, too.
+        //   lives; `Purpose::Buffer` slabs are registered without the right to write, by the slab itself and by
+        //   `Registrations`, so that the device refuses the request. Both hold for a segment that outlives this piece, too.
         // - a request that reads the range while a `&mut [u8]` to it exists: `Purpose::Buffer` pieces give segments
         //   out only when frozen, and those who post them keep the `Lease` until the request completed. One that
         //   does not sends whatever the next owner writes; our own accesses stay as they are.
