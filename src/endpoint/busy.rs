@@ -106,9 +106,7 @@ fn spin(queue: &Queue, stopped: &AtomicBool, stand_in: &StandIn) {
         }
         let now = Instant::now();
         if now - last_yield > pace.yield_every() {
-            rustix::thread::sched_yield();
-            last_yield = Instant::now();
-            pace.yielded(last_yield - now, last_yield);
+            last_yield = pace.yield_core(now);
             if pace.is_crowded(last_yield) {
                 stand_in.while_asleep(|| sleep(&pace, stopped));
             }

@@ -64,7 +64,8 @@ pub enum ProviderChoice {
 /// How completions are waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PollMode {
-    /// A thread for each completion queue spins for ever, on one of the CPUs of [`Config::poll_cpus`] if any are set.
+    /// A thread for each completion queue spins, on one of the CPUs of [`Config::poll_cpus`] if any are set. While others
+    /// want its core it stands back, and the runtime waits for events in its place.
     Busy,
     /// Spin for a budget that follows the observed arrival gap, then sleep until the device wakes us. Runs inside the
     /// tokio runtime, so that no other thread and no wake-up stands between a completion and the task.

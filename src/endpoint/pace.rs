@@ -85,8 +85,16 @@ impl Pace {
         (self.yield_cost * Self::YIELD_SHARE).clamp(Self::YIELD_EVERY[0], Self::YIELD_EVERY[1])
     }
 
+    /// Lets other threads have the core; the time after that.
+    pub(crate) fn yield_core(&mut self, now: Instant) -> Instant {
+        rustix::thread::sched_yield();
+        let after = Instant::now();
+        self.yielded(after - now, after);
+        after
+    }
+
     /// A yield of the core took `away`.
-    pub(crate) fn yielded(&mut self, away: Duration, now: Instant) {
+    fn yielded(&mut self, away: Duration, now: Instant) {
         if away < self.yield_cost || (self.yield_cost.is_zero() && away < Self::SLOWEST_YIELD) {
             self.yield_cost = away;
         }

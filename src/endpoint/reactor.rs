@@ -60,16 +60,6 @@ struct Spinner {
     last_yield: Instant,
 }
 
-impl Spinner {
-    /// Lets other threads have the core; the time after that.
-    fn yield_core(&mut self, now: Instant) -> Instant {
-        rustix::thread::sched_yield();
-        self.last_yield = Instant::now();
-        self.pace.yielded(self.last_yield - now, self.last_yield);
-        self.last_yield
-    }
-}
-
 /// What the poll task is to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -267,7 +257,7 @@ impl Reactor {
                 return false;
             }
             if now - last_yield > spinner.pace.yield_every() {
-                last_yield = spinner.yield_core(now);
+                last_yield = spinner.pace.yield_core(now);
                 if spinner.pace.budget(last_yield).is_zero() {
                     return false;
                 }
@@ -287,10 +277,11 @@ impl Reactor {
             spinner.last_yield = now;
             return true;
         };
-        let now = match now - spinner.last_yield > spinner.pace.yield_every() {
-            true => spinner.yield_core(now),
-            false => now,
-        };
+        let mut now = now;
+        if now - spinner.last_yield > spinner.pace.yield_every() {
+            now = spinner.pace.yield_core(now);
+            spinner.last_yield = now;
+        }
         if now - since < spinner.pace.budget(now) {
             return true;
         }

@@ -88,7 +88,7 @@ impl Chooser {
         if self.auto.is_none() {
             return length >= self.threshold;
         }
-        if length < Class::SMALLEST {
+        if length < Class::SMALLEST || self.never() {
             return false;
         }
         if length != self.write.left {
@@ -96,6 +96,11 @@ impl Chooser {
             self.write = Write { left: length, way };
         }
         self.write.way == Way::Rendezvous
+    }
+
+    /// Whether none will ever go by rendezvous, nor be tried.
+    fn never(&self) -> bool {
+        self.threshold == NEVER && self.auto.as_ref().is_none_or(|auto| auto.settled)
     }
 
     /// `count` bytes of a write were taken.

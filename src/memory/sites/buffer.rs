@@ -16,8 +16,8 @@ use crate::memory::{Lease, RegisteredBuf};
 /// A buffer of a [`SiteAllocator`](super::SiteAllocator): to write to as a slice, or to append to, up to a capacity that
 /// is fixed; then to [`freeze`](Self::freeze) and send. No alignment is promised.
 ///
-/// Reading and writing are the same wherever it is. As with every buffer of a pool, a peer of the pool's protection
-/// domain may be able to read registered memory: what goes into a buffer of a site that sends should be what is sent.
+/// Reading and writing are the same wherever it is. What goes into a buffer of a site that sends should be what is sent: in a
+/// pool that has a protection domain of its own, that domain's peers may be able to read it.
 pub struct SiteBuf {
     memory: Memory,
     capacity: usize,
