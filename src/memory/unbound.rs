@@ -1,5 +1,6 @@
 //! Memory that belongs to no protection domain, and how a connection finds it by its address.
 
+use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use super::Lease;
@@ -27,8 +28,14 @@ pub(crate) fn find_sendable(bytes: &[u8]) -> Option<Lease> {
 pub(super) struct Unbound;
 
 impl ProtectionDomain for Unbound {
-    fn register(&self, memory: Arc<HostMemory>, _: Access) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        Ok(Arc::new(Unregistered(memory)))
+    fn register_range(
+        &self,
+        memory: Arc<HostMemory>,
+        range: Range<usize>,
+        _: Access,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        memory.check_range(&range)?;
+        Ok(Arc::new(Unregistered(memory, range)))
     }
 
     fn create_queue_pair(
@@ -43,7 +50,7 @@ impl ProtectionDomain for Unbound {
 
 /// Memory that no device knows. Its keys are those that no region has.
 #[derive(Debug)]
-struct Unregistered(Arc<HostMemory>);
+struct Unregistered(Arc<HostMemory>, Range<usize>);
 
 impl MemoryRegion for Unregistered {
     fn lkey(&self) -> Lkey {
@@ -60,5 +67,9 @@ impl MemoryRegion for Unregistered {
 
     fn memory(&self) -> &Arc<HostMemory> {
         &self.0
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.1.clone()
     }
 }

@@ -1,6 +1,7 @@
 //! An opened device and the protection domains allocated from it.
 
 use std::fmt::Debug;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -39,11 +40,31 @@ pub trait Context: Send + Sync + Debug + 'static {
 
 /// A protection domain (`struct ibv_pd`): memory regions and queue pairs that may be used with one another.
 pub trait ProtectionDomain: Send + Sync + Debug + 'static {
-    /// Registers `memory` for use by this domain's queue pairs, and by their peers as far as `access` says.
+    /// Registers all of `memory`, as [`register_range`](Self::register_range) does a part.
+    ///
+    /// # Errors
+    /// As there.
+    fn register(&self, memory: Arc<HostMemory>, access: Access) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        let all = 0..memory.len();
+        self.register_range(memory, all, access)
+    }
+
+    /// Registers the bytes `range` of `memory` for use by this domain's queue pairs, and by their peers as far as `access`
+    /// says. Its bounds are exact to the byte, and nothing else of the memory can be reached by its keys. Regions of one
+    /// memory may overlap, each with rights of its own.
     ///
     /// The region keeps the memory alive; dropping the last reference to the region deregisters it, which waits
     /// (microseconds) for operations of peers that are in the middle of it.
-    fn register(&self, memory: Arc<HostMemory>, access: Access) -> Result<Arc<dyn MemoryRegion>, VerbsError>;
+    ///
+    /// # Errors
+    /// - [`Unusable`](VerbsError::Unusable) if the range is empty, or not within the memory.
+    /// - [`Limit`](VerbsError::Limit) or [`Os`](VerbsError::Os) if the device can register no more.
+    fn register_range(
+        &self,
+        memory: Arc<HostMemory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError>;
 
     /// Creates an RC queue pair in Reset. The completion queues must come from the same context.
     fn create_queue_pair(

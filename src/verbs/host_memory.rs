@@ -3,12 +3,14 @@
 use std::any::Any;
 use std::fmt::{self, Debug};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::VerbsError;
 use super::copy::copy_bytes;
 
 /// A range of host memory that outlives every region registered over it.
@@ -116,6 +118,17 @@ impl HostMemory {
         // - `destination` is exclusively the caller's, and so no part of this memory.
         unsafe { copy_bytes(from, destination.as_mut_ptr(), destination.len()) };
         Ok(())
+    }
+
+    /// Checks that `range` can be registered: something, and all of it within the memory.
+    pub(crate) fn check_range(&self, range: &Range<usize>) -> Result<(), VerbsError> {
+        if range.start < range.end && range.end <= self.length {
+            return Ok(());
+        }
+        Err(VerbsError::Unusable(format!(
+            "bytes {} to {} of a memory of {} bytes can't be registered",
+            range.start, range.end, self.length
+        )))
     }
 
     fn at(&self, offset: usize, length: usize) -> Result<*mut u8, OutOfBounds> {

@@ -17,8 +17,11 @@ pub trait MemoryRegion: Send + Sync + Debug + 'static {
     /// Rights of the region.
     fn access(&self) -> Access;
 
-    /// The memory itself.
+    /// The memory that it is a part of, or all of.
     fn memory(&self) -> &Arc<HostMemory>;
+
+    /// What part of the memory it is, in bytes from the memory's start. No request reaches beyond it.
+    fn range(&self) -> Range<usize>;
 }
 
 /// Names a region in local segments.
@@ -76,8 +79,9 @@ pub struct LocalSegment {
 }
 
 impl LocalSegment {
-    /// Names `range`, in bytes from the start of the region's memory. Bounds and rights are checked when the request
-    /// runs, and fail it with [`LocalProtection`](super::CompletionStatus::LocalProtection).
+    /// Names `range`, in bytes from the start of the region's [memory](MemoryRegion::memory), whatever
+    /// [part](MemoryRegion::range) of it the region is. Bounds and rights are checked when the request runs, and fail it
+    /// with [`LocalProtection`](super::CompletionStatus::LocalProtection).
     ///
     /// # Safety
     /// - No reference (`&[u8]`, `&mut [u8]`) to the range may exist while a request that writes to it is outstanding,

@@ -49,7 +49,7 @@ const SOFT_IWARP: &[(&str, &[&str])] = &[
     ("soft-iWARP keeps the rights of a queue pair, and looks at them nowhere", &["missing_queue_pair_right"]),
     (
         "soft-iWARP asks for no right to READ (`siw_qp_sq_proc_tx`), but for key, bounds and protection domain",
-        &["missing_region_right_of_a_read"],
+        &["missing_region_right_of_a_read", "ranges_not_to_be_read"],
     ),
 ];
 

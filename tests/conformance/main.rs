@@ -13,6 +13,7 @@ mod ibverbs;
 mod lifecycle;
 mod operations;
 mod processes;
+mod ranges;
 mod shared_receive;
 
 use std::io::Write;
@@ -58,6 +59,9 @@ macro_rules! suite {
                 deregistered_key, message_too_long_for_the_receive, bad_local_key, local_range_out_of_bounds,
                 read_into_read_only_memory, receive_into_deregistered_memory, flush_order, unsignalled_failure,
                 peer_destroyed, peer_never_connects, peer_fails_while_a_send_waits);
+            suite!(@cases $fabric; ranges:
+                range_to_the_byte, beyond_a_range, local_segment_beyond_a_range, ranges_have_rights_of_their_own,
+                ranges_not_to_be_read, ranges_go_one_by_one, ranges_that_there_are_not);
             suite!(@cases $fabric; flow:
                 receiver_not_ready_for_ever, receiver_not_ready_expires, receiver_not_ready_recovers,
                 write_with_immediate_waits_for_a_receive, peer_not_connected_yet, send_queue_full,

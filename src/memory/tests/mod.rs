@@ -8,6 +8,7 @@ mod model;
 mod sending;
 mod threads;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
@@ -39,14 +40,19 @@ impl Domain {
 }
 
 impl ProtectionDomain for Domain {
-    fn register(&self, memory: Arc<HostMemory>, access: Access) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+    fn register_range(
+        &self,
+        memory: Arc<HostMemory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         if self.refuse {
             return Err(VerbsError::Limit { what: "memory regions", asked: 1, limit: 0 });
         }
         self.live.fetch_add(1, Ordering::SeqCst);
         self.last_access.store(access.bits(), Ordering::SeqCst);
         let key = self.next.fetch_add(1, Ordering::SeqCst);
-        Ok(Arc::new(Region { key, access, memory, live: Arc::clone(&self.live) }))
+        Ok(Arc::new(Region { key, access, memory, range, live: Arc::clone(&self.live) }))
     }
 
     fn create_queue_pair(
@@ -65,6 +71,7 @@ struct Region {
     key: u32,
     access: Access,
     memory: Arc<HostMemory>,
+    range: Range<usize>,
     live: Arc<AtomicUsize>,
 }
 
@@ -83,6 +90,10 @@ impl MemoryRegion for Region {
 
     fn memory(&self) -> &Arc<HostMemory> {
         &self.memory
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.range.clone()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Registered memory.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use crate::verbs::{Access, HostMemory, Lkey, MemoryRegion, Rkey, VerbsError};
 pub(super) struct Region {
     domain: Arc<Domain>,
     memory: Arc<HostMemory>,
+    range: Range<usize>,
     access: Access,
     region: NonNull<sys::ibv_mr>,
     lkey: Lkey,
@@ -30,26 +32,25 @@ impl Region {
     pub(super) fn register(
         domain: Arc<Domain>,
         memory: Arc<HostMemory>,
+        range: Range<usize>,
         access: Access,
     ) -> Result<Self, VerbsError> {
+        memory.check_range(&range)?;
+        let start = memory.as_ptr().as_ptr().wrapping_add(range.start);
         let flags = flags(access, domain.device().transport);
         // SAFETY:
         // - the domain is alive, and
-        // - the memory is valid for its whole length as long as it is referenced, which the region does.
+        // - the memory, of which the range is a part as just checked, is valid as long as it is referenced, which the
+        //   region does.
         let region = unsafe {
-            (domain.device().library().reg_mr)(
-                domain.as_ptr(),
-                memory.as_ptr().as_ptr().cast(),
-                memory.len(),
-                flags as i32,
-            )
+            (domain.device().library().reg_mr)(domain.as_ptr(), start.cast(), range.len(), flags as i32)
         };
         let region = NonNull::new(region).ok_or_else(|| {
-            last_error(format!("registering {} bytes (see `ulimit -l` for what may be locked)", memory.len()))
+            last_error(format!("registering {} bytes (see `ulimit -l` for what may be locked)", range.len()))
         })?;
         // SAFETY: the region was just created, and its keys never change.
         let (lkey, rkey) = unsafe { (region.as_ref().lkey, region.as_ref().rkey) };
-        Ok(Self { domain, memory, access, region, lkey: Lkey(lkey), rkey: Rkey(rkey) })
+        Ok(Self { domain, memory, range, access, region, lkey: Lkey(lkey), rkey: Rkey(rkey) })
     }
 }
 
@@ -89,6 +90,10 @@ impl MemoryRegion for Region {
     fn memory(&self) -> &Arc<HostMemory> {
         &self.memory
     }
+
+    fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
 }
 
 impl Drop for Region {
@@ -97,7 +102,7 @@ impl Drop for Region {
         let result = unsafe { (self.domain.device().library().dereg_mr)(self.region.as_ptr()) };
         if let Err(error) = check("deregistering memory", result) {
             // The device may still use the memory: it is never freed.
-            tracing::error!(%error, "{} bytes stay registered", self.memory.len());
+            tracing::error!(%error, "{} bytes stay registered", self.range.len());
             let _ = Arc::into_raw(Arc::clone(&self.memory));
         }
     }

@@ -1,5 +1,6 @@
 //! Protection domains.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -51,8 +52,13 @@ impl Domain {
 }
 
 impl ProtectionDomain for Domain {
-    fn register(&self, memory: Arc<HostMemory>, access: Access) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        Ok(Arc::new(Region::register(self.strong()?, memory, access)?))
+    fn register_range(
+        &self,
+        memory: Arc<HostMemory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        Ok(Arc::new(Region::register(self.strong()?, memory, range, access)?))
     }
 
     fn create_queue_pair(

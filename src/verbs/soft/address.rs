@@ -3,7 +3,7 @@
 use crate::verbs::{QueuePairAddress, VerbsError};
 
 /// Layout that both sides must share; counts up when anything in shared memory changes.
-pub(super) const VERSION: u8 = 1;
+pub(super) const VERSION: u8 = 2;
 
 const MAGIC: u8 = b's';
 const LENGTH: usize = 26;

@@ -1,6 +1,7 @@
 //! Protection domains and the regions registered in them.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -111,17 +112,24 @@ impl Domain {
 pub(super) struct Handle(Arc<Domain>);
 
 impl ProtectionDomain for Handle {
-    fn register(&self, memory: Arc<HostMemory>, access: Access) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+    fn register_range(
+        &self,
+        memory: Arc<HostMemory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        memory.check_range(&range)?;
         let domain = &self.0;
         // What no peer has a right to is no segment: peers could not even ask for it.
         let local = access == Access::LOCAL_READ;
         let segment = if local { 0 } else { domain.device.retain_segment(&memory) };
         let entry = Entry {
             access,
-            address: memory.address(),
-            length: memory.len() as u64,
+            address: memory.address() + range.start as u64,
+            length: range.len() as u64,
             segment,
             domain: domain.id,
+            start: range.start as u64,
         };
         if segment != 0 {
             lock(&domain.segments)
@@ -130,7 +138,9 @@ impl ProtectionDomain for Handle {
                 .regions += 1;
         }
         match domain.device.insert_region(&entry) {
-            Ok(key) => Ok(Arc::new(Region { domain: Arc::clone(domain), key, access, memory, segment })),
+            Ok(key) => {
+                Ok(Arc::new(Region { domain: Arc::clone(domain), key, access, memory, range, segment }))
+            }
             Err(error) => {
                 domain.release_segment(segment, &memory);
                 Err(error)
@@ -157,6 +167,7 @@ struct Region {
     key: u32,
     access: Access,
     memory: Arc<HostMemory>,
+    range: Range<usize>,
     segment: u64,
 }
 
@@ -175,6 +186,10 @@ impl MemoryRegion for Region {
 
     fn memory(&self) -> &Arc<HostMemory> {
         &self.memory
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.range.clone()
     }
 }
 

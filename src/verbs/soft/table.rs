@@ -3,6 +3,7 @@
 //! ```text
 //!  entry (64 bytes), at the index that is the lower 18 bits of its key; the other bits are random:
 //!    key │ rights << 32 │ 1 << 63      address      length      segment (0: not shared)      protection domain
+//!    offset in the segment
 //! ```
 //! An entry is valid while its first word holds the key. Its owner invalidates it first, waits for every section
 //! (see [`link`](super::link)) that may have seen it valid, and only then lets the memory go.
@@ -38,13 +39,19 @@ pub(super) struct Entry {
     pub(super) length: u64,
     pub(super) segment: u64,
     pub(super) domain: u64,
+    /// Where in the segment it begins.
+    pub(super) start: u64,
 }
 
 impl Entry {
-    /// Offset of `length` bytes at `address` from the region's start; `None` if they do not lie within it.
+    /// Where in the segment `length` bytes at `address` lie; `None` if they do not lie within the region.
     pub(super) fn offset(&self, address: u64, length: u64) -> Option<u64> {
         let offset = address.checked_sub(self.address)?;
-        (offset.checked_add(length)? <= self.length).then_some(offset)
+        if offset.checked_add(length)? > self.length {
+            return None;
+        }
+        // What a peer wrote may overflow.
+        self.start.checked_add(offset)
     }
 }
 
@@ -81,6 +88,7 @@ impl RegionTable {
             length: words[2].load(Relaxed),
             segment: words[3].load(Relaxed),
             domain: words[4].load(Relaxed),
+            start: words[5].load(Relaxed),
         })
     }
 
@@ -97,6 +105,7 @@ impl RegionTable {
         words[2].store(entry.length, Relaxed);
         words[3].store(entry.segment, Relaxed);
         words[4].store(entry.domain, Relaxed);
+        words[5].store(entry.start, Relaxed);
         // SYNC: with `find`: whoever sees the key sees what it stands for.
         words[0].store(VALID | u64::from(entry.access.bits()) << 32 | u64::from(key), Release);
     }

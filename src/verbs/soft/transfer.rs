@@ -46,18 +46,20 @@ pub(super) struct Segments {
 #[derive(Debug)]
 struct Known {
     segment: u64,
-    /// The key that it was found under; once that is gone, so may the mapping be.
+    /// The key that it was last found under; once that is gone, so may the mapping be.
     key: u32,
     /// `None` if the peer would not share it: the kernel copies instead.
     mapping: Option<Arc<Mapping>>,
 }
 
 impl Segments {
-    fn find(&mut self, segment: u64) -> Option<&Known> {
+    fn find(&mut self, segment: u64, key: u32) -> Option<&Known> {
         if self.known.get(self.last).is_none_or(|known| known.segment != segment) {
             self.last = self.known.iter().position(|known| known.segment == segment)?;
         }
-        self.known.get(self.last)
+        let known = self.known.get_mut(self.last)?;
+        known.key = key;
+        Some(known)
     }
 }
 
@@ -292,7 +294,7 @@ fn locate(
     if entry.segment == 0 {
         return Ok(Place::Process(piece.address));
     }
-    match segments.find(entry.segment) {
+    match segments.find(entry.segment, piece.key) {
         None => Err(Obstacle::Map { segment: entry.segment, key: piece.key }),
         Some(Known { mapping: None, .. }) => Ok(Place::Process(piece.address)),
         Some(Known { mapping: Some(mapping), .. }) => match mapping.range(offset, piece.length) {

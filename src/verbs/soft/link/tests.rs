@@ -28,6 +28,10 @@ impl MemoryRegion for Stub {
     fn memory(&self) -> &Arc<HostMemory> {
         &self.0
     }
+
+    fn range(&self) -> std::ops::Range<usize> {
+        0..self.0.len()
+    }
 }
 
 fn segment(key: u32, length: usize) -> LocalSegment {
