@@ -6,6 +6,8 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -120,6 +122,41 @@ impl HostMemory {
         Ok(())
     }
 
+    /// Loads the 8 bytes at `offset` at once, with acquire semantics: what a peer or another thread has stored before it
+    /// stored them (with release semantics, or [in order](super::QueuePair::places_in_order)) is visible from now on.
+    ///
+    /// # Errors
+    /// If they do not lie within the memory, or not at an address that is a multiple of 8; memory made by
+    /// [`shared`](Self::shared) begins at one.
+    pub fn load_u64(&self, offset: usize) -> Result<u64, WordError> {
+        // SYNC: with `store_u64`, and with the store of a device that places in order.
+        Ok(self.word(offset)?.load(Acquire))
+    }
+
+    /// Stores 8 bytes at `offset` at once, with release semantics: whoever [loads](Self::load_u64) them sees what this
+    /// thread has stored before.
+    ///
+    /// # Errors
+    /// As for `load_u64`.
+    pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), WordError> {
+        // SYNC: with `load_u64`, here or in a process that maps this memory.
+        self.word(offset)?.store(value, Release);
+        Ok(())
+    }
+
+    fn word(&self, offset: usize) -> Result<&AtomicU64, WordError> {
+        let word = self.at(offset, size_of::<AtomicU64>())?.cast::<AtomicU64>();
+        if !word.is_aligned() {
+            return Err(WordError::Misaligned { offset });
+        }
+        // SAFETY:
+        // - `at` checked that the word lies in this memory, which is valid for reads and writes as long as `self` lives;
+        // - it is aligned; and
+        // - an atomic may be changed by others at any time, other processes and devices included; nobody lends this
+        //   memory out as a slice while they may (see `from_raw_parts`, and `LocalSegment::new`).
+        Ok(unsafe { &*word })
+    }
+
     /// Checks that `range` can be registered: something, and all of it within the memory.
     pub(crate) fn check_range(&self, range: &Range<usize>) -> Result<(), VerbsError> {
         if range.start < range.end && range.end <= self.length {
@@ -172,6 +209,20 @@ pub struct OutOfBounds {
     pub available: usize,
 }
 
+/// A word that can't be loaded or stored at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WordError {
+    /// It does not lie in the memory.
+    #[error(transparent)]
+    Bounds(#[from] OutOfBounds),
+    /// Its address is not a multiple of 8.
+    #[error("the word at offset {offset} is not at a multiple of 8 bytes")]
+    Misaligned {
+        /// Offset asked for.
+        offset: usize,
+    },
+}
+
 /// A vector whose bytes are reached through `HostMemory::base` alone.
 struct VecOwner {
     _bytes: Vec<u8>,
@@ -215,4 +266,42 @@ fn map_aligned(fd: &OwnedFd, length: usize, alignment: usize) -> io::Result<NonN
         }
     }
     NonNull::new(aligned).ok_or_else(|| io::Error::other("the kernel mapped memory at address 0"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn words_are_loaded_and_stored_where_they_lie() {
+        let shared = HostMemory::shared(4096, 4096).unwrap();
+        shared.store_u64(4088, 0x0102_0304_0506_0708).unwrap();
+        assert_eq!(shared.load_u64(4088), Ok(0x0102_0304_0506_0708));
+        let mut bytes = [0; 8];
+        shared.copy_out(4088, &mut bytes).unwrap();
+        assert_eq!(bytes, 0x0102_0304_0506_0708_u64.to_ne_bytes());
+        shared.copy_in(0, &7_u64.to_ne_bytes()).unwrap();
+        assert_eq!(shared.load_u64(0), Ok(7));
+    }
+
+    #[test]
+    fn no_other_words_are() {
+        let shared = HostMemory::shared(4096, 4096).unwrap();
+        for offset in [4089, 4096, usize::MAX, usize::MAX - 7] {
+            let beyond = OutOfBounds { offset, length: 8, available: 4096 };
+            assert_eq!(shared.load_u64(offset), Err(WordError::Bounds(beyond)));
+            assert_eq!(shared.store_u64(offset, 1), Err(WordError::Bounds(beyond)));
+        }
+        for offset in [1, 4, 4087] {
+            assert_eq!(shared.store_u64(offset, 1), Err(WordError::Misaligned { offset }));
+        }
+        let error = shared.load_u64(4).unwrap_err();
+        assert_eq!(error.to_string(), "the word at offset 4 is not at a multiple of 8 bytes");
+        // What counts is the address.
+        let vector = HostMemory::from_vec(vec![0; 64]);
+        let first = (8 - vector.address() as usize % 8) % 8;
+        assert_eq!(vector.load_u64(first), Ok(0));
+        assert_eq!(vector.load_u64(first + 1), Err(WordError::Misaligned { offset: first + 1 }));
+    }
 }

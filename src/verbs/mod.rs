@@ -38,7 +38,7 @@ pub use context::{Context, DeviceAttributes, ProtectionDomain};
 pub(crate) use copy::copy_bytes;
 pub use discover::{FoundDevice, FoundGid, FoundPort, devices, open};
 pub use error::{PostError, PostErrorKind, VerbsError};
-pub use host_memory::{HostMemory, OutOfBounds};
+pub use host_memory::{HostMemory, OutOfBounds, WordError};
 pub use queue_pair::{
     PathSettings, Probe, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber, QueuePairState,
 };

@@ -50,8 +50,14 @@ pub trait QueuePair: Any + Send + Sync + Debug {
     /// Evidence that both sides see one another's memory.
     fn probe(&self) -> Probe;
 
-    /// Whether what peers write, and what READs bring, gets into memory in the order of addresses, so that the last byte
-    /// tells of all before it (man 3 ibv_query_qp_data_in_order). Nothing promises it by itself.
+    /// Whether the end of what arrives tells of all before it, without a completion: what peers WRITE to this side through
+    /// this queue pair, and what its own READs bring (man 3 ibv_query_qp_data_in_order). Nothing promises it by itself.
+    ///
+    /// If true: who finds the last 8 bytes of a WRITE, or of a READ's last segment, changed to the new value finds all
+    /// other bytes of that request in place, and those of every WRITE before it on the same queue pair. Provided that these 8 bytes
+    /// are at an address that is a multiple of 8, and are loaded at once, with acquire semantics
+    /// ([`HostMemory::load_u64`](super::HostMemory::load_u64)). In what order other bytes come is open. The new value must differ
+    /// from whatever may have been there before: an epoch, not a flag.
     fn places_in_order(&self) -> bool {
         false
     }

@@ -10,6 +10,7 @@ mod fabric;
 mod flow;
 #[cfg(feature = "ibverbs")]
 mod ibverbs;
+mod in_order;
 mod lifecycle;
 mod operations;
 mod processes;
@@ -62,6 +63,8 @@ macro_rules! suite {
             suite!(@cases $fabric; ranges:
                 range_to_the_byte, beyond_a_range, local_segment_beyond_a_range, ranges_have_rights_of_their_own,
                 ranges_not_to_be_read, ranges_go_one_by_one, ranges_that_there_are_not);
+            suite!(@cases $fabric; in_order:
+                writes_placed_in_order, reads_placed_in_order, writes_placed_one_after_another);
             suite!(@cases $fabric; flow:
                 receiver_not_ready_for_ever, receiver_not_ready_expires, receiver_not_ready_recovers,
                 write_with_immediate_waits_for_a_receive, peer_not_connected_yet, send_queue_full,

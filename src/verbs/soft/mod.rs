@@ -22,7 +22,7 @@
 //! | file | what |
 //! |---|---|
 //! | `device`, `domain`, `completion_queue`, `queue_pair` | the objects behind the traits |
-//! | `send`, `transfer`, `task`, `receive` | a queue pair's two queues, and the copying |
+//! | `send`, `transfer`, `task`, `place`, `receive` | a queue pair's two queues, and the copying |
 //! | `link`, `table`, `bell`, `mapping` | what is in shared memory, and how it is read without trust |
 //! | `service`, `peer`, `message`, `address` | how descriptors get from one process to another |
 //!
@@ -43,6 +43,16 @@
 //! of a section (it was stopped by a debugger, or is hostile) is waited for no longer than a second; the memory that it
 //! may still be using is then never freed.
 //!
+//! # Order of placement
+//! [`places_in_order`](super::QueuePair::places_in_order) is true. What a request places is stored after all that the
+//! requests before it on the queue pair placed. And where the destination of a WRITE, or the last segment of a READ, is at
+//! least 8 bytes long and ends at an address that is a multiple of 8, its last 8 bytes are stored after all others, at once:
+//! a single 64-bit store with release semantics, so that whoever loads them with acquire semantics
+//! ([`HostMemory::load_u64`](super::HostMemory::load_u64)) and finds the new value sees everything else. The other bytes come in
+//! any order, and a destination that is shorter, or ends elsewhere, promises nothing about its own. A WRITE to memory that the
+//! peer can't map has its last 8 bytes stored by a system call of their own: later than the others, but perhaps not at
+//! once, so compare with the value that is expected, not with the one before.
+//!
 //! # Differences from hardware
 //! - A completed operation is complete at both ends; there is no wire to be lost on.
 //! - Receive completions wait in the queue pair's link until they are polled, so they cannot overrun a completion
@@ -60,6 +70,7 @@ mod link;
 mod mapping;
 mod message;
 mod peer;
+mod place;
 mod queue_pair;
 mod receive;
 mod send;

@@ -457,4 +457,8 @@ impl QueuePair for Handle {
             peers: self.0.connection().map(|connection| connection.link.nonce()),
         }
     }
+
+    fn places_in_order(&self) -> bool {
+        true
+    }
 }

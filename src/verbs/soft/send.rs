@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use super::completion_queue::Finished;
 use super::lock;
+use super::place::Segments;
 use super::queue_pair::Inner;
-use super::transfer::{Outcome, Segments, Wait};
+use super::transfer::{Outcome, Wait};
 use crate::verbs::{
     CompletionOpcode, CompletionStatus, LocalSegment, Operation, PathSettings, Payload, PostError,
     PostErrorKind, QueuePairNumber, QueuePairState, RemoteSegment, SendRequest, WorkCompletion,

@@ -3,6 +3,7 @@
 use std::io::IoSlice;
 
 use super::link::Piece;
+use super::place::WORD;
 use super::queue_pair::Connection;
 use super::send::SendQueue;
 use super::system::Direction;
@@ -15,6 +16,8 @@ pub(super) struct Task<'a> {
     pub(super) remote: Remote,
     pub(super) direction: Direction,
     pub(super) immediate: Option<u32>,
+    /// Whether its last word goes last, and at once: where the destination ends at a multiple of a word.
+    pub(super) in_order: bool,
     pub(super) left: u64,
     pub(super) length: u64,
     pub(super) local_at: Position,
@@ -68,6 +71,7 @@ impl<'a> Task<'a> {
             remote,
             direction,
             immediate,
+            in_order: ends_with_a_word(operation, length),
             left: length,
             length,
             local_at: Position::default(),
@@ -76,6 +80,17 @@ impl<'a> Task<'a> {
             checked: false,
             maps: 0,
         }
+    }
+
+    /// How many of `contiguous` bytes to copy next, within `budget`; but a last word that goes last is not cut.
+    pub(super) fn cut(&self, contiguous: u64, budget: u64) -> u64 {
+        if !self.in_order {
+            return contiguous.min(budget);
+        }
+        if contiguous == self.left && contiguous <= budget.max(WORD) {
+            return contiguous;
+        }
+        contiguous.min(budget).min(self.left.saturating_sub(WORD))
     }
 
     /// The right that the local memory must have.
@@ -149,6 +164,19 @@ impl<'a> Task<'a> {
             }
         }
     }
+}
+
+/// Whether the destination of `length` bytes ends with a word, aligned and in one piece.
+fn ends_with_a_word(operation: &Operation<'_>, length: u64) -> bool {
+    let (address, length) = match *operation {
+        Operation::Send { .. } => return false,
+        Operation::Write { remote, .. } => (remote.address, length),
+        Operation::Read { into, .. } => match into.iter().rfind(|segment| segment.length() > 0) {
+            Some(last) => (last.address(), last.length()),
+            None => return false,
+        },
+    };
+    length >= WORD && address.wrapping_add(length).is_multiple_of(WORD)
 }
 
 impl Position {

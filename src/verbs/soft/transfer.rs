@@ -1,18 +1,11 @@
-//! Carrying out a request: checking it, and copying between this process' memory and the peer's.
-//!
-//! Memory of the peer's that is not shared is reached by process number. Should the peer die, and the kernel give its
-//! number to another process of the same user, both between the check and the copy, that one would be written to; the
-//! system has no call that excludes it.
-
-use std::sync::Arc;
+//! Carrying out a request: checking it, and copying between this process' memory and the peer's, the last word last.
 
 use super::link::{Delivery, DeliveryKind, LinkState, Piece};
-use super::mapping::Mapping;
+use super::place::{Obstacle, Place, WORD};
 use super::queue_pair::{Connection, Inner};
 use super::send::SendQueue;
-use super::system::{self, Direction};
 use super::task::{Local, Remote, Task};
-use crate::verbs::{Access, CompletionStatus, Operation, copy_bytes};
+use crate::verbs::{CompletionStatus, LocalSegment, Operation, copy_bytes};
 
 /// Bytes copied in one section, at most: whoever takes memory back waits for no more.
 const SECTION_BYTES: u64 = 1 << 20;
@@ -36,33 +29,6 @@ pub(super) enum Wait {
     Connection,
 }
 
-/// The peer's segments that a queue pair has mapped, by number.
-#[derive(Debug, Default)]
-pub(super) struct Segments {
-    known: Vec<Known>,
-    last: usize,
-}
-
-#[derive(Debug)]
-struct Known {
-    segment: u64,
-    /// The key that it was last found under; once that is gone, so may the mapping be.
-    key: u32,
-    /// `None` if the peer would not share it: the kernel copies instead.
-    mapping: Option<Arc<Mapping>>,
-}
-
-impl Segments {
-    fn find(&mut self, segment: u64, key: u32) -> Option<&Known> {
-        if self.known.get(self.last).is_none_or(|known| known.segment != segment) {
-            self.last = self.known.iter().position(|known| known.segment == segment)?;
-        }
-        let known = self.known.get_mut(self.last)?;
-        known.key = key;
-        Some(known)
-    }
-}
-
 /// What one section came to.
 enum Step {
     /// There is more to copy.
@@ -73,22 +39,6 @@ enum Step {
         key: u32,
     },
     End(Outcome),
-}
-
-/// Why a place in the peer's memory can't be used.
-enum Obstacle {
-    /// The key, the range or the rights are wrong.
-    Access,
-    Map {
-        segment: u64,
-        key: u32,
-    },
-}
-
-/// A place in the peer's memory.
-enum Place {
-    Mapped(*mut u8),
-    Process(u64),
 }
 
 const END: fn(CompletionStatus) -> Step = |status| Step::End(Outcome::Done(status));
@@ -152,7 +102,8 @@ impl Inner {
         while task.left > 0 && budget > 0 {
             match self.copy_piece(connection, queue, task, budget) {
                 Ok(copied) => {
-                    budget -= copied;
+                    // The last word may go beyond it, being less than one.
+                    budget = budget.saturating_sub(copied);
                     task.left -= copied;
                 }
                 Err(step) => return step,
@@ -225,37 +176,87 @@ impl Inner {
     ) -> Result<u64, Step> {
         let remote = task.remote_piece(connection, queue);
         let (here, here_length, key) = task.local_piece();
-        let length = here_length.min(remote.length).min(budget).min(task.left);
-        if length == 0 {
+        let contiguous = here_length.min(remote.length).min(task.left);
+        if contiguous == 0 {
             // The lists end before the message does: the peer changed its receive under us.
             if task.remote == Remote::Receive {
                 deliver(connection, queue, task, DeliveryKind::Protection);
             }
             return Err(END(CompletionStatus::RemoteOperation));
         }
-        if let Some(segment) = key
-            && !self.domain.find_local(segment.lkey(), here as u64, length, task.local_access())
-        {
-            return Err(END(CompletionStatus::LocalProtection));
+        if task.in_order && task.left == WORD && contiguous < WORD {
+            return self.gather_word(connection, queue, task, remote);
         }
-        let access = task.remote_access();
-        let place = match locate(connection, &mut queue.segments, &Piece { length, ..remote }, access) {
-            Ok(place) => place,
-            Err(Obstacle::Map { segment, key }) => return Err(Step::Map { segment, key }),
-            Err(Obstacle::Access) if task.remote == Remote::Receive => {
-                deliver(connection, queue, task, DeliveryKind::Protection);
-                return Err(END(CompletionStatus::RemoteOperation));
-            }
-            Err(Obstacle::Access) => return Err(END(CompletionStatus::RemoteAccess)),
-        };
+        let length = task.cut(contiguous, budget);
+        self.check_local(task, here, length, key)?;
+        let place = locate(connection, queue, task, &Piece { length, ..remote })?;
         // SAFETY:
         // - `here` is either a piece of a slice that the caller lent us, or lies in a region of our own domain, which
-        //   was just found valid in a section, and so stays until the section ends; and
-        // - bytes go into it only if that region may be written, as `local_access` asked.
-        let copied = unsafe { copy(connection, here, &place, length, task.direction) }.map_err(END)?;
+        //   was just found valid in a section, and so stays until the section ends;
+        // - bytes go into it only if that region may be written, as `local_access` asked;
+        // - the place was found in this section, for as many bytes; and
+        // - what `cut` leaves for the end is a word at least.
+        let copied = unsafe {
+            if task.in_order && length == task.left {
+                place.copy_end(connection, here, length, task.direction)
+            } else {
+                place.copy(connection, here, length, task.direction)
+            }
+        };
+        let copied = copied.map_err(END)?;
         task.local_at.offset += copied;
         task.remote_at.offset += copied;
         Ok(copied)
+    }
+
+    /// Stores the last word of a WRITE that several pieces of local memory make up.
+    fn gather_word(
+        &self,
+        connection: &Connection,
+        queue: &mut SendQueue,
+        task: &mut Task<'_>,
+        remote: Piece,
+    ) -> Result<u64, Step> {
+        let place = locate(connection, queue, task, &Piece { length: WORD, ..remote })?;
+        let mut word = [0; WORD as usize];
+        let mut rest = word.as_mut_slice();
+        while !rest.is_empty() {
+            let (here, here_length, key) = task.local_piece();
+            let length = here_length.min(rest.len() as u64);
+            if length == 0 {
+                return Err(END(CompletionStatus::LocalOperation));
+            }
+            self.check_local(task, here, length, key)?;
+            let (part, after) = rest.split_at_mut(length as usize);
+            // SAFETY:
+            // - `here` is valid for as many bytes, as in `copy_piece`; and
+            // - `part` is ours, and as long.
+            unsafe { copy_bytes(here, part.as_mut_ptr(), part.len()) };
+            rest = after;
+            task.local_at.offset += length;
+        }
+        // SAFETY: the place was found in this section, for a word.
+        unsafe { place.store(connection, word) }.map_err(END)?;
+        task.remote_at.offset += WORD;
+        Ok(WORD)
+    }
+
+    /// Checks a piece of local memory, unless it is of a slice that the caller lent us.
+    fn check_local(
+        &self,
+        task: &Task<'_>,
+        here: *mut u8,
+        length: u64,
+        segment: Option<LocalSegment>,
+    ) -> Result<(), Step> {
+        match segment {
+            Some(segment)
+                if !self.domain.find_local(segment.lkey(), here as u64, length, task.local_access()) =>
+            {
+                Err(END(CompletionStatus::LocalProtection))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Maps a segment of the peer's, and lets go of those whose keys are gone.
@@ -264,9 +265,7 @@ impl Inner {
         if let Err(error) = &mapping {
             tracing::warn!(%error, queue_pair = self.number(), "copying through the kernel instead");
         }
-        let known = &mut queue.segments.known;
-        known.retain(|known| connection.table.holds(known.key));
-        known.push(Known { segment, key, mapping: mapping.ok() });
+        queue.segments.add(connection, segment, key, mapping.ok());
     }
 }
 
@@ -279,68 +278,20 @@ fn deliver(connection: &Connection, queue: &mut SendQueue, task: &Task<'_>, kind
     queue.unannounced = true;
 }
 
-/// Finds where a piece of the peer's memory is to be had.
+/// Finds where a piece of the peer's memory is to be had; or says what to do first, or how the request ends.
 fn locate(
     connection: &Connection,
-    segments: &mut Segments,
+    queue: &mut SendQueue,
+    task: &Task<'_>,
     piece: &Piece,
-    access: Access,
-) -> Result<Place, Obstacle> {
-    let entry = connection.table.find(piece.key).ok_or(Obstacle::Access)?;
-    if entry.domain != connection.domain || !entry.access.contains(access) {
-        return Err(Obstacle::Access);
-    }
-    let offset = entry.offset(piece.address, piece.length).ok_or(Obstacle::Access)?;
-    if entry.segment == 0 {
-        return Ok(Place::Process(piece.address));
-    }
-    match segments.find(entry.segment, piece.key) {
-        None => Err(Obstacle::Map { segment: entry.segment, key: piece.key }),
-        Some(Known { mapping: None, .. }) => Ok(Place::Process(piece.address)),
-        Some(Known { mapping: Some(mapping), .. }) => match mapping.range(offset, piece.length) {
-            Some(place) => Ok(Place::Mapped(place.as_ptr())),
-            None => Err(Obstacle::Access),
-        },
-    }
-}
-
-/// Copies between `here` and a place in the peer's memory; returns how many bytes went.
-///
-/// # Safety
-/// - `here` must be valid for `length` bytes, for writing if they come from the peer.
-unsafe fn copy(
-    connection: &Connection,
-    here: *mut u8,
-    place: &Place,
-    length: u64,
-    direction: Direction,
-) -> Result<u64, CompletionStatus> {
-    let bytes = length as usize;
-    match *place {
-        Place::Mapped(there) => {
-            let (from, to) = match direction {
-                Direction::ToPeer => (here.cast_const(), there),
-                Direction::FromPeer => (there.cast_const(), here),
-            };
-            // SAFETY:
-            // - `here` is valid by this function's contract, `there` because its mapping has these bytes; and
-            // - they do not overlap as addresses: a peer's segment is mapped for this module alone.
-            unsafe { copy_bytes(from, to, bytes) };
-            Ok(length)
+) -> Result<Place, Step> {
+    match Place::find(connection, &mut queue.segments, piece, task.remote_access()) {
+        Ok(place) => Ok(place),
+        Err(Obstacle::Map { segment, key }) => Err(Step::Map { segment, key }),
+        Err(Obstacle::Access) if task.remote == Remote::Receive => {
+            deliver(connection, queue, task, DeliveryKind::Protection);
+            Err(END(CompletionStatus::RemoteOperation))
         }
-        Place::Process(there) => {
-            // SAFETY: `here` is valid by this function's contract.
-            match unsafe { system::process_copy(connection.peer.process(), here, there, bytes, direction) } {
-                Ok(copied) if copied > 0 => Ok(copied as u64),
-                Ok(_) => Err(CompletionStatus::RemoteOperation),
-                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
-                    Err(CompletionStatus::RetryExceeded)
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "the kernel can't copy to or from the peer's memory");
-                    Err(CompletionStatus::RemoteOperation)
-                }
-            }
-        }
+        Err(Obstacle::Access) => Err(END(CompletionStatus::RemoteAccess)),
     }
 }

@@ -1,0 +1,234 @@
+//! A place in the peer's memory: finding it by what its region table says, and copying to it and from it.
+//!
+//! Memory of the peer's that is not shared is reached by process number. Should the peer die, and the kernel give its
+//! number to another process of the same user, both between the check and the copy, that one would be written to; the
+//! system has no call that excludes it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Release, SeqCst};
+use std::sync::atomic::fence;
+
+use super::link::Piece;
+use super::mapping::Mapping;
+use super::queue_pair::Connection;
+use super::system::{self, Direction};
+use crate::verbs::{Access, CompletionStatus, copy_bytes};
+
+/// Bytes of a word: what is stored at once, and last, in a transfer that is placed in order.
+pub(super) const WORD: u64 = size_of::<u64>() as u64;
+
+/// The peer's segments that a queue pair has mapped, by number.
+#[derive(Debug, Default)]
+pub(super) struct Segments {
+    known: Vec<Known>,
+    last: usize,
+}
+
+#[derive(Debug)]
+struct Known {
+    segment: u64,
+    /// The key that it was last found under; once that is gone, so may the mapping be.
+    key: u32,
+    /// `None` if the peer would not share it: the kernel copies instead.
+    mapping: Option<Arc<Mapping>>,
+}
+
+impl Segments {
+    /// Takes in a segment that was asked for, after letting go of those whose keys are gone.
+    pub(super) fn add(
+        &mut self,
+        connection: &Connection,
+        segment: u64,
+        key: u32,
+        mapping: Option<Arc<Mapping>>,
+    ) {
+        self.known.retain(|known| connection.table.holds(known.key));
+        self.known.push(Known { segment, key, mapping });
+    }
+
+    fn find(&mut self, segment: u64, key: u32) -> Option<&Known> {
+        if self.known.get(self.last).is_none_or(|known| known.segment != segment) {
+            self.last = self.known.iter().position(|known| known.segment == segment)?;
+        }
+        let known = self.known.get_mut(self.last)?;
+        known.key = key;
+        Some(known)
+    }
+}
+
+/// Why a place in the peer's memory can't be used.
+pub(super) enum Obstacle {
+    /// The key, the range or the rights are wrong.
+    Access,
+    /// The peer's segment must be mapped first.
+    Map { segment: u64, key: u32 },
+}
+
+/// A place in the peer's memory; good until the section ends in which it was found.
+#[derive(Clone, Copy)]
+pub(super) enum Place {
+    Mapped(*mut u8),
+    Process(u64),
+}
+
+impl Place {
+    /// Finds where `piece` is to be had. To be called within a section.
+    pub(super) fn find(
+        connection: &Connection,
+        segments: &mut Segments,
+        piece: &Piece,
+        access: Access,
+    ) -> Result<Self, Obstacle> {
+        let entry = connection.table.find(piece.key).ok_or(Obstacle::Access)?;
+        if entry.domain != connection.domain || !entry.access.contains(access) {
+            return Err(Obstacle::Access);
+        }
+        let offset = entry.offset(piece.address, piece.length).ok_or(Obstacle::Access)?;
+        if entry.segment == 0 {
+            return Ok(Self::Process(piece.address));
+        }
+        match segments.find(entry.segment, piece.key) {
+            None => Err(Obstacle::Map { segment: entry.segment, key: piece.key }),
+            Some(Known { mapping: None, .. }) => Ok(Self::Process(piece.address)),
+            Some(Known { mapping: Some(mapping), .. }) => match mapping.range(offset, piece.length) {
+                Some(place) => Ok(Self::Mapped(place.as_ptr())),
+                None => Err(Obstacle::Access),
+            },
+        }
+    }
+
+    fn after(self, bytes: u64) -> Self {
+        match self {
+            Self::Mapped(place) => Self::Mapped(place.wrapping_add(bytes as usize)),
+            Self::Process(address) => Self::Process(address.wrapping_add(bytes)),
+        }
+    }
+
+    /// Copies between `here` and this place; returns how many bytes went.
+    ///
+    /// # Safety
+    /// - `here` must be valid for `length` bytes, for writing if they come from the peer.
+    /// - This place must have been found for `length` bytes, in the section that goes on.
+    pub(super) unsafe fn copy(
+        self,
+        connection: &Connection,
+        here: *mut u8,
+        length: u64,
+        direction: Direction,
+    ) -> Result<u64, CompletionStatus> {
+        let bytes = length as usize;
+        match self {
+            Self::Mapped(there) => {
+                let (from, to) = match direction {
+                    Direction::ToPeer => (here.cast_const(), there),
+                    Direction::FromPeer => (there.cast_const(), here),
+                };
+                // SAFETY:
+                // - `here` is valid by this function's contract, `there` because its mapping has these bytes; and
+                // - they do not overlap as addresses: a peer's segment is mapped for this module alone.
+                unsafe { copy_bytes(from, to, bytes) };
+                Ok(length)
+            }
+            Self::Process(there) => {
+                // SAFETY: `here` is valid by this function's contract.
+                match unsafe {
+                    system::process_copy(connection.peer.process(), here, there, bytes, direction)
+                } {
+                    Ok(copied) if copied > 0 => Ok(copied as u64),
+                    Ok(_) => Err(CompletionStatus::RemoteOperation),
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
+                        Err(CompletionStatus::RetryExceeded)
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "the kernel can't copy to or from the peer's memory");
+                        Err(CompletionStatus::RemoteOperation)
+                    }
+                }
+            }
+        }
+    }
+
+    /// As [`copy`](Self::copy), the end of a transfer: its last word is stored at once, and after everything that this
+    /// thread has stored before. Where the kernel cuts the copy short, what remains is as long as a word or longer.
+    ///
+    /// # Safety
+    /// - As for `copy`; and `length` must be at least that of a word.
+    pub(super) unsafe fn copy_end(
+        self,
+        connection: &Connection,
+        here: *mut u8,
+        length: u64,
+        direction: Direction,
+    ) -> Result<u64, CompletionStatus> {
+        let before = length - WORD;
+        if before > 0 {
+            // SAFETY: a part of what the caller promised.
+            let copied = unsafe { self.copy(connection, here, before, direction)? };
+            if copied < before {
+                return Ok(copied);
+            }
+        }
+        let (here, there) = (here.wrapping_add(before as usize), self.after(before));
+        match direction {
+            Direction::ToPeer => {
+                let mut word = [0; WORD as usize];
+                // SAFETY: the last word of what the caller promised; ours is not part of it.
+                unsafe { copy_bytes(here, word.as_mut_ptr(), word.len()) };
+                // SAFETY: the place was found for it, as the caller promised.
+                unsafe { there.store(connection, word)? };
+            }
+            Direction::FromPeer => {
+                let mut word = [0; WORD as usize];
+                // SAFETY: ours may be written, and the place was found for it, as the caller promised.
+                if unsafe { there.copy(connection, word.as_mut_ptr(), WORD, direction)? } < WORD {
+                    return Err(CompletionStatus::RemoteOperation);
+                }
+                // SAFETY: may be written, as the caller promised.
+                unsafe { store_word(here, word) };
+            }
+        }
+        Ok(length)
+    }
+
+    /// Stores a word here, after everything that this thread has stored before.
+    ///
+    /// # Safety
+    /// - This place must have been found for a word, in the section that goes on.
+    pub(super) unsafe fn store(
+        self,
+        connection: &Connection,
+        mut word: [u8; WORD as usize],
+    ) -> Result<(), CompletionStatus> {
+        if let Self::Mapped(there) = self {
+            // SAFETY: its mapping has these bytes.
+            unsafe { store_word(there, word) };
+            return Ok(());
+        }
+        // SYNC: what was stored before, by another call of the kernel's or by ourselves, is before what this call stores.
+        fence(SeqCst);
+        // SAFETY: the word is ours, and the place as the caller promised.
+        let copied = unsafe { self.copy(connection, word.as_mut_ptr(), WORD, Direction::ToPeer)? };
+        // Nothing aligned to a word crosses a page.
+        if copied == WORD { Ok(()) } else { Err(CompletionStatus::RemoteOperation) }
+    }
+}
+
+/// Stores a word at once, if it is aligned; a peer that says wrongly where its memory begins gets bytes.
+///
+/// # Safety
+/// - `to` must be valid for writing a word.
+unsafe fn store_word(to: *mut u8, word: [u8; WORD as usize]) {
+    let aligned = to.cast::<AtomicU64>();
+    if aligned.is_aligned() {
+        // SAFETY:
+        // - `to` is valid by this function's contract, and aligned; and
+        // - an atomic may be changed by others at any time, other processes included.
+        let place = unsafe { &*aligned };
+        // SYNC: with `HostMemory::load_u64`: whoever sees the word sees all that was placed before it.
+        place.store(u64::from_ne_bytes(word), Release);
+    } else {
+        // SAFETY: `to` is valid by this function's contract; `word` is ours.
+        unsafe { copy_bytes(word.as_ptr(), to, word.len()) };
+    }
+}
