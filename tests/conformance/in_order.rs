@@ -72,24 +72,25 @@ fn pieces(region: &Arc<dyn MemoryRegion>, offset: usize, round: u64, last: usize
 /// Runs `start` for each round, and looks at every byte of `memory` before [`END`] that the round places as soon as its
 /// last word is there.
 fn watch(memory: &HostMemory, rounds: u64, start: impl Fn(u64), expected: impl Fn(u64) -> Vec<u8> + Sync) {
-    let seen = AtomicU64::new(0);
+    let ready = AtomicU64::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..rounds {
                 let expected = expected(round);
+                let mut found = vec![0; expected.len()];
+                ready.store(round + 1, Ordering::Release);
                 wait_until("the last word", || {
                     (0..1000).any(|_| memory.load_u64(WORD).unwrap() == round + 1)
                 });
-                let mut found = vec![0; expected.len()];
                 memory.copy_out(END - expected.len(), &mut found).unwrap();
                 let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
                 assert_eq!(wrong, None, "round {round}, {} bytes: not there yet", expected.len());
-                seen.store(round + 1, Ordering::Release);
             }
         });
         for round in 0..rounds {
+            // It has seen the round before, and waits for this one.
+            wait_until("the watcher", || (0..1000).any(|_| ready.load(Ordering::Acquire) == round + 1));
             start(round);
-            wait_until("the watcher", || (0..1000).any(|_| seen.load(Ordering::Acquire) == round + 1));
         }
     });
 }
