@@ -6,8 +6,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use super::{
-    Access, CompletionQueue, HostMemory, MemoryRegion, QueuePair, QueuePairCapacity, SharedReceiveQueue,
-    VerbsError,
+    Access, CompletionQueue, DeviceMemoryRegion, DmaBuf, HostMemory, MemoryRegion, QueuePair,
+    QueuePairCapacity, SharedReceiveQueue, VerbsError,
 };
 
 /// An opened RDMA device (`struct ibv_context`).
@@ -65,6 +65,25 @@ pub trait ProtectionDomain: Send + Sync + Debug + 'static {
         range: Range<usize>,
         access: Access,
     ) -> Result<Arc<dyn MemoryRegion>, VerbsError>;
+
+    /// Registers memory of another device, such as a GPU's, by its dmabuf, for use as [`register_range`](Self::register_range)
+    /// says of host memory. The region does not need the descriptor any more.
+    ///
+    /// No device that can do it has been tried yet (docs/design/0010-gpu-memory.md).
+    ///
+    /// # Errors
+    /// - [`Unsupported`](VerbsError::Unsupported) where the device, its driver or the installed libibverbs has no such
+    ///   thing; the software device and the kernel's software ones have not.
+    /// - [`Unusable`](VerbsError::Unusable) if the descriptor is no dmabuf, or what is to be registered of it can't be.
+    /// - [`Os`](VerbsError::Os) if the system refuses.
+    fn register_dmabuf(
+        &self,
+        memory: &DmaBuf<'_>,
+        access: Access,
+    ) -> Result<Arc<dyn DeviceMemoryRegion>, VerbsError> {
+        let _ = (memory, access);
+        Err(VerbsError::Unsupported("dmabuf registration"))
+    }
 
     /// Creates an RC queue pair in Reset. The completion queues must come from the same context.
     fn create_queue_pair(

@@ -1,7 +1,7 @@
 //! Verbs: the nouns of RDMA, and the providers behind them.
 //!
-//! Owns the provider-neutral traits ([`Context`], [`ProtectionDomain`], [`MemoryRegion`], [`CompletionQueue`],
-//! [`QueuePair`], [`SharedReceiveQueue`]) and their software implementation, [`soft`]. Names and meanings follow the InfiniBand
+//! Owns the provider-neutral traits ([`Context`], [`ProtectionDomain`], [`MemoryRegion`], [`DeviceMemoryRegion`],
+//! [`CompletionQueue`], [`QueuePair`], [`SharedReceiveQueue`]) and their software implementation, [`soft`]. Names and meanings follow the InfiniBand
 //! Architecture Specification, volume 1 (chapters 10 and 11), and its C rendering, libibverbs.
 //!
 //! Never: waits, spins, knows a protocol or an executor. Every call here returns at once, but for
@@ -21,6 +21,7 @@
 mod completion;
 mod context;
 mod copy;
+mod device_memory;
 mod discover;
 mod error;
 mod host_memory;
@@ -36,6 +37,7 @@ pub mod soft;
 pub use completion::{CompletionOpcode, CompletionQueue, CompletionStatus, WorkCompletion};
 pub use context::{Context, DeviceAttributes, ProtectionDomain};
 pub(crate) use copy::copy_bytes;
+pub use device_memory::{DeviceMemoryRegion, DmaBuf};
 pub use discover::{FoundDevice, FoundGid, FoundPort, devices, open};
 pub use error::{PostError, PostErrorKind, VerbsError};
 pub use host_memory::{HostMemory, OutOfBounds, WordError};

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::ops::{BitOr, Range};
 use std::sync::Arc;
 
-use super::HostMemory;
+use super::{DeviceMemoryRegion, HostMemory};
 
 /// Memory that the device may use (`struct ibv_mr`). Deregistered when the last reference goes.
 pub trait MemoryRegion: Send + Sync + Debug + 'static {
@@ -94,7 +94,20 @@ impl LocalSegment {
         }
     }
 
-    /// First byte, as a virtual address of this process.
+    /// Names `range`, in bytes from the start of another device's memory. Checked as those of [`new`](Self::new) are. Not
+    /// for inline payloads, which the host copies.
+    ///
+    /// Safe, as nothing of this process lies there: whoever maps a dmabuf into it knows that devices write to it.
+    pub fn of_device(region: &dyn DeviceMemoryRegion, range: Range<u64>) -> Self {
+        Self {
+            address: region.iova().wrapping_add(range.start),
+            length: range.end.saturating_sub(range.start),
+            lkey: region.lkey(),
+        }
+    }
+
+    /// First byte, as a virtual address of this process; that of a device's memory as its
+    /// [`iova`](DeviceMemoryRegion::iova) has it.
     pub fn address(&self) -> u64 {
         self.address
     }

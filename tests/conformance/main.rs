@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![allow(unreachable_pub, reason = "a test crate exports nothing")]
 
+mod device_memory;
 mod errors;
 mod fabric;
 mod flow;
@@ -63,6 +64,7 @@ macro_rules! suite {
             suite!(@cases $fabric; ranges:
                 range_to_the_byte, beyond_a_range, local_segment_beyond_a_range, ranges_have_rights_of_their_own,
                 ranges_not_to_be_read, ranges_go_one_by_one, ranges_that_there_are_not);
+            suite!(@cases $fabric; device_memory: what_is_no_dmabuf, device_memory);
             suite!(@cases $fabric; in_order:
                 writes_placed_in_order, reads_placed_in_order, writes_placed_one_after_another);
             suite!(@cases $fabric; flow:

@@ -87,6 +87,8 @@ symbols! {
             fn(*mut sys::ibv_qp, *mut sys::ibv_qp_attr, c_int, *mut sys::ibv_qp_init_attr) -> c_int;
         ? query_qp_data_in_order = b"ibv_query_qp_data_in_order\0":
             fn(*mut sys::ibv_qp, sys::ibv_wr_opcode::Type, u32) -> c_int;
+        ? reg_dmabuf_mr = b"ibv_reg_dmabuf_mr\0":
+            fn(*mut sys::ibv_pd, u64, usize, u64, c_int, c_int) -> *mut sys::ibv_mr;
     }
 }
 

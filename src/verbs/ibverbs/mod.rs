@@ -10,6 +10,7 @@
 //! | `library` | the functions of libibverbs |
 //! | `port`, `gid` | what devices, ports and addresses there are |
 //! | `device`, `protection_domain`, `memory_region`, `completion_queue`, `queue_pair`, `shared_receive_queue` | the objects behind the traits |
+//! | `device_memory` | memory of GPUs and the like, by dmabuf; tried on no device that has it |
 //! | `core` | a queue pair's state and outstanding requests, as polling sees them |
 //! | `post`, `post_receive`, `path`, `address` | requests, settings and addresses as the device takes them |
 //! | `connection_manager`, `connection_id`, `connection_library`, `network` | connecting on iWARP, by librdmacm |
@@ -39,6 +40,7 @@ mod connection_library;
 mod connection_manager;
 mod core;
 mod device;
+mod device_memory;
 mod gid;
 mod library;
 mod memory_region;

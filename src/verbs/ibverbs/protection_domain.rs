@@ -7,14 +7,15 @@ use std::sync::Arc;
 use ibverbs_sys as sys;
 
 use super::device::Device;
+use super::device_memory::DeviceRegion;
 use super::library::{check, last_error};
 use super::memory_region::Region;
 use super::port::RawContext;
 use super::queue_pair::Pair;
 use super::shared_receive_queue::SharedQueue;
 use crate::verbs::{
-    Access, CompletionQueue, HostMemory, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity,
-    SharedReceiveQueue, VerbsError,
+    Access, CompletionQueue, DeviceMemoryRegion, DmaBuf, HostMemory, MemoryRegion, ProtectionDomain,
+    QueuePair, QueuePairCapacity, SharedReceiveQueue, VerbsError,
 };
 
 /// A protection domain.
@@ -59,6 +60,14 @@ impl ProtectionDomain for Domain {
         access: Access,
     ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         Ok(Arc::new(Region::register(self.strong()?, memory, range, access)?))
+    }
+
+    fn register_dmabuf(
+        &self,
+        memory: &DmaBuf<'_>,
+        access: Access,
+    ) -> Result<Arc<dyn DeviceMemoryRegion>, VerbsError> {
+        Ok(Arc::new(DeviceRegion::register(self.strong()?, memory, access)?))
     }
 
     fn create_queue_pair(
