@@ -79,8 +79,7 @@ pub trait DeviceMemoryRegion: Send + Sync + Debug + 'static {
     fn iova(&self) -> u64;
 
     /// Length in bytes.
-    #[expect(clippy::len_without_is_empty, reason = "there is no empty region")]
-    fn len(&self) -> u64;
+    fn length(&self) -> u64;
 
     /// The byte at `offset` as peers name it. Bounds are checked when a request runs.
     fn remote(&self, offset: u64) -> RemoteSegment {

@@ -74,7 +74,7 @@ pub fn device_memory(fabric: &dyn Fabric) {
         Err(error) => panic!("{error}"),
     };
     drop(fd);
-    assert_eq!((region.iova(), region.len()), (IOVA + 24, length));
+    assert_eq!((region.iova(), region.length()), (IOVA + 24, length));
     exchange(fabric, (&a, &b), &memory, &region, offset as usize);
     a.write(9, a.segment(0, 1), region.remote(length));
     a.expect_refusal(fabric, 9, CompletionStatus::RemoteAccess);
@@ -88,7 +88,7 @@ fn exchange(
     region: &Arc<dyn DeviceMemoryRegion>,
     offset: usize,
 ) {
-    let length = region.len() as usize;
+    let length = region.length() as usize;
     let found = || {
         let mut bytes = vec![0; length];
         memory.copy_out(offset, &mut bytes).unwrap();
@@ -102,7 +102,7 @@ fn exchange(
     a.read(2, a.segment(100, length), region.remote(0));
     a.expect(2, CompletionOpcode::Read);
     assert_eq!(a.content(100, length), pattern(1, length));
-    let all = LocalSegment::of_device(&**region, 0..region.len());
+    let all = LocalSegment::of_device(&**region, 0..region.length());
     b.write(3, all, a.remote(7));
     b.expect(3, CompletionOpcode::Write);
     until_placed(fabric, b, a);

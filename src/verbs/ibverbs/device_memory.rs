@@ -90,7 +90,7 @@ impl DeviceMemoryRegion for DeviceRegion {
         self.iova
     }
 
-    fn len(&self) -> u64 {
+    fn length(&self) -> u64 {
         self.length
     }
 }
