@@ -232,3 +232,24 @@ unsafe fn store_word(to: *mut u8, word: [u8; WORD as usize]) {
         unsafe { copy_bytes(word.as_ptr(), to, word.len()) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_goes_wherever_a_peer_says_that_its_memory_begins() {
+        let mut words = [u64::MAX; 3];
+        for offset in 0..=16 {
+            words.fill(u64::MAX);
+            // SAFETY: eight bytes from there on lie within the array.
+            unsafe {
+                store_word(words.as_mut_ptr().cast::<u8>().wrapping_add(offset), [1, 2, 3, 4, 5, 6, 7, 8])
+            };
+            let mut expected = [u8::MAX; 24];
+            expected[offset..offset + 8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+            let found: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            assert_eq!(found, expected);
+        }
+    }
+}

@@ -117,3 +117,31 @@ impl RegionTable {
         fence(SeqCst);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(start: u64) -> Entry {
+        Entry { access: Access::REMOTE_READ, address: 5003, length: 100, segment: 1, domain: 2, start }
+    }
+
+    #[test]
+    fn a_region_begins_and_ends_within_its_segment() {
+        let part = entry(907);
+        assert_eq!(part.offset(5003, 100), Some(907));
+        assert_eq!(part.offset(5102, 1), Some(907 + 99));
+        assert_eq!(part.offset(5103, 0), Some(907 + 100));
+        for (address, length) in
+            [(5002, 1), (5003, 101), (5102, 2), (5103, 1), (u64::MAX, 2), (5003, u64::MAX)]
+        {
+            assert_eq!(part.offset(address, length), None, "{length} bytes at {address}");
+        }
+    }
+
+    #[test]
+    fn a_beginning_that_can_not_be_is_no_offset() {
+        assert_eq!(entry(u64::MAX).offset(5003, 1), Some(u64::MAX), "which no mapping has");
+        assert_eq!(entry(u64::MAX).offset(5004, 1), None);
+    }
+}

@@ -102,7 +102,7 @@ impl Inner {
         while task.left > 0 && budget > 0 {
             match self.copy_piece(connection, queue, task, budget) {
                 Ok(copied) => {
-                    // The last word may go beyond it, being less than one.
+                    // A last word goes even where less than that is left of the budget.
                     budget = budget.saturating_sub(copied);
                     task.left -= copied;
                 }
