@@ -30,7 +30,7 @@ impl Transfer for ParameterServer {
         let PutRequest { seed, payload, .. } = request.into_inner();
         let wrong = payload.iter().position(|&byte| byte != gradient(seed as u8));
         let first_mismatch = wrong.map_or(0, |at| at as u64 + 1);
-        Ok(Response::new(PutReply { bytes: payload.len() as u64, first_mismatch }))
+        Ok(Response::new(PutReply { bytes: payload.len() as u64, first_mismatch, ..Default::default() }))
     }
 
     type EchoStream = Streaming<PutRequest>;

@@ -27,7 +27,7 @@ impl Transfer for Sink {
         let payload = request.into_inner().payload;
         let wrong = payload.iter().zip(0..).position(|(byte, at)| *byte != content(at));
         let first_mismatch = wrong.map_or(0, |at| at as u64 + 1);
-        Ok(Response::new(PutReply { bytes: payload.len() as u64, first_mismatch }))
+        Ok(Response::new(PutReply { bytes: payload.len() as u64, first_mismatch, ..Default::default() }))
     }
 
     type EchoStream = Streaming<PutRequest>;

@@ -28,7 +28,11 @@ impl Transfer for Worker {
         let expected = content(request.seed, request.payload.len());
         let wrong = request.payload.iter().zip(expected).position(|(a, b)| *a != b);
         let first_mismatch = wrong.map_or(0, |at| at as u64 + 1);
-        Ok(Response::new(PutReply { bytes: request.payload.len() as u64, first_mismatch }))
+        Ok(Response::new(PutReply {
+            bytes: request.payload.len() as u64,
+            first_mismatch,
+            ..Default::default()
+        }))
     }
 
     type EchoStream = Box<dyn tokio_stream::Stream<Item = Result<PutRequest, Status>> + Send + Unpin>;

@@ -46,7 +46,11 @@ impl Transfer for Echo {
             .zip(content(request.seed, request.payload.len()))
             .position(|(a, b)| *a != b);
         let first_mismatch = wrong.map_or(0, |at| at as u64 + 1);
-        Ok(Response::new(PutReply { bytes: request.payload.len() as u64, first_mismatch }))
+        Ok(Response::new(PutReply {
+            bytes: request.payload.len() as u64,
+            first_mismatch,
+            ..Default::default()
+        }))
     }
 
     type EchoStream = Streaming<PutRequest>;

@@ -7,11 +7,11 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-use crate::compare::cell::MAX_INFLIGHT;
+use crate::compare::cell::{MAX_BYTES, MAX_INFLIGHT};
+use crate::compare::consume::Consume;
 use crate::compare::encode::Encode;
 use crate::compare::http2::Http2;
 use crate::compare::mode::Mode;
-use crate::compare::plan::MAX_BYTES;
 use crate::compare::runtime::Flavour;
 use crate::failure::{Failure, one_line};
 use crate::units::{self, SIZE_FORMS, parse_size};
@@ -52,7 +52,7 @@ Examples:
   tonic-rdma compare                                       all modes, nine cells, within 90 s
   tonic-rdma compare --quick --report out                  fewer cells, within 15 s, with plots in out/index.html
   tonic-rdma compare --sizes 64,1MiB --inflight 1,32 --json out.json
-  tonic-rdma compare --modes grpc-tcp,grpc-rdma --sizes 1GiB --duration 5
+  tonic-rdma compare --modes grpc-tcp,grpc-rdma,memcpy --sizes 1GiB --duration 5
   tonic-rdma compare --workload uniform,random,skew        messages of ten buffers, as TensorFlow sends them
   tonic-rdma compare --workload resnet50 --inflight 1,16   all variables of a model, up to 16 calls at once
   tonic-rdma compare --rate 1000,10000,50000               latency under load: calls begin when they are due
@@ -67,15 +67,16 @@ RDMA_CHUNK_SIZE fix what is chosen.";
 /// Options of `compare`.
 #[derive(Debug, Args)]
 pub(crate) struct CompareOptions {
-    /// Modes to compare: grpc-tcp, grpc-uds, grpc-rdma, grpc-rdma-gather (payloads by reference) [default: all]
+    /// Modes to compare: grpc-tcp, grpc-uds, grpc-rdma, grpc-rdma-gather (payloads by reference), and, where memory is the
+    /// limit, memcpy (no transport: a copy within the client) [default: all but memcpy]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<Mode>>,
-    /// Payload sizes, such as 64,4KiB,1MiB,1GiB [default: 64 to 64MiB]
+    /// Payload sizes, such as 64,4KiB,1MiB,1GiB; gRPC's modes take less than 2GiB [default: 64 to 64MiB]
     #[arg(long, value_name = "LIST", value_parser = parse_sizes)]
     pub(crate) sizes: Option<List<u64>>,
     /// Traffic of deep learning, beside or in place of sizes: uniform, random, skew (a message of ten buffers); resnet50,
     /// alexnet, inception-v3, vgg16, lstm, gru, fcn5 (a message for each of the model's variables, all of them being one
-    /// operation)
+    /// operation); blocks (the same for 4096 blocks of 16 KiB, scattered in memory)
     #[arg(long, value_name = "LIST", value_parser = parse_workloads)]
     pub(crate) workload: Option<List<Workload>>,
     /// Numbers of calls in flight at once, such as 1,32 [default: 1 to 512, by size]; with --rate, the most of them
@@ -102,6 +103,10 @@ pub(crate) struct CompareOptions {
     /// tonic_rdma::gather, in all modes
     #[arg(long, value_name = "copy|gather", hide_possible_values = true, default_value = "copy")]
     pub(crate) encode: Encode,
+    /// What the receiver does with a payload, after its check and before it answers: auto (modes that carry tensors look for
+    /// the largest element, gRPC's hand the bytes over as they are), reduce-max (all of them do), none
+    #[arg(long, value_name = "auto|reduce-max|none", hide_possible_values = true, default_value = "auto")]
+    pub(crate) consume: Consume,
     /// Tokio runtime of both processes; without WORKERS it has as many as there are cores
     #[arg(long, value_name = "current-thread|multi-thread[:WORKERS]", value_parser = Flavour::parse,
           default_value = "current-thread")]
@@ -127,6 +132,8 @@ pub(crate) struct ServerOptions {
     pub(crate) provider: String,
     #[arg(long, value_parser = Http2::parse)]
     pub(crate) http2: Http2,
+    #[arg(long)]
+    pub(crate) consume: Consume,
     #[arg(long, value_parser = Flavour::parse)]
     pub(crate) runtime: Flavour,
     /// Core to run on
@@ -228,10 +235,9 @@ fn parse_modes(text: &str) -> Result<List<Mode>, String> {
 fn parse_sizes(text: &str) -> Result<List<u64>, String> {
     parse_list(text, |item| match parse_size(item) {
         Ok(0) => Err(format!("size {item:?} is zero; accepted: 1 to {}", units::size(MAX_BYTES))),
-        Ok(bytes) if bytes > MAX_BYTES => Err(format!(
-            "size {item:?} is too large; accepted: 1 to {} (a protobuf message ends below 2 GiB)",
-            units::size(MAX_BYTES)
-        )),
+        Ok(bytes) if bytes > MAX_BYTES => {
+            Err(format!("size {item:?} is too large; accepted: 1 to {}", units::size(MAX_BYTES)))
+        }
         Ok(bytes) => Ok(bytes),
         Err(error) => Err(format!("bad size {item:?}: {error}; accepted: {SIZE_FORMS}")),
     })
@@ -343,7 +349,8 @@ mod tests {
         assert!(sizes("64,,1").contains("empty"));
         assert!(sizes("").contains("empty"));
         assert!(sizes("0").contains("zero"));
-        assert!(sizes("2GiB").contains("too large"));
+        assert!(sizes("3GiB,1TiB").contains("\"1TiB\""));
+        assert!(sizes("1025GiB").contains("too large") && sizes("1025GiB").contains("1024 GiB"));
         assert!(sizes("99999999999GiB").contains("64 bits"));
         assert!(sizes("4KB").contains("\"4KB\""));
         assert!(parse_inflight("0").unwrap_err().contains("\"0\""));

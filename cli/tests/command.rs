@@ -48,8 +48,12 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--http2", "fast"], &["default, tuned"]),
         (&["compare", "--provider", "mlx5_9"], &["mlx5_9", "auto, soft"]),
         (&["compare", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
+        (&["compare", "--consume", "all"], &["all", "auto", "reduce-max", "none"]),
+        (&["compare", "--sizes", "3GiB"], &["3 GiB", "grpc-tcp", "2047 MiB", "memcpy"]),
+        (&["compare", "--sizes", "1GiB", "--inflight", "10000"], &["1 GiB × 10000 needs about", "are available"]),
+        (&["compare", "--sizes", "1000GiB", "--modes", "memcpy"], &["1000 GiB × 1 needs about", "are available"]),
         (&["compare", "--encode", "zip"], &["zip", "copy", "gather"]),
-        (&["compare", "--workload", "resnet"], &["resnet", "uniform, random, skew, resnet50", "vgg16"]),
+        (&["compare", "--workload", "resnet"], &["resnet", "uniform, random, skew, resnet50", "vgg16", "blocks"]),
         (&["compare", "--workload", "skew,skew"], &["skew", "twice"]),
         (&["compare", "--workload", ""], &["--workload", "empty"]),
         (&["compare", "--rate", "fast"], &["fast", "0.1 to 1000000"]),
@@ -170,6 +174,45 @@ fn workloads_are_measured_beside_sizes() {
     // 7 319 528 parameters of four bytes.
     assert!(of("gru".into()).iter().all(|row| row["bytes"] == 29_278_112), "{rows:?}");
     assert!(printed.contains("gru: a set of 11 variables"), "{printed}");
+}
+
+#[test]
+fn every_mode_consumes_alike_where_that_is_asked_for() {
+    let sizes = ["--sizes", "63,100KiB", "--workload", "skew", "--inflight", "2", "--duration", "0.05"];
+    let modes = MODES.join(",") + ",memcpy";
+    for (consume, named) in [
+        ("reduce-max", "by reduce_max (f32) before it answers: grpc-tcp, grpc-uds, grpc-rdma, grpc-rdma-gather, memcpy"),
+        ("auto", "leaves payloads as they are"),
+    ] {
+        let (written, printed) =
+            compare(&[&sizes[..], &["--modes", &modes, "--consume", consume]].concat());
+        let reducing = written["reducing_modes"].as_array().unwrap().len();
+        assert_eq!((&written["consume"], reducing), (&consume.into(), if consume == "auto" { 0 } else { 5 }));
+        let rows = written["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 5 * 3);
+        for row in rows {
+            assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
+        }
+        assert!(printed.contains(named), "{printed}");
+    }
+}
+
+#[test]
+fn a_copy_of_scattered_blocks_is_a_row_like_any_other() {
+    let arguments = ["--modes", "memcpy", "--workload", "blocks", "--sizes", "1MiB", "--duration", "0.05"];
+    let (written, printed) = compare(&arguments);
+    assert_eq!(written["provider"], "none");
+    // The size first, then the workload; both are checked at every byte before and after.
+    let rows = written["rows"].as_array().unwrap();
+    assert_eq!((&rows[1]["workload"], &rows[1]["bytes"]), (&"blocks".into(), &(4096 * 16_384).into()));
+    assert_eq!(written["checks"]["every_byte"], 2 * (1 + 4096));
+    for row in rows {
+        assert_eq!((&row["mode"], &row["errors"]), (&"memcpy".into(), &0.into()), "{row}");
+        for figure in ["ops", "p50_us", "ops_per_s", "gbytes_per_s", "cpu_us_per_op"] {
+            assert!(row[figure].as_f64().unwrap() > 0.0, "{figure} in {row}");
+        }
+    }
+    assert!(printed.contains("blocks: a set of 4096 blocks"), "{printed}");
 }
 
 #[test]

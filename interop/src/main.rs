@@ -39,7 +39,11 @@ impl Transfer for Checking {
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
         let request = request.into_inner();
         let bytes = request.payload.len() as u64;
-        Ok(Response::new(PutReply { bytes, first_mismatch: first_mismatch(request.seed, &request.payload) }))
+        Ok(Response::new(PutReply {
+            bytes,
+            first_mismatch: first_mismatch(request.seed, &request.payload),
+            ..Default::default()
+        }))
     }
 
     type EchoStream = Streaming<PutRequest>;

@@ -31,7 +31,11 @@ impl Transfer for Checking {
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
         Content::new(request.seed).check(&request.payload);
-        Ok(Response::new(PutReply { bytes: request.payload.len() as u64, first_mismatch: 0 }))
+        Ok(Response::new(PutReply {
+            bytes: request.payload.len() as u64,
+            first_mismatch: 0,
+            ..Default::default()
+        }))
     }
 
     type EchoStream = std::pin::Pin<Box<dyn Stream<Item = Result<PutRequest, Status>> + Send>>;

@@ -1,7 +1,11 @@
 //! One combination of what is sent, how much of it at once, and when.
 
+use super::mode::Mode;
 use crate::units;
 use crate::workload::Workload;
+
+/// Largest payload that is measured; the machine's memory ends sooner, and so may a mode's messages.
+pub(crate) const MAX_BYTES: u64 = 1 << 40;
 
 /// Most calls in flight at once.
 pub(crate) const MAX_INFLIGHT: usize = 16_384;
@@ -58,11 +62,19 @@ impl Load {
 
     /// Whether an operation is many calls.
     const fn is_set(self) -> bool {
-        matches!(self, Self::Workload(Workload::Model(_)))
+        matches!(self, Self::Workload(workload) if workload.is_set())
+    }
+
+    /// Messages of an operation.
+    pub(crate) fn messages(self) -> u64 {
+        match self {
+            Self::Size(_) => 1,
+            Self::Workload(workload) => workload.most_messages(),
+        }
     }
 
     /// Bytes of the largest call.
-    fn largest_call(self) -> u64 {
+    pub(crate) fn largest_call(self) -> u64 {
         match self {
             Self::Size(bytes) => bytes,
             Self::Workload(workload) => workload.largest_message(),
@@ -98,17 +110,11 @@ impl Cell {
         if self.load.is_set() { (1, self.inflight) } else { (self.inflight, 1) }
     }
 
-    /// Memory that both processes need for the cell at the worst: each call's payload, the encoded message, and the
-    /// receiver's buffer, which grows by doubling. The payloads of a set are all there from the start.
-    pub(crate) fn memory(self) -> u64 {
-        let calls = self.load.largest_call().saturating_mul(self.inflight as u64);
-        match self.load {
-            Load::Workload(workload) if self.load.is_set() => {
-                let set = workload.largest_operation();
-                calls.min(set).saturating_mul(3).saturating_add(set)
-            }
-            _ => calls.saturating_mul(4),
-        }
+    /// Why `mode` can't carry the cell's messages, if it can't.
+    pub(crate) fn beyond(self, mode: Mode) -> Option<String> {
+        let (limit, reason) = mode.limit()?;
+        (self.load.largest_call() > limit)
+            .then(|| format!("it carries messages up to {} ({reason})", units::size(limit)))
     }
 }
 
@@ -127,13 +133,21 @@ mod tests {
     }
 
     #[test]
-    fn a_set_s_calls_are_side_by_side_and_its_memory_is_bounded_by_the_set() {
+    fn a_set_s_calls_are_side_by_side() {
         let cell = |inflight| Cell { load: VGG, inflight, rate: None };
         assert_eq!(cell(8).concurrency(), (1, 8));
         assert_eq!(Cell::closed(64, 8).concurrency(), (8, 1));
-        let set = VGG.bytes();
-        assert_eq!(cell(1).memory(), set + 3 * (392 << 20));
-        assert_eq!(cell(1000).memory(), 4 * set);
+        let blocks = Cell { load: Load::Workload(Workload::Blocks), inflight: 16, rate: None };
+        assert_eq!((blocks.concurrency(), blocks.load.messages()), ((1, 16), 4096));
+    }
+
+    #[test]
+    fn what_a_mode_can_t_carry_has_a_reason() {
+        let limit = Cell::closed(2047 << 20, 1);
+        assert!(Mode::ALL.into_iter().all(|mode| limit.beyond(mode).is_none()));
+        let beyond = Cell::closed(3 << 30, 1);
+        assert!(beyond.beyond(Mode::GrpcTcp).is_some_and(|reason| reason.contains("2047 MiB")));
+        assert_eq!(beyond.beyond(Mode::Memcpy), None);
     }
 
     #[test]

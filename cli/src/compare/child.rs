@@ -37,7 +37,7 @@ impl ServerProcess {
         let mut command = Command::new(program);
         let provider = options.server_provider.as_ref().unwrap_or(&options.provider);
         command.args(["compare-server", "--provider", provider, "--http2", &options.http2.name()]);
-        command.args(["--runtime", &options.runtime.to_string()]);
+        command.args(["--runtime", &options.runtime.to_string(), "--consume", &options.consume.to_string()]);
         if rdma {
             command.arg("--rdma");
         }

@@ -3,6 +3,8 @@
 //! Word `i` (8 bytes, little-endian) of the payload of seed `s` is `mix(s + i)`. So a stale, shifted, zeroed or torn
 //! buffer can't pass, and one buffer holds the payloads of many seeds: that of `s + 8` begins 64 bytes further on.
 
+use std::collections::TryReserveError;
+
 use bytes::Bytes;
 
 use crate::seeded::mix;
@@ -18,29 +20,6 @@ pub(crate) const VARIANTS: usize = 4;
 /// Most words that the check by stamps looks at.
 const STAMPS: u64 = 16;
 
-/// Prebuilt payloads of one size. Taking one costs a reference count.
-#[derive(Clone, Debug)]
-pub(crate) struct Payloads {
-    variants: [(u64, Bytes); VARIANTS],
-}
-
-impl Payloads {
-    /// Payloads of `len` bytes.
-    pub(crate) fn new(len: usize, seed: u64) -> Self {
-        let all = Bytes::from(generate(seed, len + (VARIANTS - 1) * VARIANT_STRIDE * WORD));
-        let variant = |index: usize| {
-            let words = index * VARIANT_STRIDE;
-            (seed.wrapping_add(words as u64), all.slice(words * WORD..words * WORD + len))
-        };
-        Self { variants: std::array::from_fn(variant) }
-    }
-
-    /// Seed and content of the payload whose turn is `turn`.
-    pub(crate) fn take(&self, turn: usize) -> (u64, Bytes) {
-        self.variants[turn % VARIANTS].clone()
-    }
-}
-
 /// Content from which buffers are cut one after the other, each on a cache line of its own and so with a seed of its own.
 #[derive(Clone, Debug)]
 pub(crate) struct Content {
@@ -50,9 +29,9 @@ pub(crate) struct Content {
 
 impl Content {
     /// Content for buffers that take `room` bytes together, in all its variants.
-    pub(crate) fn new(room: usize, seed: u64) -> Self {
-        let rest = Bytes::from(generate(seed, room + (VARIANTS - 1) * VARIANT_STRIDE * WORD));
-        Self { seed, rest }
+    pub(crate) fn new(room: usize, seed: u64) -> Result<Self, TryReserveError> {
+        let rest = generate(seed, room.saturating_add((VARIANTS - 1) * VARIANT_STRIDE * WORD))?.into();
+        Ok(Self { seed, rest })
     }
 
     /// What a buffer of `len` bytes takes.
@@ -60,11 +39,19 @@ impl Content {
         len.next_multiple_of((VARIANT_STRIDE * WORD) as u64)
     }
 
+    /// The seeds of buffers that follow one another, by their lengths, the first one's being `seed`.
+    pub(crate) fn follow(seed: u64) -> impl FnMut(u64) -> u64 {
+        let mut next = seed;
+        move |len| {
+            let seed = next;
+            next = next.wrapping_add(Self::room(len) / WORD as u64);
+            seed
+        }
+    }
+
     /// The same for the operation whose turn is `turn`, with other seeds than the last one's.
     pub(crate) fn variant(&self, turn: usize) -> Self {
-        let mut variant = self.clone();
-        variant.skip(turn % VARIANTS * VARIANT_STRIDE * WORD);
-        variant
+        self.at(turn % VARIANTS * VARIANT_STRIDE * WORD)
     }
 
     /// The seed of the buffer that is cut next.
@@ -79,8 +66,16 @@ impl Content {
         buffer
     }
 
+    /// What begins `bytes` further on, a multiple of a cache line.
+    pub(crate) fn at(&self, bytes: usize) -> Self {
+        let mut content = self.clone();
+        content.skip(bytes);
+        content
+    }
+
+    /// Leaves out `bytes`; nothing is left where there are not as many.
     fn skip(&mut self, bytes: usize) {
-        self.rest = self.rest.slice(bytes..);
+        self.rest = self.rest.slice(bytes.min(self.rest.len())..);
         self.seed = self.seed.wrapping_add((bytes / WORD) as u64);
     }
 }
@@ -88,8 +83,9 @@ impl Content {
 /// Index of the first buffer, and the offset in it, that is not as [`Content`] of `seed` cut into buffers of these
 /// lengths: at every byte, or, with a draw, at stamps in each buffer.
 pub(crate) fn check_buffers(seed: u64, buffers: &[Bytes], stamps: Option<u64>) -> Option<(u64, u64)> {
-    let mut seed = seed;
+    let mut next = Content::follow(seed);
     for (index, buffer) in buffers.iter().enumerate() {
+        let seed = next(buffer.len() as u64);
         let mismatch = match stamps {
             None => check_all(seed, buffer),
             Some(draw) => check_stamps(seed, buffer, mix(draw).wrapping_add(index as u64)),
@@ -97,7 +93,6 @@ pub(crate) fn check_buffers(seed: u64, buffers: &[Bytes], stamps: Option<u64>) -
         if let Some(offset) = mismatch {
             return Some((index as u64, offset));
         }
-        seed = seed.wrapping_add(Content::room(buffer.len() as u64) / WORD as u64);
     }
     None
 }
@@ -138,13 +133,14 @@ pub(crate) fn check_stamps(seed: u64, content: &[u8], draw: u64) -> Option<u64> 
     None
 }
 
-fn generate(seed: u64, len: usize) -> Vec<u8> {
-    let mut content = Vec::with_capacity(len.next_multiple_of(WORD));
+fn generate(seed: u64, len: usize) -> Result<Vec<u8>, TryReserveError> {
+    let mut content = Vec::new();
+    content.try_reserve_exact(len.saturating_add(WORD))?;
     for index in 0..len.div_ceil(WORD) as u64 {
         content.extend_from_slice(&word_at(seed, index));
     }
     content.truncate(len);
-    content
+    Ok(content)
 }
 
 fn word_at(seed: u64, index: u64) -> [u8; WORD] {
@@ -165,12 +161,17 @@ mod tests {
 
     use super::*;
 
+    /// Seed and content of the payload whose turn is `turn`.
+    fn payload(len: usize, seed: u64, turn: usize) -> (u64, Bytes) {
+        let mut content = Content::new(len, seed).unwrap().variant(turn);
+        (content.seed(), content.cut(len))
+    }
+
     #[test]
     fn right_content_passes_both_checks() {
         for len in [0, 1, 7, 8, 9, 63, 64, 127, 128, 129, 4096, 65_537] {
-            let payloads = Payloads::new(len, 77);
             for turn in 0..VARIANTS + 1 {
-                let (seed, content) = payloads.take(turn);
+                let (seed, content) = payload(len, 77, turn);
                 assert_eq!(content.len(), len);
                 assert_eq!(check_all(seed, &content), None);
                 assert_eq!(check_stamps(seed, &content, turn as u64), None);
@@ -180,9 +181,8 @@ mod tests {
 
     #[test]
     fn zeros_another_seed_and_a_shift_are_found() {
-        let payloads = Payloads::new(4096, 5);
-        let (seed, content) = payloads.take(0);
-        let (other, stale) = payloads.take(1);
+        let (seed, content) = payload(4096, 5, 0);
+        let (other, stale) = payload(4096, 5, 1);
         assert_ne!(seed, other);
         assert_eq!(check_stamps(seed, &[0; 4096], 1), Some(0));
         assert_eq!(check_stamps(seed, &stale, 1), Some(0));
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn stamps_find_a_wrong_byte_sooner_or_later_and_both_ends_at_once() {
-        let (seed, content) = Payloads::new(1000, 9).take(0);
+        let (seed, content) = payload(1000, 9, 0);
         for at in [0, 999] {
             let mut wrong = content.to_vec();
             wrong[at] ^= 1;
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn buffers_in_another_order_of_another_length_or_with_a_wrong_byte_are_found() {
-        let mut content = Content::new(10_000, 3).variant(1);
+        let mut content = Content::new(10_000, 3).unwrap().variant(1);
         let seed = content.seed();
         let buffers = [10, 1000, 10, 4096].map(|len| content.cut(len)).to_vec();
         assert_eq!(check_buffers(seed, &buffers, None), None);
@@ -224,12 +224,29 @@ mod tests {
         assert_eq!(check_buffers(seed, &wrong, None), Some((3, 2000)));
     }
 
+    #[test]
+    fn content_that_no_memory_holds_is_an_error() {
+        Content::new(usize::MAX, 1).unwrap_err();
+        Content::new(isize::MAX as usize, 1).unwrap_err();
+    }
+
+    #[test]
+    fn a_place_further_on_has_the_seed_of_what_lies_there() {
+        let content = Content::new(4096, 3).unwrap();
+        for bytes in [0, 64, 1024] {
+            let mut later = content.at(bytes);
+            let seed = later.seed();
+            assert_eq!(check_all(seed, &later.cut(512)), None);
+            assert_eq!(seed, 3 + bytes as u64 / 8);
+        }
+    }
+
     proptest! {
         #[test]
         fn any_wrong_byte_is_found_where_it_is(
             seed in any::<u64>(), len in 1usize..3000, at in any::<prop::sample::Index>(), change in 1u8..,
         ) {
-            let mut content = generate(seed, len);
+            let mut content = generate(seed, len).unwrap();
             let at = at.index(len);
             content[at] ^= change;
             prop_assert_eq!(check_all(seed, &content), Some(at as u64));

@@ -5,9 +5,11 @@ use std::fs;
 use serde::Serialize;
 
 use super::cell::{Cell, Load};
+use super::consume::Consume;
 use super::cores::Cores;
 use super::encode::Encode;
 use super::http2::Sizes;
+use super::mode::Mode;
 use super::plan::Plan;
 use super::rdma::Verdict;
 use super::results::Checks;
@@ -27,6 +29,9 @@ pub(crate) struct Facts {
     pub(crate) allocator: &'static str,
     pub(crate) http2: Http2Facts,
     pub(crate) encode: Encode,
+    /// What receivers do with payloads, and the modes in which they look for the largest element.
+    pub(crate) consume: Consume,
+    pub(crate) reducing_modes: Vec<&'static str>,
     /// The tokio runtime of both processes: `current-thread` or `multi-thread:WORKERS`.
     pub(crate) runtime: String,
     /// Cores that the processes were kept on; absent if they were not.
@@ -68,6 +73,14 @@ pub(crate) struct Machine {
 }
 
 impl Facts {
+    /// What receivers do with payloads, in words.
+    fn receiver(&self) -> String {
+        match self.reducing_modes.as_slice() {
+            [] => "leaves payloads as they are once they are checked, in all modes".to_owned(),
+            modes => format!("consumes payloads by reduce_max (f32) before it answers: {}", modes.join(", ")),
+        }
+    }
+
     /// Collects the facts once the run is over.
     pub(crate) fn new(
         plan: &Plan,
@@ -88,6 +101,8 @@ impl Facts {
             allocator: "mimalloc",
             http2: Http2Facts { setting: http2.name(), description: http2.to_string(), sizes: http2.sizes() },
             encode: options.encode,
+            consume: options.consume,
+            reducing_modes: reducing(&plan.modes, options.consume),
             runtime: options.runtime.to_string(),
             cores: cores.map(|cores| CoreFacts { client: cores.client, server: cores.server }),
             machine: Machine::this(),
@@ -113,6 +128,7 @@ impl Facts {
             ("allocator", format!("{} in both processes, for all modes", self.allocator)),
             ("HTTP/2", self.http2.description.clone()),
             ("encoding", self.encode.to_string()),
+            ("receiver", self.receiver()),
             ("runtime", format!("tokio, {}, in both processes", self.runtime)),
             ("processes", cores),
             (
@@ -139,6 +155,11 @@ impl Facts {
         }
         lines
     }
+}
+
+/// The names of those of `modes` whose receivers consume.
+fn reducing(modes: &[Mode], consume: Consume) -> Vec<&'static str> {
+    modes.iter().filter(|mode| consume.reduces(**mode)).map(|mode| mode.name()).collect()
 }
 
 /// A line for each workload among `cells`.

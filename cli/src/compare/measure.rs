@@ -9,6 +9,7 @@ use super::cell::Cell;
 use super::client::Caller;
 use super::closed_loop::{self, Position};
 use super::cores;
+use super::grpc::GrpcCaller;
 use super::mode::Mode;
 use super::open_loop::{self, Offer};
 use super::operations::Operations;
@@ -36,11 +37,42 @@ pub(crate) struct Lane {
     given_up: bool,
     /// Turns in a row in which every call failed.
     failed_turns: u32,
+    /// The mode can't take part in this cell.
+    sits_out: bool,
 }
 
 impl Lane {
     pub(crate) fn new(mode: Mode, caller: Caller) -> Self {
-        Self { mode, caller, position: Position::default(), given_up: false, failed_turns: 0 }
+        Self {
+            mode,
+            caller,
+            position: Position::default(),
+            given_up: false,
+            failed_turns: 0,
+            sits_out: false,
+        }
+    }
+
+    /// Whether nothing is to be sent.
+    fn is_idle(&self) -> bool {
+        self.given_up || self.sits_out
+    }
+
+    /// Makes ready for a cell's operations; a mode that can't sits the cell out, and its row says why.
+    async fn prepare(&mut self, operations: &Operations, cell: Cell, tally: &mut Tally) {
+        tally.skipped = cell.beyond(self.mode);
+        self.sits_out = tally.skipped.is_some();
+        if self.is_idle() {
+            return;
+        }
+        let patience = patience(cell, cell.concurrency().0);
+        let error = match tokio::time::timeout(patience, self.caller.prepare(operations)).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => no_answer(patience),
+        };
+        self.sits_out = true;
+        tally.error(1, error);
     }
 
     /// A mode all of whose calls fail, as when its device is gone, is not tried for ever.
@@ -57,11 +89,13 @@ pub(crate) struct Meter<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) lanes: Vec<Lane>,
     /// A connection of its own for asking the serving process what CPU time it used.
-    pub(crate) control: Caller,
+    pub(crate) control: GrpcCaller,
     pub(crate) progress: ProgressBar,
     pub(crate) checks: Checks,
     /// Whether each process has a core of its own.
     pub(crate) pinned: bool,
+    /// Whether receivers of any mode consume what arrives.
+    pub(crate) consumed: bool,
 }
 
 impl Meter<'_> {
@@ -77,35 +111,34 @@ impl Meter<'_> {
 
     /// Measures all modes in one cell: a row for each.
     async fn cell(&mut self, cell: Cell) -> Result<Vec<Row>, Failure> {
-        let operations = Operations::new(cell.load, seed(cell))?;
+        let operations = Operations::new(cell.load, seed(cell), self.consumed)?;
         let mut tallies = Vec::new();
         for _ in &self.lanes {
             tallies.push(Tally::new()?);
         }
         for (lane, tally) in tallies.iter_mut().enumerate() {
             self.announce(cell, lane);
+            self.lanes[lane].prepare(&operations, cell, tally).await;
             self.check_every_byte(lane, &operations, cell, 0, tally).await;
             self.warm_up(lane, &operations, cell, tally).await;
+            // The warm-up's turns are not the measurement's.
             self.lanes[lane].position = Position::default();
         }
         let planned = self.plan.rounds(cell);
         for round in 0..planned {
             for lane in self.plan.order(round) {
-                self.announce(cell, lane);
-                self.timed_turn(lane, &operations, cell, round, &mut tallies[lane]).await?;
+                let tally = &mut tallies[lane];
+                // A mode whose operations are long has had its time sooner, and does not make others wait.
+                if round < self.plan.min_rounds() || tally.wall < self.plan.duration {
+                    self.announce(cell, lane);
+                    self.timed_turn(lane, &operations, cell, round, tally).await?;
+                }
                 self.progress.inc(1);
-            }
-            let rounds = round + 1;
-            if rounds >= self.plan.min_rounds()
-                && tallies.iter().all(|tally| tally.wall >= self.plan.duration)
-            {
-                let left = u64::from(planned - rounds) * self.lanes.len() as u64;
-                self.progress.inc(left);
-                break;
             }
         }
         for (lane, tally) in tallies.iter_mut().enumerate() {
             self.check_every_byte(lane, &operations, cell, 1, tally).await;
+            self.lanes[lane].caller.release().await;
         }
         Ok(self.lanes.iter().zip(&tallies).map(|(lane, tally)| tally.row(lane.mode, cell)).collect())
     }
@@ -131,7 +164,7 @@ impl Meter<'_> {
         tally: &mut Tally,
     ) {
         let lane = &mut self.lanes[lane];
-        if lane.given_up {
+        if lane.is_idle() {
             return;
         }
         let patience = patience(cell, 1);
@@ -159,7 +192,7 @@ impl Meter<'_> {
         round: u32,
         tally: &mut Tally,
     ) -> Result<(), Failure> {
-        if self.lanes[lane].given_up {
+        if self.lanes[lane].is_idle() {
             return Ok(());
         }
         if cell.load.bytes() <= LEAD_IN {
@@ -215,7 +248,7 @@ impl Meter<'_> {
     ) -> Turn {
         let (mut turn, mut missing) = (Turn::default(), 0);
         let lane = &mut self.lanes[lane];
-        if lane.given_up {
+        if lane.is_idle() {
             return turn;
         }
         let patience = length + patience(cell, concurrency.0);
@@ -263,13 +296,33 @@ fn no_answer(patience: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use super::super::cell::Load;
     use super::*;
     use crate::compare::encode::Encode;
 
+    fn lane() -> Lane {
+        let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
+        Lane::new(Mode::GrpcTcp, Caller::Grpc(GrpcCaller::new(nowhere, Mode::GrpcTcp, Encode::Copy)))
+    }
+
+    #[tokio::test]
+    async fn a_mode_sits_out_what_it_can_t_carry_and_no_more() {
+        let operations = Operations::new(Load::Size(64), 1, false).unwrap();
+        let mut lane = lane();
+        for (bytes, skipped) in [(64, false), (3 << 30, true), (2047 << 20, false)] {
+            let cell = Cell::closed(bytes, 1);
+            let mut tally = Tally::new().unwrap();
+            lane.prepare(&operations, cell, &mut tally).await;
+            let row = tally.row(Mode::GrpcTcp, cell);
+            assert_eq!((row.skipped.is_some(), lane.is_idle(), row.errors), (skipped, skipped, 0));
+        }
+    }
+
     #[tokio::test]
     async fn a_mode_whose_calls_all_fail_is_given_up() {
-        let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
-        let mut lane = Lane::new(Mode::GrpcTcp, Caller::new(nowhere, Mode::GrpcTcp, Encode::Copy));
+        let mut lane = lane();
         let failed = || Turn { errors: 1, ..Turn::default() };
         let mixed = || Turn { latencies: vec![Duration::from_nanos(1)], errors: 5, ..Turn::default() };
         for turn in [failed(), failed(), mixed(), failed(), failed(), Turn::default(), failed(), failed()] {

@@ -2,25 +2,31 @@
 //!
 //! ```text
 //!   this process                                     the server process (this program once more)
-//!   plan: cells → measure ── operations ──────────→  server: the services on TCP, Unix socket and RDMA
-//!                  │  │  ←── what arrived, checked ─ content
-//!                  │  └ closed_loop, open_loop: when the next operation begins
+//!   plan: cells → measure ── client ── grpc ──────→  server: the services on TCP, Unix socket and RDMA
+//!                  │  │       └ memcpy  ←───────────  content: what arrived is checked; consume: and used
+//!                  │  └ closed_loop, open_loop: when the next of the operations begins
 //!                  └→ tally → results → table, json, report
 //! ```
 //!
 //! This owns the measuring and never the transport: RDMA connections are made in `rdma` alone.
 
+mod budget;
 pub(crate) mod cell;
 mod child;
 mod client;
 mod closed_loop;
+pub(crate) mod consume;
 mod content;
 mod cores;
 pub(crate) mod encode;
 mod facts;
+mod grpc;
 pub(crate) mod http2;
 mod json;
+mod layout;
 mod measure;
+mod memcpy;
+mod memory;
 pub(crate) mod mode;
 pub(crate) mod open_loop;
 mod operations;
@@ -41,9 +47,9 @@ use std::path::Path;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use self::child::ServerProcess;
-use self::client::Caller;
 use self::cores::Cores;
 use self::facts::Facts;
+use self::grpc::GrpcCaller;
 use self::measure::{Lane, Meter};
 use self::plan::Plan;
 use self::rdma::{Rdma, Verdict};
@@ -120,11 +126,12 @@ async fn measure(
     let progress = progress_bar(plan);
     let work = async {
         let (lanes, verdict) = connect(options, plan, rdma, &addresses).await?;
-        let channel = client::tcp(addresses.tcp, http2::Http2::Default).await?;
-        let control = Caller::new(channel, mode::Mode::GrpcTcp, encode::Encode::Copy);
+        let channel = grpc::tcp(addresses.tcp, http2::Http2::Default).await?;
+        let control = GrpcCaller::new(channel, mode::Mode::GrpcTcp, encode::Encode::Copy);
         let (progress, checks) = (progress.clone(), Checks::default());
         let pinned = cores.is_some() && addresses.pinned;
-        let mut meter = Meter { plan, lanes, control, progress, checks, pinned };
+        let consumed = plan.modes.iter().any(|mode| options.consume.reduces(*mode));
+        let mut meter = Meter { plan, lanes, control, progress, checks, pinned, consumed };
         let rows = meter.run().await?;
         Ok((verdict, rows, meter.checks))
     };
@@ -154,7 +161,7 @@ async fn connect(
     let mut lanes = Vec::new();
     let mut verdict = None;
     for mode in &plan.modes {
-        let (caller, agreed) = client::connect(*mode, addresses, options.http2, options.encode, rdma).await?;
+        let (caller, agreed) = client::connect(*mode, addresses, options, rdma).await?;
         lanes.push(Lane::new(*mode, caller));
         verdict = verdict.or(agreed);
     }

@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-/// A way to carry the same call.
+/// A way to carry the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::enum_variant_names, reason = "modes without gRPC come beside them")]
 pub(crate) enum Mode {
     /// tonic over a TCP connection on the loopback interface: what the others are measured against.
     GrpcTcp,
@@ -14,11 +13,22 @@ pub(crate) enum Mode {
     GrpcRdma,
     /// The same with payloads that go by reference: `tonic_rdma::gather`.
     GrpcRdmaGather,
+    /// No transport: a copy within the client. What a machine's memory can do at most.
+    Memcpy,
 }
+
+/// Largest payload of a gRPC call: with it the message stays below the 2 GiB that protobuf implementations end at.
+const GRPC_LIMIT: u64 = 2047 << 20;
 
 impl Mode {
     /// Every mode that exists, in the order of the table.
-    pub(crate) const ALL: [Self; 4] = [Self::GrpcTcp, Self::GrpcUds, Self::GrpcRdma, Self::GrpcRdmaGather];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::GrpcTcp, Self::GrpcUds, Self::GrpcRdma, Self::GrpcRdmaGather, Self::Memcpy];
+
+    /// The modes that are compared if nobody names any: ways to carry something, not the baseline.
+    pub(crate) fn default_list() -> Vec<Self> {
+        Self::ALL.into_iter().filter(|mode| *mode != Self::Memcpy).collect()
+    }
 
     /// The name on the command line and in the JSON.
     pub(crate) const fn name(self) -> &'static str {
@@ -27,6 +37,7 @@ impl Mode {
             Self::GrpcUds => "grpc-uds",
             Self::GrpcRdma => "grpc-rdma",
             Self::GrpcRdmaGather => "grpc-rdma-gather",
+            Self::Memcpy => "memcpy",
         }
     }
 
@@ -39,10 +50,45 @@ impl Mode {
     pub(crate) const fn uses_rdma(self) -> bool {
         matches!(self, Self::GrpcRdma | Self::GrpcRdmaGather)
     }
+
+    /// Whether what arrives is a tensor, for somebody to compute with, and not a message.
+    pub(crate) const fn carries_tensors(self) -> bool {
+        match self {
+            Self::GrpcTcp | Self::GrpcUds | Self::GrpcRdma | Self::GrpcRdmaGather | Self::Memcpy => false,
+        }
+    }
+
+    /// The largest message in bytes, and what sets that limit; `None` where the machine's memory alone does.
+    pub(crate) const fn limit(self) -> Option<(u64, &'static str)> {
+        match self {
+            Self::GrpcTcp | Self::GrpcUds | Self::GrpcRdma | Self::GrpcRdmaGather => {
+                Some((GRPC_LIMIT, "a protobuf message ends below 2 GiB"))
+            }
+            Self::Memcpy => None,
+        }
+    }
 }
 
 impl fmt::Display for Mode {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_distinct_and_read_back() {
+        for mode in Mode::ALL {
+            assert_eq!(Mode::from_name(mode.name()), Some(mode));
+        }
+        assert_eq!(Mode::from_name("grpc"), None);
+    }
+
+    #[test]
+    fn the_baseline_is_measured_when_it_is_asked_for() {
+        assert_eq!(Mode::default_list(), Mode::ALL[..4]);
     }
 }

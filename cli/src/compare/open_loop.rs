@@ -231,8 +231,8 @@ mod tests {
     use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
 
     use super::super::cell::Load;
-    use super::super::client;
     use super::super::encode::Encode;
+    use super::super::grpc::{self, GrpcCaller};
     use super::super::http2::Http2;
     use super::super::mode::Mode;
     use super::super::server::tcp_listener;
@@ -290,7 +290,7 @@ mod tests {
         async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
             tokio::time::sleep(SLOW).await;
             let bytes = request.into_inner().payload.len() as u64;
-            Ok(Response::new(PutReply { bytes, first_mismatch: 0 }))
+            Ok(Response::new(PutReply { bytes, first_mismatch: 0, maximum: None }))
         }
 
         type EchoStream = Streaming<PutRequest>;
@@ -313,9 +313,9 @@ mod tests {
         let address = incoming.local_addr().unwrap();
         let server = Server::builder().add_service(TransferServer::new(Slow));
         tokio::spawn(server.serve_with_incoming(incoming));
-        let channel = client::tcp(address, Http2::Default).await.unwrap();
-        let caller = Caller::new(channel, Mode::GrpcTcp, Encode::Copy);
-        let operations = Operations::new(Load::Size(64), 1).unwrap();
+        let channel = grpc::tcp(address, Http2::Default).await.unwrap();
+        let caller = Caller::Grpc(GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy));
+        let operations = Operations::new(Load::Size(64), 1, false).unwrap();
         let schedule = vec![Duration::ZERO; 10];
         let offer = Offer { schedule, length, first: 0, bound: 1, width: 1, polite: true };
         let mut turn = Turn::default();

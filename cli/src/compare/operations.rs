@@ -1,76 +1,123 @@
 //! What callers send in a cell, made before the time begins.
 
+use std::slice;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::cell::Load;
-use super::content::{Content, Payloads, VARIANTS};
+use super::consume::{reduce_max, reduce_max_of};
+use super::content::{Content, VARIANTS};
+use super::layout::{self, Layout};
 use crate::failure::Failure;
 use crate::workload::{Message, Workload};
+
+/// One payload.
+#[derive(Clone, Debug)]
+pub(crate) struct Put {
+    pub(crate) seed: u64,
+    pub(crate) payload: Bytes,
+    /// Its largest element, where somebody consumes it.
+    pub(crate) maximum: Option<f32>,
+}
 
 /// One message of several buffers.
 #[derive(Clone, Debug)]
 pub(crate) struct Push {
     pub(crate) seed: u64,
     pub(crate) buffers: Vec<Bytes>,
+    /// The largest element of all of them, where somebody consumes them.
+    pub(crate) maximum: Option<f32>,
 }
 
 /// What counts as one: a call, or a set of them.
 #[derive(Clone, Debug)]
 pub(crate) enum Operation {
-    /// A payload and its seed.
-    Put(u64, Bytes),
+    Put(Put),
     Push(Push),
     Set(Arc<[Push]>),
 }
 
 /// The operations of a cell, which callers take in turn. Taking one costs reference counts.
+///
+/// All buffers of all turns lie in one stretch of memory, so an operation's content needs no more than its own size
+/// however many turns there are.
 #[derive(Clone, Debug)]
 pub(crate) struct Operations {
+    load: Load,
     turns: Arc<[Operation]>,
 }
 
 impl Operation {
     /// Bytes of payload.
     pub(crate) fn bytes(&self) -> u64 {
-        match self {
-            Self::Put(_, payload) => payload.len() as u64,
-            Self::Push(push) => push.bytes(),
-            Self::Set(set) => set.iter().map(Push::bytes).sum(),
-        }
+        self.buffers().map(|(_, buffer)| buffer.len() as u64).sum()
     }
 
     /// Messages that it sends.
     pub(crate) fn messages(&self) -> u64 {
         match self {
-            Self::Put(..) | Self::Push(_) => 1,
+            Self::Put(_) | Self::Push(_) => 1,
             Self::Set(set) => set.len() as u64,
+        }
+    }
+
+    /// Every buffer, with the seed of its content.
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = (u64, &Bytes)> {
+        let (put, pushes) = match self {
+            Self::Put(put) => (Some((put.seed, &put.payload)), &[][..]),
+            Self::Push(push) => (None, slice::from_ref(push)),
+            Self::Set(set) => (None, &set[..]),
+        };
+        put.into_iter().chain(pushes.iter().flat_map(Push::seeded))
+    }
+
+    /// The largest element of all buffers, where somebody consumes them.
+    pub(crate) fn maximum(&self) -> Option<f32> {
+        match self {
+            Self::Put(put) => put.maximum,
+            Self::Push(push) => push.maximum,
+            Self::Set(set) => {
+                let maxima: Option<Vec<f32>> = set.iter().map(|push| push.maximum).collect();
+                maxima.map(|maxima| maxima.into_iter().fold(f32::NEG_INFINITY, f32::max))
+            }
         }
     }
 }
 
 impl Push {
-    fn bytes(&self) -> u64 {
-        self.buffers.iter().map(|buffer| buffer.len() as u64).sum()
+    fn seeded(&self) -> impl Iterator<Item = (u64, &Bytes)> {
+        let mut next = Content::follow(self.seed);
+        self.buffers.iter().map(move |buffer| (next(buffer.len() as u64), buffer))
     }
 }
 
 impl Operations {
-    /// The operations of `load`, with content after `seed`.
-    pub(crate) fn new(load: Load, seed: u64) -> Result<Self, Failure> {
+    /// The operations of `load`, with content after `seed`, and what is known of it if receivers consume it.
+    pub(crate) fn new(load: Load, seed: u64, consumed: bool) -> Result<Self, Failure> {
+        let room = layout::room(load);
+        let content = usize::try_from(room).ok().and_then(|room| Content::new(room, seed).ok());
+        let content =
+            content.ok_or_else(|| Failure::usage(format!("{}: there is no memory for it", load.label())))?;
         let turns = match load {
             Load::Size(bytes) => {
-                let payloads = Payloads::new(addressable(bytes, load)?, seed);
                 let put = |turn| {
-                    let (seed, payload) = payloads.take(turn);
-                    Operation::Put(seed, payload)
+                    let mut content = content.variant(turn);
+                    // It fits: the content was made for it.
+                    let (seed, payload) = (content.seed(), content.cut(bytes as usize));
+                    let maximum = consumed.then(|| reduce_max(&payload));
+                    Operation::Put(Put { seed, payload, maximum })
                 };
                 (0..VARIANTS).map(put).collect()
             }
-            Load::Workload(workload) => of_workload(workload, seed)?,
+            Load::Workload(workload) => of_workload(workload, &content, consumed),
         };
-        Ok(Self { turns })
+        Ok(Self { load, turns })
+    }
+
+    /// What kind of operations they are.
+    pub(crate) const fn load(&self) -> Load {
+        self.load
     }
 
     /// The operation whose turn is `turn`.
@@ -80,47 +127,53 @@ impl Operations {
 }
 
 /// Each operation of the cycle at least once, and as many as there are variants of the content.
-fn of_workload(workload: Workload, seed: u64) -> Result<Arc<[Operation]>, Failure> {
+fn of_workload(workload: Workload, content: &Content, consumed: bool) -> Arc<[Operation]> {
     let cycle = workload.operations();
-    let load = Load::Workload(workload);
-    let room = |messages: &Vec<Message>| messages.iter().flatten().map(|len| Content::room(*len)).sum();
-    let most: u64 = cycle.iter().map(room).max().unwrap_or(0);
-    let content = Content::new(addressable(most, load)?, seed);
+    let layout = Layout::of(Load::Workload(workload), content.seed());
     let turns = cycle.len().max(VARIANTS);
     let operation = |(turn, messages): (usize, &Vec<Message>)| {
-        let mut content = content.variant(turn);
-        let mut pushes: Vec<Push> = messages
-            .iter()
-            .map(|message| {
-                let seed = content.seed();
-                // It fits: the content was made for the longest.
-                Push { seed, buffers: message.iter().map(|len| content.cut(*len as usize)).collect() }
-            })
-            .collect();
-        match (workload, pushes.pop()) {
-            (Workload::Mix(_), Some(push)) => Operation::Push(push),
+        let content = content.variant(turn);
+        let mut offsets = layout.offsets(messages.iter().flatten().copied());
+        let mut push = |message: &Message| push(&content, message, &mut offsets, consumed);
+        let mut pushes: Vec<Push> = messages.iter().map(&mut push).collect();
+        match (workload.is_set(), pushes.pop()) {
+            (false, Some(push)) => Operation::Push(push),
             (_, last) => Operation::Set(pushes.into_iter().chain(last).collect()),
         }
     };
-    Ok(cycle.iter().cycle().take(turns).enumerate().map(operation).collect())
+    cycle.iter().cycle().take(turns).enumerate().map(operation).collect()
 }
 
-fn addressable(bytes: u64, load: Load) -> Result<usize, Failure> {
-    usize::try_from(bytes)
-        .map_err(|_| Failure::usage(format!("{} does not fit this machine's addresses", load.label())))
+/// A message of buffers of `content` that begin at `offsets`.
+fn push(
+    content: &Content,
+    message: &Message,
+    offsets: &mut impl Iterator<Item = u64>,
+    consumed: bool,
+) -> Push {
+    let mut seed = None;
+    let mut buffer = |len: &u64| {
+        // It fits: the content was made for the longest operation.
+        let mut place = content.at(offsets.next().unwrap_or(0) as usize);
+        seed.get_or_insert(place.seed());
+        place.cut(*len as usize)
+    };
+    let buffers: Vec<Bytes> = message.iter().map(&mut buffer).collect();
+    let maximum = consumed.then(|| reduce_max_of(buffers.iter().map(|buffer| &buffer[..])));
+    Push { seed: seed.unwrap_or_else(|| content.seed()), buffers, maximum }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
-    use super::super::content::check_buffers;
+    use super::super::content::{check_all, check_buffers};
     use super::*;
     use crate::workload::{Mix, Model};
 
     fn pushes(operation: &Operation) -> Vec<Push> {
         match operation {
-            Operation::Put(..) => Vec::new(),
+            Operation::Put(_) => Vec::new(),
             Operation::Push(push) => vec![push.clone()],
             Operation::Set(set) => set.to_vec(),
         }
@@ -128,8 +181,8 @@ mod tests {
 
     #[test]
     fn operations_are_what_the_workload_says_with_content_to_its_seed() {
-        for workload in [Workload::Mix(Mix::Random), Workload::Model(Model::Gru)] {
-            let operations = Operations::new(Load::Workload(workload), 11).unwrap();
+        for workload in [Workload::Mix(Mix::Random), Workload::Model(Model::Gru), Workload::Blocks] {
+            let operations = Operations::new(Load::Workload(workload), 11, false).unwrap();
             let cycle = workload.operations();
             for turn in 0..6 {
                 let messages = &cycle[turn % cycle.len()];
@@ -149,14 +202,48 @@ mod tests {
     }
 
     #[test]
-    fn a_set_s_variables_lie_apart() {
-        let operations = Operations::new(Load::Workload(Workload::Model(Model::Gru)), 1).unwrap();
-        let mut ranges: Vec<_> = pushes(&operations.take(0))
-            .iter()
-            .map(|push| push.buffers[0].as_ptr_range())
-            .map(|range| (range.start.addr(), range.end.addr()))
-            .collect();
-        ranges.sort_unstable();
-        assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+    fn a_set_s_buffers_lie_apart_and_blocks_in_no_order() {
+        for workload in [Workload::Model(Model::Gru), Workload::Blocks] {
+            let operations = Operations::new(Load::Workload(workload), 1, false).unwrap();
+            let ranges: Vec<_> = pushes(&operations.take(0))
+                .iter()
+                .map(|push| push.buffers[0].as_ptr_range())
+                .map(|range| (range.start.addr(), range.end.addr()))
+                .collect();
+            let mut sorted = ranges.clone();
+            sorted.sort_unstable();
+            assert!(sorted.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+            assert_eq!(sorted == ranges, workload != Workload::Blocks);
+        }
+    }
+
+    #[test]
+    fn what_is_consumed_is_known_beforehand() {
+        for load in
+            [Load::Size(1000), Load::Workload(Workload::Mix(Mix::Skew)), Load::Workload(Workload::Blocks)]
+        {
+            let operation = Operations::new(load, 5, true).unwrap().take(2);
+            let all: Vec<f32> = operation.buffers().map(|(_, buffer)| reduce_max(buffer)).collect();
+            assert_eq!(operation.maximum(), all.into_iter().reduce(f32::max));
+            assert_eq!(Operations::new(load, 5, false).unwrap().take(2).maximum(), None);
+        }
+    }
+
+    #[test]
+    fn every_buffer_comes_with_the_seed_of_its_content() {
+        for load in
+            [Load::Size(100), Load::Workload(Workload::Mix(Mix::Uniform)), Load::Workload(Workload::Blocks)]
+        {
+            let operation = Operations::new(load, 5, false).unwrap().take(1);
+            for (seed, buffer) in operation.buffers() {
+                assert_eq!(check_all(seed, buffer), None);
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_memory_holds_is_refused_by_name() {
+        let refusal = Operations::new(Load::Size(1 << 62), 1, false).unwrap_err().to_string();
+        assert!(refusal.contains("4294967296 GiB"), "{refusal}");
     }
 }

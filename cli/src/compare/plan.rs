@@ -3,20 +3,18 @@
 use std::time::Duration;
 
 use crate::args::{CompareOptions, List};
+use crate::compare::budget;
 use crate::compare::cell::{Cell, Load};
+use crate::compare::memory;
 use crate::compare::mode::Mode;
 use crate::compare::open_loop::MAX_ARRIVALS;
 use crate::failure::Failure;
-use crate::units;
-
-/// Largest payload: with it the message stays below the 2 GiB that protobuf implementations end at.
-pub(crate) const MAX_BYTES: u64 = 2047 << 20;
 
 /// Calls that every mode makes in every cell at least, however long they take.
-const MIN_ROUNDS: u32 = 3;
+pub(super) const MIN_ROUNDS: u32 = 3;
 
 /// Cells of a run that nobody narrowed: small calls alone and many at once, then one large one at a time.
-const DEFAULT_CELLS: [Cell; 9] = [
+pub(super) const DEFAULT_CELLS: [Cell; 9] = [
     Cell::closed(64, 1),
     Cell::closed(64, 32),
     Cell::closed(8 << 10, 64),
@@ -28,7 +26,7 @@ const DEFAULT_CELLS: [Cell; 9] = [
     Cell::closed(64 << 20, 1),
 ];
 
-const QUICK_CELLS: [Cell; 6] = [
+pub(super) const QUICK_CELLS: [Cell; 6] = [
     Cell::closed(64, 1),
     Cell::closed(64, 32),
     Cell::closed(8 << 10, 64),
@@ -39,11 +37,6 @@ const QUICK_CELLS: [Cell; 6] = [
 
 /// Payload of an open loop that nobody narrowed: any other would be too much for one rate or too little for another.
 const OPEN_LOOP_LOAD: Load = Load::Size(64);
-
-/// Time for all timed slices together. Warm-up, full checks and overrunning slices come on top, so that a default
-/// run ends well within 90 s and a quick one within 15 s.
-const DEFAULT_BUDGET: Duration = Duration::from_secs(60);
-const QUICK_BUDGET: Duration = Duration::from_secs(8);
 
 /// A whole run.
 #[derive(Clone, Debug)]
@@ -59,16 +52,13 @@ pub(crate) struct Plan {
 impl Plan {
     /// The run that `options` ask for, if the machine has the memory for it.
     pub(crate) fn new(options: &CompareOptions) -> Result<Self, Failure> {
-        let modes = options.modes.clone().map_or_else(|| Mode::ALL.to_vec(), |list| list.0);
+        let modes = options.modes.clone().map_or_else(Mode::default_list, |list| list.0);
         let cells = cells(options);
-        let slots = u32::try_from(modes.len() * cells.len()).unwrap_or(u32::MAX).max(1);
-        let duration = options.duration.unwrap_or_else(|| {
-            let budget = if options.quick { QUICK_BUDGET } else { DEFAULT_BUDGET };
-            (budget / slots).clamp(Duration::from_millis(100), Duration::from_secs(2))
-        });
-        let plan = Self { modes, cells, duration };
-        plan.check_memory(available_memory())?;
-        Ok(plan)
+        check_limits(&cells, &modes)?;
+        memory::check(&cells, &modes)?;
+        let duration =
+            options.duration.unwrap_or_else(|| budget::duration(&cells, modes.len(), options.quick));
+        Ok(Self { modes, cells, duration })
     }
 
     /// Whether operations begin when they are due, in all cells.
@@ -105,19 +95,24 @@ impl Plan {
         let modes = self.modes.len();
         (0..modes).map(move |turn| (turn + round as usize) % modes)
     }
+}
 
-    fn check_memory(&self, available: Option<u64>) -> Result<(), Failure> {
-        let largest = self.cells.iter().max_by_key(|cell| cell.memory());
-        match (largest, available) {
-            (Some(cell), Some(available)) if cell.memory() > available => Err(Failure::usage(format!(
-                "{} needs about {} of memory and {} are available: take a smaller size or fewer in flight",
-                cell.label(),
-                units::rough_size(cell.memory()),
-                units::rough_size(available),
-            ))),
-            _ => Ok(()),
+/// Refuses cells that none of `modes` can carry; where some can, the others' rows will say why they are empty.
+fn check_limits(cells: &[Cell], modes: &[Mode]) -> Result<(), Failure> {
+    for cell in cells {
+        let reasons: Option<Vec<_>> =
+            modes.iter().map(|mode| cell.beyond(*mode).map(|reason| (mode, reason))).collect();
+        if let Some(&[(mode, ref reason), ..]) = reasons.as_deref() {
+            let able: Vec<_> = Mode::ALL.iter().filter(|mode| cell.beyond(**mode).is_none()).collect();
+            let able: Vec<_> = able.into_iter().map(|mode| mode.name()).collect();
+            return Err(Failure::usage(format!(
+                "no mode of this run carries {}: {mode}: {reason}; modes that do: {}",
+                cell.load.label(),
+                able.join(", ")
+            )));
         }
     }
+    Ok(())
 }
 
 /// Every load with every number in flight at every rate.
@@ -153,13 +148,6 @@ fn items<T: Copy>(list: &Option<List<T>>) -> impl Iterator<Item = T> {
     list.iter().flat_map(|list| list.0.iter().copied())
 }
 
-/// `MemAvailable` of /proc/meminfo, in bytes.
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
@@ -168,7 +156,7 @@ mod tests {
     use crate::workload::Workload;
 
     fn plan(duration: Duration) -> Plan {
-        Plan { modes: Mode::ALL.to_vec(), cells: DEFAULT_CELLS.to_vec(), duration }
+        Plan { modes: Mode::default_list(), cells: DEFAULT_CELLS.to_vec(), duration }
     }
 
     fn asked(arguments: &[&str]) -> Vec<Cell> {
@@ -218,10 +206,13 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_that_does_not_fit_is_refused_by_name() {
-        let plan = Plan { cells: vec![Cell::closed(1 << 30, 512)], ..plan(Duration::from_secs(1)) };
-        let refusal = plan.check_memory(Some(8 << 30)).unwrap_err().to_string();
-        assert!(refusal.contains("1 GiB × 512"), "{refusal}");
-        plan.check_memory(None).unwrap();
+    fn what_no_mode_carries_is_refused_and_what_one_does_is_not() {
+        let cells = [Cell::closed(64, 1), Cell::closed(3 << 30, 1)];
+        let refusal = check_limits(&cells, &Mode::default_list()).unwrap_err().to_string();
+        for named in ["3 GiB", "grpc-tcp", "2047 MiB", "memcpy"] {
+            assert!(refusal.contains(named), "{named} in {refusal}");
+        }
+        check_limits(&cells, &Mode::ALL).unwrap();
+        check_limits(&cells[..1], &Mode::default_list()).unwrap();
     }
 }

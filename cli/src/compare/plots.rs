@@ -16,6 +16,7 @@ const COLOURS: [RGBColor; Mode::ALL.len()] = [
     RGBColor(0x33, 0x77, 0xbb),
     RGBColor(0xdd, 0x66, 0x22),
     RGBColor(0xee, 0xaa, 0x44),
+    RGBColor(0x22, 0x22, 0x22),
 ];
 
 /// What a plot shows of a row.
@@ -168,16 +169,18 @@ fn draw_into(figure: &Figure, rows: &[Row], svg: &mut String) -> Result<(), Box<
         })
         .y_desc(figure.axis)
         .draw()?;
-    for (index, (mode, colour)) in Mode::ALL.iter().zip(COLOURS).enumerate() {
-        let of_mode: Vec<&Row> = rows.iter().filter(|row| row.mode == mode.name()).collect();
-        if of_mode.is_empty() {
-            continue;
-        }
+    let of = |mode: Mode| rows.iter().filter(move |row| row.mode == mode.name());
+    let shown = || Mode::ALL.into_iter().zip(COLOURS).filter(|(mode, _)| of(*mode).next().is_some());
+    // Bars stand side by side in the middle of their cell.
+    let room = 0.96 / shown().count().max(4) as f64;
+    let margin = (1.0 - room * shown().count() as f64) / 2.0;
+    for (index, (mode, colour)) in shown().enumerate() {
+        let of_mode: Vec<&Row> = of(mode).collect();
         let bars = of_mode.iter().filter_map(|row| {
             let height = (figure.value)(row, rows).filter(|value| *value > 0.0)?;
             let cell = cells.iter().position(|cell| *cell == row.cell)? as f64;
-            let left = cell + 0.14 + 0.24 * index as f64;
-            Some(Rectangle::new([(left, foot), (left + 0.22, scale(height))], colour.filled()))
+            let left = cell + margin + room * (index as f64 + 0.04);
+            Some(Rectangle::new([(left, foot), (left + 0.92 * room, scale(height))], colour.filled()))
         });
         chart
             .draw_series(bars)?

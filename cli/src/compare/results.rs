@@ -33,6 +33,9 @@ pub(crate) struct Row {
     pub(crate) cpu_us_per_op: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) first_error: Option<String>,
+    /// Why nothing was measured: the mode can't carry it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) skipped: Option<String>,
     #[serde(skip)]
     pub(crate) cell: Cell,
 }
@@ -114,6 +117,7 @@ pub(crate) fn sample_row(mode: &'static str, cell: Cell, p50_us: f64) -> Row {
         gbytes_per_s: ops_per_s * cell.load.bytes() as f64 / 1e9,
         cpu_us_per_op: p50_us,
         first_error: None,
+        skipped: None,
         cell,
     }
 }

@@ -20,9 +20,11 @@ use tonic_rdma_proto::tensors::{Mismatch, PushReply, PushRequest};
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{Check, PutReply, PutRequest, UsageReply, UsageRequest};
 
+use super::consume::{reduce_max, reduce_max_of};
 use super::content::{check_all, check_buffers, check_stamps};
 use super::cores;
 use super::http2::Http2;
+use super::mode::Mode;
 use super::rdma::Rdma;
 use crate::args::ServerOptions;
 use crate::failure::Failure;
@@ -93,7 +95,8 @@ fn announce(hello: &Hello) -> Result<(), Failure> {
 type Servers = JoinSet<Result<(), tonic::transport::Error>>;
 
 async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Servers), Failure> {
-    let service = Service::default();
+    // All of gRPC's modes come to this one service, and every setting treats them alike.
+    let service = Service::reducing(options.consume.reduces(Mode::GrpcTcp));
     let mut servers = Servers::new();
 
     let tcp = tcp_listener()?;
@@ -144,9 +147,16 @@ fn uds_listener() -> io::Result<(UnixListenerStream, String)> {
 pub(crate) struct Service {
     /// Calls so far: moves the sampled offsets from call to call.
     calls: Arc<AtomicU64>,
+    /// Whether each answer says what the largest element is.
+    reduces: bool,
 }
 
 impl Service {
+    /// A service that consumes what it takes, if `reduces`.
+    pub(crate) fn reducing(reduces: bool) -> Self {
+        Self { reduces, ..Self::default() }
+    }
+
     /// The service for single payloads as a tonic server without limits on message sizes.
     pub(crate) fn transfer(self) -> TransferServer<Self> {
         TransferServer::new(self).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX)
@@ -170,6 +180,7 @@ impl Transfer for Service {
         Ok(Response::new(PutReply {
             bytes: request.payload.len() as u64,
             first_mismatch: mismatch.map_or(0, |offset| offset + 1),
+            maximum: self.reduces.then(|| reduce_max(&request.payload)),
         }))
     }
 
@@ -197,6 +208,7 @@ impl Tensors for Service {
         Ok(Response::new(PushReply {
             lengths: buffers.iter().map(|buffer| buffer.len() as u64).collect(),
             mismatch: mismatch.map(|(buffer, offset)| Mismatch { buffer, offset }),
+            maximum: self.reduces.then(|| reduce_max_of(buffers.iter().map(|buffer| &buffer[..]))),
         }))
     }
 }

@@ -61,6 +61,11 @@ pub(crate) fn legend(rows: &[Row]) -> String {
              those of calls that were never sent count as long as they had waited.",
         );
     }
+    for row in rows {
+        if let Some(reason) = &row.skipped {
+            legend.push_str(&format!("\n{} was not measured at {}: {reason}.", row.mode, row.cell.label()));
+        }
+    }
     legend
 }
 
@@ -134,6 +139,15 @@ mod tests {
         assert!(!text.contains("offered") && !text.contains("p99.9"), "{text}");
         let alone = table(&rows[1..]).to_string();
         assert!(alone.contains('–'), "{alone}");
+    }
+
+    #[test]
+    fn what_was_not_measured_is_dashes_and_a_reason() {
+        let mut row = sample_row("grpc-tcp", Cell::closed(3 << 30, 1), 80.0);
+        (row.ops, row.skipped) = (0, Some("it is too much".to_owned()));
+        let rows = [row, sample_row("memcpy", Cell::closed(3 << 30, 1), 32.0)];
+        assert!(legend(&rows).ends_with("grpc-tcp was not measured at 3 GiB × 1: it is too much."));
+        assert!(table(&rows).to_string().contains('–') && !legend(&rows[1..]).contains("not measured"));
     }
 
     #[test]

@@ -77,6 +77,8 @@ pub(crate) struct Tally {
     /// Time of all timed turns, and CPU time that both processes used in it.
     pub(crate) wall: Duration,
     pub(crate) cpu: Duration,
+    /// Why the mode could not take part.
+    pub(crate) skipped: Option<String>,
     turns: u64,
     offered: u64,
     unsent: u64,
@@ -95,6 +97,7 @@ impl Tally {
             first_error: None,
             wall: Duration::ZERO,
             cpu: Duration::ZERO,
+            skipped: None,
             turns: 0,
             offered: 0,
             unsent: 0,
@@ -159,6 +162,7 @@ impl Tally {
             gbytes_per_s: per(self.bytes as f64 / 1e9, wall),
             cpu_us_per_op: per(self.cpu.as_secs_f64() * 1e6, self.ops as f64),
             first_error: self.first_error.clone(),
+            skipped: self.skipped.clone(),
             cell,
         }
     }

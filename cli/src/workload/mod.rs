@@ -2,11 +2,13 @@
 //!
 //! ```text
 //!  Workload ─┬─ Mix    uniform, random, skew:  an operation is one message of ten buffers
-//!            └─ Model  resnet50, vgg16, …:     an operation is one set, a message of one buffer for each variable
+//!            ├─ Model  resnet50, vgg16, …:     an operation is one set, a message of one buffer for each variable
+//!            └─ Blocks                         an operation is one set, a message for each of 4096 scattered blocks
 //! ```
 //!
 //! This owns the tables and their arithmetic. Content, and how messages travel, are others'.
 
+pub(crate) mod blocks;
 mod mixes;
 mod models;
 
@@ -25,13 +27,15 @@ pub(crate) enum Workload {
     Mix(Mix),
     /// Sets of variables: what a worker pushes to its parameter servers after a mini-batch.
     Model(Model),
+    /// Sets of blocks of one length, which lie anywhere in memory.
+    Blocks,
 }
 
 impl Workload {
     /// Every workload.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let mixes = Mix::ALL.into_iter().map(Self::Mix);
-        mixes.chain(Model::ALL.into_iter().map(Self::Model))
+        mixes.chain(Model::ALL.into_iter().map(Self::Model)).chain([Self::Blocks])
     }
 
     /// The name on the command line and in the JSON.
@@ -39,6 +43,7 @@ impl Workload {
         match self {
             Self::Mix(mix) => mix.name(),
             Self::Model(model) => model.name(),
+            Self::Blocks => "blocks",
         }
     }
 
@@ -54,6 +59,7 @@ impl Workload {
             Self::Model(model) => {
                 vec![model.variables().iter().map(|variable| vec![variable.bytes()]).collect()]
             }
+            Self::Blocks => vec![blocks::operation()],
         }
     }
 
@@ -63,6 +69,11 @@ impl Workload {
         let bytes: u64 = operations.iter().flatten().flatten().sum();
         let count = operations.len().max(1) as u64;
         (bytes + count / 2) / count
+    }
+
+    /// Messages of the operation that has most of them.
+    pub(crate) fn most_messages(self) -> u64 {
+        self.operations().iter().map(|messages| messages.len() as u64).max().unwrap_or(0)
     }
 
     /// Bytes of the largest message.
@@ -75,12 +86,24 @@ impl Workload {
         self.operations().iter().map(|operation| operation.iter().flatten().sum()).max().unwrap_or(0)
     }
 
+    /// Whether an operation is many messages, a set.
+    pub(crate) const fn is_set(self) -> bool {
+        matches!(self, Self::Model(_) | Self::Blocks)
+    }
+
     /// What an operation is, for people.
     pub(crate) fn describe(self) -> String {
         match self {
             Self::Mix(mix) => format!("{}: {}", self.name(), mix.describe()),
             Self::Model(model) => {
                 format!("{}: a set of {} variables, a message each", self.name(), model.variables().len())
+            }
+            Self::Blocks => {
+                format!(
+                    "{}: a set of {} blocks, a message each, scattered in memory",
+                    self.name(),
+                    blocks::BLOCKS
+                )
             }
         }
     }
@@ -120,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mix_sends_one_message_and_a_model_one_for_each_variable() {
+    fn a_mix_sends_one_message_a_model_one_for_each_variable_and_blocks_one_each() {
         for mix in Mix::ALL {
             assert!(Workload::Mix(mix).operations().iter().all(|messages| messages.len() == 1));
         }
@@ -130,5 +153,9 @@ mod tests {
             assert_eq!(operations[0].len(), model.variables().len());
             assert!(operations[0].iter().all(|message| message.len() == 1));
         }
+        let blocks = Workload::Blocks.operations();
+        assert_eq!((blocks.len(), Workload::Blocks.most_messages()), (1, 4096));
+        assert!(blocks[0].iter().all(|message| message == &[16 << 10]));
+        assert!(Workload::Blocks.is_set() && !Workload::Mix(Mix::Skew).is_set());
     }
 }

@@ -1,0 +1,324 @@
+//! gRPC's client half: connections to the serving process, and the calls that are measured.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net as unix;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+use tonic::transport::{Channel, Endpoint};
+use tonic_rdma::gather::GatherRequests;
+use tonic_rdma_proto::tensors::PushRequest;
+use tonic_rdma_proto::tensors::tensors_client::TensorsClient;
+use tonic_rdma_proto::transfer::transfer_client::TransferClient;
+use tonic_rdma_proto::transfer::{Check, PutRequest, UsageRequest};
+
+use super::client::CallError;
+use super::encode::Encode;
+use super::http2::Http2;
+use super::mode::Mode;
+use super::operations::{Operation, Push, Put};
+use super::rdma::{Rdma, Verdict};
+use super::server::Addresses;
+use crate::failure::Failure;
+
+/// How long a connection may take to be made.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// A connection in one of gRPC's modes. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct GrpcCaller {
+    client: TransferClient<GatherRequests<Channel>>,
+    tensors: TensorsClient<GatherRequests<Channel>>,
+    /// Whether the server was told to consume what arrives.
+    reduces: bool,
+}
+
+impl GrpcCaller {
+    /// A caller on `channel`, without limits on message sizes, to a server that consumes nothing.
+    pub(crate) fn new(channel: Channel, mode: Mode, encode: Encode) -> Self {
+        let channel = encode.wrap(mode, channel);
+        let client = TransferClient::new(channel.clone());
+        let tensors = TensorsClient::new(channel);
+        Self {
+            client: client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
+            tensors: tensors.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
+            reduces: false,
+        }
+    }
+
+    /// The same to a server that answers with the largest element, if `reduces`.
+    pub(crate) fn reducing(self, reduces: bool) -> Self {
+        Self { reduces, ..self }
+    }
+
+    /// Carries out `operation`, with up to `width` calls at once if it is a set, and says how long that took.
+    pub(crate) async fn run(
+        &mut self,
+        operation: &Operation,
+        check: Check,
+        width: usize,
+    ) -> Result<Duration, CallError> {
+        match operation {
+            Operation::Put(put) => self.put(put, check).await,
+            Operation::Push(push) => self.push(push, check).await,
+            Operation::Set(set) => self.push_set(set, check, width).await,
+        }
+    }
+
+    /// Whether the server found what is the largest element here.
+    fn check_maximum(&self, sent: Option<f32>, arrived: Option<f32>) -> Result<(), CallError> {
+        if self.reduces && sent != arrived { Err(CallError::Maximum { sent, arrived }) } else { Ok(()) }
+    }
+
+    /// Sends a payload, waits for the answer, and says how long that took.
+    async fn put(&mut self, put: &Put, check: Check) -> Result<Duration, CallError> {
+        let sent = put.payload.len() as u64;
+        let request = PutRequest { seed: put.seed, check: check.into(), payload: put.payload.clone() };
+        let start = Instant::now();
+        let reply = self.client.put(request).await?;
+        let elapsed = start.elapsed();
+        let reply = reply.into_inner();
+        match reply.first_mismatch.checked_sub(1) {
+            Some(offset) => Err(CallError::Content { offset, sent }),
+            None if reply.bytes != sent => Err(CallError::Length { sent, arrived: reply.bytes }),
+            None => self.check_maximum(put.maximum, reply.maximum).map(|()| elapsed),
+        }
+    }
+
+    /// The same for one message of several buffers.
+    async fn push(&mut self, push: &Push, check: Check) -> Result<Duration, CallError> {
+        let sent: Vec<u64> = push.buffers.iter().map(|buffer| buffer.len() as u64).collect();
+        let every_byte = check == Check::All;
+        let request = PushRequest { seed: push.seed, every_byte, buffers: push.buffers.clone() };
+        let start = Instant::now();
+        let reply = self.tensors.push(request).await?;
+        let elapsed = start.elapsed();
+        let reply = reply.into_inner();
+        if reply.lengths != sent {
+            return Err(CallError::Buffers { sent, arrived: reply.lengths });
+        }
+        match reply.mismatch {
+            Some(wrong) => Err(CallError::BufferContent { buffer: wrong.buffer, offset: wrong.offset }),
+            None => self.check_maximum(push.maximum, reply.maximum).map(|()| elapsed),
+        }
+    }
+
+    /// A whole set, in order, with up to `width` calls in flight; the first error ends it.
+    async fn push_set(
+        &mut self,
+        set: &Arc<[Push]>,
+        check: Check,
+        width: usize,
+    ) -> Result<Duration, CallError> {
+        let start = Instant::now();
+        if width == 1 {
+            for push in set.iter() {
+                self.push(push, check).await?;
+            }
+            return Ok(start.elapsed());
+        }
+        let next = Arc::new(AtomicUsize::new(0));
+        let mut pushers = JoinSet::new();
+        for _ in 0..width.min(set.len()) {
+            let (mut caller, set, next) = (self.clone(), Arc::clone(set), Arc::clone(&next));
+            pushers.spawn(async move {
+                while let Some(push) = set.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    caller.push(push, check).await?;
+                }
+                Ok::<_, CallError>(())
+            });
+        }
+        while let Some(ended) = pushers.join_next().await {
+            ended??;
+        }
+        Ok(start.elapsed())
+    }
+
+    /// CPU time that the serving process has used.
+    pub(crate) async fn usage(&mut self) -> Result<Duration, CallError> {
+        let reply = self.client.usage(UsageRequest {}).await?;
+        Ok(Duration::from_nanos(reply.into_inner().cpu_nanos))
+    }
+}
+
+/// A channel in `mode`, which is one of gRPC's.
+pub(crate) async fn connect(
+    mode: Mode,
+    addresses: &Addresses,
+    http2: Http2,
+    rdma: Option<&Rdma>,
+) -> Result<(Channel, Option<Verdict>), Failure> {
+    match (mode, rdma, addresses.rdma) {
+        (Mode::GrpcTcp, ..) => Ok((tcp(addresses.tcp, http2).await?, None)),
+        (Mode::GrpcUds, ..) => Ok((uds(addresses, http2).await?, None)),
+        (Mode::GrpcRdma | Mode::GrpcRdmaGather, Some(rdma), Some(address)) => {
+            let (channel, verdict) = rdma.connect(endpoint(address, http2)?).await?;
+            Ok((channel, Some(verdict)))
+        }
+        (Mode::GrpcRdma | Mode::GrpcRdmaGather, ..) => {
+            Err(Failure::run("the server process does not listen for RDMA peers"))
+        }
+        (Mode::Memcpy, ..) => Err(Failure::run(format!("{mode} is no mode of gRPC"))),
+    }
+}
+
+/// A TCP connection with nodelay.
+pub(crate) async fn tcp(address: SocketAddr, http2: Http2) -> Result<Channel, Failure> {
+    endpoint(address, http2)?.connect().await.map_err(|error| connect_error("TCP", &error))
+}
+
+async fn uds(addresses: &Addresses, http2: Http2) -> Result<Channel, Failure> {
+    let name = addresses.uds.clone();
+    let connector = tower::service_fn(move |_| {
+        let stream = uds_stream(&name);
+        async move { stream.map(TokioIo::new) }
+    });
+    let endpoint = endpoint(addresses.tcp, http2)?;
+    endpoint.connect_with_connector(connector).await.map_err(|error| connect_error("a Unix socket", &error))
+}
+
+/// Connecting within one host does not block, so it needs no detour through the reactor.
+fn uds_stream(name: &str) -> io::Result<UnixStream> {
+    let stream = unix::UnixStream::connect_addr(&unix::SocketAddr::from_abstract_name(name)?)?;
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
+}
+
+fn endpoint(address: SocketAddr, http2: Http2) -> Result<Endpoint, Failure> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| Failure::run(format!("bad address {address}: {error}")))?;
+    Ok(http2.client(endpoint.tcp_nodelay(true).connect_timeout(CONNECT)))
+}
+
+fn connect_error(what: &str, error: &tonic::transport::Error) -> Failure {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    Failure::run(format!("can't connect to the server process over {what}: {error}{cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use tonic::transport::Server;
+
+    use super::super::consume::{reduce_max, reduce_max_of};
+    use super::super::content::Content;
+    use super::super::server::{Service, tcp_listener};
+    use super::*;
+
+    /// The address of a service of this process.
+    fn serve() -> SocketAddr {
+        serve_with(Service::default())
+    }
+
+    fn serve_with(service: Service) -> SocketAddr {
+        let incoming = tcp_listener().unwrap();
+        let address = incoming.local_addr().unwrap();
+        let server = Server::builder().add_service(service.clone().transfer()).add_service(service.tensors());
+        tokio::spawn(server.serve_with_incoming(incoming));
+        address
+    }
+
+    #[tokio::test]
+    async fn a_wrong_byte_is_an_error_and_names_its_place() {
+        let address = serve();
+        for encode in [Encode::Copy, Encode::Gather] {
+            let mut caller =
+                GrpcCaller::new(tcp(address, Http2::Default).await.unwrap(), Mode::GrpcTcp, encode);
+
+            let right = put(100_000, 3);
+            for check in [Check::All, Check::Stamps] {
+                caller.put(&right, check).await.unwrap();
+            }
+            let mut wrong = right.payload.to_vec();
+            wrong[70_001] ^= 4;
+            let wrong = Put { payload: wrong.into(), ..right.clone() };
+            let error = caller.put(&wrong, Check::All).await.unwrap_err();
+            assert!(matches!(error, CallError::Content { offset: 70_001, sent: 100_000 }), "{error}");
+            let stale = Put { seed: right.seed + 1, ..right };
+            let error = caller.put(&stale, Check::Stamps).await.unwrap_err();
+            assert!(matches!(error, CallError::Content { offset: 0, .. }), "{error}");
+            assert!(caller.usage().await.unwrap() > Duration::ZERO);
+        }
+    }
+
+    fn put(len: usize, seed: u64) -> Put {
+        let payload = Content::new(len, seed).unwrap().cut(len);
+        Put { seed, maximum: Some(reduce_max(&payload)), payload }
+    }
+
+    fn message(content: &mut Content, lengths: &[usize]) -> Push {
+        let seed = content.seed();
+        let buffers: Vec<_> = lengths.iter().map(|len| content.cut(*len)).collect();
+        let maximum = Some(reduce_max_of(buffers.iter().map(|buffer| &buffer[..])));
+        Push { seed, buffers, maximum }
+    }
+
+    #[tokio::test]
+    async fn what_the_server_found_to_be_the_largest_element_is_compared() {
+        let channel = tcp(serve_with(Service::reducing(true)), Http2::Default).await.unwrap();
+        let caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
+        let mut reducing = caller.clone().reducing(true);
+        let right = put(100_001, 3);
+        let push = message(&mut Content::new(1000, 9).unwrap(), &[10, 500, 3]);
+        reducing.put(&right, Check::Stamps).await.unwrap();
+        reducing.push(&push, Check::Stamps).await.unwrap();
+
+        let error = reducing.put(&Put { maximum: Some(-1.0), ..right.clone() }, Check::Stamps).await;
+        assert!(error.unwrap_err().to_string().contains("Some(-1.0)"));
+        let error = reducing.push(&Push { maximum: None, ..push }, Check::Stamps).await.unwrap_err();
+        assert!(matches!(error, CallError::Maximum { sent: None, arrived: Some(_) }) && error.is_mismatch());
+
+        // A server that was not told to consume is found out.
+        let channel = tcp(serve(), Http2::Default).await.unwrap();
+        let mut reducing = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy).reducing(true);
+        let error = reducing.put(&right, Check::Stamps).await.unwrap_err();
+        assert!(matches!(error, CallError::Maximum { arrived: None, .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn buffers_in_another_order_are_an_error_that_says_so() {
+        let address = serve();
+        for encode in [Encode::Copy, Encode::Gather] {
+            let mut caller =
+                GrpcCaller::new(tcp(address, Http2::Default).await.unwrap(), Mode::GrpcTcp, encode);
+            let push = message(&mut Content::new(300_000, 9).unwrap(), &[10, 100_000, 10_240, 100_000, 10]);
+            for check in [Check::All, Check::Stamps] {
+                caller.run(&Operation::Push(push.clone()), check, 1).await.unwrap();
+                let mut swapped = push.clone();
+                swapped.buffers.swap(1, 3);
+                let error = caller.run(&Operation::Push(swapped), check, 1).await.unwrap_err();
+                assert!(matches!(error, CallError::BufferContent { buffer: 1, offset: 0 }), "{error}");
+            }
+            let mut wrong = push.clone();
+            let mut bytes = wrong.buffers[3].to_vec();
+            bytes[99_999] ^= 1;
+            wrong.buffers[3] = bytes.into();
+            let error = caller.run(&Operation::Push(wrong), Check::Stamps, 1).await.unwrap_err();
+            assert!(matches!(error, CallError::BufferContent { buffer: 3, offset: 99_999 }), "{error}");
+            assert!(error.is_mismatch());
+        }
+    }
+
+    #[tokio::test]
+    async fn one_wrong_message_spoils_a_set_however_it_is_pushed() {
+        let mut caller =
+            GrpcCaller::new(tcp(serve(), Http2::Default).await.unwrap(), Mode::GrpcTcp, Encode::Copy);
+        let mut content = Content::new(100_000, 2).unwrap();
+        let set: Vec<Push> = (1..20).map(|index| message(&mut content, &[index * 100])).collect();
+        let mut spoilt = set.clone();
+        spoilt[7].seed += 1;
+        for width in [1, 4, 100] {
+            caller.run(&Operation::Set(set.clone().into()), Check::All, width).await.unwrap();
+            let error =
+                caller.run(&Operation::Set(spoilt.clone().into()), Check::All, width).await.unwrap_err();
+            assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 0 }), "{error}");
+        }
+    }
+}
