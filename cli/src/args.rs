@@ -49,7 +49,7 @@ Lists are separated by commas. A second process is started as the server and end
 Every answer is checked; any error makes the exit status 1, bad input makes it 2.
 
 Examples:
-  tonic-rdma compare                                       all modes, nine cells, within 90 s
+  tonic-rdma compare                                       all modes but memcpy, nine cells, within 90 s
   tonic-rdma compare --quick --report out                  fewer cells, within 15 s, with plots in out/index.html
   tonic-rdma compare --sizes 64,1MiB --inflight 1,32 --json out.json
   tonic-rdma compare --modes grpc-tcp,grpc-rdma,memcpy --sizes 1GiB --duration 5

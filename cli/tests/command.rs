@@ -50,10 +50,19 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
         (&["compare", "--consume", "all"], &["all", "auto", "reduce-max", "none"]),
         (&["compare", "--sizes", "3GiB"], &["3 GiB", "grpc-tcp", "2047 MiB", "memcpy"]),
-        (&["compare", "--sizes", "1GiB", "--inflight", "10000"], &["1 GiB × 10000 needs about", "are available"]),
-        (&["compare", "--sizes", "1000GiB", "--modes", "memcpy"], &["1000 GiB × 1 needs about", "are available"]),
+        (
+            &["compare", "--sizes", "1GiB", "--inflight", "10000"],
+            &["1 GiB × 10000 needs about", "are available"],
+        ),
+        (
+            &["compare", "--sizes", "1000GiB", "--modes", "memcpy"],
+            &["1000 GiB × 1 needs about", "are available"],
+        ),
         (&["compare", "--encode", "zip"], &["zip", "copy", "gather"]),
-        (&["compare", "--workload", "resnet"], &["resnet", "uniform, random, skew, resnet50", "vgg16", "blocks"]),
+        (
+            &["compare", "--workload", "resnet"],
+            &["resnet", "uniform, random, skew, resnet50", "vgg16", "blocks"],
+        ),
         (&["compare", "--workload", "skew,skew"], &["skew", "twice"]),
         (&["compare", "--workload", ""], &["--workload", "empty"]),
         (&["compare", "--rate", "fast"], &["fast", "0.1 to 1000000"]),
@@ -181,11 +190,13 @@ fn every_mode_consumes_alike_where_that_is_asked_for() {
     let sizes = ["--sizes", "63,100KiB", "--workload", "skew", "--inflight", "2", "--duration", "0.05"];
     let modes = MODES.join(",") + ",memcpy";
     for (consume, named) in [
-        ("reduce-max", "by reduce_max (f32) before it answers: grpc-tcp, grpc-uds, grpc-rdma, grpc-rdma-gather, memcpy"),
+        (
+            "reduce-max",
+            "by reduce_max (f32) before it answers: grpc-tcp, grpc-uds, grpc-rdma, grpc-rdma-gather, memcpy",
+        ),
         ("auto", "leaves payloads as they are"),
     ] {
-        let (written, printed) =
-            compare(&[&sizes[..], &["--modes", &modes, "--consume", consume]].concat());
+        let (written, printed) = compare(&[&sizes[..], &["--modes", &modes, "--consume", consume]].concat());
         let reducing = written["reducing_modes"].as_array().unwrap().len();
         assert_eq!((&written["consume"], reducing), (&consume.into(), if consume == "auto" { 0 } else { 5 }));
         let rows = written["rows"].as_array().unwrap();

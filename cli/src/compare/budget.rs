@@ -8,7 +8,7 @@ use super::plan::MIN_ROUNDS;
 /// What a run is made to take, with what can be estimated of it: a default run then ends within 90 s and a quick one
 /// within 15 s, start and hiccups included.
 const DEFAULT: f64 = 72.0;
-const QUICK: f64 = 11.0;
+const QUICK: f64 = 10.5;
 
 /// Bounds of the time for a mode in a cell: below, it would be noise, and above, nothing more comes of it.
 const LEAST: Duration = Duration::from_millis(20);

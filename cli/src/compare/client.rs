@@ -59,6 +59,10 @@ fn deepest(status: &tonic::Status) -> String {
 
 /// A connection in one mode. Clones share it.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there are few, and in an open loop each call clones one: no allocation"
+)]
 pub(crate) enum Caller {
     Grpc(GrpcCaller),
     Memcpy(MemcpyCaller),
