@@ -75,6 +75,11 @@ impl Lane {
         tally.error(1, error);
     }
 
+    /// Gives back what was prepared; who can't do even that is not used again.
+    async fn release(&mut self, cell: Cell) {
+        self.given_up |= tokio::time::timeout(patience(cell, 1), self.caller.release()).await.is_err();
+    }
+
     /// A mode all of whose calls fail, as when its device is gone, is not tried for ever.
     fn count(&mut self, turn: &Turn) {
         const TURNS: u32 = 3;
@@ -138,7 +143,7 @@ impl Meter<'_> {
         }
         for (lane, tally) in tallies.iter_mut().enumerate() {
             self.check_every_byte(lane, &operations, cell, 1, tally).await;
-            self.lanes[lane].caller.release().await;
+            self.lanes[lane].release(cell).await;
         }
         Ok(self.lanes.iter().zip(&tallies).map(|(lane, tally)| tally.row(lane.mode, cell)).collect())
     }

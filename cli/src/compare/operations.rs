@@ -40,8 +40,8 @@ pub(crate) enum Operation {
 
 /// The operations of a cell, which callers take in turn. Taking one costs reference counts.
 ///
-/// All buffers of all turns lie in one stretch of memory, so an operation's content needs no more than its own size
-/// however many turns there are.
+/// All buffers of all turns lie in one stretch of memory, each at eight times what its seed is above the first one's, so
+/// the content needs no more than one operation's size however many turns there are.
 #[derive(Clone, Debug)]
 pub(crate) struct Operations {
     load: Load,
