@@ -1,4 +1,5 @@
-//! Wire formats: message headers between queue pairs ([`Header`]), and the hello that negotiation goes by ([`hello`]).
+//! Wire formats: message headers between queue pairs ([`Header`]), the hello that negotiation goes by ([`hello`]), and
+//! what a tensor is ([`tensor_metadata`]).
 //!
 //! Decoding is total (any bytes give a value or an error that names the fault) and allocation-free for headers.
 //! Everything is little-endian. Never: keeps state, knows what a message means.
@@ -15,6 +16,7 @@
 mod chunk;
 mod header;
 pub mod hello;
+pub mod tensor_metadata;
 
 pub use chunk::{Chunk, ChunkError, MAX_CHUNKS};
 pub use header::{Header, HeaderError, Kind};

@@ -1,0 +1,244 @@
+//! What a tensor is: type, shape, and how many bytes stand for it.
+//!
+//! ```text
+//!  0         1        2      3      4       6      8                 16              24                 144
+//!  ├─────────┼────────┼──────┼──────┼───────┼──────┼─────────────────┼───────────────┼── … ──────────────┤
+//!  │ version │ layout │ rank │ zero │ dtype │ zero │ length in bytes │ dimension 0   │ … dimension 15    │
+//! ```
+//!
+//! Dimensions from the rank on are zero. Codes of types are plain integers here: what they mean, and whether the length
+//! is that of such a shape, is for `tensor` to say.
+
+/// Dimensions of a tensor at most.
+pub const MAX_RANK: usize = 16;
+
+/// What a tensor is, as a peer says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metadata {
+    /// Code of the type of the elements.
+    pub dtype: u16,
+    /// How the bytes stand for the elements.
+    pub layout: Layout,
+    /// Length of each dimension.
+    pub shape: Dims,
+    /// Bytes that move.
+    pub bytes: u64,
+}
+
+/// How bytes stand for elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// One element after the other, row-major, in the sender's memory as it is in the receiver's.
+    Dense,
+    /// A serialised form, for elements of variable length and for those that don't lie one after the other.
+    Serialized,
+}
+
+/// The lengths of at most [`MAX_RANK`] dimensions.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Dims {
+    rank: u8,
+    /// Zero from `rank` on.
+    lengths: [u64; MAX_RANK],
+}
+
+/// What is wrong with metadata.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MetadataError {
+    /// Another number of bytes than metadata has.
+    #[error("tensor metadata of {0} bytes, not {length}", length = Metadata::LENGTH)]
+    Length(usize),
+    /// A version that is not spoken here.
+    #[error("tensor metadata of version {0}, not {version}", version = Metadata::VERSION)]
+    Version(u8),
+    /// No such layout.
+    #[error("tensor metadata with unknown layout {0}")]
+    Layout(u8),
+    /// Too many dimensions.
+    #[error("tensor metadata with rank {0}, more than {MAX_RANK}")]
+    Rank(usize),
+    /// A field that is always zero is not.
+    #[error("tensor metadata with reserved byte {0} not zero")]
+    Reserved(usize),
+    /// A dimension that the rank does not count is not zero.
+    #[error("tensor metadata of rank {rank} with a dimension {dimension}")]
+    Unused {
+        /// The rank.
+        rank: u8,
+        /// The dimension, from 0.
+        dimension: usize,
+    },
+}
+
+impl Metadata {
+    /// Bytes of encoded metadata.
+    pub const LENGTH: usize = 16 + 8 * MAX_RANK;
+    const VERSION: u8 = 1;
+
+    /// The bytes.
+    pub fn encode(&self) -> [u8; Self::LENGTH] {
+        let mut bytes = [0; Self::LENGTH];
+        bytes[0] = Self::VERSION;
+        bytes[1] = self.layout.code();
+        bytes[2] = self.shape.rank;
+        bytes[4..6].copy_from_slice(&self.dtype.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.bytes.to_le_bytes());
+        let (words, _) = bytes[16..].as_chunks_mut::<8>();
+        for (word, length) in words.iter_mut().zip(self.shape.lengths) {
+            *word = length.to_le_bytes();
+        }
+        bytes
+    }
+
+    /// Reads metadata.
+    ///
+    /// # Errors
+    /// Bytes that no metadata of this version has. Whether there is such a type, and whether a tensor of such a shape
+    /// can be, is not looked at here.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MetadataError> {
+        let Ok(bytes) = <&[u8; Self::LENGTH]>::try_from(bytes) else {
+            return Err(MetadataError::Length(bytes.len()));
+        };
+        if bytes[0] != Self::VERSION {
+            return Err(MetadataError::Version(bytes[0]));
+        }
+        let layout = Layout::from_code(bytes[1])?;
+        if let Some(at) = [3, 6, 7].into_iter().find(|&at| bytes[at] != 0) {
+            return Err(MetadataError::Reserved(at));
+        }
+        let mut lengths = [0; MAX_RANK];
+        for (length, word) in lengths.iter_mut().zip(bytes[16..].as_chunks::<8>().0) {
+            *length = u64::from_le_bytes(*word);
+        }
+        let shape = Dims::from_parts(bytes[2], lengths)?;
+        let dtype = u16::from_le_bytes([bytes[4], bytes[5]]);
+        let mut length = [0; 8];
+        length.copy_from_slice(&bytes[8..16]);
+        Ok(Self { dtype, layout, shape, bytes: u64::from_le_bytes(length) })
+    }
+}
+
+impl Layout {
+    const fn code(self) -> u8 {
+        match self {
+            Self::Dense => 1,
+            Self::Serialized => 2,
+        }
+    }
+
+    const fn from_code(code: u8) -> Result<Self, MetadataError> {
+        match code {
+            1 => Ok(Self::Dense),
+            2 => Ok(Self::Serialized),
+            _ => Err(MetadataError::Layout(code)),
+        }
+    }
+}
+
+impl Dims {
+    /// The shape of `lengths`.
+    ///
+    /// # Errors
+    /// [`MetadataError::Rank`] if there are more than [`MAX_RANK`].
+    pub fn new(lengths: &[u64]) -> Result<Self, MetadataError> {
+        let mut dims = Self { rank: 0, lengths: [0; MAX_RANK] };
+        let Some(used) = dims.lengths.get_mut(..lengths.len()) else {
+            return Err(MetadataError::Rank(lengths.len()));
+        };
+        used.copy_from_slice(lengths);
+        dims.rank = lengths.len() as u8;
+        Ok(dims)
+    }
+
+    fn from_parts(rank: u8, lengths: [u64; MAX_RANK]) -> Result<Self, MetadataError> {
+        let Some(unused) = lengths.get(usize::from(rank)..) else {
+            return Err(MetadataError::Rank(rank.into()));
+        };
+        match unused.iter().position(|&length| length != 0) {
+            Some(at) => Err(MetadataError::Unused { rank, dimension: usize::from(rank) + at }),
+            None => Ok(Self { rank, lengths }),
+        }
+    }
+
+    /// The lengths, one for each dimension.
+    pub fn as_slice(&self) -> &[u64] {
+        &self.lengths[..usize::from(self.rank)]
+    }
+
+    /// Number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.rank.into()
+    }
+}
+
+impl std::fmt::Debug for Dims {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.as_slice().fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn metadata() -> impl Strategy<Value = Metadata> {
+        let lengths = prop::collection::vec(any::<u64>(), 0..=MAX_RANK);
+        (any::<u16>(), any::<bool>(), lengths, any::<u64>()).prop_map(|(dtype, dense, lengths, bytes)| {
+            let layout = if dense { Layout::Dense } else { Layout::Serialized };
+            Metadata { dtype, layout, shape: Dims::new(&lengths).unwrap(), bytes }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn survives_the_wire(metadata in metadata()) {
+            prop_assert_eq!(Metadata::decode(&metadata.encode()), Ok(metadata));
+        }
+
+        /// Whatever decodes encodes to the same bytes: there is one way to write metadata.
+        #[test]
+        fn any_bytes_are_metadata_or_an_error(
+            metadata in metadata(),
+            changes in prop::collection::vec((0..Metadata::LENGTH, any::<u8>()), 0..3),
+        ) {
+            let mut bytes = metadata.encode();
+            for (at, value) in changes {
+                bytes[at] = value;
+            }
+            if let Ok(metadata) = Metadata::decode(&bytes) {
+                prop_assert_eq!(metadata.encode(), bytes);
+            }
+        }
+
+        #[test]
+        fn any_length_is_fine_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert!(bytes.len() == Metadata::LENGTH || Metadata::decode(&bytes) == Err(MetadataError::Length(bytes.len())));
+        }
+    }
+
+    #[test]
+    fn faults_are_named() {
+        let good =
+            Metadata { dtype: 1, layout: Layout::Dense, shape: Dims::new(&[2, 3]).unwrap(), bytes: 24 };
+        let cases = [
+            (0, 9, MetadataError::Version(9)),
+            (1, 0, MetadataError::Layout(0)),
+            (1, 3, MetadataError::Layout(3)),
+            (2, 17, MetadataError::Rank(17)),
+            (2, 255, MetadataError::Rank(255)),
+            (2, 1, MetadataError::Unused { rank: 1, dimension: 1 }),
+            (143, 1, MetadataError::Unused { rank: 2, dimension: 15 }),
+            (3, 1, MetadataError::Reserved(3)),
+            (7, 1, MetadataError::Reserved(7)),
+        ];
+        for (at, value, expected) in cases {
+            let mut bytes = good.encode();
+            bytes[at] = value;
+            assert_eq!(Metadata::decode(&bytes), Err(expected));
+        }
+        assert_eq!(Dims::new(&[1; 17]), Err(MetadataError::Rank(17)));
+        assert_eq!(Dims::new(&[]).unwrap().rank(), 0);
+    }
+}
