@@ -1,11 +1,13 @@
 //! A lease: a reference on a frozen buffer.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, Range};
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 
+use super::RegisteredBuf;
 use super::held::Held;
 use super::index::Index;
 use super::slab::Slab;
@@ -17,14 +19,27 @@ pub(super) type FrozenIndex = Index<Weak<Frozen>>;
 /// A buffer that nobody writes to any more.
 #[derive(Debug)]
 pub(super) struct Frozen {
-    held: Held,
+    /// Goes with this value, or to a buffer in [`thaw`](Self::thaw).
+    held: ManuallyDrop<Held>,
     length: usize,
+}
+
+impl Frozen {
+    /// The piece, which can't be found any more.
+    fn thaw(self) -> Held {
+        let mut this = ManuallyDrop::new(self);
+        this.held.shared().thaw(this.held.as_ptr() as usize);
+        // SAFETY: `this` is never dropped, and is not used after this line, so that nobody takes or drops it again.
+        unsafe { ManuallyDrop::take(&mut this.held) }
+    }
 }
 
 impl Drop for Frozen {
     fn drop(&mut self) {
         // Before `held` goes back: its memory may become another buffer at once.
         self.held.shared().thaw(self.held.as_ptr() as usize);
+        // SAFETY: dropped here alone: `thaw`, which takes it, does not let the value be dropped.
+        unsafe { ManuallyDrop::drop(&mut self.held) }
     }
 }
 
@@ -40,7 +55,7 @@ pub struct Lease {
 impl Lease {
     pub(super) fn freeze(held: Held, length: usize) -> Self {
         let address = held.as_ptr() as usize;
-        let frozen = Arc::new(Frozen { held, length });
+        let frozen = Arc::new(Frozen { held: ManuallyDrop::new(held), length });
         frozen.held.shared().freeze(address, length, &frozen);
         Self { frozen, offset: 0, length }
     }
@@ -81,6 +96,22 @@ impl Lease {
     /// Where a peer finds the first byte, if the pool's access rights let it read.
     pub fn remote(&self) -> RemoteSegment {
         self.frozen.held.remote(self.offset)
+    }
+
+    /// Makes it writable again, if this is the last reference to the buffer, and on all of it.
+    ///
+    /// # Errors
+    /// The lease, where not: others may read the bytes, a device that sends them among them.
+    pub fn try_into_buffer(self) -> Result<RegisteredBuf, Self> {
+        let Self { frozen, offset, length } = self;
+        if offset != 0 || length != frozen.length {
+            return Err(Self { frozen, offset, length });
+        }
+        match Arc::try_unwrap(frozen) {
+            // From here on, no look-up finds it: the index holds it weakly.
+            Ok(frozen) => Ok(RegisteredBuf::new(frozen.thaw(), length)),
+            Err(frozen) => Err(Self { frozen, offset, length }),
+        }
     }
 
     /// The same bytes, shareable.

@@ -62,6 +62,29 @@ fn a_slice_of_the_bytes_keeps_the_memory() {
 }
 
 #[test]
+fn the_last_lease_on_all_of_it_is_writable_again() {
+    let (pool, ..) = pool(small(), 1 << 20);
+    let mut buffer = pool.allocate(100).unwrap();
+    buffer.fill(3);
+    let lease = buffer.into_lease();
+    let address = lease.as_ptr() as usize;
+    let part = pool.find(address, 50).unwrap();
+    let lease = lease.try_into_buffer().expect_err("there is another");
+    drop(lease);
+    let part = part.try_into_buffer().expect_err("it is a part");
+    let whole = pool.find(address, 100).unwrap();
+    drop(part);
+    let mut buffer = whole.try_into_buffer().expect("the last one");
+    assert!(pool.find(address, 1).is_none(), "not found while it is written to");
+    assert_eq!((buffer.len(), buffer[99], pool.statistics().frozen), (100, 3, 0));
+    buffer[0] = 4;
+    let bytes = buffer.freeze();
+    assert_eq!(find(&pool, &bytes).unwrap()[0], 4);
+    drop(bytes);
+    assert_eq!((pool.statistics().leased_send, pool.statistics().frozen), (0, 0));
+}
+
+#[test]
 fn leases_name_their_part() {
     let (pool, ..) = pool(small(), 1 << 20);
     let lease = pool.allocate(100).unwrap().into_lease();
