@@ -31,6 +31,7 @@ mod block;
 mod budget;
 mod buffer;
 mod class;
+pub mod dlpack;
 mod error;
 mod extents;
 mod gather;
