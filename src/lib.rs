@@ -27,6 +27,7 @@
 pub mod endpoint;
 pub mod memory;
 pub mod protocol;
+pub mod tensor;
 pub mod transport;
 pub mod verbs;
 pub mod wire;

@@ -1,0 +1,59 @@
+//! DLPack: what numpy, PyTorch and others borrow one another's memory by.
+
+use bytes::Bytes;
+
+use crate::memory::dlpack::{DlDataType, DlpackError, Exported, Imported, Layout};
+use crate::tensor::{Dtype, Shape, Strides, Tensor, TensorError, TensorSpec};
+
+/// Code and bits of each type that both sides know.
+#[rustfmt::skip]
+const TYPES: [(Dtype, u8, u8); 17] = [
+    (Dtype::I8, 0, 8), (Dtype::I16, 0, 16), (Dtype::I32, 0, 32), (Dtype::I64, 0, 64),
+    (Dtype::U8, 1, 8), (Dtype::U16, 1, 16), (Dtype::U32, 1, 32), (Dtype::U64, 1, 64),
+    (Dtype::F16, 2, 16), (Dtype::F32, 2, 32), (Dtype::F64, 2, 64),
+    (Dtype::Bf16, 4, 16),
+    (Dtype::Complex64, 5, 64), (Dtype::Complex128, 5, 128),
+    (Dtype::Bool, 6, 8),
+    (Dtype::F8E4M3, 10, 8), (Dtype::F8E5M2, 12, 8),
+];
+
+impl Tensor {
+    /// The tensor of another library, in its memory, which goes back when the last reference to it is gone.
+    ///
+    /// # Errors
+    /// A type that is not known here, too many dimensions, or memory that is not aligned for its elements. The memory goes
+    /// back then.
+    pub fn from_dlpack(imported: Imported) -> Result<Self, TensorError> {
+        let Layout { dtype, shape, strides } = imported.layout().clone();
+        let dtype = tensor_dtype(dtype)?;
+        let spec = TensorSpec::new(dtype, Shape::new(&shape)?)?;
+        let strides = Strides::new(&strides).ok_or_else(|| foreign("too many strides"))?;
+        Self::from_strided(spec, strides, Bytes::from_owner(imported))
+    }
+
+    /// The tensor for another library, which has to leave it as it is: the memory is shared.
+    ///
+    /// # Errors
+    /// Elements of variable length.
+    pub fn to_dlpack(&self) -> Result<Exported, TensorError> {
+        let row = TYPES.iter().find(|(dtype, ..)| *dtype == self.dtype());
+        let &(_, code, bits) = row.ok_or(TensorError::Variable(self.dtype()))?;
+        let layout = Layout {
+            dtype: DlDataType { code, bits, lanes: 1 },
+            shape: self.shape().dims().to_vec(),
+            strides: self.strides().steps().to_vec(),
+        };
+        Exported::new(self.span_bytes()?, &layout).map_err(|error: DlpackError| foreign(&error.to_string()))
+    }
+}
+
+fn tensor_dtype(found: DlDataType) -> Result<Dtype, TensorError> {
+    let row = TYPES.iter().find(|&&(_, code, bits)| (code, bits, 1) == (found.code, found.bits, found.lanes));
+    let DlDataType { code, bits, lanes } = found;
+    row.map(|&(dtype, ..)| dtype)
+        .ok_or_else(|| foreign(&format!("unknown type: code {code}, {bits} bits, {lanes} lanes")))
+}
+
+fn foreign(fault: &str) -> TensorError {
+    TensorError::Foreign { library: "DLPack", fault: fault.to_owned() }
+}

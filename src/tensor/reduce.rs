@@ -1,0 +1,80 @@
+//! The largest element.
+
+use super::Element;
+
+/// Accumulators, so that no maximum waits for the one before: enough for vectors of 64 bytes and several of them at once.
+const LANES: usize = 64;
+
+/// The largest of `values`, or negative infinity if there are none. NaNs are passed over; of 0.0 and -0.0 it is either.
+///
+/// Reads as fast as memory goes, so that it serves to consume what has arrived (the receiver of *Fast Distributed Deep
+/// Learning over RDMA*, section 5.1, does the same).
+pub fn reduce_max_f32(values: &[f32]) -> f32 {
+    fold(values, f32::NEG_INFINITY, |best, value| if value > best { value } else { best })
+}
+
+/// As [`reduce_max_f32`].
+pub fn reduce_max_f64(values: &[f64]) -> f64 {
+    fold(values, f64::NEG_INFINITY, |best, value| if value > best { value } else { best })
+}
+
+/// The largest of `values`, which have a total order, if there are any.
+pub fn reduce_max<T: Element + Ord>(values: &[T]) -> Option<T> {
+    let first = *values.first()?;
+    Some(fold(values, first, |best, value| if value > best { value } else { best }))
+}
+
+fn fold<T: Copy>(values: &[T], start: T, pick: impl Fn(T, T) -> T) -> T {
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    let mut best = [start; LANES];
+    for chunk in chunks {
+        for (best, &value) in best.iter_mut().zip(chunk) {
+            *best = pick(*best, value);
+        }
+    }
+    best.iter().chain(rest).fold(start, |best, &value| pick(best, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_largest_is_found_wherever_it_is(
+            length in 1..400_usize,
+            place in any::<prop::sample::Index>(),
+            seed in any::<i32>(),
+        ) {
+            let mut values: Vec<i32> = (0..length as i32).map(|at| at.wrapping_mul(seed) >> 1).collect();
+            let floats: Vec<f32> = values.iter().map(|&value| value as f32).collect();
+            let expected = floats.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            prop_assert_eq!(reduce_max_f32(&floats), expected);
+            values[place.index(length)] = i32::MAX;
+            prop_assert_eq!(reduce_max(&values), Some(i32::MAX));
+        }
+
+        #[test]
+        fn nans_are_passed_over(mut values in prop::collection::vec(any::<f32>(), 0..300), nans in prop::collection::vec(any::<prop::sample::Index>(), 0..10)) {
+            if !values.is_empty() {
+                for at in nans {
+                    let at = at.index(values.len());
+                    values[at] = f32::NAN;
+                }
+            }
+            let expected = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            prop_assert_eq!(reduce_max_f32(&values), expected);
+        }
+    }
+
+    #[test]
+    fn none_and_nothing_but_nans() {
+        assert_eq!(reduce_max_f32(&[]), f32::NEG_INFINITY);
+        assert_eq!(reduce_max_f32(&[f32::NAN; 200]), f32::NEG_INFINITY);
+        assert_eq!(reduce_max_f64(&[f64::NAN, -3.5, f64::NAN]), -3.5);
+        assert_eq!(reduce_max::<u8>(&[]), None);
+        assert_eq!(reduce_max(&[false, true]), Some(true));
+    }
+}

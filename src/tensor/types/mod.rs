@@ -1,0 +1,38 @@
+//! What a tensor is.
+//!
+//! ```text
+//!  Dtype, Shape ──▶ TensorSpec ──▶ Metadata        what there is, and what a peer is told of it
+//!                       │
+//!      TensorMut ───────┴── freeze ──▶ Tensor      one owner: &mut [T]; then many: &[T], slices, permutations
+//!                                        │ serialize, deserialize
+//!                                        ▼
+//!                                      Bytes       elements of variable length, or not one after the other
+//! ```
+//!
+//! Every tensor that exists is in order: its spec, its strides and its memory were checked against one another when it was
+//! made. The one thing looked at later is whether the bytes of a `bool` are 0 or 1.
+
+mod copy;
+mod dtype;
+mod element;
+mod error;
+mod serialize;
+mod shape;
+mod spec;
+mod storage;
+mod strides;
+mod tensor;
+mod tensor_mut;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub use dtype::{Dtype, UnknownDtype};
+pub use element::Element;
+pub use error::TensorError;
+pub use serialize::{deserialize, serialize};
+pub use shape::{Shape, ShapeError};
+pub use spec::{Metadata, MetadataLayout, TensorSpec};
+pub use strides::Strides;
+pub use tensor::Tensor;
+pub use tensor_mut::{AllocateError, TensorMut};

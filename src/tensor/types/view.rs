@@ -1,0 +1,62 @@
+//! Other ways to look at the same elements.
+
+use std::ops::Range;
+
+use super::{Shape, Strides, Tensor, TensorError, TensorSpec};
+
+impl Tensor {
+    /// The rows of `range`, which are what the first dimension counts. Shares the memory.
+    ///
+    /// # Errors
+    /// A range beyond the first dimension or backwards, or a scalar, which has none.
+    pub fn slice(&self, range: Range<u64>) -> Result<Self, TensorError> {
+        let Range { start, end } = range;
+        let spec = self.spec;
+        let within = self.shape().dims().first().filter(|&&rows| start <= end && end <= rows);
+        if within.is_none() {
+            return Err(TensorError::Slice { spec, start, end });
+        }
+        let (mut dims, rank) = ([0; Shape::MAX_RANK], self.shape().rank());
+        dims[..rank].copy_from_slice(self.shape().dims());
+        dims[0] = end - start;
+        let spec = TensorSpec::new(self.dtype(), Shape::new(&dims[..rank])?)?;
+        // A slice without elements stays at the beginning: its first row may be beyond the end.
+        let skipped = if spec.shape().elements() == 0 { 0 } else { start * self.strides.steps()[0] };
+        let storage = self.storage.clone();
+        Ok(Self { spec, strides: self.strides, offset: self.offset + skipped as usize, storage })
+    }
+
+    /// The dimensions in another order: dimension `i` is what `axes[i]` was. Shares the memory.
+    ///
+    /// # Errors
+    /// [`TensorError::Axes`] if `axes` does not name each dimension once.
+    pub fn permute(&self, axes: &[usize]) -> Result<Self, TensorError> {
+        let rank = self.shape().rank();
+        let mut seen = [false; Shape::MAX_RANK];
+        let valid = axes.len() == rank
+            && axes.iter().all(|&axis| axis < rank && !std::mem::replace(&mut seen[axis], true));
+        if !valid {
+            let axes = axes.iter().copied().take(Shape::MAX_RANK).collect();
+            return Err(TensorError::Axes { spec: self.spec, axes });
+        }
+        let (mut dims, mut steps) = ([0; Shape::MAX_RANK], [0; Shape::MAX_RANK]);
+        for (place, &axis) in axes.iter().enumerate() {
+            dims[place] = self.shape().dims()[axis];
+            steps[place] = self.strides.steps()[axis];
+        }
+        let spec = TensorSpec::new(self.dtype(), Shape::new(&dims[..rank])?)?;
+        let strides = Strides::new(&steps[..rank]).unwrap_or(self.strides);
+        Ok(Self { spec, strides, offset: self.offset, storage: self.storage.clone() })
+    }
+
+    /// The dimensions in reverse order. Shares the memory.
+    pub fn transpose(&self) -> Self {
+        let mut axes = [0; Shape::MAX_RANK];
+        let axes = &mut axes[..self.shape().rank()];
+        for (place, axis) in axes.iter_mut().rev().enumerate() {
+            *axis = place;
+        }
+        // Each dimension is there once.
+        self.permute(axes).unwrap_or_else(|_| self.clone())
+    }
+}
