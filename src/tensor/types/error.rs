@@ -2,7 +2,7 @@
 
 use super::{Dtype, ShapeError, Strides, TensorSpec, UnknownDtype};
 
-/// What is wrong with a tensor, or with what is asked of it.
+/// What is wrong with a tensor, or with what is asked of it. Specs are boxed because a shape is large, and an error rare.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
@@ -16,7 +16,7 @@ pub enum TensorError {
     #[error("{spec} has {expected} bytes, not {bytes}")]
     Length {
         /// What was to be made of them.
-        spec: TensorSpec,
+        spec: Box<TensorSpec>,
         /// Bytes that it has.
         expected: u64,
         /// Bytes that there are.
@@ -34,9 +34,9 @@ pub enum TensorError {
     #[error("{spec} with strides {strides:?} in memory of {available} elements")]
     Strides {
         /// What was to be made.
-        spec: TensorSpec,
+        spec: Box<TensorSpec>,
         /// Steps in elements.
-        strides: Strides,
+        strides: Box<Strides>,
         /// Elements that there are.
         available: u64,
     },
@@ -50,7 +50,7 @@ pub enum TensorError {
     },
     /// The elements do not lie one after the other.
     #[error("{0} does not lie in one piece: copy it with `to_contiguous`")]
-    NotContiguous(TensorSpec),
+    NotContiguous(Box<TensorSpec>),
     /// Elements of variable length, where their bytes were asked for, or the other way round.
     #[error("{0} where {expected} was needed", expected = if matches!(.0, Dtype::String) { "a type of fixed size" } else { "a type of variable length" })]
     Variable(Dtype),
@@ -66,7 +66,7 @@ pub enum TensorError {
     #[error("rows {start}..{end} of {spec}")]
     Slice {
         /// What was to be sliced.
-        spec: TensorSpec,
+        spec: Box<TensorSpec>,
         /// First row.
         start: u64,
         /// Row after the last.
@@ -76,7 +76,7 @@ pub enum TensorError {
     #[error("axes {axes:?} of {spec}, not each dimension once")]
     Axes {
         /// What was to be permuted.
-        spec: TensorSpec,
+        spec: Box<TensorSpec>,
         /// The axes; only so many as a tensor may have.
         axes: Vec<usize>,
     },
@@ -84,7 +84,7 @@ pub enum TensorError {
     #[error("metadata of {spec} with {bytes} bytes {layout}, which can't be")]
     Metadata {
         /// What it says there is.
-        spec: TensorSpec,
+        spec: Box<TensorSpec>,
         /// `dense` or `serialised`.
         layout: &'static str,
         /// Bytes.
@@ -94,7 +94,7 @@ pub enum TensorError {
     #[error("serialised {spec}: {fault} at element {element}")]
     Serialized {
         /// What was to be read.
-        spec: TensorSpec,
+        spec: Box<TensorSpec>,
         /// Element at which it was found.
         element: u64,
         /// What was found.

@@ -39,7 +39,7 @@ pub fn deserialize(metadata: &Metadata, bytes: Bytes) -> Result<Tensor, TensorEr
     let spec = metadata.spec;
     let expected = metadata.bytes();
     if bytes.len() as u64 != expected {
-        return Err(TensorError::Length { spec, expected, bytes: bytes.len() as u64 });
+        return Err(TensorError::Length { spec: Box::new(spec), expected, bytes: bytes.len() as u64 });
     }
     match spec.dtype() {
         Dtype::String => deserialize_strings(&spec, &bytes),
@@ -76,7 +76,7 @@ fn serialize_strings(tensor: &Tensor) -> Result<Bytes, TensorError> {
 }
 
 fn deserialize_strings(spec: &TensorSpec, bytes: &Bytes) -> Result<Tensor, TensorError> {
-    let fault = |element, fault| TensorError::Serialized { spec: *spec, element, fault };
+    let fault = |element, fault| TensorError::Serialized { spec: Box::new(*spec), element, fault };
     let elements = spec.shape().elements();
     if !is_possible(spec, bytes.len() as u64) {
         return Err(fault(0, "too short for so many, or too long for none"));

@@ -130,7 +130,7 @@ impl TryFrom<wire::Metadata> for Metadata {
         if possible {
             Ok(Self { spec, layout })
         } else {
-            Err(TensorError::Metadata { spec, layout: name, bytes })
+            Err(TensorError::Metadata { spec: Box::new(spec), layout: name, bytes })
         }
     }
 }

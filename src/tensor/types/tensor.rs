@@ -84,6 +84,7 @@ impl Tensor {
         let available = (bytes.len() / size) as u64;
         let extent = strides.extent(spec.shape());
         if strides.steps().len() != spec.shape().rank() || extent.is_none_or(|extent| extent > available) {
+            let (spec, strides) = (Box::new(spec), Box::new(strides));
             return Err(TensorError::Strides { spec, strides, available });
         }
         check_alignment(&spec, &bytes)?;
@@ -102,7 +103,7 @@ impl Tensor {
         let strings: Arc<[Bytes]> = strings.into_iter().map(Into::into).collect();
         let (expected, bytes) = (shape.elements(), strings.len() as u64);
         if bytes != expected {
-            return Err(TensorError::Length { spec, expected, bytes });
+            return Err(TensorError::Length { spec: Box::new(spec), expected, bytes });
         }
         let strides = Strides::row_major(&shape);
         Ok(Self { spec, strides, offset: 0, storage: Storage::Strings(strings) })
@@ -227,6 +228,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The tensor, where not.
+    #[expect(clippy::result_large_err, reason = "the error is the tensor itself")]
     pub fn try_into_mut(self) -> Result<TensorMut, Self> {
         let whole = self.spec.bytes() == Some(self.storage.bytes().len() as u64);
         if !whole || !self.is_contiguous() || self.offset != 0 {
@@ -275,7 +277,7 @@ impl Tensor {
     }
 
     fn check_contiguous(&self) -> Result<(), TensorError> {
-        if self.is_contiguous() { Ok(()) } else { Err(TensorError::NotContiguous(self.spec)) }
+        if self.is_contiguous() { Ok(()) } else { Err(TensorError::NotContiguous(Box::new(self.spec))) }
     }
 }
 
@@ -313,7 +315,7 @@ pub(super) fn check_length(spec: &TensorSpec, bytes: &[u8]) -> Result<(), Tensor
     if bytes.len() == expected {
         return Ok(());
     }
-    Err(TensorError::Length { spec: *spec, expected: expected as u64, bytes: bytes.len() as u64 })
+    Err(TensorError::Length { spec: Box::new(*spec), expected: expected as u64, bytes: bytes.len() as u64 })
 }
 
 pub(super) fn check_alignment(spec: &TensorSpec, bytes: &[u8]) -> Result<(), TensorError> {

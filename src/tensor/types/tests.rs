@@ -26,8 +26,11 @@ fn counting(dims: &[u64]) -> Tensor {
 /// What a tensor should be: its lengths, and the element at each index.
 struct Model {
     dims: Vec<u64>,
-    at: Box<dyn Fn(&[u64]) -> u64>,
+    at: Look,
 }
+
+/// The element at an index.
+type Look = Box<dyn Fn(&[u64]) -> u64>;
 
 impl Model {
     fn counting(dims: Vec<u64>) -> Self {
@@ -130,7 +133,7 @@ proptest! {
         prop_assert!(packed.is_contiguous());
         match tensor.as_slice::<u32>() {
             Ok(slice) => prop_assert_eq!(slice, &elements),
-            Err(error) => prop_assert_eq!(error, TensorError::NotContiguous(*tensor.spec())),
+            Err(error) => prop_assert_eq!(error, TensorError::NotContiguous(Box::new(*tensor.spec()))),
         }
         let mut filled = vec![0xff; elements.len() * 4];
         tensor.copy_to(&mut filled).unwrap();

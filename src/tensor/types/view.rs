@@ -11,10 +11,9 @@ impl Tensor {
     /// A range beyond the first dimension or backwards, or a scalar, which has none.
     pub fn slice(&self, range: Range<u64>) -> Result<Self, TensorError> {
         let Range { start, end } = range;
-        let spec = self.spec;
         let within = self.shape().dims().first().filter(|&&rows| start <= end && end <= rows);
         if within.is_none() {
-            return Err(TensorError::Slice { spec, start, end });
+            return Err(TensorError::Slice { spec: Box::new(self.spec), start, end });
         }
         let (mut dims, rank) = ([0; Shape::MAX_RANK], self.shape().rank());
         dims[..rank].copy_from_slice(self.shape().dims());
@@ -37,7 +36,7 @@ impl Tensor {
             && axes.iter().all(|&axis| axis < rank && !std::mem::replace(&mut seen[axis], true));
         if !valid {
             let axes = axes.iter().copied().take(Shape::MAX_RANK).collect();
-            return Err(TensorError::Axes { spec: self.spec, axes });
+            return Err(TensorError::Axes { spec: Box::new(self.spec), axes });
         }
         let (mut dims, mut steps) = ([0; Shape::MAX_RANK], [0; Shape::MAX_RANK]);
         for (place, &axis) in axes.iter().enumerate() {
