@@ -1,5 +1,5 @@
-//! Wire formats: message headers between queue pairs ([`Header`]), the hello that negotiation goes by ([`hello`]), and
-//! what a tensor is ([`tensor_metadata`]).
+//! Wire formats: message headers between queue pairs ([`Header`]), the hello that negotiation goes by ([`hello`]), what
+//! a tensor is ([`tensor_metadata`]), and the messages beside one-sided operations ([`tensor_frame`]).
 //!
 //! Decoding is total (any bytes give a value or an error that names the fault) and allocation-free for headers.
 //! Everything is little-endian. Never: keeps state, knows what a message means.
@@ -16,6 +16,7 @@
 mod chunk;
 mod header;
 pub mod hello;
+pub mod tensor_frame;
 pub mod tensor_metadata;
 
 pub use chunk::{Chunk, ChunkError, MAX_CHUNKS};

@@ -1,0 +1,290 @@
+//! Frames to bytes and back.
+
+use bytes::BufMut;
+
+use super::{
+    Decoded, Frame, FrameError, HEADER, MAGIC, MAX_FRAME, MAX_NAME, MAX_TEXT, Request, RequestFault,
+    RequestId, Sink, VERSION,
+};
+use crate::wire::tensor_metadata::Metadata;
+
+// The longest request has room in a frame, so that writing one can't fail for want of it.
+const _: () = assert!(HEADER + 17 + Sink::LENGTH + MAX_NAME <= MAX_FRAME);
+
+impl<'a> Frame<'a> {
+    /// Writes the frame to the start of `buffer` and gives its length. `granted`: the receives that this end has ever
+    /// posted for frames.
+    ///
+    /// # Errors
+    /// [`FrameError::Name`] for a name that is empty or too long, [`FrameError::Code`] for a status that is no error.
+    pub fn encode(&self, granted: u32, buffer: &mut [u8; MAX_FRAME]) -> Result<usize, FrameError> {
+        let (header, mut body) = buffer.split_at_mut(HEADER);
+        let room = body.len();
+        self.encode_body(&mut body)?;
+        let length = room - body.len();
+        header[..3].copy_from_slice(&MAGIC);
+        header[3] = VERSION;
+        header[4..8].copy_from_slice(&[self.kind() as u8, 0, 0, 0]);
+        header[8..12].copy_from_slice(&granted.to_le_bytes());
+        header[12..].copy_from_slice(&(length as u32).to_le_bytes());
+        Ok(HEADER + length)
+    }
+
+    /// Reads a frame, which is all of `bytes`.
+    ///
+    /// # Errors
+    /// Bytes that no frame of this version has. Whether the frame makes sense now is not looked at here.
+    pub fn decode(bytes: &'a [u8]) -> Result<Decoded<'a>, FrameError> {
+        let (header, body) = bytes.split_first_chunk::<HEADER>().ok_or(FrameError::Short(bytes.len()))?;
+        let &[m0, m1, m2, version, kind, z0, z1, z2, g0, g1, g2, g3, l0, l1, l2, l3] = header;
+        if [m0, m1, m2] != MAGIC {
+            return Err(FrameError::Magic);
+        }
+        if version != VERSION {
+            return Err(FrameError::Version(version));
+        }
+        let kind = Kind::ALL.into_iter().find(|known| *known as u8 == kind).ok_or(FrameError::Kind(kind))?;
+        if [z0, z1, z2] != [0; 3] {
+            return Err(FrameError::Reserved);
+        }
+        let promised = u32::from_le_bytes([l0, l1, l2, l3]);
+        if bytes.len() > MAX_FRAME || body.len() as u64 != u64::from(promised) {
+            return Err(FrameError::Length { received: bytes.len(), promised });
+        }
+        let granted = u32::from_le_bytes([g0, g1, g2, g3]);
+        Ok(Decoded { granted, frame: Self::decode_body(kind, body)? })
+    }
+
+    fn encode_body(&self, body: &mut &mut [u8]) -> Result<(), FrameError> {
+        match *self {
+            Self::Credit | Self::Goodbye => {}
+            Self::Bell { slot } => body.put_u32_le(slot),
+            Self::Placed { slot, epoch } | Self::Released { slot, epoch } => {
+                body.put_u32_le(slot);
+                body.put_u64_le(epoch);
+            }
+            Self::Request(request) => request.encode(body)?,
+            Self::Metadata { request_id, metadata } => {
+                body.put_u64_le(request_id.0);
+                body.put_slice(&metadata.encode());
+            }
+            Self::Written { request_id, checksum } => {
+                body.put_u64_le(request_id.0);
+                checksum.into_iter().for_each(|checksum| body.put_u64_le(checksum));
+            }
+            Self::Status { request_id, code, text } => {
+                body.put_u64_le(request_id.0);
+                body.put_u32_le(check_code(code)?);
+                body.put_slice(cut(text, MAX_TEXT).as_bytes());
+            }
+            Self::Dead { request_id } | Self::Cancel { request_id } => body.put_u64_le(request_id.0),
+        }
+        Ok(())
+    }
+
+    fn decode_body(kind: Kind, bytes: &'a [u8]) -> Result<Self, FrameError> {
+        if kind == Kind::Request {
+            return Request::decode(bytes).map(Self::Request);
+        }
+        let mut body = Body { kind, whole: bytes.len(), rest: bytes };
+        let frame = match kind {
+            Kind::Credit | Kind::Request => Self::Credit,
+            Kind::Goodbye => Self::Goodbye,
+            Kind::Bell => Self::Bell { slot: body.u32()? },
+            Kind::Placed => Self::Placed { slot: body.u32()?, epoch: body.u64()? },
+            Kind::Released => Self::Released { slot: body.u32()?, epoch: body.u64()? },
+            Kind::Metadata => {
+                let request_id = body.request_id()?;
+                let metadata = Metadata::decode(&body.take::<{ Metadata::LENGTH }>()?);
+                let metadata = metadata.map_err(|fault| FrameError::Metadata { request_id, fault })?;
+                Self::Metadata { request_id, metadata }
+            }
+            Kind::Written => {
+                let request_id = body.request_id()?;
+                let checksum = if body.rest.is_empty() { None } else { Some(body.u64()?) };
+                Self::Written { request_id, checksum }
+            }
+            Kind::Status => {
+                let (request_id, code) = (body.request_id()?, check_code(body.u32()?)?);
+                let text =
+                    std::str::from_utf8(std::mem::take(&mut body.rest)).map_err(|_| FrameError::Text)?;
+                Self::Status { request_id, code, text }
+            }
+            Kind::Dead => Self::Dead { request_id: body.request_id()? },
+            Kind::Cancel => Self::Cancel { request_id: body.request_id()? },
+        };
+        if body.rest.is_empty() { Ok(frame) } else { Err(body.fault()) }
+    }
+
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Credit => Kind::Credit,
+            Self::Bell { .. } => Kind::Bell,
+            Self::Placed { .. } => Kind::Placed,
+            Self::Released { .. } => Kind::Released,
+            Self::Request(_) => Kind::Request,
+            Self::Metadata { .. } => Kind::Metadata,
+            Self::Written { .. } => Kind::Written,
+            Self::Status { .. } => Kind::Status,
+            Self::Dead { .. } => Kind::Dead,
+            Self::Cancel { .. } => Kind::Cancel,
+            Self::Goodbye => Kind::Goodbye,
+        }
+    }
+
+    /// What it is, for errors.
+    pub fn name(&self) -> &'static str {
+        self.kind().name()
+    }
+}
+
+impl<'a> Request<'a> {
+    const SINK: u8 = 1;
+    const CHECKSUM: u8 = 2;
+
+    fn encode(&self, body: &mut &mut [u8]) -> Result<(), FrameError> {
+        if self.name.is_empty() || self.name.len() > MAX_NAME {
+            return Err(FrameError::Name(self.name.len()));
+        }
+        body.put_u64_le(self.request_id.0);
+        body.put_u64_le(self.step);
+        let sink = if self.sink.is_some() { Self::SINK } else { 0 };
+        body.put_u8(sink | if self.checksum_wanted { Self::CHECKSUM } else { 0 });
+        if let Some(sink) = self.sink {
+            body.put_u64_le(sink.address);
+            body.put_u32_le(sink.rkey);
+            body.put_u64_le(sink.length);
+            body.put_slice(&sink.metadata.encode());
+        }
+        body.put_slice(self.name.as_bytes());
+        Ok(())
+    }
+
+    /// Once the number is known every fault is the request's, so that it can be refused by name.
+    fn decode(bytes: &'a [u8]) -> Result<Self, FrameError> {
+        let mut body = Body { kind: Kind::Request, whole: bytes.len(), rest: bytes };
+        let request_id = body.request_id()?;
+        Self::decode_rest(request_id, body).map_err(|fault| FrameError::Request { request_id, fault })
+    }
+
+    fn decode_rest(request_id: RequestId, mut body: Body<'a>) -> Result<Self, RequestFault> {
+        let short = RequestFault::Short(body.whole);
+        let step = body.u64().map_err(|_| short)?;
+        let [flags] = body.take().map_err(|_| short)?;
+        if flags & !(Self::SINK | Self::CHECKSUM) != 0 {
+            return Err(RequestFault::Flags(flags));
+        }
+        let sink = match flags & Self::SINK {
+            0 => None,
+            _ => Some(Sink::decode(&body.take().map_err(|_| short)?)?),
+        };
+        let name = std::str::from_utf8(body.rest).map_err(|_| RequestFault::Name)?;
+        Ok(Self { request_id, step, sink, checksum_wanted: flags & Self::CHECKSUM != 0, name })
+    }
+}
+
+impl Sink {
+    const LENGTH: usize = 20 + Metadata::LENGTH;
+
+    fn decode(bytes: &[u8; Self::LENGTH]) -> Result<Self, RequestFault> {
+        let (mut address, mut rkey, mut length) = ([0; 8], [0; 4], [0; 8]);
+        address.copy_from_slice(&bytes[..8]);
+        rkey.copy_from_slice(&bytes[8..12]);
+        length.copy_from_slice(&bytes[12..20]);
+        Ok(Self {
+            address: u64::from_le_bytes(address),
+            rkey: u32::from_le_bytes(rkey),
+            length: u64::from_le_bytes(length),
+            metadata: Metadata::decode(&bytes[20..]).map_err(RequestFault::Metadata)?,
+        })
+    }
+}
+
+fn check_code(code: u32) -> Result<u32, FrameError> {
+    if (1..=16).contains(&code) { Ok(code) } else { Err(FrameError::Code(code)) }
+}
+
+/// The longest beginning of `text` that is at most `most` bytes long.
+fn cut(text: &str, most: usize) -> &str {
+    let end = (0..=text.len().min(most)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    &text[..end]
+}
+
+/// Kinds of frame, as the header has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Credit = 1,
+    Bell = 2,
+    Placed = 3,
+    Released = 4,
+    Request = 5,
+    Metadata = 6,
+    Written = 7,
+    Status = 8,
+    Dead = 9,
+    Cancel = 10,
+    Goodbye = 11,
+}
+
+impl Kind {
+    const ALL: [Self; 11] = [
+        Self::Credit,
+        Self::Bell,
+        Self::Placed,
+        Self::Released,
+        Self::Request,
+        Self::Metadata,
+        Self::Written,
+        Self::Status,
+        Self::Dead,
+        Self::Cancel,
+        Self::Goodbye,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Credit => "credit",
+            Self::Bell => "bell",
+            Self::Placed => "placed",
+            Self::Released => "released",
+            Self::Request => "request",
+            Self::Metadata => "metadata",
+            Self::Written => "written",
+            Self::Status => "status",
+            Self::Dead => "dead",
+            Self::Cancel => "cancel",
+            Self::Goodbye => "goodbye",
+        }
+    }
+}
+
+/// A body that is being read.
+struct Body<'a> {
+    kind: Kind,
+    whole: usize,
+    rest: &'a [u8],
+}
+
+impl Body<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], FrameError> {
+        let (taken, rest) = self.rest.split_first_chunk::<N>().ok_or_else(|| self.fault())?;
+        self.rest = rest;
+        Ok(*taken)
+    }
+
+    fn u32(&mut self) -> Result<u32, FrameError> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, FrameError> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    fn request_id(&mut self) -> Result<RequestId, FrameError> {
+        self.u64().map(RequestId)
+    }
+
+    fn fault(&self) -> FrameError {
+        FrameError::Body { kind: self.kind.name(), length: self.whole }
+    }
+}
