@@ -7,6 +7,7 @@
 
 pub mod convert;
 mod reduce;
+pub mod rendezvous;
 pub mod types;
 
 pub use reduce::{reduce_max, reduce_max_f32, reduce_max_f64};

@@ -1,0 +1,408 @@
+//! The end that has the tensors.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tonic::Code;
+
+use super::checksum::checksum;
+use super::deadlines::Deadlines;
+use super::message::{Key, Message, PeerId, is_name};
+use super::peer::{Peer, Pending, State};
+use super::shelf::{Offer, OfferError, Reader, Shelf};
+use super::{ProviderSettings, Request, RequestId, Sink};
+use crate::wire::tensor_frame::FrameError;
+
+/// What is to be done at the provider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProviderAction<T> {
+    /// Send this.
+    Send {
+        /// To whom.
+        peer: PeerId,
+        /// What.
+        message: Message,
+    },
+    /// Write the tensor's bytes to the start of the sink, and say so with [`Provider::written`]. The handle stays with
+    /// the operation until the device is done with it, whatever happens here.
+    Write {
+        /// To whom.
+        peer: PeerId,
+        /// In answer to what.
+        request_id: RequestId,
+        /// The tensor.
+        tensor: T,
+        /// Where; its metadata is the tensor's, it is at least as long, and not empty.
+        sink: Sink,
+        /// Whether [`Provider::written`] has to be told a checksum.
+        checksum_wanted: bool,
+    },
+    /// An offer was let go because its readers did not come in time.
+    Expired {
+        /// Name of the tensor.
+        name: Arc<str>,
+        /// Its step.
+        step: u64,
+        /// How many did not come.
+        readers: u32,
+    },
+}
+
+/// Matches what this process offers with what its peers ask for. See the [module](super).
+#[derive(Debug)]
+pub struct Provider<T> {
+    settings: ProviderSettings,
+    shelf: Shelf<T>,
+    peers: HashMap<PeerId, Peer>,
+    deadlines: Deadlines<Due>,
+    actions: Vec<ProviderAction<T>>,
+}
+
+/// What is kept at the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Offers that have readers to come, or readers that are not done.
+    pub offers: usize,
+    /// Bytes of their tensors.
+    pub bytes: u64,
+    /// Requests of all peers that have no last answer.
+    pub requests: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Due {
+    Request(PeerId, RequestId),
+    Offer(Key),
+}
+
+/// What becomes of a share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Share {
+    UsedUp,
+    GivenBack,
+}
+
+impl<T: Clone> Provider<T> {
+    /// A provider that offers nothing yet.
+    pub fn new(settings: ProviderSettings) -> Self {
+        let shelf = Shelf::new(&settings);
+        Self { settings, shelf, peers: HashMap::new(), deadlines: Deadlines::new(), actions: Vec::new() }
+    }
+
+    /// Offers (`name`, `step`) to as many peers as `readers` says, whether they have asked already or not.
+    ///
+    /// # Errors
+    /// [`OfferError`]; nothing has changed then.
+    pub fn offer(
+        &mut self,
+        name: &str,
+        step: u64,
+        offer: Offer<T>,
+        readers: u32,
+        now: Instant,
+    ) -> Result<Vec<ProviderAction<T>>, OfferError> {
+        if !is_name(name) {
+            return Err(OfferError::Name { length: name.len() });
+        }
+        let key = Key { name: name.into(), step };
+        self.shelf.put(&key, offer, readers)?;
+        self.deadlines.set(&Due::Offer(key.clone()), now, self.settings.offer_timeout);
+        self.match_tags(&key, now);
+        Ok(self.take_actions())
+    }
+
+    /// Lets an offer go. Requests that have a share of it keep it. Says how many readers it still waited for, none if
+    /// there is no such offer.
+    pub fn withdraw(&mut self, name: &str, step: u64) -> Option<u32> {
+        let key = Key { name: name.into(), step };
+        self.deadlines.clear(&Due::Offer(key.clone()));
+        self.shelf.close(&key)
+    }
+
+    /// A peer asks for a tensor, for the first time or again with a sink.
+    pub fn handle_request(
+        &mut self,
+        id: PeerId,
+        request: &Request<'_>,
+        now: Instant,
+    ) -> Vec<ProviderAction<T>> {
+        let peer = self.peers.entry(id).or_insert_with(|| Peer::new(&self.settings));
+        let request_id = request.request_id;
+        if peer.requests.contains_key(&request_id) {
+            self.handle_again((id, request_id), request, now);
+        } else if !peer.lapsed.contains(&request_id) {
+            match peer.check_first(request, &self.settings) {
+                Ok(key) => self.accept((id, request_id), key, request, now),
+                Err((code, text)) => self.refuse((id, request_id), code, &text, now),
+            }
+        }
+        self.take_actions()
+    }
+
+    /// A peer sent a request that is none, but has a number ([`FrameError::Request`]): it is refused.
+    pub fn handle_malformed(
+        &mut self,
+        peer: PeerId,
+        request_id: RequestId,
+        error: &FrameError,
+        now: Instant,
+    ) -> Vec<ProviderAction<T>> {
+        self.peers.entry(peer).or_insert_with(|| Peer::new(&self.settings));
+        self.refuse((peer, request_id), Code::InvalidArgument, &error.to_string(), now);
+        self.take_actions()
+    }
+
+    /// A peer has no use for a request any more. What is being written is written to the end; a request that has its
+    /// last answer is none.
+    pub fn handle_cancel(
+        &mut self,
+        peer: PeerId,
+        request_id: RequestId,
+        now: Instant,
+    ) -> Vec<ProviderAction<T>> {
+        let reader = (peer, request_id);
+        if matches!(self.state(reader), Some(State::Waiting | State::AwaitingSink)) {
+            self.refuse(reader, Code::Cancelled, "cancelled by the requester", now);
+        }
+        self.take_actions()
+    }
+
+    /// The device has written what [`ProviderAction::Write`] said, and `checksum` is of the tensor's bytes if it was
+    /// wanted.
+    pub fn written(
+        &mut self,
+        peer: PeerId,
+        request_id: RequestId,
+        checksum: Option<u64>,
+        now: Instant,
+    ) -> Vec<ProviderAction<T>> {
+        let reader = (peer, request_id);
+        match self.state(reader) {
+            Some(State::Writing) => self.say_written(reader, checksum, now),
+            Some(State::Answered) => self.finish(reader, Share::UsedUp, now),
+            _ => {}
+        }
+        self.take_actions()
+    }
+
+    /// What [`ProviderAction::Write`] said could not be written, and the link lives. The tensor stays for others.
+    pub fn write_failed(
+        &mut self,
+        peer: PeerId,
+        request_id: RequestId,
+        why: &str,
+        now: Instant,
+    ) -> Vec<ProviderAction<T>> {
+        let reader = (peer, request_id);
+        match self.state(reader) {
+            Some(State::Writing) => {
+                let text = format!("the tensor could not be written: {why}");
+                self.say(reader, Message::status(request_id, Code::Internal, text));
+                self.finish(reader, Share::GivenBack, now);
+            }
+            Some(State::Answered) => self.finish(reader, Share::GivenBack, now),
+            _ => {}
+        }
+        self.take_actions()
+    }
+
+    /// A link is gone, and its requests with it. What they did not get is for others.
+    pub fn peer_gone(&mut self, id: PeerId, now: Instant) -> Vec<ProviderAction<T>> {
+        let requests = self.peers.get(&id).map(|peer| peer.requests.keys().copied().collect::<Vec<_>>());
+        for request_id in requests.unwrap_or_default() {
+            self.finish((id, request_id), Share::GivenBack, now);
+        }
+        self.peers.remove(&id);
+        self.take_actions()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do next.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.deadlines.next()
+    }
+
+    /// Ends what has waited for too long.
+    pub fn handle_timeout(&mut self, now: Instant) -> Vec<ProviderAction<T>> {
+        while let Some(due) = self.deadlines.pop(now) {
+            match due {
+                Due::Request(peer, request_id) => self.expire((peer, request_id), now),
+                Due::Offer(key) => {
+                    let readers = self.shelf.close(&key).unwrap_or(0);
+                    if readers > 0 {
+                        let Key { name, step } = key;
+                        self.actions.push(ProviderAction::Expired { name, step, readers });
+                    }
+                }
+            }
+        }
+        self.take_actions()
+    }
+
+    /// What is kept at the moment.
+    pub fn held(&self) -> Held {
+        let requests = self.peers.values().map(|peer| peer.requests.len()).sum();
+        Held { offers: self.shelf.offers(), bytes: self.shelf.bytes(), requests }
+    }
+
+    fn accept(&mut self, reader: Reader, key: Key, request: &Request<'_>, now: Instant) {
+        let Request { sink, checksum_wanted, .. } = *request;
+        let Some(peer) = self.peers.get_mut(&reader.0) else { return };
+        peer.asked.insert(key.clone());
+        let pending = Pending { key: key.clone(), sink, checksum_wanted, state: State::Waiting };
+        peer.requests.insert(reader.1, pending);
+        self.deadlines.set(&Due::Request(reader.0, reader.1), now, self.settings.request_timeout);
+        self.shelf.wait(&key, reader);
+        self.match_tags(&key, now);
+    }
+
+    /// A request whose number is that of one without a last answer.
+    fn handle_again(&mut self, reader: Reader, request: &Request<'_>, now: Instant) {
+        let Some(pending) = self.peers.get_mut(&reader.0).and_then(|peer| peer.requests.get_mut(&reader.1))
+        else {
+            return;
+        };
+        match pending.check_again(request, self.shelf.offer(&pending.key)) {
+            Ok(sink) => {
+                pending.sink = Some(sink);
+                self.answer(reader, now);
+            }
+            Err((code, text)) => self.refuse(reader, code, &text, now),
+        }
+    }
+
+    /// Gives shares to those who wait for them.
+    fn match_tags(&mut self, key: &Key, now: Instant) {
+        while let Some(reader) = self.shelf.share(key) {
+            self.answer(reader, now);
+        }
+    }
+
+    /// Answers a request that has a share.
+    fn answer(&mut self, reader: Reader, now: Instant) {
+        let (peer, request_id) = reader;
+        let Some(pending) = self.peers.get_mut(&peer).and_then(|peer| peer.requests.get_mut(&request_id))
+        else {
+            return;
+        };
+        // Who has a share keeps the offer.
+        let Some(offer) = self.shelf.offer(&pending.key) else { return };
+        let due = Due::Request(peer, request_id);
+        match (offer, pending.sink.take()) {
+            (Offer::Tensor(tensor, metadata), Some(sink)) if *metadata == sink.metadata => {
+                pending.state = State::Writing;
+                self.deadlines.clear(&due);
+                if metadata.bytes == 0 {
+                    return self.say_written(reader, Some(checksum(&[])), now);
+                }
+                let (tensor, checksum_wanted) = (tensor.clone(), pending.checksum_wanted);
+                let write = ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted };
+                self.actions.push(write);
+            }
+            (&Offer::Tensor(_, metadata), _) => {
+                pending.state = State::AwaitingSink;
+                self.deadlines.set(&due, now, self.settings.request_timeout);
+                self.say(reader, Message::Metadata { request_id, metadata });
+            }
+            (Offer::Failed(failure), _) => {
+                pending.state = State::Answered;
+                let failure = failure.clone();
+                self.say(reader, Message::Status { request_id, failure });
+                self.finish(reader, Share::UsedUp, now);
+            }
+            (Offer::Dead, _) => {
+                pending.state = State::Answered;
+                self.say(reader, Message::Dead { request_id });
+                self.finish(reader, Share::UsedUp, now);
+            }
+        }
+    }
+
+    fn say_written(&mut self, reader: Reader, checksum: Option<u64>, now: Instant) {
+        let wanted = self.pending(reader).is_some_and(|pending| pending.checksum_wanted);
+        let message = match (wanted, checksum) {
+            (true, None) => Message::status(reader.1, Code::Internal, "no checksum was computed"),
+            (true, Some(_)) => Message::Written { request_id: reader.1, checksum },
+            (false, _) => Message::Written { request_id: reader.1, checksum: None },
+        };
+        self.say(reader, message);
+        self.finish(reader, Share::UsedUp, now);
+    }
+
+    fn expire(&mut self, reader: Reader, now: Instant) {
+        let Some(pending) = self.pending(reader) else { return };
+        let text = match pending.state {
+            State::Waiting => format!("{} was not offered in time", pending.key),
+            _ => format!("no sink for {} came in time", pending.key),
+        };
+        self.refuse(reader, Code::DeadlineExceeded, &text, now);
+    }
+
+    /// Answers with a status. A request of this number that is there ends by it: the peer can't tell the two apart.
+    fn refuse(&mut self, reader: Reader, code: Code, text: &str, now: Instant) {
+        self.say(reader, Message::status(reader.1, code, text));
+        match self.pending(reader) {
+            Some(pending) if matches!(pending.state, State::Writing | State::Answered) => {
+                pending.state = State::Answered;
+            }
+            Some(_) => self.finish(reader, Share::GivenBack, now),
+            None => self.remember(reader),
+        }
+    }
+
+    /// A request is over.
+    fn finish(&mut self, reader: Reader, share: Share, now: Instant) {
+        let (id, request_id) = reader;
+        self.deadlines.clear(&Due::Request(id, request_id));
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(Pending { key, state, .. }) = peer.requests.remove(&request_id) else { return };
+        peer.asked.remove(&key);
+        peer.finished.insert(request_id);
+        match (state, share) {
+            (State::Waiting, _) => self.shelf.leave(&key, reader),
+            (_, Share::UsedUp) => {
+                peer.delivered.insert(key.clone());
+                self.shelf.use_up(&key);
+            }
+            (_, Share::GivenBack) => {
+                if state == State::AwaitingSink {
+                    peer.lapsed.insert(request_id);
+                }
+                self.shelf.give_back(&key);
+                self.match_tags(&key, now);
+            }
+        }
+        if self.shelf.offer(&key).is_none() {
+            self.deadlines.clear(&Due::Offer(key));
+        }
+    }
+
+    fn remember(&mut self, reader: Reader) {
+        if let Entry::Occupied(mut peer) = self.peers.entry(reader.0) {
+            peer.get_mut().finished.insert(reader.1);
+        }
+    }
+
+    fn state(&self, reader: Reader) -> Option<State> {
+        Some(self.peers.get(&reader.0)?.requests.get(&reader.1)?.state)
+    }
+
+    fn pending(&mut self, reader: Reader) -> Option<&mut Pending> {
+        self.peers.get_mut(&reader.0)?.requests.get_mut(&reader.1)
+    }
+
+    fn say(&mut self, reader: Reader, message: Message) {
+        self.actions.push(ProviderAction::Send { peer: reader.0, message });
+    }
+
+    fn take_actions(&mut self) -> Vec<ProviderAction<T>> {
+        std::mem::take(&mut self.actions)
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        let quiet = |peer: &Peer| peer.requests.is_empty() && peer.asked.is_empty();
+        self.shelf.is_empty() && self.deadlines.is_empty() && self.peers.values().all(quiet)
+    }
+}

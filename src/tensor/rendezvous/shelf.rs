@@ -1,0 +1,245 @@
+//! What is offered, and who waits for it: tags are matched here, whichever comes first.
+
+use std::collections::{HashMap, VecDeque};
+
+use tonic::Code;
+
+use super::message::{Failure, Key, PeerId};
+use super::{ProviderSettings, RequestId};
+use crate::wire::tensor_frame::MAX_NAME;
+use crate::wire::tensor_metadata::Metadata;
+
+/// What becomes of a tensor that somebody may ask for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Offer<T> {
+    /// It is here: a handle of it, and what it is.
+    Tensor(T, Metadata),
+    /// It is dead: the branch of the graph that would have computed it was not taken.
+    Dead,
+    /// It could not be computed.
+    Failed(Failure),
+}
+
+impl<T> Offer<T> {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Tensor(_, metadata) => metadata.bytes,
+            Self::Dead | Self::Failed(_) => 0,
+        }
+    }
+}
+
+/// Why an offer was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OfferError {
+    /// A name that nobody can ask for.
+    #[error("a tensor with a name of {length} bytes, of which 1 to {MAX_NAME} are allowed")]
+    Name {
+        /// Its length.
+        length: usize,
+    },
+    /// An offer for nobody.
+    #[error("tensor {name:?} of step {step} is offered to no reader")]
+    NoReaders {
+        /// Its name.
+        name: String,
+        /// Its step.
+        step: u64,
+    },
+    /// A failure whose code says that all is well.
+    #[error("tensor {name:?} of step {step} is offered as failed with the code of success")]
+    NoFailure {
+        /// Its name.
+        name: String,
+        /// Its step.
+        step: u64,
+    },
+    /// It is on offer.
+    #[error("tensor {name:?} of step {step} is on offer already")]
+    AlreadyOffered {
+        /// Its name.
+        name: String,
+        /// Its step.
+        step: u64,
+    },
+    /// No room for one more.
+    #[error(
+        "{kept} offers wait for their readers, which is as many as may (max_offers): nobody asks for them"
+    )]
+    TooMany {
+        /// How many are kept.
+        kept: usize,
+    },
+    /// No room for that much more.
+    #[error("{bytes} bytes on top of {kept} that wait for their readers, of {limit} allowed (max_bytes)")]
+    TooMuch {
+        /// Bytes of this offer.
+        bytes: u64,
+        /// Bytes that are kept.
+        kept: u64,
+        /// The limit.
+        limit: u64,
+    },
+}
+
+impl From<OfferError> for tonic::Status {
+    fn from(error: OfferError) -> Self {
+        let code = match error {
+            OfferError::AlreadyOffered { .. } => Code::AlreadyExists,
+            OfferError::TooMany { .. } | OfferError::TooMuch { .. } => Code::ResourceExhausted,
+            _ => Code::InvalidArgument,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+/// A request, by whose it is and its number.
+pub(super) type Reader = (PeerId, RequestId);
+
+#[derive(Debug)]
+pub(super) struct Shelf<T> {
+    entries: HashMap<Key, Entry<T>>,
+    offers: usize,
+    bytes: u64,
+    max_offers: usize,
+    max_bytes: u64,
+}
+
+/// At least one of the two is there.
+#[derive(Debug)]
+struct Entry<T> {
+    kept: Option<Kept<T>>,
+    /// Requests that have no share of it, in the order in which they came.
+    waiting: VecDeque<Reader>,
+}
+
+#[derive(Debug)]
+struct Kept<T> {
+    offer: Offer<T>,
+    /// Shares that are not used up.
+    left: u32,
+    /// Those of them that belong to a request.
+    taken: u32,
+    /// No further request gets one.
+    closed: bool,
+}
+
+impl<T> Shelf<T> {
+    pub(super) fn new(settings: &ProviderSettings) -> Self {
+        let ProviderSettings { max_offers, max_bytes, .. } = *settings;
+        Self { entries: HashMap::new(), offers: 0, bytes: 0, max_offers, max_bytes }
+    }
+
+    pub(super) fn offers(&self) -> usize {
+        self.offers
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn put(&mut self, key: &Key, offer: Offer<T>, readers: u32) -> Result<(), OfferError> {
+        let (name, step) = (key.name.to_string(), key.step);
+        if self.offer(key).is_some() {
+            return Err(OfferError::AlreadyOffered { name, step });
+        }
+        if readers == 0 {
+            return Err(OfferError::NoReaders { name, step });
+        }
+        if matches!(&offer, Offer::Failed(failure) if failure.code == Code::Ok) {
+            return Err(OfferError::NoFailure { name, step });
+        }
+        if self.offers >= self.max_offers {
+            return Err(OfferError::TooMany { kept: self.offers });
+        }
+        let (bytes, kept, limit) = (offer.bytes(), self.bytes, self.max_bytes);
+        self.bytes = kept.checked_add(bytes).filter(|&sum| sum <= limit).ok_or(OfferError::TooMuch {
+            bytes,
+            kept,
+            limit,
+        })?;
+        self.offers += 1;
+        self.entry(key).kept = Some(Kept { offer, left: readers, taken: 0, closed: false });
+        Ok(())
+    }
+
+    pub(super) fn offer(&self, key: &Key) -> Option<&Offer<T>> {
+        self.entries.get(key)?.kept.as_ref().map(|kept| &kept.offer)
+    }
+
+    /// A request waits for a share.
+    pub(super) fn wait(&mut self, key: &Key, reader: Reader) {
+        self.entry(key).waiting.push_back(reader);
+    }
+
+    /// A request waits no more.
+    pub(super) fn leave(&mut self, key: &Key, reader: Reader) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.waiting.retain(|waiting| *waiting != reader);
+        }
+        self.tidy(key);
+    }
+
+    /// The next request that gets a share.
+    pub(super) fn share(&mut self, key: &Key) -> Option<Reader> {
+        let entry = self.entries.get_mut(key)?;
+        let kept = entry.kept.as_mut().filter(|kept| kept.taken < kept.left && !kept.closed)?;
+        let reader = entry.waiting.pop_front()?;
+        kept.taken += 1;
+        Some(reader)
+    }
+
+    /// A share is used up.
+    pub(super) fn use_up(&mut self, key: &Key) {
+        self.change(key, |kept| {
+            kept.taken -= 1;
+            kept.left -= 1;
+        });
+    }
+
+    /// A share is given back.
+    pub(super) fn give_back(&mut self, key: &Key) {
+        self.change(key, |kept| {
+            kept.taken -= 1;
+            kept.left -= u32::from(kept.closed);
+        });
+    }
+
+    /// No further request gets a share, also not one that is given back. Says how many nobody has, none if there is no
+    /// such offer.
+    pub(super) fn close(&mut self, key: &Key) -> Option<u32> {
+        let kept = self.entries.get_mut(key)?.kept.as_mut()?;
+        let free = kept.left - kept.taken;
+        self.change(key, |kept| {
+            kept.closed = true;
+            kept.left = kept.taken;
+        });
+        Some(free)
+    }
+
+    fn entry(&mut self, key: &Key) -> &mut Entry<T> {
+        self.entries.entry(key.clone()).or_insert_with(|| Entry { kept: None, waiting: VecDeque::new() })
+    }
+
+    fn change(&mut self, key: &Key, change: impl FnOnce(&mut Kept<T>)) {
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        entry.kept.as_mut().map(change);
+        if let Some(spent) = entry.kept.take_if(|kept| kept.left == 0) {
+            self.offers -= 1;
+            self.bytes -= spent.offer.bytes();
+        }
+        self.tidy(key);
+    }
+
+    fn tidy(&mut self, key: &Key) {
+        if self.entries.get(key).is_some_and(|entry| entry.kept.is_none() && entry.waiting.is_empty()) {
+            self.entries.remove(key);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.offers == 0 && self.bytes == 0
+    }
+}

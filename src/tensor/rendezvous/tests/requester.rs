@@ -1,0 +1,284 @@
+//! Transcripts of a requester: what comes in, what goes out.
+
+use tonic::Code;
+
+use super::*;
+
+type Action = RequesterAction<&'static str>;
+
+fn requester() -> Requester<&'static str> {
+    Requester::new(RequesterSettings::default())
+}
+
+fn place(length: u64) -> Placement {
+    Placement { address: 4096, rkey: 7, length }
+}
+
+fn asks(id: u64, step: u64, lengths: Option<&[u64]>) -> Action {
+    RequesterAction::Send(Message::Request {
+        request_id: RequestId(id),
+        name: "loss".into(),
+        step,
+        sink: lengths.map(|lengths| sink(metadata(lengths))),
+        checksum_wanted: false,
+    })
+}
+
+fn allocate(id: u64, lengths: &[u64]) -> Action {
+    RequesterAction::Allocate { request_id: RequestId(id), metadata: metadata(lengths) }
+}
+
+fn cancel(id: u64) -> Action {
+    RequesterAction::Send(Message::Cancel { request_id: RequestId(id) })
+}
+
+fn finished(id: u64, result: Requested<&'static str>) -> Action {
+    RequesterAction::Finished { request_id: RequestId(id), result }
+}
+
+fn arrived(id: u64, lengths: &[u64], sink: &'static str) -> Action {
+    finished(id, Requested::Arrived { metadata: metadata(lengths), sink, checksum: None })
+}
+
+fn failed(id: u64, code: Code, text: &str) -> Action {
+    finished(id, Requested::Failed(Failure::new(code, text)))
+}
+
+/// A requester whose request 0 has a sink for a tensor of 2 × 3.
+fn exposed() -> Requester<&'static str> {
+    let mut requester = requester();
+    requester.request("loss", 1).unwrap();
+    requester.handle_metadata(RequestId(0), metadata(&[2, 3])).unwrap();
+    requester.sink_ready(RequestId(0), "sink", place(24));
+    requester
+}
+
+#[test]
+fn the_first_request_asks_what_it_is_the_next_brings_a_sink() {
+    let mut requester = requester();
+    assert_eq!(requester.request("loss", 1), Ok((RequestId(0), asks(0, 1, None))));
+    assert_eq!(requester.handle_metadata(RequestId(0), metadata(&[2, 3])), Ok(vec![allocate(0, &[2, 3])]));
+    assert_eq!(requester.sink_ready(RequestId(0), "a", place(24)), [asks(0, 1, Some(&[2, 3]))]);
+    assert_eq!(requester.handle_written(RequestId(0), None), Ok(vec![arrived(0, &[2, 3], "a")]));
+
+    assert_eq!(requester.request("loss", 2), Ok((RequestId(1), allocate(1, &[2, 3]))));
+    assert_eq!(requester.sink_ready(RequestId(1), "b", place(24)), [asks(1, 2, Some(&[2, 3]))]);
+    assert_eq!(requester.handle_written(RequestId(1), None), Ok(vec![arrived(1, &[2, 3], "b")]));
+    assert_eq!(requester.pending(), 0);
+}
+
+#[test]
+fn another_shape_means_another_sink() {
+    let mut requester = exposed();
+    let told = requester.handle_metadata(RequestId(0), metadata(&[9]));
+    let state = "with a sink made for what the tensor was said to be";
+    let twice = Violation::Unexpected { frame: "metadata", request_id: RequestId(0), state };
+    assert_eq!(told, Err(twice), "it was told once");
+
+    let mut requester = exposed();
+    requester.handle_written(RequestId(0), None).unwrap();
+    requester.request("loss", 2).unwrap();
+    requester.sink_ready(RequestId(1), "old", place(24));
+    let told = requester.handle_metadata(RequestId(1), metadata(&[9]));
+    assert_eq!(told, Ok(vec![RequesterAction::Free("old"), allocate(1, &[9])]));
+    let sink = sink(metadata(&[9]));
+    let [RequesterAction::Send(Message::Request { sink: Some(said), .. })] =
+        &requester.sink_ready(RequestId(1), "new", place(36))[..]
+    else {
+        panic!("no request");
+    };
+    assert_eq!(*said, sink);
+    assert_eq!(requester.handle_written(RequestId(1), None), Ok(vec![arrived(1, &[9], "new")]));
+    assert_eq!(requester.request("loss", 3), Ok((RequestId(2), allocate(2, &[9]))));
+}
+
+#[test]
+fn statuses_and_death_free_the_sink() {
+    let mut requester = exposed();
+    let told = requester.handle_status(RequestId(0), 10, "the loss is NaN");
+    assert_eq!(told, Ok(vec![RequesterAction::Free("sink"), failed(0, Code::Aborted, "the loss is NaN")]));
+    requester.request("loss", 2).unwrap();
+    requester.sink_ready(RequestId(1), "sink", place(24));
+    let told = requester.handle_dead(RequestId(1));
+    assert_eq!(told, Ok(vec![RequesterAction::Free("sink"), finished(1, Requested::Dead)]));
+    requester.request("gain", 2).unwrap();
+    assert_eq!(requester.handle_dead(RequestId(2)), Ok(vec![finished(2, Requested::Dead)]));
+    assert_eq!(requester.pending(), 0);
+}
+
+#[test]
+fn the_sink_of_a_cancelled_request_stays_until_the_peer_is_done_with_it() {
+    for last in 0..3 {
+        let mut requester = exposed();
+        assert_eq!(requester.cancel(RequestId(0)), [cancel(0)]);
+        assert_eq!(requester.cancel(RequestId(0)), [], "cancelled already");
+        assert_eq!(requester.pending(), 1);
+        let answer = match last {
+            0 => requester.handle_written(RequestId(0), None),
+            1 => requester.handle_status(RequestId(0), 1, "cancelled"),
+            _ => Ok(requester.peer_gone("it crashed")),
+        };
+        assert_eq!(answer, Ok(vec![RequesterAction::Free("sink")]), "no result: nobody waits for it");
+        assert_eq!(requester.pending(), 0);
+    }
+}
+
+#[test]
+fn a_request_that_waits_for_a_sink_is_cancelled() {
+    // The peer knows of it, and has to answer.
+    let mut told = requester();
+    told.request("loss", 1).unwrap();
+    told.handle_metadata(RequestId(0), metadata(&[2, 3])).unwrap();
+    assert_eq!(told.cancel(RequestId(0)), [cancel(0)]);
+    assert_eq!(told.sink_ready(RequestId(0), "late", place(24)), [RequesterAction::Free("late")]);
+    assert_eq!(told.handle_status(RequestId(0), 1, "cancelled"), Ok(vec![]));
+    // The peer never hears of it.
+    assert_eq!(told.request("loss", 2), Ok((RequestId(1), allocate(1, &[2, 3]))));
+    assert_eq!(told.cancel(RequestId(1)), []);
+    assert_eq!(told.sink_ready(RequestId(1), "late", place(24)), [RequesterAction::Free("late")]);
+    assert_eq!(told.pending(), 0);
+}
+
+#[test]
+fn metadata_and_cancel_may_cross() {
+    let mut requester = requester();
+    requester.request("loss", 1).unwrap();
+    assert_eq!(requester.cancel(RequestId(0)), [cancel(0)]);
+    assert_eq!(requester.handle_metadata(RequestId(0), metadata(&[2])), Ok(vec![]));
+    assert_eq!(requester.handle_status(RequestId(0), 1, "cancelled"), Ok(vec![]));
+    assert_eq!(requester.pending(), 0);
+}
+
+#[test]
+fn without_a_sink_the_request_is_taken_back() {
+    let no_memory = || Failure::new(Code::ResourceExhausted, "no memory");
+    let mut requester = requester();
+    requester.request("loss", 1).unwrap();
+    requester.handle_metadata(RequestId(0), metadata(&[2, 3])).unwrap();
+    let expected = [failed(0, Code::ResourceExhausted, "no memory"), cancel(0)];
+    assert_eq!(requester.sink_failed(RequestId(0), no_memory()), expected);
+    assert_eq!(requester.sink_failed(RequestId(0), no_memory()), [], "it is over");
+    assert_eq!(requester.handle_status(RequestId(0), 1, "cancelled"), Ok(vec![]));
+    assert_eq!(requester.request("loss", 2), Ok((RequestId(1), asks(1, 2, None))), "it is asked afresh");
+
+    let mut requester = exposed();
+    requester.handle_written(RequestId(0), None).unwrap();
+    requester.request("loss", 2).unwrap();
+    let actions = requester.sink_ready(RequestId(1), "short", place(23));
+    let [RequesterAction::Finished { result: Requested::Failed(failure), .. }, free] = &actions[..] else {
+        panic!("{actions:?}");
+    };
+    assert!(failure.text.contains("23") && failure.text.contains("24"), "{failure}");
+    assert_eq!(*free, RequesterAction::Free("short"));
+    assert_eq!(requester.pending(), 0);
+}
+
+#[test]
+fn a_tensor_that_is_too_long_is_refused_before_there_is_memory_for_it() {
+    let settings = RequesterSettings { max_tensor_bytes: 100, ..RequesterSettings::default() };
+    let mut requester = Requester::<&str>::new(settings);
+    requester.request("loss", 1).unwrap();
+    let actions = requester.handle_metadata(RequestId(0), metadata(&[26])).unwrap();
+    let [RequesterAction::Finished { result: Requested::Failed(failure), .. }, last] = &actions[..] else {
+        panic!("{actions:?}");
+    };
+    assert_eq!(failure.code, Code::ResourceExhausted);
+    assert!(failure.text.contains("104") && failure.text.contains("100"), "{failure}");
+    assert_eq!(*last, cancel(0));
+}
+
+#[test]
+fn what_can_not_be_asked_is_not() {
+    let settings = RequesterSettings { max_requests: 1, ..RequesterSettings::default() };
+    let mut requester = Requester::<&str>::new(settings);
+    for length in [0, 1025, 10 << 20] {
+        assert_eq!(requester.request(&"n".repeat(length), 1), Err(RequestError::Name { length }));
+    }
+    requester.request("loss", 1).unwrap();
+    assert_eq!(requester.request("gain", 1), Err(RequestError::TooMany { pending: 1 }));
+    let why = "the link is gone: it crashed";
+    assert_eq!(requester.peer_gone("it crashed"), [failed(0, Code::Unavailable, why)]);
+    let error = requester.request("gain", 1).unwrap_err();
+    assert_eq!(error, RequestError::Gone("it crashed".into()));
+    assert_eq!(tonic::Status::from(error).message(), why);
+}
+
+#[test]
+fn the_cache_forgets_what_was_not_used_for_longest() {
+    let settings = RequesterSettings { max_cached: 2, ..RequesterSettings::default() };
+    let mut requester = Requester::<&str>::new(settings);
+    let is_cached = |requester: &mut Requester<_>, name: &str| {
+        let (request_id, action) = requester.request(name, 9).unwrap();
+        requester.cancel(request_id);
+        matches!(action, RequesterAction::Allocate { .. })
+    };
+    for name in ["a", "b", "a", "c"] {
+        let (request_id, action) = requester.request(name, 1).unwrap();
+        if matches!(action, RequesterAction::Send(_)) {
+            requester.handle_metadata(request_id, metadata(&[1])).unwrap();
+        }
+    }
+    assert_eq!(["a", "c", "b"].map(|name| is_cached(&mut requester, name)), [true, true, false]);
+
+    let nothing = RequesterSettings { max_cached: 0, ..RequesterSettings::default() };
+    let mut requester = Requester::<&str>::new(nothing);
+    requester.request("a", 1).unwrap();
+    requester.handle_metadata(RequestId(0), metadata(&[1])).unwrap();
+    assert!(!is_cached(&mut requester, "a"));
+}
+
+#[test]
+fn answers_that_may_not_be_are_violations() {
+    let unexpected = |frame, state| Violation::Unexpected { frame, request_id: RequestId(0), state };
+    let unknown = |frame, id| Violation::Unknown { frame, request_id: RequestId(id) };
+
+    let mut requester = requester();
+    requester.request("loss", 1).unwrap();
+    assert_eq!(requester.handle_written(RequestId(4), None), Err(unknown("written", 4)));
+    assert_eq!(requester.handle_status(RequestId(4), 5, ""), Err(unknown("status", 4)));
+    assert_eq!(requester.handle_dead(RequestId(4)), Err(unknown("dead", 4)));
+    assert_eq!(requester.handle_metadata(RequestId(4), metadata(&[1])), Err(unknown("metadata", 4)));
+    assert_eq!(requester.handle_written(RequestId(0), None), Err(unexpected("written", "without a sink")));
+
+    requester.handle_metadata(RequestId(0), metadata(&[2, 3])).unwrap();
+    let waiting = "waiting for a sink";
+    assert_eq!(requester.handle_written(RequestId(0), None), Err(unexpected("written", waiting)));
+    assert_eq!(requester.handle_metadata(RequestId(0), metadata(&[1])), Err(unexpected("metadata", waiting)));
+    let there = "for a tensor that was said to be there";
+    assert_eq!(requester.handle_dead(RequestId(0)), Err(unexpected("dead", there)));
+
+    let mut requester = exposed();
+    let wanted = Violation::Checksum { request_id: RequestId(0), wanted: false };
+    assert_eq!(requester.handle_written(RequestId(0), Some(1)), Err(wanted));
+    requester.handle_written(RequestId(0), None).unwrap();
+    assert_eq!(requester.handle_written(RequestId(0), None), Err(unknown("written", 0)), "answered twice");
+    // A request that the peer has not heard of.
+    requester.request("loss", 2).unwrap();
+    assert_eq!(requester.handle_status(RequestId(1), 5, ""), Err(unknown("status", 1)));
+    // What was said of the tensor before is not news.
+    requester.sink_ready(RequestId(1), "sink", place(24));
+    assert!(requester.handle_metadata(RequestId(1), metadata(&[2, 3])).is_err());
+}
+
+#[test]
+fn with_validation_each_tensor_has_a_checksum() {
+    let settings = RequesterSettings { validate: true, ..RequesterSettings::default() };
+    let mut requester = Requester::<&str>::new(settings);
+    let (_, action) = requester.request("loss", 1).unwrap();
+    assert!(matches!(action, RequesterAction::Send(Message::Request { checksum_wanted: true, .. })));
+    requester.handle_metadata(RequestId(0), metadata(&[2])).unwrap();
+    requester.sink_ready(RequestId(0), "sink", place(8));
+    let missing = Violation::Checksum { request_id: RequestId(0), wanted: true };
+    assert_eq!(requester.handle_written(RequestId(0), None), Err(missing));
+    assert!(missing.to_string().contains("without"), "{missing}");
+    let checksum = Some(checksum(b"8 bytes."));
+    let actions = requester.handle_written(RequestId(0), checksum).unwrap();
+    assert_eq!(
+        actions,
+        [finished(0, Requested::Arrived { metadata: metadata(&[2]), sink: "sink", checksum })]
+    );
+    let checksum = checksum.unwrap();
+    assert_eq!(verify(RequestId(0), b"8 bytes.", checksum), Ok(()));
+    let mismatch = verify(RequestId(0), b"8 bytes,", checksum).unwrap_err();
+    assert_eq!((mismatch.bytes, mismatch.expected), (8, checksum));
+}

@@ -1,0 +1,331 @@
+//! A provider and its peers over lanes in memory: frames in order and as bytes, a device that takes its time, and memory
+//! that says when it is written without a grant.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::*;
+use crate::wire::tensor_frame::{Decoded, Frame, MAX_FRAME};
+
+/// Numbers that look random and are the same for the same seed.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5bd1_e995)
+    }
+
+    /// Something below `bound`, which is not 0.
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+
+    pub(super) fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+/// A handle of a tensor.
+pub(super) type Handle = Arc<Vec<u8>>;
+
+/// A sink: which of the peer's memories.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct SinkMemory(u64);
+
+/// A request and what came of it.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) name: &'static str,
+    pub(super) step: u64,
+    /// Whether this peer asks for the same more than once. Which comes first to the provider is open, as some wait for a
+    /// sink.
+    pub(super) repeated: bool,
+    pub(super) cancelled: bool,
+    pub(super) result: Option<Came>,
+}
+
+/// What came.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Came {
+    Tensor(Metadata, Vec<u8>),
+    Dead,
+    Failed(Failure),
+}
+
+pub(super) struct Peer {
+    pub(super) id: PeerId,
+    pub(super) requester: Requester<SinkMemory>,
+    pub(super) asked: HashMap<RequestId, Asked>,
+    pub(super) alive: bool,
+    /// Memory that the provider may write, by address.
+    granted: HashMap<u64, Vec<u8>>,
+    next_address: u64,
+    allocations: Vec<(RequestId, Metadata)>,
+    to_provider: VecDeque<Vec<u8>>,
+    to_requester: VecDeque<Vec<u8>>,
+}
+
+/// A write that the device has not done.
+struct Write {
+    peer: PeerId,
+    request_id: RequestId,
+    tensor: Handle,
+    sink: Sink,
+    checksum_wanted: bool,
+}
+
+pub(super) struct World {
+    pub(super) provider: Provider<Handle>,
+    pub(super) peers: Vec<Peer>,
+    pub(super) now: Instant,
+    pub(super) expired: u32,
+    writes: Vec<Write>,
+    next_peer: u64,
+    validate: bool,
+}
+
+impl World {
+    pub(super) fn new(settings: ProviderSettings, peers: u64, validate: bool) -> Self {
+        let (provider, now) = (Provider::new(settings), Instant::now());
+        let mut world =
+            Self { provider, peers: Vec::new(), now, expired: 0, writes: Vec::new(), next_peer: 0, validate };
+        for _ in 0..peers {
+            let peer = world.connect();
+            world.peers.push(peer);
+        }
+        world
+    }
+
+    /// A link that did not exist before.
+    fn connect(&mut self) -> Peer {
+        self.next_peer += 1;
+        let settings =
+            RequesterSettings { validate: self.validate, max_cached: 3, ..RequesterSettings::default() };
+        Peer {
+            id: PeerId(self.next_peer),
+            requester: Requester::new(settings),
+            asked: HashMap::new(),
+            alive: true,
+            granted: HashMap::new(),
+            next_address: 4096,
+            allocations: Vec::new(),
+            to_provider: VecDeque::new(),
+            to_requester: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn offer(&mut self, name: &str, step: u64, offer: Offer<Handle>, readers: u32) {
+        let actions = self.provider.offer(name, step, offer, readers, self.now);
+        self.follow(actions.unwrap());
+    }
+
+    pub(super) fn pass(&mut self, time: Duration) {
+        self.now += time;
+        let actions = self.provider.handle_timeout(self.now);
+        self.follow(actions);
+        assert!(self.provider.poll_timeout().is_none_or(|at| at > self.now), "what is due was not done");
+    }
+
+    /// The provider gets a frame of a peer's.
+    pub(super) fn serve(&mut self, peer: usize) -> bool {
+        let (id, now) = (self.peers[peer].id, self.now);
+        let Some(bytes) = self.peers[peer].to_provider.pop_front() else { return false };
+        let Decoded { frame, .. } = Frame::decode(&bytes).unwrap();
+        let actions = match frame {
+            Frame::Request(request) => self.provider.handle_request(id, &request, now),
+            Frame::Cancel { request_id } => self.provider.handle_cancel(id, request_id, now),
+            other => panic!("{other:?} to the provider"),
+        };
+        self.follow(actions);
+        true
+    }
+
+    /// The device has done a write, whichever comes first.
+    pub(super) fn complete_write(&mut self, random: &mut Random, fails: bool) -> bool {
+        if self.writes.is_empty() {
+            return false;
+        }
+        let at = random.below(self.writes.len() as u64) as usize;
+        let Write { peer, request_id, tensor, sink, checksum_wanted } = self.writes.swap_remove(at);
+        let place = self.peers.iter_mut().find(|end| end.id == peer && end.alive);
+        let actions = match place {
+            Some(place) if !fails => {
+                place.write(&sink, &tensor);
+                let checksum = checksum_wanted.then(|| checksum(&tensor));
+                self.provider.written(peer, request_id, checksum, self.now)
+            }
+            Some(_) => self.provider.write_failed(peer, request_id, "the device says no", self.now),
+            // Flushed: the queue pair is gone with its peer.
+            None => self.provider.written(peer, request_id, None, self.now),
+        };
+        self.follow(actions);
+        true
+    }
+
+    /// A peer dies, and another takes its place.
+    pub(super) fn die(&mut self, peer: usize) -> Peer {
+        let new = self.connect();
+        let mut dead = std::mem::replace(&mut self.peers[peer], new);
+        dead.alive = false;
+        let actions = self.provider.peer_gone(dead.id, self.now);
+        self.follow(actions);
+        let actions = dead.requester.peer_gone("it died");
+        dead.follow(actions);
+        dead
+    }
+
+    /// Everything happens that can without anything new, in this order or another.
+    pub(super) fn settle(&mut self, random: &mut Random) {
+        loop {
+            let mut busy = self.complete_write(random, false);
+            for peer in 0..self.peers.len() {
+                busy |=
+                    self.serve(peer) | self.peers[peer].receive() | self.peers[peer].allocate(random, false);
+            }
+            if !busy {
+                return;
+            }
+        }
+    }
+
+    /// Nothing is kept that nobody needs.
+    pub(super) fn assert_nothing_left(&self) {
+        assert_eq!(self.provider.held(), Held::default());
+        assert!(self.provider.is_idle());
+        assert!(self.writes.is_empty());
+        self.peers.iter().for_each(Peer::assert_nothing_left);
+    }
+
+    fn follow(&mut self, actions: Vec<ProviderAction<Handle>>) {
+        for action in actions {
+            match action {
+                ProviderAction::Send { peer, message } => {
+                    let peer = self.peers.iter_mut().find(|end| end.id == peer);
+                    peer.expect("a message to a peer that is there")
+                        .to_requester
+                        .push_back(encoded(&message));
+                }
+                ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted } => {
+                    self.writes.push(Write { peer, request_id, tensor, sink, checksum_wanted });
+                }
+                ProviderAction::Expired { readers, .. } => self.expired += readers,
+            }
+        }
+    }
+}
+
+impl Peer {
+    pub(super) fn ask(&mut self, name: &'static str, step: u64) {
+        let mut repeated = false;
+        for same in self.asked.values_mut().filter(|asked| (asked.name, asked.step) == (name, step)) {
+            (same.repeated, repeated) = (true, true);
+        }
+        let (request_id, action) = self.requester.request(name, step).unwrap();
+        let asked = Asked { name, step, repeated, cancelled: false, result: None };
+        assert!(self.asked.insert(request_id, asked).is_none(), "a number used twice");
+        self.follow(vec![action]);
+    }
+
+    /// Whoever waits for a result loses interest.
+    pub(super) fn cancel(&mut self, request_id: RequestId) {
+        let asked = self.asked.get_mut(&request_id).expect("a request");
+        if asked.result.is_none() && !asked.cancelled {
+            asked.cancelled = true;
+            let actions = self.requester.cancel(request_id);
+            self.follow(actions);
+        }
+    }
+
+    /// The requester gets a frame.
+    pub(super) fn receive(&mut self) -> bool {
+        let Some(bytes) = self.to_requester.pop_front() else { return false };
+        let Decoded { frame, .. } = Frame::decode(&bytes).unwrap();
+        let actions = match frame {
+            Frame::Metadata { request_id, metadata } => self.requester.handle_metadata(request_id, metadata),
+            Frame::Written { request_id, checksum } => self.requester.handle_written(request_id, checksum),
+            Frame::Status { request_id, code, text } => self.requester.handle_status(request_id, code, text),
+            Frame::Dead { request_id } => self.requester.handle_dead(request_id),
+            other => panic!("{other:?} to the requester"),
+        };
+        self.follow(actions.unwrap());
+        true
+    }
+
+    /// A sink is made, or there is no memory for it, for whichever request comes first.
+    pub(super) fn allocate(&mut self, random: &mut Random, fails: bool) -> bool {
+        if self.allocations.is_empty() {
+            return false;
+        }
+        let at = random.below(self.allocations.len() as u64) as usize;
+        let (request_id, metadata) = self.allocations.swap_remove(at);
+        let actions = if fails {
+            self.requester.sink_failed(request_id, Failure::new(tonic::Code::ResourceExhausted, "no memory"))
+        } else {
+            // Longer than needed, now and then.
+            let length = metadata.bytes + 8 * random.below(2);
+            let address = self.next_address;
+            self.next_address += length + 1;
+            self.granted.insert(address, vec![0xee; length as usize]);
+            let place = Placement { address, rkey: address as u32, length };
+            self.requester.sink_ready(request_id, SinkMemory(address), place)
+        };
+        self.follow(actions);
+        true
+    }
+
+    fn write(&mut self, sink: &Sink, bytes: &[u8]) {
+        assert_eq!((sink.metadata.bytes, sink.rkey), (bytes.len() as u64, sink.address as u32));
+        let memory = self.granted.get_mut(&sink.address).expect("a write to memory that was taken back");
+        memory[..bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn follow(&mut self, actions: Vec<RequesterAction<SinkMemory>>) {
+        for action in actions {
+            match action {
+                RequesterAction::Send(message) => self.to_provider.push_back(encoded(&message)),
+                RequesterAction::Allocate { request_id, metadata } => {
+                    self.allocations.push((request_id, metadata));
+                }
+                RequesterAction::Free(SinkMemory(address)) => {
+                    self.granted.remove(&address).expect("a sink that is freed once");
+                }
+                RequesterAction::Finished { request_id, result } => self.finished(request_id, result),
+            }
+        }
+    }
+
+    fn finished(&mut self, request_id: RequestId, result: Requested<SinkMemory>) {
+        let came = match result {
+            Requested::Arrived { metadata, sink: SinkMemory(address), checksum } => {
+                let mut bytes = self.granted.remove(&address).expect("a sink that is there");
+                bytes.truncate(metadata.bytes as usize);
+                if let Some(checksum) = checksum {
+                    verify(request_id, &bytes, checksum).unwrap();
+                }
+                Came::Tensor(metadata, bytes)
+            }
+            Requested::Dead => Came::Dead,
+            Requested::Failed(failure) => Came::Failed(failure),
+        };
+        let asked = self.asked.get_mut(&request_id).expect("a result of what was asked");
+        assert!(!asked.cancelled, "{request_id}: a result that nobody waits for");
+        assert!(asked.result.replace(came).is_none(), "{request_id}: a second result");
+    }
+
+    pub(super) fn assert_nothing_left(&self) {
+        assert_eq!(self.requester.pending(), 0);
+        assert!(self.granted.is_empty(), "sinks that were never freed");
+        let open = self.asked.values().find(|asked| asked.result.is_none() && !asked.cancelled);
+        assert!(open.is_none(), "no result: {open:?}");
+    }
+}
+
+fn encoded(message: &Message) -> Vec<u8> {
+    let mut buffer = [0; MAX_FRAME];
+    let length = message.frame().encode(0, &mut buffer).expect("a message that can be sent");
+    buffer[..length].to_vec()
+}
