@@ -16,7 +16,9 @@ pub(super) struct Peer {
     pub(super) requests: BTreeMap<RequestId, Pending>,
     /// What they are for: nothing twice at a time.
     pub(super) asked: HashSet<Key>,
+    /// What was delivered, for what is not on offer any more.
     pub(super) delivered: Recent<Key>,
+    /// Requests that have their last answer.
     pub(super) finished: Recent<RequestId>,
     /// Requests that ended here while they waited for a sink. The peer may have asked again before it knew.
     pub(super) lapsed: Recent<RequestId>,
@@ -31,20 +33,21 @@ pub(super) struct Pending {
     pub(super) state: State,
 }
 
+/// What a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// For an offer. All other states have a share of one.
+    /// An offer. In all other states it has a share of one.
     Waiting,
-    /// For the peer to ask again.
+    /// The peer, which has to ask again.
     AwaitingSink,
-    /// The last answer is the write's.
+    /// The device. The last answer is to come.
     Writing,
-    /// The last answer was given. The tensor may still be being written.
+    /// Nothing, or the device: the last answer was given.
     Answered,
 }
 
 /// Why a request gets no tensor.
-type Refusal = (Code, String);
+pub(super) type Refusal = (Code, String);
 
 impl Peer {
     pub(super) fn new(settings: &ProviderSettings) -> Self {

@@ -10,7 +10,7 @@ use tonic::Code;
 use super::checksum::checksum;
 use super::deadlines::Deadlines;
 use super::message::{Key, Message, PeerId, is_name};
-use super::peer::{Peer, Pending, State};
+use super::peer::{Peer, Pending, Refusal, State};
 use super::shelf::{Offer, OfferError, Reader, Shelf};
 use super::{ProviderSettings, Request, RequestId, Sink};
 use crate::wire::tensor_frame::FrameError;
@@ -133,7 +133,8 @@ impl<T: Clone> Provider<T> {
         if peer.requests.contains_key(&request_id) {
             self.handle_again((id, request_id), request, now);
         } else if !peer.lapsed.contains(&request_id) {
-            match peer.check_first(request, &self.settings) {
+            let key = peer.check_first(request, &self.settings);
+            match key.and_then(|key| self.check_share(id, key)) {
                 Ok(key) => self.accept((id, request_id), key, request, now),
                 Err((code, text)) => self.refuse((id, request_id), code, &text, now),
             }
@@ -244,6 +245,14 @@ impl<T: Clone> Provider<T> {
     pub fn held(&self) -> Held {
         let requests = self.peers.values().map(|peer| peer.requests.len()).sum();
         Held { offers: self.shelf.offers(), bytes: self.shelf.bytes(), requests }
+    }
+
+    /// What is on offer knows longer than the peer's own list who had it.
+    fn check_share(&self, peer: PeerId, key: Key) -> Result<Key, Refusal> {
+        if self.shelf.has_served(&key, peer) {
+            return Err((Code::AlreadyExists, format!("{key} was delivered already")));
+        }
+        Ok(key)
     }
 
     fn accept(&mut self, reader: Reader, key: Key, request: &Request<'_>, now: Instant) {
@@ -363,7 +372,7 @@ impl<T: Clone> Provider<T> {
             (State::Waiting, _) => self.shelf.leave(&key, reader),
             (_, Share::UsedUp) => {
                 peer.delivered.insert(key.clone());
-                self.shelf.use_up(&key);
+                self.shelf.use_up(&key, id);
             }
             (_, Share::GivenBack) => {
                 if state == State::AwaitingSink {

@@ -123,6 +123,8 @@ struct Kept<T> {
     taken: u32,
     /// No further request gets one.
     closed: bool,
+    /// Who has used up one: no peer gets that of another, however often it asks.
+    served: Vec<PeerId>,
 }
 
 impl<T> Shelf<T> {
@@ -160,7 +162,8 @@ impl<T> Shelf<T> {
             limit,
         })?;
         self.offers += 1;
-        self.entry(key).kept = Some(Kept { offer, left: readers, taken: 0, closed: false });
+        self.entry(key).kept =
+            Some(Kept { offer, left: readers, taken: 0, closed: false, served: Vec::new() });
         Ok(())
     }
 
@@ -190,9 +193,16 @@ impl<T> Shelf<T> {
         Some(reader)
     }
 
-    /// A share is used up.
-    pub(super) fn use_up(&mut self, key: &Key) {
+    /// Whether a peer has used up a share of what is on offer.
+    pub(super) fn has_served(&self, key: &Key, peer: PeerId) -> bool {
+        let kept = self.entries.get(key).and_then(|entry| entry.kept.as_ref());
+        kept.is_some_and(|kept| kept.served.contains(&peer))
+    }
+
+    /// A share is used up, by `peer`.
+    pub(super) fn use_up(&mut self, key: &Key, peer: PeerId) {
         self.change(key, |kept| {
+            kept.served.push(peer);
             kept.taken -= 1;
             kept.left -= 1;
         });

@@ -1,5 +1,6 @@
 //! The rendezvous by itself: rule by rule, and whatever order things happen in.
 
+mod hostile;
 mod provider;
 mod requester;
 mod simulation;

@@ -271,14 +271,14 @@ fn with_validation_each_tensor_has_a_checksum() {
     let missing = Violation::Checksum { request_id: RequestId(0), wanted: true };
     assert_eq!(requester.handle_written(RequestId(0), None), Err(missing));
     assert!(missing.to_string().contains("without"), "{missing}");
-    let checksum = Some(checksum(b"8 bytes."));
+    let expected = super::checksum(b"8 bytes.");
+    let checksum = Some(expected);
     let actions = requester.handle_written(RequestId(0), checksum).unwrap();
     assert_eq!(
         actions,
         [finished(0, Requested::Arrived { metadata: metadata(&[2]), sink: "sink", checksum })]
     );
-    let checksum = checksum.unwrap();
-    assert_eq!(verify(RequestId(0), b"8 bytes.", checksum), Ok(()));
-    let mismatch = verify(RequestId(0), b"8 bytes,", checksum).unwrap_err();
-    assert_eq!((mismatch.bytes, mismatch.expected), (8, checksum));
+    assert_eq!(verify(RequestId(0), b"8 bytes.", expected), Ok(()));
+    let mismatch = verify(RequestId(0), b"8 bytes,", expected).unwrap_err();
+    assert_eq!((mismatch.bytes, mismatch.expected), (8, expected));
 }

@@ -1,0 +1,193 @@
+//! Peers that say anything: nothing panics, nothing is kept for them beyond the bounds, and nobody else notices.
+
+use super::world::Random;
+use super::*;
+use crate::wire::tensor_frame::FrameError;
+
+const HOSTILE: PeerId = PeerId(66);
+const HONEST: PeerId = PeerId(1);
+const STEPS: u64 = 4;
+
+fn any_metadata(random: &mut Random) -> Metadata {
+    let bytes = [8, 8, 8, 0, u64::MAX][random.below(5) as usize];
+    Metadata { bytes, dtype: 10 + random.below(2) as u16, ..metadata(&[2]) }
+}
+
+/// A request that makes sense, or not.
+fn any_request(random: &mut Random) -> Request<'static> {
+    let metadata = any_metadata(random);
+    let (address, length) = (random.below(2) * (u64::MAX - 9), random.below(12));
+    let sink = Sink { metadata, address, rkey: random.below(3) as u32, length };
+    Request {
+        request_id: RequestId(random.below(8)),
+        step: random.below(STEPS + 1),
+        sink: random.chance(70).then_some(sink),
+        checksum_wanted: random.chance(30),
+        name: ["loss", "gain", ""][random.below(3) as usize],
+    }
+}
+
+/// Whatever one peer asks, another gets what is offered to both, whenever it asks, and the one no more than its share.
+#[test]
+fn whatever_a_peer_asks_the_others_get_theirs() {
+    for seed in 0..3_000 {
+        let mut random = Random::new(seed);
+        // What is forgotten of a peer does not give it another's share.
+        let max_remembered = random.below(3) as usize;
+        let settings =
+            ProviderSettings { max_requests_per_peer: 4, max_remembered, ..ProviderSettings::default() };
+        let (mut provider, now) = (Provider::new(settings), Instant::now());
+        for step in 0..STEPS {
+            abuse(&mut provider, &mut random, now);
+            let mut actions = Vec::new();
+            let asks_first = random.chance(50);
+            if asks_first {
+                actions.extend(ask(&mut provider, step, now));
+            }
+            let offer = Offer::Tensor(step, metadata(&[2]));
+            actions.extend(provider.offer("loss", step, offer, 2, now).unwrap());
+            abuse(&mut provider, &mut random, now);
+            if !asks_first {
+                actions.extend(ask(&mut provider, step, now));
+            }
+            let write =
+                |action: &&ProviderAction<u64>| matches!(action, ProviderAction::Write { peer: HONEST, .. });
+            assert_eq!(actions.iter().filter(write).count(), 1, "seed {seed}: {actions:?}");
+            let message = Message::Written { request_id: RequestId(step), checksum: None };
+            let actions = provider.written(HONEST, RequestId(step), None, now);
+            assert_eq!(actions, [ProviderAction::Send { peer: HONEST, message }], "seed {seed}");
+        }
+        provider.peer_gone(HOSTILE, now);
+        for step in 0..STEPS {
+            provider.withdraw("loss", step);
+        }
+        assert!(provider.is_idle(), "seed {seed}");
+    }
+}
+
+fn ask(provider: &mut Provider<u64>, step: u64, now: Instant) -> Vec<ProviderAction<u64>> {
+    let (request_id, sink) = (RequestId(step), Some(sink(metadata(&[2]))));
+    let request = Request { request_id, step, sink, checksum_wanted: false, name: "loss" };
+    provider.handle_request(HONEST, &request, now)
+}
+
+fn abuse(provider: &mut Provider<u64>, random: &mut Random, now: Instant) {
+    for _ in 0..random.below(40) {
+        let request_id = RequestId(random.below(8));
+        let actions = match random.below(8) {
+            0 => provider.handle_cancel(HOSTILE, request_id, now),
+            1 => provider.written(HOSTILE, request_id, None, now),
+            2 => provider.write_failed(HOSTILE, request_id, "flushed", now),
+            3 => provider.handle_malformed(HOSTILE, request_id, &FrameError::Text, now),
+            _ => provider.handle_request(HOSTILE, &any_request(random), now),
+        };
+        for action in &actions {
+            if let ProviderAction::Write { sink, .. } = action {
+                assert!(sink.length >= sink.metadata.bytes && sink.metadata == metadata(&[2]), "{sink:?}");
+            }
+        }
+        assert!(actions.len() <= 3 && provider.held().requests <= 5, "{actions:?}, {:?}", provider.held());
+    }
+}
+
+/// Whatever a peer answers, each request gets one result and each sink is freed once; no tensor is taken for one that
+/// was not written.
+#[test]
+fn whatever_a_peer_answers_each_request_gets_one_result() {
+    let mut violations = 0;
+    for seed in 0..3_000 {
+        let mut random = Random::new(seed);
+        let mut requester =
+            Requester::new(RequesterSettings { max_cached: 1, ..RequesterSettings::default() });
+        let mut log = Log::default();
+        for _ in 0..random.below(60) {
+            let request_id = RequestId(random.below(6));
+            let answer = match random.below(8) {
+                0 | 1 => requester.request(["loss", "gain"][random.below(2) as usize], 1).map_or_else(
+                    |_| Ok(Vec::new()),
+                    |(_, action)| {
+                        log.asked += 1;
+                        Ok(vec![action])
+                    },
+                ),
+                2 => Ok(log.allocate(&mut requester)),
+                3 => {
+                    log.cancelled(request_id);
+                    Ok(requester.cancel(request_id))
+                }
+                4 => requester.handle_metadata(request_id, any_metadata(&mut random)),
+                5 => requester.handle_written(request_id, random.chance(5).then_some(1)),
+                6 => requester.handle_status(request_id, random.below(20) as u32, "no"),
+                _ => requester.handle_dead(request_id),
+            };
+            match answer {
+                Ok(actions) => log.follow(actions),
+                Err(_) if random.chance(90) => violations += 1,
+                Err(violation) => {
+                    log.follow(requester.peer_gone(&violation.to_string()));
+                    assert_eq!(requester.pending(), 0);
+                }
+            }
+        }
+        log.follow(requester.peer_gone("the end"));
+        assert_eq!(requester.pending(), 0, "seed {seed}");
+        assert_eq!(log.live, 0, "seed {seed}: sinks that were not freed");
+        for id in 0..log.asked {
+            let results = log.results.iter().filter(|result| **result == RequestId(id)).count();
+            let cancelled = log.cancelled.contains(&RequestId(id));
+            assert!(
+                results == 1 || results == 0 && cancelled,
+                "seed {seed}, request {id}: {results} results"
+            );
+        }
+    }
+    assert!(violations > 1_000, "the peers are hostile");
+}
+
+/// A sink that is not copied.
+#[derive(Debug)]
+struct Memory;
+
+#[derive(Default)]
+struct Log {
+    asked: u64,
+    live: usize,
+    allocations: Vec<(RequestId, Metadata)>,
+    cancelled: Vec<RequestId>,
+    results: Vec<RequestId>,
+}
+
+impl Log {
+    fn allocate(&mut self, requester: &mut Requester<Memory>) -> Vec<RequesterAction<Memory>> {
+        let Some((request_id, metadata)) = self.allocations.pop() else { return Vec::new() };
+        self.live += 1;
+        requester.sink_ready(request_id, Memory, Placement { address: 0, rkey: 0, length: metadata.bytes })
+    }
+
+    /// Who has its result can't lose interest.
+    fn cancelled(&mut self, request_id: RequestId) {
+        if request_id.0 < self.asked && !self.results.contains(&request_id) {
+            self.cancelled.push(request_id);
+        }
+    }
+
+    fn follow(&mut self, actions: Vec<RequesterAction<Memory>>) {
+        for action in actions {
+            match action {
+                RequesterAction::Send(_) => {}
+                RequesterAction::Allocate { request_id, metadata } => {
+                    assert!(metadata.bytes <= RequesterSettings::default().max_tensor_bytes);
+                    self.allocations.push((request_id, metadata));
+                }
+                RequesterAction::Free(Memory) => self.live -= 1,
+                RequesterAction::Finished { request_id, result } => {
+                    if let Requested::Arrived { sink: Memory, .. } = result {
+                        self.live -= 1;
+                    }
+                    assert!(!self.cancelled.contains(&request_id), "a result that nobody waits for");
+                    self.results.push(request_id);
+                }
+            }
+        }
+    }
+}
