@@ -134,6 +134,16 @@ impl Config {
     /// Lengths that a chunk may have, in bytes: from, to.
     pub(super) const CHUNKS: [usize; 2] = [4096, 16 << 20];
 
+    /// The limit on pinned memory, if one is set.
+    pub(crate) fn pinned(&self) -> Option<u64> {
+        self.pinned_limit
+    }
+
+    /// Requests on a send queue.
+    pub(crate) fn depth(&self) -> u32 {
+        self.queue_depth
+    }
+
     /// Whether RDMA is wanted. Variable `RDMA_POLICY`: `require`, `prefer`, `tcp-only`.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;

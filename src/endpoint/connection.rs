@@ -18,6 +18,7 @@ use super::counters::Counters;
 use super::fault::ConnectionFault;
 use super::link::Link;
 use super::lock;
+use super::queue::Participant;
 use super::read::{Shortage, Turn};
 use super::tuner::{Chooser, Explained};
 use super::work_id::{Kind, WorkId};
@@ -127,10 +128,6 @@ impl Connection {
         })
     }
 
-    pub(crate) fn queue_pair_number(&self) -> QueuePairNumber {
-        self.number
-    }
-
     pub(crate) fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
@@ -141,23 +138,6 @@ impl Connection {
 
     pub(crate) fn publish_counters(&self) {
         self.counters.publish();
-    }
-
-    /// Completions of this connection's requests, in order. Tasks to wake are added to `wakers`.
-    pub(crate) fn handle_completions(&self, completions: &[WorkCompletion], wakers: &mut Vec<Waker>) {
-        let now = Instant::now();
-        let mut state = lock(&self.state);
-        for completion in completions {
-            if let Err(fault) = state.handle_completion(completion, &self.counters, now) {
-                state.fail(fault);
-            }
-        }
-        state.settle(now, &self.counters, &self.changed);
-        state.take_wakers(wakers);
-        if now.saturating_duration_since(state.published) > Self::PUBLISH_EVERY {
-            state.published = now;
-            self.counters.publish();
-        }
     }
 
     /// Asks the peer for a sign of life over the queue pair, and waits for it. Only before the connection has a
@@ -295,14 +275,6 @@ impl Connection {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Ends the connection if the device has given up its queue pair.
-    pub(crate) fn fail_with_device(&self) {
-        let failure = lock(&self.state).link.queue_pair().failure();
-        if let Some(reason) = failure {
-            self.fail(ConnectionFault::DeviceFailed(reason.into()));
-        }
-    }
-
     /// Tells the peer that we are leaving, then ends the connection.
     pub(crate) fn abort(&self, code: AbortCode, fault: ConnectionFault) {
         let mut state = lock(&self.state);
@@ -349,6 +321,35 @@ impl Connection {
         state.fail(fault.clone());
         state.settle(Instant::now(), &self.counters, &self.changed);
         fault.into()
+    }
+}
+
+impl Participant for Connection {
+    fn queue_pair_number(&self) -> QueuePairNumber {
+        self.number
+    }
+
+    fn handle_completions(&self, completions: &[WorkCompletion], wakers: &mut Vec<Waker>) {
+        let now = Instant::now();
+        let mut state = lock(&self.state);
+        for completion in completions {
+            if let Err(fault) = state.handle_completion(completion, &self.counters, now) {
+                state.fail(fault);
+            }
+        }
+        state.settle(now, &self.counters, &self.changed);
+        state.take_wakers(wakers);
+        if now.saturating_duration_since(state.published) > Self::PUBLISH_EVERY {
+            state.published = now;
+            self.counters.publish();
+        }
+    }
+
+    fn fail_with_device(&self) {
+        let failure = lock(&self.state).link.queue_pair().failure();
+        if let Some(reason) = failure {
+            self.fail(ConnectionFault::DeviceFailed(reason.into()));
+        }
     }
 }
 

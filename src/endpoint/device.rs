@@ -9,7 +9,7 @@ use crate::verbs::{Context, soft};
 
 /// What drives a device; the name is the one that offers carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Provider {
+pub(crate) enum Provider {
     /// The software device: processes of one host.
     Soft,
     /// Devices with a driver in the kernel.
@@ -19,7 +19,7 @@ pub(super) enum Provider {
 impl Provider {
     const ALL: [Self; 2] = [Self::Soft, Self::Ibverbs];
 
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Soft => "soft",
             Self::Ibverbs => "ibverbs",
@@ -27,12 +27,12 @@ impl Provider {
     }
 
     /// The provider of an offer.
-    pub(super) fn named(name: &str) -> Option<Self> {
+    pub(crate) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|provider| provider.name() == name)
     }
 
     /// Whether the configuration lets it be used.
-    pub(super) fn is_wanted(self, config: &Config) -> bool {
+    pub(crate) fn is_wanted(self, config: &Config) -> bool {
         match (&config.provider, config.device.as_deref()) {
             (ProviderChoice::Auto, None) => true,
             (ProviderChoice::Auto, Some(name)) => (name == soft::NAME) == (self == Self::Soft),
@@ -42,7 +42,7 @@ impl Provider {
     }
 
     /// Opens the device that the configuration names, or the provider's best.
-    pub(super) fn open(self, config: &Config) -> Result<Arc<dyn Context>, String> {
+    pub(crate) fn open(self, config: &Config) -> Result<Arc<dyn Context>, String> {
         match self {
             Self::Soft => soft::open().map_err(|error| error.to_string()),
             Self::Ibverbs => open_ibverbs(config),

@@ -41,6 +41,6 @@ impl Drop for Member {
             self.queue.drain();
         }
         self.connection.publish_counters();
-        self.queue.remove(self.key, &self.connection);
+        self.queue.remove(self.key, &*self.connection);
     }
 }

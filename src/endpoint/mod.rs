@@ -54,6 +54,11 @@ mod write;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub(crate) use device::Provider;
+pub(crate) use queue::{Participant, Queue, Watched};
+pub(crate) use reactor::Reactor;
+pub(crate) use work_id::{Kind, WorkId};
+
 pub use config::{Config, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive};
 pub use counters::CounterSnapshot;
 pub use dial::Dialer;

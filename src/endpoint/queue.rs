@@ -1,19 +1,40 @@
-//! One completion queue, and the connections whose queue pairs complete on it.
+//! One completion queue, and those whose queue pairs complete on it: connections, and the ports of tensor links.
 
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 
 use slab::Slab;
 
-use super::connection::Connection;
 use super::counters::PollCounters;
 use super::lock;
 use super::shared_receive::SharedBuffers;
 use super::work_id::{Kind, WorkId};
 use crate::verbs::{CompletionQueue, Context, QueuePairNumber, VerbsError, WorkCompletion};
+
+/// Whoever has a queue pair whose completions come on a [`Queue`].
+pub(crate) trait Participant: Send + Sync + Debug + 'static {
+    /// The queue pair.
+    fn queue_pair_number(&self) -> QueuePairNumber;
+
+    /// Completions of its requests, in order. Tasks to wake are added to `wakers`.
+    fn handle_completions(&self, completions: &[WorkCompletion], wakers: &mut Vec<Waker>);
+
+    /// Looks whether the device has given up the queue pair.
+    fn fail_with_device(&self);
+}
+
+/// Something that peers change without a completion here: a word in memory.
+pub(crate) trait Watched: Send + Sync + Debug + 'static {
+    /// Whether what was waited for has come; its task is added to `wakers`, and it is not asked again.
+    fn check(&self, wakers: &mut Vec<Waker>) -> bool;
+
+    /// Nobody will look at it for a while: asks the peer for a completion with the next change.
+    fn ask_for_completion(&self);
+}
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -21,17 +42,19 @@ pub(crate) struct Queue {
     completions: Arc<dyn CompletionQueue>,
     /// Receive buffers that the connections share, on a device that lets them.
     shared: Option<Arc<SharedBuffers>>,
-    connections: Mutex<Connections>,
+    participants: Mutex<Participants>,
     used: AtomicUsize,
-    /// Connections that it has room for.
+    /// Participants that it has room for.
     limit: usize,
+    watched: Mutex<Vec<Weak<dyn Watched>>>,
+    watching: AtomicUsize,
     batch: Mutex<Batch>,
     polling: Arc<PollCounters>,
 }
 
 #[derive(Debug, Default)]
-struct Connections {
-    by_key: Slab<Arc<Connection>>,
+struct Participants {
+    by_key: Slab<Arc<dyn Participant>>,
     /// Their keys, where completions of shared receives come, which carry none.
     by_number: HashMap<QueuePairNumber, u32>,
 }
@@ -77,8 +100,10 @@ impl Queue {
         Ok(Self {
             completions: context.create_completion_queue(capacity)?,
             shared,
-            connections: Mutex::default(),
+            participants: Mutex::default(),
             used: AtomicUsize::new(0),
+            watched: Mutex::default(),
+            watching: AtomicUsize::new(0),
             limit: (capacity / Self::OF_A_CONNECTION).max(1) as usize,
             batch: Mutex::new(Batch {
                 completions: [WorkCompletion::EMPTY; Self::BATCH],
@@ -98,45 +123,70 @@ impl Queue {
         self.shared.as_ref()
     }
 
-    /// Adds the connection that `make` builds for the key that its work requests are to carry.
-    pub(crate) fn add<E>(
+    /// Adds the participant that `make` builds for the key that its work requests are to carry.
+    pub(crate) fn add<P: Participant, E>(
         &self,
-        make: impl FnOnce(u32) -> Result<Arc<Connection>, E>,
-    ) -> Result<Result<(u32, Arc<Connection>), E>, QueueFull> {
-        let mut connections = lock(&self.connections);
-        if connections.by_key.len() >= self.limit {
+        make: impl FnOnce(u32) -> Result<Arc<P>, E>,
+    ) -> Result<Result<(u32, Arc<P>), E>, QueueFull> {
+        let mut participants = lock(&self.participants);
+        if participants.by_key.len() >= self.limit {
             return Err(QueueFull);
         }
-        let entry = connections.by_key.vacant_entry();
+        let entry = participants.by_key.vacant_entry();
         let key = entry.key() as u32;
-        let connection = match make(key) {
-            Ok(connection) => connection,
+        let participant = match make(key) {
+            Ok(participant) => participant,
             Err(error) => return Ok(Err(error)),
         };
-        entry.insert(Arc::clone(&connection));
+        entry.insert(Arc::clone(&participant) as Arc<dyn Participant>);
         if self.shared.is_some() {
-            connections.by_number.insert(connection.queue_pair_number(), key);
+            participants.by_number.insert(participant.queue_pair_number(), key);
         }
-        self.used.store(connections.by_key.len(), Ordering::Relaxed);
-        Ok(Ok((key, connection)))
+        self.used.store(participants.by_key.len(), Ordering::Relaxed);
+        Ok(Ok((key, participant)))
     }
 
-    /// Takes a connection out. Completions that still come for it are dropped.
-    pub(crate) fn remove(&self, key: u32, connection: &Connection) {
-        let mut connections = lock(&self.connections);
-        let found = connections.by_key.get(key as usize);
-        let ours = found.is_some_and(|entry| std::ptr::eq(&**entry, connection));
-        let removed = ours.then(|| connections.by_key.remove(key as usize));
+    /// Takes a participant out. Completions that still come for it are dropped.
+    pub(crate) fn remove<P: Participant>(&self, key: u32, participant: &P) {
+        let mut participants = lock(&self.participants);
+        let found = participants.by_key.get(key as usize);
+        let ours = found.is_some_and(|entry| std::ptr::addr_eq(Arc::as_ptr(entry), participant));
+        let removed = ours.then(|| participants.by_key.remove(key as usize));
         if ours {
-            connections.by_number.remove(&connection.queue_pair_number());
+            participants.by_number.remove(&participant.queue_pair_number());
         }
-        self.used.store(connections.by_key.len(), Ordering::Relaxed);
-        // Dropping the connection destroys its queue pair: not under the lock.
-        drop(connections);
+        self.used.store(participants.by_key.len(), Ordering::Relaxed);
+        // Dropping the participant destroys its queue pair: not under the lock.
+        drop(participants);
         drop(removed);
     }
 
-    /// Whether no connection uses it.
+    /// Has `watched` looked at with every poll, until it has come or is gone.
+    pub(crate) fn watch(&self, watched: Weak<dyn Watched>) {
+        let mut all = lock(&self.watched);
+        all.push(watched);
+        self.watching.store(all.len(), Ordering::Release);
+    }
+
+    /// Looks at what is watched; how many of them have come.
+    fn check_watched(&self, wakers: &mut Vec<Waker>) -> usize {
+        if self.watching.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
+        let mut all = lock(&self.watched);
+        let (before, mut gone) = (all.len(), 0);
+        all.retain(|watched| match watched.upgrade() {
+            Some(watched) => !watched.check(wakers),
+            None => {
+                gone += 1;
+                false
+            }
+        });
+        self.watching.store(all.len(), Ordering::Release);
+        before - all.len() - gone
+    }
+
+    /// Whether nobody uses it.
     pub(crate) fn is_unused(&self) -> bool {
         self.used.load(Ordering::Relaxed) == 0
     }
@@ -162,34 +212,33 @@ impl Queue {
     fn poll_with(&self, batch: &mut Batch) -> Polled {
         self.polling.polls.add(1);
         let count = self.completions.poll(&mut batch.completions);
-        if count == 0 {
-            return Polled::default();
-        }
         let mut rest = &batch.completions[..count];
         while let Some(first) = rest.first() {
             let same = |completion: &&WorkCompletion| completion.queue_pair == first.queue_pair;
             let (group, others) = rest.split_at(rest.iter().take_while(same).count());
-            match self.connection(first) {
-                Some(connection) => connection.handle_completions(group, &mut batch.wakers),
+            match self.participant(first) {
+                Some(participant) => participant.handle_completions(group, &mut batch.wakers),
                 None => self.give_back(group),
             }
             rest = others;
         }
+        // After the completions: those of a device that does not place in order may have brought what is watched.
+        let come = self.check_watched(&mut batch.wakers);
         let woken = batch.wakers.len();
         batch.wakers.drain(..).for_each(Waker::wake);
-        Polled { completions: count, woken }
+        Polled { completions: count + come, woken }
     }
 
-    /// The connection that a completion is for, if it is still there.
-    fn connection(&self, completion: &WorkCompletion) -> Option<Arc<Connection>> {
-        let connections = lock(&self.connections);
+    /// The participant that a completion is for, if it is still there.
+    fn participant(&self, completion: &WorkCompletion) -> Option<Arc<dyn Participant>> {
+        let participants = lock(&self.participants);
         let id = WorkId::from_bits(completion.wr_id);
         let key = match id.kind {
-            Kind::SharedReceive => *connections.by_number.get(&completion.queue_pair)?,
+            Kind::SharedReceive => *participants.by_number.get(&completion.queue_pair)?,
             Kind::Receive | Kind::Send | Kind::Read => id.connection,
         };
         // A key may have been given to another connection since; the queue pair tells.
-        let found = connections.by_key.get(key as usize);
+        let found = participants.by_key.get(key as usize);
         found.filter(|it| it.queue_pair_number() == completion.queue_pair).cloned()
     }
 
@@ -205,11 +254,20 @@ impl Queue {
         }
     }
 
-    /// Ends the connections whose queue pairs the device has given up, with its reason.
+    /// Ends the participants whose queue pairs the device has given up, with its reason.
     pub(crate) fn fail_with_device(&self) {
-        let connections: Vec<_> =
-            lock(&self.connections).by_key.iter().map(|(_, it)| Arc::clone(it)).collect();
-        connections.iter().for_each(|connection| connection.fail_with_device());
+        let participants: Vec<_> =
+            lock(&self.participants).by_key.iter().map(|(_, it)| Arc::clone(it)).collect();
+        participants.iter().for_each(|participant| participant.fail_with_device());
+    }
+
+    /// Has peers tell of what is watched by a completion, before everybody sleeps.
+    pub(crate) fn ask_for_completions(&self) {
+        if self.watching.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let watched: Vec<_> = lock(&self.watched).iter().filter_map(Weak::upgrade).collect();
+        watched.iter().for_each(|watched| watched.ask_for_completion());
     }
 
     /// Asks for an event with the next completion.

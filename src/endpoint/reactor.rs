@@ -298,6 +298,9 @@ impl Reactor {
             }
             spinner.armed = true;
         }
+        for queue in &self.queues {
+            queue.ask_for_completions();
+        }
         let polled = self.poll();
         if polled.completions > 0 {
             spinner.pace.arrived(Instant::now());

@@ -11,7 +11,7 @@ use super::RegisteredBuf;
 use super::held::Held;
 use super::index::Index;
 use super::slab::Slab;
-use crate::verbs::{LocalSegment, MemoryRegion, OutOfBounds, RemoteSegment};
+use crate::verbs::{HostMemory, LocalSegment, MemoryRegion, OutOfBounds, RemoteSegment};
 
 /// Frozen buffers by address.
 pub(super) type FrozenIndex = Index<Weak<Frozen>>;
@@ -93,6 +93,20 @@ impl Lease {
         }
     }
 
+    /// A reference on `range` of it.
+    ///
+    /// # Errors
+    /// The range is not within.
+    pub fn part(&self, range: Range<usize>) -> Result<Self, OutOfBounds> {
+        let length = range.end.saturating_sub(range.start);
+        match range.start.checked_add(length) {
+            Some(end) if end <= self.length => {
+                Ok(Self { frozen: Arc::clone(&self.frozen), offset: self.offset + range.start, length })
+            }
+            _ => Err(OutOfBounds { offset: range.start, length, available: self.length }),
+        }
+    }
+
     /// Where a peer finds the first byte, if the pool's access rights let it read.
     pub fn remote(&self) -> RemoteSegment {
         self.frozen.held.remote(self.offset)
@@ -127,6 +141,19 @@ impl Lease {
     /// Names all of it for a request that reads it, by another registration of its slab.
     pub(super) fn segment_by(&self, region: &dyn MemoryRegion) -> LocalSegment {
         self.frozen.held.segment_by(region, self.offset..self.offset + self.length)
+    }
+
+    /// Names `range` of it, in bytes from its start, for a request that reads it, by another registration of its slab.
+    pub(super) fn segment_in(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
+        debug_assert!(range.end <= self.length);
+        self.frozen.held.segment_by(region, self.offset + range.start..self.offset + range.end)
+    }
+
+    /// The memory of its slab, and where in it the lease lies.
+    pub(super) fn place(&self) -> (Arc<HostMemory>, Range<usize>) {
+        let memory = Arc::clone(self.slab().memory());
+        let start = self.as_ptr() as usize - memory.as_ptr().as_ptr() as usize;
+        (memory, start..start + self.length)
     }
 
     fn name(&self, range: Range<usize>) -> LocalSegment {

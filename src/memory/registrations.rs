@@ -34,6 +34,11 @@ impl Registrations {
     /// Names `lease`, of a pool for sending, for a request that reads it; `None` if its slab can't be registered. Keep
     /// the lease until that request completed.
     pub(crate) fn segment(&mut self, lease: &Lease) -> Option<LocalSegment> {
+        self.region(lease).map(|region| lease.segment_by(&*region))
+    }
+
+    /// The registration of the slab that `lease` lies in; `None` if it can't be registered.
+    pub(crate) fn region(&mut self, lease: &Lease) -> Option<Arc<dyn MemoryRegion>> {
         let slab = lease.slab();
         let key = Arc::as_ptr(slab).addr();
         if !self.slabs.contains_key(&key) {
@@ -42,7 +47,7 @@ impl Registrations {
             self.slabs.insert(key, entry);
         }
         let (region, _) = self.slabs.get(&key)?.registered.as_ref()?;
-        Some(lease.segment_by(&**region))
+        Some(Arc::clone(region))
     }
 
     /// Lets go of slabs that their pool has given up, whose memory lives on for as long as they are registered.

@@ -65,7 +65,7 @@ impl Slab {
 }
 
 /// Only a hint: a kernel that does not take it serves small pages.
-fn advise_huge_pages(memory: &HostMemory) {
+pub(super) fn advise_huge_pages(memory: &HostMemory) {
     // SAFETY:
     // - the range is one live mapping of our own, by `HostMemory`, and
     // - this advice changes neither content nor validity of a page.

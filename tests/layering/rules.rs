@@ -17,7 +17,8 @@ const FLOORS: &[(&str, u8)] = &[
     ("endpoint", 30),
     ("transport", 40),
     ("grpc", 40),
-    ("tensor", 40),
+    // Its devices find one another over the transport.
+    ("tensor", 45),
     ("collective", 50),
     ("graph", 50),
 ];

@@ -1,0 +1,221 @@
+//! Accepting links, and giving their peers rights: the server's side.
+
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+
+use tokio_stream::Stream;
+use tonic::Status;
+
+use super::device::{Offered, Shared};
+use super::link::{Link, LinkId, Prepared};
+use super::open::{peer_end, place, queue_pairs, words};
+use super::placement::{AttachError, Placement};
+use super::proto::{
+    AttachReply, AttachRequest, ConfirmReply, ConfirmRequest, Kind, OpenReply, OpenRequest, Place,
+};
+use super::region::Export;
+use super::types::Metadata;
+use super::{ChannelError, Settings, lock};
+use crate::endpoint::Provider;
+use crate::wire::tensor_frame::MAX_NAME;
+use crate::wire::tensor_metadata::Metadata as WireMetadata;
+
+/// Version of the service that this end speaks.
+pub(super) const VERSION: u32 = 1;
+
+/// The answers to an `Open`: one, and then nothing until the link ends. Dropping it, as tonic does when the peer's connection
+/// ends, ends the link.
+pub(super) struct Answers {
+    link: Arc<Link>,
+    shared: Weak<Shared>,
+    first: Option<OpenReply>,
+    ended: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+/// Creates this end of a link and connects it.
+pub(super) async fn open(
+    shared: &Arc<Shared>,
+    request: OpenRequest,
+    caller: String,
+) -> Result<Answers, Status> {
+    if request.version != VERSION {
+        let asked = request.version;
+        return Err(Status::failed_precondition(format!(
+            "version {asked} of the tensor service was asked for; this end speaks {VERSION}"
+        )));
+    }
+    let count = request.queue_pairs.len();
+    if !(1..=Settings::MAX_QPS as usize).contains(&count) {
+        let most = Settings::MAX_QPS;
+        return Err(Status::invalid_argument(format!("{count} queue pairs: a link has from 1 to {most}")));
+    }
+    let links = shared.links().len();
+    if links >= shared.settings.links {
+        return Err(Status::resource_exhausted(format!("there are {links} links, which is the limit")));
+    }
+    let provider = Provider::named(&request.provider)
+        .ok_or_else(|| Status::invalid_argument(format!("no provider {:?}", request.provider)))?;
+    let name = if request.endpoint.is_empty() { caller } else { request.endpoint.clone() };
+    let peer = peer_end(name.into(), &request.queue_pairs, request.words, &request)
+        .map_err(Status::invalid_argument)?;
+    let id = new_id().map_err(internal)?;
+    let prepared = Prepared::new(provider, count as u32, shared).map_err(internal)?;
+    let reply = OpenReply {
+        link: id.to_vec().into(),
+        queue_pairs: queue_pairs(&prepared),
+        words: Some(words(&prepared)),
+        places_in_order: prepared.places_in_order(),
+        immediate: prepared.immediate(),
+        device: prepared.device().to_owned(),
+    };
+    let exchange = shared.exchange();
+    let connected = tokio::task::spawn_blocking(move || prepared.connect(id, &peer, exchange)).await;
+    let link = connected.map_err(internal)?.map_err(internal)?;
+    lock(&shared.accepted).insert(id, Arc::downgrade(&link));
+    let ended = Box::pin(link.ended());
+    Ok(Answers { link, shared: Arc::downgrade(shared), first: Some(reply), ended })
+}
+
+/// The peer has connected its end; both have read what the other keeps for them.
+pub(super) fn confirm(shared: &Shared, request: &ConfirmRequest) -> Result<ConfirmReply, Status> {
+    let link = find(shared, &request.link)?;
+    let probes: Vec<_> = link.ports().map(|port| port.probe()).collect();
+    let right = request.read.len() == probes.len()
+        && probes.iter().zip(&request.read).all(|(probe, read)| probe.ours.is_none_or(|ours| ours == *read));
+    if !right {
+        let fault = link.violation("it does not see this process' memory");
+        link.fail(fault.clone());
+        return Err(Status::failed_precondition(fault.to_string()));
+    }
+    Ok(ConfirmReply { read: probes.iter().map(|probe| probe.peers.unwrap_or(0)).collect() })
+}
+
+/// Gives a peer its right to what is on offer under a name.
+pub(super) fn attach(shared: &Shared, request: &AttachRequest) -> Result<AttachReply, Status> {
+    let link = find(shared, &request.link)?;
+    let name = &request.name;
+    if !(1..=MAX_NAME).contains(&name.len()) {
+        let length = name.len();
+        return Err(Status::invalid_argument(format!(
+            "a name of {length} bytes; it takes from 1 to {MAX_NAME}"
+        )));
+    }
+    let offered = lock(&shared.offered).get(&**name).cloned();
+    let missing = || Status::not_found(format!("nothing is on offer under {name:?}"));
+    match offered.ok_or_else(missing)? {
+        Offered::Region(export) => attach_region(&export.upgrade().ok_or_else(missing)?, &link, request),
+        Offered::Placement(slot) => attach_slot(&slot.upgrade().ok_or_else(missing)?, &link, request),
+    }
+}
+
+fn attach_region(
+    export: &Arc<Export>,
+    link: &Arc<Link>,
+    request: &AttachRequest,
+) -> Result<AttachReply, Status> {
+    expect_kind(request, Kind::Region)?;
+    let (slot, granted) = export.attach(link, request.words).map_err(internal)?;
+    let rights = export.rights();
+    let place = Some(place(&granted));
+    let epoch = link.load_count(slot);
+    let (readable, writable) = (rights.read, rights.write);
+    Ok(AttachReply { slot, place, readable, writable, epoch, ..AttachReply::default() })
+}
+
+fn attach_slot(
+    slot: &Arc<Placement>,
+    link: &Arc<Link>,
+    request: &AttachRequest,
+) -> Result<AttachReply, Status> {
+    expect_kind(request, slot.kind())?;
+    if let Some(spec) = slot.spec() {
+        let offered =
+            WireMetadata::decode(&request.metadata).map_err(|error| invalid(&request.name, error))?;
+        let offered = Metadata::try_from(offered).map_err(|error| invalid(&request.name, error))?;
+        if offered.spec != *spec {
+            let (name, offered) = (&request.name, offered.spec);
+            return Err(Status::invalid_argument(format!("{name:?} takes {spec}, not {offered}")));
+        }
+    }
+    if request.queue_pair as usize >= link.ports().count() {
+        return Err(Status::invalid_argument(format!("queue pair {} does not exist", request.queue_pair)));
+    }
+    let (pair, granted, epoch) =
+        slot.attach(link, request.words, request.queue_pair).map_err(|error| match error {
+            AttachError::Taken(peer) => {
+                Status::already_exists(format!("{:?} is attached to {peer}", request.name))
+            }
+            AttachError::InUse => Status::unavailable(format!(
+                "what came last into {:?} is still in use; try again later",
+                request.name
+            )),
+            AttachError::Failed(error) => internal(error),
+        })?;
+    let (stride, tail) = slot.shape();
+    let memory: Place = place(&granted);
+    Ok(AttachReply {
+        slot: pair,
+        place: Some(memory),
+        readable: false,
+        writable: true,
+        depth: slot.depth(),
+        stride,
+        tail,
+        epoch,
+    })
+}
+
+fn expect_kind(request: &AttachRequest, kind: Kind) -> Result<(), Status> {
+    let asked = request.kind();
+    if asked == kind {
+        return Ok(());
+    }
+    let (name, found, asked) = (&request.name, kind.as_str_name(), asked.as_str_name());
+    Err(Status::invalid_argument(format!("{name:?} is {found}, not {asked}")))
+}
+
+fn find(shared: &Shared, id: &[u8]) -> Result<Arc<Link>, Status> {
+    let missing = || Status::not_found("no such link");
+    let id = LinkId::try_from(id).map_err(|_| missing())?;
+    lock(&shared.accepted).get(&id).and_then(Weak::upgrade).ok_or_else(missing)
+}
+
+fn invalid(name: &str, error: impl std::fmt::Display) -> Status {
+    Status::invalid_argument(format!("{name:?}: {error}"))
+}
+
+fn internal(error: impl std::fmt::Display) -> Status {
+    Status::internal(error.to_string())
+}
+
+/// A name that can't be guessed.
+fn new_id() -> Result<LinkId, rustix::io::Errno> {
+    let mut id = LinkId::default();
+    rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;
+    Ok(id)
+}
+
+impl Stream for Answers {
+    type Item = Result<OpenReply, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        match self.first.take() {
+            Some(reply) => Poll::Ready(Some(Ok(reply))),
+            None => self.ended.as_mut().poll(context).map(|()| None),
+        }
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        let link = &self.link;
+        link.fail(ChannelError::PeerLost {
+            peer: Arc::clone(link.peer()),
+            reason: "it ended the connection, or died".into(),
+        });
+        if let Some(shared) = self.shared.upgrade() {
+            lock(&shared.accepted).remove(link.id());
+        }
+    }
+}

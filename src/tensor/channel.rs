@@ -1,0 +1,370 @@
+//! Channels: one queue pair to one peer.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use tonic::transport::Channel as Grpc;
+
+use super::link::token::Token;
+use super::link::{Arrivals, End, Link, Owner};
+use super::memcpy::Memcpy;
+use super::proto::tensor_device_client::TensorDeviceClient;
+use super::proto::{AttachReply, AttachRequest, Kind};
+use super::region::{RemoteRegion, RemoteShared, Rights};
+use super::{ChannelError, MemRegion, Notification};
+use crate::memory::{BlockCopy, Blocks, Local, Notice, RemotePlace, Transfer, Way};
+use crate::verbs::{RemoteSegment, Rkey};
+use crate::wire::tensor_frame::Frame;
+
+/// Which way [`Channel::memcpy`] moves bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Into the peer's memory: RDMA WRITE.
+    LocalToRemote,
+    /// Out of the peer's memory: RDMA READ.
+    RemoteToLocal,
+}
+
+/// One of the stretches that [`Channel::memcpy_batch`] moves. In bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Offset in the local region.
+    pub local: u64,
+    /// Offset in the remote region.
+    pub remote: u64,
+    /// How many.
+    pub length: u64,
+}
+
+/// A channel to a peer's device: the paper's `Channel` (table 1). Operations of one channel happen in order; those of
+/// different queue pairs side by side. Clones are the same channel.
+#[derive(Clone)]
+pub struct Channel {
+    link: Arc<Link>,
+    port: u32,
+    control: Control,
+}
+
+/// The gRPC connection that the link was made over.
+#[derive(Clone)]
+pub(super) struct Control {
+    pub(super) endpoint: Arc<str>,
+    pub(super) client: TensorDeviceClient<Grpc>,
+    pub(super) patience: Duration,
+}
+
+impl Channel {
+    pub(super) fn new(link: Arc<Link>, control: Control) -> Self {
+        Self { link, port: 0, control }
+    }
+
+    /// The same peer by another queue pair.
+    pub(super) fn on(&self, qp_index: u32) -> Self {
+        let port = qp_index % self.link.ports().count().max(1) as u32;
+        Self { port, ..self.clone() }
+    }
+
+    pub(super) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    pub(super) fn port(&self) -> u32 {
+        self.port
+    }
+
+    /// Where the peer's device listens.
+    pub fn endpoint(&self) -> &str {
+        &self.control.endpoint
+    }
+
+    /// Provider and name of the RDMA device, such as `soft` and `soft0`.
+    pub fn device(&self) -> (&'static str, &str) {
+        (self.link.provider(), self.link.device())
+    }
+
+    /// How arrivals are told.
+    pub fn notification(&self) -> Notification {
+        self.link.notification()
+    }
+
+    /// Whether the peer lives, as far as is known here.
+    pub fn is_open(&self) -> bool {
+        self.link.fault().is_none()
+    }
+
+    /// Waits until the link ends, and says why.
+    pub async fn closed(&self) -> ChannelError {
+        self.link.ended().await;
+        self.link.fault().cloned().unwrap_or_else(|| ChannelError::Closed(Arc::clone(self.link.peer())))
+    }
+
+    /// Takes what has come on this channel's queue, in the middle of something else: futures of this channel then are ready.
+    /// The runtime does this when it is idle.
+    pub fn poll(&self) {
+        self.link.poll(self.port);
+    }
+
+    /// Moves `length` bytes between `local_offset` of `local` and `remote_offset` of `remote` (table 1: `Memcpy`). The
+    /// operation has begun when this returns, and goes on if the future is dropped; the region is its own until it ends.
+    ///
+    /// On a link that fails the region comes back with the reason.
+    pub fn memcpy(
+        &self,
+        local: MemRegion,
+        local_offset: u64,
+        remote: &RemoteRegion,
+        remote_offset: u64,
+        length: u64,
+        direction: Direction,
+    ) -> Memcpy {
+        let block = Block { local: local_offset, remote: remote_offset, length };
+        let blocks = Blocks::One(block.into());
+        match self.check(&local, remote, std::slice::from_ref(&block), direction) {
+            Ok(()) => self.start(local, remote, blocks, length, direction, false),
+            Err(error) => Memcpy::refused(local, error),
+        }
+    }
+
+    /// The same, and tells by calling `then` instead of by a future. It is called by whoever polls the queue, the runtime's own
+    /// thread as a rule: it must not wait.
+    #[expect(clippy::too_many_arguments, reason = "the paper's")]
+    pub fn memcpy_then(
+        &self,
+        local: MemRegion,
+        local_offset: u64,
+        remote: &RemoteRegion,
+        remote_offset: u64,
+        length: u64,
+        direction: Direction,
+        then: impl FnOnce(MemRegion, Result<(), ChannelError>) + Send + 'static,
+    ) {
+        let block = Block { local: local_offset, remote: remote_offset, length };
+        if let Err(error) = self.check(&local, remote, std::slice::from_ref(&block), direction) {
+            return then(local, Err(error));
+        }
+        let token = Token::call(move |outcome| {
+            if let Local::Region(region) = outcome.local {
+                then(region, outcome.result);
+            }
+        });
+        let blocks = Blocks::One(block.into());
+        let transfer =
+            Transfer::new(Local::Region(local), way(direction), blocks, remote.shared.place, token);
+        // A refusal is told as any other end is.
+        let _ = self.link.port(self.port).submit(transfer, length, way(direction));
+    }
+
+    /// Moves many blocks at once, thousands of them as paged caches need it, with one completion. They happen in their order;
+    /// those that follow one another at both ends become one. With `notify`, which a write may have, the peer is told when all
+    /// of them are there ([`ExportedRegion::notice`](super::ExportedRegion::notice)).
+    pub fn memcpy_batch(
+        &self,
+        local: MemRegion,
+        remote: &RemoteRegion,
+        blocks: &[Block],
+        direction: Direction,
+        notify: bool,
+    ) -> Memcpy {
+        let checked =
+            self.check(&local, remote, blocks, direction).and_then(|()| match (notify, direction) {
+                (true, Direction::RemoteToLocal) => {
+                    Err(ChannelError::local("only a write can notify the peer"))
+                }
+                _ => Ok(()),
+            });
+        if let Err(error) = checked {
+            return Memcpy::refused(local, error);
+        }
+        let length = blocks.iter().map(|block| block.length).sum();
+        let blocks = Blocks::Many(blocks.iter().map(|block| (*block).into()).collect());
+        self.start(local, remote, blocks, length, direction, notify)
+    }
+
+    fn start(
+        &self,
+        local: MemRegion,
+        remote: &RemoteRegion,
+        blocks: Blocks,
+        length: u64,
+        direction: Direction,
+        notify: bool,
+    ) -> Memcpy {
+        let (memcpy, token) = Memcpy::new(Arc::clone(&self.link), self.port);
+        let port = self.link.port(self.port);
+        let transfer =
+            |token| Transfer::new(Local::Region(local), way(direction), blocks, remote.shared.place, token);
+        if !notify {
+            let _ = port.submit(transfer(token), length, way(direction));
+            return memcpy;
+        }
+        let end = &remote.shared.end;
+        // Held until the notice is in the queue, so that counts are written in order.
+        let mut told = super::lock(&remote.shared.told);
+        *told += 1;
+        let token = token.ring(&self.link, end, *told, self.port);
+        let word = || self.link.peer_count(end.peer_pair());
+        // What is refused is told as any other end is.
+        let _ = self.link.submit_noticed(transfer(token), length, end, *told, self.port, word);
+        memcpy
+    }
+
+    fn check(
+        &self,
+        local: &MemRegion,
+        remote: &RemoteRegion,
+        blocks: &[Block],
+        direction: Direction,
+    ) -> Result<(), ChannelError> {
+        if !Arc::ptr_eq(&remote.shared.link, &self.link) {
+            return Err(ChannelError::local(format!("{:?} is a region of another link", remote.name())));
+        }
+        let (what, may) = match direction {
+            Direction::LocalToRemote => ("write", remote.rights().write),
+            Direction::RemoteToLocal => ("read", remote.rights().read),
+        };
+        if !may {
+            return Err(ChannelError::NotPermitted { what, name: Arc::clone(&remote.shared.name) });
+        }
+        let available = local.len() as u64;
+        for block in blocks {
+            let Block { local: offset, length, .. } = *block;
+            if offset.checked_add(length).is_none_or(|end| end > available) {
+                return Err(ChannelError::OutOfRange { which: "local", offset, length, available });
+            }
+            remote.at(block.remote, length)?;
+        }
+        Ok(())
+    }
+
+    /// The peer's region of this name (§3.2: address distribution).
+    ///
+    /// # Errors
+    /// The peer has none of this name, or something else under it.
+    pub async fn region(&self, name: &str) -> Result<RemoteRegion, ChannelError> {
+        let name = super::device::checked(name)?;
+        let (ours, reply) = self.attach(&name, Kind::Region, Vec::new()).await?;
+        let place = place_of(&reply)?;
+        let owner = nobody();
+        let end = Arc::new(End::new(ours.pair(), reply.slot, Arrivals::Count, owner));
+        let rights = Rights { read: reply.readable, write: reply.writable };
+        let link = Arc::clone(&self.link);
+        let told = Mutex::new(reply.epoch);
+        Ok(RemoteRegion { shared: Arc::new(RemoteShared { name, link, place, rights, end, told }) })
+    }
+
+    /// Attaches to what the peer offers under `name`: takes a pair of words here, and asks for the peer's.
+    pub(super) async fn attach(
+        &self,
+        name: &Arc<str>,
+        kind: Kind,
+        metadata: Vec<u8>,
+    ) -> Result<(Arc<End>, AttachReply), ChannelError> {
+        let owner = nobody();
+        // What the peer's pair is, its answer says; until then nothing is told to it.
+        let ours = self.link.add_end(|pair| End::new(pair, u32::MAX, Arrivals::Count, owner))?;
+        let request = AttachRequest {
+            link: self.link.id().to_vec().into(),
+            name: name.to_string(),
+            kind: kind.into(),
+            metadata: metadata.into(),
+            words: ours.pair(),
+            queue_pair: self.port,
+        };
+        let mut client = self.control.client.clone();
+        let answer = tokio::time::timeout(self.control.patience, client.attach(request)).await;
+        let reply = match answer {
+            Ok(Ok(reply)) => Ok(reply.into_inner()),
+            Ok(Err(status)) => Err(self.refused(&status)),
+            Err(_) => Err(ChannelError::TimedOut { what: "the peer's answer", limit: self.control.patience }),
+        };
+        match reply {
+            Ok(reply) => Ok((ours, reply)),
+            Err(error) => {
+                self.link.remove_end(&ours);
+                Err(error)
+            }
+        }
+    }
+
+    /// What the peer's status means here.
+    fn refused(&self, status: &tonic::Status) -> ChannelError {
+        if let Some(fault) = self.link.fault() {
+            return fault.clone();
+        }
+        refused(&self.control.endpoint, status)
+    }
+}
+
+/// The owner of what nobody waits for.
+pub(super) fn nobody() -> Weak<dyn Owner> {
+    struct Nobody;
+    impl Owner for Nobody {
+        fn link_ended(&self, _: &ChannelError) {}
+    }
+    Weak::<Nobody>::new()
+}
+
+/// What a status of a peer's means.
+pub(super) fn refused(endpoint: &Arc<str>, status: &tonic::Status) -> ChannelError {
+    ChannelError::Refused {
+        endpoint: Arc::clone(endpoint),
+        code: status.code(),
+        message: status.message().into(),
+    }
+}
+
+/// The memory that the peer gave us a right to.
+pub(super) fn place_of(reply: &AttachReply) -> Result<RemotePlace, ChannelError> {
+    let place = reply.place.ok_or_else(|| ChannelError::local("the peer named no memory"))?;
+    let start = RemoteSegment { address: place.address, rkey: Rkey(place.rkey) };
+    Ok(RemotePlace { start, length: place.length })
+}
+
+fn way(direction: Direction) -> Way {
+    match direction {
+        Direction::LocalToRemote => Way::Write,
+        Direction::RemoteToLocal => Way::Read,
+    }
+}
+
+impl From<Block> for BlockCopy {
+    fn from(block: Block) -> Self {
+        Self { local: block.local, remote: block.remote, length: block.length }
+    }
+}
+
+impl Link {
+    /// Submits a write, at the end of which the peer is told that `epoch` has arrived at `end`: by a word, where the peer
+    /// sees `word`, with the write's completion, or by a frame behind it.
+    pub(super) fn submit_noticed(
+        &self,
+        transfer: Transfer<Token>,
+        length: u64,
+        end: &End,
+        epoch: u64,
+        port: u32,
+        word: impl FnOnce() -> Option<RemoteSegment>,
+    ) -> Result<(), ChannelError> {
+        let (slot, port) = (end.peer_pair(), self.port(port));
+        match self.notification() {
+            Notification::Word => match word() {
+                Some(place) => port.submit(transfer.notify(Notice::Word(place, epoch)), length, Way::Write),
+                None => Err(self.fail(self.violation("it has no such words"))),
+            },
+            Notification::Immediate => {
+                port.submit(transfer.notify(Notice::Immediate(slot)), length, Way::Write)
+            }
+            Notification::Message => {
+                port.submit(transfer, length, Way::Write)?;
+                port.send_frame(&Frame::Placed { slot, epoch })
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel").field("link", &self.link).field("port", &self.port).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,264 @@
+//! The device: this process, as peers see it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, Weak};
+
+use tokio::net::ToSocketAddrs;
+use tokio::sync::OnceCell;
+use tokio::task::AbortHandle;
+use tokio_stream::StreamExt as _;
+use tonic::transport::Server;
+
+use super::exchange::{Exchange, Offers, Requests};
+use super::landing::Landing;
+use super::link::{Link, LinkId};
+use super::placement::Placement;
+use super::proto::tensor_device_server::TensorDeviceServer;
+use super::region::Export;
+use super::service::Service;
+use super::{Channel, ChannelError, MemRegion, Settings, lock, open};
+use crate::memory::Budget;
+use crate::transport::RdmaIncoming;
+use crate::wire::tensor_frame::MAX_NAME;
+
+/// This process as a device with memory: the paper's `RdmaDev` (table 1). It listens for peers that want to reach its
+/// memory, and opens channels to theirs. Clones are the same device; it goes with the last one.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tonic_rdma::tensor::ChannelError> {
+/// use tonic_rdma::tensor::{Direction, RdmaDevice, Rights};
+///
+/// let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+/// let parameters = server.export("parameters", server.allocate(1 << 20)?, Rights::READ_WRITE)?;
+///
+/// let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+/// let channel = worker.channel(&server.endpoint(), 0).await?;
+/// let remote = channel.region("parameters").await?;
+/// let mut gradients = worker.allocate(4096)?;
+/// gradients.fill(7);
+/// let (gradients, result) = channel.memcpy(gradients, 0, &remote, 8192, 4096, Direction::LocalToRemote).await;
+/// result?;
+///
+/// let mut first = [0; 4];
+/// parameters.memory().copy_out(8192, &mut first).unwrap();
+/// assert_eq!(first, [7; 4]);
+/// # drop(gradients);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct RdmaDevice {
+    pub(super) shared: Arc<Shared>,
+}
+
+/// What the device's parts share.
+pub(super) struct Shared {
+    pub(super) settings: Settings,
+    pub(super) budget: Arc<Budget>,
+    address: Option<SocketAddr>,
+    pub(super) runtime: tokio::runtime::Handle,
+    /// Links that peers opened, by what names them.
+    pub(super) accepted: Mutex<HashMap<LinkId, Weak<Link>>>,
+    /// Links that were opened here, by endpoint.
+    pub(super) opened: tokio::sync::Mutex<HashMap<Arc<str>, Arc<OnceCell<Channel>>>>,
+    pub(super) offered: Mutex<HashMap<Arc<str>, Offered>>,
+    pub(super) offers: Arc<Offers>,
+    pub(super) landing: Arc<Landing>,
+    server: Mutex<Option<AbortHandle>>,
+}
+
+/// What peers can attach to, by its name.
+#[derive(Clone, Debug)]
+pub(super) enum Offered {
+    Region(Weak<Export>),
+    Placement(Weak<Placement>),
+}
+
+impl Offered {
+    fn is_gone(&self) -> bool {
+        match self {
+            Self::Region(export) => export.strong_count() == 0,
+            Self::Placement(placement) => placement.strong_count() == 0,
+        }
+    }
+}
+
+impl RdmaDevice {
+    /// A device with `cqs` completion queues and `qps_per_peer` queue pairs to each peer, spread over them in turn, that
+    /// listens on `local_endpoint` (port 0 takes a free one). Which RDMA device it is, the environment says
+    /// ([`Config::from_env`](crate::Config::from_env)).
+    ///
+    /// # Errors
+    /// The address can't be listened on, a variable has a bad value, or a number is 0 or above
+    /// [`Settings::MAX_CQS`] or [`Settings::MAX_QPS`].
+    pub async fn new(
+        cqs: u32,
+        qps_per_peer: u32,
+        local_endpoint: impl ToSocketAddrs,
+    ) -> Result<Self, ChannelError> {
+        let config = crate::Config::from_env().map_err(ChannelError::local)?;
+        Self::bind(Settings::new(cqs, qps_per_peer).config(config), local_endpoint).await
+    }
+
+    /// The same with other settings.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub async fn bind(settings: Settings, local_endpoint: impl ToSocketAddrs) -> Result<Self, ChannelError> {
+        let incoming = RdmaIncoming::bind_with(local_endpoint, settings.config.clone())
+            .await
+            .map_err(|error| ChannelError::Local(format!("can't listen for tensor peers: {error}").into()))?;
+        let device = Self::make(settings, Some(incoming.local_addr()))?;
+        let connections = incoming.filter_map(Result::ok).map(Ok::<_, std::io::Error>);
+        let server = Server::builder().add_service(device.service()).serve_with_incoming(connections);
+        let task = tokio::spawn(async move {
+            if let Err(error) = server.await {
+                tracing::error!(%error, "a tensor device does not listen any more");
+            }
+        });
+        *lock(&device.shared.server) = Some(task.abort_handle());
+        Ok(device)
+    }
+
+    /// A device that does not listen by itself: add its [`service`](Self::service) to a server of your own, whose port then
+    /// serves gRPC and tensors alike; or don't, and open channels only.
+    ///
+    /// # Errors
+    /// A number in the settings is 0 or too large.
+    pub fn without_listener(settings: Settings) -> Result<Self, ChannelError> {
+        Self::make(settings, None)
+    }
+
+    fn make(settings: Settings, address: Option<SocketAddr>) -> Result<Self, ChannelError> {
+        let numbers = [
+            ("cqs", settings.cqs, Settings::MAX_CQS),
+            ("qps_per_peer", settings.qps_per_peer, Settings::MAX_QPS),
+        ];
+        for (name, given, most) in numbers {
+            if !(1..=most).contains(&given) {
+                return Err(ChannelError::Local(format!("{name}: {given} is not within 1 to {most}").into()));
+            }
+        }
+        let limit = settings.config.pinned();
+        let budget = Budget::for_process(false, Some(limit.unwrap_or(u64::MAX)));
+        let landing = Landing::new(&budget);
+        let shared = Arc::new(Shared {
+            offers: Offers::new(&settings, &landing),
+            landing,
+            budget,
+            settings,
+            address,
+            runtime: tokio::runtime::Handle::current(),
+            accepted: Mutex::default(),
+            opened: tokio::sync::Mutex::default(),
+            offered: Mutex::default(),
+            server: Mutex::default(),
+        });
+        Ok(Self { shared })
+    }
+
+    /// The service by which peers find this device's memory, for a tonic server of your own.
+    pub fn service(&self) -> TensorDeviceServer<impl super::proto::tensor_device_server::TensorDevice> {
+        TensorDeviceServer::new(Service::new(&self.shared))
+    }
+
+    /// Where it listens, as peers name it: `host:port`. Empty if it does not.
+    pub fn endpoint(&self) -> String {
+        self.shared.endpoint()
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.shared.address
+    }
+
+    /// What it was made with.
+    pub fn settings(&self) -> &Settings {
+        &self.shared.settings
+    }
+
+    /// Allocates memory that the device can read and write (table 1: `AllocateMemRegion`): `size` bytes, zeroed, in a mapping
+    /// of its own. It is registered with each peer's queue pairs when it is first used with them.
+    ///
+    /// # Errors
+    /// `RDMA_PINNED_LIMIT` is used up, or the system has no memory.
+    pub fn allocate(&self, size: usize) -> Result<MemRegion, ChannelError> {
+        MemRegion::allocate(size, &self.shared.budget).map_err(ChannelError::memory)
+    }
+
+    /// A channel over queue pair `qp_index`, modulo their number, to the device that listens on `remote`, as `host:port`
+    /// (table 1: `GetChannel`). The first call for a peer connects; later ones find the link.
+    ///
+    /// # Errors
+    /// The peer can't be reached or refuses, or there is no RDMA between the two.
+    pub async fn channel(&self, remote: &str, qp_index: u32) -> Result<Channel, ChannelError> {
+        let remote: Arc<str> = remote.into();
+        let cell = {
+            let mut opened = self.shared.opened.lock().await;
+            opened.retain(|_, cell| cell.get().is_none_or(|channel| channel.is_open()));
+            Arc::clone(opened.entry(Arc::clone(&remote)).or_default())
+        };
+        let open = open::open(Arc::clone(&self.shared), Arc::clone(&remote));
+        let channel = cell.get_or_try_init(|| open).await?;
+        Ok(channel.on(qp_index))
+    }
+
+    /// Puts something on offer under `name`.
+    pub(super) fn offer(&self, name: &str, offered: Offered) -> Result<Arc<str>, ChannelError> {
+        let name = checked(name)?;
+        let mut all = lock(&self.shared.offered);
+        all.retain(|_, offered| !offered.is_gone());
+        match all.entry(Arc::clone(&name)) {
+            std::collections::hash_map::Entry::Occupied(_) => return Err(ChannelError::NameTaken(name)),
+            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(offered),
+        };
+        Ok(name)
+    }
+}
+
+/// A name that may be used.
+pub(super) fn checked(name: &str) -> Result<Arc<str>, ChannelError> {
+    if (1..=MAX_NAME).contains(&name.len()) {
+        Ok(name.into())
+    } else {
+        Err(ChannelError::BadName(name.len()))
+    }
+}
+
+impl Shared {
+    /// A new link's part in the rendezvous.
+    pub(super) fn exchange(&self) -> Exchange {
+        Exchange::new(Arc::clone(&self.offers), Requests::new(&self.settings, &self.landing))
+    }
+
+    /// Where it listens, as peers name it.
+    pub(super) fn endpoint(&self) -> String {
+        self.address.map(|address| address.to_string()).unwrap_or_default()
+    }
+
+    /// Links that live, of either origin.
+    pub(super) fn links(&self) -> Vec<Arc<Link>> {
+        let accepted = lock(&self.accepted);
+        accepted.values().filter_map(Weak::upgrade).filter(|link| link.fault().is_none()).collect()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(server) = lock(&self.server).take() {
+            server.abort();
+        }
+        for link in self.links() {
+            link.fail(ChannelError::Closed(Arc::clone(link.peer())));
+        }
+    }
+}
+
+impl fmt::Debug for RdmaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RdmaDevice").field("endpoint", &self.endpoint()).finish_non_exhaustive()
+    }
+}

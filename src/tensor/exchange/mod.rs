@@ -1,0 +1,71 @@
+//! What drives a [`rendezvous`](super::rendezvous): the device's offers, each link's requests, and the memory of both.
+//!
+//! The two state machines say what is to be done, in order, under a lock; it is done outside, by one thread at a time
+//! ([`Outbox`]), since doing it may end a link, which the machines then have to be told.
+
+mod offers;
+mod outbox;
+mod requests;
+
+pub use offers::Offer;
+pub(super) use offers::Offers;
+use outbox::Outbox;
+pub(super) use requests::Requests;
+pub use requests::{Request, Requested};
+
+use std::sync::Arc;
+use std::task::Waker;
+
+use super::ChannelError;
+use super::link::Link;
+use super::rendezvous::PeerId;
+use crate::wire::tensor_frame::Frame;
+
+/// A link's part in the rendezvous: what the peer asks for here, and what is asked of the peer.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    peer: PeerId,
+    offers: Arc<Offers>,
+    requests: Requests,
+}
+
+impl Exchange {
+    pub(super) fn new(offers: Arc<Offers>, requests: Requests) -> Self {
+        Self { peer: offers.new_peer(), offers, requests }
+    }
+
+    /// From now on the peer's requests can be answered.
+    pub(super) fn begin(&self, link: &Arc<Link>) {
+        self.offers.add_peer(self.peer, link);
+    }
+
+    pub(super) fn requests(&self) -> &Requests {
+        &self.requests
+    }
+
+    /// A frame of the peer's.
+    pub(super) fn handle(
+        &self,
+        link: &Arc<Link>,
+        frame: Frame<'_>,
+        wakers: &mut Vec<Waker>,
+    ) -> Result<(), ChannelError> {
+        match frame {
+            Frame::Request(request) => {
+                self.offers.handle_request(self.peer, &request);
+                Ok(())
+            }
+            Frame::Cancel { request_id } => {
+                self.offers.handle_cancel(self.peer, request_id);
+                Ok(())
+            }
+            frame => self.requests.handle(link, frame, wakers).map_err(|error| link.violation(error)),
+        }
+    }
+
+    /// The link has ended, and its queue pairs are gone.
+    pub(super) fn link_ended(&self, fault: &ChannelError) {
+        self.offers.remove_peer(self.peer);
+        self.requests.link_ended(fault);
+    }
+}

@@ -1,0 +1,212 @@
+//! What this device offers by name and step.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use super::super::landing::Landing;
+use super::super::link::Link;
+use super::super::link::token::Token;
+use super::super::payload::Payload;
+use super::super::rendezvous::{
+    Failure, Offer as Offered, PeerId, Provider, ProviderAction, ProviderSettings, checksum,
+};
+use super::super::types::Tensor;
+use super::super::{ChannelError, RdmaDevice, Settings, lock};
+use super::Outbox;
+use crate::memory::{BlockCopy, Blocks, Local, RemotePlace, Transfer, Way};
+use crate::verbs::{RemoteSegment, Rkey};
+use crate::wire::tensor_frame::{Request, RequestId, Sink};
+
+/// What becomes of a name and step.
+#[derive(Clone, Debug)]
+pub enum Offer {
+    /// A tensor. From registered memory ([`Pool::for_sending`](crate::memory::Pool)) it goes as it is; of any other a copy is
+    /// made for the device, and one that is not contiguous, or has strings, is serialised.
+    Tensor(Tensor),
+    /// Dead: the branch of the graph that would have computed it was not taken.
+    Dead,
+    /// It could not be computed.
+    Failed(tonic::Status),
+}
+
+impl RdmaDevice {
+    /// Offers (`name`, `step`) to the first `readers` peers that ask for it, or have asked
+    /// ([`Channel::request`](super::super::Channel::request)). It stays until they have it, or until they did not come in time.
+    ///
+    /// # Errors
+    /// It is on offer already, too much is, or the name is none.
+    pub fn put(&self, name: &str, step: u64, offer: Offer, readers: u32) -> Result<(), ChannelError> {
+        let offered = match offer {
+            Offer::Tensor(tensor) => {
+                let payload = Payload::of(&tensor)?;
+                let metadata = payload.metadata();
+                Offered::Tensor(payload, metadata)
+            }
+            Offer::Dead => Offered::Dead,
+            Offer::Failed(status) => Offered::Failed(Failure::new(status.code(), status.message())),
+        };
+        self.shared.offers.put(name, step, offered, readers)
+    }
+
+    /// Takes an offer back; how many readers it still waited for, if it was on offer. Those that are being served get it yet.
+    pub fn withdraw(&self, name: &str, step: u64) -> Option<u32> {
+        lock(&self.shared.offers.provider).withdraw(name, step)
+    }
+
+    /// Offers, their bytes, and requests that wait for one.
+    pub fn held(&self) -> super::super::rendezvous::Held {
+        lock(&self.shared.offers.provider).held()
+    }
+}
+
+/// See the module's documentation.
+pub(in crate::tensor) struct Offers {
+    me: Weak<Self>,
+    provider: Mutex<Provider<Payload>>,
+    outbox: Outbox<ProviderAction<Payload>>,
+    links: Mutex<HashMap<PeerId, Weak<Link>>>,
+    next_peer: AtomicU64,
+    landing: Arc<Landing>,
+}
+
+impl Offers {
+    /// How often it is looked what has waited for too long.
+    const TICK: Duration = Duration::from_millis(250);
+
+    /// Must be called within a runtime.
+    pub(in crate::tensor) fn new(settings: &Settings, landing: &Arc<Landing>) -> Arc<Self> {
+        let timeout = Some(settings.rendezvous_timeout);
+        let provider = Provider::new(ProviderSettings {
+            request_timeout: timeout,
+            offer_timeout: timeout,
+            ..ProviderSettings::default()
+        });
+        let offers = Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            provider: Mutex::new(provider),
+            outbox: Outbox::new(),
+            links: Mutex::default(),
+            next_peer: AtomicU64::new(0),
+            landing: Arc::clone(landing),
+        });
+        tokio::spawn(watch_the_clock(Arc::downgrade(&offers)));
+        offers
+    }
+
+    pub(super) fn new_peer(&self) -> PeerId {
+        PeerId(self.next_peer.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(super) fn add_peer(&self, peer: PeerId, link: &Arc<Link>) {
+        lock(&self.links).insert(peer, Arc::downgrade(link));
+    }
+
+    pub(super) fn remove_peer(&self, peer: PeerId) {
+        lock(&self.links).remove(&peer);
+        self.with(|provider| provider.peer_gone(peer, Instant::now()));
+    }
+
+    pub(super) fn handle_request(&self, peer: PeerId, request: &Request<'_>) {
+        self.with(|provider| provider.handle_request(peer, request, Instant::now()));
+    }
+
+    pub(super) fn handle_cancel(&self, peer: PeerId, request_id: RequestId) {
+        self.with(|provider| provider.handle_cancel(peer, request_id, Instant::now()));
+    }
+
+    fn put(&self, name: &str, step: u64, offer: Offered<Payload>, readers: u32) -> Result<(), ChannelError> {
+        let mut provider = lock(&self.provider);
+        let actions = provider.offer(name, step, offer, readers, Instant::now());
+        self.outbox.add(actions.map_err(ChannelError::local)?);
+        drop(provider);
+        self.run();
+        Ok(())
+    }
+
+    fn with(&self, change: impl FnOnce(&mut Provider<Payload>) -> Vec<ProviderAction<Payload>>) {
+        let mut provider = lock(&self.provider);
+        self.outbox.add(change(&mut provider));
+        drop(provider);
+        self.run();
+    }
+
+    fn run(&self) {
+        self.outbox.run(|action| match action {
+            ProviderAction::Send { peer, message } => {
+                if let Some(link) = self.link(peer) {
+                    // If that fails the link does, which comes back as `remove_peer`.
+                    let _ = link.port(0).send_frame(&message.frame());
+                }
+            }
+            ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted } => {
+                let checksum = checksum_wanted.then(|| checksum(tensor.as_slice()));
+                if let Err(error) = self.write(peer, request_id, &tensor, &sink, checksum) {
+                    let why = error.to_string();
+                    let now = Instant::now();
+                    let mut provider = lock(&self.provider);
+                    self.outbox.add(provider.write_failed(peer, request_id, &why, now));
+                }
+            }
+            ProviderAction::Expired { name, step, readers } => {
+                tracing::warn!(name = &*name, step, readers, "a tensor was not asked for in time");
+            }
+        });
+    }
+
+    /// Writes a tensor into the sink of whoever asked for it.
+    fn write(
+        &self,
+        peer: PeerId,
+        request_id: RequestId,
+        tensor: &Payload,
+        sink: &Sink,
+        checksum: Option<u64>,
+    ) -> Result<(), ChannelError> {
+        let Some(link) = self.link(peer) else { return Ok(()) };
+        let (local, offset) = tensor.local(&self.landing)?;
+        let length = tensor.bytes();
+        let start = RemoteSegment { address: sink.address, rkey: Rkey(sink.rkey) };
+        let place = RemotePlace { start, length: sink.length };
+        let blocks = Blocks::One(BlockCopy { local: offset, remote: 0, length });
+        let (me, landing) = (self.me.clone(), Arc::clone(&self.landing));
+        let token = Token::call(move |outcome| {
+            if let Local::Region(copy) = outcome.local {
+                landing.put(copy);
+            }
+            // What failed has ended the link, and its requests with it.
+            if outcome.result.is_ok()
+                && let Some(offers) = me.upgrade()
+            {
+                offers.with(|provider| provider.written(peer, request_id, checksum, Instant::now()));
+            }
+        });
+        let transfer = Transfer::new(local, Way::Write, blocks, place, token);
+        let _ = link.port(0).submit(transfer, length, Way::Write);
+        Ok(())
+    }
+
+    fn link(&self, peer: PeerId) -> Option<Arc<Link>> {
+        lock(&self.links).get(&peer).and_then(Weak::upgrade)
+    }
+}
+
+/// Ends what has waited for too long, for as long as there is a device.
+async fn watch_the_clock(offers: Weak<Offers>) {
+    loop {
+        tokio::time::sleep(Offers::TICK).await;
+        let Some(offers) = offers.upgrade() else { return };
+        let now = Instant::now();
+        if lock(&offers.provider).poll_timeout().is_some_and(|due| due <= now) {
+            offers.with(|provider| provider.handle_timeout(now));
+        }
+    }
+}
+
+impl fmt::Debug for Offers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Offers").finish_non_exhaustive()
+    }
+}

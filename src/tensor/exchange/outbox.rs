@@ -1,0 +1,48 @@
+//! What is to be done, in order, by one thread at a time.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+use super::super::lock;
+
+/// Actions that wait to be carried out.
+#[derive(Debug)]
+pub(super) struct Outbox<A> {
+    state: Mutex<State<A>>,
+}
+
+#[derive(Debug)]
+struct State<A> {
+    actions: VecDeque<A>,
+    busy: bool,
+}
+
+impl<A> Outbox<A> {
+    pub(super) fn new() -> Self {
+        Self { state: Mutex::new(State { actions: VecDeque::new(), busy: false }) }
+    }
+
+    /// Adds actions. Called under the lock of whoever decides their order.
+    pub(super) fn add(&self, actions: impl IntoIterator<Item = A>) {
+        lock(&self.state).actions.extend(actions);
+    }
+
+    /// Carries out all there are, and those that come of it, unless somebody is at it already: then that one does.
+    pub(super) fn run(&self, mut carry_out: impl FnMut(A)) {
+        {
+            let mut state = lock(&self.state);
+            if std::mem::replace(&mut state.busy, true) {
+                return;
+            }
+        }
+        loop {
+            let mut state = lock(&self.state);
+            let Some(action) = state.actions.pop_front() else {
+                state.busy = false;
+                return;
+            };
+            drop(state);
+            carry_out(action);
+        }
+    }
+}

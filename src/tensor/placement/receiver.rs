@@ -1,0 +1,138 @@
+//! The receiving end of a slot, whatever it holds.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::super::device::Offered;
+use super::super::link::Wait;
+use super::super::proto::Kind;
+use super::super::types::TensorSpec;
+use super::super::{ChannelError, Notification, RdmaDevice};
+use super::{Attached, Layout, MAX_DEPTH, Placement};
+use crate::wire::tensor_frame::Frame;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    placement: Arc<Placement>,
+    /// Who writes, as of the last time that it was looked up.
+    attached: Option<Attached>,
+    /// Times that nothing had come, so that now and then somebody looks whether the sender lives.
+    misses: u32,
+}
+
+impl Receiver {
+    /// Every so many times that nothing has come, the devices are looked at.
+    const LOOK_EVERY: u32 = 1 << 12;
+
+    pub(super) fn new(
+        device: &RdmaDevice,
+        name: &str,
+        kind: Kind,
+        spec: Option<TensorSpec>,
+        payload: usize,
+        depth: u32,
+    ) -> Result<Self, ChannelError> {
+        if !(1..=MAX_DEPTH).contains(&depth) {
+            return Err(ChannelError::local(format!(
+                "a slot has from 1 to {MAX_DEPTH} buffers, not {depth}"
+            )));
+        }
+        let layout = Layout::new(payload, depth).ok_or_else(|| {
+            ChannelError::local(format!("{depth} buffers of {payload} bytes are too large"))
+        })?;
+        let memory = device.allocate(layout.bytes())?;
+        let placement = Placement::new(super::super::device::checked(name)?, kind, spec, layout, memory);
+        device.offer(name, Offered::Placement(Arc::downgrade(&placement)))?;
+        Ok(Self { placement, attached: None, misses: 0 })
+    }
+
+    pub(super) fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Whether the next one has come. What had come before the sender went is still to be had.
+    pub(super) fn poll(&mut self) -> Result<bool, ChannelError> {
+        if self.placement.is_arrived() {
+            return Ok(true);
+        }
+        self.missed()?;
+        Ok(self.placement.is_arrived())
+    }
+
+    /// Nothing has come: is anybody there?
+    #[inline(never)]
+    fn missed(&mut self) -> Result<(), ChannelError> {
+        self.misses = self.misses.wrapping_add(1);
+        if self.placement.lost.load(Ordering::Relaxed) {
+            self.attached = None;
+            return self.placement.attached().map(|_| ());
+        }
+        let Some(attached) = &self.attached else {
+            self.attached = self.placement.attached()?;
+            return Ok(());
+        };
+        if attached.link.notification() != Notification::Word {
+            attached.link.poll(attached.port);
+        } else if self.misses % Self::LOOK_EVERY == 0 {
+            attached.link.look()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the next one.
+    pub(super) async fn wait(&mut self) -> Result<(), ChannelError> {
+        loop {
+            if self.poll()? {
+                return Ok(());
+            }
+            let Some(attached) = self.placement.attached()? else {
+                // Nobody to wait for yet.
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                continue;
+            };
+            let next = self.placement.next.load(Ordering::Relaxed);
+            let tail = self.placement.layout.start(next) + self.placement.layout.tail;
+            let word = (&self.placement.memory, tail);
+            // An error of the link is told by `poll`, once what came before it was taken.
+            let _ = Wait::until(&attached.link, &attached.end, attached.port, word, next, true).await;
+        }
+    }
+
+    /// Takes what has come: from now on nobody may write there. Its offset in the memory.
+    pub(super) fn take(&mut self) -> usize {
+        self.placement.held.store(true, Ordering::SeqCst);
+        self.placement.arrived.fetch_add(1, Ordering::Relaxed);
+        self.placement.layout.start(self.placement.next.load(Ordering::Relaxed))
+    }
+
+    /// Gives it back to the sender.
+    pub(super) fn release(&mut self) {
+        let epoch = self.placement.next.fetch_add(1, Ordering::SeqCst);
+        self.placement.held.store(false, Ordering::SeqCst);
+        if self.attached.is_none() {
+            self.attached = self.placement.attached().ok().flatten();
+        }
+        if let Some(Attached { link, end, port, .. }) = &self.attached {
+            let frame = Frame::Released { slot: end.peer_pair(), epoch };
+            // If that fails the link does, which the next call tells.
+            let _ = link.tell(end, epoch, *port, &frame);
+        }
+    }
+
+    /// The link by which it came.
+    pub(super) fn attached(&mut self) -> Result<Attached, ChannelError> {
+        if self.attached.is_none() {
+            self.attached = self.placement.attached()?;
+        }
+        self.attached.clone().ok_or_else(|| ChannelError::local("nobody is attached"))
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        if let Ok(Some(Attached { link, end, .. })) = self.placement.attached() {
+            link.remove_end(&end);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Receiving tensors of a shape known beforehand, in the place where the sender put them.
+
+use std::ops::Range;
+
+use super::super::proto::Kind;
+use super::super::types::{Tensor, TensorSpec};
+use super::super::{ChannelError, RdmaDevice, SharedRegion};
+use super::Receiver;
+
+/// The receiving end of a static slot (§3.2): buffers that wait for one tensor each.
+#[derive(Debug)]
+pub struct StaticReceiver {
+    receiver: Receiver,
+    spec: TensorSpec,
+}
+
+/// A tensor that has arrived, where it was put. Dropping it gives the buffer back to the sender.
+///
+/// Its bytes are read by copying, as a hostile peer could change them meanwhile: [`copy_to`](Self::copy_to) at once, or
+/// [`for_each_piece`](Self::for_each_piece) through the first-level cache. Whoever trusts the peer has
+/// [`memory`](Self::memory) and [`SharedRegion::as_slice`].
+#[derive(Debug)]
+pub struct Arrived<'a> {
+    receiver: &'a mut StaticReceiver,
+    start: usize,
+}
+
+impl RdmaDevice {
+    /// Makes a slot for tensors of type and shape `spec`, with `depth` buffers: as many can be on their way before the first
+    /// was taken. One peer can attach to it by `name`, with [`Channel::static_sender`](super::super::Channel::static_sender).
+    ///
+    /// # Errors
+    /// The name is taken or no name, there is no memory, `depth` is 0 or more than 1024, or tensors of that type have no
+    /// fixed length.
+    pub fn static_receiver(
+        &self,
+        name: &str,
+        spec: &TensorSpec,
+        depth: u32,
+    ) -> Result<StaticReceiver, ChannelError> {
+        let length = spec.bytes().ok_or_else(|| {
+            ChannelError::local(format!(
+                "tensors of {spec} have no fixed length: use a dynamic slot or a rendezvous"
+            ))
+        })?;
+        let length = usize::try_from(length).map_err(ChannelError::local)?;
+        let receiver = Receiver::new(self, name, Kind::Static, Some(*spec), length, depth)?;
+        Ok(StaticReceiver { receiver, spec: *spec })
+    }
+}
+
+impl StaticReceiver {
+    /// What it takes.
+    pub fn spec(&self) -> &TensorSpec {
+        &self.spec
+    }
+
+    /// Takes the next tensor if it has arrived. It costs one load of memory that stays in the cache until the sender writes
+    /// to it, so it can be asked again and again, between other things.
+    ///
+    /// # Errors
+    /// The sender has gone, and whatever it had completed was taken. Once another has attached, its tensors come.
+    pub fn try_recv(&mut self) -> Result<Option<Arrived<'_>>, ChannelError> {
+        if !self.receiver.poll()? {
+            return Ok(None);
+        }
+        let start = self.receiver.take();
+        Ok(Some(Arrived { receiver: self, start }))
+    }
+
+    /// Waits for the next tensor. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// As [`try_recv`](Self::try_recv).
+    pub async fn recv(&mut self) -> Result<Arrived<'_>, ChannelError> {
+        self.receiver.wait().await?;
+        let start = self.receiver.take();
+        Ok(Arrived { receiver: self, start })
+    }
+}
+
+impl Arrived<'_> {
+    /// Its type and shape.
+    pub fn spec(&self) -> &TensorSpec {
+        &self.receiver.spec
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.receiver.receiver.placement().layout.payload
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The slot's memory, and where in it the tensor lies.
+    pub fn memory(&self) -> (&SharedRegion, Range<usize>) {
+        let placement = self.receiver.receiver.placement();
+        (&placement.memory, self.start..self.start + placement.layout.payload)
+    }
+
+    /// Copies all of it to `destination`, which has exactly its length.
+    ///
+    /// # Errors
+    /// It has another length.
+    pub fn copy_to(&self, destination: &mut [u8]) -> Result<(), ChannelError> {
+        let (memory, range) = self.memory();
+        if destination.len() != range.len() {
+            let found = format!("{} bytes", destination.len());
+            return Err(ChannelError::Mismatch {
+                name: self.receiver.receiver.placement().name.clone(),
+                expected: format!("{} bytes", range.len()).into(),
+                found: found.into(),
+            });
+        }
+        memory.copy_out(range.start, destination).map_err(ChannelError::local)
+    }
+
+    /// Hands its bytes to `then`, piece by piece, through a buffer that stays in the cache. The first byte of each piece is
+    /// aligned to 64 bytes, and every piece but the last has a multiple of them.
+    pub fn for_each_piece(&self, then: impl FnMut(&[u8])) {
+        let (memory, range) = self.memory();
+        // The range is the slot's own.
+        let _ = memory.for_each_piece(range, then);
+    }
+
+    /// Copies it out of the slot.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn to_tensor(&self) -> Result<Tensor, ChannelError> {
+        let mut bytes = vec![0; self.len()];
+        self.copy_to(&mut bytes)?;
+        Tensor::from_bytes(self.receiver.spec, bytes.into()).map_err(ChannelError::local)
+    }
+}
+
+impl Drop for Arrived<'_> {
+    fn drop(&mut self) {
+        self.receiver.receiver.release();
+    }
+}

@@ -1,0 +1,295 @@
+//! Regions that peers may read or write at any place.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use super::device::Offered;
+use super::link::{Arrivals, End, Link, LinkId, Owner, Wait};
+use super::{ChannelError, MemRegion, RdmaDevice, SharedRegion, lock};
+use crate::memory::{Grant, RemotePlace};
+use crate::verbs::{Access, RemoteSegment};
+
+/// What peers may do with a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rights {
+    /// They may read it.
+    pub read: bool,
+    /// They may write it.
+    pub write: bool,
+}
+
+impl Rights {
+    /// Reading alone.
+    pub const READ: Self = Self { read: true, write: false };
+    /// Writing alone.
+    pub const WRITE: Self = Self { read: false, write: true };
+    /// Both.
+    pub const READ_WRITE: Self = Self { read: true, write: true };
+
+    fn access(self) -> Access {
+        let read = if self.read { Access::REMOTE_READ } else { Access::LOCAL_READ };
+        let write = if self.write { Access::REMOTE_WRITE } else { Access::LOCAL_READ };
+        read | write
+    }
+}
+
+/// A region on offer to peers. Dropping it withdraws the offer and takes their rights away.
+#[derive(Debug)]
+pub struct ExportedRegion {
+    export: Arc<Export>,
+}
+
+/// What is shared with the service.
+pub(super) struct Export {
+    name: Arc<str>,
+    memory: SharedRegion,
+    rights: Rights,
+    /// Peers that attached, and their rights; gone with their link.
+    attached: Mutex<HashMap<LinkId, Attached>>,
+    notices: AtomicU64,
+}
+
+struct Attached {
+    link: Weak<Link>,
+    end: Arc<End>,
+    /// Notices of this peer's that were taken.
+    taken: u64,
+    place: RemotePlace,
+    _grant: Grant,
+}
+
+impl RdmaDevice {
+    /// Offers `region` to all peers of this device under `name`.
+    ///
+    /// # Errors
+    /// The name is in use, empty, or too long.
+    pub fn export(
+        &self,
+        name: &str,
+        region: MemRegion,
+        rights: Rights,
+    ) -> Result<ExportedRegion, ChannelError> {
+        self.export_shared(name, region.share(), rights)
+    }
+
+    /// Offers memory that is shared already; it may be on offer under several names, with other rights.
+    ///
+    /// # Errors
+    /// As [`export`](Self::export).
+    pub fn export_shared(
+        &self,
+        name: &str,
+        memory: SharedRegion,
+        rights: Rights,
+    ) -> Result<ExportedRegion, ChannelError> {
+        let export = Arc::new(Export {
+            name: super::device::checked(name)?,
+            memory,
+            rights,
+            attached: Mutex::default(),
+            notices: AtomicU64::new(0),
+        });
+        self.offer(name, Offered::Region(Arc::downgrade(&export)))?;
+        Ok(ExportedRegion { export })
+    }
+}
+
+impl ExportedRegion {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.export.name
+    }
+
+    /// The memory, which peers may change at any time.
+    pub fn memory(&self) -> &SharedRegion {
+        &self.export.memory
+    }
+
+    /// Whether a peer has told of a change ([`Batch::notify`](super::Memcpy)) that was not taken yet; takes it. All that this
+    /// peer wrote before is there. The cost of looking is a load for each peer that is attached.
+    pub fn try_notice(&self) -> bool {
+        let mut attached = lock(&self.export.attached);
+        for it in attached.values_mut() {
+            if it.count() > it.taken {
+                it.taken += 1;
+                self.export.notices.fetch_add(1, Ordering::Relaxed);
+                return true;
+            }
+            if let Some(link) = it.link.upgrade()
+                && link.notification() != super::Notification::Word
+            {
+                link.poll(0);
+            }
+        }
+        false
+    }
+
+    /// Waits for a peer to tell of a change.
+    ///
+    /// # Errors
+    /// The last peer that was attached has gone.
+    pub async fn notice(&self) -> Result<(), ChannelError> {
+        loop {
+            if self.try_notice() {
+                return Ok(());
+            }
+            let waits: Vec<_> = {
+                let attached = lock(&self.export.attached);
+                attached
+                    .values()
+                    .filter_map(|it| Some((it.link.upgrade()?, Arc::clone(&it.end), it.taken + 1)))
+                    .collect()
+            };
+            match &waits[..] {
+                [(link, end, target)] => {
+                    Wait::until(link, end, 0, link.count(end.pair()), *target, false).await?;
+                }
+                // Nobody yet, or several.
+                _ => tokio::time::sleep(std::time::Duration::from_millis(1)).await,
+            }
+        }
+    }
+
+    /// Withdraws the offer, and gives the region back if nobody else has it.
+    pub fn withdraw(self) -> Option<MemRegion> {
+        let memory = self.export.memory.clone();
+        drop(self);
+        memory.try_into_region().ok()
+    }
+}
+
+impl Drop for ExportedRegion {
+    fn drop(&mut self) {
+        let attached = std::mem::take(&mut *lock(&self.export.attached));
+        for it in attached.into_values() {
+            if let Some(link) = it.link.upgrade() {
+                link.remove_end(&it.end);
+            }
+        }
+    }
+}
+
+impl Attached {
+    fn count(&self) -> u64 {
+        self.link.upgrade().map_or(0, |link| link.load_count(self.end.pair()))
+    }
+}
+
+impl Export {
+    pub(super) fn rights(&self) -> Rights {
+        self.rights
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.memory.len() as u64
+    }
+
+    pub(super) fn notices(&self) -> u64 {
+        self.notices.load(Ordering::Relaxed)
+    }
+
+    /// Peers that are attached.
+    pub(super) fn peers(&self) -> Vec<String> {
+        let attached = lock(&self.attached);
+        attached.values().filter_map(|it| Some(it.link.upgrade()?.peer().to_string())).collect()
+    }
+
+    /// Gives the peer of `link` its right; once for each link, then the same again.
+    pub(super) fn attach(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        peer_pair: u32,
+    ) -> Result<(u32, RemotePlace), ChannelError> {
+        let mut attached = lock(&self.attached);
+        if let Some(it) = attached.get(link.id()) {
+            return Ok((it.end.pair(), it.place));
+        }
+        let grant = Grant::of_region(link.domain(), &self.memory, self.rights.access())
+            .map_err(ChannelError::memory)?;
+        let owner: Weak<dyn Owner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn Owner>));
+        let end = link.add_end(|pair| End::new(pair, peer_pair, Arrivals::Count, owner))?;
+        let (pair, place) = (end.pair(), grant.place());
+        let link_of = Arc::downgrade(link);
+        attached.insert(*link.id(), Attached { link: link_of, end, taken: 0, place, _grant: grant });
+        Ok((pair, place))
+    }
+}
+
+impl Owner for Export {
+    fn link_ended(&self, _: &ChannelError) {
+        let mut gone = Vec::new();
+        let mut attached = lock(&self.attached);
+        attached.retain(|_, it| {
+            let stays = it.link.upgrade().is_some_and(|link| link.fault().is_none());
+            if !stays {
+                gone.push(Arc::clone(&it.end));
+            }
+            stays
+        });
+        drop(attached);
+    }
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Export")
+            .field("name", &self.name)
+            .field("memory", &self.memory)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A peer's region, as far as the peer lets us use it. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct RemoteRegion {
+    pub(super) shared: Arc<RemoteShared>,
+}
+
+#[derive(Debug)]
+pub(super) struct RemoteShared {
+    pub(super) name: Arc<str>,
+    pub(super) link: Arc<Link>,
+    pub(super) place: RemotePlace,
+    pub(super) rights: Rights,
+    /// Its words here, and at the peer.
+    pub(super) end: Arc<End>,
+    /// Changes that the peer was told of.
+    pub(super) told: Mutex<u64>,
+}
+
+impl RemoteRegion {
+    /// The name it was offered under.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.shared.place.length
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What we may do with it.
+    pub fn rights(&self) -> Rights {
+        self.shared.rights
+    }
+
+    /// The place of `length` bytes at `offset`.
+    pub(super) fn at(&self, offset: u64, length: u64) -> Result<RemoteSegment, ChannelError> {
+        let available = self.len();
+        let out = ChannelError::OutOfRange { which: "remote", offset, length, available };
+        self.shared.place.at(offset, length).ok_or(out)
+    }
+}
+
+impl Drop for RemoteShared {
+    fn drop(&mut self) {
+        self.link.remove_end(&self.end);
+    }
+}

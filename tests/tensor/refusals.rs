@@ -1,0 +1,85 @@
+//! What is wrong gets an error that says so, and nothing else is touched.
+
+use tonic::Code;
+use tonic_rdma::tensor::{
+    Block, ChannelError, Direction, Dtype, RdmaDevice, Rights, Settings, Shape, TensorSpec,
+};
+
+use crate::pair;
+
+fn code(error: ChannelError) -> Code {
+    match error {
+        ChannelError::Refused { code, .. } => code,
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn regions() {
+    let (server, client, channel) = pair().await;
+    let readable = server.export("readable", server.allocate(100).unwrap(), Rights::READ).unwrap();
+    let taken = server.export("readable", server.allocate(100).unwrap(), Rights::READ).unwrap_err();
+    assert!(matches!(taken, ChannelError::NameTaken(_)), "{taken}");
+    assert_eq!(code(channel.region("missing").await.unwrap_err()), Code::NotFound);
+    let long = "n".repeat(10 << 20);
+    assert!(matches!(channel.region(&long).await.unwrap_err(), ChannelError::BadName(10_485_760)));
+
+    let remote = channel.region("readable").await.unwrap();
+    let local = || client.allocate(4096).unwrap();
+    let to = Direction::LocalToRemote;
+    let from = Direction::RemoteToLocal;
+    let error = channel.memcpy(local(), 0, &remote, 0, 1, to).await.1.unwrap_err();
+    assert!(matches!(error, ChannelError::NotPermitted { what: "write", .. }), "{error}");
+    for (local_offset, remote_offset, length) in
+        [(0, 0, 101), (0, 100, 1), (0, u64::MAX, 2), (4096, 0, 1), (4090, 0, 7), (u64::MAX, 0, 2)]
+    {
+        let (_, result) = channel.memcpy(local(), local_offset, &remote, remote_offset, length, from).await;
+        let error = result.unwrap_err();
+        assert!(matches!(error, ChannelError::OutOfRange { .. }), "{error}");
+    }
+    let block = Block { local: 0, remote: 0, length: 1 };
+    let (_, result) = channel.memcpy_batch(local(), &remote, &[block], from, true).await;
+    assert!(result.unwrap_err().to_string().contains("only a write"));
+    assert!(channel.is_open());
+    let (_, result) = channel.memcpy(local(), 0, &remote, 0, 100, from).await;
+    result.unwrap();
+    drop(readable);
+    assert_eq!(code(channel.region("readable").await.unwrap_err()), Code::NotFound);
+}
+
+#[tokio::test]
+async fn slots() {
+    let (server, client, channel) = pair().await;
+    let spec = |dims: &[u64]| TensorSpec::new(Dtype::F32, Shape::new(dims).unwrap()).unwrap();
+    let _slot = server.static_receiver("weights", &spec(&[10, 10]), 1).unwrap();
+    let _any = server.dynamic_receiver("any", 1).unwrap();
+    let wrong =
+        [spec(&[100]), spec(&[10, 11]), TensorSpec::new(Dtype::I32, Shape::new(&[10, 10]).unwrap()).unwrap()];
+    for wrong in wrong {
+        let error = channel.static_sender("weights", &wrong).await.unwrap_err();
+        assert!(error.to_string().contains(&spec(&[10, 10]).to_string()), "{error}");
+        assert_eq!(code(error), Code::InvalidArgument);
+    }
+    assert_eq!(code(channel.dynamic_sender("weights").await.unwrap_err()), Code::InvalidArgument);
+    assert_eq!(code(channel.static_sender("any", &spec(&[1])).await.unwrap_err()), Code::InvalidArgument);
+    let _sender = channel.static_sender("weights", &spec(&[10, 10])).await.unwrap();
+    let other = RdmaDevice::without_listener(Settings::new(1, 1)).unwrap();
+    let others = other.channel(&server.endpoint(), 0).await.unwrap();
+    let error = others.static_sender("weights", &spec(&[10, 10])).await.unwrap_err();
+    assert!(error.to_string().contains(&client.endpoint()), "{error}");
+    assert_eq!(code(error), Code::AlreadyExists);
+    assert!(server.static_receiver("none", &spec(&[1]), 0).is_err());
+    assert!(server.static_receiver("many", &spec(&[1]), 1025).is_err());
+}
+
+#[tokio::test]
+async fn devices() {
+    for (cqs, qps) in [(0, 1), (1, 0), (65, 1), (1, 65)] {
+        assert!(RdmaDevice::bind(Settings::new(cqs, qps), "127.0.0.1:0").await.is_err());
+    }
+    let device = RdmaDevice::new(1, 1, "127.0.0.1:0").await.unwrap();
+    let nobody = device.channel("127.0.0.1:1", 0).await.unwrap_err();
+    assert!(matches!(nobody, ChannelError::NoRdma { .. }), "{nobody}");
+    let malformed = device.channel("not a place", 0).await.unwrap_err();
+    assert!(malformed.to_string().contains("not a place"), "{malformed}");
+}

@@ -1,0 +1,89 @@
+//! Tensors of a known shape, into the place that waits for them.
+
+use tonic_rdma::memory::Pool;
+use tonic_rdma::tensor::{Dtype, Settings, Shape, Tensor, TensorMut, TensorSpec};
+
+use crate::{WAYS, pair, pair_with, pattern};
+
+fn bytes(length: u64) -> TensorSpec {
+    TensorSpec::new(Dtype::U8, Shape::new(&[length]).unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn every_length_by_every_way() {
+    for way in WAYS {
+        let (server, client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
+        for length in [0_u64, 1, 7, 8, 64, 4095, 4096, 4097, 65_536, 1_000_003] {
+            let (name, spec) = (format!("slot {length}"), bytes(length));
+            let mut receiver = server.static_receiver(&name, &spec, 2).unwrap();
+            let mut sender = channel.static_sender(&name, &spec).await.unwrap();
+            assert!(receiver.try_recv().unwrap().is_none());
+            let mut region = client.allocate(length as usize).unwrap();
+            for round in 0..5 {
+                let content = pattern(round, length as usize);
+                region.copy_from_slice(&content);
+                let send = sender.send_region(region);
+                let receive = async {
+                    let arrived = receiver.recv().await.unwrap();
+                    let mut found = vec![0; length as usize];
+                    arrived.copy_to(&mut found).unwrap();
+                    assert!(found == content, "{way:?}, {length} bytes, round {round}");
+                };
+                let (sent, ()) = tokio::join!(send, receive);
+                sent.1.unwrap();
+                region = sent.0;
+            }
+            sender.flush().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn as_many_are_under_way_as_there_are_buffers() {
+    for way in WAYS {
+        let (server, _client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
+        let spec = bytes(100);
+        let mut receiver = server.static_receiver("slot", &spec, 3).unwrap();
+        let mut sender = channel.static_sender("slot", &spec).await.unwrap();
+        for round in 0..3 {
+            sender.send_bytes(&pattern(round, 100)).await.unwrap();
+        }
+        assert!(!sender.is_ready().unwrap());
+        assert!(sender.start_bytes(&[0; 100]).unwrap_err().to_string().contains("wait"));
+        for round in 0..3 {
+            let arrived = receiver.recv().await.unwrap();
+            let mut found = vec![0; 100];
+            arrived.copy_to(&mut found).unwrap();
+            assert_eq!(found, pattern(round, 100));
+        }
+        sender.flush().await.unwrap();
+        assert!(receiver.try_recv().unwrap().is_none());
+    }
+}
+
+#[tokio::test]
+async fn tensors_from_anywhere() {
+    let (server, _client, channel) = pair().await;
+    let spec = TensorSpec::new(Dtype::F32, Shape::new(&[64, 512]).unwrap()).unwrap();
+    let mut receiver = server.static_receiver("weights", &spec, 1).unwrap();
+    let mut sender = channel.static_sender("weights", &spec).await.unwrap();
+    let pool = Pool::for_sending(1 << 20);
+    let fill = |tensor: &mut TensorMut| {
+        for (index, value) in tensor.as_mut_slice::<f32>().unwrap().iter_mut().enumerate() {
+            *value = index as f32;
+        }
+    };
+    let mut registered = TensorMut::in_pool(spec, &pool).unwrap();
+    fill(&mut registered);
+    let mut heap = TensorMut::zeroed(spec).unwrap();
+    fill(&mut heap);
+    let heap = heap.freeze();
+    let transposed = TensorSpec::new(Dtype::F32, Shape::new(&[512, 64]).unwrap()).unwrap();
+    assert!(sender.send(&heap.transpose()).await.unwrap_err().to_string().contains(&transposed.to_string()));
+    for tensor in [registered.freeze(), heap] {
+        sender.send(&tensor).await.unwrap();
+        let arrived = receiver.recv().await.unwrap().to_tensor().unwrap();
+        assert_eq!(arrived.as_slice::<f32>().unwrap(), tensor.as_slice::<f32>().unwrap());
+    }
+    let _: Tensor = Tensor::copy_from(bytes(3), &[1, 2, 3]).unwrap();
+}
