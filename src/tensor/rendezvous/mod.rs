@@ -43,8 +43,11 @@
 //! share, or when nobody came in time.
 //!
 //! **Bounds.** Offers by number and bytes, requests by number for each peer, what is remembered by number, waiting by
-//! time; see [`ProviderSettings`] and [`RequesterSettings`]. A request is answered by at most three frames, so a driver
-//! that grants a peer receives only while few frames to it are queued has a bounded queue whatever the peer does.
+//! time; see [`ProviderSettings`] and [`RequesterSettings`]. A frame of a peer's is answered by at most two, so a driver
+//! that grants it receives only while few frames to it are queued has a bounded queue whatever the peer does.
+//!
+//! **Who may ask.** Any peer of the provider, for anything, but each link no more than one share of each offer, however
+//! it asks: a peer can't take what another is to get. A process that comes back over another link is another peer.
 //!
 //! **What a peer does wrong** it feels alone: a request that is wrong is answered by a status, and an answer that is
 //! wrong is a [`Violation`], upon which the driver ends the link to that peer.
