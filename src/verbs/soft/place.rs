@@ -172,23 +172,34 @@ impl Place {
         let (here, there) = (here.wrapping_add(before as usize), self.after(before));
         match direction {
             Direction::ToPeer => {
-                let mut word = [0; WORD as usize];
-                // SAFETY: the last word of what the caller promised; ours is not part of it.
-                unsafe { copy_bytes(here, word.as_mut_ptr(), word.len()) };
+                // SAFETY: the last word of what the caller promised; bytes need no alignment.
+                let word = unsafe { here.cast::<[u8; WORD as usize]>().read() };
                 // SAFETY: the place was found for it, as the caller promised.
                 unsafe { there.store(connection, word)? };
             }
             Direction::FromPeer => {
-                let mut word = [0; WORD as usize];
-                // SAFETY: ours may be written, and the place was found for it, as the caller promised.
-                if unsafe { there.copy(connection, word.as_mut_ptr(), WORD, direction)? } < WORD {
-                    return Err(CompletionStatus::RemoteOperation);
-                }
+                // SAFETY: the place was found for it, as the caller promised.
+                let word = unsafe { there.load(connection)? };
                 // SAFETY: may be written, as the caller promised.
                 unsafe { store_word(here, word) };
             }
         }
         Ok(length)
+    }
+
+    /// Loads a word from here.
+    ///
+    /// # Safety
+    /// - This place must have been found for a word, in the section that goes on.
+    unsafe fn load(self, connection: &Connection) -> Result<[u8; WORD as usize], CompletionStatus> {
+        if let Self::Mapped(there) = self {
+            // SAFETY: its mapping has these bytes, which need no alignment.
+            return Ok(unsafe { there.cast::<[u8; WORD as usize]>().read() });
+        }
+        let mut word = [0; WORD as usize];
+        // SAFETY: the word is ours, and the place as the caller promised.
+        let copied = unsafe { self.copy(connection, word.as_mut_ptr(), WORD, Direction::FromPeer)? };
+        if copied == WORD { Ok(word) } else { Err(CompletionStatus::RemoteOperation) }
     }
 
     /// Stores a word here, after everything that this thread has stored before.
