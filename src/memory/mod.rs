@@ -57,7 +57,7 @@ pub(crate) use gather::{GatherBuf, Piece};
 pub(crate) use in_flight::{BlockCopy, Blocks, Finished, InFlight, Limits, Local, Notice, Transfer, Way};
 pub use lease::Lease;
 pub use pool::Pool;
-pub(crate) use region::{Grant, LocalRegistrations, RemotePlace};
+pub(crate) use region::{Anchors, Grant, LocalRegistrations, RemotePlace};
 pub use region::{MemRegion, SharedRegion};
 pub(crate) use registrations::Registrations;
 pub use settings::{PoolSettings, PoolStatistics, Quota};

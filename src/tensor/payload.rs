@@ -77,13 +77,13 @@ impl Payload {
         match &self.content {
             Content::Registered(lease, range) => {
                 let part = lease.part(range.clone()).map_err(ChannelError::local)?;
-                Grant::of_lease(link.domain(), &part).map_err(ChannelError::memory)
+                link.grant_lease(&part)
             }
             Content::Bytes(bytes) => {
                 let mut copy = link.landing().take(bytes.len() as u64)?;
                 copy[..bytes.len()].copy_from_slice(bytes);
                 let (copy, range) = (copy.share(), 0..bytes.len());
-                Grant::of_part(link.domain(), &copy, range, Access::REMOTE_READ).map_err(ChannelError::memory)
+                link.grant(&copy, range, Access::REMOTE_READ)
             }
         }
     }

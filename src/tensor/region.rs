@@ -206,8 +206,7 @@ impl Export {
         if let Some(it) = attached.get(link.id()) {
             return Ok((it.end.pair(), it.place));
         }
-        let grant = Grant::of_region(link.domain(), &self.memory, self.rights.access())
-            .map_err(ChannelError::memory)?;
+        let grant = link.grant(&self.memory, 0..self.memory.len(), self.rights.access())?;
         let owner: Weak<dyn Owner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn Owner>));
         let end = link.add_end(|pair| End::new(pair, peer_pair, Arrivals::Count, owner))?;
         let (pair, place) = (end.pair(), grant.place());

@@ -87,3 +87,44 @@ async fn tensors_from_anywhere() {
     }
     let _: Tensor = Tensor::copy_from(bytes(3), &[1, 2, 3]).unwrap();
 }
+
+/// More than a send queue holds, at both ends, and nobody's runtime gets to poll anything.
+#[test]
+fn ends_that_only_look_at_memory_go_on_for_ever() {
+    use std::sync::mpsc;
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let spec = bytes(4096);
+    let (tell, told) = mpsc::channel();
+    let serving = std::thread::spawn(move || {
+        runtime().block_on(async move {
+            let server =
+                tonic_rdma::tensor::RdmaDevice::bind(Settings::new(1, 1), "127.0.0.1:0").await.unwrap();
+            let mut receiver = server.static_receiver("slot", &spec, 1).unwrap();
+            tell.send(server.endpoint()).unwrap();
+            receiver.recv().await.unwrap();
+            let mut taken = 1;
+            while taken < 5000 {
+                match receiver.try_recv().unwrap() {
+                    Some(_) => taken += 1,
+                    None => std::thread::yield_now(),
+                }
+            }
+        });
+    });
+    let endpoint = told.recv().unwrap();
+    runtime().block_on(async {
+        let client = tonic_rdma::tensor::RdmaDevice::without_listener(Settings::new(1, 1)).unwrap();
+        let channel = client.channel(&endpoint, 0).await.unwrap();
+        let mut sender = channel.static_sender("slot", &spec).await.unwrap();
+        for round in 0..5000_u64 {
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+            while !sender.is_ready().unwrap() {
+                assert!(std::time::Instant::now() < deadline, "stuck in round {round}");
+                std::thread::yield_now();
+            }
+            sender.start_bytes(&round.to_le_bytes().repeat(512)).unwrap();
+        }
+        sender.flush().await.unwrap();
+    });
+    serving.join().unwrap();
+}

@@ -100,6 +100,11 @@ impl<T> InFlight<T> {
         self.transfers.len()
     }
 
+    /// Whether so many requests are outstanding that it is time to take completions.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.posted - self.completed > u64::from(self.limits.requests / 2)
+    }
+
     /// Posts one small request at once, whose bytes the device takes over before this returns; nobody is told of its
     /// completion. False if it has to queue: then `operation` was not posted.
     pub(crate) fn post_now(

@@ -11,11 +11,13 @@
 //! The device writes to a region only while a transfer owns it, and peers only while a grant exists; a slice of it is to be
 //! had only while neither does. So `&[u8]` is sound here although peers write.
 
+mod anchors;
 mod grant;
 mod owned;
 mod registered;
 mod shared;
 
+pub(crate) use anchors::Anchors;
 pub(crate) use grant::{Grant, RemotePlace};
 use owned::Mapped;
 pub use owned::MemRegion;

@@ -22,6 +22,7 @@ use crate::wire::tensor_frame::{Request, RequestId, Sink};
 
 /// What becomes of a name and step.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
 pub enum Offer {
     /// A tensor. From registered memory ([`Pool::for_sending`](crate::memory::Pool)) it goes as it is; of any other a copy is
     /// made for the device, and one that is not contiguous, or has strings, is serialised.

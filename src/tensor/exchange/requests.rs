@@ -22,6 +22,7 @@ use crate::wire::tensor_metadata::Metadata as WireMetadata;
 
 /// What came of a request.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
 pub enum Requested {
     /// The tensor.
     Tensor(Tensor),
@@ -59,7 +60,13 @@ enum State {
 /// Where the answer comes.
 #[derive(Debug, Default)]
 struct Pending {
-    state: Mutex<(Option<Result<Requested, ChannelError>>, Option<Waker>)>,
+    state: Mutex<Settled>,
+}
+
+#[derive(Debug, Default)]
+struct Settled {
+    result: Option<Result<Requested, ChannelError>>,
+    waker: Option<Waker>,
 }
 
 /// Memory that the peer may write, until the grant goes.
@@ -177,8 +184,7 @@ impl Requests {
         Metadata::try_from(metadata).map_err(ChannelError::local)?;
         let memory = self.landing.take(metadata.bytes)?.share();
         let length = metadata.bytes.max(1) as usize;
-        let grant = Grant::of_part(link.domain(), &memory, 0..length, Access::REMOTE_WRITE)
-            .map_err(ChannelError::memory)?;
+        let grant = link.grant(&memory, 0..length, Access::REMOTE_WRITE)?;
         let place = grant.place();
         let placement =
             Placement { address: place.start.address, rkey: place.start.rkey.0, length: place.length };
@@ -224,8 +230,8 @@ impl Requests {
     fn tell(&self, id: RequestId, result: Result<Requested, ChannelError>, wakers: &mut Vec<Waker>) {
         let Some(pending) = lock(&self.waiting).remove(&id) else { return };
         let mut state = lock(&pending.state);
-        state.0 = Some(result);
-        wakers.extend(state.1.take());
+        state.result = Some(result);
+        wakers.extend(state.waker.take());
     }
 
     fn cancel(&self, link: &Arc<Link>, id: RequestId) {
@@ -250,10 +256,10 @@ impl Future for Request {
             },
             State::Waiting(_, pending) => {
                 let mut state = lock(&pending.state);
-                match state.0.take() {
+                match state.result.take() {
                     Some(result) => Poll::Ready(result),
                     None => {
-                        state.1 = Some(context.waker().clone());
+                        state.waker = Some(context.waker().clone());
                         Poll::Pending
                     }
                 }

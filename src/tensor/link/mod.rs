@@ -20,6 +20,7 @@ mod words;
 
 use std::fmt;
 use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Waker;
@@ -36,8 +37,8 @@ use super::exchange::Exchange;
 use super::landing::Landing;
 use super::{ChannelError, lock};
 use crate::endpoint::{Queue, Reactor};
-use crate::memory::Grant;
-use crate::verbs::{ProtectionDomain, RemoteSegment};
+use crate::memory::{Anchors, Grant, Lease, SharedRegion};
+use crate::verbs::{Access, ProtectionDomain, RemoteSegment};
 use crate::wire::tensor_frame::Frame;
 
 /// How an end learns that something was written to its memory.
@@ -70,6 +71,8 @@ pub(super) struct Link {
     landing: Arc<Landing>,
     /// What the peer may still use of what was given up here.
     kept: Mutex<Vec<Grant>>,
+    /// On the software device.
+    anchors: Option<Mutex<Anchors>>,
     exchange: Exchange,
 }
 
@@ -114,8 +117,25 @@ impl Link {
         self.notification
     }
 
-    pub(super) fn domain(&self) -> &dyn ProtectionDomain {
-        &*self.domain
+    /// Gives the peer these rights to `range` of `memory`.
+    pub(super) fn grant(
+        &self,
+        memory: &SharedRegion,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Grant, ChannelError> {
+        if let Some(anchors) = &self.anchors {
+            lock(anchors).region(memory);
+        }
+        Grant::of_part(&*self.domain, memory, range, access).map_err(ChannelError::memory)
+    }
+
+    /// Lets the peer read what `lease` has.
+    pub(super) fn grant_lease(&self, lease: &Lease) -> Result<Grant, ChannelError> {
+        if let Some(anchors) = &self.anchors {
+            lock(anchors).lease(lease);
+        }
+        Grant::of_lease(&*self.domain, lease).map_err(ChannelError::memory)
     }
 
     /// The port of queue pair `index`, which is taken modulo their number.
@@ -241,7 +261,7 @@ impl Link {
     }
 
     /// The memory and offset of the count of a pair.
-    pub(super) fn count(&self, pair: u32) -> (&crate::memory::SharedRegion, usize) {
+    pub(super) fn count(&self, pair: u32) -> (&SharedRegion, usize) {
         self.words.count(pair)
     }
 

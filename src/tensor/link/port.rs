@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::IoSlice;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::Waker;
 
@@ -33,6 +33,8 @@ pub(in crate::tensor) struct Port {
     link: OnceLock<Weak<Link>>,
     written: AtomicU64,
     read: AtomicU64,
+    /// Whether completions should be taken before more is posted: an end that only looks at memory polls no queue.
+    crowded: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -90,6 +92,7 @@ impl Port {
             link: OnceLock::new(),
             written: AtomicU64::new(0),
             read: AtomicU64::new(0),
+            crowded: AtomicBool::new(false),
         })
     }
 
@@ -157,6 +160,7 @@ impl Port {
         immediate: Option<u32>,
     ) -> Result<(), ChannelError> {
         let operation = Operation::Write { data: Payload::Inline(slices), remote, immediate };
+        self.make_room();
         let mut state = lock(&self.state);
         if immediate.is_some() {
             state.lane.sent();
@@ -166,6 +170,7 @@ impl Port {
             return Err(self.fault());
         };
         let posted = flights.post_now(|number| self.id(number), operation);
+        self.crowded.store(flights.is_crowded(), Ordering::Relaxed);
         match posted {
             Ok(true) => Ok(()),
             Ok(false) => {
@@ -185,6 +190,7 @@ impl Port {
     /// Sends a frame, or keeps it until the peer has a receive for it.
     pub(in crate::tensor) fn send_frame(&self, frame: &Frame<'_>) -> Result<(), ChannelError> {
         let mut buffer = [0; MAX_FRAME];
+        self.make_room();
         let mut state = lock(&self.state);
         let length = frame.encode(state.lane.granted(), &mut buffer).map_err(ChannelError::local)?;
         let result = if state.backlog.is_empty() && state.lane.may_send() {
@@ -210,6 +216,15 @@ impl Port {
             deliver(finished, Some(fault), &mut wakers);
         }
         wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Takes completions if many are due.
+    fn make_room(&self) {
+        if self.crowded.load(Ordering::Relaxed)
+            && let Some(link) = self.link()
+        {
+            link.poll(self.index);
+        }
     }
 
     fn id(&self, number: u32) -> u64 {
@@ -333,7 +348,9 @@ impl State {
         if inline {
             let slices = [IoSlice::new(frame)];
             let operation = Operation::Send { data: Payload::Inline(&slices), immediate: None };
-            if flights.post_now(|number| port.id(number), operation).map_err(ChannelError::local)? {
+            let posted = flights.post_now(|number| port.id(number), operation);
+            port.crowded.store(flights.is_crowded(), Ordering::Relaxed);
+            if posted.map_err(ChannelError::local)? {
                 return Ok(());
             }
         }

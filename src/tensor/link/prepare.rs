@@ -13,7 +13,9 @@ use super::token::Token;
 use super::words::{PeerWords, Words};
 use super::{Link, LinkId, Notification, Port, Seat};
 use crate::endpoint::{Provider, Reactor};
-use crate::memory::{InFlight, Limits, LocalRegistrations, MemRegion, Pool, PoolSettings, RemotePlace};
+use crate::memory::{
+    Anchors, InFlight, Limits, LocalRegistrations, MemRegion, Pool, PoolSettings, RemotePlace,
+};
 use crate::verbs::{Access, Context, ProtectionDomain, QueuePairAddress, QueuePairCapacity};
 
 /// Queue pairs with their memory, not connected yet.
@@ -147,6 +149,7 @@ impl Prepared {
             connected.transpose().map_err(ChannelError::local)?;
         }
         let attributes = self.context.attributes();
+        let anchors = (!attributes.locks_memory).then(|| Mutex::new(Anchors::new(Arc::clone(&self.domain))));
         let link = Arc::new(Link {
             id,
             peer: Arc::clone(&peer.name),
@@ -163,6 +166,7 @@ impl Prepared {
             ended: watch::Sender::new(false),
             landing: self.landing,
             kept: Mutex::default(),
+            anchors,
             exchange,
         });
         link.exchange.begin(&link);

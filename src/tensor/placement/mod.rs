@@ -188,8 +188,8 @@ impl Placement {
         if self.held.load(Ordering::SeqCst) {
             return Err(AttachError::InUse);
         }
-        let grant = Grant::of_region(link.domain(), &self.memory, Access::REMOTE_WRITE)
-            .map_err(|error| AttachError::Failed(ChannelError::memory(error)))?;
+        let whole = 0..self.memory.len();
+        let grant = link.grant(&self.memory, whole, Access::REMOTE_WRITE).map_err(AttachError::Failed)?;
         let first = match &*attachment {
             Attachment::Vacant => self.next.load(Ordering::SeqCst),
             _ => self.next.fetch_add(LEAP, Ordering::SeqCst) + LEAP,

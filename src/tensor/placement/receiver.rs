@@ -74,7 +74,7 @@ impl Receiver {
         };
         if attached.link.notification() != Notification::Word {
             attached.link.poll(attached.port);
-        } else if self.misses % Self::LOOK_EVERY == 0 {
+        } else if self.misses.is_multiple_of(Self::LOOK_EVERY) {
             attached.link.look()?;
         }
         Ok(())

@@ -112,7 +112,7 @@ impl Sender {
         self.misses = self.misses.wrapping_add(1);
         if self.link.notification() != Notification::Word {
             self.link.poll(self.port);
-        } else if self.misses % Self::LOOK_EVERY == 0 {
+        } else if self.misses.is_multiple_of(Self::LOOK_EVERY) {
             self.link.look()?;
         }
         self.link.check()?;
