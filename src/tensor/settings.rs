@@ -35,8 +35,8 @@ impl Settings {
             cqs,
             qps_per_peer,
             notification: None,
-            piece: 16 << 20,
-            window: 64 << 20,
+            piece: 64 << 20,
+            window: 256 << 20,
             patience: Duration::from_secs(10),
             links: 1024,
             longest: 64 << 30,
@@ -57,8 +57,8 @@ impl Settings {
         self
     }
 
-    /// Bytes of one request at most, and bytes outstanding on a queue pair, beyond which no further request is posted. 16 and
-    /// 64 MiB. On the software device a request is carried out by the thread that posts it: others wait as long.
+    /// Bytes of one request at most, and bytes outstanding on a queue pair, beyond which no further request is posted. 64 and
+    /// 256 MiB. On the software device a request is carried out by the thread that posts it: others wait as long.
     pub fn pieces(mut self, piece: u64, window: u64) -> Self {
         self.piece = piece.clamp(4096, 1 << 31);
         self.window = window.max(self.piece);

@@ -23,9 +23,64 @@ pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
+/// Copies `length` bytes past the caches, for transfers that would not fit in them: the destination is not read first, and
+/// what others have in the cache stays there. (An EPYC with 32 MiB of third-level cache, `memcpy` against this: 64 MiB 4.5 ms
+/// and 3.6, 1 GiB 88 ms and 57; the bench `soft_device` has 64 MiB by `Write` beside `bandwidth_of_memcpy`.) When it returns the bytes are in
+/// order before whatever is stored next.
+///
+/// # Safety
+/// As for [`copy_bytes`].
+pub(crate) unsafe fn copy_past_caches(from: *const u8, to: *mut u8, length: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+        /// Stores of a cache line follow one another, so that it leaves as a whole.
+        const LINE: usize = 64;
+        let head = to.align_offset(LINE).min(length);
+        let lines = (length - head) / LINE;
+        let tail = head + lines * LINE;
+        // SAFETY:
+        // - head, lines and tail are parts of the range that the caller promises, and
+        // - the destination of each line is aligned to 64 bytes, which streaming stores need; loads need nothing.
+        unsafe {
+            copy_bytes(from, to, head);
+            for line in 0..lines {
+                let source = from.add(head + line * LINE).cast::<__m128i>();
+                let target = to.add(head + line * LINE).cast::<__m128i>();
+                let words = [0, 1, 2, 3].map(|word| _mm_loadu_si128(source.add(word)));
+                for (word, value) in words.into_iter().enumerate() {
+                    _mm_stream_si128(target.add(word), value);
+                }
+            }
+            // SYNC: streaming stores are not ordered with later ones by themselves.
+            _mm_sfence();
+            copy_bytes(from.add(tail), to.add(tail), length - tail);
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: the caller's promise.
+    unsafe {
+        copy_bytes(from, to, length)
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn past_the_caches_at_every_alignment() {
+        let source: Vec<u8> = (0..1000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        for (from, to) in [(0, 0), (1, 0), (0, 1), (3, 63), (17, 40)] {
+            for length in [0, 1, 63, 64, 65, 127, 128, 200, 900] {
+                let mut target = vec![0; 1100];
+                // SAFETY: both ranges lie in their vectors, which are different ones.
+                unsafe { copy_past_caches(source.as_ptr().add(from), target.as_mut_ptr().add(to), length) };
+                assert_eq!(target[to..to + length], source[from..from + length]);
+                assert!(target[..to].iter().chain(&target[to + length..]).all(|byte| *byte == 0));
+            }
+        }
+    }
 
     #[test]
     fn every_distance_and_length_around_a_piece() {

@@ -36,7 +36,7 @@ pub mod soft;
 
 pub use completion::{CompletionOpcode, CompletionQueue, CompletionStatus, WorkCompletion};
 pub use context::{Context, DeviceAttributes, ProtectionDomain};
-pub(crate) use copy::copy_bytes;
+pub(crate) use copy::{copy_bytes, copy_past_caches};
 pub use device_memory::{DeviceMemoryRegion, DmaBuf};
 pub use discover::{FoundDevice, FoundGid, FoundPort, devices, open};
 pub use error::{PostError, PostErrorKind, VerbsError};

@@ -13,7 +13,7 @@ use super::link::Piece;
 use super::mapping::Mapping;
 use super::queue_pair::Connection;
 use super::system::{self, Direction};
-use crate::verbs::{Access, CompletionStatus, copy_bytes};
+use crate::verbs::{Access, CompletionStatus, copy_bytes, copy_past_caches};
 
 /// Bytes of a word: what is stored at once, and last, in a transfer that is placed in order.
 pub(super) const WORD: u64 = size_of::<u64>() as u64;
@@ -72,6 +72,21 @@ pub(super) enum Place {
     Process(u64),
 }
 
+/// How bytes are copied.
+#[derive(Clone, Copy)]
+pub(super) struct Way {
+    pub(super) direction: Direction,
+    /// Whether there are so many that they would not fit in the caches.
+    pub(super) past_caches: bool,
+}
+
+impl Way {
+    /// A word's.
+    fn word(direction: Direction) -> Self {
+        Self { direction, past_caches: false }
+    }
+}
+
 impl Place {
     /// Finds where `piece` is to be had. To be called within a section.
     pub(super) fn find(
@@ -115,9 +130,10 @@ impl Place {
         connection: &Connection,
         here: *mut u8,
         length: u64,
-        direction: Direction,
+        way: Way,
     ) -> Result<u64, CompletionStatus> {
         let bytes = length as usize;
+        let Way { direction, past_caches } = way;
         match self {
             Self::Mapped(there) => {
                 let (from, to) = match direction {
@@ -127,7 +143,9 @@ impl Place {
                 // SAFETY:
                 // - `here` is valid by this function's contract, `there` because its mapping has these bytes; and
                 // - they do not overlap as addresses: a peer's segment is mapped for this module alone.
-                unsafe { copy_bytes(from, to, bytes) };
+                unsafe {
+                    if past_caches { copy_past_caches(from, to, bytes) } else { copy_bytes(from, to, bytes) }
+                };
                 Ok(length)
             }
             Self::Process(there) => {
@@ -159,18 +177,18 @@ impl Place {
         connection: &Connection,
         here: *mut u8,
         length: u64,
-        direction: Direction,
+        way: Way,
     ) -> Result<u64, CompletionStatus> {
         let before = length - WORD;
         if before > 0 {
             // SAFETY: a part of what the caller promised.
-            let copied = unsafe { self.copy(connection, here, before, direction)? };
+            let copied = unsafe { self.copy(connection, here, before, way)? };
             if copied < before {
                 return Ok(copied);
             }
         }
         let (here, there) = (here.wrapping_add(before as usize), self.after(before));
-        match direction {
+        match way.direction {
             Direction::ToPeer => {
                 // SAFETY: the last word of what the caller promised; bytes need no alignment.
                 let word = unsafe { here.cast::<[u8; WORD as usize]>().read() };
@@ -198,7 +216,8 @@ impl Place {
         }
         let mut word = [0; WORD as usize];
         // SAFETY: the word is ours, and the place as the caller promised.
-        let copied = unsafe { self.copy(connection, word.as_mut_ptr(), WORD, Direction::FromPeer)? };
+        let copied =
+            unsafe { self.copy(connection, word.as_mut_ptr(), WORD, Way::word(Direction::FromPeer))? };
         if copied == WORD { Ok(word) } else { Err(CompletionStatus::RemoteOperation) }
     }
 
@@ -219,7 +238,7 @@ impl Place {
         // SYNC: what was stored before, by another call of the kernel's or by ourselves, is before what this call stores.
         fence(SeqCst);
         // SAFETY: the word is ours, and the place as the caller promised.
-        let copied = unsafe { self.copy(connection, word.as_mut_ptr(), WORD, Direction::ToPeer)? };
+        let copied = unsafe { self.copy(connection, word.as_mut_ptr(), WORD, Way::word(Direction::ToPeer))? };
         // Nothing aligned to a word crosses a page.
         if copied == WORD { Ok(()) } else { Err(CompletionStatus::RemoteOperation) }
     }

@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 
 use super::link::Piece;
-use super::place::WORD;
+use super::place::{WORD, Way};
 use super::queue_pair::Connection;
 use super::send::SendQueue;
 use super::system::Direction;
@@ -91,6 +91,13 @@ impl<'a> Task<'a> {
             return contiguous;
         }
         contiguous.min(budget).min(self.left.saturating_sub(WORD))
+    }
+
+    /// How its bytes are copied.
+    pub(super) fn way(&self) -> Way {
+        /// What is as long as the last level of cache, or longer, does not stay there.
+        const PAST_CACHES: u64 = 32 << 20;
+        Way { direction: self.direction, past_caches: self.length >= PAST_CACHES }
     }
 
     /// The right that the local memory must have.

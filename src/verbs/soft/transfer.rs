@@ -198,9 +198,9 @@ impl Inner {
         // - what `cut` leaves for the end is a word at least.
         let copied = unsafe {
             if task.in_order && length == task.left {
-                place.copy_end(connection, here, length, task.direction)
+                place.copy_end(connection, here, length, task.way())
             } else {
-                place.copy(connection, here, length, task.direction)
+                place.copy(connection, here, length, task.way())
             }
         };
         let copied = copied.map_err(END)?;
