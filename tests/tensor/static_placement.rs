@@ -62,6 +62,30 @@ async fn as_many_are_under_way_as_there_are_buffers() {
 }
 
 #[tokio::test]
+async fn a_sender_takes_the_place_of_the_same_peer_s_last_one() {
+    let (server, _client, channel) = pair().await;
+    let spec = bytes(100);
+    let mut receiver = server.static_receiver("slot", &spec, 2).unwrap();
+    for round in 0..5 {
+        let mut sender = channel.static_sender("slot", &spec).await.unwrap();
+        sender.send_bytes(&pattern(round, 100)).await.unwrap();
+        let arrived = receiver.recv().await.unwrap();
+        assert_eq!(arrived.to_tensor().unwrap().bytes().unwrap(), pattern(round, 100));
+        let error = channel.static_sender("slot", &spec).await.unwrap_err();
+        assert!(error.to_string().contains("still in use"), "{error}");
+        drop(arrived);
+    }
+    // What was sent and not taken goes with its sender: it is older than what comes next.
+    let mut sender = channel.static_sender("slot", &spec).await.unwrap();
+    sender.send_bytes(&[1; 100]).await.unwrap();
+    let mut sender = channel.static_sender("slot", &spec).await.unwrap();
+    assert!(receiver.try_recv().unwrap().is_none());
+    sender.send_bytes(&[2; 100]).await.unwrap();
+    let arrived = receiver.recv().await.unwrap();
+    assert_eq!(arrived.to_tensor().unwrap().bytes().unwrap(), [2; 100]);
+}
+
+#[tokio::test]
 async fn tensors_from_anywhere() {
     let (server, _client, channel) = pair().await;
     let spec = TensorSpec::new(Dtype::F32, Shape::new(&[64, 512]).unwrap()).unwrap();

@@ -51,10 +51,12 @@ impl DynamicReceiver {
     /// The sender has gone, or what it says of its tensor can't be; its link ends then.
     pub fn try_recv(&mut self) -> Result<Option<Tensor>, ChannelError> {
         if self.reading.is_none() {
-            if !self.receiver.poll()? {
-                return Ok(None);
+            let Some(start) = self.receiver.take()? else { return Ok(None) };
+            if let Err(error) = self.begin(start) {
+                self.reading = None;
+                self.receiver.put_back();
+                return Err(error);
             }
-            self.begin()?;
         }
         let Some(reading) = &self.reading else { return Ok(None) };
         let outcome = reading.slot.take().or_else(|| {
@@ -63,9 +65,9 @@ impl DynamicReceiver {
         });
         let Some(outcome) = outcome else { return Ok(None) };
         let Some(Reading { metadata, by, .. }) = self.reading.take() else { return Ok(None) };
+        self.receiver.release();
         outcome.result?;
         let Local::Region(region) = outcome.local else { return Ok(None) };
-        self.receiver.release();
         let bytes = self.landing.freeze(region, metadata.bytes());
         let tensor = deserialize(&metadata, bytes).map_err(|error| by.link.fail(by.link.violation(error)))?;
         Ok(Some(tensor))
@@ -94,8 +96,7 @@ impl DynamicReceiver {
     }
 
     /// Reads what the note that has come tells of.
-    fn begin(&mut self) -> Result<(), ChannelError> {
-        let start = self.receiver.take();
+    fn begin(&mut self, start: usize) -> Result<(), ChannelError> {
         let by = self.receiver.attached()?;
         let mut note = [0; Note::LENGTH];
         self.receiver.placement().memory.copy_out(start, &mut note).map_err(ChannelError::local)?;

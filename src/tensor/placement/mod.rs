@@ -23,7 +23,7 @@ mod static_receiver;
 mod static_sender;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 pub use dynamic_receiver::DynamicReceiver;
@@ -53,8 +53,10 @@ pub(super) struct Placement {
     memory: SharedRegion,
     /// The epoch that comes next.
     next: AtomicU64,
-    /// Whether the receiver holds a buffer: nobody may write to it, a new sender neither.
-    held: AtomicBool,
+    /// Who has the buffers to itself at the moment, see [`Holder`].
+    holder: AtomicU8,
+    /// Counts senders.
+    senders: AtomicU64,
     attachment: Mutex<Attachment>,
     /// Whether a sender was there and has gone, so that the receiver looks why.
     lost: AtomicBool,
@@ -66,7 +68,10 @@ pub(super) struct Placement {
 enum Attachment {
     /// Nobody yet.
     Vacant,
-    Attached(Attached),
+    Attached {
+        by: Attached,
+        _grant: Grant,
+    },
     /// The last one is gone.
     Lost(ChannelError),
 }
@@ -76,7 +81,6 @@ struct Attached {
     link: Arc<Link>,
     end: Arc<End>,
     port: u32,
-    _grant: Arc<Grant>,
 }
 
 /// How a slot's buffers lie in its memory.
@@ -111,6 +115,17 @@ impl Layout {
     }
 }
 
+/// Who keeps others from the buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Holder {
+    Nobody,
+    /// It looks at what has arrived: a new sender must not write there.
+    Receiver,
+    /// A new sender is being attached: what the last one sent is not taken any more.
+    Attaching,
+}
+
 /// How many epochs a new sender begins after the last one, however many the last one had not used.
 const LEAP: u64 = 1 << 32;
 
@@ -129,7 +144,8 @@ impl Placement {
             layout,
             memory: memory.share(),
             next: AtomicU64::new(1),
-            held: AtomicBool::new(false),
+            holder: AtomicU8::new(Holder::Nobody as u8),
+            senders: AtomicU64::new(0),
             attachment: Mutex::new(Attachment::Vacant),
             lost: AtomicBool::new(false),
             arrived: AtomicU64::new(0),
@@ -166,15 +182,15 @@ impl Placement {
     /// The peer that writes to it.
     pub(super) fn peer(&self) -> Option<String> {
         match &*lock(&self.attachment) {
-            Attachment::Attached(it) => Some(it.link.peer().to_string()),
+            Attachment::Attached { by, .. } => Some(by.link.peer().to_string()),
             Attachment::Vacant | Attachment::Lost(_) => None,
         }
     }
 
-    /// Lets the peer of `link` write, from now on alone. Yields its number, its memory, and the first epoch.
+    /// Lets a sender of the peer of `link` write, from now on alone. Yields its number, its memory, and the first epoch.
     ///
     /// # Errors
-    /// Another peer is attached, or what the last one sent is still in use.
+    /// Another peer is attached, or what the last sender sent is still in use.
     pub(super) fn attach(
         self: &Arc<Self>,
         link: &Arc<Link>,
@@ -182,18 +198,36 @@ impl Placement {
         port: u32,
     ) -> Result<(u32, RemotePlace, u64), AttachError> {
         let mut attachment = lock(&self.attachment);
-        if let Attachment::Attached(it) = &*attachment {
-            return Err(AttachError::Taken(it.link.peer().to_string()));
+        if let Attachment::Attached { by, .. } = &*attachment
+            && !Arc::ptr_eq(&by.link, link)
+        {
+            return Err(AttachError::Taken(by.link.peer().to_string()));
         }
-        if self.held.load(Ordering::SeqCst) {
+        if !self.hold(Holder::Attaching) {
             return Err(AttachError::InUse);
         }
+        let attached = self.attach_anew(&mut attachment, link, peer_pair, port);
+        self.let_go();
+        attached.map_err(AttachError::Failed)
+    }
+
+    fn attach_anew(
+        self: &Arc<Self>,
+        attachment: &mut Attachment,
+        link: &Arc<Link>,
+        peer_pair: u32,
+        port: u32,
+    ) -> Result<(u32, RemotePlace, u64), ChannelError> {
         let whole = 0..self.memory.len();
-        let grant = link.grant(&self.memory, whole, Access::REMOTE_WRITE).map_err(AttachError::Failed)?;
-        let first = match &*attachment {
+        let grant = link.grant(&self.memory, whole, Access::REMOTE_WRITE)?;
+        let first = match attachment {
             Attachment::Vacant => self.next.load(Ordering::SeqCst),
             _ => self.next.fetch_add(LEAP, Ordering::SeqCst) + LEAP,
         };
+        // The same peer's last sender loses its right: what it may still have on its way comes too late.
+        if let Attachment::Attached { by, .. } = std::mem::replace(attachment, Attachment::Vacant) {
+            link.remove_end(&by.end);
+        }
         let tails = Tails {
             memory: self.memory.clone(),
             depth: self.layout.depth,
@@ -202,14 +236,23 @@ impl Placement {
             next: Arc::new(AtomicU64::new(first)),
         };
         let owner: Weak<dyn Owner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn Owner>));
-        let end = link
-            .add_end(|pair| End::new(pair, peer_pair, Arrivals::Tails(tails), owner))
-            .map_err(AttachError::Failed)?;
+        let end = link.add_end(|pair| End::new(pair, peer_pair, Arrivals::Tails(tails), owner))?;
         let (pair, place) = (end.pair(), grant.place());
-        *attachment =
-            Attachment::Attached(Attached { link: Arc::clone(link), end, port, _grant: Arc::new(grant) });
+        let by = Attached { link: Arc::clone(link), end, port };
+        *attachment = Attachment::Attached { by, _grant: grant };
         self.lost.store(false, Ordering::SeqCst);
+        self.senders.fetch_add(1, Ordering::SeqCst);
         Ok((pair, place, first))
+    }
+
+    /// Keeps others from the buffers; false if somebody does already.
+    fn hold(&self, holder: Holder) -> bool {
+        let nobody = Holder::Nobody as u8;
+        self.holder.compare_exchange(nobody, holder as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    fn let_go(&self) {
+        self.holder.store(Holder::Nobody as u8, Ordering::SeqCst);
     }
 
     /// Whether what comes next is there.
@@ -223,7 +266,7 @@ impl Placement {
     fn attached(&self) -> Result<Option<Attached>, ChannelError> {
         match &*lock(&self.attachment) {
             Attachment::Vacant => Ok(None),
-            Attachment::Attached(it) => Ok(Some(it.clone())),
+            Attachment::Attached { by, .. } => Ok(Some(by.clone())),
             Attachment::Lost(fault) => Err(fault.clone()),
         }
     }
@@ -240,7 +283,7 @@ pub(super) enum AttachError {
 impl Owner for Placement {
     fn link_ended(&self, fault: &ChannelError) {
         let mut attachment = lock(&self.attachment);
-        let ours = matches!(&*attachment, Attachment::Attached(it) if it.link.fault().is_some());
+        let ours = matches!(&*attachment, Attachment::Attached { by, .. } if by.link.fault().is_some());
         if ours {
             let before = std::mem::replace(&mut *attachment, Attachment::Lost(fault.clone()));
             self.lost.store(true, Ordering::SeqCst);

@@ -8,15 +8,16 @@ use super::super::link::Wait;
 use super::super::proto::Kind;
 use super::super::types::TensorSpec;
 use super::super::{ChannelError, Notification, RdmaDevice};
-use super::{Attached, Layout, MAX_DEPTH, Placement};
+use super::{Attached, Holder, Layout, MAX_DEPTH, Placement};
 use crate::wire::tensor_frame::Frame;
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Receiver {
     placement: Arc<Placement>,
-    /// Who writes, as of the last time that it was looked up.
+    /// Who writes, as of the last time that it was looked up, and which sender of the slot's that was.
     attached: Option<Attached>,
+    sender: u64,
     /// Times that nothing had come, so that now and then somebody looks whether the sender lives.
     misses: u32,
 }
@@ -44,7 +45,7 @@ impl Receiver {
         let memory = device.allocate(layout.bytes())?;
         let placement = Placement::new(super::super::device::checked(name)?, kind, spec, layout, memory);
         device.offer(name, Offered::Placement(Arc::downgrade(&placement)))?;
-        Ok(Self { placement, attached: None, misses: 0 })
+        Ok(Self { placement, attached: None, sender: 0, misses: 0 })
     }
 
     pub(super) fn placement(&self) -> &Placement {
@@ -68,10 +69,8 @@ impl Receiver {
             self.attached = None;
             return self.placement.attached().map(|_| ());
         }
-        let Some(attached) = &self.attached else {
-            self.attached = self.placement.attached()?;
-            return Ok(());
-        };
+        self.look_up()?;
+        let Some(attached) = &self.attached else { return Ok(()) };
         if attached.link.notification() != Notification::Word {
             attached.link.poll(attached.port);
         } else if self.misses.is_multiple_of(Self::LOOK_EVERY) {
@@ -99,20 +98,43 @@ impl Receiver {
         }
     }
 
-    /// Takes what has come: from now on nobody may write there. Its offset in the memory.
-    pub(super) fn take(&mut self) -> usize {
-        self.placement.held.store(true, Ordering::SeqCst);
+    /// Takes what has come, if it has: from now on nobody may write there. Its offset in the memory.
+    pub(super) fn take(&mut self) -> Result<Option<usize>, ChannelError> {
+        if !self.poll()? || !self.placement.hold(Holder::Receiver) {
+            return Ok(None);
+        }
+        // A new sender may have come in between, and what the last one sent is void.
+        if !self.placement.is_arrived() {
+            self.placement.let_go();
+            return Ok(None);
+        }
         self.placement.arrived.fetch_add(1, Ordering::Relaxed);
-        self.placement.layout.start(self.placement.next.load(Ordering::Relaxed))
+        Ok(Some(self.placement.layout.start(self.placement.next.load(Ordering::Relaxed))))
+    }
+
+    /// Takes [`take`](Self::take) back: it is there to be taken.
+    pub(super) fn put_back(&mut self) {
+        self.placement.let_go();
+    }
+
+    /// Learns who writes now.
+    fn look_up(&mut self) -> Result<(), ChannelError> {
+        let sender = self.placement.senders.load(Ordering::SeqCst);
+        if self.attached.is_none() || self.sender != sender {
+            self.attached = self.placement.attached()?;
+            self.sender = sender;
+        }
+        Ok(())
     }
 
     /// Gives it back to the sender.
     pub(super) fn release(&mut self) {
         let epoch = self.placement.next.fetch_add(1, Ordering::SeqCst);
-        self.placement.held.store(false, Ordering::SeqCst);
-        if self.attached.is_none() {
-            self.attached = self.placement.attached().ok().flatten();
+        // Before others may attach: the buffer is the sender's that filled it.
+        if self.look_up().is_err() {
+            self.attached = None;
         }
+        self.placement.let_go();
         if let Some(Attached { link, end, port, .. }) = &self.attached {
             let frame = Frame::Released { slot: end.peer_pair(), epoch };
             // If that fails the link does, which the next call tells.
@@ -122,9 +144,7 @@ impl Receiver {
 
     /// The link by which it came.
     pub(super) fn attached(&mut self) -> Result<Attached, ChannelError> {
-        if self.attached.is_none() {
-            self.attached = self.placement.attached()?;
-        }
+        self.look_up()?;
         self.attached.clone().ok_or_else(|| ChannelError::local("nobody is attached"))
     }
 }

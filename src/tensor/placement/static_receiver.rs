@@ -61,11 +61,8 @@ impl StaticReceiver {
     /// # Errors
     /// The sender has gone, and whatever it had completed was taken. Once another has attached, its tensors come.
     pub fn try_recv(&mut self) -> Result<Option<Arrived<'_>>, ChannelError> {
-        if !self.receiver.poll()? {
-            return Ok(None);
-        }
-        let start = self.receiver.take();
-        Ok(Some(Arrived { receiver: self, start }))
+        let start = self.receiver.take()?;
+        Ok(start.map(|start| Arrived { receiver: self, start }))
     }
 
     /// Waits for the next tensor. Dropping the future loses nothing.
@@ -73,8 +70,12 @@ impl StaticReceiver {
     /// # Errors
     /// As [`try_recv`](Self::try_recv).
     pub async fn recv(&mut self) -> Result<Arrived<'_>, ChannelError> {
-        self.receiver.wait().await?;
-        let start = self.receiver.take();
+        let start = loop {
+            self.receiver.wait().await?;
+            if let Some(start) = self.receiver.take()? {
+                break start;
+            }
+        };
         Ok(Arrived { receiver: self, start })
     }
 }
