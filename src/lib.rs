@@ -19,7 +19,7 @@
 //!
 //! Floors, from below: [`wire`] (formats), [`protocol`] (a sans-IO state machine) and [`verbs`] (RDMA devices; the
 //! software one, [`verbs::soft`], is always there), [`memory`] (registered memory), [`endpoint`] (negotiation and byte
-//! streams), [`transport`] (the fit with tonic). Imports go down only.
+//! streams), [`transport`] (the fit with tonic), [`tensor`] (tensors without RPC). Imports go down only.
 //!
 //! What happens is told by `tracing` events, by counters on every [`RdmaConnectInfo`], and through the `metrics` facade
 //! under names that begin with `tonic_rdma_`.
