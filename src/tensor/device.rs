@@ -198,7 +198,8 @@ impl RdmaDevice {
         let remote: Arc<str> = remote.into();
         let cell = {
             let mut opened = self.shared.opened.lock().await;
-            opened.retain(|_, cell| cell.get().is_none_or(|channel| channel.is_open()));
+            // What ended goes, and what was not opened in the end.
+            opened.retain(|_, cell| cell.get().map_or(Arc::strong_count(cell) > 1, Channel::is_open));
             Arc::clone(opened.entry(Arc::clone(&remote)).or_default())
         };
         let open = open::open(Arc::clone(&self.shared), Arc::clone(&remote));

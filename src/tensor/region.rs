@@ -110,20 +110,7 @@ impl ExportedRegion {
     /// Whether a peer has told of a change ([`Batch::notify`](super::Memcpy)) that was not taken yet; takes it. All that this
     /// peer wrote before is there. The cost of looking is a load for each peer that is attached.
     pub fn try_notice(&self) -> bool {
-        let mut attached = lock(&self.export.attached);
-        for it in attached.values_mut() {
-            if it.count() > it.taken {
-                it.taken += 1;
-                self.export.notices.fetch_add(1, Ordering::Relaxed);
-                return true;
-            }
-            if let Some(link) = it.link.upgrade()
-                && link.notification() != super::Notification::Word
-            {
-                link.poll(0);
-            }
-        }
-        false
+        self.export.take_notice() || (self.export.poll() && self.export.take_notice())
     }
 
     /// Waits for a peer to tell of a change.
@@ -178,6 +165,22 @@ impl Attached {
 }
 
 impl Export {
+    /// Takes a notice of some peer's.
+    fn take_notice(&self) -> bool {
+        let mut attached = lock(&self.attached);
+        let Some(it) = attached.values_mut().find(|it| it.count() > it.taken) else { return false };
+        it.taken += 1;
+        self.notices.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Takes completions that may bring notices; false if notices come without. Not under the lock: a link may end.
+    fn poll(&self) -> bool {
+        let links: Vec<_> = lock(&self.attached).values().filter_map(|it| it.link.upgrade()).collect();
+        let told = |link: &&Arc<Link>| link.notification() != super::Notification::Word;
+        links.iter().filter(told).map(|link| link.poll_all()).count() > 0
+    }
+
     pub(super) fn rights(&self) -> Rights {
         self.rights
     }

@@ -152,6 +152,13 @@ impl Link {
         self.ports[port as usize % self.ports.len()].queue.poll();
     }
 
+    /// Takes what has come on any.
+    pub(super) fn poll_all(&self) {
+        for seat in &self.ports {
+            seat.queue.poll();
+        }
+    }
+
     /// The queue of a port, to be told when a word is there.
     pub(super) fn queue(&self, port: u32) -> &Arc<Queue> {
         &self.ports[port as usize % self.ports.len()].queue
