@@ -14,6 +14,7 @@ use crate::compare::http2::Http2;
 use crate::compare::mode::Mode;
 use crate::compare::runtime::Flavour;
 use crate::failure::{Failure, one_line};
+use crate::parameter_server::{self, ParameterServerOptions, ProcessOptions};
 use crate::units::{self, SIZE_FORMS, parse_size};
 use crate::workload::Workload;
 
@@ -37,6 +38,15 @@ pub(crate) enum Command {
     /// The serving half of `compare`, which starts it
     #[command(hide = true)]
     CompareServer(ServerOptions),
+    /// Measure what training moves: workers that pull a model's variables and push gradients, by gRPC and by the tensor channel
+    #[command(after_help = parameter_server::HELP)]
+    ParameterServer(ParameterServerOptions),
+    /// The serving process of `parameter-server`, which starts it
+    #[command(hide = true)]
+    ParameterServerServer(ProcessOptions),
+    /// A worker process of `parameter-server`, which starts it
+    #[command(hide = true)]
+    ParameterServerWorker(ProcessOptions),
     /// List RDMA devices, their limits, and why something can't be used; with --check, test them
     Devices(DevicesOptions),
     /// Measure what both ways of sending cost on a device, and show what is chosen and why
@@ -203,7 +213,7 @@ fn explain(error: &clap::Error) -> String {
                 ErrorKind::InvalidSubcommand => message,
                 _ => "a command is missing".to_owned(),
             };
-            format!("{message}; accepted: compare, devices, tune, --help, --version")
+            format!("{message}; accepted: compare, parameter-server, devices, tune, --help, --version")
         }
         ErrorKind::UnknownArgument => {
             // clap's usage line is the only place that tells which command was being parsed.
@@ -276,7 +286,7 @@ fn parse_inflight(text: &str) -> Result<List<usize>, String> {
 }
 
 /// A name that can be a device's; whether it is one, the library says.
-fn parse_provider(text: &str) -> Result<String, String> {
+pub(crate) fn parse_provider(text: &str) -> Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte);
     if text.is_empty() || text.len() > 64 || !text.bytes().all(plain) {
         return Err(
@@ -288,7 +298,10 @@ fn parse_provider(text: &str) -> Result<String, String> {
 }
 
 /// The items of `text` between commas, each as `item` reads it.
-fn parse_list<T: PartialEq>(text: &str, item: impl Fn(&str) -> Result<T, String>) -> Result<List<T>, String> {
+pub(crate) fn parse_list<T: PartialEq>(
+    text: &str,
+    item: impl Fn(&str) -> Result<T, String>,
+) -> Result<List<T>, String> {
     if text.trim().is_empty() {
         return Err("the list is empty".to_owned());
     }

@@ -5,6 +5,7 @@ mod args;
 mod compare;
 mod devices;
 mod failure;
+mod parameter_server;
 mod seeded;
 mod tune;
 mod units;
@@ -24,6 +25,9 @@ fn main() -> ExitCode {
     let outcome = args::parse().and_then(|command| match command {
         args::Command::Compare(options) => compare::run(&options),
         args::Command::CompareServer(options) => compare::serve(&options),
+        args::Command::ParameterServer(options) => parameter_server::run(&options),
+        args::Command::ParameterServerServer(options) => parameter_server::serve(&options),
+        args::Command::ParameterServerWorker(options) => parameter_server::work(&options),
         args::Command::Devices(options) => devices::run(&options),
         args::Command::Tune(options) => tune::run(&options),
     });

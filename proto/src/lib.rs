@@ -6,6 +6,11 @@ pub mod greeter {
     tonic::include_proto!("tonic_rdma.greeter.v1");
 }
 
+/// The service behind `tonic-rdma parameter-server`.
+pub mod parameters {
+    tonic::include_proto!("tonic_rdma.parameters.v1");
+}
+
 /// The service behind `tonic-rdma compare --workload`.
 pub mod tensors {
     tonic::include_proto!("tonic_rdma.tensors.v1");

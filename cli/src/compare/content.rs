@@ -34,6 +34,21 @@ impl Content {
         Ok(Self { seed, rest })
     }
 
+    /// The content of `seed` that lies in `memory`, all its variants: what [`fill`] has put there.
+    pub(crate) fn over(memory: Bytes, seed: u64) -> Self {
+        Self { seed, rest: memory }
+    }
+
+    /// Bytes that content for buffers that take `room` bytes together needs in all its variants.
+    pub(crate) const fn with_variants(room: u64) -> u64 {
+        room.saturating_add(((VARIANTS - 1) * VARIANT_STRIDE * WORD) as u64)
+    }
+
+    /// The seed of the variant whose turn is `turn`, the first one's being `seed`.
+    pub(crate) const fn variant_seed(seed: u64, turn: usize) -> u64 {
+        seed.wrapping_add((turn % VARIANTS * VARIANT_STRIDE) as u64)
+    }
+
     /// What a buffer of `len` bytes takes.
     pub(crate) const fn room(len: u64) -> u64 {
         len.next_multiple_of((VARIANT_STRIDE * WORD) as u64)
@@ -114,23 +129,42 @@ pub(crate) fn check_all(seed: u64, content: &[u8]) -> Option<u64> {
 
 /// Like [`check_all`], looking at no more than 16 words: the first, the last, and others that `draw` chooses.
 pub(crate) fn check_stamps(seed: u64, content: &[u8], draw: u64) -> Option<u64> {
-    let words = content.len().div_ceil(WORD) as u64;
-    if words <= STAMPS {
-        return check_all(seed, content);
-    }
-    for stamp in 0..STAMPS {
+    check_stamps_of(seed, content.len(), draw, |start, word| {
+        word.copy_from_slice(&content[start..start + word.len()]);
+    })
+}
+
+/// The same for `len` bytes of which `read` copies those from an offset on, for memory that is no slice.
+pub(crate) fn check_stamps_of(
+    seed: u64,
+    len: usize,
+    draw: u64,
+    mut read: impl FnMut(usize, &mut [u8]),
+) -> Option<u64> {
+    let words = len.div_ceil(WORD) as u64;
+    for stamp in 0..STAMPS.min(words) {
         let index = match stamp {
+            _ if words <= STAMPS => stamp,
             0 => 0,
             1 => words - 1,
             _ => mix(draw.wrapping_mul(STAMPS).wrapping_add(stamp)) % words,
         };
         let start = index as usize * WORD;
-        let word = &content[start..content.len().min(start + WORD)];
+        let mut word = [0; WORD];
+        let word = &mut word[..WORD.min(len - start)];
+        read(start, word);
         if word != &word_at(seed, index)[..word.len()] {
             return Some(first_difference(seed, index, word));
         }
     }
     None
+}
+
+/// Fills `memory` with the content of `seed`.
+pub(crate) fn fill(seed: u64, memory: &mut [u8]) {
+    for (index, word) in memory.chunks_mut(WORD).enumerate() {
+        word.copy_from_slice(&word_at(seed, index as u64)[..word.len()]);
+    }
 }
 
 fn generate(seed: u64, len: usize) -> Result<Vec<u8>, TryReserveError> {
@@ -222,6 +256,23 @@ mod tests {
         bytes[2000] ^= 1;
         wrong[3] = bytes.into();
         assert_eq!(check_buffers(seed, &wrong, None), Some((3, 2000)));
+    }
+
+    #[test]
+    fn what_lies_in_other_memory_is_the_same_content() {
+        let lengths = [10, 1000, 4096];
+        let room = lengths.iter().map(|len| Content::room(*len)).sum();
+        let mut memory = vec![0; Content::with_variants(room) as usize];
+        fill(7, &mut memory);
+        let content = Content::over(memory.into(), 7);
+        for turn in 0..VARIANTS + 1 {
+            let mut variant = content.variant(turn);
+            assert_eq!(variant.seed(), Content::variant_seed(7, turn));
+            let mut next = Content::follow(variant.seed());
+            for len in lengths {
+                assert_eq!(check_all(next(len), &variant.cut(len as usize)), None);
+            }
+        }
     }
 
     #[test]

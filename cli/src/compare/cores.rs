@@ -14,10 +14,15 @@ pub(crate) struct Cores {
 impl Cores {
     /// Two of the cores that this process may run on; the second not a hardware thread of the first, if possible.
     pub(crate) fn choose() -> Option<Self> {
-        let set = rustix::thread::sched_getaffinity(None).ok()?;
-        let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect();
+        let allowed = allowed();
         pick(&allowed, siblings(*allowed.first()?))
     }
+}
+
+/// The cores that this process may run on.
+pub(crate) fn allowed() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None);
+    set.map(|set| (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()).unwrap_or_default()
 }
 
 /// Two of `allowed`, avoiding the first one's hardware threads.

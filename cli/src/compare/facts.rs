@@ -176,7 +176,7 @@ fn workloads(cells: &[Cell]) -> Vec<String> {
 }
 
 impl Machine {
-    fn this() -> Self {
+    pub(crate) fn this() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find(|line| line.starts_with("model name"));
         let cpu = model.and_then(|line| line.split_once(':')).map(|(_, name)| name.trim().to_owned());

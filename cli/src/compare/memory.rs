@@ -56,7 +56,7 @@ fn on_the_way(cell: Cell, mode: Mode) -> u64 {
 }
 
 /// `MemAvailable` of /proc/meminfo, in bytes.
-fn available() -> Option<u64> {
+pub(crate) fn available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

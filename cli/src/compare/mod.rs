@@ -10,34 +10,35 @@
 //!
 //! This owns the measuring and never the transport: RDMA connections are made in `rdma` alone.
 
+pub(crate) mod bars;
 mod budget;
 pub(crate) mod cell;
 mod child;
 mod client;
 mod closed_loop;
 pub(crate) mod consume;
-mod content;
-mod cores;
+pub(crate) mod content;
+pub(crate) mod cores;
 pub(crate) mod encode;
-mod facts;
+pub(crate) mod facts;
 mod grpc;
 pub(crate) mod http2;
 mod json;
 mod layout;
 mod measure;
 mod memcpy;
-mod memory;
+pub(crate) mod memory;
 pub(crate) mod mode;
 pub(crate) mod open_loop;
 mod operations;
 pub(crate) mod plan;
 mod plots;
 pub(crate) mod rdma;
-mod report;
+pub(crate) mod report;
 mod results;
 pub(crate) mod runtime;
-mod server;
-mod table;
+pub(crate) mod server;
+pub(crate) mod table;
 mod tally;
 
 use std::fs::OpenOptions;
@@ -65,7 +66,7 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
         true => Some(Rdma::new(&options.provider)?),
         false => None,
     };
-    check_outputs(options)?;
+    check_outputs(options.json.as_deref(), options.report.as_deref())?;
     // The threads of a multi-thread runtime are for more than one core.
     let choose = || Cores::choose().filter(|cores| cores::pin(cores.client).is_ok());
     let cores = (options.runtime == Flavour::CurrentThread).then(choose).flatten();
@@ -95,17 +96,17 @@ pub(crate) fn serve(options: &ServerOptions) -> Result<(), Failure> {
 }
 
 /// Refuses files that can't be written before the time is spent, not after.
-fn check_outputs(options: &CompareOptions) -> Result<(), Failure> {
+pub(crate) fn check_outputs(json: Option<&Path>, report: Option<&Path>) -> Result<(), Failure> {
     let refuse = |flag: &str, path: &Path, error: std::io::Error| {
         Err(Failure::usage(format!("{flag}: can't write {}: {error}", path.display())))
     };
     let open = |path: &Path| OpenOptions::new().append(true).create(true).open(path).map(drop);
-    if let Some(path) = &options.json
+    if let Some(path) = json
         && let Err(error) = open(path)
     {
         return refuse("--json", path, error);
     }
-    if let Some(directory) = &options.report
+    if let Some(directory) = report
         && let Err(error) =
             std::fs::create_dir_all(directory).and_then(|()| open(&directory.join("index.html")))
     {

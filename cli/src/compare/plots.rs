@@ -1,15 +1,13 @@
 //! Plots of the rows, as SVG.
 
-use plotters::prelude::*;
+use plotters::style::RGBColor;
 
+use super::bars::{self, Bars, Series};
 use super::cell::Cell;
 use super::mode::Mode;
 use super::results::{Ratio, Row};
 use crate::units;
 
-/// Least width of a plot, and height, in pixels.
-const WIDTH: u32 = 860;
-const HEIGHT: u32 = 420;
 /// One for each mode, in the order of [`Mode::ALL`]: told apart without telling red from green.
 const COLOURS: [RGBColor; Mode::ALL.len()] = [
     RGBColor(0x88, 0x88, 0x88),
@@ -94,15 +92,6 @@ fn is_open_loop(rows: &[Row]) -> bool {
     rows.iter().any(|row| row.rate.is_some())
 }
 
-/// A width at which the names beneath the bars don't touch.
-fn width(cells: &[Cell]) -> u32 {
-    const CHARACTER: usize = 6;
-    const MARGINS: usize = 96;
-    let longest = cells.iter().map(|cell| label(cell).chars().count()).max().unwrap_or(0);
-    let names = cells.len().saturating_mul((longest + 2) * CHARACTER) + MARGINS;
-    u32::try_from(names).unwrap_or(WIDTH).max(WIDTH)
-}
-
 /// Name of a cell beneath its bars.
 fn label(cell: &Cell) -> String {
     match (cell.rate, cell.inflight) {
@@ -114,9 +103,19 @@ fn label(cell: &Cell) -> String {
 
 /// Draws a figure: bars by cell, one for each mode.
 pub(crate) fn draw(figure: &Figure, rows: &[Row]) -> Result<String, String> {
-    let mut svg = String::new();
-    draw_into(figure, rows, &mut svg).map_err(|error| error.to_string())?;
-    Ok(svg)
+    let cells = cells(rows);
+    bars::draw(&Bars {
+        title: figure.title,
+        x_axis: if is_open_loop(rows) {
+            "payload at operations offered each second"
+        } else {
+            "payload × calls in flight"
+        },
+        y_axis: figure.axis,
+        logarithmic: figure.logarithmic,
+        groups: cells.iter().map(label).collect(),
+        series: series(figure, rows, &cells),
+    })
 }
 
 /// Cells in the order of the rows.
@@ -130,71 +129,16 @@ fn cells(rows: &[Row]) -> Vec<Cell> {
     cells
 }
 
-fn draw_into(figure: &Figure, rows: &[Row], svg: &mut String) -> Result<(), Box<dyn std::error::Error>> {
-    let cells = cells(rows);
-    let values = rows.iter().filter_map(|row| (figure.value)(row, rows)).filter(|value| *value > 0.0);
-    let (least, most) =
-        values.fold((f64::MAX, 0.0_f64), |(least, most), value| (least.min(value), most.max(value)));
-    if most <= 0.0 {
-        return Ok(());
-    }
-    // A logarithmic axis is drawn as the logarithm, so that bars can stand on its foot.
-    let scale = |value: f64| if figure.logarithmic { value.log10() } else { value };
-    let foot = if figure.logarithmic { least.log10().floor() } else { 0.0 };
-    let top = if figure.logarithmic { most.log10().ceil().max(foot + 1.0) } else { most * 1.15 };
-
-    let area = SVGBackend::with_string(svg, (width(&cells), HEIGHT)).into_drawing_area();
-    area.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&area)
-        .caption(figure.title, ("sans-serif", 20))
-        .margin(12)
-        .x_label_area_size(48)
-        .y_label_area_size(72)
-        .build_cartesian_2d(0.0..cells.len() as f64, foot..top)?;
-    let label = |x: &f64| {
-        let cell = cells.get(x.floor().max(0.0) as usize).filter(|_| (x.fract() - 0.5).abs() < 1e-6);
-        cell.map(label).unwrap_or_default()
-    };
-    let value = |y: &f64| units::digits(if figure.logarithmic { 10_f64.powf(*y) } else { *y });
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .x_labels(cells.len() * 2 + 1)
-        .x_label_formatter(&label)
-        .y_label_formatter(&value)
-        .x_desc(if is_open_loop(rows) {
-            "payload at operations offered each second"
-        } else {
-            "payload × calls in flight"
-        })
-        .y_desc(figure.axis)
-        .draw()?;
+/// The bars of a figure: one for each mode that has rows, in each of `cells`.
+fn series(figure: &Figure, rows: &[Row], cells: &[Cell]) -> Vec<Series> {
     let of = |mode: Mode| rows.iter().filter(move |row| row.mode == mode.name());
-    let shown = || Mode::ALL.into_iter().zip(COLOURS).filter(|(mode, _)| of(*mode).next().is_some());
-    // Bars stand side by side in the middle of their cell.
-    let room = 0.96 / shown().count().max(4) as f64;
-    let margin = (1.0 - room * shown().count() as f64) / 2.0;
-    for (index, (mode, colour)) in shown().enumerate() {
-        let of_mode: Vec<&Row> = of(mode).collect();
-        let bars = of_mode.iter().filter_map(|row| {
-            let height = (figure.value)(row, rows).filter(|value| *value > 0.0)?;
-            let cell = cells.iter().position(|cell| *cell == row.cell)? as f64;
-            let left = cell + margin + room * (index as f64 + 0.04);
-            Some(Rectangle::new([(left, foot), (left + 0.92 * room, scale(height))], colour.filled()))
-        });
-        chart
-            .draw_series(bars)?
-            .label(mode.name())
-            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
-    }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE.mix(0.8))
-        .border_style(BLACK.mix(0.3))
-        .draw()?;
-    area.present()?;
-    Ok(())
+    let shown = Mode::ALL.into_iter().zip(COLOURS).filter(|(mode, _)| of(*mode).next().is_some());
+    shown
+        .map(|(mode, colour)| {
+            let value = |cell: &Cell| (figure.value)(of(mode).find(|row| row.cell == *cell)?, rows);
+            Series { name: mode.name(), colour, values: cells.iter().map(value).collect() }
+        })
+        .collect()
 }
 
 #[cfg(test)]

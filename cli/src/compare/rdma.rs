@@ -51,6 +51,11 @@ impl Rdma {
         Ok(Self { config: config.policy(Policy::Require) })
     }
 
+    /// The configuration itself, for a tensor device.
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// Listens for RDMA peers on a free port of the loopback interface.
     pub(crate) async fn bind(&self) -> Result<(RdmaIncoming, SocketAddr), Failure> {
         let bound = RdmaIncoming::bind_with("127.0.0.1:0", self.config.clone()).await;

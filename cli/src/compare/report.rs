@@ -13,49 +13,86 @@ h1{font-size:1.5em}table{border-collapse:collapse;margin:1em 0;font-variant-nume
 td,th{padding:.25em .7em;white-space:nowrap;text-align:right;border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}\
 tr.first td{border-top:2px solid #999}dt{float:left;width:8em;color:#666}dd{margin-left:8em}svg{max-width:100%;height:auto}";
 
+/// What a page shows, from top to bottom.
+#[derive(Debug)]
+pub(crate) struct Page<'a> {
+    pub(crate) title: &'a str,
+    /// Names and values.
+    pub(crate) facts: Vec<(&'static str, String)>,
+    /// As SVG.
+    pub(crate) plots: Vec<String>,
+    pub(crate) headings: Vec<&'a str>,
+    /// Rows in groups, as texts.
+    pub(crate) groups: Vec<Vec<Vec<String>>>,
+    /// Paragraphs beneath the table, one a line.
+    pub(crate) legend: String,
+}
+
 /// Writes `index.html` to `directory`.
 pub(crate) fn write(directory: &Path, facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
-    let path = directory.join("index.html");
-    let page = page(facts, rows)?;
-    std::fs::write(&path, page)
-        .map_err(|error| Failure::run(format!("can't write {}: {error}", path.display())))
+    page(facts, rows)?.write(directory)
 }
 
-fn page(facts: &Facts, rows: &[Row]) -> Result<String, Failure> {
-    let mut page = format!(
-        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>tonic-rdma compare</title>\
-         <style>{STYLE}</style>\n<h1>tonic-rdma compare</h1>\n<dl>"
-    );
-    for (name, value) in facts.lines() {
-        page.push_str(&format!("<dt>{}</dt><dd>{}</dd>\n", escape(name), escape(&value)));
-    }
-    page.push_str("</dl>\n");
-    for figure in plots::figures(rows) {
-        page.push_str(
-            &plots::draw(figure, rows).map_err(|error| Failure::run(format!("can't plot: {error}")))?,
-        );
-        page.push('\n');
-    }
-    page.push_str(&table(rows));
-    for line in legend(rows).lines() {
-        page.push_str(&format!("<p>{}</p>\n", escape(line)));
-    }
-    page.push_str("</html>\n");
-    Ok(page)
-}
-
-fn table(rows: &[Row]) -> String {
+fn page<'a>(facts: &Facts, rows: &[Row]) -> Result<Page<'a>, Failure> {
     let columns = columns(rows);
-    let headings: String = columns.iter().map(|column| format!("<th>{}", escape(column.heading))).collect();
-    let mut table = format!("<table><tr>{headings}</tr>\n");
-    let mut cell = None;
-    for row in rows {
-        let class = if cell.replace(row.cell) == Some(row.cell) { "" } else { " class=\"first\"" };
-        let fields = columns.iter().map(|column| format!("<td>{}", escape(&(column.text)(row, rows))));
-        table.push_str(&format!("<tr{class}>{}</tr>\n", fields.collect::<String>()));
+    let plots = plots::figures(rows).iter().map(|figure| plots::draw(figure, rows));
+    let plots: Result<_, _> = plots.collect();
+    let text = |row| columns.iter().map(|column| (column.text)(row, rows)).collect();
+    let groups = rows.chunk_by(|one, next| one.cell == next.cell);
+    Ok(Page {
+        title: "tonic-rdma compare",
+        facts: facts.lines(),
+        plots: plots.map_err(|error| Failure::run(format!("can't plot: {error}")))?,
+        headings: columns.iter().map(|column| column.heading).collect(),
+        groups: groups.map(|group| group.iter().map(text).collect()).collect(),
+        legend: legend(rows),
+    })
+}
+
+impl Page<'_> {
+    /// Writes it to `directory`, as `index.html`.
+    pub(crate) fn write(&self, directory: &Path) -> Result<(), Failure> {
+        let path = directory.join("index.html");
+        std::fs::write(&path, self.html())
+            .map_err(|error| Failure::run(format!("can't write {}: {error}", path.display())))
     }
-    table.push_str("</table>\n");
-    table
+
+    fn html(&self) -> String {
+        let title = escape(self.title);
+        let mut page = format!(
+            "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{title}</title>\
+             <style>{STYLE}</style>\n<h1>{title}</h1>\n<dl>"
+        );
+        for (name, value) in &self.facts {
+            page.push_str(&format!("<dt>{}</dt><dd>{}</dd>\n", escape(name), escape(value)));
+        }
+        page.push_str("</dl>\n");
+        for plot in &self.plots {
+            page.push_str(plot);
+            page.push('\n');
+        }
+        page.push_str(&self.table());
+        for line in self.legend.lines() {
+            page.push_str(&format!("<p>{}</p>\n", escape(line)));
+        }
+        page.push_str("</html>\n");
+        page
+    }
+
+    fn table(&self) -> String {
+        let headings: String =
+            self.headings.iter().map(|heading| format!("<th>{}", escape(heading))).collect();
+        let mut table = format!("<table><tr>{headings}</tr>\n");
+        for group in &self.groups {
+            for (index, row) in group.iter().enumerate() {
+                let class = if index == 0 { " class=\"first\"" } else { "" };
+                let fields: String = row.iter().map(|text| format!("<td>{}", escape(text))).collect();
+                table.push_str(&format!("<tr{class}>{fields}</tr>\n"));
+            }
+        }
+        table.push_str("</table>\n");
+        table
+    }
 }
 
 fn escape(text: &str) -> String {
@@ -70,10 +107,24 @@ mod tests {
 
     #[test]
     fn rows_and_ratios_are_in_the_table() {
-        let table = table(&[
+        let rows = [
             sample_row("grpc-tcp", Cell::closed(64, 1), 80.0),
             sample_row("grpc-rdma", Cell::closed(64, 1), 10.0),
-        ]);
+        ];
+        let columns = columns(&rows);
+        let text = |row| columns.iter().map(|column| (column.text)(row, &rows)).collect();
+        let page = Page {
+            title: "<page>",
+            facts: Vec::new(),
+            plots: Vec::new(),
+            headings: columns.iter().map(|column| column.heading).collect(),
+            groups: vec![rows.iter().map(text).collect()],
+            legend: "what & why".to_owned(),
+        };
+        let (table, html) = (page.table(), page.html());
+        assert!(
+            html.contains(&table) && html.contains("what &amp; why") && html.contains("<h1>&lt;page&gt;")
+        );
         assert!(table.contains("<td>grpc-rdma<td>64 B<td>1<td>10.0 µs"), "{table}");
         assert!(table.contains("<td>8.00<td>8.00</tr>"), "{table}");
     }

@@ -78,11 +78,11 @@ fn measured(row: &Row, text: String) -> String {
     if row.ops == 0 { dash() } else { text }
 }
 
-fn times(value: Option<f64>) -> String {
+pub(crate) fn times(value: Option<f64>) -> String {
     value.map_or_else(dash, |value| format!("{value:.2}"))
 }
 
-fn dash() -> String {
+pub(crate) fn dash() -> String {
     "–".to_owned()
 }
 
@@ -106,18 +106,24 @@ fn render(facts: &Facts, rows: &[Row]) -> String {
 
 fn table(rows: &[Row]) -> Table {
     let columns = columns(rows);
+    let headings: Vec<&str> = columns.iter().map(|column| column.heading).collect();
+    let groups = rows.chunk_by(|one, next| one.cell == next.cell);
+    let text = |row| columns.iter().map(|column| (column.text)(row, rows)).collect();
+    grid(&headings, groups.map(|group| group.iter().map(text).collect()))
+}
+
+/// A table of `headings` and rows in groups, which an empty line sets apart.
+pub(crate) fn grid(headings: &[&str], groups: impl IntoIterator<Item = Vec<Vec<String>>>) -> Table {
     let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED).set_header(columns.iter().map(|column| column.heading));
+    table.load_preset(UTF8_FULL_CONDENSED).set_header(headings);
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    let mut cell = None;
-    for row in rows {
-        // An empty line sets the cells apart.
-        if cell.replace(row.cell).is_some_and(|before| before != row.cell) {
-            table.add_row(vec![""; columns.len()]);
+    for (index, group) in groups.into_iter().enumerate() {
+        if index > 0 {
+            table.add_row(vec![""; headings.len()]);
         }
-        table.add_row(columns.iter().map(|column| (column.text)(row, rows)));
+        table.add_rows(group);
     }
     table
 }

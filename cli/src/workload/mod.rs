@@ -15,7 +15,7 @@ mod models;
 use std::fmt;
 
 pub(crate) use self::mixes::Mix;
-pub(crate) use self::models::Model;
+pub(crate) use self::models::{Model, Variable};
 
 /// Lengths of a message's buffers, in bytes and in their order.
 pub(crate) type Message = Vec<u64>;

@@ -31,6 +31,11 @@ pub(crate) struct Variable {
 }
 
 impl Variable {
+    /// Lengths of its dimensions.
+    pub(crate) fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
     /// Number of elements.
     pub(crate) fn elements(&self) -> u64 {
         self.shape.iter().product()

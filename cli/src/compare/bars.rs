@@ -1,0 +1,155 @@
+//! Bars in groups, as SVG: the one kind of plot that reports have.
+
+use plotters::prelude::*;
+
+use crate::units;
+
+/// Least width of a plot, and height, in pixels.
+const WIDTH: u32 = 860;
+const HEIGHT: u32 = 420;
+
+/// A plot: groups side by side, in each of which every series has one bar at most.
+#[derive(Debug)]
+pub(crate) struct Bars<'a> {
+    pub(crate) title: &'a str,
+    pub(crate) x_axis: &'a str,
+    pub(crate) y_axis: &'a str,
+    /// Logarithmic axis; otherwise from zero.
+    pub(crate) logarithmic: bool,
+    /// Names beneath the groups.
+    pub(crate) groups: Vec<String>,
+    pub(crate) series: Vec<Series>,
+}
+
+/// Bars of one colour: a value for each group, where there is one.
+#[derive(Debug)]
+pub(crate) struct Series {
+    pub(crate) name: &'static str,
+    pub(crate) colour: RGBColor,
+    pub(crate) values: Vec<Option<f64>>,
+}
+
+/// Draws it; without a value above zero there is nothing to draw.
+pub(crate) fn draw(bars: &Bars<'_>) -> Result<String, String> {
+    let mut svg = String::new();
+    draw_into(bars, &mut svg).map_err(|error| error.to_string())?;
+    Ok(svg)
+}
+
+/// What the vertical axis shows.
+struct Axis {
+    logarithmic: bool,
+    foot: f64,
+    top: f64,
+}
+
+impl Axis {
+    /// One that has room for all values, if any is above zero.
+    fn of(bars: &Bars<'_>) -> Option<Self> {
+        let values = bars.series.iter().flat_map(|series| series.values.iter().flatten().copied());
+        let (least, most) = values
+            .filter(|value| *value > 0.0)
+            .fold((f64::MAX, 0.0_f64), |(least, most), value| (least.min(value), most.max(value)));
+        let logarithmic = bars.logarithmic;
+        let foot = if logarithmic { least.log10().floor() } else { 0.0 };
+        let top = if logarithmic { most.log10().ceil().max(foot + 1.0) } else { most * 1.15 };
+        (most > 0.0).then_some(Self { logarithmic, foot, top })
+    }
+
+    /// A logarithmic axis is drawn as the logarithm, so that bars can stand on its foot.
+    fn height(&self, value: f64) -> f64 {
+        if self.logarithmic { value.log10() } else { value }
+    }
+
+    fn value(&self, height: f64) -> f64 {
+        if self.logarithmic { 10_f64.powf(height) } else { height }
+    }
+}
+
+/// A width at which the names beneath the bars don't touch.
+fn width(groups: &[String]) -> u32 {
+    const CHARACTER: usize = 6;
+    const MARGINS: usize = 96;
+    let longest = groups.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    let names = groups.len().saturating_mul((longest + 2) * CHARACTER) + MARGINS;
+    u32::try_from(names).unwrap_or(WIDTH).max(WIDTH)
+}
+
+fn draw_into(bars: &Bars<'_>, svg: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+    let Some(axis) = Axis::of(bars) else { return Ok(()) };
+    let groups = &bars.groups;
+    let area = SVGBackend::with_string(svg, (width(groups), HEIGHT)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&area)
+        .caption(bars.title, ("sans-serif", 20))
+        .margin(12)
+        .x_label_area_size(48)
+        .y_label_area_size(72)
+        .build_cartesian_2d(0.0..groups.len() as f64, axis.foot..axis.top)?;
+    let name = |x: &f64| {
+        let group = groups.get(x.floor().max(0.0) as usize).filter(|_| (x.fract() - 0.5).abs() < 1e-6);
+        group.cloned().unwrap_or_default()
+    };
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .x_labels(groups.len() * 2 + 1)
+        .x_label_formatter(&name)
+        .y_label_formatter(&|y: &f64| units::digits(axis.value(*y)))
+        .x_desc(bars.x_axis)
+        .y_desc(bars.y_axis)
+        .draw()?;
+    // Bars stand side by side in the middle of their group.
+    let room = 0.96 / bars.series.len().max(4) as f64;
+    let margin = (1.0 - room * bars.series.len() as f64) / 2.0;
+    for (index, series) in bars.series.iter().enumerate() {
+        let colour = series.colour;
+        let rectangles = series.values.iter().enumerate().filter_map(|(group, value)| {
+            let value = value.filter(|value| *value > 0.0)?;
+            let left = group as f64 + margin + room * (index as f64 + 0.04);
+            let corners = [(left, axis.foot), (left + 0.92 * room, axis.height(value))];
+            Some(Rectangle::new(corners, colour.filled()))
+        });
+        chart
+            .draw_series(rectangles)?
+            .label(series.name)
+            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.3))
+        .draw()?;
+    area.present()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn bars_are_drawn_where_there_are_values_and_named() {
+        let series = |name, values: &[Option<f64>]| Series { name, colour: BLACK, values: values.to_vec() };
+        let mut bars = Bars {
+            title: "title",
+            x_axis: "across",
+            y_axis: "up",
+            logarithmic: false,
+            groups: vec!["first".to_owned(), "second".to_owned()],
+            series: vec![series("one", &[Some(3.0), None]), series("two", &[Some(0.0), Some(5.0)])],
+        };
+        for logarithmic in [false, true] {
+            bars.logarithmic = logarithmic;
+            let svg = draw(&bars).unwrap();
+            for text in ["title", "across", "up", "first", "second", "one", "two"] {
+                assert!(svg.contains(text), "{text}");
+            }
+        }
+        bars.series.clear();
+        assert_eq!(draw(&bars), Ok(String::new()));
+    }
+}

@@ -1,0 +1,63 @@
+//! The ways to move variables and gradients.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A way to move them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Mode {
+    /// A call for each variable over TCP: what the others are measured against.
+    GrpcTcp,
+    /// The same over this library's connector, RDMA required.
+    GrpcRdma,
+    /// Static slots, from memory that is not registered: copied first (the paper's RDMA.cp).
+    RdmaCp,
+    /// Static slots, from registered memory.
+    RdmaZerocp,
+}
+
+impl Mode {
+    pub(crate) const ALL: [Self; 4] = [Self::GrpcTcp, Self::GrpcRdma, Self::RdmaCp, Self::RdmaZerocp];
+
+    /// The name on the command line and in the JSON.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::GrpcTcp => "grpc-tcp",
+            Self::GrpcRdma => "grpc-rdma",
+            Self::RdmaCp => "rdma-cp",
+            Self::RdmaZerocp => "rdma-zerocp",
+        }
+    }
+
+    /// The mode called `name`.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+
+    /// Whether it goes by static slots, and not by calls.
+    pub(crate) const fn uses_slots(self) -> bool {
+        matches!(self, Self::RdmaCp | Self::RdmaZerocp)
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_distinct_and_read_back() {
+        for mode in Mode::ALL {
+            assert_eq!(Mode::from_name(mode.name()), Some(mode));
+            assert_eq!(serde_json::to_value(mode).ok(), Some(mode.name().into()));
+        }
+        assert_eq!(Mode::from_name("grpc-uds"), None);
+    }
+}
