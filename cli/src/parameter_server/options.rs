@@ -51,7 +51,7 @@ pub(crate) struct ParameterServerOptions {
           conflicts_with = "duration")]
     pub(crate) steps: Option<u32>,
     /// Calls that a worker has in flight at once in gRPC's modes
-    #[arg(long, value_name = "NUMBER", value_parser = parse_inflight, default_value = "8")]
+    #[arg(long, value_name = "NUMBER", value_parser = parse_inflight, default_value = "16")]
     pub(crate) inflight: usize,
     /// What receivers do with a variable or gradient once it is checked: look for the largest element, or nothing
     #[arg(long, value_name = "reduce-max|none", value_parser = parse_consume, default_value = "reduce-max")]

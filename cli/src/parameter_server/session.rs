@@ -14,7 +14,7 @@ use crate::failure::Failure;
 
 /// How long processes may take to be ready, on top of what their memory takes.
 const START: Duration = Duration::from_secs(30);
-/// What a mini-batch may take, and on top of it what each byte may.
+/// What a turn may take, on top of what its bytes would at [`SLOWEST`].
 const PATIENCE: Duration = Duration::from_secs(30);
 const SLOWEST: f64 = 20e6;
 /// When a process is lost others may be heard of first, which miss it.
@@ -63,7 +63,7 @@ impl Session {
         let (workers, server_ready, workers_ready) = (Vec::new(), Ready::default(), Vec::new());
         let mut session =
             Self { server, workers, heard, cell, server_ready, workers_ready, next: 0, reduces };
-        session.server_ready = match session.hear(deadline).await? {
+        session.server_ready = match session.hear(deadline, Who::Server).await? {
             (Who::Server, Report::Ready(ready)) => ready,
             (who, said) => return Err(unexpected(who, &said)),
         };
@@ -86,8 +86,8 @@ impl Session {
     /// Hears that the workers are ready, and tells the server where they listen.
     async fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
         let mut ready = vec![None; self.cell.workers];
-        while ready.iter().any(Option::is_none) {
-            match self.hear(deadline).await? {
+        while let Some(missing) = ready.iter().position(Option::is_none) {
+            match self.hear(deadline, Who::Worker(missing)).await? {
                 (Who::Worker(number), Report::Ready(it)) if number < ready.len() => ready[number] = Some(it),
                 (who, said) => return Err(unexpected(who, &said)),
             }
@@ -99,7 +99,7 @@ impl Session {
             return Ok(());
         }
         self.server.tell(&Command::Attach { workers }).await?;
-        match self.hear(deadline).await? {
+        match self.hear(deadline, Who::Server).await? {
             (Who::Server, Report::Attached) => Ok(()),
             (who, said) => Err(unexpected(who, &said)),
         }
@@ -133,14 +133,14 @@ impl Session {
             worker.tell(&command).await?;
         }
         let mut done = vec![None; self.workers.len()];
-        while done.iter().any(Option::is_none) {
-            match self.hear(deadline).await? {
+        while let Some(missing) = done.iter().position(Option::is_none) {
+            match self.hear(deadline, Who::Worker(missing)).await? {
                 (Who::Worker(number), Report::Done(it)) if number < done.len() => done[number] = Some(it),
                 (who, said) => return Err(unexpected(who, &said)),
             }
         }
         self.server.tell(&Command::Collect).await?;
-        let server = match self.hear(deadline).await? {
+        let server = match self.hear(deadline, Who::Server).await? {
             (Who::Server, Report::Done(it)) => it,
             (who, said) => return Err(unexpected(who, &said)),
         };
@@ -183,8 +183,8 @@ impl Session {
         Ok(())
     }
 
-    /// The next thing that a process says; one that fails or ends is the failure to report.
-    async fn hear(&mut self, deadline: Instant) -> Result<(Who, Report), Failure> {
+    /// The next thing that a process says, be it `awaited` or another; one that fails or ends is the failure to report.
+    async fn hear(&mut self, deadline: Instant, awaited: Who) -> Result<(Who, Report), Failure> {
         match tokio::time::timeout_at(deadline, self.heard.recv()).await {
             Ok(Some((who, Heard::Said(Report::Failed { reason, usage: true })))) => {
                 Err(Failure::Usage(format!("{who}: {reason}")))
@@ -198,7 +198,7 @@ impl Session {
             }
             Ok(Some((who, Heard::Ended(status)))) => Err(ended(who, status)),
             Ok(None) => Err(Failure::run("all processes have ended")),
-            Err(_) => Err(Failure::run("a process gave no answer in time: it is stuck")),
+            Err(_) => Err(Failure::run(format!("{awaited} gave no answer in time: it is stuck"))),
         }
     }
 
