@@ -1,4 +1,5 @@
-//! The `tonic-rdma` command: compares transports, says which RDMA devices there are, and tunes them.
+//! The `tonic-rdma` command: compares transports, moves a parameter server's traffic over them, says which RDMA devices there
+//! are, and tunes them.
 #![forbid(unsafe_code)]
 
 mod args;
