@@ -137,7 +137,7 @@ mod tests {
         assert_eq!((row.minibatches, row.variables, row.bytes), (12, 11, 29_278_112));
         // Four in 2 × 40 ms.
         assert!((row.minibatches_per_s - 50.0).abs() < 1e-9, "{row:?}");
-        assert_eq!((row.p50_ms, row.max_ms, row.cpu_ms_per_minibatch), (20.0, 180.0, 2.0));
+        assert_eq!((row.p50_ms, row.max_ms, row.cpu_ms_per_minibatch), (40.0, 180.0, 2.0));
         assert!((row.gbytes_per_s - 50.0 * 2.0 * 29_278_112.0 / 1e9).abs() < 1e-9);
     }
 
