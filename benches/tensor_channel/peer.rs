@@ -1,13 +1,14 @@
 //! The other process: this binary once more, which serves until its standard input ends.
 
 use std::future::Future;
-use std::io::{BufRead, BufReader, Read as _};
+use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::runtime::Runtime;
+use tokio::sync::Notify;
 use tonic_rdma::runtime::idle_polling;
 use tonic_rdma::tensor::{
     Channel, Dtype, MemRegion, Offer, RdmaDevice, Rights, Settings, Shape, TensorMut, TensorSpec,
@@ -133,20 +134,25 @@ pub(crate) fn run(arguments: &[String]) {
     let length: u64 = length.parse().expect("a length");
     pin(core.parse().expect("a core"));
     let stop = Arc::new(AtomicBool::new(false));
-    let stopping = Arc::clone(&stop);
+    let ended = Arc::new(Notify::new());
+    let (stopping, ending) = (Arc::clone(&stop), Arc::clone(&ended));
     std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         stopping.store(true, Ordering::Relaxed);
-        // Whoever sleeps has nothing to lose.
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        std::process::exit(0);
+        ending.notify_one();
     });
-    runtime().block_on(serve(role, length, &stop));
+    runtime().block_on(async {
+        tokio::select! {
+            () = serve(role, length, &stop) => {}
+            () = ended.notified() => {}
+        }
+    });
 }
 
 async fn serve(role: Role, length: u64, stop: &AtomicBool) {
     let device = RdmaDevice::bind(Settings::new(1, 1), "127.0.0.1:0").await.unwrap();
-    let ready = || println!("{}", device.endpoint());
+    let mut output = std::io::stdout();
+    let mut ready = || writeln!(output, "{}", device.endpoint()).unwrap();
     let running = || !stop.load(Ordering::Relaxed);
     match role {
         Role::Static => {
