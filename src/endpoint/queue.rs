@@ -197,6 +197,11 @@ impl Queue {
         self.batch.try_lock().map_or_else(|_| Polled::default(), |mut batch| self.poll_with(&mut batch))
     }
 
+    /// The same, and waits for whoever is in the middle of it.
+    pub(crate) fn poll_now(&self) -> Polled {
+        self.poll_with(&mut lock(&self.batch))
+    }
+
     /// Polls until nothing comes any more, waiting for whoever is in the middle of it.
     pub(crate) fn drain(&self) {
         /// A peer that sends as fast as we take must not keep us here.
