@@ -48,6 +48,8 @@ pub(super) struct Export {
     rights: Rights,
     /// Peers that attached, and their rights; gone with their link.
     attached: Mutex<HashMap<LinkId, Attached>>,
+    /// Why the last one went, until another comes.
+    lost: Mutex<Option<ChannelError>>,
     notices: AtomicU64,
 }
 
@@ -89,6 +91,7 @@ impl RdmaDevice {
             memory,
             rights,
             attached: Mutex::default(),
+            lost: Mutex::default(),
             notices: AtomicU64::new(0),
         });
         self.offer(name, Offered::Region(Arc::downgrade(&export)))?;
@@ -113,10 +116,10 @@ impl ExportedRegion {
         self.export.take_notice() || (self.export.poll() && self.export.take_notice())
     }
 
-    /// Waits for a peer to tell of a change.
+    /// Waits for a peer to tell of a change, or for one to attach if none ever was.
     ///
     /// # Errors
-    /// The last peer that was attached has gone.
+    /// The last peer that was attached has gone, and no other has come since.
     pub async fn notice(&self) -> Result<(), ChannelError> {
         loop {
             if self.try_notice() {
@@ -129,6 +132,11 @@ impl ExportedRegion {
                     .filter_map(|it| Some((it.link.upgrade()?, Arc::clone(&it.end), it.taken + 1)))
                     .collect()
             };
+            if waits.is_empty()
+                && let Some(fault) = lock(&self.export.lost).clone()
+            {
+                return Err(fault);
+            }
             match &waits[..] {
                 [(link, end, target)] => {
                     Wait::until(link, end, 0, link.count(end.pair()), *target, false).await?;
@@ -214,15 +222,17 @@ impl Export {
         let end = link.add_end(|pair| End::new(pair, peer_pair, Arrivals::Count, owner))?;
         let (pair, place) = (end.pair(), grant.place());
         let link_of = Arc::downgrade(link);
+        *lock(&self.lost) = None;
         attached.insert(*link.id(), Attached { link: link_of, end, taken: 0, place, _grant: grant });
         Ok((pair, place))
     }
 }
 
 impl Owner for Export {
-    fn link_ended(&self, _: &ChannelError) {
+    fn link_ended(&self, fault: &ChannelError) {
         let mut gone = Vec::new();
         let mut attached = lock(&self.attached);
+        *lock(&self.lost) = Some(fault.clone());
         attached.retain(|_, it| {
             let stays = it.link.upgrade().is_some_and(|link| link.fault().is_none());
             if !stays {
