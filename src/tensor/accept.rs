@@ -3,7 +3,9 @@
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio_stream::Stream;
 use tonic::Status;
 
@@ -24,11 +26,17 @@ use crate::wire::tensor_metadata::Metadata as WireMetadata;
 /// Version of the service that this end speaks.
 pub(super) const VERSION: u32 = 1;
 
+/// A link that a peer opened.
+pub(super) struct Accepted {
+    pub(super) link: Weak<Link>,
+    /// Tells the link's keeper that the peer has confirmed it; nothing afterwards.
+    unconfirmed: Option<oneshot::Sender<()>>,
+}
+
 /// The answers to an `Open`: one, and then nothing until the link ends. Dropping it, as tonic does when the peer's connection
 /// ends, ends the link.
 pub(super) struct Answers {
-    link: Arc<Link>,
-    shared: Weak<Shared>,
+    link: Weak<Link>,
     first: Option<OpenReply>,
     ended: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
@@ -50,12 +58,18 @@ pub(super) async fn open(
         let most = Settings::MAX_QPS;
         return Err(Status::invalid_argument(format!("{count} queue pairs: a link has from 1 to {most}")));
     }
-    let links = shared.links().len();
-    if links >= shared.settings.links {
-        return Err(Status::resource_exhausted(format!("there are {links} links, which is the limit")));
-    }
+    let most = shared.settings.links;
+    let place = Arc::clone(&shared.places).try_acquire_owned();
+    let place = place
+        .map_err(|_| Status::resource_exhausted(format!("there are {most} links, which is the limit")))?;
     let provider = Provider::named(&request.provider)
         .ok_or_else(|| Status::invalid_argument(format!("no provider {:?}", request.provider)))?;
+    let length = request.endpoint.len();
+    if length > MAX_NAME {
+        return Err(Status::invalid_argument(format!(
+            "an endpoint of {length} bytes; it takes at most {MAX_NAME}"
+        )));
+    }
     let name = if request.endpoint.is_empty() { caller } else { request.endpoint.clone() };
     let peer = peer_end(name.into(), &request.queue_pairs, request.words, &request)
         .map_err(Status::invalid_argument)?;
@@ -71,15 +85,44 @@ pub(super) async fn open(
     };
     let exchange = shared.exchange();
     let connected = tokio::task::spawn_blocking(move || prepared.connect(id, &peer, exchange)).await;
-    let link = connected.map_err(internal)?.map_err(internal)?;
-    lock(&shared.accepted).insert(id, Arc::downgrade(&link));
+    let link = connected.map_err(internal)?;
+    let link =
+        link.map_err(|error| Status::failed_precondition(format!("the two ends do not fit: {error}")))?;
+    let (unconfirmed, confirmed) = oneshot::channel();
+    let weak = Arc::downgrade(&link);
+    lock(&shared.accepted).insert(id, Accepted { link: weak.clone(), unconfirmed: Some(unconfirmed) });
     let ended = Box::pin(link.ended());
-    Ok(Answers { link, shared: Arc::downgrade(shared), first: Some(reply), ended })
+    tokio::spawn(keep(link, Arc::downgrade(shared), confirmed, shared.settings.patience, place));
+    Ok(Answers { link: weak, first: Some(reply), ended })
+}
+
+/// Keeps a link until it ends, and ends one that its peer does not confirm in time. Not left to the call's answers: a peer
+/// that takes none would keep them from being looked at.
+async fn keep(
+    link: Arc<Link>,
+    shared: Weak<Shared>,
+    confirmed: oneshot::Receiver<()>,
+    patience: Duration,
+    place: OwnedSemaphorePermit,
+) {
+    tokio::select! {
+        () = link.ended() => {}
+        told = tokio::time::timeout(patience, confirmed) => match told {
+            Ok(_) => link.ended().await,
+            Err(_) => {
+                link.fail(ChannelError::TimedOut { what: "the peer's confirmation", limit: patience });
+            }
+        }
+    }
+    if let Some(shared) = shared.upgrade() {
+        lock(&shared.accepted).remove(link.id());
+    }
+    drop((link, place));
 }
 
 /// The peer has connected its end; both have read what the other keeps for them.
 pub(super) fn confirm(shared: &Shared, request: &ConfirmRequest) -> Result<ConfirmReply, Status> {
-    let link = find(shared, &request.link)?;
+    let (id, link) = find(shared, &request.link)?;
     let probes: Vec<_> = link.ports().map(|port| port.probe()).collect();
     let right = request.read.len() == probes.len()
         && probes.iter().zip(&request.read).all(|(probe, read)| probe.ours.is_none_or(|ours| ours == *read));
@@ -88,18 +131,30 @@ pub(super) fn confirm(shared: &Shared, request: &ConfirmRequest) -> Result<Confi
         link.fail(fault.clone());
         return Err(Status::failed_precondition(fault.to_string()));
     }
+    let unconfirmed = lock(&shared.accepted).get_mut(&id).and_then(|it| it.unconfirmed.take());
+    if let Some(keeper) = unconfirmed {
+        // It listens for as long as the link lives.
+        let _ = keeper.send(());
+    }
     Ok(ConfirmReply { read: probes.iter().map(|probe| probe.peers.unwrap_or(0)).collect() })
 }
 
 /// Gives a peer its right to what is on offer under a name.
 pub(super) fn attach(shared: &Shared, request: &AttachRequest) -> Result<AttachReply, Status> {
-    let link = find(shared, &request.link)?;
+    let (id, link) = find(shared, &request.link)?;
+    if lock(&shared.accepted).get(&id).is_none_or(|it| it.unconfirmed.is_some()) {
+        return Err(Status::failed_precondition("the link has to be confirmed first"));
+    }
     let name = &request.name;
     if !(1..=MAX_NAME).contains(&name.len()) {
         let length = name.len();
         return Err(Status::invalid_argument(format!(
             "a name of {length} bytes; it takes from 1 to {MAX_NAME}"
         )));
+    }
+    if request.words as usize >= Link::PAIRS {
+        let (pair, pairs) = (request.words, Link::PAIRS);
+        return Err(Status::invalid_argument(format!("pair {pair} of the caller's words; it has {pairs}")));
     }
     let offered = lock(&shared.offered).get(&**name).cloned();
     let missing = || Status::not_found(format!("nothing is on offer under {name:?}"));
@@ -175,10 +230,11 @@ fn expect_kind(request: &AttachRequest, kind: Kind) -> Result<(), Status> {
     Err(Status::invalid_argument(format!("{name:?} is {found}, not {asked}")))
 }
 
-fn find(shared: &Shared, id: &[u8]) -> Result<Arc<Link>, Status> {
+fn find(shared: &Shared, id: &[u8]) -> Result<(LinkId, Arc<Link>), Status> {
     let missing = || Status::not_found("no such link");
     let id = LinkId::try_from(id).map_err(|_| missing())?;
-    lock(&shared.accepted).get(&id).and_then(Weak::upgrade).ok_or_else(missing)
+    let link = lock(&shared.accepted).get(&id).and_then(|it| it.link.upgrade());
+    Ok((id, link.ok_or_else(missing)?))
 }
 
 fn invalid(name: &str, error: impl std::fmt::Display) -> Status {
@@ -209,13 +265,11 @@ impl Stream for Answers {
 
 impl Drop for Answers {
     fn drop(&mut self) {
-        let link = &self.link;
-        link.fail(ChannelError::PeerLost {
-            peer: Arc::clone(link.peer()),
-            reason: "it ended the connection, or died".into(),
-        });
-        if let Some(shared) = self.shared.upgrade() {
-            lock(&shared.accepted).remove(link.id());
+        if let Some(link) = self.link.upgrade() {
+            link.fail(ChannelError::PeerLost {
+                peer: Arc::clone(link.peer()),
+                reason: "it ended the connection, or died".into(),
+            });
         }
     }
 }

@@ -6,11 +6,12 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 
 use tokio::net::ToSocketAddrs;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, Semaphore};
 use tokio::task::AbortHandle;
 use tokio_stream::StreamExt as _;
 use tonic::transport::Server;
 
+use super::accept::Accepted;
 use super::exchange::{Exchange, Offers, Requests};
 use super::landing::Landing;
 use super::link::{Link, LinkId};
@@ -61,7 +62,9 @@ pub(super) struct Shared {
     address: Option<SocketAddr>,
     pub(super) runtime: tokio::runtime::Handle,
     /// Links that peers opened, by what names them.
-    pub(super) accepted: Mutex<HashMap<LinkId, Weak<Link>>>,
+    pub(super) accepted: Mutex<HashMap<LinkId, Accepted>>,
+    /// How many more may be opened by peers.
+    pub(super) places: Arc<Semaphore>,
     /// Links that were opened here, by endpoint.
     pub(super) opened: tokio::sync::Mutex<HashMap<Arc<str>, Arc<OnceCell<Channel>>>>,
     pub(super) offered: Mutex<HashMap<Arc<str>, Offered>>,
@@ -145,6 +148,7 @@ impl RdmaDevice {
         let limit = settings.config.pinned();
         let budget = Budget::for_process(false, Some(limit.unwrap_or(u64::MAX)));
         let landing = Landing::new(&budget);
+        let places = settings.links.min(Semaphore::MAX_PERMITS);
         let shared = Arc::new(Shared {
             offers: Offers::new(&settings, &landing),
             landing,
@@ -153,6 +157,7 @@ impl RdmaDevice {
             address,
             runtime: tokio::runtime::Handle::current(),
             accepted: Mutex::default(),
+            places: Arc::new(Semaphore::new(places)),
             opened: tokio::sync::Mutex::default(),
             offered: Mutex::default(),
             server: Mutex::default(),
@@ -243,7 +248,8 @@ impl Shared {
     /// Links that live, of either origin.
     pub(super) fn links(&self) -> Vec<Arc<Link>> {
         let accepted = lock(&self.accepted);
-        accepted.values().filter_map(Weak::upgrade).filter(|link| link.fault().is_none()).collect()
+        let links = accepted.values().filter_map(|it| it.link.upgrade());
+        links.filter(|link| link.fault().is_none()).collect()
     }
 }
 

@@ -96,6 +96,9 @@ impl Drop for Seat {
 }
 
 impl Link {
+    /// Pairs of words that each end has: slots and regions that a link serves in its life.
+    pub(super) const PAIRS: usize = Words::PAIRS;
+
     pub(super) fn id(&self) -> &LinkId {
         &self.id
     }
