@@ -11,6 +11,11 @@ pub mod parameters {
     tonic::include_proto!("tonic_rdma.parameters.v1");
 }
 
+/// The service of a tensor device, for who speaks to one by hand.
+pub mod tensor_device {
+    tonic::include_proto!("tonic_rdma.tensor.v1");
+}
+
 /// The service behind `tonic-rdma compare --workload`.
 pub mod tensors {
     tonic::include_proto!("tonic_rdma.tensors.v1");

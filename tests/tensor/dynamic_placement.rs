@@ -3,7 +3,7 @@
 use tonic_rdma::memory::Pool;
 use tonic_rdma::tensor::{Dtype, Settings, Shape, Tensor, TensorMut, TensorSpec};
 
-use crate::{WAYS, pair_with, pattern};
+use crate::{pair_with, pattern, ways};
 
 fn tensor(pool: Option<&Pool>, seed: u64, dims: &[u64]) -> Tensor {
     let spec = TensorSpec::new(Dtype::U16, Shape::new(dims).unwrap()).unwrap();
@@ -18,7 +18,7 @@ fn tensor(pool: Option<&Pool>, seed: u64, dims: &[u64]) -> Tensor {
 
 #[tokio::test]
 async fn shapes_that_change() {
-    for way in WAYS {
+    for way in ways().await {
         let (server, _client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
         let mut receiver = server.dynamic_receiver("activations", 2).unwrap();
         let mut sender = channel.dynamic_sender("activations").await.unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tonic_rdma::tensor::{Block, Direction, Rights, Settings};
 
-use crate::{WAYS, pair, pair_with, pattern};
+use crate::{pair, pair_with, pattern, ways};
 
 #[tokio::test]
 async fn there_and_back() {
@@ -73,7 +73,7 @@ async fn a_callback_instead_of_a_future() {
 
 #[tokio::test]
 async fn thousands_of_blocks_and_one_notice() {
-    for way in WAYS {
+    for way in ways().await {
         let (server, client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
         assert_eq!(channel.notification(), way);
         let (count, length) = (4096_u64, 512_u64);

@@ -7,7 +7,7 @@ use tonic_rdma::tensor::{
     ChannelError, Dtype, Offer, Requested, Settings, Shape, Tensor, TensorMut, TensorSpec,
 };
 
-use crate::{WAYS, pair, pair_with, pattern};
+use crate::{pair, pair_with, pattern, ways};
 
 fn tensor(seed: u64, length: u64) -> Tensor {
     let spec = TensorSpec::new(Dtype::U8, Shape::new(&[length]).unwrap()).unwrap();
@@ -25,7 +25,7 @@ fn arrived(requested: Result<Requested, ChannelError>) -> Tensor {
 
 #[tokio::test]
 async fn request_or_tensor_first_and_shapes_that_change() {
-    for way in WAYS {
+    for way in ways().await {
         for validate in [false, true] {
             let settings = Settings::new(1, 2).notification(way).validate(validate);
             let (server, _client, channel) = pair_with(settings).await;

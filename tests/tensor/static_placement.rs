@@ -3,7 +3,7 @@
 use tonic_rdma::memory::Pool;
 use tonic_rdma::tensor::{Dtype, Settings, Shape, Tensor, TensorMut, TensorSpec};
 
-use crate::{WAYS, pair, pair_with, pattern};
+use crate::{pair, pair_with, pattern, ways};
 
 fn bytes(length: u64) -> TensorSpec {
     TensorSpec::new(Dtype::U8, Shape::new(&[length]).unwrap()).unwrap()
@@ -11,7 +11,7 @@ fn bytes(length: u64) -> TensorSpec {
 
 #[tokio::test]
 async fn every_length_by_every_way() {
-    for way in WAYS {
+    for way in ways().await {
         let (server, client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
         for length in [0_u64, 1, 7, 8, 64, 4095, 4096, 4097, 65_536, 1_000_003] {
             let (name, spec) = (format!("slot {length}"), bytes(length));
@@ -40,7 +40,7 @@ async fn every_length_by_every_way() {
 
 #[tokio::test]
 async fn as_many_are_under_way_as_there_are_buffers() {
-    for way in WAYS {
+    for way in ways().await {
         let (server, _client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
         let spec = bytes(100);
         let mut receiver = server.static_receiver("slot", &spec, 3).unwrap();
