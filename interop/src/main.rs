@@ -1,8 +1,10 @@
 //! Our side of the checks against stock gRPC peers.
 //!
 //! `interop-peer serve` listens on a free port of this machine, prints it, and serves the Transfer service for RDMA
-//! peers and stock clients alike. `interop-peer call ADDRESS` calls that service, which a stock server may provide, and
+//! peers and stock clients alike. `interop-peer tensors` prints the port of a tensor device. `interop-peer call ADDRESS` calls that service, which a stock server may provide, and
 //! checks what comes back. Payloads are never zeros: byte `i` is `(i * 31 + seed) mod 251`.
+
+mod tensors;
 
 use std::process::ExitCode;
 
@@ -111,8 +113,9 @@ async fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve"] => serve().await,
+        ["tensors"] => tensors::serve().await,
         ["call", address] => call(address).await,
-        _ => Err("usage: interop-peer serve | interop-peer call ADDRESS".into()),
+        _ => Err("usage: interop-peer serve | interop-peer tensors | interop-peer call ADDRESS".into()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

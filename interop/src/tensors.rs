@@ -1,0 +1,28 @@
+//! A tensor device for stock clients to look at.
+
+use tonic_rdma::Config;
+use tonic_rdma::tensor::{Dtype, RdmaDevice, Rights, Settings, Shape, TensorSpec};
+
+use super::Failure;
+
+/// Offers a region and two slots, into one of which a tensor has come; prints the port, and stays.
+#[expect(clippy::print_stdout, reason = "the port is what the script waits for")]
+pub(super) async fn serve() -> Result<(), Failure> {
+    let settings = Settings::new(1, 2).config(Config::from_env()?);
+    let device = RdmaDevice::bind(settings.clone(), "127.0.0.1:0").await?;
+    let _parameters = device.export("parameters", device.allocate(1 << 20)?, Rights::READ_WRITE)?;
+    let weights = TensorSpec::new(Dtype::F32, Shape::new(&[1024, 1000])?)?;
+    let mut receiver = device.static_receiver("weights", &weights, 2)?;
+    let _activations = device.dynamic_receiver("activations", 4)?;
+
+    let worker = RdmaDevice::bind(settings, "127.0.0.1:0").await?;
+    let channel = worker.channel(&device.endpoint(), 0).await?;
+    let mut sender = channel.static_sender("weights", &weights).await?;
+    let region = worker.allocate(weights.bytes().unwrap_or(0) as usize)?;
+    let (sent, arrived) = tokio::join!(sender.send_region(region), receiver.recv());
+    sent.1?;
+    drop(arrived?);
+
+    println!("{}", device.local_addr().map_or(0, |address| address.port()));
+    std::future::pending().await
+}

@@ -1,0 +1,7 @@
+use tonic_rdma::tensor::{Arrived, StaticReceiver};
+
+fn outlives_the_slot(mut receiver: StaticReceiver) -> Option<Arrived<'static>> {
+    receiver.try_recv().unwrap()
+}
+
+fn main() {}
