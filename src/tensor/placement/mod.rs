@@ -72,6 +72,8 @@ enum Attachment {
         by: Attached,
         _grant: Grant,
     },
+    /// The last one is going: its right is being taken away.
+    Leaving(ChannelError),
     /// The last one is gone.
     Lost(ChannelError),
 }
@@ -183,14 +185,14 @@ impl Placement {
     pub(super) fn peer(&self) -> Option<String> {
         match &*lock(&self.attachment) {
             Attachment::Attached { by, .. } => Some(by.link.peer().to_string()),
-            Attachment::Vacant | Attachment::Lost(_) => None,
+            Attachment::Vacant | Attachment::Leaving(_) | Attachment::Lost(_) => None,
         }
     }
 
     /// Lets a sender of the peer of `link` write, from now on alone. Yields its number, its memory, and the first epoch.
     ///
     /// # Errors
-    /// Another peer is attached, or what the last sender sent is still in use.
+    /// Another peer is attached or has not quite gone, or what the last sender sent is still in use.
     pub(super) fn attach(
         self: &Arc<Self>,
         link: &Arc<Link>,
@@ -203,7 +205,7 @@ impl Placement {
         {
             return Err(AttachError::Taken(by.link.peer().to_string()));
         }
-        if !self.hold(Holder::Attaching) {
+        if matches!(&*attachment, Attachment::Leaving(_)) || !self.hold(Holder::Attaching) {
             return Err(AttachError::InUse);
         }
         let attached = self.attach_anew(&mut attachment, link, peer_pair, port);
@@ -267,7 +269,7 @@ impl Placement {
         match &*lock(&self.attachment) {
             Attachment::Vacant => Ok(None),
             Attachment::Attached { by, .. } => Ok(Some(by.clone())),
-            Attachment::Lost(fault) => Err(fault.clone()),
+            Attachment::Leaving(fault) | Attachment::Lost(fault) => Err(fault.clone()),
         }
     }
 }
@@ -284,13 +286,15 @@ impl Owner for Placement {
     fn link_ended(&self, fault: &ChannelError) {
         let mut attachment = lock(&self.attachment);
         let ours = matches!(&*attachment, Attachment::Attached { by, .. } if by.link.fault().is_some());
-        if ours {
-            let before = std::mem::replace(&mut *attachment, Attachment::Lost(fault.clone()));
-            self.lost.store(true, Ordering::SeqCst);
-            drop(attachment);
-            // The peer's right ends with this: outside the lock, as it may wait for the peer.
-            drop(before);
+        if !ours {
+            return;
         }
+        let before = std::mem::replace(&mut *attachment, Attachment::Leaving(fault.clone()));
+        self.lost.store(true, Ordering::SeqCst);
+        drop(attachment);
+        // The peer's right ends with this, before anybody else gets one: outside the lock, as it may wait for the peer.
+        drop(before);
+        *lock(&self.attachment) = Attachment::Lost(fault.clone());
     }
 }
 
