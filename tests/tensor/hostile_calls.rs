@@ -105,9 +105,14 @@ async fn attaching() {
         assert_eq!(status.code(), Code::InvalidArgument, "garbage for metadata: {status}");
     }
     served.check().await;
-    link.peer.client.attach(good.clone()).await.unwrap();
-    let twice = link.peer.client.attach(good).await.unwrap_err();
-    assert_eq!(twice.code(), Code::AlreadyExists, "{twice}");
+    // Twice by the same peer: the second takes the first one's place. By another: it is taken.
+    let first = link.peer.client.attach(good.clone()).await.unwrap().into_inner();
+    let second = link.peer.client.attach(good).await.unwrap().into_inner();
+    assert!(second.epoch > first.epoch, "{} after {}", second.epoch, first.epoch);
+    let mut other = RawPeer::new(&served.endpoint).await.link().await;
+    let request = other.attach_request("dynamic", Kind::Dynamic);
+    let taken = other.peer.client.attach(request).await.unwrap_err();
+    assert_eq!(taken.code(), Code::AlreadyExists, "{taken}");
     // A region may be had twice, and is the same.
     assert_eq!(link.attach("region").await, link.attach("region").await);
     served.check().await;
