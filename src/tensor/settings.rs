@@ -65,7 +65,7 @@ impl Settings {
         self
     }
 
-    /// How long a peer may take to answer when a link or a slot is made. 10 seconds.
+    /// How long a peer may take to answer when a link or a slot is made, or to confirm a link that it has opened. 10 seconds.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self

@@ -160,7 +160,6 @@ async fn a_flood_of_requests() {
     }
     served.check().await;
     let held = served.server.held();
-    println!("after the flood: {held:?}");
     assert!(held.requests <= 1024, "{held:?}");
     drop(link);
     eventually("its end", async || served.server.held().requests == 0).await;

@@ -1,5 +1,11 @@
 //! The tensor channel between two devices.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests, some of which say why they skip"
+)]
 
 mod dynamic_placement;
 mod hostile_calls;

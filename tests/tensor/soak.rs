@@ -193,11 +193,11 @@ async fn rendezvous(ends: Ends, seed: u64, total: usize) {
             let pool = step.is_multiple_of(2).then_some(&pool);
             ends.there.put(&name, step, Offer::Tensor(tensor(pool, seed ^ step, length)), 1).unwrap();
         };
-        if step % 3 == 0 {
+        if step.is_multiple_of(3) {
             offer();
         }
         let request = ends.to.request(&name, step);
-        if step % 3 != 0 {
+        if !step.is_multiple_of(3) {
             tokio::task::yield_now().await;
             offer();
         }

@@ -154,9 +154,10 @@ fn whoever_lends_tensors() {
 fn whoever_asks() {
     alone(Runtime::MultiThread, async {
         die("requests", async |ours, start| {
+            let sent = tensor(1, LARGE);
             for round in 0..3 {
                 for step in 0..20 {
-                    let offer = Offer::Tensor(tensor(step, LARGE));
+                    let offer = Offer::Tensor(sent.clone());
                     // What the last one took is gone; the rest is on offer still.
                     match ours.put("weights", step, offer, 1) {
                         Ok(()) => {}
