@@ -97,15 +97,26 @@ async fn batch(device: &RdmaDevice, channel: &Channel) {
     }
 }
 
+/// Attaches as soon as it can: the death of the one before may not have been noticed yet.
+async fn attached<T>(attach: impl AsyncFn() -> Result<T, ChannelError>) -> T {
+    loop {
+        match attach().await {
+            Ok(sender) => return sender,
+            Err(ChannelError::Refused { .. }) => tokio::time::sleep(Duration::from_micros(300)).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
 async fn stream(channel: &Channel, slot: &str, length: usize) {
-    let mut sender = channel.static_sender(slot, &spec(length)).await.unwrap();
+    let mut sender = attached(async || channel.static_sender(slot, &spec(length)).await).await;
     for seed in 0.. {
         sender.send_bytes(&content(seed, length)).await.unwrap();
     }
 }
 
 async fn notes(channel: &Channel) {
-    let mut sender = channel.dynamic_sender("dynamic").await.unwrap();
+    let mut sender = attached(async || channel.dynamic_sender("dynamic").await).await;
     let pool = Pool::for_sending(4 * LARGE as u64);
     let mut tensor = TensorMut::in_pool(spec(LARGE), &pool).unwrap();
     tensor.bytes_mut().copy_from_slice(&content(1, LARGE));
@@ -137,14 +148,8 @@ async fn rush(endpoint: &str, process: u64) {
     let length = 300_001;
     let device = device().await;
     say("here");
-    let mut sender = loop {
-        let channel = device.channel(endpoint, 0).await.unwrap();
-        match channel.static_sender("slot", &spec(length)).await {
-            Ok(sender) => break sender,
-            Err(ChannelError::Refused { .. }) => tokio::time::sleep(Duration::from_micros(300)).await,
-            Err(error) => panic!("{error}"),
-        }
-    };
+    let sender = async || device.channel(endpoint, 0).await?.static_sender("slot", &spec(length)).await;
+    let mut sender = attached(sender).await;
     for number in 0.. {
         sender.send_bytes(&content(process << 32 | number, length)).await.unwrap();
     }
