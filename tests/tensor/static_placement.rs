@@ -152,3 +152,44 @@ fn ends_that_only_look_at_memory_go_on_for_ever() {
     });
     serving.join().unwrap();
 }
+
+/// As a thread does that has a core of its own: nothing but looking, and the runtime never polls anything.
+#[tokio::test]
+async fn thousands_by_looking_alone() {
+    for way in WAYS {
+        let (server, _client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
+        for length in [64_u64, 100_000] {
+            let (name, spec) = (format!("slot {length}"), bytes(length));
+            let mut receiver = server.static_receiver(&name, &spec, 3).unwrap();
+            let mut sender = channel.static_sender(&name, &spec).await.unwrap();
+            assert_eq!(sender.pending().unwrap(), 0);
+            let pool = Pool::for_sending(1 << 20);
+            let content = pattern(length, length as usize + 64);
+            let mut buffer = pool.allocate(content.len()).unwrap();
+            buffer.copy_from_slice(&content);
+            let whole = Tensor::from_buffer(bytes(length + 64), buffer).unwrap();
+            for round in 0..3000_u64 {
+                let start = round % 64;
+                sender.start_tensor(&whole.slice(start..start + length).unwrap()).unwrap();
+                assert_eq!(sender.pending().unwrap(), 1);
+                let mut looks = 0;
+                let arrived = loop {
+                    if let Some(arrived) = receiver.try_recv().unwrap() {
+                        break arrived;
+                    }
+                    looks += 1;
+                    assert!(looks < 1_000_000, "{way:?}: round {round} does not arrive");
+                    assert_eq!(sender.pending().unwrap(), 1);
+                };
+                let mut found = vec![0; length as usize];
+                arrived.copy_to(&mut found).unwrap();
+                assert!(found == content[start as usize..][..length as usize], "{way:?}, round {round}");
+                drop(arrived);
+                while sender.pending().unwrap() > 0 {
+                    looks += 1;
+                    assert!(looks < 1_000_000, "{way:?}: round {round} is not released");
+                }
+            }
+        }
+    }
+}

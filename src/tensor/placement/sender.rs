@@ -31,7 +31,10 @@ pub(super) struct Sender {
 }
 
 impl Sender {
+    /// Every so many times that a release has not come, the devices are looked at.
     const LOOK_EVERY: u32 = 1 << 12;
+    /// The same for the queue, where what is long waits for what was posted before it.
+    const POLL_EVERY: u32 = 1 << 4;
 
     /// Attaches to the peer's slot `name`, for payloads of `payload` bytes.
     pub(super) async fn attach(
@@ -105,18 +108,38 @@ impl Sender {
 
     /// Whether there is a buffer free.
     pub(super) fn is_ready(&mut self) -> Result<bool, ChannelError> {
-        if self.released() >= self.due() {
-            self.link.check()?;
-            return Ok(true);
-        }
-        self.misses = self.misses.wrapping_add(1);
-        if self.link.notification() != Notification::Word {
-            self.link.poll(self.port);
-        } else if self.misses.is_multiple_of(Self::LOOK_EVERY) {
-            self.link.look()?;
+        if self.released() < self.due() {
+            self.missed()?;
         }
         self.link.check()?;
         Ok(self.released() >= self.due())
+    }
+
+    /// How many were sent and are not released yet.
+    pub(super) fn pending(&mut self) -> Result<u64, ChannelError> {
+        if self.unreleased() > 0 {
+            self.missed()?;
+        }
+        self.link.check()?;
+        Ok(self.unreleased())
+    }
+
+    /// The peer writes the count: it is not taken for more than was sent.
+    fn unreleased(&self) -> u64 {
+        let all = self.next - self.first;
+        self.next.saturating_sub(1).saturating_sub(self.released()).min(all)
+    }
+
+    /// What is waited for is not there: does anybody live?
+    fn missed(&mut self) -> Result<(), ChannelError> {
+        self.misses = self.misses.wrapping_add(1);
+        if self.link.notification() != Notification::Word || self.misses.is_multiple_of(Self::POLL_EVERY) {
+            self.link.poll(self.port);
+        }
+        if self.misses.is_multiple_of(Self::LOOK_EVERY) {
+            self.link.look()?;
+        }
+        Ok(())
     }
 
     /// Waits for one.

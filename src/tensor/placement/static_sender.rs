@@ -56,12 +56,21 @@ impl StaticSender {
         self.sender.ready().await
     }
 
+    /// How many of the tensors that were sent have not been taken and released yet. It costs one load, so it can be asked
+    /// again and again: this is how a thread that only polls learns that a tensor has arrived.
+    ///
+    /// # Errors
+    /// The receiver has gone.
+    pub fn pending(&mut self) -> Result<u64, ChannelError> {
+        self.sender.pending()
+    }
+
     /// Waits until everything that was sent has been taken, and released.
     ///
     /// # Errors
     /// The receiver has gone.
     pub async fn flush(&mut self) -> Result<(), ChannelError> {
-        let last = self.sender.next() - 1;
+        let last = self.sender.next().saturating_sub(1);
         if last < self.sender.first() {
             return Ok(());
         }
@@ -103,13 +112,28 @@ impl StaticSender {
     pub async fn send(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
         self.check_spec(tensor)?;
         self.sender.ready().await?;
-        if self.sender.is_small() {
-            let mut small = vec![0; self.payload()];
-            tensor.copy_to(&mut small).map_err(ChannelError::local)?;
-            return self.sender.send_small(&small);
-        }
-        if let Some((lease, range)) = tensor.registered() {
+        self.place(tensor)
+    }
+
+    /// The same at once.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send), or [`Busy`](ChannelError::Busy) if no buffer is free.
+    pub fn start_tensor(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
+        self.check_spec(tensor)?;
+        self.check_ready()?;
+        self.place(tensor)
+    }
+
+    /// Begins to send a tensor of the right type and shape, a buffer being free.
+    fn place(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
+        if !self.sender.is_small()
+            && let Some((lease, range)) = tensor.registered()
+        {
             return self.sender.send(Local::Lease(lease), range.start as u64, Token::quiet());
+        }
+        if let Ok(bytes) = tensor.bytes() {
+            return self.sender.send_copied(bytes);
         }
         let contiguous = tensor.to_contiguous().map_err(ChannelError::local)?;
         self.sender.send_copied(contiguous.bytes().map_err(ChannelError::local)?)
