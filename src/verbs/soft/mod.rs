@@ -23,6 +23,7 @@
 //! |---|---|
 //! | `device`, `domain`, `completion_queue`, `queue_pair` | the objects behind the traits |
 //! | `send`, `transfer`, `task`, `place`, `receive` | a queue pair's two queues, and the copying |
+//! | `stores` | whether copies go through the cache or past it: whichever is faster |
 //! | `link`, `table`, `bell`, `mapping` | what is in shared memory, and how it is read without trust |
 //! | `service`, `peer`, `message`, `address` | how descriptors get from one process to another |
 //!
@@ -75,6 +76,7 @@ mod queue_pair;
 mod receive;
 mod send;
 mod service;
+mod stores;
 mod system;
 mod table;
 mod task;

@@ -10,6 +10,7 @@ use super::completion_queue::Finished;
 use super::lock;
 use super::place::Segments;
 use super::queue_pair::Inner;
+use super::stores::Chooser;
 use super::transfer::{Outcome, Wait};
 use crate::verbs::{
     CompletionOpcode, CompletionStatus, LocalSegment, Operation, PathSettings, Payload, PostError,
@@ -34,6 +35,8 @@ pub(super) struct SendQueue {
     pub(super) receive: u32,
     /// The peer's shared memory that this queue pair has used.
     pub(super) segments: Segments,
+    /// How requests have been stored best.
+    pub(super) stores: Chooser,
     /// Whether receives were filled that the peer has not been told of.
     pub(super) unannounced: bool,
 }

@@ -6,6 +6,7 @@ use super::link::Piece;
 use super::place::{WORD, Way};
 use super::queue_pair::Connection;
 use super::send::SendQueue;
+use super::stores::{self, Stores};
 use super::system::Direction;
 use crate::verbs::{Access, LocalSegment, Operation, Payload, RemoteSegment};
 
@@ -27,6 +28,8 @@ pub(super) struct Task<'a> {
     pub(super) checked: bool,
     /// Segments mapped for it.
     pub(super) maps: u32,
+    /// How bytes are stored at the peer, where either way may be faster.
+    pub(super) stores: Stores,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +82,7 @@ impl<'a> Task<'a> {
             receive: None,
             checked: false,
             maps: 0,
+            stores: Stores::Cached,
         }
     }
 
@@ -95,9 +99,8 @@ impl<'a> Task<'a> {
 
     /// How its bytes are copied.
     pub(super) fn way(&self) -> Way {
-        /// What is as long as the last level of cache, or longer, does not stay there.
-        const PAST_CACHES: u64 = 32 << 20;
-        Way { direction: self.direction, past_caches: self.length >= PAST_CACHES }
+        let past_caches = self.length >= stores::PAST_CACHES || self.stores == Stores::Streaming;
+        Way { direction: self.direction, past_caches }
     }
 
     /// The right that the local memory must have.

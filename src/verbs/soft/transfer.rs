@@ -1,9 +1,12 @@
 //! Carrying out a request: checking it, and copying between this process' memory and the peer's, the last word last.
 
+use std::time::Instant;
+
 use super::link::{Delivery, DeliveryKind, LinkState, Piece};
 use super::place::{Obstacle, Place, WORD};
 use super::queue_pair::{Connection, Inner};
 use super::send::SendQueue;
+use super::system::Direction;
 use super::task::{Local, Remote, Task};
 use crate::verbs::{CompletionStatus, LocalSegment, Operation, copy_bytes};
 
@@ -52,9 +55,22 @@ impl Inner {
         operation: &Operation<'_>,
     ) -> Outcome {
         let mut task = Task::new(operation);
+        let chosen =
+            (task.direction == Direction::ToPeer).then(|| queue.stores.choose(task.length)).flatten();
+        let Some(stores) = chosen else { return self.carry_out(connection, queue, &mut task) };
+        task.stores = stores;
+        let start = Instant::now();
+        let outcome = self.carry_out(connection, queue, &mut task);
+        if outcome == Outcome::Done(CompletionStatus::Success) {
+            queue.stores.took(task.length, start.elapsed());
+        }
+        outcome
+    }
+
+    fn carry_out(&self, connection: &Connection, queue: &mut SendQueue, task: &mut Task<'_>) -> Outcome {
         loop {
             let section = self.link.enter(&self.section);
-            let step = self.step(connection, queue, &mut task);
+            let step = self.step(connection, queue, task);
             drop(section);
             match step {
                 Step::More => {}
