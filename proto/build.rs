@@ -1,8 +1,14 @@
 //! Compiles the protos of this folder. protox stands in for protoc, so that cargo and gcc are all it takes.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files =
-        ["greeter.proto", "parameters.proto", "tensor_device.proto", "tensors.proto", "transfer.proto"];
+    let files = [
+        "greeter.proto",
+        "parameters.proto",
+        "placement.proto",
+        "tensor_device.proto",
+        "tensors.proto",
+        "transfer.proto",
+    ];
     for file in files {
         println!("cargo::rerun-if-changed={file}");
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 /// What is compared if nobody says otherwise.
-const MODES: [&str; 4] = ["grpc-tcp", "grpc-uds", "grpc-rdma", "grpc-rdma-gather"];
+const MODES: [&str; 6] = ["grpc-tcp", "grpc-uds", "grpc-rdma", "grpc-rdma-gather", "rdma-cp", "rdma-zerocp"];
 
 fn tonic_rdma(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tonic-rdma"));
@@ -49,7 +49,10 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--provider", "mlx5_9"], &["mlx5_9", "auto, soft"]),
         (&["compare", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
         (&["compare", "--consume", "all"], &["all", "auto", "reduce-max", "none"]),
-        (&["compare", "--sizes", "3GiB"], &["3 GiB", "grpc-tcp", "2047 MiB", "memcpy"]),
+        (
+            &["compare", "--sizes", "3GiB", "--modes", "grpc-tcp,grpc-rdma"],
+            &["3 GiB", "grpc-tcp", "2047 MiB", "rdma-cp, rdma-zerocp, memcpy"],
+        ),
         (
             &["compare", "--sizes", "1GiB", "--inflight", "10000"],
             &["1 GiB × 10000 needs about", "are available"],
@@ -192,15 +195,21 @@ fn every_mode_consumes_alike_where_that_is_asked_for() {
     for (consume, named) in [
         (
             "reduce-max",
-            "by reduce_max (f32) before it answers: grpc-tcp, grpc-uds, grpc-rdma, grpc-rdma-gather, memcpy",
+            "before it answers: grpc-tcp, grpc-uds, grpc-rdma, grpc-rdma-gather, rdma-cp, rdma-zerocp, memcpy",
         ),
-        ("auto", "leaves payloads as they are"),
+        ("auto", "before it answers: rdma-cp, rdma-zerocp"),
+        ("none", "leaves payloads as they are"),
     ] {
         let (written, printed) = compare(&[&sizes[..], &["--modes", &modes, "--consume", consume]].concat());
         let reducing = written["reducing_modes"].as_array().unwrap().len();
-        assert_eq!((&written["consume"], reducing), (&consume.into(), if consume == "auto" { 0 } else { 5 }));
+        let expected = match consume {
+            "auto" => 2,
+            "none" => 0,
+            _ => 7,
+        };
+        assert_eq!((&written["consume"], reducing), (&consume.into(), expected));
         let rows = written["rows"].as_array().unwrap();
-        assert_eq!(rows.len(), 5 * 3);
+        assert_eq!(rows.len(), 7 * 3);
         for row in rows {
             assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
         }
@@ -224,6 +233,25 @@ fn a_copy_of_scattered_blocks_is_a_row_like_any_other() {
         }
     }
     assert!(printed.contains("blocks: a set of 4096 blocks"), "{printed}");
+}
+
+#[test]
+fn tensors_are_placed_one_by_one_in_sets_in_batches_and_in_an_open_loop() {
+    let modes = ["--modes", "rdma-cp,rdma-zerocp", "--duration", "0.05"];
+    for arguments in [
+        &["--sizes", "1,7,4097,3MiB", "--inflight", "1,3"][..],
+        &["--workload", "random,gru,blocks", "--inflight", "2"],
+        &["--sizes", "64,100KiB", "--rate", "200"],
+        &["--sizes", "64", "--inflight", "2000"],
+        &["--sizes", "64", "--runtime", "multi-thread:2"],
+    ] {
+        let (written, printed) = compare(&[&modes[..], arguments].concat());
+        assert_eq!((&written["provider"], &written["checks"]["mismatches"]), (&"soft".into(), &0.into()));
+        for row in written["rows"].as_array().unwrap() {
+            assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
+        }
+        assert!(printed.contains("no RPC") && printed.contains("tensors over soft0"), "{printed}");
+    }
 }
 
 #[test]
@@ -375,11 +403,13 @@ fn the_server_process_ends_with_its_parent() {
 
 #[test]
 fn a_server_process_that_dies_ends_the_run_with_the_reason() {
-    let parent = tonic_rdma(&["compare", "--sizes", "64", "--duration", "30"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    for modes in ["grpc-tcp,grpc-rdma", "rdma-cp,rdma-zerocp"] {
+        a_server_process_dies(&["compare", "--sizes", "64", "--duration", "30", "--modes", modes]);
+    }
+}
+
+fn a_server_process_dies(arguments: &[&str]) {
+    let parent = tonic_rdma(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let child = wait_for("no server process", || child_of(parent.id()));
     std::thread::sleep(Duration::from_millis(300));
     assert!(Command::new("kill").args(["-9", &child.to_string()]).status().unwrap().success());

@@ -16,6 +16,11 @@ pub mod tensor_device {
     tonic::include_proto!("tonic_rdma.tensor.v1");
 }
 
+/// The service by which `tonic-rdma compare` controls the receiver of its tensor modes.
+pub mod placement {
+    tonic::include_proto!("tonic_rdma.placement.v1");
+}
+
 /// The service behind `tonic-rdma compare --workload`.
 pub mod tensors {
     tonic::include_proto!("tonic_rdma.tensors.v1");

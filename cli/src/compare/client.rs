@@ -6,12 +6,15 @@
 use std::time::Duration;
 
 use tokio::task::JoinError;
+use tonic_rdma::tensor::ChannelError;
 use tonic_rdma_proto::transfer::Check;
 
 use super::grpc::{self, GrpcCaller};
+use super::http2::Http2;
 use super::memcpy::MemcpyCaller;
 use super::mode::Mode;
 use super::operations::{Operation, Operations};
+use super::placement::{Discrepancy, PlacementCaller};
 use super::rdma::{Rdma, Verdict};
 use super::server::Addresses;
 use crate::args::CompareOptions;
@@ -33,6 +36,12 @@ pub(crate) enum CallError {
     BufferContent { buffer: u64, offset: u64 },
     #[error("the receiver found the largest element to be {arrived:?}, and it is {sent:?}")]
     Maximum { sent: Option<f32>, arrived: Option<f32> },
+    #[error("{0}")]
+    Channel(#[from] ChannelError),
+    #[error("{0}")]
+    Discrepancy(Discrepancy),
+    #[error("nothing was prepared for it")]
+    Unprepared,
     #[error("there is no memory for {} more", units::rough_size(*.0))]
     Memory(u64),
     #[error("{0}")]
@@ -42,7 +51,20 @@ pub(crate) enum CallError {
 impl CallError {
     /// Whether what arrived was not what was sent.
     pub(crate) fn is_mismatch(&self) -> bool {
-        !matches!(self, Self::Status(_) | Self::Memory(_) | Self::Crash(_))
+        match self {
+            Self::Status(_) | Self::Channel(_) | Self::Unprepared | Self::Memory(_) | Self::Crash(_) => false,
+            Self::Length { .. }
+            | Self::Content { .. }
+            | Self::Buffers { .. }
+            | Self::BufferContent { .. } => true,
+            Self::Maximum { .. } | Self::Discrepancy(_) => true,
+        }
+    }
+}
+
+impl From<Discrepancy> for CallError {
+    fn from(discrepancy: Discrepancy) -> Self {
+        Self::Discrepancy(discrepancy)
     }
 }
 
@@ -59,22 +81,43 @@ fn deepest(status: &tonic::Status) -> String {
 
 /// A connection in one mode. Clones share it.
 #[derive(Clone, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there are few, and in an open loop each call clones one: no allocation"
-)]
 pub(crate) enum Caller {
     Grpc(GrpcCaller),
+    Placement(PlacementCaller),
     Memcpy(MemcpyCaller),
 }
 
 impl Caller {
-    /// Makes ready for `operations`, before the time begins: afterwards memory is warm.
-    pub(crate) async fn prepare(&mut self, operations: &Operations) -> Result<(), CallError> {
+    /// Makes ready for `operations`, of which up to `inflight` are to be under way, before the time begins: afterwards memory is
+    /// warm.
+    pub(crate) async fn prepare(
+        &mut self,
+        operations: &Operations,
+        inflight: usize,
+    ) -> Result<(), CallError> {
         match self {
             // Its buffers come and go with each message.
             Self::Grpc(_) => Ok(()),
+            Self::Placement(caller) => caller.prepare(operations, inflight).await,
             Self::Memcpy(caller) => caller.prepare(operations).await,
+        }
+    }
+
+    /// The mode's turn begins; in it all of what arrives is looked at as `check` says.
+    pub(crate) async fn begin(&mut self, check: Check) -> Result<(), CallError> {
+        match self {
+            // Each message says how it is to be looked at.
+            Self::Grpc(_) | Self::Memcpy(_) => Ok(()),
+            Self::Placement(caller) => caller.begin(check).await,
+        }
+    }
+
+    /// The mode's turn ends: others have the core. An error is about what arrived in it.
+    pub(crate) async fn end(&mut self) -> Result<(), CallError> {
+        match self {
+            // Each answer has said what there was to say.
+            Self::Grpc(_) | Self::Memcpy(_) => Ok(()),
+            Self::Placement(caller) => caller.end().await,
         }
     }
 
@@ -88,6 +131,8 @@ impl Caller {
     ) -> Result<Duration, CallError> {
         match self {
             Self::Grpc(caller) => caller.run(operation, check, width).await,
+            // A set goes as a whole: no call of it has to wait for an answer.
+            Self::Placement(caller) => caller.run(operation).await,
             Self::Memcpy(caller) => caller.run(operation, check).await,
         }
     }
@@ -96,6 +141,7 @@ impl Caller {
     pub(crate) async fn release(&mut self) {
         match self {
             Self::Grpc(_) => {}
+            Self::Placement(caller) => caller.release().await,
             Self::Memcpy(caller) => caller.release().await,
         }
     }
@@ -114,6 +160,14 @@ pub(crate) async fn connect(
             let (channel, verdict) = grpc::connect(mode, addresses, options.http2, rdma).await?;
             let caller = GrpcCaller::new(channel, mode, options.encode).reducing(reduces);
             Ok((Caller::Grpc(caller), verdict))
+        }
+        Mode::RdmaCp | Mode::RdmaZerocp => {
+            let (Some(rdma), Some(endpoint)) = (rdma, &addresses.tensors) else {
+                return Err(Failure::run("the server process has no device for tensors"));
+            };
+            let control = grpc::tcp(addresses.tcp, Http2::Default).await?;
+            let connected = PlacementCaller::connect(mode, control, endpoint, rdma, reduces).await;
+            connected.map(|(caller, verdict)| (Caller::Placement(caller), Some(verdict)))
         }
         Mode::Memcpy => Ok((Caller::Memcpy(MemcpyCaller::new(reduces)), None)),
     }

@@ -27,7 +27,12 @@ pub(crate) async fn run(
 ) {
     let end = Instant::now() + length;
     let mut under_way = JoinSet::new();
-    for _ in 0..callers {
+    if let Caller::Placement(caller) = caller {
+        let (caller, position) = (caller.clone(), Arc::clone(position));
+        under_way.spawn(caller.keep_sending(operations.clone(), position, callers, end));
+    }
+    let tasks = if under_way.is_empty() { callers } else { 0 };
+    for _ in 0..tasks {
         under_way.spawn(keep_calling(caller.clone(), operations.clone(), Arc::clone(position), width, end));
     }
     *missing = under_way.len() as u64;
@@ -48,7 +53,7 @@ pub(crate) async fn run(
 }
 
 /// Latency, bytes and messages of an operation.
-type Done = (Duration, u64, u64);
+pub(crate) type Done = (Duration, u64, u64);
 
 /// Calls one after the other until `end`, at least once; an error ends it, so that a broken connection can't spin.
 async fn keep_calling(

@@ -69,6 +69,11 @@ impl Content {
         self.at(turn % VARIANTS * VARIANT_STRIDE * WORD)
     }
 
+    /// All that is left, from which variants are cut.
+    pub(crate) fn all(&self) -> &Bytes {
+        &self.rest
+    }
+
     /// The seed of the buffer that is cut next.
     pub(crate) const fn seed(&self) -> u64 {
         self.seed
@@ -165,6 +170,21 @@ pub(crate) fn fill(seed: u64, memory: &mut [u8]) {
     for (index, word) in memory.chunks_mut(WORD).enumerate() {
         word.copy_from_slice(&word_at(seed, index as u64)[..word.len()]);
     }
+}
+
+/// Whether the content of `seed` begins with these bytes, of which the first eight count.
+pub(crate) fn begins(seed: u64, start: &[u8]) -> bool {
+    start.iter().zip(word_at(seed, 0)).all(|(byte, demanded)| *byte == demanded)
+}
+
+/// The seed of a variant of the content of `seed`.
+pub(crate) const fn variant_seed(seed: u64, variant: usize) -> u64 {
+    seed.wrapping_add((variant % VARIANTS * VARIANT_STRIDE) as u64)
+}
+
+/// Where in the content of `origin` the content of `seed`, which is part of it, lies: in bytes.
+pub(crate) const fn offset_of(seed: u64, origin: u64) -> u64 {
+    seed.wrapping_sub(origin).wrapping_mul(WORD as u64)
 }
 
 fn generate(seed: u64, len: usize) -> Result<Vec<u8>, TryReserveError> {

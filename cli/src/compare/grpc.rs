@@ -164,7 +164,9 @@ pub(crate) async fn connect(
         (Mode::GrpcRdma | Mode::GrpcRdmaGather, ..) => {
             Err(Failure::run("the server process does not listen for RDMA peers"))
         }
-        (Mode::Memcpy, ..) => Err(Failure::run(format!("{mode} is no mode of gRPC"))),
+        (Mode::RdmaCp | Mode::RdmaZerocp | Mode::Memcpy, ..) => {
+            Err(Failure::run(format!("{mode} is no mode of gRPC")))
+        }
     }
 }
 

@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
+use tokio::time::error::Elapsed;
 use tonic_rdma_proto::transfer::Check;
 
 use super::cell::Cell;
-use super::client::Caller;
+use super::client::{CallError, Caller};
 use super::closed_loop::{self, Position};
 use super::cores;
 use super::grpc::GrpcCaller;
@@ -65,8 +66,9 @@ impl Lane {
         if self.is_idle() {
             return;
         }
-        let patience = patience(cell, cell.concurrency().0);
-        let error = match tokio::time::timeout(patience, self.caller.prepare(operations)).await {
+        let inflight = if cell.rate.is_some() { 1 } else { cell.concurrency().0 };
+        let patience = patience(cell, inflight);
+        let error = match tokio::time::timeout(patience, self.caller.prepare(operations, inflight)).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
             Err(_) => no_answer(patience),
@@ -101,6 +103,15 @@ pub(crate) struct Meter<'a> {
     pub(crate) pinned: bool,
     /// Whether receivers of any mode consume what arrives.
     pub(crate) consumed: bool,
+}
+
+/// How a turn's beginning or end went wrong.
+fn failure(outcome: Result<Result<(), CallError>, Elapsed>) -> Option<(String, bool)> {
+    match outcome {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some((error.to_string(), error.is_mismatch())),
+        Err(_) => Some((no_answer(PATIENCE), false)),
+    }
 }
 
 impl Meter<'_> {
@@ -148,6 +159,27 @@ impl Meter<'_> {
         Ok(self.lanes.iter().zip(&tallies).map(|(lane, tally)| tally.row(lane.mode, cell)).collect())
     }
 
+    /// Begins a mode's turn; false if that failed, and there is nothing to end.
+    async fn begin(&mut self, lane: usize, check: Check, tally: &mut Tally) -> bool {
+        let lane = &mut self.lanes[lane];
+        let failure = failure(tokio::time::timeout(PATIENCE, lane.caller.begin(check)).await);
+        let begun = failure.is_none();
+        if let Some((what, _)) = failure {
+            lane.count(&Turn { errors: 1, ..Turn::default() });
+            tally.error(1, what);
+        }
+        begun
+    }
+
+    /// Ends it, so that others have their turn.
+    async fn end(&mut self, lane: usize, tally: &mut Tally) {
+        let lane = &mut self.lanes[lane];
+        if let Some((what, mismatch)) = failure(tokio::time::timeout(PATIENCE, lane.caller.end()).await) {
+            self.checks.mismatches += u64::from(mismatch);
+            tally.error(1, what);
+        }
+    }
+
     fn announce(&self, cell: Cell, lane: usize) {
         self.progress.set_message(format!("{}  {}", cell.label(), self.lanes[lane].mode));
     }
@@ -156,7 +188,11 @@ impl Meter<'_> {
     async fn warm_up(&mut self, lane: usize, operations: &Operations, cell: Cell, tally: &mut Tally) {
         let length = (self.plan.duration / 10).min(Duration::from_millis(100));
         let concurrency = if cell.rate.is_some() { (1, 1) } else { cell.concurrency() };
+        if self.lanes[lane].is_idle() || !self.begin(lane, Check::Stamps, tally).await {
+            return;
+        }
         self.closed_turn(lane, operations, cell, concurrency, length).await.count_errors(tally);
+        self.end(lane, tally).await;
     }
 
     /// One operation outside the timed part, of which the server looks at every byte.
@@ -168,24 +204,25 @@ impl Meter<'_> {
         turn: usize,
         tally: &mut Tally,
     ) {
-        let lane = &mut self.lanes[lane];
-        if lane.is_idle() {
+        if self.lanes[lane].is_idle() || !self.begin(lane, Check::All, tally).await {
             return;
         }
         let patience = patience(cell, 1);
         let operation = operations.take(turn);
         self.checks.every_byte += operation.messages();
-        match tokio::time::timeout(patience, lane.caller.run(&operation, Check::All, 1)).await {
+        let caller = &mut self.lanes[lane].caller;
+        match tokio::time::timeout(patience, caller.run(&operation, Check::All, 1)).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
                 self.checks.mismatches += u64::from(error.is_mismatch());
                 tally.error(1, error.to_string());
             }
             Err(_) => {
-                lane.given_up = true;
+                self.lanes[lane].given_up = true;
                 tally.error(1, no_answer(patience));
             }
         }
+        self.end(lane, tally).await;
     }
 
     /// A turn whose calls, wall time and CPU time count.
@@ -197,7 +234,7 @@ impl Meter<'_> {
         round: u32,
         tally: &mut Tally,
     ) -> Result<(), Failure> {
-        if self.lanes[lane].is_idle() {
+        if self.lanes[lane].is_idle() || !self.begin(lane, Check::Stamps, tally).await {
             return Ok(());
         }
         if cell.load.bytes() <= LEAD_IN {
@@ -215,6 +252,7 @@ impl Meter<'_> {
         };
         let wall = start.elapsed();
         let cpu = self.cpu_time().await?.saturating_sub(cpu);
+        self.end(lane, tally).await;
         self.checks.stamps += turn.messages + turn.errors;
         self.lanes[lane].count(&turn);
         tally.add(turn, wall, cpu);

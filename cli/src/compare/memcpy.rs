@@ -20,7 +20,7 @@ use crate::seeded::mix;
 const TURN: Duration = Duration::from_millis(1);
 
 /// Where blocks lie at the destination: not where they lie at the source.
-const LAYOUT_SEED: u64 = 0x0de5_71a7;
+pub(super) const LAYOUT_SEED: u64 = 0x0de5_71a7;
 
 /// The mode's client and server in one. Clones share the destination.
 #[derive(Clone, Debug)]

@@ -37,6 +37,11 @@ fn needed(cell: Cell, modes: &[Mode]) -> u64 {
 fn kept(cell: Cell, mode: Mode) -> u64 {
     match mode {
         Mode::GrpcTcp | Mode::GrpcUds | Mode::GrpcRdma | Mode::GrpcRdmaGather => 0,
+        // The places at the receiver, and registered memory to send from: the content, or room for copies of it.
+        Mode::RdmaCp | Mode::RdmaZerocp => {
+            let places = room(cell.load).saturating_mul(cell.inflight as u64);
+            places.saturating_add(room(cell.load))
+        }
         Mode::Memcpy => room(cell.load),
     }
 }
@@ -51,7 +56,7 @@ fn on_the_way(cell: Cell, mode: Mode) -> u64 {
     match mode {
         // The encoded message, and the receiver's buffer, which may have to grow.
         Mode::GrpcTcp | Mode::GrpcUds | Mode::GrpcRdma | Mode::GrpcRdmaGather => calls.saturating_mul(3),
-        Mode::Memcpy => 0,
+        Mode::RdmaCp | Mode::RdmaZerocp | Mode::Memcpy => 0,
     }
 }
 
@@ -75,7 +80,7 @@ mod tests {
     fn what_does_not_fit_is_refused_with_both_figures() {
         let cells = [Cell::closed(64, 1), Cell::closed(GIB, 512)];
         let refusal = fits(&cells, &Mode::ALL, Some(8 * GIB)).unwrap_err().to_string();
-        assert!(refusal.contains("1 GiB × 512 needs about 1538 GiB"), "{refusal}");
+        assert!(refusal.contains("1 GiB × 512 needs about 2564 GiB"), "{refusal}");
         assert!(refusal.contains("8.00 GiB are available"), "{refusal}");
         fits(&cells, &Mode::ALL, None).unwrap();
         fits(&cells[..1], &Mode::ALL, Some(8 * GIB)).unwrap();
@@ -89,11 +94,12 @@ mod tests {
             }
         }
         assert_eq!(needed(Cell::closed(3 * GIB, 1), &[Mode::Memcpy]), 6 * GIB);
+        assert_eq!(needed(Cell::closed(3 * GIB, 1), &[Mode::RdmaZerocp]), 9 * GIB);
     }
 
     #[test]
     fn modes_that_sit_a_cell_out_need_nothing_for_it() {
-        assert_eq!(needed(Cell::closed(3 * GIB, 1), &Mode::ALL), 6 * GIB);
+        assert_eq!(needed(Cell::closed(3 * GIB, 1), &[Mode::GrpcTcp, Mode::Memcpy]), 6 * GIB);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! ```text
 //!   this process                                     the server process (this program once more)
 //!   plan: cells → measure ── client ── grpc ──────→  server: the services on TCP, Unix socket and RDMA
+//!                  │  │       ├ placement ═══════════ placement: tensors, put into the server's memory
 //!                  │  │       └ memcpy  ←───────────  content: what arrived is checked; consume: and used
 //!                  │  └ closed_loop, open_loop: when the next of the operations begins
 //!                  └→ tally → results → table, json, report
@@ -31,6 +32,7 @@ pub(crate) mod memory;
 pub(crate) mod mode;
 pub(crate) mod open_loop;
 mod operations;
+mod placement;
 pub(crate) mod plan;
 mod plots;
 pub(crate) mod rdma;

@@ -13,6 +13,11 @@ pub(crate) enum Mode {
     GrpcRdma,
     /// The same with payloads that go by reference: `tonic_rdma::gather`.
     GrpcRdmaGather,
+    /// Tensors by static placement, from ordinary memory, which is copied to where the device can read it: RDMA.cp of Xue et al.,
+    /// "Fast Distributed Deep Learning over RDMA" (EuroSys 2019).
+    RdmaCp,
+    /// The same from registered memory: nothing is copied on the way (RDMA.zerocp).
+    RdmaZerocp,
     /// No transport: a copy within the client. What a machine's memory can do at most.
     Memcpy,
 }
@@ -22,8 +27,15 @@ const GRPC_LIMIT: u64 = 2047 << 20;
 
 impl Mode {
     /// Every mode that exists, in the order of the table.
-    pub(crate) const ALL: [Self; 5] =
-        [Self::GrpcTcp, Self::GrpcUds, Self::GrpcRdma, Self::GrpcRdmaGather, Self::Memcpy];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::GrpcTcp,
+        Self::GrpcUds,
+        Self::GrpcRdma,
+        Self::GrpcRdmaGather,
+        Self::RdmaCp,
+        Self::RdmaZerocp,
+        Self::Memcpy,
+    ];
 
     /// The modes that are compared if nobody names any: ways to carry something, not the baseline.
     pub(crate) fn default_list() -> Vec<Self> {
@@ -37,6 +49,8 @@ impl Mode {
             Self::GrpcUds => "grpc-uds",
             Self::GrpcRdma => "grpc-rdma",
             Self::GrpcRdmaGather => "grpc-rdma-gather",
+            Self::RdmaCp => "rdma-cp",
+            Self::RdmaZerocp => "rdma-zerocp",
             Self::Memcpy => "memcpy",
         }
     }
@@ -48,12 +62,16 @@ impl Mode {
 
     /// Whether the mode needs an RDMA device.
     pub(crate) const fn uses_rdma(self) -> bool {
-        matches!(self, Self::GrpcRdma | Self::GrpcRdmaGather)
+        match self {
+            Self::GrpcRdma | Self::GrpcRdmaGather | Self::RdmaCp | Self::RdmaZerocp => true,
+            Self::GrpcTcp | Self::GrpcUds | Self::Memcpy => false,
+        }
     }
 
     /// Whether what arrives is a tensor, for somebody to compute with, and not a message.
     pub(crate) const fn carries_tensors(self) -> bool {
         match self {
+            Self::RdmaCp | Self::RdmaZerocp => true,
             Self::GrpcTcp | Self::GrpcUds | Self::GrpcRdma | Self::GrpcRdmaGather | Self::Memcpy => false,
         }
     }
@@ -64,7 +82,7 @@ impl Mode {
             Self::GrpcTcp | Self::GrpcUds | Self::GrpcRdma | Self::GrpcRdmaGather => {
                 Some((GRPC_LIMIT, "a protobuf message ends below 2 GiB"))
             }
-            Self::Memcpy => None,
+            Self::RdmaCp | Self::RdmaZerocp | Self::Memcpy => None,
         }
     }
 }
@@ -89,6 +107,6 @@ mod tests {
 
     #[test]
     fn the_baseline_is_measured_when_it_is_asked_for() {
-        assert_eq!(Mode::default_list(), Mode::ALL[..4]);
+        assert_eq!(Mode::default_list(), Mode::ALL[..6]);
     }
 }

@@ -45,6 +45,7 @@ pub(crate) enum Operation {
 #[derive(Clone, Debug)]
 pub(crate) struct Operations {
     load: Load,
+    content: Content,
     turns: Arc<[Operation]>,
 }
 
@@ -112,12 +113,17 @@ impl Operations {
             }
             Load::Workload(workload) => of_workload(workload, &content, consumed),
         };
-        Ok(Self { load, turns })
+        Ok(Self { load, content, turns })
     }
 
     /// What kind of operations they are.
     pub(crate) const fn load(&self) -> Load {
         self.load
+    }
+
+    /// The stretch of memory that all buffers lie in.
+    pub(crate) const fn content(&self) -> &Content {
+        &self.content
     }
 
     /// The operation whose turn is `turn`.

@@ -201,18 +201,19 @@ mod tests {
             }
         }
         let plan = plan(Duration::from_secs(1));
-        assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2, 3]);
-        assert_eq!(plan.order(5).collect::<Vec<_>>(), [1, 2, 3, 0]);
+        assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(plan.order(8).collect::<Vec<_>>(), [2, 3, 4, 5, 0, 1]);
     }
 
     #[test]
     fn what_no_mode_carries_is_refused_and_what_one_does_is_not() {
         let cells = [Cell::closed(64, 1), Cell::closed(3 << 30, 1)];
-        let refusal = check_limits(&cells, &Mode::default_list()).unwrap_err().to_string();
-        for named in ["3 GiB", "grpc-tcp", "2047 MiB", "memcpy"] {
+        let grpc = &Mode::ALL[..4];
+        let refusal = check_limits(&cells, grpc).unwrap_err().to_string();
+        for named in ["3 GiB", "grpc-tcp", "2047 MiB", "rdma-zerocp, memcpy"] {
             assert!(refusal.contains(named), "{named} in {refusal}");
         }
-        check_limits(&cells, &Mode::ALL).unwrap();
-        check_limits(&cells[..1], &Mode::default_list()).unwrap();
+        check_limits(&cells, &Mode::default_list()).unwrap();
+        check_limits(&cells[..1], grpc).unwrap();
     }
 }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use tonic::transport::{Channel, Endpoint};
+use tonic_rdma::tensor::Settings;
 use tonic_rdma::{Config, Policy, ProviderChoice, RdmaConnector, RdmaIncoming, verbs};
 
 use crate::failure::Failure;
@@ -54,6 +55,11 @@ impl Rdma {
     /// The configuration itself, for a tensor device.
     pub(crate) fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// What a device for tensors is made with: a queue pair to its peer.
+    pub(crate) fn tensor_settings(&self) -> Settings {
+        Settings::new(1, 1).config(self.config.clone())
     }
 
     /// Listens for RDMA peers on a free port of the loopback interface.

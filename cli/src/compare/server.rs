@@ -15,6 +15,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
+use tonic_rdma::tensor::RdmaDevice;
 use tonic_rdma_proto::tensors::tensors_server::{Tensors, TensorsServer};
 use tonic_rdma_proto::tensors::{Mismatch, PushReply, PushRequest};
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
@@ -25,6 +26,7 @@ use super::content::{check_all, check_buffers, check_stamps};
 use super::cores;
 use super::http2::Http2;
 use super::mode::Mode;
+use super::placement::PlacementService;
 use super::rdma::Rdma;
 use crate::args::ServerOptions;
 use crate::failure::Failure;
@@ -46,6 +48,8 @@ pub(crate) struct Addresses {
     /// Name in the abstract namespace, which leaves no file behind.
     pub(crate) uds: String,
     pub(crate) rdma: Option<SocketAddr>,
+    /// Where its device for tensors listens, as `host:port`.
+    pub(crate) tensors: Option<String>,
     /// Whether the process sits on the core that it was given.
     pub(crate) pinned: bool,
 }
@@ -99,30 +103,51 @@ async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Serv
     let service = Service::reducing(options.consume.reduces(Mode::GrpcTcp));
     let mut servers = Servers::new();
 
+    let rdma = if options.rdma { Some(Rdma::new(&options.provider)?) } else { None };
+    let device = match &rdma {
+        Some(rdma) => Some(tensor_device(rdma).await?),
+        None => None,
+    };
+    let tensors = device.as_ref().map(RdmaDevice::endpoint);
+    let placement = device.map(|device| PlacementService::new(device, options.consume));
+
     let tcp = tcp_listener()?;
     let tcp_address = tcp.local_addr().map_err(|error| listen_error("TCP", &error))?;
-    servers.spawn(serve(options.http2, service.clone(), tcp));
+    servers.spawn(serve(options.http2, service.clone(), placement, tcp));
 
     let (uds, uds_name) = uds_listener().map_err(|error| listen_error("a Unix socket", &error))?;
-    servers.spawn(serve(options.http2, service.clone(), uds));
+    servers.spawn(serve(options.http2, service.clone(), None, uds));
 
     let mut rdma_address = None;
-    if options.rdma {
-        let (incoming, address) = Rdma::new(&options.provider)?.bind().await?;
+    if let Some(rdma) = rdma {
+        let (incoming, address) = rdma.bind().await?;
         rdma_address = Some(address);
-        servers.spawn(serve(options.http2, service, incoming));
+        servers.spawn(serve(options.http2, service, None, incoming));
     }
-    Ok((Addresses { tcp: tcp_address, uds: uds_name, rdma: rdma_address, pinned }, servers))
+    Ok((Addresses { tcp: tcp_address, uds: uds_name, rdma: rdma_address, tensors, pinned }, servers))
 }
 
-async fn serve<I, IO>(http2: Http2, service: Service, incoming: I) -> Result<(), tonic::transport::Error>
+/// A device that tensors are put into.
+async fn tensor_device(rdma: &Rdma) -> Result<RdmaDevice, Failure> {
+    let bound = RdmaDevice::bind(rdma.tensor_settings(), (Ipv4Addr::LOCALHOST, 0)).await;
+    bound.map_err(|error| Failure::run(format!("can't make a device for tensors: {error}")))
+}
+
+/// The services on one listener; `placement` is asked for by one connection alone, outside the time.
+async fn serve<I, IO>(
+    http2: Http2,
+    service: Service,
+    placement: Option<PlacementService>,
+    incoming: I,
+) -> Result<(), tonic::transport::Error>
 where
     I: Stream<Item = io::Result<IO>> + Send,
     IO: tokio::io::AsyncRead + tokio::io::AsyncWrite + tonic::transport::server::Connected,
     IO: Unpin + Send + 'static,
 {
     let server = http2.server(Server::builder()).add_service(service.clone().transfer());
-    server.add_service(service.tensors()).serve_with_incoming(incoming).await
+    let server = server.add_service(service.tensors());
+    server.add_optional_service(placement.map(PlacementService::server)).serve_with_incoming(incoming).await
 }
 
 fn listen_error(what: &str, error: &io::Error) -> Failure {

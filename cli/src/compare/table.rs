@@ -6,6 +6,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 
 use super::facts::Facts;
+use super::mode::Mode;
 use super::results::{Ratio, Row};
 use crate::failure::Failure;
 use crate::units;
@@ -55,6 +56,14 @@ pub(crate) fn legend(rows: &[Row]) -> String {
     let mut legend = "latency ×, throughput ×: how many times better than grpc-tcp in the same cell \
                       (p50, ops/s). CPU/op: user + system time of both processes."
         .to_owned();
+    let carries_tensors = |row: &Row| Mode::from_name(row.mode).is_some_and(Mode::carries_tensors);
+    if rows.iter().any(carries_tensors) {
+        legend.push_str(
+            "\nrdma-cp, rdma-zerocp: no RPC. A tensor is written to where the receiver looks for it, from a registered copy \
+             (cp) or from where it is (zerocp); an operation ends when the receiver has checked, consumed and released it. \
+             Both ends poll. A set goes as a whole.",
+        );
+    }
     if rows.iter().any(|row| row.saturated == Some(true)) {
         legend.push_str(
             "\nsaturated: the mode fell behind what was offered, so its latencies grow with the length of the run; \

@@ -1,0 +1,306 @@
+//! The receiver: places for a cell's tensors, and what is done with those that arrive.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tonic_rdma::tensor::{
+    Arrived, ChannelError, ExportedRegion, RdmaDevice, Rights, SharedRegion, StaticReceiver,
+};
+
+use super::super::cell::Load;
+use super::super::consume::reduce_max;
+use super::super::content::{check_all, check_stamps, check_stamps_of};
+use super::super::mode::Mode;
+use super::courtesy::Courtesy;
+use super::geometry::{self, Batch, Geometry, identify, seeds_in_order};
+use super::record::Record;
+use crate::seeded::mix;
+
+/// What a mode's receiver is made for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Order {
+    pub(super) mode: Mode,
+    pub(super) load: Load,
+    /// Of the first operation's content.
+    pub(super) seed: u64,
+    /// Operations that may be on their way at once.
+    pub(super) depth: u32,
+    /// Whether what arrives is consumed.
+    pub(super) reduces: bool,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Sink {
+    places: Places,
+    inspector: Inspector,
+    record: Record,
+    seed: u64,
+    pub(super) courtesy: Courtesy,
+}
+
+#[derive(Debug)]
+enum Places {
+    Slots {
+        slots: Vec<StaticReceiver>,
+        lengths: Arc<[u64]>,
+        /// The slot whose tensor comes next, and what is known of the operation so far.
+        next: usize,
+        identity: Option<u64>,
+        maximum: Option<f32>,
+        /// Seeds of the operation's buffers.
+        seeds: Vec<u64>,
+    },
+    Batch {
+        batch: Batch,
+        header: StaticReceiver,
+        region: ExportedRegion,
+        depth: u64,
+        taken: u64,
+    },
+}
+
+/// Looks at what has arrived, where it is: no other copy of it is made than one that stays in the cache.
+#[derive(Debug)]
+struct Inspector {
+    every_byte: bool,
+    reduces: bool,
+    /// Buffers so far: moves the sampled offsets from one to the next.
+    draws: u64,
+    scratch: Box<Scratch>,
+}
+
+/// Room for a buffer that is copied out at once.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Scratch([u8; SCRATCH]);
+
+const SCRATCH: usize = 8 << 10;
+
+/// Names of a mode's places.
+pub(super) fn slot_name(mode: Mode, index: usize) -> String {
+    format!("{mode} {index}")
+}
+
+pub(super) fn header_name(mode: Mode) -> String {
+    format!("{mode} header")
+}
+
+pub(super) fn region_name(mode: Mode) -> String {
+    format!("{mode} region")
+}
+
+impl Sink {
+    /// Makes the places that `order` asks for.
+    pub(super) fn new(device: &RdmaDevice, order: &Order) -> Result<Self, ChannelError> {
+        let Order { mode, load, seed, depth, reduces } = *order;
+        let receiver = |name: String, bytes: u64, depth| {
+            let spec =
+                geometry::spec(bytes).map_err(|error| ChannelError::Local(error.to_string().into()))?;
+            device.static_receiver(&name, &spec, depth)
+        };
+        let places = match Geometry::of(load, seed) {
+            Geometry::Slots(lengths) => {
+                let slots = lengths.iter().enumerate();
+                let slots = slots.map(|(index, bytes)| receiver(slot_name(mode, index), *bytes, depth));
+                let (identity, maximum, seeds) = (None, None, vec![0; lengths.len()]);
+                Places::Slots {
+                    slots: slots.collect::<Result<_, _>>()?,
+                    lengths,
+                    next: 0,
+                    identity,
+                    maximum,
+                    seeds,
+                }
+            }
+            Geometry::Batch(batch) => {
+                let bytes = usize::try_from(batch.room.saturating_mul(depth.into())).unwrap_or(usize::MAX);
+                let region = device.export(&region_name(mode), device.allocate(bytes)?, Rights::WRITE)?;
+                let header = receiver(header_name(mode), 8 * batch.words() as u64, depth)?;
+                Places::Batch { batch, header, region, depth: depth.into(), taken: 0 }
+            }
+        };
+        let scratch = Box::new(Scratch([0; SCRATCH]));
+        let inspector = Inspector { every_byte: false, reduces, draws: 0, scratch };
+        Ok(Self { places, inspector, record: Record::default(), seed, courtesy: Courtesy::new() })
+    }
+
+    /// A turn begins.
+    pub(super) fn begin(&mut self, every_byte: bool) {
+        self.inspector.every_byte = every_byte;
+        self.record = Record::default();
+        self.courtesy = Courtesy::new();
+    }
+
+    /// What was in the turn.
+    pub(super) fn record(&self) -> Record {
+        self.record
+    }
+
+    /// Takes what has arrived, if anything has.
+    pub(super) fn poll(&mut self) -> Result<(), ChannelError> {
+        let Self { places, inspector, record, seed, courtesy } = self;
+        let found = match places {
+            Places::Slots { slots, lengths, next, identity, maximum, seeds } => {
+                let Some(arrived) = slots[*next].try_recv()? else {
+                    courtesy.missed();
+                    return Ok(());
+                };
+                if *next == 0 {
+                    *identity = inspector.identify(&arrived, *seed);
+                    *maximum = None;
+                    let first = identity.unwrap_or(*seed);
+                    seeds.iter_mut().zip(seeds_in_order(first, lengths)).for_each(|(to, seed)| *to = seed);
+                }
+                let (memory, range) = arrived.memory();
+                let largest = inspector.look(memory, range, seeds[*next], *next as u64, record);
+                *maximum = larger(*maximum, largest);
+                drop(arrived);
+                *next += 1;
+                if *next == slots.len() {
+                    *next = 0;
+                    record.add(*identity, *maximum);
+                }
+                true
+            }
+            Places::Batch { batch, header, region, depth, taken } => match header.try_recv()? {
+                Some(arrived) => {
+                    let start = (*taken % *depth) * batch.room;
+                    *taken += 1;
+                    inspector.look_at_batch(batch, arrived, region.memory(), start, record);
+                    true
+                }
+                None => false,
+            },
+        };
+        if found {
+            courtesy.found(Instant::now())
+        } else {
+            courtesy.missed()
+        }
+        Ok(())
+    }
+}
+
+impl Inspector {
+    /// Which operation it is that begins with what has arrived.
+    fn identify(&self, arrived: &Arrived<'_>, seed: u64) -> Option<u64> {
+        let (memory, range) = arrived.memory();
+        let mut start = [0; 8];
+        let start = &mut start[..range.len().min(8)];
+        memory.copy_out(range.start, start).ok()?;
+        identify(seed, start)
+    }
+
+    /// Checks a buffer, and finds its largest element if it is to be consumed.
+    fn look(
+        &mut self,
+        memory: &SharedRegion,
+        range: Range<usize>,
+        seed: u64,
+        index: u64,
+        record: &mut Record,
+    ) -> Option<f32> {
+        self.draws += 1;
+        let (wrong, maximum) = match range.len() {
+            0..=SCRATCH => self.look_at_copy(memory, range, seed),
+            _ => self.look_in_pieces(memory, range, seed),
+        };
+        if let Some(offset) = wrong {
+            record.wrong(index, offset);
+        }
+        maximum
+    }
+
+    fn look_at_copy(
+        &mut self,
+        memory: &SharedRegion,
+        range: Range<usize>,
+        seed: u64,
+    ) -> (Option<u64>, Option<f32>) {
+        let bytes = &mut self.scratch.0[..range.len()];
+        // Stamps alone are read where they are.
+        if !self.every_byte && !self.reduces {
+            return (self.stamps(memory, range, seed), None);
+        }
+        if memory.copy_out(range.start, bytes).is_err() {
+            return (Some(0), None);
+        }
+        let wrong = match self.every_byte {
+            true => check_all(seed, bytes),
+            false => check_stamps(seed, bytes, mix(self.draws)),
+        };
+        (wrong, self.reduces.then(|| reduce_max(bytes)))
+    }
+
+    fn look_in_pieces(
+        &self,
+        memory: &SharedRegion,
+        range: Range<usize>,
+        seed: u64,
+    ) -> (Option<u64>, Option<f32>) {
+        let mut wrong = if self.every_byte { None } else { self.stamps(memory, range.clone(), seed) };
+        if !self.every_byte && !self.reduces {
+            return (wrong, None);
+        }
+        let (mut done, mut maximum) = (0, f32::NEG_INFINITY);
+        // Pieces are of whole words but for the last.
+        let read = memory.for_each_piece(range, |piece| {
+            if self.every_byte && wrong.is_none() {
+                wrong = check_all(seed.wrapping_add(done / 8), piece).map(|offset| done + offset);
+            }
+            if self.reduces {
+                let largest = reduce_max(piece);
+                maximum = if largest > maximum { largest } else { maximum };
+            }
+            done += piece.len() as u64;
+        });
+        if read.is_err() {
+            wrong = Some(0);
+        }
+        (wrong, self.reduces.then_some(maximum))
+    }
+
+    fn stamps(&self, memory: &SharedRegion, range: Range<usize>, seed: u64) -> Option<u64> {
+        check_stamps_of(seed, range.len(), mix(self.draws), |start, word| {
+            // It lies within the slot; if not, the word stays zero, which it is not.
+            let _ = memory.copy_out(range.start + start, word);
+        })
+    }
+
+    /// The same for all buffers of an operation that lie at `start`, and then gives the place back.
+    fn look_at_batch(
+        &mut self,
+        batch: &Batch,
+        header: Arrived<'_>,
+        memory: &SharedRegion,
+        start: u64,
+        record: &mut Record,
+    ) {
+        let mut words = Vec::with_capacity(batch.words());
+        header.for_each_piece(|piece| {
+            words.extend(piece.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
+        });
+        let (Some(&first), Some(lengths)) = (words.first(), batch.lengths(&words)) else {
+            record.wrong(0, 0);
+            return record.add(None, None);
+        };
+        let mut maximum = None;
+        let buffers = batch.places(&lengths).zip(&*lengths).zip(batch.seeds(first, &lengths));
+        for (index, ((place, length), seed)) in (0..).zip(buffers) {
+            let begin = (start + place) as usize;
+            let largest = self.look(memory, begin..begin + *length as usize, seed, index, record);
+            maximum = larger(maximum, largest);
+        }
+        drop(header);
+        record.add(Some(first), maximum);
+    }
+}
+
+fn larger(one: Option<f32>, other: Option<f32>) -> Option<f32> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(if other > one { other } else { one }),
+        (one, other) => one.or(other),
+    }
+}

@@ -1,0 +1,150 @@
+//! Both halves in one process.
+
+use std::time::Duration;
+
+use tonic::Code;
+use tonic::transport::Server;
+use tonic_rdma::tensor::RdmaDevice;
+use tonic_rdma_proto::placement::placement_client::PlacementClient;
+use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
+use tonic_rdma_proto::placement::{BeginRequest, EndRequest, PrepareRequest};
+use tonic_rdma_proto::transfer::Check;
+
+use super::super::cell::Load;
+use super::super::client::CallError;
+use super::super::consume::Consume;
+use super::super::grpc;
+use super::super::http2::Http2;
+use super::super::mode::Mode;
+use super::super::operations::{Operation, Operations, Put};
+use super::super::rdma::Rdma;
+use super::super::server::tcp_listener;
+use super::{Discrepancy, PlacementCaller, PlacementService};
+use crate::workload::{Mix, Model, Workload};
+
+/// A receiver of this process, by its control and its device.
+async fn serve() -> (Rdma, tonic::transport::Channel, String) {
+    let rdma = Rdma::new("soft").unwrap();
+    let device = RdmaDevice::bind(rdma.tensor_settings(), "127.0.0.1:0").await.unwrap();
+    let endpoint = device.endpoint();
+    let incoming = tcp_listener().unwrap();
+    let address = incoming.local_addr().unwrap();
+    let service = PlacementService::new(device, Consume::Auto).server();
+    tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+    (rdma, grpc::tcp(address, Http2::Default).await.unwrap(), endpoint)
+}
+
+async fn caller(mode: Mode) -> PlacementCaller {
+    let (rdma, control, endpoint) = serve().await;
+    let (caller, verdict) = PlacementCaller::connect(mode, control, &endpoint, &rdma, true).await.unwrap();
+    assert_eq!(verdict.provider, "soft");
+    caller
+}
+
+/// One turn of one operation.
+async fn turn(caller: &mut PlacementCaller, operation: &Operation, check: Check) -> Result<(), CallError> {
+    caller.begin(check).await?;
+    let run = caller.run(operation).await;
+    let end = caller.end().await;
+    run.map(drop).and(end)
+}
+
+#[tokio::test]
+async fn what_arrives_is_what_was_sent_for_every_load() {
+    for mode in [Mode::RdmaCp, Mode::RdmaZerocp] {
+        let mut caller = caller(mode).await;
+        for load in [
+            Load::Size(1),
+            Load::Size(64),
+            Load::Size(100_001),
+            Load::Workload(Workload::Mix(Mix::Random)),
+            Load::Workload(Workload::Model(Model::Gru)),
+            Load::Workload(Workload::Blocks),
+        ] {
+            let operations = Operations::new(load, 9, true).unwrap();
+            caller.prepare(&operations, 3).await.unwrap();
+            for number in 0..5 {
+                for check in [Check::All, Check::Stamps] {
+                    turn(&mut caller, &operations.take(number), check).await.unwrap();
+                }
+            }
+            caller.release().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn wrong_content_another_operation_and_a_wrong_maximum_are_found() {
+    let operations = Operations::new(Load::Size(100_000), 3, true).unwrap();
+    let mut caller = caller(Mode::RdmaCp).await;
+    caller.prepare(&operations, 1).await.unwrap();
+    let Operation::Put(right) = operations.take(0) else { panic!("a size is one payload") };
+    let with = |at: usize| {
+        let mut payload = right.payload.to_vec();
+        payload[at] ^= 1;
+        Operation::Put(Put { payload: payload.into(), ..right.clone() })
+    };
+    let error = turn(&mut caller, &with(70_001), Check::All).await.unwrap_err();
+    assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 70_001 }), "{error}");
+    let error = turn(&mut caller, &with(99_999), Check::Stamps).await.unwrap_err();
+    assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 99_999 }), "{error}");
+    // Nothing that was ever to be sent.
+    let error = turn(&mut caller, &with(0), Check::Stamps).await.unwrap_err();
+    assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 0 }), "{error}");
+    let wrong = Operation::Put(Put { maximum: Some(-1.0), ..right.clone() });
+    let error = turn(&mut caller, &wrong, Check::Stamps).await.unwrap_err();
+    assert!(matches!(error, CallError::Discrepancy(Discrepancy::Maximum)) && error.is_mismatch(), "{error}");
+    turn(&mut caller, &Operation::Put(right), Check::All).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_was_not_prepared_or_makes_no_sense_is_an_error() {
+    let operation = Operations::new(Load::Size(64), 3, true).unwrap().take(0);
+    let mut unprepared = caller(Mode::RdmaZerocp).await;
+    assert!(unprepared.begin(Check::All).await.is_err());
+    let error = unprepared.run(&operation).await.unwrap_err();
+    assert!(matches!(error, CallError::Unprepared) && !error.is_mismatch(), "{error}");
+
+    let (_, control, _) = serve().await;
+    let mut control = PlacementClient::new(control);
+    let mode = || Mode::RdmaCp.name().to_owned();
+    for (mode, load, depth, code) in [
+        ("grpc-tcp".to_owned(), Some(Wanted::Bytes(64)), 1, Code::InvalidArgument),
+        (mode(), None, 1, Code::InvalidArgument),
+        (mode(), Some(Wanted::Bytes(0)), 1, Code::InvalidArgument),
+        (mode(), Some(Wanted::Workload("resnet".to_owned())), 1, Code::InvalidArgument),
+        (mode(), Some(Wanted::Bytes(64)), 0, Code::Internal),
+        (mode(), Some(Wanted::Bytes(64)), 1 << 20, Code::Internal),
+        (mode(), Some(Wanted::Bytes(u64::MAX)), 1, Code::Internal),
+    ] {
+        let request = PrepareRequest { mode, load: load.clone(), seed: 1, depth };
+        let refusal = control.prepare(request).await.unwrap_err();
+        assert_eq!(refusal.code(), code, "{load:?}: {refusal}");
+    }
+    let begin = |every_byte| BeginRequest { mode: mode(), every_byte };
+    assert_eq!(control.begin(begin(true)).await.unwrap_err().code(), Code::FailedPrecondition);
+    let load = Some(Wanted::Bytes(64));
+    control.prepare(PrepareRequest { mode: mode(), load, seed: 1, depth: 1 }).await.unwrap();
+    assert_eq!(control.end(EndRequest { mode: mode() }).await.unwrap_err().code(), Code::Aborted);
+    control.begin(begin(true)).await.unwrap();
+    assert_eq!(control.begin(begin(true)).await.unwrap_err().code(), Code::Aborted);
+    assert_eq!(control.end(EndRequest { mode: mode() }).await.unwrap().into_inner().operations, 0);
+}
+
+#[tokio::test]
+async fn a_turn_that_is_given_up_does_no_harm_to_the_next() {
+    let operations = Operations::new(Load::Size(64), 3, true).unwrap();
+    let mut sender = caller(Mode::RdmaZerocp).await;
+    sender.prepare(&operations, 1).await.unwrap();
+    // Nobody looks: the turn was not begun. Then the places go.
+    let mut second = sender.clone();
+    let operation = operations.take(0);
+    let run = tokio::spawn(async move { second.run(&operation).await });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!run.is_finished());
+    run.abort();
+    assert!(run.await.unwrap_err().is_cancelled());
+    sender.release().await;
+    sender.prepare(&operations, 1).await.unwrap();
+    turn(&mut sender, &operations.take(1), Check::All).await.unwrap();
+}
