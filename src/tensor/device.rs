@@ -20,6 +20,7 @@ use super::proto::tensor_device_server::TensorDeviceServer;
 use super::region::Export;
 use super::service::Service;
 use super::{Channel, ChannelError, MemRegion, Settings, lock, open};
+use crate::endpoint::Config;
 use crate::memory::Budget;
 use crate::transport::RdmaIncoming;
 use crate::wire::tensor_frame::MAX_NAME;
@@ -92,7 +93,7 @@ impl Offered {
 impl RdmaDevice {
     /// A device with `cqs` completion queues and `qps_per_peer` queue pairs to each peer, spread over them in turn, that
     /// listens on `local_endpoint` (port 0 takes a free one). Which RDMA device it is, the environment says
-    /// ([`Config::from_env`](crate::Config::from_env)).
+    /// ([`Config::from_env`](crate::endpoint::Config::from_env)).
     ///
     /// # Errors
     /// The address can't be listened on, a variable has a bad value, or a number is 0 or above
@@ -102,7 +103,7 @@ impl RdmaDevice {
         qps_per_peer: u32,
         local_endpoint: impl ToSocketAddrs,
     ) -> Result<Self, ChannelError> {
-        let config = crate::Config::from_env().map_err(ChannelError::local)?;
+        let config = Config::from_env().map_err(ChannelError::local)?;
         Self::bind(Settings::new(cqs, qps_per_peer).config(config), local_endpoint).await
     }
 

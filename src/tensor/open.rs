@@ -13,10 +13,10 @@ use super::link::{Link, LinkId, PeerEnd, Prepared};
 use super::proto::tensor_device_client::TensorDeviceClient;
 use super::proto::{ConfirmRequest, OpenReply, OpenRequest, Place, QueuePair};
 use crate::endpoint::Provider;
+use crate::endpoint::Verdict;
 use crate::memory::RemotePlace;
-use crate::transport::RdmaConnector;
+use crate::transport::{RdmaConnectInfo, RdmaConnector};
 use crate::verbs::{QueuePairAddress, RemoteSegment, Rkey};
-use crate::{RdmaConnectInfo, Verdict};
 
 /// Connects to the device that listens on `endpoint`, within the patience of the settings.
 pub(super) async fn open(shared: Arc<Shared>, endpoint: Arc<str>) -> Result<Channel, ChannelError> {

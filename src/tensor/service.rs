@@ -12,7 +12,7 @@ use super::proto::{
     AttachReply, AttachRequest, ConfirmReply, ConfirmRequest, DescribeReply, DescribeRequest, Kind, Link,
     Offered as OfferedReply, OpenRequest,
 };
-use crate::RdmaConnectInfo;
+use crate::transport::RdmaConnectInfo;
 
 /// See the module's documentation.
 pub(super) struct Service {
