@@ -156,7 +156,7 @@ fn ends_that_only_look_at_memory_go_on_for_ever() {
 /// As a thread does that has a core of its own: nothing but looking, and the runtime never polls anything.
 #[tokio::test]
 async fn thousands_by_looking_alone() {
-    for way in WAYS {
+    for way in ways().await {
         let (server, _client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
         for length in [64_u64, 100_000] {
             let (name, spec) = (format!("slot {length}"), bytes(length));
