@@ -4,6 +4,9 @@
 //! cores of an EPYC 64 KiB took 29 µs so, 1 MiB 450 µs; past the cache, 4.7 and 57 µs, and the other core read them as fast.
 //! Lines that nobody has read cost nothing of the kind, and there the cache is faster: 1 MiB in 24 µs. Which it is, depends on
 //! what the peer does with its memory; so both are tried, and the faster one is used, by length.
+//!
+//! For WRITEs alone. Who receives messages reads each at once, out of the cache; gRPC at 1 MiB took a fifth longer when
+//! messages, too, went past it.
 
 use std::time::Duration;
 

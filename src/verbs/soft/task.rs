@@ -97,6 +97,11 @@ impl<'a> Task<'a> {
         contiguous.min(budget).min(self.left.saturating_sub(WORD))
     }
 
+    /// Whether it writes to a place of the peer's that it names.
+    pub(super) fn is_write(&self) -> bool {
+        self.direction == Direction::ToPeer && matches!(self.remote, Remote::Segment(_))
+    }
+
     /// How its bytes are copied.
     pub(super) fn way(&self) -> Way {
         let past_caches = self.length >= stores::PAST_CACHES || self.stores == Stores::Streaming;

@@ -6,7 +6,6 @@ use super::link::{Delivery, DeliveryKind, LinkState, Piece};
 use super::place::{Obstacle, Place, WORD};
 use super::queue_pair::{Connection, Inner};
 use super::send::SendQueue;
-use super::system::Direction;
 use super::task::{Local, Remote, Task};
 use crate::verbs::{CompletionStatus, LocalSegment, Operation, copy_bytes};
 
@@ -55,8 +54,7 @@ impl Inner {
         operation: &Operation<'_>,
     ) -> Outcome {
         let mut task = Task::new(operation);
-        let chosen =
-            (task.direction == Direction::ToPeer).then(|| queue.stores.choose(task.length)).flatten();
+        let chosen = task.is_write().then(|| queue.stores.choose(task.length)).flatten();
         let Some(stores) = chosen else { return self.carry_out(connection, queue, &mut task) };
         task.stores = stores;
         let start = Instant::now();
