@@ -23,10 +23,10 @@ pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-/// Copies `length` bytes past the caches, for transfers that would not fit in them: the destination is not read first, and
-/// what others have in the cache stays there. (An EPYC with 32 MiB of third-level cache, `memcpy` against this: 64 MiB 4.5 ms
-/// and 3.6, 1 GiB 88 ms and 57; the bench `soft_device` has 64 MiB by `Write` beside `bandwidth_of_memcpy`.) When it returns the bytes are in
-/// order before whatever is stored next.
+/// Copies `length` bytes past the caches: the destination is not read first, nor taken back from another core that has it.
+/// (An EPYC with 32 MiB of third-level cache, `memcpy` against this: 64 MiB 4.5 ms and 3.6, 1 GiB 88 ms and 57; the bench
+/// `soft_device` has 64 MiB by `Write` beside `bandwidth_of_memcpy`.) When it returns the bytes are in order before whatever
+/// is stored next.
 ///
 /// # Safety
 /// As for [`copy_bytes`].

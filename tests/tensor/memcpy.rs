@@ -72,6 +72,24 @@ async fn a_callback_instead_of_a_future() {
 }
 
 #[tokio::test]
+async fn without_sleeping() {
+    let (server, client, channel) = pair().await;
+    let exported = server.export("region", server.allocate(4096).unwrap(), Rights::WRITE).unwrap();
+    let remote = channel.region("region").await.unwrap();
+    let mut local = client.allocate(4096).unwrap();
+    for round in 1..100 {
+        local.fill(round);
+        let memcpy = channel.memcpy(local, 0, &remote, 0, 4096, Direction::LocalToRemote);
+        let (back, result) = client.spin(&channel, memcpy);
+        result.unwrap();
+        local = back;
+        let mut there = [0; 4096];
+        exported.memory().copy_out(0, &mut there).unwrap();
+        assert_eq!(there, [round; 4096]);
+    }
+}
+
+#[tokio::test]
 async fn thousands_of_blocks_and_one_notice() {
     for way in ways().await {
         let (server, client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;

@@ -52,7 +52,8 @@ impl Axis {
             .fold((f64::MAX, 0.0_f64), |(least, most), value| (least.min(value), most.max(value)));
         let logarithmic = bars.logarithmic;
         let foot = if logarithmic { least.log10().floor() } else { 0.0 };
-        let top = if logarithmic { most.log10().ceil().max(foot + 1.0) } else { most * 1.15 };
+        // Room for the legend above the bars.
+        let top = if logarithmic { (most.log10() + 0.9).ceil().max(foot + 1.0) } else { most * 1.35 };
         (most > 0.0).then_some(Self { logarithmic, foot, top })
     }
 

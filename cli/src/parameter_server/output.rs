@@ -134,7 +134,8 @@ fn plots(rows: &[Row]) -> Result<Vec<String>, String> {
     let workers = distinct(measured.iter().map(|row| row.workers));
     for workers in &workers {
         let of: Vec<&Row> = measured.iter().copied().filter(|row| row.workers == *workers).collect();
-        let title = format!("Mini-batches a second, {workers} at work (higher is better)");
+        let plural = if *workers == 1 { "" } else { "s" };
+        let title = format!("Mini-batches a second, {workers} worker{plural} (higher is better)");
         plots.push(draw(&title, "model", true, &of, |row| row.model.to_owned())?);
     }
     if workers.len() > 1 {
@@ -197,7 +198,7 @@ mod tests {
         let one = [row(Mode::GrpcTcp, Model::Gru, 1), row(Mode::RdmaCp, Model::Vgg16, 1)];
         let drawn = plots(&one).unwrap();
         assert_eq!(drawn.len(), 1);
-        for text in ["gru", "vgg16", "grpc-tcp", "rdma-cp", "mini-batches/s", "1 at work"] {
+        for text in ["gru", "vgg16", "grpc-tcp", "rdma-cp", "mini-batches/s", "1 worker ("] {
             assert!(drawn[0].contains(text), "{text}");
         }
         assert!(!drawn[0].contains("rdma-zerocp"));
