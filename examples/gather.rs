@@ -1,7 +1,7 @@
 //! A large message without the copy that encoding makes: the payload goes into the transport from where it is.
 //!
 //! `cargo run --example gather` runs both ends in one process. The generated code uses `gather::GatherCodec`, see
-//! `proto/build.rs`.
+//! `proto/generated/build.rs`.
 #![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
 use bytes::Bytes;

@@ -1,4 +1,4 @@
-//! Generated code for the protos in this folder.
+//! Generated code for the protos in the folder above.
 #![allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
 
 /// The service of the examples.

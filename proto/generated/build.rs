@@ -1,4 +1,4 @@
-//! Compiles the protos of this folder. protox stands in for protoc, so that cargo and gcc are all it takes.
+//! Compiles the protos of the folder above. protox stands in for protoc, so that cargo and gcc are all it takes.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = [
@@ -10,9 +10,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "transfer.proto",
     ];
     for file in files {
-        println!("cargo::rerun-if-changed={file}");
+        println!("cargo::rerun-if-changed=../{file}");
     }
-    let descriptors = protox::compile(files, ["."])?;
+    let descriptors = protox::compile(files, [".."])?;
     // `Bytes` fields and this codec are what `tonic_rdma::gather` needs; without it they change nothing.
     let configuration =
         tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec");
