@@ -113,7 +113,7 @@ impl Requests {
         lock(&self.waiting).insert(id, Arc::clone(&pending));
         self.outbox.add([action]);
         drop(requester);
-        self.run(link, &mut Vec::new());
+        self.run_and_wake(link);
         Request { link: Arc::clone(link), state: State::Waiting(id, pending) }
     }
 
@@ -151,6 +151,13 @@ impl Requests {
                 RequesterAction::Send(_) | RequesterAction::Allocate { .. } => {}
             }
         }
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// For those that are not polling a queue. What is done may be another thread's, whose requests end by it.
+    fn run_and_wake(&self, link: &Arc<Link>) {
+        let mut wakers = Vec::new();
+        self.run(link, &mut wakers);
         wakers.into_iter().for_each(Waker::wake);
     }
 
@@ -241,7 +248,7 @@ impl Requests {
         let mut requester = lock(&self.requester);
         self.outbox.add(requester.cancel(id));
         drop(requester);
-        self.run(link, &mut Vec::new());
+        self.run_and_wake(link);
     }
 }
 

@@ -76,7 +76,9 @@ impl Token {
 
     /// Ends a transfer that needs no device.
     pub(in crate::tensor) fn finish(self, local: Local) {
-        self.deliver(Outcome { local, result: Ok(()) }, &mut Vec::new());
+        let mut wakers = Vec::new();
+        self.deliver(Outcome { local, result: Ok(()) }, &mut wakers);
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Tells. The task to wake is added to `wakers`.
