@@ -4,7 +4,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::RequestId;
 
-/// XXH3 of a tensor's bytes, as a `Written` carries it. Reads all of them: some milliseconds for each 100 MB.
+/// XXH3 of a tensor's bytes, as a `Written` carries it. Reads all of them.
 pub fn checksum(bytes: &[u8]) -> u64 {
     xxh3_64(bytes)
 }
