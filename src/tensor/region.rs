@@ -230,17 +230,13 @@ impl Export {
 
 impl Owner for Export {
     fn link_ended(&self, fault: &ChannelError) {
-        let mut gone = Vec::new();
+        let ended = |it: &Attached| it.link.upgrade().is_none_or(|link| link.fault().is_some());
         let mut attached = lock(&self.attached);
         *lock(&self.lost) = Some(fault.clone());
-        attached.retain(|_, it| {
-            let stays = it.link.upgrade().is_some_and(|link| link.fault().is_none());
-            if !stays {
-                gone.push(Arc::clone(&it.end));
-            }
-            stays
-        });
+        let gone: Vec<_> = attached.extract_if(|_, it| ended(it)).collect();
         drop(attached);
+        // Their rights end with this: outside the lock, as it may wait for a peer.
+        drop(gone);
     }
 }
 
