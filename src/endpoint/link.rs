@@ -10,7 +10,9 @@ use super::source::{self, Source};
 use super::work_id::{Kind, WorkId};
 use crate::memory::{Block, Pool, Registrations};
 use crate::protocol::{self, ReadRequest, SlotIndex};
-use crate::verbs::{Operation, Payload, PostError, QueuePair, RemoteSegment, Rkey, SendRequest};
+use crate::verbs::{
+    Operation, Payload, PostError, PostErrorKind, QueuePair, RemoteSegment, Rkey, SendRequest,
+};
 use crate::wire::Header;
 
 /// See the module's documentation.
@@ -175,8 +177,13 @@ impl Link {
     }
 }
 
+/// A queue pair that takes no more has mostly lost its peer, and its completions, which would say so, are still to come.
 fn not_posted(error: PostError) -> ConnectionFault {
-    ConnectionFault::Local(error.to_string().into())
+    let reason = error.to_string().into();
+    match error.kind {
+        PostErrorKind::State(_) | PostErrorKind::Refused(_) => ConnectionFault::DeviceFailed(reason),
+        _ => ConnectionFault::Local(reason),
+    }
 }
 
 fn local(error: impl std::fmt::Display) -> ConnectionFault {
