@@ -3,11 +3,15 @@
 use tonic_rdma::Config;
 use tonic_rdma::tensor::{Dtype, RdmaDevice, Rights, Settings, Shape, TensorSpec};
 
-use super::Failure;
+use crate::Failure;
 
 /// Offers a region and two slots, into one of which a tensor has come; prints the port, and stays.
+pub(crate) async fn serve() -> Result<(), Failure> {
+    offer().await.map_err(Failure::from)
+}
+
 #[expect(clippy::print_stdout, reason = "the port is what the script waits for")]
-pub(super) async fn serve() -> Result<(), Failure> {
+async fn offer() -> Result<(), Box<dyn std::error::Error>> {
     let settings = Settings::new(1, 2).config(Config::from_env()?);
     let device = RdmaDevice::bind(settings.clone(), "127.0.0.1:0").await?;
     let _parameters = device.export("parameters", device.allocate(1 << 20)?, Rights::READ_WRITE)?;

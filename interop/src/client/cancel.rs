@@ -1,0 +1,61 @@
+//! Calls that end before their time.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request};
+
+use super::case::{Ending, Outcome, Session, ensure_code};
+use super::streaming::{ensure_reply, next_reply, output_request};
+use crate::proto::testing::StreamingInputCallRequest;
+
+/// Long enough for a call's head to be on its way.
+const BEGUN: Duration = Duration::from_millis(20);
+
+pub(super) async fn cancel_after_begin(session: Session) -> Outcome {
+    let mut request = Request::new(tokio_stream::pending::<StreamingInputCallRequest>());
+    let handle = request.cancellation_handle();
+    let mut client = session.official();
+    let (ended, ()) = tokio::join!(client.streaming_input_call(request), async {
+        tokio::time::sleep(BEGUN).await;
+        handle.cancel();
+    });
+    ensure_code("the cancelled call", ended, Code::Cancelled)?;
+    still_there(&session).await
+}
+
+pub(super) async fn cancel_after_first_response(session: Session) -> Outcome {
+    let (sender, requests) = mpsc::channel(1);
+    let mut request = Request::new(ReceiverStream::new(requests));
+    let handle = request.cancellation_handle();
+    let mut replies = session.official().full_duplex_call(request).await?.into_inner();
+    let sent = sender.send(output_request(&[31_415], 27_182)).await;
+    sent.map_err(|_| Ending::Failed("the call ended before the first request".to_owned()))?;
+    let reply = next_reply("the first request", &mut replies).await?;
+    ensure_reply("the first reply", reply, 31_415)?;
+    handle.cancel();
+    ensure_code("the cancelled call", replies.message().await, Code::Cancelled)?;
+    still_there(&session).await
+}
+
+pub(super) async fn timeout_on_sleeping_server(session: Session) -> Outcome {
+    let (sender, requests) = mpsc::channel(1);
+    let mut request = Request::new(ReceiverStream::new(requests));
+    request.set_timeout(Duration::from_millis(1));
+    let sent = sender.send(output_request(&[], 27_182)).await;
+    sent.map_err(|_| Ending::Failed("the request could not be given to the call".to_owned()))?;
+    // The sender stays: the server waits for more.
+    let ended = match session.official().full_duplex_call(request).await {
+        Ok(reply) => reply.into_inner().message().await,
+        Err(status) => Err(status),
+    };
+    ensure_code("the call, whose deadline passed", ended, Code::DeadlineExceeded)?;
+    drop(sender);
+    still_there(&session).await
+}
+
+/// A call's end is not the connection's.
+async fn still_there(session: &Session) -> Outcome {
+    super::official::empty_unary(session.clone()).await
+}

@@ -1,0 +1,120 @@
+//! The cases by name.
+
+use std::pin::Pin;
+
+use super::case::{Outcome, Session};
+use super::{cancel, checked, checked_calls, compressed, metadata, official, soak, status, streaming};
+use crate::Failure;
+
+type Running = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+
+/// A case.
+#[derive(Debug)]
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) run: fn(Session) -> Running,
+    /// It takes the time that the soak's options give it.
+    pub(crate) soaks: bool,
+}
+
+/// An official case that is not here.
+#[derive(Debug)]
+pub(crate) struct Absent {
+    pub(crate) name: &'static str,
+    pub(crate) reason: &'static str,
+}
+
+/// Cases named like their functions.
+macro_rules! cases {
+    ($($module:ident :: { $($name:ident),* $(,)? }),* $(,)?) => {
+        [$($(Case {
+            name: stringify!($name),
+            run: |session| Box::pin($module::$name(session)),
+            soaks: matches!(stringify!($module).as_bytes(), b"soak"),
+        }),*),*]
+    };
+}
+
+static CASES: &[Case] = &cases![
+    official::{
+        empty_unary,
+        cacheable_unary,
+        large_unary,
+        concurrent_large_unary,
+        unimplemented_method,
+        unimplemented_service,
+    },
+    compressed::{
+        client_compressed_unary,
+        server_compressed_unary,
+        client_compressed_streaming,
+        server_compressed_streaming,
+    },
+    streaming::{client_streaming, server_streaming, ping_pong, empty_stream},
+    metadata::{custom_metadata},
+    status::{status_code_and_message, special_status_message},
+    cancel::{cancel_after_begin, cancel_after_first_response, timeout_on_sleeping_server},
+    soak::{rpc_soak, channel_soak},
+    checked_calls::{
+        checked_unary,
+        checked_concurrent,
+        checked_client_streaming,
+        checked_server_streaming,
+        checked_ping_pong,
+        checked_half_close,
+    },
+    checked::{checked_gzip, checked_zstd, checked_status_details},
+    metadata::{checked_binary_metadata, checked_large_metadata},
+];
+
+const CLOUD: &str = "it needs credentials of Google's cloud, and a server there";
+const LOAD_REPORTS: &str = "tonic has no load reporting (ORCA)";
+
+/// Official cases that are not here.
+pub(super) static ABSENT: &[Absent] = &[
+    Absent { name: "compute_engine_creds", reason: CLOUD },
+    Absent { name: "jwt_token_creds", reason: CLOUD },
+    Absent { name: "oauth2_auth_token", reason: CLOUD },
+    Absent { name: "per_rpc_creds", reason: CLOUD },
+    Absent { name: "google_default_credentials", reason: CLOUD },
+    Absent { name: "compute_engine_channel_credentials", reason: CLOUD },
+    Absent { name: "orca_per_rpc", reason: LOAD_REPORTS },
+    Absent { name: "orca_oob", reason: LOAD_REPORTS },
+    Absent { name: "long_lived_channel", reason: "it is a duration, not another kind of call; channel and calls are what rpc_soak has" },
+    Absent { name: "half_duplex", reason: "the descriptions have dropped it; the server still has the method" },
+];
+
+/// All cases, in the order in which `all` runs them.
+pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
+    CASES.iter()
+}
+
+/// The case of that name, or why it is not here.
+///
+/// # Errors
+/// Nobody knows the name.
+pub(crate) fn find(name: &str) -> Result<Result<&'static Case, &'static Absent>, Failure> {
+    let absent = || ABSENT.iter().find(|case| case.name == name);
+    let found = CASES.iter().find(|case| case.name == name).map(Ok).or_else(|| absent().map(Err));
+    found.ok_or_else(|| {
+        let names: Vec<_> = CASES.iter().map(|case| case.name).collect();
+        Failure::new(format!("there is no case {name:?}; cases are all, {}", names.join(", ")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_found() {
+        let mut names: Vec<_> = CASES.iter().map(|case| case.name).collect();
+        names.extend(ABSENT.iter().map(|case| case.name));
+        for name in &names {
+            assert!(find(name).is_ok(), "{name}");
+            assert_eq!(names.iter().filter(|other| *other == name).count(), 1, "{name}");
+        }
+        assert!(find("no_such_case").unwrap_err().to_string().contains("\"no_such_case\""));
+        assert!(CASES.iter().all(|case| case.soaks == case.name.ends_with("_soak")));
+    }
+}

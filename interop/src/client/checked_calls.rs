@@ -1,0 +1,152 @@
+//! Every shape of call, with content that both ends check.
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use super::case::{Ending, Outcome, Session, ensure, ensure_eq};
+use super::streaming::{ensure_end, next_reply};
+use crate::content::Content;
+use crate::proto::checked::{CheckedReply, CheckedRequest};
+
+const SIZES: [usize; 6] = [0, 1, 1000, 20_000, 1 << 20, 8 << 20];
+
+/// Calls of `checked_concurrent`, all in flight at once.
+const CONCURRENT: u32 = 100;
+
+/// What the requests of one case have in common, and their number.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asking {
+    pub(super) period: u32,
+}
+
+impl Asking {
+    /// Call `index`: so much there, so much back, and content that no other call has.
+    pub(super) fn request(self, index: u32, there: usize, back: usize) -> CheckedRequest {
+        let seed = index * 0x0101_0107 + 1;
+        CheckedRequest {
+            seed,
+            payload: Content { seed, period: self.period }.bytes(there),
+            reply_seed: !seed,
+            reply_bytes: back as u32,
+            count: 0,
+            period: self.period,
+        }
+    }
+
+    /// The reply is the one to [`request`](Self::request) with the same arguments.
+    pub(super) fn check(self, reply: &CheckedReply, index: u32, there: usize, back: usize) -> Outcome {
+        let what = format!("call {index}, {there} bytes there and {back} back");
+        ensure_eq(&format!("{what}: bytes that the server received"), reply.received_bytes, there as u64)?;
+        ensure(reply.first_mismatch == 0, || {
+            format!("{what}: the server found byte {} wrong", reply.first_mismatch.saturating_sub(1))
+        })?;
+        let seed = !(index * 0x0101_0107 + 1);
+        ensure_content(&what, reply, Content { seed, period: self.period }, back)
+    }
+}
+
+/// Content without a period.
+const PLAIN: Asking = Asking { period: 0 };
+
+/// The payload of `reply` is `content`, of `bytes` bytes.
+fn ensure_content(what: &str, reply: &CheckedReply, content: Content, bytes: usize) -> Outcome {
+    ensure_eq(&format!("{what}: seed of the reply"), reply.seed, content.seed)?;
+    ensure_eq(&format!("{what}: bytes of the reply"), reply.payload.len(), bytes)?;
+    let wrong = content.first_mismatch(&reply.payload);
+    ensure(wrong.is_none(), || format!("{what}: byte {} of the reply is wrong", wrong.unwrap_or(0)))
+}
+
+pub(super) async fn checked_unary(session: Session) -> Outcome {
+    let mut client = session.checked();
+    for (index, there) in (0..).zip(SIZES) {
+        for back in [there, 0, 1000] {
+            let reply = client.unary(PLAIN.request(index, there, back)).await?;
+            PLAIN.check(reply.get_ref(), index, there, back)?;
+        }
+        // Small there, large back.
+        let reply = client.unary(PLAIN.request(index, 1, there)).await?;
+        PLAIN.check(reply.get_ref(), index, 1, there)?;
+    }
+    Ok(())
+}
+
+pub(super) async fn checked_concurrent(session: Session) -> Outcome {
+    let mut calls = JoinSet::new();
+    for index in 0..CONCURRENT {
+        let mut client = session.checked();
+        let size = |factor: u32| (index * factor % 97 * 3001) as usize;
+        let (there, back) = (size(31), size(57));
+        calls.spawn(async move {
+            let reply = client.unary(PLAIN.request(index, there, back)).await?;
+            PLAIN.check(reply.get_ref(), index, there, back)
+        });
+    }
+    while let Some(ended) = calls.join_next().await {
+        ended.map_err(|error| Ending::Failed(format!("a call's task ended: {error}")))??;
+    }
+    Ok(())
+}
+
+pub(super) async fn checked_client_streaming(session: Session) -> Outcome {
+    let requests: Vec<_> = (0..).zip(SIZES).map(|(index, size)| PLAIN.request(index, size, 0)).collect();
+    let reply = session.checked().collect(tokio_stream::iter(requests)).await?.into_inner();
+    let total = SIZES.iter().sum::<usize>() as u64;
+    ensure_eq("bytes that the server received", reply.received_bytes, total)?;
+    ensure(reply.first_mismatch == 0, || {
+        format!("the server found byte {} of a payload wrong", reply.first_mismatch.saturating_sub(1))
+    })
+}
+
+pub(super) async fn checked_server_streaming(session: Session) -> Outcome {
+    for (count, bytes) in [(0, 100), (1, 8 << 20), (20, 300_000), (500, 1000)] {
+        produced(&session, count, bytes).await?;
+    }
+    Ok(())
+}
+
+/// `count` replies to one request, at whose end the client's side of the call is closed.
+async fn produced(session: &Session, count: u32, bytes: usize) -> Outcome {
+    let request = CheckedRequest { count, ..PLAIN.request(count, 5000, bytes) };
+    let seed = request.reply_seed;
+    let mut replies = session.checked().produce(request).await?.into_inner();
+    for index in 0..count {
+        let what = format!("reply {index} of {count}");
+        let reply = next_reply(&what, &mut replies).await?;
+        ensure_eq(&format!("{what}: bytes that the server received"), reply.received_bytes, 5000)?;
+        ensure_eq(&format!("{what}: first wrong byte that the server found"), reply.first_mismatch, 0)?;
+        ensure_content(&what, &reply, Content::new(seed.wrapping_add(index)), bytes)?;
+    }
+    ensure_end(&mut replies).await
+}
+
+pub(super) async fn checked_ping_pong(session: Session) -> Outcome {
+    let (sender, requests) = mpsc::channel(1);
+    let mut replies = session.checked().exchange(ReceiverStream::new(requests)).await?.into_inner();
+    for (index, there) in (0..).zip(SIZES) {
+        let back = SIZES[SIZES.len() - 1 - index as usize];
+        let sent = sender.send(PLAIN.request(index, there, back)).await;
+        sent.map_err(|_| Ending::Failed(format!("request {index}: the call ended before it")))?;
+        let reply = next_reply(&format!("request {index}"), &mut replies).await?;
+        PLAIN.check(&reply, index, there, back)?;
+    }
+    drop(sender);
+    ensure_end(&mut replies).await
+}
+
+/// The client is done long before the server: all its requests are sent, and its stream is closed, before the first of many
+/// replies is looked at, which windows keep at the server.
+pub(super) async fn checked_half_close(session: Session) -> Outcome {
+    const COUNT: u32 = 64;
+    const BYTES: usize = 256 << 10;
+    let requests: Vec<_> = (0..COUNT).map(|index| PLAIN.request(index, 10, BYTES)).collect();
+    let mut replies: Streaming<_> =
+        session.checked().exchange(tokio_stream::iter(requests)).await?.into_inner();
+    for index in 0..COUNT {
+        let reply = next_reply(&format!("request {index}"), &mut replies).await?;
+        PLAIN.check(&reply, index, 10, BYTES)?;
+    }
+    ensure_end(&mut replies).await?;
+    produced(&session, 5000, 1000).await
+}

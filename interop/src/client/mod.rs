@@ -1,0 +1,112 @@
+//! The client: runs cases one after the other, each on a connection of its own, and tells how each ended.
+
+mod cancel;
+mod case;
+mod cases;
+mod checked;
+mod checked_calls;
+mod compressed;
+mod metadata;
+mod official;
+mod soak;
+mod status;
+mod streaming;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+pub(crate) use case::{Ending, Session};
+pub(crate) use cases::{Case, all, find};
+
+use crate::Failure;
+use crate::args::{ClientOptions, SoakOptions};
+use crate::transport::Target;
+
+/// How long a case may take. The soaks have a time of their own.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Runs the cases, or lists them; fails if one does.
+pub(crate) async fn run(options: &ClientOptions) -> Result<ExitCode, Failure> {
+    if options.list {
+        list(options.all);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let target = Target {
+        host: options.server_host.clone(),
+        port: options.server_port.ok_or_else(|| Failure::new("--server_port is missing"))?,
+        transport: options.transport,
+        require: options.require,
+    };
+    // An unknown name fails before anything is run.
+    let mut wanted = Vec::new();
+    for name in &options.test_case {
+        match name.as_str() {
+            "all" => wanted.extend(all().map(Ok)),
+            name => wanted.push(find(name)?),
+        }
+    }
+
+    let mut failed = false;
+    let mut said = String::new();
+    for case in wanted {
+        let (name, ending) = match case {
+            Ok(case) => (case.name, attempt(case, &target, options.soak, &mut said).await),
+            Err(absent) => (absent.name, Err(Ending::Skipped(absent.reason.to_owned()))),
+        };
+        failed |= matches!(ending, Err(Ending::Failed(_)));
+        tell(name, &ending);
+    }
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Connects, and runs one case. `said` is what was said of connections so far.
+async fn attempt(case: &Case, target: &Target, soak: SoakOptions, said: &mut String) -> Result<(), Ending> {
+    let limit = if case.soaks { LIMIT.max(soak::timeout(&soak)) } else { LIMIT };
+    let running = async {
+        let connected = target.connect().await.map_err(|error| Ending::Failed(error.to_string()))?;
+        if *said != connected.verdict {
+            *said = connected.verdict;
+            explain(said);
+        }
+        (case.run)(Session::new(connected.channel, target.clone(), soak)).await
+    };
+    let ended = tokio::time::timeout(limit, running).await;
+    ended.unwrap_or_else(|_| Err(Ending::Failed(format!("it did not end within {} s", limit.as_secs()))))
+}
+
+/// Runs one case, for tests.
+#[cfg(test)]
+pub(crate) async fn run_case(case: &Case, target: &Target) -> Result<(), Ending> {
+    attempt(case, target, SoakOptions::default(), &mut String::new()).await
+}
+
+#[expect(clippy::print_stderr, reason = "beside the lines that scripts read")]
+fn explain(verdict: &str) {
+    eprintln!("connected over {verdict}");
+}
+
+#[expect(clippy::print_stdout, reason = "what scripts read")]
+fn tell(name: &str, ending: &Result<(), Ending>) {
+    match ending {
+        Ok(()) => println!("{name} ok"),
+        Err(Ending::Skipped(reason)) => println!("{name} skipped: {}", one_line(reason)),
+        Err(Ending::Failed(reason)) => println!("{name} failed: {}", one_line(reason)),
+    }
+}
+
+/// Reasons quote what peers say: they must not look like a line of ours, nor speak to a terminal.
+fn one_line(reason: &str) -> String {
+    reason.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+}
+
+#[expect(clippy::print_stdout, reason = "what scripts read")]
+fn list(absent: bool) {
+    for case in all() {
+        println!("{}", case.name);
+    }
+    if absent {
+        for case in cases::ABSENT {
+            println!("{} not here: {}", case.name, case.reason);
+        }
+    }
+}

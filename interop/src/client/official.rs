@@ -1,0 +1,90 @@
+//! Unary cases of the official list.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use tokio::task::JoinSet;
+use tonic::{Code, Request};
+
+use super::case::{Ending, Outcome, Session, ensure, ensure_code, ensure_eq, ensure_zeros};
+use crate::proto::testing::{Empty, Payload, SimpleRequest};
+
+const REQUEST: usize = 271_828;
+const RESPONSE: usize = 314_159;
+
+/// Calls of `concurrent_large_unary`, as the descriptions have it.
+const CONCURRENT: usize = 1000;
+
+/// A payload of zeros.
+pub(super) fn zeros(size: usize) -> Option<Payload> {
+    payload(vec![0; size].into())
+}
+
+pub(super) fn payload(body: Bytes) -> Option<Payload> {
+    Some(Payload { body, ..Default::default() })
+}
+
+/// What `large_unary` asks for.
+pub(super) fn large() -> SimpleRequest {
+    SimpleRequest { response_size: RESPONSE as i32, payload: zeros(REQUEST), ..Default::default() }
+}
+
+pub(super) async fn empty_unary(session: Session) -> Outcome {
+    let reply = session.official().empty_call(Empty {}).await?.into_inner();
+    ensure_eq("the reply", reply, Empty {})
+}
+
+pub(super) async fn large_unary(session: Session) -> Outcome {
+    let reply = session.official().unary_call(large()).await?.into_inner();
+    ensure_zeros("the reply", &reply.payload.unwrap_or_default().body, RESPONSE)
+}
+
+pub(super) async fn concurrent_large_unary(session: Session) -> Outcome {
+    let body: Bytes = vec![0; REQUEST].into();
+    let mut calls = JoinSet::new();
+    for _ in 0..CONCURRENT {
+        let mut client = session.official();
+        let request = SimpleRequest { payload: payload(body.clone()), ..large() };
+        calls.spawn(async move {
+            let reply = client.unary_call(SimpleRequest { response_size: RESPONSE as i32, ..request }).await?;
+            ensure_zeros("a reply", &reply.into_inner().payload.unwrap_or_default().body, RESPONSE)
+        });
+    }
+    while let Some(ended) = calls.join_next().await {
+        ended.map_err(|error| Ending::Failed(format!("a call's task ended: {error}")))??;
+    }
+    Ok(())
+}
+
+/// A server's reply is the time, and may come from a cache on the way; nothing asks a cache here, so that what is checked is
+/// that the reply is the time and says that it may be kept, and that the second is not older than the first.
+pub(super) async fn cacheable_unary(session: Session) -> Outcome {
+    let before = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let body: Bytes = before.to_string().into();
+    let mut times = Vec::new();
+    for _ in 0..2 {
+        let mut request = Request::new(SimpleRequest { payload: payload(body.clone()), ..Default::default() });
+        request.metadata_mut().insert("x-user-ip", tonic::metadata::MetadataValue::from_static("1.2.3.4"));
+        let reply = session.official().cacheable_unary_call(request).await?;
+        let control = reply.metadata().get("cache-control").and_then(|value| value.to_str().ok());
+        let control = control.unwrap_or_default().to_owned();
+        ensure(control.contains("max-age=60") && control.contains("public"), || {
+            format!("cache-control: expected max-age=60, public; found {control:?}")
+        })?;
+        let body = reply.into_inner().payload.unwrap_or_default().body;
+        let time = std::str::from_utf8(&body).ok().and_then(|text| text.parse::<u128>().ok());
+        let time = time.ok_or_else(|| Ending::Failed(format!("the reply: expected a time, found {body:?}")))?;
+        times.push(time);
+    }
+    ensure(times[0] <= times[1], || format!("the second reply's time is before the first's: {times:?}"))
+}
+
+pub(super) async fn unimplemented_method(session: Session) -> Outcome {
+    let ended = session.official().unimplemented_call(Empty {}).await;
+    ensure_code("a method that no server implements", ended, Code::Unimplemented).map(drop)
+}
+
+pub(super) async fn unimplemented_service(session: Session) -> Outcome {
+    let ended = session.unimplemented().unimplemented_call(Empty {}).await;
+    ensure_code("a service that no server has", ended, Code::Unimplemented).map(drop)
+}

@@ -1,0 +1,139 @@
+//! Deadlines as gRPC has them. tonic's channel waits no longer than `grpc-timeout` says for the head of a response, and then
+//! reports CANCELLED; for what comes after the head it waits without end. The official case wants DEADLINE_EXCEEDED, and its
+//! server sends the head at once.
+
+use std::error::Error;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::Frame;
+use tokio::time::{Instant, Sleep, sleep_until};
+use tonic::body::Body;
+use tonic::{Status, TimeoutExpired};
+use tower_service::Service;
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
+/// A channel whose calls end with DEADLINE_EXCEEDED when their `grpc-timeout` has passed.
+#[derive(Clone, Debug)]
+pub(crate) struct Deadline<S> {
+    inner: S,
+}
+
+impl<S> Deadline<S> {
+    pub(crate) fn new(inner: S) -> Self {
+        Self { inner }
+    }
+}
+
+impl<S> Service<http::Request<Body>> for Deadline<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>>,
+    S::Error: Into<BoxError>,
+    S::Future: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<S::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let timeout = request.headers().get("grpc-timeout").and_then(|value| parse(value.as_bytes()));
+        let response = self.inner.call(request);
+        Box::pin(async move {
+            let Some(timeout) = timeout else { return response.await.map_err(Into::into) };
+            let deadline = Instant::now() + timeout;
+            match tokio::time::timeout_at(deadline, response).await {
+                Ok(Ok(response)) => Ok(response.map(|body| {
+                    Body::new(Expiring { body, deadline: Box::pin(sleep_until(deadline)), expired: false })
+                })),
+                Ok(Err(error)) => Err(explained(error.into())),
+                Err(_) => Err(exceeded().into()),
+            }
+        })
+    }
+}
+
+fn exceeded() -> Status {
+    Status::deadline_exceeded("the deadline passed before the call was complete")
+}
+
+/// tonic's own timer may be the first to notice.
+fn explained(error: BoxError) -> BoxError {
+    let mut source: Option<&(dyn Error + 'static)> = Some(&*error);
+    while let Some(cause) = source {
+        if cause.is::<TimeoutExpired>() {
+            return exceeded().into();
+        }
+        source = cause.source();
+    }
+    error
+}
+
+/// The header's value: up to eight digits and a unit.
+fn parse(value: &[u8]) -> Option<Duration> {
+    let (unit, digits) = value.split_last()?;
+    let amount: u64 = std::str::from_utf8(digits).ok()?.parse().ok().filter(|_| digits.len() <= 8)?;
+    Some(match unit {
+        b'H' => Duration::from_secs(amount * 3600),
+        b'M' => Duration::from_secs(amount * 60),
+        b'S' => Duration::from_secs(amount),
+        b'm' => Duration::from_millis(amount),
+        b'u' => Duration::from_micros(amount),
+        b'n' => Duration::from_nanos(amount),
+        _ => return None,
+    })
+}
+
+/// A response's body up to the deadline.
+struct Expiring {
+    body: Body,
+    deadline: Pin<Box<Sleep>>,
+    expired: bool,
+}
+
+impl http_body::Body for Expiring {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.expired {
+            return Poll::Ready(None);
+        }
+        if self.deadline.as_mut().poll(context).is_ready() {
+            self.expired = true;
+            // Resets the stream, so that the server ends too.
+            self.body = Body::empty();
+            return Poll::Ready(Some(Err(exceeded())));
+        }
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.expired || self.body.is_end_stream()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_as_the_protocol_writes_them() {
+        assert_eq!(parse(b"1m"), Some(Duration::from_millis(1)));
+        assert_eq!(parse(b"99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        assert_eq!(parse(b"250000u"), Some(Duration::from_millis(250)));
+        for bad in ["", "m", "1", "1x", "-1S", "123456789S", "1.5S"] {
+            assert_eq!(parse(bad.as_bytes()), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Why the program can't go on, in words for its user.
+
+use std::fmt;
+
+/// One line, which names what is wrong.
+#[derive(Debug)]
+pub(crate) struct Failure(String);
+
+impl Failure {
+    pub(crate) fn new(reason: impl Into<String>) -> Self {
+        Self(reason.into())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// For what libraries report in words of their own.
+impl From<Box<dyn std::error::Error>> for Failure {
+    fn from(error: Box<dyn std::error::Error>) -> Self {
+        Self(error.to_string())
+    }
+}

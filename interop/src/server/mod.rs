@@ -1,0 +1,66 @@
+//! The server: gRPC's test service and ours, with health and reflection, so that stock tools can look at it.
+
+mod checked;
+mod echo;
+mod limits;
+mod streams;
+mod test_service;
+
+use tonic::codec::CompressionEncoding;
+use tonic::service::Routes;
+
+use crate::Failure;
+use crate::args::ServerOptions;
+use crate::proto::DESCRIPTORS;
+use crate::proto::checked::checked_server::CheckedServer;
+use crate::proto::testing::test_service_server::TestServiceServer;
+use crate::transport::Listener;
+use crate::wire::ServerWire;
+
+/// Listens, prints the port, and serves until interrupted.
+#[expect(clippy::print_stdout, reason = "the port is what scripts wait for")]
+pub(crate) async fn run(options: &ServerOptions) -> Result<(), Failure> {
+    let listener = Listener::bind(options.transport, &options.host, options.port).await?;
+    println!("{}", listener.port());
+    let interrupted = async {
+        // Where signals can't be had the server runs until it is killed.
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending().await
+        }
+    };
+    listener.serve(routes().await?, interrupted).await
+}
+
+/// All services.
+pub(crate) async fn routes() -> Result<Routes, Failure> {
+    let test_service = TestServiceServer::new(test_service::Official)
+        .accept_compressed(CompressionEncoding::Gzip)
+        .send_compressed(CompressionEncoding::Gzip)
+        .max_decoding_message_size(limits::OFFICIAL_REQUEST)
+        .max_encoding_message_size(limits::MESSAGE);
+    let checked = CheckedServer::new(checked::Checking)
+        .accept_compressed(CompressionEncoding::Gzip)
+        .accept_compressed(CompressionEncoding::Zstd)
+        .send_compressed(CompressionEncoding::Gzip)
+        .send_compressed(CompressionEncoding::Zstd)
+        .max_decoding_message_size(limits::MESSAGE)
+        .max_encoding_message_size(limits::MESSAGE);
+
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<TestServiceServer<test_service::Official>>().await;
+    health.set_serving::<CheckedServer<checked::Checking>>().await;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let broken = |error| Failure::new(format!("the descriptors can't be used for reflection: {error}"));
+
+    let mut routes = Routes::new(echo::Echo::new(ServerWire::new(test_service)))
+        .add_service(checked)
+        .add_service(health_service)
+        // Older tools know the first version alone.
+        .add_service(reflection().build_v1alpha().map_err(broken)?);
+    routes = routes.add_service(reflection().build_v1().map_err(broken)?);
+    Ok(routes)
+}

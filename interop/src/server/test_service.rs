@@ -1,0 +1,193 @@
+//! gRPC's own test service, as its public case descriptions have it.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tokio_stream::StreamExt as _;
+use tonic::metadata::MetadataValue;
+use tonic::{Code, Request, Response, Status, Streaming};
+
+use super::limits::{self, zeros};
+use super::streams::{End, Replies, Sender, replies};
+use crate::proto::testing::test_service_server::TestService;
+use crate::proto::testing::{
+    BoolValue, EchoStatus, Empty, Payload, PayloadType, ResponseParameters, SimpleRequest, SimpleResponse,
+    StreamingInputCallRequest, StreamingInputCallResponse, StreamingOutputCallRequest,
+    StreamingOutputCallResponse,
+};
+use crate::wire::{Flags, Received, Wanted};
+
+/// The service. It holds nothing between calls.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Official;
+
+#[tonic::async_trait]
+impl TestService for Official {
+    async fn empty_call(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
+        Ok(Response::new(Empty {}))
+    }
+
+    async fn unary_call(&self, request: Request<SimpleRequest>) -> Result<Response<SimpleResponse>, Status> {
+        let received = received(&request);
+        let request = request.into_inner();
+        check_compressed(request.expect_compressed, &received)?;
+        check_status(request.response_status)?;
+        let payload = Some(payload(zeros(request.response_size)?));
+        let mut response = Response::new(SimpleResponse { payload, ..Default::default() });
+        if !is_true(request.response_compressed) {
+            response.disable_compression();
+        }
+        Ok(response)
+    }
+
+    /// The request's content does not matter: the reply is the time, by which one sees whether it came from a cache.
+    async fn cacheable_unary_call(
+        &self,
+        _: Request<SimpleRequest>,
+    ) -> Result<Response<SimpleResponse>, Status> {
+        // Before 1970 it is zero.
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let payload = Some(payload(time.to_string().into()));
+        let mut response = Response::new(SimpleResponse { payload, ..Default::default() });
+        let control = MetadataValue::from_static("max-age=60, public");
+        response.metadata_mut().insert("cache-control", control);
+        response.disable_compression();
+        Ok(response)
+    }
+
+    type StreamingOutputCallStream = Replies<StreamingOutputCallResponse>;
+
+    async fn streaming_output_call(
+        &self,
+        request: Request<StreamingOutputCallRequest>,
+    ) -> Result<Response<Self::StreamingOutputCallStream>, Status> {
+        let request = request.into_inner();
+        Ok(streaming(|sender, wanted| async move { reply_to(request, &sender, &wanted).await }))
+    }
+
+    async fn streaming_input_call(
+        &self,
+        request: Request<Streaming<StreamingInputCallRequest>>,
+    ) -> Result<Response<StreamingInputCallResponse>, Status> {
+        let received = received(&request);
+        let mut requests = request.into_inner();
+        let mut total: usize = 0;
+        while let Some(request) = requests.message().await? {
+            check_compressed(request.expect_compressed, &received)?;
+            total = total.saturating_add(request.payload.map_or(0, |payload| payload.body.len()));
+        }
+        let aggregated_payload_size = i32::try_from(total)
+            .map_err(|_| Status::out_of_range(format!("{total} bytes came, more than an int32 can say")))?;
+        Ok(Response::new(StreamingInputCallResponse { aggregated_payload_size }))
+    }
+
+    type FullDuplexCallStream = Replies<StreamingOutputCallResponse>;
+
+    async fn full_duplex_call(
+        &self,
+        request: Request<Streaming<StreamingOutputCallRequest>>,
+    ) -> Result<Response<Self::FullDuplexCallStream>, Status> {
+        let mut requests = request.into_inner();
+        Ok(streaming(|sender, wanted| async move {
+            while let Some(request) = requests.message().await? {
+                reply_to(request, &sender, &wanted).await?;
+            }
+            Ok(())
+        }))
+    }
+
+    type HalfDuplexCallStream = Replies<StreamingOutputCallResponse>;
+
+    async fn half_duplex_call(
+        &self,
+        request: Request<Streaming<StreamingOutputCallRequest>>,
+    ) -> Result<Response<Self::HalfDuplexCallStream>, Status> {
+        let mut requests = request.into_inner();
+        let mut kept = Vec::new();
+        let mut asked = 0;
+        while let Some(request) = requests.next().await.transpose()? {
+            // A request that asks for nothing is kept as well: it may have a status.
+            asked += request.response_parameters.len().max(1);
+            if asked > limits::HALF_DUPLEX_REPLIES {
+                let limit = limits::HALF_DUPLEX_REPLIES;
+                return Err(Status::resource_exhausted(format!("more than {limit} replies are asked for")));
+            }
+            kept.push(StreamingOutputCallRequest { payload: None, ..request });
+        }
+        Ok(streaming(|sender, wanted| async move {
+            for request in kept {
+                reply_to(request, &sender, &wanted).await?;
+            }
+            Ok(())
+        }))
+    }
+
+    async fn unimplemented_call(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
+        Err(Status::unimplemented("no server implements this method"))
+    }
+}
+
+/// A response whose messages `replying` sends, each compressed or not as it says to the [`Flags`].
+fn streaming<F>(
+    replying: impl FnOnce(Sender<StreamingOutputCallResponse>, Flags) -> F,
+) -> Response<Replies<StreamingOutputCallResponse>>
+where
+    F: Future<Output = Result<(), End>> + Send + 'static,
+{
+    let wanted = Flags::default();
+    let mut response = Response::new(replies(|sender| replying(sender, wanted.clone())));
+    response.extensions_mut().insert(Wanted(wanted));
+    response
+}
+
+/// What one request of a stream asks for.
+async fn reply_to(
+    request: StreamingOutputCallRequest,
+    sender: &Sender<StreamingOutputCallResponse>,
+    wanted: &Flags,
+) -> Result<(), End> {
+    check_status(request.response_status)?;
+    for ResponseParameters { size, interval_us, compressed } in request.response_parameters {
+        let body = zeros(size)?;
+        let interval = limits::interval(interval_us)?;
+        if !interval.is_zero() {
+            tokio::time::sleep(interval).await;
+        }
+        wanted.push(is_true(compressed));
+        sender.send(StreamingOutputCallResponse { payload: Some(payload(body)) }).await?;
+    }
+    Ok(())
+}
+
+fn payload(body: bytes::Bytes) -> Payload {
+    Payload { r#type: PayloadType::Compressable.into(), body }
+}
+
+fn is_true(value: Option<BoolValue>) -> bool {
+    value.is_some_and(|value| value.value)
+}
+
+/// The status that the client asks the call to end with, unless that is OK.
+fn check_status(status: Option<EchoStatus>) -> Result<(), Status> {
+    match status {
+        Some(EchoStatus { code, message }) if code != 0 => Err(Status::new(Code::from_i32(code), message)),
+        _ => Ok(()),
+    }
+}
+
+fn received<T>(request: &Request<T>) -> Flags {
+    request.extensions().get().map(|Received(flags)| flags.clone()).unwrap_or_default()
+}
+
+/// Whether the next message came as the client says that it was sent.
+fn check_compressed(expected: Option<BoolValue>, received: &Flags) -> Result<(), Status> {
+    let compressed = received.next().ok_or_else(|| Status::internal("a message has come, but no flag"))?;
+    let named = |compressed| if compressed { "compressed" } else { "not compressed" };
+    match expected {
+        Some(BoolValue { value }) if value != compressed => Err(Status::invalid_argument(format!(
+            "the message was to come {}, and came {}",
+            named(value),
+            named(compressed)
+        ))),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,137 @@
+//! What a measurement came to.
+
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::cores::Cores;
+use super::options::ThroughputOptions;
+use crate::Failure;
+
+/// One size and number of calls in flight.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    bytes: u32,
+    inflight: u32,
+    /// Of each turn.
+    ours_calls_per_s: Vec<f64>,
+    plain_calls_per_s: Vec<f64>,
+    /// Ours to plain, of each four of turns.
+    ratios: Vec<f64>,
+}
+
+/// What is printed of a row.
+#[derive(Debug, Serialize)]
+struct Summary {
+    ours_median: f64,
+    plain_median: f64,
+    ratio_median: f64,
+}
+
+impl Row {
+    pub(super) fn new(bytes: u32, inflight: u32) -> Self {
+        Self { bytes, inflight, ours_calls_per_s: vec![], plain_calls_per_s: vec![], ratios: vec![] }
+    }
+
+    /// Adds a four of turns.
+    pub(super) fn add(&mut self, ours: [f64; 2], plain: [f64; 2]) {
+        self.ours_calls_per_s.extend(ours);
+        self.plain_calls_per_s.extend(plain);
+        self.ratios.push(ours.iter().sum::<f64>() / plain.iter().sum::<f64>());
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            ours_median: median(&self.ours_calls_per_s),
+            plain_median: median(&self.plain_calls_per_s),
+            ratio_median: median(&self.ratios),
+        }
+    }
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = |index: usize| sorted.get(index).copied().unwrap_or_default();
+    let (low, high) = (sorted.len().saturating_sub(1) / 2, sorted.len() / 2);
+    (middle(low) + middle(high)) / 2.0
+}
+
+/// Says what is about to be measured.
+#[expect(clippy::print_stdout, reason = "the command's output")]
+pub(super) fn announce(cores: Option<Cores>, options: &ThroughputOptions) {
+    match cores {
+        Some(Cores { client, server }) => println!("servers on core {server}, client on core {client}"),
+        None => println!("one core for all: this is no measurement"),
+    }
+    let turns = options.rounds * 4 * (options.sizes.len() * options.inflight.len()) as u32;
+    println!("{turns} turns of {} s, after a warm-up of a fifth of that", options.duration.as_secs_f64());
+}
+
+#[expect(clippy::print_stdout, reason = "the command's output")]
+pub(super) fn print(rows: &[Row]) {
+    println!("{:>8} {:>8} {:>12} {:>12} {:>7}  ratios of fours", "bytes", "inflight", "ours/s", "plain/s", "ratio");
+    for row in rows {
+        let Summary { ours_median, plain_median, ratio_median } = row.summary();
+        let least = row.ratios.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = row.ratios.iter().copied().fold(0.0, f64::max);
+        println!(
+            "{:>8} {:>8} {ours_median:>12.0} {plain_median:>12.0} {ratio_median:>7.3}  {least:.3} to {most:.3}",
+            row.bytes, row.inflight
+        );
+    }
+}
+
+/// A file for the results, opened before anything is measured.
+#[derive(Debug)]
+pub(super) struct JsonFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl JsonFile {
+    pub(super) fn create(path: &Path) -> Result<Self, Failure> {
+        let file = File::create(path)
+            .map_err(|error| Failure::new(format!("can't write {}: {error}", path.display())))?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    pub(super) fn write(self, rows: &[Row]) -> Result<(), Failure> {
+        #[derive(Serialize)]
+        struct Named<'a> {
+            #[serde(flatten)]
+            row: &'a Row,
+            #[serde(flatten)]
+            summary: Summary,
+        }
+        let rows: Vec<_> = rows.iter().map(|row| Named { row, summary: row.summary() }).collect();
+        let mut writer = BufWriter::new(self.file);
+        let document = serde_json::json!({ "rows": rows });
+        let written = serde_json::to_writer_pretty(&mut writer, &document).map_err(std::io::Error::from);
+        written
+            .and_then(|()| writer.flush())
+            .map_err(|error| Failure::new(format!("can't write {}: {error}", self.path.display())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&[]), 0.0);
+    }
+
+    #[test]
+    fn a_four_of_turns_gives_one_ratio() {
+        let mut row = Row::new(64, 1);
+        row.add([90.0, 100.0], [100.0, 100.0]);
+        assert_eq!(row.summary().ratio_median, 0.95);
+        assert_eq!(row.ours_calls_per_s, [90.0, 100.0]);
+    }
+}

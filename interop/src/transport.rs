@@ -1,0 +1,160 @@
+//! What carries the calls: our transport, or tonic's own TCP, by which one sees whose fault it is when a case fails.
+//! Client and server have one place each where connections begin ([`Target::connect`], [`Listener`]).
+
+use std::fmt;
+use std::future::Future;
+use std::net::SocketAddr;
+
+use clap::ValueEnum;
+use tokio::net::TcpListener;
+use tonic::service::Routes;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic_rdma::{Config, RdmaConnector, RdmaIncoming};
+
+use crate::Failure;
+
+/// Whose connections these are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Transport {
+    /// Ours: RDMA where both ends can, and TCP where not.
+    Rdma,
+    /// tonic's own TCP.
+    Tcp,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Rdma => "rdma",
+            Self::Tcp => "tcp",
+        })
+    }
+}
+
+/// A port that a server listens on.
+#[derive(Debug)]
+pub(crate) enum Listener {
+    Rdma(RdmaIncoming),
+    Tcp(TcpIncoming, SocketAddr),
+}
+
+impl Listener {
+    /// Listens there; our transport takes its configuration from the environment.
+    pub(crate) async fn bind(transport: Transport, host: &str, port: u16) -> Result<Self, Failure> {
+        let named =
+            |error: std::io::Error| Failure::new(format!("can't listen on {host}:{port}: {error}"));
+        Ok(match transport {
+            Transport::Rdma => {
+                let configuration = configuration()?;
+                Self::Rdma(RdmaIncoming::bind_with((host, port), configuration).await.map_err(named)?)
+            }
+            Transport::Tcp => {
+                let listener = TcpListener::bind((host, port)).await.map_err(named)?;
+                let address = listener.local_addr().map_err(named)?;
+                Self::Tcp(TcpIncoming::from(listener).with_nodelay(Some(true)), address)
+            }
+        })
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        match self {
+            Self::Rdma(incoming) => incoming.local_addr().port(),
+            Self::Tcp(_, address) => address.port(),
+        }
+    }
+
+    /// Serves until `ended`.
+    pub(crate) async fn serve(self, routes: Routes, ended: impl Future<Output = ()>) -> Result<(), Failure> {
+        let router = Server::builder().add_routes(routes);
+        let served = match self {
+            Self::Rdma(incoming) => router.serve_with_incoming_shutdown(incoming, ended).await,
+            Self::Tcp(incoming, _) => router.serve_with_incoming_shutdown(incoming, ended).await,
+        };
+        served.map_err(|error| Failure::new(format!("can't serve: {}", chain(&error))))
+    }
+}
+
+/// A server to connect to, and how.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    pub(crate) transport: Transport,
+    /// What the connection has to come out as.
+    pub(crate) require: Option<Transport>,
+}
+
+/// A channel, and how it came out.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    pub(crate) channel: Channel,
+    /// Such as `rdma: soft device`.
+    pub(crate) verdict: String,
+}
+
+impl Target {
+    /// Connects.
+    ///
+    /// # Errors
+    /// The server can't be reached, or the connection is not what is required of it.
+    pub(crate) async fn connect(&self) -> Result<Connected, Failure> {
+        let uri = format!("http://{}", self.authority());
+        let endpoint = Endpoint::from_shared(uri)
+            .map_err(|error| Failure::new(format!("{} is no address: {error}", self.authority())))?;
+        let (channel, carrier, reason) = match self.transport {
+            Transport::Rdma => self.connect_rdma(endpoint).await?,
+            Transport::Tcp => {
+                let channel = endpoint.connect().await.map_err(|error| self.unreachable(&error))?;
+                (channel, Transport::Tcp, "tonic's own transport".to_owned())
+            }
+        };
+        let verdict = format!("{carrier}: {reason}");
+        match self.require.filter(|required| *required != carrier) {
+            Some(required) => {
+                Err(Failure::new(format!("{required} was required, the connection came out as {verdict}")))
+            }
+            None => Ok(Connected { channel, verdict }),
+        }
+    }
+
+    async fn connect_rdma(&self, endpoint: Endpoint) -> Result<(Channel, Transport, String), Failure> {
+        let connector = RdmaConnector::with_config(configuration()?);
+        let connected = endpoint.connect_with_connector(connector.clone()).await;
+        let channel = connected.map_err(|error| self.unreachable(&error))?;
+        let info = connector.last_connection().ok_or_else(|| Failure::new("no connection was made"))?;
+        let carrier = match info.verdict() {
+            tonic_rdma::Verdict::Rdma => Transport::Rdma,
+            tonic_rdma::Verdict::Tcp => Transport::Tcp,
+        };
+        Ok((channel, carrier, info.reason().to_owned()))
+    }
+
+    /// Host and port, as a URI has them.
+    fn authority(&self) -> String {
+        if self.host.contains(':') && !self.host.starts_with('[') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+
+    fn unreachable(&self, error: &tonic::transport::Error) -> Failure {
+        Failure::new(format!("can't connect to {}: {}", self.authority(), chain(error)))
+    }
+}
+
+fn configuration() -> Result<Config, Failure> {
+    Config::from_env().map_err(|error| Failure::new(error.to_string()))
+}
+
+/// The error and its causes: tonic's say only that there was one.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
