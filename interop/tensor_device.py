@@ -1,7 +1,7 @@
 """What a tensor device has on offer, asked by a stock gRPC client (grpcio and grpcio-tools; no RDMA needed).
 
 tensor_device.py HOST:PORT           prints a table of regions, slots and links
-tensor_device.py HOST:PORT --check   checks the answers of `interop-peer tensors`, with calls that have to fail
+tensor_device.py HOST:PORT --check   checks the answers of `interop tensors`, with calls that have to fail
 """
 
 import pathlib

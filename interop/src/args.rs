@@ -55,7 +55,12 @@ pub(crate) struct ClientOptions {
     #[arg(long = "server_port", required_unless_present = "list")]
     pub(crate) server_port: Option<u16>,
     /// Cases to run, in this order, or `all`; --list names them
-    #[arg(long = "test_case", value_name = "NAME[,NAME...]", value_delimiter = ',', required_unless_present = "list")]
+    #[arg(
+        long = "test_case",
+        value_name = "NAME[,NAME...]",
+        value_delimiter = ',',
+        required_unless_present = "list"
+    )]
     pub(crate) test_case: Vec<String>,
     /// List the cases, one a line
     #[arg(long)]
@@ -102,18 +107,4 @@ pub(crate) struct SoakOptions {
 /// The server takes requests of up to 16 MiB.
 fn payload() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(0..=16_000_000)
-}
-
-impl Default for SoakOptions {
-    fn default() -> Self {
-        Self {
-            iterations: 10,
-            threads: 1,
-            max_failures: 0,
-            max_latency_ms: 1000,
-            overall_timeout_seconds: None,
-            request_size: 271_828,
-            response_size: 314_159,
-        }
-    }
 }

@@ -7,6 +7,7 @@ mod client;
 mod content;
 mod deadline;
 mod failure;
+mod output;
 mod proto;
 mod server;
 mod tensors;
@@ -52,8 +53,7 @@ fn on_all_cores<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, 
     runtime.map_err(|error| Failure::new(format!("can't start a runtime: {error}")))?.block_on(work)
 }
 
-#[expect(clippy::print_stderr, reason = "a command says what went wrong")]
 fn report(failure: &Failure) -> ExitCode {
-    eprintln!("interop: {failure}");
+    output::note(&format!("interop: {failure}"));
     ExitCode::FAILURE
 }

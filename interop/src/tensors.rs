@@ -3,14 +3,13 @@
 use tonic_rdma::Config;
 use tonic_rdma::tensor::{Dtype, RdmaDevice, Rights, Settings, Shape, TensorSpec};
 
-use crate::Failure;
+use crate::{Failure, output};
 
 /// Offers a region and two slots, into one of which a tensor has come; prints the port, and stays.
 pub(crate) async fn serve() -> Result<(), Failure> {
     offer().await.map_err(Failure::from)
 }
 
-#[expect(clippy::print_stdout, reason = "the port is what the script waits for")]
 async fn offer() -> Result<(), Box<dyn std::error::Error>> {
     let settings = Settings::new(1, 2).config(Config::from_env()?);
     let device = RdmaDevice::bind(settings.clone(), "127.0.0.1:0").await?;
@@ -27,6 +26,6 @@ async fn offer() -> Result<(), Box<dyn std::error::Error>> {
     sent.1?;
     drop(arrived?);
 
-    println!("{}", device.local_addr().map_or(0, |address| address.port()));
+    output::line(&device.local_addr().map_or(0, |address| address.port()).to_string())?;
     std::future::pending().await
 }

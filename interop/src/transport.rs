@@ -42,8 +42,7 @@ pub(crate) enum Listener {
 impl Listener {
     /// Listens there; our transport takes its configuration from the environment.
     pub(crate) async fn bind(transport: Transport, host: &str, port: u16) -> Result<Self, Failure> {
-        let named =
-            |error: std::io::Error| Failure::new(format!("can't listen on {host}:{port}: {error}"));
+        let named = |error: std::io::Error| Failure::new(format!("can't listen on {host}:{port}: {error}"));
         Ok(match transport {
             Transport::Rdma => {
                 let configuration = configuration()?;

@@ -57,9 +57,7 @@ pub(super) fn ensure_code<T>(what: &str, ended: Result<T, Status>, code: Code) -
     match ended {
         Ok(_) => Err(Ending::Failed(format!("{what}: expected {code:?}, found success"))),
         Err(status) if status.code() == code => Ok(status),
-        Err(status) => {
-            Err(Ending::Failed(format!("{what}: expected {code:?}, found {}", describe(&status))))
-        }
+        Err(status) => Err(Ending::Failed(format!("{what}: expected {code:?}, found {}", describe(&status)))),
     }
 }
 

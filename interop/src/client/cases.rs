@@ -80,8 +80,14 @@ pub(super) static ABSENT: &[Absent] = &[
     Absent { name: "compute_engine_channel_credentials", reason: CLOUD },
     Absent { name: "orca_per_rpc", reason: LOAD_REPORTS },
     Absent { name: "orca_oob", reason: LOAD_REPORTS },
-    Absent { name: "long_lived_channel", reason: "it is a duration, not another kind of call; channel and calls are what rpc_soak has" },
-    Absent { name: "half_duplex", reason: "the descriptions have dropped it; the server still has the method" },
+    Absent {
+        name: "long_lived_channel",
+        reason: "it is a duration, not another kind of call; channel and calls are what rpc_soak has",
+    },
+    Absent {
+        name: "half_duplex",
+        reason: "the descriptions have dropped it; the server still has the method",
+    },
 ];
 
 /// All cases, in the order in which `all` runs them.

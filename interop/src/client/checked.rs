@@ -22,7 +22,11 @@ pub(super) async fn checked_gzip(session: Session) -> Outcome {
 
 /// Most other libraries have no zstd, and have to say so.
 pub(super) async fn checked_zstd(session: Session) -> Outcome {
-    let probe = session.checked().send_compressed(CompressionEncoding::Zstd).unary(REPEATING.request(0, 1000, 0)).await;
+    let probe = session
+        .checked()
+        .send_compressed(CompressionEncoding::Zstd)
+        .unary(REPEATING.request(0, 1000, 0))
+        .await;
     match probe {
         Err(status) if status.code() == Code::Unimplemented => {
             Err(Ending::Skipped(format!("the server takes no zstd: {}", status.message())))
@@ -44,7 +48,8 @@ async fn compressed_both_ways(session: Session, encoding: CompressionEncoding) -
         ensure_eq(&format!("grpc-encoding of {size} bytes"), named, Some(encoding.to_string().into()))?;
     }
 
-    let requests: Vec<_> = (0..).zip(SIZES).map(|(index, size)| REPEATING.request(index, size, size)).collect();
+    let requests: Vec<_> =
+        (0..).zip(SIZES).map(|(index, size)| REPEATING.request(index, size, size)).collect();
     let reply = client.exchange(tokio_stream::iter(requests)).await?;
     let extensions = reply.extensions().clone();
     let mut replies = reply.into_inner();
@@ -59,7 +64,8 @@ async fn compressed_both_ways(session: Session, encoding: CompressionEncoding) -
 
 /// A google.rpc.Status arrives whole, beside a message that has to be escaped, and a trailer.
 pub(super) async fn checked_status_details(session: Session) -> Outcome {
-    let mut details = ErrorDetails::with_error_info("CHECKED", "interop.test", [("key".to_owned(), "😈".to_owned())]);
+    let mut details =
+        ErrorDetails::with_error_info("CHECKED", "interop.test", [("key".to_owned(), "😈".to_owned())]);
     details.add_bad_request_violation("payload", SPECIAL);
     details.set_retry_info(Some(std::time::Duration::from_millis(1500)));
     let example = tonic::Status::with_error_details(Code::FailedPrecondition, SPECIAL, details.clone());
@@ -74,7 +80,8 @@ pub(super) async fn checked_status_details(session: Session) -> Outcome {
     ensure_eq("the message", status.message(), SPECIAL)?;
     ensure_eq("the details' bytes", status.details(), example.details())?;
     let found = status.check_error_details();
-    let found = found.map_err(|error| Ending::Failed(format!("the details are no google.rpc.Status: {error}")))?;
+    let found =
+        found.map_err(|error| Ending::Failed(format!("the details are no google.rpc.Status: {error}")))?;
     ensure_eq("the details", format!("{found:?}"), format!("{details:?}"))?;
     let trailer = status.metadata().get_bin("x-checked-bin").and_then(|value| value.to_bytes().ok());
     ensure_eq("the trailer x-checked-bin", trailer.as_deref(), Some(example.details()))

@@ -24,7 +24,7 @@ pub(super) struct Asking {
 impl Asking {
     /// Call `index`: so much there, so much back, and content that no other call has.
     pub(super) fn request(self, index: u32, there: usize, back: usize) -> CheckedRequest {
-        let seed = index * 0x0101_0107 + 1;
+        let seed = seed(index);
         CheckedRequest {
             seed,
             payload: Content { seed, period: self.period }.bytes(there),
@@ -42,9 +42,14 @@ impl Asking {
         ensure(reply.first_mismatch == 0, || {
             format!("{what}: the server found byte {} wrong", reply.first_mismatch.saturating_sub(1))
         })?;
-        let seed = !(index * 0x0101_0107 + 1);
+        let seed = !seed(index);
         ensure_content(&what, reply, Content { seed, period: self.period }, back)
     }
+}
+
+/// Of the request of call `index`; the reply's has all bits the other way round.
+fn seed(index: u32) -> u32 {
+    index.wrapping_mul(0x0101_0107).wrapping_add(1)
 }
 
 /// Content without a period.

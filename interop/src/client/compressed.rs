@@ -32,7 +32,11 @@ pub(super) async fn client_compressed_unary(session: Session) -> Outcome {
     let mut client = session.official_compressed();
     let probe = sent_as(SimpleRequest { expect_compressed: YES, ..large() }, [false]);
     let refused = client.unary_call(probe).await;
-    ensure_code("the probe, plain while the server is to expect it compressed", refused, Code::InvalidArgument)?;
+    ensure_code(
+        "the probe, plain while the server is to expect it compressed",
+        refused,
+        Code::InvalidArgument,
+    )?;
 
     for (expect_compressed, compressed) in [(YES, true), (NO, false)] {
         let request = sent_as(SimpleRequest { expect_compressed, ..large() }, [compressed]);
@@ -55,10 +59,15 @@ pub(super) async fn server_compressed_unary(session: Session) -> Outcome {
 
 pub(super) async fn client_compressed_streaming(session: Session) -> Outcome {
     let mut client = session.official_compressed();
-    let message = |size, expect_compressed| StreamingInputCallRequest { payload: zeros(size), expect_compressed };
+    let message =
+        |size, expect_compressed| StreamingInputCallRequest { payload: zeros(size), expect_compressed };
     let probe = sent_as(tokio_stream::iter([message(27_182, YES)]), [false]);
     let refused = client.streaming_input_call(probe).await;
-    ensure_code("the probe, plain while the server is to expect it compressed", refused, Code::InvalidArgument)?;
+    ensure_code(
+        "the probe, plain while the server is to expect it compressed",
+        refused,
+        Code::InvalidArgument,
+    )?;
 
     let messages = tokio_stream::iter([message(27_182, YES), message(45_904, NO)]);
     let reply = client.streaming_input_call(sent_as(messages, [true, false])).await?;

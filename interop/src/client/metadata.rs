@@ -70,6 +70,7 @@ fn ensure_initial(what: &str, metadata: &MetadataMap, expected: &str) -> Outcome
 
 fn ensure_trailing(what: &str, metadata: &MetadataMap, expected: &[u8]) -> Outcome {
     let found = metadata.get_bin(TRAILING).map(|value| value.to_bytes());
-    let found = found.transpose().map_err(|error| Ending::Failed(format!("{TRAILING} of {what}: {error}")))?;
+    let found =
+        found.transpose().map_err(|error| Ending::Failed(format!("{TRAILING} of {what}: {error}")))?;
     ensure_eq(&format!("{TRAILING} of {what}"), found.as_deref(), Some(expected))
 }

@@ -18,9 +18,9 @@ use std::time::Duration;
 pub(crate) use case::{Ending, Session};
 pub(crate) use cases::{Case, all, find};
 
-use crate::Failure;
 use crate::args::{ClientOptions, SoakOptions};
 use crate::transport::Target;
+use crate::{Failure, output};
 
 /// How long a case may take. The soaks have a time of their own.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Runs the cases, or lists them; fails if one does.
 pub(crate) async fn run(options: &ClientOptions) -> Result<ExitCode, Failure> {
     if options.list {
-        list(options.all);
+        list(options.all)?;
         return Ok(ExitCode::SUCCESS);
     }
     let target = Target {
@@ -54,7 +54,7 @@ pub(crate) async fn run(options: &ClientOptions) -> Result<ExitCode, Failure> {
             Err(absent) => (absent.name, Err(Ending::Skipped(absent.reason.to_owned()))),
         };
         failed |= matches!(ending, Err(Ending::Failed(_)));
-        tell(name, &ending);
+        tell(name, &ending)?;
     }
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -66,7 +66,7 @@ async fn attempt(case: &Case, target: &Target, soak: SoakOptions, said: &mut Str
         let connected = target.connect().await.map_err(|error| Ending::Failed(error.to_string()))?;
         if *said != connected.verdict {
             *said = connected.verdict;
-            explain(said);
+            output::note(&format!("connected over {said}"));
         }
         (case.run)(Session::new(connected.channel, target.clone(), soak)).await
     };
@@ -74,24 +74,28 @@ async fn attempt(case: &Case, target: &Target, soak: SoakOptions, said: &mut Str
     ended.unwrap_or_else(|_| Err(Ending::Failed(format!("it did not end within {} s", limit.as_secs()))))
 }
 
-/// Runs one case, for tests.
+/// Runs one case, for tests, which assert nothing of latency.
 #[cfg(test)]
 pub(crate) async fn run_case(case: &Case, target: &Target) -> Result<(), Ending> {
-    attempt(case, target, SoakOptions::default(), &mut String::new()).await
+    let slow = LIMIT.as_secs() as u32;
+    let soak = SoakOptions {
+        iterations: 10,
+        threads: 2,
+        max_failures: 0,
+        max_latency_ms: slow * 1000,
+        overall_timeout_seconds: Some(slow),
+        request_size: 271_828,
+        response_size: 314_159,
+    };
+    attempt(case, target, soak, &mut String::new()).await
 }
 
-#[expect(clippy::print_stderr, reason = "beside the lines that scripts read")]
-fn explain(verdict: &str) {
-    eprintln!("connected over {verdict}");
-}
-
-#[expect(clippy::print_stdout, reason = "what scripts read")]
-fn tell(name: &str, ending: &Result<(), Ending>) {
-    match ending {
-        Ok(()) => println!("{name} ok"),
-        Err(Ending::Skipped(reason)) => println!("{name} skipped: {}", one_line(reason)),
-        Err(Ending::Failed(reason)) => println!("{name} failed: {}", one_line(reason)),
-    }
+fn tell(name: &str, ending: &Result<(), Ending>) -> Result<(), Failure> {
+    output::line(&match ending {
+        Ok(()) => format!("{name} ok"),
+        Err(Ending::Skipped(reason)) => format!("{name} skipped: {}", one_line(reason)),
+        Err(Ending::Failed(reason)) => format!("{name} failed: {}", one_line(reason)),
+    })
 }
 
 /// Reasons quote what peers say: they must not look like a line of ours, nor speak to a terminal.
@@ -99,14 +103,12 @@ fn one_line(reason: &str) -> String {
     reason.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
 }
 
-#[expect(clippy::print_stdout, reason = "what scripts read")]
-fn list(absent: bool) {
+fn list(absent: bool) -> Result<(), Failure> {
     for case in all() {
-        println!("{}", case.name);
+        output::line(case.name)?;
     }
-    if absent {
-        for case in cases::ABSENT {
-            println!("{} not here: {}", case.name, case.reason);
-        }
+    for case in cases::ABSENT.iter().filter(|_| absent) {
+        output::line(&format!("{} not here: {}", case.name, case.reason))?;
     }
+    Ok(())
 }

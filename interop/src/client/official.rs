@@ -46,7 +46,8 @@ pub(super) async fn concurrent_large_unary(session: Session) -> Outcome {
         let mut client = session.official();
         let request = SimpleRequest { payload: payload(body.clone()), ..large() };
         calls.spawn(async move {
-            let reply = client.unary_call(SimpleRequest { response_size: RESPONSE as i32, ..request }).await?;
+            let reply =
+                client.unary_call(SimpleRequest { response_size: RESPONSE as i32, ..request }).await?;
             ensure_zeros("a reply", &reply.into_inner().payload.unwrap_or_default().body, RESPONSE)
         });
     }
@@ -63,7 +64,8 @@ pub(super) async fn cacheable_unary(session: Session) -> Outcome {
     let body: Bytes = before.to_string().into();
     let mut times = Vec::new();
     for _ in 0..2 {
-        let mut request = Request::new(SimpleRequest { payload: payload(body.clone()), ..Default::default() });
+        let mut request =
+            Request::new(SimpleRequest { payload: payload(body.clone()), ..Default::default() });
         request.metadata_mut().insert("x-user-ip", tonic::metadata::MetadataValue::from_static("1.2.3.4"));
         let reply = session.official().cacheable_unary_call(request).await?;
         let control = reply.metadata().get("cache-control").and_then(|value| value.to_str().ok());
@@ -73,7 +75,8 @@ pub(super) async fn cacheable_unary(session: Session) -> Outcome {
         })?;
         let body = reply.into_inner().payload.unwrap_or_default().body;
         let time = std::str::from_utf8(&body).ok().and_then(|text| text.parse::<u128>().ok());
-        let time = time.ok_or_else(|| Ending::Failed(format!("the reply: expected a time, found {body:?}")))?;
+        let time =
+            time.ok_or_else(|| Ending::Failed(format!("the reply: expected a time, found {body:?}")))?;
         times.push(time);
     }
     ensure(times[0] <= times[1], || format!("the second reply's time is before the first's: {times:?}"))

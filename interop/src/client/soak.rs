@@ -81,8 +81,7 @@ async fn call(session: &Session, new_channel: bool, body: Bytes) -> Outcome {
         session.clone()
     };
     let size = session.soak.response_size;
-    let request =
-        SimpleRequest { response_size: size as i32, payload: payload(body), ..Default::default() };
+    let request = SimpleRequest { response_size: size as i32, payload: payload(body), ..Default::default() };
     let reply = session.official().unary_call(request).await?.into_inner();
     ensure_zeros("the reply", &reply.payload.unwrap_or_default().body, size as usize)
 }

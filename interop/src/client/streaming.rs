@@ -14,7 +14,8 @@ pub(super) const REQUESTS: [usize; 4] = [27_182, 8, 1_828, 45_904];
 pub(super) const RESPONSES: [usize; 4] = [31_415, 9, 2_653, 58_979];
 
 pub(super) fn output_request(responses: &[usize], payload: usize) -> StreamingOutputCallRequest {
-    let parameters = responses.iter().map(|size| ResponseParameters { size: *size as i32, ..Default::default() });
+    let parameters =
+        responses.iter().map(|size| ResponseParameters { size: *size as i32, ..Default::default() });
     StreamingOutputCallRequest {
         response_parameters: parameters.collect(),
         payload: zeros(payload),
@@ -41,7 +42,8 @@ pub(super) fn ensure_reply(what: &str, reply: StreamingOutputCallResponse, size:
 }
 
 pub(super) async fn client_streaming(session: Session) -> Outcome {
-    let requests = REQUESTS.map(|size| StreamingInputCallRequest { payload: zeros(size), ..Default::default() });
+    let requests =
+        REQUESTS.map(|size| StreamingInputCallRequest { payload: zeros(size), ..Default::default() });
     let reply = session.official().streaming_input_call(tokio_stream::iter(requests)).await?.into_inner();
     let total = REQUESTS.iter().sum::<usize>() as i32;
     ensure_eq("bytes that the server counted", reply.aggregated_payload_size, total)

@@ -30,7 +30,11 @@ impl Checked for Checking {
             let next = reply(&request, 0)?;
             total = CheckedReply {
                 received_bytes: total.received_bytes.saturating_add(next.received_bytes),
-                first_mismatch: if total.first_mismatch == 0 { next.first_mismatch } else { total.first_mismatch },
+                first_mismatch: if total.first_mismatch == 0 {
+                    next.first_mismatch
+                } else {
+                    total.first_mismatch
+                },
                 ..next
             };
         }

@@ -9,19 +9,18 @@ mod test_service;
 use tonic::codec::CompressionEncoding;
 use tonic::service::Routes;
 
-use crate::Failure;
 use crate::args::ServerOptions;
 use crate::proto::DESCRIPTORS;
 use crate::proto::checked::checked_server::CheckedServer;
 use crate::proto::testing::test_service_server::TestServiceServer;
 use crate::transport::Listener;
 use crate::wire::ServerWire;
+use crate::{Failure, output};
 
 /// Listens, prints the port, and serves until interrupted.
-#[expect(clippy::print_stdout, reason = "the port is what scripts wait for")]
 pub(crate) async fn run(options: &ServerOptions) -> Result<(), Failure> {
     let listener = Listener::bind(options.transport, &options.host, options.port).await?;
-    println!("{}", listener.port());
+    output::line(&listener.port().to_string())?;
     let interrupted = async {
         // Where signals can't be had the server runs until it is killed.
         if tokio::signal::ctrl_c().await.is_err() {

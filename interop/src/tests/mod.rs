@@ -1,2 +1,39 @@
 //! All cases over all pairings, servers that are wrong on purpose, and clients that are.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod hostile;
+mod pairings;
+mod wrong_servers;
+
+use tonic::service::Routes;
+
+use crate::client::{Ending, find, run_case};
+use crate::server::routes;
+use crate::transport::{Listener, Target, Transport};
+
+/// A server in this process, until the runtime ends.
+async fn serve(transport: Transport, routes: Routes) -> u16 {
+    let listener = Listener::bind(transport, "127.0.0.1", 0).await.unwrap();
+    let port = listener.port();
+    tokio::spawn(listener.serve(routes, std::future::pending()));
+    port
+}
+
+/// The real server.
+async fn serve_ours(transport: Transport) -> u16 {
+    serve(transport, routes().await.unwrap()).await
+}
+
+fn target(port: u16, transport: Transport, require: Transport) -> Target {
+    Target { host: "127.0.0.1".to_owned(), port, transport, require: Some(require) }
+}
+
+/// Runs a case by name; how it failed, if it did.
+async fn failure(name: &str, target: &Target) -> Option<String> {
+    let case = find(name).unwrap().unwrap();
+    match run_case(case, target).await {
+        Ok(()) => None,
+        Err(Ending::Failed(reason)) => Some(reason),
+        Err(Ending::Skipped(reason)) => panic!("{name} skipped: {reason}"),
+    }
+}

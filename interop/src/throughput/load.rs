@@ -9,10 +9,10 @@ use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 
 use super::options::LoadOptions;
-use crate::Failure;
 use crate::content::Content;
 use crate::proto::testing::test_service_client::TestServiceClient;
 use crate::proto::testing::{Payload, SimpleRequest};
+use crate::{Failure, output};
 
 /// Calls before anything is counted: a part of the time measured.
 const WARM_UP: f64 = 0.2;
@@ -22,13 +22,7 @@ pub(crate) fn call(options: &LoadOptions) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(format!("can't start a runtime: {error}")))?;
     let rate = LocalSet::new().block_on(&runtime, measure(*options))?;
-    tell(rate);
-    Ok(())
-}
-
-#[expect(clippy::print_stdout, reason = "the starting process reads it")]
-fn tell(rate: f64) {
-    println!("{rate:.1}");
+    output::line(&format!("{rate:.1}"))
 }
 
 /// Calls a second, once it is warm.
@@ -67,11 +61,9 @@ async fn calls(
     done: Rc<Cell<u64>>,
     end: Instant,
 ) -> Result<(), Failure> {
-    let mut client =
-        client.max_decoding_message_size(32 << 20).max_encoding_message_size(32 << 20);
+    let mut client = client.max_decoding_message_size(32 << 20).max_encoding_message_size(32 << 20);
     let payload = Payload { body: Content::new(1).bytes(bytes as usize), ..Default::default() };
-    let request =
-        SimpleRequest { response_size: bytes as i32, payload: Some(payload), ..Default::default() };
+    let request = SimpleRequest { response_size: bytes as i32, payload: Some(payload), ..Default::default() };
     while Instant::now() < end {
         let reply = client.unary_call(request.clone()).await;
         let reply = reply.map_err(|status| Failure::new(format!("a call failed: {status}")))?;

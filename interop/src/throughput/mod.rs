@@ -27,13 +27,13 @@ pub(crate) fn run(options: &ThroughputOptions) -> Result<(), Failure> {
     let runtime = runtime.map_err(|error| Failure::new(format!("can't start a runtime: {error}")))?;
     let json = options.json.as_deref().map(table::JsonFile::create).transpose()?;
     let rows = runtime.block_on(measure(options))?;
-    table::print(&rows);
+    table::print(&rows)?;
     json.map_or(Ok(()), |file| file.write(&rows))
 }
 
 async fn measure(options: &ThroughputOptions) -> Result<Vec<Row>, Failure> {
     let cores = Cores::choose();
-    table::announce(cores, options);
+    table::announce(cores, options)?;
     let ours = Server::start(Transport::Rdma, cores).await?;
     let plain = Server::start(Transport::Tcp, cores).await?;
     let client = Client { program: options.client.as_deref(), core: cores.map(|cores| cores.client) };

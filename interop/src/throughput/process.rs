@@ -9,9 +9,9 @@ use tokio::process::{Child, ChildStdin, Command};
 
 use super::cores::{Cores, pin};
 use super::options::ServedOptions;
-use crate::Failure;
 use crate::server::routes;
 use crate::transport::{Listener, Transport};
+use crate::{Failure, output};
 
 /// How long a process may take to start, and to end when its time is up.
 const SLACK: Duration = Duration::from_secs(20);
@@ -63,7 +63,7 @@ pub(crate) fn serve(options: &ServedOptions) -> Result<(), Failure> {
     let runtime = runtime.map_err(|error| Failure::new(format!("can't start a runtime: {error}")))?;
     let served = runtime.block_on(async {
         let listener = Listener::bind(options.transport, "127.0.0.1", 0).await?;
-        tell(listener.port());
+        output::line(&listener.port().to_string())?;
         let parent_is_gone = async {
             // Whatever this comes to, there is nobody to serve any more.
             let _ = tokio::io::stdin().read_to_end(&mut Vec::new()).await;
@@ -73,11 +73,6 @@ pub(crate) fn serve(options: &ServedOptions) -> Result<(), Failure> {
     // The thread that reads standard input can't be told to stop.
     runtime.shutdown_background();
     served
-}
-
-#[expect(clippy::print_stdout, reason = "the starting process waits for it")]
-fn tell(port: u16) {
-    println!("{port}");
 }
 
 /// What calls the servers.

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::cores::Cores;
 use super::options::ThroughputOptions;
-use crate::Failure;
+use crate::{Failure, output};
 
 /// One size and number of calls in flight.
 #[derive(Debug, Serialize)]
@@ -60,28 +60,30 @@ fn median(values: &[f64]) -> f64 {
 }
 
 /// Says what is about to be measured.
-#[expect(clippy::print_stdout, reason = "the command's output")]
-pub(super) fn announce(cores: Option<Cores>, options: &ThroughputOptions) {
-    match cores {
-        Some(Cores { client, server }) => println!("servers on core {server}, client on core {client}"),
-        None => println!("one core for all: this is no measurement"),
-    }
+pub(super) fn announce(cores: Option<Cores>, options: &ThroughputOptions) -> Result<(), Failure> {
+    output::line(&match cores {
+        Some(Cores { client, server }) => format!("servers on core {server}, client on core {client}"),
+        None => "one core for all: this is no measurement".to_owned(),
+    })?;
     let turns = options.rounds * 4 * (options.sizes.len() * options.inflight.len()) as u32;
-    println!("{turns} turns of {} s, after a warm-up of a fifth of that", options.duration.as_secs_f64());
+    let seconds = options.duration.as_secs_f64();
+    output::line(&format!("{turns} turns of {seconds} s, after a warm-up of a fifth of that"))
 }
 
-#[expect(clippy::print_stdout, reason = "the command's output")]
-pub(super) fn print(rows: &[Row]) {
-    println!("{:>8} {:>8} {:>12} {:>12} {:>7}  ratios of fours", "bytes", "inflight", "ours/s", "plain/s", "ratio");
+pub(super) fn print(rows: &[Row]) -> Result<(), Failure> {
+    let heads = ["bytes", "inflight", "ours/s", "plain/s", "ratio"];
+    let [bytes, inflight, ours, plain, ratio] = heads;
+    output::line(&format!("{bytes:>8} {inflight:>8} {ours:>12} {plain:>12} {ratio:>7}  ratios of fours"))?;
     for row in rows {
         let Summary { ours_median, plain_median, ratio_median } = row.summary();
         let least = row.ratios.iter().copied().fold(f64::INFINITY, f64::min);
         let most = row.ratios.iter().copied().fold(0.0, f64::max);
-        println!(
+        output::line(&format!(
             "{:>8} {:>8} {ours_median:>12.0} {plain_median:>12.0} {ratio_median:>7.3}  {least:.3} to {most:.3}",
             row.bytes, row.inflight
-        );
+        ))?;
     }
+    Ok(())
 }
 
 /// A file for the results, opened before anything is measured.

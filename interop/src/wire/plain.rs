@@ -75,8 +75,10 @@ mod tests {
 
     #[test]
     fn messages_are_sent_as_wanted() {
-        let data = [message(true, b"one"), message(true, b"two"), message(false, b"three"), message(true, b"")];
-        let expected = [message(true, b"one"), message(false, b"two"), message(false, b"three"), message(true, b"")];
+        let data =
+            [message(true, b"one"), message(true, b"two"), message(false, b"three"), message(true, b"")];
+        let expected =
+            [message(true, b"one"), message(false, b"two"), message(false, b"three"), message(true, b"")];
         let result = as_wanted(data.concat().into(), &Flags::from([true, false, false]));
         assert_eq!(result, expected.concat());
     }

@@ -1,0 +1,53 @@
+//! Our client and server: RDMA where both have it, TCP where not.
+
+use super::{failure, serve_ours, target};
+use crate::client::all;
+use crate::transport::Transport::{self, Rdma, Tcp};
+
+async fn all_cases_pass(client: Transport, server: Transport, expected: Transport) {
+    let target = target(serve_ours(server).await, client, expected);
+    let mut failures = Vec::new();
+    for case in all() {
+        failures.extend(failure(case.name, &target).await.map(|reason| format!("{}: {reason}", case.name)));
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_have_rdma() {
+    all_cases_pass(Rdma, Rdma, Rdma).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stock_client() {
+    all_cases_pass(Tcp, Rdma, Tcp).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stock_server() {
+    all_cases_pass(Rdma, Tcp, Tcp).await;
+}
+
+/// The control: what fails here is no fault of ours.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stock_alone() {
+    all_cases_pass(Tcp, Tcp, Tcp).await;
+}
+
+#[tokio::test]
+async fn what_is_required_of_the_connection_is_checked() {
+    let port = serve_ours(Tcp).await;
+    let reason = failure("empty_unary", &target(port, Rdma, Rdma)).await.unwrap();
+    assert!(reason.contains("rdma was required") && reason.contains("came out as tcp"), "{reason}");
+    assert_eq!(failure("empty_unary", &target(port, Rdma, Tcp)).await, None);
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_named() {
+    let port = serve_ours(Tcp).await;
+    let mut target = target(port, Tcp, Tcp);
+    // Nobody listens on it: tcpmux.
+    target.port = 1;
+    let reason = failure("empty_unary", &target).await.unwrap();
+    assert!(reason.contains("127.0.0.1:1"), "{reason}");
+}
