@@ -22,7 +22,7 @@ use crate::args::{ClientOptions, SoakOptions};
 use crate::transport::Target;
 use crate::{Failure, output};
 
-/// How long a case may take. The soaks have a time of their own.
+/// How long a case may take. The soaks have a time of their own beside it.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs the cases, or lists them; fails if one does.
@@ -47,27 +47,34 @@ pub(crate) async fn run(options: &ClientOptions) -> Result<ExitCode, Failure> {
     }
 
     let mut failed = false;
-    let mut said = String::new();
+    let (mut verdict, mut said) = (String::new(), String::new());
     for case in wanted {
         let (name, ending) = match case {
-            Ok(case) => (case.name, attempt(case, &target, options.soak, &mut said).await),
+            Ok(case) => (case.name, attempt(case, &target, options.soak, &mut verdict).await),
             Err(absent) => (absent.name, Err(Ending::Skipped(absent.reason.to_owned()))),
         };
+        // Mostly it is the same for all cases.
+        if verdict != said {
+            output::note(&format!("connected over {verdict}"));
+            said.clone_from(&verdict);
+        }
         failed |= matches!(ending, Err(Ending::Failed(_)));
         tell(name, &ending)?;
     }
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Connects, and runs one case. `said` is what was said of connections so far.
-async fn attempt(case: &Case, target: &Target, soak: SoakOptions, said: &mut String) -> Result<(), Ending> {
-    let limit = if case.soaks { LIMIT.max(soak::timeout(&soak)) } else { LIMIT };
+/// Connects, and runs one case. `verdict` becomes what the connection came out as.
+async fn attempt(
+    case: &Case,
+    target: &Target,
+    soak: SoakOptions,
+    verdict: &mut String,
+) -> Result<(), Ending> {
+    let limit = if case.soaks { LIMIT + soak::timeout(&soak) } else { LIMIT };
     let running = async {
         let connected = target.connect().await.map_err(|error| Ending::Failed(error.to_string()))?;
-        if *said != connected.verdict {
-            *said = connected.verdict;
-            output::note(&format!("connected over {said}"));
-        }
+        *verdict = connected.verdict;
         (case.run)(Session::new(connected.channel, target.clone(), soak)).await
     };
     let ended = tokio::time::timeout(limit, running).await;

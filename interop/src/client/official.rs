@@ -26,7 +26,11 @@ pub(super) fn payload(body: Bytes) -> Option<Payload> {
 
 /// What `large_unary` asks for.
 pub(super) fn large() -> SimpleRequest {
-    SimpleRequest { response_size: RESPONSE as i32, payload: zeros(REQUEST), ..Default::default() }
+    large_of(vec![0; REQUEST].into())
+}
+
+fn large_of(body: Bytes) -> SimpleRequest {
+    SimpleRequest { response_size: RESPONSE as i32, payload: payload(body), ..Default::default() }
 }
 
 pub(super) async fn empty_unary(session: Session) -> Outcome {
@@ -44,11 +48,10 @@ pub(super) async fn concurrent_large_unary(session: Session) -> Outcome {
     let mut calls = JoinSet::new();
     for _ in 0..CONCURRENT {
         let mut client = session.official();
-        let request = SimpleRequest { payload: payload(body.clone()), ..large() };
+        let request = large_of(body.clone());
         calls.spawn(async move {
-            let reply =
-                client.unary_call(SimpleRequest { response_size: RESPONSE as i32, ..request }).await?;
-            ensure_zeros("a reply", &reply.into_inner().payload.unwrap_or_default().body, RESPONSE)
+            let reply = client.unary_call(request).await?.into_inner();
+            ensure_zeros("a reply", &reply.payload.unwrap_or_default().body, RESPONSE)
         });
     }
     while let Some(ended) = calls.join_next().await {
