@@ -91,10 +91,10 @@ pub(crate) struct SoakOptions {
     #[arg(long = "soak_max_failures", default_value_t = 0)]
     pub(crate) max_failures: u32,
     /// A call that takes longer than this has failed, in milliseconds
-    #[arg(long = "soak_per_iteration_max_acceptable_latency_ms", default_value_t = 1000)]
+    #[arg(long = "soak_per_iteration_max_acceptable_latency_ms", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_latency_ms: u32,
     /// Time for the whole case, in seconds [default: iterations times the latency]
-    #[arg(long = "soak_overall_timeout_seconds")]
+    #[arg(long = "soak_overall_timeout_seconds", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) overall_timeout_seconds: Option<u32>,
     /// Bytes of each request's payload
     #[arg(long = "soak_request_size", default_value_t = 271_828, value_parser = payload())]
