@@ -36,6 +36,7 @@ pub use endpoint::{
     Config, ConfigError, ConnectError, CounterSnapshot, EagerThreshold, Policy, PollMode, ProviderChoice,
     SharedReceive, Verdict,
 };
+pub use transport::balance::{BalancedChannel, balance_channel, balance_list};
 pub use transport::{RdmaConnectInfo, RdmaConnector, RdmaIncoming, gather};
 
 /// Help for building tokio runtimes.

@@ -63,7 +63,14 @@ impl Dialer {
         port: u16,
         authority: &str,
     ) -> Result<EndpointStream, ConnectError> {
-        let reason: Arc<str> = match negotiate_as_client(tcp, &self.config).await {
+        let mut outcome = negotiate_as_client(tcp, &self.config).await;
+        if let Ok(Outcome::Stock(NegotiationError::Closed | NegotiationError::Io(_))) = outcome {
+            // One of ours that is going away hangs up just as some stock servers do on what they don't understand. Asked
+            // again, it is gone, or back and answers: it is not to be taken for a stock server.
+            let tcp = self.tcp(host, port, authority).await?;
+            outcome = negotiate_as_client(tcp, &self.config).await;
+        }
+        let reason: Arc<str> = match outcome {
             Ok(Outcome::Connected(stream)) => return Ok(stream),
             Ok(Outcome::Stock(error)) => self.remember(authority, &error),
             Err(error) => format!("the negotiation failed: {error}").into(),

@@ -1,6 +1,9 @@
 //! Generated code for the protos in the folder above.
 #![allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
 
+/// What all protos say, as gRPC's reflection service takes it.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
 /// The service of the examples.
 pub mod greeter {
     tonic::include_proto!("tonic_rdma.greeter.v1");

@@ -1,0 +1,84 @@
+//! When an endpoint may be dialled again.
+
+use std::time::{Duration, Instant};
+
+/// From the start of one dial to that of the next: short at first, longer with each failure.
+#[derive(Debug)]
+pub(super) struct Backoff {
+    delay: Duration,
+    due: Instant,
+}
+
+impl Backoff {
+    /// The first delay.
+    const FIRST: Duration = Duration::from_millis(100);
+    /// The longest.
+    const MOST: Duration = Duration::from_secs(10);
+    /// What each delay is to the one before.
+    const GROWTH: f64 = 1.6;
+    /// By how much of itself a delay is longer or shorter at random, so that clients of a server that came back don't
+    /// all dial at once.
+    const JITTER: f64 = 0.2;
+
+    pub(super) fn new() -> Self {
+        Self { delay: Self::FIRST, due: Instant::now() }
+    }
+
+    /// Notes that a dial begins.
+    pub(super) fn begin(&mut self) {
+        let jitter = 1.0 + Self::JITTER * (2.0 * fastrand::f64() - 1.0);
+        self.due = Instant::now() + self.delay.mul_f64(jitter);
+    }
+
+    /// Notes that it came to nothing.
+    pub(super) fn failed(&mut self) {
+        self.delay = self.delay.mul_f64(Self::GROWTH).min(Self::MOST);
+    }
+
+    /// Notes that the connection made by it ended. One that ended sooner than the next dial is due has come to nothing: a
+    /// server that takes connections and drops them is dialled no more often than one that refuses them.
+    pub(super) fn ended(&mut self) {
+        match self.remaining() {
+            Duration::ZERO => self.delay = Self::FIRST,
+            _ => self.failed(),
+        }
+    }
+
+    /// How long to wait with the next dial.
+    pub(super) fn remaining(&self) -> Duration {
+        self.due.saturating_duration_since(Instant::now())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_grow_to_a_limit_and_scatter() {
+        let mut backoff = Backoff::new();
+        let mut delays = Vec::new();
+        for _ in 0..20 {
+            backoff.begin();
+            delays.push(backoff.delay);
+            assert!(backoff.remaining() <= backoff.delay.mul_f64(1.0 + Backoff::JITTER));
+            backoff.failed();
+        }
+        assert_eq!(delays[..2], [Backoff::FIRST, Duration::from_millis(160)]);
+        assert!(delays.is_sorted());
+        assert_eq!(*delays.last().unwrap(), Backoff::MOST);
+    }
+
+    #[test]
+    fn only_a_connection_that_outlived_the_delay_makes_it_short_again() {
+        let mut backoff = Backoff::new();
+        backoff.delay = Backoff::MOST;
+        backoff.begin();
+        backoff.ended();
+        assert_eq!(backoff.delay, Backoff::MOST, "it ended at once");
+        backoff.due = Instant::now();
+        backoff.ended();
+        assert_eq!(backoff.delay, Backoff::FIRST, "it ended after the delay");
+    }
+}

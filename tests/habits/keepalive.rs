@@ -1,0 +1,57 @@
+//! HTTP/2's keepalive finds a peer that hangs: here, a process that was stopped.
+
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tonic::Code;
+use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+
+use super::harness::{Over, unchanged, until};
+use super::peer::Peer;
+use super::service::{Habits, outcome, say};
+
+const OFTEN: Duration = Duration::from_millis(200);
+
+fn stop(peer: &Peer) {
+    let process = Pid::from_raw(peer.process.id().try_into().unwrap()).unwrap();
+    kill_process(process, Signal::STOP).unwrap();
+}
+
+async fn start(role: String) -> Peer {
+    tokio::task::spawn_blocking(move || Peer::start(&[], &role)).await.unwrap()
+}
+
+#[test]
+fn a_client_notices_a_server_that_hangs() {
+    let outcome = unchanged(async |over: Over| {
+        let server = start(format!("serve {over:?} 127.0.0.1:0")).await;
+        let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", server.word)).unwrap();
+        let endpoint = endpoint.http2_keep_alive_interval(OFTEN).keep_alive_timeout(10 * OFTEN);
+        let mut client = GreeterClient::new(over.connect(endpoint).await.unwrap());
+        assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
+        let call = tokio::spawn(async move { outcome(say(&mut client, "hold").await) });
+        stop(&server);
+        call.await.unwrap()
+    });
+    let (code, message) = outcome.unwrap_err();
+    assert_eq!(code, Code::Unavailable, "{message}");
+    assert!(message.contains("keep-alive"), "{message}");
+}
+
+#[test]
+fn a_server_notices_a_client_that_hangs() {
+    let dropped = unchanged(async |over: Over| {
+        let habits = Habits::new();
+        let running = over
+            .serve(&habits, |server| {
+                server.http2_keepalive_interval(Some(OFTEN)).http2_keepalive_timeout(Some(10 * OFTEN))
+            })
+            .await;
+        let client = start(format!("hold {over:?} {}", running.address)).await;
+        until(|| habits.active() == 1).await;
+        stop(&client);
+        until(|| habits.active() == 0).await;
+        habits.dropped()
+    });
+    assert_eq!(dropped, 1);
+}
