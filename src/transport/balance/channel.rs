@@ -127,7 +127,13 @@ impl Reservation {
     }
 
     async fn call(mut self, request: Request<Body>) -> Result<Response<Body>, BalanceError> {
-        let (head, body) = self.channel.call(request).await?.into_parts();
+        let link = self.in_flight.link();
+        let response = self.channel.call(request).await.inspect_err(|error| {
+            if was_not_sent(error) {
+                link.retire();
+            }
+        })?;
+        let (head, body) = response.into_parts();
         if body.is_end_stream() {
             return Ok(Response::from_parts(head, body));
         }
@@ -157,6 +163,14 @@ async fn reserve(pool: Arc<Pool>) -> Result<Reservation, BalanceError> {
             }
             Pick::Fail(reason) => return Err(unavailable(reason)),
         }
+    }
+}
+
+/// Whether hyper had no connection to send it on any more: the server had said GOAWAY, and is waiting for older calls.
+fn was_not_sent(error: &(dyn std::error::Error + 'static)) -> bool {
+    match error.downcast_ref::<hyper::Error>() {
+        Some(error) => error.is_canceled() || error.is_closed(),
+        None => error.source().is_some_and(was_not_sent),
     }
 }
 

@@ -49,7 +49,8 @@ impl Line {
         self.info.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn end(&self) {
+    /// Ends it.
+    pub(super) fn end(&self) {
         self.over.store(true, Ordering::Release);
         self.ended.notify_one();
         self.heard.notify_one();

@@ -55,6 +55,11 @@ impl Link {
         self.line.is_over()
     }
 
+    /// Offers it to no further calls.
+    pub(super) fn retire(&self) {
+        self.line.end();
+    }
+
     /// Waits until they may not.
     pub(super) async fn ended(&self) {
         self.line.ended().await;

@@ -1,0 +1,104 @@
+//! One channel over three servers. One of them shuts down, is called no more, comes back, and is called again; nothing is
+//! told to the channel, and no call fails.
+//!
+//! `cargo run --example balance` runs all of them in one process.
+#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::transport::{Endpoint, Server};
+use tonic::{Request, Response, Status, Streaming};
+use tonic_rdma::transport::balance::EndpointState;
+use tonic_rdma::{BalancedChannel, Config, RdmaConnector, RdmaIncoming, balance_list};
+use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
+use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
+
+/// Answers with its name.
+#[derive(Debug)]
+struct Named(&'static str);
+
+#[tonic::async_trait]
+impl Greeter for Named {
+    async fn say_hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+        Ok(Response::new(HelloReply { message: self.0.into() }))
+    }
+
+    type ChatStream = tokio_stream::Empty<Result<HelloReply, Status>>;
+
+    async fn chat(&self, _: Request<Streaming<HelloRequest>>) -> Result<Response<Self::ChatStream>, Status> {
+        Err(Status::unimplemented("see the streaming example"))
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let mut servers = Vec::new();
+    for name in ["anna", "berta", "clara"] {
+        servers.push(Running::start(name, "127.0.0.1:0").await?);
+    }
+    let endpoints: Result<Vec<Endpoint>, _> =
+        servers.iter().map(|server| Endpoint::from_shared(format!("http://{}", server.address))).collect();
+    let channel = balance_list(endpoints?, RdmaConnector::with_config(Config::from_env()?));
+    let mut client = GreeterClient::new(channel.clone()); // as with any other channel
+
+    wait_for(&channel, 3).await?;
+    println!("three are up:   {:?} were called", names(&mut client).await?);
+
+    let Running { name, address, stop, server } = servers.remove(1);
+    stop.send(()).map_err(|()| "the server has ended by itself")?;
+    server.await??;
+    wait_for(&channel, 2).await?;
+    println!("berta is away:  {:?} were called", names(&mut client).await?);
+
+    servers.push(Running::start(name, &address).await?);
+    wait_for(&channel, 3).await?;
+    println!("berta is back:  {:?} were called", names(&mut client).await?);
+    Ok(())
+}
+
+/// Who answers, of a hundred calls.
+async fn names(client: &mut GreeterClient<BalancedChannel>) -> Result<Vec<String>, Status> {
+    let mut answers: BTreeMap<String, u32> = BTreeMap::new();
+    for _ in 0..100 {
+        let reply = client.say_hello(HelloRequest { name: "you".into() }).await?;
+        *answers.entry(reply.into_inner().message).or_default() += 1;
+    }
+    Ok(answers.into_keys().collect())
+}
+
+/// Waits until so many endpoints are up. Calls need not: they go to whoever is.
+async fn wait_for(channel: &BalancedChannel, count: usize) -> Result<(), Box<dyn Error>> {
+    for _ in 0..1000 {
+        let endpoints = channel.endpoints();
+        if endpoints.iter().filter(|it| matches!(it.state, EndpointState::Up(_))).count() == count {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Err(format!("not {count} of these are up: {channel:?}").into())
+}
+
+struct Running {
+    name: &'static str,
+    address: String,
+    stop: oneshot::Sender<()>,
+    server: JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+impl Running {
+    async fn start(name: &'static str, address: &str) -> Result<Self, Box<dyn Error>> {
+        let incoming = RdmaIncoming::bind_with(address, Config::from_env()?).await?;
+        let address = incoming.local_addr().to_string();
+        let (stop, stopped) = oneshot::channel();
+        let router = Server::builder().add_service(GreeterServer::new(Named(name)));
+        let server = tokio::spawn(router.serve_with_incoming_shutdown(incoming, async {
+            let _ = stopped.await;
+        }));
+        Ok(Self { name, address, stop, server })
+    }
+}
