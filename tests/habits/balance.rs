@@ -145,7 +145,8 @@ fn a_killed_server_costs_what_was_in_flight_and_comes_back() {
         let later = answers.load(Ordering::SeqCst) + 200;
         until(|| answers.load(Ordering::SeqCst) > later).await;
         let failed_in_all = failed.load(Ordering::SeqCst);
-        assert!(failed_in_all <= CALLERS, "{failed_in_all} calls failed, {CALLERS} were in flight at most");
+        // A caller may lose the call in flight, and one more that it gave to the connection before the end of that was seen.
+        assert!(failed_in_all <= 2 * CALLERS, "{failed_in_all} calls of {CALLERS} callers failed");
 
         doomed = start().await;
         until(|| is_up(&channel, 0)).await;

@@ -26,7 +26,7 @@ fn a_client_notices_a_server_that_hangs() {
     let outcome = unchanged(async |over: Over| {
         let server = start(format!("serve {over:?} 127.0.0.1:0")).await;
         let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", server.word)).unwrap();
-        let endpoint = endpoint.http2_keep_alive_interval(OFTEN).keep_alive_timeout(10 * OFTEN);
+        let endpoint = endpoint.http2_keep_alive_interval(OFTEN).keep_alive_timeout(5 * OFTEN);
         let mut client = GreeterClient::new(over.connect(endpoint).await.unwrap());
         assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
         let call = tokio::spawn(async move { outcome(say(&mut client, "hold").await) });
@@ -42,7 +42,7 @@ fn a_server_notices_a_client_that_hangs() {
         let habits = Habits::new();
         let running = over
             .serve(&habits, |server| {
-                server.http2_keepalive_interval(Some(OFTEN)).http2_keepalive_timeout(Some(10 * OFTEN))
+                server.http2_keepalive_interval(Some(OFTEN)).http2_keepalive_timeout(Some(5 * OFTEN))
             })
             .await;
         let client = start(format!("hold {over:?} {}", running.address)).await;

@@ -27,22 +27,24 @@ fn a_lazy_channel_waits_for_its_first_call() {
 
 #[test]
 fn a_channel_outlives_its_server_more_than_once() {
-    let codes = unchanged(async |over: Over| {
-        let (port, habits) = (Port::reserve(), Habits::new());
-        let mut running = over.serve_on(&port, &habits).await;
-        let mut client = over.client(&running).await;
-        let first = say(&mut client, "over").await.unwrap();
-        let mut codes = Vec::new();
-        for _ in 0..3 {
-            running.end().await;
-            codes.push(say(&mut client, "hello").await.unwrap_err().code());
-            codes.push(say(&mut client, "hello").await.unwrap_err().code());
-            running = over.serve_on(&port, &habits).await;
-            assert_eq!(say(&mut client, "over").await.unwrap(), first, "as before the restart");
-        }
-        codes
-    });
-    assert_eq!(codes, [Code::Unavailable; 6]);
+    unchanged(outlive);
+}
+
+async fn outlive(over: Over) {
+    let (port, habits) = (Port::reserve(), Habits::new());
+    let mut running = over.serve_on(&port, &habits).await;
+    let mut client = over.client(&running).await;
+    let first = say(&mut client, "over").await.unwrap();
+    for _ in 0..3 {
+        running.end().await;
+        let code = say(&mut client, "hello").await.unwrap_err().code();
+        // CANCELLED where the call was given to the old connection before the end of that was seen; seen over stock TCP too.
+        assert!([Code::Unavailable, Code::Cancelled].contains(&code), "{code:?}");
+        let code = say(&mut client, "hello").await.unwrap_err().code();
+        assert_eq!(code, Code::Unavailable);
+        running = over.serve_on(&port, &habits).await;
+        assert_eq!(say(&mut client, "over").await.unwrap(), first, "as before the restart");
+    }
 }
 
 /// What a server does that is going away just when somebody dials.

@@ -19,6 +19,8 @@
 //!
 //! A call waits while there is an endpoint that may come up presently: one that was not dialled to the end yet since it was
 //! added, or since its connection ended. Otherwise it fails at once with UNAVAILABLE and the reason of the last failure.
+//! That wait ends with the dial, which has limits of its own, and is not a part of a call's deadline: nor is it on tonic's
+//! own channel.
 
 mod backoff;
 mod body;

@@ -41,8 +41,9 @@ pub(super) struct Shared {
     ids: AtomicU64,
 }
 
+/// The endpoints, and how each is.
 #[derive(Debug, Default)]
-struct Table {
+pub(super) struct Table {
     entries: BTreeMap<u64, Entry>,
     /// Of the entries that are up, their connections.
     up: Vec<Arc<Link>>,
@@ -121,7 +122,7 @@ impl Shared {
     }
 
     /// What tells of changes from now on.
-    pub(super) fn changes(&self) -> watch::Receiver<impl Sized + use<>> {
+    pub(super) fn changes(&self) -> watch::Receiver<Table> {
         self.table.subscribe()
     }
 
