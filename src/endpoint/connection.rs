@@ -247,20 +247,19 @@ impl Connection {
         Poll::Pending
     }
 
-    /// The stream is gone.
+    /// The stream is gone. What was written goes out all the same, flushed or not, as it would over TCP: the last words of
+    /// somebody who gives up, such as an alert of TLS, are often not flushed.
     pub(crate) fn detach(&self) {
-        let mut state = lock(&self.state);
+        let (mut state, now) = (lock(&self.state), Instant::now());
         state.detached = true;
         state.flush_wanted = true;
         (state.reader, state.writer) = (None, None);
-        if state.fault.is_none() {
-            if state.protocol.front().is_some() {
-                state.protocol.abort(AbortCode::CLOSED);
-            } else {
-                state.protocol.close_write();
-            }
+        if state.fault.is_none()
+            && let Err(fault) = state.flush_staging(&self.counters, now)
+        {
+            state.fail(fault);
         }
-        state.settle(Instant::now(), &self.counters, &self.changed);
+        state.settle(now, &self.counters, &self.changed);
         self.changed.notify_one();
     }
 
@@ -451,6 +450,9 @@ impl State {
         self.start_reads(counters, now)?;
         if self.flush_wanted {
             self.flush_staging(counters, now)?;
+        }
+        if self.detached && self.staging.is_empty() {
+            self.protocol.close_write();
         }
         if self.protocol.is_write_closed() {
             self.link.signal_all();

@@ -137,6 +137,8 @@ impl State {
             let (Part::Eager { length, .. } | Part::Rendezvous { length, .. }) = part;
             self.consume(length);
             self.protocol.abort(AbortCode::CLOSED);
+            // An abort says nothing more.
+            self.staging.clear();
         }
     }
 

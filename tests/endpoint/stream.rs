@@ -150,11 +150,14 @@ fn each_direction_closes_by_itself() {
 #[test]
 fn what_was_written_before_a_drop_arrives() {
     everywhere(|config| async move {
-        for length in [1, 5000, 300_000, 3 * MIB] {
+        let lengths = [1, 5000, 300_000, 3 * MIB];
+        for (length, flush) in lengths.into_iter().flat_map(|length| [(length, true), (length, false)]) {
             let (mut client, mut server) = pair(config.clone()).await;
             let writer = tokio::spawn(async move {
                 client.write_all(&Content::new(4).take(length)).await.unwrap();
-                client.flush().await.unwrap();
+                if flush {
+                    client.flush().await.unwrap();
+                }
             });
             let mut received = Vec::new();
             server.read_to_end(&mut received).await.unwrap();
@@ -162,6 +165,24 @@ fn what_was_written_before_a_drop_arrives() {
             Content::new(4).check(&received);
             assert_eq!(received.len(), length);
         }
+    });
+}
+
+/// Whoever gives up in the middle, such as a server that refuses a certificate, says why, does not flush, and does not read what
+/// is still to come.
+#[test]
+fn last_words_arrive_before_an_abort() {
+    everywhere(|config| async move {
+        let (mut client, mut server) = pair(config).await;
+        client.write_all(b"a question, and more").await.unwrap();
+        client.flush().await.unwrap();
+        server.read_exact(&mut [0; 10]).await.unwrap();
+        server.write_all(b"enough").await.unwrap();
+        drop(server);
+        let mut answer = Vec::new();
+        let end = client.read_to_end(&mut answer).await;
+        assert_eq!(answer, b"enough", "{end:?}");
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
     });
 }
 
