@@ -37,7 +37,7 @@ pub use endpoint::{
     SharedReceive, Verdict,
 };
 pub use transport::balance::{BalancedChannel, balance_channel, balance_list};
-pub use transport::{RdmaConnectInfo, RdmaConnector, RdmaIncoming, gather};
+pub use transport::{RdmaConnectInfo, RdmaConnector, RdmaIncoming, RdmaRequestExt, gather};
 
 /// Help for building tokio runtimes.
 pub mod runtime {

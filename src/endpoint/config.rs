@@ -29,6 +29,7 @@ pub struct Config {
     pub(crate) max_inline: Option<u32>,
     pub(crate) queue_depth: u32,
     pub(crate) pinned_limit: Option<u64>,
+    pub(crate) plaintext_tensors: bool,
     pub(crate) connect_timeout: Duration,
     pub(crate) handshake_timeout: Duration,
     pub(crate) ping_interval: Duration,
@@ -120,6 +121,7 @@ impl Default for Config {
             max_inline: None,
             queue_depth: 1024,
             pinned_limit: None,
+            plaintext_tensors: false,
             connect_timeout: Duration::from_secs(10),
             handshake_timeout: Duration::from_secs(3),
             ping_interval: Duration::from_secs(10),
@@ -256,6 +258,19 @@ impl Config {
     pub fn pinned_limit(mut self, bytes: u64) -> Self {
         self.pinned_limit = Some(bytes);
         self
+    }
+
+    /// Whether tensors may be exchanged beside connections with TLS: no device encrypts what it moves, so they cross the
+    /// network as they are, even where calls are encrypted. Variable `RDMA_PLAINTEXT_TENSORS`: `refuse`, the default, and
+    /// `allow`.
+    pub fn plaintext_tensors(mut self, allow: bool) -> Self {
+        self.plaintext_tensors = allow;
+        self
+    }
+
+    /// Whether tensors may be exchanged beside connections with TLS.
+    pub(crate) fn allows_plaintext_tensors(&self) -> bool {
+        self.plaintext_tensors
     }
 
     /// How long a TCP connection may take to be established.

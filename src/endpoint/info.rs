@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::counters::{CounterSnapshot, Counters, PollCounters};
 use super::tuner::{Decision, Explained, Load};
@@ -17,7 +17,13 @@ pub struct ConnectionInfo {
     pub(crate) peer: SocketAddr,
     pub(crate) local: SocketAddr,
     pub(crate) live: Option<Live>,
+    /// Of this connection alone: it tells connections apart.
+    pub(crate) beginning: Arc<Beginning>,
 }
+
+/// The first byte that the peer sent, once there is one.
+#[derive(Debug, Default)]
+pub(crate) struct Beginning(OnceLock<u8>);
 
 /// What carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +55,8 @@ impl ConnectionInfo {
     /// A connection that stays on TCP because of `reason`.
     pub(crate) fn tcp(peer: SocketAddr, local: SocketAddr, reason: impl Into<Arc<str>>) -> Self {
         let (provider, device, live) = (None, None, None);
-        Self { verdict: Verdict::Tcp, provider, device, reason: reason.into(), peer, local, live }
+        let (reason, beginning) = (reason.into(), Arc::default());
+        Self { verdict: Verdict::Tcp, provider, device, reason, peer, local, live, beginning }
     }
 
     /// What carries the connection.
@@ -82,6 +89,22 @@ impl ConnectionInfo {
         self.local
     }
 
+    /// Whether the peer speaks TLS on this connection, as its first byte shows. `false` before one has come; a request comes
+    /// later. It says nothing of whether a certificate was asked for, or what is in it.
+    pub fn is_tls(&self) -> bool {
+        self.beginning.is_tls() == Some(true)
+    }
+
+    /// Whether the peer has begun, and not with TLS.
+    pub(crate) fn is_plaintext(&self) -> bool {
+        self.beginning.is_tls() == Some(false)
+    }
+
+    /// Whether both are of the same connection.
+    pub(crate) fn is_same_connection(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.beginning, &other.beginning)
+    }
+
     /// What the connection has done so far; all zero on TCP. The numbers stay readable after the connection ended.
     pub fn counters(&self) -> CounterSnapshot {
         let Some(live) = &self.live else { return CounterSnapshot::default() };
@@ -96,5 +119,20 @@ impl ConnectionInfo {
     /// ```
     pub fn why(&self, size: usize, load: Load) -> Option<Decision> {
         self.live.as_ref().map(|live| live.explained.why(size, load))
+    }
+}
+
+impl Beginning {
+    /// Notes it.
+    pub(super) fn note(&self, first: u8) {
+        let _ = self.0.set(first);
+    }
+
+    /// A peer that speaks TLS begins with a record (RFC 8446, 5.1), whose first byte is its type: a handshake's, or an alert's
+    /// that is ahead of it. HTTP begins with a letter, and an HTTP/2 server with the length of a short frame: 0.
+    fn is_tls(&self) -> Option<bool> {
+        const FIRST_TYPE: u8 = 20;
+        const LAST_TYPE: u8 = 24;
+        self.0.get().map(|first| (FIRST_TYPE..=LAST_TYPE).contains(first))
     }
 }

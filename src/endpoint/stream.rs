@@ -19,6 +19,8 @@ use super::info::ConnectionInfo;
 pub struct EndpointStream {
     inner: Inner,
     info: ConnectionInfo,
+    /// Whether something has been read.
+    has_begun: bool,
 }
 
 #[derive(Debug)]
@@ -29,11 +31,11 @@ enum Inner {
 
 impl EndpointStream {
     pub(crate) fn rdma(connection: Arc<Connection>, info: ConnectionInfo) -> Self {
-        Self { inner: Inner::Rdma(RdmaHalf { connection }), info }
+        Self { inner: Inner::Rdma(RdmaHalf { connection }), info, has_begun: false }
     }
 
     pub(crate) fn tcp(stream: TcpStream, received: Bytes, info: ConnectionInfo) -> Self {
-        Self { inner: Inner::Tcp(TcpIo { received, stream }), info }
+        Self { inner: Inner::Tcp(TcpIo { received, stream }), info, has_begun: false }
     }
 
     /// What was negotiated, and why.
@@ -67,15 +69,29 @@ impl AsyncRead for EndpointStream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match &mut self.inner {
-            Inner::Rdma(half) => half.connection.poll_read(context, buffer),
-            Inner::Tcp(tcp) if !tcp.received.is_empty() => {
+        let before = buffer.filled().len();
+        let polled = self.inner.poll_read(context, buffer);
+        if !self.has_begun
+            && let Some(first) = buffer.filled().get(before)
+        {
+            self.has_begun = true;
+            self.info.beginning.note(*first);
+        }
+        polled
+    }
+}
+
+impl Inner {
+    fn poll_read(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Rdma(half) => half.connection.poll_read(context, buffer),
+            Self::Tcp(tcp) if !tcp.received.is_empty() => {
                 let count = tcp.received.len().min(buffer.remaining());
                 buffer.put_slice(&tcp.received[..count]);
                 tcp.received.advance(count);
                 Poll::Ready(Ok(()))
             }
-            Inner::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_read(context, buffer),
+            Self::Tcp(tcp) => Pin::new(&mut tcp.stream).poll_read(context, buffer),
         }
     }
 }

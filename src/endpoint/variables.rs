@@ -64,6 +64,9 @@ impl Config {
         if let Some(bytes) = variables.number("RDMA_PINNED_LIMIT", 1 << 20, 1 << 50)? {
             config.pinned_limit = Some(bytes);
         }
+        if let Some(allow) = variables.choice("RDMA_PLAINTEXT_TENSORS", PLAINTEXT_TENSORS)? {
+            config.plaintext_tensors = allow;
+        }
         variables.path(&mut config.path)?;
         Ok(config)
     }
@@ -87,6 +90,7 @@ const PROVIDERS: &[(&str, ProviderChoice)] =
     &[("auto", ProviderChoice::Auto), ("soft", ProviderChoice::Soft), ("ibverbs", ProviderChoice::Ibverbs)];
 const SHARED_RECEIVE: &[(&str, SharedReceive)] =
     &[("auto", SharedReceive::Auto), ("always", SharedReceive::Always), ("never", SharedReceive::Never)];
+const PLAINTEXT_TENSORS: &[(&str, bool)] = &[("refuse", false), ("allow", true)];
 const POLL_MODES: &[(&str, PollMode)] =
     &[("busy", PollMode::Busy), ("adaptive", PollMode::Adaptive), ("event", PollMode::Event)];
 
@@ -245,6 +249,7 @@ mod tests {
         assert_eq!(with("RDMA_MAX_INLINE", "220").unwrap().max_inline, Some(220));
         assert_eq!(with("RDMA_QP_QUEUE_DEPTH", "256").unwrap().queue_depth, 256);
         assert_eq!(with("RDMA_PINNED_LIMIT", "8388608").unwrap().pinned_limit, Some(8_388_608));
+        assert!(with("RDMA_PLAINTEXT_TENSORS", "allow").unwrap().plaintext_tensors);
         assert_eq!(with("RDMA_QP_TIMEOUT", "20").unwrap().path.timeout, 20);
         assert_eq!(with("RDMA_QP_RETRY_COUNT", "3").unwrap().path.retry_count, 3);
         assert_eq!(with("RDMA_QP_SL", "5").unwrap().path.service_level, 5);
@@ -272,6 +277,7 @@ mod tests {
             ("RDMA_SHARED_RECEIVE", "yes", "takes one of auto, always, never"),
             ("RDMA_MAX_INLINE", "all", "takes a number from 0 to 4294967295"),
             ("RDMA_QP_QUEUE_DEPTH", "-1", "takes a number from 64 to 4096"),
+            ("RDMA_PLAINTEXT_TENSORS", "yes", "takes one of refuse, allow"),
             ("RDMA_QP_TIMEOUT", "32", "takes a number from 0 to 31"),
             ("RDMA_QP_MTU", "1500", "takes one of 256, 512, 1024, 2048, 4096"),
         ] {

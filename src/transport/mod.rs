@@ -8,9 +8,11 @@ pub mod balance;
 mod connector;
 pub mod gather;
 mod incoming;
+mod request;
 
 pub use connector::RdmaConnector;
 pub use incoming::RdmaIncoming;
+pub use request::{RdmaRequestExt, RemoteAddresses, remote_addresses};
 
 /// What was negotiated for a connection. On a server, tonic puts it among the extensions of every request.
 pub use crate::endpoint::ConnectionInfo as RdmaConnectInfo;

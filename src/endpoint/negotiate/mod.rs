@@ -91,6 +91,7 @@ impl Talk {
             peer: self.tcp.peer_addr()?,
             local: self.tcp.local_addr()?,
             live: Some(established.live()),
+            beginning: Arc::default(),
         };
         let (connection, supervisor): (Arc<Connection>, _) = established.supervise(self.tcp);
         let span = tracing::info_span!("rdma", peer = %info.peer, device = info.device());

@@ -1,0 +1,108 @@
+//! What a service can learn about the connection that a request came by.
+
+#[cfg(feature = "_tls-any")]
+use std::sync::Arc;
+
+use http::{Extensions, Request};
+use tonic::body::Body;
+#[cfg(feature = "_tls-any")]
+use tonic::transport::CertificateDer;
+use tonic::transport::server::TcpConnectInfo;
+#[cfg(feature = "_tls-any")]
+use tonic::transport::server::TlsConnectInfo;
+use tower::util::MapRequestLayer;
+
+use super::RdmaConnectInfo;
+
+/// The connection that a request came by, and who is at its other end. For [`tonic::Request`], for [`http::Request`], which layers
+/// see, and for the extensions of either.
+///
+/// ```
+/// use tonic::{Request, Response, Status};
+/// use tonic_rdma::RdmaRequestExt as _;
+/// # struct HelloRequest;
+///
+/// async fn say_hello(request: Request<HelloRequest>) -> Result<Response<String>, Status> {
+///     let connection = request.connection().ok_or_else(|| Status::internal("another listener's request"))?;
+///     let certificates = request.peer_certificates();
+///     let who = match certificates.as_deref().and_then(|all| all.first()) {
+///         Some(certificate) => format!("whoever has the key of a certificate of {} bytes", certificate.len()),
+///         None => "somebody".to_owned(),
+///     };
+///     Ok(Response::new(format!("Hello {who} at {}, over {}!", connection.peer_addr(), connection.verdict())))
+/// }
+/// # tokio_test(say_hello(Request::new(HelloRequest)));
+/// # fn tokio_test<T>(future: impl Future<Output = Result<T, Status>>) {
+/// #     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+/// #     assert!(runtime.block_on(future).is_err());
+/// # }
+/// ```
+pub trait RdmaRequestExt {
+    /// What was negotiated for the connection, with TLS over it or without. `None` if the request came in by another listener
+    /// than [`RdmaIncoming`](super::RdmaIncoming).
+    fn connection(&self) -> Option<&RdmaConnectInfo>;
+
+    /// The certificates that the client showed in the TLS handshake, in DER, its own first. `None` without TLS, and from a client
+    /// that showed none, which is an error of the handshake unless
+    /// [`client_auth_optional`](tonic::transport::ServerTlsConfig::client_auth_optional) is set. They were verified against
+    /// [`client_ca_root`](tonic::transport::ServerTlsConfig::client_ca_root).
+    ///
+    /// tonic's own `Request::peer_certs` knows tonic's own listeners alone, and is always `None` here.
+    #[cfg(feature = "_tls-any")]
+    fn peer_certificates(&self) -> Option<Arc<Vec<CertificateDer<'static>>>>;
+}
+
+impl RdmaRequestExt for Extensions {
+    fn connection(&self) -> Option<&RdmaConnectInfo> {
+        self.get()
+    }
+
+    #[cfg(feature = "_tls-any")]
+    fn peer_certificates(&self) -> Option<Arc<Vec<CertificateDer<'static>>>> {
+        self.get::<TlsConnectInfo<RdmaConnectInfo>>()?.peer_certs()
+    }
+}
+
+impl<T> RdmaRequestExt for tonic::Request<T> {
+    fn connection(&self) -> Option<&RdmaConnectInfo> {
+        self.extensions().connection()
+    }
+
+    #[cfg(feature = "_tls-any")]
+    fn peer_certificates(&self) -> Option<Arc<Vec<CertificateDer<'static>>>> {
+        self.extensions().peer_certificates()
+    }
+}
+
+impl<T> RdmaRequestExt for Request<T> {
+    fn connection(&self) -> Option<&RdmaConnectInfo> {
+        self.extensions().connection()
+    }
+
+    #[cfg(feature = "_tls-any")]
+    fn peer_certificates(&self) -> Option<Arc<Vec<CertificateDer<'static>>>> {
+        self.extensions().peer_certificates()
+    }
+}
+
+/// A layer for a server whose services ask tonic where requests come from.
+pub type RemoteAddresses = MapRequestLayer<fn(Request<Body>) -> Request<Body>>;
+
+/// The layer for [`Server::layer`](tonic::transport::Server::layer) with which `remote_addr` and `local_addr` of a
+/// [`tonic::Request`] answer as they do over TCP: with the addresses of the TCP connection that the negotiation went over.
+///
+/// ```
+/// # use tonic::transport::Server;
+/// let server = Server::builder().layer(tonic_rdma::transport::remote_addresses());
+/// ```
+pub fn remote_addresses() -> RemoteAddresses {
+    MapRequestLayer::new(with_addresses as fn(Request<Body>) -> Request<Body>)
+}
+
+fn with_addresses(mut request: Request<Body>) -> Request<Body> {
+    if let Some(info) = request.connection() {
+        let (remote_addr, local_addr) = (Some(info.peer_addr()), Some(info.local_addr()));
+        request.extensions_mut().insert(TcpConnectInfo { local_addr, remote_addr });
+    }
+    request
+}
