@@ -9,6 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio_stream::Stream;
 use tonic::Status;
 
+use super::caller::Caller;
 use super::device::{Offered, Shared};
 use super::link::{Link, LinkId, Prepared};
 use super::open::{peer_end, place, queue_pairs, words};
@@ -29,6 +30,8 @@ pub(super) const VERSION: u32 = 1;
 /// A link that a peer opened.
 pub(super) struct Accepted {
     pub(super) link: Weak<Link>,
+    /// Who may use it.
+    opener: Caller,
     /// Tells the link's keeper that the peer has confirmed it; nothing afterwards.
     unconfirmed: Option<oneshot::Sender<()>>,
 }
@@ -45,8 +48,9 @@ pub(super) struct Answers {
 pub(super) async fn open(
     shared: &Arc<Shared>,
     request: OpenRequest,
-    caller: String,
+    caller: Caller,
 ) -> Result<Answers, Status> {
+    caller.admit(&shared.settings)?;
     if request.version != VERSION {
         let asked = request.version;
         return Err(Status::failed_precondition(format!(
@@ -70,7 +74,7 @@ pub(super) async fn open(
             "an endpoint of {length} bytes; it takes at most {MAX_NAME}"
         )));
     }
-    let name = if request.endpoint.is_empty() { caller } else { request.endpoint.clone() };
+    let name = if request.endpoint.is_empty() { caller.name() } else { request.endpoint.clone() };
     let peer = peer_end(name.into(), &request.queue_pairs, request.words, &request)
         .map_err(Status::invalid_argument)?;
     let id = new_id().map_err(internal)?;
@@ -90,7 +94,8 @@ pub(super) async fn open(
         link.map_err(|error| Status::failed_precondition(format!("the two ends do not fit: {error}")))?;
     let (unconfirmed, confirmed) = oneshot::channel();
     let weak = Arc::downgrade(&link);
-    lock(&shared.accepted).insert(id, Accepted { link: weak.clone(), unconfirmed: Some(unconfirmed) });
+    let accepted = Accepted { link: weak.clone(), opener: caller, unconfirmed: Some(unconfirmed) };
+    lock(&shared.accepted).insert(id, accepted);
     let ended = Box::pin(link.ended());
     tokio::spawn(keep(link, Arc::downgrade(shared), confirmed, shared.settings.patience, place));
     Ok(Answers { link: weak, first: Some(reply), ended })
@@ -121,8 +126,12 @@ async fn keep(
 }
 
 /// The peer has connected its end; both have read what the other keeps for them.
-pub(super) fn confirm(shared: &Shared, request: &ConfirmRequest) -> Result<ConfirmReply, Status> {
-    let (id, link) = find(shared, &request.link)?;
+pub(super) fn confirm(
+    shared: &Shared,
+    request: &ConfirmRequest,
+    caller: &Caller,
+) -> Result<ConfirmReply, Status> {
+    let (id, link) = find(shared, &request.link, caller)?;
     let probes: Vec<_> = link.ports().map(|port| port.probe()).collect();
     let right = request.read.len() == probes.len()
         && probes.iter().zip(&request.read).all(|(probe, read)| probe.ours.is_none_or(|ours| ours == *read));
@@ -140,8 +149,12 @@ pub(super) fn confirm(shared: &Shared, request: &ConfirmRequest) -> Result<Confi
 }
 
 /// Gives a peer its right to what is on offer under a name.
-pub(super) fn attach(shared: &Shared, request: &AttachRequest) -> Result<AttachReply, Status> {
-    let (id, link) = find(shared, &request.link)?;
+pub(super) fn attach(
+    shared: &Shared,
+    request: &AttachRequest,
+    caller: &Caller,
+) -> Result<AttachReply, Status> {
+    let (id, link) = find(shared, &request.link, caller)?;
     if lock(&shared.accepted).get(&id).is_none_or(|it| it.unconfirmed.is_some()) {
         return Err(Status::failed_precondition("the link has to be confirmed first"));
     }
@@ -230,11 +243,18 @@ fn expect_kind(request: &AttachRequest, kind: Kind) -> Result<(), Status> {
     Err(Status::invalid_argument(format!("{name:?} is {found}, not {asked}")))
 }
 
-fn find(shared: &Shared, id: &[u8]) -> Result<(LinkId, Arc<Link>), Status> {
+/// The link of this name, if it is the caller's.
+fn find(shared: &Shared, id: &[u8], caller: &Caller) -> Result<(LinkId, Arc<Link>), Status> {
     let missing = || Status::not_found("no such link");
     let id = LinkId::try_from(id).map_err(|_| missing())?;
-    let link = lock(&shared.accepted).get(&id).and_then(|it| it.link.upgrade());
-    Ok((id, link.ok_or_else(missing)?))
+    let accepted = lock(&shared.accepted);
+    let link = accepted.get(&id).ok_or_else(missing)?;
+    if !link.opener.is(caller) {
+        return Err(Status::permission_denied(
+            "a link is used over the connection that opened it, and this is another",
+        ));
+    }
+    Ok((id, link.link.upgrade().ok_or_else(missing)?))
 }
 
 fn invalid(name: &str, error: impl std::fmt::Display) -> Status {

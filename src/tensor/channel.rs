@@ -12,6 +12,7 @@ use super::memcpy::Memcpy;
 use super::proto::tensor_device_client::TensorDeviceClient;
 use super::proto::{AttachReply, AttachRequest, Kind};
 use super::region::{RemoteRegion, RemoteShared, Rights};
+use super::tls::chain;
 use super::{ChannelError, MemRegion, Notification};
 use crate::memory::{BlockCopy, Blocks, Local, Notice, RemotePlace, Transfer, Way};
 use crate::verbs::{RemoteSegment, Rkey};
@@ -307,11 +308,12 @@ pub(super) fn nobody() -> Weak<dyn Owner> {
 
 /// What a status of a peer's means.
 pub(super) fn refused(endpoint: &Arc<str>, status: &tonic::Status) -> ChannelError {
-    ChannelError::Refused {
-        endpoint: Arc::clone(endpoint),
-        code: status.code(),
-        message: status.message().into(),
-    }
+    // Of a connection that could not be made, or has ended, the status itself says little.
+    let message = match std::error::Error::source(status) {
+        Some(cause) => format!("{}: {}", status.message(), chain(cause)),
+        None => status.message().to_owned(),
+    };
+    ChannelError::Refused { endpoint: Arc::clone(endpoint), code: status.code(), message: message.into() }
 }
 
 /// The memory that the peer gave us a right to.

@@ -9,7 +9,6 @@ use tokio::net::ToSocketAddrs;
 use tokio::sync::{OnceCell, Semaphore};
 use tokio::task::AbortHandle;
 use tokio_stream::StreamExt as _;
-use tonic::transport::Server;
 
 use super::accept::Accepted;
 use super::exchange::{Exchange, Offers, Requests};
@@ -117,7 +116,8 @@ impl RdmaDevice {
             .map_err(|error| ChannelError::Local(format!("can't listen for tensor peers: {error}").into()))?;
         let device = Self::make(settings, Some(incoming.local_addr()))?;
         let connections = incoming.filter_map(Result::ok).map(Ok::<_, std::io::Error>);
-        let server = Server::builder().add_service(device.service()).serve_with_incoming(connections);
+        let mut server = device.shared.settings.tls.server(device.settings()).map_err(ChannelError::local)?;
+        let server = server.add_service(device.service()).serve_with_incoming(connections);
         let task = tokio::spawn(async move {
             if let Err(error) = server.await {
                 tracing::error!(%error, "a tensor device does not listen any more");
@@ -171,7 +171,7 @@ impl RdmaDevice {
         TensorDeviceServer::new(Service::new(&self.shared))
     }
 
-    /// Where it listens, as peers name it: `host:port`. Empty if it does not.
+    /// Where it listens, as peers name it: `host:port`, or `https://host:port` with TLS. Empty if it does not.
     pub fn endpoint(&self) -> String {
         self.shared.endpoint()
     }
@@ -195,11 +195,13 @@ impl RdmaDevice {
         MemRegion::allocate(size, &self.shared.budget).map_err(ChannelError::memory)
     }
 
-    /// A channel over queue pair `qp_index`, modulo their number, to the device that listens on `remote`, as `host:port`
-    /// (table 1: `GetChannel`). The first call for a peer connects; later ones find the link.
+    /// A channel over queue pair `qp_index`, modulo their number, to the device that listens on `remote`, as `host:port`,
+    /// `http://host:port` or `https://host:port` (table 1: `GetChannel`). The first call for a peer connects; later ones find
+    /// the link.
     ///
     /// # Errors
-    /// The peer can't be reached or refuses, or there is no RDMA between the two.
+    /// The peer can't be reached or refuses, there is no RDMA between the two, or it is reached over TLS and
+    /// [`Settings::plaintext_tensors`] does not allow that.
     pub async fn channel(&self, remote: &str, qp_index: u32) -> Result<Channel, ChannelError> {
         let remote: Arc<str> = remote.into();
         let cell = {
@@ -243,7 +245,8 @@ impl Shared {
 
     /// Where it listens, as peers name it.
     pub(super) fn endpoint(&self) -> String {
-        self.address.map(|address| address.to_string()).unwrap_or_default()
+        let prefix = self.settings.tls.server_prefix();
+        self.address.map(|address| format!("{prefix}{address}")).unwrap_or_default()
     }
 
     /// Links that live, of either origin.

@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod caller;
 mod channel;
 pub mod convert;
 mod device;
@@ -41,6 +42,7 @@ pub mod rendezvous;
 mod service;
 mod settings;
 mod spin;
+mod tls;
 pub mod types;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -12,6 +12,7 @@ use super::device::Shared;
 use super::link::{Link, LinkId, PeerEnd, Prepared};
 use super::proto::tensor_device_client::TensorDeviceClient;
 use super::proto::{ConfirmRequest, OpenReply, OpenRequest, Place, QueuePair};
+use super::tls::chain;
 use crate::endpoint::Provider;
 use crate::endpoint::Verdict;
 use crate::memory::RemotePlace;
@@ -57,14 +58,10 @@ impl Opening {
     async fn connect(
         &self,
     ) -> Result<(TensorDeviceClient<tonic::transport::Channel>, Provider), ChannelError> {
-        let uri = format!("http://{}", self.endpoint);
-        let endpoint = Endpoint::from_shared(uri)
-            .map_err(|error| self.no_rdma(format!("{:?} is no host:port: {error}", self.endpoint)))?;
+        let endpoint = self.target()?;
         let connector = RdmaConnector::with_config(self.shared.settings.config.clone());
-        let channel = endpoint.connect_with_connector(connector.clone()).await.map_err(|error| {
-            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
-            self.no_rdma(format!("{error}{}", cause.unwrap_or_default()))
-        })?;
+        let channel = endpoint.connect_with_connector(connector.clone()).await;
+        let channel = channel.map_err(|error| self.no_rdma(chain(&error)))?;
         let info: Option<RdmaConnectInfo> = connector.last_connection();
         let info = info.ok_or_else(|| self.no_rdma("no connection was made"))?;
         if info.verdict() != Verdict::Rdma {
@@ -73,6 +70,27 @@ impl Opening {
         let provider = info.provider().and_then(Provider::named);
         let provider = provider.ok_or_else(|| self.no_rdma("the connection names no device"))?;
         Ok((TensorDeviceClient::new(channel), provider))
+    }
+
+    /// Where to connect, and how. Over TLS only if tensors may go beside it.
+    fn target(&self) -> Result<Endpoint, ChannelError> {
+        let settings = &self.shared.settings;
+        let bad = |error: &dyn std::fmt::Display| {
+            self.no_rdma(format!("{:?} is no host:port, http:// or https://: {error}", self.endpoint))
+        };
+        let uri = match self.endpoint.split_once("://") {
+            Some(_) => self.endpoint.to_string(),
+            None => format!("{}://{}", settings.tls.client_scheme(), self.endpoint),
+        };
+        let endpoint = Endpoint::from_shared(uri).map_err(|error| bad(&error))?;
+        match endpoint.uri().scheme_str() {
+            Some("http") => Ok(endpoint),
+            Some("https") if !settings.allows_plaintext() => {
+                Err(ChannelError::PlaintextRefused { endpoint: Arc::clone(&self.endpoint) })
+            }
+            Some("https") => settings.tls.secure(endpoint).map_err(|reason| self.no_rdma(reason)),
+            scheme => Err(bad(&format!("the scheme is {:?}", scheme.unwrap_or("missing")))),
+        }
     }
 
     /// Proves that both ends see one another's memory.

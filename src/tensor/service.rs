@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use tonic::{Request, Response, Status};
 
 use super::accept::{self, Answers, VERSION};
+use super::caller::Caller;
 use super::device::{Offered, Shared};
 use super::lock;
 use super::proto::tensor_device_server::TensorDevice;
@@ -12,7 +13,6 @@ use super::proto::{
     AttachReply, AttachRequest, ConfirmReply, ConfirmRequest, DescribeReply, DescribeRequest, Kind, Link,
     Offered as OfferedReply, OpenRequest,
 };
-use crate::transport::RdmaConnectInfo;
 
 /// See the module's documentation.
 pub(super) struct Service {
@@ -34,18 +34,19 @@ impl TensorDevice for Service {
     type OpenStream = Answers;
 
     async fn open(&self, request: Request<OpenRequest>) -> Result<Response<Answers>, Status> {
-        let info = request.extensions().get::<RdmaConnectInfo>();
-        let caller = info.map_or_else(|| "a peer".to_owned(), |info| info.peer_addr().to_string());
+        let caller = Caller::of(request.extensions());
         let shared = self.shared()?;
         Ok(Response::new(accept::open(&shared, request.into_inner(), caller).await?))
     }
 
     async fn confirm(&self, request: Request<ConfirmRequest>) -> Result<Response<ConfirmReply>, Status> {
-        Ok(Response::new(accept::confirm(&*self.shared()?, request.get_ref())?))
+        let caller = Caller::of(request.extensions());
+        Ok(Response::new(accept::confirm(&*self.shared()?, request.get_ref(), &caller)?))
     }
 
     async fn attach(&self, request: Request<AttachRequest>) -> Result<Response<AttachReply>, Status> {
-        Ok(Response::new(accept::attach(&*self.shared()?, request.get_ref())?))
+        let caller = Caller::of(request.extensions());
+        Ok(Response::new(accept::attach(&*self.shared()?, request.get_ref(), &caller)?))
     }
 
     async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Notification;
+use super::tls::Tls;
 use crate::endpoint::Config;
 
 /// What an [`RdmaDevice`](super::RdmaDevice) is made with.
@@ -20,6 +21,8 @@ pub struct Settings {
     pub(super) longest: u64,
     pub(super) validate: bool,
     pub(super) rendezvous_timeout: Duration,
+    pub(super) plaintext: Option<bool>,
+    pub(super) tls: Tls,
 }
 
 impl Settings {
@@ -42,6 +45,8 @@ impl Settings {
             longest: 64 << 30,
             validate: false,
             rendezvous_timeout: Duration::from_secs(60),
+            plaintext: None,
+            tls: Tls::default(),
         }
     }
 
@@ -94,5 +99,17 @@ impl Settings {
     pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
         self.rendezvous_timeout = timeout;
         self
+    }
+
+    /// Whether to make links over connections with TLS. By default a device refuses to, at either end, and on every RDMA device:
+    /// TLS encrypts calls, and would seem to protect tensors, which no device encrypts. Goes before
+    /// [`Config::plaintext_tensors`](crate::Config::plaintext_tensors).
+    pub fn plaintext_tensors(mut self, allow: bool) -> Self {
+        self.plaintext = Some(allow);
+        self
+    }
+
+    pub(super) fn allows_plaintext(&self) -> bool {
+        self.plaintext.unwrap_or_else(|| self.config.allows_plaintext_tensors())
     }
 }

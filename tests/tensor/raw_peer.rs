@@ -53,6 +53,11 @@ pub(crate) struct RawLink {
 
 impl RawPeer {
     pub(crate) async fn new(endpoint: &str) -> Self {
+        Self::over(client(endpoint).await)
+    }
+
+    /// One that makes its calls by `client`.
+    pub(crate) fn over(client: TensorDeviceClient<Channel>) -> Self {
         let context = soft::open().unwrap();
         let domain = context.alloc_protection_domain().unwrap();
         let queue = context.create_completion_queue(256).unwrap();
@@ -68,7 +73,7 @@ impl RawPeer {
         pair.to_init(access).unwrap();
         let memory = Arc::new(HostMemory::shared(WORDS, 4096).unwrap());
         let words = domain.register(memory, access).unwrap();
-        Self { client: client(endpoint).await, pair, queue, words, _domain: domain, context }
+        Self { client, pair, queue, words, _domain: domain, context }
     }
 
     /// A request to open a link that is as it should be.

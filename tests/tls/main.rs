@@ -5,3 +5,9 @@ mod certificates;
 mod failures;
 mod greeting;
 mod identity;
+mod links;
+#[allow(dead_code, reason = "each test crate uses its part")]
+#[path = "../tensor/raw_peer.rs"]
+mod raw_peer;
+mod tensors;
+mod transport;
