@@ -1,0 +1,22 @@
+"""The content of checked payloads (interop/proto/checked.proto)."""
+
+import array
+import functools
+import sys
+
+
+@functools.lru_cache(maxsize=64)
+def content(seed, length):
+    count = (length + 3) // 4
+    words = array.array("I", ((k * 2654435761 + seed) & 0xFFFFFFFF for k in range(count)))
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()[:length]
+
+
+def first_mismatch(seed, payload):
+    """Offset of the first wrong byte, plus one; 0 if all are right."""
+    expected = content(seed, len(payload))
+    if payload == expected:
+        return 0
+    return next(at for at, (wanted, got) in enumerate(zip(expected, payload), 1) if wanted != got)
