@@ -1,0 +1,68 @@
+// Connecting, and calls as promises.
+const assert = require('assert/strict')
+const grpc = require('@grpc/grpc-js')
+const { limits } = require('./protos')
+
+const options = { ...limits, 'grpc.use_local_subchannel_pool': 1, 'grpc.enable_http_proxy': 0 }
+
+// Runs the body with a client of the service, over a connection of its own.
+async function withClient(Service, flags, body, more = {}) {
+  const address = `${flags.server_host}:${flags.server_port}`
+  const client = new Service(address, grpc.credentials.createInsecure(), { ...options, ...more })
+  try {
+    return await body(client)
+  } finally {
+    client.close()
+  }
+}
+
+function metadata(entries = {}) {
+  const all = new grpc.Metadata()
+  for (const [key, value] of Object.entries(entries)) all.set(key, value)
+  return all
+}
+
+// What came of a unary call: its reply, and metadata of both kinds.
+function unary(client, method, request, entries, flags = 0) {
+  const sent = metadata(entries)
+  return new Promise((resolve, reject) => {
+    let initial = new grpc.Metadata()
+    let reply
+    const call = client[method](request, sent, { flags }, (error, message) => (error ? reject(error) : (reply = message)))
+    call.on('metadata', it => { initial = it })
+    call.on('status', ({ code, metadata: trailing }) => code === 0 && resolve({ reply, initial, trailing }))
+  })
+}
+
+// A call with a stream of requests and one reply.
+function collect(client, method, requests) {
+  return new Promise((resolve, reject) => {
+    const call = client[method]((error, reply) => (error ? reject(error) : resolve(reply)))
+    for (const request of requests) call.write(request)
+    call.end()
+  })
+}
+
+// The error with which it ends, which has this status.
+async function refused(code, outcome) {
+  const error = await outcome.then(
+    () => assert.fail(`expected status ${grpc.status[code]}, got an answer`),
+    error => error,
+  )
+  assert.equal(grpc.status[error.code], grpc.status[code], error.message)
+  return error
+}
+
+async function all(stream) {
+  const replies = []
+  for await (const reply of stream) replies.push(reply)
+  return replies
+}
+
+// The next reply of a stream that is read one by one; undefined at its end.
+const reader = stream => {
+  const iterator = stream[Symbol.asyncIterator]()
+  return async () => (await iterator.next()).value
+}
+
+module.exports = { withClient, metadata, unary, collect, refused, all, reader }
