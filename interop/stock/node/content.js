@@ -1,14 +1,17 @@
 // The content of checked payloads (interop/proto/checked.proto).
 
-function content(seed, length) {
+function content(seed, length, period = 0) {
   const bytes = Buffer.alloc(Math.ceil(length / 4) * 4)
-  for (let k = 0; k * 4 < length; k++) bytes.writeUInt32LE((Math.imul(k, 2654435761) + seed) >>> 0, k * 4)
+  for (let word = 0; word * 4 < length; word++) {
+    const k = period ? word % period : word
+    bytes.writeUInt32LE((Math.imul(k, 2654435761) + seed) >>> 0, word * 4)
+  }
   return bytes.subarray(0, length)
 }
 
 // Offset of the first wrong byte, plus one; 0 if all are right.
-function firstMismatch(seed, payload) {
-  const expected = content(seed, payload.length)
+function firstMismatch(seed, payload, period = 0) {
+  const expected = content(seed, payload.length, period)
   return expected.equals(payload) ? 0 : expected.findIndex((byte, at) => byte !== payload[at]) + 1
 }
 

@@ -102,14 +102,14 @@ const testService = {
 }
 
 function checkedReply(request, number = 0) {
-  const { reply_bytes: size } = request
+  const { reply_bytes: size, period } = request
   if (size > LARGEST) throw failure(grpc.status.INVALID_ARGUMENT, `a reply of ${size} bytes was asked for`)
   const seed = (request.reply_seed + number) >>> 0
   return {
     seed,
-    payload: content(seed, size),
+    payload: content(seed, size, period),
     received_bytes: request.payload.length,
-    first_mismatch: firstMismatch(request.seed, request.payload),
+    first_mismatch: firstMismatch(request.seed, request.payload, period),
   }
 }
 
@@ -117,9 +117,9 @@ const checked = {
   Unary: unary(request => checkedReply(request)),
   Collect: collected(async requests => {
     const reply = { received_bytes: 0, first_mismatch: 0 }
-    for await (const { seed, payload } of requests) {
+    for await (const { seed, payload, period } of requests) {
       reply.received_bytes += payload.length
-      reply.first_mismatch ||= firstMismatch(seed, payload)
+      reply.first_mismatch ||= firstMismatch(seed, payload, period)
     }
     return reply
   }),

@@ -6,17 +6,19 @@ import sys
 
 
 @functools.lru_cache(maxsize=64)
-def content(seed, length):
+def content(seed, length, period=0):
     count = (length + 3) // 4
-    words = array.array("I", ((k * 2654435761 + seed) & 0xFFFFFFFF for k in range(count)))
+    fresh = min(count, period) if period else count
+    words = array.array("I", ((k * 2654435761 + seed) & 0xFFFFFFFF for k in range(fresh)))
     if sys.byteorder == "big":
         words.byteswap()
-    return words.tobytes()[:length]
+    unit = words.tobytes()
+    return (unit * -(-count // fresh) if fresh else b"")[:length]
 
 
-def first_mismatch(seed, payload):
+def first_mismatch(seed, payload, period=0):
     """Offset of the first wrong byte, plus one; 0 if all are right."""
-    expected = content(seed, len(payload))
+    expected = content(seed, len(payload), period)
     if payload == expected:
         return 0
     return next(at for at, (wanted, got) in enumerate(zip(expected, payload), 1) if wanted != got)

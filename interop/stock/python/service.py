@@ -94,24 +94,23 @@ class TestService:
 
 class Checked:
     def Unary(self, request, context):
-        self.prepare(context)
+        # What has a period compresses, and the reply goes out compressed.
+        if request.period:
+            context.set_compression(grpc.Compression.Gzip)
         return self.reply(request, context)
 
     def Collect(self, requests, context):
-        self.prepare(context)
         total, mismatch = 0, 0
         for request in requests:
             total += len(request.payload)
-            mismatch = mismatch or first_mismatch(request.seed, request.payload)
+            mismatch = mismatch or first_mismatch(request.seed, request.payload, request.period)
         return m.CheckedReply(received_bytes=total, first_mismatch=mismatch)
 
     def Produce(self, request, context):
-        self.prepare(context)
         for number in range(request.count):
             yield self.reply(request, context, number)
 
     def Exchange(self, requests, context):
-        self.prepare(context)
         for request in requests:
             yield self.reply(request, context)
 
@@ -120,19 +119,13 @@ class Checked:
         code = next((code for code in grpc.StatusCode if code.value[0] == request.code), grpc.StatusCode.UNKNOWN)
         context.abort(code, request.message)
 
-    def prepare(self, context):
-        sent = dict(context.invocation_metadata())
-        if sent.get("x-checked-compress") == "gzip":
-            context.set_compression(grpc.Compression.Gzip)
-        echo_metadata(context)
-
     def reply(self, request, context, number=0):
         if request.reply_bytes > 64 << 20:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a reply of {request.reply_bytes} bytes was asked for")
         seed = (request.reply_seed + number) & 0xFFFFFFFF
         return m.CheckedReply(
             seed=seed,
-            payload=content(seed, request.reply_bytes),
+            payload=content(seed, request.reply_bytes, request.period),
             received_bytes=len(request.payload),
-            first_mismatch=first_mismatch(request.seed, request.payload),
+            first_mismatch=first_mismatch(request.seed, request.payload, request.period),
         )
