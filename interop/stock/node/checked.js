@@ -67,9 +67,10 @@ const checked = {
   },
   async checked_status_details(client) {
     const message = 'not found: Größe ☺'
-    // google.rpc.Status, as far as a message and fields that nobody knows.
+    // google.rpc.Status: code, message, and a detail of a type that nobody knows.
     const text = Buffer.from(message)
-    const details = Buffer.concat([Buffer.from([0x08, 5, 0x12, text.length]), text, Buffer.from([0x7a, 100]), content(3, 100)])
+    const detail = Buffer.concat([Buffer.from([0x0a, 1, 0x74, 0x12, 100]), content(3, 100)])
+    const details = Buffer.concat([Buffer.from([0x08, 5, 0x12, text.length]), text, Buffer.from([0x1a, detail.length]), detail])
     const error = await refused(grpc.status.NOT_FOUND, unary(client, 'Fail', { code: 5, message, details }))
     assert.equal(error.details, message)
     for (const key of ['grpc-status-details-bin', 'x-checked-bin']) assert.deepEqual(error.metadata.get(key), [details], key)

@@ -1,0 +1,121 @@
+//! Bridges between TCP and RDMA, and the proof that they carried RDMA.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::Failure;
+use crate::options::Plan;
+use crate::process::{self, Running};
+
+/// The counter of connections, with what carried either end as labels.
+const CONNECTIONS: &str = "tonic_rdma_bridge_connections_total";
+
+/// A bridge that runs until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Bridge {
+    running: Running,
+    /// Where it listens.
+    pub(crate) port: u16,
+    metrics: u16,
+    /// The label that has to say `rdma`.
+    rdma_end: &'static str,
+}
+
+impl Bridge {
+    /// Listens on TCP and goes on over RDMA, or not at all.
+    pub(crate) async fn to_rdma(plan: &Plan, port: u16) -> Result<Self, Failure> {
+        Self::start(plan, "tcp://127.0.0.1:0", &format!("rdma://127.0.0.1:{port}"), "target").await
+    }
+
+    /// Listens for RDMA alone and goes on over TCP.
+    pub(crate) async fn from_rdma(plan: &Plan, port: u16) -> Result<Self, Failure> {
+        Self::start(plan, "rdma://127.0.0.1:0", &format!("tcp://127.0.0.1:{port}"), "client").await
+    }
+
+    async fn start(
+        plan: &Plan,
+        listen: &str,
+        connect: &str,
+        rdma_end: &'static str,
+    ) -> Result<Self, Failure> {
+        let metrics = process::free_port()?;
+        let mut command = Command::new(&plan.command);
+        command
+            .args(["bridge", "--policy", "require", "--listen", listen, "--connect", connect])
+            .args(["--metrics", &format!("127.0.0.1:{metrics}")])
+            .envs(plan.rdma());
+        let (running, line) = Running::start("the bridge", &mut command).await?;
+        let port = line
+            .strip_prefix("listening on ")
+            .and_then(|rest| rest.split(',').next()?.rsplit(':').next()?.parse().ok())
+            .ok_or_else(|| format!("the bridge began with {line:?}, which names no port"))?;
+        Ok(Self { running, port, metrics, rdma_end })
+    }
+
+    /// That it carried something, and all of it over RDMA.
+    pub(crate) async fn prove(&mut self) -> Result<(), Failure> {
+        let counters = match timeout(Duration::from_secs(10), scrape(self.metrics)).await {
+            Ok(Ok(counters)) => counters,
+            Ok(Err(error)) => {
+                return Err(format!("the bridge's metrics: {error}; {}", self.running.errors().await).into());
+            }
+            Err(_) => return Err("the bridge's metrics did not come".into()),
+        };
+        let (rdma, other) = carried(&counters, self.rdma_end);
+        if rdma == 0 || other != 0 {
+            let said = self.running.errors().await;
+            return Err(
+                format!("the bridge carried {rdma} connections over RDMA, {other} not: {said}").into()
+            );
+        }
+        Ok(())
+    }
+
+    /// The end of its log.
+    pub(crate) async fn log(&mut self) -> String {
+        self.running.errors().await
+    }
+}
+
+async fn scrape(port: u16) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await?;
+    let mut text = Vec::new();
+    stream.take(4 << 20).read_to_end(&mut text).await?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Connections whose `end` was RDMA, and others.
+fn carried(counters: &str, end: &str) -> (u64, u64) {
+    let label = format!("{end}=\"rdma\"");
+    let mut counts = (0, 0);
+    for line in counters.lines().filter(|line| line.starts_with(CONNECTIONS)) {
+        let count = line.rsplit(' ').next().and_then(|it| it.parse().ok()).unwrap_or(0);
+        if line.contains(&label) {
+            counts.0 += count;
+        } else {
+            counts.1 += count;
+        }
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_told_apart_by_what_carried_them() {
+        let counters = "# TYPE tonic_rdma_bridge_connections_total counter\n\
+            tonic_rdma_bridge_connections_total{route=\"a\",client=\"tcp\",target=\"rdma\"} 3\n\
+            tonic_rdma_bridge_connections_total{route=\"a\",client=\"tcp\",target=\"tcp\"} 2\n\
+            tonic_rdma_bridge_bytes_total{route=\"a\",target=\"rdma\"} 99\n";
+        assert_eq!(carried(counters, "target"), (3, 2));
+        assert_eq!(carried(counters, "client"), (0, 5));
+        assert_eq!(carried("", "client"), (0, 0));
+    }
+}

@@ -1,0 +1,159 @@
+//! The peers, and how their programs are run.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use tokio::process::Command;
+
+use crate::direction::Side;
+use crate::options::Plan;
+
+/// A gRPC library that nobody here wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Peer {
+    /// tonic with its own transport.
+    Tonic,
+    /// grpcio, which is C-core.
+    Python,
+    /// grpc-js, on the HTTP/2 of Node.
+    Node,
+    /// The official client and server of Debian's ruby-grpc, as they are.
+    Ruby,
+    /// grpc-go, with an HTTP/2 of its own.
+    Go,
+    /// C++ on C-core, which shows what is compressed.
+    Cpp,
+}
+
+/// What the programs of a peer take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// Our command line (interop/README.md).
+    Ours,
+    /// That of the official programs: a case a process, and a server that has to be told its port.
+    Official,
+}
+
+/// Cases of the official client that Ruby's package has.
+const RUBY: [&str; 15] = [
+    "empty_unary",
+    "large_unary",
+    "client_compressed_unary",
+    "client_compressed_streaming",
+    "client_streaming",
+    "server_streaming",
+    "ping_pong",
+    "empty_stream",
+    "custom_metadata",
+    "status_code_and_message",
+    "unimplemented_method",
+    "unimplemented_service",
+    "cancel_after_begin",
+    "cancel_after_first_response",
+    "timeout_on_sleeping_server",
+];
+
+impl Peer {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Tonic => "tonic",
+            Self::Python => "python",
+            Self::Node => "node",
+            Self::Ruby => "ruby",
+            Self::Go => "go",
+            Self::Cpp => "cpp",
+        }
+    }
+
+    pub(crate) fn manner(self) -> Manner {
+        if self == Self::Ruby { Manner::Official } else { Manner::Ours }
+    }
+
+    /// Why the peer can't take part here.
+    pub(crate) fn unavailable(self, plan: &Plan) -> Option<String> {
+        let installed = self.installed(plan)?;
+        if installed.exists() {
+            return None;
+        }
+        // Whoever installs leaves the reason.
+        let reason = std::fs::read_to_string(plan.stock.join(self.name()).join("unavailable")).ok();
+        Some(reason.map_or(format!("{} is not there", installed.display()), |it| it.trim().to_owned()))
+    }
+
+    /// What has to be there, where that is not only what cargo has built.
+    fn installed(self, plan: &Plan) -> Option<PathBuf> {
+        match self {
+            Self::Tonic => None,
+            Self::Python => Some(plan.stock.join("python/bin/python")),
+            Self::Node => Some(plan.stock.join("node/node_modules/@grpc/grpc-js")),
+            Self::Ruby => Some(plan.stock.join("ruby/official/client.rb")),
+            Self::Go => Some(plan.stock.join("go/peer")),
+            Self::Cpp => Some(plan.stock.join("cpp/peer")),
+        }
+    }
+
+    /// Why the peer's program does not have the case, where the program does not tell itself.
+    pub(crate) fn lacks(self, side: Side, case: &str) -> Option<String> {
+        let has = match (self.manner(), side) {
+            (Manner::Ours, _) => true,
+            (Manner::Official, Side::Client) => RUBY.contains(&case),
+            // It serves the official service alone.
+            (Manner::Official, Side::Server) => !case.starts_with("checked_") && case != "cacheable_unary",
+        };
+        (!has).then(|| format!("{}'s official {side} does not have it", self.name()))
+    }
+
+    pub(crate) fn client(self, plan: &Plan, port: u16, cases: &str) -> Command {
+        let mut command = self.program(plan, Side::Client);
+        command
+            .arg("--server_host=127.0.0.1")
+            .arg(format!("--server_port={port}"))
+            .arg(format!("--test_case={cases}"));
+        command
+    }
+
+    pub(crate) fn server(self, plan: &Plan, port: u16) -> Command {
+        let mut command = self.program(plan, Side::Server);
+        command.arg(format!("--port={port}"));
+        command
+    }
+
+    fn program(self, plan: &Plan, side: Side) -> Command {
+        let side = side.to_string();
+        let mut command;
+        match self {
+            Self::Tonic => {
+                command = Command::new(&plan.interop);
+                command.args([&side, "--transport=tcp"]);
+            }
+            Self::Python => {
+                command = Command::new(plan.stock.join("python/bin/python"));
+                command.arg("interop/stock/python").arg(side).env("PYTHONDONTWRITEBYTECODE", "1");
+            }
+            Self::Node => {
+                command = Command::new("node");
+                command.arg("interop/stock/node/peer.js").arg(side);
+                command.env("NODE_PATH", plan.stock.join("node/node_modules"));
+            }
+            Self::Ruby => {
+                command = Command::new("ruby");
+                // The folder is a link; the programs look for their messages beside where they really are.
+                let folder = plan.stock.join("ruby/official");
+                let folder = folder.canonicalize().unwrap_or(folder);
+                command.arg(folder.join(format!("{side}.rb")));
+            }
+            Self::Go | Self::Cpp => {
+                command = Command::new(plan.stock.join(self.name()).join("peer"));
+                command.arg(side);
+            }
+        }
+        command.current_dir(&plan.root);
+        command
+    }
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.pad(self.name())
+    }
+}

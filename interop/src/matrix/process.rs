@@ -1,0 +1,165 @@
+//! Programs that are started, waited for within a limit, and ended.
+
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::Failure;
+use crate::outcome::printable;
+
+/// How long a server may take until it listens: interpreters take long on a slow machine.
+const START: Duration = Duration::from_secs(60);
+/// What is kept of a program's output, of either kind.
+const KEPT: usize = 256 << 10;
+
+/// A program that runs until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Running {
+    child: Child,
+    name: String,
+    errors: JoinHandle<String>,
+    /// Nobody reads on, but a pipe that is closed would end the program.
+    _output: JoinHandle<String>,
+}
+
+impl Running {
+    /// Starts a program that tells on its first line when it is ready: the program, and that line.
+    pub(crate) async fn start(name: &str, command: &mut Command) -> Result<(Self, String), Failure> {
+        let mut child = spawn(name, command)?;
+        let errors = keep(child.stderr.take());
+        let mut output = BufReader::new(child.stdout.take().ok_or("no output")?);
+        let mut line = String::new();
+        let read = timeout(START, output.read_line(&mut line)).await;
+        let mut running = Self { child, name: name.to_owned(), errors, _output: keep(Some(output)) };
+        match read {
+            Ok(Ok(1..)) => Ok((running, line.trim_end().to_owned())),
+            Ok(_) => Err(format!("{name} ended before it listened: {}", running.errors().await).into()),
+            Err(_) => {
+                Err(format!("{name} did not listen within {} s: {}", START.as_secs(), running.errors().await)
+                    .into())
+            }
+        }
+    }
+
+    /// Starts a program that says nothing, and waits until something listens on the port.
+    pub(crate) async fn start_silent(name: &str, command: &mut Command, port: u16) -> Result<Self, Failure> {
+        let mut child = spawn(name, command)?;
+        let errors = keep(child.stderr.take());
+        let output = keep(child.stdout.take());
+        let mut running = Self { child, name: name.to_owned(), errors, _output: output };
+        let listening = async {
+            while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let ended = tokio::select! {
+            listening = timeout(START, listening) => listening.is_err(),
+            _ = running.child.wait() => true,
+        };
+        if ended {
+            return Err(format!("{name} did not listen on port {port}: {}", running.errors().await).into());
+        }
+        Ok(running)
+    }
+
+    /// Ends it: what it wrote to stderr, the end of it.
+    pub(crate) async fn errors(&mut self) -> String {
+        let ended = match self.child.try_wait() {
+            Ok(Some(status)) => format!("{} ended by itself, {status}; ", self.name),
+            _ => String::new(),
+        };
+        let _ = self.child.kill().await;
+        let said = timeout(Duration::from_secs(1), &mut self.errors).await;
+        ended + &tail(&said.ok().and_then(Result::ok).unwrap_or_default())
+    }
+}
+
+/// What a program that has ended left.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// None: it took too long.
+    pub(crate) status: Option<ExitStatus>,
+    pub(crate) output: String,
+    errors: String,
+}
+
+impl Ended {
+    pub(crate) fn succeeded(&self) -> bool {
+        self.status.is_some_and(|status| status.success())
+    }
+
+    /// How it ended, and the end of what it said.
+    pub(crate) fn describe(&self) -> String {
+        let how =
+            self.status.map_or("it took too long and was killed".to_owned(), |status| status.to_string());
+        let said = if self.errors.trim().is_empty() { &self.output } else { &self.errors };
+        format!("{how}: {}", tail(said))
+    }
+}
+
+/// Runs a program to its end, or kills it after `limit`.
+pub(crate) async fn finish(name: &str, command: &mut Command, limit: Duration) -> Result<Ended, Failure> {
+    let mut child = spawn(name, command)?;
+    let (output, errors) = (keep(child.stdout.take()), keep(child.stderr.take()));
+    let status = match timeout(limit, child.wait()).await {
+        Ok(status) => Some(status?),
+        Err(_) => {
+            child.kill().await?;
+            None
+        }
+    };
+    // A grandchild may hold the pipes: what has come by now is enough.
+    let mut texts = Vec::new();
+    for text in [output, errors] {
+        texts.push(timeout(Duration::from_secs(5), text).await.ok().and_then(Result::ok).unwrap_or_default());
+    }
+    let errors = texts.pop().unwrap_or_default();
+    Ok(Ended { status, output: texts.pop().unwrap_or_default(), errors })
+}
+
+/// The lines that a program prints; an error if it fails.
+pub(crate) async fn lines(command: &mut Command) -> Result<Vec<String>, Failure> {
+    let name = format!("{:?}", command.as_std());
+    let ended = finish(&name, command, START).await?;
+    if !ended.succeeded() {
+        return Err(format!("{name}: {}", ended.describe()).into());
+    }
+    Ok(ended.output.lines().map(str::to_owned).collect())
+}
+
+fn spawn(name: &str, command: &mut Command) -> Result<Child, Failure> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let program = command.as_std().get_program().to_owned();
+    command.spawn().map_err(|error| format!("{name}: can't start {}: {error}", program.display()).into())
+}
+
+/// Reads to the end, and keeps the last of it.
+fn keep(pipe: Option<impl AsyncRead + Unpin + Send + 'static>) -> JoinHandle<String> {
+    tokio::spawn(async move {
+        let mut kept = Vec::new();
+        let Some(mut pipe) = pipe else { return String::new() };
+        let mut buffer = [0; 8192];
+        while let Ok(read @ 1..) = pipe.read(&mut buffer).await {
+            kept.extend_from_slice(&buffer[..read]);
+            if kept.len() > 2 * KEPT {
+                kept.drain(..kept.len() - KEPT);
+            }
+        }
+        String::from_utf8_lossy(&kept).into_owned()
+    })
+}
+
+fn tail(text: &str) -> String {
+    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let last = lines[lines.len().saturating_sub(6)..].join(" | ");
+    if last.is_empty() { "it said nothing".to_owned() } else { printable(&last) }
+}
+
+/// A port that is free now, for programs that can't pick one themselves.
+pub(crate) fn free_port() -> Result<u16, Failure> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
