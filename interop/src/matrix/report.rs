@@ -99,7 +99,7 @@ impl Report {
             println!();
         }
         for ((outcome, peer, case, reason), directions) in self.remarks() {
-            let directions: Vec<_> = directions.iter().map(Direction::name).collect();
+            let directions: Vec<_> = directions.iter().map(|direction| direction.name()).collect();
             println!("{outcome:<8} {peer:<8} {case} ({}): {reason}", directions.join(", "));
         }
     }
