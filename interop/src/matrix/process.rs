@@ -153,9 +153,11 @@ fn keep(pipe: Option<impl AsyncRead + Unpin + Send + 'static>) -> JoinHandle<Str
     })
 }
 
+/// The last lines, or those from a panic on.
 fn tail(text: &str) -> String {
     let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    let last = lines[lines.len().saturating_sub(6)..].join(" | ");
+    let panic = lines.iter().rposition(|line| line.contains("panicked at"));
+    let last = lines[panic.unwrap_or(lines.len().saturating_sub(6))..].join(" | ");
     if last.is_empty() { "it said nothing".to_owned() } else { printable(&last) }
 }
 

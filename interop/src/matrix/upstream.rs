@@ -11,15 +11,26 @@ struct Known {
     reason: &'static str,
 }
 
-const UNSEEN: &str = "its library does not show a server whether a message came compressed";
+const UNSEEN: &str = "the library does not show a server whether a message came compressed";
+const UNCOMPRESSED: &str = "the library's server never compresses a reply";
+const UNASKED: &str = "the library's server compresses the replies to what came compressed, all of them, and no others";
+const ZEROS: &str = "the official server looks at nothing that has to do with compression";
 
-const UNHEARD: &str = "the library's server never compresses its replies";
-
-const KNOWN: [Known; 4] = [
+const KNOWN: [Known; 14] = [
     known(Peer::Python, Side::Server, "client_compressed_unary", UNSEEN),
     known(Peer::Python, Side::Server, "client_compressed_streaming", UNSEEN),
     known(Peer::Node, Side::Server, "client_compressed_unary", UNSEEN),
     known(Peer::Node, Side::Server, "client_compressed_streaming", UNSEEN),
+    known(Peer::Node, Side::Server, "server_compressed_unary", UNCOMPRESSED),
+    known(Peer::Node, Side::Server, "server_compressed_streaming", UNCOMPRESSED),
+    known(Peer::Go, Side::Server, "client_compressed_unary", UNSEEN),
+    known(Peer::Go, Side::Server, "client_compressed_streaming", UNSEEN),
+    known(Peer::Go, Side::Server, "server_compressed_unary", UNASKED),
+    known(Peer::Go, Side::Server, "server_compressed_streaming", UNASKED),
+    known(Peer::Ruby, Side::Server, "client_compressed_unary", ZEROS),
+    known(Peer::Ruby, Side::Server, "client_compressed_streaming", ZEROS),
+    known(Peer::Ruby, Side::Server, "server_compressed_unary", ZEROS),
+    known(Peer::Ruby, Side::Server, "server_compressed_streaming", ZEROS),
 ];
 
 const fn known(peer: Peer, side: Side, case: &'static str, reason: &'static str) -> Known {

@@ -69,7 +69,8 @@ class Test final : public TestService::Service {
   }
 
   // As the official servers: the time, so that an answer from a cache shows.
-  Status CacheableUnaryCall(ServerContext*, const SimpleRequest*, SimpleResponse* reply) override {
+  Status CacheableUnaryCall(ServerContext* context, const SimpleRequest*, SimpleResponse* reply) override {
+    context->AddInitialMetadata("cache-control", "max-age=60, public");
     auto now = std::chrono::steady_clock::now().time_since_epoch().count();
     reply->mutable_payload()->set_body(std::to_string(now));
     return Status::OK;

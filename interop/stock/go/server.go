@@ -80,7 +80,8 @@ func (testService) UnaryCall(ctx context.Context, request *testing.SimpleRequest
 }
 
 // CacheableUnaryCall answers as the official servers do: with the time, so that an answer from a cache shows.
-func (testService) CacheableUnaryCall(context.Context, *testing.SimpleRequest) (*testing.SimpleResponse, error) {
+func (testService) CacheableUnaryCall(ctx context.Context, _ *testing.SimpleRequest) (*testing.SimpleResponse, error) {
+	grpc.SetHeader(ctx, metadata.Pairs("cache-control", "max-age=60, public"))
 	now := []byte(fmt.Sprint(time.Now().UnixNano()))
 	return &testing.SimpleResponse{Payload: &testing.Payload{Body: now}}, nil
 }

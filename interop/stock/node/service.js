@@ -81,7 +81,12 @@ const testService = {
     return { payload: zeros(request.response_size) }
   }),
   // As the official servers: the time, so that an answer from a cache shows.
-  CacheableUnaryCall: unary(() => ({ payload: { body: Buffer.from(String(process.hrtime.bigint())) } })),
+  CacheableUnaryCall: (call, callback) => {
+    const head = new grpc.Metadata()
+    head.set('cache-control', 'max-age=60, public')
+    call.sendMetadata(head)
+    callback(null, { payload: { body: Buffer.from(String(process.hrtime.bigint())) } })
+  },
   StreamingOutputCall: streamed(outputs),
   StreamingInputCall: collected(async requests => {
     let total = 0

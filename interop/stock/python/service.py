@@ -64,6 +64,7 @@ class TestService:
         return m.SimpleResponse(payload=payload(request.response_size, context))
 
     def CacheableUnaryCall(self, request, context):
+        context.send_initial_metadata([("cache-control", "max-age=60, public")])
         # As the official servers: the time, so that an answer from a cache shows.
         return m.SimpleResponse(payload=m.Payload(body=str(time.time_ns()).encode()))
 
