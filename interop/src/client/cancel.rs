@@ -29,9 +29,10 @@ pub(super) async fn cancel_after_first_response(session: Session) -> Outcome {
     let (sender, requests) = mpsc::channel(1);
     let mut request = Request::new(ReceiverStream::new(requests));
     let handle = request.cancellation_handle();
-    let mut replies = session.official().full_duplex_call(request).await?.into_inner();
+    // Ahead of the call: many servers don't even send a head before they have a reply.
     let sent = sender.send(output_request(&[31_415], 27_182)).await;
-    sent.map_err(|_| Ending::Failed("the call ended before the first request".to_owned()))?;
+    sent.map_err(|_| Ending::Failed("the first request could not be given to the call".to_owned()))?;
+    let mut replies = session.official().full_duplex_call(request).await?.into_inner();
     let reply = next_reply("the first request", &mut replies).await?;
     ensure_reply("the first reply", reply, 31_415)?;
     handle.cancel();

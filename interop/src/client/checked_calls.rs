@@ -128,13 +128,20 @@ async fn produced(session: &Session, count: u32, bytes: usize) -> Outcome {
 
 pub(super) async fn checked_ping_pong(session: Session) -> Outcome {
     let (sender, requests) = mpsc::channel(1);
+    let back = |index: u32| SIZES[SIZES.len() - 1 - index as usize];
+    let send = async |index: u32, there| {
+        let sent = sender.send(PLAIN.request(index, there, back(index))).await;
+        sent.map_err(|_| Ending::Failed(format!("request {index}: the call ended before it")))
+    };
+    // The first goes ahead of the call: many servers don't even send a head before they have a reply.
+    send(0, SIZES[0]).await?;
     let mut replies = session.checked().exchange(ReceiverStream::new(requests)).await?.into_inner();
     for (index, there) in (0..).zip(SIZES) {
-        let back = SIZES[SIZES.len() - 1 - index as usize];
-        let sent = sender.send(PLAIN.request(index, there, back)).await;
-        sent.map_err(|_| Ending::Failed(format!("request {index}: the call ended before it")))?;
+        if index > 0 {
+            send(index, there).await?;
+        }
         let reply = next_reply(&format!("request {index}"), &mut replies).await?;
-        PLAIN.check(&reply, index, there, back)?;
+        PLAIN.check(&reply, index, there, back(index))?;
     }
     drop(sender);
     ensure_end(&mut replies).await

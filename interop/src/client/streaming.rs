@@ -62,12 +62,19 @@ pub(super) async fn server_streaming(session: Session) -> Outcome {
 
 pub(super) async fn ping_pong(session: Session) -> Outcome {
     let (sender, requests) = mpsc::channel(1);
+    let send = async |index: usize| {
+        let sent = sender.send(output_request(&[RESPONSES[index]], REQUESTS[index])).await;
+        sent.map_err(|_| Ending::Failed(format!("the call ended before request {index}")))
+    };
+    // The first goes ahead of the call: many servers don't even send a head before they have a reply.
+    send(0).await?;
     let call = session.official().full_duplex_call(ReceiverStream::new(requests)).await?;
     let mut replies = call.into_inner();
-    for (request, response) in REQUESTS.into_iter().zip(RESPONSES) {
-        let what = format!("the reply to {request} bytes");
-        let sent = sender.send(output_request(&[response], request)).await;
-        sent.map_err(|_| Ending::Failed(format!("{what}: the call ended before it")))?;
+    for (index, response) in RESPONSES.into_iter().enumerate() {
+        if index > 0 {
+            send(index).await?;
+        }
+        let what = format!("the reply to request {index}");
         let reply = next_reply(&what, &mut replies).await?;
         ensure_reply(&what, reply, response)?;
     }

@@ -95,7 +95,9 @@ impl Peer {
     /// Why the peer's program does not have the case, where the program does not tell itself.
     pub(crate) fn lacks(self, side: Side, case: &str) -> Option<String> {
         if (self, side, case) == (Self::Ruby, Side::Server, "concurrent_large_unary") {
-            return Some("ruby's official server has 30 threads, and refuses calls for which none is free".to_owned());
+            return Some(
+                "ruby's official server has 30 threads, and refuses calls for which none is free".to_owned(),
+            );
         }
         let has = match (self.manner(), side) {
             (Manner::Ours, _) => true,

@@ -13,7 +13,8 @@ struct Known {
 
 const UNSEEN: &str = "the library does not show a server whether a message came compressed";
 const UNCOMPRESSED: &str = "the library's server never compresses a reply";
-const UNASKED: &str = "the library's server compresses the replies to what came compressed, all of them, and no others";
+const UNASKED: &str =
+    "the library's server compresses the replies to what came compressed, all of them, and no others";
 const ZEROS: &str = "the official server looks at nothing that has to do with compression";
 
 const KNOWN: [Known; 14] = [
