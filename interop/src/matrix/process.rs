@@ -132,6 +132,8 @@ pub(crate) async fn lines(command: &mut Command) -> Result<Vec<String>, Failure>
 }
 
 fn spawn(name: &str, command: &mut Command) -> Result<Child, Failure> {
+    // What they say is shown without colours.
+    command.env("NO_COLOR", "1");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let program = command.as_std().get_program().to_owned();
     command.spawn().map_err(|error| format!("{name}: can't start {}: {error}", program.display()).into())
