@@ -16,10 +16,14 @@ const UNCOMPRESSED: &str = "the library's server never compresses a reply";
 const UNASKED: &str =
     "the library's server compresses the replies to what came compressed, all of them, and no others";
 const ZEROS: &str = "the official server looks at nothing that has to do with compression";
+const NO_ENCODING: &str =
+    "the library's server refuses an encoding it doesn't know with INTERNAL; gRPC has UNIMPLEMENTED for that";
 
-const KNOWN: [Known; 14] = [
+const KNOWN: [Known; 16] = [
     known(Peer::Python, Side::Server, "client_compressed_unary", UNSEEN),
     known(Peer::Python, Side::Server, "client_compressed_streaming", UNSEEN),
+    known(Peer::Python, Side::Server, "checked_zstd", NO_ENCODING),
+    known(Peer::Node, Side::Server, "checked_gzip", UNCOMPRESSED),
     known(Peer::Node, Side::Server, "client_compressed_unary", UNSEEN),
     known(Peer::Node, Side::Server, "client_compressed_streaming", UNSEEN),
     known(Peer::Node, Side::Server, "server_compressed_unary", UNCOMPRESSED),

@@ -135,8 +135,7 @@ class Test final : public TestService::Service {
 
 class CheckedCalls final : public Checked::Service {
   Status Unary(ServerContext* context, const CheckedRequest* request, CheckedReply* reply) override {
-    // What has a period compresses, and the reply goes out compressed.
-    if (request->period()) context->set_compression_algorithm(GRPC_COMPRESS_GZIP);
+    CompressWhatCompresses(context, *request);
     return Reply(*request, 0, reply);
   }
 
@@ -152,7 +151,8 @@ class CheckedCalls final : public Checked::Service {
     return Status::OK;
   }
 
-  Status Produce(ServerContext*, const CheckedRequest* request, ServerWriter<CheckedReply>* writer) override {
+  Status Produce(ServerContext* context, const CheckedRequest* request, ServerWriter<CheckedReply>* writer) override {
+    CompressWhatCompresses(context, *request);
     for (uint32_t number = 0; number < request->count(); ++number) {
       CheckedReply reply;
       if (Status status = Reply(*request, number, &reply); !status.ok()) return status;
@@ -161,10 +161,11 @@ class CheckedCalls final : public Checked::Service {
     return Status::OK;
   }
 
-  Status Exchange(ServerContext*, ServerReaderWriter<CheckedReply, CheckedRequest>* stream) override {
+  Status Exchange(ServerContext* context, ServerReaderWriter<CheckedReply, CheckedRequest>* stream) override {
     CheckedRequest request;
     CheckedReply reply;
-    while (stream->Read(&request)) {
+    for (int number = 0; stream->Read(&request); ++number) {
+      if (number == 0) CompressWhatCompresses(context, request);
       if (Status status = Reply(request, 0, &reply); !status.ok()) return status;
       if (!stream->Write(reply)) break;
     }
@@ -174,6 +175,11 @@ class CheckedCalls final : public Checked::Service {
   Status Fail(ServerContext* context, const FailRequest* request, CheckedReply*) override {
     context->AddTrailingMetadata("x-checked-bin", request->details());
     return {static_cast<StatusCode>(request->code()), request->message(), request->details()};
+  }
+
+  // What has a period does. All replies of the call go out compressed.
+  static void CompressWhatCompresses(ServerContext* context, const CheckedRequest& request) {
+    if (request.period()) context->set_compression_algorithm(GRPC_COMPRESS_GZIP);
   }
 
   static Status Reply(const CheckedRequest& request, uint32_t number, CheckedReply* reply) {

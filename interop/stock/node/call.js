@@ -23,22 +23,22 @@ function metadata(entries = {}) {
 }
 
 // What came of a unary call: its reply, and metadata of both kinds.
-function unary(client, method, request, entries, flags = 0) {
+function unary(client, method, request, entries) {
   const sent = metadata(entries)
   return new Promise((resolve, reject) => {
     let initial = new grpc.Metadata()
     let reply
-    const call = client[method](request, sent, { flags }, (error, message) => (error ? reject(error) : (reply = message)))
+    const call = client[method](request, sent, (error, message) => (error ? reject(error) : (reply = message)))
     call.on('metadata', it => { initial = it })
     call.on('status', ({ code, metadata: trailing }) => code === 0 && resolve({ reply, initial, trailing }))
   })
 }
 
-// A call with a stream of requests and one reply.
-function collect(client, method, requests) {
+// A call with a stream of requests and one reply. A request's flags go where a stream's encoding would.
+function collect(client, method, requests, flags = []) {
   return new Promise((resolve, reject) => {
     const call = client[method]((error, reply) => (error ? reject(error) : resolve(reply)))
-    for (const request of requests) call.write(request)
+    for (const [number, request] of requests.entries()) call.write(request, flags[number] ?? 0)
     call.end()
   })
 }

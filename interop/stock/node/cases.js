@@ -7,6 +7,8 @@ const { withClient, metadata, unary, collect, refused, all, reader } = require('
 const { INVALID_ARGUMENT, UNIMPLEMENTED, UNKNOWN, CANCELLED, DEADLINE_EXCEEDED } = grpc.status
 const SIZES = [[27182, 31415], [8, 9], [1828, 2653], [45904, 58979]]
 const CONCURRENT = 100
+// WriteFlags.NoCompress, which grpc-js does not export.
+const NO_COMPRESS = 2
 
 const payload = size => ({ body: Buffer.alloc(size) })
 const large = more => ({ response_size: 314159, payload: payload(271828), ...more })
@@ -17,8 +19,8 @@ function zerosCame(reply, size) {
   assert.ok(reply.payload.body.equals(Buffer.alloc(size)), 'the payload is not all zeros')
 }
 
-async function largeUnary(client, more, flags) {
-  const { reply } = await unary(client, 'UnaryCall', large(more), {}, flags)
+async function largeUnary(client, more) {
+  const { reply } = await unary(client, 'UnaryCall', large(more))
   zerosCame(reply, 314159)
 }
 
@@ -125,12 +127,23 @@ const table = {}
 for (const [name, body] of Object.entries(official)) table[name] = flags => withClient(TestService, flags, body)
 table.unimplemented_service = flags =>
   withClient(UnimplementedService, flags, client => refused(UNIMPLEMENTED, unary(client, 'UnimplementedCall', {})))
-table.client_compressed_unary = flags => withClient(TestService, flags, async client => {
-  const plain = 2 // WriteFlags.NoCompress, which grpc-js does not export
-  await refused(INVALID_ARGUMENT, largeUnary(client, { expect_compressed: { value: true } }, plain))
-  await largeUnary(client, { expect_compressed: { value: true } })
-  await largeUnary(client, { expect_compressed: { value: false } }, plain)
-}, { 'grpc.default_compression_algorithm': 2 })
+
+// Compression is a connection's here, so there are two: one plain, one with gzip.
+const withBoth = body => flags => withClient(TestService, flags, plain =>
+  withClient(TestService, flags, gzip => body(plain, gzip), { 'grpc.default_compression_algorithm': 2 }))
+
+table.client_compressed_unary = withBoth(async (plain, gzip) => {
+  await refused(INVALID_ARGUMENT, largeUnary(plain, { expect_compressed: { value: true } }))
+  await largeUnary(gzip, { expect_compressed: { value: true } })
+  await largeUnary(plain, { expect_compressed: { value: false } })
+})
+table.client_compressed_streaming = withBoth(async (plain, gzip) => {
+  const compressed = { payload: payload(27182), expect_compressed: { value: true } }
+  const uncompressed = { payload: payload(45904), expect_compressed: { value: false } }
+  await refused(INVALID_ARGUMENT, collect(plain, 'StreamingInputCall', [compressed]))
+  const reply = await collect(gzip, 'StreamingInputCall', [compressed, uncompressed], [0, NO_COMPRESS])
+  assert.equal(reply.aggregated_payload_size, 73086)
+})
 table.rpc_soak = flags => withClient(TestService, flags, client => soak(flags, () => largeUnary(client)))
 table.channel_soak = flags => soak(flags, () => withClient(TestService, flags, client => largeUnary(client)))
 Object.assign(table, require('./checked'))

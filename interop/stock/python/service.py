@@ -93,11 +93,15 @@ class TestService:
             yield m.StreamingOutputCallResponse(payload=payload(it.size, context))
 
 
+def compress_what_compresses(request, context):
+    """What has a period does. All replies of the call go out compressed."""
+    if request.period:
+        context.set_compression(grpc.Compression.Gzip)
+
+
 class Checked:
     def Unary(self, request, context):
-        # What has a period compresses, and the reply goes out compressed.
-        if request.period:
-            context.set_compression(grpc.Compression.Gzip)
+        compress_what_compresses(request, context)
         return self.reply(request, context)
 
     def Collect(self, requests, context):
@@ -108,11 +112,14 @@ class Checked:
         return m.CheckedReply(received_bytes=total, first_mismatch=mismatch)
 
     def Produce(self, request, context):
+        compress_what_compresses(request, context)
         for number in range(request.count):
             yield self.reply(request, context, number)
 
     def Exchange(self, requests, context):
-        for request in requests:
+        for number, request in enumerate(requests):
+            if number == 0:
+                compress_what_compresses(request, context)
             yield self.reply(request, context)
 
     def Fail(self, request, context):
