@@ -1,5 +1,4 @@
 // gRPC's test service and the checked calls, served by grpc-js.
-const { once } = require('events')
 const { setTimeout: sleep } = require('timers/promises')
 const grpc = require('@grpc/grpc-js')
 const { TestService, Checked, limits } = require('./protos')
@@ -48,10 +47,11 @@ const unary = reply => (call, callback) => {
 // the requests an ordinary iterator would destroy the stream, and with it the half that the answers take.
 const streamed = replies => async call => {
   const trailers = echoMetadata(call)
-  const cancelled = once(call, 'cancelled')
+  const once = event => new Promise(done => call.once(event, done))
+  const cancelled = once('cancelled')
   try {
     for await (const reply of replies(call.request ?? call.iterator({ destroyOnReturn: false }), trailers)) {
-      if (!call.write(reply)) await Promise.race([once(call, 'drain'), cancelled])
+      if (!call.write(reply)) await Promise.race([once('drain'), cancelled])
       if (call.cancelled) return
     }
     call.end(trailers)
