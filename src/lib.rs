@@ -34,7 +34,7 @@ pub mod wire;
 
 pub use endpoint::{
     Config, ConfigError, ConnectError, CounterSnapshot, EagerThreshold, Policy, PollMode, ProviderChoice,
-    SharedReceive, Verdict,
+    SharedReceive, StockClients, Verdict,
 };
 pub use transport::balance::{BalancedChannel, balance_channel, balance_list};
 pub use transport::{RdmaConnectInfo, RdmaConnector, RdmaIncoming, RdmaRequestExt, gather};

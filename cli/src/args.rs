@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use crate::bridge::{self, BridgeOptions};
 use crate::compare::cell::{MAX_BYTES, MAX_INFLIGHT};
 use crate::compare::consume::Consume;
 use crate::compare::encode::Encode;
@@ -22,7 +23,7 @@ use crate::workload::Workload;
 #[command(
     name = "tonic-rdma",
     version,
-    about = "Compare RDMA with TCP beneath gRPC, look at RDMA devices, and tune them"
+    about = "Compare RDMA with TCP beneath gRPC, carry others' bytes over RDMA, look at RDMA devices, and tune them"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -47,6 +48,9 @@ pub(crate) enum Command {
     /// A worker process of `parameter-server`, which starts it
     #[command(hide = true)]
     ParameterServerWorker(ProcessOptions),
+    /// Carry byte streams between TCP or Unix sockets and RDMA, for clients and servers that know nothing of RDMA
+    #[command(after_help = bridge::HELP)]
+    Bridge(BridgeOptions),
     /// List RDMA devices, their limits, and why something can't be used; with --check, test them
     Devices(DevicesOptions),
     /// Measure what both ways of sending cost on a device, and show what is chosen and why
@@ -214,7 +218,7 @@ fn explain(error: &clap::Error) -> String {
                 ErrorKind::InvalidSubcommand => message,
                 _ => "a command is missing".to_owned(),
             };
-            format!("{message}; accepted: compare, parameter-server, devices, tune, --help, --version")
+            format!("{message}; accepted: compare, parameter-server, bridge, devices, tune, --help, --version")
         }
         ErrorKind::UnknownArgument => {
             // clap's usage line is the only place that tells which command was being parsed.

@@ -1,8 +1,9 @@
-//! The `tonic-rdma` command: compares transports, moves a parameter server's traffic over them, says which RDMA devices there
-//! are, and tunes them.
+//! The `tonic-rdma` command: compares transports, moves a parameter server's traffic over them, carries what others send over
+//! RDMA, says which RDMA devices there are, and tunes them.
 #![forbid(unsafe_code)]
 
 mod args;
+mod bridge;
 mod compare;
 mod devices;
 mod failure;
@@ -14,16 +15,17 @@ mod workload;
 
 use std::process::ExitCode;
 
+use tracing_subscriber::EnvFilter;
+
+use failure::Failure;
+
 /// The same allocator under every mode: it decides large messages more than the transport does, so every report names it.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-
-    let outcome = args::parse().and_then(|command| match command {
+    let outcome = args::parse().and_then(|command| log(&command).map(|()| command)).and_then(|command| match command {
+        args::Command::Bridge(options) => bridge::run(&options),
         args::Command::Compare(options) => compare::run(&options),
         args::Command::CompareServer(options) => compare::serve(&options),
         args::Command::ParameterServer(options) => parameter_server::run(&options),
@@ -36,4 +38,21 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
+}
+
+/// Sends what is logged to stderr.
+fn log(command: &args::Command) -> Result<(), Failure> {
+    let (told, usual) = match command {
+        // Over what its connections go is what a bridge is asked first.
+        args::Command::Bridge(options) => (options.log.as_deref(), "warn,tonic_rdma::bridge=info"),
+        _ => (None, "warn"),
+    };
+    let filter = match told {
+        Some(told) => EnvFilter::try_new(told).map_err(|error| {
+            Failure::usage(format!("--log {told}: {error}; accepted: error, warn, info, debug, trace, or a filter"))
+        })?,
+        None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual)),
+    };
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    Ok(())
 }

@@ -72,7 +72,7 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--rate", "0"], &["--rate", "0.1 to 1000000"]),
         (&["compare", "--runtime", "threads"], &["--runtime", "current-thread, multi-thread"]),
         (&["compare", "--runtime", "multi-thread:0"], &["\"0\"", "1 to 256"]),
-        (&["measure"], &["measure", "compare, parameter-server, devices, tune"]),
+        (&["measure"], &["measure", "compare, parameter-server, bridge, devices, tune"]),
         (&["tune", "--device", "mlx5_9"], &["mlx5_9", "soft0"]),
         (&["tune", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
         (&["tune", "--slow"], &["--slow", "--device, --json, --plot, --fresh"]),

@@ -12,6 +12,7 @@ use crate::verbs::PathSettings;
 #[must_use]
 pub struct Config {
     pub(crate) policy: Policy,
+    pub(crate) stock_clients: StockClients,
     pub(crate) provider: ProviderChoice,
     pub(crate) device: Option<String>,
     pub(crate) device_port: Option<u8>,
@@ -48,6 +49,17 @@ pub enum Policy {
     Prefer,
     /// Plain TCP, for comparison or for a way out.
     TcpOnly,
+}
+
+/// What a listener takes for a client that has no RDMA and is served over TCP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StockClients {
+    /// One that speaks HTTP or TLS; others are refused.
+    #[default]
+    Grpc,
+    /// Whoever connects, whatever it says: for listeners that pass bytes on. One that waits for the other end to speak first
+    /// is known for such after the handshake timeout.
+    Any,
 }
 
 /// Which RDMA device to use.
@@ -103,6 +115,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             policy: Policy::default(),
+            stock_clients: StockClients::default(),
             provider: ProviderChoice::default(),
             device: None,
             device_port: None,
@@ -149,6 +162,12 @@ impl Config {
     /// Whether RDMA is wanted. Variable `RDMA_POLICY`: `require`, `prefer`, `tcp-only`.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
+        self
+    }
+
+    /// What a listener serves over TCP.
+    pub fn stock_clients(mut self, clients: StockClients) -> Self {
+        self.stock_clients = clients;
         self
     }
 

@@ -59,6 +59,8 @@ pub(super) struct State {
     pub(super) landings: HashMap<ReadId, Block>,
     pub(super) reader: Option<Waker>,
     pub(super) writer: Option<Waker>,
+    /// Who waits for all to be delivered.
+    closer: Option<Waker>,
     pub(super) fault: Option<ConnectionFault>,
     /// The stream is gone: what still comes is thrown away.
     detached: bool,
@@ -115,6 +117,7 @@ impl Connection {
                 landings: HashMap::new(),
                 reader: None,
                 writer: None,
+                closer: None,
                 fault: None,
                 detached: false,
                 announced: false,
@@ -221,7 +224,7 @@ impl Connection {
         }
         let mut state = lock(&self.state);
         if state.turn.is_over() && state.protocol.front().is_some() {
-            state.turn = Turn::default();
+            state.turn.begin();
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -242,9 +245,24 @@ impl Connection {
             state.flush_wanted = true;
             state.settle(Instant::now(), &self.counters, &self.changed);
         }
-        state.turn = Turn::default();
+        state.turn.begin();
         state.reader = Some(context.waker().clone());
         Poll::Pending
+    }
+
+    /// Waits until there is nothing left to say or to hear.
+    pub(crate) fn poll_delivered(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
+        let mut state = lock(&self.state);
+        if state.all_delivered() {
+            return Poll::Ready(Ok(()));
+        }
+        state.check_fault()?;
+        state.closer = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    pub(crate) fn read_greedily(&self) {
+        lock(&self.state).turn.never_end();
     }
 
     /// The stream is gone. What was written goes out all the same, flushed or not, as it would over TCP: the last words of
@@ -253,7 +271,7 @@ impl Connection {
         let (mut state, now) = (lock(&self.state), Instant::now());
         state.detached = true;
         state.flush_wanted = true;
-        (state.reader, state.writer) = (None, None);
+        (state.reader, state.writer, state.closer) = (None, None, None);
         if state.fault.is_none()
             && let Err(fault) = state.flush_staging(&self.counters, now)
         {
@@ -495,6 +513,13 @@ impl State {
         }
     }
 
+    /// Whether the peer has all that was written, and has said its own last. After a fault completions of what it took
+    /// don't come any more.
+    fn all_delivered(&self) -> bool {
+        let all_said = self.staging.is_empty() && self.protocol.is_closed();
+        all_said && (self.link.is_drained() || self.fault.is_some())
+    }
+
     fn take_wakers(&mut self, wakers: &mut Vec<Waker>) {
         let ended = self.fault.is_some();
         if ended || self.protocol.front().is_some() || self.protocol.is_read_closed() {
@@ -502,6 +527,9 @@ impl State {
         }
         if ended || (self.writer.is_some() && self.has_room()) {
             wakers.extend(self.writer.take());
+        }
+        if ended || (self.closer.is_some() && self.all_delivered()) {
+            wakers.extend(self.closer.take());
         }
     }
 }

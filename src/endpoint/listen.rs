@@ -82,7 +82,6 @@ async fn accept(listener: TcpListener, config: Config, connections: mpsc::Sender
                 negotiated = negotiate(tcp, &config) => negotiated,
                 () = connections.closed() => return,
             };
-            drop(permit);
             match negotiated {
                 Ok(stream) => {
                     announce(&peer.to_string(), stream.info());
@@ -93,6 +92,8 @@ async fn accept(listener: TcpListener, config: Config, connections: mpsc::Sender
                     tracing::warn!(%peer, %error, "connection refused");
                 }
             }
+            // Not before the connection was taken, or there would be no end of those that wait for it.
+            drop(permit);
         });
     }
 }

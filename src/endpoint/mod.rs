@@ -59,7 +59,7 @@ pub(crate) use queue::{Participant, Queue, Watched};
 pub(crate) use reactor::Reactor;
 pub(crate) use work_id::{Kind, WorkId};
 
-pub use config::{Config, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive};
+pub use config::{Config, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients};
 pub use counters::CounterSnapshot;
 pub use dial::Dialer;
 pub use error::{ConnectError, NegotiationError};

@@ -19,6 +19,8 @@ use crate::protocol::{AbortCode, Finished, Part};
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     taken: usize,
+    /// The reader passes bytes on and serves nothing: it takes all it can.
+    endless: bool,
 }
 
 impl Turn {
@@ -30,6 +32,16 @@ impl Turn {
     /// of the default size.
     const SMALL: usize = 12 * 1024;
 
+    /// Others have run.
+    pub(super) fn begin(&mut self) {
+        self.taken = 0;
+    }
+
+    /// From now on there are no turns.
+    pub(super) fn never_end(&mut self) {
+        *self = Self { taken: 0, endless: true };
+    }
+
     /// Whether others should run now.
     pub(super) fn is_over(&self) -> bool {
         self.taken >= Self::QUANTUM
@@ -39,7 +51,7 @@ impl Turn {
     /// are.
     fn take(&mut self, left: usize, whole: usize, room: usize) -> usize {
         let mut count = left.min(room);
-        if whole > Self::SMALL {
+        if self.endless || whole > Self::SMALL {
             return count;
         }
         if left <= Self::TAIL {

@@ -11,7 +11,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use super::connection::Connection;
+use super::fault::ConnectionFault;
 use super::info::ConnectionInfo;
+use crate::protocol::AbortCode;
 
 /// A connection that negotiation led to: RDMA, or the TCP connection that it fell back to. Bytes arrive as they were
 /// written, in order; each direction closes by itself, as TCP's do. Implements tokio's and hyper's IO traits.
@@ -41,6 +43,44 @@ impl EndpointStream {
     /// What was negotiated, and why.
     pub fn info(&self) -> &ConnectionInfo {
         &self.info
+    }
+
+    /// The TCP connection that carries the stream, where that is the verdict: for its socket options.
+    pub fn as_tcp(&self) -> Option<&TcpStream> {
+        match &self.inner {
+            Inner::Rdma(_) => None,
+            Inner::Tcp(tcp) => Some(&tcp.stream),
+        }
+    }
+
+    /// For a reader that only passes bytes on: reads take as much as there is. Otherwise a task that reads small messages
+    /// is made to let others run every few hundred bytes, which is what serves HTTP/2 best.
+    pub fn read_greedily(&mut self) {
+        if let Inner::Rdma(half) = &self.inner {
+            half.connection.read_greedily();
+        }
+    }
+
+    /// Waits until both directions were shut down and the peer has taken all that was written; a stream dropped then
+    /// leaves nothing undone. At once on TCP, where the system takes care of it.
+    ///
+    /// # Errors
+    /// The connection failed before.
+    pub fn poll_delivered(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &self.inner {
+            Inner::Rdma(half) => half.connection.poll_delivered(context),
+            Inner::Tcp(_) => Poll::Ready(Ok(())),
+        }
+    }
+
+    /// Ends the connection so that the peer sees an error and not the end of the stream, whatever was written before. Where
+    /// merely dropped, a stream ends as if its writer had said all.
+    pub fn abort(self) {
+        match &self.inner {
+            Inner::Rdma(half) => half.connection.abort(AbortCode::FAILED, ConnectionFault::Closed),
+            // Closing sends a reset then. On a socket that is not connected any more there is nobody to tell.
+            Inner::Tcp(tcp) => drop(tcp.stream.set_zero_linger()),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use super::client::blocking;
 use super::sniff::{Peer, sniff};
 use super::{Talk, confirm, proven};
-use crate::endpoint::config::{Config, Policy};
+use crate::endpoint::config::{Config, Policy, StockClients};
 use crate::endpoint::device::Provider;
 use crate::endpoint::error::NegotiationError;
 use crate::endpoint::identity;
@@ -23,12 +23,18 @@ pub(in crate::endpoint) async fn negotiate(
     config: &Config,
 ) -> Result<EndpointStream, NegotiationError> {
     let mut talk = Talk::new(tcp, config.handshake_timeout);
-    let silent = NegotiationError::Silent(talk.patience);
-    let peer = timeout(talk.patience, first_bytes(&mut talk)).await.map_err(|_| silent)??;
+    let peer = timeout(talk.patience, first_bytes(&mut talk, config.stock_clients)).await;
+    let peer = match (peer, config.stock_clients) {
+        (Ok(peer), _) => peer?,
+        (Err(_), StockClients::Any) => Peer::Unknown,
+        (Err(_), StockClients::Grpc) => return Err(NegotiationError::Silent(talk.patience)),
+    };
     let stock = match peer {
         Peer::Rdma => return answer(talk, config).await,
         Peer::Http => "a stock client, without TLS",
         Peer::Tls => "a stock client, with TLS",
+        Peer::Garbage if config.stock_clients == StockClients::Any => "a stock client",
+        Peer::Unknown if config.stock_clients == StockClients::Any => "a stock client that waits, or has said all",
         Peer::Garbage | Peer::Unknown => {
             let shown = talk.received.len().min(16);
             return Err(NegotiationError::Garbage(talk.received[..shown].to_vec()));
@@ -40,12 +46,16 @@ pub(in crate::endpoint) async fn negotiate(
     }
 }
 
-/// Waits until the peer has said enough to tell who it is.
-async fn first_bytes(talk: &mut Talk) -> Result<Peer, NegotiationError> {
+/// Waits until the peer has said enough to tell who it is, or says nothing more.
+async fn first_bytes(talk: &mut Talk, clients: StockClients) -> Result<Peer, NegotiationError> {
     loop {
-        match sniff(&talk.received) {
-            Peer::Unknown => talk.more().await?,
-            peer => return Ok(peer),
+        match (sniff(&talk.received), clients) {
+            (Peer::Unknown, StockClients::Grpc) => talk.more().await?,
+            (Peer::Unknown, StockClients::Any) => match talk.more().await {
+                Err(NegotiationError::Closed) => return Ok(Peer::Unknown),
+                more => more?,
+            },
+            (peer, _) => return Ok(peer),
         }
     }
 }

@@ -1,0 +1,185 @@
+//! Listening sockets of all kinds. A socket is bound once; each thread accepts from it.
+
+use std::fs;
+use std::io;
+use std::net::{TcpListener, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use socket2::{Domain, Socket, Type};
+use tokio_stream::StreamExt as _;
+use tonic_rdma::endpoint::Listener;
+use tonic_rdma::{Config, StockClients};
+
+use super::address::{Address, Place, UnixName};
+use super::stream::Stream;
+
+/// A bound socket.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    kind: Kind,
+    /// Where it listens, with the port that it got.
+    address: Address,
+    _file: Option<SocketFile>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+    Rdma(TcpListener),
+}
+
+/// Clients that may wait to be accepted; the system's own limit (`net.core.somaxconn`) may be lower.
+const BACKLOG: i32 = 4096;
+
+impl Bound {
+    /// Listens on `address`.
+    ///
+    /// # Errors
+    /// It can't be had; the error says why and, where that is known, what to do.
+    pub(crate) fn new(address: &Address) -> io::Result<Self> {
+        let (kind, address, file) = match address {
+            Address::Tcp(place) => {
+                let (socket, place) = bind_tcp(place)?;
+                (Kind::Tcp(socket), Address::Tcp(place), None)
+            }
+            Address::Rdma(place) => {
+                let (socket, place) = bind_tcp(place)?;
+                (Kind::Rdma(socket), Address::Rdma(place), None)
+            }
+            Address::Unix(UnixName::Path(path)) => {
+                let (socket, file) = bind_unix(path)?;
+                (Kind::Unix(socket), address.clone(), Some(file))
+            }
+            Address::Unix(UnixName::Abstract(name)) => {
+                let socket = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+                (Kind::Unix(socket), address.clone(), None)
+            }
+        };
+        match &kind {
+            Kind::Tcp(socket) | Kind::Rdma(socket) => socket.set_nonblocking(true)?,
+            Kind::Unix(socket) => socket.set_nonblocking(true)?,
+        }
+        Ok(Self { kind, address, _file: file })
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Accepts within the calling runtime.
+    pub(crate) fn accepting(&self, config: &Config) -> io::Result<Accepting> {
+        Ok(match &self.kind {
+            Kind::Tcp(socket) => Accepting::Tcp(tokio::net::TcpListener::from_std(socket.try_clone()?)?),
+            Kind::Unix(socket) => Accepting::Unix(tokio::net::UnixListener::from_std(socket.try_clone()?)?),
+            Kind::Rdma(socket) => {
+                let socket = tokio::net::TcpListener::from_std(socket.try_clone()?)?;
+                let config = config.clone().stock_clients(StockClients::Any);
+                Accepting::Rdma(Listener::new(socket, config)?)
+            }
+        })
+    }
+}
+
+/// A socket that a runtime accepts from.
+#[derive(Debug)]
+pub(crate) enum Accepting {
+    Tcp(tokio::net::TcpListener),
+    Unix(tokio::net::UnixListener),
+    Rdma(Listener),
+}
+
+impl Accepting {
+    /// The next client.
+    pub(crate) async fn accept(&mut self) -> io::Result<Stream> {
+        match self {
+            Self::Tcp(socket) => Stream::tcp(socket.accept().await?.0),
+            Self::Unix(socket) => Ok(Stream::unix(socket.accept().await?.0)),
+            Self::Rdma(listener) => match listener.next().await {
+                Some(stream) => Stream::endpoint(stream),
+                None => Err(io::Error::other("the listener has ended")),
+            },
+        }
+    }
+}
+
+fn bind_tcp(place: &Place) -> io::Result<(TcpListener, Place)> {
+    let mut last = io::Error::other("the name has no address");
+    for address in (place.host.as_str(), place.port).to_socket_addrs()? {
+        match bind_address(address) {
+            Ok(socket) => {
+                let port = socket.local_addr()?.port();
+                return Ok((socket, Place { host: place.host.clone(), port }));
+            }
+            Err(error) => last = explain(error),
+        }
+    }
+    Err(last)
+}
+
+fn bind_address(address: std::net::SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(OwnedFd::from(socket).into())
+}
+
+fn explain(error: io::Error) -> io::Error {
+    let advice = match error.kind() {
+        io::ErrorKind::AddrInUse => "another process listens there; port 0 picks a free one",
+        io::ErrorKind::PermissionDenied => "ports below 1024 need CAP_NET_BIND_SERVICE",
+        io::ErrorKind::AddrNotAvailable => "no interface of this machine has that address",
+        _ => return error,
+    };
+    io::Error::new(error.kind(), format!("{error}: {advice}"))
+}
+
+/// Listens on `path`. A socket that a process left behind when it was killed is replaced; anything else that is there stays.
+fn bind_unix(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+    let socket = match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            remove_stale(path)?;
+            UnixListener::bind(path)?
+        }
+        socket => socket?,
+    };
+    let file = fs::symlink_metadata(path)?;
+    Ok((socket, SocketFile { path: path.to_owned(), identity: (file.dev(), file.ino()) }))
+}
+
+fn remove_stale(path: &Path) -> io::Result<()> {
+    let in_use = |what: &str| Err(io::Error::new(io::ErrorKind::AddrInUse, what));
+    if !fs::symlink_metadata(path)?.file_type().is_socket() {
+        return in_use("there is a file of another kind, which is left alone");
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => in_use("another process listens there"),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            tracing::warn!(path = %path.display(), "replacing a socket on which nobody listens");
+            fs::remove_file(path)
+        }
+        Err(error) => Err(io::Error::new(error.kind(), format!("is another process there? {error}"))),
+    }
+}
+
+/// The file of a Unix socket, removed at the end if it still is that file.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let ours = fs::symlink_metadata(&self.path).is_ok_and(|file| (file.dev(), file.ino()) == self.identity);
+        if ours && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "the socket's file can't be removed");
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! `tonic-rdma bridge`: carries byte streams unchanged between TCP or Unix sockets on one side and RDMA on the other, so
+//! that programs that know nothing of RDMA cross it.
+//!
+//! ```text
+//!   client ──tcp──▶ bridge ══rdma══▶ bridge ──unix──▶ server        serve   accepts, a task for each connection
+//!                   listen           listen                         dial    connects to the target, with back-off
+//!                   relay            relay                          relay   two pumps, one for each direction
+//! ```
+//!
+//! Each thread has a runtime of its own, which polls completion queues when it would go to sleep, and accepts from the same
+//! sockets as the others: no connection is ever handed from one to another.
+
+mod address;
+mod buffers;
+mod dial;
+mod limits;
+mod listen;
+mod meters;
+mod options;
+mod pump;
+mod quiet;
+mod relay;
+mod route;
+mod scrape;
+mod serve;
+mod stream;
+
+use std::io::{self, Write as _};
+use std::net::ToSocketAddrs as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use sd_notify::NotifyState;
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+use tonic_rdma::Config;
+use tonic_rdma::endpoint::Dialer;
+
+pub(crate) use options::{BridgeOptions, HELP};
+
+use crate::failure::Failure;
+use address::Address;
+use listen::Bound;
+use route::Route;
+use serve::{Phase, Shared};
+
+/// A route and the socket that it begins with.
+type Listening = (Bound, Arc<Route>);
+
+/// Runs until a signal, and until connections have ended then.
+pub(crate) fn run(options: &BridgeOptions) -> Result<(), Failure> {
+    let ends = pairs(options)?;
+    let connections = limits::connections(options.max_connections, &ends);
+    let config = config(options, connections)?;
+    let metrics = options.metrics.as_deref().map(open_metrics).transpose()?;
+    let runtime = build_runtime()?;
+    let routes = runtime.block_on(open_routes(ends, &config, options))?;
+
+    let (phase, watched) = watch::channel(Phase::Running);
+    let shared = Arc::new(Shared {
+        room: Arc::new(Semaphore::new(connections as usize)),
+        phase: watched.clone(),
+        cut_off: AtomicU64::new(0),
+        accepted: AtomicU64::new(0),
+    });
+    if let Some((listener, handle)) = metrics {
+        runtime.spawn(scrape::serve(listener, handle.clone(), watched));
+        runtime.spawn(scrape::upkeep(handle));
+    }
+    let routes = Arc::new(routes);
+    let threads: Vec<_> = (1..options.threads).map(|_| start_thread(&routes, &shared)).collect::<Result<_, _>>()?;
+    let ended = runtime.block_on(async {
+        accept(&routes, &shared).map_err(|error| Failure::run(format!("can't accept: {error}")))?;
+        let mut signals = Signals::new()?;
+        announce(&routes)?;
+        signals.next().await;
+        drain(&phase, &shared, &mut signals, routes, connections, options).await
+    });
+    phase.send_replace(Phase::Over);
+    for thread in threads {
+        thread.join().map_err(|_| Failure::run("a thread panicked"))?;
+    }
+    ended
+}
+
+/// What is listened on and what is connected to, in pairs.
+fn pairs(options: &BridgeOptions) -> Result<Vec<(Address, Address)>, Failure> {
+    let (listen, connect) = (&options.listen, &options.connect);
+    if listen.len() != connect.len() {
+        return Err(Failure::usage(format!(
+            "--listen is given {} times and --connect {} times; each route needs one of both",
+            listen.len(),
+            connect.len()
+        )));
+    }
+    if let Some(target) = connect.iter().find(|target| !target.can_be_connected_to()) {
+        return Err(Failure::usage(format!("--connect {target}: port 0 is for listening alone")));
+    }
+    Ok(listen.iter().cloned().zip(connect.iter().cloned()).collect())
+}
+
+fn config(options: &BridgeOptions, connections: u32) -> Result<Config, Failure> {
+    let mut config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
+    if std::env::var_os("RDMA_PINNED_LIMIT").is_none() {
+        config = config.pinned_limit(limits::pinned(connections));
+    }
+    if let Some(policy) = options.policy {
+        config = config.policy(policy.into());
+    }
+    Ok(config.connect_timeout(options.connect_timeout))
+}
+
+/// Takes the address for metrics, and installs what counts.
+fn open_metrics(place: &str) -> Result<(std::net::TcpListener, PrometheusHandle), Failure> {
+    let refused = |why: &dyn std::fmt::Display| {
+        Failure::usage(format!("--metrics {place}: {why}; accepted: HOST:PORT, such as 127.0.0.1:9464"))
+    };
+    let addresses: Vec<_> = place.to_socket_addrs().map_err(|error| refused(&error))?.collect();
+    let listener = std::net::TcpListener::bind(&addresses[..]).map_err(|error| refused(&error))?;
+    listener.set_nonblocking(true).map_err(|error| refused(&error))?;
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    metrics::set_global_recorder(recorder).map_err(|error| Failure::run(error.to_string()))?;
+    meters::describe();
+    if let Ok(address) = listener.local_addr() {
+        tracing::info!("metrics at http://{address}/metrics");
+    }
+    Ok((listener, handle))
+}
+
+fn build_runtime() -> Result<Runtime, Failure> {
+    let runtime = tonic_rdma::runtime::idle_polling(&mut Builder::new_current_thread()).enable_all().build();
+    runtime.map_err(|error| Failure::run(format!("can't start a runtime: {error}")))
+}
+
+/// Binds all sockets, and finds out which targets are there.
+async fn open_routes(
+    ends: Vec<(Address, Address)>,
+    config: &Config,
+    options: &BridgeOptions,
+) -> Result<Vec<Listening>, Failure> {
+    let mut routes = Vec::new();
+    for (listen, target) in ends {
+        let bound = Bound::new(&listen)
+            .map_err(|error| Failure::run(format!("--listen {listen}: can't listen there: {error}")))?;
+        let name = bound.address().to_string();
+        let route = Route::new(&name, target, config.clone(), options.connect_timeout);
+        routes.push((bound, Arc::new(route)));
+    }
+    for (_, route) in &routes {
+        look_for_target(route, options.require_target).await?;
+    }
+    Ok(routes)
+}
+
+async fn look_for_target(route: &Route, required: bool) -> Result<(), Failure> {
+    let dialer = Dialer::new(route.config.clone());
+    if required {
+        let found = dial::dial(route, &dialer, 0).await.map_err(|error| {
+            Failure::run(format!("--connect {}: --require-target is set, and there is {error}", route.target))
+        })?;
+        found.close();
+        return Ok(());
+    }
+    match timeout(route.connect_timeout.min(LOOK), dial::attempt(&route.target, &dialer)).await {
+        Ok(Ok(found)) => found.close(),
+        Ok(Err(error)) => not_there(route, &error.to_string()),
+        Err(_) => not_there(route, "no answer"),
+    }
+    Ok(())
+}
+
+/// How long to look for a target that does not have to be there.
+const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
+
+fn not_there(route: &Route, why: &str) {
+    let patience = route.connect_timeout;
+    tracing::warn!(route = route.name, "the target is not there yet, clients wait {patience:?} for it: {why}");
+}
+
+/// Starts a task for each route within the calling runtime.
+fn accept(routes: &[Listening], shared: &Arc<Shared>) -> io::Result<()> {
+    for (bound, route) in routes {
+        let accepting = bound.accepting(&route.config)?;
+        tokio::spawn(serve::serve(accepting, Arc::clone(route), Arc::clone(shared)));
+    }
+    Ok(())
+}
+
+/// A thread that accepts beside the main one, until all is over.
+fn start_thread(
+    routes: &Arc<Vec<Listening>>,
+    shared: &Arc<Shared>,
+) -> Result<std::thread::JoinHandle<()>, Failure> {
+    let runtime = build_runtime()?;
+    let (routes, shared) = (Arc::clone(routes), Arc::clone(shared));
+    let carry = move || {
+        runtime.block_on(async {
+            let started = accept(&routes, &shared);
+            // From here on the sockets are the main thread's alone to close.
+            drop(routes);
+            if let Err(error) = started {
+                tracing::error!(%error, "a thread can't accept");
+            }
+            let mut phase = shared.phase.clone();
+            // An error would say that the main thread is gone.
+            let _ = phase.wait_for(|phase| *phase == Phase::Over).await;
+        });
+    };
+    let thread = std::thread::Builder::new().name("bridge".to_owned()).spawn(carry);
+    thread.map_err(|error| Failure::run(format!("can't start a thread: {error}")))
+}
+
+/// Says what is listened on, to scripts on stdout and to the service manager.
+fn announce(routes: &[Listening]) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    for (bound, route) in routes {
+        writeln!(stdout, "listening on {}, connecting to {}", bound.address(), route.target)
+            .map_err(|error| Failure::output(&error))?;
+    }
+    stdout.flush().map_err(|error| Failure::output(&error))?;
+    notify(NotifyState::Ready);
+    Ok(())
+}
+
+/// Tells systemd, where that started us (`Type=notify`).
+fn notify(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!(%error, "the service manager can't be told");
+    }
+}
+
+/// Closes the sockets and waits for connections: for as long as --drain-timeout says, or until the next signal.
+async fn drain(
+    phase: &watch::Sender<Phase>,
+    shared: &Shared,
+    signals: &mut Signals,
+    routes: Arc<Vec<Listening>>,
+    connections: u32,
+    options: &BridgeOptions,
+) -> Result<(), Failure> {
+    /// How long resets may take to go out.
+    const CUTTING: std::time::Duration = std::time::Duration::from_secs(2);
+    phase.send_replace(Phase::Draining);
+    notify(NotifyState::Stopping);
+    drop(routes);
+    let open = connections as usize - shared.room.available_permits();
+    tracing::info!(connections = open, "draining, for {:?} at most", options.drain_timeout);
+    let all = shared.room.acquire_many(connections);
+    tokio::select! {
+        _ = all => {}
+        () = tokio::time::sleep(options.drain_timeout) => {}
+        () = signals.next() => {}
+    }
+    phase.send_replace(Phase::CuttingOff);
+    let _ = timeout(CUTTING, shared.room.acquire_many(connections)).await;
+    match shared.cut_off.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        1 => Err(Failure::run("1 connection had not ended and was reset")),
+        many => Err(Failure::run(format!("{many} connections had not ended and were reset"))),
+    }
+}
+
+/// The signals that end this process.
+#[derive(Debug)]
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, Failure> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| Failure::run(format!("can't listen for signals: {error}")))
+        };
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! One direction of a connection: reads here, writes there, and passes the end on.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use metrics::Counter;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::buffers;
+use super::stream::Stream;
+
+/// What one direction is at. It holds a buffer only while something is in it: while the writer takes nothing nothing more
+/// is read, and the reader's peer finds its own way blocked.
+#[derive(Debug)]
+pub(crate) struct Pump {
+    buffer: Option<Box<[u8]>>,
+    /// Where in the buffer the bytes begin and end that are still to be written.
+    start: usize,
+    end: usize,
+    stage: Stage,
+    /// Bytes were written since the last flush.
+    unflushed: bool,
+    carried: Counter,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Carrying,
+    /// The reader has ended, the writer is being told.
+    Ending,
+    Ended,
+}
+
+/// Which half of a pump failed, and how.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Broken {
+    #[error("reading: {0}")]
+    Reading(io::Error),
+    #[error("writing: {0}")]
+    Writing(io::Error),
+}
+
+impl Pump {
+    /// Buffers to move before others get their turn.
+    const TURN: usize = 16;
+
+    /// A direction that counts its bytes in `carried`.
+    pub(crate) fn new(carried: Counter) -> Self {
+        Self { buffer: None, start: 0, end: 0, stage: Stage::Carrying, unflushed: false, carried }
+    }
+
+    /// Carries what there is, until the reader has ended and the writer knows it.
+    pub(crate) fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        from: &mut Stream,
+        to: &mut Stream,
+    ) -> Poll<Result<(), Broken>> {
+        for _ in 0..Self::TURN {
+            if self.stage == Stage::Carrying {
+                ready!(self.poll_write(context, to)).map_err(Broken::Writing)?;
+                match self.poll_read(context, from).map_err(Broken::Reading)? {
+                    Poll::Ready(()) => continue,
+                    Poll::Pending => {
+                        ready!(self.poll_flush(context, to)).map_err(Broken::Writing)?;
+                        return Poll::Pending;
+                    }
+                }
+            }
+            if self.stage == Stage::Ending {
+                ready!(Pin::new(&mut *to).poll_shutdown(context)).map_err(Broken::Writing)?;
+                self.stage = Stage::Ended;
+            }
+            return Poll::Ready(Ok(()));
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Fills the buffer, which is empty; notes if there will be nothing more.
+    fn poll_read(&mut self, context: &mut Context<'_>, from: &mut Stream) -> Poll<io::Result<()>> {
+        let mut buffer = self.buffer.take().unwrap_or_else(buffers::take);
+        let mut space = ReadBuf::new(&mut buffer);
+        let read = Pin::new(from).poll_read(context, &mut space);
+        let count = space.filled().len();
+        if !matches!(read, Poll::Ready(Ok(()))) || count == 0 {
+            buffers::give(buffer);
+            ready!(read)?;
+            self.stage = Stage::Ending;
+            return Poll::Ready(Ok(()));
+        }
+        (self.buffer, self.start, self.end) = (Some(buffer), 0, count);
+        Poll::Ready(Ok(()))
+    }
+
+    /// Empties the buffer.
+    fn poll_write(&mut self, context: &mut Context<'_>, to: &mut Stream) -> Poll<io::Result<()>> {
+        let Some(buffer) = &self.buffer else { return Poll::Ready(Ok(())) };
+        while self.start < self.end {
+            let count = ready!(Pin::new(&mut *to).poll_write(context, &buffer[self.start..self.end]))?;
+            if count == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.start += count;
+            self.carried.increment(count as u64);
+            self.unflushed = true;
+        }
+        self.buffer.take().into_iter().for_each(buffers::give);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_flush(&mut self, context: &mut Context<'_>, to: &mut Stream) -> Poll<io::Result<()>> {
+        if self.unflushed {
+            ready!(Pin::new(to).poll_flush(context))?;
+            self.unflushed = false;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.buffer.take().into_iter().for_each(buffers::give);
+    }
+}

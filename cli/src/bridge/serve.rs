@@ -1,0 +1,106 @@
+//! A thread that carries connections: accepts them from every route, and ends when told to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Semaphore, watch};
+use tonic_rdma::endpoint::Dialer;
+
+use super::dial;
+use super::listen::Accepting;
+use super::meters::Failed;
+use super::relay::relay;
+use super::route::Route;
+use super::stream::Stream;
+
+/// How far this process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    /// Accepting.
+    Running,
+    /// Closed to new clients, waiting for those that are there.
+    Draining,
+    /// Cutting off those that are left.
+    CuttingOff,
+    /// All are gone.
+    Over,
+}
+
+/// What all threads share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// As many permits as there may be connections; each holds one for as long as it lives.
+    pub(crate) room: Arc<Semaphore>,
+    pub(crate) phase: watch::Receiver<Phase>,
+    pub(crate) cut_off: AtomicU64,
+    /// Numbers connections, so that each draws other pauses.
+    pub(crate) accepted: AtomicU64,
+}
+
+/// Accepts clients of a route and starts carrying them, until draining begins.
+pub(crate) async fn serve(mut accepting: Accepting, route: Arc<Route>, shared: Arc<Shared>) {
+    /// How long to leave off after an error such as too many open files.
+    const PAUSE: Duration = Duration::from_millis(50);
+    let dialer = Dialer::new(route.config.clone());
+    let mut phase = shared.phase.clone();
+    loop {
+        let next = async {
+            // Without room the client is not accepted, and waits where it costs nothing.
+            let permit = Arc::clone(&shared.room).acquire_owned().await.map_err(std::io::Error::other)?;
+            accepting.accept().await.map(|client| (permit, client))
+        };
+        let accepted = tokio::select! {
+            biased;
+            _ = phase.wait_for(|phase| *phase >= Phase::Draining) => return,
+            accepted = next => accepted,
+        };
+        match accepted {
+            Ok((permit, client)) => {
+                let (route, shared, dialer) = (Arc::clone(&route), Arc::clone(&shared), dialer.clone());
+                tokio::spawn(async move {
+                    carry(client, &route, &dialer, &shared).await;
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                if let Some(suppressed) = route.broken.may_speak(Instant::now()) {
+                    tracing::warn!(route = route.name, %error, suppressed, "accepting a connection failed");
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Carries one connection, unless it is cut off.
+async fn carry(client: Stream, route: &Route, dialer: &Dialer, shared: &Shared) {
+    let mut phase = shared.phase.clone();
+    tokio::select! {
+        _ = phase.wait_for(|phase| *phase >= Phase::CuttingOff) => {
+            shared.cut_off.fetch_add(1, Ordering::Relaxed);
+            route.meters.failed(Failed::CutOff);
+        }
+        () = connect_and_relay(client, route, dialer, shared) => {}
+    }
+}
+
+async fn connect_and_relay(client: Stream, route: &Route, dialer: &Dialer, shared: &Shared) {
+    client.negotiated().into_iter().for_each(|info| route.client_came(info));
+    let seed = shared.accepted.fetch_add(1, Ordering::Relaxed);
+    let target = match dial::dial(route, dialer, seed).await {
+        Ok(target) => target,
+        Err(error) => {
+            route.meters.failed(Failed::Dial);
+            if let Some(suppressed) = route.unreachable.may_speak(Instant::now()) {
+                tracing::warn!(route = route.name, suppressed, "client reset, target unreachable: {error}");
+            }
+            return;
+        }
+    };
+    if let Err(ended) = relay(client, target, &route.meters).await
+        && let Some(suppressed) = route.broken.may_speak(Instant::now())
+    {
+        tracing::info!(route = route.name, suppressed, "connection reset, {ended}");
+    }
+}

@@ -1,0 +1,153 @@
+//! The two ends of a bridged connection, whatever carries them.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tonic_rdma::endpoint::{ConnectionInfo, EndpointStream};
+
+/// A stream that ends cleanly only when told to: one that is dropped, and on TCP even one whose process is killed, ends
+/// with a reset. A stream that was cut short must never look complete. (A Unix socket has no reset: its peer sees the
+/// end, or an error where it had written what nobody read.)
+#[derive(Debug)]
+pub(crate) struct Stream {
+    /// Always there but while it is dropped or closed.
+    carrier: Option<Carrier>,
+}
+
+#[derive(Debug)]
+enum Carrier {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+    Endpoint(Box<EndpointStream>),
+}
+
+impl Stream {
+    /// # Errors
+    /// The connection is gone already.
+    pub(crate) fn tcp(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        prepare(&stream)?;
+        Ok(Self { carrier: Some(Carrier::Tcp(stream)) })
+    }
+
+    pub(crate) fn unix(stream: UnixStream) -> Self {
+        Self { carrier: Some(Carrier::Unix(stream)) }
+    }
+
+    /// # Errors
+    /// As [`tcp`](Self::tcp), where that carries it.
+    pub(crate) fn endpoint(mut stream: EndpointStream) -> io::Result<Self> {
+        stream.read_greedily();
+        stream.as_tcp().map_or(Ok(()), prepare)?;
+        Ok(Self { carrier: Some(Carrier::Endpoint(Box::new(stream))) })
+    }
+
+    /// What was negotiated, if anything was.
+    pub(crate) fn negotiated(&self) -> Option<&ConnectionInfo> {
+        match &self.carrier {
+            Some(Carrier::Endpoint(stream)) => Some(stream.info()),
+            _ => None,
+        }
+    }
+
+    /// What carries it: `tcp`, `unix`, `rdma`.
+    pub(crate) fn carried_by(&self) -> &'static str {
+        match &self.carrier {
+            Some(Carrier::Unix(_)) => "unix",
+            Some(Carrier::Endpoint(stream)) if stream.as_tcp().is_none() => "rdma",
+            _ => "tcp",
+        }
+    }
+
+    /// Waits until the peer has all; to be asked once both directions were shut down, or to hear early of a failure.
+    pub(crate) fn poll_delivered(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.carrier {
+            Some(Carrier::Endpoint(stream)) => stream.poll_delivered(context),
+            _ => Poll::Ready(Ok(())),
+        }
+    }
+
+    /// Ends it cleanly.
+    pub(crate) fn close(mut self) {
+        let carrier = self.carrier.take();
+        let tcp = match &carrier {
+            Some(Carrier::Tcp(stream)) => Some(stream),
+            Some(Carrier::Endpoint(stream)) => stream.as_tcp(),
+            _ => None,
+        };
+        // What the system still has to send it sends. Fails only where the peer has reset the connection.
+        tcp.map(|tcp| SockRef::from(tcp).set_linger(None)).transpose().ok();
+    }
+
+    fn carrier(&mut self) -> io::Result<&mut Carrier> {
+        self.carrier.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+/// What every TCP connection is given: a reset if nobody closes it in order, and probes that find a dead host.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    const IDLE: Duration = Duration::from_secs(60);
+    const INTERVAL: Duration = Duration::from_secs(10);
+    const PROBES: u32 = 3;
+    let socket = SockRef::from(stream);
+    socket.set_linger(Some(Duration::ZERO))?;
+    let keepalive = TcpKeepalive::new().with_time(IDLE).with_interval(INTERVAL).with_retries(PROBES);
+    socket.set_tcp_keepalive(&keepalive)
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Some(Carrier::Endpoint(stream)) = self.carrier.take() {
+            stream.abort();
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.carrier()? {
+            Carrier::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            Carrier::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
+            Carrier::Endpoint(stream) => Pin::new(stream.as_mut()).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.carrier()? {
+            Carrier::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            Carrier::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+            Carrier::Endpoint(stream) => AsyncWrite::poll_write(Pin::new(stream.as_mut()), context, bytes),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.carrier()? {
+            Carrier::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            Carrier::Unix(stream) => Pin::new(stream).poll_flush(context),
+            Carrier::Endpoint(stream) => AsyncWrite::poll_flush(Pin::new(stream.as_mut()), context),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.carrier()? {
+            Carrier::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Carrier::Unix(stream) => Pin::new(stream).poll_shutdown(context),
+            Carrier::Endpoint(stream) => AsyncWrite::poll_shutdown(Pin::new(stream.as_mut()), context),
+        }
+    }
+}
