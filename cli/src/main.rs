@@ -13,6 +13,7 @@ mod tune;
 mod units;
 mod workload;
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use tracing_subscriber::EnvFilter;
@@ -53,6 +54,7 @@ fn log(command: &args::Command) -> Result<(), Failure> {
         })?,
         None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual)),
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let tty = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(tty).with_writer(std::io::stderr).init();
     Ok(())
 }
