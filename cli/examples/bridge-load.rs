@@ -1,5 +1,5 @@
 //! Loads whatever lies between a TCP client and a TCP server with streams whose every byte is checked: `benches/bridge`
-//! measures proxies with it, `interop/bridge-soak` looks for a byte that was lost or moved.
+//! measures proxies with it.
 //!
 //! ```text
 //! bridge-load serve HOST:PORT                                    prints its port, serves until killed
@@ -36,7 +36,9 @@ fn main() -> ExitCode {
         ["down", ref rest @ ..] => load(DOWN, rest),
         ["both", ref rest @ ..] => load(UP | DOWN, rest),
         ["echo", address, bytes, rounds] => number(bytes).and_then(|b| echo(address, b, number(rounds)?)),
-        _ => Err(bad("usage: bridge-load serve|up|down|both|echo HOST:PORT [BYTES] [CONNECTIONS|ROUNDS] [SEED]")),
+        _ => Err(bad(
+            "usage: bridge-load serve|up|down|both|echo HOST:PORT [BYTES] [CONNECTIONS|ROUNDS] [SEED]",
+        )),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -218,7 +218,9 @@ fn explain(error: &clap::Error) -> String {
                 ErrorKind::InvalidSubcommand => message,
                 _ => "a command is missing".to_owned(),
             };
-            format!("{message}; accepted: compare, parameter-server, bridge, devices, tune, --help, --version")
+            format!(
+                "{message}; accepted: compare, parameter-server, bridge, devices, tune, --help, --version"
+            )
         }
         ErrorKind::UnknownArgument => {
             // clap's usage line is the only place that tells which command was being parsed.

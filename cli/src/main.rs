@@ -25,16 +25,17 @@ use failure::Failure;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let outcome = args::parse().and_then(|command| log(&command).map(|()| command)).and_then(|command| match command {
-        args::Command::Bridge(options) => bridge::run(&options),
-        args::Command::Compare(options) => compare::run(&options),
-        args::Command::CompareServer(options) => compare::serve(&options),
-        args::Command::ParameterServer(options) => parameter_server::run(&options),
-        args::Command::ParameterServerServer(options) => parameter_server::serve(&options),
-        args::Command::ParameterServerWorker(options) => parameter_server::work(&options),
-        args::Command::Devices(options) => devices::run(&options),
-        args::Command::Tune(options) => tune::run(&options),
-    });
+    let outcome =
+        args::parse().and_then(|command| log(&command).map(|()| command)).and_then(|command| match command {
+            args::Command::Bridge(options) => bridge::run(&options),
+            args::Command::Compare(options) => compare::run(&options),
+            args::Command::CompareServer(options) => compare::serve(&options),
+            args::Command::ParameterServer(options) => parameter_server::run(&options),
+            args::Command::ParameterServerServer(options) => parameter_server::serve(&options),
+            args::Command::ParameterServerWorker(options) => parameter_server::work(&options),
+            args::Command::Devices(options) => devices::run(&options),
+            args::Command::Tune(options) => tune::run(&options),
+        });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
@@ -50,7 +51,9 @@ fn log(command: &args::Command) -> Result<(), Failure> {
     };
     let filter = match told {
         Some(told) => EnvFilter::try_new(told).map_err(|error| {
-            Failure::usage(format!("--log {told}: {error}; accepted: error, warn, info, debug, trace, or a filter"))
+            Failure::usage(format!(
+                "--log {told}: {error}; accepted: error, warn, info, debug, trace, or a filter"
+            ))
         })?,
         None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual)),
     };

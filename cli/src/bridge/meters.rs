@@ -48,9 +48,7 @@ pub(crate) enum Failed {
 impl Meters {
     pub(crate) fn new(route: &str) -> Self {
         let route: Arc<str> = route.into();
-        let bytes = |direction: &'static str| {
-            metrics::counter!(BYTES, "route" => Arc::clone(&route), "direction" => direction)
-        };
+        let bytes = |direction: &'static str| metrics::counter!(BYTES, "route" => Arc::clone(&route), "direction" => direction);
         let (up, down) = (bytes("up"), bytes("down"));
         Self { route, up, down }
     }

@@ -71,7 +71,8 @@ pub(crate) fn run(options: &BridgeOptions) -> Result<(), Failure> {
         runtime.spawn(scrape::upkeep(handle));
     }
     let routes = Arc::new(routes);
-    let threads: Vec<_> = (1..options.threads).map(|_| start_thread(&routes, &shared)).collect::<Result<_, _>>()?;
+    let threads: Vec<_> =
+        (1..options.threads).map(|_| start_thread(&routes, &shared)).collect::<Result<_, _>>()?;
     let ended = runtime.block_on(async {
         accept(&routes, &shared).map_err(|error| Failure::run(format!("can't accept: {error}")))?;
         let mut signals = Signals::new()?;
@@ -178,7 +179,10 @@ const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
 
 fn not_there(route: &Route, why: &str) {
     let patience = route.connect_timeout;
-    tracing::warn!(route = route.name, "the target is not there yet, clients wait {patience:?} for it: {why}");
+    tracing::warn!(
+        route = route.name,
+        "the target is not there yet, clients wait {patience:?} for it: {why}"
+    );
 }
 
 /// Starts a task for each route within the calling runtime.
@@ -273,9 +277,8 @@ struct Signals {
 
 impl Signals {
     fn new() -> Result<Self, Failure> {
-        let listen = |kind| {
-            signal(kind).map_err(|error| Failure::run(format!("can't listen for signals: {error}")))
-        };
+        let listen =
+            |kind| signal(kind).map_err(|error| Failure::run(format!("can't listen for signals: {error}")));
         Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
     }
 

@@ -57,11 +57,7 @@ fn watch(context: &mut Context<'_>, client: &mut Stream, target: &mut Stream) ->
 }
 
 /// Both directions have ended; what was written may still be on its way.
-fn delivered(
-    context: &mut Context<'_>,
-    client: &mut Stream,
-    target: &mut Stream,
-) -> Poll<Result<(), Ended>> {
+fn delivered(context: &mut Context<'_>, client: &mut Stream, target: &mut Stream) -> Poll<Result<(), Ended>> {
     let client = client.poll_delivered(context).map_err(Ended::Client)?;
     let target = target.poll_delivered(context).map_err(Ended::Target)?;
     if client.is_ready() && target.is_ready() { Poll::Ready(Ok(())) } else { Poll::Pending }

@@ -34,7 +34,9 @@ pub(in crate::endpoint) async fn negotiate(
         Peer::Http => "a stock client, without TLS",
         Peer::Tls => "a stock client, with TLS",
         Peer::Garbage if config.stock_clients == StockClients::Any => "a stock client",
-        Peer::Unknown if config.stock_clients == StockClients::Any => "a stock client that waits, or has said all",
+        Peer::Unknown if config.stock_clients == StockClients::Any => {
+            "a stock client that waits, or has said all"
+        }
         Peer::Garbage | Peer::Unknown => {
             let shown = talk.received.len().min(16);
             return Err(NegotiationError::Garbage(talk.received[..shown].to_vec()));
