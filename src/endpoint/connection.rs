@@ -237,6 +237,9 @@ impl Connection {
             Err(fault) => return Poll::Ready(Err(self.fail_with(&mut state, fault))),
         }
         if state.protocol.is_read_closed() {
+            let closer = state.closer.take();
+            drop(state);
+            closer.into_iter().for_each(Waker::wake);
             return Poll::Ready(Ok(()));
         }
         state.check_fault()?;
@@ -256,7 +259,10 @@ impl Connection {
         if state.all_delivered() {
             return Poll::Ready(Ok(()));
         }
-        state.check_fault()?;
+        // A peer that has sent all and taken all may leave while we still read what it sent.
+        if !(state.protocol.is_fin_received() && state.protocol.is_write_done()) {
+            state.check_fault()?;
+        }
         state.closer = Some(context.waker().clone());
         Poll::Pending
     }
@@ -513,11 +519,14 @@ impl State {
         }
     }
 
-    /// Whether the peer has all that was written, and has said its own last. After a fault completions of what it took
-    /// don't come any more.
+    /// Whether the peer has all that was written, and its own last was read. After a fault nothing can be told to the peer
+    /// any more, nor need it be.
     fn all_delivered(&self) -> bool {
-        let all_said = self.staging.is_empty() && self.protocol.is_closed();
-        all_said && (self.link.is_drained() || self.fault.is_some())
+        let over = match self.fault {
+            None => self.protocol.is_closed() && self.link.is_drained(),
+            Some(_) => self.protocol.is_read_closed() && self.protocol.is_write_done(),
+        };
+        over && self.staging.is_empty()
     }
 
     fn take_wakers(&mut self, wakers: &mut Vec<Waker>) {

@@ -386,6 +386,11 @@ impl Connection {
         self.outbound.state != WriteState::Open || self.abort != Abort::No
     }
 
+    /// Whether this end's last word was sent, and the peer has read all that it was offered.
+    pub fn is_write_done(&self) -> bool {
+        self.abort == Abort::No && self.outbound.is_done()
+    }
+
     /// Whether nothing is left to say or to hear.
     pub fn is_closed(&self) -> bool {
         match self.abort {

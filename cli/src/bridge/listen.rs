@@ -8,9 +8,11 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 
 use socket2::{Domain, Socket, Type};
-use tokio_stream::StreamExt as _;
+use tokio_stream::{Stream as _, StreamExt as _};
 use tonic_rdma::endpoint::Listener;
 use tonic_rdma::{Config, StockClients};
 
@@ -95,6 +97,16 @@ pub(crate) enum Accepting {
 }
 
 impl Accepting {
+    /// Closes, with a reset to those who were let in and not taken yet: the end of a stream would tell them that somebody
+    /// had listened. (The system does so for those in the backlog.)
+    pub(crate) fn close(self) {
+        let Self::Rdma(mut listener) = self else { return };
+        let mut context = Context::from_waker(Waker::noop());
+        while let Poll::Ready(Some(stream)) = Pin::new(&mut listener).poll_next(&mut context) {
+            stream.abort();
+        }
+    }
+
     /// The next client.
     pub(crate) async fn accept(&mut self) -> io::Result<Stream> {
         match self {

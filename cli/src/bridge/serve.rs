@@ -45,22 +45,23 @@ pub(crate) async fn serve(mut accepting: Accepting, route: Arc<Route>, shared: A
     let dialer = Dialer::new(route.config.clone());
     let mut phase = shared.phase.clone();
     loop {
-        let next = async {
-            // Without room the client is not accepted, and waits where it costs nothing.
-            let permit = Arc::clone(&shared.room).acquire_owned().await.map_err(std::io::Error::other)?;
-            accepting.accept().await.map(|client| (permit, client))
-        };
         let accepted = tokio::select! {
             biased;
-            _ = phase.wait_for(|phase| *phase >= Phase::Draining) => return,
-            accepted = next => accepted,
+            _ = phase.wait_for(|phase| *phase >= Phase::Draining) => return accepting.close(),
+            accepted = accepting.accept() => accepted,
         };
         match accepted {
-            Ok((permit, client)) => {
+            Ok(client) => {
+                // Without room this one waits here, and those after it wait where they cost nothing.
+                let room = tokio::select! {
+                    biased;
+                    _ = phase.wait_for(|phase| *phase >= Phase::Draining) => return accepting.close(),
+                    room = Arc::clone(&shared.room).acquire_owned() => room,
+                };
                 let (route, shared, dialer) = (Arc::clone(&route), Arc::clone(&shared), dialer.clone());
                 tokio::spawn(async move {
                     carry(client, &route, &dialer, &shared).await;
-                    drop(permit);
+                    drop(room);
                 });
             }
             Err(error) => {
