@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 
-/// Bytes of a buffer. A read takes no more at a time, and more made no difference to throughput (`benches/bridge`).
+/// Bytes of a buffer: what a read takes at most.
 pub(crate) const LENGTH: usize = 256 * 1024;
 
 /// Free buffers that a thread keeps.
