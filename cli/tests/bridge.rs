@@ -1,6 +1,6 @@
 //! `tonic-rdma bridge` between clients and servers that know nothing of it: what arrives, how it ends, and what becomes of it
 //! when something dies.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "tests")]
 
 mod support;
 
