@@ -61,6 +61,9 @@ pub(super) struct State {
     pub(super) writer: Option<Waker>,
     /// Who waits for all to be delivered.
     closer: Option<Waker>,
+    /// Nothing can be sent any more. Not the end yet: the peer may have said more than was taken in so far, its last word
+    /// for one, after which it may leave while we still thank it for that.
+    lost: Option<ConnectionFault>,
     pub(super) fault: Option<ConnectionFault>,
     /// The stream is gone: what still comes is thrown away.
     detached: bool,
@@ -118,6 +121,7 @@ impl Connection {
                 reader: None,
                 writer: None,
                 closer: None,
+                lost: None,
                 fault: None,
                 detached: false,
                 announced: false,
@@ -158,7 +162,7 @@ impl Connection {
             if state.protocol.pongs() > 0 {
                 return Ok(());
             }
-            if let Some(fault) = &state.fault {
+            if let Some(fault) = state.obstacle() {
                 return Err(fault.clone());
             }
         }
@@ -192,7 +196,7 @@ impl Connection {
         if state.staging.is_empty() {
             return Poll::Ready(Ok(()));
         }
-        state.check_fault()?;
+        state.check_sending()?;
         state.flush_wanted = true;
         match state.flush_staging(&self.counters, Instant::now()) {
             Ok(true) => Poll::Ready(Ok(())),
@@ -210,7 +214,7 @@ impl Connection {
             return Poll::Pending;
         }
         let mut state = lock(&self.state);
-        if state.fault.is_none() {
+        if state.obstacle().is_none() {
             state.protocol.close_write();
             state.settle(Instant::now(), &self.counters, &self.changed);
         }
@@ -278,10 +282,10 @@ impl Connection {
         state.detached = true;
         state.flush_wanted = true;
         (state.reader, state.writer, state.closer) = (None, None, None);
-        if state.fault.is_none()
+        if state.obstacle().is_none()
             && let Err(fault) = state.flush_staging(&self.counters, now)
         {
-            state.fail(fault);
+            state.end(fault, &self.changed);
         }
         state.settle(now, &self.counters, &self.changed);
         self.changed.notify_one();
@@ -301,7 +305,7 @@ impl Connection {
     /// Tells the peer that we are leaving, then ends the connection.
     pub(crate) fn abort(&self, code: AbortCode, fault: ConnectionFault) {
         let mut state = lock(&self.state);
-        if state.fault.is_none() {
+        if state.obstacle().is_none() {
             state.protocol.abort(code);
             state.settle(Instant::now(), &self.counters, &self.changed);
         }
@@ -335,13 +339,18 @@ impl Connection {
         lock(&self.state).protocol.is_fin_received()
     }
 
+    /// Why nothing can be sent any more. Whoever is told takes in what has arrived, then ends the connection.
+    pub(crate) fn lost(&self) -> Option<ConnectionFault> {
+        lock(&self.state).lost.clone()
+    }
+
     /// Why it ended, if it did before its time.
     pub(crate) fn fault(&self) -> Option<ConnectionFault> {
         lock(&self.state).fault.clone()
     }
 
     fn fail_with(&self, state: &mut State, fault: ConnectionFault) -> io::Error {
-        state.fail(fault.clone());
+        state.end(fault.clone(), &self.changed);
         state.settle(Instant::now(), &self.counters, &self.changed);
         fault.into()
     }
@@ -357,7 +366,7 @@ impl Participant for Connection {
         let mut state = lock(&self.state);
         for completion in completions {
             if let Err(fault) = state.handle_completion(completion, &self.counters, now) {
-                state.fail(fault);
+                state.end(fault, &self.changed);
             }
         }
         state.settle(now, &self.counters, &self.changed);
@@ -434,10 +443,12 @@ impl State {
 
     /// Carries out all that the protocol wants done, and tells the supervisor if that ended the connection.
     pub(super) fn settle(&mut self, now: Instant, counters: &Counters, changed: &Notify) {
-        if self.fault.is_none()
-            && let Err(fault) = self.progress(now, counters)
-        {
-            self.fail(fault);
+        let progress = match self.obstacle() {
+            None => self.progress(now, counters),
+            Some(_) => self.handle_events(),
+        };
+        if let Err(fault) = progress {
+            self.end(fault, changed);
         }
         if self.awaits_pong && self.protocol.pongs() > 0 {
             self.awaits_pong = false;
@@ -461,16 +472,7 @@ impl State {
             self.protocol.handle_slots_posted(1);
         }
         self.link.follow(&mut self.protocol);
-        while let Some(event) = self.protocol.poll_event() {
-            match event {
-                Event::SourcesDone { count } => drop(self.sources.drain(..count as usize)),
-                Event::Aborted { code } => {
-                    return Err(ConnectionFault::Aborted(code.to_string().into()));
-                }
-                Event::Idle => self.link.rest(),
-                Event::PingTimeout => return Err(ConnectionFault::NoAnswer(self.limits.ping_timeout)),
-            }
-        }
+        self.handle_events()?;
         self.start_reads(counters, now)?;
         if self.flush_wanted {
             self.flush_staging(counters, now)?;
@@ -489,6 +491,30 @@ impl State {
         Ok(())
     }
 
+    fn handle_events(&mut self) -> Result<(), ConnectionFault> {
+        while let Some(event) = self.protocol.poll_event() {
+            match event {
+                Event::SourcesDone { count } => drop(self.sources.drain(..count as usize)),
+                Event::Aborted { code } => {
+                    return Err(ConnectionFault::Aborted(code.to_string().into()));
+                }
+                Event::Idle => self.link.rest(),
+                Event::PingTimeout => return Err(ConnectionFault::NoAnswer(self.limits.ping_timeout)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the connection with `fault`, or has the supervisor do so when it has taken in what the peer had said.
+    fn end(&mut self, fault: ConnectionFault, changed: &Notify) {
+        if !fault.is_loss() {
+            self.fail(fault);
+        } else if self.lost.is_none() {
+            self.lost = Some(fault);
+            changed.notify_one();
+        }
+    }
+
     pub(super) fn fail(&mut self, fault: ConnectionFault) {
         if self.fault.is_none() {
             self.fault = Some(fault);
@@ -500,8 +526,17 @@ impl State {
         self.fault.clone().map_or(Ok(()), |fault| Err(fault.into()))
     }
 
+    /// Why nothing can be sent.
+    fn obstacle(&self) -> Option<&ConnectionFault> {
+        self.fault.as_ref().or(self.lost.as_ref())
+    }
+
+    fn check_sending(&self) -> io::Result<()> {
+        self.obstacle().map_or(Ok(()), |fault| Err(fault.clone().into()))
+    }
+
     fn check_writable(&self) -> io::Result<()> {
-        self.check_fault()?;
+        self.check_sending()?;
         if self.protocol.is_write_closed() {
             return Err(io::Error::new(io::ErrorKind::BrokenPipe, "written after shutdown"));
         }
@@ -534,7 +569,7 @@ impl State {
         if ended || self.protocol.front().is_some() || self.protocol.is_read_closed() {
             wakers.extend(self.reader.take());
         }
-        if ended || (self.writer.is_some() && self.has_room()) {
+        if ended || self.lost.is_some() || (self.writer.is_some() && self.has_room()) {
             wakers.extend(self.writer.take());
         }
         if ended || (self.closer.is_some() && self.all_delivered()) {

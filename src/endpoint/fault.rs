@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::protocol::Violation;
-use crate::verbs::{CompletionOpcode, CompletionStatus};
+use crate::verbs::{CompletionOpcode, CompletionStatus, PostError, PostErrorKind};
 
 /// Why a connection ended. Reads and writes fail with it, wrapped in an [`io::Error`] of a fitting kind, once
 /// everything that had arrived before was read.
@@ -40,6 +40,25 @@ pub enum ConnectionFault {
     /// This end dropped the stream and the peer did not finish in time.
     #[error("closed here while the peer was still sending")]
     Closed,
+}
+
+impl ConnectionFault {
+    /// Whether all it says is that nothing gets through to the peer any more. What the peer had said before may still be
+    /// waiting to be taken in.
+    pub(super) fn is_loss(&self) -> bool {
+        matches!(self, Self::PeerLost(_) | Self::DeviceFailed(_))
+    }
+}
+
+/// A queue pair that takes no more has mostly lost its peer.
+impl From<PostError> for ConnectionFault {
+    fn from(error: PostError) -> Self {
+        let reason = error.to_string().into();
+        match error.kind {
+            PostErrorKind::State(_) | PostErrorKind::Refused(_) => Self::DeviceFailed(reason),
+            _ => Self::Local(reason),
+        }
+    }
 }
 
 impl From<ConnectionFault> for io::Error {

@@ -10,9 +10,7 @@ use super::source::{self, Source};
 use super::work_id::{Kind, WorkId};
 use crate::memory::{Block, Pool, Registrations};
 use crate::protocol::{self, ReadRequest, SlotIndex};
-use crate::verbs::{
-    Operation, Payload, PostError, PostErrorKind, QueuePair, RemoteSegment, Rkey, SendRequest,
-};
+use crate::verbs::{Operation, Payload, QueuePair, RemoteSegment, Rkey, SendRequest};
 use crate::wire::Header;
 
 /// See the module's documentation.
@@ -114,7 +112,7 @@ impl Link {
 
     fn post_send(&self, wr_id: u64, data: Payload<'_>, signaled: bool) -> Result<(), ConnectionFault> {
         let operation = Operation::Send { data, immediate: None };
-        self.queue_pair.post_send(&[SendRequest { wr_id, operation, signaled }]).map_err(not_posted)
+        Ok(self.queue_pair.post_send(&[SendRequest { wr_id, operation, signaled }])?)
     }
 
     /// From now on the completion of every message is reported: the connection is about to end, and the queue pair
@@ -150,7 +148,7 @@ impl Link {
         let remote = RemoteSegment { address: request.address, rkey: Rkey(request.rkey) };
         let operation = Operation::Read { into: &[into], remote };
         let wr_id = self.id(Kind::Read, request.id.0);
-        self.queue_pair.post_send(&[SendRequest { wr_id, operation, signaled: true }]).map_err(not_posted)
+        Ok(self.queue_pair.post_send(&[SendRequest { wr_id, operation, signaled: true }])?)
     }
 
     /// The first bytes of a received message.
@@ -174,15 +172,6 @@ impl Link {
 
     fn id(&self, kind: Kind, value: u32) -> u64 {
         WorkId { kind, connection: self.connection, value }.to_bits()
-    }
-}
-
-/// A queue pair that takes no more has mostly lost its peer, and its completions, which would say so, are still to come.
-fn not_posted(error: PostError) -> ConnectionFault {
-    let reason = error.to_string().into();
-    match error.kind {
-        PostErrorKind::State(_) | PostErrorKind::Refused(_) => ConnectionFault::DeviceFailed(reason),
-        _ => ConnectionFault::Local(reason),
     }
 }
 

@@ -82,15 +82,16 @@ impl Receives {
         queue_pair: &dyn QueuePair,
         connection: u32,
     ) -> Result<(), ConnectionFault> {
-        let posted = match self {
+        match self {
             Self::Own(ring) => {
                 let wr_id = WorkId { kind: Kind::Receive, connection, value: slot }.to_bits();
                 let into = std::slice::from_ref(&ring.segments[slot as usize]);
-                queue_pair.post_receive(&[ReceiveRequest { wr_id, into }]).map_err(|error| error.to_string())
+                Ok(queue_pair.post_receive(&[ReceiveRequest { wr_id, into }])?)
             }
-            Self::Shared(share) => share.buffers().post(slot),
-        };
-        posted.map_err(|reason| ConnectionFault::Local(reason.into()))
+            Self::Shared(share) => {
+                share.buffers().post(slot).map_err(|reason| ConnectionFault::Local(reason.into()))
+            }
+        }
     }
 
     /// A message has come into `slot`.

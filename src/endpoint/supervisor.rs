@@ -51,6 +51,12 @@ impl Supervisor {
     pub(crate) async fn run(self) {
         let mut give_up: Option<Instant> = None;
         while self.member.connection.stage() != Stage::Finished {
+            if let Some(fault) = self.member.connection.lost() {
+                // What was sent before has arrived already.
+                self.member.queue.drain();
+                self.conclude(fault);
+                break;
+            }
             if self.member.connection.stage() == Stage::Lingering {
                 give_up.get_or_insert_with(|| Instant::now() + self.linger);
             }
@@ -91,7 +97,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes in what was sent before the peer left; then whatever the connection still waits for will never come.
+    /// Takes in what was sent before the peer left.
     async fn peer_left(&self, how: String) {
         let patience = Instant::now() + Self::GRACE;
         self.member.queue.drain();
@@ -102,8 +108,13 @@ impl Supervisor {
             tokio::time::sleep(Self::GRACE_STEP).await;
             self.member.queue.drain();
         }
+        self.conclude(ConnectionFault::PeerLost(how.into()));
+    }
+
+    /// Whatever the connection still waits for will never come.
+    fn conclude(&self, fault: ConnectionFault) {
         if self.member.connection.stage() != Stage::Finished {
-            self.member.connection.fail(ConnectionFault::PeerLost(how.into()));
+            self.member.connection.fail(fault);
         }
     }
 
