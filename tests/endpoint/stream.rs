@@ -3,9 +3,12 @@
 use std::io::{ErrorKind, IoSlice};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
-use tonic_rdma::{Config, EagerThreshold, PollMode};
+use tokio::task::JoinSet;
+use tokio_stream::StreamExt as _;
+use tonic_rdma::endpoint::{Dialer, EndpointStream};
+use tonic_rdma::{Config, EagerThreshold, PollMode, Verdict};
 
-use super::support::{Content, Random, Runtime, config, everywhere, pair};
+use super::support::{Content, Random, Runtime, config, everywhere, listen, pair};
 
 const MIB: usize = 1 << 20;
 
@@ -186,6 +189,67 @@ fn last_words_arrive_before_an_abort() {
     });
 }
 
+/// Who has said all and has all leaves, while the other still acknowledges what it has from it. That is no failure.
+#[test]
+fn whoever_is_done_first_may_leave() {
+    const ROUNDS: u64 = 60;
+    const AT_ONCE: u64 = 4;
+    let (address_to, address_from) = std::sync::mpsc::channel();
+    let server = std::thread::spawn(move || {
+        Runtime::Idle.run(async {
+            let mut listener = listen(config()).await;
+            address_to.send(listener.local_addr().port()).unwrap();
+            for _ in 0..ROUNDS {
+                let mut ends = JoinSet::new();
+                for _ in 0..AT_ONCE {
+                    let stream = listener.next().await.unwrap();
+                    ends.spawn(talk(stream, Random::new(7)));
+                }
+                ends.join_all().await;
+            }
+        })
+    });
+    let port = address_from.recv().unwrap();
+    Runtime::Idle.run(async {
+        let dialer = Dialer::new(config());
+        for round in 0..ROUNDS {
+            let mut ends = JoinSet::new();
+            for seed in 1..=AT_ONCE {
+                let stream = dialer.dial("127.0.0.1", port).await.unwrap();
+                assert_eq!(stream.info().verdict(), Verdict::Rdma);
+                ends.spawn(talk(stream, Random::new(round * AT_ONCE + seed)));
+            }
+            ends.join_all().await;
+        }
+    });
+    server.join().unwrap();
+}
+
+/// Says something, hears all that the other has to say, and leaves as soon as it may.
+async fn talk(mut stream: EndpointStream, mut random: Random) {
+    let (mut reader, mut writer) = split(&mut stream);
+    let write = async {
+        let mut content = Content::new(5);
+        for _ in 0..random.below(100) {
+            let piece = content.take(random.length(60_000));
+            writer.write_all(&piece).await.unwrap();
+        }
+        writer.shutdown().await.unwrap();
+    };
+    let read = async {
+        let (mut content, mut received) = (Content::new(5), vec![0; 4096]);
+        loop {
+            match reader.read(&mut received).await.unwrap() {
+                0 => break,
+                count => content.check(&received[..count]),
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::join!(write, read);
+    std::future::poll_fn(|context| stream.poll_delivered(context)).await.unwrap();
+}
+
 #[test]
 fn a_writer_learns_that_nobody_reads_any_more() {
     everywhere(|config| async move {
@@ -217,9 +281,9 @@ fn data_moves_while_the_senders_runtime_is_blocked() {
         let listening = config.clone();
         let receiver = std::thread::spawn(move || {
             Runtime::Idle.run(async {
-                let mut listener = super::support::listen(listening).await;
+                let mut listener = listen(listening).await;
                 address_to.send(listener.local_addr().port()).unwrap();
-                let mut server = tokio_stream::StreamExt::next(&mut listener).await.unwrap();
+                let mut server = listener.next().await.unwrap();
                 let mut bytes = [0; 10_000];
                 server.read_exact(&mut bytes).await.unwrap();
                 done_to.send(bytes.to_vec()).unwrap();

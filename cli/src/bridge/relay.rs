@@ -3,9 +3,6 @@
 use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll};
-use std::time::Duration;
-
-use tokio::time::sleep;
 
 use super::meters::{Failed, Meters};
 use super::pump::{Broken, Pump};
@@ -23,10 +20,6 @@ pub(crate) enum Ended {
     #[error("the target's end failed: {0}")]
     Target(io::Error),
 }
-
-/// How long an RDMA connection that is over stays open: a peer that still reads what has arrived acknowledges it, and would
-/// take the failure of that for a failure of the stream.
-const STAY: Duration = Duration::from_secs(1);
 
 /// Carries bytes both ways until both directions have ended. After an error, and when dropped, both ends are reset.
 pub(crate) async fn relay(mut client: Stream, mut target: Stream, meters: &Meters) -> Result<(), Ended> {
@@ -49,13 +42,8 @@ pub(crate) async fn relay(mut client: Stream, mut target: Stream, meters: &Meter
     match carried {
         Ok(()) => {
             drop(open);
-            let (at_once, later): (Vec<_>, Vec<_>) =
-                [client, target].into_iter().partition(|stream| stream.carried_by() != "rdma");
-            at_once.into_iter().for_each(Stream::close);
-            if !later.is_empty() {
-                sleep(STAY).await;
-                later.into_iter().for_each(Stream::close);
-            }
+            client.close();
+            target.close();
         }
         Err(_) => meters.failed(Failed::Broken),
     }
