@@ -3,6 +3,7 @@
 use clap::{Args, Parser, Subcommand};
 
 use crate::throughput::{LoadOptions, ServedOptions, ThroughputOptions};
+use crate::tls::{ClientTlsOptions, ServerTlsOptions};
 use crate::transport::Transport;
 
 #[derive(Debug, Parser)]
@@ -43,6 +44,8 @@ pub(crate) struct ServerOptions {
     /// What carries the calls: our transport, or tonic's own TCP as a control
     #[arg(long, default_value = "rdma")]
     pub(crate) transport: Transport,
+    #[command(flatten)]
+    pub(crate) tls: ServerTlsOptions,
 }
 
 /// Options of `client`.
@@ -54,6 +57,9 @@ pub(crate) struct ClientOptions {
     /// Port to connect to
     #[arg(long = "server_port", required_unless_present = "list")]
     pub(crate) server_port: Option<u16>,
+    /// Host to ask for, in certificates and in the requests' authority [default: that of --server_host]
+    #[arg(long = "server_host_override", value_name = "HOST")]
+    pub(crate) server_host_override: Option<String>,
     /// Cases to run, in this order, or `all`; --list names them
     #[arg(
         long = "test_case",
@@ -74,6 +80,8 @@ pub(crate) struct ClientOptions {
     /// Fail unless the connection comes out as this
     #[arg(long)]
     pub(crate) require: Option<Transport>,
+    #[command(flatten)]
+    pub(crate) tls: ClientTlsOptions,
     #[command(flatten)]
     pub(crate) soak: SoakOptions,
 }

@@ -26,3 +26,18 @@ impl From<Box<dyn std::error::Error>> for Failure {
         Self(error.to_string())
     }
 }
+
+/// The error and its causes: tonic's say only that there was one.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Some have their cause's words in their own.
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}

@@ -14,6 +14,7 @@ mod tensors;
 #[cfg(test)]
 mod tests;
 mod throughput;
+mod tls;
 mod transport;
 mod wire;
 

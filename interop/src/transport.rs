@@ -13,6 +13,8 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic_rdma::{Config, RdmaConnector, RdmaIncoming};
 
 use crate::Failure;
+use crate::failure::chain;
+use crate::tls::{ClientTls, ServerTls};
 
 /// Whose connections these are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -64,8 +66,18 @@ impl Listener {
     }
 
     /// Serves until `ended`.
-    pub(crate) async fn serve(self, routes: Routes, ended: impl Future<Output = ()>) -> Result<(), Failure> {
-        let router = Server::builder().add_routes(routes);
+    pub(crate) async fn serve(
+        self,
+        tls: Option<ServerTls>,
+        routes: Routes,
+        ended: impl Future<Output = ()>,
+    ) -> Result<(), Failure> {
+        let mut server = Server::builder();
+        if let Some(tls) = tls {
+            let protected = server.tls_config(tls.config());
+            server = protected.map_err(|error| Failure::new(format!("--use_tls: {}", chain(&error))))?;
+        }
+        let router = server.add_routes(routes);
         let served = match self {
             Self::Rdma(incoming) => router.serve_with_incoming_shutdown(incoming, ended).await,
             Self::Tcp(incoming, _) => router.serve_with_incoming_shutdown(incoming, ended).await,
@@ -82,6 +94,9 @@ pub(crate) struct Target {
     pub(crate) transport: Transport,
     /// What the connection has to come out as.
     pub(crate) require: Option<Transport>,
+    /// The host that the server is asked to be, where that is not `host`.
+    pub(crate) host_override: Option<String>,
+    pub(crate) tls: Option<ClientTls>,
 }
 
 /// A channel, and how it came out.
@@ -98,9 +113,7 @@ impl Target {
     /// # Errors
     /// The server can't be reached, or the connection is not what is required of it.
     pub(crate) async fn connect(&self) -> Result<Connected, Failure> {
-        let uri = format!("http://{}", self.authority());
-        let endpoint = Endpoint::from_shared(uri)
-            .map_err(|error| Failure::new(format!("{} is no address: {error}", self.authority())))?;
+        let endpoint = self.endpoint()?;
         let (channel, carrier, reason) = match self.transport {
             Transport::Rdma => self.connect_rdma(endpoint).await?,
             Transport::Tcp => {
@@ -108,12 +121,35 @@ impl Target {
                 (channel, Transport::Tcp, "tonic's own transport".to_owned())
             }
         };
-        let verdict = format!("{carrier}: {reason}");
+        let tls = if self.tls.is_some() { ", with TLS" } else { "" };
+        let verdict = format!("{carrier}{tls}: {reason}");
         match self.require.filter(|required| *required != carrier) {
             Some(required) => {
                 Err(Failure::new(format!("{required} was required, the connection came out as {verdict}")))
             }
             None => Ok(Connected { channel, verdict }),
+        }
+    }
+
+    /// What there is to connect to.
+    ///
+    /// # Errors
+    /// A host, or TLS, that can't be had. No server was asked yet.
+    pub(crate) fn endpoint(&self) -> Result<Endpoint, Failure> {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let uri = format!("{scheme}://{}", self.authority());
+        let mut endpoint = Endpoint::from_shared(uri)
+            .map_err(|error| Failure::new(format!("{} is no address: {error}", self.authority())))?;
+        if let Some(host) = &self.host_override {
+            let origin = http::Uri::builder().scheme(scheme).authority(host.as_str()).path_and_query("/");
+            let origin = origin.build().map_err(|error| {
+                Failure::new(format!("--server_host_override: {host:?} is no host: {error}"))
+            })?;
+            endpoint = endpoint.origin(origin);
+        }
+        match &self.tls {
+            Some(tls) => tls.protect(endpoint, self.host_override.as_ref().unwrap_or(&self.host)),
+            None => Ok(endpoint),
         }
     }
 
@@ -145,19 +181,4 @@ impl Target {
 
 fn configuration() -> Result<Config, Failure> {
     Config::from_env().map_err(|error| Failure::new(error.to_string()))
-}
-
-/// The error and its causes: tonic's say only that there was one.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // Some have their cause's words in their own.
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }

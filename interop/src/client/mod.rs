@@ -36,7 +36,11 @@ pub(crate) async fn run(options: &ClientOptions) -> Result<ExitCode, Failure> {
         port: options.server_port.ok_or_else(|| Failure::new("--server_port is missing"))?,
         transport: options.transport,
         require: options.require,
+        host_override: options.server_host_override.clone(),
+        tls: options.tls.load()?,
     };
+    // What is wrong without a server being asked is no case's failure.
+    target.endpoint()?;
     // An unknown name fails before anything is run.
     let mut wanted = Vec::new();
     for name in &options.test_case {

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 
 use crate::peer::Peer;
 
-/// Who calls whom. The first two are the controls: no code of ours carries a byte.
+/// Who calls whom. The first two are controls, and so are the first two with TLS: no code of ours carries a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Direction {
     /// Stock client, plain TCP, tonic's own transport.
@@ -25,6 +25,14 @@ pub(crate) enum Direction {
     Fallback,
     /// Our client, RDMA, our server.
     Ours,
+    /// The same with TLS, from the client to the server: a bridge carries it and reads nothing.
+    TonicTls,
+    TlsTonic,
+    DirectTls,
+    BridgeTls,
+    FromBridgeTls,
+    FallbackTls,
+    OursTls,
 }
 
 /// What the peer is there for.
@@ -39,23 +47,43 @@ pub(crate) enum Side {
 impl Direction {
     /// What the peer does in it.
     pub(crate) fn side(self) -> Side {
-        match self {
+        match self.without_tls() {
             Self::TonicTcp | Self::Direct | Self::Bridge | Self::Bridges => Side::Client,
-            Self::TcpTonic | Self::FromBridge | Self::Fallback | Self::Ours => Side::Server,
+            _ => Side::Server,
         }
+    }
+
+    /// Who calls whom over what, TLS left out.
+    pub(crate) fn without_tls(self) -> Self {
+        match self {
+            Self::TonicTls => Self::TonicTcp,
+            Self::TlsTonic => Self::TcpTonic,
+            Self::DirectTls => Self::Direct,
+            Self::BridgeTls => Self::Bridge,
+            Self::FromBridgeTls => Self::FromBridge,
+            Self::FallbackTls => Self::Fallback,
+            Self::OursTls => Self::Ours,
+            plain => plain,
+        }
+    }
+
+    pub(crate) fn has_tls(self) -> bool {
+        self.without_tls() != self
     }
 
     /// The direction in which a case has to fail as well, if it is not our transport that fails.
     pub(crate) fn control(self) -> Self {
-        match self.side() {
-            Side::Client => Self::TonicTcp,
-            Side::Server => Self::TcpTonic,
+        match (self.side(), self.has_tls()) {
+            (Side::Client, false) => Self::TonicTcp,
+            (Side::Server, false) => Self::TcpTonic,
+            (Side::Client, true) => Self::TonicTls,
+            (Side::Server, true) => Self::TlsTonic,
         }
     }
 
-    /// Whether the peer takes part: no stock library comes into the last.
+    /// Whether the peer takes part: no stock library comes into our own.
     pub(crate) fn suits(self, peer: Peer) -> bool {
-        self != Self::Ours || peer == Peer::Tonic
+        self.without_tls() != Self::Ours || peer == Peer::Tonic
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -68,6 +96,13 @@ impl Direction {
             Self::FromBridge => "from-bridge",
             Self::Fallback => "fallback",
             Self::Ours => "ours",
+            Self::TonicTls => "tonic-tls",
+            Self::TlsTonic => "tls-tonic",
+            Self::DirectTls => "direct-tls",
+            Self::BridgeTls => "bridge-tls",
+            Self::FromBridgeTls => "from-bridge-tls",
+            Self::FallbackTls => "fallback-tls",
+            Self::OursTls => "ours-tls",
         }
     }
 }

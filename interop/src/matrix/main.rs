@@ -4,6 +4,7 @@
 //! the peer's or tonic's, and has to be known to [`upstream`], with the reason.
 
 mod bridge;
+mod certificates;
 mod direction;
 mod options;
 mod outcome;
@@ -11,6 +12,7 @@ mod peer;
 mod process;
 mod report;
 mod stage;
+mod tls;
 mod upstream;
 
 use std::process::ExitCode;
@@ -108,7 +110,7 @@ async fn one(plan: &Plan, peer: Peer, direction: Direction) -> Run {
         Ok(results) => results,
         Err(error) => {
             let reason = error.to_string();
-            plan.cases.iter().map(|case| (case.clone(), Outcome::Failed(reason.clone()))).collect()
+            plan.cases(direction).into_iter().map(|case| (case, Outcome::Failed(reason.clone()))).collect()
         }
     };
     Run { peer, direction, results, seconds: started.elapsed().as_secs_f64() }

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum as _};
 
 use crate::Failure;
+use crate::certificates::Certificates;
 use crate::direction::Direction;
 use crate::peer::Peer;
-use crate::process;
+use crate::{process, tls};
 
 /// Runs stock gRPC peers against our transport, in all directions. Started by `interop/matrix`, which installs the peers;
 /// from the repository's root.
@@ -20,7 +21,7 @@ pub(crate) struct Options {
     /// Directions [default: all]; the controls that belong to them run as well
     #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
     directions: Vec<Direction>,
-    /// Cases [default: all that `interop client --list` names]
+    /// Cases [default: all that `interop client --list` names; with TLS those that it can change]
     #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
     cases: Vec<String>,
     /// What carries RDMA: soft, or a device of the feature ibverbs, such as rxe0 (rxe and siw: the first of the kind)
@@ -49,7 +50,11 @@ fn jobs(text: &str) -> Result<usize, String> {
 pub(crate) struct Plan {
     pub(crate) peers: Vec<Peer>,
     pub(crate) directions: Vec<Direction>,
-    pub(crate) cases: Vec<String>,
+    cases: Vec<String>,
+    /// Cases with TLS.
+    tls_cases: Vec<String>,
+    /// There if a direction has TLS.
+    pub(crate) certificates: Option<Certificates>,
     pub(crate) provider: String,
     /// The repository.
     pub(crate) root: PathBuf,
@@ -79,16 +84,25 @@ impl Plan {
         if let Some(unknown) = options.cases.iter().find(|case| !known.contains(case)) {
             return Err(format!("--cases: {unknown} is none of {}", known.join(", ")).into());
         }
+        let directions = with_controls(or_all(options.directions, Direction::value_variants()));
+        let with_tls = directions.iter().any(|direction| direction.has_tls());
         Ok(Self {
             peers: or_all(options.peers, Peer::value_variants()),
-            directions: with_controls(or_all(options.directions, Direction::value_variants())),
+            directions,
+            tls_cases: or_all(options.cases.clone(), &tls::CASES.map(str::to_owned)),
             cases: or_all(options.cases, &known),
+            certificates: with_tls.then(Certificates::make).transpose()?,
             provider: options.provider,
             stock: root.join(options.stock),
             interop,
             command: binary("tonic-rdma")?,
             root,
         })
+    }
+
+    /// Cases of a direction.
+    pub(crate) fn cases(&self, direction: Direction) -> Vec<String> {
+        if direction.has_tls() { self.tls_cases.clone() } else { self.cases.clone() }
     }
 
     /// Settings of our transport, for our own programs and the bridges.
@@ -121,6 +135,8 @@ mod tests {
     fn a_direction_brings_its_control() {
         assert_eq!(with_controls(vec![Direction::Bridge]), [Direction::TonicTcp, Direction::Bridge]);
         assert_eq!(with_controls(vec![Direction::FromBridge]), [Direction::TcpTonic, Direction::FromBridge]);
+        let tls = [Direction::TlsTonic, Direction::FallbackTls];
+        assert_eq!(with_controls(vec![Direction::FallbackTls]), tls);
     }
 
     #[test]

@@ -108,6 +108,17 @@ impl Peer {
         (!has).then(|| format!("{}'s official {side} does not have it", self.name()))
     }
 
+    /// The folder with the certificates that the official programs have, and take no others.
+    pub(crate) fn test_certificates(self, plan: &Plan) -> PathBuf {
+        self.official(plan).join("../../spec/testdata")
+    }
+
+    /// The folder is a link; the programs look for their messages beside where they really are.
+    fn official(self, plan: &Plan) -> PathBuf {
+        let folder = plan.stock.join(self.name()).join("official");
+        folder.canonicalize().unwrap_or(folder)
+    }
+
     pub(crate) fn client(self, plan: &Plan, port: u16, cases: &str) -> Command {
         let mut command = self.program(plan, Side::Client);
         command
@@ -142,10 +153,7 @@ impl Peer {
             }
             Self::Ruby => {
                 command = Command::new("ruby");
-                // The folder is a link; the programs look for their messages beside where they really are.
-                let folder = plan.stock.join("ruby/official");
-                let folder = folder.canonicalize().unwrap_or(folder);
-                command.arg(folder.join(format!("{side}.rb")));
+                command.arg(self.official(plan).join(format!("{side}.rb")));
             }
             Self::Go | Self::Cpp => {
                 command = Command::new(plan.stock.join(self.name()).join("peer"));

@@ -50,7 +50,7 @@ impl Report {
     pub(crate) fn add(&mut self, run: Run) {
         let passed = run.results.values().filter(|it| **it == Outcome::Passed).count();
         let (peer, direction) = (run.peer, run.direction);
-        println!("{peer:<8} {direction:<12} {passed} of {} passed ({:.1} s)", run.results.len(), run.seconds);
+        println!("{peer:<8} {direction:<15} {passed} of {} passed ({:.1} s)", run.results.len(), run.seconds);
         self.runs.insert((peer, direction), run);
     }
 
@@ -84,23 +84,31 @@ impl Report {
 
     pub(crate) fn print(&self) {
         println!("\nover {}: passed / failed / upstream / not applicable", self.provider);
-        print!("{:<8}", "");
-        for direction in &self.directions {
-            print!(" {direction:>13}");
-        }
-        println!();
-        for peer in self.peers() {
-            print!("{peer:<8}");
-            for direction in &self.directions {
-                let cell =
-                    self.runs.get(&(peer, *direction)).map_or("-".to_owned(), |run| counts(&run.results));
-                print!(" {cell:>13}");
-            }
-            println!();
+        let (tls, plain): (Vec<_>, Vec<_>) =
+            self.directions.iter().partition(|direction| direction.has_tls());
+        for directions in [plain, tls].iter().filter(|directions| !directions.is_empty()) {
+            self.print_table(directions);
         }
         for ((outcome, peer, case, reason), directions) in self.remarks() {
             let directions: Vec<_> = directions.iter().map(|direction| direction.name()).collect();
             println!("{outcome:<8} {peer:<8} {case} ({}): {reason}", directions.join(", "));
+        }
+    }
+
+    fn print_table(&self, directions: &[Direction]) {
+        print!("{:<8}", "");
+        for direction in directions {
+            print!(" {direction:>15}");
+        }
+        println!();
+        for peer in self.peers() {
+            print!("{peer:<8}");
+            for direction in directions {
+                let cell =
+                    self.runs.get(&(peer, *direction)).map_or("-".to_owned(), |run| counts(&run.results));
+                print!(" {cell:>15}");
+            }
+            println!();
         }
     }
 

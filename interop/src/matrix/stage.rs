@@ -11,14 +11,23 @@ use crate::options::Plan;
 use crate::outcome::{Outcome, Outcomes, read};
 use crate::peer::{Manner, Peer};
 use crate::process::{self, Running};
+use crate::tls::{Tls, Wrong};
 
 /// Clients give a case 30 s themselves; one that does not is killed.
 const CASE: Duration = Duration::from_secs(40);
 /// All cases of a client that runs them one after the other.
 const ALL: Duration = Duration::from_secs(300);
 
+/// The case of connections that are to be refused.
+const CALLED: &str = "empty_unary";
+
 /// What stands between the client and the cases' answers, as long as this lives.
-struct Stage {
+struct Stage<'a> {
+    plan: &'a Plan,
+    peer: Peer,
+    direction: Direction,
+    /// There if the direction has TLS.
+    tls: Option<Tls>,
     server: Running,
     bridges: Vec<Bridge>,
     /// Where the client goes.
@@ -32,14 +41,9 @@ struct Stage {
 pub(crate) async fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result<Outcomes, Failure> {
     let mut stage = Stage::set(plan, peer, direction).await?;
     let (cases, lacking): (Vec<_>, Vec<_>) =
-        plan.cases.iter().cloned().partition(|case| peer.lacks(direction.side(), case).is_none());
-    let mut outcomes = if direction.side() == Side::Client && peer.manner() == Manner::Official {
-        one_by_one(plan, peer, stage.port, &cases).await?
-    } else {
-        let mut client = client(plan, peer, direction, stage.port, &cases.join(","));
-        let ended = process::finish("the client", &mut client, ALL).await?;
-        read(&ended.output, &cases, &format!("the client told nothing of it: {}", ended.describe()))
-    };
+        plan.cases(direction).into_iter().partition(|case| peer.lacks(direction.side(), case).is_none());
+    let mut outcomes = stage.call(&cases, None).await?;
+    outcomes.extend(stage.wrongs().await?);
     if !cases.is_empty() {
         stage.prove().await?;
     }
@@ -52,52 +56,94 @@ pub(crate) async fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result
     Ok(outcomes)
 }
 
-/// Official clients take a case a process.
-async fn one_by_one(plan: &Plan, peer: Peer, port: u16, cases: &[String]) -> Result<Outcomes, Failure> {
-    let mut outcomes = Outcomes::new();
-    for case in cases {
-        let ended = process::finish("the client", &mut peer.client(plan, port, case), CASE).await?;
-        let outcome = if ended.succeeded() { Outcome::Passed } else { Outcome::Failed(ended.describe()) };
-        outcomes.insert(case.clone(), outcome);
-    }
-    Ok(outcomes)
-}
-
-fn client(plan: &Plan, peer: Peer, direction: Direction, port: u16, cases: &str) -> Command {
-    if direction.side() == Side::Client {
-        return peer.client(plan, port, cases);
-    }
-    let mut command = Command::new(&plan.interop);
-    command.arg("client").arg(format!("--server_port={port}")).arg(format!("--test_case={cases}"));
-    match direction {
-        Direction::TcpTonic => command.arg("--transport=tcp"),
-        // That it looked for RDMA and found none.
-        Direction::Fallback => command.args(["--transport=rdma", "--require=tcp"]),
-        _ => command.args(["--transport=rdma", "--require=rdma"]),
-    };
-    command.envs(plan.rdma());
-    command
-}
-
-impl Stage {
-    async fn set(plan: &Plan, peer: Peer, direction: Direction) -> Result<Self, Failure> {
-        let (server, mut port) = match direction {
-            Direction::TonicTcp | Direction::Bridges => our_server(plan, "tcp").await?,
-            Direction::Direct | Direction::Bridge | Direction::Ours => our_server(plan, "rdma").await?,
-            Direction::TcpTonic | Direction::FromBridge | Direction::Fallback => {
-                stock_server(plan, peer).await?
+impl<'a> Stage<'a> {
+    async fn set(plan: &'a Plan, peer: Peer, direction: Direction) -> Result<Self, Failure> {
+        let certificates = plan.certificates.as_ref().filter(|_| direction.has_tls());
+        let tls = certificates.map(|certificates| Tls::of(plan, certificates, peer));
+        let (server, mut port) = match direction.without_tls() {
+            Direction::TonicTcp | Direction::Bridges => our_server(plan, tls.as_ref(), "tcp").await?,
+            Direction::Direct | Direction::Bridge | Direction::Ours => {
+                our_server(plan, tls.as_ref(), "rdma").await?
             }
+            _ => stock_server(plan, tls.as_ref(), peer).await?,
         };
         let mut bridges = Vec::new();
-        if matches!(direction, Direction::Bridges | Direction::FromBridge) {
+        if matches!(direction.without_tls(), Direction::Bridges | Direction::FromBridge) {
             bridges.push(Bridge::from_rdma(plan, port).await?);
         }
         port = bridges.last().map_or(port, |bridge| bridge.port);
-        if matches!(direction, Direction::Bridge | Direction::Bridges) {
+        if matches!(direction.without_tls(), Direction::Bridge | Direction::Bridges) {
             bridges.push(Bridge::to_rdma(plan, port).await?);
         }
         port = bridges.last().map_or(port, |bridge| bridge.port);
-        Ok(Self { server, bridges, port })
+        Ok(Self { plan, peer, direction, tls, server, bridges, port })
+    }
+
+    /// Has the client make the calls. What it does wrong there, it does in all of them.
+    async fn call(&self, cases: &[String], wrong: Option<Wrong>) -> Result<Outcomes, Failure> {
+        if self.manner() == Manner::Official {
+            return self.one_by_one(cases, wrong).await;
+        }
+        let ended = process::finish("the client", &mut self.client(&cases.join(","), wrong), ALL).await?;
+        let otherwise = format!("the client told nothing of it: {}", ended.describe());
+        Ok(read(&ended.output, cases, &otherwise))
+    }
+
+    /// Official clients take a case a process.
+    async fn one_by_one(&self, cases: &[String], wrong: Option<Wrong>) -> Result<Outcomes, Failure> {
+        let mut outcomes = Outcomes::new();
+        for case in cases {
+            let ended = process::finish("the client", &mut self.client(case, wrong), CASE).await?;
+            let outcome = if ended.succeeded() { Outcome::Passed } else { Outcome::Failed(ended.describe()) };
+            outcomes.insert(case.clone(), outcome);
+        }
+        Ok(outcomes)
+    }
+
+    /// With TLS: what has to be refused is.
+    async fn wrongs(&self) -> Result<Outcomes, Failure> {
+        let mut outcomes = Outcomes::new();
+        let Some(tls) = &self.tls else { return Ok(outcomes) };
+        for wrong in Wrong::ALL {
+            let outcome = match tls.lacks(self.manner(), wrong) {
+                Some(reason) => Outcome::NotApplicable(reason.to_owned()),
+                None => {
+                    let mut called = self.call(&[CALLED.to_owned()], Some(wrong)).await?;
+                    wrong.judge(called.remove(CALLED).ok_or("the client was not run")?)
+                }
+            };
+            outcomes.insert(wrong.name().to_owned(), outcome);
+        }
+        Ok(outcomes)
+    }
+
+    /// How the client's program is used.
+    fn manner(&self) -> Manner {
+        if self.direction.side() == Side::Client { self.peer.manner() } else { Manner::Ours }
+    }
+
+    fn client(&self, cases: &str, wrong: Option<Wrong>) -> Command {
+        let mut command = match self.direction.side() {
+            Side::Client => self.peer.client(self.plan, self.port, cases),
+            Side::Server => self.our_client(cases),
+        };
+        if let Some(tls) = &self.tls {
+            command.args(tls.client(self.manner(), wrong));
+        }
+        command
+    }
+
+    fn our_client(&self, cases: &str) -> Command {
+        let mut command = Command::new(&self.plan.interop);
+        command.arg("client").arg(format!("--server_port={}", self.port)).arg(format!("--test_case={cases}"));
+        match self.direction.without_tls() {
+            Direction::TcpTonic => command.arg("--transport=tcp"),
+            // That it looked for RDMA and found none.
+            Direction::Fallback => command.args(["--transport=rdma", "--require=tcp"]),
+            _ => command.args(["--transport=rdma", "--require=rdma"]),
+        };
+        command.envs(self.plan.rdma());
+        command
     }
 
     async fn prove(&mut self) -> Result<(), Failure> {
@@ -122,20 +168,21 @@ impl Stage {
     }
 }
 
-async fn our_server(plan: &Plan, transport: &str) -> Result<(Running, u16), Failure> {
+async fn our_server(plan: &Plan, tls: Option<&Tls>, transport: &str) -> Result<(Running, u16), Failure> {
     let mut command = Command::new(&plan.interop);
     command.args(["server", "--port=0"]).arg(format!("--transport={transport}")).envs(plan.rdma());
+    command.args(tls.map(|tls| tls.server(Manner::Ours)).unwrap_or_default());
     listening(Running::start("our server", &mut command).await?)
 }
 
-async fn stock_server(plan: &Plan, peer: Peer) -> Result<(Running, u16), Failure> {
+async fn stock_server(plan: &Plan, tls: Option<&Tls>, peer: Peer) -> Result<(Running, u16), Failure> {
     let name = format!("{peer}'s server");
+    let port = if peer.manner() == Manner::Official { process::free_port()? } else { 0 };
+    let mut command = peer.server(plan, port);
+    command.args(tls.map(|tls| tls.server(peer.manner())).unwrap_or_default());
     match peer.manner() {
-        Manner::Ours => listening(Running::start(&name, &mut peer.server(plan, 0)).await?),
-        Manner::Official => {
-            let port = process::free_port()?;
-            Ok((Running::start_silent(&name, &mut peer.server(plan, port), port).await?, port))
-        }
+        Manner::Ours => listening(Running::start(&name, &mut command).await?),
+        Manner::Official => Ok((Running::start_silent(&name, &mut command, port).await?, port)),
     }
 }
 

@@ -19,6 +19,7 @@ use crate::{Failure, output};
 
 /// Listens, prints the port, and serves until interrupted.
 pub(crate) async fn run(options: &ServerOptions) -> Result<(), Failure> {
+    let tls = options.tls.load()?;
     let listener = Listener::bind(options.transport, &options.host, options.port).await?;
     output::line(&listener.port().to_string())?;
     let interrupted = async {
@@ -27,7 +28,7 @@ pub(crate) async fn run(options: &ServerOptions) -> Result<(), Failure> {
             std::future::pending().await
         }
     };
-    listener.serve(routes().await?, interrupted).await
+    listener.serve(tls, routes().await?, interrupted).await
 }
 
 /// All services.

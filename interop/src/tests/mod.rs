@@ -1,21 +1,30 @@
 //! All cases over all pairings, servers that are wrong on purpose, and clients that are.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
+// The matrix has use for them too, and is a program of its own.
+#[path = "../matrix/certificates.rs"]
+mod certificates;
 mod hostile;
 mod pairings;
+mod tls;
 mod wrong_servers;
 
 use tonic::service::Routes;
 
 use crate::client::{Ending, find, run_case};
 use crate::server::routes;
+use crate::tls::ServerTls;
 use crate::transport::{Listener, Target, Transport};
 
 /// A server in this process, until the runtime ends.
 async fn serve(transport: Transport, routes: Routes) -> u16 {
+    serve_with(transport, None, routes).await
+}
+
+async fn serve_with(transport: Transport, tls: Option<ServerTls>, routes: Routes) -> u16 {
     let listener = Listener::bind(transport, "127.0.0.1", 0).await.unwrap();
     let port = listener.port();
-    tokio::spawn(listener.serve(routes, std::future::pending()));
+    tokio::spawn(listener.serve(tls, routes, std::future::pending()));
     port
 }
 
@@ -25,7 +34,14 @@ async fn serve_ours(transport: Transport) -> u16 {
 }
 
 fn target(port: u16, transport: Transport, require: Transport) -> Target {
-    Target { host: "127.0.0.1".to_owned(), port, transport, require: Some(require) }
+    Target {
+        host: "127.0.0.1".to_owned(),
+        port,
+        transport,
+        require: Some(require),
+        host_override: None,
+        tls: None,
+    }
 }
 
 /// Runs a case by name; how it failed, if it did.

@@ -68,7 +68,7 @@ pub(crate) fn serve(options: &ServedOptions) -> Result<(), Failure> {
             // Whatever this comes to, there is nobody to serve any more.
             let _ = tokio::io::stdin().read_to_end(&mut Vec::new()).await;
         };
-        listener.serve(routes().await?, parent_is_gone).await
+        listener.serve(None, routes().await?, parent_is_gone).await
     });
     // The thread that reads standard input can't be told to stop.
     runtime.shutdown_background();

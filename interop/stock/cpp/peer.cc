@@ -12,8 +12,8 @@ namespace {
 const std::map<std::string, std::string> kCannot = {{"checked_zstd", "C-core has no zstd"}};
 
 // The values of flags such as --port=1.
-std::map<std::string, std::string> Flags(int count, char** arguments) {
-  std::map<std::string, std::string> flags;
+Flags Parse(int count, char** arguments) {
+  Flags flags;
   for (int at = 2; at < count; ++at) {
     std::string text = arguments[at];
     size_t equals = std::min(text.find('='), text.size());
@@ -52,13 +52,17 @@ Target Target::Connect() const {
   // A connection of its own: the library shares those of channels that are alike.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return {address, grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments)};
+  if (!host.empty()) {
+    arguments.SetSslTargetNameOverride(host);
+    arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, host);
+  }
+  return {address, host, credentials, grpc::CreateCustomChannel(address, credentials, arguments)};
 }
 
-int main(int count, char** arguments) {
-  auto flags = Flags(count, arguments);
+int Run(int count, char** arguments) {
+  auto flags = Parse(count, arguments);
   std::string program = count > 1 ? arguments[1] : "";
-  if (program == "server") return Serve(std::atoi(flags["--port"].c_str()));
+  if (program == "server") return Serve(std::atoi(flags["--port"].c_str()), ServerCredentials(flags));
   if (program != "client") {
     std::cerr << "peer server|client, see interop/README.md" << std::endl;
     return 2;
@@ -69,7 +73,8 @@ int main(int count, char** arguments) {
     for (auto& it : cases) std::cout << it.first << "\n";
     return 0;
   }
-  Target target{flags["--server_host"] + ":" + flags["--server_port"], nullptr};
+  std::string address = flags["--server_host"] + ":" + flags["--server_port"];
+  Target target{address, flags["--server_host_override"], ClientCredentials(flags), nullptr};
   int failed = 0;
   std::istringstream names(flags["--test_case"]);
   for (std::string name; std::getline(names, name, ',');) {
@@ -78,4 +83,13 @@ int main(int count, char** arguments) {
     if (outcome.rfind("failed", 0) == 0) failed = 1;
   }
   return failed;
+}
+
+int main(int count, char** arguments) {
+  try {
+    return Run(count, arguments);
+  } catch (const std::exception& error) {
+    std::cerr << "peer: " << error.what() << std::endl;
+    return 2;
+  }
 }

@@ -11,15 +11,20 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include "tls.h"
+
 constexpr int kLargest = 64 << 20;
 constexpr std::chrono::seconds kLimit{30};
 
 // Serves until killed; returns if it can't.
-int Serve(int port);
+int Serve(int port, const std::shared_ptr<grpc::ServerCredentials>& credentials);
 
 // A server to call: a connection, and the way to another one.
 struct Target {
   std::string address;
+  // The host that the server is asked to be, if not where it is.
+  std::string host;
+  std::shared_ptr<grpc::ChannelCredentials> credentials;
   std::shared_ptr<grpc::Channel> channel;
   Target Connect() const;
 };

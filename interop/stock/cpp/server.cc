@@ -197,12 +197,12 @@ class CheckedCalls final : public Checked::Service {
 
 }  // namespace
 
-int Serve(int port) {
+int Serve(int port, const std::shared_ptr<grpc::ServerCredentials>& credentials) {
   Test test;
   CheckedCalls checked;
   grpc::ServerBuilder builder;
   int bound = 0;
-  builder.AddListeningPort("127.0.0.1:" + std::to_string(port), grpc::InsecureServerCredentials(), &bound);
+  builder.AddListeningPort("127.0.0.1:" + std::to_string(port), credentials, &bound);
   builder.SetMaxReceiveMessageSize(kLargest).SetMaxSendMessageSize(kLargest);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.RegisterService(&test).RegisterService(&checked);

@@ -344,7 +344,7 @@ func rpcSoak(ctx context.Context, to target) error {
 }
 
 func channelSoak(ctx context.Context, to target) error {
-	return soak(func() error { return connected(ctx, to.address, largeUnary) })
+	return soak(func() error { return connected(ctx, to.server, largeUnary) })
 }
 
 func soak(call func() error) error {

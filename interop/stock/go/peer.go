@@ -26,12 +26,14 @@ func main() {
 	port := flags.Int("port", 0, "port to listen on")
 	host := flags.String("server_host", "127.0.0.1", "host to connect to")
 	serverPort := flags.Int("server_port", 0, "port to connect to")
+	var security tlsFlags
+	security.add(flags)
 	cases := flags.String("test_case", "", "cases to run")
 	list := flags.Bool("list", false, "list the cases")
 	flags.Parse(os.Args[2:])
 	switch {
 	case os.Args[1] == "server":
-		fail(serve(*port))
+		fail(serve(*port, security))
 	case os.Args[1] != "client":
 		fail(fmt.Errorf("server or client, not %q", os.Args[1]))
 	case *list:
@@ -39,7 +41,11 @@ func main() {
 			fmt.Println(it.name)
 		}
 	default:
-		os.Exit(run(fmt.Sprintf("%s:%d", *host, *serverPort), strings.Split(*cases, ",")))
+		options, err := security.dial()
+		if err != nil {
+			fail(err)
+		}
+		os.Exit(run(server{fmt.Sprintf("%s:%d", *host, *serverPort), options}, strings.Split(*cases, ",")))
 	}
 }
 
@@ -48,10 +54,10 @@ func fail(err error) {
 	os.Exit(2)
 }
 
-func run(address string, names []string) int {
+func run(to server, names []string) int {
 	failed := 0
 	for _, name := range names {
-		outcome := one(address, name)
+		outcome := one(to, name)
 		fmt.Println(name, outcome)
 		if strings.HasPrefix(outcome, "failed") {
 			failed = 1
@@ -60,10 +66,10 @@ func run(address string, names []string) int {
 	return failed
 }
 
-func one(address, name string) string {
+func one(to server, name string) string {
 	for _, it := range table {
 		if it.name == name {
-			return outcome(address, it.run)
+			return outcome(to, it.run)
 		}
 	}
 	if reason, found := cannot[name]; found {
@@ -72,11 +78,11 @@ func one(address, name string) string {
 	return "skipped: this peer does not have the case"
 }
 
-func outcome(address string, run func(context.Context, target) error) string {
+func outcome(to server, run func(context.Context, target) error) string {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- connected(ctx, address, run) }()
+	go func() { done <- connected(ctx, to, run) }()
 	select {
 	case err := <-done:
 		if err != nil {
@@ -89,18 +95,24 @@ func outcome(address string, run func(context.Context, target) error) string {
 	}
 }
 
+// server is where it is, and how one connects to it.
+type server struct {
+	address string
+	options []grpc.DialOption
+}
+
 // target is a server to call: a connection, and the way to another one.
 type target struct {
 	*grpc.ClientConn
-	address string
+	server
 }
 
-func connected(ctx context.Context, address string, run func(context.Context, target) error) error {
+func connected(ctx context.Context, to server, run func(context.Context, target) error) error {
 	size := grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largest), grpc.MaxCallSendMsgSize(largest))
-	connection, err := grpc.DialContext(ctx, address, grpc.WithInsecure(), grpc.WithNoProxy(), size)
+	connection, err := grpc.DialContext(ctx, to.address, append([]grpc.DialOption{grpc.WithNoProxy(), size}, to.options...)...)
 	if err != nil {
 		return err
 	}
 	defer connection.Close()
-	return run(ctx, target{connection, address})
+	return run(ctx, target{connection, to})
 }

@@ -24,12 +24,16 @@ const (
 	echoTrailing = "x-grpc-test-echo-trailing-bin"
 )
 
-func serve(port int) error {
+func serve(port int, security tlsFlags) error {
+	options, err := security.serve()
+	if err != nil {
+		return err
+	}
 	listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(largest), grpc.MaxSendMsgSize(largest))
+	server := grpc.NewServer(append(options, grpc.MaxRecvMsgSize(largest), grpc.MaxSendMsgSize(largest))...)
 	testing.RegisterTestServiceServer(server, testService{})
 	checked.RegisterCheckedServer(server, checkedService{})
 	fmt.Println(listener.Addr().(*net.TCPAddr).Port)

@@ -2,13 +2,14 @@
 const assert = require('assert/strict')
 const grpc = require('@grpc/grpc-js')
 const { limits } = require('./protos')
+const tls = require('./tls')
 
 const options = { ...limits, 'grpc.use_local_subchannel_pool': 1, 'grpc.enable_http_proxy': 0 }
 
 // Runs the body with a client of the service, over a connection of its own.
 async function withClient(Service, flags, body, more = {}) {
   const address = `${flags.server_host}:${flags.server_port}`
-  const client = new Service(address, grpc.credentials.createInsecure(), { ...options, ...more })
+  const client = new Service(address, flags.credentials, { ...options, ...tls.host(flags), ...more })
   try {
     return await body(client)
   } finally {

@@ -13,6 +13,15 @@ const options = {
   server_host: option('127.0.0.1'),
   server_port: option(undefined),
   test_case: option(''),
+  use_tls: option('false'),
+  use_test_ca: option('false'),
+  server_host_override: option(undefined),
+  ca_file: option(undefined),
+  client_cert_file: option(undefined),
+  client_key_file: option(undefined),
+  cert_file: option(undefined),
+  key_file: option(undefined),
+  client_ca_file: option(undefined),
   list: { type: 'boolean', default: false },
   soak_iterations: option('100'),
   soak_num_threads: option('4'),
@@ -43,6 +52,7 @@ async function main() {
   if (program !== 'client') throw new Error('peer.js server|client, see interop/README.md')
   const cases = require('./cases')
   if (flags.list) return console.log(Object.keys(cases.table).join('\n'))
+  flags.credentials = require('./tls').client(flags)
   let failed = 0
   for (const name of flags.test_case.split(',').filter(Boolean)) {
     const outcome = await one(name, cases, flags)

@@ -2,6 +2,7 @@
 const { setTimeout: sleep } = require('timers/promises')
 const grpc = require('@grpc/grpc-js')
 const { TestService, Checked, limits } = require('./protos')
+const tls = require('./tls')
 const { content, firstMismatch } = require('./content')
 
 const ECHO_INITIAL = 'x-grpc-test-echo-initial'
@@ -144,12 +145,13 @@ const checked = {
   },
 }
 
-function serve({ host, port }) {
+function serve(flags) {
+  const { host, port } = flags
   const server = new grpc.Server(limits)
   // No handler for what no server implements: the library answers for it.
   server.addService(TestService.service, testService)
   server.addService(Checked.service, checked)
-  server.bindAsync(`${host}:${port}`, grpc.ServerCredentials.createInsecure(), (error, bound) => {
+  server.bindAsync(`${host}:${port}`, tls.server(flags), (error, bound) => {
     if (error) throw error
     console.log(bound)
   })

@@ -11,6 +11,7 @@ import sys
 
 import cases
 import service
+import tls
 
 LIMIT_S = 30
 
@@ -21,6 +22,7 @@ def main():
     server = programs.add_parser("server")
     server.add_argument("--host", default="127.0.0.1")
     server.add_argument("--port", type=int, default=0)
+    tls.add_flags(server, "server")
     client = programs.add_parser("client")
     client.add_argument("--server_host", default="127.0.0.1")
     client.add_argument("--server_port", type=int)
@@ -28,9 +30,10 @@ def main():
     client.add_argument("--list", action="store_true", help="the cases, one a line")
     for flag, default in [("iterations", 100), ("num_threads", 4), ("max_failures", 0)]:
         client.add_argument(f"--soak_{flag}", type=int, default=default)
+    tls.add_flags(client, "client")
     arguments = parser.parse_args()
     if arguments.program == "server":
-        service.serve(arguments.host, arguments.port)
+        service.serve(arguments.host, arguments.port, tls.server(arguments))
     elif arguments.list:
         print("\n".join(cases.TABLE))
     else:
@@ -39,6 +42,7 @@ def main():
 
 def run(arguments):
     failed = 0
+    arguments.credentials = tls.client(arguments)
     for name in filter(None, arguments.test_case.split(",")):
         outcome = one(name, arguments)
         print(name, outcome, flush=True)

@@ -8,7 +8,12 @@ from service import LIMIT
 def connect(arguments):
     # A connection of its own for each case: C-core shares those of channels that are alike.
     options = [*LIMIT, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
-    return grpc.insecure_channel(f"{arguments.server_host}:{arguments.server_port}", options=options)
+    if host := arguments.server_host_override:
+        options += [("grpc.ssl_target_name_override", host), ("grpc.default_authority", host)]
+    address = f"{arguments.server_host}:{arguments.server_port}"
+    if arguments.credentials:
+        return grpc.secure_channel(address, arguments.credentials, options=options)
+    return grpc.insecure_channel(address, options=options)
 
 
 def expect(what, got, wanted, seen=None):

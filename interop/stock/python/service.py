@@ -13,12 +13,13 @@ LIMIT = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_
 ECHO_INITIAL, ECHO_TRAILING = "x-grpc-test-echo-initial", "x-grpc-test-echo-trailing-bin"
 
 
-def serve(host, port):
+def serve(host, port, credentials):
     # Before 3.13 Python's threads are its calls in flight.
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=32), options=[*LIMIT, ("grpc.so_reuseport", 0)])
     services = [protos.handlers(protos.TEST, TestService()), protos.handlers(protos.CHECKED, Checked())]
     server.add_generic_rpc_handlers(services)
-    bound = server.add_insecure_port(f"{host}:{port}")
+    address = f"{host}:{port}"
+    bound = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     server.start()
     print(bound, flush=True)
     server.wait_for_termination()

@@ -1,0 +1,181 @@
+//! TLS in the matrix: whose certificates a combination has, the flags for them, and connections that must be refused.
+
+use std::path::PathBuf;
+
+use crate::certificates::{Certificates, SERVER};
+use crate::options::Plan;
+use crate::outcome::Outcome;
+use crate::peer::{Manner, Peer};
+
+/// Cases that directions with TLS have, unless others are asked for: TLS changes bytes and how connections begin and end,
+/// not what is called.
+pub(crate) const CASES: [&str; 10] = [
+    "empty_unary",
+    "large_unary",
+    "concurrent_large_unary",
+    "ping_pong",
+    "empty_stream",
+    "custom_metadata",
+    "status_code_and_message",
+    "checked_unary",
+    "checked_ping_pong",
+    "checked_half_close",
+];
+
+/// What a client does wrong: the connection has to be refused, by the one or the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wrong {
+    /// It trusts an authority that did not sign the server's certificate.
+    Authority,
+    /// It asks for a host that the server's certificate is not for.
+    Host,
+    /// It shows no certificate to a server that demands one.
+    NoCertificate,
+}
+
+impl Wrong {
+    pub(crate) const ALL: [Self; 3] = [Self::Authority, Self::Host, Self::NoCertificate];
+
+    /// What it is called where cases are listed.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Authority => "tls_wrong_authority",
+            Self::Host => "tls_wrong_host",
+            Self::NoCertificate => "tls_no_certificate",
+        }
+    }
+
+    /// What the client's outcome says of the refusal.
+    pub(crate) fn judge(self, outcome: Outcome) -> Outcome {
+        let Outcome::Failed(reason) = outcome else {
+            return match outcome {
+                Outcome::Passed => Outcome::Failed("the call was answered".to_owned()),
+                other => other,
+            };
+        };
+        let words = reason.to_lowercase();
+        let has = |any: &[&str]| any.iter().any(|it| words.contains(it));
+        if has(&["not done after", "did not end within", "deadline", "took too long"]) {
+            return Outcome::Failed(format!("refused by time-out alone: {reason}"));
+        }
+        // In TLS 1.3 a client is done before the server has looked at its certificate: it may see an end, and no more.
+        let clear = self == Self::NoCertificate || has(&["certificate", "ssl", "tls", "x509"]);
+        if clear { Outcome::Passed } else { Outcome::Failed(format!("refused, and not for TLS: {reason}")) }
+    }
+}
+
+/// Certificates of one combination.
+#[derive(Debug)]
+pub(crate) struct Tls {
+    manner: Manner,
+    authority: PathBuf,
+    other_authority: PathBuf,
+    server: (PathBuf, PathBuf),
+    /// With it TLS is mutual.
+    client: Option<(PathBuf, PathBuf)>,
+    host: &'static str,
+}
+
+impl Tls {
+    /// The certificates of this run; for the official programs those inside of their package, since they take no others.
+    pub(crate) fn of(plan: &Plan, certificates: &Certificates, peer: Peer) -> Self {
+        let other_authority = certificates.file("other-ca.pem");
+        match peer.manner() {
+            Manner::Ours => Self {
+                manner: Manner::Ours,
+                authority: certificates.file("ca.pem"),
+                other_authority,
+                server: (certificates.file("server.pem"), certificates.file("server.key")),
+                client: Some((certificates.file("client.pem"), certificates.file("client.key"))),
+                host: SERVER,
+            },
+            Manner::Official => {
+                let package = peer.test_certificates(plan);
+                Self {
+                    manner: Manner::Official,
+                    authority: package.join("ca.pem"),
+                    other_authority,
+                    server: (package.join("server1.pem"), package.join("server1.key")),
+                    client: None,
+                    host: "foo.test.google.fr",
+                }
+            }
+        }
+    }
+
+    /// Flags of a server on `manner`'s command line.
+    pub(crate) fn server(&self, manner: Manner) -> Vec<String> {
+        let mut flags = vec!["--use_tls=true".to_owned()];
+        if manner == Manner::Ours {
+            flags.push(file("cert_file", &self.server.0));
+            flags.push(file("key_file", &self.server.1));
+            flags.extend(self.client.is_some().then(|| file("client_ca_file", &self.authority)));
+        }
+        flags
+    }
+
+    /// Flags of a client, and what it does `wrong`.
+    pub(crate) fn client(&self, manner: Manner, wrong: Option<Wrong>) -> Vec<String> {
+        let host = if wrong == Some(Wrong::Host) { "elsewhere.test" } else { self.host };
+        let mut flags = vec!["--use_tls=true".to_owned(), "--use_test_ca=true".to_owned()];
+        flags.push(format!("--server_host_override={host}"));
+        if manner == Manner::Ours {
+            let authority =
+                if wrong == Some(Wrong::Authority) { &self.other_authority } else { &self.authority };
+            flags.push(file("ca_file", authority));
+            if let Some((certificate, key)) =
+                self.client.as_ref().filter(|_| wrong != Some(Wrong::NoCertificate))
+            {
+                flags.push(file("client_cert_file", certificate));
+                flags.push(file("client_key_file", key));
+            }
+        }
+        flags
+    }
+
+    /// Why a client, of the given manner, can't do this wrong.
+    pub(crate) fn lacks(&self, client: Manner, wrong: Wrong) -> Option<&'static str> {
+        match wrong {
+            Wrong::Authority if client == Manner::Official => {
+                Some("the official client trusts the authority inside its package, and takes no other")
+            }
+            Wrong::NoCertificate if self.manner == Manner::Official => {
+                Some("the official programs have no mutual TLS")
+            }
+            _ => None,
+        }
+    }
+}
+
+fn file(flag: &str, path: &std::path::Path) -> String {
+    format!("--{flag}={}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(reason: &str) -> Outcome {
+        Outcome::Failed(reason.to_owned())
+    }
+
+    #[test]
+    fn a_wrong_that_is_refused_has_passed() {
+        let refused = failed("invalid peer certificate: UnknownIssuer");
+        assert_eq!(Wrong::Authority.judge(refused), Outcome::Passed);
+        assert_eq!(Wrong::NoCertificate.judge(failed("Socket closed")), Outcome::Passed);
+    }
+
+    #[test]
+    fn a_wrong_that_nobody_minds_has_failed() {
+        assert!(matches!(Wrong::Authority.judge(Outcome::Passed), Outcome::Failed(_)));
+    }
+
+    #[test]
+    fn a_refusal_for_another_reason_has_failed() {
+        for reason in ["failed: not done after 30 s", "DEADLINE_EXCEEDED: certificate", "connection refused"]
+        {
+            assert!(matches!(Wrong::Host.judge(failed(reason)), Outcome::Failed(_)), "{reason}");
+        }
+    }
+}

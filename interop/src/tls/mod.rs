@@ -1,0 +1,158 @@
+//! TLS: the official programs' flags, and tonic's configuration from them. Its keys and certificates are read and looked at
+//! first, so that what is wrong is said of a flag and a file, and not by a handshake that fails.
+
+mod files;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args};
+use tonic::transport::{ClientTlsConfig, Endpoint, ServerTlsConfig};
+
+use crate::Failure;
+use crate::failure::chain;
+use files::{authorities, identity};
+
+/// How long a handshake may take. tonic's server waits without end unless it is told.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// TLS at the client.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct ClientTlsOptions {
+    /// Whether to use TLS; the server's certificate has to be of an authority that this system knows
+    #[arg(long = "use_tls", value_name = "BOOLEAN", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
+    pub(crate) use_tls: bool,
+    /// With TLS: the server's certificate has to be of the test's authority, --ca_file, and no other
+    #[arg(long = "use_test_ca", value_name = "BOOLEAN", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
+    pub(crate) use_test_ca: bool,
+    /// Certificate of the test's authority, or several; PEM
+    #[arg(long = "ca_file", value_name = "FILE")]
+    pub(crate) ca_file: Option<PathBuf>,
+    /// The certificate to show to a server that asks for one, followed by those between it and the authority; PEM
+    #[arg(long = "client_cert_file", value_name = "FILE", requires = "client_key_file")]
+    pub(crate) client_cert_file: Option<PathBuf>,
+    /// Its private key; PEM
+    #[arg(long = "client_key_file", value_name = "FILE", requires = "client_cert_file")]
+    pub(crate) client_key_file: Option<PathBuf>,
+}
+
+/// TLS at the server.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct ServerTlsOptions {
+    /// Whether to use TLS, on all connections
+    #[arg(long = "use_tls", value_name = "BOOLEAN", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
+    pub(crate) use_tls: bool,
+    /// The server's certificate, followed by those between it and the authority; PEM
+    #[arg(long = "cert_file", value_name = "FILE")]
+    pub(crate) cert_file: Option<PathBuf>,
+    /// Its private key; PEM
+    #[arg(long = "key_file", value_name = "FILE")]
+    pub(crate) key_file: Option<PathBuf>,
+    /// Demand a certificate of this authority from each client (mutual TLS); PEM
+    #[arg(long = "client_ca_file", value_name = "FILE")]
+    pub(crate) client_ca_file: Option<PathBuf>,
+}
+
+/// TLS of a client, whose files are good.
+#[derive(Clone)]
+pub(crate) struct ClientTls(ClientTlsConfig);
+
+/// TLS of a server, whose files are good.
+#[derive(Clone)]
+pub(crate) struct ServerTls(ServerTlsConfig);
+
+impl ClientTlsOptions {
+    /// # Errors
+    /// Flags that don't go together, or a file that is not what it has to be; each is named.
+    pub(crate) fn load(&self) -> Result<Option<ClientTls>, Failure> {
+        let files = [
+            ("--ca_file", &self.ca_file),
+            ("--client_cert_file", &self.client_cert_file),
+            ("--client_key_file", &self.client_key_file),
+        ];
+        if !self.use_tls {
+            return of_no_use(&files).map(|()| None);
+        }
+        let mut config = ClientTlsConfig::new().timeout(HANDSHAKE);
+        config = match (self.use_test_ca, &self.ca_file) {
+            (true, Some(path)) => config.ca_certificate(authorities("--ca_file", path)?),
+            (false, None) => config.with_native_roots(),
+            (true, None) => {
+                return Err(Failure::new(
+                    "--use_test_ca needs --ca_file: certificates for tests are made anew",
+                ));
+            }
+            (false, Some(_)) => {
+                return Err(Failure::new("--ca_file is of no use without --use_test_ca"));
+            }
+        };
+        if let (Some(certificate), Some(key)) = (&self.client_cert_file, &self.client_key_file) {
+            config =
+                config.identity(identity(("--client_cert_file", certificate), ("--client_key_file", key))?);
+        }
+        Ok(Some(ClientTls(config)))
+    }
+}
+
+impl ServerTlsOptions {
+    /// # Errors
+    /// As of [`ClientTlsOptions::load`].
+    pub(crate) fn load(&self) -> Result<Option<ServerTls>, Failure> {
+        let files = [
+            ("--cert_file", &self.cert_file),
+            ("--key_file", &self.key_file),
+            ("--client_ca_file", &self.client_ca_file),
+        ];
+        if !self.use_tls {
+            return of_no_use(&files).map(|()| None);
+        }
+        let (Some(certificate), Some(key)) = (&self.cert_file, &self.key_file) else {
+            return Err(Failure::new("--use_tls needs --cert_file and --key_file"));
+        };
+        let identity = identity(("--cert_file", certificate), ("--key_file", key))?;
+        let mut config = ServerTlsConfig::new().timeout(HANDSHAKE).identity(identity);
+        if let Some(path) = &self.client_ca_file {
+            config = config.client_ca_root(authorities("--client_ca_file", path)?);
+        }
+        Ok(Some(ServerTls(config)))
+    }
+}
+
+/// Whoever names certificates must not be left with plaintext.
+fn of_no_use(files: &[(&str, &Option<PathBuf>)]) -> Result<(), Failure> {
+    match files.iter().find(|(_, path)| path.is_some()) {
+        Some((flag, _)) => Err(Failure::new(format!("{flag} is of no use without --use_tls"))),
+        None => Ok(()),
+    }
+}
+
+impl ClientTls {
+    /// The endpoint with TLS, for a server whose certificate has to have `name`.
+    pub(crate) fn protect(&self, endpoint: Endpoint, name: &str) -> Result<Endpoint, Failure> {
+        // An address of version 6 has no brackets there.
+        let name = name.trim_start_matches('[').trim_end_matches(']');
+        endpoint
+            .tls_config(self.0.clone().domain_name(name))
+            .map_err(|error| Failure::new(format!("--use_tls, for a server named {name}: {}", chain(&error))))
+    }
+}
+
+impl ServerTls {
+    pub(crate) fn config(self) -> ServerTlsConfig {
+        self.0
+    }
+}
+
+/// tonic's show the private key.
+impl fmt::Debug for ClientTls {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("ClientTls").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ServerTls {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("ServerTls").finish_non_exhaustive()
+    }
+}
