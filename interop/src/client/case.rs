@@ -1,5 +1,7 @@
 //! What a case works with, and how it ends.
 
+use std::error::Error as _;
+
 use bytes::Bytes;
 use tonic::codec::CompressionEncoding;
 use tonic::transport::Channel;
@@ -7,6 +9,7 @@ use tonic::{Code, Status};
 
 use crate::args::SoakOptions;
 use crate::deadline::Deadline;
+use crate::failure::chain;
 use crate::proto::checked::checked_client::CheckedClient;
 use crate::proto::testing::test_service_client::TestServiceClient;
 use crate::proto::testing::unimplemented_service_client::UnimplementedServiceClient;
@@ -37,9 +40,10 @@ impl From<Status> for Ending {
     }
 }
 
-/// Code and message.
+/// Code and message, and what brought the connection down, if that is why.
 pub(super) fn describe(status: &Status) -> String {
-    format!("{:?} ({:?})", status.code(), status.message())
+    let causes = status.source().map(|cause| format!(": {}", chain(cause))).unwrap_or_default();
+    format!("{:?} ({:?}{causes})", status.code(), status.message())
 }
 
 /// A failure unless `condition`; `text` says what was expected and what came.

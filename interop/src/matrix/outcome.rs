@@ -43,6 +43,9 @@ impl Outcome {
 /// Outcomes by case.
 pub(crate) type Outcomes = BTreeMap<String, Outcome>;
 
+/// How the reason begins where a client has said nothing of a case.
+pub(crate) const UNTOLD: &str = "the client told nothing of it";
+
 /// Reads what a client printed (see interop/README.md). A case without a line has failed, for `otherwise`.
 pub(crate) fn read(output: &str, cases: &[String], otherwise: &str) -> Outcomes {
     let mut outcomes: Outcomes =

@@ -113,6 +113,15 @@ impl Peer {
         self.official(plan).join("../../spec/testdata")
     }
 
+    /// Why the peer has no TLS here.
+    pub(crate) fn lacks_tls(self, plan: &Plan) -> Option<String> {
+        let needed = self.test_certificates(plan).join("server1.key");
+        let lacking = self.manner() == Manner::Official && !needed.exists();
+        lacking.then(|| {
+            format!("{}'s package has no certificates: {} is not there", self.name(), needed.display())
+        })
+    }
+
     /// The folder is a link; the programs look for their messages beside where they really are.
     fn official(self, plan: &Plan) -> PathBuf {
         let folder = plan.stock.join(self.name()).join("official");

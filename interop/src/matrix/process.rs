@@ -155,9 +155,10 @@ fn keep(pipe: Option<impl AsyncRead + Unpin + Send + 'static>) -> JoinHandle<Str
     })
 }
 
-/// The last lines, or those from a panic on.
+/// The last lines, or those from a panic on. Ruby's lines of where it was are left out, as they come after what it was.
 fn tail(text: &str) -> String {
-    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let telling = |line: &&str| !line.trim().is_empty() && !line.starts_with("\tfrom ");
+    let lines: Vec<_> = text.lines().filter(telling).collect();
     let panic = lines.iter().rposition(|line| line.contains("panicked at"));
     let last = lines[panic.unwrap_or(lines.len().saturating_sub(6))..].join(" | ");
     if last.is_empty() { "it said nothing".to_owned() } else { printable(&last) }

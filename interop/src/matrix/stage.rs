@@ -8,7 +8,7 @@ use crate::Failure;
 use crate::bridge::Bridge;
 use crate::direction::{Direction, Side};
 use crate::options::Plan;
-use crate::outcome::{Outcome, Outcomes, read};
+use crate::outcome::{Outcome, Outcomes, UNTOLD, read};
 use crate::peer::{Manner, Peer};
 use crate::process::{self, Running};
 use crate::tls::{Tls, Wrong};
@@ -39,6 +39,10 @@ struct Stage<'a> {
 /// # Errors
 /// What is needed for them did not start, or no RDMA was used where it had to be: no case counts as passed then.
 pub(crate) async fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result<Outcomes, Failure> {
+    if let Some(reason) = peer.lacks_tls(plan).filter(|_| direction.has_tls()) {
+        let cases = plan.cases(direction).into_iter();
+        return Ok(cases.map(|case| (case, Outcome::NotApplicable(reason.clone()))).collect());
+    }
     let mut stage = Stage::set(plan, peer, direction).await?;
     let (cases, lacking): (Vec<_>, Vec<_>) =
         plan.cases(direction).into_iter().partition(|case| peer.lacks(direction.side(), case).is_none());
@@ -85,7 +89,7 @@ impl<'a> Stage<'a> {
             return self.one_by_one(cases, wrong).await;
         }
         let ended = process::finish("the client", &mut self.client(&cases.join(","), wrong), ALL).await?;
-        let otherwise = format!("the client told nothing of it: {}", ended.describe());
+        let otherwise = format!("{UNTOLD}: {}", ended.describe());
         Ok(read(&ended.output, cases, &otherwise))
     }
 

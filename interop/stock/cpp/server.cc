@@ -208,7 +208,7 @@ int Serve(int port, const std::shared_ptr<grpc::ServerCredentials>& credentials)
   builder.RegisterService(&test).RegisterService(&checked);
   auto server = builder.BuildAndStart();
   if (!server || !bound) {
-    std::cerr << "peer: can't listen on port " << port << std::endl;
+    std::cerr << "peer: can't listen on port " << port << ", or not with this certificate and key" << std::endl;
     return 2;
   }
   std::cout << bound << std::endl;

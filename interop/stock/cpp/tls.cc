@@ -26,6 +26,7 @@ std::string Content(const Flags& flags, const std::string& name, bool needed) {
   std::ostringstream text;
   // Nothing in it, or a folder, is an error too.
   if (!file || !(text << file.rdbuf())) throw std::runtime_error("--" + name + ": can't read " + path);
+  if (text.str().find("-----BEGIN ") == std::string::npos) throw std::runtime_error("--" + name + ": no PEM in " + path);
   return text.str();
 }
 

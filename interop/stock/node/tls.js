@@ -1,5 +1,7 @@
 // TLS: the official programs' flags, those that name files, and credentials from them.
+const { X509Certificate } = require('crypto')
 const fs = require('fs')
+const { createSecureContext } = require('tls')
 const grpc = require('@grpc/grpc-js')
 
 function wanted(flags, name) {
@@ -17,32 +19,34 @@ function content(flags, name) {
   }
 }
 
-// Something that OpenSSL may throw, which says neither flag nor file.
-function made(flags, names, make) {
+// OpenSSL tells what is wrong with the files, and neither flag nor file.
+function check(flags, names) {
+  const [ca, key, cert] = names.map(name => content(flags, name) ?? undefined)
   try {
-    return make()
+    createSecureContext({ ca, key, cert })
+    // An authority that is none it would pass over.
+    if (ca) new X509Certificate(ca)
   } catch (error) {
     const files = names.filter(name => flags[name]).map(name => `--${name}=${flags[name]}`)
     throw new Error(`${files.join(' ')}: ${error.message}`)
   }
+  return [ca ?? null, key ?? null, cert ?? null]
 }
 
 function client(flags) {
   if (!wanted(flags, 'use_tls')) return grpc.credentials.createInsecure()
   const testCa = wanted(flags, 'use_test_ca')
   if (testCa && !flags.ca_file) throw new Error('--use_test_ca needs --ca_file')
-  const [ca, key, cert] = ['ca_file', 'client_key_file', 'client_cert_file'].map(name => content(flags, name))
-  return made(flags, ['ca_file', 'client_key_file', 'client_cert_file'],
-    () => grpc.credentials.createSsl(testCa ? ca : null, key, cert))
+  const [ca, key, cert] = check(flags, ['ca_file', 'client_key_file', 'client_cert_file'])
+  return grpc.credentials.createSsl(testCa ? ca : null, key, cert)
 }
 
 // With --client_ca_file each client has to show a certificate.
 function server(flags) {
   if (!wanted(flags, 'use_tls')) return grpc.ServerCredentials.createInsecure()
-  const [ca, key, cert] = ['client_ca_file', 'key_file', 'cert_file'].map(name => content(flags, name))
+  const [ca, key, cert] = check(flags, ['client_ca_file', 'key_file', 'cert_file'])
   if (!key || !cert) throw new Error('--use_tls needs --cert_file and --key_file')
-  return made(flags, ['client_ca_file', 'key_file', 'cert_file'],
-    () => grpc.ServerCredentials.createSsl(ca, [{ private_key: key, cert_chain: cert }], ca !== null))
+  return grpc.ServerCredentials.createSsl(ca, [{ private_key: key, cert_chain: cert }], ca !== null)
 }
 
 // The host that the server is asked to be, if not where it is.

@@ -1,5 +1,7 @@
 """TLS: the official programs' flags, those that name files, and credentials from them."""
 
+import ssl
+
 import grpc
 
 FILES = {
@@ -29,6 +31,7 @@ def client(arguments):
         return None
     if arguments.use_test_ca and not arguments.ca_file:
         raise SystemExit("--use_test_ca needs --ca_file")
+    look_at(arguments, *FILES["client"])
     return grpc.ssl_channel_credentials(
         root_certificates=content(arguments, "ca_file") if arguments.use_test_ca else None,
         private_key=content(arguments, "client_key_file"),
@@ -42,9 +45,26 @@ def server(arguments):
         return None
     if not (arguments.cert_file and arguments.key_file):
         raise SystemExit("--use_tls needs --cert_file and --key_file")
+    look_at(arguments, "client_ca_file", "cert_file", "key_file")
     pair = (content(arguments, "key_file"), content(arguments, "cert_file"))
     authority = content(arguments, "client_ca_file")
     return grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=authority is not None)
+
+
+def look_at(arguments, authority, certificate, key):
+    """Python's own TLS tells what is wrong with files: C-core says it to its log, and goes on."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    named = {name: getattr(arguments, name) for name in (authority, certificate, key)}
+    checks = [
+        ([authority], lambda: context.load_verify_locations(named[authority])),
+        ([certificate, key], lambda: context.load_cert_chain(named[certificate], named[key])),
+    ]
+    for names, check in checks:
+        if any(content(arguments, name) is not None for name in names):
+            try:
+                check()
+            except (OSError, TypeError) as error:
+                raise SystemExit(f"{' '.join(f'--{name}={named[name]}' for name in names)}: {error}") from error
 
 
 def content(arguments, name):
