@@ -1,6 +1,7 @@
 //! TLS over the RDMA stream, who the peer is, and tensors beside it. Certificates are made as the tests run.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
+mod balance;
 mod certificates;
 mod failures;
 mod greeting;
