@@ -80,6 +80,9 @@ pub(crate) struct ClientOptions {
     /// Fail unless the connection comes out as this
     #[arg(long)]
     pub(crate) require: Option<Transport>,
+    /// Fail unless the connection uses this RDMA device, such as rxe0
+    #[arg(long, value_name = "NAME")]
+    pub(crate) require_device: Option<String>,
     #[command(flatten)]
     pub(crate) tls: ClientTlsOptions,
     #[command(flatten)]

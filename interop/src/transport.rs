@@ -94,6 +94,8 @@ pub(crate) struct Target {
     pub(crate) transport: Transport,
     /// What the connection has to come out as.
     pub(crate) require: Option<Transport>,
+    /// The RDMA device that the connection has to use.
+    pub(crate) require_device: Option<String>,
     /// The host that the server is asked to be, where that is not `host`.
     pub(crate) host_override: Option<String>,
     pub(crate) tls: Option<ClientTls>,
@@ -107,6 +109,14 @@ pub(crate) struct Connected {
     pub(crate) verdict: String,
 }
 
+/// A connection as it came out, before anything was required of it.
+struct Made {
+    channel: Channel,
+    carrier: Transport,
+    device: Option<String>,
+    reason: String,
+}
+
 impl Target {
     /// Connects.
     ///
@@ -114,21 +124,28 @@ impl Target {
     /// The server can't be reached, or the connection is not what is required of it.
     pub(crate) async fn connect(&self) -> Result<Connected, Failure> {
         let endpoint = self.endpoint()?;
-        let (channel, carrier, reason) = match self.transport {
+        let made = match self.transport {
             Transport::Rdma => self.connect_rdma(endpoint).await?,
             Transport::Tcp => {
                 let channel = endpoint.connect().await.map_err(|error| self.unreachable(&error))?;
-                (channel, Transport::Tcp, "tonic's own transport".to_owned())
+                let reason = "tonic's own transport".to_owned();
+                Made { channel, carrier: Transport::Tcp, device: None, reason }
             }
         };
         let tls = if self.tls.is_some() { ", with TLS" } else { "" };
-        let verdict = format!("{carrier}{tls}: {reason}");
-        match self.require.filter(|required| *required != carrier) {
-            Some(required) => {
-                Err(Failure::new(format!("{required} was required, the connection came out as {verdict}")))
-            }
-            None => Ok(Connected { channel, verdict }),
+        let verdict = format!("{}{tls}: {}", made.carrier, made.reason);
+        let lacking = |required: &dyn fmt::Display| {
+            Err(Failure::new(format!("{required} was required, the connection came out as {verdict}")))
+        };
+        if let Some(required) = self.require.filter(|required| *required != made.carrier) {
+            return lacking(&required);
         }
+        if let Some(required) =
+            self.require_device.as_ref().filter(|required| made.device.as_ref() != Some(*required))
+        {
+            return lacking(required);
+        }
+        Ok(Connected { channel: made.channel, verdict })
     }
 
     /// What there is to connect to.
@@ -153,7 +170,7 @@ impl Target {
         }
     }
 
-    async fn connect_rdma(&self, endpoint: Endpoint) -> Result<(Channel, Transport, String), Failure> {
+    async fn connect_rdma(&self, endpoint: Endpoint) -> Result<Made, Failure> {
         let connector = RdmaConnector::with_config(configuration()?);
         let connected = endpoint.connect_with_connector(connector.clone()).await;
         let channel = connected.map_err(|error| self.unreachable(&error))?;
@@ -162,7 +179,8 @@ impl Target {
             tonic_rdma::Verdict::Rdma => Transport::Rdma,
             tonic_rdma::Verdict::Tcp => Transport::Tcp,
         };
-        Ok((channel, carrier, info.reason().to_owned()))
+        let (device, reason) = (info.device().map(str::to_owned), info.reason().to_owned());
+        Ok(Made { channel, carrier, device, reason })
     }
 
     /// Host and port, as a URI has them.

@@ -12,6 +12,9 @@ use xxhash_rust::xxh3::Xxh3;
 /// How long anything may take before the test calls it hung.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Names the device that bridges are to use, one of the feature `ibverbs`; the soft one otherwise.
+const DEVICE: &str = "RDMA_TEST_DEVICE";
+
 /// A running bridge; killed when dropped.
 pub(crate) struct Bridge {
     child: Child,
@@ -135,6 +138,9 @@ fn command(arguments: &[&str]) -> Command {
     command.arg("bridge").args(arguments);
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("RDMA_")) {
         command.env_remove(name);
+    }
+    if let Ok(device) = std::env::var(DEVICE) {
+        command.envs([("RDMA_PROVIDER", "ibverbs"), ("RDMA_DEVICE", &device)]);
     }
     // The user's cache is none of a test's business.
     command.env("RDMA_TUNE_CACHE", "off").env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET");

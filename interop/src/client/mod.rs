@@ -38,6 +38,7 @@ pub(crate) async fn run(options: &ClientOptions) -> Result<ExitCode, Failure> {
         require: options.require,
         host_override: options.server_host_override.clone(),
         tls: options.tls.load()?,
+        require_device: options.require_device.clone(),
     };
     // What is wrong without a server being asked is no case's failure.
     target.endpoint()?;

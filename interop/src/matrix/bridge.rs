@@ -23,6 +23,8 @@ pub(crate) struct Bridge {
     metrics: u16,
     /// The label that has to say `rdma`.
     rdma_end: &'static str,
+    /// What has to be the device.
+    device: String,
 }
 
 impl Bridge {
@@ -45,7 +47,8 @@ impl Bridge {
         let metrics = process::free_port()?;
         let mut command = Command::new(&plan.command);
         command
-            .args(["bridge", "--policy", "require", "--listen", listen, "--connect", connect])
+            .args(["bridge", "--policy", "require", "--log", "info"])
+            .args(["--listen", listen, "--connect", connect])
             .args(["--metrics", &format!("127.0.0.1:{metrics}")])
             .envs(plan.rdma());
         let (running, line) = Running::start("the bridge", &mut command).await?;
@@ -53,10 +56,10 @@ impl Bridge {
             .strip_prefix("listening on ")
             .and_then(|rest| rest.split(',').next()?.rsplit(':').next()?.parse().ok())
             .ok_or_else(|| format!("the bridge began with {line:?}, which names no port"))?;
-        Ok(Self { running, port, metrics, rdma_end })
+        Ok(Self { running, port, metrics, rdma_end, device: plan.device() })
     }
 
-    /// That it carried something, and all of it over RDMA.
+    /// That it carried something, and all of it over RDMA and the device that was asked for. Ends it.
     pub(crate) async fn prove(&mut self) -> Result<(), Failure> {
         let counters = match timeout(Duration::from_secs(10), scrape(self.metrics)).await {
             Ok(Ok(counters)) => counters,
@@ -70,6 +73,13 @@ impl Bridge {
             let said = self.running.errors().await;
             return Err(
                 format!("the bridge carried {rdma} connections over RDMA, {other} not: {said}").into()
+            );
+        }
+        // Other devices were never to be looked at: `plan.rdma()` names this one.
+        if !says(self.running.log().await, &self.device) {
+            let said = self.running.errors().await;
+            return Err(
+                format!("the bridge does not tell of a connection over {}: {said}", self.device).into()
             );
         }
         Ok(())
@@ -104,6 +114,13 @@ fn carried(counters: &str, end: &str) -> (u64, u64) {
     counts
 }
 
+/// Whether the bridge's log has a connection over RDMA that uses the device.
+fn says(log: &str, device: &str) -> bool {
+    log.lines()
+        .filter(|line| line.contains(" over rdma: "))
+        .any(|line| line.split(|it: char| !it.is_alphanumeric() && it != '_').any(|word| word == device))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,5 +134,15 @@ mod tests {
         assert_eq!(carried(counters, "target"), (3, 2));
         assert_eq!(carried(counters, "client"), (0, 5));
         assert_eq!(carried("", "client"), (0, 0));
+    }
+
+    #[test]
+    fn the_device_is_one_that_a_connection_uses() {
+        let log = "INFO opened rxe1\nINFO route=\"a\" suppressed=0 clients come over rdma: both ends have an RDMA \
+            device, this one rxe0\n";
+        assert!(says(log, "rxe0"));
+        assert!(!says(log, "rxe"));
+        assert!(!says(log, "rxe1"));
+        assert!(!says("", "rxe0"));
     }
 }

@@ -21,12 +21,18 @@ const KEPT: usize = 256 << 10;
 pub(crate) struct Running {
     child: Child,
     name: String,
-    errors: JoinHandle<String>,
+    /// What it writes to stderr, until that has been taken.
+    errors: Option<JoinHandle<String>>,
+    log: String,
     /// Nobody reads on, but a pipe that is closed would end the program.
     _output: JoinHandle<String>,
 }
 
 impl Running {
+    fn new(child: Child, name: &str, errors: JoinHandle<String>, output: JoinHandle<String>) -> Self {
+        Self { child, name: name.to_owned(), errors: Some(errors), log: String::new(), _output: output }
+    }
+
     /// Starts a program that tells on its first line when it is ready: the program, and that line.
     pub(crate) async fn start(name: &str, command: &mut Command) -> Result<(Self, String), Failure> {
         let mut child = spawn(name, command)?;
@@ -34,7 +40,7 @@ impl Running {
         let mut output = BufReader::new(child.stdout.take().ok_or("no output")?);
         let mut line = String::new();
         let read = timeout(START, output.read_line(&mut line)).await;
-        let mut running = Self { child, name: name.to_owned(), errors, _output: keep(Some(output)) };
+        let mut running = Self::new(child, name, errors, keep(Some(output)));
         match read {
             Ok(Ok(1..)) => Ok((running, line.trim_end().to_owned())),
             Ok(_) => Err(format!("{name} ended before it listened: {}", running.errors().await).into()),
@@ -50,7 +56,7 @@ impl Running {
         let mut child = spawn(name, command)?;
         let errors = keep(child.stderr.take());
         let output = keep(child.stdout.take());
-        let mut running = Self { child, name: name.to_owned(), errors, _output: output };
+        let mut running = Self::new(child, name, errors, output);
         let listening = async {
             while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -66,15 +72,24 @@ impl Running {
         Ok(running)
     }
 
-    /// Ends it: what it wrote to stderr, the end of it.
+    /// Ends it: the end of what it wrote to stderr.
     pub(crate) async fn errors(&mut self) -> String {
         let ended = match self.child.try_wait() {
-            Ok(Some(status)) => format!("{} ended by itself, {status}; ", self.name),
+            // One that we have killed has been waited for.
+            Ok(Some(status)) if self.errors.is_some() => format!("{} ended by itself, {status}; ", self.name),
             _ => String::new(),
         };
-        let _ = self.child.kill().await;
-        let said = timeout(Duration::from_secs(1), &mut self.errors).await;
-        ended + &tail(&said.ok().and_then(Result::ok).unwrap_or_default())
+        ended + &tail(self.log().await)
+    }
+
+    /// Ends it: what it wrote to stderr.
+    pub(crate) async fn log(&mut self) -> &str {
+        if let Some(errors) = self.errors.take() {
+            let _ = self.child.kill().await;
+            let said = timeout(Duration::from_secs(5), errors).await;
+            self.log = said.ok().and_then(Result::ok).unwrap_or_default();
+        }
+        &self.log
     }
 }
 

@@ -144,7 +144,9 @@ impl<'a> Stage<'a> {
             Direction::TcpTonic => command.arg("--transport=tcp"),
             // That it looked for RDMA and found none.
             Direction::Fallback => command.args(["--transport=rdma", "--require=tcp"]),
-            _ => command.args(["--transport=rdma", "--require=rdma"]),
+            _ => command
+                .args(["--transport=rdma", "--require=rdma"])
+                .arg(format!("--require-device={}", self.plan.device())),
         };
         command.envs(self.plan.rdma());
         command

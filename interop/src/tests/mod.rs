@@ -39,6 +39,7 @@ fn target(port: u16, transport: Transport, require: Transport) -> Target {
         port,
         transport,
         require: Some(require),
+        require_device: None,
         host_override: None,
         tls: None,
     }

@@ -2,6 +2,7 @@
 
 use super::{failure, serve_ours, target};
 use crate::client::all;
+use crate::transport::Target;
 use crate::transport::Transport::{self, Rdma, Tcp};
 
 async fn all_cases_pass(client: Transport, server: Transport, expected: Transport) {
@@ -40,6 +41,19 @@ async fn what_is_required_of_the_connection_is_checked() {
     let reason = failure("empty_unary", &target(port, Rdma, Rdma)).await.unwrap();
     assert!(reason.contains("rdma was required") && reason.contains("came out as tcp"), "{reason}");
     assert_eq!(failure("empty_unary", &target(port, Rdma, Tcp)).await, None);
+}
+
+#[tokio::test]
+async fn the_device_that_is_required_is_the_connections() {
+    let of =
+        |port, device: &str| Target { require_device: Some(device.to_owned()), ..target(port, Rdma, Rdma) };
+    let (ours, stock) = (serve_ours(Rdma).await, serve_ours(Tcp).await);
+    assert_eq!(failure("empty_unary", &of(ours, "soft0")).await, None);
+    let reason = failure("empty_unary", &of(ours, "rxe0")).await.unwrap();
+    assert!(reason.contains("rxe0 was required") && reason.contains("both ends have soft0"), "{reason}");
+    let over_tcp = Target { require: None, ..of(stock, "soft0") };
+    let reason = failure("empty_unary", &over_tcp).await.unwrap();
+    assert!(reason.contains("soft0 was required") && reason.contains("came out as tcp"), "{reason}");
 }
 
 #[tokio::test]
