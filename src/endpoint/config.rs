@@ -298,7 +298,8 @@ impl Config {
         self
     }
 
-    /// How long the other end may take to say hello.
+    /// How long the other end may take for each of its messages of the negotiation; 3 s by default. Variable
+    /// `RDMA_HANDSHAKE_TIMEOUT`, in milliseconds: machines that are very busy, or emulated, need more.
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
         self

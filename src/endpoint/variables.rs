@@ -64,6 +64,9 @@ impl Config {
         if let Some(bytes) = variables.number("RDMA_PINNED_LIMIT", 1 << 20, 1 << 50)? {
             config.pinned_limit = Some(bytes);
         }
+        if let Some(millis) = variables.number("RDMA_HANDSHAKE_TIMEOUT", 1, 600_000)? {
+            config.handshake_timeout = Duration::from_millis(millis);
+        }
         if let Some(allow) = variables.choice("RDMA_PLAINTEXT_TENSORS", PLAINTEXT_TENSORS)? {
             config.plaintext_tensors = allow;
         }
@@ -248,6 +251,8 @@ mod tests {
         assert_eq!(with("RDMA_SHARED_RECEIVE", "always").unwrap().shared_receive, SharedReceive::Always);
         assert_eq!(with("RDMA_MAX_INLINE", "220").unwrap().max_inline, Some(220));
         assert_eq!(with("RDMA_QP_QUEUE_DEPTH", "256").unwrap().queue_depth, 256);
+        let patient = with("RDMA_HANDSHAKE_TIMEOUT", "20000").unwrap();
+        assert_eq!(patient.handshake_timeout, Duration::from_secs(20));
         assert_eq!(with("RDMA_PINNED_LIMIT", "8388608").unwrap().pinned_limit, Some(8_388_608));
         assert!(with("RDMA_PLAINTEXT_TENSORS", "allow").unwrap().plaintext_tensors);
         assert_eq!(with("RDMA_QP_TIMEOUT", "20").unwrap().path.timeout, 20);
@@ -277,6 +282,7 @@ mod tests {
             ("RDMA_SHARED_RECEIVE", "yes", "takes one of auto, always, never"),
             ("RDMA_MAX_INLINE", "all", "takes a number from 0 to 4294967295"),
             ("RDMA_QP_QUEUE_DEPTH", "-1", "takes a number from 64 to 4096"),
+            ("RDMA_HANDSHAKE_TIMEOUT", "0", "takes a number from 1 to 600000"),
             ("RDMA_PLAINTEXT_TENSORS", "yes", "takes one of refuse, allow"),
             ("RDMA_QP_TIMEOUT", "32", "takes a number from 0 to 31"),
             ("RDMA_QP_MTU", "1500", "takes one of 256, 512, 1024, 2048, 4096"),

@@ -8,7 +8,7 @@ use tokio_stream::StreamExt as _;
 use tonic_rdma::endpoint::{Dialer, EndpointStream};
 use tonic_rdma::{Config, EagerThreshold, PollMode, Verdict};
 
-use super::support::{Content, Random, Runtime, config, everywhere, listen, pair};
+use super::support::{Content, Random, Runtime, config, everywhere, listen, moving, pair};
 
 const MIB: usize = 1 << 20;
 
@@ -17,7 +17,7 @@ async fn send(mut stream: impl AsyncWrite + Unpin, seed: u64, total: usize, most
     let mut left = total;
     while left > 0 {
         let length = random.length(most).min(left);
-        stream.write_all(&content.take(length)).await.unwrap();
+        moving(stream.write_all(&content.take(length))).await.unwrap();
         left -= length;
         match random.below(8) {
             0 => stream.flush().await.unwrap(),
@@ -25,7 +25,7 @@ async fn send(mut stream: impl AsyncWrite + Unpin, seed: u64, total: usize, most
             _ => {}
         }
     }
-    stream.shutdown().await.unwrap();
+    moving(stream.shutdown()).await.unwrap();
 }
 
 async fn receive(mut stream: impl AsyncRead + Unpin, seed: u64, total: usize, slow: bool) {
@@ -33,7 +33,7 @@ async fn receive(mut stream: impl AsyncRead + Unpin, seed: u64, total: usize, sl
     let mut buffer = vec![0; MIB];
     loop {
         let room = random.length(MIB - 1) + 1;
-        let count = stream.read(&mut buffer[..room]).await.unwrap();
+        let count = moving(stream.read(&mut buffer[..room])).await.unwrap();
         if count == 0 {
             break;
         }
@@ -89,8 +89,9 @@ fn every_threshold_and_chunk_size_carries_the_same_bytes() {
 #[test]
 fn soak() {
     let total = std::env::var("SOAK_MIB").map_or(256, |mib| mib.parse().unwrap()) * MIB;
-    Runtime::Idle.run(both_ways(config(), total, 64 * MIB, false));
-    Runtime::MultiThread.run(both_ways(config(), total * 3 / 4, 64 * MIB, true));
+    // How long that takes depends on how much it is, and on the device: only its steps have a limit.
+    Runtime::Idle.run_for_ever(both_ways(config(), total, 64 * MIB, false));
+    Runtime::MultiThread.run_for_ever(both_ways(config(), total * 3 / 4, 64 * MIB, true));
 }
 
 #[test]

@@ -43,6 +43,11 @@ impl Runtime {
     }
 }
 
+/// One step of a test that moves so much that only its steps can be told from ones that hang.
+pub(crate) async fn moving<T>(step: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, step).await.expect("nothing moves")
+}
+
 /// The default settings, changed by the environment: with `RDMA_DEVICE` set the tests run on that device.
 pub(crate) fn config() -> Config {
     Config::from_env().unwrap()
