@@ -19,6 +19,10 @@ use crate::verbs::VerbsError;
 
 /// How long a runtime that is never idle may leave its queues alone.
 const WATCH: Duration = Duration::from_millis(1);
+/// How long a sleep lasts while words are watched.
+const NAP: Duration = Duration::from_millis(20);
+/// How much longer, once a word has come of which no bell has told yet.
+const LATE_BELL: Duration = Duration::from_millis(5);
 
 /// A queue's event descriptor, registered with the runtime.
 #[derive(Debug)]
@@ -51,20 +55,47 @@ pub(crate) async fn run(reactor: Weak<Reactor>, waiters: Vec<Waiter>, kick: Arc<
         watched = false;
         match step {
             Step::Again => run_again().await,
-            Step::Sleep | Step::Watch => {
-                let woken = event_or_kick(&waiters, &kick);
-                let event = match step {
-                    Step::Watch => timeout(WATCH, woken).await.unwrap_or_else(|_| {
-                        watched = true;
-                        false
-                    }),
-                    _ => woken.await,
-                };
-                if event && let Some(reactor) = reactor.upgrade() {
-                    reactor.event();
-                }
-            }
+            Step::Sleep => sleep(&reactor, &waiters, &kick).await,
+            Step::Watch => match timeout(WATCH, event_or_kick(&waiters, &kick)).await {
+                Ok(true) => event(&reactor),
+                Ok(false) => {}
+                Err(_) => watched = true,
+            },
         }
+    }
+}
+
+/// Waits for an event or a kick. While words of peers are watched, looks at them now and then: a device that places late may
+/// bring a word after the peer has looked whether we sleep, and no bell then tells of it.
+async fn sleep(reactor: &Weak<Reactor>, waiters: &[Waiter], kick: &Notify) {
+    let begin = |begins| reactor.upgrade().is_some_and(|reactor| reactor.nap(begins));
+    let mut length = begin(true).then_some(NAP);
+    let came = loop {
+        let woken = event_or_kick(waiters, kick);
+        let Some(nap) = length else { break woken.await };
+        if let Ok(came) = timeout(nap, woken).await {
+            break came;
+        }
+        let Some(reactor) = reactor.upgrade() else { return };
+        // A peer that was stopped between the word and the bell gets its time.
+        length = match (reactor.has_missed(), nap == LATE_BELL) {
+            (true, true) => {
+                reactor.wake_missed();
+                break false;
+            }
+            (true, false) => Some(LATE_BELL),
+            (false, _) => reactor.nap(true).then_some(NAP),
+        };
+    };
+    begin(false);
+    if came {
+        event(reactor);
+    }
+}
+
+fn event(reactor: &Weak<Reactor>) {
+    if let Some(reactor) = reactor.upgrade() {
+        reactor.event();
     }
 }
 

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 
 use slab::Slab;
+use tokio::sync::Notify;
 
 use super::counters::PollCounters;
 use super::lock;
@@ -29,6 +30,9 @@ pub(crate) trait Participant: Send + Sync + Debug + 'static {
 
 /// Something that peers change without a completion here: a word in memory.
 pub(crate) trait Watched: Send + Sync + Debug + 'static {
+    /// Whether what was waited for has come.
+    fn has_come(&self) -> bool;
+
     /// Whether what was waited for has come; its task is added to `wakers`, and it is not asked again.
     fn check(&self, wakers: &mut Vec<Waker>) -> bool;
 
@@ -48,6 +52,12 @@ pub(crate) struct Queue {
     limit: usize,
     watched: Mutex<Vec<Weak<dyn Watched>>>,
     watching: AtomicUsize,
+    /// Whether its poller sleeps, or is about to: completions wake it, and what is watched has to be asked for.
+    asleep: AtomicBool,
+    /// Whether that sleep ends by itself soon.
+    napping: AtomicBool,
+    /// Wakes the poll task.
+    kick: Arc<Notify>,
     batch: Mutex<Batch>,
     polling: Arc<PollCounters>,
 }
@@ -93,7 +103,11 @@ impl Queue {
     const BATCH: usize = 64;
 
     /// A queue of the device, as large as makes sense.
-    pub(crate) fn new(context: &dyn Context, shared: Option<Arc<SharedBuffers>>) -> Result<Self, VerbsError> {
+    pub(crate) fn new(
+        context: &dyn Context,
+        shared: Option<Arc<SharedBuffers>>,
+        kick: &Arc<Notify>,
+    ) -> Result<Self, VerbsError> {
         let device = context.attributes();
         let wanted = if device.locks_memory { Self::LOCKED_CAPACITY } else { Self::CAPACITY };
         let capacity = wanted.min(device.max_completions);
@@ -104,6 +118,9 @@ impl Queue {
             used: AtomicUsize::new(0),
             watched: Mutex::default(),
             watching: AtomicUsize::new(0),
+            asleep: AtomicBool::new(false),
+            napping: AtomicBool::new(false),
+            kick: Arc::clone(kick),
             limit: (capacity / Self::OF_A_CONNECTION).max(1) as usize,
             batch: Mutex::new(Batch {
                 completions: [WorkCompletion::EMPTY; Self::BATCH],
@@ -161,16 +178,55 @@ impl Queue {
         drop(removed);
     }
 
-    /// Has `watched` looked at with every poll, until it has come or is gone.
+    /// Has `watched` looked at with every poll, until it has come or is gone. If the poller sleeps, the caller asks for a
+    /// completion itself.
     pub(crate) fn watch(&self, watched: Weak<dyn Watched>) {
         let mut all = lock(&self.watched);
         all.push(watched);
-        self.watching.store(all.len(), Ordering::Release);
+        // SYNC: SeqCst before looking whether the poller sleeps: Dekker with `arm`, then `ask_for_completions`.
+        self.watching.store(all.len(), Ordering::SeqCst);
+        drop(all);
+        if self.is_asleep() && self.wants_naps() {
+            self.kick.notify_one();
+        }
+    }
+
+    /// Whether the poller sleeps, or is about to.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::SeqCst)
+    }
+
+    /// Whether anything is watched.
+    pub(crate) fn is_watching(&self) -> bool {
+        self.watching.load(Ordering::SeqCst) > 0
+    }
+
+    /// Whether something is watched, and the poller's sleep would not end by itself.
+    pub(crate) fn wants_naps(&self) -> bool {
+        self.is_watching() && !self.napping.load(Ordering::SeqCst)
+    }
+
+    /// Whether the poller's sleep ends by itself soon.
+    pub(crate) fn set_napping(&self, napping: bool) {
+        self.napping.store(napping, Ordering::SeqCst);
+    }
+
+    /// Whether something that is watched has come, and its task was not woken yet.
+    pub(crate) fn has_come(&self) -> bool {
+        self.is_watching() && lock(&self.watched).iter().filter_map(Weak::upgrade).any(|watched| watched.has_come())
+    }
+
+    /// Wakes the tasks of what is watched and has come; how many there were.
+    pub(crate) fn wake_watched(&self) -> usize {
+        let mut wakers = Vec::new();
+        let come = self.check_watched(&mut wakers);
+        wakers.into_iter().for_each(Waker::wake);
+        come
     }
 
     /// Looks at what is watched; how many of them have come.
     fn check_watched(&self, wakers: &mut Vec<Waker>) -> usize {
-        if self.watching.load(Ordering::Acquire) == 0 {
+        if !self.is_watching() {
             return 0;
         }
         let mut all = lock(&self.watched);
@@ -182,7 +238,7 @@ impl Queue {
                 false
             }
         });
-        self.watching.store(all.len(), Ordering::Release);
+        self.watching.store(all.len(), Ordering::SeqCst);
         before - all.len() - gone
     }
 
@@ -268,7 +324,7 @@ impl Queue {
 
     /// Has peers tell of what is watched by a completion, before everybody sleeps.
     pub(crate) fn ask_for_completions(&self) {
-        if self.watching.load(Ordering::Acquire) == 0 {
+        if !self.is_watching() {
             return;
         }
         let watched: Vec<_> = lock(&self.watched).iter().filter_map(Weak::upgrade).collect();
@@ -278,6 +334,7 @@ impl Queue {
     /// Asks for an event with the next completion.
     pub(crate) fn arm(&self) {
         self.polling.sleeps.add(1);
+        self.asleep.store(true, Ordering::SeqCst);
         if let Err(error) = self.completions.arm() {
             tracing::error!(%error, "a completion queue can't be armed; its connections may stall");
         }
@@ -285,7 +342,13 @@ impl Queue {
 
     /// Takes [`arm`](Self::arm) back.
     pub(crate) fn disarm(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
         self.completions.disarm();
+    }
+
+    /// The poller was woken by an event, and the queue is not armed any more.
+    pub(crate) fn woken(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
     }
 
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {

@@ -2,8 +2,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::future::{Future as _, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::task::Poll;
+
+use tokio::sync::Notify;
 
 use super::device::Offered;
 use super::link::{Arrivals, End, Link, LinkId, Owner, Wait};
@@ -51,6 +56,8 @@ pub(super) struct Export {
     /// Why the last one went, until another comes.
     lost: Mutex<Option<ChannelError>>,
     notices: AtomicU64,
+    /// Told when a peer comes or has gone.
+    changed: Notify,
 }
 
 struct Attached {
@@ -93,6 +100,7 @@ impl RdmaDevice {
             attached: Mutex::default(),
             lost: Mutex::default(),
             notices: AtomicU64::new(0),
+            changed: Notify::new(),
         });
         self.offer(name, Offered::Region(Arc::downgrade(&export)))?;
         Ok(ExportedRegion { export })
@@ -122,28 +130,17 @@ impl ExportedRegion {
     /// The last peer that was attached has gone, and no other has come since.
     pub async fn notice(&self) -> Result<(), ChannelError> {
         loop {
+            // A peer may attach while we wait. Before the look: none that comes after it is missed.
+            let mut changed = pin!(self.export.changed.notified());
             if self.try_notice() {
                 return Ok(());
             }
-            let waits: Vec<_> = {
-                let attached = lock(&self.export.attached);
-                attached
-                    .values()
-                    .filter_map(|it| Some((it.link.upgrade()?, Arc::clone(&it.end), it.taken + 1)))
-                    .collect()
-            };
-            if waits.is_empty()
-                && let Some(fault) = lock(&self.export.lost).clone()
-            {
-                return Err(fault);
-            }
-            match &waits[..] {
-                [(link, end, target)] => {
-                    Wait::until(link, end, 0, link.count(end.pair()), *target, false).await?;
-                }
-                // Nobody yet, or several.
-                _ => tokio::time::sleep(std::time::Duration::from_millis(1)).await,
-            }
+            let mut waits = self.export.waits()?;
+            poll_fn(|context| {
+                let told = waits.iter_mut().any(|wait| Pin::new(wait).poll(context).is_ready());
+                if told { Poll::Ready(()) } else { changed.as_mut().poll(context) }
+            })
+            .await;
         }
     }
 
@@ -173,6 +170,27 @@ impl Attached {
 }
 
 impl Export {
+    /// The next notice of each peer.
+    ///
+    /// # Errors
+    /// The last one has gone, and no other has come since.
+    fn waits(&self) -> Result<Vec<Wait>, ChannelError> {
+        let attached = lock(&self.attached);
+        let waits: Vec<_> = attached
+            .values()
+            .filter_map(|it| {
+                let link = it.link.upgrade().filter(|link| link.fault().is_none())?;
+                let count = link.count(it.end.pair());
+                Some(Wait::until(&link, &it.end, 0, count, it.taken + 1, false))
+            })
+            .collect();
+        drop(attached);
+        match lock(&self.lost).clone() {
+            Some(fault) if waits.is_empty() => Err(fault),
+            _ => Ok(waits),
+        }
+    }
+
     /// Takes a notice of some peer's.
     fn take_notice(&self) -> bool {
         let mut attached = lock(&self.attached);
@@ -224,6 +242,8 @@ impl Export {
         let link_of = Arc::downgrade(link);
         *lock(&self.lost) = None;
         attached.insert(*link.id(), Attached { link: link_of, end, taken: 0, place, _grant: grant });
+        drop(attached);
+        self.changed.notify_waiters();
         Ok((pair, place))
     }
 }
@@ -237,6 +257,7 @@ impl Owner for Export {
         drop(attached);
         // Their rights end with this: outside the lock, as it may wait for a peer.
         drop(gone);
+        self.changed.notify_waiters();
     }
 }
 

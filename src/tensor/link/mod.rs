@@ -234,6 +234,10 @@ impl Link {
             }
             self.exchange.link_ended(fault);
             lock(&self.kept).clear();
+            // Those that wait for a word of the peer's learn that it never comes.
+            for seat in &self.ports {
+                seat.queue.wake_watched();
+            }
             self.ended.send_replace(true);
         }
         fault.clone()

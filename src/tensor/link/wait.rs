@@ -1,19 +1,30 @@
 //! Waiting for a word that the peer writes.
+//!
+//! Such a word brings no completion, so the queue's poller looks at it with every poll. Before the poller sleeps, it asks the
+//! peer for a bell: a message, whose completion wakes it. A wait that begins while the poller sleeps already asks by itself.
 
-use std::future::poll_fn;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::task::{Poll, Waker};
-use std::time::Duration;
+use std::task::{Context, Poll, Waker};
 
 use super::super::{ChannelError, lock};
 use super::{End, Link};
 use crate::endpoint::Watched;
 use crate::memory::SharedRegion;
 
-/// A word, the value that it is to reach, and who waits.
+/// The future of a word: ready once it has its value, or once the link has ended.
 #[derive(Debug)]
+#[must_use = "nothing is waited for unless it is polled"]
 pub(in crate::tensor) struct Wait {
+    word: Arc<Word>,
+    watching: bool,
+}
+
+/// A word, the value that it is to reach, and the task that waits.
+#[derive(Debug)]
+struct Word {
     link: Arc<Link>,
     end: Arc<End>,
     port: u32,
@@ -26,65 +37,63 @@ pub(in crate::tensor) struct Wait {
     asked: AtomicBool,
 }
 
-/// A device that places in order may bring a small write after the peer has looked whether we sleep. Then this is how long
-/// the sleep lasts.
-const NAP: Duration = Duration::from_millis(20);
-
 impl Wait {
-    /// Waits until the word at `offset` of `memory` is `target`, or at least `target`.
-    pub(in crate::tensor) async fn until(
+    /// Waits until the word at `offset` of `memory` is `target`, or at least `target` unless `exactly` it is meant.
+    pub(in crate::tensor) fn until(
         link: &Arc<Link>,
         end: &Arc<End>,
         port: u32,
         (memory, offset): (&SharedRegion, usize),
         target: u64,
         exactly: bool,
-    ) -> Result<(), ChannelError> {
-        let wait = Arc::new(Self {
-            link: Arc::clone(link),
-            end: Arc::clone(end),
-            port,
-            memory: memory.clone(),
-            offset,
-            exactly,
-            target,
-            waker: Mutex::new(None),
-            asked: AtomicBool::new(false),
-        });
-        let watched: Arc<dyn Watched> = Arc::clone(&wait) as Arc<dyn Watched>;
-        let mut watching = false;
-        loop {
-            let come = poll_fn(|context| {
-                if wait.has_come() {
-                    return Poll::Ready(());
-                }
-                *lock(&wait.waker) = Some(context.waker().clone());
-                if !std::mem::replace(&mut watching, true) {
-                    link.queue(port).watch(Arc::downgrade(&watched) as Weak<dyn Watched>);
-                }
-                if wait.has_come() { Poll::Ready(()) } else { Poll::Pending }
-            });
-            // A nap that is over looks anew, and so does a wake-up.
-            let _ = tokio::time::timeout(NAP, come).await;
-            if wait.is_reached() {
-                return Ok(());
-            }
-            link.check()?;
-            watching &= lock(&wait.waker).is_some();
-        }
+    ) -> Self {
+        let (link, end, memory) = (Arc::clone(link), Arc::clone(end), memory.clone());
+        let (waker, asked) = (Mutex::new(None), AtomicBool::new(false));
+        let word = Word { link, end, port, memory, offset, exactly, target, waker, asked };
+        Self { word: Arc::new(word), watching: false }
     }
+}
 
+impl Future for Wait {
+    type Output = Result<(), ChannelError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { word, watching } = &mut *self;
+        if word.has_come() {
+            return Poll::Ready(word.result());
+        }
+        let queue = word.link.queue(word.port);
+        let registered = lock(&word.waker).replace(context.waker().clone()).is_some();
+        // A poll that found the word took the waker, and looks no more.
+        if !*watching || !registered {
+            *watching = true;
+            queue.watch(Arc::downgrade(word) as Weak<dyn Watched>);
+        }
+        // SYNC: the word is watched before this look; a poller says that it sleeps before it asks for those that are watched.
+        if queue.is_asleep() {
+            word.ask_for_completion();
+        }
+        if word.has_come() { Poll::Ready(word.result()) } else { Poll::Pending }
+    }
+}
+
+impl Word {
     fn is_reached(&self) -> bool {
         let value = self.memory.load_u64(self.offset).unwrap_or(0);
         if self.exactly { value == self.target } else { value >= self.target }
     }
 
-    fn has_come(&self) -> bool {
-        self.is_reached() || self.link.fault().is_some()
+    /// What came before the link ended counts.
+    fn result(&self) -> Result<(), ChannelError> {
+        if self.is_reached() { Ok(()) } else { self.link.check() }
     }
 }
 
-impl Watched for Wait {
+impl Watched for Word {
+    fn has_come(&self) -> bool {
+        self.is_reached() || self.link.fault().is_some()
+    }
+
     fn check(&self, wakers: &mut Vec<Waker>) -> bool {
         let come = self.has_come();
         if come {
@@ -94,7 +103,7 @@ impl Watched for Wait {
     }
 
     fn ask_for_completion(&self) {
-        // What can't be asked for, a nap finds.
+        // If that fails the link does, which the wait finds. What can't be asked for, the poller's nap finds.
         if !self.asked.swap(true, Ordering::Relaxed) {
             let _ = self.link.say_asleep(&self.end, self.target, self.port);
         }

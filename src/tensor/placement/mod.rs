@@ -26,6 +26,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use tokio::sync::Notify;
+
 pub use dynamic_receiver::DynamicReceiver;
 pub use dynamic_sender::DynamicSender;
 use receiver::Receiver;
@@ -61,6 +63,8 @@ pub(super) struct Placement {
     /// Whether a sender was there and has gone, so that the receiver looks why.
     lost: AtomicBool,
     arrived: AtomicU64,
+    /// Told when a sender comes or has gone.
+    changed: Notify,
 }
 
 /// Who writes to a slot.
@@ -151,6 +155,7 @@ impl Placement {
             attachment: Mutex::new(Attachment::Vacant),
             lost: AtomicBool::new(false),
             arrived: AtomicU64::new(0),
+            changed: Notify::new(),
         })
     }
 
@@ -244,6 +249,7 @@ impl Placement {
         *attachment = Attachment::Attached { by, _grant: grant };
         self.lost.store(false, Ordering::SeqCst);
         self.senders.fetch_add(1, Ordering::SeqCst);
+        self.changed.notify_waiters();
         Ok((pair, place, first))
     }
 
@@ -295,6 +301,7 @@ impl Owner for Placement {
         // The peer's right ends with this, before anybody else gets one: outside the lock, as it may wait for the peer.
         drop(before);
         *lock(&self.attachment) = Attachment::Lost(fault.clone());
+        self.changed.notify_waiters();
     }
 }
 

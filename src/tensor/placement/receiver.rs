@@ -1,7 +1,10 @@
 //! The receiving end of a slot, whatever it holds.
 
+use std::future::{Future as _, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 
 use super::super::device::Offered;
 use super::super::link::Wait;
@@ -86,21 +89,25 @@ impl Receiver {
 
     /// Waits for the next one.
     pub(super) async fn wait(&mut self) -> Result<(), ChannelError> {
-        loop {
-            if self.poll()? {
-                return Ok(());
-            }
+        while !self.poll()? {
+            // A sender that comes begins with another epoch. Before the look: none that comes after it is missed.
+            let mut changed = pin!(self.placement.changed.notified());
             let Some(attached) = self.placement.attached()? else {
-                // Nobody to wait for yet.
-                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                changed.await;
                 continue;
             };
             let next = self.placement.next.load(Ordering::Relaxed);
             let tail = self.placement.layout.start(next) + self.placement.layout.tail;
             let word = (&self.placement.memory, tail);
+            let mut come = Wait::until(&attached.link, &attached.end, attached.port, word, next, true);
             // An error of the link is told by `poll`, once what came before it was taken.
-            let _ = Wait::until(&attached.link, &attached.end, attached.port, word, next, true).await;
+            poll_fn(|context| match Pin::new(&mut come).poll(context) {
+                Poll::Ready(_) => Poll::Ready(()),
+                Poll::Pending => changed.as_mut().poll(context),
+            })
+            .await;
         }
+        Ok(())
     }
 
     /// Takes what has come, if it has: from now on nobody may write there. Its offset in the memory.

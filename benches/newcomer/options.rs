@@ -1,0 +1,67 @@
+//! What is measured.
+
+use std::time::Duration;
+
+use super::client::{Cell, Path};
+use super::runtimes::Flavour;
+
+#[derive(Debug)]
+pub(crate) struct Options {
+    runtimes: Vec<Flavour>,
+    paths: Vec<Path>,
+    sizes: Vec<usize>,
+    pub(crate) rounds: usize,
+    pub(crate) duration: Duration,
+}
+
+impl Options {
+    /// README's tensor: 1024 × 1000 × f32.
+    const SIZES: [usize; 3] = [64, 1 << 20, 4 * 1024 * 1000];
+
+    fn default() -> Self {
+        Self {
+            runtimes: Flavour::ALL.to_vec(),
+            paths: Path::ALL.to_vec(),
+            sizes: Self::SIZES.to_vec(),
+            rounds: 3,
+            duration: Duration::from_millis(500),
+        }
+    }
+
+    /// Every cell, for a moment.
+    pub(crate) fn once() -> Self {
+        Self { rounds: 1, duration: Duration::from_millis(1), ..Self::default() }
+    }
+
+    pub(crate) fn parse(arguments: &[String]) -> Self {
+        let mut options = Self::default();
+        for pair in arguments.chunks(2) {
+            let [flag, value] = pair else { panic!("{} needs a value", pair[0]) };
+            let items = || value.split(',');
+            match flag.as_str() {
+                "--runtimes" => options.runtimes = items().map(Flavour::from_name).collect(),
+                "--paths" => options.paths = items().map(Path::from_name).collect(),
+                "--sizes" => options.sizes = items().map(|item| item.parse().unwrap()).collect(),
+                "--rounds" => options.rounds = value.parse().unwrap(),
+                "--millis" => options.duration = Duration::from_millis(value.parse().unwrap()),
+                other => panic!("no option {other:?}: --runtimes, --paths, --sizes, --rounds, --millis"),
+            }
+        }
+        options
+    }
+
+    pub(crate) fn cells(&self) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        for &runtime in &self.runtimes {
+            for &bytes in &self.sizes {
+                for &path in &self.paths {
+                    cells.push(Cell { runtime, bytes, inflight: 1, path });
+                    if bytes <= 1024 && path.is_grpc() {
+                        cells.push(Cell { runtime, bytes, inflight: 64, path });
+                    }
+                }
+            }
+        }
+        cells
+    }
+}
