@@ -33,8 +33,15 @@ pub(crate) enum Path {
 }
 
 impl Path {
-    pub(crate) const ALL: [Self; 7] =
-        [Self::GrpcTcp, Self::GrpcRdma, Self::Static, Self::Static2, Self::Dynamic, Self::Rendezvous, Self::Memcpy];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::GrpcTcp,
+        Self::GrpcRdma,
+        Self::Static,
+        Self::Static2,
+        Self::Dynamic,
+        Self::Rendezvous,
+        Self::Memcpy,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {

@@ -40,11 +40,16 @@ fn measure(options: &Options) {
             measured.entry(cell).or_default().push(once);
         }
     }
-    println!("{:<14} {:<11} {:>9} {:>9} {:>11} {:>12} {:>6}", "runtime", "path", "bytes", "in flight", "µs", "× grpc-tcp", "naps");
+    println!(
+        "{:<14} {:<11} {:>9} {:>9} {:>11} {:>12} {:>6}",
+        "runtime", "path", "bytes", "in flight", "µs", "× grpc-tcp", "naps"
+    );
     for (cell, rounds) in &measured {
         let micros = median(rounds);
         let naps: u64 = rounds.iter().map(|once| once.naps).sum();
-        let ratio = measured.get(&cell.over_tcp()).map_or_else(String::new, |tcp| format!("{:.2}", median(tcp) / micros));
+        let ratio = measured
+            .get(&cell.over_tcp())
+            .map_or_else(String::new, |tcp| format!("{:.2}", median(tcp) / micros));
         let Cell { runtime, bytes, inflight, path } = cell;
         println!("{runtime:<14} {path:<11} {bytes:>9} {inflight:>9} {micros:>11.2} {ratio:>12} {naps:>6}");
     }

@@ -10,6 +10,7 @@ pub(crate) struct Options {
     runtimes: Vec<Flavour>,
     paths: Vec<Path>,
     sizes: Vec<usize>,
+    inflight: Vec<usize>,
     pub(crate) rounds: usize,
     pub(crate) duration: Duration,
 }
@@ -23,6 +24,7 @@ impl Options {
             runtimes: Flavour::ALL.to_vec(),
             paths: Path::ALL.to_vec(),
             sizes: Self::SIZES.to_vec(),
+            inflight: vec![1, 64],
             rounds: 3,
             duration: Duration::from_millis(500),
         }
@@ -42,9 +44,12 @@ impl Options {
                 "--runtimes" => options.runtimes = items().map(Flavour::from_name).collect(),
                 "--paths" => options.paths = items().map(Path::from_name).collect(),
                 "--sizes" => options.sizes = items().map(|item| item.parse().unwrap()).collect(),
+                "--inflight" => options.inflight = items().map(|item| item.parse().unwrap()).collect(),
                 "--rounds" => options.rounds = value.parse().unwrap(),
                 "--millis" => options.duration = Duration::from_millis(value.parse().unwrap()),
-                other => panic!("no option {other:?}: --runtimes, --paths, --sizes, --rounds, --millis"),
+                other => panic!(
+                    "no option {other:?}: --runtimes, --paths, --sizes, --inflight, --rounds, --millis"
+                ),
             }
         }
         options
@@ -54,11 +59,11 @@ impl Options {
         let mut cells = Vec::new();
         for &runtime in &self.runtimes {
             for &bytes in &self.sizes {
-                for &path in &self.paths {
-                    cells.push(Cell { runtime, bytes, inflight: 1, path });
-                    if bytes <= 1024 && path.is_grpc() {
-                        cells.push(Cell { runtime, bytes, inflight: 64, path });
-                    }
+                for &inflight in &self.inflight {
+                    // Many at once are of interest while they are small, and where one does not follow the other.
+                    let measured = |path: &Path| inflight == 1 || (bytes <= 1024 && path.is_grpc());
+                    let paths = self.paths.iter().copied().filter(measured);
+                    cells.extend(paths.map(|path| Cell { runtime, bytes, inflight, path }));
                 }
             }
         }

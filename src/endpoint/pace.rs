@@ -1,4 +1,4 @@
-//! How long it pays to spin: the budget that `Adaptive` polling follows.
+//! How long it pays to spin, and spinning: what `Adaptive` polling follows.
 
 use std::time::{Duration, Instant};
 
@@ -25,13 +25,24 @@ pub(crate) struct Pace {
     missed: bool,
 }
 
+/// What a spinner saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    Nothing,
+    /// An arrival, but none that ends the spin.
+    Arrival,
+    /// What the spin was for.
+    Wanted,
+}
+
 impl Pace {
     /// Longest spin if nobody says otherwise. About three wake-ups: a sleeper loses no more than it could have won.
     pub(crate) const LONGEST: Duration = Duration::from_micros(120);
     /// Shortest spin that is worth arming late for.
     const SHORTEST: Duration = Duration::from_micros(20);
-    /// A core that took longer than this to come back from a yield has other work, unless yields are slow here.
-    const CROWDED: Duration = Duration::from_micros(30);
+    /// A core that took longer than this to come back from a yield has other work, unless yields are slow here: somebody who
+    /// keeps it for a time slice. Threads that take turns, such as those of both ends, keep it for shorter.
+    const CROWDED: Duration = Duration::from_micros(1000);
     /// Shortest and longest time between two yields: within it they take a fortieth of the time at most. On an emulated
     /// machine each takes microseconds.
     const YIELD_EVERY: [Duration; 2] = [Duration::from_micros(10), Duration::from_micros(60)];
@@ -42,8 +53,9 @@ impl Pace {
     const SLOWEST_YIELD: Duration = Duration::from_micros(4);
     /// A yield that took so many times longer than the shortest let another thread run.
     const SWITCH: u32 = 8;
-    /// How many of eight yields may do that. Two ends that take turns on one core do it each time.
-    const MOST_SWITCHES: u32 = 3;
+    /// Time between two yields, in yields, while others run in between: what they do is what is waited for.
+    const SHARED: u32 = 4;
+    const SHARED_AT_LEAST: Duration = Duration::from_micros(1);
     /// How long a crowded core is left alone, at first and at most: each time twice as long, as whoever tries again may
     /// have to wait for a time slice of others, which is milliseconds.
     const LEAVE_ALONE: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(256)];
@@ -75,6 +87,44 @@ impl Pace {
         self.missed = false;
     }
 
+    /// Looks again and again, until `look` sees what is wanted (true) or the budget is spent (false). `begin` is called before
+    /// the first look, unless there is no budget at all.
+    pub(crate) fn spin(&mut self, begin: impl FnOnce(), mut look: impl FnMut() -> Seen) -> bool {
+        const LOOKS_PER_CLOCK: usize = 16;
+        let mut start = Instant::now();
+        let mut budget = self.budget(start);
+        if budget.is_zero() {
+            return false;
+        }
+        begin();
+        let mut last_yield = start;
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                let seen = look();
+                if seen != Seen::Nothing {
+                    let now = Instant::now();
+                    self.arrived(now);
+                    if seen == Seen::Wanted {
+                        return true;
+                    }
+                    (start, budget) = (now, self.budget(now));
+                }
+                std::hint::spin_loop();
+            }
+            let now = Instant::now();
+            if now - start >= budget {
+                self.missed();
+                return false;
+            }
+            if now - last_yield > self.yield_every() {
+                last_yield = self.yield_core(now);
+                if self.budget(last_yield).is_zero() {
+                    return false;
+                }
+            }
+        }
+    }
+
     /// A spin ended without an arrival.
     pub(crate) fn missed(&mut self) {
         self.missed = true;
@@ -82,6 +132,9 @@ impl Pace {
 
     /// How long to keep the core from one yield to the next.
     pub(crate) fn yield_every(&self) -> Duration {
+        if self.switched != 0 {
+            return (self.yield_cost * Self::SHARED).max(Self::SHARED_AT_LEAST);
+        }
         (self.yield_cost * Self::YIELD_SHARE).clamp(Self::YIELD_EVERY[0], Self::YIELD_EVERY[1])
     }
 
@@ -101,9 +154,7 @@ impl Pace {
         let switched = away > (self.yield_cost * Self::SWITCH).max(Self::SLOWEST_YIELD);
         self.switched = self.switched << 1 | u8::from(switched);
         self.yields += 1;
-        if away > (self.yield_cost * Self::CROWDED_YIELDS).max(Self::CROWDED)
-            || self.switched.count_ones() > Self::MOST_SWITCHES
-        {
+        if away > (self.yield_cost * Self::CROWDED_YIELDS).max(Self::CROWDED) {
             self.crowded_until = Some(now + self.leave_alone);
             self.leave_alone = (self.leave_alone * 2).min(Self::LEAVE_ALONE[1]);
             (self.switched, self.yields) = (0, 0);

@@ -49,12 +49,13 @@ pub(crate) fn waiters(queues: &[Arc<Queue>]) -> Result<Vec<Waiter>, VerbsError> 
 /// Runs until the reactor is gone.
 pub(crate) async fn run(reactor: Weak<Reactor>, waiters: Vec<Waiter>, kick: Arc<Notify>) {
     let mut watched = false;
+    let multi_thread = reactor.upgrade().is_some_and(|reactor| reactor.is_multi_thread());
     loop {
         // The reactor is not kept alive across an await: it goes with its last connection or listener.
         let Some(step) = reactor.upgrade().map(|reactor| reactor.step(watched)) else { return };
         watched = false;
         match step {
-            Step::Again => run_again().await,
+            Step::Again => run_again(multi_thread).await,
             Step::Sleep => sleep(&reactor, &waiters, &kick).await,
             Step::Watch => match timeout(WATCH, event_or_kick(&waiters, &kick)).await {
                 Ok(true) => event(&reactor),
@@ -99,8 +100,14 @@ fn event(reactor: &Weak<Reactor>) {
     }
 }
 
-/// Lets every task that is runnable now run first. Unlike tokio's `yield_now` it does not ask for a system call.
-async fn run_again() {
+/// Lets every task that is runnable now run first.
+///
+/// A task that wakes itself costs a single thread nothing. In a multi-thread runtime it has another worker woken to steal it,
+/// each time; tokio's `yield_now` has not, and makes the system call that looks at the runtime's sockets and timers.
+async fn run_again(multi_thread: bool) {
+    if multi_thread {
+        return tokio::task::yield_now().await;
+    }
     let mut yielded = false;
     poll_fn(|context| {
         if std::mem::replace(&mut yielded, true) {

@@ -213,7 +213,8 @@ impl Queue {
 
     /// Whether something that is watched has come, and its task was not woken yet.
     pub(crate) fn has_come(&self) -> bool {
-        self.is_watching() && lock(&self.watched).iter().filter_map(Weak::upgrade).any(|watched| watched.has_come())
+        self.is_watching()
+            && lock(&self.watched).iter().filter_map(Weak::upgrade).any(|watched| watched.has_come())
     }
 
     /// Wakes the tasks of what is watched and has come; how many there were.

@@ -25,7 +25,7 @@ use tokio::task::AbortHandle;
 use super::busy::{BusyThread, StandIn};
 use super::config::{Config, PollMode, SharedReceive};
 use super::lock;
-use super::pace::Pace;
+use super::pace::{Pace, Seen};
 use super::poll_task;
 use super::queue::{Polled, Queue};
 use super::shared_receive::SharedBuffers;
@@ -40,6 +40,7 @@ pub(crate) struct Reactor {
     spinner: Mutex<Spinner>,
     kick: Arc<Notify>,
     mode: PollMode,
+    spin_limit: Duration,
     /// Whether the runtime's `on_thread_park` polls us, and whether it did since the poll task last looked.
     idle_polled: AtomicBool,
     was_idle: AtomicBool,
@@ -151,6 +152,7 @@ impl Reactor {
             }),
             kick: Arc::clone(&kick),
             mode: config.poll_mode,
+            spin_limit: config.spin_limit,
             idle_polled: AtomicBool::new(false),
             was_idle: AtomicBool::new(false),
             multi_thread: runtime.runtime_flavor() != RuntimeFlavor::CurrentThread,
@@ -203,10 +205,13 @@ impl Reactor {
             return Step::Sleep;
         }
         let Ok(mut spinner) = self.spinner.try_lock() else { return Step::Again };
-        if self.poll().completions > 0 {
-            spinner.pace.arrived(Instant::now());
-            spinner.spinning_since = None;
-            return Step::Again;
+        for _ in 0..self.looks(&spinner) {
+            if self.poll().completions > 0 {
+                spinner.pace.arrived(Instant::now());
+                spinner.spinning_since = None;
+                return Step::Again;
+            }
+            std::hint::spin_loop();
         }
         if self.mode == PollMode::Adaptive
             && !self.idle_polled.load(Ordering::Relaxed)
@@ -224,6 +229,24 @@ impl Reactor {
             return if spinner.armed { Step::Sleep } else { Step::Watch };
         }
         if self.arm(&mut spinner) { Step::Again } else { Step::Sleep }
+    }
+
+    /// How often the poll task looks in one turn. In a multi-thread runtime turns cost a system call each.
+    fn looks(&self, spinner: &Spinner) -> usize {
+        const SPINNING: usize = 16;
+        if self.multi_thread && spinner.spinning_since.is_some() { SPINNING } else { 1 }
+    }
+
+    /// Whether the runtime has several workers.
+    pub(crate) fn is_multi_thread(&self) -> bool {
+        self.multi_thread
+    }
+
+    /// What a future may go by that looks at its word for a while before it lets its thread sleep. In a multi-thread runtime
+    /// waking that thread costs more than the look. `None` where nobody should spin, or where the runtime's only thread has
+    /// others to serve.
+    pub(crate) fn pace_of_callers(&self) -> Option<Pace> {
+        (self.mode == PollMode::Adaptive && self.multi_thread).then(|| Pace::new(self.spin_limit))
     }
 
     /// The poll task was woken by an event.
@@ -258,39 +281,13 @@ impl Reactor {
 
     /// Spins until a task was woken (true) or the budget is spent.
     fn spin(&self, spinner: &mut Spinner) -> bool {
-        const POLLS_PER_LOOK: usize = 16;
-        let mut start = Instant::now();
-        let mut budget = spinner.pace.budget(start);
-        if budget.is_zero() {
-            return false;
-        }
-        self.disarm(spinner);
-        let mut last_yield = start;
-        loop {
-            for _ in 0..POLLS_PER_LOOK {
-                let polled = self.poll();
-                if polled.completions > 0 {
-                    let now = Instant::now();
-                    spinner.pace.arrived(now);
-                    if polled.woken > 0 {
-                        return true;
-                    }
-                    (start, budget) = (now, spinner.pace.budget(now));
-                }
-                std::hint::spin_loop();
-            }
-            let now = Instant::now();
-            if now - start >= budget {
-                spinner.pace.missed();
-                return false;
-            }
-            if now - last_yield > spinner.pace.yield_every() {
-                last_yield = spinner.pace.yield_core(now);
-                if spinner.pace.budget(last_yield).is_zero() {
-                    return false;
-                }
-            }
-        }
+        let Spinner { pace, armed, .. } = spinner;
+        let disarm = || self.disarm(armed);
+        pace.spin(disarm, || match self.poll() {
+            Polled { completions: 0, .. } => Seen::Nothing,
+            Polled { woken: 0, .. } => Seen::Arrival,
+            Polled { .. } => Seen::Wanted,
+        })
     }
 
     /// Whether the poll task, which spins by running again and again, has budget left.
@@ -300,7 +297,7 @@ impl Reactor {
             if spinner.pace.budget(now).is_zero() {
                 return false;
             }
-            self.disarm(spinner);
+            self.disarm(&mut spinner.armed);
             spinner.spinning_since = Some(now);
             spinner.last_yield = now;
             return true;
@@ -337,8 +334,8 @@ impl Reactor {
         polled.completions > 0
     }
 
-    fn disarm(&self, spinner: &mut Spinner) {
-        if std::mem::take(&mut spinner.armed) {
+    fn disarm(&self, armed: &mut bool) {
+        if std::mem::take(armed) {
             for queue in &self.queues {
                 queue.disarm();
             }

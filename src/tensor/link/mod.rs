@@ -24,6 +24,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Waker;
+use std::time::Instant;
 
 use tokio::sync::watch;
 
@@ -36,7 +37,7 @@ use words::{PeerWords, Words};
 use super::exchange::Exchange;
 use super::landing::Landing;
 use super::{ChannelError, lock};
-use crate::endpoint::{Queue, Reactor};
+use crate::endpoint::{Pace, Queue, Reactor, Seen};
 use crate::memory::{Anchors, Grant, Lease, SharedRegion};
 use crate::verbs::{Access, ProtectionDomain, RemoteSegment};
 use crate::wire::tensor_frame::Frame;
@@ -85,6 +86,8 @@ struct Seat {
     port: Arc<Port>,
     queue: Arc<Queue>,
     key: u32,
+    /// Of the futures that look at a word themselves before they let their thread sleep: one at a time does.
+    pace: Option<Mutex<Pace>>,
     /// Held so that the queue is polled.
     _reactor: Arc<Reactor>,
 }
@@ -159,6 +162,30 @@ impl Link {
     pub(super) fn poll_all(&self) {
         for seat in &self.ports {
             seat.queue.poll();
+        }
+    }
+
+    /// Looks for what `has_come` says, for as long as that pays, and takes what comes on the port's queue meanwhile. Not
+    /// at all where the runtime's only thread has others to serve.
+    pub(super) fn spin(&self, port: u32, has_come: impl Fn() -> bool) -> bool {
+        let seat = &self.ports[port as usize % self.ports.len()];
+        let Some(mut pace) = seat.pace.as_ref().and_then(|pace| pace.try_lock().ok()) else { return false };
+        let look = || {
+            if has_come() {
+                return Seen::Wanted;
+            }
+            seat.queue.poll();
+            Seen::Nothing
+        };
+        pace.spin(|| (), look)
+    }
+
+    /// What was waited for has come to one that slept.
+    pub(super) fn slept_for(&self, port: u32) {
+        if let Some(pace) = &self.ports[port as usize % self.ports.len()].pace
+            && let Ok(mut pace) = pace.try_lock()
+        {
+            pace.arrived(Instant::now());
         }
     }
 

@@ -86,7 +86,8 @@ impl Prepared {
             let flights: InFlight<Token> = InFlight::new(queue_pair, registrations, limits);
             let made = queue.add(|key| Port::new(flights, index, key, pool.clone()).map(Arc::new));
             let (key, port) = made.map_err(ChannelError::local)??;
-            Ok(Seat { port, queue, key, _reactor: Arc::clone(&reactor) })
+            let pace = reactor.pace_of_callers().map(Mutex::new);
+            Ok(Seat { port, queue, key, pace, _reactor: Arc::clone(&reactor) })
         };
         let ports = (0..queue_pairs).map(port).collect::<Result<Vec<_>, ChannelError>>()?;
         let (settings, landing) = (settings.clone(), Arc::clone(&shared.landing));

@@ -60,6 +60,12 @@ impl Future for Wait {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { word, watching } = &mut *self;
         if word.has_come() {
+            if *watching {
+                word.link.slept_for(word.port);
+            }
+            return Poll::Ready(word.result());
+        }
+        if !*watching && word.link.spin(word.port, || word.has_come()) {
             return Poll::Ready(word.result());
         }
         let queue = word.link.queue(word.port);
