@@ -21,8 +21,9 @@ use tracing_subscriber::EnvFilter;
 use failure::Failure;
 
 /// The same allocator under every mode: it decides large messages more than the transport does, so every report names it.
+/// It is mimalloc unless the environment asks for the system's, as `compare --allocator` does.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tonic_rdma_allocator::Chosen = tonic_rdma_allocator::Chosen;
 
 fn main() -> ExitCode {
     let outcome =
