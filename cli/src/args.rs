@@ -83,7 +83,7 @@ RDMA_CHUNK_SIZE fix what is chosen.";
 pub(crate) struct CompareOptions {
     /// Modes to compare: grpc-tcp, grpc-uds, grpc-rdma, grpc-rdma-gather (payloads by reference); without RPC, tensors
     /// written to where the receiver looks for them: rdma-cp (copied to registered memory first), rdma-zerocp (from where
-    /// they are); and, where memory is the limit, memcpy (no transport: a copy within the client) [default: all but memcpy]
+    /// they are; both ends poll), rdma-zerocp-await (the same, but both ends wait by futures); and, where memory is the limit, memcpy (no transport: a copy within the client) [default: all but memcpy]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<Mode>>,
     /// Payload sizes, such as 64,4KiB,1MiB,1GiB; gRPC's modes take less than 2GiB [default: 64 to 64MiB]

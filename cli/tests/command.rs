@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 /// What is compared if nobody says otherwise.
-const MODES: [&str; 6] = ["grpc-tcp", "grpc-uds", "grpc-rdma", "grpc-rdma-gather", "rdma-cp", "rdma-zerocp"];
+const MODES: [&str; 7] =
+    ["grpc-tcp", "grpc-uds", "grpc-rdma", "grpc-rdma-gather", "rdma-cp", "rdma-zerocp", "rdma-zerocp-await"];
 
 fn tonic_rdma(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tonic-rdma"));
@@ -51,7 +52,7 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--consume", "all"], &["all", "auto", "reduce-max", "none"]),
         (
             &["compare", "--sizes", "3GiB", "--modes", "grpc-tcp,grpc-rdma"],
-            &["3 GiB", "grpc-tcp", "2047 MiB", "rdma-cp, rdma-zerocp, memcpy"],
+            &["3 GiB", "grpc-tcp", "2047 MiB", "rdma-cp, rdma-zerocp, rdma-zerocp-await, memcpy"],
         ),
         (
             &["compare", "--sizes", "1GiB", "--inflight", "10000"],
@@ -195,21 +196,21 @@ fn every_mode_consumes_alike_where_that_is_asked_for() {
     for (consume, named) in [
         (
             "reduce-max",
-            "before it answers: grpc-tcp, grpc-uds, grpc-rdma, grpc-rdma-gather, rdma-cp, rdma-zerocp, memcpy",
+            "grpc-tcp, grpc-uds, grpc-rdma, grpc-rdma-gather, rdma-cp, rdma-zerocp, rdma-zerocp-await, memcpy",
         ),
-        ("auto", "before it answers: rdma-cp, rdma-zerocp"),
+        ("auto", "before it answers: rdma-cp, rdma-zerocp, rdma-zerocp-await"),
         ("none", "leaves payloads as they are"),
     ] {
         let (written, printed) = compare(&[&sizes[..], &["--modes", &modes, "--consume", consume]].concat());
         let reducing = written["reducing_modes"].as_array().unwrap().len();
         let expected = match consume {
-            "auto" => 2,
+            "auto" => 3,
             "none" => 0,
-            _ => 7,
+            _ => 8,
         };
         assert_eq!((&written["consume"], reducing), (&consume.into(), expected));
         let rows = written["rows"].as_array().unwrap();
-        assert_eq!(rows.len(), 7 * 3);
+        assert_eq!(rows.len(), 8 * 3);
         for row in rows {
             assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
         }
@@ -237,7 +238,7 @@ fn a_copy_of_scattered_blocks_is_a_row_like_any_other() {
 
 #[test]
 fn tensors_are_placed_one_by_one_in_sets_in_batches_and_in_an_open_loop() {
-    let modes = ["--modes", "rdma-cp,rdma-zerocp", "--duration", "0.05"];
+    let modes = ["--modes", "rdma-cp,rdma-zerocp,rdma-zerocp-await", "--duration", "0.05"];
     for arguments in [
         &["--sizes", "1,7,4097,3MiB", "--inflight", "1,3"][..],
         &["--workload", "random,gru,blocks", "--inflight", "2"],
@@ -403,7 +404,7 @@ fn the_server_process_ends_with_its_parent() {
 
 #[test]
 fn a_server_process_that_dies_ends_the_run_with_the_reason() {
-    for modes in ["grpc-tcp,grpc-rdma", "rdma-cp,rdma-zerocp"] {
+    for modes in ["grpc-tcp,grpc-rdma", "rdma-cp,rdma-zerocp", "rdma-zerocp-await"] {
         a_server_process_dies(&["compare", "--sizes", "64", "--duration", "30", "--modes", modes]);
     }
 }

@@ -161,7 +161,7 @@ pub(crate) async fn connect(
             let caller = GrpcCaller::new(channel, mode, options.encode).reducing(reduces);
             Ok((Caller::Grpc(caller), verdict))
         }
-        Mode::RdmaCp | Mode::RdmaZerocp => {
+        Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait => {
             let (Some(rdma), Some(endpoint)) = (rdma, &addresses.tensors) else {
                 return Err(Failure::run("the server process has no device for tensors"));
             };

@@ -164,7 +164,7 @@ pub(crate) async fn connect(
         (Mode::GrpcRdma | Mode::GrpcRdmaGather, ..) => {
             Err(Failure::run("the server process does not listen for RDMA peers"))
         }
-        (Mode::RdmaCp | Mode::RdmaZerocp | Mode::Memcpy, ..) => {
+        (Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait | Mode::Memcpy, ..) => {
             Err(Failure::run(format!("{mode} is no mode of gRPC")))
         }
     }

@@ -201,8 +201,8 @@ mod tests {
             }
         }
         let plan = plan(Duration::from_secs(1));
-        assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
-        assert_eq!(plan.order(8).collect::<Vec<_>>(), [2, 3, 4, 5, 0, 1]);
+        assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(plan.order(9).collect::<Vec<_>>(), [2, 3, 4, 5, 6, 0, 1]);
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
         let cells = [Cell::closed(64, 1), Cell::closed(3 << 30, 1)];
         let grpc = &Mode::ALL[..4];
         let refusal = check_limits(&cells, grpc).unwrap_err().to_string();
-        for named in ["3 GiB", "grpc-tcp", "2047 MiB", "rdma-zerocp, memcpy"] {
+        for named in ["3 GiB", "grpc-tcp", "2047 MiB", "rdma-zerocp, rdma-zerocp-await, memcpy"] {
             assert!(refusal.contains(named), "{named} in {refusal}");
         }
         check_limits(&cells, &Mode::default_list()).unwrap();

@@ -61,7 +61,7 @@ pub(crate) fn legend(rows: &[Row]) -> String {
         legend.push_str(
             "\nrdma-cp, rdma-zerocp: no RPC. A tensor is written to where the receiver looks for it, from a registered copy \
              (cp) or from where it is (zerocp); an operation ends when the receiver has checked, consumed and released it. \
-             Both ends poll. A set goes as a whole.",
+             Both ends poll; in rdma-zerocp-await both wait by futures. A set goes as a whole.",
         );
     }
     if rows.iter().any(|row| row.saturated == Some(true)) {
