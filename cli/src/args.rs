@@ -8,9 +8,11 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::bridge::{self, BridgeOptions};
+use crate::compare::allocator::Allocator;
 use crate::compare::cell::{MAX_BYTES, MAX_INFLIGHT};
 use crate::compare::consume::Consume;
 use crate::compare::encode::Encode;
+use crate::compare::gate;
 use crate::compare::http2::Http2;
 use crate::compare::mode::Mode;
 use crate::compare::runtime::Flavour;
@@ -70,7 +72,9 @@ Examples:
   tonic-rdma compare --workload uniform,random,skew        messages of ten buffers, as TensorFlow sends them
   tonic-rdma compare --workload resnet50 --inflight 1,16   all variables of a model, up to 16 calls at once
   tonic-rdma compare --rate 1000,10000,50000               latency under load: calls begin when they are due
-  tonic-rdma compare --runtime multi-thread:2 --sizes 64 --inflight 32";
+  tonic-rdma compare --runtime multi-thread:2 --sizes 64 --inflight 32
+  tonic-rdma compare --newcomer                            what #[tokio::main], the system's malloc and free cores get
+  tonic-rdma compare --newcomer --quick --at-least 0.5     the same for CI: fails if RDMA is slower than half of TCP";
 
 const TUNE_HELP: &str = "\
 A write goes eagerly, into buffers that the peer has posted, or, from a threshold on, by rendezvous: the peer reads it. \
@@ -122,17 +126,32 @@ pub(crate) struct CompareOptions {
     /// the largest element, gRPC's hand the bytes over as they are), reduce-max (all of them do), none
     #[arg(long, value_name = "auto|reduce-max|none", hide_possible_values = true, default_value = "auto")]
     pub(crate) consume: Consume,
-    /// Tokio runtime of both processes; without WORKERS it has as many as there are cores
-    #[arg(long, value_name = "current-thread|multi-thread[:WORKERS]", value_parser = Flavour::parse,
-          default_value = "current-thread")]
-    pub(crate) runtime: Flavour,
+    /// Tokio runtime of both processes: idle-polling (current-thread, built with tonic_rdma::runtime::idle_polling),
+    /// current-thread and multi-thread as tokio builds them; without WORKERS it has as many as there are cores [default:
+    /// idle-polling]
+    #[arg(long, value_name = "idle-polling|current-thread|multi-thread[:WORKERS]", value_parser = Flavour::parse)]
+    pub(crate) runtime: Option<Flavour>,
+    /// Whether each process is kept on a core of its own, where both have one thread and there are two cores [default: yes]
+    #[arg(long, value_name = "yes|no", value_parser = parse_yes_or_no)]
+    pub(crate) pin: Option<bool>,
+    /// Allocator of both processes: mimalloc, or the system's, which a Rust program has that names none [default: mimalloc]
+    #[arg(long, value_name = "system|mimalloc", hide_possible_values = true)]
+    pub(crate) allocator: Option<Allocator>,
+    /// What a program has that chooses nothing: --runtime multi-thread --pin no --allocator system, and cells of its own.
+    /// Each of the three can be given beside it, and then decides
+    #[arg(long)]
+    pub(crate) newcomer: bool,
+    /// End with exit status 1 if a mode that uses RDMA has less than RATIO times the throughput (operations a second) of
+    /// grpc-tcp in any cell, and name mode, cell and ratio
+    #[arg(long, value_name = "RATIO", value_parser = gate::parse)]
+    pub(crate) at_least: Option<f64>,
     /// Write the rows as JSON to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Write an HTML page with plots to this directory, as index.html
     #[arg(long, value_name = "DIR")]
     pub(crate) report: Option<PathBuf>,
-    /// Fewer cells, less time: ends within 15 s
+    /// Fewer cells, less time: ends within 15 s, with --newcomer within 20 s
     #[arg(long)]
     pub(crate) quick: bool,
 }
@@ -151,6 +170,9 @@ pub(crate) struct ServerOptions {
     pub(crate) consume: Consume,
     #[arg(long, value_parser = Flavour::parse)]
     pub(crate) runtime: Flavour,
+    /// The allocator that it has to have; it is chosen by the environment
+    #[arg(long)]
+    pub(crate) allocator: Allocator,
     /// Core to run on
     #[arg(long)]
     pub(crate) core: Option<usize>,
@@ -290,6 +312,14 @@ fn parse_inflight(text: &str) -> Result<List<usize>, String> {
             "bad number of calls in flight {item:?}; accepted: whole numbers from 1 to {MAX_INFLIGHT}"
         )),
     })
+}
+
+fn parse_yes_or_no(text: &str) -> Result<bool, String> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err("accepted: yes, no".to_owned()),
+    }
 }
 
 /// A name that can be a device's; whether it is one, the library says.

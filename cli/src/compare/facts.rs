@@ -4,16 +4,17 @@ use std::fs;
 
 use serde::Serialize;
 
+use super::allocator::Allocator;
 use super::cell::{Cell, Load};
+use super::conditions::Surroundings;
 use super::consume::Consume;
-use super::cores::Cores;
+use super::costs::Costs;
 use super::encode::Encode;
 use super::http2::Sizes;
 use super::mode::Mode;
 use super::plan::Plan;
 use super::rdma::Verdict;
 use super::results::Checks;
-use super::runtime::Flavour;
 use crate::args::CompareOptions;
 use crate::units;
 
@@ -32,11 +33,17 @@ pub(crate) struct Facts {
     /// What receivers do with payloads, and the modes in which they look for the largest element.
     pub(crate) consume: Consume,
     pub(crate) reducing_modes: Vec<&'static str>,
-    /// The tokio runtime of both processes: `current-thread` or `multi-thread:WORKERS`.
+    /// The tokio runtime of both processes: `idle-polling`, `current-thread` or `multi-thread:WORKERS`.
     pub(crate) runtime: String,
+    /// Whether each process was to have a core of its own, where that makes sense; `cores` says whether it had.
+    pub(crate) pin: bool,
+    /// Whether runtime, pinning and allocator are those of a program that chooses nothing, but for what was chosen.
+    pub(crate) newcomer: bool,
     /// Cores that the processes were kept on; absent if they were not.
     pub(crate) cores: Option<CoreFacts>,
     pub(crate) machine: Machine,
+    /// What this machine charges for getting from one thread to another.
+    pub(crate) round_trips: Costs,
     pub(crate) seconds_per_cell_and_mode: f64,
     /// An unoptimised build measures itself more than the transport.
     pub(crate) optimised: bool,
@@ -47,7 +54,7 @@ pub(crate) struct Facts {
     #[serde(skip)]
     open_loop: bool,
     #[serde(skip)]
-    flavour: Flavour,
+    why_not_pinned: &'static str,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -85,7 +92,7 @@ impl Facts {
     pub(crate) fn new(
         plan: &Plan,
         options: &CompareOptions,
-        cores: Option<Cores>,
+        surroundings: &Surroundings,
         verdict: Option<Verdict>,
         checks: Checks,
     ) -> Self {
@@ -93,36 +100,42 @@ impl Facts {
             Some(verdict) => (verdict.provider, Some(verdict.reason)),
             None => ("none".to_owned(), None),
         };
+        let Surroundings { conditions, cores, costs } = *surroundings;
         let http2 = options.http2;
         Self {
             provider,
             verdict,
             version: env!("CARGO_PKG_VERSION"),
-            allocator: "mimalloc",
+            allocator: Allocator::of_this_process().name(),
             http2: Http2Facts { setting: http2.name(), description: http2.to_string(), sizes: http2.sizes() },
             encode: options.encode,
             consume: options.consume,
             reducing_modes: reducing(&plan.modes, options.consume),
-            runtime: options.runtime.to_string(),
+            runtime: conditions.runtime.to_string(),
+            pin: conditions.pin,
+            newcomer: conditions.newcomer,
             cores: cores.map(|cores| CoreFacts { client: cores.client, server: cores.server }),
             machine: Machine::this(),
+            round_trips: costs,
             seconds_per_cell_and_mode: plan.duration.as_secs_f64(),
             optimised: !cfg!(debug_assertions),
             checks,
             workloads: workloads(&plan.cells),
             open_loop: plan.is_open_loop(),
-            flavour: options.runtime,
+            why_not_pinned: conditions.why_not_pinned(),
         }
     }
 
     /// The facts as pairs of name and value, for people.
     pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
-        let cores = match (self.cores, self.flavour) {
-            (Some(cores), _) => format!("client on core {}, server on core {}", cores.client, cores.server),
-            (None, Flavour::CurrentThread) => "not pinned (there are no two cores to pin to)".to_owned(),
-            (None, Flavour::MultiThread(_)) => "not pinned (both use all cores)".to_owned(),
+        let cores = match self.cores {
+            Some(cores) => format!("client on core {}, server on core {}", cores.client, cores.server),
+            None => format!("not pinned ({})", self.why_not_pinned),
         };
         let mut lines = vec![("provider", self.provider.clone())];
+        if self.newcomer {
+            lines.push(("newcomer", "yes: the allocator, runtime and processes below".to_owned()));
+        }
         lines.extend(self.verdict.clone().map(|verdict| ("connection", verdict)));
         lines.extend([
             ("allocator", format!("{} in both processes, for all modes", self.allocator)),
@@ -135,6 +148,7 @@ impl Facts {
                 "machine",
                 format!("{}, {} cores, Linux {}", self.machine.cpu, self.machine.cores, self.machine.kernel),
             ),
+            ("this machine", self.round_trips.summary()),
             (
                 "time",
                 format!("{} s for each mode in each cell", units::digits(self.seconds_per_cell_and_mode)),

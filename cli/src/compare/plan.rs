@@ -35,6 +35,24 @@ pub(super) const QUICK_CELLS: [Cell; 6] = [
     Cell::closed(16 << 20, 1),
 ];
 
+/// The same for `--newcomer`: what README promises to a program that chooses nothing.
+pub(super) const NEWCOMER_CELLS: [Cell; 6] = [
+    Cell::closed(64, 1),
+    Cell::closed(64, 64),
+    Cell::closed(64 << 10, 1),
+    Cell::closed(1 << 20, 1),
+    Cell::closed(4 << 20, 1),
+    Cell::closed(16 << 20, 1),
+];
+
+pub(super) const QUICK_NEWCOMER_CELLS: [Cell; 5] = [
+    Cell::closed(64, 1),
+    Cell::closed(64, 64),
+    Cell::closed(64 << 10, 1),
+    Cell::closed(1 << 20, 1),
+    Cell::closed(16 << 20, 1),
+];
+
 /// Payload of an open loop that nobody narrowed: any other would be too much for one rate or too little for another.
 const OPEN_LOOP_LOAD: Load = Load::Size(64);
 
@@ -118,7 +136,12 @@ fn check_limits(cells: &[Cell], modes: &[Mode]) -> Result<(), Failure> {
 /// Every load with every number in flight at every rate.
 fn cells(options: &CompareOptions) -> Vec<Cell> {
     let CompareOptions { sizes, workload, inflight, rate, .. } = options;
-    let preset: &[Cell] = if options.quick { &QUICK_CELLS } else { &DEFAULT_CELLS };
+    let preset: &[Cell] = match (options.newcomer, options.quick) {
+        (false, false) => &DEFAULT_CELLS,
+        (false, true) => &QUICK_CELLS,
+        (true, false) => &NEWCOMER_CELLS,
+        (true, true) => &QUICK_NEWCOMER_CELLS,
+    };
     if sizes.is_none() && workload.is_none() && inflight.is_none() && rate.is_none() {
         return preset.to_vec();
     }
@@ -168,6 +191,9 @@ mod tests {
         let cell = Cell::closed;
         assert_eq!(asked(&[]), DEFAULT_CELLS);
         assert_eq!(asked(&["--quick"]), QUICK_CELLS);
+        assert_eq!(asked(&["--newcomer"]), NEWCOMER_CELLS);
+        assert_eq!(asked(&["--newcomer", "--quick"]), QUICK_NEWCOMER_CELLS);
+        assert_eq!(asked(&["--newcomer", "--sizes", "7"]), [cell(7, 1)]);
         let all = asked(&["--sizes", "64,4096", "--inflight", "1,8"]);
         assert_eq!(all, [cell(64, 1), cell(64, 8), cell(4096, 1), cell(4096, 8)]);
         assert_eq!(asked(&["--quick", "--sizes", "7"]), [cell(7, 1)]);

@@ -61,7 +61,11 @@ pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
     let runtime =
         options.runtime.build().map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
     runtime.block_on(async {
-        let (addresses, mut servers) = match start(options, pinned).await {
+        let started = match options.allocator.verify() {
+            Ok(()) => start(options, pinned).await,
+            Err(failure) => Err(failure),
+        };
+        let (addresses, mut servers) = match started {
             Ok(started) => started,
             Err(failure) => {
                 let usage = matches!(failure, Failure::Usage(_));

@@ -106,8 +106,10 @@ pub(crate) fn print(facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
 
 fn render(facts: &Facts, rows: &[Row]) -> String {
     let mut text = String::new();
-    for (name, value) in facts.lines() {
-        text.push_str(&format!("{name:>10}: {value}\n"));
+    let lines = facts.lines();
+    let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    for (name, value) in lines {
+        text.push_str(&format!("{name:>width$}: {value}\n"));
     }
     text.push_str(&format!("\n{}\n\n{}\n", table(rows), legend(rows)));
     text
