@@ -7,6 +7,7 @@ mod bridge;
 mod compare;
 mod devices;
 mod failure;
+mod lists;
 mod parameter_server;
 mod seeded;
 mod tune;

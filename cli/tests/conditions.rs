@@ -3,6 +3,8 @@
 
 mod process;
 
+use std::process::Stdio;
+
 use serde_json::Value;
 
 use process::{compare, refused, run, tonic_rdma};
@@ -92,9 +94,16 @@ fn the_command_line_decides_over_the_environment() {
 #[test]
 fn a_server_with_another_allocator_than_the_client_refuses_to_serve() {
     let arguments = ["compare-server", "--provider", "soft", "--http2", "default", "--consume", "auto"];
-    let more = ["--runtime", "current-thread", "--allocator", "system"];
-    let output = tonic_rdma(&[&arguments[..], &more].concat()).env_remove("TONIC_RDMA_ALLOCATOR").output();
-    let said: Value = serde_json::from_slice(&output.unwrap().stdout).unwrap();
+    let more =
+        ["--direction", "up", "--encode", "copy", "--runtime", "current-thread", "--allocator", "system"];
+    let mut command = tonic_rdma(&[&arguments[..], &more].concat());
+    command.env_remove("TONIC_RDMA_ALLOCATOR").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut server = command.spawn().unwrap();
+    // Its end would be the sign to end.
+    let stdin = server.stdin.take();
+    let said: Value = serde_json::from_reader(server.stdout.take().unwrap()).unwrap();
+    drop(stdin);
+    server.wait().unwrap();
     let reason = said["failed"]["reason"].as_str().unwrap();
     assert!(reason.contains("mimalloc and not system"), "{reason}");
 }

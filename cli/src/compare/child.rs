@@ -40,7 +40,8 @@ impl ServerProcess {
         command.args(["compare-server", "--provider", provider, "--http2", &options.http2.name()]);
         let (runtime, allocator) = (conditions.runtime.to_string(), conditions.allocator);
         command.args(["--runtime", &runtime, "--consume", &options.consume.to_string()]);
-        command.args(["--allocator", allocator.name()]);
+        command.args(["--allocator", allocator.name(), "--direction", options.direction.name()]);
+        command.args(["--encode", options.encode.name()]);
         allocator.choose_for(command.as_std_mut());
         if rdma {
             command.arg("--rdma");

@@ -9,6 +9,7 @@ use super::cell::{Cell, Load};
 use super::conditions::Surroundings;
 use super::consume::Consume;
 use super::costs::Costs;
+use super::direction::Direction;
 use super::encode::Encode;
 use super::http2::Sizes;
 use super::mode::Mode;
@@ -29,6 +30,7 @@ pub(crate) struct Facts {
     pub(crate) version: &'static str,
     pub(crate) allocator: &'static str,
     pub(crate) http2: Http2Facts,
+    pub(crate) direction: Direction,
     pub(crate) encode: Encode,
     /// What receivers do with payloads, and the modes in which they look for the largest element.
     pub(crate) consume: Consume,
@@ -84,7 +86,13 @@ impl Facts {
     fn receiver(&self) -> String {
         match self.reducing_modes.as_slice() {
             [] => "leaves payloads as they are once they are checked, in all modes".to_owned(),
-            modes => format!("consumes payloads by reduce_max (f32) before it answers: {}", modes.join(", ")),
+            modes => {
+                let when = match self.direction {
+                    Direction::Up => "before it answers",
+                    Direction::Down => "before the call counts as done",
+                };
+                format!("consumes payloads by reduce_max (f32) {when}: {}", modes.join(", "))
+            }
         }
     }
 
@@ -108,6 +116,7 @@ impl Facts {
             version: env!("CARGO_PKG_VERSION"),
             allocator: Allocator::of_this_process().name(),
             http2: Http2Facts { setting: http2.name(), description: http2.to_string(), sizes: http2.sizes() },
+            direction: plan.direction,
             encode: options.encode,
             consume: options.consume,
             reducing_modes: reducing(&plan.modes, options.consume),
@@ -140,6 +149,7 @@ impl Facts {
         lines.extend([
             ("allocator", format!("{} in both processes, for all modes", self.allocator)),
             ("HTTP/2", self.http2.description.clone()),
+            ("direction", self.direction.describe().to_owned()),
             ("encoding", self.encode.to_string()),
             ("receiver", self.receiver()),
             ("runtime", format!("tokio, {}, in both processes", self.runtime)),

@@ -2,18 +2,23 @@
 
 use super::cell::{Cell, Load};
 use super::content::VARIANTS;
+use super::direction::Direction;
 use super::layout::room;
 use super::mode::Mode;
 use crate::failure::Failure;
 use crate::units;
 
 /// Refuses cells that don't fit into what is available now, before any time is spent.
-pub(crate) fn check(cells: &[Cell], modes: &[Mode]) -> Result<(), Failure> {
-    fits(cells, modes, available())
+pub(crate) fn check(cells: &[Cell], modes: &[Mode], direction: Direction) -> Result<(), Failure> {
+    fits(cells, modes, direction, available())
 }
 
-fn fits(cells: &[Cell], modes: &[Mode], available: Option<u64>) -> Result<(), Failure> {
-    let need = |cell: &Cell| needed(*cell, modes);
+fn fits(cells: &[Cell], modes: &[Mode], direction: Direction, available: Option<u64>) -> Result<(), Failure> {
+    let need = |cell: &Cell| match direction {
+        Direction::Up => needed(*cell, modes),
+        // The server has the content too, to send it from there.
+        Direction::Down => needed(*cell, modes).saturating_add(room(cell.load)),
+    };
     match (cells.iter().max_by_key(|cell| need(cell)), available) {
         (Some(cell), Some(available)) if need(cell) > available => Err(Failure::usage(format!(
             "{} needs about {} of memory and {} are available: take a smaller size or fewer in flight",
@@ -85,11 +90,17 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_with_both_figures() {
         let cells = [Cell::closed(64, 1), Cell::closed(GIB, 512)];
-        let refusal = fits(&cells, &Mode::ALL, Some(8 * GIB)).unwrap_err().to_string();
+        let refusal = fits(&cells, &Mode::ALL, Direction::Up, Some(8 * GIB)).unwrap_err().to_string();
         assert!(refusal.contains("1 GiB × 512 needs about 3080 GiB"), "{refusal}");
         assert!(refusal.contains("8.00 GiB are available"), "{refusal}");
-        fits(&cells, &Mode::ALL, None).unwrap();
-        fits(&cells[..1], &Mode::ALL, Some(8 * GIB)).unwrap();
+        fits(&cells, &Mode::ALL, Direction::Up, None).unwrap();
+        fits(&cells[..1], &Mode::ALL, Direction::Up, Some(8 * GIB)).unwrap();
+        let (one, tcp) = ([Cell::closed(GIB, 1)], [Mode::GrpcTcp]);
+        fits(&one, &tcp, Direction::Up, Some(4 * GIB)).unwrap();
+        fits(&one, &tcp, Direction::Down, Some(5 * GIB)).unwrap();
+        assert!(
+            fits(&one, &tcp, Direction::Down, Some(4 * GIB)).unwrap_err().to_string().contains("5.00 GiB")
+        );
     }
 
     #[test]

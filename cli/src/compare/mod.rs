@@ -23,6 +23,7 @@ pub(crate) mod consume;
 pub(crate) mod content;
 pub(crate) mod cores;
 mod costs;
+pub(crate) mod direction;
 pub(crate) mod encode;
 pub(crate) mod facts;
 pub(crate) mod gate;
@@ -44,6 +45,7 @@ pub(crate) mod report;
 mod results;
 pub(crate) mod runtime;
 pub(crate) mod server;
+mod source;
 pub(crate) mod table;
 mod tally;
 

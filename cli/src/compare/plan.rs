@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use crate::args::{CompareOptions, List};
+use crate::args::CompareOptions;
 use crate::compare::budget;
 use crate::compare::cell::{Cell, Load};
+use crate::compare::direction::Direction;
 use crate::compare::memory;
 use crate::compare::mode::Mode;
 use crate::compare::open_loop::MAX_ARRIVALS;
 use crate::failure::Failure;
+use crate::lists::List;
 
 /// Calls that every mode makes in every cell at least, however long they take.
 pub(super) const MIN_ROUNDS: u32 = 3;
@@ -63,6 +65,8 @@ pub(crate) struct Plan {
     pub(crate) modes: Vec<Mode>,
     /// Cells in the order of the table.
     pub(crate) cells: Vec<Cell>,
+    /// Which way payloads go.
+    pub(crate) direction: Direction,
     /// Time for each mode in each cell.
     pub(crate) duration: Duration,
 }
@@ -70,13 +74,16 @@ pub(crate) struct Plan {
 impl Plan {
     /// The run that `options` ask for, if the machine has the memory for it.
     pub(crate) fn new(options: &CompareOptions) -> Result<Self, Failure> {
-        let modes = options.modes.clone().map_or_else(Mode::default_list, |list| list.0);
+        let direction = options.direction;
+        direction.check(options)?;
+        let mut modes = options.modes.clone().map_or_else(Mode::default_list, |list| list.0);
+        modes.retain(|mode| direction.is_for(*mode));
         let cells = cells(options);
         check_limits(&cells, &modes)?;
-        memory::check(&cells, &modes)?;
+        memory::check(&cells, &modes, direction)?;
         let duration =
             options.duration.unwrap_or_else(|| budget::duration(&cells, modes.len(), options.quick));
-        Ok(Self { modes, cells, duration })
+        Ok(Self { modes, cells, direction, duration })
     }
 
     /// Whether operations begin when they are due, in all cells.
@@ -179,7 +186,8 @@ mod tests {
     use crate::workload::Workload;
 
     fn plan(duration: Duration) -> Plan {
-        Plan { modes: Mode::default_list(), cells: DEFAULT_CELLS.to_vec(), duration }
+        let (modes, cells) = (Mode::default_list(), DEFAULT_CELLS.to_vec());
+        Plan { modes, cells, direction: Direction::Up, duration }
     }
 
     fn asked(arguments: &[&str]) -> Vec<Cell> {
@@ -229,6 +237,18 @@ mod tests {
         let plan = plan(Duration::from_secs(1));
         assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
         assert_eq!(plan.order(9).collect::<Vec<_>>(), [2, 3, 4, 5, 6, 0, 1]);
+    }
+
+    #[test]
+    fn only_modes_that_can_take_part_in_a_direction() {
+        let modes = |arguments: &[&str]| Plan::new(&CompareOptions::of(arguments)).unwrap().modes;
+        let down = ["--quick", "--direction", "down"];
+        assert_eq!(modes(&["--quick"]), Mode::default_list());
+        assert_eq!(modes(&down), Mode::ALL[..4]);
+        assert_eq!(
+            modes(&[&down[..], &["--modes", "grpc-uds,memcpy"]].concat()),
+            [Mode::GrpcUds, Mode::Memcpy]
+        );
     }
 
     #[test]
