@@ -109,7 +109,7 @@ fn a_server_with_another_allocator_than_the_client_refuses_to_serve() {
 }
 
 #[test]
-fn a_newcomer_has_what_nobody_chose() {
+fn a_newcomer_has_no_choices_made() {
     let (written, printed) = short(&["--newcomer"]);
     assert_eq!((&written["newcomer"], &written["pin"]), (&true.into(), &false.into()));
     assert_eq!((&written["allocator"], &written["cores"]), (&"system".into(), &Value::Null));

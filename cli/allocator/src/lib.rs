@@ -68,7 +68,7 @@ fn decide() -> Allocator {
 fn asks_for_system() -> bool {
     // SAFETY:
     // - The name ends with a zero byte: `CStr`.
-    // - Nobody changes the environment meanwhile: the first allocation comes before `main`, when there is one thread, and
+    // - The environment stays as it is meanwhile: the first allocation comes before `main`, when there is one thread, and
     //   this workspace's lints forbid `set_var` and `remove_var`.
     let value = unsafe { libc::getenv(VARIABLE_C.as_ptr()) };
     if value.is_null() {
@@ -77,7 +77,7 @@ fn asks_for_system() -> bool {
     // SAFETY:
     // - It is not null: looked at above.
     // - It ends with a zero byte, as getenv promises.
-    // - It stays as it is while it is read, as nobody changes the environment: see above.
+    // - It stays as it is while it is read, as the environment stays as it is: see above.
     unsafe { CStr::from_ptr(value) }.to_bytes() == b"system"
 }
 

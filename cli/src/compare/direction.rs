@@ -33,7 +33,7 @@ impl Direction {
     pub(crate) const fn is_for(self, mode: Mode) -> bool {
         match self {
             Self::Up => true,
-            // A tensor is written by who has it. There is no question that it would be the answer to.
+            // The sender writes a tensor when it has one. No request asks for it.
             Self::Down => !mode.carries_tensors(),
         }
     }

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_falls_short_is_named_with_cell_and_ratio() {
+    fn a_mode_that_falls_short_is_named_with_cell_and_ratio() {
         let (small, large) = (Cell::closed(64, 1), Cell::closed(1 << 20, 8));
         let rows = [
             sample_row("grpc-tcp", small, 100.0),

@@ -18,7 +18,7 @@ pub(crate) enum Mode {
     RdmaCp,
     /// The same from registered memory: nothing is copied on the way (RDMA.zerocp).
     RdmaZerocp,
-    /// The same where neither end polls: both wait by futures, as whoever writes a service does.
+    /// The same where neither end polls: both wait by futures, as an ordinary service does.
     RdmaZerocpAwait,
     /// No transport: a copy within the client. What a machine's memory can do at most.
     Memcpy,

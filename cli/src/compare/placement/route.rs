@@ -142,7 +142,7 @@ impl Route {
                 }
                 Ok(())
             }
-            // Who polls has no regions: an operation has to give them back.
+            // A sender that polls has no regions: only a future gives them back.
             To::Slots { slots, from: From::Anywhere | From::Regions(_) } => {
                 for (slot, (_, buffer)) in slots.iter_mut().zip(operation.buffers()) {
                     slot.start_bytes(buffer)?;
