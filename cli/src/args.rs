@@ -8,15 +8,18 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::bridge::{self, BridgeOptions};
-use crate::compare::cell::{MAX_BYTES, MAX_INFLIGHT};
+use crate::compare::allocator::Allocator;
 use crate::compare::consume::Consume;
+use crate::compare::direction::Direction;
 use crate::compare::encode::Encode;
+use crate::compare::gate;
 use crate::compare::http2::Http2;
 use crate::compare::mode::Mode;
 use crate::compare::runtime::Flavour;
 use crate::failure::{Failure, one_line};
+use crate::lists::{List, parse_inflight, parse_modes, parse_rates, parse_sizes, parse_workloads};
 use crate::parameter_server::{self, ParameterServerOptions, ProcessOptions};
-use crate::units::{self, SIZE_FORMS, parse_size};
+use crate::units;
 use crate::workload::Workload;
 
 #[derive(Debug, Parser)]
@@ -70,7 +73,10 @@ Examples:
   tonic-rdma compare --workload uniform,random,skew        messages of ten buffers, as TensorFlow sends them
   tonic-rdma compare --workload resnet50 --inflight 1,16   all variables of a model, up to 16 calls at once
   tonic-rdma compare --rate 1000,10000,50000               latency under load: calls begin when they are due
-  tonic-rdma compare --runtime multi-thread:2 --sizes 64 --inflight 32";
+  tonic-rdma compare --runtime multi-thread:2 --sizes 64 --inflight 32
+  tonic-rdma compare --newcomer                            what #[tokio::main], the system's malloc and free cores get
+  tonic-rdma compare --direction down --sizes 64KiB,16MiB  large replies in place of large requests
+  tonic-rdma compare --newcomer --quick --at-least 0.5     the same for CI: fails if RDMA is slower than half of TCP";
 
 const TUNE_HELP: &str = "\
 A write goes eagerly, into buffers that the peer has posted, or, from a threshold on, by rendezvous: the peer reads it. \
@@ -83,7 +89,7 @@ RDMA_CHUNK_SIZE fix what is chosen.";
 pub(crate) struct CompareOptions {
     /// Modes to compare: grpc-tcp, grpc-uds, grpc-rdma, grpc-rdma-gather (payloads by reference); without RPC, tensors
     /// written to where the receiver looks for them: rdma-cp (copied to registered memory first), rdma-zerocp (from where
-    /// they are); and, where memory is the limit, memcpy (no transport: a copy within the client) [default: all but memcpy]
+    /// they are; both ends poll), rdma-zerocp-await (the same, but both ends wait by futures); and, where memory is the limit, memcpy (no transport: a copy within the client) [default: all but memcpy]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<Mode>>,
     /// Payload sizes, such as 64,4KiB,1MiB,1GiB; gRPC's modes take less than 2GiB [default: 64 to 64MiB]
@@ -94,6 +100,10 @@ pub(crate) struct CompareOptions {
     /// operation); blocks (the same for 4096 blocks of 16 KiB, scattered in memory)
     #[arg(long, value_name = "LIST", value_parser = parse_workloads)]
     pub(crate) workload: Option<List<Workload>>,
+    /// Which way payloads go: up (in the request; the server checks them), down (in the reply; the client checks them, just as
+    /// thoroughly). Tensors without RPC have no way down
+    #[arg(long, value_name = "up|down", hide_possible_values = true, default_value = "up")]
+    pub(crate) direction: Direction,
     /// Numbers of calls in flight at once, such as 1,32 [default: 1 to 512, by size]; with --rate, the most of them
     #[arg(long, value_name = "LIST", value_parser = parse_inflight)]
     pub(crate) inflight: Option<List<usize>>,
@@ -114,7 +124,7 @@ pub(crate) struct CompareOptions {
     /// STREAM/CONNECTION/FRAME sizes of your own
     #[arg(long, value_name = "default|tuned", value_parser = Http2::parse, default_value = "default")]
     pub(crate) http2: Http2,
-    /// How the client encodes messages: payloads copied into one buffer, as generated code does; or by reference with
+    /// How messages with payloads are encoded: payloads copied into one buffer, as generated code does; or by reference with
     /// tonic_rdma::gather, in all modes
     #[arg(long, value_name = "copy|gather", hide_possible_values = true, default_value = "copy")]
     pub(crate) encode: Encode,
@@ -122,17 +132,32 @@ pub(crate) struct CompareOptions {
     /// the largest element, gRPC's hand the bytes over as they are), reduce-max (all of them do), none
     #[arg(long, value_name = "auto|reduce-max|none", hide_possible_values = true, default_value = "auto")]
     pub(crate) consume: Consume,
-    /// Tokio runtime of both processes; without WORKERS it has as many as there are cores
-    #[arg(long, value_name = "current-thread|multi-thread[:WORKERS]", value_parser = Flavour::parse,
-          default_value = "current-thread")]
-    pub(crate) runtime: Flavour,
+    /// Tokio runtime of both processes: idle-polling (current-thread, built with tonic_rdma::runtime::idle_polling),
+    /// current-thread and multi-thread as tokio builds them; without WORKERS it has as many as there are cores [default:
+    /// idle-polling]
+    #[arg(long, value_name = "idle-polling|current-thread|multi-thread[:WORKERS]", value_parser = Flavour::parse)]
+    pub(crate) runtime: Option<Flavour>,
+    /// Whether each process is kept on a core of its own, where both have one thread and there are two cores [default: yes]
+    #[arg(long, value_name = "yes|no", value_parser = parse_yes_or_no)]
+    pub(crate) pin: Option<bool>,
+    /// Allocator of both processes: mimalloc, or the system's, which a Rust program has that names none [default: mimalloc]
+    #[arg(long, value_name = "system|mimalloc", hide_possible_values = true)]
+    pub(crate) allocator: Option<Allocator>,
+    /// What a program has that chooses nothing: --runtime multi-thread --pin no --allocator system, and cells of its own.
+    /// Each of the three can be given beside it, and then decides
+    #[arg(long)]
+    pub(crate) newcomer: bool,
+    /// End with exit status 1 if a mode that uses RDMA has less than RATIO times the throughput (operations a second) of
+    /// grpc-tcp in any cell, and name mode, cell and ratio
+    #[arg(long, value_name = "RATIO", value_parser = gate::parse)]
+    pub(crate) at_least: Option<f64>,
     /// Write the rows as JSON to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Write an HTML page with plots to this directory, as index.html
     #[arg(long, value_name = "DIR")]
     pub(crate) report: Option<PathBuf>,
-    /// Fewer cells, less time: ends within 15 s
+    /// Fewer cells, less time: ends within 15 s, with --newcomer within 20 s
     #[arg(long)]
     pub(crate) quick: bool,
 }
@@ -148,9 +173,16 @@ pub(crate) struct ServerOptions {
     #[arg(long, value_parser = Http2::parse)]
     pub(crate) http2: Http2,
     #[arg(long)]
+    pub(crate) direction: Direction,
+    #[arg(long)]
+    pub(crate) encode: Encode,
+    #[arg(long)]
     pub(crate) consume: Consume,
     #[arg(long, value_parser = Flavour::parse)]
     pub(crate) runtime: Flavour,
+    /// The allocator that it has to have; it is chosen by the environment
+    #[arg(long)]
+    pub(crate) allocator: Allocator,
     /// Core to run on
     #[arg(long)]
     pub(crate) core: Option<usize>,
@@ -183,10 +215,6 @@ pub(crate) struct TuneOptions {
     #[arg(long)]
     pub(crate) fresh: bool,
 }
-
-/// The values of a comma-separated list: at least one, none twice.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct List<T>(pub(crate) Vec<T>);
 
 /// The command line of this process.
 pub(crate) fn parse() -> Result<Command, Failure> {
@@ -242,54 +270,13 @@ fn flags(command: &clap::Command) -> String {
         .join(", ")
 }
 
-fn parse_modes(text: &str) -> Result<List<Mode>, String> {
-    let accepted = Mode::ALL.map(Mode::name).join(", ");
-    parse_list(text, |item| {
-        Mode::from_name(item).ok_or_else(|| format!("unknown mode {item:?}; accepted: {accepted}"))
-    })
-}
-
-fn parse_sizes(text: &str) -> Result<List<u64>, String> {
-    parse_list(text, |item| match parse_size(item) {
-        Ok(0) => Err(format!("size {item:?} is zero; accepted: 1 to {}", units::size(MAX_BYTES))),
-        Ok(bytes) if bytes > MAX_BYTES => {
-            Err(format!("size {item:?} is too large; accepted: 1 to {}", units::size(MAX_BYTES)))
-        }
-        Ok(bytes) => Ok(bytes),
-        Err(error) => Err(format!("bad size {item:?}: {error}; accepted: {SIZE_FORMS}")),
-    })
-}
-
-fn parse_workloads(text: &str) -> Result<List<Workload>, String> {
-    parse_list(text, |item| {
-        Workload::from_name(item).ok_or_else(|| {
-            let accepted: Vec<_> = Workload::all().map(Workload::name).collect();
-            format!("unknown workload {item:?}; accepted: {}", accepted.join(", "))
-        })
-    })
-}
-
-/// Least and most operations offered each second.
-const RATES: std::ops::RangeInclusive<f64> = 0.1..=1e6;
-
-fn parse_rates(text: &str) -> Result<List<f64>, String> {
-    parse_list(text, |item| match item.parse::<f64>() {
-        Ok(rate) if RATES.contains(&rate) => Ok(rate),
-        _ => Err(format!(
-            "bad rate {item:?}; accepted: numbers from {} to {}, operations each second",
-            RATES.start(),
-            RATES.end()
-        )),
-    })
-}
-
-fn parse_inflight(text: &str) -> Result<List<usize>, String> {
-    parse_list(text, |item| match item.parse() {
-        Ok(calls @ 1..=MAX_INFLIGHT) if item.bytes().all(|byte| byte.is_ascii_digit()) => Ok(calls),
-        _ => Err(format!(
-            "bad number of calls in flight {item:?}; accepted: whole numbers from 1 to {MAX_INFLIGHT}"
-        )),
-    })
+/// `yes` or `no`.
+fn parse_yes_or_no(text: &str) -> Result<bool, String> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err("accepted: yes, no".to_owned()),
+    }
 }
 
 /// A name that can be a device's; whether it is one, the library says.
@@ -302,28 +289,6 @@ pub(crate) fn parse_provider(text: &str) -> Result<String, String> {
         );
     }
     Ok(text.to_owned())
-}
-
-/// The items of `text` between commas, each as `item` reads it.
-pub(crate) fn parse_list<T: PartialEq>(
-    text: &str,
-    item: impl Fn(&str) -> Result<T, String>,
-) -> Result<List<T>, String> {
-    if text.trim().is_empty() {
-        return Err("the list is empty".to_owned());
-    }
-    let mut values = Vec::new();
-    for part in text.split(',').map(str::trim) {
-        if part.is_empty() {
-            return Err("an item of the list is empty".to_owned());
-        }
-        let value = item(part)?;
-        if values.contains(&value) {
-            return Err(format!("{part:?} is there twice"));
-        }
-        values.push(value);
-    }
-    Ok(List(values))
 }
 
 #[cfg(test)]
@@ -351,62 +316,17 @@ mod tests {
     }
 
     #[test]
-    fn lists() {
-        assert_eq!(parse_sizes("64, 4KiB").unwrap().0, [64, 4096]);
-        assert_eq!(parse_inflight("1,512").unwrap().0, [1, 512]);
-        assert_eq!(parse_rates("0.1,1000, 2.5e4").unwrap().0, [0.1, 1000.0, 25_000.0]);
-        assert_eq!(
-            parse_workloads("vgg16,skew").unwrap().0.iter().map(|w| w.name()).collect::<Vec<_>>(),
-            ["vgg16", "skew"]
-        );
-        assert_eq!(parse_modes("grpc-uds,grpc-tcp").unwrap().0, [Mode::GrpcUds, Mode::GrpcTcp]);
-    }
-
-    #[test]
-    fn bad_lists_name_the_culprit() {
-        let sizes = |text| parse_sizes(text).unwrap_err();
-        assert!(sizes("64,1024,1KiB").contains("\"1KiB\" is there twice"));
-        assert!(sizes("64,,1").contains("empty"));
-        assert!(sizes("").contains("empty"));
-        assert!(sizes("0").contains("zero"));
-        assert!(sizes("3GiB,1TiB").contains("\"1TiB\""));
-        assert!(sizes("1025GiB").contains("too large") && sizes("1025GiB").contains("1024 GiB"));
-        assert!(sizes("99999999999GiB").contains("64 bits"));
-        assert!(sizes("4KB").contains("\"4KB\""));
-        assert!(parse_inflight("0").unwrap_err().contains("\"0\""));
-        assert!(parse_inflight("+1").unwrap_err().contains("\"+1\""));
-        assert!(parse_inflight("99999999999999999999").unwrap_err().contains("from 1"));
-        assert!(parse_modes("grpc-tpc").unwrap_err().contains("grpc-tcp, grpc-uds, grpc-rdma"));
-        assert!(parse_provider("a b").is_err());
-        let workloads = |text| parse_workloads(text).unwrap_err();
-        assert!(workloads("resnet").contains("\"resnet\"") && workloads("resnet").contains("skew, resnet50"));
-        assert!(workloads("gru,gru").contains("twice"));
-        for bad in ["0", "-1", "nan", "inf", "2e6", "0.01", "50%", "1k", "1,,2"] {
-            assert!(
-                parse_rates(bad).unwrap_err().contains("empty")
-                    || parse_rates(bad).unwrap_err().contains("0.1 to 1000000"),
-                "{bad}"
-            );
-        }
+    fn a_device_s_name_has_no_blanks() {
+        assert!(parse_provider("a b").is_err() && parse_provider("mlx5_0").is_ok());
     }
 
     proptest! {
         #[test]
-        fn no_list_brings_the_parsers_down(text in "[0-9a-zA-Z,. -]{0,40}") {
-            let _ = parse_sizes(&text);
-            let _ = parse_inflight(&text);
-            let _ = parse_modes(&text);
-            let _ = parse_workloads(&text);
-            let _ = parse_rates(&text);
+        fn no_text_brings_the_parsers_down(text in "[0-9a-zA-Z,. -]{0,40}") {
             let _ = Flavour::parse(&text);
             let _ = parse_provider(&text);
-        }
-
-        #[test]
-        fn distinct_sizes_are_all_kept(sizes in proptest::collection::hash_set(1..=MAX_BYTES, 1..9)) {
-            let sizes: Vec<u64> = sizes.into_iter().collect();
-            let text = sizes.iter().map(|bytes| units::size(*bytes)).collect::<Vec<_>>().join(",");
-            prop_assert_eq!(parse_sizes(&text).map(|list| list.0), Ok(sizes));
+            let _ = gate::parse(&text);
+            let _ = parse_yes_or_no(&text);
         }
     }
 }

@@ -7,6 +7,7 @@ mod bridge;
 mod compare;
 mod devices;
 mod failure;
+mod lists;
 mod parameter_server;
 mod seeded;
 mod tune;
@@ -21,8 +22,9 @@ use tracing_subscriber::EnvFilter;
 use failure::Failure;
 
 /// The same allocator under every mode: it decides large messages more than the transport does, so every report names it.
+/// It is mimalloc unless the environment asks for the system's, as `compare --allocator` does.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tonic_rdma_allocator::Chosen = tonic_rdma_allocator::Chosen;
 
 fn main() -> ExitCode {
     let outcome =

@@ -1,37 +1,18 @@
 //! The command as a shell sees it: output, exit status, what is said of bad input.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
-use std::process::{Command, Output, Stdio};
+mod process;
+
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use process::{compare, refused, run, tonic_rdma};
+
 /// What is compared if nobody says otherwise.
-const MODES: [&str; 6] = ["grpc-tcp", "grpc-uds", "grpc-rdma", "grpc-rdma-gather", "rdma-cp", "rdma-zerocp"];
-
-fn tonic_rdma(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tonic-rdma"));
-    command.args(arguments);
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("RDMA_")) {
-        command.env_remove(name);
-    }
-    // The user's cache is none of a test's business.
-    command.env("RDMA_TUNE_CACHE", "off");
-    command
-}
-
-fn run(arguments: &[&str]) -> Output {
-    tonic_rdma(arguments).output().unwrap()
-}
-
-fn refused(output: &Output, status: i32, named: &[&str]) {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(status), "{said}");
-    assert_eq!(said.trim_end().lines().count(), 1, "one line, not {said}");
-    for name in named {
-        assert!(said.contains(name), "{name:?} is not named in {said}");
-    }
-}
+const MODES: [&str; 7] =
+    ["grpc-tcp", "grpc-uds", "grpc-rdma", "grpc-rdma-gather", "rdma-cp", "rdma-zerocp", "rdma-zerocp-await"];
 
 #[test]
 fn bad_input_is_named_in_one_line() {
@@ -51,7 +32,7 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--consume", "all"], &["all", "auto", "reduce-max", "none"]),
         (
             &["compare", "--sizes", "3GiB", "--modes", "grpc-tcp,grpc-rdma"],
-            &["3 GiB", "grpc-tcp", "2047 MiB", "rdma-cp, rdma-zerocp, memcpy"],
+            &["3 GiB", "grpc-tcp", "2047 MiB", "rdma-cp, rdma-zerocp, rdma-zerocp-await, memcpy"],
         ),
         (
             &["compare", "--sizes", "1GiB", "--inflight", "10000"],
@@ -70,8 +51,6 @@ fn bad_input_is_named_in_one_line() {
         (&["compare", "--workload", ""], &["--workload", "empty"]),
         (&["compare", "--rate", "fast"], &["fast", "0.1 to 1000000"]),
         (&["compare", "--rate", "0"], &["--rate", "0.1 to 1000000"]),
-        (&["compare", "--runtime", "threads"], &["--runtime", "current-thread, multi-thread"]),
-        (&["compare", "--runtime", "multi-thread:0"], &["\"0\"", "1 to 256"]),
         (&["measure"], &["measure", "compare, parameter-server, bridge, devices, tune"]),
         (&["tune", "--device", "mlx5_9"], &["mlx5_9", "soft0"]),
         (&["tune", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
@@ -146,16 +125,6 @@ fn a_comparison_is_measured_checked_and_written() {
     assert!(page.contains("<svg") && page.contains("grpc-rdma"));
 }
 
-/// The JSON of a comparison that must succeed, and what it printed.
-fn compare(arguments: &[&str]) -> (Value, String) {
-    let folder = tempfile::tempdir().unwrap();
-    let json = folder.path().join("rows.json");
-    let output = run(&[&["compare", "--json", json.to_str().unwrap()], arguments].concat());
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let written = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
-    (written, String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
 #[test]
 fn workloads_are_measured_beside_sizes() {
     let (written, printed) = compare(&[
@@ -170,7 +139,7 @@ fn workloads_are_measured_beside_sizes() {
         "--encode",
         "gather",
     ]);
-    assert_eq!(written["runtime"], "current-thread");
+    assert_eq!(written["runtime"], "idle-polling");
     assert_eq!(written["checks"]["mismatches"], 0);
     let rows = written["rows"].as_array().unwrap();
     assert_eq!(rows.len(), MODES.len() * 3);
@@ -195,21 +164,21 @@ fn every_mode_consumes_alike_where_that_is_asked_for() {
     for (consume, named) in [
         (
             "reduce-max",
-            "before it answers: grpc-tcp, grpc-uds, grpc-rdma, grpc-rdma-gather, rdma-cp, rdma-zerocp, memcpy",
+            "grpc-tcp, grpc-uds, grpc-rdma, grpc-rdma-gather, rdma-cp, rdma-zerocp, rdma-zerocp-await, memcpy",
         ),
-        ("auto", "before it answers: rdma-cp, rdma-zerocp"),
+        ("auto", "before it answers: rdma-cp, rdma-zerocp, rdma-zerocp-await"),
         ("none", "leaves payloads as they are"),
     ] {
         let (written, printed) = compare(&[&sizes[..], &["--modes", &modes, "--consume", consume]].concat());
         let reducing = written["reducing_modes"].as_array().unwrap().len();
         let expected = match consume {
-            "auto" => 2,
+            "auto" => 3,
             "none" => 0,
-            _ => 7,
+            _ => 8,
         };
         assert_eq!((&written["consume"], reducing), (&consume.into(), expected));
         let rows = written["rows"].as_array().unwrap();
-        assert_eq!(rows.len(), 7 * 3);
+        assert_eq!(rows.len(), 8 * 3);
         for row in rows {
             assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
         }
@@ -237,7 +206,7 @@ fn a_copy_of_scattered_blocks_is_a_row_like_any_other() {
 
 #[test]
 fn tensors_are_placed_one_by_one_in_sets_in_batches_and_in_an_open_loop() {
-    let modes = ["--modes", "rdma-cp,rdma-zerocp", "--duration", "0.05"];
+    let modes = ["--modes", "rdma-cp,rdma-zerocp,rdma-zerocp-await", "--duration", "0.05"];
     for arguments in [
         &["--sizes", "1,7,4097,3MiB", "--inflight", "1,3"][..],
         &["--workload", "random,gru,blocks", "--inflight", "2"],
@@ -285,20 +254,6 @@ fn a_rate_that_nobody_can_keep_up_with_ends_and_is_called_saturated() {
         assert!(row["unsent"].as_u64().unwrap() > 0, "{row}");
     }
     assert!(printed.contains("saturated"), "{printed}");
-}
-
-#[test]
-fn multi_thread_runtimes_are_compared_and_named() {
-    for rate in [&["--inflight", "4"][..], &["--rate", "100"]] {
-        let arguments = ["--runtime", "multi-thread:2", "--sizes", "64", "--duration", "0.1"];
-        let (written, printed) = compare(&[&arguments[..], rate].concat());
-        assert_eq!(written["runtime"], "multi-thread:2");
-        assert_eq!(written["cores"], Value::Null);
-        let rows = written["rows"].as_array().unwrap();
-        assert_eq!(rows.len(), MODES.len());
-        assert!(rows.iter().all(|row| row["errors"] == 0 && row["ops"].as_u64() > Some(0)), "{rows:?}");
-        assert!(printed.contains("multi-thread:2"), "{printed}");
-    }
 }
 
 #[test]
@@ -403,7 +358,7 @@ fn the_server_process_ends_with_its_parent() {
 
 #[test]
 fn a_server_process_that_dies_ends_the_run_with_the_reason() {
-    for modes in ["grpc-tcp,grpc-rdma", "rdma-cp,rdma-zerocp"] {
+    for modes in ["grpc-tcp,grpc-rdma", "rdma-cp,rdma-zerocp", "rdma-zerocp-await"] {
         a_server_process_dies(&["compare", "--sizes", "64", "--duration", "30", "--modes", modes]);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 
-use super::cores::Cores;
+use super::conditions::Surroundings;
 use super::server::{Addresses, Hello};
 use crate::args::CompareOptions;
 use crate::failure::Failure;
@@ -29,15 +29,20 @@ impl ServerProcess {
     pub(crate) async fn start(
         rdma: bool,
         options: &CompareOptions,
-        cores: Option<Cores>,
+        surroundings: &Surroundings,
     ) -> Result<Self, Failure> {
+        let Surroundings { conditions, cores, .. } = surroundings;
         let program = std::env::current_exe().map_err(|error| {
             Failure::run(format!("can't find the program to start as the server: {error}"))
         })?;
         let mut command = Command::new(program);
         let provider = options.server_provider.as_ref().unwrap_or(&options.provider);
         command.args(["compare-server", "--provider", provider, "--http2", &options.http2.name()]);
-        command.args(["--runtime", &options.runtime.to_string(), "--consume", &options.consume.to_string()]);
+        let (runtime, allocator) = (conditions.runtime.to_string(), conditions.allocator);
+        command.args(["--runtime", &runtime, "--consume", &options.consume.to_string()]);
+        command.args(["--allocator", allocator.name(), "--direction", options.direction.name()]);
+        command.args(["--encode", options.encode.name()]);
+        allocator.choose_for(command.as_std_mut());
         if rdma {
             command.arg("--rdma");
         }

@@ -96,8 +96,10 @@ impl Caller {
         inflight: usize,
     ) -> Result<(), CallError> {
         match self {
-            // Its buffers come and go with each message.
-            Self::Grpc(_) => Ok(()),
+            Self::Grpc(caller) => {
+                caller.prepare(operations);
+                Ok(())
+            }
             Self::Placement(caller) => caller.prepare(operations, inflight).await,
             Self::Memcpy(caller) => caller.prepare(operations).await,
         }
@@ -159,9 +161,9 @@ pub(crate) async fn connect(
         Mode::GrpcTcp | Mode::GrpcUds | Mode::GrpcRdma | Mode::GrpcRdmaGather => {
             let (channel, verdict) = grpc::connect(mode, addresses, options.http2, rdma).await?;
             let caller = GrpcCaller::new(channel, mode, options.encode).reducing(reduces);
-            Ok((Caller::Grpc(caller), verdict))
+            Ok((Caller::Grpc(caller.towards(options.direction)), verdict))
         }
-        Mode::RdmaCp | Mode::RdmaZerocp => {
+        Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait => {
             let (Some(rdma), Some(endpoint)) = (rdma, &addresses.tensors) else {
                 return Err(Failure::run("the server process has no device for tensors"));
             };

@@ -1,4 +1,4 @@
-//! How the client turns a message into bytes.
+//! How a message with a payload is turned into bytes: by the client, or by the server if payloads go down.
 
 use std::fmt;
 
@@ -23,6 +23,14 @@ pub(crate) enum Encode {
 }
 
 impl Encode {
+    /// The name on the command line.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Copy => "copy",
+            Self::Gather => "gather",
+        }
+    }
+
     /// The channel that encodes so in `mode`.
     pub(crate) fn wrap(self, mode: Mode, channel: Channel) -> GatherRequests<Channel> {
         if self == Self::Gather || mode == Mode::GrpcRdmaGather {

@@ -4,16 +4,18 @@ use std::fs;
 
 use serde::Serialize;
 
+use super::allocator::Allocator;
 use super::cell::{Cell, Load};
+use super::conditions::Surroundings;
 use super::consume::Consume;
-use super::cores::Cores;
+use super::costs::Costs;
+use super::direction::Direction;
 use super::encode::Encode;
 use super::http2::Sizes;
 use super::mode::Mode;
 use super::plan::Plan;
 use super::rdma::Verdict;
 use super::results::Checks;
-use super::runtime::Flavour;
 use crate::args::CompareOptions;
 use crate::units;
 
@@ -28,15 +30,22 @@ pub(crate) struct Facts {
     pub(crate) version: &'static str,
     pub(crate) allocator: &'static str,
     pub(crate) http2: Http2Facts,
+    pub(crate) direction: Direction,
     pub(crate) encode: Encode,
     /// What receivers do with payloads, and the modes in which they look for the largest element.
     pub(crate) consume: Consume,
     pub(crate) reducing_modes: Vec<&'static str>,
-    /// The tokio runtime of both processes: `current-thread` or `multi-thread:WORKERS`.
+    /// The tokio runtime of both processes: `idle-polling`, `current-thread` or `multi-thread:WORKERS`.
     pub(crate) runtime: String,
+    /// Whether each process was to have a core of its own, where that makes sense; `cores` says whether it had.
+    pub(crate) pin: bool,
+    /// Whether runtime, pinning and allocator are those of a program that chooses nothing, but for what was chosen.
+    pub(crate) newcomer: bool,
     /// Cores that the processes were kept on; absent if they were not.
     pub(crate) cores: Option<CoreFacts>,
     pub(crate) machine: Machine,
+    /// What this machine charges for getting from one thread to another.
+    pub(crate) round_trips: Costs,
     pub(crate) seconds_per_cell_and_mode: f64,
     /// An unoptimised build measures itself more than the transport.
     pub(crate) optimised: bool,
@@ -47,7 +56,7 @@ pub(crate) struct Facts {
     #[serde(skip)]
     open_loop: bool,
     #[serde(skip)]
-    flavour: Flavour,
+    why_not_pinned: &'static str,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -77,7 +86,13 @@ impl Facts {
     fn receiver(&self) -> String {
         match self.reducing_modes.as_slice() {
             [] => "leaves payloads as they are once they are checked, in all modes".to_owned(),
-            modes => format!("consumes payloads by reduce_max (f32) before it answers: {}", modes.join(", ")),
+            modes => {
+                let when = match self.direction {
+                    Direction::Up => "before it answers",
+                    Direction::Down => "before the call counts as done",
+                };
+                format!("consumes payloads by reduce_max (f32) {when}: {}", modes.join(", "))
+            }
         }
     }
 
@@ -85,7 +100,7 @@ impl Facts {
     pub(crate) fn new(
         plan: &Plan,
         options: &CompareOptions,
-        cores: Option<Cores>,
+        surroundings: &Surroundings,
         verdict: Option<Verdict>,
         checks: Checks,
     ) -> Self {
@@ -93,40 +108,48 @@ impl Facts {
             Some(verdict) => (verdict.provider, Some(verdict.reason)),
             None => ("none".to_owned(), None),
         };
+        let Surroundings { conditions, cores, costs } = *surroundings;
         let http2 = options.http2;
         Self {
             provider,
             verdict,
             version: env!("CARGO_PKG_VERSION"),
-            allocator: "mimalloc",
+            allocator: Allocator::of_this_process().name(),
             http2: Http2Facts { setting: http2.name(), description: http2.to_string(), sizes: http2.sizes() },
+            direction: plan.direction,
             encode: options.encode,
             consume: options.consume,
             reducing_modes: reducing(&plan.modes, options.consume),
-            runtime: options.runtime.to_string(),
+            runtime: conditions.runtime.to_string(),
+            pin: conditions.pin,
+            newcomer: conditions.newcomer,
             cores: cores.map(|cores| CoreFacts { client: cores.client, server: cores.server }),
             machine: Machine::this(),
+            round_trips: costs,
             seconds_per_cell_and_mode: plan.duration.as_secs_f64(),
             optimised: !cfg!(debug_assertions),
             checks,
             workloads: workloads(&plan.cells),
             open_loop: plan.is_open_loop(),
-            flavour: options.runtime,
+            why_not_pinned: conditions.why_not_pinned(),
         }
     }
 
     /// The facts as pairs of name and value, for people.
     pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
-        let cores = match (self.cores, self.flavour) {
-            (Some(cores), _) => format!("client on core {}, server on core {}", cores.client, cores.server),
-            (None, Flavour::CurrentThread) => "not pinned (there are no two cores to pin to)".to_owned(),
-            (None, Flavour::MultiThread(_)) => "not pinned (both use all cores)".to_owned(),
+        let cores = match self.cores {
+            Some(cores) => format!("client on core {}, server on core {}", cores.client, cores.server),
+            None => format!("not pinned ({})", self.why_not_pinned),
         };
         let mut lines = vec![("provider", self.provider.clone())];
+        if self.newcomer {
+            lines.push(("newcomer", "yes: the allocator, runtime and processes below".to_owned()));
+        }
         lines.extend(self.verdict.clone().map(|verdict| ("connection", verdict)));
         lines.extend([
             ("allocator", format!("{} in both processes, for all modes", self.allocator)),
             ("HTTP/2", self.http2.description.clone()),
+            ("direction", self.direction.describe().to_owned()),
             ("encoding", self.encode.to_string()),
             ("receiver", self.receiver()),
             ("runtime", format!("tokio, {}, in both processes", self.runtime)),
@@ -135,6 +158,7 @@ impl Facts {
                 "machine",
                 format!("{}, {} cores, Linux {}", self.machine.cpu, self.machine.cores, self.machine.kernel),
             ),
+            ("this machine", self.round_trips.summary()),
             (
                 "time",
                 format!("{} s for each mode in each cell", units::digits(self.seconds_per_cell_and_mode)),

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net as unix;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
@@ -15,14 +15,18 @@ use tonic::transport::{Channel, Endpoint};
 use tonic_rdma::gather::GatherRequests;
 use tonic_rdma_proto::tensors::PushRequest;
 use tonic_rdma_proto::tensors::tensors_client::TensorsClient;
+use tonic_rdma_proto::transfer::source_client::SourceClient;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
-use tonic_rdma_proto::transfer::{Check, PutRequest, UsageRequest};
+use tonic_rdma_proto::transfer::{Check, GetRequest, PutRequest, UsageRequest};
 
 use super::client::CallError;
+use super::consume::reduce_max;
+use super::content::{check_all, check_stamps};
+use super::direction::Direction;
 use super::encode::Encode;
 use super::http2::Http2;
 use super::mode::Mode;
-use super::operations::{Operation, Push, Put};
+use super::operations::{Operation, Operations, Push, Put};
 use super::rdma::{Rdma, Verdict};
 use super::server::Addresses;
 use crate::failure::Failure;
@@ -35,7 +39,12 @@ const CONNECT: Duration = Duration::from_secs(10);
 pub(crate) struct GrpcCaller {
     client: TransferClient<GatherRequests<Channel>>,
     tensors: TensorsClient<GatherRequests<Channel>>,
-    /// Whether the server was told to consume what arrives.
+    source: SourceClient<GatherRequests<Channel>>,
+    direction: Direction,
+    /// Seed of the content that payloads are asked for from, and how often that was: it moves the sampled offsets.
+    origin: u64,
+    draws: Arc<AtomicU64>,
+    /// Whether the receiver consumes what arrives; the server was told so.
     reduces: bool,
 }
 
@@ -44,12 +53,27 @@ impl GrpcCaller {
     pub(crate) fn new(channel: Channel, mode: Mode, encode: Encode) -> Self {
         let channel = encode.wrap(mode, channel);
         let client = TransferClient::new(channel.clone());
-        let tensors = TensorsClient::new(channel);
+        let tensors = TensorsClient::new(channel.clone());
+        let source = SourceClient::new(channel);
         Self {
             client: client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
             tensors: tensors.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
+            source: source.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
+            direction: Direction::Up,
+            origin: 0,
+            draws: Arc::default(),
             reduces: false,
         }
+    }
+
+    /// The same with payloads that go this way.
+    pub(crate) fn towards(self, direction: Direction) -> Self {
+        Self { direction, ..self }
+    }
+
+    /// Makes ready for `operations`. Their buffers come and go with each message.
+    pub(crate) fn prepare(&mut self, operations: &Operations) {
+        self.origin = operations.content().seed();
     }
 
     /// The same to a server that answers with the largest element, if `reduces`.
@@ -65,7 +89,10 @@ impl GrpcCaller {
         width: usize,
     ) -> Result<Duration, CallError> {
         match operation {
-            Operation::Put(put) => self.put(put, check).await,
+            Operation::Put(put) => match self.direction {
+                Direction::Up => self.put(put, check).await,
+                Direction::Down => self.get(put, check).await,
+            },
             Operation::Push(push) => self.push(push, check).await,
             Operation::Set(set) => self.push_set(set, check, width).await,
         }
@@ -88,6 +115,27 @@ impl GrpcCaller {
             Some(offset) => Err(CallError::Content { offset, sent }),
             None if reply.bytes != sent => Err(CallError::Length { sent, arrived: reply.bytes }),
             None => self.check_maximum(put.maximum, reply.maximum).map(|()| elapsed),
+        }
+    }
+
+    /// Asks for a payload, checks it and consumes it as the server does on the way up, and says how long all of that took.
+    async fn get(&mut self, put: &Put, check: Check) -> Result<Duration, CallError> {
+        let sent = put.payload.len() as u64;
+        let request = GetRequest { origin: self.origin, seed: put.seed, bytes: sent };
+        let start = Instant::now();
+        let payload = self.source.get(request).await?.into_inner().payload;
+        let mismatch = match check {
+            Check::Stamps => check_stamps(put.seed, &payload, self.draws.fetch_add(1, Ordering::Relaxed)),
+            Check::All => check_all(put.seed, &payload),
+        };
+        let maximum = self.reduces.then(|| reduce_max(&payload));
+        let elapsed = start.elapsed();
+        match mismatch {
+            Some(offset) => Err(CallError::Content { offset, sent }),
+            None if payload.len() as u64 != sent => {
+                Err(CallError::Length { sent, arrived: payload.len() as u64 })
+            }
+            None => self.check_maximum(put.maximum, maximum).map(|()| elapsed),
         }
     }
 
@@ -158,13 +206,16 @@ pub(crate) async fn connect(
         (Mode::GrpcTcp, ..) => Ok((tcp(addresses.tcp, http2).await?, None)),
         (Mode::GrpcUds, ..) => Ok((uds(addresses, http2).await?, None)),
         (Mode::GrpcRdma | Mode::GrpcRdmaGather, Some(rdma), Some(address)) => {
+            // Where payloads come from the server, there is a listener that sends them by reference.
+            let gathering = addresses.rdma_gather.filter(|_| mode == Mode::GrpcRdmaGather);
+            let address = gathering.unwrap_or(address);
             let (channel, verdict) = rdma.connect(endpoint(address, http2)?).await?;
             Ok((channel, Some(verdict)))
         }
         (Mode::GrpcRdma | Mode::GrpcRdmaGather, ..) => {
             Err(Failure::run("the server process does not listen for RDMA peers"))
         }
-        (Mode::RdmaCp | Mode::RdmaZerocp | Mode::Memcpy, ..) => {
+        (Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait | Mode::Memcpy, ..) => {
             Err(Failure::run(format!("{mode} is no mode of gRPC")))
         }
     }

@@ -156,7 +156,8 @@ impl Meter<'_> {
             self.check_every_byte(lane, &operations, cell, 1, tally).await;
             self.lanes[lane].release(cell).await;
         }
-        Ok(self.lanes.iter().zip(&tallies).map(|(lane, tally)| tally.row(lane.mode, cell)).collect())
+        let row = |(lane, tally): (&Lane, &Tally)| tally.row(lane.mode, cell, self.plan.direction);
+        Ok(self.lanes.iter().zip(&tallies).map(row).collect())
     }
 
     /// Begins a mode's turn; false if that failed, and there is nothing to end.
@@ -342,6 +343,7 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::super::cell::Load;
+    use super::super::direction::Direction;
     use super::*;
     use crate::compare::encode::Encode;
 
@@ -358,7 +360,7 @@ mod tests {
             let cell = Cell::closed(bytes, 1);
             let mut tally = Tally::new().unwrap();
             lane.prepare(&operations, cell, &mut tally).await;
-            let row = tally.row(Mode::GrpcTcp, cell);
+            let row = tally.row(Mode::GrpcTcp, cell, Direction::Up);
             assert_eq!((row.skipped.is_some(), lane.is_idle(), row.errors), (skipped, skipped, 0));
         }
     }

@@ -1,18 +1,24 @@
 //! The memory that a run needs, against what the machine has.
 
 use super::cell::{Cell, Load};
+use super::content::VARIANTS;
+use super::direction::Direction;
 use super::layout::room;
 use super::mode::Mode;
 use crate::failure::Failure;
 use crate::units;
 
 /// Refuses cells that don't fit into what is available now, before any time is spent.
-pub(crate) fn check(cells: &[Cell], modes: &[Mode]) -> Result<(), Failure> {
-    fits(cells, modes, available())
+pub(crate) fn check(cells: &[Cell], modes: &[Mode], direction: Direction) -> Result<(), Failure> {
+    fits(cells, modes, direction, available())
 }
 
-fn fits(cells: &[Cell], modes: &[Mode], available: Option<u64>) -> Result<(), Failure> {
-    let need = |cell: &Cell| needed(*cell, modes);
+fn fits(cells: &[Cell], modes: &[Mode], direction: Direction, available: Option<u64>) -> Result<(), Failure> {
+    let need = |cell: &Cell| match direction {
+        Direction::Up => needed(*cell, modes),
+        // The server has the content too, to send it from there.
+        Direction::Down => needed(*cell, modes).saturating_add(room(cell.load)),
+    };
     match (cells.iter().max_by_key(|cell| need(cell)), available) {
         (Some(cell), Some(available)) if need(cell) > available => Err(Failure::usage(format!(
             "{} needs about {} of memory and {} are available: take a smaller size or fewer in flight",
@@ -38,9 +44,14 @@ fn kept(cell: Cell, mode: Mode) -> u64 {
     match mode {
         Mode::GrpcTcp | Mode::GrpcUds | Mode::GrpcRdma | Mode::GrpcRdmaGather => 0,
         // The places at the receiver, and registered memory to send from: the content, or room for copies of it.
-        Mode::RdmaCp | Mode::RdmaZerocp => {
+        Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait => {
             let places = room(cell.load).saturating_mul(cell.inflight as u64);
-            places.saturating_add(room(cell.load))
+            let sources = match cell.load {
+                // Payloads that move into an operation each have memory of their own.
+                Load::Size(_) if mode.awaits() => room(cell.load).saturating_mul(VARIANTS as u64),
+                Load::Size(_) | Load::Workload(_) => room(cell.load),
+            };
+            places.saturating_add(sources)
         }
         Mode::Memcpy => room(cell.load),
     }
@@ -56,7 +67,7 @@ fn on_the_way(cell: Cell, mode: Mode) -> u64 {
     match mode {
         // The encoded message, and the receiver's buffer, which may have to grow.
         Mode::GrpcTcp | Mode::GrpcUds | Mode::GrpcRdma | Mode::GrpcRdmaGather => calls.saturating_mul(3),
-        Mode::RdmaCp | Mode::RdmaZerocp | Mode::Memcpy => 0,
+        Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait | Mode::Memcpy => 0,
     }
 }
 
@@ -79,18 +90,25 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_with_both_figures() {
         let cells = [Cell::closed(64, 1), Cell::closed(GIB, 512)];
-        let refusal = fits(&cells, &Mode::ALL, Some(8 * GIB)).unwrap_err().to_string();
-        assert!(refusal.contains("1 GiB × 512 needs about 2564 GiB"), "{refusal}");
+        let refusal = fits(&cells, &Mode::ALL, Direction::Up, Some(8 * GIB)).unwrap_err().to_string();
+        assert!(refusal.contains("1 GiB × 512 needs about 3080 GiB"), "{refusal}");
         assert!(refusal.contains("8.00 GiB are available"), "{refusal}");
-        fits(&cells, &Mode::ALL, None).unwrap();
-        fits(&cells[..1], &Mode::ALL, Some(8 * GIB)).unwrap();
+        fits(&cells, &Mode::ALL, Direction::Up, None).unwrap();
+        fits(&cells[..1], &Mode::ALL, Direction::Up, Some(8 * GIB)).unwrap();
+        let (one, tcp) = ([Cell::closed(GIB, 1)], [Mode::GrpcTcp]);
+        fits(&one, &tcp, Direction::Up, Some(4 * GIB)).unwrap();
+        fits(&one, &tcp, Direction::Down, Some(5 * GIB)).unwrap();
+        assert!(
+            fits(&one, &tcp, Direction::Down, Some(4 * GIB)).unwrap_err().to_string().contains("5.00 GiB")
+        );
     }
 
     #[test]
-    fn no_payload_needs_more_than_four_times_its_size_in_any_one_mode() {
+    fn no_payload_needs_more_than_a_few_times_its_size_in_any_one_mode() {
         for mode in Mode::ALL {
             for bytes in [256 << 20, GIB] {
-                assert!(needed(Cell::closed(bytes, 1), &[mode]) <= 4 * bytes, "{mode}");
+                let times = if mode.awaits() { 6 } else { 4 };
+                assert!(needed(Cell::closed(bytes, 1), &[mode]) <= times * bytes, "{mode}");
             }
         }
         assert_eq!(needed(Cell::closed(3 * GIB, 1), &[Mode::Memcpy]), 6 * GIB);

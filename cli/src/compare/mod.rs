@@ -11,17 +11,22 @@
 //!
 //! This owns the measuring and never the transport: RDMA connections are made in `rdma` alone.
 
+pub(crate) mod allocator;
 pub(crate) mod bars;
 mod budget;
 pub(crate) mod cell;
 mod child;
 mod client;
 mod closed_loop;
+mod conditions;
 pub(crate) mod consume;
 pub(crate) mod content;
 pub(crate) mod cores;
+mod costs;
+pub(crate) mod direction;
 pub(crate) mod encode;
 pub(crate) mod facts;
+pub(crate) mod gate;
 mod grpc;
 pub(crate) mod http2;
 mod json;
@@ -40,6 +45,7 @@ pub(crate) mod report;
 mod results;
 pub(crate) mod runtime;
 pub(crate) mod server;
+mod source;
 pub(crate) mod table;
 mod tally;
 
@@ -50,33 +56,37 @@ use std::path::Path;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use self::child::ServerProcess;
-use self::cores::Cores;
+use self::conditions::{Conditions, Surroundings};
+use self::costs::Costs;
 use self::facts::Facts;
 use self::grpc::GrpcCaller;
 use self::measure::{Lane, Meter};
 use self::plan::Plan;
 use self::rdma::{Rdma, Verdict};
 use self::results::{Checks, Row};
-use self::runtime::Flavour;
 use crate::args::{CompareOptions, ServerOptions};
 use crate::failure::Failure;
 
 /// Runs the comparison and shows it.
 pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     let plan = Plan::new(options)?;
+    let conditions = Conditions::of(options);
+    gate::check_plan(options, &plan)?;
+    conditions.allocator.ensure()?;
     let rdma = match plan.modes.iter().any(|mode| mode.uses_rdma()) {
         true => Some(Rdma::new(&options.provider)?),
         false => None,
     };
     check_outputs(options.json.as_deref(), options.report.as_deref())?;
-    // The threads of a multi-thread runtime are for more than one core.
-    let choose = || Cores::choose().filter(|cores| cores::pin(cores.client).is_ok());
-    let cores = (options.runtime == Flavour::CurrentThread).then(choose).flatten();
-    let runtime =
-        if plan.is_open_loop() { options.runtime.build_never_idle() } else { options.runtime.build() };
+    // Before this process is pinned to one core.
+    let costs = Costs::measure();
+    let cores = conditions.cores().filter(|cores| cores::pin(cores.client).is_ok());
+    let flavour = conditions.runtime;
+    let runtime = if plan.is_open_loop() { flavour.build_never_idle() } else { flavour.build() };
     let runtime = runtime.map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
 
-    let (facts, rows) = runtime.block_on(measure(options, &plan, rdma.as_ref(), cores))?;
+    let surroundings = Surroundings { conditions, cores, costs };
+    let (facts, rows) = runtime.block_on(measure(options, &plan, &surroundings, rdma.as_ref()))?;
     table::print(&facts, &rows)?;
     if let Some(path) = &options.json {
         json::write(path, &facts, &rows)?;
@@ -86,9 +96,10 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     }
     let errors: Vec<String> =
         rows.iter().filter(|row| row.errors > 0).map(results::describe_errors).collect();
-    match errors.as_slice() {
-        [] => Ok(()),
-        errors => Err(Failure::run(errors.join("; "))),
+    match (errors.as_slice(), options.at_least) {
+        ([], None) => Ok(()),
+        ([], Some(least)) => gate::check_rows(least, &rows),
+        (errors, _) => Err(Failure::run(errors.join("; "))),
     }
 }
 
@@ -121,10 +132,11 @@ pub(crate) fn check_outputs(json: Option<&Path>, report: Option<&Path>) -> Resul
 async fn measure(
     options: &CompareOptions,
     plan: &Plan,
+    surroundings: &Surroundings,
     rdma: Option<&Rdma>,
-    cores: Option<Cores>,
 ) -> Result<(Facts, Vec<Row>), Failure> {
-    let mut server = ServerProcess::start(rdma.is_some(), options, cores).await?;
+    let cores = surroundings.cores;
+    let mut server = ServerProcess::start(rdma.is_some(), options, surroundings).await?;
     let addresses = server.addresses.clone();
     let progress = progress_bar(plan);
     let work = async {
@@ -150,8 +162,8 @@ async fn measure(
     tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     server.stop().await;
     let (verdict, rows, checks) = result?;
-    let cores = cores.filter(|_| addresses.pinned);
-    Ok((Facts::new(plan, options, cores, verdict, checks), rows))
+    let surroundings = Surroundings { cores: cores.filter(|_| addresses.pinned), ..*surroundings };
+    Ok((Facts::new(plan, options, &surroundings, verdict, checks), rows))
 }
 
 /// A connection for each mode of the plan.

@@ -18,6 +18,8 @@ pub(crate) enum Mode {
     RdmaCp,
     /// The same from registered memory: nothing is copied on the way (RDMA.zerocp).
     RdmaZerocp,
+    /// The same where neither end polls: both wait by futures, as an ordinary service does.
+    RdmaZerocpAwait,
     /// No transport: a copy within the client. What a machine's memory can do at most.
     Memcpy,
 }
@@ -27,13 +29,14 @@ const GRPC_LIMIT: u64 = 2047 << 20;
 
 impl Mode {
     /// Every mode that exists, in the order of the table.
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::GrpcTcp,
         Self::GrpcUds,
         Self::GrpcRdma,
         Self::GrpcRdmaGather,
         Self::RdmaCp,
         Self::RdmaZerocp,
+        Self::RdmaZerocpAwait,
         Self::Memcpy,
     ];
 
@@ -51,6 +54,7 @@ impl Mode {
             Self::GrpcRdmaGather => "grpc-rdma-gather",
             Self::RdmaCp => "rdma-cp",
             Self::RdmaZerocp => "rdma-zerocp",
+            Self::RdmaZerocpAwait => "rdma-zerocp-await",
             Self::Memcpy => "memcpy",
         }
     }
@@ -63,7 +67,8 @@ impl Mode {
     /// Whether the mode needs an RDMA device.
     pub(crate) const fn uses_rdma(self) -> bool {
         match self {
-            Self::GrpcRdma | Self::GrpcRdmaGather | Self::RdmaCp | Self::RdmaZerocp => true,
+            Self::GrpcRdma | Self::GrpcRdmaGather => true,
+            Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait => true,
             Self::GrpcTcp | Self::GrpcUds | Self::Memcpy => false,
         }
     }
@@ -71,9 +76,19 @@ impl Mode {
     /// Whether what arrives is a tensor, for somebody to compute with, and not a message.
     pub(crate) const fn carries_tensors(self) -> bool {
         match self {
-            Self::RdmaCp | Self::RdmaZerocp => true,
+            Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait => true,
             Self::GrpcTcp | Self::GrpcUds | Self::GrpcRdma | Self::GrpcRdmaGather | Self::Memcpy => false,
         }
+    }
+
+    /// Whether tensors are sent from registered memory, and not copied there first.
+    pub(crate) const fn sends_in_place(self) -> bool {
+        matches!(self, Self::RdmaZerocp | Self::RdmaZerocpAwait)
+    }
+
+    /// Whether tensors are waited for by futures, at both ends, and not by polling.
+    pub(crate) const fn awaits(self) -> bool {
+        matches!(self, Self::RdmaZerocpAwait)
     }
 
     /// The largest message in bytes, and what sets that limit; `None` where the machine's memory alone does.
@@ -82,7 +97,7 @@ impl Mode {
             Self::GrpcTcp | Self::GrpcUds | Self::GrpcRdma | Self::GrpcRdmaGather => {
                 Some((GRPC_LIMIT, "a protobuf message ends below 2 GiB"))
             }
-            Self::RdmaCp | Self::RdmaZerocp | Self::Memcpy => None,
+            Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait | Self::Memcpy => None,
         }
     }
 }
@@ -107,6 +122,6 @@ mod tests {
 
     #[test]
     fn the_baseline_is_measured_when_it_is_asked_for() {
-        assert_eq!(Mode::default_list(), Mode::ALL[..6]);
+        assert_eq!(Mode::default_list(), Mode::ALL[..7]);
     }
 }

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use crate::args::{CompareOptions, List};
+use crate::args::CompareOptions;
 use crate::compare::budget;
 use crate::compare::cell::{Cell, Load};
+use crate::compare::direction::Direction;
 use crate::compare::memory;
 use crate::compare::mode::Mode;
 use crate::compare::open_loop::MAX_ARRIVALS;
 use crate::failure::Failure;
+use crate::lists::List;
 
 /// Calls that every mode makes in every cell at least, however long they take.
 pub(super) const MIN_ROUNDS: u32 = 3;
@@ -35,6 +37,24 @@ pub(super) const QUICK_CELLS: [Cell; 6] = [
     Cell::closed(16 << 20, 1),
 ];
 
+/// The same for `--newcomer`: what README promises to a program that chooses nothing.
+pub(super) const NEWCOMER_CELLS: [Cell; 6] = [
+    Cell::closed(64, 1),
+    Cell::closed(64, 64),
+    Cell::closed(64 << 10, 1),
+    Cell::closed(1 << 20, 1),
+    Cell::closed(4 << 20, 1),
+    Cell::closed(16 << 20, 1),
+];
+
+pub(super) const QUICK_NEWCOMER_CELLS: [Cell; 5] = [
+    Cell::closed(64, 1),
+    Cell::closed(64, 64),
+    Cell::closed(64 << 10, 1),
+    Cell::closed(1 << 20, 1),
+    Cell::closed(16 << 20, 1),
+];
+
 /// Payload of an open loop that nobody narrowed: any other would be too much for one rate or too little for another.
 const OPEN_LOOP_LOAD: Load = Load::Size(64);
 
@@ -45,6 +65,8 @@ pub(crate) struct Plan {
     pub(crate) modes: Vec<Mode>,
     /// Cells in the order of the table.
     pub(crate) cells: Vec<Cell>,
+    /// Which way payloads go.
+    pub(crate) direction: Direction,
     /// Time for each mode in each cell.
     pub(crate) duration: Duration,
 }
@@ -52,13 +74,16 @@ pub(crate) struct Plan {
 impl Plan {
     /// The run that `options` ask for, if the machine has the memory for it.
     pub(crate) fn new(options: &CompareOptions) -> Result<Self, Failure> {
-        let modes = options.modes.clone().map_or_else(Mode::default_list, |list| list.0);
+        let direction = options.direction;
+        direction.check(options)?;
+        let mut modes = options.modes.clone().map_or_else(Mode::default_list, |list| list.0);
+        modes.retain(|mode| direction.is_for(*mode));
         let cells = cells(options);
         check_limits(&cells, &modes)?;
-        memory::check(&cells, &modes)?;
+        memory::check(&cells, &modes, direction)?;
         let duration =
             options.duration.unwrap_or_else(|| budget::duration(&cells, modes.len(), options.quick));
-        Ok(Self { modes, cells, duration })
+        Ok(Self { modes, cells, direction, duration })
     }
 
     /// Whether operations begin when they are due, in all cells.
@@ -118,7 +143,12 @@ fn check_limits(cells: &[Cell], modes: &[Mode]) -> Result<(), Failure> {
 /// Every load with every number in flight at every rate.
 fn cells(options: &CompareOptions) -> Vec<Cell> {
     let CompareOptions { sizes, workload, inflight, rate, .. } = options;
-    let preset: &[Cell] = if options.quick { &QUICK_CELLS } else { &DEFAULT_CELLS };
+    let preset: &[Cell] = match (options.newcomer, options.quick) {
+        (false, false) => &DEFAULT_CELLS,
+        (false, true) => &QUICK_CELLS,
+        (true, false) => &NEWCOMER_CELLS,
+        (true, true) => &QUICK_NEWCOMER_CELLS,
+    };
     if sizes.is_none() && workload.is_none() && inflight.is_none() && rate.is_none() {
         return preset.to_vec();
     }
@@ -156,7 +186,8 @@ mod tests {
     use crate::workload::Workload;
 
     fn plan(duration: Duration) -> Plan {
-        Plan { modes: Mode::default_list(), cells: DEFAULT_CELLS.to_vec(), duration }
+        let (modes, cells) = (Mode::default_list(), DEFAULT_CELLS.to_vec());
+        Plan { modes, cells, direction: Direction::Up, duration }
     }
 
     fn asked(arguments: &[&str]) -> Vec<Cell> {
@@ -168,6 +199,9 @@ mod tests {
         let cell = Cell::closed;
         assert_eq!(asked(&[]), DEFAULT_CELLS);
         assert_eq!(asked(&["--quick"]), QUICK_CELLS);
+        assert_eq!(asked(&["--newcomer"]), NEWCOMER_CELLS);
+        assert_eq!(asked(&["--newcomer", "--quick"]), QUICK_NEWCOMER_CELLS);
+        assert_eq!(asked(&["--newcomer", "--sizes", "7"]), [cell(7, 1)]);
         let all = asked(&["--sizes", "64,4096", "--inflight", "1,8"]);
         assert_eq!(all, [cell(64, 1), cell(64, 8), cell(4096, 1), cell(4096, 8)]);
         assert_eq!(asked(&["--quick", "--sizes", "7"]), [cell(7, 1)]);
@@ -201,8 +235,20 @@ mod tests {
             }
         }
         let plan = plan(Duration::from_secs(1));
-        assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
-        assert_eq!(plan.order(8).collect::<Vec<_>>(), [2, 3, 4, 5, 0, 1]);
+        assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(plan.order(9).collect::<Vec<_>>(), [2, 3, 4, 5, 6, 0, 1]);
+    }
+
+    #[test]
+    fn only_modes_that_can_take_part_in_a_direction() {
+        let modes = |arguments: &[&str]| Plan::new(&CompareOptions::of(arguments)).unwrap().modes;
+        let down = ["--quick", "--direction", "down"];
+        assert_eq!(modes(&["--quick"]), Mode::default_list());
+        assert_eq!(modes(&down), Mode::ALL[..4]);
+        assert_eq!(
+            modes(&[&down[..], &["--modes", "grpc-uds,memcpy"]].concat()),
+            [Mode::GrpcUds, Mode::Memcpy]
+        );
     }
 
     #[test]
@@ -210,7 +256,7 @@ mod tests {
         let cells = [Cell::closed(64, 1), Cell::closed(3 << 30, 1)];
         let grpc = &Mode::ALL[..4];
         let refusal = check_limits(&cells, grpc).unwrap_err().to_string();
-        for named in ["3 GiB", "grpc-tcp", "2047 MiB", "rdma-zerocp, memcpy"] {
+        for named in ["3 GiB", "grpc-tcp", "2047 MiB", "rdma-zerocp, rdma-zerocp-await, memcpy"] {
             assert!(refusal.contains(named), "{named} in {refusal}");
         }
         check_limits(&cells, &Mode::default_list()).unwrap();

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::cell::Cell;
+use super::direction::Direction;
 use super::mode::Mode;
 
 /// One mode in one cell.
@@ -14,6 +15,8 @@ pub(crate) struct Row {
     /// Payload of an operation; of a workload's, on average.
     pub(crate) bytes: u64,
     pub(crate) inflight: usize,
+    /// Which way the payload went.
+    pub(crate) direction: Direction,
     /// Operations offered each second in an open loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rate: Option<f64>,
@@ -105,6 +108,7 @@ pub(crate) fn sample_row(mode: &'static str, cell: Cell, p50_us: f64) -> Row {
         workload: cell.load.workload(),
         bytes: cell.load.bytes(),
         inflight: cell.inflight,
+        direction: Direction::Up,
         rate: cell.rate,
         ops: 1000,
         errors: 0,
@@ -159,8 +163,8 @@ mod tests {
         let mut names: Vec<_> = json.as_object().unwrap().keys().cloned().collect();
         names.sort();
         let before =
-            ["bytes", "cpu_us_per_op", "errors", "gbytes_per_s", "inflight", "mode", "ops", "ops_per_s"];
+            ["cpu_us_per_op", "direction", "errors", "gbytes_per_s", "inflight", "mode", "ops", "ops_per_s"];
         let percentiles = ["p50_us", "p999_us", "p99_us"];
-        assert_eq!(names, before.into_iter().chain(percentiles).collect::<Vec<_>>());
+        assert_eq!(names, ["bytes"].into_iter().chain(before).chain(percentiles).collect::<Vec<_>>());
     }
 }

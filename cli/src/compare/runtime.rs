@@ -12,42 +12,61 @@ const MAX_WORKERS: usize = 256;
 /// A flavour of tokio's runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavour {
-    /// All on the process's main thread.
+    /// All on the process's main thread, which polls completions when it has nothing else to do:
+    /// [`tonic_rdma::runtime::idle_polling`].
+    IdlePolling,
+    /// All on the process's main thread, as tokio builds it.
     CurrentThread,
-    /// On this many worker threads.
+    /// On this many worker threads, as tokio builds it. The future that `block_on` is given stays on the main thread, which
+    /// is not one of them.
     MultiThread(usize),
 }
 
 impl Flavour {
-    /// `current-thread`, `multi-thread` with as many workers as there are cores, or `multi-thread:WORKERS`.
+    /// `idle-polling`, `current-thread`, `multi-thread:WORKERS`, or `multi-thread` with as many workers as there are cores.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
+            None if text == "idle-polling" => Ok(Self::IdlePolling),
             None if text == "current-thread" => Ok(Self::CurrentThread),
-            None if text == "multi-thread" => Ok(Self::MultiThread(
-                std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WORKERS),
-            )),
+            None if text == "multi-thread" => Ok(Self::multi_thread()),
             Some(("multi-thread", workers)) => match workers.parse() {
                 Ok(workers @ 1..=MAX_WORKERS) => Ok(Self::MultiThread(workers)),
                 _ => Err(format!("bad number of workers {workers:?}; accepted: 1 to {MAX_WORKERS}")),
             },
-            _ => Err("accepted: current-thread, multi-thread, multi-thread:WORKERS".to_owned()),
+            _ => Err("accepted: idle-polling, current-thread, multi-thread, multi-thread:WORKERS".to_owned()),
         }
     }
 
-    /// A runtime that polls completions when it is idle.
-    pub(crate) fn build(self) -> io::Result<Runtime> {
-        idle_polling(&mut self.builder()).enable_all().build()
+    /// As many workers as this process has cores: what `#[tokio::main]` builds.
+    pub(crate) fn multi_thread() -> Self {
+        Self::MultiThread(std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WORKERS))
     }
 
-    /// A runtime whose completions are polled by a task of their own. A load generator that yields until the next request is
-    /// due never lets its runtime become idle.
+    /// Whether all of a process is on one thread.
+    pub(crate) const fn is_one_thread(self) -> bool {
+        match self {
+            Self::IdlePolling | Self::CurrentThread => true,
+            Self::MultiThread(_) => false,
+        }
+    }
+
+    /// The runtime.
+    pub(crate) fn build(self) -> io::Result<Runtime> {
+        match self {
+            Self::IdlePolling => idle_polling(&mut self.builder()).enable_all().build(),
+            Self::CurrentThread | Self::MultiThread(_) => self.builder().enable_all().build(),
+        }
+    }
+
+    /// The same without polling when idle, for a load generator that yields until the next request is due: its runtime is
+    /// never idle, and completions are polled by a task of their own.
     pub(crate) fn build_never_idle(self) -> io::Result<Runtime> {
         self.builder().enable_all().build()
     }
 
     fn builder(self) -> Builder {
         match self {
-            Self::CurrentThread => Builder::new_current_thread(),
+            Self::IdlePolling | Self::CurrentThread => Builder::new_current_thread(),
             Self::MultiThread(workers) => {
                 let mut builder = Builder::new_multi_thread();
                 builder.worker_threads(workers);
@@ -60,6 +79,7 @@ impl Flavour {
 impl fmt::Display for Flavour {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::IdlePolling => formatter.write_str("idle-polling"),
             Self::CurrentThread => formatter.write_str("current-thread"),
             Self::MultiThread(workers) => write!(formatter, "multi-thread:{workers}"),
         }
@@ -74,17 +94,21 @@ mod tests {
 
     #[test]
     fn a_flavour_survives_its_way_to_the_other_process() {
-        for text in ["current-thread", "multi-thread", "multi-thread:3"] {
+        for text in ["idle-polling", "current-thread", "multi-thread", "multi-thread:3"] {
             let flavour = Flavour::parse(text).unwrap();
             assert_eq!(Flavour::parse(&flavour.to_string()), Ok(flavour));
+            flavour.build().unwrap();
+            flavour.build_never_idle().unwrap();
         }
         assert_eq!(Flavour::parse("multi-thread:3"), Ok(Flavour::MultiThread(3)));
+        assert_eq!(Flavour::parse("multi-thread"), Ok(Flavour::multi_thread()));
     }
 
     #[test]
     fn what_is_no_flavour_is_told_what_is() {
-        for bad in ["", "threads", "current-thread:1", "multi", "multi-threads:2"] {
-            assert!(Flavour::parse(bad).unwrap_err().contains("current-thread, multi-thread"), "{bad:?}");
+        for bad in ["", "threads", "current-thread:1", "idle-polling:1", "multi", "multi-threads:2"] {
+            let accepted = "idle-polling, current-thread, multi-thread";
+            assert!(Flavour::parse(bad).unwrap_err().contains(accepted), "{bad:?}");
         }
         for bad in
             ["multi-thread:", "multi-thread:0", "multi-thread:257", "multi-thread:x", "multi-thread:-1"]

@@ -1,4 +1,4 @@
-//! The serving process: the services Transfer and Tensors on a TCP, a Unix and an RDMA listener at the same time.
+//! The serving process: the services Transfer, Tensors and Source on a TCP, a Unix and an RDMA listener at the same time.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,6 +15,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
+use tonic_rdma::gather;
 use tonic_rdma::tensor::RdmaDevice;
 use tonic_rdma_proto::tensors::tensors_server::{Tensors, TensorsServer};
 use tonic_rdma_proto::tensors::{Mismatch, PushReply, PushRequest};
@@ -24,10 +25,13 @@ use tonic_rdma_proto::transfer::{Check, PutReply, PutRequest, UsageReply, UsageR
 use super::consume::{reduce_max, reduce_max_of};
 use super::content::{check_all, check_buffers, check_stamps};
 use super::cores;
+use super::direction::Direction;
+use super::encode::Encode;
 use super::http2::Http2;
 use super::mode::Mode;
 use super::placement::PlacementService;
 use super::rdma::Rdma;
+use super::source::SourceService;
 use crate::args::ServerOptions;
 use crate::failure::Failure;
 
@@ -48,6 +52,8 @@ pub(crate) struct Addresses {
     /// Name in the abstract namespace, which leaves no file behind.
     pub(crate) uds: String,
     pub(crate) rdma: Option<SocketAddr>,
+    /// Where large answers go by reference, which they do for `grpc-rdma-gather`.
+    pub(crate) rdma_gather: Option<SocketAddr>,
     /// Where its device for tensors listens, as `host:port`.
     pub(crate) tensors: Option<String>,
     /// Whether the process sits on the core that it was given.
@@ -61,7 +67,11 @@ pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
     let runtime =
         options.runtime.build().map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
     runtime.block_on(async {
-        let (addresses, mut servers) = match start(options, pinned).await {
+        let started = match options.allocator.verify() {
+            Ok(()) => start(options, pinned).await,
+            Err(failure) => Err(failure),
+        };
+        let (addresses, mut servers) = match started {
             Ok(started) => started,
             Err(failure) => {
                 let usage = matches!(failure, Failure::Usage(_));
@@ -113,18 +123,27 @@ async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Serv
 
     let tcp = tcp_listener()?;
     let tcp_address = tcp.local_addr().map_err(|error| listen_error("TCP", &error))?;
-    servers.spawn(serve(options.http2, service.clone(), placement, tcp));
+    let gathers = options.encode == Encode::Gather;
+    let (http2, source) = (options.http2, SourceService::default());
+    let services = Services { service, source, http2 };
+    servers.spawn(services.clone().serve(gathers, placement, tcp));
 
     let (uds, uds_name) = uds_listener().map_err(|error| listen_error("a Unix socket", &error))?;
-    servers.spawn(serve(options.http2, service.clone(), None, uds));
+    servers.spawn(services.clone().serve(gathers, None, uds));
 
-    let mut rdma_address = None;
+    let (mut rdma_address, mut rdma_gather) = (None, None);
     if let Some(rdma) = rdma {
         let (incoming, address) = rdma.bind().await?;
         rdma_address = Some(address);
-        servers.spawn(serve(options.http2, service, None, incoming));
+        servers.spawn(services.clone().serve(gathers, None, incoming));
+        if options.direction == Direction::Down {
+            let (incoming, address) = rdma.bind().await?;
+            rdma_gather = Some(address);
+            servers.spawn(services.serve(true, None, incoming));
+        }
     }
-    Ok((Addresses { tcp: tcp_address, uds: uds_name, rdma: rdma_address, tensors, pinned }, servers))
+    let (tcp, uds, rdma) = (tcp_address, uds_name, rdma_address);
+    Ok((Addresses { tcp, uds, rdma, rdma_gather, tensors, pinned }, servers))
 }
 
 /// A device that tensors are put into.
@@ -133,21 +152,40 @@ async fn tensor_device(rdma: &Rdma) -> Result<RdmaDevice, Failure> {
     bound.map_err(|error| Failure::run(format!("can't make a device for tensors: {error}")))
 }
 
-/// The services on one listener; `placement` is asked for by one connection alone, outside the time.
-async fn serve<I, IO>(
-    http2: Http2,
+/// What is served on every listener.
+#[derive(Clone, Debug)]
+struct Services {
     service: Service,
-    placement: Option<PlacementService>,
-    incoming: I,
-) -> Result<(), tonic::transport::Error>
-where
-    I: Stream<Item = io::Result<IO>> + Send,
-    IO: tokio::io::AsyncRead + tokio::io::AsyncWrite + tonic::transport::server::Connected,
-    IO: Unpin + Send + 'static,
-{
-    let server = http2.server(Server::builder()).add_service(service.clone().transfer());
-    let server = server.add_service(service.tensors());
-    server.add_optional_service(placement.map(PlacementService::server)).serve_with_incoming(incoming).await
+    source: SourceService,
+    http2: Http2,
+}
+
+impl Services {
+    /// Serves on one listener, and sends large answers by reference if it `gathers`; `placement` is asked for by one connection
+    /// alone, outside the time.
+    async fn serve<I, IO>(
+        self,
+        gathers: bool,
+        placement: Option<PlacementService>,
+        incoming: I,
+    ) -> Result<(), tonic::transport::Error>
+    where
+        I: Stream<Item = io::Result<IO>> + Send,
+        IO: tokio::io::AsyncRead + tokio::io::AsyncWrite + tonic::transport::server::Connected,
+        IO: Unpin + Send + 'static,
+    {
+        let Self { service, source, http2 } = self;
+        let placement = placement.map(PlacementService::server);
+        let (transfer, tensors, source) = (service.clone().transfer(), service.tensors(), source.server());
+        let mut server = http2.server(Server::builder());
+        if gathers {
+            let server = server.layer(gather::responses()).add_service(transfer).add_service(tensors);
+            server.add_service(source).add_optional_service(placement).serve_with_incoming(incoming).await
+        } else {
+            let server = server.add_service(transfer).add_service(tensors);
+            server.add_service(source).add_optional_service(placement).serve_with_incoming(incoming).await
+        }
+    }
 }
 
 fn listen_error(what: &str, error: &io::Error) -> Failure {

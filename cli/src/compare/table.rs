@@ -61,7 +61,7 @@ pub(crate) fn legend(rows: &[Row]) -> String {
         legend.push_str(
             "\nrdma-cp, rdma-zerocp: no RPC. A tensor is written to where the receiver looks for it, from a registered copy \
              (cp) or from where it is (zerocp); an operation ends when the receiver has checked, consumed and released it. \
-             Both ends poll. A set goes as a whole.",
+             Both ends poll; in rdma-zerocp-await both wait by futures. A set goes as a whole.",
         );
     }
     if rows.iter().any(|row| row.saturated == Some(true)) {
@@ -106,8 +106,10 @@ pub(crate) fn print(facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
 
 fn render(facts: &Facts, rows: &[Row]) -> String {
     let mut text = String::new();
-    for (name, value) in facts.lines() {
-        text.push_str(&format!("{name:>10}: {value}\n"));
+    let lines = facts.lines();
+    let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    for (name, value) in lines {
+        text.push_str(&format!("{name:>width$}: {value}\n"));
     }
     text.push_str(&format!("\n{}\n\n{}\n", table(rows), legend(rows)));
     text

@@ -6,6 +6,7 @@ use hdrhistogram::Histogram;
 
 use super::cell::Cell;
 use super::client::CallError;
+use super::direction::Direction;
 use super::mode::Mode;
 use super::results::Row;
 use crate::failure::Failure;
@@ -137,8 +138,8 @@ impl Tally {
             || achieved < rate / 2.0
     }
 
-    /// The row of `mode` in `cell`.
-    pub(crate) fn row(&self, mode: Mode, cell: Cell) -> Row {
+    /// The row of `mode` in `cell`, for payloads that went in `direction`.
+    pub(crate) fn row(&self, mode: Mode, cell: Cell, direction: Direction) -> Row {
         let per = |total: f64, parts: f64| if parts > 0.0 { total / parts } else { 0.0 };
         let micros = |quantile| match self.ops {
             0 => 0.0,
@@ -150,6 +151,7 @@ impl Tally {
             workload: cell.load.workload(),
             bytes: cell.load.bytes(),
             inflight: cell.inflight,
+            direction,
             rate: cell.rate,
             ops: self.ops,
             errors: self.errors,
@@ -190,7 +192,7 @@ mod tests {
         tally.add(turn, millis(2), Duration::from_micros(50));
         tally.error(2, "first".to_owned());
         tally.error(1, "second".to_owned());
-        let row = tally.row(Mode::GrpcUds, Cell::closed(1000, 2));
+        let row = tally.row(Mode::GrpcUds, Cell::closed(1000, 2), Direction::Up);
         assert_eq!((row.ops, row.errors, row.first_error.as_deref()), (4, 3, Some("first")));
         assert!((row.p50_us - 2.0).abs() < 0.01 && (row.p99_us - 50.0).abs() < 0.1);
         assert!((row.ops_per_s - 2000.0).abs() < 1e-6 && (row.gbytes_per_s - 0.002).abs() < 1e-9);
@@ -200,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_mode_that_never_answered_has_figures_that_are_numbers() {
-        let row = Tally::new().unwrap().row(Mode::GrpcTcp, Cell::closed(64, 1));
+        let row = Tally::new().unwrap().row(Mode::GrpcTcp, Cell::closed(64, 1), Direction::Up);
         let figures =
             [row.p50_us, row.p99_us, row.p999_us, row.ops_per_s, row.gbytes_per_s, row.cpu_us_per_op];
         assert_eq!(figures, [0.0; 6]);
@@ -214,7 +216,7 @@ mod tests {
             let mut turn = Turn { sent: 1, backlog: 1, ..Turn::default() };
             turn.success(wall, 64, 1);
             tally.add(turn, wall, wall);
-            tally.row(Mode::GrpcTcp, cell)
+            tally.row(Mode::GrpcTcp, cell, Direction::Up)
         };
         assert_eq!(row(millis(120)).saturated, Some(false));
         assert_eq!(row(millis(900)).saturated, Some(true));
@@ -230,7 +232,7 @@ mod tests {
                 turn.success(millis(1), 64, 1);
             }
             tally.add(turn, millis(1000), millis(10));
-            tally.row(Mode::GrpcTcp, cell)
+            tally.row(Mode::GrpcTcp, cell, Direction::Up)
         };
         assert_eq!(row(50, Vec::new()).saturated, Some(false));
         assert_eq!(row(51, Vec::new()).saturated, Some(true));

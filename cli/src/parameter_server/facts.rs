@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::measure::{Meter, ROUNDS};
 use super::options::ParameterServerOptions;
+use crate::compare::allocator::Allocator;
 use crate::compare::consume::Consume;
 use crate::compare::facts::Machine;
 use crate::units;
@@ -46,7 +47,7 @@ impl Facts {
         Self {
             provider: meter.provider.clone().unwrap_or_else(|| "none".to_owned()),
             version: env!("CARGO_PKG_VERSION"),
-            allocator: "mimalloc",
+            allocator: Allocator::of_this_process().name(),
             http2: options.http2.name(),
             inflight: options.inflight,
             consume: options.consume,

@@ -7,9 +7,10 @@ use std::time::Duration;
 use clap::Args;
 
 use super::mode::Mode;
-use crate::args::{List, parse_list, parse_provider};
+use crate::args::parse_provider;
 use crate::compare::consume::Consume;
 use crate::compare::http2::Http2;
+use crate::lists::{List, parse_list};
 use crate::units;
 use crate::workload::Model;
 

@@ -22,7 +22,7 @@ use crate::failure::Failure;
 pub(crate) fn run(options: &ProcessOptions) -> Result<(), Failure> {
     let pinned = options.core.is_some_and(|core| cores::pin(core).is_ok());
     let commands = control::commands()?;
-    let runtime = Flavour::CurrentThread.build();
+    let runtime = Flavour::IdlePolling.build();
     let runtime = runtime.map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
     control::say_failed(runtime.block_on(async {
         let (mut worker, ready) = Worker::start(options).await?;

@@ -109,8 +109,16 @@ impl PlacementCaller {
         let mut lane = self.lane.lock().await;
         lane.failed = true;
         let start = Instant::now();
-        let mut courtesy = Courtesy::new();
         let (route, record) = lane.parts()?;
+        if self.mode.awaits() {
+            route.send(operation).await?;
+            record.add(route.identity(operation), operation.maximum().filter(|_| self.reduces));
+            route.flush().await?;
+            let elapsed = start.elapsed();
+            lane.failed = false;
+            return Ok(elapsed);
+        }
+        let mut courtesy = Courtesy::new();
         let mut started = false;
         loop {
             if !started && route.is_ready()? {
@@ -143,11 +151,19 @@ impl PlacementCaller {
         lane.failed = true;
         let mut stream = Stream::new(operations, position, callers, end, self.reduces);
         let error = match lane.parts() {
+            Ok((route, record)) if self.mode.awaits() => {
+                stream.run_awaiting(route, record, callers).await.err()
+            }
             Ok((route, record)) => stream.run(route, record).await.err(),
             Err(error) => Some(error),
         };
         lane.failed = error.is_some();
         (stream.done, error)
+    }
+
+    /// Whether operations are waited for by futures.
+    pub(crate) const fn awaits(&self) -> bool {
+        self.mode.awaits()
     }
 
     /// Gives the places up.
@@ -167,15 +183,15 @@ impl Lane {
 }
 
 /// Operations that follow one another, several on their way.
-struct Stream {
+pub(super) struct Stream {
     operations: Operations,
     position: Position,
     end: Instant,
     reduces: bool,
     /// When those began whose operation is to be started: at once, or when the one before had ended.
-    waiting: VecDeque<Instant>,
+    pub(super) waiting: VecDeque<Instant>,
     /// Those on their way, which end in this order: when they began, bytes and messages.
-    under_way: VecDeque<(Instant, u64, u64)>,
+    pub(super) under_way: VecDeque<(Instant, u64, u64)>,
     done: Vec<Done>,
 }
 
@@ -208,17 +224,27 @@ impl Stream {
     }
 
     fn start(&mut self, route: &mut Route, record: &mut Record) -> Result<(), CallError> {
-        let operation = self.operations.take(self.position.fetch_add(1, Ordering::Relaxed));
+        let operation = self.take();
         route.start(&operation)?;
-        record.add(route.identity(&operation), operation.maximum().filter(|_| self.reduces));
-        if let Some(begun) = self.waiting.pop_front() {
-            self.under_way.push_back((begun, operation.bytes(), operation.messages()));
-        }
+        self.started(route, record, &operation);
         Ok(())
     }
 
+    /// The operation that is to be started next.
+    pub(super) fn take(&self) -> Operation {
+        self.operations.take(self.position.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// `operation` was started.
+    pub(super) fn started(&mut self, route: &Route, record: &mut Record, operation: &Operation) {
+        record.add(route.identity(operation), operation.maximum().filter(|_| self.reduces));
+        if let Some(begun) = self.waiting.pop_front() {
+            self.under_way.push_back((begun, operation.bytes(), operation.messages()));
+        }
+    }
+
     /// All but the last `pending` have ended.
-    fn finish(&mut self, pending: usize, now: Instant) {
+    pub(super) fn finish(&mut self, pending: usize, now: Instant) {
         let ended = self.under_way.len() - pending;
         for (begun, bytes, messages) in self.under_way.drain(..ended) {
             self.done.push((now - begun, bytes, messages));

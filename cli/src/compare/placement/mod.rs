@@ -1,4 +1,4 @@
-//! `rdma-cp` and `rdma-zerocp`: tensors by one-sided operations, without RPC.
+//! `rdma-cp`, `rdma-zerocp` and `rdma-zerocp-await`: tensors by one-sided operations, without RPC.
 //!
 //! ```text
 //!   client                                                     server
@@ -8,9 +8,11 @@
 //! ```
 //!
 //! Both ends look at memory for as long as a turn of the mode lasts, and no longer: the server must not starve other modes'
-//! services. Both let their runtime have a turn now and then ([`courtesy`]). What the receiver found, it says when the turn
+//! services. Both let their runtime have a turn now and then ([`courtesy`]). In `rdma-zerocp-await` neither looks: both wait by
+//! futures ([`awaited`]). What the receiver found, it says when the turn
 //! has ended, for all operations at once ([`record`]).
 
+mod awaited;
 mod caller;
 mod courtesy;
 mod geometry;

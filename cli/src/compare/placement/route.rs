@@ -19,31 +19,33 @@ use super::sink::{header_name, region_name, slot_name};
 /// What a cell's operations take to be sent.
 #[derive(Debug)]
 pub(super) struct Route {
-    to: To,
+    pub(super) to: To,
     /// Of the first operation's content.
-    seed: u64,
+    pub(super) seed: u64,
 }
 
 #[derive(Debug)]
-enum To {
+pub(super) enum To {
     Slots { slots: Vec<StaticSender>, from: From },
     Batch(Box<Batched>),
 }
 
 /// Where the tensors of slots lie.
 #[derive(Debug)]
-enum From {
+pub(super) enum From {
     /// In registered memory: by variant of the content, and slot.
     Registered(Vec<Vec<Tensor>>),
+    /// In a region for each variant, for the one slot; absent while an operation has it.
+    Regions(Vec<Option<MemRegion>>),
     /// Anywhere: each is copied when it is sent.
     Anywhere,
 }
 
 /// See [`Geometry::Batch`].
 #[derive(Debug)]
-struct Batched {
+pub(super) struct Batched {
     batch: Batch,
-    header: StaticSender,
+    pub(super) header: StaticSender,
     remote: RemoteRegion,
     channel: Channel,
     /// Registered memory that the buffers are sent from; absent while a batch is on its way from there.
@@ -65,12 +67,15 @@ impl Route {
         depth: u32,
     ) -> Result<Self, CallError> {
         let content = operations.content();
-        let (seed, zero_copy) = (content.seed(), mode == Mode::RdmaZerocp);
+        let (seed, zero_copy) = (content.seed(), mode.sends_in_place());
         let to = match Geometry::of(operations.load(), seed) {
             Geometry::Slots(lengths) => {
-                let from = match zero_copy {
-                    true => From::Registered(tensors(content.all(), seed, &lengths)?),
-                    false => From::Anywhere,
+                let from = match &*lengths {
+                    [length] if mode.awaits() => {
+                        From::Regions(regions(device, content.all(), seed, *length)?)
+                    }
+                    _ if zero_copy => From::Registered(tensors(content.all(), seed, &lengths)?),
+                    _ => From::Anywhere,
                 };
                 let mut slots = Vec::with_capacity(lengths.len());
                 for (index, length) in lengths.iter().enumerate() {
@@ -131,14 +136,14 @@ impl Route {
     pub(super) fn start(&mut self, operation: &Operation) -> Result<(), CallError> {
         match &mut self.to {
             To::Slots { slots, from: From::Registered(tensors) } => {
-                let first = operation.buffers().next().map_or(self.seed, |(seed, _)| seed);
-                let variant = (0..VARIANTS).find(|it| variant_seed(self.seed, *it) == first).unwrap_or(0);
+                let variant = variant_of(self.seed, operation);
                 for (slot, tensor) in slots.iter_mut().zip(&tensors[variant]) {
                     slot.start_tensor(tensor)?;
                 }
                 Ok(())
             }
-            To::Slots { slots, from: From::Anywhere } => {
+            // A sender that polls has no regions: only a future gives them back.
+            To::Slots { slots, from: From::Anywhere | From::Regions(_) } => {
                 for (slot, (_, buffer)) in slots.iter_mut().zip(operation.buffers()) {
                     slot.start_bytes(buffer)?;
                 }
@@ -172,6 +177,14 @@ impl Batched {
     }
 
     fn start(&mut self, operation: &Operation, origin: u64) -> Result<(), CallError> {
+        let (moving, header) = self.start_blocks(operation, origin)?;
+        self.moving = Some(moving);
+        // On one queue pair: it comes behind the blocks.
+        Ok(self.header.start_bytes(&header)?)
+    }
+
+    /// Begins to move the blocks. To be followed by the header that comes with them.
+    fn start_blocks(&mut self, operation: &Operation, origin: u64) -> Result<(Memcpy, Vec<u8>), CallError> {
         let Some(mut region) = self.region.take() else { return Err(ChannelError::Busy(1).into()) };
         let lengths: Vec<u64> = operation.buffers().map(|(_, buffer)| buffer.len() as u64).collect();
         let start = (self.sent % self.depth) * self.batch.room;
@@ -186,20 +199,50 @@ impl Batched {
             }
             blocks(from, places, &lengths)
         };
-        self.moving =
-            Some(self.channel.memcpy_batch(region, &self.remote, &blocks, Direction::LocalToRemote, false));
+        let moving =
+            self.channel.memcpy_batch(region, &self.remote, &blocks, Direction::LocalToRemote, false);
         self.sent += 1;
-        // On one queue pair: it comes behind the blocks.
         let first = operation.buffers().next().map_or(0, |(seed, _)| seed);
         let words = [first].into_iter().chain(lengths).take(self.batch.words());
-        let header: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-        Ok(self.header.start_bytes(&header)?)
+        Ok((moving, words.flat_map(u64::to_le_bytes).collect()))
+    }
+
+    /// Moves an operation's blocks and its header, and waits until the blocks are there.
+    pub(super) async fn send(&mut self, operation: &Operation, origin: u64) -> Result<(), CallError> {
+        let (moving, header) = self.start_blocks(operation, origin)?;
+        self.header.start_bytes(&header)?;
+        let (region, result) = moving.await;
+        self.region = Some(region);
+        Ok(result?)
     }
 }
 
 fn blocks(from: impl IntoIterator<Item = u64>, to: impl Iterator<Item = u64>, lengths: &[u64]) -> Vec<Block> {
     let each = from.into_iter().zip(to).zip(lengths);
     each.map(|((local, remote), length)| Block { local, remote, length: *length }).collect()
+}
+
+/// The number of the variant that `operation` carries, the first one's seed being `seed`.
+pub(super) fn variant_of(seed: u64, operation: &Operation) -> usize {
+    let first = operation.buffers().next().map_or(seed, |(seed, _)| seed);
+    (0..VARIANTS).find(|it| variant_seed(seed, *it) == first).unwrap_or(0)
+}
+
+/// Registered copies of what `content` begins with in each of its variants.
+fn regions(
+    device: &RdmaDevice,
+    content: &[u8],
+    seed: u64,
+    bytes: u64,
+) -> Result<Vec<Option<MemRegion>>, CallError> {
+    let bytes = length(bytes)?;
+    let region = |variant| {
+        let start = length(offset_of(variant_seed(seed, variant), seed))?;
+        let mut region = device.allocate(bytes)?;
+        region.copy_from_slice(&content[start..start + bytes]);
+        Ok(Some(region))
+    };
+    (0..VARIANTS).map(region).collect()
 }
 
 /// Tensors in a registered copy of `content`: one of each length, for each variant.

@@ -17,6 +17,7 @@ use tonic_rdma_proto::placement::{
 use super::super::cell::Load;
 use super::super::consume::Consume;
 use super::super::mode::Mode;
+use super::awaited;
 use super::record::Record;
 use super::sink::{Order, Sink};
 use crate::workload::Workload;
@@ -37,7 +38,7 @@ struct Receiver {
 }
 
 #[derive(Debug)]
-enum Command {
+pub(super) enum Command {
     Begin { every_byte: bool, begun: oneshot::Sender<()> },
     End { ended: oneshot::Sender<Result<Record, ChannelError>> },
 }
@@ -91,7 +92,7 @@ impl Placement for PlacementService {
         let order = Order { mode, load, seed, depth, reduces: self.consume.reduces(mode) };
         let sink = Sink::new(&self.device, &order).map_err(|error| refusal(&error))?;
         let (commands, taken) = mpsc::channel(1);
-        let task = tokio::spawn(receive(sink, taken));
+        let task = tokio::spawn(receive(sink, mode.awaits(), taken));
         receivers.insert(mode.name(), Receiver { commands, task });
         Ok(Response::new(PrepareReply {}))
     }
@@ -139,13 +140,17 @@ fn refusal(error: &ChannelError) -> Status {
 }
 
 /// A mode's task: it ends when nobody can command it any more.
-async fn receive(mut sink: Sink, mut commands: mpsc::Receiver<Command>) {
+async fn receive(mut sink: Sink, awaits: bool, mut commands: mpsc::Receiver<Command>) {
     while let Some(command) = commands.recv().await {
         // An end without a beginning is answered by silence, as is a second beginning.
         let Command::Begin { every_byte, begun } = command else { continue };
         sink.begin(every_byte);
         let _ = begun.send(());
-        if !turn(&mut sink, &mut commands).await {
+        let goes_on = match awaits {
+            true => awaited::turn(&mut sink, &mut commands).await,
+            false => turn(&mut sink, &mut commands).await,
+        };
+        if !goes_on {
             return;
         }
     }

@@ -42,23 +42,30 @@ pub(super) struct Sink {
 
 #[derive(Debug)]
 enum Places {
-    Slots {
-        slots: Vec<StaticReceiver>,
-        lengths: Arc<[u64]>,
-        /// The slot whose tensor comes next, and what is known of the operation so far.
-        next: usize,
-        identity: Option<u64>,
-        maximum: Option<f32>,
-        /// Seeds of the operation's buffers.
-        seeds: Vec<u64>,
-    },
-    Batch {
-        batch: Batch,
-        header: StaticReceiver,
-        region: ExportedRegion,
-        depth: u64,
-        taken: u64,
-    },
+    Slots { slots: Vec<StaticReceiver>, operation: OfSlots },
+    Batch(Batched),
+}
+
+/// The operation whose tensors come into slots, one after the other.
+#[derive(Debug)]
+struct OfSlots {
+    lengths: Arc<[u64]>,
+    /// The slot whose tensor comes next, and what is known of the operation so far.
+    next: usize,
+    identity: Option<u64>,
+    maximum: Option<f32>,
+    /// Seeds of the operation's buffers.
+    seeds: Vec<u64>,
+}
+
+/// See [`Geometry::Batch`].
+#[derive(Debug)]
+struct Batched {
+    batch: Batch,
+    header: StaticReceiver,
+    region: ExportedRegion,
+    depth: u64,
+    taken: u64,
 }
 
 /// Looks at what has arrived, where it is: no other copy of it is made than one that stays in the cache.
@@ -104,21 +111,14 @@ impl Sink {
             Geometry::Slots(lengths) => {
                 let slots = lengths.iter().enumerate();
                 let slots = slots.map(|(index, bytes)| receiver(slot_name(mode, index), *bytes, depth));
-                let (identity, maximum, seeds) = (None, None, vec![0; lengths.len()]);
-                Places::Slots {
-                    slots: slots.collect::<Result<_, _>>()?,
-                    lengths,
-                    next: 0,
-                    identity,
-                    maximum,
-                    seeds,
-                }
+                let slots = slots.collect::<Result<_, _>>()?;
+                Places::Slots { slots, operation: OfSlots::new(lengths) }
             }
             Geometry::Batch(batch) => {
                 let bytes = usize::try_from(batch.room.saturating_mul(depth.into())).unwrap_or(usize::MAX);
                 let region = device.export(&region_name(mode), device.allocate(bytes)?, Rights::WRITE)?;
                 let header = receiver(header_name(mode), 8 * batch.words() as u64, depth)?;
-                Places::Batch { batch, header, region, depth: depth.into(), taken: 0 }
+                Places::Batch(Batched { batch, header, region, depth: depth.into(), taken: 0 })
             }
         };
         let scratch = Box::new(Scratch([0; SCRATCH]));
@@ -142,37 +142,17 @@ impl Sink {
     pub(super) fn poll(&mut self) -> Result<(), ChannelError> {
         let Self { places, inspector, record, seed, courtesy } = self;
         let found = match places {
-            Places::Slots { slots, lengths, next, identity, maximum, seeds } => {
-                let Some(arrived) = slots[*next].try_recv()? else {
-                    courtesy.missed();
-                    return Ok(());
-                };
-                if *next == 0 {
-                    *identity = inspector.identify(&arrived, *seed);
-                    *maximum = None;
-                    let first = identity.unwrap_or(*seed);
-                    seeds.iter_mut().zip(seeds_in_order(first, lengths)).for_each(|(to, seed)| *to = seed);
-                }
-                let (memory, range) = arrived.memory();
-                let largest = inspector.look(memory, range, seeds[*next], *next as u64, record);
-                *maximum = larger(*maximum, largest);
-                drop(arrived);
-                *next += 1;
-                if *next == slots.len() {
-                    *next = 0;
-                    record.add(*identity, *maximum);
-                }
-                true
+            Places::Slots { slots, operation } => {
+                let arrived = slots[operation.next].try_recv()?;
+                arrived.map(|arrived| operation.take(arrived, *seed, inspector, record)).is_some()
             }
-            Places::Batch { batch, header, region, depth, taken } => match header.try_recv()? {
-                Some(arrived) => {
-                    let start = (*taken % *depth) * batch.room;
-                    *taken += 1;
-                    inspector.look_at_batch(batch, arrived, region.memory(), start, record);
-                    true
-                }
-                None => false,
-            },
+            Places::Batch(Batched { batch, header, region, depth, taken }) => {
+                let start = (*taken % *depth) * batch.room;
+                let arrived = header.try_recv()?;
+                *taken += u64::from(arrived.is_some());
+                let look = |arrived| inspector.look_at_batch(batch, arrived, region.memory(), start, record);
+                arrived.map(look).is_some()
+            }
         };
         if found {
             courtesy.found(Instant::now())
@@ -180,6 +160,51 @@ impl Sink {
             courtesy.missed()
         }
         Ok(())
+    }
+
+    /// Waits for what comes next, and takes it. Dropping the future loses nothing.
+    pub(super) async fn recv(&mut self) -> Result<(), ChannelError> {
+        let Self { places, inspector, record, seed, .. } = self;
+        match places {
+            Places::Slots { slots, operation } => {
+                let arrived = slots[operation.next].recv().await?;
+                operation.take(arrived, *seed, inspector, record);
+            }
+            Places::Batch(Batched { batch, header, region, depth, taken }) => {
+                let start = (*taken % *depth) * batch.room;
+                let arrived = header.recv().await?;
+                *taken += 1;
+                inspector.look_at_batch(batch, arrived, region.memory(), start, record);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl OfSlots {
+    fn new(lengths: Arc<[u64]>) -> Self {
+        let seeds = vec![0; lengths.len()];
+        Self { lengths, next: 0, identity: None, maximum: None, seeds }
+    }
+
+    /// Looks at what has arrived in the slot whose turn it was, and releases it.
+    fn take(&mut self, arrived: Arrived<'_>, seed: u64, inspector: &mut Inspector, record: &mut Record) {
+        let Self { lengths, next, identity, maximum, seeds } = self;
+        if *next == 0 {
+            *identity = inspector.identify(&arrived, seed);
+            *maximum = None;
+            let first = identity.unwrap_or(seed);
+            seeds.iter_mut().zip(seeds_in_order(first, lengths)).for_each(|(to, seed)| *to = seed);
+        }
+        let (memory, range) = arrived.memory();
+        let largest = inspector.look(memory, range, seeds[*next], *next as u64, record);
+        *maximum = larger(*maximum, largest);
+        drop(arrived);
+        *next += 1;
+        if *next == lengths.len() {
+            *next = 0;
+            record.add(*identity, *maximum);
+        }
     }
 }
 

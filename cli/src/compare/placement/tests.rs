@@ -1,6 +1,8 @@
 //! Both halves in one process.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use tonic::Code;
 use tonic::transport::Server;
@@ -12,6 +14,7 @@ use tonic_rdma_proto::transfer::Check;
 
 use super::super::cell::Load;
 use super::super::client::CallError;
+use super::super::closed_loop::Position;
 use super::super::consume::Consume;
 use super::super::grpc;
 use super::super::http2::Http2;
@@ -51,7 +54,7 @@ async fn turn(caller: &mut PlacementCaller, operation: &Operation, check: Check)
 
 #[tokio::test]
 async fn what_arrives_is_what_was_sent_for_every_load() {
-    for mode in [Mode::RdmaCp, Mode::RdmaZerocp] {
+    for mode in [Mode::RdmaCp, Mode::RdmaZerocp, Mode::RdmaZerocpAwait] {
         let mut caller = caller(mode).await;
         for load in [
             Load::Size(1),
@@ -134,17 +137,46 @@ async fn what_was_not_prepared_or_makes_no_sense_is_an_error() {
 #[tokio::test]
 async fn a_turn_that_is_given_up_does_no_harm_to_the_next() {
     let operations = Operations::new(Load::Size(64), 3, true).unwrap();
-    let mut sender = caller(Mode::RdmaZerocp).await;
-    sender.prepare(&operations, 1).await.unwrap();
-    // Nobody looks: the turn was not begun. Then the places go.
-    let mut second = sender.clone();
-    let operation = operations.take(0);
-    let run = tokio::spawn(async move { second.run(&operation).await });
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    assert!(!run.is_finished());
-    run.abort();
-    assert!(run.await.unwrap_err().is_cancelled());
-    sender.release().await;
-    sender.prepare(&operations, 1).await.unwrap();
-    turn(&mut sender, &operations.take(1), Check::All).await.unwrap();
+    for mode in [Mode::RdmaZerocp, Mode::RdmaZerocpAwait] {
+        let mut sender = caller(mode).await;
+        sender.prepare(&operations, 1).await.unwrap();
+        // Nobody looks: the turn was not begun. Then the places go.
+        let mut second = sender.clone();
+        let operation = operations.take(0);
+        let run = tokio::spawn(async move { second.run(&operation).await });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!run.is_finished());
+        run.abort();
+        assert!(run.await.unwrap_err().is_cancelled());
+        sender.release().await;
+        sender.prepare(&operations, 1).await.unwrap();
+        turn(&mut sender, &operations.take(1), Check::All).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn futures_wait_for_as_many_operations_as_are_under_way() {
+    for (load, callers) in [
+        (Load::Size(64), 1),
+        (Load::Size(100_000), 3),
+        (Load::Workload(Workload::Mix(Mix::Random)), 2),
+        (Load::Workload(Workload::Model(Model::Gru)), 1),
+        (Load::Size(64), 1500),
+    ] {
+        let operations = Operations::new(load, 7, true).unwrap();
+        let mut sender = caller(Mode::RdmaZerocpAwait).await;
+        sender.prepare(&operations, callers).await.unwrap();
+        for callers in [1, callers] {
+            sender.begin(Check::Stamps).await.unwrap();
+            let end = Instant::now() + Duration::from_millis(1);
+            let position = Position::default();
+            let sending =
+                sender.clone().keep_sending(operations.clone(), Arc::clone(&position), callers, end);
+            let (done, error) = sending.await;
+            assert!(error.is_none(), "{error:?}");
+            assert!(done.len() >= callers && done.len() == position.load(Ordering::Relaxed));
+            sender.end().await.unwrap();
+        }
+        sender.release().await;
+    }
 }

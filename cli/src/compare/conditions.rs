@@ -1,0 +1,107 @@
+//! What the two processes are made of: runtime, cores, allocator.
+
+use super::allocator::Allocator;
+use super::cores::Cores;
+use super::costs::Costs;
+use super::runtime::Flavour;
+use crate::args::CompareOptions;
+
+/// The conditions of a run, the same for all of its modes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Conditions {
+    pub(crate) runtime: Flavour,
+    /// Whether each process is to stay on a core of its own, where that makes sense.
+    pub(crate) pin: bool,
+    pub(crate) allocator: Allocator,
+    /// Whether `--newcomer` was given.
+    pub(crate) newcomer: bool,
+}
+
+/// The conditions, and what has become of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Surroundings {
+    pub(crate) conditions: Conditions,
+    /// Cores that the processes are kept on.
+    pub(crate) cores: Option<Cores>,
+    pub(crate) costs: Costs,
+}
+
+impl Conditions {
+    /// What `options` ask for. `--newcomer` stands for what a program has that chooses nothing, and gives way to what is
+    /// chosen beside it.
+    pub(crate) fn of(options: &CompareOptions) -> Self {
+        let newcomer = options.newcomer;
+        let usual = match newcomer {
+            false => {
+                Self { runtime: Flavour::IdlePolling, pin: true, allocator: Allocator::Mimalloc, newcomer }
+            }
+            true => {
+                Self { runtime: Flavour::multi_thread(), pin: false, allocator: Allocator::System, newcomer }
+            }
+        };
+        Self {
+            runtime: options.runtime.unwrap_or(usual.runtime),
+            pin: options.pin.unwrap_or(usual.pin),
+            allocator: options.allocator.unwrap_or(usual.allocator),
+            newcomer,
+        }
+    }
+
+    /// The cores of the two processes, if they are to be kept on one each. The threads of a multi-thread runtime are for more
+    /// than one.
+    pub(crate) fn cores(&self) -> Option<Cores> {
+        (self.pin && self.runtime.is_one_thread()).then(Cores::choose).flatten()
+    }
+
+    /// Why the processes are not pinned, when they are not.
+    pub(crate) const fn why_not_pinned(&self) -> &'static str {
+        match (self.pin, self.runtime.is_one_thread()) {
+            (false, _) => "--pin no",
+            (true, false) => "both use all cores",
+            (true, true) => "there are no two cores to pin to",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use super::*;
+
+    fn of(arguments: &[&str]) -> Conditions {
+        Conditions::of(&CompareOptions::of(arguments))
+    }
+
+    #[test]
+    fn a_newcomer_s_conditions_give_way_to_what_is_given_beside_them() {
+        let usual = of(&[]);
+        assert_eq!((usual.runtime, usual.pin), (Flavour::IdlePolling, true));
+        assert_eq!((usual.allocator, usual.newcomer), (Allocator::Mimalloc, false));
+        let newcomer = of(&["--newcomer"]);
+        assert_eq!((newcomer.runtime, newcomer.pin), (Flavour::multi_thread(), false));
+        assert_eq!((newcomer.allocator, newcomer.newcomer), (Allocator::System, true));
+        for (arguments, expected) in [
+            (["--runtime", "current-thread"], Conditions { runtime: Flavour::CurrentThread, ..newcomer }),
+            (["--pin", "yes"], Conditions { pin: true, ..newcomer }),
+            (["--allocator", "mimalloc"], Conditions { allocator: Allocator::Mimalloc, ..newcomer }),
+        ] {
+            assert_eq!(of(&[&arguments[..], &["--newcomer"]].concat()), expected);
+            assert_eq!(of(&[&["--newcomer"][..], &arguments].concat()), expected);
+        }
+    }
+
+    #[test]
+    fn only_processes_of_one_thread_are_pinned_and_only_if_they_may_be() {
+        assert_eq!(of(&[]).cores(), Cores::choose());
+        assert_eq!(of(&["--runtime", "current-thread"]).cores(), Cores::choose());
+        for (arguments, reason) in [
+            (&["--pin", "no"][..], "--pin no"),
+            (&["--newcomer"], "--pin no"),
+            (&["--newcomer", "--pin", "yes"], "both use all cores"),
+            (&["--runtime", "multi-thread:1"], "both use all cores"),
+        ] {
+            assert_eq!((of(arguments).cores(), of(arguments).why_not_pinned()), (None, reason));
+        }
+    }
+}
