@@ -243,20 +243,16 @@ mod tests {
         let (mut pace, now) = fed(Duration::from_micros(10));
         pace.yielded(Duration::from_micros(2), now);
         assert_eq!(pace.yield_every(), Duration::from_micros(60));
-        pace.yielded(Duration::from_micros(90), now);
-        assert!(pace.budget(now) > Duration::ZERO);
         pace.yielded(Duration::from_nanos(300), now);
         assert_eq!(pace.yield_every(), Duration::from_micros(12));
-        pace.yielded(Duration::from_micros(90), now);
-        assert_eq!(pace.budget(now), Duration::ZERO);
     }
 
     #[test]
     fn a_crowded_core_is_left_alone_for_a_while() {
         let (mut pace, now) = fed(Duration::from_micros(10));
-        pace.yielded(Duration::from_micros(5), now);
-        assert!(pace.budget(now) > Duration::ZERO);
         pace.yielded(Duration::from_micros(300), now);
+        assert!(pace.budget(now) > Duration::ZERO);
+        pace.yielded(Duration::from_micros(1100), now);
         assert_eq!(pace.budget(now), Duration::ZERO);
         assert!(pace.budget(now + Duration::from_millis(3)) > Duration::ZERO);
     }
@@ -266,26 +262,50 @@ mod tests {
         let (mut pace, mut now) = fed(Duration::from_micros(10));
         let mut alone = Vec::new();
         for _ in 0..9 {
-            pace.yielded(Duration::from_millis(1), now);
+            pace.yielded(Duration::from_millis(3), now);
             let millis = (0..).find(|&millis| !pace.is_crowded(now + Duration::from_millis(millis))).unwrap();
             alone.push(millis);
             now += Duration::from_millis(millis);
         }
         assert_eq!(alone, [2, 4, 8, 16, 32, 64, 128, 256, 256]);
         (0..100).for_each(|_| pace.yielded(Duration::from_nanos(300), now));
-        pace.yielded(Duration::from_millis(1), now);
+        pace.yielded(Duration::from_millis(3), now);
         assert!(!pace.is_crowded(now + Duration::from_millis(2)), "it was calm for a while");
     }
 
     #[test]
-    fn ends_that_take_turns_on_one_core_are_a_crowd() {
+    fn a_core_that_is_shared_is_yielded_more_often() {
         let (mut pace, now) = fed(Duration::from_micros(10));
         pace.yielded(Duration::from_nanos(300), now);
-        for _ in 0..4 {
-            assert!(!pace.is_crowded(now));
+        for _ in 0..100 {
             pace.yielded(Duration::from_micros(12), now);
+            assert!(!pace.is_crowded(now));
+            assert!(pace.yield_every() <= Duration::from_micros(2));
         }
-        assert!(pace.is_crowded(now));
+        (0..8).for_each(|_| pace.yielded(Duration::from_nanos(300), now));
+        assert_eq!(pace.yield_every(), Duration::from_micros(12));
+    }
+
+    #[test]
+    fn a_spin_ends_with_what_is_wanted_or_with_its_budget() {
+        let (mut pace, _) = fed(Duration::from_micros(10));
+        let mut looks = 0;
+        assert!(pace.spin(
+            || (),
+            || {
+                looks += 1;
+                match looks {
+                    100 => Seen::Wanted,
+                    50 => Seen::Arrival,
+                    _ => Seen::Nothing,
+                }
+            }
+        ));
+        assert_eq!(looks, 100);
+        assert!(!pace.spin(|| (), || Seen::Nothing));
+        let began = std::cell::Cell::new(false);
+        assert!(!pace.spin(|| began.set(true), || Seen::Wanted), "the last spin missed");
+        assert!(!began.get());
     }
 
     #[test]

@@ -56,6 +56,8 @@ pub(super) struct Export {
     /// Why the last one went, until another comes.
     lost: Mutex<Option<ChannelError>>,
     notices: AtomicU64,
+    /// Notices of peers that have gone, which were not taken yet.
+    left: AtomicU64,
     /// Told when a peer comes or has gone.
     changed: Notify,
 }
@@ -100,6 +102,7 @@ impl RdmaDevice {
             attached: Mutex::default(),
             lost: Mutex::default(),
             notices: AtomicU64::new(0),
+            left: AtomicU64::new(0),
             changed: Notify::new(),
         });
         self.offer(name, Offered::Region(Arc::downgrade(&export)))?;
@@ -135,7 +138,12 @@ impl ExportedRegion {
             if self.try_notice() {
                 return Ok(());
             }
-            let mut waits = self.export.waits()?;
+            let mut waits = match self.export.waits() {
+                Ok(waits) => waits,
+                // What the last peer told of before it went may have come since.
+                Err(_) if self.try_notice() => return Ok(()),
+                Err(gone) => return Err(gone),
+            };
             poll_fn(|context| {
                 let told = waits.iter_mut().any(|wait| Pin::new(wait).poll(context).is_ready());
                 if told { Poll::Ready(()) } else { changed.as_mut().poll(context) }
@@ -194,8 +202,14 @@ impl Export {
     /// Takes a notice of some peer's.
     fn take_notice(&self) -> bool {
         let mut attached = lock(&self.attached);
-        let Some(it) = attached.values_mut().find(|it| it.count() > it.taken) else { return false };
-        it.taken += 1;
+        if let Some(it) = attached.values_mut().find(|it| it.count() > it.taken) {
+            it.taken += 1;
+        } else {
+            let taken = |left: u64| left.checked_sub(1);
+            if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).is_err() {
+                return false;
+            }
+        }
         self.notices.fetch_add(1, Ordering::Relaxed);
         true
     }
@@ -254,6 +268,11 @@ impl Owner for Export {
         let mut attached = lock(&self.attached);
         *lock(&self.lost) = Some(fault.clone());
         let gone: Vec<_> = attached.extract_if(|_, it| ended(it)).collect();
+        // The peer writes its count: it may be anything.
+        let left = gone
+            .iter()
+            .fold(0, |left: u64, (_, it)| left.saturating_add(it.count().saturating_sub(it.taken)));
+        self.left.fetch_add(left, Ordering::Relaxed);
         drop(attached);
         // Their rights end with this: outside the lock, as it may wait for a peer.
         drop(gone);

@@ -17,6 +17,7 @@ mod refusals;
 mod rendezvous;
 mod soak;
 mod static_placement;
+mod waits;
 
 use std::time::{Duration, Instant};
 

@@ -1,0 +1,230 @@
+//! Futures that wait for a peer: each is woken by what it waits for, never by the clock.
+//!
+//! Two runtimes, as two processes would have them, in every combination of runtime and way of polling. Now and then the ends
+//! let one another wait until all pollers sleep, so that some waits begin before the pollers sleep and some after.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use tonic_rdma::tensor::{Direction, Offer, RdmaDevice, Requested, Rights, Settings, Tensor, TensorSpec};
+use tonic_rdma::tensor::{Dtype, Shape};
+use tonic_rdma::{Config, PollMode};
+
+use super::pattern;
+
+const NAPS: &str = "tonic_rdma_tensor_naps_total";
+/// Tensors that each combination moves, and how often an end lets the other wait.
+const STEPS: u64 = 60;
+const REST_EVERY: u64 = 7;
+/// Longer than any poller spins.
+const REST: Duration = Duration::from_millis(2);
+const LONG: usize = 300_000;
+
+/// Waits of this process that only the safety net ended, since the last call.
+fn naps() -> u64 {
+    static METRICS: OnceLock<Snapshotter> = OnceLock::new();
+    let metrics = METRICS.get_or_init(|| {
+        let recorder = DebuggingRecorder::new();
+        let snapshotter = recorder.snapshotter();
+        metrics_util::debugging::DebuggingRecorder::install(recorder).unwrap();
+        snapshotter
+    });
+    let all = metrics.snapshot().into_vec();
+    all.into_iter()
+        .filter(|(key, ..)| key.key().name() == NAPS)
+        .map(|(.., value)| if let DebugValue::Counter(count) = value { count } else { 0 })
+        .sum()
+}
+
+/// How an end's runtime is built, and how it polls.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    MultiThread(PollMode),
+    CurrentThread(PollMode),
+    IdlePolling,
+}
+
+impl End {
+    const ALL: [Self; 6] = [
+        Self::MultiThread(PollMode::Adaptive),
+        Self::MultiThread(PollMode::Event),
+        Self::MultiThread(PollMode::Busy),
+        Self::CurrentThread(PollMode::Adaptive),
+        Self::CurrentThread(PollMode::Event),
+        Self::IdlePolling,
+    ];
+
+    fn run<T>(self, main: impl Future<Output = T>) -> T {
+        let mut builder = match self {
+            Self::MultiThread(_) => tokio::runtime::Builder::new_multi_thread(),
+            _ => tokio::runtime::Builder::new_current_thread(),
+        };
+        if let Self::IdlePolling = self {
+            tonic_rdma::runtime::idle_polling(&mut builder);
+        }
+        let main = async { tokio::time::timeout(Duration::from_secs(60), main).await.expect("a wait hangs") };
+        builder.worker_threads(2).enable_all().build().unwrap().block_on(main)
+    }
+
+    fn device(self) -> Settings {
+        let mode = match self {
+            Self::MultiThread(mode) | Self::CurrentThread(mode) => mode,
+            Self::IdlePolling => PollMode::Adaptive,
+        };
+        Settings::new(1, 2).config(Config::from_env().unwrap().poll_mode(mode))
+    }
+}
+
+fn spec(length: usize) -> TensorSpec {
+    TensorSpec::new(Dtype::U8, Shape::new(&[length as u64]).unwrap()).unwrap()
+}
+
+fn tensor(step: u64, length: usize) -> Tensor {
+    Tensor::from_bytes(spec(length), pattern(step, length).into()).unwrap()
+}
+
+/// Lets the other end wait, at other steps than that lets this one wait.
+async fn rest(step: u64, offset: u64) {
+    if (step + offset).is_multiple_of(REST_EVERY) {
+        tokio::time::sleep(REST).await;
+    }
+}
+
+async fn receive(device: RdmaDevice, ready: tokio::sync::oneshot::Sender<String>) {
+    let mut small = device.static_receiver("small", &spec(64), 1).unwrap();
+    let mut long = device.static_receiver("long", &spec(LONG), 2).unwrap();
+    let mut any = device.dynamic_receiver("any", 2).unwrap();
+    let region = device.export("region", device.allocate(LONG).unwrap(), Rights::WRITE).unwrap();
+    ready.send(device.endpoint()).unwrap();
+    for step in 0..STEPS {
+        rest(step, 0).await;
+        let arrived = small.recv().await.unwrap();
+        assert!(arrived.to_tensor().unwrap().bytes().unwrap() == pattern(step, 64));
+        drop(arrived);
+        rest(step, 1).await;
+        let arrived = long.recv().await.unwrap();
+        assert!(arrived.to_tensor().unwrap().bytes().unwrap() == pattern(step, LONG));
+        drop(arrived);
+        rest(step, 2).await;
+        assert!(any.recv().await.unwrap().bytes().unwrap() == pattern(step, LONG));
+        rest(step, 3).await;
+        device.put("named", step, Offer::Tensor(tensor(step, LONG)), 1).unwrap();
+        region.notice().await.unwrap();
+        let mut bytes = vec![0; LONG];
+        region.memory().copy_out(0, &mut bytes).unwrap();
+        assert!(bytes == pattern(step, LONG));
+    }
+    // The sender's last wait.
+    small.recv().await.unwrap_err();
+}
+
+async fn send(device: RdmaDevice, endpoint: &str) {
+    let channel = device.channel(endpoint, 0).await.unwrap();
+    let mut small = channel.static_sender("small", &spec(64)).await.unwrap();
+    let mut long = channel.static_sender("long", &spec(LONG)).await.unwrap();
+    let mut any = channel.dynamic_sender("any").await.unwrap();
+    let remote = channel.region("region").await.unwrap();
+    let mut region = device.allocate(LONG).unwrap();
+    let mut result;
+    for step in 0..STEPS {
+        rest(step, 4).await;
+        small.send(&tensor(step, 64)).await.unwrap();
+        small.flush().await.unwrap();
+        rest(step, 5).await;
+        region.copy_from_slice(&pattern(step, LONG));
+        (region, result) = long.send_region(region).await;
+        result.unwrap();
+        rest(step, 6).await;
+        any.send(&tensor(step, LONG)).await.unwrap();
+        any.flush().await.unwrap();
+        rest(step, 7).await;
+        let Requested::Tensor(named) = channel.request("named", step).await.unwrap() else { panic!("dead") };
+        assert!(named.bytes().unwrap() == pattern(step, LONG));
+        rest(step, 8).await;
+        let blocks = [tonic_rdma::tensor::Block { local: 0, remote: 0, length: LONG as u64 }];
+        (region, result) =
+            channel.memcpy_batch(region, &remote, &blocks, Direction::LocalToRemote, true).await;
+        result.unwrap();
+    }
+}
+
+fn between(receiver: End, sender: End) {
+    let (ready, endpoint) = tokio::sync::oneshot::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            receiver.run(async {
+                let device = RdmaDevice::bind(receiver.device(), "127.0.0.1:0").await.unwrap();
+                receive(device, ready).await;
+            })
+        });
+        sender.run(async {
+            let device = RdmaDevice::bind(sender.device(), "127.0.0.1:0").await.unwrap();
+            send(device, &endpoint.await.unwrap()).await;
+        });
+    });
+}
+
+#[test]
+fn no_wait_is_ended_by_the_clock() {
+    naps();
+    for receiver in End::ALL {
+        for sender in End::ALL {
+            between(receiver, sender);
+            assert_eq!(naps(), 0, "waits ended by the clock: {sender:?} to {receiver:?}");
+        }
+    }
+}
+
+#[test]
+fn a_receiver_that_waits_hears_of_the_peers_next_sender() {
+    for end in End::ALL {
+        end.run(async {
+            let server = RdmaDevice::bind(end.device(), "127.0.0.1:0").await.unwrap();
+            let client = RdmaDevice::bind(end.device(), "127.0.0.1:0").await.unwrap();
+            let mut receiver = server.static_receiver("slot", &spec(64), 1).unwrap();
+            // Nobody is attached yet.
+            let waiting = tokio::spawn(async move {
+                let arrived = receiver.recv().await.unwrap().to_tensor().unwrap();
+                assert!(arrived.bytes().unwrap() == pattern(1, 64));
+            });
+            tokio::time::sleep(REST).await;
+            let channel = client.channel(&server.endpoint(), 0).await.unwrap();
+            let first = channel.static_sender("slot", &spec(64)).await.unwrap();
+            tokio::time::sleep(REST).await;
+            // Now it waits for this one, which goes and sends nothing.
+            drop(first);
+            let mut second = channel.static_sender("slot", &spec(64)).await.unwrap();
+            tokio::time::sleep(REST).await;
+            second.send(&tensor(1, 64)).await.unwrap();
+            waiting.await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_owner_that_waits_hears_of_a_peer_that_attaches() {
+    for end in End::ALL {
+        end.run(async {
+            let server = RdmaDevice::bind(end.device(), "127.0.0.1:0").await.unwrap();
+            let client = RdmaDevice::bind(end.device(), "127.0.0.1:0").await.unwrap();
+            let region = server.export("region", server.allocate(64).unwrap(), Rights::WRITE).unwrap();
+            let waiting = tokio::spawn(async move {
+                region.notice().await.unwrap();
+                region.notice().await.unwrap_err();
+            });
+            tokio::time::sleep(REST).await;
+            let channel = client.channel(&server.endpoint(), 0).await.unwrap();
+            let remote = channel.region("region").await.unwrap();
+            tokio::time::sleep(REST).await;
+            let blocks = [tonic_rdma::tensor::Block { local: 0, remote: 0, length: 64 }];
+            let local = client.allocate(64).unwrap();
+            let direction = Direction::LocalToRemote;
+            channel.memcpy_batch(local, &remote, &blocks, direction, true).await.1.unwrap();
+            // The second wait ends with the link.
+            tokio::time::sleep(REST).await;
+            drop((remote, channel, client));
+            waiting.await.unwrap();
+        });
+    }
+}
