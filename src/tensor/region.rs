@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::task::Poll;
 
 use tokio::sync::Notify;
+use tokio::task::consume_budget;
 
 use super::device::Offered;
 use super::link::{Arrivals, End, Link, LinkId, Owner, Wait};
@@ -132,6 +133,7 @@ impl ExportedRegion {
     /// # Errors
     /// The last peer that was attached has gone, and no other has come since.
     pub async fn notice(&self) -> Result<(), ChannelError> {
+        consume_budget().await;
         loop {
             // A peer may attach while we wait. Before the look: none that comes after it is missed.
             let mut changed = pin!(self.export.changed.notified());

@@ -15,7 +15,7 @@ use super::pattern;
 
 const NAPS: &str = "tonic_rdma_tensor_naps_total";
 /// Tensors that each combination moves, and how often an end lets the other wait.
-const STEPS: u64 = 60;
+const STEPS: u64 = 30;
 const REST_EVERY: u64 = 7;
 /// Longer than any poller spins.
 const REST: Duration = Duration::from_millis(2);
@@ -200,6 +200,67 @@ fn a_receiver_that_waits_hears_of_the_peers_next_sender() {
             waiting.await.unwrap();
         });
     }
+}
+
+/// A loop that never has to wait for long lets the other tasks of its thread run all the same.
+#[test]
+fn a_busy_receiver_and_a_busy_sender_share_their_threads() {
+    const TENSORS: u64 = 20_000;
+    let one_worker = || {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(1).enable_all().build().unwrap()
+    };
+    let (ready, endpoint) = tokio::sync::oneshot::channel();
+    // In a worker, which has tasks of its own; the main thread has none.
+    let beside_a_ticker = |runtime: tokio::runtime::Runtime, work: tokio::task::JoinHandle<()>| {
+        let ticks = runtime.spawn(async {
+            let mut ticks = 0_u64;
+            loop {
+                tokio::task::yield_now().await;
+                ticks += 1;
+                if ticks == TENSORS / 1000 {
+                    return;
+                }
+            }
+        });
+        runtime.block_on(async {
+            tokio::time::timeout(Duration::from_secs(60), async {
+                tokio::select! {
+                    biased;
+                    _ = ticks => {}
+                    _ = work => panic!("the other task of this worker had to wait for the end"),
+                }
+            })
+            .await
+            .expect("nothing moves");
+        });
+        runtime.shutdown_timeout(Duration::from_secs(5));
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let runtime = one_worker();
+            let device = runtime
+                .block_on(async { RdmaDevice::bind(Settings::new(1, 2), "127.0.0.1:0").await.unwrap() });
+            let mut receiver = device.static_receiver("slot", &spec(64), 64).unwrap();
+            ready.send(device.endpoint()).unwrap();
+            let work = runtime.spawn(async move {
+                let mut taken = 0;
+                while taken < TENSORS && receiver.recv().await.is_ok() {
+                    taken += 1;
+                }
+            });
+            beside_a_ticker(runtime, work);
+        });
+        let runtime = one_worker();
+        let work = runtime.spawn(async move {
+            let device = RdmaDevice::bind(Settings::new(1, 2), "127.0.0.1:0").await.unwrap();
+            let channel = device.channel(&endpoint.await.unwrap(), 0).await.unwrap();
+            let mut sender = channel.static_sender("slot", &spec(64)).await.unwrap();
+            let tensor = tensor(0, 64);
+            while sender.send(&tensor).await.is_ok() {}
+        });
+        beside_a_ticker(runtime, work);
+    });
 }
 
 #[test]

@@ -171,13 +171,10 @@ impl Link {
         let seat = &self.ports[port as usize % self.ports.len()];
         let Some(mut pace) = seat.pace.as_ref().and_then(|pace| pace.try_lock().ok()) else { return false };
         let look = || {
-            if has_come() {
-                return Seen::Wanted;
-            }
-            seat.queue.poll();
-            Seen::Nothing
+            // A task that this poll woke may wait for this thread: it goes first.
+            if has_come() || seat.queue.poll().woken > 0 { Seen::Wanted } else { Seen::Nothing }
         };
-        pace.spin(|| (), look)
+        pace.spin(|| (), look) && has_come()
     }
 
     /// What was waited for has come to one that slept.

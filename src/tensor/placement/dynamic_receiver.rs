@@ -4,6 +4,8 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
+use tokio::task::consume_budget;
+
 use super::super::landing::Landing;
 use super::super::link::token::{Slot, Token};
 use super::super::proto::Kind;
@@ -78,6 +80,7 @@ impl DynamicReceiver {
     /// # Errors
     /// As [`try_recv`](Self::try_recv).
     pub async fn recv(&mut self) -> Result<Tensor, ChannelError> {
+        consume_budget().await;
         loop {
             if let Some(tensor) = self.try_recv()? {
                 return Ok(tensor);

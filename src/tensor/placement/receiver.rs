@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
+use tokio::task::consume_budget;
+
 use super::super::device::Offered;
 use super::super::link::Wait;
 use super::super::proto::Kind;
@@ -89,6 +91,8 @@ impl Receiver {
 
     /// Waits for the next one.
     pub(super) async fn wait(&mut self) -> Result<(), ChannelError> {
+        // A peer that always has something must not keep this task's thread from others.
+        consume_budget().await;
         while !self.poll()? {
             // A sender that comes begins with another epoch. Before the look: none that comes after it is missed.
             let mut changed = pin!(self.placement.changed.notified());

@@ -3,6 +3,8 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
+use tokio::task::consume_budget;
+
 use super::super::channel::place_of;
 use super::super::link::token::Token;
 use super::super::link::{Arrivals, End, Link, Wait};
@@ -144,6 +146,8 @@ impl Sender {
 
     /// Waits for one.
     pub(super) async fn ready(&mut self) -> Result<(), ChannelError> {
+        // A peer that takes all at once must not keep this task's thread from others.
+        consume_budget().await;
         while !self.is_ready()? {
             self.wait_for(self.due()).await?;
         }
