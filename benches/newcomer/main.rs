@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! cargo bench --bench newcomer
-//! cargo bench --bench newcomer -- --runtimes multi-thread --paths grpc-tcp,static --sizes 64 --rounds 5
+//! cargo bench --bench newcomer -- --runtimes multi-thread --paths put-tcp,static --sizes 64 --rounds 5
 //! ```
 //!
 //! Two processes: this one, and this binary once more as the server (see `server`). Each path is the code of README's examples in

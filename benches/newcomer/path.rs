@@ -71,12 +71,9 @@ impl Path {
         matches!(self, Self::GrpcTcp | Self::GrpcRdma)
     }
 
-    /// The same over TCP, or what comes next to it.
+    /// What moves as many bytes over TCP. A greeter's are text, which both ends check for UTF-8.
     fn over_tcp(self) -> Self {
-        match self {
-            Self::PutTcp | Self::Gather | Self::Pool => Self::PutTcp,
-            _ => Self::GrpcTcp,
-        }
+        if self.is_greeter() { Self::GrpcTcp } else { Self::PutTcp }
     }
 }
 
