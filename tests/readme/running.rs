@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
 
 /// What a `main` of README's returns.
 pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -33,6 +34,17 @@ static METRICS: LazyLock<Mutex<Snapshotter>> = LazyLock::new(|| {
 /// What `#[tokio::main]` makes.
 pub(crate) fn default_runtime() -> Runtime {
     Builder::new_multi_thread().enable_all().build().unwrap()
+}
+
+/// Runs one end in a runtime of its own, as if it were another process: the two ends then poll by themselves, and have to wake one
+/// another. Says how it ended.
+pub(crate) fn apart(
+    runtime: Runtime,
+    end: impl Future<Output = Outcome> + Send + 'static,
+) -> oneshot::Receiver<Outcome> {
+    let (tell, ended) = oneshot::channel();
+    std::thread::spawn(move || tell.send(runtime.block_on(end)));
+    ended
 }
 
 /// Runs `test` in this runtime.

@@ -1,5 +1,6 @@
 //! "Tensors without RPC": a parameter server and its worker.
 
+use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tonic_rdma::tensor::{Dtype, Shape, TensorSpec};
 
@@ -10,22 +11,19 @@ use super::two_lines::polling_runtime;
 
 #[test]
 fn in_the_default_runtime() {
-    running::run(default_runtime(), a_thousand_tensors());
+    running::run(default_runtime(), a_thousand_tensors(default_runtime()));
 }
 
 #[test]
 fn in_a_runtime_that_polls_when_idle() {
-    running::run(polling_runtime().unwrap(), a_thousand_tensors());
+    running::run(polling_runtime().unwrap(), a_thousand_tensors(polling_runtime().unwrap()));
 }
 
-async fn a_thousand_tensors() -> Outcome {
+async fn a_thousand_tensors(servers: Runtime) -> Outcome {
     let (offered, attach) = oneshot::channel();
-    let server = tokio::spawn(parameter_server(offered));
-    let worker = tokio::spawn(async {
-        attach.await?;
-        worker().await
-    });
-    worker.await??;
+    let server = running::apart(servers, parameter_server(offered));
+    attach.await?;
+    worker().await?;
     server.await?
 }
 

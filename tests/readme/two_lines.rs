@@ -1,6 +1,7 @@
 //! "Two lines": a server and a client of it, in the default runtime and in the one that polls when it is idle.
 
 use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
 use tonic::transport::{Channel, Server};
 use tonic_rdma::RdmaConnector;
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
@@ -11,20 +12,26 @@ use super::running::{self, Outcome, default_runtime};
 
 #[test]
 fn in_the_default_runtime() {
-    running::run(default_runtime(), a_thousand_calls());
+    running::run(default_runtime(), a_thousand_calls(default_runtime()));
 }
 
 #[test]
 fn in_a_runtime_that_polls_when_idle() {
-    running::run(polling_runtime().unwrap(), a_thousand_calls());
+    running::run(polling_runtime().unwrap(), a_thousand_calls(polling_runtime().unwrap()));
 }
 
-async fn a_thousand_calls() -> Outcome {
-    let server = tokio::spawn(server(GreeterServer::new(Greets { name: "ps0" })));
+async fn a_thousand_calls(servers: Runtime) -> Outcome {
+    let (stop, stopped) = oneshot::channel::<()>();
+    let ended = running::apart(servers, async {
+        tokio::select! {
+            ended = server(GreeterServer::new(Greets { name: "ps0" })) => ended,
+            _ = stopped => Ok(()),
+        }
+    });
     addresses::ready("ps0:50051").await;
     greet_often(client().await?).await?;
-    server.abort();
-    Ok(())
+    drop(stop);
+    ended.await?
 }
 
 #[rustfmt::skip]
