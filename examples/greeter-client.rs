@@ -1,6 +1,10 @@
 //! A tonic client that goes over RDMA where the server can, and over TCP where not. One line differs from plain
 //! tonic.
+//!
+//! `cargo run --example greeter-client -- 127.0.0.1:50051 1000` calls a thousand times and says what a call took.
 #![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+
+use std::time::Instant;
 
 use tonic::transport::Endpoint;
 use tonic_rdma::{Config, RdmaConnector};
@@ -10,6 +14,7 @@ use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:50051".into());
+    let calls = std::env::args().nth(2).map_or(Ok(1), |calls| calls.parse::<u32>())?;
     let connector = RdmaConnector::with_config(Config::from_env()?);
 
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
@@ -20,6 +25,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{}", reply.into_inner().message);
     if let Some(info) = connector.last_connection() {
         println!("this end says {}, because {}", info.verdict(), info.reason());
+    }
+    if calls > 1 {
+        let start = Instant::now();
+        for _ in 0..calls {
+            client.say_hello(HelloRequest { name: "tonic".into() }).await?;
+        }
+        println!("a call took {:.1?}, the mean of {calls}", start.elapsed() / calls);
     }
     Ok(())
 }

@@ -96,8 +96,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
         request.metadata_mut().insert("token", tonic::metadata::MetadataValue::from_static("open sesame"));
         Ok(request)
     });
-    let call = tokio::spawn(async move { client.say_hello(hello()).await });
-    began.notified().await;
+    let mut call = tokio::spawn(async move { client.say_hello(hello()).await });
+    tokio::select! {
+        () = began.notified() => {}
+        ended = &mut call => return Err(format!("the call did not begin: {:?}", ended?).into()),
+    }
     stop.send(()).map_err(|()| "the server has ended by itself")?;
     println!("shutdown:    began with a call in flight");
     println!("             {}", call.await??.into_inner().message);

@@ -1,6 +1,8 @@
 //! What the messages hold: numbers at their beginning and end that tell one message from the next.
 
-use tonic_rdma::tensor::{Dtype, Shape, TensorSpec};
+use std::ops::Range;
+
+use tonic_rdma::tensor::{Dtype, Shape, SharedRegion, TensorSpec};
 
 /// A tensor of so many bytes.
 pub(crate) fn spec(bytes: usize) -> TensorSpec {
@@ -14,10 +16,23 @@ pub(crate) fn stamp(bytes: &mut [u8], step: u64) {
     bytes[end..].copy_from_slice(&step.to_le_bytes());
 }
 
+/// Whether both ends are `step`.
+pub(crate) fn is(bytes: &[u8], step: u64) -> bool {
+    bytes.starts_with(&step.to_le_bytes()) && bytes.ends_with(&step.to_le_bytes())
+}
+
 /// Demands that both ends are `step`.
-pub(crate) fn check(first: &[u8], last: &[u8], step: u64) {
-    let word = |bytes: &[u8]| u64::from_le_bytes(bytes[..8].try_into().unwrap());
-    assert_eq!((word(first), word(&last[last.len() - 8..])), (step, step), "another message than was due");
+pub(crate) fn check(bytes: &[u8], step: u64) {
+    assert!(is(bytes, step), "another message than was due: {step}");
+}
+
+/// The same of memory that the peer may write to.
+pub(crate) fn check_shared(memory: &SharedRegion, range: Range<usize>, step: u64) {
+    let mut ends = [0; 16];
+    let (first, last) = ends.split_at_mut(8);
+    memory.copy_out(range.start, first).unwrap();
+    memory.copy_out(range.end - 8, last).unwrap();
+    check(&ends, step);
 }
 
 /// The same as text, for gRPC's greeter.

@@ -2,56 +2,82 @@
 //!
 //! ```sh
 //! cargo bench --bench newcomer
-//! cargo bench --bench newcomer -- --runtimes multi-thread --paths grpc-tcp,static --sizes 64 --rounds 5
+//! cargo bench --bench newcomer -- --runtimes multi-thread --paths put-tcp,static --sizes 64 --rounds 5
 //! ```
 //!
 //! Two processes: this one, and this binary once more as the server (see `server`). Each path is the code of README's examples in
 //! a loop; every message that arrives is checked. The paths take turns, `--rounds` times, and the medians are shown, beside those
-//! of gRPC over TCP with as many bytes in the same runtime.
+//! of gRPC over TCP with as many bytes in the same runtime. A wait that only the safety net ended is a failure.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
 #![allow(clippy::panic, clippy::print_stdout, missing_docs, reason = "the same")]
 
+mod calls;
 mod client;
 mod content;
+mod naps;
 mod options;
+mod path;
 mod runtimes;
 mod server;
+mod services;
+mod serving;
+mod tensors;
 
 use std::collections::BTreeMap;
+use std::process::ExitCode;
 
-use client::{Cell, Measured};
+use client::Measured;
 use options::Options;
+use path::Cell;
 
-fn main() {
+fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    match arguments.split_first() {
-        Some((first, rest)) if first == server::ARGUMENT => server::run(rest),
+    let measured = match arguments.split_first() {
+        Some((first, rest)) if first == server::ARGUMENT => {
+            server::run(rest);
+            return ExitCode::SUCCESS;
+        }
         // `cargo bench -- --test` runs every bench once.
         Some((first, [])) if first == "--test" => measure(&Options::once()),
         _ => measure(&Options::parse(&arguments)),
+    };
+    show(&measured);
+    let naps: u64 = measured.values().flatten().map(|once| once.naps).sum();
+    if naps == 0 {
+        return ExitCode::SUCCESS;
     }
+    println!("{naps} waits were ended by a timer, the safety net: a wake-up is missing");
+    ExitCode::FAILURE
 }
 
-fn measure(options: &Options) {
-    let mut measured: BTreeMap<Cell, Vec<Measured>> = BTreeMap::new();
+type Rounds = BTreeMap<Cell, Vec<Measured>>;
+
+fn measure(options: &Options) -> Rounds {
+    let mut measured = Rounds::new();
     for _ in 0..options.rounds {
         for cell in options.cells() {
             let once = client::run(cell, options.duration);
             measured.entry(cell).or_default().push(once);
         }
     }
+    measured
+}
+
+fn show(measured: &Rounds) {
     println!(
-        "{:<14} {:<11} {:>9} {:>9} {:>11} {:>12} {:>6}",
-        "runtime", "path", "bytes", "in flight", "µs", "× grpc-tcp", "naps"
+        "{:<14} {:<11} {:>9} {:>9} {:>11} {:>7} {:<11} {:>4}",
+        "runtime", "path", "bytes", "in flight", "µs", "×", "of", "naps"
     );
-    for (cell, rounds) in &measured {
+    for (cell, rounds) in measured {
         let micros = median(rounds);
         let naps: u64 = rounds.iter().map(|once| once.naps).sum();
-        let ratio = measured
-            .get(&cell.over_tcp())
-            .map_or_else(String::new, |tcp| format!("{:.2}", median(tcp) / micros));
-        let Cell { runtime, bytes, inflight, path } = cell;
-        println!("{runtime:<14} {path:<11} {bytes:>9} {inflight:>9} {micros:>11.2} {ratio:>12} {naps:>6}");
+        let tcp = cell.over_tcp();
+        let ratio =
+            measured.get(&tcp).map_or_else(String::new, |rounds| format!("{:.2}", median(rounds) / micros));
+        let (Cell { runtime, bytes, inflight, path }, than) = (cell, tcp.path);
+        println!(
+            "{runtime:<14} {path:<11} {bytes:>9} {inflight:>9} {micros:>11.2} {ratio:>7} {than:<11} {naps:>4}"
+        );
     }
 }
 

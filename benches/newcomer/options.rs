@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::client::{Cell, Path};
+use super::path::{Cell, Path};
 use super::runtimes::Flavour;
 
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Options {
             for &bytes in &self.sizes {
                 for &inflight in &self.inflight {
                     // Many at once are of interest while they are small, and where one does not follow the other.
-                    let measured = |path: &Path| inflight == 1 || (bytes <= 1024 && path.is_grpc());
+                    let measured = |path: &Path| inflight == 1 || (bytes <= 1024 && path.is_greeter());
                     let paths = self.paths.iter().copied().filter(measured);
                     cells.extend(paths.map(|path| Cell { runtime, bytes, inflight, path }));
                 }

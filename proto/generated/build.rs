@@ -19,9 +19,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(files, [".."])?;
     let folder = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("cargo sets OUT_DIR")?);
     std::fs::write(folder.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    // `Bytes` fields and this codec are what `tonic_rdma::gather` needs; without it they change nothing.
-    let configuration =
-        tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec");
-    configuration.compile_fds(descriptors)?;
+    generate(descriptors)?;
+    Ok(())
+}
+
+/// `Bytes` fields and this codec are what `tonic_rdma::gather` needs; without it they change nothing. README has this line, and
+/// `tests/readme` compares the two.
+#[rustfmt::skip]
+fn generate(descriptors: tonic_prost_build::FileDescriptorSet) -> std::io::Result<()> {
+    tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec").compile_fds(descriptors)?;
     Ok(())
 }

@@ -1,0 +1,138 @@
+//! Compares the pages with this crate.
+//!
+//! A block is compared part by part, and a part is what stands between two blank lines: a server and its client are two parts of
+//! a block, and two functions here. A part's lines have to follow one another in one of this crate's files, comments included;
+//! only the white space at their ends and the length of it within may differ. A line that tells the reader to "fill it" may be
+//! followed by lines of the test's that do. A part that begins with the comment `// build.rs` has to be in a build script.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where a test's own code may stand between two lines of a part.
+const GAP: &str = "fill it";
+/// How many lines of that there may be.
+const LONGEST_GAP: usize = 10;
+/// The first line of what belongs into a build script, and the scripts where it has to be found.
+const BUILD_SCRIPT: &str = "// build.rs";
+const BUILD_SCRIPTS: [&str; 2] = ["build.rs", "proto/generated/build.rs"];
+
+/// One block of Rust of a page.
+struct Block {
+    page: PathBuf,
+    /// Number of its first line.
+    line: usize,
+    text: String,
+}
+
+#[test]
+fn every_block_runs_here() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = files_of(&root.join("tests/readme"), "rs");
+    let sources: Vec<Vec<String>> = files.iter().map(|file| lines(&read(file))).collect();
+    let scripts = BUILD_SCRIPTS.map(|file| lines(&read(&root.join(file)))).to_vec();
+    let mut pages = vec![root.join("README.md")];
+    pages.extend(files_of(&root.join("docs/book"), "md"));
+    let of_page = |page: &PathBuf| blocks(page.strip_prefix(root).unwrap(), &read(page));
+    let blocks: Vec<Block> = pages.iter().flat_map(of_page).collect();
+    assert!(!blocks.is_empty(), "README has no block of Rust");
+    let missing: Vec<String> = blocks.iter().flat_map(|block| missing(block, &sources, &scripts)).collect();
+    assert!(
+        missing.is_empty(),
+        "these stand in no file of tests/readme as they are:\n{}",
+        missing.join("\n")
+    );
+}
+
+#[test]
+fn what_differs_is_found_out() {
+    let source = [lines("fn main() {\n    // a\n    let  x = 1;\n    x.fill(1);\n    send(x);\n}")];
+    let find = |text: &str| missing(&block(text), &source, &[]).len();
+    assert_eq!(find("// a\nlet x   = 1;\n"), 0);
+    assert_eq!(find("let x = 1;\n\n// a\n"), 0, "parts by themselves");
+    assert_eq!(find("let x = 1;\nsend(x);\n"), 1, "a line is between them");
+    assert_eq!(find("// b\nlet x = 1;\n"), 1, "another comment");
+    assert_eq!(find("let x = 1; // a\n"), 1, "one comment more");
+    assert_eq!(find("// build.rs\nsend(x);\n"), 1, "in no build script");
+    let source = [lines("let x = 1; // fill it\nx.fill(1);\nsend(x);")];
+    assert_eq!(missing(&block("let x = 1; // fill it\nsend(x);\n"), &source, &[]).len(), 0);
+}
+
+#[test]
+fn blocks_of_rust_are_told_from_others() {
+    let page = "a\n```sh\nls\n```\n```rust\none\n```\n- ```rust,no_run\n  two\n  ```\n```text\nthree\n```\n";
+    let found: Vec<_> = blocks(Path::new("page"), page).into_iter().map(|it| (it.line, it.text)).collect();
+    assert_eq!(found, [(6, "one\n".into()), (9, "  two\n".into())]);
+}
+
+fn block(text: &str) -> Block {
+    Block { page: "page".into(), line: 1, text: text.into() }
+}
+
+/// The first lines of those of its parts that are in none of the files.
+fn missing(block: &Block, sources: &[Vec<String>], scripts: &[Vec<String>]) -> Vec<String> {
+    let lines = lines(&block.text);
+    let parts = lines.split(String::is_empty).filter(|part| !part.is_empty());
+    let absent = parts.filter(|part| match part.split_first() {
+        Some((first, rest)) if first == BUILD_SCRIPT => !scripts.iter().any(|file| holds(file, rest)),
+        _ => !sources.iter().any(|file| holds(file, part)),
+    });
+    let (page, line) = (block.page.display(), block.line);
+    absent.map(|part| format!("{page}, block in line {line}: {}", part[0])).collect()
+}
+
+/// Whether a file has these lines.
+fn holds(file: &[String], part: &[String]) -> bool {
+    (0..file.len()).any(|start| begins(&file[start..], part))
+}
+
+fn begins(file: &[String], part: &[String]) -> bool {
+    let Some((first, rest)) = part.split_first() else { return true };
+    if file.first() != Some(first) {
+        return false;
+    }
+    let gap = if first.contains(GAP) { LONGEST_GAP } else { 0 };
+    (1..file.len().min(gap + 1) + 1).any(|next| begins(&file[next..], rest))
+}
+
+/// Lines, their white space normalised.
+fn lines(text: &str) -> Vec<String> {
+    text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+}
+
+/// The blocks of Rust of a page.
+fn blocks(page: &Path, text: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let mut lines = text.lines().zip(1..);
+    while let Some((line, number)) = lines.next() {
+        let Some((_, language)) = line.split_once("```") else { continue };
+        let body: String = lines
+            .by_ref()
+            .take_while(|(line, _)| !line.trim_start().starts_with("```"))
+            .map(|(line, _)| format!("{line}\n"))
+            .collect();
+        if language.split(',').next() == Some("rust") {
+            blocks.push(Block { page: page.to_owned(), line: number + 1, text: body });
+        }
+    }
+    blocks
+}
+
+fn read(file: &Path) -> String {
+    fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+}
+
+/// The files below `folder` with names of this ending; none if there is no such folder.
+fn files_of(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(files_of(&path, ending));
+        } else if path.extension().is_some_and(|found| found == ending) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    files
+}
