@@ -65,7 +65,7 @@ fn apply(device: &Device, event: &sys::ibv_async_event) {
         sys::IBV_EVENT_PORT_ERR => {
             // SAFETY: this event carries the number of a port.
             let port: c_int = unsafe { event.element.port_num };
-            if port == device.port.number.into() {
+            if port == i32::from(device.port.number) {
                 fail(device, |_| true, &format!("{name}: port {port} went down"));
             }
         }

@@ -195,7 +195,7 @@ impl RawContext {
         let result =
             unsafe { (self.library.query_port)(self.context.as_ptr(), number, (&raw mut attributes).cast()) };
         check(format!("asking for the state of port {number}"), result)?;
-        let of_this_port = gids.iter().filter(|(port, _)| *port == number.into());
+        let of_this_port = gids.iter().filter(|(port, _)| *port == u32::from(number));
         Ok(Port {
             number,
             state: match attributes.state {
