@@ -21,8 +21,6 @@ use crate::verbs::VerbsError;
 const WATCH: Duration = Duration::from_millis(1);
 /// How long a sleep lasts while words are watched.
 const NAP: Duration = Duration::from_millis(20);
-/// How much longer, once a word has come of which no bell has told yet.
-const LATE_BELL: Duration = Duration::from_millis(5);
 
 /// A queue's event descriptor, registered with the runtime.
 #[derive(Debug)]
@@ -78,15 +76,10 @@ async fn sleep(reactor: &Weak<Reactor>, waiters: &[Waiter], kick: &Notify) {
             break came;
         }
         let Some(reactor) = reactor.upgrade() else { return };
-        // A peer that was stopped between the word and the bell gets its time.
-        length = match (reactor.has_missed(), nap == LATE_BELL) {
-            (true, true) => {
-                reactor.wake_missed();
-                break false;
-            }
-            (true, false) => Some(LATE_BELL),
-            (false, _) => reactor.nap(true).then_some(NAP),
-        };
+        if reactor.wake_untold() {
+            break false;
+        }
+        length = reactor.nap(true).then_some(NAP);
     };
     begin(false);
     if came {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 
@@ -30,14 +30,32 @@ pub(crate) trait Participant: Send + Sync + Debug + 'static {
 
 /// Something that peers change without a completion here: a word in memory.
 pub(crate) trait Watched: Send + Sync + Debug + 'static {
-    /// Whether what was waited for has come.
-    fn has_come(&self) -> bool;
-
     /// Whether what was waited for has come; its task is added to `wakers`, and it is not asked again.
     fn check(&self, wakers: &mut Vec<Waker>) -> bool;
 
+    /// If it has come: how to learn whether a completion tells of that.
+    fn untold(&self) -> Option<Untold>;
+
     /// Nobody will look at it for a while: asks the peer for a completion with the next change.
     fn ask_for_completion(&self);
+}
+
+/// Something that came without a completion that tells of it, so far.
+#[derive(Clone, Debug)]
+pub(crate) struct Untold {
+    /// Counts such completions.
+    pub(crate) told: Arc<AtomicU64>,
+    /// How many there were before it came.
+    pub(crate) before: u64,
+    /// Whether the peer was asked for one.
+    pub(crate) asked: bool,
+}
+
+impl Untold {
+    /// Whether a completion has come since.
+    pub(crate) fn was_told(&self) -> bool {
+        self.told.load(Ordering::Relaxed) != self.before
+    }
 }
 
 /// See the module's documentation.
@@ -186,7 +204,7 @@ impl Queue {
         // SYNC: SeqCst before looking whether the poller sleeps: Dekker with `arm`, then `ask_for_completions`.
         self.watching.store(all.len(), Ordering::SeqCst);
         drop(all);
-        if self.is_asleep() && self.wants_naps() {
+        if self.wants_naps() {
             self.kick.notify_one();
         }
     }
@@ -201,9 +219,9 @@ impl Queue {
         self.watching.load(Ordering::SeqCst) > 0
     }
 
-    /// Whether something is watched, and the poller's sleep would not end by itself.
+    /// Whether something is watched while the poller sleeps, and that sleep does not end by itself.
     pub(crate) fn wants_naps(&self) -> bool {
-        self.is_watching() && !self.napping.load(Ordering::SeqCst)
+        self.is_watching() && self.is_asleep() && !self.napping.load(Ordering::SeqCst)
     }
 
     /// Whether the poller's sleep ends by itself soon.
@@ -211,10 +229,14 @@ impl Queue {
         self.napping.store(napping, Ordering::SeqCst);
     }
 
-    /// Whether something that is watched has come, and its task was not woken yet.
-    pub(crate) fn has_come(&self) -> bool {
-        self.is_watching()
-            && lock(&self.watched).iter().filter_map(Weak::upgrade).any(|watched| watched.has_come())
+    /// What is watched and has come, though no completion told of it yet.
+    pub(crate) fn untold(&self) -> Vec<Untold> {
+        lock(&self.watched)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter_map(|watched| watched.untold())
+            .filter(|untold| !untold.was_told())
+            .collect()
     }
 
     /// Wakes the tasks of what is watched and has come; how many there were.

@@ -247,7 +247,7 @@ impl Channel {
         let (ours, reply) = self.attach(&name, Kind::Region, Vec::new()).await?;
         let place = place_of(&reply)?;
         let owner = nobody();
-        let end = Arc::new(End::new(ours.pair(), reply.slot, Arrivals::Count, owner));
+        let end = Arc::new(ours.towards(reply.slot, owner));
         let rights = Rights { read: reply.readable, write: reply.writable };
         let link = Arc::clone(&self.link);
         let told = Mutex::new(reply.epoch);

@@ -12,6 +12,8 @@ pub(in crate::tensor) struct End {
     peer_pair: u32,
     arrivals: Arrivals,
     owner: Weak<dyn Owner>,
+    /// Bells of the peer's for this pair.
+    bells: Arc<AtomicU64>,
 }
 
 /// Whom the end of the link concerns.
@@ -63,7 +65,23 @@ impl End {
         arrivals: Arrivals,
         owner: Weak<dyn Owner>,
     ) -> Self {
-        Self { pair, peer_pair, arrivals, owner }
+        Self { pair, peer_pair, arrivals, owner, bells: Arc::default() }
+    }
+
+    /// The same pair here, now that the peer's is known: what arrives is seen in the pair's count alone.
+    pub(in crate::tensor) fn towards(&self, peer_pair: u32, owner: Weak<dyn Owner>) -> Self {
+        let bells = Arc::clone(&self.bells);
+        Self { pair: self.pair, peer_pair, arrivals: Arrivals::Count, owner, bells }
+    }
+
+    /// The peer rang the bell for it.
+    pub(super) fn ring(&self) {
+        self.bells.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts them.
+    pub(super) fn bells(&self) -> &Arc<AtomicU64> {
+        &self.bells
     }
 
     /// Its words here.

@@ -377,8 +377,14 @@ impl Link {
     /// A frame of the peer's.
     fn handle(self: &Arc<Self>, frame: Frame<'_>, wakers: &mut Vec<Waker>) -> Result<(), ChannelError> {
         match frame {
-            // Its completion is all that counts.
-            Frame::Credit | Frame::Bell { .. } => Ok(()),
+            Frame::Credit => Ok(()),
+            // Its completion has woken the poller, which is all that it is for.
+            Frame::Bell { slot } => {
+                if let Some(end) = self.end_of(slot) {
+                    end.ring();
+                }
+                Ok(())
+            }
             Frame::Placed { slot, epoch } => self.placed(slot, Some(epoch)),
             Frame::Released { slot, epoch } => {
                 if epoch > self.load_count(slot) && PeerWords::has(slot) {

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::super::{ChannelError, lock};
 use super::{End, Link};
-use crate::endpoint::Watched;
+use crate::endpoint::{Untold, Watched};
 use crate::memory::SharedRegion;
 
 /// The future of a word: ready once it has its value, or once the link has ended.
@@ -35,6 +35,8 @@ struct Word {
     target: u64,
     waker: Mutex<Option<Waker>>,
     asked: AtomicBool,
+    /// Bells that the peer had rung for this pair when the wait began.
+    bells: u64,
 }
 
 impl Wait {
@@ -48,8 +50,9 @@ impl Wait {
         exactly: bool,
     ) -> Self {
         let (link, end, memory) = (Arc::clone(link), Arc::clone(end), memory.clone());
-        let (waker, asked) = (Mutex::new(None), AtomicBool::new(false));
-        let word = Word { link, end, port, memory, offset, exactly, target, waker, asked };
+        let (waker, asked, bells) =
+            (Mutex::new(None), AtomicBool::new(false), end.bells().load(Ordering::Relaxed));
+        let word = Word { link, end, port, memory, offset, exactly, target, waker, asked, bells };
         Self { word: Arc::new(word), watching: false }
     }
 }
@@ -89,6 +92,10 @@ impl Word {
         if self.exactly { value == self.target } else { value >= self.target }
     }
 
+    fn has_come(&self) -> bool {
+        self.is_reached() || self.link.fault().is_some()
+    }
+
     /// What came before the link ended counts.
     fn result(&self) -> Result<(), ChannelError> {
         if self.is_reached() { Ok(()) } else { self.link.check() }
@@ -96,16 +103,17 @@ impl Word {
 }
 
 impl Watched for Word {
-    fn has_come(&self) -> bool {
-        self.is_reached() || self.link.fault().is_some()
-    }
-
     fn check(&self, wakers: &mut Vec<Waker>) -> bool {
         let come = self.has_come();
         if come {
             wakers.extend(lock(&self.waker).take());
         }
         come
+    }
+
+    fn untold(&self) -> Option<Untold> {
+        let asked = self.asked.load(Ordering::Relaxed);
+        self.is_reached().then(|| Untold { told: Arc::clone(self.end.bells()), before: self.bells, asked })
     }
 
     fn ask_for_completion(&self) {

@@ -7,7 +7,7 @@ use tokio::task::consume_budget;
 
 use super::super::channel::place_of;
 use super::super::link::token::Token;
-use super::super::link::{Arrivals, End, Link, Wait};
+use super::super::link::{End, Link, Wait};
 use super::super::proto::Kind;
 use super::super::{Channel, ChannelError, Notification};
 use super::Layout;
@@ -59,7 +59,7 @@ impl Sender {
             return Err(ChannelError::local(format!("the peer's slot {name:?} has an impossible layout")));
         };
         let owner = super::super::channel::nobody();
-        let end = Arc::new(End::new(ours.pair(), reply.slot, Arrivals::Count, owner));
+        let end = Arc::new(ours.towards(reply.slot, owner));
         let port = channel.port();
         Ok(Self {
             name,

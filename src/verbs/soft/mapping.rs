@@ -79,6 +79,11 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast::<AtomicU64>(), self.length / 8) }
     }
 
+    /// Bytes mapped.
+    pub(super) fn length(&self) -> u64 {
+        self.length as u64
+    }
+
     /// Where `length` bytes at `offset` lie; `None` if not within the segment.
     pub(super) fn range(&self, offset: u64, length: u64) -> Option<NonNull<u8>> {
         let end = offset.checked_add(length)?;

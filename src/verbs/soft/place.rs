@@ -35,7 +35,12 @@ struct Known {
 }
 
 impl Segments {
-    /// Takes in a segment that was asked for, after letting go of those whose keys are gone.
+    /// Bytes, and segments, that stay mapped at most after their keys have gone. Tensor after tensor from the same memory has
+    /// a key each, and mapping a segment anew takes a message and a page fault for each page.
+    const UNUSED: u64 = 256 << 20;
+    const UNUSED_SEGMENTS: usize = 32;
+
+    /// Takes in a segment that was asked for, after letting go of what has not been used for long.
     pub(super) fn add(
         &mut self,
         connection: &Connection,
@@ -43,8 +48,23 @@ impl Segments {
         key: u32,
         mapping: Option<Arc<Mapping>>,
     ) {
-        self.known.retain(|known| connection.table.holds(known.key));
+        self.let_go(|key| connection.table.holds(key));
         self.known.push(Known { segment, key, mapping });
+    }
+
+    /// Lets go of segments whose keys are gone, but for those that were mapped last.
+    fn let_go(&mut self, holds: impl Fn(u32) -> bool) {
+        let (mut bytes, mut segments) = (0, 0);
+        for index in (0..self.known.len()).rev() {
+            let known = &self.known[index];
+            if holds(known.key) {
+                continue;
+            }
+            (bytes, segments) = (bytes + known.length(), segments + 1);
+            if known.mapping.is_none() || bytes > Self::UNUSED || segments > Self::UNUSED_SEGMENTS {
+                self.known.remove(index);
+            }
+        }
     }
 
     fn find(&mut self, segment: u64, key: u32) -> Option<&Known> {
@@ -54,6 +74,12 @@ impl Segments {
         let known = self.known.get_mut(self.last)?;
         known.key = key;
         Some(known)
+    }
+}
+
+impl Known {
+    fn length(&self) -> u64 {
+        self.mapping.as_ref().map_or(0, |mapping| mapping.length())
     }
 }
 
@@ -265,6 +291,8 @@ unsafe fn store_word(to: *mut u8, word: [u8; WORD as usize]) {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::super::mapping::Writers;
     use super::*;
 
     #[test]
@@ -281,5 +309,39 @@ mod tests {
             let found: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             assert_eq!(found, expected);
         }
+    }
+
+    fn segments(lengths: &[usize]) -> Segments {
+        let known = lengths.iter().zip(1..).map(|(&length, number)| {
+            let mapping = Mapping::create(length, Writers::All).unwrap().0;
+            Known { segment: number, key: number as u32, mapping: Some(Arc::new(mapping)) }
+        });
+        Segments { known: known.collect(), last: 0 }
+    }
+
+    fn left(segments: &Segments) -> Vec<u64> {
+        segments.known.iter().map(|known| known.segment).collect()
+    }
+
+    #[test]
+    fn memory_that_gets_a_new_key_each_time_stays_mapped() {
+        let mut segments = segments(&[4 << 20; 3]);
+        segments.let_go(|_| false);
+        assert_eq!(left(&segments), [1, 2, 3]);
+        assert!(segments.find(2, 77).is_some_and(|known| known.key == 77));
+    }
+
+    #[test]
+    fn what_no_key_leads_to_any_more_is_bounded() {
+        let mut many = segments(&[4096; 40]);
+        many.let_go(|key| key == 1);
+        assert_eq!(left(&many), [1].into_iter().chain(9..=40).collect::<Vec<u64>>());
+        let mut large = segments(&[100 << 20, 200 << 20, 100 << 20, 100 << 20]);
+        large.let_go(|key| key == 2);
+        assert_eq!(left(&large), [2, 3, 4]);
+        let mut refused = segments(&[4096]);
+        refused.known[0].mapping = None;
+        refused.let_go(|_| false);
+        assert!(refused.known.is_empty(), "the peer is asked again");
     }
 }
