@@ -248,7 +248,7 @@ impl Reactor {
     }
 
     /// What a future may go by that looks at its word for a while before it lets its thread sleep. In a multi-thread runtime
-    /// waking that thread costs more than the look. `None` where nobody should spin, or where the runtime's only thread has
+    /// waking that thread costs more than the look. `None` where no thread is to spin, or where the runtime's only thread has
     /// others to serve.
     pub(crate) fn pace_of_callers(&self) -> Option<Pace> {
         (self.mode == PollMode::Adaptive && self.multi_thread).then(|| Pace::new(self.spin_limit))

@@ -191,7 +191,7 @@ fn a_receiver_that_waits_hears_of_the_peers_next_sender() {
             let server = RdmaDevice::bind(end.device(), "127.0.0.1:0").await.unwrap();
             let client = RdmaDevice::bind(end.device(), "127.0.0.1:0").await.unwrap();
             let mut receiver = server.static_receiver("slot", &spec(64), 1).unwrap();
-            // Nobody is attached yet.
+            // No sender is attached yet.
             let waiting = tokio::spawn(async move {
                 let arrived = receiver.recv().await.unwrap().to_tensor().unwrap();
                 assert!(arrived.bytes().unwrap() == pattern(1, 64));

@@ -15,7 +15,7 @@ use crate::lists::List;
 /// Calls that every mode makes in every cell at least, however long they take.
 pub(super) const MIN_ROUNDS: u32 = 3;
 
-/// Cells of a run that nobody narrowed: small calls alone and many at once, then one large one at a time.
+/// Cells of a run without `--sizes` and `--inflight`: small calls alone and many at once, then one large one at a time.
 pub(super) const DEFAULT_CELLS: [Cell; 9] = [
     Cell::closed(64, 1),
     Cell::closed(64, 32),

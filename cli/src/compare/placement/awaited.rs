@@ -123,7 +123,7 @@ impl Stream {
     }
 }
 
-/// Takes what arrives until the turn ends; false if nobody can end it any more.
+/// Takes what arrives until the turn ends; false if its command channel is closed.
 pub(super) async fn turn(sink: &mut Sink, commands: &mut mpsc::Receiver<Command>) -> bool {
     let mut result = Ok(());
     loop {
