@@ -268,7 +268,6 @@ impl Owner for Export {
     fn link_ended(&self, fault: &ChannelError) {
         let ended = |it: &Attached| it.link.upgrade().is_none_or(|link| link.fault().is_some());
         let mut attached = lock(&self.attached);
-        *lock(&self.lost) = Some(fault.clone());
         let gone: Vec<_> = attached.extract_if(|_, it| ended(it)).collect();
         // The peer writes its count: it may be anything.
         let left = gone
@@ -276,8 +275,10 @@ impl Owner for Export {
             .fold(0, |left: u64, (_, it)| left.saturating_add(it.count().saturating_sub(it.taken)));
         self.left.fetch_add(left, Ordering::Relaxed);
         drop(attached);
-        // Their rights end with this: outside the lock, as it may wait for a peer.
+        // Their rights end with this: outside the lock, as it may wait for a peer. Before the end is told: then the region can be
+        // had back.
         drop(gone);
+        *lock(&self.lost) = Some(fault.clone());
         self.changed.notify_waiters();
     }
 }

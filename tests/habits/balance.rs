@@ -236,12 +236,13 @@ fn a_server_that_shuts_down_gracefully_keeps_its_stream_and_loses_new_calls() {
             chats.push((names, client.chat(sent).await.unwrap().into_inner()));
         }
         let server = leaving.shut_down();
-        // The first call that the old connection does not take tells that it is leaving, and fails.
+        // A call whose stream the server's last GOAWAY refuses fails, and so does the first that the old connection does not take:
+        // that one tells that it is leaving.
         let mut failed = 0;
         while is_up(&channel, 0) {
             failed += usize::from(say(&mut client, "hello").await.is_err());
         }
-        assert!(failed <= 1, "{failed} calls");
+        assert!(failed <= 2, "{failed} calls");
         let before = habits.calls();
         for _ in 0..50 {
             assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
