@@ -57,7 +57,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) use device::Provider;
 pub(crate) use pace::{Pace, Seen};
 pub(crate) use queue::{Participant, Queue, Untold, Watched};
-pub(crate) use reactor::Reactor;
+pub(crate) use reactor::{Reactor, may_spin};
 pub(crate) use work_id::{Kind, WorkId};
 
 pub use config::{Config, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients};

@@ -40,17 +40,15 @@ impl Pace {
     pub(crate) const LONGEST: Duration = Duration::from_micros(120);
     /// Shortest spin that is worth arming late for.
     const SHORTEST: Duration = Duration::from_micros(20);
-    /// A core that took longer than this to come back from a yield has other work, unless yields are slow here: somebody who
-    /// keeps it for a time slice. Threads that take turns, such as those of both ends, keep it for shorter.
+    /// A core that took longer than this to come back from a yield has other work: a thread that keeps it for a time slice.
+    /// Threads that take turns, such as those of both ends, keep it for shorter.
     const CROWDED: Duration = Duration::from_micros(1000);
     /// Shortest and longest time between two yields: within it they take a fortieth of the time at most. On an emulated
     /// machine each takes microseconds.
     const YIELD_EVERY: [Duration; 2] = [Duration::from_micros(10), Duration::from_micros(60)];
     const YIELD_SHARE: u32 = 40;
-    /// A core is not crowded that comes back within so many of the shortest yields.
-    const CROWDED_YIELDS: u32 = 50;
-    /// A yield that took longer was to somebody, and tells nothing of what one costs.
-    const SLOWEST_YIELD: Duration = Duration::from_micros(4);
+    /// A shorter yield let no other thread run.
+    const SHORTEST_SWITCH: Duration = Duration::from_micros(4);
     /// A yield that took so many times longer than the shortest let another thread run.
     const SWITCH: u32 = 8;
     /// Time between two yields, in yields, while others run in between: what they do is what is waited for.
@@ -148,13 +146,13 @@ impl Pace {
 
     /// A yield of the core took `away`.
     fn yielded(&mut self, away: Duration, now: Instant) {
-        if away < self.yield_cost || (self.yield_cost.is_zero() && away < Self::SLOWEST_YIELD) {
+        if away < self.yield_cost || self.yield_cost.is_zero() {
             self.yield_cost = away;
         }
-        let switched = away > (self.yield_cost * Self::SWITCH).max(Self::SLOWEST_YIELD);
+        let switched = away > (self.yield_cost * Self::SWITCH).max(Self::SHORTEST_SWITCH);
         self.switched = self.switched << 1 | u8::from(switched);
-        self.yields += 1;
-        if away > (self.yield_cost * Self::CROWDED_YIELDS).max(Self::CROWDED) {
+        self.yields = self.yields.saturating_add(1);
+        if away > Self::CROWDED {
             self.crowded_until = Some(now + self.leave_alone);
             self.leave_alone = (self.leave_alone * 2).min(Self::LEAVE_ALONE[1]);
             (self.switched, self.yields) = (0, 0);

@@ -47,13 +47,12 @@ pub(crate) fn waiters(queues: &[Arc<Queue>]) -> Result<Vec<Waiter>, VerbsError> 
 /// Runs until the reactor is gone.
 pub(crate) async fn run(reactor: Weak<Reactor>, waiters: Vec<Waiter>, kick: Arc<Notify>) {
     let mut watched = false;
-    let multi_thread = reactor.upgrade().is_some_and(|reactor| reactor.is_multi_thread());
     loop {
         // The reactor is not kept alive across an await: it goes with its last connection or listener.
         let Some(step) = reactor.upgrade().map(|reactor| reactor.step(watched)) else { return };
         watched = false;
         match step {
-            Step::Again => run_again(multi_thread).await,
+            Step::Again => run_again().await,
             Step::Sleep => sleep(&reactor, &waiters, &kick).await,
             Step::Watch => match timeout(WATCH, event_or_kick(&waiters, &kick)).await {
                 Ok(true) => event(&reactor),
@@ -67,8 +66,8 @@ pub(crate) async fn run(reactor: Weak<Reactor>, waiters: Vec<Waiter>, kick: Arc<
 /// Waits for an event or a kick. While words of peers are watched, looks at them now and then: a device that places late may
 /// bring a word after the peer has looked whether we sleep, and no bell then tells of it.
 async fn sleep(reactor: &Weak<Reactor>, waiters: &[Waiter], kick: &Notify) {
-    let begin = |begins| reactor.upgrade().is_some_and(|reactor| reactor.nap(begins));
-    let mut length = begin(true).then_some(NAP);
+    let set_nap = |wanted| reactor.upgrade().is_some_and(|reactor| reactor.set_nap(wanted));
+    let mut length = set_nap(true).then_some(NAP);
     let came = loop {
         let woken = event_or_kick(waiters, kick);
         let Some(nap) = length else { break woken.await };
@@ -79,9 +78,9 @@ async fn sleep(reactor: &Weak<Reactor>, waiters: &[Waiter], kick: &Notify) {
         if reactor.wake_untold() {
             break false;
         }
-        length = reactor.nap(true).then_some(NAP);
+        length = reactor.set_nap(true).then_some(NAP);
     };
-    begin(false);
+    set_nap(false);
     if came {
         event(reactor);
     }
@@ -93,14 +92,9 @@ fn event(reactor: &Weak<Reactor>) {
     }
 }
 
-/// Lets every task that is runnable now run first.
-///
-/// A task that wakes itself costs a single thread nothing. In a multi-thread runtime it has another worker woken to steal it,
-/// each time; tokio's `yield_now` has not, and makes the system call that looks at the runtime's sockets and timers.
-async fn run_again(multi_thread: bool) {
-    if multi_thread {
-        return tokio::task::yield_now().await;
-    }
+/// Lets every task that is runnable now run first. Unlike tokio's `yield_now` it does not ask for a system call; and in a
+/// multi-thread runtime another worker may take this task over, should a task keep this one's thread.
+async fn run_again() {
     let mut yielded = false;
     poll_fn(|context| {
         if std::mem::replace(&mut yielded, true) {

@@ -92,6 +92,7 @@ struct Participants {
 struct Batch {
     completions: [WorkCompletion; Queue::BATCH],
     wakers: Vec<Waker>,
+    looked_at: Vec<Arc<dyn Watched>>,
 }
 
 /// What a poll found.
@@ -143,6 +144,7 @@ impl Queue {
             batch: Mutex::new(Batch {
                 completions: [WorkCompletion::EMPTY; Self::BATCH],
                 wakers: Vec::with_capacity(2 * Self::BATCH),
+                looked_at: Vec::new(),
             }),
             polling: Arc::default(),
         })
@@ -231,31 +233,34 @@ impl Queue {
 
     /// What is watched and has come, though no completion told of it yet.
     pub(crate) fn untold(&self) -> Vec<Untold> {
-        lock(&self.watched)
-            .iter()
-            .filter_map(Weak::upgrade)
-            .filter_map(|watched| watched.untold())
-            .filter(|untold| !untold.was_told())
-            .collect()
+        // Not under the lock, as the last reference to something watched may go with this one.
+        let watched: Vec<_> = lock(&self.watched).iter().filter_map(Weak::upgrade).collect();
+        let untold = watched.iter().filter_map(|watched| watched.untold());
+        untold.filter(|untold| !untold.was_told()).collect()
     }
 
     /// Wakes the tasks of what is watched and has come; how many there were.
     pub(crate) fn wake_watched(&self) -> usize {
-        let mut wakers = Vec::new();
-        let come = self.check_watched(&mut wakers);
+        let (mut wakers, mut looked_at) = (Vec::new(), Vec::new());
+        let come = self.check_watched(&mut wakers, &mut looked_at);
         wakers.into_iter().for_each(Waker::wake);
         come
     }
 
-    /// Looks at what is watched; how many of them have come.
-    fn check_watched(&self, wakers: &mut Vec<Waker>) -> usize {
+    /// Looks at what is watched; how many of them have come. What was `looked_at` is to be dropped by the caller, as the last
+    /// reference may go with it: not under the lock.
+    fn check_watched(&self, wakers: &mut Vec<Waker>, looked_at: &mut Vec<Arc<dyn Watched>>) -> usize {
         if !self.is_watching() {
             return 0;
         }
         let mut all = lock(&self.watched);
         let (before, mut gone) = (all.len(), 0);
         all.retain(|watched| match watched.upgrade() {
-            Some(watched) => !watched.check(wakers),
+            Some(watched) => {
+                let come = watched.check(wakers);
+                looked_at.push(watched);
+                !come
+            }
             None => {
                 gone += 1;
                 false
@@ -307,7 +312,8 @@ impl Queue {
             rest = others;
         }
         // After the completions: those of a device that does not place in order may have brought what is watched.
-        let come = self.check_watched(&mut batch.wakers);
+        let come = self.check_watched(&mut batch.wakers, &mut batch.looked_at);
+        batch.looked_at.clear();
         let woken = batch.wakers.len();
         batch.wakers.drain(..).for_each(Waker::wake);
         Polled { completions: count + come, woken }

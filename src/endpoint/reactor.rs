@@ -236,22 +236,16 @@ impl Reactor {
         if self.arm(&mut spinner) { Step::Again } else { Step::Sleep }
     }
 
-    /// How often the poll task looks in one turn. In a multi-thread runtime turns cost a system call each.
+    /// How often the poll task looks in one turn. In a multi-thread runtime each turn may wake another worker.
     fn looks(&self, spinner: &Spinner) -> usize {
         const SPINNING: usize = 16;
         if self.multi_thread && spinner.spinning_since.is_some() { SPINNING } else { 1 }
     }
 
-    /// Whether the runtime has several workers.
-    pub(crate) fn is_multi_thread(&self) -> bool {
-        self.multi_thread
-    }
-
-    /// What a future may go by that looks at its word for a while before it lets its thread sleep. In a multi-thread runtime
-    /// waking that thread costs more than the look. `None` where no thread is to spin, or where the runtime's only thread has
-    /// others to serve.
+    /// What a future may go by that looks at its word for a while before it lets its thread sleep; `None` where no thread is to
+    /// spin. See [`may_spin`].
     pub(crate) fn pace_of_callers(&self) -> Option<Pace> {
-        (self.mode == PollMode::Adaptive && self.multi_thread).then(|| Pace::new(self.spin_limit))
+        (self.mode == PollMode::Adaptive).then(|| Pace::new(self.spin_limit))
     }
 
     /// The poll task was woken by an event.
@@ -261,12 +255,12 @@ impl Reactor {
         self.queues.iter().for_each(|queue| queue.woken());
     }
 
-    /// The poll task is about to sleep, or has slept; whether it should look again soon, even if nothing wakes it.
-    pub(crate) fn nap(&self, begins: bool) -> bool {
+    /// The poll task is about to sleep (`wanted`), or has slept; whether it should look again soon, even if nothing wakes it.
+    pub(crate) fn set_nap(&self, wanted: bool) -> bool {
         // What begins to be watched from here on kicks the task.
         self.queues.iter().for_each(|queue| queue.set_napping(false));
         let naps =
-            begins && (!lock(&self.untold).is_empty() || self.queues.iter().any(|queue| queue.wants_naps()));
+            wanted && (!lock(&self.untold).is_empty() || self.queues.iter().any(|queue| queue.wants_naps()));
         self.queues.iter().for_each(|queue| queue.set_napping(naps));
         naps
     }
@@ -275,8 +269,9 @@ impl Reactor {
     /// are counted if no bell tells of them later either: a peer may have been stopped between the word and the bell.
     pub(crate) fn wake_untold(&self) -> bool {
         let now = Instant::now();
+        let fresh: Vec<_> = self.queues.iter().flat_map(|queue| queue.untold()).collect();
         let mut all = lock(&self.untold);
-        all.extend(self.queues.iter().flat_map(|queue| queue.untold()).map(|untold| (untold, now)));
+        all.extend(fresh.into_iter().map(|untold| (untold, now)));
         all.retain(|(untold, since)| {
             let is_lost = !untold.asked || now.saturating_duration_since(*since) > LATE_BELL;
             if is_lost && !untold.was_told() {
@@ -354,6 +349,14 @@ impl Reactor {
             }
         }
     }
+}
+
+/// Whether a future may keep the current thread for a moment: in a multi-thread runtime waking that thread later costs more, and
+/// another worker serves the other tasks meanwhile. A runtime's only worker has them all to serve.
+pub(crate) fn may_spin() -> bool {
+    Handle::try_current().is_ok_and(|runtime| {
+        runtime.runtime_flavor() == RuntimeFlavor::MultiThread && runtime.metrics().num_workers() > 1
+    })
 }
 
 /// Receive buffers that connections share, if the device and the configuration let them.

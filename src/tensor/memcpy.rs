@@ -64,6 +64,13 @@ impl Future for Memcpy {
         if let Some(taken) = self.try_take() {
             return Poll::Ready(taken);
         }
+        // What is long goes on with each poll of the queue.
+        if let State::Running { slot, link, port } = &self.state
+            && link.spin(*port, || slot.is_over())
+            && let Some(taken) = self.try_take()
+        {
+            return Poll::Ready(taken);
+        }
         match &self.state {
             State::Over(_) => Poll::Pending,
             State::Running { slot, .. } => match slot.poll(context).map(outcome) {

@@ -200,21 +200,42 @@ pub(super) fn peer_end(
     })
 }
 
-/// Ends the link when the call that stands for it does, and the call when the link has ended.
+/// Ends the link when the call that stands for it does, and the call when the link has ended. A runtime that shuts down drops this,
+/// and ends the link too: nothing would poll for it any more.
 async fn watch(link: Weak<Link>, mut answers: tonic::Streaming<OpenReply>) {
-    let gone = {
-        let Some(link) = link.upgrade() else { return };
-        let ended = link.ended();
-        drop(link);
-        tokio::select! {
-            answer = answers.message() => match answer {
-                Ok(_) => "it closed the link".to_owned(),
-                Err(status) => format!("the connection to it ended: {}", status.message()),
-            },
-            () = ended => return,
-        }
+    let ended = match link.upgrade() {
+        Some(link) => link.ended(),
+        None => return,
     };
-    if let Some(link) = link.upgrade() {
-        link.fail(ChannelError::PeerLost { peer: Arc::clone(link.peer()), reason: gone.into() });
+    let mut end =
+        EndsLink { link, error: ChannelError::local("the runtime that polls for the link has shut down") };
+    tokio::select! {
+        answer = answers.message() => end.peer_left(answer.err()),
+        () = ended => {}
+    }
+}
+
+/// Ends a link when dropped, unless it has ended.
+struct EndsLink {
+    link: Weak<Link>,
+    error: ChannelError,
+}
+
+impl EndsLink {
+    fn peer_left(&mut self, status: Option<tonic::Status>) {
+        let Some(link) = self.link.upgrade() else { return };
+        let reason = status.map_or_else(
+            || "it closed the link".into(),
+            |status| format!("the connection to it ended: {}", status.message()).into(),
+        );
+        self.error = ChannelError::PeerLost { peer: Arc::clone(link.peer()), reason };
+    }
+}
+
+impl Drop for EndsLink {
+    fn drop(&mut self) {
+        if let Some(link) = self.link.upgrade() {
+            link.fail(self.error.clone());
+        }
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::task::consume_budget;
 
 use super::device::Offered;
-use super::link::{Arrivals, End, Link, LinkId, Owner, Wait};
+use super::link::{Arrivals, End, Link, LinkId, Owner, Port, Wait};
 use super::{ChannelError, MemRegion, RdmaDevice, SharedRegion, lock};
 use crate::memory::{Grant, RemotePlace};
 use crate::verbs::{Access, RemoteSegment};
@@ -195,6 +195,9 @@ impl Export {
             })
             .collect();
         drop(attached);
+        let one = waits.len() == 1;
+        let waits: Vec<_> =
+            waits.into_iter().map(|wait| if one { wait } else { wait.without_a_spin() }).collect();
         match lock(&self.lost).clone() {
             Some(fault) if waits.is_empty() => Err(fault),
             _ => Ok(waits),
@@ -207,10 +210,9 @@ impl Export {
         if let Some(it) = attached.values_mut().find(|it| it.count() > it.taken) {
             it.taken += 1;
         } else {
-            let taken = |left: u64| left.checked_sub(1);
-            if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).is_err() {
-                return false;
-            }
+            // Under the lock, as all changes to it are.
+            let Some(left) = self.left.load(Ordering::Relaxed).checked_sub(1) else { return false };
+            self.left.store(left, Ordering::Relaxed);
         }
         self.notices.fetch_add(1, Ordering::Relaxed);
         true
@@ -269,11 +271,10 @@ impl Owner for Export {
         let ended = |it: &Attached| it.link.upgrade().is_none_or(|link| link.fault().is_some());
         let mut attached = lock(&self.attached);
         let gone: Vec<_> = attached.extract_if(|_, it| ended(it)).collect();
-        // The peer writes its count: it may be anything.
-        let left = gone
-            .iter()
-            .fold(0, |left: u64, (_, it)| left.saturating_add(it.count().saturating_sub(it.taken)));
-        self.left.fetch_add(left, Ordering::Relaxed);
+        // The peer writes its count: it may be anything, and is not to be taken for more than a peer can have on its way.
+        let left = gone.iter().map(|(_, it)| it.count().saturating_sub(it.taken).min(Port::WAITING as u64));
+        let left = left.fold(self.left.load(Ordering::Relaxed), u64::saturating_add);
+        self.left.store(left, Ordering::Relaxed);
         drop(attached);
         // Their rights end with this: outside the lock, as it may wait for a peer. Before the end is told: then the region can be
         // had back.

@@ -68,7 +68,7 @@ impl End {
         Self { pair, peer_pair, arrivals, owner, bells: Arc::default() }
     }
 
-    /// The same pair here, now that the peer's is known: what arrives is seen in the pair's count alone.
+    /// The same pair, now that the peer's is known, for an end that receives only counts.
     pub(in crate::tensor) fn towards(&self, peer_pair: u32, owner: Weak<dyn Owner>) -> Self {
         let bells = Arc::clone(&self.bells);
         Self { pair: self.pair, peer_pair, arrivals: Arrivals::Count, owner, bells }

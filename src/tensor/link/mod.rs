@@ -37,7 +37,7 @@ use words::{PeerWords, Words};
 use super::exchange::Exchange;
 use super::landing::Landing;
 use super::{ChannelError, lock};
-use crate::endpoint::{Pace, Queue, Reactor, Seen};
+use crate::endpoint::{Pace, Queue, Reactor, Seen, may_spin};
 use crate::memory::{Anchors, Grant, Lease, SharedRegion};
 use crate::verbs::{Access, ProtectionDomain, RemoteSegment};
 use crate::wire::tensor_frame::Frame;
@@ -170,6 +170,9 @@ impl Link {
     pub(super) fn spin(&self, port: u32, has_come: impl Fn() -> bool) -> bool {
         let seat = &self.ports[port as usize % self.ports.len()];
         let Some(mut pace) = seat.pace.as_ref().and_then(|pace| pace.try_lock().ok()) else { return false };
+        if !may_spin() {
+            return false;
+        }
         let look = || {
             // A task that this poll woke may wait for this thread: it goes first.
             if has_come() || seat.queue.poll().woken > 0 { Seen::Wanted } else { Seen::Nothing }
@@ -241,6 +244,15 @@ impl Link {
     /// Ends it because of `error`, or finds that it has ended; yields the reason why it did. Everything in flight is over
     /// when this returns, and memory is where it belongs.
     pub(super) fn fail(&self, error: ChannelError) -> ChannelError {
+        let fault = self.end(error);
+        // Those that wait for a word of the peer's learn that it never comes.
+        for seat in &self.ports {
+            seat.queue.wake_watched();
+        }
+        fault
+    }
+
+    fn end(&self, error: ChannelError) -> ChannelError {
         let mut first = false;
         let fault = self.fault.get_or_init(|| {
             first = true;
@@ -258,10 +270,6 @@ impl Link {
             }
             self.exchange.link_ended(fault);
             lock(&self.kept).clear();
-            // Those that wait for a word of the peer's learn that it never comes.
-            for seat in &self.ports {
-                seat.queue.wake_watched();
-            }
             self.ended.send_replace(true);
         }
         fault.clone()
@@ -403,7 +411,8 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.fail(ChannelError::Closed(Arc::clone(&self.peer)));
+        // Each wait holds the link: there is none to wake.
+        self.end(ChannelError::Closed(Arc::clone(&self.peer)));
     }
 }
 

@@ -123,6 +123,11 @@ impl Slot {
         state.outcome.is_some()
     }
 
+    /// Whether the outcome is there.
+    pub(in crate::tensor) fn is_over(&self) -> bool {
+        lock(&self.state).outcome.is_some()
+    }
+
     /// Takes the outcome if it is there.
     pub(in crate::tensor) fn take(&self) -> Option<Outcome> {
         lock(&self.state).outcome.take()

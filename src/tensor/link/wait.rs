@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 
 use super::super::{ChannelError, lock};
-use super::{End, Link};
+use super::{End, Link, Notification};
 use crate::endpoint::{Untold, Watched};
 use crate::memory::SharedRegion;
 
@@ -20,6 +20,7 @@ use crate::memory::SharedRegion;
 pub(in crate::tensor) struct Wait {
     word: Arc<Word>,
     watching: bool,
+    spins: bool,
 }
 
 /// A word, the value that it is to reach, and the task that waits.
@@ -40,7 +41,7 @@ struct Word {
 }
 
 impl Wait {
-    /// Waits until the word at `offset` of `memory` is `target`, or at least `target` unless `exactly` it is meant.
+    /// Waits until the word at `offset` of `memory` is at least `target`; if `exactly`, until it equals `target`.
     pub(in crate::tensor) fn until(
         link: &Arc<Link>,
         end: &Arc<End>,
@@ -53,7 +54,12 @@ impl Wait {
         let (waker, asked, bells) =
             (Mutex::new(None), AtomicBool::new(false), end.bells().load(Ordering::Relaxed));
         let word = Word { link, end, port, memory, offset, exactly, target, waker, asked, bells };
-        Self { word: Arc::new(word), watching: false }
+        Self { word: Arc::new(word), watching: false, spins: true }
+    }
+
+    /// One of several that are waited for at once: to spin for one would be to overlook the others.
+    pub(in crate::tensor) fn without_a_spin(self) -> Self {
+        Self { spins: false, ..self }
     }
 }
 
@@ -61,14 +67,14 @@ impl Future for Wait {
     type Output = Result<(), ChannelError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { word, watching } = &mut *self;
+        let Self { word, watching, spins } = &mut *self;
         if word.has_come() {
             if *watching {
                 word.link.slept_for(word.port);
             }
             return Poll::Ready(word.result());
         }
-        if !*watching && word.link.spin(word.port, || word.has_come()) {
+        if *spins && !*watching && word.link.spin(word.port, || word.has_come()) {
             return Poll::Ready(word.result());
         }
         let queue = word.link.queue(word.port);
@@ -113,7 +119,12 @@ impl Watched for Word {
 
     fn untold(&self) -> Option<Untold> {
         let asked = self.asked.load(Ordering::Relaxed);
-        self.is_reached().then(|| Untold { told: Arc::clone(self.end.bells()), before: self.bells, asked })
+        let by_bell = self.link.notification() == Notification::Word;
+        (by_bell && self.is_reached()).then(|| Untold {
+            told: Arc::clone(self.end.bells()),
+            before: self.bells,
+            asked,
+        })
     }
 
     fn ask_for_completion(&self) {

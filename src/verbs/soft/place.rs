@@ -35,12 +35,12 @@ struct Known {
 }
 
 impl Segments {
-    /// Bytes, and segments, that stay mapped at most after their keys have gone. Tensor after tensor from the same memory has
-    /// a key each, and mapping a segment anew takes a message and a page fault for each page.
-    const UNUSED: u64 = 256 << 20;
+    /// Bytes, and segments, that a queue pair keeps mapped after their keys have gone. Tensor after tensor
+    /// from the same memory has a key each, and mapping a segment anew takes a message and a page fault for each page.
+    const UNUSED: u64 = 64 << 20;
     const UNUSED_SEGMENTS: usize = 32;
 
-    /// Takes in a segment that was asked for, after letting go of what has not been used for long.
+    /// Takes in a segment that was asked for, after letting go of those that no key leads to.
     pub(super) fn add(
         &mut self,
         connection: &Connection,
@@ -52,7 +52,7 @@ impl Segments {
         self.known.push(Known { segment, key, mapping });
     }
 
-    /// Lets go of segments whose keys are gone, but for those that were mapped last.
+    /// Lets go of segments whose keys are gone, those first that were mapped longest ago, until what is left is within bounds.
     fn let_go(&mut self, holds: impl Fn(u32) -> bool) {
         let (mut bytes, mut segments) = (0, 0);
         for index in (0..self.known.len()).rev() {
@@ -336,7 +336,7 @@ mod tests {
         let mut many = segments(&[4096; 40]);
         many.let_go(|key| key == 1);
         assert_eq!(left(&many), [1].into_iter().chain(9..=40).collect::<Vec<u64>>());
-        let mut large = segments(&[100 << 20, 200 << 20, 100 << 20, 100 << 20]);
+        let mut large = segments(&[30 << 20, 50 << 20, 30 << 20, 30 << 20]);
         large.let_go(|key| key == 2);
         assert_eq!(left(&large), [2, 3, 4]);
         let mut refused = segments(&[4096]);
