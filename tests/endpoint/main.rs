@@ -9,6 +9,7 @@
     reason = "tests"
 )]
 
+mod blocking;
 mod isolation;
 mod negotiation;
 mod observability;
