@@ -146,7 +146,8 @@ impl Pace {
 
     /// A yield of the core took `away`.
     fn yielded(&mut self, away: Duration, now: Instant) {
-        if away < self.yield_cost || self.yield_cost.is_zero() {
+        // A yield that let another thread run tells nothing of what one costs.
+        if away < self.yield_cost || (self.yield_cost.is_zero() && away < Self::SHORTEST_SWITCH) {
             self.yield_cost = away;
         }
         let switched = away > (self.yield_cost * Self::SWITCH).max(Self::SHORTEST_SWITCH);
@@ -282,6 +283,15 @@ mod tests {
         }
         (0..8).for_each(|_| pace.yielded(Duration::from_nanos(300), now));
         assert_eq!(pace.yield_every(), Duration::from_micros(12));
+    }
+
+    #[test]
+    fn a_core_that_is_shared_from_the_first_yield_on_is_known_to_be() {
+        let (mut pace, now) = fed(Duration::from_micros(10));
+        for _ in 0..20 {
+            pace.yielded(Duration::from_micros(12), now);
+            assert!(pace.yield_every() <= Duration::from_micros(2));
+        }
     }
 
     #[test]

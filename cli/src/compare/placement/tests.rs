@@ -140,7 +140,7 @@ async fn a_turn_that_is_given_up_does_no_harm_to_the_next() {
     for mode in [Mode::RdmaZerocp, Mode::RdmaZerocpAwait] {
         let mut sender = caller(mode).await;
         sender.prepare(&operations, 1).await.unwrap();
-        // Nobody looks: the turn was not begun. Then the places go.
+        // No task looks at them, as no turn was begun. Then the places go.
         let mut second = sender.clone();
         let operation = operations.take(0);
         let run = tokio::spawn(async move { second.run(&operation).await });
