@@ -45,12 +45,16 @@ impl Rights {
 #[derive(Debug)]
 pub struct ExportedRegion {
     export: Arc<Export>,
+    memory: SharedRegion,
 }
 
-/// What is shared with the service.
+/// What is shared with the service, and with links that may end at any time: they may have it for a moment longer than
+/// [`ExportedRegion`] lives, so it gives up the memory when that is dropped.
 pub(super) struct Export {
     name: Arc<str>,
-    memory: SharedRegion,
+    /// None once it is withdrawn.
+    memory: Mutex<Option<SharedRegion>>,
+    length: u64,
     rights: Rights,
     /// Peers that attached, and their rights; gone with their link.
     attached: Mutex<HashMap<LinkId, Attached>>,
@@ -98,7 +102,8 @@ impl RdmaDevice {
     ) -> Result<ExportedRegion, ChannelError> {
         let export = Arc::new(Export {
             name: super::device::checked(name)?,
-            memory,
+            length: memory.len() as u64,
+            memory: Mutex::new(Some(memory.clone())),
             rights,
             attached: Mutex::default(),
             lost: Mutex::default(),
@@ -107,7 +112,7 @@ impl RdmaDevice {
             changed: Notify::new(),
         });
         self.offer(name, Offered::Region(Arc::downgrade(&export)))?;
-        Ok(ExportedRegion { export })
+        Ok(ExportedRegion { export, memory })
     }
 }
 
@@ -119,7 +124,7 @@ impl ExportedRegion {
 
     /// The memory, which peers may change at any time.
     pub fn memory(&self) -> &SharedRegion {
-        &self.export.memory
+        &self.memory
     }
 
     /// Whether a peer has told of a change ([`Batch::notify`](super::Memcpy)) that was not taken yet; takes it. All that this
@@ -156,7 +161,7 @@ impl ExportedRegion {
 
     /// Withdraws the offer, and gives the region back if nobody else has it.
     pub fn withdraw(self) -> Option<MemRegion> {
-        let memory = self.export.memory.clone();
+        let memory = self.memory.clone();
         drop(self);
         memory.try_into_region().ok()
     }
@@ -164,7 +169,12 @@ impl ExportedRegion {
 
 impl Drop for ExportedRegion {
     fn drop(&mut self) {
-        let attached = std::mem::take(&mut *lock(&self.export.attached));
+        let (memory, attached) = {
+            let mut attached = lock(&self.export.attached);
+            // Under the lock that `attach` holds when it looks: from here on no peer can attach.
+            (lock(&self.export.memory).take(), std::mem::take(&mut *attached))
+        };
+        drop(memory);
         for it in attached.into_values() {
             if let Some(link) = it.link.upgrade() {
                 link.remove_end(&it.end);
@@ -230,7 +240,7 @@ impl Export {
     }
 
     pub(super) fn len(&self) -> u64 {
-        self.memory.len() as u64
+        self.length
     }
 
     pub(super) fn notices(&self) -> u64 {
@@ -253,7 +263,10 @@ impl Export {
         if let Some(it) = attached.get(link.id()) {
             return Ok((it.end.pair(), it.place));
         }
-        let grant = link.grant(&self.memory, 0..self.memory.len(), self.rights.access())?;
+        let Some(memory) = lock(&self.memory).clone() else {
+            return Err(ChannelError::local(format!("the region {:?} was withdrawn", self.name)));
+        };
+        let grant = link.grant(&memory, 0..memory.len(), self.rights.access())?;
         let owner: Weak<dyn Owner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn Owner>));
         let end = link.add_end(|pair| End::new(pair, peer_pair, Arrivals::Count, owner))?;
         let (pair, place) = (end.pair(), grant.place());
@@ -288,7 +301,7 @@ impl fmt::Debug for Export {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Export")
             .field("name", &self.name)
-            .field("memory", &self.memory)
+            .field("length", &self.length)
             .finish_non_exhaustive()
     }
 }
@@ -343,5 +356,22 @@ impl RemoteRegion {
 impl Drop for RemoteShared {
     fn drop(&mut self) {
         self.link.remove_end(&self.end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Settings;
+
+    /// As long as one of them has it, a link that ends or a call that attaches has the export too.
+    #[tokio::test]
+    async fn a_withdrawn_region_comes_back_though_the_service_has_its_export_for_a_moment_longer() {
+        let device = RdmaDevice::bind(Settings::new(1, 1), "127.0.0.1:0").await.unwrap();
+        let region = device.allocate(4096).unwrap();
+        let exported = device.export("region", region, Rights::READ_WRITE).unwrap();
+        let elsewhere = Arc::clone(&exported.export);
+        assert!(exported.withdraw().is_some(), "the region is still out");
+        assert_eq!(elsewhere.len(), 4096);
     }
 }
