@@ -10,7 +10,10 @@
 )]
 
 mod churn;
+mod cost;
 mod death;
+mod hang;
+mod last_words;
 
 #[allow(dead_code, reason = "each test crate uses its part")]
 #[path = "../support/child.rs"]

@@ -4,13 +4,16 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
 use tonic_rdma::endpoint::EndpointStream;
 
-use super::support::{Runtime, config, listen};
+use super::support::{Content, Runtime, config, listen};
 
 #[path = "peer.rs"]
 mod peer;
 
 pub(crate) use peer::Peer;
 use peer::{ROLE, say};
+
+/// Seed of the content that the writing roles write.
+pub(crate) const WRITTEN: u64 = 9;
 
 /// Nothing when run as a test; in a child, its role.
 #[test]
@@ -22,6 +25,9 @@ fn role() {
         "echo-on" => Runtime::Idle.run_for_ever(echo(argument)),
         "dial" => Runtime::Idle.run_for_ever(dial(argument.to_owned())),
         "load" => Runtime::Idle.run_for_ever(load(argument.to_owned())),
+        "write-and-exit" => Runtime::Idle.run_for_ever(write(argument, After::Exit)),
+        "deliver-and-exit" => Runtime::Idle.run_for_ever(write(argument, After::DeliverAndExit)),
+        "write-and-wait" => Runtime::Idle.run_for_ever(write(argument, After::Wait)),
         other => panic!("unknown role {other}"),
     }
 }
@@ -79,4 +85,35 @@ async fn load(address: String) {
     say("loading");
     let bytes = vec![3; 1 << 20];
     while stream.write_all(&bytes).await.is_ok() {}
+}
+
+/// What a writer does when it has flushed.
+enum After {
+    Exit,
+    DeliverAndExit,
+    Wait,
+}
+
+/// Takes address, length of the content and length of each piece; connects, writes that content and flushes.
+async fn write(arguments: &str, after: After) {
+    let [address, length, piece] = <[&str; 3]>::try_from(arguments.split(' ').collect::<Vec<_>>()).unwrap();
+    let mut stream = connect(address).await;
+    say("writing");
+    let content = Content::new(WRITTEN).take(length.parse().unwrap());
+    for piece in content.chunks(piece.parse().unwrap()) {
+        stream.write_all(piece).await.unwrap();
+        stream.flush().await.unwrap();
+    }
+    match after {
+        // Ends the process with the stream as it is: no destructor runs.
+        After::Exit => std::process::exit(0),
+        After::DeliverAndExit => {
+            stream.shutdown().await.unwrap();
+            // The reader closes its direction when it has read all.
+            assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
+            std::future::poll_fn(|context| stream.poll_delivered(context)).await.unwrap();
+            std::process::exit(0)
+        }
+        After::Wait => std::future::pending().await,
+    }
 }
