@@ -3,12 +3,15 @@
 //! Of one queue, things happen in order: sends arrive as posted, send completions come as posted, and so do READs'.
 //! Between queues nothing is promised: a message may arrive before or after the completion of the send that carried it,
 //! a READ before or after a later message, a slot be posted again late.
+//!
+//! An end may leave its connection ([`Gone`]): its process hangs, or its device fails a request and so its queue pair.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::protocol::{
-    Chunk, Connection, ControlMessage, Event, Part, ReadId, ReadRequest, Settings, SlotIndex, Violation,
+    AbortCode, Chunk, Connection, ControlMessage, Event, Part, ReadId, ReadRequest, Settings, SlotIndex,
+    Violation,
 };
 use crate::wire::{Header, Kind};
 
@@ -69,6 +72,27 @@ pub(super) struct End {
     pub(super) events: Vec<Event>,
     /// Released slots that are not posted again yet.
     released: VecDeque<SlotIndex>,
+    /// What has arrived and was not read: bytes, and the READ that brings them if they came by rendezvous.
+    unread: VecDeque<(usize, Option<ReadId>)>,
+    chunks_seen: u32,
+    pub(super) gone: Option<Gone>,
+    /// When its timer goes off next. It is set when it went off, not when a message arrives: as the driver does it.
+    timer: Option<Instant>,
+    last_heard: Instant,
+    /// Whether it gave up, or learned that its peer did.
+    gave_up: bool,
+    /// Whether it gave up because the peer did not answer a ping.
+    pub(super) timed_out: bool,
+}
+
+/// Why an end takes no further part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gone {
+    /// Its process does nothing any more; its device and its memory are still there.
+    Hangs,
+    /// Its queue pair has failed: nothing arrives, nothing is sent, and its memory can't be read. Its application may still
+    /// read what had arrived.
+    Failed,
 }
 
 /// Both ends, and what is between them.
@@ -96,11 +120,44 @@ impl Pair {
         Self::new([settings.clone(), settings])
     }
 
+    /// Time passes, and each end's timer goes off when it is due.
     pub(super) fn pass(&mut self, time: Duration) {
-        self.now += time;
-        for end in &mut self.ends {
-            end.connection.handle_timeout(self.now);
+        let until = self.now + time;
+        let next = |pair: &Self| {
+            let ends = pair.ends.iter().filter(|end| end.gone.is_none());
+            let due = ends.filter_map(|end| Some((end.timer?, end.index)));
+            due.filter(|(at, _)| *at <= until).min()
+        };
+        while let Some((at, end)) = next(self) {
+            self.now = self.now.max(at);
+            self.ends[end].timer_goes_off(self.now);
         }
+        self.now = until;
+        self.ends.iter().for_each(|end| end.check_silence(until));
+    }
+
+    /// An end gives up.
+    pub(super) fn abort(&mut self, end: usize, code: AbortCode) {
+        self.ends[end].gave_up = true;
+        self.ends[end].connection.abort(code);
+    }
+
+    /// The process of `end` does nothing from now on.
+    pub(super) fn hang(&mut self, end: usize) {
+        self.ends[end].gone = Some(Gone::Hangs);
+    }
+
+    /// A send or a READ of `end` fails, and all that was posted after it: a READ has no result, and of the messages that have
+    /// not arrived yet only the first `arriving` do.
+    pub(super) fn fail(&mut self, end: usize, arriving: usize) {
+        self.ends[end].gone = Some(Gone::Failed);
+        self.ends[end].reads.clear();
+        self.wire[1 - end].truncate(arriving);
+    }
+
+    /// Messages that have not arrived yet.
+    pub(super) fn on_the_way_to(&self, end: usize) -> usize {
+        self.wire[end].len()
     }
 
     /// An end sends a message: takes a place on its queue and on the wire.
@@ -120,7 +177,7 @@ impl Pair {
     /// Writes up to `length` bytes eagerly; how many were taken.
     pub(super) fn write_eager(&mut self, from: usize, length: usize) -> usize {
         let end = &mut self.ends[from];
-        let count = end.connection.eager_room().min(length);
+        let count = if end.gone.is_some() { 0 } else { end.connection.eager_room().min(length) };
         if count == 0 {
             return 0;
         }
@@ -134,7 +191,7 @@ impl Pair {
     /// Offers chunks of these lengths; how many were taken.
     pub(super) fn write_rendezvous(&mut self, from: usize, lengths: &[usize]) -> usize {
         let end = &mut self.ends[from];
-        let count = end.connection.rendezvous_room().min(lengths.len());
+        let count = if end.gone.is_some() { 0 } else { end.connection.rendezvous_room().min(lengths.len()) };
         if count == 0 {
             return 0;
         }
@@ -148,9 +205,15 @@ impl Pair {
     pub(super) fn read(&mut self, at: usize, most: usize) -> usize {
         let end = &mut self.ends[at];
         let mut taken = 0;
-        while taken < most
-            && let Some(part) = end.connection.front()
-        {
+        if end.gone == Some(Gone::Hangs) {
+            return taken;
+        }
+        while taken < most {
+            let Some(part) = end.connection.front() else {
+                let there = end.unread.front().filter(|(_, read)| end.has_landed(*read));
+                assert_eq!(there, None, "bytes that are there, and that end {at} does not get");
+                break;
+            };
             let (bytes, offset, length) = match part {
                 Part::Eager { slot, offset, length } => (&end.slots[&slot].0, offset, length),
                 Part::Rendezvous { read, offset, length } => (&end.landings[&read], offset, length),
@@ -161,6 +224,7 @@ impl Pair {
                 assert_eq!(*byte, content(1 - at, position), "byte {position} of the stream to end {at}");
             }
             end.read += count as u64;
+            end.was_read(count);
             taken += count;
             if let Some(crate::protocol::Finished::Read(read)) = end.connection.consume(count) {
                 end.landings.remove(&read);
@@ -171,13 +235,23 @@ impl Pair {
 
     /// The oldest message on its way to `to` arrives; false if there is none.
     pub(super) fn arrive(&mut self, to: usize) -> bool {
-        let Some(message) = self.wire[to].pop_front() else { return false };
         let end = &mut self.ends[to];
+        if end.gone.is_some() {
+            return false;
+        }
+        let Some(message) = self.wire[to].pop_front() else { return false };
         let slot = end.posted.pop_front().expect("receiver not ready");
         let header = Header::decode(message.0[..Header::LENGTH].try_into().unwrap()).unwrap();
         let length = message.0.len();
         let body = if header.kind == Kind::Eager { &[][..] } else { &message.0[Header::LENGTH..] };
         let outcome = end.connection.handle_receive(slot, &header, body, length, self.now);
+        end.last_heard = self.now;
+        match header.kind {
+            Kind::Eager => end.unread.push_back((length - Header::LENGTH, None)),
+            Kind::Rts => end.expect_chunks(body),
+            Kind::Abort => end.gave_up = true,
+            _ => {}
+        }
         end.slots.insert(slot, message);
         self.violation = self.violation.take().or(outcome.err());
         true
@@ -186,7 +260,7 @@ impl Pair {
     /// The oldest send of `end` completes locally; false if there is none.
     pub(super) fn complete_send(&mut self, end: usize) -> bool {
         let end = &mut self.ends[end];
-        if end.outstanding_sends == 0 {
+        if end.gone.is_some() || end.outstanding_sends == 0 {
             return false;
         }
         end.outstanding_sends -= 1;
@@ -196,6 +270,9 @@ impl Pair {
 
     /// The oldest READ of `end` lands; false if there is none.
     pub(super) fn complete_read(&mut self, end: usize) -> bool {
+        if self.ends[end].gone.is_some() || self.ends[1 - end].gone == Some(Gone::Failed) {
+            return false;
+        }
         let Some(request) = self.ends[end].reads.pop_front() else { return false };
         let bytes =
             self.ends[1 - end].memory.get(&request.address).expect("freed before it was read").clone();
@@ -209,6 +286,9 @@ impl Pair {
     /// A released slot of `end` is posted again; false if there is none.
     pub(super) fn repost(&mut self, end: usize) -> bool {
         let end = &mut self.ends[end];
+        if end.gone.is_some() {
+            return false;
+        }
         let Some(slot) = end.released.pop_front() else { return false };
         end.slots.remove(&slot);
         end.posted.push_back(slot);
@@ -227,6 +307,9 @@ impl Pair {
 
     /// Carries out what `end`'s connection wants done; false if that is nothing.
     pub(super) fn serve(&mut self, end: usize) -> bool {
+        if self.ends[end].gone.is_some() {
+            return false;
+        }
         let mut busy = self.ends[end].let_go();
         while let Some(slot) = self.ends[end].connection.poll_release() {
             self.ends[end].released.push_back(slot);
@@ -250,21 +333,40 @@ impl Pair {
 
     /// Everything that can happen happens, until nothing does. `read` says whether the applications read.
     pub(super) fn settle(&mut self, read: bool) {
-        self.drive_bounded(100_000, read);
+        self.drive_bounded(100_000, |pair| {
+            let happened = [0, 1].map(|end| Action::ALL.map(|action| pair.act(action, end, read)));
+            happened.as_flattened().contains(&true)
+        });
     }
 
-    fn drive_bounded(&mut self, steps: usize, read: bool) {
+    /// The same in an order that `random` chooses: what can happen at one end may wait for any time while other things do.
+    pub(super) fn settle_in_any_order(&mut self, read: bool, random: &mut Random) {
+        const ACTIONS: usize = 2 * Action::ALL.len();
+        self.drive_bounded(1_000_000, |pair| {
+            // Each once, beginning anywhere and with any step that leaves none out.
+            let (start, step) =
+                (random.below(ACTIONS as u64) as usize, [1, 5, 7, 11][random.below(4) as usize]);
+            (0..ACTIONS).any(|index| {
+                let chosen = (start + index * step) % ACTIONS;
+                pair.act(Action::ALL[chosen / 2], chosen % 2, read)
+            })
+        });
+    }
+
+    fn act(&mut self, action: Action, end: usize, read: bool) -> bool {
+        match action {
+            Action::Serve => self.serve(end),
+            Action::CompleteRead => self.complete_read(end),
+            Action::Arrive => self.arrive(end),
+            Action::CompleteSend => self.complete_send(end),
+            Action::Repost => self.repost(end),
+            Action::Read => read && self.read(end, usize::MAX) > 0,
+        }
+    }
+
+    fn drive_bounded(&mut self, steps: usize, mut step: impl FnMut(&mut Self) -> bool) {
         for _ in 0..steps {
-            let mut busy = false;
-            for end in [0, 1] {
-                busy |= self.serve(end);
-                busy |=
-                    self.complete_read(end) | self.arrive(end) | self.complete_send(end) | self.repost(end);
-                if read {
-                    busy |= self.read(end, usize::MAX) > 0;
-                }
-            }
-            if !busy || self.violation.is_some() {
+            if !step(self) || self.violation.is_some() {
                 return;
             }
         }
@@ -272,13 +374,31 @@ impl Pair {
     }
 }
 
+/// What can happen at an end without anything new to say.
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Serve,
+    CompleteRead,
+    Arrive,
+    CompleteSend,
+    Repost,
+    Read,
+}
+
+impl Action {
+    const ALL: [Self; 6] =
+        [Self::Serve, Self::CompleteRead, Self::Arrive, Self::CompleteSend, Self::Repost, Self::Read];
+}
+
 impl End {
     fn new(index: usize, settings: &[Settings; 2], now: Instant) -> Self {
         let (own, peer) = (&settings[index], &settings[1 - index]);
         let settings =
             Settings { peer_slots: peer.receive_slots, peer_slot_size: peer.slot_size, ..own.clone() };
+        let connection = Connection::new(settings.clone(), now).unwrap();
         Self {
-            connection: Connection::new(settings.clone(), now).unwrap(),
+            timer: connection.poll_timeout(),
+            connection,
             index,
             posted: (0..settings.receive_slots).map(SlotIndex).collect(),
             next_slot: settings.receive_slots,
@@ -296,6 +416,12 @@ impl End {
             buffers: 4,
             events: Vec::new(),
             released: VecDeque::new(),
+            unread: VecDeque::new(),
+            chunks_seen: 0,
+            gone: None,
+            last_heard: now,
+            gave_up: false,
+            timed_out: false,
         }
     }
 
@@ -303,6 +429,56 @@ impl End {
         let start = self.written;
         self.written += count as u64;
         (start..self.written).map(|position| content(self.index, position)).collect()
+    }
+
+    fn timer_goes_off(&mut self, now: Instant) {
+        self.connection.handle_timeout(now);
+        self.timer = self.connection.poll_timeout();
+        assert!(self.timer.is_none_or(|next| next > now), "a timer that goes off for ever");
+        if self.timer.is_none() && !self.gave_up {
+            let silence = now - self.last_heard;
+            assert!(silence >= self.patience(), "end {} gave up after {silence:?}", self.index);
+            (self.timed_out, self.gave_up) = (true, true);
+        }
+    }
+
+    /// How long a peer is silent at least before it is given up.
+    fn patience(&self) -> Duration {
+        self.settings.ping_interval.unwrap() + self.settings.ping_timeout
+    }
+
+    /// Checks that a silent peer was given up in time. The ping may be late by an interval, as the timer may have been set before
+    /// the peer's last message came.
+    fn check_silence(&self, now: Instant) {
+        let waits = self.gone.is_none() && !self.gave_up;
+        if let Some(interval) = self.settings.ping_interval
+            && waits
+        {
+            let silence = now - self.last_heard;
+            assert!(silence < self.patience() + interval, "end {} waits for {silence:?}", self.index);
+        }
+    }
+
+    fn expect_chunks(&mut self, body: &[u8]) {
+        for chunk in Chunk::decode_all(body).unwrap() {
+            self.unread.push_back((chunk.length as usize, Some(ReadId(self.chunks_seen))));
+            self.chunks_seen += 1;
+        }
+    }
+
+    fn has_landed(&self, read: Option<ReadId>) -> bool {
+        read.is_none_or(|read| self.landings.contains_key(&read))
+    }
+
+    fn was_read(&mut self, mut count: usize) {
+        while count > 0 {
+            let (left, _) = self.unread.front_mut().expect("bytes that arrived");
+            let part = count.min(*left);
+            (*left, count) = (*left - part, count - part);
+            if *left == 0 {
+                self.unread.pop_front();
+            }
+        }
     }
 
     fn offer(&mut self, length: usize) -> Chunk {

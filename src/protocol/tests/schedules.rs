@@ -1,5 +1,6 @@
-//! Seeded schedules: whatever order things happen in, bytes arrive as they were written, nobody waits for ever, no
-//! queue overflows, and both ends fall silent.
+//! Seeded schedules: whatever order things happen in, bytes arrive as they were written, no end waits for ever, no
+//! queue overflows, and both ends fall silent. An end may hang, or its device fail a send or a READ: the other end finds
+//! that out by ping, neither early nor late, and its reader gets all that had arrived.
 //!
 //! `TONIC_RDMA_SCHEDULES` sets how many, `TONIC_RDMA_SEED` runs a single one.
 
@@ -33,19 +34,28 @@ struct Application {
     /// How often it reads, and how much at most.
     read_percent: u64,
     read_most: u64,
+    /// For how many more of its turns it does nothing.
+    paused: u64,
 }
 
 impl Application {
-    fn random(random: &mut Random) -> Self {
-        let magnitude = random.below(12);
+    fn random(random: &mut Random, is_long: bool) -> Self {
+        let (magnitude, longest) = if is_long { (17, 6000) } else { (12, 400) };
+        let magnitude = random.below(magnitude);
         Self {
             to_write: random.below(1 << magnitude << 1),
-            largest: 1 + random.below(400),
+            largest: 1 + random.below(longest),
+            paused: 0,
             rendezvous_percent: [0, 10, 50, 100][random.below(4) as usize],
             read_percent: [1, 20, 100][random.below(3) as usize],
             read_most: [1, 50, 100_000][random.below(3) as usize],
         }
     }
+}
+
+/// How long either end may take to answer a ping: in some schedules so short that the random steps are too slow for it.
+fn ping_timeout(random: &mut Random) -> Duration {
+    [2 * INTERVAL, 10 * INTERVAL, 40 * INTERVAL][random.below(3) as usize]
 }
 
 fn settings(random: &mut Random) -> Settings {
@@ -55,7 +65,7 @@ fn settings(random: &mut Random) -> Settings {
         send_queue: Settings::MIN_SEND_QUEUE + random.below(20) as u32,
         max_reads: 1 + random.below(6) as u32,
         ping_interval: Some(INTERVAL),
-        ping_timeout: 1_000_000 * INTERVAL,
+        ping_timeout: ping_timeout(random),
         ..Settings::default()
     }
 }
@@ -66,30 +76,38 @@ enum Ending {
     Orderly,
     /// One end gives up.
     Abort(usize),
-    /// One end is gone from one moment to the next.
-    Death(usize),
+    /// One end does nothing any more, from one moment to the next.
+    Hang(usize),
+    /// A send or a READ of one end fails, and its queue pair with it.
+    Failure(usize),
 }
 
 fn run(seed: u64) {
     let mut random = Random::new(seed);
+    let is_long = random.chance(3);
     let mut pair = Pair::new([settings(&mut random), settings(&mut random)]);
-    let mut applications = [Application::random(&mut random), Application::random(&mut random)];
+    let mut applications = [0, 1].map(|_| Application::random(&mut random, is_long));
     for end in &mut pair.ends {
         end.buffers = 1 + random.below(6) as usize;
     }
     let ending = match random.below(10) {
         0 => Ending::Abort(random.below(2) as usize),
-        1 => Ending::Death(random.below(2) as usize),
+        1 => Ending::Hang(random.below(2) as usize),
+        2 => Ending::Failure(random.below(2) as usize),
         _ => Ending::Orderly,
     };
-    let steps = random.below(150);
-    for _ in 0..steps {
+    let steps = random.below(if is_long { 4_000 } else { 150 });
+    let gave_up = (0..steps).find_map(|_| {
         step(&mut pair, &mut applications, &mut random);
-    }
-    match ending {
-        Ending::Orderly => finish(&mut pair, &mut applications, &mut random),
-        Ending::Abort(end) => abort(&mut pair, end),
-        Ending::Death(end) => die(&mut pair, end, &mut random),
+        [0, 1].into_iter().find(|&end| pair.ends[end].timed_out)
+    });
+    match (gave_up, ending) {
+        // The other end is alive, and learns of it by its own ping.
+        (Some(end), _) => given_up(&mut pair, end, &mut random),
+        (None, Ending::Orderly) => finish(&mut pair, &mut applications, &mut random),
+        (None, Ending::Abort(end)) => abort(&mut pair, end, &mut random),
+        (None, Ending::Hang(end)) => hang(&mut pair, end, &mut random),
+        (None, Ending::Failure(end)) => fail(&mut pair, end, &mut random),
     }
     assert_eq!(pair.violation, None);
 }
@@ -97,9 +115,15 @@ fn run(seed: u64) {
 /// One thing happens, at one end.
 fn step(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Random) {
     let end = random.below(2) as usize;
-    match random.below(10) {
+    let what = random.below(10);
+    if what != 8 && applications[end].paused > 0 {
+        applications[end].paused -= 1;
+        return;
+    }
+    match what {
         8 => pair.pass(INTERVAL / 2),
         9 if random.chance(20) => pair.widen(end, 1 + random.below(30) as u32),
+        9 if random.chance(5) => applications[end].paused = random.below(60),
         0 => write(pair, end, &mut applications[end], random),
         1 => drop(pair.arrive(end)),
         2 => drop(pair.complete_send(end)),
@@ -143,7 +167,7 @@ fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Ran
         for end in [0, 1] {
             write(pair, end, &mut applications[end], random);
         }
-        pair.settle(true);
+        pair.settle_in_any_order(true, random);
         rounds += 1;
         assert!(rounds < 100_000, "a writer waits for ever");
     }
@@ -151,7 +175,7 @@ fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Ran
     for end in &mut pair.ends {
         end.connection.close_write();
     }
-    pair.settle(true);
+    pair.settle_in_any_order(true, random);
     for end in [0, 1] {
         let (this, other) = (&pair.ends[end], &pair.ends[1 - end]);
         assert_eq!(this.read, other.written, "bytes that end {end} got");
@@ -160,23 +184,24 @@ fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Ran
     }
 }
 
-/// Both say nothing for a while: each gives back the credits that it has beyond those of the start.
+/// Both say nothing for a while, but that they are alive: each gives back the credits that it has beyond those of the start.
 fn idle(pair: &mut Pair, random: &mut Random) {
     pair.widen(random.below(2) as usize, 1 + random.below(30) as u32);
-    pair.settle(true);
+    pair.settle_in_any_order(true, random);
     for _ in 0..4 {
         pair.pass(INTERVAL);
-        pair.settle(true);
+        pair.settle_in_any_order(true, random);
     }
     for end in &pair.ends {
+        assert!(!end.timed_out, "{end:?} gave up a peer that answers");
         assert!(end.has_least_window(), "{end:?} keeps slots for nothing");
     }
 }
 
 /// One end gives up: the other learns of it, and both fall silent.
-fn abort(pair: &mut Pair, end: usize) {
-    pair.ends[end].connection.abort(AbortCode::FAILED);
-    pair.settle(false);
+fn abort(pair: &mut Pair, end: usize, random: &mut Random) {
+    pair.abort(end, AbortCode::FAILED);
+    pair.settle_in_any_order(false, random);
     let told =
         pair.ends[1 - end].events.iter().any(|event| matches!(event, super::super::Event::Aborted { .. }));
     assert!(told, "the other end was not told");
@@ -184,17 +209,57 @@ fn abort(pair: &mut Pair, end: usize) {
     assert_eq!(pair.write_eager(end, 10) + pair.write_eager(1 - end, 10), 0, "data after an abort");
 }
 
-/// One end is gone: the other goes on with what it has, and does nothing that it may not.
-fn die(pair: &mut Pair, dead: usize, random: &mut Random) {
-    let alive = 1 - dead;
-    while pair.arrive(alive) {}
-    for _ in 0..200 {
-        match random.below(4) {
-            0 => drop(pair.write_eager(alive, 50)),
-            1 => drop(pair.complete_send(alive)),
-            2 => drop(pair.read(alive, 1000)),
-            _ => drop(pair.serve(alive)),
-        }
+/// One end hangs: what it had said is read, then it is found by ping.
+fn hang(pair: &mut Pair, hanging: usize, random: &mut Random) {
+    let alive = 1 - hanging;
+    pair.hang(hanging);
+    go_on_alone(pair, alive, random);
+    assert_eq!(pair.ends[alive].read, pair.ends[hanging].written, "bytes that end {alive} got");
+}
+
+/// A send or a READ of one end fails: that end reads what it has, and the other finds it by ping.
+fn fail(pair: &mut Pair, failed: usize, random: &mut Random) {
+    let alive = 1 - failed;
+    let arriving = random.below(1 + pair.on_the_way_to(alive) as u64) as usize;
+    pair.fail(failed, arriving);
+    pair.read(failed, usize::MAX);
+    go_on_alone(pair, alive, random);
+    let before = pair.log.len();
+    pair.settle_in_any_order(true, random);
+    assert_eq!(pair.log.len(), before, "messages of connections that are over");
+}
+
+/// One end has given the other up: it says nothing more, and is given up itself.
+fn given_up(pair: &mut Pair, end: usize, random: &mut Random) {
+    says_nothing_more(pair, end);
+    pair.read(end, usize::MAX);
+    pair.fail(end, usize::MAX);
+    if !pair.ends[1 - end].timed_out {
+        go_on_alone(pair, 1 - end, random);
     }
-    assert!(pair.ends[alive].read <= pair.ends[dead].written);
+}
+
+/// The end that is left reads and writes until nothing moves, and gives the other up when that has not answered a ping.
+fn go_on_alone(pair: &mut Pair, alive: usize, random: &mut Random) {
+    while pair.write_eager(alive, 50) + pair.write_rendezvous(alive, &[300]) > 0 {
+        pair.settle_in_any_order(random.chance(50), random);
+    }
+    pair.settle_in_any_order(true, random);
+    while !pair.ends[alive].timed_out {
+        pair.pass(INTERVAL / 2);
+        pair.settle_in_any_order(true, random);
+    }
+    says_nothing_more(pair, alive);
+    assert_eq!(pair.read(alive, usize::MAX), 0, "bytes that were read late");
+}
+
+/// A connection that gave up takes no data, posts nothing, and wants no timer.
+fn says_nothing_more(pair: &mut Pair, end: usize) {
+    let before = pair.log.len();
+    pair.serve(end);
+    assert_eq!(pair.write_eager(end, 10) + pair.write_rendezvous(end, &[10]), 0, "data after a time-out");
+    assert_eq!(pair.log.len(), before, "a message after a time-out");
+    let connection = &pair.ends[end].connection;
+    assert!(connection.is_closed() && connection.poll_timeout().is_none());
+    assert!(pair.ends[end].events.contains(&super::super::Event::PingTimeout), "it does not say why");
 }
