@@ -1,5 +1,5 @@
-//! Seeded schedules: whatever order things happen in, each request gets one result, the right one, no memory is written
-//! without a grant, and in the end nothing is kept.
+//! Seeded schedules: whatever order things happen in, each request gets one result, the right one and in time, no memory is
+//! written without a grant, and in the end nothing is kept, not even for a peer that hangs.
 //!
 //! `TONIC_RDMA_SCHEDULES` sets how many, `TONIC_RDMA_SEED` runs a single one.
 
@@ -13,7 +13,8 @@ use super::*;
 
 const SCHEDULES: u64 = 20_000;
 const NAMES: [&str; 5] = ["loss", "gradient/dense", "gradient/bias", "ä", "embedding"];
-const STEPS: u64 = 4;
+/// Steps that tensors are of; in a long schedule.
+const STEPS: [u64; 2] = [4, 60];
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 const OFFER_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -38,11 +39,12 @@ struct Trouble {
     late: u64,
     repeat: u64,
     withdraw: u64,
+    hang: u64,
 }
 
 impl Trouble {
     const NONE: Self =
-        Self { cancel: 0, die: 0, write_fails: 0, no_memory: 0, late: 0, repeat: 0, withdraw: 0 };
+        Self { cancel: 0, die: 0, write_fails: 0, no_memory: 0, late: 0, repeat: 0, withdraw: 0, hang: 0 };
 
     fn random(random: &mut Random) -> Self {
         let mut some = || [0, 0, 3, 20][random.below(4) as usize];
@@ -54,6 +56,7 @@ impl Trouble {
             late: some() / 3,
             repeat: some(),
             withdraw: some() / 3,
+            hang: some() / 3,
         }
     }
 }
@@ -72,6 +75,7 @@ struct Run {
     trouble: Trouble,
     random: Random,
     readers: u64,
+    steps: u64,
     quiet: bool,
 }
 
@@ -87,8 +91,11 @@ fn run(seed: u64) {
     };
     let readers = 1 + random.below(3);
     let world = World::new(settings, readers, random.chance(50));
-    let mut run = Run { world, truth: HashMap::new(), dead: Vec::new(), trouble, random, readers, quiet };
-    for _ in 0..run.random.below(400) {
+    let is_long = random.chance(3);
+    let steps = STEPS[usize::from(is_long)];
+    let mut run =
+        Run { world, truth: HashMap::new(), dead: Vec::new(), trouble, random, readers, steps, quiet };
+    for _ in 0..run.random.below(if is_long { 8_000 } else { 400 }) {
         run.step();
     }
     if quiet { run.finish_orderly() } else { run.finish() }
@@ -99,6 +106,8 @@ impl Run {
     fn step(&mut self) {
         let peer = self.random.below(self.readers) as usize;
         match self.random.below(16) {
+            // What it does not do while it hangs.
+            0..=2 | 13 if self.world.peers[peer].hangs => {}
             0..=2 => self.ask(peer),
             3 | 4 => self.offer(),
             5..=7 => drop(self.world.serve(peer)),
@@ -114,6 +123,10 @@ impl Run {
                 self.dead.push(dead);
             }
             15 if self.random.chance(self.trouble.late) => self.world.pass(REQUEST_TIMEOUT / 3),
+            15 if self.random.chance(self.trouble.hang) => {
+                // Or goes on.
+                self.world.peers[peer].hangs ^= true;
+            }
             15 if self.random.chance(self.trouble.withdraw) => {
                 let (name, step) = self.tag();
                 self.world.provider.withdraw(name, step);
@@ -123,7 +136,7 @@ impl Run {
     }
 
     fn tag(&mut self) -> (&'static str, u64) {
-        (NAMES[self.random.below(NAMES.len() as u64) as usize], self.random.below(STEPS))
+        (NAMES[self.random.below(NAMES.len() as u64) as usize], self.random.below(self.steps))
     }
 
     fn ask(&mut self, peer: usize) {
@@ -182,7 +195,7 @@ impl Run {
     /// Nothing goes wrong: everybody asks for everything, everything is offered, and all of it comes.
     fn finish_orderly(&mut self) {
         for name in NAMES {
-            for step in 0..STEPS {
+            for step in 0..self.steps {
                 for peer in &mut self.world.peers {
                     if !peer.asked.values().any(|asked| (asked.name, asked.step) == (name, step)) {
                         peer.ask(name, step);
@@ -203,13 +216,24 @@ impl Run {
         assert_eq!(self.world.expired, 0);
     }
 
-    /// What nobody offers is not waited for for ever, what nobody wants is not kept for ever.
+    /// What nobody offers is not waited for for ever, what nobody wants is not kept for ever, and a peer that hangs holds
+    /// nothing up.
     fn finish(&mut self) {
         self.world.settle(&mut self.random);
-        self.world.pass(REQUEST_TIMEOUT);
-        self.world.settle(&mut self.random);
+        // A share that a peer does not take in time goes to the next, which may hang too.
+        for _ in 0..=self.readers {
+            self.world.pass(REQUEST_TIMEOUT);
+            self.world.settle(&mut self.random);
+        }
         self.world.pass(OFFER_TIMEOUT);
         self.world.settle(&mut self.random);
+        self.world.assert_provider_keeps_nothing();
+        for peer in 0..self.world.peers.len() {
+            if self.world.peers[peer].hangs {
+                let dead = self.world.die(peer);
+                self.dead.push(dead);
+            }
+        }
         self.check();
     }
 
@@ -224,8 +248,8 @@ impl Run {
         peers().for_each(Peer::assert_nothing_left);
         for peer in peers() {
             let mut delivered = HashSet::new();
-            for asked in peer.asked.values() {
-                self.check_result(asked, peer.alive);
+            for (&request_id, asked) in &peer.asked {
+                self.check_result(request_id, asked, peer);
                 if let Some(Came::Tensor(..) | Came::Dead) = asked.result {
                     assert!(delivered.insert((asked.name, asked.step)), "{asked:?} came twice");
                 }
@@ -233,7 +257,7 @@ impl Run {
         }
     }
 
-    fn check_result(&self, asked: &Asked, alive: bool) {
+    fn check_result(&self, request_id: RequestId, asked: &Asked, peer: &Peer) {
         let truth = self.truth.get(&(asked.name, asked.step));
         let as_offered = match (&asked.result, truth) {
             (None, _) => asked.cancelled,
@@ -242,20 +266,21 @@ impl Run {
             }
             (Some(Came::Dead), Some(Truth::Dead)) => true,
             (Some(Came::Failed(failure)), Some(Truth::Failed(expected))) if failure == expected => true,
-            (Some(Came::Failed(failure)), _) => self.may_fail(failure.code, asked, alive),
+            (Some(Came::Failed(failure)), _) => self.may_fail(failure.code, request_id, asked, peer),
             _ => false,
         };
         assert!(as_offered, "{asked:?}");
     }
 
-    /// Whether something happened that a request may fail by.
-    fn may_fail(&self, code: Code, asked: &Asked, alive: bool) -> bool {
+    /// Whether something happened to this request that it may fail by.
+    fn may_fail(&self, code: Code, request_id: RequestId, asked: &Asked, peer: &Peer) -> bool {
+        let reader = (peer.id, request_id);
         match code {
             Code::AlreadyExists => asked.repeated,
-            Code::DeadlineExceeded => true,
-            Code::Internal => self.trouble.write_fails > 0,
-            Code::ResourceExhausted => self.trouble.no_memory > 0,
-            Code::Unavailable => !alive,
+            Code::DeadlineExceeded => self.world.overdue.contains(&reader),
+            Code::Internal => self.world.unwritten.contains(&reader),
+            Code::ResourceExhausted => peer.without_memory.contains(&request_id),
+            Code::Unavailable => !peer.alive,
             _ => false,
         }
     }

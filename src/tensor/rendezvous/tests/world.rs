@@ -1,7 +1,7 @@
 //! A provider and its peers over lanes in memory: frames in order and as bytes, a device that takes its time, and memory
 //! that says when it is written without a grant.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -61,6 +61,10 @@ pub(super) struct Peer {
     pub(super) requester: Requester<SinkMemory>,
     pub(super) asked: HashMap<RequestId, Asked>,
     pub(super) alive: bool,
+    /// Its process does nothing; what it had sent still arrives, and the device still writes its memory.
+    pub(super) hangs: bool,
+    /// Requests for which there was no memory.
+    pub(super) without_memory: HashSet<RequestId>,
     /// Memory that the provider may write, by address.
     granted: HashMap<u64, Vec<u8>>,
     next_address: u64,
@@ -78,11 +82,30 @@ struct Write {
     checksum_wanted: bool,
 }
 
+/// What a request that the provider has accepted waits for, as its peer would see it.
+#[derive(Debug)]
+struct Wait {
+    since: Instant,
+    /// Whether it is for a sink, and no more for an offer.
+    for_sink: bool,
+}
+
+/// A request, by whose it is and its number.
+type Reader = (PeerId, RequestId);
+
 pub(super) struct World {
     pub(super) provider: Provider<Handle>,
     pub(super) peers: Vec<Peer>,
     pub(super) now: Instant,
     pub(super) expired: u32,
+    settings: ProviderSettings,
+    /// Requests that wait, those that have their last answer, those whose time was up, and those whose write failed.
+    waits: HashMap<Reader, Wait>,
+    answered: HashSet<Reader>,
+    pub(super) overdue: HashSet<Reader>,
+    pub(super) unwritten: HashSet<Reader>,
+    /// Since when each tensor is on offer, and to how many.
+    offered: HashMap<(String, u64), (Instant, u32)>,
     writes: Vec<Write>,
     next_peer: u64,
     validate: bool,
@@ -91,8 +114,21 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(settings: ProviderSettings, peers: u64, validate: bool) -> Self {
         let (provider, now) = (Provider::new(settings), Instant::now());
-        let mut world =
-            Self { provider, peers: Vec::new(), now, expired: 0, writes: Vec::new(), next_peer: 0, validate };
+        let mut world = Self {
+            provider,
+            peers: Vec::new(),
+            now,
+            expired: 0,
+            settings,
+            waits: HashMap::new(),
+            answered: HashSet::new(),
+            overdue: HashSet::new(),
+            unwritten: HashSet::new(),
+            offered: HashMap::new(),
+            writes: Vec::new(),
+            next_peer: 0,
+            validate,
+        };
         for _ in 0..peers {
             let peer = world.connect();
             world.peers.push(peer);
@@ -110,6 +146,8 @@ impl World {
             requester: Requester::new(settings),
             asked: HashMap::new(),
             alive: true,
+            hangs: false,
+            without_memory: HashSet::new(),
             granted: HashMap::new(),
             next_address: 4096,
             allocations: Vec::new(),
@@ -120,6 +158,7 @@ impl World {
 
     pub(super) fn offer(&mut self, name: &str, step: u64, offer: Offer<Handle>, readers: u32) {
         let actions = self.provider.offer(name, step, offer, readers, self.now);
+        self.offered.insert((name.to_owned(), step), (self.now, readers));
         self.follow(actions.unwrap());
     }
 
@@ -128,6 +167,10 @@ impl World {
         let actions = self.provider.handle_timeout(self.now);
         self.follow(actions);
         assert!(self.provider.poll_timeout().is_none_or(|at| at > self.now), "what is due was not done");
+        if let Some(timeout) = self.settings.request_timeout {
+            let late = self.waits.iter().find(|(_, wait)| self.now - wait.since >= timeout);
+            assert!(late.is_none(), "{late:?} waits for longer than it may");
+        }
     }
 
     /// The provider gets a frame of a peer's.
@@ -136,7 +179,13 @@ impl World {
         let Some(bytes) = self.peers[peer].to_provider.pop_front() else { return false };
         let Decoded { frame, .. } = Frame::decode(&bytes).unwrap();
         let actions = match frame {
-            Frame::Request(request) => self.provider.handle_request(id, &request, now),
+            Frame::Request(request) => {
+                let reader = (id, request.request_id);
+                if !self.answered.contains(&reader) {
+                    self.waits.entry(reader).or_insert(Wait { since: now, for_sink: false });
+                }
+                self.provider.handle_request(id, &request, now)
+            }
             Frame::Cancel { request_id } => self.provider.handle_cancel(id, request_id, now),
             other => panic!("{other:?} to the provider"),
         };
@@ -158,7 +207,10 @@ impl World {
                 let checksum = checksum_wanted.then(|| checksum(&tensor));
                 self.provider.written(peer, request_id, checksum, self.now)
             }
-            Some(_) => self.provider.write_failed(peer, request_id, "the device says no", self.now),
+            Some(_) => {
+                self.unwritten.insert((peer, request_id));
+                self.provider.write_failed(peer, request_id, "the device says no", self.now)
+            }
             // Flushed: the queue pair is gone with its peer.
             None => self.provider.written(peer, request_id, None, self.now),
         };
@@ -171,6 +223,7 @@ impl World {
         let new = self.connect();
         let mut dead = std::mem::replace(&mut self.peers[peer], new);
         dead.alive = false;
+        self.waits.retain(|(peer, _), _| *peer != dead.id);
         let actions = self.provider.peer_gone(dead.id, self.now);
         self.follow(actions);
         let actions = dead.requester.peer_gone("it died");
@@ -178,15 +231,23 @@ impl World {
         dead
     }
 
-    /// Everything happens that can without anything new, in this order or another.
+    /// Everything happens that can without anything new, in an order that `random` chooses.
     pub(super) fn settle(&mut self, random: &mut Random) {
+        let kinds = 1 + 3 * self.peers.len() as u64;
         loop {
-            let mut busy = self.complete_write(random, false);
-            for peer in 0..self.peers.len() {
-                busy |=
-                    self.serve(peer) | self.peers[peer].receive() | self.peers[peer].allocate(random, false);
-            }
-            if !busy {
+            let start = random.below(kinds);
+            let happened = (0..kinds).any(|index| match (start + index) % kinds {
+                0 => self.complete_write(random, false),
+                kind => {
+                    let (peer, what) = ((kind - 1) as usize / 3, kind % 3);
+                    match what {
+                        0 => self.serve(peer),
+                        1 => self.peers[peer].receive(),
+                        _ => self.peers[peer].allocate(random, false),
+                    }
+                }
+            });
+            if !happened {
                 return;
             }
         }
@@ -194,26 +255,69 @@ impl World {
 
     /// Nothing is kept that nobody needs.
     pub(super) fn assert_nothing_left(&self) {
+        self.assert_provider_keeps_nothing();
+        self.peers.iter().for_each(Peer::assert_nothing_left);
+    }
+
+    pub(super) fn assert_provider_keeps_nothing(&self) {
         assert_eq!(self.provider.held(), Held::default());
         assert!(self.provider.is_idle());
         assert!(self.writes.is_empty());
-        self.peers.iter().for_each(Peer::assert_nothing_left);
+        assert!(self.waits.is_empty(), "no answer: {:?}", self.waits);
     }
 
     fn follow(&mut self, actions: Vec<ProviderAction<Handle>>) {
         for action in actions {
             match action {
                 ProviderAction::Send { peer, message } => {
+                    self.check_answer(peer, &message);
                     let peer = self.peers.iter_mut().find(|end| end.id == peer);
                     peer.expect("a message to a peer that is there")
                         .to_requester
                         .push_back(encoded(&message));
                 }
                 ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted } => {
+                    // From here on the device takes its time, and the request has none.
+                    self.waits.remove(&(peer, request_id)).expect("a write for a request that waits");
                     self.writes.push(Write { peer, request_id, tensor, sink, checksum_wanted });
                 }
-                ProviderAction::Expired { readers, .. } => self.expired += readers,
+                ProviderAction::Expired { name, step, readers } => {
+                    let (since, all) = self.offered[&(name.to_string(), step)];
+                    let timeout = self.settings.offer_timeout.expect("offers that expire");
+                    assert!(self.now - since >= timeout, "{name:?} of step {step} expired early");
+                    assert!((1..=all).contains(&readers), "{readers} of {all} readers did not come");
+                    self.expired += readers;
+                }
             }
+        }
+    }
+
+    /// Checks when an answer comes: a deadline when it has passed, and only then.
+    fn check_answer(&mut self, peer: PeerId, message: &Message) {
+        let request_id = match *message {
+            Message::Metadata { request_id, .. } => {
+                let wait =
+                    self.waits.get_mut(&(peer, request_id)).expect("metadata for a request that waits");
+                *wait = Wait { since: self.now, for_sink: true };
+                return;
+            }
+            Message::Written { request_id, .. }
+            | Message::Status { request_id, .. }
+            | Message::Dead { request_id } => request_id,
+            ref other => panic!("{other:?} to a requester"),
+        };
+        let wait = self.waits.remove(&(peer, request_id));
+        self.answered.insert((peer, request_id));
+        if let Message::Status { failure, .. } = message
+            && failure.code == tonic::Code::DeadlineExceeded
+        {
+            let wait = wait.expect("a deadline of a request that waits");
+            let timeout = self.settings.request_timeout.expect("requests that expire");
+            let waited = self.now - wait.since;
+            assert!(waited >= timeout, "{request_id} failed after {waited:?}: {failure:?}");
+            let what = if wait.for_sink { "no sink for" } else { "was not offered" };
+            assert!(failure.text.contains(what), "{failure:?}, but it waited: {wait:?}");
+            self.overdue.insert((peer, request_id));
         }
     }
 }
@@ -242,6 +346,9 @@ impl Peer {
 
     /// The requester gets a frame.
     pub(super) fn receive(&mut self) -> bool {
+        if self.hangs {
+            return false;
+        }
         let Some(bytes) = self.to_requester.pop_front() else { return false };
         let Decoded { frame, .. } = Frame::decode(&bytes).unwrap();
         let actions = match frame {
@@ -257,12 +364,13 @@ impl Peer {
 
     /// A sink is made, or there is no memory for it, for whichever request comes first.
     pub(super) fn allocate(&mut self, random: &mut Random, fails: bool) -> bool {
-        if self.allocations.is_empty() {
+        if self.hangs || self.allocations.is_empty() {
             return false;
         }
         let at = random.below(self.allocations.len() as u64) as usize;
         let (request_id, metadata) = self.allocations.swap_remove(at);
         let actions = if fails {
+            self.without_memory.insert(request_id);
             self.requester.sink_failed(request_id, Failure::new(tonic::Code::ResourceExhausted, "no memory"))
         } else {
             // Longer than needed, now and then.
