@@ -8,9 +8,10 @@ mod model;
 mod sending;
 mod threads;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::{Budget, Pool, PoolSettings};
 use crate::verbs::{
@@ -22,7 +23,7 @@ use crate::verbs::{
 #[derive(Debug, Default)]
 pub(super) struct Domain {
     next: AtomicU32,
-    live: Arc<AtomicUsize>,
+    live: Arc<Mutex<BTreeMap<u32, Range<usize>>>>,
     last_access: AtomicU8,
     refuse: bool,
 }
@@ -30,7 +31,12 @@ pub(super) struct Domain {
 impl Domain {
     /// Regions that are registered.
     pub(super) fn live(&self) -> usize {
-        self.live.load(Ordering::SeqCst)
+        self.live.lock().unwrap().len()
+    }
+
+    /// Addresses of the regions that are registered.
+    pub(super) fn regions(&self) -> Vec<Range<usize>> {
+        self.live.lock().unwrap().values().cloned().collect()
     }
 
     /// Rights of the region that was registered last.
@@ -49,9 +55,10 @@ impl ProtectionDomain for Domain {
         if self.refuse {
             return Err(VerbsError::Limit { what: "memory regions", asked: 1, limit: 0 });
         }
-        self.live.fetch_add(1, Ordering::SeqCst);
         self.last_access.store(access.bits(), Ordering::SeqCst);
         let key = self.next.fetch_add(1, Ordering::SeqCst);
+        let start = memory.address() as usize;
+        self.live.lock().unwrap().insert(key, start + range.start..start + range.end);
         Ok(Arc::new(Region { key, access, memory, range, live: Arc::clone(&self.live) }))
     }
 
@@ -72,7 +79,7 @@ struct Region {
     access: Access,
     memory: Arc<HostMemory>,
     range: Range<usize>,
-    live: Arc<AtomicUsize>,
+    live: Arc<Mutex<BTreeMap<u32, Range<usize>>>>,
 }
 
 impl MemoryRegion for Region {
@@ -99,7 +106,7 @@ impl MemoryRegion for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.live.fetch_sub(1, Ordering::SeqCst);
+        self.live.lock().unwrap().remove(&self.key);
     }
 }
 

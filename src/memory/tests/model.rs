@@ -1,10 +1,18 @@
-//! The pool against a model that knows who holds which addresses.
+//! The pool against a model that knows who holds which addresses, and so when the pool has to give memory and when it has to
+//! refuse.
 
 use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
-use crate::memory::{Block, Quota, RegisteredBuf};
+use crate::memory::{Block, PoolError, Quota, RegisteredBuf};
+
+const SEND_QUOTA: u64 = 300 << 10;
+const RECEIVE_QUOTA: u64 = 100 << 10;
+/// Less than both quotas and what lies idle in slabs come to, so that each of the three limits is met.
+const BUDGET: u64 = 380 << 10;
+/// Largest piece that shares its slab: half of a slab.
+const LARGEST_SHARED: usize = 32 << 10;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -48,6 +56,20 @@ impl Holding {
         }
     }
 
+    fn quota(&self) -> Quota {
+        match self {
+            Self::Block(_, quota, _) => *quota,
+            Self::Buffer(..) | Self::Frozen { .. } => Quota::Send,
+        }
+    }
+
+    fn purpose(&self) -> Use {
+        match self {
+            Self::Block(..) => Use::Device,
+            Self::Buffer(..) | Self::Frozen { .. } => Use::Application,
+        }
+    }
+
     fn check_content(&self) {
         match self {
             Self::Block(block, _, fill) => {
@@ -59,6 +81,22 @@ impl Holding {
             Self::Frozen { bytes, fill, .. } => assert!(bytes.iter().all(|byte| byte == fill)),
         }
     }
+}
+
+/// Who writes a piece. A slab has pieces of one use only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Device,
+    Application,
+}
+
+/// Bytes that a piece for `length` bytes takes: powers of two from 256 on, and halfway between each two; whole pages where
+/// it has a slab of its own.
+fn capacity_for(length: usize) -> usize {
+    let powers = (8..=15).map(|exponent| 1 << exponent);
+    let mut sizes =
+        powers.flat_map(|power: usize| [power, power + power / 2]).filter(|&size| size <= LARGEST_SHARED);
+    sizes.find(|&size| size >= length).unwrap_or_else(|| length.next_multiple_of(rustix::param::page_size()))
 }
 
 struct Model {
@@ -73,22 +111,31 @@ impl Model {
     fn run(&mut self, step: &Step) {
         self.fill = self.fill.wrapping_add(1);
         let fill = self.fill;
-        let pick = |n: usize, held: &Vec<Holding>| (!held.is_empty()).then(|| n % held.len());
+        let pick = |n: usize, held: &[Holding]| (!held.is_empty()).then(|| n % held.len());
         match *step {
             Step::Lease(length, send) => {
                 let quota = if send { Quota::Send } else { Quota::Receive };
-                if let Ok(mut block) = self.pool.lease(length, quota) {
-                    assert!(block.capacity() >= length);
+                let leased = self.pool.lease(length, quota);
+                let capacity = leased.as_ref().map(Block::capacity);
+                self.check_outcome(length, quota, Use::Device, capacity);
+                if let Ok(mut block) = leased {
                     block.copy_in(0, &vec![fill; block.capacity()]).unwrap();
                     self.held.push(Holding::Block(block, quota, fill));
                 }
             }
             Step::Allocate(length) => {
                 let before = self.pool.statistics().leased_send;
-                if let Ok(mut buffer) = self.pool.allocate(length) {
+                let allocated = self.pool.allocate(length);
+                let capacity = (self.pool.statistics().leased_send - before) as usize;
+                self.check_outcome(
+                    length,
+                    Quota::Send,
+                    Use::Application,
+                    allocated.as_ref().map(|_| capacity),
+                );
+                if let Ok(mut buffer) = allocated {
                     buffer.fill(fill);
-                    let capacity = self.pool.statistics().leased_send - before;
-                    self.held.push(Holding::Buffer(buffer, capacity as usize, fill));
+                    self.held.push(Holding::Buffer(buffer, capacity, fill));
                 }
             }
             Step::Freeze(n) => {
@@ -121,6 +168,69 @@ impl Model {
         }
     }
 
+    /// Whether a piece of `length` bytes had to be given, or refused for this reason.
+    fn check_outcome(&self, length: usize, quota: Quota, purpose: Use, outcome: Result<usize, &PoolError>) {
+        let (least, limit, leased) =
+            (capacity_for(length), self.pool.settings().limit(quota), self.leased(quota));
+        let room = limit - leased;
+        match outcome {
+            Ok(capacity) if least <= LARGEST_SHARED => {
+                assert!(capacity as u64 <= room, "{length} bytes, with room for {room}");
+                assert_eq!(capacity, least, "{length} bytes");
+            }
+            // A slab that was in use before may be larger.
+            Ok(capacity) => {
+                assert!(capacity as u64 <= room, "{length} bytes, with room for {room}");
+                assert!((least..=least + least / 2).contains(&capacity), "{capacity} for {length} bytes");
+            }
+            Err(PoolError::TooLarge { .. }) => {
+                assert!(least as u64 > limit, "{length} bytes fit into {limit}")
+            }
+            Err(PoolError::QuotaExhausted { asked, leased: said, .. }) => {
+                assert_eq!((*asked, *said), (least as u64, leased));
+                assert!(least as u64 <= limit && least as u64 > room, "{length} bytes fit into {room}");
+            }
+            Err(PoolError::Budget { used, .. }) => {
+                assert!(least as u64 <= room, "the quota of {limit} has only room for {room} bytes");
+                assert_eq!(*used, self.budget.used());
+                let slab = least.next_multiple_of(rustix::param::page_size()) as u64;
+                assert!(used + slab > BUDGET, "a slab of {slab} bytes fits into what is left of the budget");
+                self.check_full(least, purpose);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Checks that no slab could go, and that none of this use has a gap for `capacity` bytes.
+    fn check_full(&self, capacity: usize, purpose: Use) {
+        for slab in self.domain.regions() {
+            let pieces = self.held.iter().filter(|holding| slab.contains(&holding.place().0));
+            let mut pieces: Vec<_> = pieces.map(|holding| (holding.place(), holding.purpose())).collect();
+            pieces.sort_unstable_by_key(|(place, _)| *place);
+            let Some(&((_, length), of_slab)) = pieces.first() else {
+                panic!("{slab:?} is kept for nothing")
+            };
+            if of_slab != purpose || length > LARGEST_SHARED || capacity > LARGEST_SHARED {
+                continue;
+            }
+            let mut free_from = slab.start;
+            for ((start, length), _) in pieces.into_iter().chain([((slab.end, 0), purpose)]) {
+                let gap = start - free_from;
+                assert!(
+                    gap < capacity,
+                    "{gap} bytes are free at {free_from:#x}, but {capacity} were refused"
+                );
+                free_from = start + length;
+            }
+        }
+    }
+
+    /// Bytes that are leased against a quota.
+    fn leased(&self, quota: Quota) -> u64 {
+        let counted = self.held.iter().filter(|holding| holding.quota() == quota);
+        counted.map(|holding| holding.place().1 as u64).sum()
+    }
+
     /// Whether what the pool finds is what the model knows, around the holding `n`.
     fn find(&self, n: usize, from: usize, wanted: usize) {
         if self.held.is_empty() {
@@ -142,16 +252,10 @@ impl Model {
 
     fn check(&self) {
         let statistics = self.pool.statistics();
-        let (mut send, mut receive) = (0, 0);
         let mut places: Vec<_> = self.held.iter().map(Holding::place).collect();
-        for holding in &self.held {
-            match holding {
-                Holding::Block(_, Quota::Receive, _) => receive += holding.place().1,
-                _ => send += holding.place().1,
-            }
-            holding.check_content();
-        }
-        assert_eq!((statistics.leased_send, statistics.leased_receive), (send as u64, receive as u64));
+        self.held.iter().for_each(Holding::check_content);
+        let leased = [Quota::Send, Quota::Receive].map(|quota| self.leased(quota));
+        assert_eq!([statistics.leased_send, statistics.leased_receive], leased);
         assert_eq!(statistics.registered, self.budget.used());
         assert_eq!(statistics.slabs, self.domain.live());
         assert!(statistics.leased_send + statistics.leased_receive <= statistics.registered);
@@ -167,8 +271,8 @@ proptest! {
 
     #[test]
     fn agrees_with_the_model(steps in steps()) {
-        let settings = PoolSettings { send_quota: 300 << 10, receive_quota: 100 << 10, ..small() };
-        let (pool, domain, budget) = pool(settings, 500 << 10);
+        let settings = PoolSettings { send_quota: SEND_QUOTA, receive_quota: RECEIVE_QUOTA, ..small() };
+        let (pool, domain, budget) = pool(settings, BUDGET);
         let mut model = Model { pool, budget, domain, held: Vec::new(), fill: 0 };
         for step in &steps {
             model.run(step);
