@@ -196,6 +196,9 @@ fn check(what: &str, windows: Windows) {
     let messages = windows.len() * WINDOW;
     let disturbed = windows.iter().filter(|counts| counts.all_calls() > 0).count();
     println!("{what}: {messages} messages, calls in {disturbed} of {} windows", windows.len());
+    for w in windows.iter().filter(|c| c.all_calls() > 0) {
+        println!("  {}", describe(&w.calls));
+    }
     let best = windows.iter().min_by_key(|counts| counts.all_calls()).unwrap();
     assert!(best.all_calls() == 0, "{what}: {WINDOW} messages take {}", describe(&best.calls));
     let allocations: u64 = windows.iter().map(|counts| counts.allocations).sum();
