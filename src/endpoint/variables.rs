@@ -128,9 +128,10 @@ impl Config {
 /// An environment variable with a value that can't be used.
 ///
 /// ```
-/// use tonic_rdma::Config;
+/// use tonic_rdma::{Config, ConfigError};
 ///
-/// let error = Config::from_variables(|name| (name == "RDMA_CQS").then(|| "many".into())).unwrap_err();
+/// let set = |name: &str| (name == "RDMA_CQS").then(|| "many".into());
+/// let error: ConfigError = Config::from_variables(set).unwrap_err();
 /// assert_eq!(error.to_string(), r#"RDMA_CQS="many": takes a number from 1 to 64"#);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

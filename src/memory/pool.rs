@@ -102,7 +102,23 @@ impl Pool {
     }
 
     /// Leases a block of at least `length` bytes, for the device to read and write. Its content is whatever it was
-    /// last used for in this pool, or zeros.
+    /// last used for in this pool, or zeros. See [`new`](Self::new) for a pool of your own.
+    ///
+    /// ```
+    /// # use tonic_rdma::memory::{Budget, Pool, PoolError, PoolSettings};
+    /// use tonic_rdma::memory::Quota;
+    ///
+    /// # fn take(pool: &Pool) -> Result<(), PoolError> {
+    /// let mut block = pool.lease(4096, Quota::Send)?;
+    /// block.copy_in(0, b"content").expect("it fits");
+    /// let segment = block.segment(0..7).expect("within the block"); // for a work request
+    /// # drop(segment);
+    /// # Ok(())
+    /// # }
+    /// # let domain = tonic_rdma::verbs::open("soft0")?.alloc_protection_domain()?;
+    /// # take(&Pool::new(domain, PoolSettings::default(), Budget::new(64 << 20)))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// The quota or the budget is used up, or a slab could not be made: see [`PoolError`].

@@ -95,7 +95,7 @@ impl DynamicSender {
         Ok(())
     }
 
-    /// Waits until the peer has read everything.
+    /// Waits until the peer has read everything. [`send`](Self::send) has an example.
     ///
     /// # Errors
     /// The receiver has gone.
