@@ -6,9 +6,10 @@
 mod api;
 mod examples;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use api::{Function, Library, Named};
 use examples::{Example, examples, first_word};
@@ -66,10 +67,25 @@ const FIRST_CALLS: &[(&str, &[&str])] = &[
 /// Names that a macro defines, so that they are not found in the source.
 const OF_MACROS: &[&str] = &["CounterSnapshot"];
 
+/// What the tests look at, read once for all of them.
+struct Front {
+    /// Public names of each module in front.
+    modules: BTreeMap<&'static str, Vec<Named>>,
+    /// Documentation of the library's first page, and of the guide of `gather`.
+    tour: String,
+    gather: String,
+}
+
+static LIBRARY: LazyLock<Front> = LazyLock::new(|| {
+    let library = Library::read();
+    let modules = FRONT.iter().map(|module| (*module, library.public(module))).collect();
+    let (tour, gather) = (library.docs_of_module(""), library.docs_of_module("transport::gather"));
+    Front { modules, tour, gather }
+});
+
 #[test]
 fn every_entry_point_has_an_example() {
-    let library = Library::read();
-    let front = front(&library);
+    let front = front();
     let mut missing = Vec::new();
     for named in &front {
         missing.extend(without_example(named));
@@ -93,8 +109,7 @@ fn every_entry_point_has_an_example() {
 
 #[test]
 fn every_name_at_the_root_has_an_example() {
-    let library = Library::read();
-    let root = library.public("");
+    let root = &LIBRARY.modules[""];
     assert!(root.len() > 15, "the root is read: {}", root.len());
     let missing = root.iter().filter(|named| !shows(&named.docs, &named.name));
     assert_none(missing.map(|named| format!("{}: no example in its documentation uses it", named.name)));
@@ -117,9 +132,8 @@ fn every_example_is_compiled() {
 
 #[test]
 fn documentation_of_functions_begins_with_a_verb() {
-    let library = Library::read();
     let mut wrong = BTreeSet::new();
-    for named in front(&library) {
+    for named in front() {
         let of_type =
             named.functions.iter().map(|function| (format!("{}::{}", named.name, function.name), function));
         let free = named.free.iter().map(|function| (function.name.clone(), function));
@@ -142,8 +156,7 @@ fn the_table_of_features_is_that_of_the_manifest() {
     let names = features.lines().filter(|line| !line.starts_with(['#', '_']));
     let expected: BTreeSet<&str> =
         names.filter_map(|line| line.split_once(" = ").map(|(name, _)| name)).collect();
-    let docs = Library::read().docs_of_module("");
-    let section = docs.split("\n# Cargo features\n").nth(1).expect("a section on features");
+    let section = LIBRARY.tour.split("\n# Cargo features\n").nth(1).expect("a section on features");
     assert_eq!(first_column(section), expected);
 }
 
@@ -155,26 +168,27 @@ fn the_table_of_variables_is_what_is_read() {
     let literals = code.flat_map(|line| line.split('"')).filter(|text| text.starts_with("RDMA_"));
     let expected: BTreeSet<&str> = literals.collect();
     assert!(expected.len() > 20, "the variables are found: {expected:?}");
-    let docs = docs_of("Config", "from_env");
-    assert_eq!(first_column(&docs), expected);
+    let config = LIBRARY.modules[""].iter().find(|named| named.name == "Config").expect("Config");
+    let from_env = config.functions.iter().find(|function| function.name == "from_env").expect("from_env");
+    assert_eq!(first_column(&from_env.docs), expected);
 }
 
 #[test]
 fn the_build_script_in_the_guide_is_one_that_runs() {
-    let docs = Library::read().docs_of_module("transport::gather");
-    let line =
-        docs.lines().find(|line| line.starts_with("tonic_prost_build::")).expect("the build script's line");
+    let line = LIBRARY
+        .gather
+        .lines()
+        .find(|line| line.starts_with("tonic_prost_build::"))
+        .expect("the build script's line");
     assert!(read("proto/generated/build.rs").contains(line), "proto/generated/build.rs has another: {line}");
 }
 
 /// All names of the modules in front, each once.
-fn front(library: &Library) -> Vec<Named> {
-    let mut all: Vec<Named> = Vec::new();
-    for module in FRONT {
-        for named in library.public(module) {
-            if !all.iter().any(|known| known.name == named.name && known.defined == named.defined) {
-                all.push(named);
-            }
+fn front() -> Vec<&'static Named> {
+    let mut all: Vec<&Named> = Vec::new();
+    for named in LIBRARY.modules.values().flatten() {
+        if !all.iter().any(|known| known.name == named.name && known.defined == named.defined) {
+            all.push(named);
         }
     }
     let found: BTreeSet<&str> = all.iter().map(|named| named.name.as_str()).collect();
@@ -212,12 +226,6 @@ fn is_verb(word: &str) -> bool {
     /// Words that end as verbs do here, and are none.
     const OTHERS: &[&str] = &["As", "Bytes", "Elements", "Lengths", "Rows", "Steps", "This", "Tensors"];
     word.ends_with('s') && word.starts_with(char::is_uppercase) && !OTHERS.contains(&word)
-}
-
-fn docs_of(name: &str, function: &str) -> String {
-    let named =
-        Library::read().public("").into_iter().find(|named| named.name == name).expect("a name at the root");
-    named.functions.into_iter().find(|found| found.name == function).expect("a function").docs
 }
 
 /// What stands in backquotes in the first column of the first table of `docs`.
