@@ -7,7 +7,7 @@
 //!
 //! This page is a tour: [the two changed lines](#two-lines), [cargo features](#cargo-features), [what works as with plain
 //! tonic and what differs](#compatibility-with-tonic), [the ways to move data](#which-path-for-which-job) with an example
-//! of each, [settings](#settings), [errors](#errors) and [observability](#observability).
+//! of each, [settings](#where-settings-come-from), [errors](#errors) and [observability](#observability).
 //!
 //! # Two lines
 //!
@@ -60,9 +60,9 @@
 //!
 //! No feature is on by default.
 //!
-//! | feature | adds | building needs |
+//! | feature | adds | needs |
 //! |---|---|---|
-//! | `ibverbs` | RDMA devices with a driver in the kernel (InfiniBand, RoCE, iWARP), through libibverbs, which the program looks for when it runs | on Debian: `cmake make python3 pkg-config libnl-3-dev libnl-route-3-dev libclang-dev` |
+//! | `ibverbs` | RDMA devices with a driver in the kernel (InfiniBand, RoCE, iWARP), through libibverbs, which the program looks for when it runs | on Debian: `cmake make python3 pkg-config libclang-dev libnl-3-dev libnl-route-3-dev libibverbs-dev librdmacm-dev`; running: `libibverbs1 librdmacm1 ibverbs-providers` |
 //! | `tls-ring` | tonic's TLS with ring: `RdmaRequestExt::peer_certificates`, and TLS for tensor devices (`tensor::Settings::client_tls`, `server_tls`) | a C compiler |
 //! | `tls-aws-lc` | the same with AWS-LC | a C compiler; on some platforms also CMake |
 //! | `ndarray` | tensors from and to arrays of [ndarray](https://docs.rs/ndarray): `Tensor::from_array`, `as_array` | |
@@ -73,8 +73,8 @@
 //!
 //! # Compatibility with tonic
 //!
-//! The crate needs tonic 0.14.9 or a later 0.14 version, tokio 1, and Linux on a 64-bit machine. A connection is a byte
-//! stream below HTTP/2, so everything above it is tonic's own code:
+//! The crate builds on tonic 0.14.9 and tokio 1.54, or later versions that Cargo takes for compatible, and on Linux on a 64-bit
+//! machine. A connection is a byte stream below HTTP/2, so everything above it is tonic's own code:
 //!
 //! - **Unchanged:** generated code, all four kinds of calls, metadata, deadlines, cancellation, interceptors, tower
 //!   layers, compression, message size limits, keepalive, lazy channels, graceful shutdown, health, reflection, gRPC-Web
@@ -245,13 +245,13 @@
 //! # }
 //! ```
 //!
-//! # Settings
+//! # Where settings come from
 //!
 //! [`Config`] has the settings of connectors, listeners and tensor devices. [`Config::default`] suits most programs.
 //! [`Config::from_env`] starts from it and applies the environment variables `RDMA_*`; its documentation has a table of
-//! them. A value that can't be used is a [`ConfigError`] that names the variable. Only `from_env` (and
-//! [`tensor::RdmaDevice::new`], which calls it) reads these variables: [`RdmaConnector::new`] and [`RdmaIncoming::bind`] take
-//! the defaults.
+//! them. A value that can't be used is a [`ConfigError`] that names the variable. [`RdmaConnector::new`] and
+//! [`RdmaIncoming::bind`] take the defaults and read no variable but `RDMA_TUNE_CACHE`, which the default asks for
+//! ([`TuneCache::Environment`](endpoint::tuner::TuneCache::Environment)); [`tensor::RdmaDevice::new`] calls `from_env`.
 //!
 //! ```
 //! use tonic_rdma::{Config, Policy, RdmaConnector};

@@ -19,7 +19,7 @@ use super::negotiate::negotiate_as_server;
 use super::stream::EndpointStream;
 
 /// A stream of connections whose negotiation is over. Negotiations run beside one another, so that a slow or silent
-/// peer delays nobody; dropping the listener closes the port.
+/// peer delays no other; dropping the listener closes the port.
 #[derive(Debug)]
 pub struct Listener {
     connections: mpsc::Receiver<EndpointStream>,

@@ -161,6 +161,18 @@ fn the_table_of_features_is_that_of_the_manifest() {
 }
 
 #[test]
+fn the_versions_are_those_of_the_manifest() {
+    let manifest = read("Cargo.toml");
+    for name in ["tonic", "tokio"] {
+        let line =
+            manifest.lines().find(|line| line.starts_with(&format!("{name} = "))).expect("a dependency");
+        let version = line.split('"').nth(1).expect("a version");
+        let stated = format!("{name} {version}");
+        assert!(LIBRARY.tour.contains(&stated), "the first page does not say `{stated}`");
+    }
+}
+
+#[test]
 fn the_table_of_variables_is_what_is_read() {
     let source = read("src/endpoint/variables.rs");
     let code = source.split("#[cfg(test)]").next().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Tensors: element types, shapes, and memory with elements in it.
 //!
 //! ```text
-//!  Dtype, Shape ──▶ TensorSpec ──▶ Metadata        what there is, and what a peer is told of it
+//!  Dtype, Shape ──▶ TensorSpec ──▶ Metadata        what there is, and what a peer has to know of it
 //!                       │
 //!      TensorMut ───────┴── freeze ──▶ Tensor      one owner: &mut [T]; then many: &[T], slices, permutations
 //!                                        │ serialize, deserialize
