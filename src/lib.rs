@@ -1,28 +1,331 @@
-//! A gRPC-compatible RDMA transport for tonic.
+//! gRPC over RDMA, for tonic.
 //!
-//! Two lines of a tonic service change, the listener's and the connector's; its calls then go over RDMA where both ends
-//! can, and over TCP where not, on the same port. Stock gRPC clients and servers notice nothing.
+//! A tonic service changes two lines: the line that listens and the line that connects. Its calls then go over RDMA where
+//! both ends have it, and over TCP where one end does not, on the same port. Stock gRPC clients and servers work with it
+//! unchanged. The software device, which is always there, carries calls between processes of one host without any
+//! network card; the feature `ibverbs` adds InfiniBand, RoCE and iWARP devices.
 //!
-//! ```no_run
+//! This page is a tour: [the two changed lines](#two-lines), [cargo features](#cargo-features), [what works as with plain
+//! tonic and what differs](#compatibility-with-tonic), [the ways to move data](#which-path-for-which-job) with an example
+//! of each, [settings](#where-settings-come-from), [errors](#errors) and [observability](#observability).
+//!
+//! # Two lines
+//!
+//! ```
 //! use tonic::transport::{Endpoint, Server};
-//! use tonic_rdma::{RdmaConnector, RdmaIncoming};
+//! use tonic_rdma::{RdmaConnector, RdmaIncoming, Verdict};
+//! # use tonic::{Request, Response, Status, Streaming};
+//! # use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+//! # use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
+//! # use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
+//! # #[derive(Debug)]
+//! # struct Greets;
+//! # #[tonic::async_trait]
+//! # impl Greeter for Greets {
+//! #     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+//! #         Ok(Response::new(HelloReply { message: format!("Hello {}!", request.get_ref().name) }))
+//! #     }
+//! #     type ChatStream = tokio_stream::Empty<Result<HelloReply, Status>>;
+//! #     async fn chat(&self, _: Request<Streaming<HelloRequest>>) -> Result<Response<Self::ChatStream>, Status> {
+//! #         Err(Status::unimplemented("not here"))
+//! #     }
+//! # }
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let service = GreeterServer::new(Greets);
 //!
-//! # async fn example(service: tonic::service::Routes) -> Result<(), Box<dyn std::error::Error>> {
-//! let incoming = RdmaIncoming::bind("0.0.0.0:50051").await?;
-//! let server = Server::builder().add_routes(service).serve_with_incoming(incoming);
+//! // The server. The first line was: TcpIncoming::bind
+//! let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
+//! let address = incoming.local_addr();
+//! tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
 //!
-//! let channel = Endpoint::from_static("http://ps0:50051").connect_with_connector(RdmaConnector::new()).await?;
-//! # drop((server, channel));
+//! // The client. The second line ended with: connect()
+//! let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
+//! let connector = RdmaConnector::new();
+//! let channel = endpoint.connect_with_connector(connector.clone()).await?;
+//! let mut client = GreeterClient::new(channel);
+//! let reply = client.say_hello(HelloRequest { name: "Ada".into() }).await?;
+//! assert_eq!(reply.into_inner().message, "Hello Ada!");
+//!
+//! // What carried the call?
+//! let info = connector.last_connection().expect("a connection was made");
+//! assert_eq!(info.verdict(), Verdict::Rdma, "{}", info.reason());
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Floors, from below: [`wire`] (formats), [`protocol`] (a sans-IO state machine) and [`verbs`] (RDMA devices; the
-//! software one, [`verbs::soft`], is always there), [`memory`] (registered memory), [`endpoint`] (negotiation and byte
-//! streams), [`transport`] (the fit with tonic), [`tensor`] (tensors without RPC). Imports go down only.
+//! For the lowest latency build the runtime with [`runtime::idle_polling`]. Any other tokio runtime works too.
 //!
-//! What happens is told by `tracing` events, by counters on every [`RdmaConnectInfo`], and through the `metrics` facade
-//! under names that begin with `tonic_rdma_`.
+//! # Cargo features
+//!
+//! No feature is on by default.
+//!
+//! | feature | adds | needs |
+//! |---|---|---|
+//! | `ibverbs` | RDMA devices with a driver in the kernel (InfiniBand, RoCE, iWARP), through libibverbs, which the program looks for when it runs | on Debian: `cmake make python3 pkg-config libclang-dev libnl-3-dev libnl-route-3-dev libibverbs-dev librdmacm-dev`; running: `libibverbs1 librdmacm1 ibverbs-providers` |
+//! | `tls-ring` | tonic's TLS with ring: `RdmaRequestExt::peer_certificates`, and TLS for tensor devices (`tensor::Settings::client_tls`, `server_tls`) | a C compiler |
+//! | `tls-aws-lc` | the same with AWS-LC | a C compiler; on some platforms also CMake |
+//! | `ndarray` | tensors from and to arrays of [ndarray](https://docs.rs/ndarray): `Tensor::from_array`, `as_array` | |
+//! | `safetensors` | tensors from and to files of the safetensors format: `tensor::convert::read_safetensors`, `SafetensorsView` | |
+//!
+//! Conversions from and to DLPack are always there: [`Tensor::from_dlpack`](tensor::Tensor::from_dlpack) and
+//! [`Tensor::to_dlpack`](tensor::Tensor::to_dlpack).
+//!
+//! # Compatibility with tonic
+//!
+//! The crate builds on tonic 0.14.9 and tokio 1.54, or later versions that Cargo takes for compatible, and on Linux on a 64-bit
+//! machine. A connection is a byte stream below HTTP/2, so everything above it is tonic's own code:
+//!
+//! - **Unchanged:** generated code, all four kinds of calls, metadata, deadlines, cancellation, interceptors, tower
+//!   layers, compression, message size limits, keepalive, lazy channels, graceful shutdown, health, reflection, gRPC-Web
+//!   and TLS (`tls_config` on `Endpoint` and on `Server`).
+//! - **`request.remote_addr()` and `local_addr()`** return `None` unless the server has the layer
+//!   [`transport::remote_addresses`], because tonic fills them in for its own listeners alone. The same addresses are in
+//!   [`RdmaConnectInfo`], which [`RdmaRequestExt::connection`] finds in each request.
+//! - **`request.peer_certs()`** returns `None`, for the same reason. `RdmaRequestExt::peer_certificates` returns the
+//!   certificates (features `tls-ring` and `tls-aws-lc`).
+//! - **`Channel::balance_list` and `balance_channel`** take no connector. [`balance_list`] and [`balance_channel`] of this
+//!   crate do, and return a [`BalancedChannel`], which generated clients take as they take tonic's `Channel`.
+//! - **Fallback:** a connection to a stock server, or from a stock client, is TCP. [`RdmaConnectInfo::verdict`] and
+//!   [`RdmaConnectInfo::reason`] say what carries a connection and why. [`Policy::Require`] makes a connection without
+//!   RDMA an error.
+//!
+//! # Which path for which job
+//!
+//! | job | path |
+//! |---|---|
+//! | existing services and clients | [the byte stream](#two-lines): the two lines above, nothing else |
+//! | messages with `bytes` fields of 32 KiB and more | [`gather`]: sends these fields from where they are |
+//! | the same over a network card | [`Pool::for_sending`](memory::Pool::for_sending): memory that a card can send from |
+//! | a loop whose buffers are sent, or not, after they were filled | [`memory::sites`]: learns which buffers need such memory |
+//! | tensors without a call for each | [`tensor`]: slots, rendezvous and regions, written by one-sided RDMA |
+//!
+//! ## Large fields by reference
+//!
+//! tonic copies a message when it encodes it. [`gather`] leaves out that copy for large `bytes` fields. The generated code
+//! names [`gather::GatherCodec`] (an option of `tonic-prost-build`), and the channel or the server gets one wrapper:
+//!
+//! ```
+//! # use tonic::transport::{Channel, Server};
+//! # use tonic_rdma_proto::transfer::transfer_client::TransferClient;
+//! use tonic_rdma::gather;
+//!
+//! # fn clients(channel: Channel) {
+//! let client = TransferClient::new(gather::requests(channel)); // was: TransferClient::new(channel)
+//! let server = Server::builder().layer(gather::responses()); // was: Server::builder()
+//! # }
+//! ```
+//!
+//! ## Sending from where the application wrote
+//!
+//! A network card sends without a copy from registered memory alone. Buffers of [`memory::Pool::for_sending`] lie in such
+//! memory. Together with [`gather`] no copy of the payload is made on the sending side:
+//!
+//! ```
+//! use tonic_rdma::memory::Pool;
+//!
+//! let pool = Pool::for_sending(1 << 30); // bytes in use at a time
+//! let mut buffer = pool.allocate(4 << 20)?;
+//! buffer.fill(7);
+//! let payload: bytes::Bytes = buffer.freeze(); // goes into a `bytes` field
+//! # assert_eq!(payload.len(), 4 << 20);
+//! # Ok::<(), tonic_rdma::memory::PoolError>(())
+//! ```
+//!
+//! ## Allocation sites
+//!
+//! A program that repeats itself, such as a training loop, shows in one iteration which of its buffers it sends. A
+//! [`SiteAllocator`](memory::sites::SiteAllocator) notes that and places these buffers in registered memory from the next
+//! iteration on:
+//!
+//! ```
+//! use tonic_rdma::memory::Pool;
+//! use tonic_rdma::memory::sites::{SiteAllocator, SiteSettings};
+//!
+//! let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
+//! for _step in 0..3 {
+//!     let mut gradients = sites.allocate(1 << 20);
+//!     gradients.fill(0);
+//!     let payload = gradients.freeze(); // send it
+//!     # tonic_rdma::memory::sites::sent(&payload);
+//!     sites.next_iteration();
+//! }
+//! println!("{}", sites.report());
+//! ```
+//!
+//! ## Tensors
+//!
+//! A [`tensor::RdmaDevice`] owns memory that peers reach by one-sided operations. gRPC is how devices find one another's
+//! memory. There are four ways; the guide in [`tensor`] says when to take which. In these examples both ends are in one
+//! process, and `device` and `channel` are made as here:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), tonic_rdma::tensor::ChannelError> {
+//! use tonic_rdma::tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+//!
+//! let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?; // completion queues, queue pairs for each peer
+//! let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! let channel = worker.channel(&device.endpoint(), 0).await?;
+//!
+//! // A static slot: tensors of one type and shape, one RDMA WRITE each.
+//! let spec = TensorSpec::new(Dtype::F32, Shape::new(&[16, 4]).expect("a shape")).expect("a tensor");
+//! let mut slot = device.static_receiver("worker0/gradients", &spec, 1)?;
+//! let mut sender = channel.static_sender("worker0/gradients", &spec).await?;
+//! let mut region = worker.allocate(256)?;
+//! region.fill(1);
+//! let (_region, sent) = sender.send_region(region).await; // the region comes back
+//! sent?;
+//! let arrived = slot.recv().await?;
+//! assert_eq!(arrived.len(), 256);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A dynamic slot takes tensors of any type and shape. It costs one RDMA READ more:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use tonic_rdma::tensor::{RdmaDevice, Shape, Tensor};
+//! # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! # let channel = worker.channel(&device.endpoint(), 0).await?;
+//! let mut slot = device.dynamic_receiver("tokens", 4)?;
+//! let mut sender = channel.dynamic_sender("tokens").await?;
+//! let words = Tensor::from_strings(Shape::new(&[2])?, ["remote", "memory"])?;
+//! sender.send(&words).await?;
+//! let arrived = slot.recv().await?;
+//! assert_eq!(arrived.strings()?.collect::<Vec<_>>(), ["remote", "memory"]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! By rendezvous a tensor has a name and a step, and either end may come first:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use tonic_rdma::tensor::{Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorSpec};
+//! # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! # let channel = worker.channel(&device.endpoint(), 0).await?;
+//! # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
+//! # let tensor = Tensor::copy_from(spec, &[1, 2, 3, 4])?;
+//! let request = channel.request("loss", 17);
+//! device.put("loss", 17, Offer::Tensor(tensor), 1)?; // for one reader
+//! match request.await? {
+//!     Requested::Tensor(tensor) => assert_eq!(tensor.as_slice::<u8>()?, [1, 2, 3, 4]),
+//!     Requested::Dead => unreachable!("it was computed"),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A region is memory that peers read and write at any offset:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use tonic_rdma::tensor::{Direction, RdmaDevice, Rights};
+//! # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! # let channel = worker.channel(&device.endpoint(), 0).await?;
+//! let cache = device.export("cache", device.allocate(1 << 20)?, Rights::READ_WRITE)?;
+//! let remote = channel.region("cache").await?;
+//! let mut block = worker.allocate(4096)?;
+//! block.fill(9);
+//! // 4096 bytes, from offset 0 of the block to offset 8192 of the cache
+//! let (_block, copied) = channel.memcpy(block, 0, &remote, 8192, 4096, Direction::LocalToRemote).await;
+//! copied?;
+//! let mut first = [0; 1];
+//! cache.memory().copy_out(8192, &mut first)?;
+//! assert_eq!(first, [9]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Where settings come from
+//!
+//! [`Config`] has the settings of connectors, listeners and tensor devices. [`Config::default`] suits most programs.
+//! [`Config::from_env`] starts from it and applies the environment variables `RDMA_*`; its documentation has a table of
+//! them. A value that can't be used is a [`ConfigError`] that names the variable. [`RdmaConnector::new`] and
+//! [`RdmaIncoming::bind`] take the defaults and read no variable but `RDMA_TUNE_CACHE`, which the default asks for
+//! ([`TuneCache::Environment`](endpoint::tuner::TuneCache::Environment)); [`tensor::RdmaDevice::new`] calls `from_env`.
+//!
+//! ```
+//! use tonic_rdma::{Config, Policy, RdmaConnector};
+//!
+//! let config = Config::from_env()?.policy(Policy::Require);
+//! let connector = RdmaConnector::with_config(config);
+//! # drop(connector);
+//! # Ok::<(), tonic_rdma::ConfigError>(())
+//! ```
+//!
+//! [`tensor::Settings`] has what tensor devices have besides, such as queue pairs for each peer.
+//!
+//! # Errors
+//!
+//! Each operation has an error of its own, which says what happened, to which peer or device, and what to do:
+//!
+//! | operation | error |
+//! |---|---|
+//! | reading settings from the environment | [`ConfigError`] |
+//! | connecting | [`ConnectError`], as a source of `tonic::transport::Error` |
+//! | listening | [`std::io::Error`] with advice |
+//! | a connection that ends early | [`endpoint::ConnectionFault`], inside the `io::Error` below tonic's status |
+//! | a call through a [`BalancedChannel`] | [`transport::balance::BalanceError`], which clients turn into a status |
+//! | allocating registered memory | [`memory::PoolError`] |
+//! | tensor channels | [`tensor::ChannelError`] |
+//! | making tensors | [`tensor::TensorError`], [`tensor::ShapeError`] |
+//!
+//! A device that is missing, or too little memory that may be locked, is no error under [`Policy::Prefer`]: the connection
+//! is TCP then, and [`RdmaConnectInfo::reason`] says why.
+//!
+//! # Observability
+//!
+//! - [`RdmaConnectInfo`] has the verdict, the reason, the device, live [counters](RdmaConnectInfo::counters) and
+//!   [`why`](RdmaConnectInfo::why), which explains how a write of some size would go. A service finds it in each request, a
+//!   client in [`RdmaConnector::last_connection`] or [`BalancedChannel::endpoints`].
+//! - `tracing` events tell of each negotiation and of each connection that fails.
+//! - Counters and gauges of the process go to the `metrics` facade, under names that begin with `tonic_rdma_`. They are
+//!   visible once the program has installed a recorder, such as an exporter for Prometheus:
+//!
+//! ```
+//! # use tonic::transport::{Endpoint, Server};
+//! # use tonic_rdma::{RdmaConnector, RdmaIncoming};
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use metrics_util::debugging::DebuggingRecorder;
+//!
+//! let recorder = DebuggingRecorder::new(); // your exporter
+//! let snapshotter = recorder.snapshotter();
+//! metrics::set_global_recorder(recorder)?;
+//! # let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
+//! # let endpoint = Endpoint::from_shared(format!("http://{}", incoming.local_addr()))?;
+//! # let (_reporter, service) = tonic_health::server::health_reporter();
+//! # tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+//! # let connected = endpoint.connect_with_connector(RdmaConnector::new()).await?;
+//!
+//! // After the first connection:
+//! let found = snapshotter.snapshot().into_vec();
+//! let names: Vec<_> = found.iter().map(|(key, ..)| key.key().name()).collect();
+//! assert!(names.contains(&"tonic_rdma_negotiations_total"), "{names:?}");
+//! # drop(connected);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Where to read on
+//!
+//! - The guides in [`gather`], [`memory::sites`] and [`tensor`]: when to use each, how, what it costs, and its limits.
+//! - The folder `examples` of the repository: a greeter, streams, fallback, mutual TLS, balancing, large messages, allocation
+//!   sites and a parameter server that trains.
+//! - README and the book in the repository, for deployment, tuning, troubleshooting and measurements; ARCHITECTURE.md
+//!   for the life of one message.
+//! - The floors that the crate is made of, from below: [`wire`] (formats), [`protocol`] (a state machine without IO) and
+//!   [`verbs`] (RDMA devices), [`memory`] (registered memory), [`endpoint`] (negotiation and byte streams), [`transport`] (the
+//!   fit with tonic), [`tensor`]. Each imports from the floors below it alone.
 
 pub mod endpoint;
 pub mod memory;
@@ -39,7 +342,7 @@ pub use endpoint::{
 pub use transport::balance::{BalancedChannel, balance_channel, balance_list};
 pub use transport::{RdmaConnectInfo, RdmaConnector, RdmaIncoming, RdmaRequestExt, gather};
 
-/// Help for building tokio runtimes.
+/// Builds tokio runtimes that poll RDMA devices when they are idle: see [`idle_polling`](runtime::idle_polling).
 pub mod runtime {
     pub use crate::endpoint::idle_polling;
 }

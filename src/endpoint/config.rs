@@ -1,4 +1,4 @@
-//! What can be configured, by builder or by environment variable.
+//! Settings of connections, by builder or by environment variable.
 
 use std::time::Duration;
 
@@ -6,8 +6,22 @@ use super::pace::Pace;
 use super::tuner::TuneCache;
 use crate::verbs::PathSettings;
 
-/// Settings of a connector or listener. [`Config::default`] suits most; [`Config::from_env`] starts from it and
-/// applies the `RDMA_*` variables, whose names follow TensorFlow's verbs where it has them.
+/// Settings of a connector, a listener or a tensor device. [`Config::default`] suits most programs. [`Config::from_env`]
+/// starts from it and applies the `RDMA_*` variables, whose names follow those of TensorFlow's verbs transport.
+///
+/// A number beyond what a setting takes becomes the nearest one that it takes.
+///
+/// ```
+/// use std::time::Duration;
+/// use tonic_rdma::{Config, Policy, PollMode, RdmaConnector};
+///
+/// let config = Config::default()
+///     .policy(Policy::Require) // RDMA or an error
+///     .poll_mode(PollMode::Event) // least processor time
+///     .connect_timeout(Duration::from_secs(2));
+/// let connector = RdmaConnector::with_config(config);
+/// # drop(connector);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Config {
@@ -39,33 +53,55 @@ pub struct Config {
     pub(crate) path: PathSettings,
 }
 
-/// Whether RDMA is wanted.
+/// Whether a connection has to be RDMA: a setting of [`Config::policy`].
+///
+/// ```
+/// use tonic_rdma::{Config, Policy};
+///
+/// let config = Config::default().policy(Policy::TcpOnly);
+/// # drop(config);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
     /// RDMA or an error.
     Require,
-    /// RDMA where both ends can, else TCP, with the reason told.
+    /// RDMA where both ends can, else TCP, and [`RdmaConnectInfo::reason`](crate::RdmaConnectInfo::reason) says why.
     #[default]
     Prefer,
-    /// Plain TCP, for comparison or for a way out.
+    /// Plain TCP: to compare with, or to do without RDMA for a while.
     TcpOnly,
 }
 
-/// What a listener takes for a client that has no RDMA and is served over TCP.
+/// Which clients without RDMA a listener serves over TCP: a setting of [`Config::stock_clients`].
+///
+/// ```
+/// use tonic_rdma::{Config, StockClients};
+///
+/// // For a proxy, which passes on any bytes.
+/// let config = Config::default().stock_clients(StockClients::Any);
+/// # drop(config);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StockClients {
-    /// One that speaks HTTP or TLS; others are refused.
+    /// Clients that speak HTTP or TLS; others are refused.
     #[default]
     Grpc,
-    /// Whoever connects, whatever it says: for listeners that pass bytes on. One that waits for the other end to speak first
-    /// is known for such after the handshake timeout.
+    /// Any client, whatever it says: for listeners that pass bytes on. A client that waits for the other end to speak first is
+    /// served after the handshake timeout.
     Any,
 }
 
-/// Which RDMA device to use.
+/// Which kind of RDMA device to use: a setting of [`Config::provider`].
+///
+/// ```
+/// use tonic_rdma::{Config, ProviderChoice};
+///
+/// let config = Config::default().provider(ProviderChoice::Soft);
+/// # drop(config);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ProviderChoice {
-    /// The best one that both ends have.
+    /// The best one that both ends have: the software device within a host, ibverbs beyond.
     #[default]
     Auto,
     /// The software device alone.
@@ -74,38 +110,62 @@ pub enum ProviderChoice {
     Ibverbs,
 }
 
-/// How completions are waited for.
+/// How completions are waited for: a setting of [`Config::poll_mode`].
+///
+/// ```
+/// use tonic_rdma::{Config, PollMode};
+///
+/// // A thread on CPU 3 spins for each queue.
+/// let config = Config::default().poll_mode(PollMode::Busy).poll_cpus([3]);
+/// # drop(config);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PollMode {
-    /// A thread for each completion queue spins, on one of the CPUs of [`Config::poll_cpus`] if any are set. While others
-    /// want its core it stands back, and the runtime waits for events in its place.
+    /// A thread for each completion queue spins, on one of the CPUs of [`Config::poll_cpus`] if any are set. While other
+    /// threads want its core it stands back, and the runtime waits for events in its place.
     Busy,
-    /// Spin for a budget that follows the observed arrival gap, then sleep until the device wakes us. Runs inside the
-    /// tokio runtime, so that no other thread and no wake-up stands between a completion and the task.
+    /// Spins for a time that follows the observed gap between arrivals, at most [`Config::spin_limit`], then sleeps until the
+    /// device wakes it. It runs inside the tokio runtime, so that no other thread stands between a completion and the task.
     #[default]
     Adaptive,
-    /// Sleep at once. Least CPU, and a wake-up for every arrival.
+    /// Sleeps at once. It takes the least processor time, and a wake-up for each arrival.
     Event,
 }
 
-/// From which length a write is offered by rendezvous (the receiver reads it) instead of being sent eagerly.
+/// From which length on a write is offered by rendezvous (the receiver reads it) instead of being sent eagerly: a setting of
+/// [`Config::eager_threshold`].
+///
+/// ```
+/// use tonic_rdma::{Config, EagerThreshold};
+///
+/// let config = Config::default().eager_threshold(EagerThreshold::Bytes(64 << 10));
+/// # drop(config);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EagerThreshold {
-    /// What suits the device: as measured on it, then as seen on the connection.
+    /// The length that suits the device, as measured on it, then as observed on the connection.
     #[default]
     Auto,
     /// Writes of this many bytes and more.
     Bytes(u64),
 }
 
-/// Whether connections take their receive buffers from a shared receive queue, on a device that has one.
+/// Whether connections take their receive buffers from a shared receive queue, on a device that has one: a setting of
+/// [`Config::shared_receive`].
+///
+/// ```
+/// use tonic_rdma::{Config, SharedReceive};
+///
+/// let config = Config::default().shared_receive(SharedReceive::Never);
+/// # drop(config);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SharedReceive {
-    /// Where the device keeps the memory of connections apart all the same; it is tried.
+    /// If the device keeps the memory of connections apart all the same, which is tried once.
     #[default]
     Auto,
-    /// Even where it does not (Soft-RoCE): whoever connects could then read what is registered for another peer to read,
-    /// if it guesses key and address. For peers that trust one another.
+    /// Even if the device does not (Soft-RoCE). A peer could then read what is registered for another peer to read, if it
+    /// guesses key and address. For peers that trust one another.
     Always,
     /// Every connection has buffers of its own.
     Never,
@@ -159,129 +219,129 @@ impl Config {
         self.queue_depth
     }
 
-    /// Whether RDMA is wanted. Variable `RDMA_POLICY`: `require`, `prefer`, `tcp-only`.
+    /// Sets whether a connection has to be RDMA. Default: [`Policy::Prefer`]. Variable `RDMA_POLICY`: `require`, `prefer`, `tcp-only`.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
     }
 
-    /// What a listener serves over TCP.
+    /// Sets which clients without RDMA a listener serves over TCP. Default: [`StockClients::Grpc`].
     pub fn stock_clients(mut self, clients: StockClients) -> Self {
         self.stock_clients = clients;
         self
     }
 
-    /// Which provider's device to use. Variable `RDMA_PROVIDER`: `auto`, `soft`, `ibverbs`.
+    /// Sets which provider's device to use. Default: [`ProviderChoice::Auto`]. Variable `RDMA_PROVIDER`: `auto`, `soft`, `ibverbs`.
     pub fn provider(mut self, provider: ProviderChoice) -> Self {
         self.provider = provider;
         self
     }
 
-    /// The device to use, such as `mlx5_0` or `soft0`; the best one otherwise. Variable `RDMA_DEVICE`.
+    /// Sets the device to use, such as `mlx5_0` or `soft0`. Default: the best one. Variable `RDMA_DEVICE`.
     pub fn device(mut self, name: impl Into<String>) -> Self {
         self.device = Some(name.into());
         self
     }
 
-    /// The device's port, from 1; its first active one otherwise. Variable `RDMA_DEVICE_PORT`.
+    /// Sets the device's port, from 1. Default: its first active one. Variable `RDMA_DEVICE_PORT`.
     pub fn device_port(mut self, port: u8) -> Self {
         self.device_port = Some(port);
         self
     }
 
-    /// Index into the port's table of global identifiers; the best one otherwise: RoCE version 2, with an address that
-    /// is not link-local. Variable `RDMA_GID_INDEX`.
+    /// Sets the index into the port's table of global identifiers. Default: the best one, which is RoCE version 2 with an
+    /// address that is not link-local. Variable `RDMA_GID_INDEX`.
     pub fn gid_index(mut self, index: u8) -> Self {
         self.gid_index = Some(index);
         self
     }
 
-    /// How completions are waited for. Variable `RDMA_POLL_MODE`: `busy`, `adaptive`, `event`.
+    /// Sets how completions are waited for. Default: [`PollMode::Adaptive`]. Variable `RDMA_POLL_MODE`: `busy`, `adaptive`, `event`.
     pub fn poll_mode(mut self, mode: PollMode) -> Self {
         self.poll_mode = mode;
         self
     }
 
-    /// CPUs for the threads of [`PollMode::Busy`], taken in turn; empty leaves the choice to the scheduler.
+    /// Sets the CPUs for the threads of [`PollMode::Busy`], taken in turn. Default: none, which leaves the choice to the scheduler.
     /// Variable `RDMA_POLL_CPUS`: a list such as `2,3`.
     pub fn poll_cpus(mut self, cpus: impl Into<Vec<usize>>) -> Self {
         self.poll_cpus = cpus.into();
         self
     }
 
-    /// How long [`PollMode::Adaptive`] spins for a completion at most before it sleeps; 120 µs, about three wake-ups, if
-    /// nobody says otherwise. More gives a lower latency where answers take longer than that, for as much CPU time; zero
+    /// Sets how long [`PollMode::Adaptive`] spins for a completion at most before it sleeps. Default: 120 µs, about three
+    /// wake-ups. More gives a lower latency where answers take longer than that, and costs as much processor time; with zero it
     /// never spins. Variable `RDMA_SPIN_LIMIT`, in microseconds.
     pub fn spin_limit(mut self, limit: Duration) -> Self {
         self.spin_limit = limit;
         self
     }
 
-    /// Completion queues over which connections are spread in turn, at least 1. Variable `RDMA_CQS`.
+    /// Sets the number of completion queues over which connections are spread in turn, at least 1. Default: 1. Variable `RDMA_CQS`.
     pub fn completion_queues(mut self, count: usize) -> Self {
         self.completion_queues = count.max(1);
         self
     }
 
-    /// From which length writes go by rendezvous. Bytes are taken as they are; nothing is measured then. Variable
+    /// Sets from which length on writes go by rendezvous. Default: [`EagerThreshold::Auto`]. With
+    /// [`EagerThreshold::Bytes`] nothing is measured. Variable
     /// `RDMA_EAGER_THRESHOLD`: `auto` or bytes.
     pub fn eager_threshold(mut self, threshold: EagerThreshold) -> Self {
         self.eager_threshold = threshold;
         self
     }
 
-    /// Length of the pieces that a rendezvous is read in, in bytes, 4096 to 16 MiB; what suits the device otherwise.
+    /// Sets the length of the pieces that a rendezvous is read in, in bytes, 4096 to 16 MiB. Default: what suits the device.
     /// Variable `RDMA_CHUNK_SIZE`: `auto` or bytes.
     pub fn chunk_size(mut self, bytes: usize) -> Self {
         self.chunk_size = Some(bytes.clamp(Self::CHUNKS[0], Self::CHUNKS[1]));
         self
     }
 
-    /// Where calibrations of devices are kept on disk. Of all configurations of a process the first that uses a device
-    /// counts. Variable `RDMA_TUNE_CACHE`: `off` or the path of a directory.
+    /// Sets where calibrations of devices are kept on disk. Of all configurations of a process the first that uses a device
+    /// counts. Default: [`TuneCache::Environment`]. Variable `RDMA_TUNE_CACHE`: `off` or the path of a directory.
     pub fn tune_cache(mut self, cache: TuneCache) -> Self {
         self.tune_cache = cache;
         self
     }
 
-    /// Receive buffers of each connection (the most that it has, if they are shared): `slots` (at least 16) of `size` bytes each (at least 1024). An eager message
-    /// fills one. Variables `RDMA_RECEIVE_SLOTS` (to 1024) and `RDMA_SLOT_SIZE` (to 65536).
+    /// Sets the receive buffers of each connection (the most that it has, if they are shared): `slots` (at least 16) of `size`
+    /// bytes each (at least 1024). An eager message fills one. Default: 96 of 17 408 bytes. Variables `RDMA_RECEIVE_SLOTS` (to 1024) and `RDMA_SLOT_SIZE` (to 65536).
     pub fn receive_buffers(mut self, slots: u32, size: u32) -> Self {
         self.receive_slots = slots.clamp(16, 1024);
         self.slot_size = size.clamp(1024, 64 * 1024);
         self
     }
 
-    /// Whether connections share receive buffers. Variable `RDMA_SHARED_RECEIVE`: `auto`, `always`, `never`.
+    /// Sets whether connections share receive buffers. Default: [`SharedReceive::Auto`]. Variable `RDMA_SHARED_RECEIVE`: `auto`, `always`, `never`.
     pub fn shared_receive(mut self, shared: SharedReceive) -> Self {
         self.shared_receive = shared;
         self
     }
 
-    /// Longest message that is handed to the device inline, in bytes: the device takes it over at once, and nothing has to
-    /// be copied or kept for it. As many as the device takes, if nobody says otherwise: a whole message on the software
-    /// device, some hundred bytes on others. Variable `RDMA_MAX_INLINE`.
+    /// Sets the longest message that is handed to the device inline, in bytes. The device takes such a message over at once, so
+    /// that nothing has to be copied or kept for it. Default: as many as the device takes, which is a whole message on the
+    /// software device and some hundred bytes on others. Variable `RDMA_MAX_INLINE`.
     pub fn max_inline(mut self, bytes: u32) -> Self {
         self.max_inline = Some(bytes);
         self
     }
 
-    /// Send requests that may be outstanding on a queue pair. Variable `RDMA_QP_QUEUE_DEPTH`, 64 to 4096.
+    /// Sets how many send requests may be outstanding on a queue pair. Default: 1024. Variable `RDMA_QP_QUEUE_DEPTH`, 64 to 4096.
     pub fn queue_depth(mut self, depth: u32) -> Self {
         self.queue_depth = depth.clamp(64, 4096);
         self
     }
 
-    /// Registered memory that this process may use over all connections, in bytes. The first connection of a process
-    /// settles it. Variable `RDMA_PINNED_LIMIT`.
+    /// Sets how much registered memory this process may use over all connections, in bytes. The first connection of a process
+    /// settles it. Default: 2 GiB. Variable `RDMA_PINNED_LIMIT`.
     pub fn pinned_limit(mut self, bytes: u64) -> Self {
         self.pinned_limit = Some(bytes);
         self
     }
 
-    /// Whether tensors may be exchanged beside connections with TLS: no device encrypts what it moves, so they cross the
-    /// network as they are, even where calls are encrypted. Variable `RDMA_PLAINTEXT_TENSORS`: `refuse`, the default, and
-    /// `allow`.
+    /// Sets whether tensors may be exchanged beside connections with TLS. No device encrypts what it moves, so tensors cross the
+    /// network as they are, even where calls are encrypted. Default: no. Variable `RDMA_PLAINTEXT_TENSORS`: `refuse`, `allow`.
     pub fn plaintext_tensors(mut self, allow: bool) -> Self {
         self.plaintext_tensors = allow;
         self
@@ -292,38 +352,39 @@ impl Config {
         self.plaintext_tensors
     }
 
-    /// How long a TCP connection may take to be established.
+    /// Sets how long a TCP connection may take to be established. Default: 10 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// How long the other end may take for each of its messages of the negotiation; 3 s by default. Variable
-    /// `RDMA_HANDSHAKE_TIMEOUT`, in milliseconds: machines that are very busy, or emulated, need more.
+    /// Sets how long the other end may take for each of its messages of the negotiation. Default: 3 s; machines that are very
+    /// busy, or emulated, need more. Variable `RDMA_HANDSHAKE_TIMEOUT`, in milliseconds.
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
         self
     }
 
-    /// After how long a silence the peer is asked whether it is alive, and how long it has to answer.
+    /// Sets after how long a silence this end asks the peer whether it is alive, and how long the peer has to answer. Default:
+    /// 10 s and 30 s.
     pub fn ping(mut self, interval: Duration, timeout: Duration) -> Self {
         self.ping_interval = interval;
         self.ping_timeout = timeout;
         self
     }
 
-    /// How long a closed connection may go on delivering what was written before.
+    /// Sets how long a closed connection may go on delivering what was written before. Default: 5 s.
     pub fn linger(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self
     }
 
-    /// Attributes that queue pairs are connected with.
+    /// Returns the attributes that queue pairs are connected with.
     pub fn path(&self) -> &PathSettings {
         &self.path
     }
 
-    /// Attributes that queue pairs are connected with. Variables `RDMA_QP_TIMEOUT`, `RDMA_QP_RETRY_COUNT`,
+    /// Sets the attributes that queue pairs are connected with. Variables `RDMA_QP_TIMEOUT`, `RDMA_QP_RETRY_COUNT`,
     /// `RDMA_QP_SL`, `RDMA_QP_MTU`, `RDMA_QP_PKEY_INDEX`, `RDMA_TRAFFIC_CLASS`.
     pub fn path_settings(mut self, path: PathSettings) -> Self {
         self.path = path;

@@ -10,7 +10,18 @@ macro_rules! counters {
             $(pub(crate) $name: Counter,)+
         }
 
-        /// What a connection's counters stood at.
+        /// The counters of a connection at one moment, from [`RdmaConnectInfo::counters`](crate::RdmaConnectInfo::counters). They
+        /// count from the beginning of the connection.
+        ///
+        /// ```
+        /// use tonic_rdma::{CounterSnapshot, RdmaConnectInfo};
+        ///
+        /// fn sent(info: &RdmaConnectInfo, before: &CounterSnapshot) -> u64 {
+        ///     let now = info.counters();
+        ///     now.eager_sent_bytes + now.rendezvous_sent_bytes - before.eager_sent_bytes - before.rendezvous_sent_bytes
+        /// }
+        /// # let _ = sent;
+        /// ```
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct CounterSnapshot {

@@ -14,7 +14,8 @@ use super::lock;
 use super::negotiate::{Outcome, negotiate_as_client};
 use super::stream::EndpointStream;
 
-/// Makes connections, and remembers which servers are stock ones. Clones share the memory.
+/// Makes connections, and remembers which servers are stock ones. Clones share what they remember. Programs that use tonic have
+/// [`RdmaConnector`](crate::RdmaConnector) instead; this is for protocols of your own over the byte stream.
 #[derive(Clone, Debug)]
 pub struct Dialer {
     config: Config,
@@ -30,7 +31,31 @@ impl Dialer {
     /// Servers remembered at most.
     const MEMORY: usize = 4096;
 
-    /// A dialer with this configuration.
+    /// Makes a dialer with this configuration.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    /// use tokio::net::TcpListener;
+    /// use tokio_stream::StreamExt as _;
+    /// use tonic_rdma::Config;
+    /// use tonic_rdma::endpoint::{Dialer, Listener};
+    ///
+    /// let mut listener = Listener::new(TcpListener::bind("127.0.0.1:0").await?, Config::default())?;
+    /// let address = listener.local_addr();
+    ///
+    /// let dialer = Dialer::new(Config::default());
+    /// let mut client = dialer.dial(&address.ip().to_string(), address.port()).await?;
+    /// let mut server = listener.next().await.expect("a connection");
+    /// client.write_all(b"any bytes").await?;
+    /// client.flush().await?;
+    /// let mut bytes = [0; 9];
+    /// server.read_exact(&mut bytes).await?;
+    /// assert_eq!(&bytes, b"any bytes");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new(config: Config) -> Self {
         Self { config, stock: Arc::default() }
     }

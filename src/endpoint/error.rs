@@ -6,7 +6,24 @@ use std::time::Duration;
 
 use crate::wire::hello::HelloError;
 
-/// Why a peer could not be connected to.
+/// Why a peer could not be connected to. It is a source of the `tonic::transport::Error` that a client gets:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use std::error::Error;
+/// use tonic::transport::Endpoint;
+/// use tonic_rdma::{ConnectError, RdmaConnector};
+///
+/// fn connect_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a ConnectError> {
+///     error.downcast_ref().or_else(|| connect_error(error.source()?))
+/// }
+///
+/// let endpoint = Endpoint::from_static("http://127.0.0.1:1"); // nothing listens there
+/// let error = endpoint.connect_with_connector(RdmaConnector::new()).await.unwrap_err();
+/// assert!(matches!(connect_error(&error), Some(ConnectError::Tcp { .. })), "{error:?}");
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {

@@ -6,12 +6,12 @@ use tokio::runtime::Builder;
 
 use super::reactor::IdleHook;
 
-/// Makes the runtime under construction poll its connections' completion queues when it has nothing else to do: the
-/// way to the lowest latency, since no other thread and no wake-up stands between a completion and the task.
+/// Makes the runtime under construction poll the completion queues of its connections when it has nothing else to do. This
+/// gives the lowest latency, since no other thread and no wake-up stands between a completion and the task.
 ///
-/// Uses the builder's [`on_thread_park`](Builder::on_thread_park), so a callback of your own there would be replaced.
-/// Made for current-thread runtimes; a multi-thread runtime polls from a task instead, whether built with this or
-/// not. Other ways of polling than [`PollMode::Adaptive`](super::PollMode::Adaptive) are not affected.
+/// It sets the builder's [`on_thread_park`](Builder::on_thread_park), and so replaces a callback of your own there. It is made
+/// for current-thread runtimes; a multi-thread runtime polls from a task instead, with this or without. Other ways of
+/// polling than [`PollMode::Adaptive`](super::PollMode::Adaptive) are not affected.
 ///
 /// ```
 /// let runtime = tonic_rdma::runtime::idle_polling(&mut tokio::runtime::Builder::new_current_thread())

@@ -1,4 +1,4 @@
-//! What negotiation led to.
+//! What was negotiated for a connection.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,7 +7,26 @@ use std::sync::{Arc, OnceLock};
 use super::counters::{CounterSnapshot, Counters, PollCounters};
 use super::tuner::{Decision, Explained, Load};
 
-/// What was negotiated for a connection, and why.
+/// What was negotiated for a connection, and why. At the root of the crate its name is
+/// [`RdmaConnectInfo`](crate::RdmaConnectInfo). A server finds it in each request's extensions, a client in
+/// [`RdmaConnector::last_connection`](crate::RdmaConnector::last_connection).
+///
+/// ```
+/// use tonic_rdma::endpoint::tuner::Load;
+/// use tonic_rdma::{RdmaConnectInfo, Verdict};
+///
+/// fn describe(info: &RdmaConnectInfo) -> String {
+///     match info.verdict() {
+///         Verdict::Tcp => format!("TCP to {}, because {}", info.peer_addr(), info.reason()),
+///         Verdict::Rdma => {
+///             let sent = info.counters().rendezvous_sent_bytes;
+///             let why = info.why(64 << 10, Load::Light).map(|decision| decision.to_string());
+///             format!("{:?}: {sent} bytes sent by rendezvous; {why:?}", info.device())
+///         }
+///     }
+/// }
+/// # let _ = describe;
+/// ```
 #[derive(Clone, Debug)]
 pub struct ConnectionInfo {
     pub(crate) verdict: Verdict,
@@ -26,6 +45,12 @@ pub struct ConnectionInfo {
 pub(crate) struct Beginning(OnceLock<u8>);
 
 /// What carries a connection.
+///
+/// ```
+/// use tonic_rdma::Verdict;
+///
+/// assert_eq!([Verdict::Rdma, Verdict::Tcp].map(|verdict| verdict.to_string()), ["rdma", "tcp"]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// RDMA.
@@ -59,38 +84,38 @@ impl ConnectionInfo {
         Self { verdict: Verdict::Tcp, provider, device, reason, peer, local, live, beginning }
     }
 
-    /// What carries the connection.
+    /// Returns what carries the connection.
     pub fn verdict(&self) -> Verdict {
         self.verdict
     }
 
-    /// The provider of the RDMA device in use, such as `soft`.
+    /// Returns the provider of the RDMA device in use, such as `soft`. `None` on TCP.
     pub fn provider(&self) -> Option<&'static str> {
         self.provider
     }
 
-    /// The name of the RDMA device in use.
+    /// Returns the name of the RDMA device in use, such as `soft0`. `None` on TCP.
     pub fn device(&self) -> Option<&str> {
         self.device.as_deref()
     }
 
-    /// Why the verdict is what it is, in words.
+    /// Returns the reason for the verdict, in words.
     pub fn reason(&self) -> &str {
         &self.reason
     }
 
-    /// The peer's address, as of the TCP connection that the negotiation went over.
+    /// Returns the peer's address on the TCP connection that the negotiation went over.
     pub fn peer_addr(&self) -> SocketAddr {
         self.peer
     }
 
-    /// This end's address on that TCP connection.
+    /// Returns this end's address on that TCP connection.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// Whether the peer speaks TLS on this connection, as its first byte shows. `false` before one has come; a request comes
-    /// later. It says nothing of whether a certificate was asked for, or what is in it.
+    /// Returns whether the peer speaks TLS on this connection, as its first byte shows. `false` before that byte has come; a
+    /// request comes later. It does not tell whether a certificate was asked for, or what is in it.
     pub fn is_tls(&self) -> bool {
         self.beginning.is_tls() == Some(true)
     }
@@ -105,14 +130,14 @@ impl ConnectionInfo {
         Arc::ptr_eq(&self.beginning, &other.beginning)
     }
 
-    /// What the connection has done so far; all zero on TCP. The numbers stay readable after the connection ended.
+    /// Returns the counters of the connection; all are 0 on TCP. They stay readable after the connection has ended.
     pub fn counters(&self) -> CounterSnapshot {
         let Some(live) = &self.live else { return CounterSnapshot::default() };
         let (polls, sleeps) = live.polling.values();
         CounterSnapshot { polls, sleeps, ..live.counters.snapshot() }
     }
 
-    /// Which way a write of `size` bytes would go now under this load, and why; `None` on TCP.
+    /// Returns which way a write of `size` bytes would go now under this load, and why. `None` on TCP.
     ///
     /// ```text
     /// 64 KiB by rendezvous: threshold 32 KiB, set by calibration of rxe0

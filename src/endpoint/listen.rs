@@ -19,7 +19,7 @@ use super::negotiate::negotiate_as_server;
 use super::stream::EndpointStream;
 
 /// A stream of connections whose negotiation is over. Negotiations run beside one another, so that a slow or silent
-/// peer delays nobody; dropping the listener closes the port.
+/// peer delays no other; dropping the listener closes the port.
 #[derive(Debug)]
 pub struct Listener {
     connections: mpsc::Receiver<EndpointStream>,
@@ -33,7 +33,26 @@ impl Listener {
     /// Connections that may wait to be taken.
     const WAITING: usize = 1024;
 
-    /// Takes over a listening socket. Must be called within a tokio runtime.
+    /// Takes over a listening socket. See [`Dialer::new`](super::Dialer::new) for both ends.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// use tokio::net::TcpListener;
+    /// use tonic_rdma::Config;
+    /// use tonic_rdma::endpoint::Listener;
+    ///
+    /// let listener = Listener::new(TcpListener::bind("127.0.0.1:0").await?, Config::default())?;
+    /// println!("listening on {}", listener.local_addr());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The socket has no local address.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
     pub fn new(listener: TcpListener, config: Config) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let (sender, connections) = mpsc::channel(Self::WAITING);
@@ -41,7 +60,7 @@ impl Listener {
         Ok(Self { connections, address, task })
     }
 
-    /// The address that it listens on.
+    /// Returns the address that it listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }

@@ -40,12 +40,12 @@ impl EndpointStream {
         Self { inner: Inner::Tcp(TcpIo { received, stream }), info, has_begun: false }
     }
 
-    /// What was negotiated, and why.
+    /// Returns what was negotiated, and why.
     pub fn info(&self) -> &ConnectionInfo {
         &self.info
     }
 
-    /// The TCP connection that carries the stream, where that is the verdict: for its socket options.
+    /// Returns the TCP connection that carries the stream, for its socket options. `None` over RDMA.
     pub fn as_tcp(&self) -> Option<&TcpStream> {
         match &self.inner {
             Inner::Rdma(_) => None,
@@ -53,8 +53,8 @@ impl EndpointStream {
         }
     }
 
-    /// For a reader that only passes bytes on: reads take as much as there is. Otherwise a task that reads small messages
-    /// is made to let others run every few hundred bytes, which is what serves HTTP/2 best.
+    /// Lets reads take as much as there is, for a reader that only passes bytes on. Without this a task that reads small
+    /// messages lets others run every few hundred bytes, which suits HTTP/2 best.
     pub fn read_greedily(&mut self) {
         if let Inner::Rdma(half) = &self.inner {
             half.connection.read_greedily();
@@ -62,7 +62,7 @@ impl EndpointStream {
     }
 
     /// Waits until both directions were shut down and the peer has taken all that was written; a stream dropped then
-    /// leaves nothing undone. At once on TCP, where the system takes care of it.
+    /// leaves nothing undone. On TCP it is ready at once, as the system takes care of that.
     ///
     /// # Errors
     /// The connection failed before.
@@ -73,8 +73,8 @@ impl EndpointStream {
         }
     }
 
-    /// Ends the connection so that the peer sees an error and not the end of the stream, whatever was written before. Where
-    /// merely dropped, a stream ends as if its writer had said all.
+    /// Ends the connection so that the peer sees an error and not the end of the stream, whatever was written before. A stream
+    /// that is merely dropped ends as if all had been written.
     pub fn abort(self) {
         match &self.inner {
             Inner::Rdma(half) => half.connection.abort(AbortCode::FAILED, ConnectionFault::Closed),

@@ -8,13 +8,63 @@ use super::tuner::TuneCache;
 use crate::verbs::PathSettings;
 
 impl Config {
-    /// The default settings, changed by the environment variables that are set (README lists them). A variable whose
-    /// value can't be used is an error that names it, never ignored.
+    /// Reads the environment: returns the default settings, changed by these variables where they are set.
+    ///
+    /// | variable | takes | default | setting |
+    /// |---|---|---|---|
+    /// | `RDMA_POLICY` | `require`, `prefer`, `tcp-only` | `prefer` | [`policy`](Self::policy) |
+    /// | `RDMA_PROVIDER` | `auto`, `soft`, `ibverbs` | `auto` | [`provider`](Self::provider) |
+    /// | `RDMA_DEVICE` | a device's name, such as `mlx5_0` | the first with an active port | [`device`](Self::device) |
+    /// | `RDMA_DEVICE_PORT` | a port's number, 1 to 255 | the first active one | [`device_port`](Self::device_port) |
+    /// | `RDMA_GID_INDEX` | an index, 0 to 255 | RoCE v2, not link-local | [`gid_index`](Self::gid_index) |
+    /// | `RDMA_POLL_MODE` | `busy`, `adaptive`, `event` | `adaptive` | [`poll_mode`](Self::poll_mode) |
+    /// | `RDMA_POLL_CPUS` | CPU numbers, such as `2,3` | none | [`poll_cpus`](Self::poll_cpus) |
+    /// | `RDMA_SPIN_LIMIT` | microseconds, 0 to 1 000 000 | 120 | [`spin_limit`](Self::spin_limit) |
+    /// | `RDMA_CQS` | 1 to 64 | 1 | [`completion_queues`](Self::completion_queues) |
+    /// | `RDMA_EAGER_THRESHOLD` | `auto`, or bytes | `auto` | [`eager_threshold`](Self::eager_threshold) |
+    /// | `RDMA_CHUNK_SIZE` | `auto`, or bytes, 4096 to 16 777 216 | `auto` | [`chunk_size`](Self::chunk_size) |
+    /// | `RDMA_TUNE_CACHE` | a directory, or `off` | the user's cache directory | [`tune_cache`](Self::tune_cache) |
+    /// | `RDMA_RECEIVE_SLOTS` | 16 to 1024 | 96 | [`receive_buffers`](Self::receive_buffers) |
+    /// | `RDMA_SLOT_SIZE` | bytes, 1024 to 65 536 | 17 408 | [`receive_buffers`](Self::receive_buffers) |
+    /// | `RDMA_SHARED_RECEIVE` | `auto`, `always`, `never` | `auto` | [`shared_receive`](Self::shared_receive) |
+    /// | `RDMA_MAX_INLINE` | bytes | as many as the device takes | [`max_inline`](Self::max_inline) |
+    /// | `RDMA_QP_QUEUE_DEPTH` | requests, 64 to 4096 | 1024 | [`queue_depth`](Self::queue_depth) |
+    /// | `RDMA_PINNED_LIMIT` | bytes, from 1 MiB on | 2 GiB | [`pinned_limit`](Self::pinned_limit) |
+    /// | `RDMA_HANDSHAKE_TIMEOUT` | milliseconds, 1 to 600 000 | 3000 | [`handshake_timeout`](Self::handshake_timeout) |
+    /// | `RDMA_PLAINTEXT_TENSORS` | `refuse`, `allow` | `refuse` | [`plaintext_tensors`](Self::plaintext_tensors) |
+    /// | `RDMA_QP_TIMEOUT` | 0 to 31: 4.096 µs × 2^n | 14 | [`path_settings`](Self::path_settings) |
+    /// | `RDMA_QP_RETRY_COUNT` | 0 to 7 | 7 | [`path_settings`](Self::path_settings) |
+    /// | `RDMA_QP_SL` | service level, 0 to 15 | 0 | [`path_settings`](Self::path_settings) |
+    /// | `RDMA_QP_MTU` | 256, 512, 1024, 2048, 4096 | the port's | [`path_settings`](Self::path_settings) |
+    /// | `RDMA_QP_PKEY_INDEX` | 0 to 65 535 | 0 | [`path_settings`](Self::path_settings) |
+    /// | `RDMA_TRAFFIC_CLASS` | 0 to 255 | 0 | [`path_settings`](Self::path_settings) |
+    ///
+    /// ```
+    /// use tonic_rdma::{Config, RdmaConnector};
+    ///
+    /// let connector = RdmaConnector::with_config(Config::from_env()?);
+    /// # drop(connector);
+    /// # Ok::<(), tonic_rdma::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A variable has a value that it does not take. No such value is ignored.
     pub fn from_env() -> Result<Self, ConfigError> {
         Self::from_variables(|name| std::env::var_os(name))
     }
 
-    /// As [`from_env`](Self::from_env), from any source of variables.
+    /// Reads the variables of [`from_env`](Self::from_env) from any source.
+    ///
+    /// ```
+    /// use tonic_rdma::{Config, Policy};
+    ///
+    /// let config = Config::from_variables(|name| (name == "RDMA_POLICY").then(|| "require".into()))?;
+    /// assert_eq!(config, Config::default().policy(Policy::Require));
+    /// # Ok::<(), tonic_rdma::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A variable has a value that it does not take. No such value is ignored.
     pub fn from_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
         let mut config = Self::default();
         let variables = Variables { lookup };
@@ -75,7 +125,15 @@ impl Config {
     }
 }
 
-/// An environment variable that can't be used.
+/// An environment variable with a value that can't be used.
+///
+/// ```
+/// use tonic_rdma::{Config, ConfigError};
+///
+/// let set = |name: &str| (name == "RDMA_CQS").then(|| "many".into());
+/// let error: ConfigError = Config::from_variables(set).unwrap_err();
+/// assert_eq!(error.to_string(), r#"RDMA_CQS="many": takes a number from 1 to 64"#);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}={value:?}: {accepted}")]
 pub struct ConfigError {

@@ -8,8 +8,8 @@ use bytes::BufMut;
 use super::held::Held;
 use crate::verbs::{LocalSegment, OutOfBounds, RemoteSegment, copy_bytes};
 
-/// A piece of registered memory in the hands of one holder, who lets the device read and write it. It goes back to the
-/// pool on drop, to be handed out again while warm.
+/// A piece of registered memory with one holder, which lets the device read and write it. It goes back to the pool on
+/// drop, to be handed out again while warm.
 ///
 /// The device, and peers as far as the access rights go, may write to it at any time, so there is no `&[u8]` of it:
 /// content goes in and out by copying. Offsets count from the start of the block and may go up to its capacity.
@@ -27,17 +27,17 @@ impl Block {
         Self { held, length }
     }
 
-    /// Bytes that were asked for.
+    /// Returns how many bytes were asked for.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether none were asked for.
+    /// Returns whether no bytes were asked for.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Bytes there are: what was asked for, rounded up to a size class or to pages.
+    /// Returns how many bytes there are: what was asked for, rounded up to a size class or to pages.
     pub fn capacity(&self) -> usize {
         self.held.capacity()
     }
@@ -97,7 +97,7 @@ impl Block {
         self.held.segment(range)
     }
 
-    /// Where a peer finds the byte at `offset`, if the pool's access rights let it.
+    /// Returns where a peer finds the byte at `offset`, if the pool's access rights let it.
     pub fn remote(&self, offset: usize) -> RemoteSegment {
         self.held.remote(offset)
     }

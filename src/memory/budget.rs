@@ -29,14 +29,28 @@ impl Budget {
     /// Limit where neither the user nor the system sets one: 2 GiB.
     pub const DEFAULT_LIMIT: u64 = 2 << 30;
 
-    /// A budget of `limit` bytes.
+    /// Makes a budget of `limit` bytes.
+    ///
+    /// ```
+    /// use tonic_rdma::memory::Budget;
+    ///
+    /// let budget = Budget::new(64 << 20);
+    /// assert_eq!((budget.limit(), budget.used()), (64 << 20, 0));
+    /// ```
     pub fn new(limit: u64) -> Arc<Self> {
         Self::bounded_by(limit, Bound::Configuration)
     }
 
-    /// The budget of this process: `configured`, or else [`DEFAULT_LIMIT`](Self::DEFAULT_LIMIT), in bytes. If the
-    /// device locks registered memory (`DeviceAttributes::locks_memory`), no more than `RLIMIT_MEMLOCK`, unless the
-    /// process has `CAP_IPC_LOCK`, from which the kernel asks no limit.
+    /// Makes a budget as this process may have it: `configured`, or else [`DEFAULT_LIMIT`](Self::DEFAULT_LIMIT), in bytes. If
+    /// the device locks registered memory (`DeviceAttributes::locks_memory`), it is no more than `RLIMIT_MEMLOCK`, unless the
+    /// process has `CAP_IPC_LOCK`, for which the kernel sets no limit.
+    ///
+    /// ```
+    /// use tonic_rdma::memory::Budget;
+    ///
+    /// let budget = Budget::for_process(false, None);
+    /// assert_eq!(budget.limit(), Budget::DEFAULT_LIMIT);
+    /// ```
     pub fn for_process(locks_memory: bool, configured: Option<u64>) -> Arc<Self> {
         let memlock = if locks_memory && !may_lock_without_limit() {
             rustix::process::getrlimit(Resource::Memlock).current
@@ -47,17 +61,17 @@ impl Budget {
         Self::bounded_by(limit, bound)
     }
 
-    /// Bytes that may be pinned.
+    /// Returns how many bytes may be pinned.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Bytes that are pinned.
+    /// Returns how many bytes are pinned.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Bytes that may still be pinned.
+    /// Returns how many bytes may still be pinned.
     pub fn available(&self) -> u64 {
         self.limit.saturating_sub(self.used())
     }

@@ -69,12 +69,12 @@ impl Lease {
         })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
@@ -93,10 +93,18 @@ impl Lease {
         }
     }
 
-    /// A reference on `range` of it.
+    /// Makes a reference on `range` of it, in bytes.
+    ///
+    /// ```
+    /// let mut buffer = tonic_rdma::memory::Pool::for_sending(1 << 20).allocate(4096)?;
+    /// buffer[..3].copy_from_slice(b"abc");
+    /// let part = buffer.into_lease().part(1..3)?;
+    /// assert_eq!(&*part, b"bc");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// The range is not within.
+    /// The range goes beyond the end.
     pub fn part(&self, range: Range<usize>) -> Result<Self, OutOfBounds> {
         let length = range.end.saturating_sub(range.start);
         match range.start.checked_add(length) {
@@ -107,15 +115,15 @@ impl Lease {
         }
     }
 
-    /// Where a peer finds the first byte, if the pool's access rights let it read.
+    /// Returns where a peer finds the first byte, if the pool's access rights let it read.
     pub fn remote(&self) -> RemoteSegment {
         self.frozen.held.remote(self.offset)
     }
 
-    /// Makes it writable again, if this is the last reference to the buffer, and on all of it.
+    /// Makes the buffer writable again, if this is the last reference to it, and on all of it.
     ///
     /// # Errors
-    /// The lease, where not: others may read the bytes, a device that sends them among them.
+    /// Gives the lease back if not: something else may read the bytes, such as a device that sends them.
     pub fn try_into_buffer(self) -> Result<RegisteredBuf, Self> {
         let Self { frozen, offset, length } = self;
         if offset != 0 || length != frozen.length {
@@ -128,7 +136,7 @@ impl Lease {
         }
     }
 
-    /// The same bytes, shareable.
+    /// Returns the same bytes, shareable.
     pub fn into_bytes(self) -> Bytes {
         Bytes::from_owner(self)
     }

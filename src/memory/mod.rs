@@ -20,10 +20,10 @@
 //!
 //! A pool belongs to a protection domain, or, if it was made [`for_sending`](Pool::for_sending), to none: its buffers are for
 //! the application to fill, and each connection that sends from one registers the slab with its own domain, for the
-//! device to read and nobody else (`Registrations`).
-//! Which of its buffers a program should allocate here, those that it will send, [`sites`] learns from what it sends.
+//! device alone to read (`Registrations`).
+//! [`sites`] learns which buffers of a program are sent, and so are worth such memory.
 //!
-//! Never: posts a request, waits for one, or knows who the peer is. A region's `rkey` opens all of a slab: where the
+//! Never: posts a request, waits for one, or knows the peer. A region's `rkey` opens all of a slab: where the
 //! access rights name peers, a pool serves one peer.
 
 mod arena;

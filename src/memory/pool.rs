@@ -29,7 +29,19 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool that registers with `domain`, within `budget`.
+    /// Makes a pool that registers its memory with `domain`, within `budget`. It is for programs that post verbs themselves;
+    /// those that only send make theirs with [`for_sending`](Self::for_sending).
+    ///
+    /// ```
+    /// use tonic_rdma::memory::{Budget, Pool, PoolSettings, Quota};
+    ///
+    /// let device = tonic_rdma::verbs::open("soft0")?;
+    /// let domain = device.alloc_protection_domain()?;
+    /// let pool = Pool::new(domain, PoolSettings::default(), Budget::new(64 << 20));
+    /// let block = pool.lease(4096, Quota::Receive)?;
+    /// # drop(block);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new(domain: Arc<dyn ProtectionDomain>, settings: PoolSettings, budget: Arc<Budget>) -> Self {
         Self::with_index(domain, settings, budget, Arc::new(FrozenIndex::new()))
     }
@@ -59,16 +71,17 @@ impl Pool {
         Self { handle: Arc::new(Handle { shared: Arc::new(shared) }) }
     }
 
-    /// A pool whose buffers any connection can send from where they are, over whatever device: the application allocates
+    /// Makes a pool whose buffers any connection can send from where they are, over any device: the application allocates
     /// and fills them, and hands them on as [`Bytes`](bytes::Bytes). A connection that comes across such bytes registers
     /// their slab with its own protection domain, once, for its device to read; peers get no right to it. Together with
-    /// [`gather`](crate::transport::gather), what a large `bytes` field holds is not copied at all on the sending side.
+    /// [`gather`](crate::transport::gather), the content of a large `bytes` field is not copied at all on the sending side.
     ///
     /// `limit` is how many bytes may be in use at a time. Registrations count against the connections' budget
     /// (`RDMA_PINNED_LIMIT`); where that is used up, the bytes are copied as any others are.
+    /// [`copies_avoided_bytes`](crate::CounterSnapshot::copies_avoided_bytes) counts what was sent without a copy.
     ///
-    /// Only [`allocate`](Self::allocate) is of use: segments made of its blocks and leases name no registered memory, and
-    /// every device refuses them.
+    /// Use [`allocate`](Self::allocate) alone: segments made of its blocks and leases name no registered memory, and every
+    /// device refuses them.
     ///
     /// ```
     /// let pool = tonic_rdma::memory::Pool::for_sending(1 << 30);
@@ -89,7 +102,26 @@ impl Pool {
     }
 
     /// Leases a block of at least `length` bytes, for the device to read and write. Its content is whatever it was
-    /// last used for in this pool, or zeros.
+    /// last used for in this pool, or zeros. See [`new`](Self::new) for a pool of your own.
+    ///
+    /// ```
+    /// # use tonic_rdma::memory::{Budget, Pool, PoolError, PoolSettings};
+    /// use tonic_rdma::memory::Quota;
+    ///
+    /// # fn take(pool: &Pool) -> Result<(), PoolError> {
+    /// let mut block = pool.lease(4096, Quota::Send)?;
+    /// block.copy_in(0, b"content").expect("it fits");
+    /// let segment = block.segment(0..7).expect("within the block"); // for a work request
+    /// # drop(segment);
+    /// # Ok(())
+    /// # }
+    /// # let domain = tonic_rdma::verbs::open("soft0")?.alloc_protection_domain()?;
+    /// # take(&Pool::new(domain, PoolSettings::default(), Budget::new(64 << 20)))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The quota or the budget is used up, or a slab could not be made: see [`PoolError`].
     pub fn lease(&self, length: usize, quota: Quota) -> Result<Block, PoolError> {
         Ok(Block::new(self.obtain(length, quota, Purpose::Block)?, length))
     }
@@ -97,25 +129,39 @@ impl Pool {
     /// Allocates a buffer of `length` bytes for content to be sent. It counts against [`Quota::Send`] until it, and all
     /// [`Bytes`](bytes::Bytes) and leases made from it, are gone. Its content is whatever it was last used for in this
     /// pool, or zeros.
+    ///
+    /// ```
+    /// use tonic_rdma::memory::Pool;
+    ///
+    /// let pool = Pool::for_sending(1 << 20);
+    /// let mut buffer = pool.allocate(4096)?;
+    /// buffer.fill(7); // it is a `&mut [u8]`
+    /// let payload: bytes::Bytes = buffer.freeze();
+    /// # assert_eq!(payload.len(), 4096);
+    /// # Ok::<(), tonic_rdma::memory::PoolError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The quota or the budget is used up, or a slab could not be made: see [`PoolError`].
     pub fn allocate(&self, length: usize) -> Result<RegisteredBuf, PoolError> {
         Ok(RegisteredBuf::new(self.obtain(length, Quota::Send, Purpose::Buffer)?, length))
     }
 
     /// Looks up whether all of `length` bytes at `address` lie in one frozen buffer of this pool, and if so takes a
-    /// reference that keeps them there and unchanged. A few nanoseconds where they can't.
+    /// reference that keeps them there and unchanged. It takes a few nanoseconds if no buffer can be there.
     ///
     /// For a slice that the caller holds: `pool.find(slice.as_ptr() as usize, slice.len())`.
     pub fn find(&self, address: usize, length: usize) -> Option<Lease> {
         Lease::find(&self.shared().index, address, length)
     }
 
-    /// Gives back all slabs that nothing is in use of. Worth a call when a connection has gone idle: what it holds
-    /// counts against the budget of all.
+    /// Gives back all slabs of which nothing is in use. Worth a call when a connection has gone idle: its slabs count against
+    /// the budget of all connections.
     pub fn trim(&self) {
         self.shared().trim();
     }
 
-    /// The pool at this moment.
+    /// Returns the numbers of the pool at this moment.
     pub fn statistics(&self) -> PoolStatistics {
         let shared = self.shared();
         let state = shared.lock();
@@ -130,12 +176,12 @@ impl Pool {
         }
     }
 
-    /// What it was made with, the slab size as rounded.
+    /// Returns its settings, with the slab size as rounded.
     pub fn settings(&self) -> &PoolSettings {
         &self.shared().settings
     }
 
-    /// The budget it draws from.
+    /// Returns the budget that it draws from.
     pub fn budget(&self) -> &Arc<Budget> {
         &self.shared().budget
     }

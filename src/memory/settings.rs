@@ -1,10 +1,17 @@
-//! What a pool is made with, and what it reports.
+//! Settings and numbers of a pool.
 
 use std::fmt;
 
 use crate::verbs::Access;
 
-/// What a pool is made with.
+/// Settings of a [`Pool`](super::Pool).
+///
+/// ```
+/// use tonic_rdma::memory::{PoolSettings, Quota};
+///
+/// let settings = PoolSettings { send_quota: 256 << 20, ..PoolSettings::default() };
+/// assert_eq!(settings.limit(Quota::Send), 256 << 20);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSettings {
     /// Rights of the slabs that blocks are cut from. Slabs of [`RegisteredBuf`](super::RegisteredBuf)s have those of
@@ -36,7 +43,7 @@ impl Default for PoolSettings {
 }
 
 impl PoolSettings {
-    /// Limit of `quota`, in bytes.
+    /// Returns the limit of `quota`, in bytes.
     pub fn limit(&self, quota: Quota) -> u64 {
         match quota {
             Quota::Send => self.send_quota,

@@ -27,7 +27,7 @@ pub enum Direction {
     RemoteToLocal,
 }
 
-/// One of the stretches that [`Channel::memcpy_batch`] moves. In bytes.
+/// One of the stretches that [`Channel::memcpy_batch`] moves. All numbers are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Offset in the local region.
@@ -74,42 +74,65 @@ impl Channel {
         self.port
     }
 
-    /// Where the peer's device listens.
+    /// Returns where the peer's device listens.
     pub fn endpoint(&self) -> &str {
         &self.control.endpoint
     }
 
-    /// Provider and name of the RDMA device, such as `soft` and `soft0`.
+    /// Returns provider and name of the RDMA device, such as `soft` and `soft0`.
     pub fn device(&self) -> (&'static str, &str) {
         (self.link.provider(), self.link.device())
     }
 
-    /// How arrivals are told.
+    /// Returns how each end learns of arrivals.
     pub fn notification(&self) -> Notification {
         self.link.notification()
     }
 
-    /// Whether the peer lives, as far as is known here.
+    /// Returns whether the link to the peer still stands, as far as this end knows.
     pub fn is_open(&self) -> bool {
         self.link.fault().is_none()
     }
 
-    /// Waits until the link ends, and says why.
+    /// Waits until the link ends, and returns the reason.
     pub async fn closed(&self) -> ChannelError {
         self.link.ended().await;
         self.link.fault().cloned().unwrap_or_else(|| ChannelError::Closed(Arc::clone(self.link.peer())))
     }
 
-    /// Takes what has come on this channel's queue, in the middle of something else: futures of this channel then are ready.
-    /// The runtime does this when it is idle.
+    /// Takes completions from this channel's queue, so that futures of this channel become ready in the middle of other
+    /// work. The runtime does this by itself when it is idle.
     pub fn poll(&self) {
         self.link.poll(self.port);
     }
 
-    /// Moves `length` bytes between `local_offset` of `local` and `remote_offset` of `remote` (table 1: `Memcpy`). The
-    /// operation has begun when this returns, and goes on if the future is dropped; the region is its own until it ends.
+    /// Copies `length` bytes between `local_offset` of `local` and `remote_offset` of `remote` (table 1: `Memcpy`). The
+    /// operation has begun when this returns, and goes on if the future is dropped. The region belongs to it until it ends,
+    /// and comes back with the future's result.
     ///
-    /// On a link that fails the region comes back with the reason.
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma::tensor::ChannelError> {
+    /// # use tonic_rdma::tensor::{Direction, RdmaDevice, Rights};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let mut table = server.allocate(4096)?;
+    /// # table.fill(3);
+    /// # let exported = server.export("table", table, Rights::READ)?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let remote = channel.region("table").await?;
+    /// let region = worker.allocate(1024)?;
+    /// // 1024 bytes, from offset 512 of the peer's region to offset 0 of ours
+    /// let (region, copied) = channel.memcpy(region, 0, &remote, 512, 1024, Direction::RemoteToLocal).await;
+    /// copied?;
+    /// assert!(region.iter().all(|&byte| byte == 3));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The future's result is an error if the bytes do not lie within both regions, the peer gave no right to do this, the
+    /// region is another link's, or the link has failed. The region comes back in any case.
     pub fn memcpy(
         &self,
         local: MemRegion,
@@ -127,8 +150,28 @@ impl Channel {
         }
     }
 
-    /// The same, and tells by calling `then` instead of by a future. It is called by whoever polls the queue, the runtime's own
-    /// thread as a rule: it must not wait.
+    /// Copies as [`memcpy`](Self::memcpy) does, and calls `then` with the result instead of returning a future. The thread
+    /// that polls the queue calls it, which is the runtime's own as a rule: `then` must not wait.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma::tensor::ChannelError> {
+    /// # use tonic_rdma::tensor::{Direction, RdmaDevice, Rights};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let exported = server.export("log", server.allocate(4096)?, Rights::WRITE)?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let remote = channel.region("log").await?;
+    /// let (sender, done) = tokio::sync::oneshot::channel();
+    /// let region = worker.allocate(1024)?;
+    /// channel.memcpy_then(region, 0, &remote, 0, 1024, Direction::LocalToRemote, |region, result| {
+    ///     let _ = sender.send((region, result));
+    /// });
+    /// let (_region, result) = done.await.expect("it is called once");
+    /// result?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[expect(clippy::too_many_arguments, reason = "the paper's")]
     pub fn memcpy_then(
         &self,
@@ -156,9 +199,33 @@ impl Channel {
         let _ = self.link.port(self.port).submit(transfer, length, way(direction));
     }
 
-    /// Moves many blocks at once, thousands of them as paged caches need it, with one completion. They happen in their order;
-    /// those that follow one another at both ends become one. With `notify`, which a write may have, the peer is told when all
-    /// of them are there ([`ExportedRegion::notice`](super::ExportedRegion::notice)).
+    /// Copies many blocks at once, thousands of them as paged caches need it, with one completion. They happen in their order;
+    /// those that follow one another at both ends become one. With `notify`, which a write may have, the peer gets a notice
+    /// when all of them are there ([`ExportedRegion::notice`](super::ExportedRegion::notice)).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma::tensor::ChannelError> {
+    /// # use tonic_rdma::tensor::{Block, Direction, RdmaDevice, Rights};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let cache = server.export("cache", server.allocate(1 << 20)?, Rights::WRITE)?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let remote = channel.region("cache").await?;
+    /// let pages = worker.allocate(2 * 4096)?;
+    /// let blocks = [
+    ///     Block { local: 0, remote: 40_960, length: 4096 },
+    ///     Block { local: 4096, remote: 8192, length: 4096 },
+    /// ];
+    /// let (_pages, copied) = channel.memcpy_batch(pages, &remote, &blocks, Direction::LocalToRemote, true).await;
+    /// copied?;
+    /// cache.notice().await?; // at the peer: both pages are there
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`memcpy`](Self::memcpy), and if a read is to notify.
     pub fn memcpy_batch(
         &self,
         local: MemRegion,
@@ -238,7 +305,21 @@ impl Channel {
         Ok(())
     }
 
-    /// The peer's region of this name (§3.2: address distribution).
+    /// Looks up the peer's region of this name, and takes a right to it (§3.2: address distribution).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma::tensor::ChannelError> {
+    /// # use tonic_rdma::tensor::{RdmaDevice, Rights};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let exported = server.export("parameters", server.allocate(4096)?, Rights::READ)?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let remote = channel.region("parameters").await?;
+    /// assert_eq!((remote.len(), remote.rights()), (4096, Rights::READ));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The peer has none of this name, or something else under it.

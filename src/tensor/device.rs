@@ -25,7 +25,7 @@ use crate::transport::RdmaIncoming;
 use crate::wire::tensor_frame::MAX_NAME;
 
 /// This process as a device with memory: the paper's `RdmaDev` (table 1). It listens for peers that want to reach its
-/// memory, and opens channels to theirs. Clones are the same device; it goes with the last one.
+/// memory, and opens channels to theirs. Clones are the same device; when the last one is dropped, its links end.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -90,13 +90,27 @@ impl Offered {
 }
 
 impl RdmaDevice {
-    /// A device with `cqs` completion queues and `qps_per_peer` queue pairs to each peer, spread over them in turn, that
-    /// listens on `local_endpoint` (port 0 takes a free one). Which RDMA device it is, the environment says
-    /// ([`Config::from_env`](crate::endpoint::Config::from_env)).
+    /// Makes a device with `cqs` completion queues and `qps_per_peer` queue pairs to each peer, spread over the queues in
+    /// turn, that listens on `local_endpoint` (port 0 takes a free one). It reads the environment for which RDMA device to
+    /// use ([`Config::from_env`](crate::endpoint::Config::from_env)).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma::tensor::ChannelError> {
+    /// use tonic_rdma::tensor::RdmaDevice;
+    ///
+    /// let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// println!("peers reach it at {}", device.endpoint());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The address can't be listened on, a variable has a bad value, or a number is 0 or above
     /// [`Settings::MAX_CQS`] or [`Settings::MAX_QPS`].
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
     pub async fn new(
         cqs: u32,
         qps_per_peer: u32,
@@ -106,7 +120,20 @@ impl RdmaDevice {
         Self::bind(Settings::new(cqs, qps_per_peer).config(config), local_endpoint).await
     }
 
-    /// The same with other settings.
+    /// Makes a device with these settings that listens on `local_endpoint` (port 0 takes a free one). It does not read the
+    /// environment.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma::tensor::ChannelError> {
+    /// use tonic_rdma::tensor::{RdmaDevice, Settings};
+    ///
+    /// let settings = Settings::new(1, 4).validate(true);
+    /// let device = RdmaDevice::bind(settings, "127.0.0.1:0").await?;
+    /// # assert!(device.local_addr().is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -127,11 +154,34 @@ impl RdmaDevice {
         Ok(device)
     }
 
-    /// A device that does not listen by itself: add its [`service`](Self::service) to a server of your own, whose port then
-    /// serves gRPC and tensors alike; or don't, and open channels only.
+    /// Makes a device that does not listen by itself. Add its [`service`](Self::service) to a server of your own, whose port
+    /// then serves your calls and tensors; or leave it out, and only open channels.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tonic::transport::Server;
+    /// use tonic_rdma::RdmaIncoming;
+    /// use tonic_rdma::tensor::{RdmaDevice, Settings};
+    ///
+    /// let device = RdmaDevice::without_listener(Settings::new(1, 2))?;
+    /// let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
+    /// let address = incoming.local_addr();
+    /// // Your services go beside it.
+    /// tokio::spawn(Server::builder().add_service(device.service()).serve_with_incoming(incoming));
+    ///
+    /// let peer = RdmaDevice::without_listener(Settings::new(1, 2))?;
+    /// let channel = peer.channel(&address.to_string(), 0).await?;
+    /// assert!(channel.is_open());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// A number in the settings is 0 or too large.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
     pub fn without_listener(settings: Settings) -> Result<Self, ChannelError> {
         Self::make(settings, None)
     }
@@ -166,22 +216,32 @@ impl RdmaDevice {
         Ok(Self { shared })
     }
 
-    /// The service by which peers find this device's memory, for a tonic server of your own.
+    /// Returns the gRPC service by which peers find this device's memory, for a tonic server of your own: see
+    /// [`without_listener`](Self::without_listener) for a whole example.
+    ///
+    /// ```no_run
+    /// # async fn serve(device: tonic_rdma::tensor::RdmaDevice) -> Result<(), Box<dyn std::error::Error>> {
+    /// let incoming = tonic_rdma::RdmaIncoming::bind("0.0.0.0:50051").await?;
+    /// let server = tonic::transport::Server::builder().add_service(device.service());
+    /// server.serve_with_incoming(incoming).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn service(&self) -> TensorDeviceServer<impl super::proto::tensor_device_server::TensorDevice> {
         TensorDeviceServer::new(Service::new(&self.shared))
     }
 
-    /// Where it listens, as peers name it: `host:port`, or `https://host:port` with TLS. Empty if it does not.
+    /// Returns where it listens, as peers name it: `host:port`, or `https://host:port` with TLS. Empty if it does not listen.
     pub fn endpoint(&self) -> String {
         self.shared.endpoint()
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on, if it listens by itself.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.shared.address
     }
 
-    /// What it was made with.
+    /// Returns its settings.
     pub fn settings(&self) -> &Settings {
         &self.shared.settings
     }
@@ -189,15 +249,41 @@ impl RdmaDevice {
     /// Allocates memory that the device can read and write (table 1: `AllocateMemRegion`): `size` bytes, zeroed, in a mapping
     /// of its own. It is registered with each peer's queue pairs when it is first used with them.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma::tensor::ChannelError> {
+    /// # let device = tonic_rdma::tensor::RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// let mut region = device.allocate(1 << 20)?;
+    /// region[..4].copy_from_slice(&1.5_f32.to_le_bytes()); // it is a `&mut [u8]`
+    /// # assert_eq!(region.len(), 1 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `RDMA_PINNED_LIMIT` is used up, or the system has no memory.
     pub fn allocate(&self, size: usize) -> Result<MemRegion, ChannelError> {
         MemRegion::allocate(size, &self.shared.budget).map_err(ChannelError::memory)
     }
 
-    /// A channel over queue pair `qp_index`, modulo their number, to the device that listens on `remote`, as `host:port`,
-    /// `http://host:port` or `https://host:port` (table 1: `GetChannel`). The first call for a peer connects; later ones find
-    /// the link.
+    /// Opens a channel over queue pair `qp_index`, modulo their number, to the device that listens on `remote`, which is
+    /// `host:port`, `http://host:port` or `https://host:port` (table 1: `GetChannel`). The first call for a peer connects;
+    /// later ones find the link.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma::tensor::ChannelError> {
+    /// use tonic_rdma::tensor::RdmaDevice;
+    ///
+    /// let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// // Two queue pairs, over which operations happen side by side.
+    /// let small = worker.channel(&server.endpoint(), 0).await?;
+    /// let large = worker.channel(&server.endpoint(), 1).await?;
+    /// assert_eq!(small.device(), large.device());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The peer can't be reached or refuses, there is no RDMA between the two, or it is reached over TLS and

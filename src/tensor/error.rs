@@ -39,7 +39,7 @@ pub enum ChannelError {
         /// Why.
         reason: Arc<str>,
     },
-    /// The peer is reached over TLS, which tensors would bypass, and nobody has said that this is acceptable.
+    /// The peer is reached over TLS, which tensors would bypass, and no setting says that this is acceptable.
     #[error(
         "{endpoint} is reached over TLS, and tensors would cross the network unencrypted beside it: if that is acceptable, set {setting}",
         setting = super::caller::SETTING

@@ -10,8 +10,8 @@ use super::link::token::{Outcome, Slot, Token};
 use super::{ChannelError, MemRegion};
 use crate::memory::Local;
 
-/// The completion of [`Channel::memcpy`](super::Channel::memcpy): the region that moved in, and how it went. Dropping it
-/// cancels nothing: the region then goes back when the device is done with it.
+/// The future of [`Channel::memcpy`](super::Channel::memcpy). It yields the region that moved in, and the result. Dropping it
+/// cancels nothing: the memory is freed when the device is done with it.
 #[derive(Debug)]
 #[must_use = "the region comes back with it"]
 pub struct Memcpy {
@@ -42,7 +42,7 @@ impl Memcpy {
         (Self { state: State::Running { slot, link, port } }, token)
     }
 
-    /// Takes the outcome if it is there, without waiting: the region, and how it went.
+    /// Takes the region and the result if the operation has ended, without waiting.
     pub fn try_take(&mut self) -> Option<(MemRegion, Result<(), ChannelError>)> {
         match &mut self.state {
             State::Over(outcome) => outcome.take(),

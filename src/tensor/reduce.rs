@@ -5,21 +5,40 @@ use super::Element;
 /// Accumulators, so that no maximum waits for the one before: of `f32`, half the vector registers that every x86-64 has.
 const LANES: usize = 32;
 
-/// The largest of `values`, or negative infinity if there are none. NaNs are passed over; of 0.0 and -0.0 it is either.
+/// Returns the largest of `values`, or negative infinity if there are none. It passes over NaNs; of 0.0 and -0.0 it returns
+/// either.
 ///
-/// Made for the compiler to vectorise, so that reading the memory is what takes the time (`cargo bench --bench tensor` has
-/// both): it serves to consume what has arrived, and does not hide how fast that was (the receiver of *Fast Distributed Deep
-/// Learning over RDMA*, section 5.1, does the same).
+/// It is written for the compiler to vectorise, so that most of its time goes into reading the memory (`cargo bench --bench
+/// tensor` has both). Receivers in measurements consume with it what has arrived, as those of *Fast Distributed Deep Learning
+/// over RDMA* do (section 5.1).
+///
+/// ```
+/// use tonic_rdma::tensor::reduce_max_f32;
+///
+/// assert_eq!(reduce_max_f32(&[1.0, f32::NAN, 3.0, 2.0]), 3.0);
+/// ```
 pub fn reduce_max_f32(values: &[f32]) -> f32 {
     fold(values, f32::NEG_INFINITY, |best, value| if value > best { value } else { best })
 }
 
-/// As [`reduce_max_f32`].
+/// Returns the largest of `values`, as [`reduce_max_f32`] does.
+///
+/// ```
+/// use tonic_rdma::tensor::reduce_max_f64;
+///
+/// assert_eq!(reduce_max_f64(&[]), f64::NEG_INFINITY);
+/// ```
 pub fn reduce_max_f64(values: &[f64]) -> f64 {
     fold(values, f64::NEG_INFINITY, |best, value| if value > best { value } else { best })
 }
 
-/// The largest of `values`, which have a total order, if there are any.
+/// Returns the largest of `values`, which have a total order, or `None` if there are none.
+///
+/// ```
+/// use tonic_rdma::tensor::reduce_max;
+///
+/// assert_eq!(reduce_max(&[3_i32, 7, 5]), Some(7));
+/// ```
 pub fn reduce_max<T: Element + Ord>(values: &[T]) -> Option<T> {
     let first = *values.first()?;
     Some(fold(values, first, |best, value| if value > best { value } else { best }))

@@ -18,6 +18,12 @@ use crate::memory::{Grant, RemotePlace};
 use crate::verbs::{Access, RemoteSegment};
 
 /// What peers may do with a region.
+///
+/// ```
+/// use tonic_rdma::tensor::Rights;
+///
+/// assert_eq!(Rights::READ_WRITE, Rights { read: true, write: true });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rights {
     /// They may read it.
@@ -79,6 +85,21 @@ struct Attached {
 impl RdmaDevice {
     /// Offers `region` to all peers of this device under `name`.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{RdmaDevice, Rights};
+    /// # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// let mut parameters = device.allocate(1 << 20)?;
+    /// parameters.fill(0);
+    /// let exported = device.export("parameters", parameters, Rights::READ)?;
+    /// // Peers read it now. Dropping `exported`, or this, takes their rights away:
+    /// let parameters = exported.withdraw().expect("nothing else has it");
+    /// # drop(parameters);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The name is in use, empty, or too long.
     pub fn export(
@@ -90,7 +111,20 @@ impl RdmaDevice {
         self.export_shared(name, region.share(), rights)
     }
 
-    /// Offers memory that is shared already; it may be on offer under several names, with other rights.
+    /// Offers memory that is shared already. It may be on offer under several names, with different rights.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{RdmaDevice, Rights};
+    /// # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// let memory = device.allocate(4096)?.share();
+    /// let readers = device.export_shared("readers", memory.clone(), Rights::READ)?;
+    /// let writer = device.export_shared("writer", memory, Rights::WRITE)?;
+    /// # drop((readers, writer));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`export`](Self::export).
@@ -117,23 +151,24 @@ impl RdmaDevice {
 }
 
 impl ExportedRegion {
-    /// Its name.
+    /// Returns the name that it is offered under.
     pub fn name(&self) -> &str {
         &self.export.name
     }
 
-    /// The memory, which peers may change at any time.
+    /// Returns the memory, which peers may change at any time.
     pub fn memory(&self) -> &SharedRegion {
         &self.memory
     }
 
-    /// Whether a peer has told of a change ([`Batch::notify`](super::Memcpy)) that was not taken yet; takes it. All that this
-    /// peer wrote before is there. The cost of looking is a load for each peer that is attached.
+    /// Takes a notice of a peer's ([`Channel::memcpy_batch`](super::Channel::memcpy_batch)), and returns whether there was one.
+    /// All that this peer wrote before it is there. Looking costs a load for each peer that is attached.
     pub fn try_notice(&self) -> bool {
         self.export.take_notice() || (self.export.poll() && self.export.take_notice())
     }
 
-    /// Waits for a peer to tell of a change, or for one to attach if none ever was.
+    /// Waits for a notice of a peer's ([`Channel::memcpy_batch`](super::Channel::memcpy_batch)), and takes it. While no peer is
+    /// attached yet, it waits for one.
     ///
     /// # Errors
     /// The last peer that was attached has gone, and no other has come since.
@@ -159,7 +194,7 @@ impl ExportedRegion {
         }
     }
 
-    /// Withdraws the offer, and gives the region back if nobody else has it.
+    /// Withdraws the offer, and gives the region back unless something else still holds the memory.
     pub fn withdraw(self) -> Option<MemRegion> {
         let memory = self.memory.clone();
         drop(self);
@@ -325,22 +360,22 @@ pub(super) struct RemoteShared {
 }
 
 impl RemoteRegion {
-    /// The name it was offered under.
+    /// Returns the name that it was offered under.
     pub fn name(&self) -> &str {
         &self.shared.name
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.shared.place.length
     }
 
-    /// Whether there are none.
+    /// Returns whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What we may do with it.
+    /// Returns what this end may do with it.
     pub fn rights(&self) -> Rights {
         self.shared.rights
     }

@@ -1,4 +1,4 @@
-//! What a device is made with.
+//! Settings of a device.
 
 use std::time::Duration;
 
@@ -6,7 +6,20 @@ use super::Notification;
 use super::tls::Tls;
 use crate::endpoint::Config;
 
-/// What an [`RdmaDevice`](super::RdmaDevice) is made with.
+/// Settings of an [`RdmaDevice`](super::RdmaDevice).
+///
+/// ```
+/// use std::time::Duration;
+/// use tonic_rdma::Config;
+/// use tonic_rdma::tensor::Settings;
+///
+/// let settings = Settings::new(1, 2)
+///     .config(Config::from_env()?)
+///     .longest_tensor(1 << 30)
+///     .rendezvous_timeout(Duration::from_secs(10));
+/// # drop(settings);
+/// # Ok::<(), tonic_rdma::ConfigError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Settings {
@@ -26,12 +39,19 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Queue pairs that a link may have.
+    /// Most queue pairs that a link may have.
     pub const MAX_QPS: u32 = 64;
-    /// Completion queues that a device may have.
+    /// Most completion queues that a device may have.
     pub const MAX_CQS: u32 = 64;
 
-    /// A device with `cqs` completion queues, over which the `qps_per_peer` queue pairs of each link are spread in turn.
+    /// Makes settings for `cqs` completion queues, over which the `qps_per_peer` queue pairs of each link are spread in turn.
+    ///
+    /// ```
+    /// use tonic_rdma::tensor::Settings;
+    ///
+    /// let settings = Settings::new(1, 2);
+    /// # drop(settings);
+    /// ```
     pub fn new(cqs: u32, qps_per_peer: u32) -> Self {
         Self {
             config: Config::default(),
@@ -50,60 +70,71 @@ impl Settings {
         }
     }
 
-    /// Which RDMA device to use, how to poll it, how much memory to pin: as for connections.
+    /// Sets which RDMA device to use, how to poll it, and how much memory to pin, as for connections. Default:
+    /// [`Config::default`].
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
         self
     }
 
-    /// Demands a way to tell of arrivals, instead of the best one that both devices have.
+    /// Demands this way of telling the peer of arrivals. Default: the best one that both devices have.
     pub fn notification(mut self, notification: Notification) -> Self {
         self.notification = Some(notification);
         self
     }
 
-    /// Bytes of one request at most, and bytes outstanding on a queue pair, beyond which no further request is posted. 64 and
-    /// 256 MiB. On the software device a request is carried out by the thread that posts it: others wait as long.
+    /// Sets the most bytes of one request, and the most bytes outstanding on a queue pair, beyond which no further request is
+    /// posted. Default: 64 MiB and 256 MiB. On the software device the thread that posts a request carries it out, and other
+    /// work of that thread waits as long.
     pub fn pieces(mut self, piece: u64, window: u64) -> Self {
         self.piece = piece.clamp(4096, 1 << 31);
         self.window = window.max(self.piece);
         self
     }
 
-    /// How long a peer may take to answer when a link or a slot is made, or to confirm a link that it has opened. 10 seconds.
+    /// Sets how long a peer may take to answer when a link or a slot is made, or to confirm a link that it has opened.
+    /// Default: 10 s.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Links that peers may open. 1024.
+    /// Sets how many links peers may open. Default: 1024.
     pub fn max_links(mut self, links: usize) -> Self {
         self.links = links;
         self
     }
 
-    /// Bytes of a tensor that a peer may have this device make room for. 64 GiB.
+    /// Sets the longest tensor, in bytes, that a peer may have this device make room for. Default: 64 GiB.
     pub fn longest_tensor(mut self, bytes: u64) -> Self {
         self.longest = bytes;
         self
     }
 
-    /// Has every tensor of a rendezvous carry a checksum, which is verified on arrival. A way to find a fault, at the price of
-    /// reading each tensor once more at both ends.
+    /// Sets whether each tensor of a rendezvous carries a checksum, which is verified on arrival. It helps to find a fault, and
+    /// costs reading each tensor once more at both ends. Default: no.
     pub fn validate(mut self, validate: bool) -> Self {
         self.validate = validate;
         self
     }
 
-    /// How long an offered tensor waits to be asked for, and a request for its tensor. 60 seconds.
+    /// Sets how long an offered tensor waits for its readers, and a request for its tensor. Default: 60 s.
     pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
         self.rendezvous_timeout = timeout;
         self
     }
 
-    /// Whether to make links over connections with TLS. By default a device refuses to, at either end, and on every RDMA device:
-    /// TLS encrypts calls, and would seem to protect tensors, which no device encrypts. Goes before
+    /// Sets whether to make links over connections with TLS. By default a device refuses to, at either end, and on every RDMA
+    /// device: TLS encrypts calls, and would seem to protect tensors, which no device encrypts. It overrides
     /// [`Config::plaintext_tensors`](crate::Config::plaintext_tensors).
+    ///
+    /// ```
+    /// use tonic_rdma::tensor::Settings;
+    ///
+    /// // The network is trusted: tensors may cross it unencrypted.
+    /// let settings = Settings::new(1, 2).plaintext_tensors(true);
+    /// # drop(settings);
+    /// ```
     pub fn plaintext_tensors(mut self, allow: bool) -> Self {
         self.plaintext = Some(allow);
         self

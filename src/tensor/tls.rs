@@ -21,15 +21,43 @@ pub(super) struct Tls {
 
 #[cfg(feature = "_tls-any")]
 impl Settings {
-    /// How to reach peers over TLS: whom to trust, and the certificate to show. A peer's `host:port` then means
-    /// `https://host:port`. Tensors are not encrypted by that; see [`plaintext_tensors`](Self::plaintext_tensors).
+    /// Sets how to reach peers over TLS: which authority to trust, and the certificate to show. A peer's `host:port` then
+    /// means `https://host:port`. Tensors are not encrypted by that; see [`plaintext_tensors`](Self::plaintext_tensors).
+    ///
+    /// ```no_run
+    /// # fn settings() -> std::io::Result<tonic_rdma::tensor::Settings> {
+    /// use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+    /// use tonic_rdma::tensor::Settings;
+    ///
+    /// let authority = Certificate::from_pem(std::fs::read("ca.pem")?);
+    /// let identity = Identity::from_pem(std::fs::read("worker.pem")?, std::fs::read("worker.key")?);
+    /// let tls = ClientTlsConfig::new().ca_certificate(authority).identity(identity);
+    /// let settings = Settings::new(1, 2).client_tls(tls).plaintext_tensors(true);
+    /// # Ok(settings)
+    /// # }
+    /// ```
     pub fn client_tls(mut self, config: ClientTlsConfig) -> Self {
         self.tls.client = Some(Arc::new(config));
         self
     }
 
-    /// Has a device that listens by itself do so with TLS. A handshake may take as long as [`patience`](Self::patience) says.
-    /// Tensors are not encrypted by that; see [`plaintext_tensors`](Self::plaintext_tensors).
+    /// Sets the TLS that a device listens with, if it listens by itself. A handshake may take as long as
+    /// [`patience`](Self::patience) says. Tensors are not encrypted by that; see
+    /// [`plaintext_tensors`](Self::plaintext_tensors).
+    ///
+    /// ```no_run
+    /// # async fn device() -> Result<tonic_rdma::tensor::RdmaDevice, Box<dyn std::error::Error>> {
+    /// use tonic::transport::{Certificate, Identity, ServerTlsConfig};
+    /// use tonic_rdma::tensor::{RdmaDevice, Settings};
+    ///
+    /// let identity = Identity::from_pem(std::fs::read("server.pem")?, std::fs::read("server.key")?);
+    /// let authority = Certificate::from_pem(std::fs::read("ca.pem")?);
+    /// let tls = ServerTlsConfig::new().identity(identity).client_ca_root(authority);
+    /// let settings = Settings::new(1, 2).server_tls(tls).plaintext_tensors(true);
+    /// let device = RdmaDevice::bind(settings, "0.0.0.0:50052").await?;
+    /// # Ok(device)
+    /// # }
+    /// ```
     pub fn server_tls(mut self, config: ServerTlsConfig) -> Self {
         self.tls.server = Some(Arc::new(config));
         self

@@ -36,18 +36,57 @@ pub struct RdmaConnector {
 }
 
 impl RdmaConnector {
-    /// A connector with the default configuration; [`with_config`](Self::with_config) and
-    /// [`Config::from_env`] for another.
+    /// Makes a connector with the default configuration. It does not read the environment: for that pass
+    /// [`Config::from_env`] to [`with_config`](Self::with_config).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// use tonic::transport::Endpoint;
+    /// use tonic_rdma::RdmaConnector;
+    ///
+    /// // Dials with the first call.
+    /// let channel = Endpoint::from_static("http://ps0:50051").connect_with_connector_lazy(RdmaConnector::new());
+    /// # drop(channel);
+    /// # }
+    /// ```
     pub fn new() -> Self {
         Self::with_config(Config::default())
     }
 
-    /// A connector with this configuration.
+    /// Makes a connector with this configuration.
+    ///
+    /// ```
+    /// use tonic_rdma::{Config, Policy, RdmaConnector};
+    ///
+    /// let connector = RdmaConnector::with_config(Config::default().policy(Policy::Require));
+    /// # assert!(connector.last_connection().is_none());
+    /// ```
     pub fn with_config(config: Config) -> Self {
         Self { dialer: Dialer::new(config), last: Arc::default() }
     }
 
-    /// What the connection made last, by this connector or a clone, came to. Its counters are live.
+    /// Returns what was negotiated for the connection that this connector, or a clone of it, made last. `None` before the
+    /// first one. Its counters are live.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic::transport::{Endpoint, Server};
+    /// # use tonic_rdma::{RdmaConnector, RdmaIncoming};
+    /// # let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
+    /// # let endpoint = Endpoint::from_shared(format!("http://{}", incoming.local_addr()))?;
+    /// # let (_reporter, service) = tonic_health::server::health_reporter();
+    /// # tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+    /// let connector = RdmaConnector::new();
+    /// let channel = endpoint.connect_with_connector(connector.clone()).await?;
+    /// let info = connector.last_connection().expect("a connection was made");
+    /// println!("{} on {:?}, because {}", info.verdict(), info.device(), info.reason());
+    /// # assert_eq!(info.device(), Some("soft0"));
+    /// # drop(channel);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn last_connection(&self) -> Option<RdmaConnectInfo> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -33,7 +33,19 @@ pub struct RdmaIncoming {
 }
 
 impl RdmaIncoming {
-    /// Listens on `address` with the default configuration.
+    /// Listens on `address` with the default configuration. It does not read the environment: for that pass
+    /// [`Config::from_env`] to [`bind_with`](Self::bind_with).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// use tonic_rdma::RdmaIncoming;
+    ///
+    /// let incoming = RdmaIncoming::bind("127.0.0.1:0").await?; // port 0 takes a free one
+    /// println!("listening on {}", incoming.local_addr());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The address does not resolve, is in use, or is not this user's to take; the error says which and what to do.
@@ -43,21 +55,50 @@ impl RdmaIncoming {
 
     /// Listens on `address` with this configuration.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tonic_rdma::{Config, RdmaIncoming};
+    ///
+    /// let incoming = RdmaIncoming::bind_with("127.0.0.1:0", Config::from_env()?).await?;
+    /// # drop(incoming);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`bind`](Self::bind).
     pub async fn bind_with(address: impl ToSocketAddrs, config: Config) -> io::Result<Self> {
         Self::from_listener(TcpListener::bind(address).await.map_err(explain)?, config)
     }
 
-    /// Takes over a listening socket. Must be called within a tokio runtime.
+    /// Takes over a listening socket, such as one of systemd's or one with options of your own.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// use tokio::net::TcpSocket;
+    /// use tonic_rdma::{Config, RdmaIncoming};
+    ///
+    /// let socket = TcpSocket::new_v4()?;
+    /// socket.set_reuseaddr(true)?;
+    /// socket.bind("127.0.0.1:0".parse().expect("an address"))?;
+    /// let incoming = RdmaIncoming::from_listener(socket.listen(1024)?, Config::default())?;
+    /// # drop(incoming);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The socket has no local address.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
     pub fn from_listener(listener: TcpListener, config: Config) -> io::Result<Self> {
         Ok(Self { listener: Listener::new(listener, config)? })
     }
 
-    /// The address that it listens on.
+    /// Returns the address that it listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.listener.local_addr()
     }

@@ -1,4 +1,4 @@
-//! What a service can learn about the connection that a request came by.
+//! What a service can learn about the connection that a request came over.
 
 #[cfg(feature = "_tls-any")]
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use tower::util::MapRequestLayer;
 
 use super::RdmaConnectInfo;
 
-/// The connection that a request came by, and who is at its other end. For [`tonic::Request`], for [`http::Request`], which layers
-/// see, and for the extensions of either.
+/// Finds the connection that a request came over, and the certificates of the client. For [`tonic::Request`], for
+/// [`http::Request`], which layers see, and for the extensions of either.
 ///
 /// ```
 /// use tonic::{Request, Response, Status};
@@ -25,11 +25,11 @@ use super::RdmaConnectInfo;
 /// async fn say_hello(request: Request<HelloRequest>) -> Result<Response<String>, Status> {
 ///     let connection = request.connection().ok_or_else(|| Status::internal("another listener's request"))?;
 ///     let certificates = request.peer_certificates();
-///     let who = match certificates.as_deref().and_then(|all| all.first()) {
-///         Some(certificate) => format!("whoever has the key of a certificate of {} bytes", certificate.len()),
-///         None => "somebody".to_owned(),
+///     let caller = match certificates.as_deref().and_then(|all| all.first()) {
+///         Some(certificate) => format!("client with a certificate of {} bytes", certificate.len()),
+///         None => "client without a certificate".to_owned(),
 ///     };
-///     Ok(Response::new(format!("Hello {who} at {}, over {}!", connection.peer_addr(), connection.verdict())))
+///     Ok(Response::new(format!("Hello {caller} at {}, over {}!", connection.peer_addr(), connection.verdict())))
 /// }
 /// # tokio_test(say_hello(Request::new(HelloRequest)));
 /// # fn tokio_test<T>(future: impl Future<Output = Result<T, Status>>) {
@@ -38,16 +38,16 @@ use super::RdmaConnectInfo;
 /// # }
 /// ```
 pub trait RdmaRequestExt {
-    /// What was negotiated for the connection, with TLS over it or without. `None` if the request came in by another listener
-    /// than [`RdmaIncoming`](super::RdmaIncoming).
+    /// Returns what was negotiated for the connection, with TLS over it or without. `None` if the request came in through
+    /// another listener than [`RdmaIncoming`](super::RdmaIncoming).
     fn connection(&self) -> Option<&RdmaConnectInfo>;
 
-    /// The certificates that the client showed in the TLS handshake, in DER, its own first. `None` without TLS, and from a client
+    /// Returns the certificates that the client showed in the TLS handshake, in DER, its own first. `None` without TLS, and from a client
     /// that showed none, which is an error of the handshake unless
     /// [`client_auth_optional`](tonic::transport::ServerTlsConfig::client_auth_optional) is set. They were verified against
     /// [`client_ca_root`](tonic::transport::ServerTlsConfig::client_ca_root).
     ///
-    /// tonic's own `Request::peer_certs` knows tonic's own listeners alone, and is always `None` here.
+    /// tonic's own `Request::peer_certs` knows tonic's own listeners alone, and always returns `None` here.
     #[cfg(feature = "_tls-any")]
     fn peer_certificates(&self) -> Option<Arc<Vec<CertificateDer<'static>>>>;
 }
@@ -85,15 +85,16 @@ impl<T> RdmaRequestExt for Request<T> {
     }
 }
 
-/// A layer for a server whose services ask tonic where requests come from.
+/// A layer for a server whose services ask tonic where requests come from: what [`remote_addresses`] returns.
 pub type RemoteAddresses = MapRequestLayer<fn(Request<Body>) -> Request<Body>>;
 
-/// The layer for [`Server::layer`](tonic::transport::Server::layer) with which `remote_addr` and `local_addr` of a
+/// Returns the layer for [`Server::layer`](tonic::transport::Server::layer) with which `remote_addr` and `local_addr` of a
 /// [`tonic::Request`] answer as they do over TCP: with the addresses of the TCP connection that the negotiation went over.
 ///
 /// ```
 /// # use tonic::transport::Server;
 /// let server = Server::builder().layer(tonic_rdma::transport::remote_addresses());
+/// # drop(server);
 /// ```
 pub fn remote_addresses() -> RemoteAddresses {
     MapRequestLayer::new(with_addresses as fn(Request<Body>) -> Request<Body>)

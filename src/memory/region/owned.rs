@@ -59,7 +59,7 @@ impl MemRegion {
         Ok(Self { mapped, range: 0..length })
     }
 
-    /// Splits it in two at `at`, both of which may be in use independently; `self` keeps the front.
+    /// Splits it in two at `at`, in bytes. Both may be in use independently; `self` keeps the front.
     ///
     /// # Panics
     /// If `at` is beyond the end.
@@ -72,17 +72,17 @@ impl MemRegion {
         back
     }
 
-    /// Lets peers be given rights to it. It can then be read and written by copying alone.
+    /// Makes it memory that peers may get rights to. It is then read and written by copying alone.
     pub fn share(self) -> SharedRegion {
         SharedRegion::new(self)
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }

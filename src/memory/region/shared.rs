@@ -29,12 +29,12 @@ impl SharedRegion {
         Arc::try_unwrap(self.region).map_err(|region| Self { region })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.region.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.region.is_empty()
     }
@@ -85,7 +85,7 @@ impl SharedRegion {
         Ok(())
     }
 
-    /// The 64-bit word at `offset`, with all that was written before it (Acquire).
+    /// Loads the 64-bit word at `offset`, and sees all that was written before it (Acquire).
     ///
     /// # Errors
     /// It is not within the region, or not aligned.
@@ -103,7 +103,7 @@ impl SharedRegion {
         self.region.mapped().memory().store_u64(at, value)
     }
 
-    /// The bytes of `range`, where they are.
+    /// Returns the bytes of `range`, where they are.
     ///
     /// # Safety
     /// No peer that was granted the right to write may write there while the slice lives. One that keeps to the rules of

@@ -10,17 +10,25 @@ use super::table::Table;
 use super::unsent::SHORTEST;
 use crate::memory::{Pool, RegisteredBuf};
 
-/// What a [`SiteAllocator`] is made with.
+/// Settings of a [`SiteAllocator`].
+///
+/// ```
+/// use tonic_rdma::memory::sites::SiteSettings;
+///
+/// // Only buffers of 64 KiB and more are worth registered memory; a site goes back to the heap after two idle iterations.
+/// let settings = SiteSettings { minimum: 64 << 10, patience: 2, ..SiteSettings::default() };
+/// # assert_eq!(settings.sites, 1 << 16);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SiteSettings {
-    /// Shortest buffer, in bytes, that is placed in registered memory, at least [`SHORTEST`].
-    /// Shorter ones are on the heap, whatever their site. Default: [`SHORTEST`].
+    /// Length of the shortest buffer that is placed in registered memory, in bytes, at least [`SHORTEST`]. Shorter ones
+    /// are on the heap, whatever their site. Default: [`SHORTEST`].
     pub minimum: usize,
-    /// After how many iterations in a row, in which it allocated and nothing of it was sent, a site goes back to the
-    /// heap; at least 1. Default: 8.
+    /// Number of iterations in a row in which a site allocates, and none of its buffers is sent, before the site goes back
+    /// to the heap; at least 1. Default: 8.
     pub patience: u32,
-    /// Most sites that are told apart; buffers of others are on the heap and counted as untracked. Default: 65 536,
-    /// which are some 20 MB if there are as many.
+    /// Number of sites that are told apart at most. Buffers of further sites are on the heap and counted as untracked.
+    /// Default: 65 536, for which the allocator needs some 20 MB.
     pub sites: usize,
 }
 
@@ -30,7 +38,7 @@ impl Default for SiteSettings {
     }
 }
 
-/// Allocates buffers in registered memory or on the heap, by whether the buffers of their site were sent before: see
+/// Allocates buffers in registered memory or on the heap, depending on whether buffers of their site were sent before: see
 /// the [module](super). Clones are the same allocator. Thread-safe; an allocation holds a lock while it looks its site up.
 ///
 /// A site is a place in the source ([`allocate`](Self::allocate), [`with_capacity`](Self::with_capacity)): file, line
@@ -38,8 +46,21 @@ impl Default for SiteSettings {
 ///
 /// Or it is a name that the program gives ([`allocate_named`](Self::allocate_named),
 /// [`with_capacity_named`](Self::with_capacity_named)) and how many allocations the iteration has made under it before.
-/// For programs that interpret, such as a data-flow graph, where one line allocates for all nodes: there the name is the
-/// node's. It takes an order that does not change: threads that allocate under one name mix its sites up.
+/// That is for programs in which one line allocates for many, such as an interpreter of a data-flow graph: there the name
+/// is the node's. The order of the allocations has to be the same in each iteration: threads that allocate under one name
+/// mix its sites up.
+///
+/// ```
+/// use tonic_rdma::memory::Pool;
+/// use tonic_rdma::memory::sites::{SiteAllocator, SiteSettings};
+///
+/// let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
+/// let mut buffer = sites.allocate(1 << 20);
+/// buffer.fill(7);
+/// let payload: bytes::Bytes = buffer.freeze();
+/// # assert_eq!(payload.len(), 1 << 20);
+/// sites.next_iteration();
+/// ```
 #[derive(Clone, Debug)]
 pub struct SiteAllocator {
     shared: Arc<Shared>,
@@ -53,8 +74,16 @@ struct Shared {
 }
 
 impl SiteAllocator {
-    /// An allocator that places in `pool` what is sent, and is in its first iteration. Connections send from where it is
-    /// what lies in a pool [`for_sending`](Pool::for_sending).
+    /// Creates an allocator that is in its first iteration, and takes registered memory from `pool`. That is a pool
+    /// [`for_sending`](Pool::for_sending) as a rule: connections send from its buffers without a copy.
+    ///
+    /// ```
+    /// use tonic_rdma::memory::Pool;
+    /// use tonic_rdma::memory::sites::{SiteAllocator, SiteSettings};
+    ///
+    /// let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
+    /// # assert!(sites.report().sites.is_empty());
+    /// ```
     pub fn new(pool: Pool, settings: SiteSettings) -> Self {
         let settings = SiteSettings {
             minimum: settings.minimum.max(SHORTEST),
@@ -65,57 +94,107 @@ impl SiteAllocator {
         Self { shared: Arc::new(Shared { pool, settings, table }) }
     }
 
-    /// A buffer of `length` bytes to write over. Its content is not specified: what the memory was last used for, in a
-    /// debug build `0xa5` if it is on the heap.
+    /// Allocates a buffer of `length` bytes to write over, for the site that is the caller's line. Its content is not
+    /// specified: the memory keeps what it was last used for; on the heap a debug build fills it with `0xa5`.
+    ///
+    /// ```
+    /// # use tonic_rdma::memory::Pool;
+    /// # use tonic_rdma::memory::sites::{SiteAllocator, SiteSettings};
+    /// # let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
+    /// let mut gradients = sites.allocate(1 << 20);
+    /// gradients.fill(0);
+    /// # assert_eq!(gradients.len(), 1 << 20);
+    /// ```
     ///
     /// # Panics
-    /// As a `Vec` does, if there is not as much memory in the world.
+    /// As a `Vec` does, if the system has not as much memory.
     #[track_caller]
     pub fn allocate(&self, length: usize) -> SiteBuf {
         self.shared.obtain(self.here(Location::caller()), length, Content::Any)
     }
 
-    /// An empty buffer to append `capacity` bytes to, by [`BufMut`](bytes::BufMut) or [`Write`](std::io::Write). It does
-    /// not grow.
+    /// Allocates an empty buffer to append up to `capacity` bytes to, by [`BufMut`](bytes::BufMut) or
+    /// [`Write`](std::io::Write), for the site that is the caller's line. It does not grow.
+    ///
+    /// ```
+    /// use bytes::BufMut as _;
+    /// # use tonic_rdma::memory::Pool;
+    /// # use tonic_rdma::memory::sites::{SiteAllocator, SiteSettings};
+    /// # let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
+    /// let mut records = sites.with_capacity(1 << 20);
+    /// records.put_u64_le(17);
+    /// # assert_eq!(records.len(), 8);
+    /// ```
     ///
     /// # Panics
-    /// As a `Vec` does, if there is not as much memory in the world.
+    /// As a `Vec` does, if the system has not as much memory.
     #[track_caller]
     pub fn with_capacity(&self, capacity: usize) -> SiteBuf {
         self.shared.obtain(self.here(Location::caller()), capacity, Content::None)
     }
 
-    /// As [`allocate`](Self::allocate), for the site that is the next of `name` in this iteration.
+    /// Allocates as [`allocate`](Self::allocate) does, for the site that is the next one of `name` in this iteration.
+    ///
+    /// ```
+    /// use tonic_rdma::memory::sites::Site;
+    /// # use tonic_rdma::memory::Pool;
+    /// # use tonic_rdma::memory::sites::{SiteAllocator, SiteSettings};
+    /// # let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
+    /// for layer in ["conv1", "conv2", "conv2"] {
+    ///     let _weights = sites.allocate_named(layer, 1 << 20);
+    /// }
+    /// let report = sites.report();
+    /// let second = Site::Named { name: "conv2".into(), ordinal: 1 };
+    /// assert!(report.sites.iter().any(|status| status.site == second));
+    /// ```
+    ///
+    /// # Panics
+    /// As a `Vec` does, if the system has not as much memory.
     pub fn allocate_named(&self, name: &str, length: usize) -> SiteBuf {
         self.shared.obtain(self.shared.table().named(name), length, Content::Any)
     }
 
-    /// As [`with_capacity`](Self::with_capacity), for the site that is the next of `name` in this iteration.
+    /// Allocates as [`with_capacity`](Self::with_capacity) does, for the site that is the next one of `name` in this
+    /// iteration.
+    ///
+    /// ```
+    /// use std::io::Write as _;
+    /// # use tonic_rdma::memory::Pool;
+    /// # use tonic_rdma::memory::sites::{SiteAllocator, SiteSettings};
+    /// # let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
+    /// let mut log = sites.with_capacity_named("log", 4096);
+    /// writeln!(log, "step 1")?;
+    /// # assert_eq!(&*log, b"step 1\n");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// As a `Vec` does, if the system has not as much memory.
     pub fn with_capacity_named(&self, name: &str, capacity: usize) -> SiteBuf {
         self.shared.obtain(self.shared.table().named(name), capacity, Content::None)
     }
 
-    /// Ends the iteration: sites of which a buffer was sent since the last call are in registered memory from now on.
-    /// What is sent later counts for the next one. Buffers that exist stay where they are.
+    /// Ends the iteration: sites of which a buffer was sent since the last call get registered memory from now on. What is
+    /// sent later counts for the next iteration. Buffers that exist stay where they are.
     ///
-    /// For whoever runs the loop, once for each turn of it. A program without a loop calls it now and then.
+    /// Call it once in each turn of the program's loop. A program without a loop calls it now and then.
     pub fn next_iteration(&self) {
         self.shared.table().next_iteration(self.shared.settings.patience);
     }
 
-    /// What was learnt, site by site.
+    /// Returns what was learnt, site by site.
     pub fn report(&self) -> SiteReport {
         let table = self.shared.table();
         let sites = table.records().iter().map(|record| record.status()).collect();
         SiteReport::new(table.iteration, table.untracked, sites)
     }
 
-    /// Where the buffers of sites that send are.
+    /// Returns the pool that buffers of sites that send come from.
     pub fn pool(&self) -> &Pool {
         &self.shared.pool
     }
 
-    /// What it was made with, or the least that there is.
+    /// Returns the settings, with numbers that were too small raised to the least possible.
     pub fn settings(&self) -> &SiteSettings {
         &self.shared.settings
     }

@@ -13,8 +13,8 @@ use super::report::Placement;
 use super::unsent::{self, SHORTEST};
 use crate::memory::{Lease, RegisteredBuf};
 
-/// A buffer of a [`SiteAllocator`](super::SiteAllocator): to write to as a slice, or to append to, up to a capacity that
-/// is fixed; then to [`freeze`](Self::freeze) and send. No alignment is promised.
+/// A buffer of a [`SiteAllocator`](super::SiteAllocator). The program writes to it as a slice, or appends up to a capacity
+/// that is fixed, then calls [`freeze`](Self::freeze) and sends. No alignment is promised.
 ///
 /// Reading and writing are the same wherever it is. What goes into a buffer of a site that sends should be what is sent: in a
 /// pool that has a protection domain of its own, that domain's peers may be able to read it.
@@ -43,7 +43,7 @@ impl SiteBuf {
         Self { memory: Memory::Registered(buffer, length.min(capacity)), capacity, record }
     }
 
-    /// Where it is.
+    /// Returns where the buffer is: on the heap, or in registered memory.
     pub fn placement(&self) -> Placement {
         match self.memory {
             Memory::Heap(_) => Placement::Heap,
@@ -51,12 +51,12 @@ impl SiteBuf {
         }
     }
 
-    /// Bytes that it can hold.
+    /// Returns how many bytes the buffer can hold.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Shortens it to `length` bytes; nothing happens if it is no longer than that.
+    /// Shortens the content to `length` bytes. Changes nothing if it is no longer than that.
     pub fn truncate(&mut self, length: usize) {
         match &mut self.memory {
             Memory::Heap(content) => content.truncate(length),
@@ -64,8 +64,8 @@ impl SiteBuf {
         }
     }
 
-    /// Makes it immutable and shareable. From now on a connection that sends it, or a slice of it, is noted for its
-    /// site. The memory is freed, or goes back to the pool, with the last reference.
+    /// Makes the content immutable and shareable. From now on it counts for the site if a connection sends it, or a slice of
+    /// it. The memory is freed, or goes back to the pool, with the last reference.
     pub fn freeze(self) -> Bytes {
         let frozen = match self.memory {
             Memory::Heap(content) => Frozen::Heap(content),

@@ -1,4 +1,4 @@
-//! What was learnt, for people and for programs.
+//! The report of what was learnt, for people and for programs.
 
 use std::fmt;
 use std::panic::Location;

@@ -6,19 +6,29 @@ use std::sync::Arc;
 use super::record::Record;
 use crate::memory::index::Index;
 
-/// Slices and buffers below are not looked at, in bytes: connections gather them by copying.
+/// Length, in bytes, below which slices and buffers are not looked at: connections gather these by copying.
 pub const SHORTEST: usize = 4096;
 
 /// Those of all allocators: a connection does not know which there are. A buffer leaves it when it is first sent, so
 /// that its other slices cost next to nothing, or when it is freed.
 static UNSENT: Index<Arc<Record>> = Index::new();
 
-/// Says that `bytes` were sent, or a part of them; if they lie in a buffer of a
-/// [`SiteAllocator`](super::SiteAllocator), its site has sent. For transports of a program's own: the connections of
-/// this crate do so by themselves.
+/// Reports that `bytes` were sent. If they lie in a frozen buffer of a [`SiteAllocator`](super::SiteAllocator), its site
+/// counts as one that sends. This is for transports of a program's own: connections of this crate report by themselves.
 ///
-/// Costs one relaxed load while every frozen buffer has been sent (or there is none), three for an address that none
-/// can have, and a short lock otherwise.
+/// It costs one relaxed load while no frozen buffer is unsent, three loads for an address that no such buffer can have, and
+/// a short lock otherwise.
+///
+/// ```
+/// use tonic_rdma::memory::Pool;
+/// use tonic_rdma::memory::sites::{SiteAllocator, SiteSettings, sent};
+///
+/// let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
+/// let payload = sites.allocate(1 << 20).freeze();
+/// // A transport of your own has written the first half:
+/// sent(&payload[..1 << 19]);
+/// assert_eq!(sites.report().sites[0].sent, 1);
+/// ```
 #[inline]
 pub fn sent(bytes: &[u8]) {
     if bytes.len() >= SHORTEST && UNSENT.len() > 0 {

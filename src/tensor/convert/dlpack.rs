@@ -18,11 +18,25 @@ const TYPES: [(Dtype, u8, u8); 17] = [
 ];
 
 impl Tensor {
-    /// The tensor of another library, in its memory, which goes back when the last reference to it is gone.
+    /// Makes a tensor of another library's, in that library's memory, which goes back when the last reference to it is gone.
+    ///
+    /// ```
+    /// use tonic_rdma::memory::dlpack::Imported;
+    /// use tonic_rdma::tensor::{Dtype, Shape, Tensor, TensorSpec};
+    ///
+    /// // Stands for a pointer that another library handed over.
+    /// let theirs = Tensor::copy_from(TensorSpec::new(Dtype::U8, Shape::new(&[2])?)?, &[1, 2])?;
+    /// let managed = theirs.to_dlpack()?.into_raw();
+    ///
+    /// // SAFETY: `managed` is valid, ours to give away, and nothing writes to its memory.
+    /// let imported = unsafe { Imported::from_raw(managed)? };
+    /// assert_eq!(Tensor::from_dlpack(imported)?.as_slice::<u8>()?, [1, 2]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// A type that is not known here, too many dimensions, or memory that is not aligned for its elements. The memory goes
-    /// back then.
+    /// This version does not know the type, there are too many dimensions, or the memory is not aligned for its elements. The
+    /// memory goes back then.
     pub fn from_dlpack(imported: Imported) -> Result<Self, TensorError> {
         let Layout { dtype, shape, strides } = imported.layout().clone();
         let dtype = tensor_dtype(dtype)?;
@@ -31,10 +45,19 @@ impl Tensor {
         Self::from_strided(spec, strides, Bytes::from_owner(imported))
     }
 
-    /// The tensor for another library, which has to leave it as it is: the memory is shared.
+    /// Makes a tensor for another library, which must not write to it: the memory is shared.
+    ///
+    /// ```
+    /// use tonic_rdma::tensor::{Dtype, Shape, Tensor, TensorSpec};
+    ///
+    /// let ours = Tensor::copy_from(TensorSpec::new(Dtype::U8, Shape::new(&[2])?)?, &[1, 2])?;
+    /// let exported = ours.to_dlpack()?; // `into_raw` makes the pointer that the other library takes
+    /// # drop(exported);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// Elements of variable length.
+    /// The elements have a variable length.
     pub fn to_dlpack(&self) -> Result<Exported, TensorError> {
         let row = TYPES.iter().find(|(dtype, ..)| *dtype == self.dtype());
         let &(_, code, bits) = row.ok_or(TensorError::Variable(self.dtype()))?;

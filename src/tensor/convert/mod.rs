@@ -1,4 +1,10 @@
 //! Tensors of other libraries, without a copy where their memory is aligned and in order.
+//!
+//! | library | into a [`Tensor`](super::Tensor) | out of one | cargo feature |
+//! |---|---|---|---|
+//! | ndarray | `Tensor::from_array` | `Tensor::as_array` | `ndarray` |
+//! | safetensors | `read_safetensors` | `SafetensorsView` | `safetensors` |
+//! | DLPack (numpy, PyTorch, …) | [`Tensor::from_dlpack`](super::Tensor::from_dlpack) | [`Tensor::to_dlpack`](super::Tensor::to_dlpack) | none |
 
 mod dlpack;
 #[cfg(feature = "ndarray")]

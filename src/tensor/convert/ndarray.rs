@@ -6,10 +6,19 @@ use ndarray::{Array, ArrayViewD, Dimension, IxDyn, ShapeBuilder};
 use crate::tensor::{Element, Shape, Strides, Tensor, TensorError, TensorSpec};
 
 impl Tensor {
-    /// The elements as an array, in the tensor's memory, whatever its strides.
+    /// Returns the elements as an array, in the tensor's memory, whatever its strides.
+    ///
+    /// ```
+    /// use tonic_rdma::tensor::{Dtype, Shape, Tensor, TensorSpec};
+    ///
+    /// let spec = TensorSpec::new(Dtype::U8, Shape::new(&[2, 2])?)?;
+    /// let tensor = Tensor::copy_from(spec, &[1, 2, 3, 4])?;
+    /// assert_eq!(tensor.transpose().as_array::<u8>()?[[0, 1]], 3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// Elements of another type, or of values that their type does not have.
+    /// The elements have another type, or values that their type does not have.
     pub fn as_array<T: Element>(&self) -> Result<ArrayViewD<'_, T>, TensorError> {
         let span = self.span::<T>()?;
         let dims: Vec<usize> = self.shape().dims().iter().map(|&length| length as usize).collect();
@@ -17,11 +26,20 @@ impl Tensor {
         ArrayViewD::from_shape(IxDyn(&dims).strides(IxDyn(&steps)), span).map_err(foreign)
     }
 
-    /// The tensor that takes over the memory of `array`. One with elements in descending order (negative strides) is
+    /// Makes a tensor that takes over the memory of `array`. An array with elements in descending order (negative strides) is
     /// copied.
     ///
+    /// ```
+    /// use ndarray::array;
+    /// use tonic_rdma::tensor::Tensor;
+    ///
+    /// let tensor = Tensor::from_array(array![[1.0_f32, 2.0], [3.0, 4.0]])?;
+    /// assert_eq!(tensor.as_slice::<f32>()?, [1.0, 2.0, 3.0, 4.0]);
+    /// # Ok::<(), tonic_rdma::tensor::TensorError>(())
+    /// ```
+    ///
     /// # Errors
-    /// More dimensions than [`Shape::MAX_RANK`].
+    /// The array has more dimensions than [`Shape::MAX_RANK`].
     pub fn from_array<T: Element, D: Dimension>(array: Array<T, D>) -> Result<Self, TensorError> {
         let array = if array.strides().iter().any(|&step| step < 0) {
             // Owned and in standard layout: of an array that is not in it already, a copy.

@@ -16,10 +16,24 @@ pub struct Safetensors {
     pub copied: u64,
 }
 
-/// The tensors of `file`, in its memory where they are aligned there.
+/// Reads the tensors of `file`. They share its memory where they are aligned there.
+///
+/// ```
+/// use tonic_rdma::tensor::convert::{SafetensorsView, read_safetensors};
+/// use tonic_rdma::tensor::{Dtype, Shape, Tensor, TensorSpec};
+///
+/// let weights = Tensor::copy_from(TensorSpec::new(Dtype::U8, Shape::new(&[2])?)?, &[1, 2])?;
+/// let view = SafetensorsView::new(&weights)?;
+/// let file = bytes::Bytes::from(safetensors::serialize([("weights", &view)], None)?);
+///
+/// let found = read_safetensors(&file)?;
+/// assert_eq!(found.tensors[0].0, "weights");
+/// assert_eq!(found.tensors[0].1.as_slice::<u8>()?, [1, 2]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
-/// No such file, or a tensor of a type or shape that is not known here, which the error names.
+/// `file` is no such file, or it has a tensor of a type or shape that this version does not know, which the error names.
 pub fn read_safetensors(file: &Bytes) -> Result<Safetensors, TensorError> {
     let parsed = SafeTensors::deserialize(file).map_err(|error| foreign(&error))?;
     let mut found: Vec<_> = parsed.iter().collect();
@@ -59,10 +73,21 @@ pub struct SafetensorsView {
 }
 
 impl SafetensorsView {
-    /// The view of `tensor`; one whose elements don't lie one after the other is copied.
+    /// Makes the view of `tensor`. A tensor whose elements don't lie one after the other is copied.
+    ///
+    /// ```
+    /// use tonic_rdma::tensor::convert::SafetensorsView;
+    /// use tonic_rdma::tensor::{Dtype, Shape, TensorMut, TensorSpec};
+    ///
+    /// let weights = TensorMut::zeroed(TensorSpec::new(Dtype::F32, Shape::new(&[16])?)?)?.freeze();
+    /// let view = SafetensorsView::new(&weights)?;
+    /// let file: Vec<u8> = safetensors::serialize([("weights", &view)], None)?;
+    /// # assert!(file.len() > 64);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// A type that the format does not have, or no memory.
+    /// The format does not have the type of the elements, or the system has no memory.
     pub fn new(tensor: &Tensor) -> Result<Self, TensorError> {
         let dtype = safetensors_dtype(tensor.dtype())
             .ok_or_else(|| foreign(&format_args!("no type for elements of {}", tensor.dtype())))?;
@@ -72,7 +97,7 @@ impl SafetensorsView {
         Ok(Self { tensor, bytes, dtype, shape })
     }
 
-    /// The tensor that is shown.
+    /// Returns the tensor.
     pub fn tensor(&self) -> &Tensor {
         &self.tensor
     }

@@ -20,12 +20,24 @@ use crate::memory::{BlockCopy, Blocks, Local, RemotePlace, Transfer, Way};
 use crate::verbs::{RemoteSegment, Rkey};
 use crate::wire::tensor_frame::{Request, RequestId, Sink};
 
-/// What becomes of a name and step.
+/// What [`RdmaDevice::put`] offers under a name and step.
+///
+/// ```
+/// use tonic::Status;
+/// use tonic_rdma::tensor::{Dtype, Offer, Shape, Tensor, TensorSpec};
+///
+/// let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
+/// let computed = Offer::Tensor(Tensor::copy_from(spec, &[1, 2, 3, 4])?);
+/// let not_taken = Offer::Dead;
+/// let failed = Offer::Failed(Status::internal("the loss is not a number"));
+/// # drop((computed, not_taken, failed));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
 pub enum Offer {
-    /// A tensor. From registered memory ([`Pool::for_sending`](crate::memory::Pool)) it goes as it is; of any other a copy is
-    /// made for the device, and one that is not contiguous, or has strings, is serialised.
+    /// A tensor. From registered memory ([`Pool::for_sending`](crate::memory::Pool)) it goes as it is; one that lies elsewhere
+    /// is copied for the device, and one that is not contiguous, or has strings, is serialised.
     Tensor(Tensor),
     /// Dead: the branch of the graph that would have computed it was not taken.
     Dead,
@@ -35,10 +47,25 @@ pub enum Offer {
 
 impl RdmaDevice {
     /// Offers (`name`, `step`) to the first `readers` peers that ask for it, or have asked
-    /// ([`Channel::request`](super::super::Channel::request)). It stays until they have it, or until they did not come in time.
+    /// ([`Channel::request`](super::super::Channel::request)). It stays until they have it, or until
+    /// [`Settings::rendezvous_timeout`] is over.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{Dtype, Offer, RdmaDevice, Shape, Tensor, TensorSpec};
+    /// # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
+    /// let tensor = Tensor::copy_from(spec, &[1, 2, 3, 4])?;
+    /// device.put("loss", 17, Offer::Tensor(tensor), 2)?; // two workers ask for it
+    /// assert_eq!(device.held().bytes, 4);
+    /// assert_eq!(device.withdraw("loss", 17), Some(2)); // neither has
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// It is on offer already, too much is, or the name is none.
+    /// Name and step are on offer already, the limit on offers or their bytes is reached, or the name is empty or too long.
     pub fn put(&self, name: &str, step: u64, offer: Offer, readers: u32) -> Result<(), ChannelError> {
         let offered = match offer {
             Offer::Tensor(tensor) => {
@@ -52,12 +79,13 @@ impl RdmaDevice {
         self.shared.offers.put(name, step, offered, readers)
     }
 
-    /// Takes an offer back; how many readers it still waited for, if it was on offer. Those that are being served get it yet.
+    /// Takes an offer back. Returns how many readers it still waited for, or `None` if it was not on offer. Readers that are
+    /// being served still get it.
     pub fn withdraw(&self, name: &str, step: u64) -> Option<u32> {
         lock(&self.shared.offers.provider).withdraw(name, step)
     }
 
-    /// Offers, their bytes, and requests that wait for one.
+    /// Returns how many offers there are, how many bytes they have, and how many requests wait for one.
     pub fn held(&self) -> super::super::rendezvous::Held {
         lock(&self.shared.offers.provider).held()
     }

@@ -20,7 +20,7 @@ use crate::verbs::Access;
 use crate::wire::tensor_frame::{Frame, RequestId};
 use crate::wire::tensor_metadata::Metadata as WireMetadata;
 
-/// What came of a request.
+/// What the future of [`Channel::request`] yields.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
 pub enum Requested {
@@ -31,11 +31,27 @@ pub enum Requested {
 }
 
 impl Channel {
-    /// Asks the peer for the tensor `name` of `step`, whether it is offered already or not
+    /// Asks the peer for the tensor `name` of `step`, whether the peer offers it already or not
     /// ([`RdmaDevice::put`](super::super::RdmaDevice::put)). The peer writes it straight into memory of this device's. From the
     /// second step on that takes one message and one write, unless the tensor's type or shape has changed.
     ///
     /// Dropping the future withdraws the request.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorSpec};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
+    /// # server.put("loss", 17, Offer::Tensor(Tensor::copy_from(spec, &[1, 2, 3, 4])?), 1)?;
+    /// if let Requested::Tensor(loss) = channel.request("loss", 17).await? {
+    ///     assert_eq!(loss.as_slice::<u8>()?, [1, 2, 3, 4]);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Refused`](ChannelError::Refused) with the peer's status: the tensor could not be computed, was not offered in time, or

@@ -15,7 +15,8 @@ use super::note::Note;
 use super::{Attached, Receiver};
 use crate::memory::{BlockCopy, Blocks, Local, Transfer, Way};
 
-/// The receiving end of a dynamic slot (§3.3): it learns what a tensor is and where, makes room, and reads it.
+/// The receiving end of a dynamic slot (§3.3), from [`RdmaDevice::dynamic_receiver`]: it learns what a tensor is and where,
+/// makes room, and reads it.
 #[derive(Debug)]
 pub struct DynamicReceiver {
     receiver: Receiver,
@@ -33,9 +34,26 @@ struct Reading {
 }
 
 impl RdmaDevice {
-    /// Makes a slot for tensors of any type and shape, of which `depth` can be waiting. One peer can attach to it by `name`,
-    /// with [`Channel::dynamic_sender`](super::super::Channel::dynamic_sender). What arrives lies in memory of this device's,
-    /// which is used again when the tensor is dropped.
+    /// Makes a slot for tensors of any type and shape, of which `depth` can be waiting. One peer at a time can attach to it by
+    /// `name`, with [`Channel::dynamic_sender`](super::super::Channel::dynamic_sender). What arrives lies in memory of this
+    /// device, which is used again when the tensor is dropped.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{RdmaDevice, Shape, Tensor};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let mut slot = server.dynamic_receiver("tokens", 4)?;
+    ///
+    /// # let mut sender = channel.dynamic_sender("tokens").await?;
+    /// # sender.send(&Tensor::from_strings(Shape::new(&[2])?, ["a", "b"])?).await?;
+    /// let tensor = slot.recv().await?;
+    /// println!("{}", tensor.spec());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The name is taken or no name, there is no memory, or `depth` is 0 or more than 1024.
@@ -47,7 +65,28 @@ impl RdmaDevice {
 }
 
 impl DynamicReceiver {
-    /// Takes the next tensor if it is here; begins to read it if its note is.
+    /// Takes the next tensor if it is here. Begins to read the next one if the sender has offered it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{RdmaDevice, Shape, Tensor};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let mut slot = server.dynamic_receiver("tokens", 4)?;
+    /// # let mut sender = channel.dynamic_sender("tokens").await?;
+    /// # sender.send(&Tensor::from_strings(Shape::new(&[2])?, ["a", "b"])?).await?;
+    /// let tensor = loop {
+    ///     match slot.try_recv()? {
+    ///         Some(tensor) => break tensor,
+    ///         None => tokio::task::yield_now().await, // or other work
+    ///     }
+    /// };
+    /// assert_eq!(tensor.shape().dims(), [2]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The sender has gone, or what it says of its tensor can't be; its link ends then.
@@ -75,7 +114,23 @@ impl DynamicReceiver {
         Ok(Some(tensor))
     }
 
-    /// Waits for the next tensor. Dropping the future loses nothing.
+    /// Waits for the next tensor, and reads it. Dropping the future loses nothing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{RdmaDevice, Shape, Tensor};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let mut slot = server.dynamic_receiver("tokens", 4)?;
+    /// # let mut sender = channel.dynamic_sender("tokens").await?;
+    /// # sender.send(&Tensor::from_strings(Shape::new(&[2])?, ["a", "b"])?).await?;
+    /// let tensor = slot.recv().await?;
+    /// assert_eq!(tensor.strings()?.count(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`try_recv`](Self::try_recv).

@@ -11,8 +11,8 @@ use super::note::Note;
 use crate::memory::{Grant, RemotePlace};
 use crate::verbs::{RemoteSegment, Rkey};
 
-/// The sending end of a dynamic slot (§3.3). The peer reads each tensor from where it lies, and may for as long as that takes,
-/// no longer.
+/// The sending end of a dynamic slot (§3.3), from [`Channel::dynamic_sender`]. The peer reads each tensor from where it lies,
+/// and has the right to for as long as that takes.
 #[derive(Debug)]
 pub struct DynamicSender {
     sender: Sender,
@@ -21,7 +21,23 @@ pub struct DynamicSender {
 }
 
 impl Channel {
-    /// Attaches to the peer's dynamic slot of this name. One sender at a time can.
+    /// Attaches to the peer's dynamic slot of this name. A slot has one sender at a time.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{RdmaDevice, Shape, Tensor};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let mut slot = server.dynamic_receiver("tokens", 4)?; // at the peer
+    ///
+    /// let mut sender = channel.dynamic_sender("tokens").await?;
+    /// sender.send(&Tensor::from_strings(Shape::new(&[1])?, ["one"])?).await?;
+    /// assert_eq!(slot.recv().await?.shape().dims(), [1]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The peer has no such slot, or another sender is attached.
@@ -32,11 +48,31 @@ impl Channel {
 }
 
 impl DynamicSender {
-    /// Tells the peer of a tensor, once the slot has room. From registered memory ([`Pool::for_sending`](crate::memory::Pool))
-    /// the peer reads it where it is; of any other a copy is made, and one that is not contiguous, or has strings, is
-    /// serialised.
+    /// Offers the peer a tensor to read, once the slot has room. The peer reads it from registered memory
+    /// ([`Pool::for_sending`](crate::memory::Pool)) where it is; a tensor that lies elsewhere is copied first, and one that is not
+    /// contiguous, or has strings, is serialised.
     ///
-    /// It returns before the peer has read it: [`flush`](Self::flush) waits for that.
+    /// It returns before the peer has read the tensor: [`flush`](Self::flush) waits for that.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorSpec};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let mut slot = server.dynamic_receiver("activations", 4)?;
+    /// # let mut sender = channel.dynamic_sender("activations").await?;
+    /// for rows in [1, 5, 2] {
+    ///     let spec = TensorSpec::new(Dtype::U8, Shape::new(&[rows, 2])?)?;
+    ///     let tensor = Tensor::copy_from(spec, &vec![7; 2 * rows as usize])?;
+    ///     sender.send(&tensor).await?;
+    ///     # assert_eq!(slot.recv().await?.shape().dims(), [rows, 2]);
+    /// }
+    /// sender.flush().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The receiver has gone, or there is no memory for a copy.
@@ -59,7 +95,7 @@ impl DynamicSender {
         Ok(())
     }
 
-    /// Waits until the peer has read everything.
+    /// Waits until the peer has read everything. [`send`](Self::send) has an example.
     ///
     /// # Errors
     /// The receiver has gone.
@@ -71,7 +107,7 @@ impl DynamicSender {
         Ok(())
     }
 
-    /// Tensors that the peer may be reading.
+    /// Returns how many tensors the peer may be reading.
     pub fn lent(&mut self) -> usize {
         self.forget();
         self.lent.len()

@@ -7,18 +7,18 @@ use super::super::types::{Tensor, TensorSpec};
 use super::super::{ChannelError, RdmaDevice, SharedRegion};
 use super::Receiver;
 
-/// The receiving end of a static slot (§3.2): buffers that wait for one tensor each.
+/// The receiving end of a static slot (§3.2), from [`RdmaDevice::static_receiver`]: buffers that wait for one tensor each.
 #[derive(Debug)]
 pub struct StaticReceiver {
     receiver: Receiver,
     spec: TensorSpec,
 }
 
-/// A tensor that has arrived, where it was put. Dropping it gives the buffer back to the sender.
+/// A tensor that has arrived, where the sender put it. Dropping it gives the buffer back to the sender.
 ///
 /// Its bytes are read by copying, as a hostile peer could change them meanwhile: [`copy_to`](Self::copy_to) at once, or
-/// [`for_each_piece`](Self::for_each_piece) through the first-level cache. Whoever trusts the peer has
-/// [`memory`](Self::memory) and [`SharedRegion::as_slice`].
+/// [`for_each_piece`](Self::for_each_piece) through the first-level cache. A program that trusts its peer may read them where
+/// they are, by [`memory`](Self::memory) and [`SharedRegion::as_slice`].
 #[derive(Debug)]
 pub struct Arrived<'a> {
     receiver: &'a mut StaticReceiver,
@@ -26,8 +26,29 @@ pub struct Arrived<'a> {
 }
 
 impl RdmaDevice {
-    /// Makes a slot for tensors of type and shape `spec`, with `depth` buffers: as many can be on their way before the first
-    /// was taken. One peer can attach to it by `name`, with [`Channel::static_sender`](super::super::Channel::static_sender).
+    /// Makes a slot for tensors of type and shape `spec`, with `depth` buffers: as many tensors can be on their way before the
+    /// first was taken. One peer at a time can attach to it by `name`, with
+    /// [`Channel::static_sender`](super::super::Channel::static_sender).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// let mut slot = server.static_receiver("loss", &spec, 2)?;
+    ///
+    /// # let mut sender = channel.static_sender("loss", &spec).await?;
+    /// # sender.send_bytes(&[0; 1024]).await?;
+    /// let arrived = slot.recv().await?;
+    /// let mut bytes = [1; 1024];
+    /// arrived.copy_to(&mut bytes)?;
+    /// assert_eq!(bytes, [0; 1024]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The name is taken or no name, there is no memory, `depth` is 0 or more than 1024, or tensors of that type have no
@@ -50,13 +71,35 @@ impl RdmaDevice {
 }
 
 impl StaticReceiver {
-    /// What it takes.
+    /// Returns type and shape of what it takes.
     pub fn spec(&self) -> &TensorSpec {
         &self.spec
     }
 
     /// Takes the next tensor if it has arrived. It costs one load of memory that stays in the cache until the sender writes
-    /// to it, so it can be asked again and again, between other things.
+    /// to it, so a thread may ask again and again, between other work.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
+    /// # let mut sender = channel.static_sender("loss", &spec).await?;
+    /// # sender.send_bytes(&[0; 1024]).await?;
+    /// loop {
+    ///     if let Some(arrived) = slot.try_recv()? {
+    ///         assert_eq!(arrived.len(), 1024);
+    ///         break;
+    ///     }
+    ///     std::hint::spin_loop(); // or other work
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The sender has gone, and whatever it had completed was taken. Once another has attached, its tensors come.
@@ -66,6 +109,25 @@ impl StaticReceiver {
     }
 
     /// Waits for the next tensor. Dropping the future loses nothing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
+    /// # let mut sender = channel.static_sender("loss", &spec).await?;
+    /// # sender.send_bytes(&[1; 1024]).await?;
+    /// let arrived = slot.recv().await?;
+    /// let mut sum = 0_u64;
+    /// arrived.for_each_piece(|bytes| sum += bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>());
+    /// assert_eq!(sum, 1024);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`try_recv`](Self::try_recv).
@@ -81,31 +143,31 @@ impl StaticReceiver {
 }
 
 impl Arrived<'_> {
-    /// Its type and shape.
+    /// Returns type and shape of the tensor.
     pub fn spec(&self) -> &TensorSpec {
         &self.receiver.spec
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.receiver.receiver.placement().layout.payload
     }
 
-    /// Whether it has none.
+    /// Returns whether the tensor has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The slot's memory, and where in it the tensor lies.
+    /// Returns the slot's memory, and the range of it that the tensor lies in, in bytes.
     pub fn memory(&self) -> (&SharedRegion, Range<usize>) {
         let placement = self.receiver.receiver.placement();
         (&placement.memory, self.start..self.start + placement.layout.payload)
     }
 
-    /// Copies all of it to `destination`, which has exactly its length.
+    /// Copies the whole tensor to `destination`, which has exactly its length.
     ///
     /// # Errors
-    /// It has another length.
+    /// `destination` has another length.
     pub fn copy_to(&self, destination: &mut [u8]) -> Result<(), ChannelError> {
         let (memory, range) = self.memory();
         if destination.len() != range.len() {

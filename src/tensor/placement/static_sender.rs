@@ -10,8 +10,8 @@ use super::super::{Channel, ChannelError, MemRegion};
 use super::Sender;
 use crate::memory::Local;
 
-/// The sending end of a static slot (§3.2). Whatever it sends lies in the receiver's buffer when the receiver sees it: nothing
-/// is copied on the way, nor is the receiver's CPU asked.
+/// The sending end of a static slot (§3.2), from [`Channel::static_sender`]. Each tensor is in the receiver's buffer when the
+/// receiver sees it: nothing is copied on the way, and the receiver's processor does nothing for it.
 #[derive(Debug)]
 pub struct StaticSender {
     sender: Sender,
@@ -19,7 +19,24 @@ pub struct StaticSender {
 }
 
 impl Channel {
-    /// Attaches to the peer's static slot of this name, for tensors of type and shape `spec`. One sender at a time can.
+    /// Attaches to the peer's static slot of this name, for tensors of type and shape `spec`. A slot has one sender at a time.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// let mut slot = server.static_receiver("loss", &spec, 1)?; // at the peer
+    ///
+    /// let mut sender = channel.static_sender("loss", &spec).await?;
+    /// sender.send_bytes(&[0; 1024]).await?;
+    /// assert_eq!(slot.recv().await?.len(), 1024);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The peer has no such slot, it takes something else, or another sender is attached.
@@ -33,12 +50,12 @@ impl Channel {
 }
 
 impl StaticSender {
-    /// What it sends.
+    /// Returns type and shape of what it sends.
     pub fn spec(&self) -> &TensorSpec {
         &self.spec
     }
 
-    /// Whether a buffer is free for the next tensor. It costs one load, as [`StaticReceiver::try_recv`] does.
+    /// Returns whether a buffer is free for the next tensor. It costs one load, as [`StaticReceiver::try_recv`] does.
     ///
     /// [`StaticReceiver::try_recv`]: super::StaticReceiver::try_recv
     ///
@@ -56,8 +73,8 @@ impl StaticSender {
         self.sender.ready().await
     }
 
-    /// How many of the tensors that were sent have not been taken and released yet. It costs one load, so it can be asked
-    /// again and again: this is how a thread that only polls learns that a tensor has arrived.
+    /// Returns how many of the tensors that were sent have not been taken and released yet. It costs one load, so a thread
+    /// that only polls may ask again and again, to learn that a tensor has arrived.
     ///
     /// # Errors
     /// The receiver has gone.
@@ -78,7 +95,30 @@ impl StaticSender {
     }
 
     /// Sends the first bytes of `region`, as many as the tensor has, once a buffer is free. The region comes back when they are
-    /// where they belong.
+    /// in the receiver's buffer.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
+    /// # let mut sender = channel.static_sender("loss", &spec).await?;
+    /// let mut region = worker.allocate(1024)?;
+    /// region.fill(1);
+    /// let (region, sent) = sender.send_region(region).await;
+    /// sent?;
+    /// assert!(slot.try_recv()?.is_some());
+    /// # drop(region);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The region is shorter than the tensor, or the receiver has gone. The region comes back in any case.
     pub async fn send_region(&mut self, region: MemRegion) -> (MemRegion, Result<(), ChannelError>) {
         match self.sender.ready().await {
             Ok(()) => self.start(region).await,
@@ -86,7 +126,36 @@ impl StaticSender {
         }
     }
 
-    /// The same at once: begins to send `region`. Refused with [`Busy`](ChannelError::Busy) if no buffer is free.
+    /// Begins to send `region` as [`send_region`](Self::send_region) does, and returns at once.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
+    /// # let mut sender = channel.static_sender("loss", &spec).await?;
+    /// let mut region = worker.allocate(1024)?;
+    /// region.fill(1);
+    /// let mut sending = sender.start(region);
+    /// let (region, sent) = loop {
+    ///     match sending.try_take() {
+    ///         Some(result) => break result,
+    ///         None => std::hint::spin_loop(), // or other work
+    ///     }
+    /// };
+    /// sent?;
+    /// # drop((region, slot));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`send_region`](Self::send_region), or [`Busy`](ChannelError::Busy) if no buffer is free. The future has the error,
+    /// and the region.
     pub fn start(&mut self, region: MemRegion) -> Memcpy {
         let length = self.payload();
         if let Err(error) = self.check_ready().and_then(|()| self.check_length(region.len())) {
@@ -107,6 +176,27 @@ impl StaticSender {
     /// Sends a tensor once a buffer is free. If it lies in registered memory ([`Pool::for_sending`](crate::memory::Pool)), it
     /// goes from there; otherwise it is copied to where the device can take it from. The tensor may be dropped at once.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma::tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
+    /// # let mut sender = channel.static_sender("loss", &spec).await?;
+    /// # use tonic_rdma::memory::Pool;
+    /// # use tonic_rdma::tensor::TensorMut;
+    /// let pool = Pool::for_sending(1 << 20);
+    /// let mut loss = TensorMut::in_pool(spec, &pool)?;
+    /// loss.as_mut_slice::<f32>()?.fill(0.5);
+    /// sender.send(&loss.freeze()).await?;
+    /// assert_eq!(slot.recv().await?.to_tensor()?.as_slice::<f32>()?, [0.5; 256]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// It is of another type or shape than the slot, or the receiver has gone.
     pub async fn send(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
@@ -115,7 +205,7 @@ impl StaticSender {
         self.place(tensor)
     }
 
-    /// The same at once.
+    /// Begins to send a tensor as [`send`](Self::send) does, and returns at once.
     ///
     /// # Errors
     /// As [`send`](Self::send), or [`Busy`](ChannelError::Busy) if no buffer is free.
@@ -150,7 +240,7 @@ impl StaticSender {
         self.start_bytes(bytes)
     }
 
-    /// The same at once.
+    /// Begins to send bytes as [`send_bytes`](Self::send_bytes) does, and returns at once.
     ///
     /// # Errors
     /// As [`send_bytes`](Self::send_bytes), or [`Busy`](ChannelError::Busy) if no buffer is free.

@@ -4,6 +4,14 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Type of the elements of a tensor.
+///
+/// ```
+/// use tonic_rdma::tensor::Dtype;
+///
+/// let bf16: Dtype = "bfloat16".parse()?;
+/// assert_eq!((bf16, bf16.size()), (Dtype::Bf16, Some(2)));
+/// # Ok::<(), tonic_rdma::tensor::UnknownDtype>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Dtype {
@@ -45,7 +53,7 @@ pub enum Dtype {
     String,
 }
 
-/// No type that is known here.
+/// A type that this version does not know.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownDtype {
     /// By its code.
@@ -100,12 +108,18 @@ const fn row(
 }
 
 impl Dtype {
-    /// All types.
+    /// Returns all types.
+    ///
+    /// ```
+    /// use tonic_rdma::tensor::Dtype;
+    ///
+    /// assert!(Dtype::all().any(|dtype| dtype.name() == "float32"));
+    /// ```
     pub fn all() -> impl Iterator<Item = Self> {
         TABLE.iter().map(|row| row.dtype)
     }
 
-    /// Bytes of an element, if all have the same number.
+    /// Returns the number of bytes of an element, if all have the same.
     pub const fn size(self) -> Option<usize> {
         match self.row().size {
             0 => None,
@@ -113,22 +127,22 @@ impl Dtype {
         }
     }
 
-    /// What the address of an element is a multiple of, in bytes.
+    /// Returns the alignment of an element, in bytes.
     pub const fn align(self) -> usize {
         self.row().align
     }
 
-    /// Its name, as numpy (with `ml_dtypes`) spells it.
+    /// Returns the name, as numpy (with `ml_dtypes`) spells it.
     pub const fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// Its name in safetensors files, if it has one.
+    /// Returns the name in safetensors files, if it has one.
     pub const fn safetensors_name(self) -> Option<&'static str> {
         self.row().safetensors
     }
 
-    /// Its number on the wire, which never changes.
+    /// Returns the number on the wire, which never changes.
     pub const fn code(self) -> u16 {
         self.row().code
     }

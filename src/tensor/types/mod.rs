@@ -1,7 +1,7 @@
-//! What a tensor is.
+//! Tensors: element types, shapes, and memory with elements in it.
 //!
 //! ```text
-//!  Dtype, Shape ──▶ TensorSpec ──▶ Metadata        what there is, and what a peer is told of it
+//!  Dtype, Shape ──▶ TensorSpec ──▶ Metadata        what there is, and what a peer has to know of it
 //!                       │
 //!      TensorMut ───────┴── freeze ──▶ Tensor      one owner: &mut [T]; then many: &[T], slices, permutations
 //!                                        │ serialize, deserialize
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Every tensor that exists is in order: its spec, its strides and its memory were checked against one another when it was
-//! made. The one thing looked at later is whether the bytes of a `bool` are 0 or 1.
+//! made. Only whether the bytes of a `bool` are 0 or 1 is looked at later, when its elements are read.
 
 mod copy;
 mod dtype;

@@ -14,11 +14,21 @@ use super::{Dtype, Metadata, MetadataLayout, Tensor, TensorError, TensorSpec};
 
 const LENGTH: usize = size_of::<u64>();
 
-/// What moves for a tensor, and what the peer is to be told of it. Copies nothing where the elements have a size and lie
-/// one after the other.
+/// Returns the bytes that move for a tensor, and what the peer has to know of them. Copies nothing if the elements have a size
+/// and lie one after the other.
+///
+/// ```
+/// use tonic_rdma::tensor::{Shape, Tensor, deserialize, serialize};
+///
+/// let words = Tensor::from_strings(Shape::new(&[2])?, ["remote", "memory"])?;
+/// let (metadata, bytes) = serialize(&words)?;
+/// assert_eq!(bytes.len(), 2 * 8 + 12); // two lengths, and the bytes of both
+/// assert_eq!(deserialize(&metadata, bytes)?.strings()?.count(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
-/// No memory.
+/// The system has no memory.
 pub fn serialize(tensor: &Tensor) -> Result<(Metadata, Bytes), TensorError> {
     let spec = *tensor.spec();
     if let Some(metadata) = tensor.metadata() {
@@ -31,10 +41,20 @@ pub fn serialize(tensor: &Tensor) -> Result<(Metadata, Bytes), TensorError> {
     Ok((Metadata { spec, layout: MetadataLayout::Serialized { length: bytes.len() as u64 } }, bytes))
 }
 
-/// The tensor that moved as `bytes`. Copies nothing but elements of fixed size that arrived misaligned.
+/// Makes the tensor that moved as `bytes`. Copies only elements of fixed size that arrived misaligned.
+///
+/// ```
+/// use bytes::Bytes;
+/// use tonic_rdma::tensor::{Dtype, Metadata, Shape, TensorSpec, deserialize};
+///
+/// let metadata = Metadata::dense(TensorSpec::new(Dtype::U8, Shape::new(&[2])?)?)?;
+/// let tensor = deserialize(&metadata, Bytes::from_static(&[1, 2]))?;
+/// assert_eq!(tensor.as_slice::<u8>()?, [1, 2]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
-/// Bytes that are no such tensor, or no memory. What is allocated is in proportion to the bytes.
+/// The bytes are no such tensor, or the system has no memory. What it allocates is in proportion to the bytes.
 pub fn deserialize(metadata: &Metadata, bytes: Bytes) -> Result<Tensor, TensorError> {
     let spec = metadata.spec;
     let expected = metadata.bytes();

@@ -31,38 +31,47 @@ pub enum ShapeError {
 }
 
 impl Shape {
-    /// Dimensions at most.
+    /// Most dimensions that a shape may have.
     pub const MAX_RANK: usize = MAX_RANK;
 
-    /// The shape of `dims`; no dimensions are those of a scalar.
+    /// Makes the shape with dimensions of these lengths, the slowest first. A scalar has no dimensions.
+    ///
+    /// ```
+    /// use tonic_rdma::tensor::Shape;
+    ///
+    /// let matrix = Shape::new(&[2, 3])?;
+    /// assert_eq!((matrix.rank(), matrix.elements()), (2, 6));
+    /// # Ok::<(), tonic_rdma::tensor::ShapeError>(())
+    /// ```
     ///
     /// # Errors
-    /// More dimensions than [`MAX_RANK`](Self::MAX_RANK), or a product of those that are not 0 that is beyond `isize`.
+    /// There are more dimensions than [`MAX_RANK`](Self::MAX_RANK), or the product of those that are not 0 does not fit into
+    /// `isize`.
     pub fn new(dims: &[u64]) -> Result<Self, ShapeError> {
         let dims = Dims::new(dims).map_err(|_| ShapeError::Rank(dims.len()))?;
         Self::try_from(dims)
     }
 
-    /// The lengths.
+    /// Returns the lengths of the dimensions, the slowest first.
     pub fn dims(&self) -> &[u64] {
         self.0.as_slice()
     }
 
-    /// Number of dimensions.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.0.rank()
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         // Can't overflow: the product of those that are not 0 does not.
         if self.dims().contains(&0) { 0 } else { self.dims().iter().product() }
     }
 
-    /// Bytes of all elements, if each has `size`.
+    /// Returns the number of bytes of all elements, if each has `size` bytes.
     ///
     /// # Errors
-    /// [`ShapeError::Bytes`] beyond `isize`.
+    /// [`ShapeError::Bytes`] if that does not fit into `isize`.
     pub fn bytes(&self, size: usize) -> Result<u64, ShapeError> {
         let elements = self.elements();
         match elements.checked_mul(size as u64) {

@@ -1,4 +1,4 @@
-//! What a tensor is, without its content.
+//! Type and shape of a tensor, without its content.
 
 use std::fmt;
 
@@ -6,6 +6,14 @@ use super::{Dtype, Shape, ShapeError, TensorError};
 use crate::wire::tensor_metadata as wire;
 
 /// Type and shape of a tensor.
+///
+/// ```
+/// use tonic_rdma::tensor::{Dtype, Shape, TensorSpec};
+///
+/// let spec = TensorSpec::new(Dtype::F32, Shape::new(&[2, 3])?)?;
+/// assert_eq!((spec.to_string().as_str(), spec.bytes()), ("float32[2, 3]", Some(24)));
+/// # Ok::<(), tonic_rdma::tensor::ShapeError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     dtype: Dtype,
@@ -13,26 +21,35 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// A tensor of `shape`, of elements of `dtype`.
+    /// Makes the spec of a tensor of `shape` with elements of `dtype`.
+    ///
+    /// ```
+    /// use tonic_rdma::tensor::{Dtype, Shape, TensorSpec};
+    ///
+    /// let images = TensorSpec::new(Dtype::U8, Shape::new(&[32, 224, 224, 3])?)?;
+    /// let a_number = TensorSpec::new(Dtype::F64, Shape::new(&[])?)?;
+    /// # assert_eq!((images.bytes(), a_number.bytes()), (Some(32 * 224 * 224 * 3), Some(8)));
+    /// # Ok::<(), tonic_rdma::tensor::ShapeError>(())
+    /// ```
     ///
     /// # Errors
-    /// [`ShapeError::Bytes`] if its length in bytes is beyond `isize`.
+    /// [`ShapeError::Bytes`] if its length in bytes does not fit into `isize`.
     pub fn new(dtype: Dtype, shape: Shape) -> Result<Self, ShapeError> {
         shape.bytes(dtype.size().unwrap_or(1))?;
         Ok(Self { dtype, shape })
     }
 
-    /// Type of the elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// Lengths of the dimensions.
+    /// Returns the lengths of the dimensions.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Bytes of all elements, if their type has a size.
+    /// Returns the number of bytes of all elements, if their type has a size.
     pub fn bytes(&self) -> Option<u64> {
         // Can't overflow: `new` saw to it.
         Some(self.shape.elements() * self.dtype.size()? as u64)
@@ -55,10 +72,10 @@ impl fmt::Display for TensorSpec {
     }
 }
 
-/// What is told of a tensor that moves, checked. [`wire::Metadata`] is how it is told.
+/// What a peer learns of a tensor before its bytes move, checked. [`wire::Metadata`] is its form on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metadata {
-    /// What it is.
+    /// Type and shape.
     pub spec: TensorSpec,
     /// How its bytes move.
     pub layout: MetadataLayout,
@@ -77,16 +94,24 @@ pub enum MetadataLayout {
 }
 
 impl Metadata {
-    /// What a tensor of `spec` moves as when its elements lie one after the other.
+    /// Makes the metadata of a tensor of `spec` whose elements lie one after the other.
+    ///
+    /// ```
+    /// use tonic_rdma::tensor::{Dtype, Metadata, Shape, TensorSpec};
+    ///
+    /// let metadata = Metadata::dense(TensorSpec::new(Dtype::F32, Shape::new(&[2, 3])?)?)?;
+    /// assert_eq!(metadata.bytes(), 24);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// [`TensorError::Variable`] if they have no size.
+    /// [`TensorError::Variable`] if the elements have no fixed size.
     pub fn dense(spec: TensorSpec) -> Result<Self, TensorError> {
         spec.fixed()?;
         Ok(Self { spec, layout: MetadataLayout::Dense })
     }
 
-    /// Bytes that move.
+    /// Returns how many bytes move.
     pub fn bytes(&self) -> u64 {
         match self.layout {
             MetadataLayout::Dense => self.spec.bytes().unwrap_or(0),

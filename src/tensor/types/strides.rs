@@ -12,7 +12,14 @@ pub struct Strides {
 }
 
 impl Strides {
-    /// One element after the other, the last dimension fastest.
+    /// Makes the strides of elements that lie one after the other, the last dimension fastest.
+    ///
+    /// ```
+    /// use tonic_rdma::tensor::{Shape, Strides};
+    ///
+    /// assert_eq!(Strides::row_major(&Shape::new(&[2, 3, 4])?).steps(), [12, 4, 1]);
+    /// # Ok::<(), tonic_rdma::tensor::ShapeError>(())
+    /// ```
     pub fn row_major(shape: &Shape) -> Self {
         let mut strides = Self { rank: shape.rank(), steps: [0; Shape::MAX_RANK] };
         let mut step = 1;
@@ -24,19 +31,29 @@ impl Strides {
         strides
     }
 
-    /// The strides `steps`, or nothing if there are more than a tensor has dimensions.
+    /// Makes strides of these steps, in elements, one for each dimension. Returns `None` if there are more than
+    /// [`Shape::MAX_RANK`].
+    ///
+    /// ```
+    /// use tonic_rdma::tensor::{Shape, Strides};
+    ///
+    /// // A transposed matrix of 2 × 3: its shape is 3 × 2.
+    /// let transposed = Strides::new(&[1, 3]).expect("two steps");
+    /// assert!(!transposed.is_contiguous(&Shape::new(&[3, 2])?));
+    /// # Ok::<(), tonic_rdma::tensor::ShapeError>(())
+    /// ```
     pub fn new(steps: &[u64]) -> Option<Self> {
         let mut strides = Self { rank: steps.len(), steps: [0; Shape::MAX_RANK] };
         strides.steps.get_mut(..steps.len())?.copy_from_slice(steps);
         Some(strides)
     }
 
-    /// One step for each dimension.
+    /// Returns the steps, one for each dimension.
     pub fn steps(&self) -> &[u64] {
         &self.steps[..self.rank]
     }
 
-    /// Whether the elements of `shape` lie one after the other, the last dimension fastest.
+    /// Returns whether the elements of `shape` lie one after the other, the last dimension fastest.
     pub fn is_contiguous(&self, shape: &Shape) -> bool {
         if shape.elements() == 0 {
             return true;
@@ -52,7 +69,7 @@ impl Strides {
         true
     }
 
-    /// Elements from the first to the last, both included, or nothing if that is beyond `u64`.
+    /// Returns the number of elements from the first to the last, both included, or `None` if that does not fit into `u64`.
     pub fn extent(&self, shape: &Shape) -> Option<u64> {
         if shape.elements() == 0 {
             return Some(0);

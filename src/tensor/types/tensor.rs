@@ -38,16 +38,38 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// The tensor whose elements `bytes` are, row-major.
+    /// Makes a tensor whose elements are `bytes`, row-major, without a copy.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use tonic_rdma::tensor::{Dtype, Shape, Tensor, TensorSpec};
+    ///
+    /// let spec = TensorSpec::new(Dtype::U8, Shape::new(&[2, 2])?)?;
+    /// let tensor = Tensor::from_bytes(spec, Bytes::from_static(&[1, 2, 3, 4]))?;
+    /// assert_eq!(tensor.slice(1..2)?.as_slice::<u8>()?, [3, 4]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// Another number of bytes than `spec` has, elements of variable length, or memory that is not aligned for them, for
-    /// which there is [`copy_from`](Self::copy_from).
+    /// `bytes` has another length than `spec`, the elements have a variable length, or the memory is not aligned for them: then
+    /// take [`copy_from`](Self::copy_from).
     pub fn from_bytes(spec: TensorSpec, bytes: Bytes) -> Result<Self, TensorError> {
         Self::dense(spec, Storage::Bytes(bytes))
     }
 
-    /// The tensor whose elements are in a pool's memory, row-major.
+    /// Makes a tensor whose elements are in a pool's memory, row-major, without a copy.
+    ///
+    /// ```
+    /// use tonic_rdma::memory::Pool;
+    /// use tonic_rdma::tensor::{Dtype, Shape, Tensor, TensorSpec};
+    ///
+    /// let mut buffer = Pool::for_sending(1 << 20).allocate(4)?;
+    /// buffer.copy_from_slice(&[1, 2, 3, 4]);
+    /// let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
+    /// let tensor = Tensor::from_lease(spec, buffer.into_lease())?;
+    /// assert!(tensor.registered().is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As [`from_bytes`](Self::from_bytes).
@@ -55,7 +77,18 @@ impl Tensor {
         Self::dense(spec, Storage::Lease(lease))
     }
 
-    /// The tensor that `buffer` was filled with, row-major.
+    /// Makes a tensor of the content of `buffer`, row-major, without a copy.
+    ///
+    /// ```
+    /// use tonic_rdma::memory::Pool;
+    /// use tonic_rdma::tensor::{Dtype, Shape, Tensor, TensorSpec};
+    ///
+    /// let mut buffer = Pool::for_sending(1 << 20).allocate(4)?;
+    /// buffer.copy_from_slice(&[1, 2, 3, 4]);
+    /// let tensor = Tensor::from_buffer(TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?, buffer)?;
+    /// # assert_eq!(tensor.as_slice::<u8>()?, [1, 2, 3, 4]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As [`from_bytes`](Self::from_bytes).
@@ -63,10 +96,19 @@ impl Tensor {
         Self::from_lease(spec, buffer.into_lease())
     }
 
-    /// A tensor of a copy of `bytes`, which are its elements, row-major, wherever they lie.
+    /// Makes a tensor on the heap of a copy of `bytes`, which are its elements, row-major. They need no alignment.
+    ///
+    /// ```
+    /// use tonic_rdma::tensor::{Dtype, Shape, Tensor, TensorSpec};
+    ///
+    /// let spec = TensorSpec::new(Dtype::F32, Shape::new(&[1])?)?;
+    /// let tensor = Tensor::copy_from(spec, &1.5_f32.to_le_bytes())?;
+    /// assert_eq!(tensor.as_slice::<f32>()?, [1.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// Another number of bytes than `spec` has, elements of variable length, or no memory.
+    /// `bytes` has another length than `spec`, the elements have a variable length, or the system has no memory.
     pub fn copy_from(spec: TensorSpec, bytes: &[u8]) -> Result<Self, TensorError> {
         check_length(&spec, bytes)?;
         let mut heap = Heap::zeroed(bytes.len())?;
@@ -74,11 +116,23 @@ impl Tensor {
         Self::dense(spec, Storage::Heap(Arc::new(heap)))
     }
 
-    /// The tensor that `strides`, in elements, find in `bytes`, beginning with the first of them.
+    /// Makes a tensor whose elements lie in `bytes` at `strides`, which count elements. The first one is at the beginning.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use tonic_rdma::tensor::{Dtype, Shape, Strides, Tensor, TensorSpec};
+    ///
+    /// // Every second byte.
+    /// let spec = TensorSpec::new(Dtype::U8, Shape::new(&[2])?)?;
+    /// let strides = Strides::new(&[2]).expect("one step");
+    /// let tensor = Tensor::from_strided(spec, strides, Bytes::from_static(&[1, 2, 3]))?;
+    /// assert_eq!(tensor.to_contiguous()?.as_slice::<u8>()?, [1, 3]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// Strides that lead out of the bytes or are not as many as dimensions, elements of variable length, or memory that
-    /// is not aligned for them.
+    /// The strides lead out of the bytes or are not as many as the dimensions, the elements have a variable length, or the
+    /// memory is not aligned for them.
     pub fn from_strided(spec: TensorSpec, strides: Strides, bytes: Bytes) -> Result<Self, TensorError> {
         let (_, size) = spec.fixed()?;
         let available = (bytes.len() / size) as u64;
@@ -91,10 +145,18 @@ impl Tensor {
         Ok(Self { spec, strides, offset: 0, storage: Storage::Bytes(bytes) })
     }
 
-    /// A tensor of elements of variable length, one for each element of `shape`, row-major.
+    /// Makes a tensor of elements of variable length ([`Dtype::String`]), one for each element of `shape`, row-major.
+    ///
+    /// ```
+    /// use tonic_rdma::tensor::{Shape, Tensor};
+    ///
+    /// let words = Tensor::from_strings(Shape::new(&[2])?, ["remote", "memory"])?;
+    /// assert_eq!(words.strings()?.next().map(|word| word.len()), Some(6));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// [`TensorError::Length`], which here counts elements.
+    /// [`TensorError::Length`], which counts elements here.
     pub fn from_strings<S: Into<Bytes>>(
         shape: Shape,
         strings: impl IntoIterator<Item = S>,
@@ -120,55 +182,55 @@ impl Tensor {
         Self { spec, strides: Strides::row_major(spec.shape()), offset: 0, storage }
     }
 
-    /// Type and shape.
+    /// Returns type and shape.
     pub fn spec(&self) -> &TensorSpec {
         &self.spec
     }
 
-    /// Type of the elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> Dtype {
         self.spec.dtype()
     }
 
-    /// Lengths of the dimensions.
+    /// Returns the lengths of the dimensions.
     pub fn shape(&self) -> &Shape {
         self.spec.shape()
     }
 
-    /// Steps from element to element.
+    /// Returns the steps from element to element.
     pub fn strides(&self) -> &Strides {
         &self.strides
     }
 
-    /// Whether the elements lie one after the other, row-major.
+    /// Returns whether the elements lie one after the other, row-major.
     pub fn is_contiguous(&self) -> bool {
         self.strides.is_contiguous(self.spec.shape())
     }
 
-    /// What a peer is told of it before its [`bytes`](Self::bytes) move, if they are what moves: where it is contiguous
-    /// and its elements have a size. For all others there is [`serialize`](super::serialize()).
+    /// Returns what a peer has to know before the tensor's [`bytes`](Self::bytes) move, if the tensor is contiguous and its
+    /// elements have a size. Other tensors move in the form of [`serialize`](super::serialize()).
     pub fn metadata(&self) -> Option<Metadata> {
         if self.is_contiguous() { Metadata::dense(self.spec).ok() } else { None }
     }
 
-    /// The elements, row-major.
+    /// Returns the elements, row-major.
     ///
     /// # Errors
-    /// Elements of another type, not one after the other, or of values that their type does not have.
+    /// The elements have another type, don't lie one after the other, or have values that their type does not have.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], TensorError> {
         self.check_contiguous()?;
         self.span()
     }
 
-    /// The elements' bytes, row-major.
+    /// Returns the elements' bytes, row-major.
     ///
     /// # Errors
-    /// Elements of variable length, or not one after the other.
+    /// The elements have a variable length, or don't lie one after the other.
     pub fn bytes(&self) -> Result<&[u8], TensorError> {
         Ok(&self.storage.bytes()[self.dense_range()?])
     }
 
-    /// The elements' bytes, row-major, shared and not copied.
+    /// Returns the elements' bytes, row-major, shared and not copied.
     ///
     /// # Errors
     /// As [`bytes`](Self::bytes).
@@ -176,16 +238,16 @@ impl Tensor {
         Ok(self.storage.share(self.dense_range()?))
     }
 
-    /// Where its bytes lie in a pool's memory: a device can send that range of the lease. Nothing if they are elsewhere,
-    /// or not one after the other.
+    /// Returns where its bytes lie in a pool's memory: a device can send that range, in bytes, of the lease. `None` if they
+    /// are elsewhere, or don't lie one after the other.
     pub fn registered(&self) -> Option<(Lease, Range<usize>)> {
         self.storage.registered(self.dense_range().ok()?)
     }
 
-    /// Elements of variable length, row-major.
+    /// Returns the elements of variable length, row-major.
     ///
     /// # Errors
-    /// [`TensorError::Variable`] if they have a fixed one.
+    /// [`TensorError::Variable`] if the elements have a fixed length.
     pub fn strings(&self) -> Result<impl Iterator<Item = &Bytes> + '_, TensorError> {
         let Storage::Strings(strings) = &self.storage else {
             return Err(TensorError::Variable(self.dtype()));
@@ -195,10 +257,10 @@ impl Tensor {
         Ok(rows.flat_map(move |start| (0..length).map(move |place| &strings[start + place * step])))
     }
 
-    /// Copies the elements to `destination`, row-major: into registered memory, say, to be sent from there.
+    /// Copies the elements to `destination`, row-major: into registered memory, for example, to be sent from there.
     ///
     /// # Errors
-    /// Elements of variable length, or a destination of another length.
+    /// The elements have a variable length, or `destination` has another length.
     pub fn copy_to(&self, destination: &mut [u8]) -> Result<(), TensorError> {
         check_length(&self.spec, destination)?;
         let (_, size) = self.spec.fixed()?;
@@ -207,10 +269,10 @@ impl Tensor {
         Ok(())
     }
 
-    /// The same elements one after the other: the same memory where they are, else a copy on the heap.
+    /// Returns the same elements one after the other: in the same memory if they lie so there, else in a copy on the heap.
     ///
     /// # Errors
-    /// No memory.
+    /// The system has no memory.
     pub fn to_contiguous(&self) -> Result<Self, TensorError> {
         if self.is_contiguous() {
             return Ok(self.clone());
@@ -223,11 +285,11 @@ impl Tensor {
         Ok(copy.freeze())
     }
 
-    /// Makes it writable again without a copy, if this is the last reference to the memory, which has to be of a pool
-    /// ([`from_buffer`](Self::from_buffer)) or of [`TensorMut`], and no more and no less than this tensor.
+    /// Makes the tensor writable again without a copy. For that it has to be the last reference to its memory, and all of it,
+    /// and the memory has to come from a pool ([`from_buffer`](Self::from_buffer)) or from [`TensorMut`].
     ///
     /// # Errors
-    /// The tensor, where not.
+    /// Gives the tensor back if this is not so.
     #[expect(clippy::result_large_err, reason = "the error is the tensor itself")]
     pub fn try_into_mut(self) -> Result<TensorMut, Self> {
         let whole = self.spec.bytes() == Some(self.storage.bytes().len() as u64);

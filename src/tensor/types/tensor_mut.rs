@@ -9,6 +9,17 @@ use super::{Element, Tensor, TensorError, TensorSpec};
 use crate::memory::{Pool, PoolError, RegisteredBuf};
 
 /// A tensor that its one owner fills, row-major, and then [`freeze`](Self::freeze)s.
+///
+/// ```
+/// use tonic_rdma::tensor::{Dtype, Shape, TensorMut, TensorSpec};
+///
+/// let mut identity = TensorMut::zeroed(TensorSpec::new(Dtype::F32, Shape::new(&[2, 2])?)?)?;
+/// let elements = identity.as_mut_slice::<f32>()?;
+/// (elements[0], elements[3]) = (1.0, 1.0);
+/// let identity = identity.freeze();
+/// assert_eq!(identity.as_slice::<f32>()?, [1.0, 0.0, 0.0, 1.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct TensorMut {
     spec: TensorSpec,
     memory: Memory,
@@ -19,41 +30,70 @@ enum Memory {
     Heap(Heap),
 }
 
-/// Why a pool gave no tensor.
+/// Why [`TensorMut::in_pool`] made no tensor.
 #[derive(Debug, thiserror::Error)]
 pub enum AllocateError {
     /// The pool has no memory for it.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// It is no tensor that a pool can hold.
+    /// The tensor is none that a pool can hold.
     #[error(transparent)]
     Tensor(#[from] TensorError),
 }
 
 impl TensorMut {
-    /// A tensor of zeros on the heap, which has to be copied to be sent over RDMA.
+    /// Makes a tensor of zeros on the heap. To be sent over RDMA it is copied.
+    ///
+    /// ```
+    /// use tonic_rdma::tensor::{Dtype, Shape, TensorMut, TensorSpec};
+    ///
+    /// let zeros = TensorMut::zeroed(TensorSpec::new(Dtype::I64, Shape::new(&[3])?)?)?;
+    /// assert_eq!(zeros.as_slice::<i64>()?, [0, 0, 0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// Elements of variable length, or no memory.
+    /// The elements have a variable length, or the system has no memory.
     pub fn zeroed(spec: TensorSpec) -> Result<Self, TensorError> {
         let (length, _) = spec.fixed()?;
         Ok(Self::from_heap(spec, Heap::zeroed(length)?))
     }
 
-    /// A tensor in a pool's memory, to be sent from there. Its content is whatever the memory was last used for in this
+    /// Makes a tensor in a pool's memory, to be sent from there. Its content is whatever the memory was last used for in this
     /// pool, or zeros.
     ///
+    /// ```
+    /// use tonic_rdma::memory::Pool;
+    /// use tonic_rdma::tensor::{Dtype, Shape, TensorMut, TensorSpec};
+    ///
+    /// let pool = Pool::for_sending(1 << 20);
+    /// let mut weights = TensorMut::in_pool(TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?, &pool)?;
+    /// weights.as_mut_slice::<f32>()?.fill(0.5);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
-    /// Elements of variable length, or no memory in the pool.
+    /// The elements have a variable length, or the pool has no memory.
     pub fn in_pool(spec: TensorSpec, pool: &Pool) -> Result<Self, AllocateError> {
         let (length, _) = spec.fixed()?;
         Ok(Self::from_buffer(spec, pool.allocate(length)?)?)
     }
 
-    /// A tensor in `buffer`, with the content that this has.
+    /// Makes a tensor of the content of `buffer`.
+    ///
+    /// ```
+    /// use tonic_rdma::memory::Pool;
+    /// use tonic_rdma::tensor::{Dtype, Shape, TensorMut, TensorSpec};
+    ///
+    /// let mut buffer = Pool::for_sending(1 << 20).allocate(4)?;
+    /// buffer.copy_from_slice(&[1, 2, 3, 4]);
+    /// let tensor = TensorMut::from_buffer(TensorSpec::new(Dtype::U8, Shape::new(&[2, 2])?)?, buffer)?;
+    /// assert_eq!(tensor.as_slice::<u8>()?, [1, 2, 3, 4]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// Another number of bytes than `spec` has, or elements of variable length.
+    /// `buffer` has another number of bytes than `spec`, or the elements have a variable length.
     pub fn from_buffer(spec: TensorSpec, buffer: RegisteredBuf) -> Result<Self, TensorError> {
         check_length(&spec, &buffer)?;
         check_alignment(&spec, &buffer)?;
@@ -70,24 +110,24 @@ impl TensorMut {
         Self { spec, memory: Memory::Heap(heap) }
     }
 
-    /// Type and shape.
+    /// Returns type and shape.
     pub fn spec(&self) -> &TensorSpec {
         &self.spec
     }
 
-    /// The elements, row-major.
+    /// Returns the elements, row-major.
     ///
     /// # Errors
-    /// Elements of another type, or of values that their type does not have.
+    /// The elements have another type, or values that their type does not have.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], TensorError> {
         self.check_dtype::<T>()?;
         cast(self.spec.dtype(), self.bytes())
     }
 
-    /// The elements to write to, row-major.
+    /// Returns the elements to write to, row-major.
     ///
     /// # Errors
-    /// Elements of another type, or of values that their type does not have: bools of a pool are to be filled by
+    /// The elements have another type, or values that their type does not have: fill bools in a pool's memory by
     /// [`bytes_mut`](Self::bytes_mut) first.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], TensorError> {
         // The check by a shared reference first, since it can tell which element is wrong.
@@ -100,7 +140,7 @@ impl TensorMut {
         bytemuck::checked::try_cast_slice_mut(bytes).map_err(|error| cast_error(dtype, &[], error))
     }
 
-    /// The elements' bytes, row-major.
+    /// Returns the elements' bytes, row-major.
     pub fn bytes(&self) -> &[u8] {
         match &self.memory {
             Memory::Registered(buffer) => buffer,
@@ -108,7 +148,7 @@ impl TensorMut {
         }
     }
 
-    /// The elements' bytes to write to, row-major.
+    /// Returns the elements' bytes to write to, row-major.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.memory {
             Memory::Registered(buffer) => buffer,

@@ -5,10 +5,10 @@ use std::ops::Range;
 use super::{Shape, Strides, Tensor, TensorError, TensorSpec};
 
 impl Tensor {
-    /// The rows of `range`, which are what the first dimension counts. Shares the memory.
+    /// Returns the rows of `range`, which the first dimension counts. Shares the memory.
     ///
     /// # Errors
-    /// A range beyond the first dimension or backwards, or a scalar, which has none.
+    /// The range goes beyond the first dimension or backwards, or the tensor is a scalar, which has no rows.
     pub fn slice(&self, range: Range<u64>) -> Result<Self, TensorError> {
         let Range { start, end } = range;
         let within = self.shape().dims().first().filter(|&&rows| start <= end && end <= rows);
@@ -25,7 +25,7 @@ impl Tensor {
         Ok(Self { spec, strides: self.strides, offset: self.offset + skipped as usize, storage })
     }
 
-    /// The dimensions in another order: dimension `i` is what `axes[i]` was. Shares the memory.
+    /// Returns the tensor with its dimensions in another order: dimension `i` is what `axes[i]` was. Shares the memory.
     ///
     /// # Errors
     /// [`TensorError::Axes`] if `axes` does not name each dimension once.
@@ -48,7 +48,7 @@ impl Tensor {
         Ok(Self { spec, strides, offset: self.offset, storage: self.storage.clone() })
     }
 
-    /// The dimensions in reverse order. Shares the memory.
+    /// Returns the tensor with its dimensions in reverse order. Shares the memory.
     pub fn transpose(&self) -> Self {
         let mut axes = [0; Shape::MAX_RANK];
         let axes = &mut axes[..self.shape().rank()];

@@ -19,8 +19,28 @@ use super::link::InFlight;
 use super::members::{Membership, apply};
 use super::table::{EndpointStatus, Pick, Shared};
 
-/// A channel over several endpoints, as [`balance_list`](super::balance_list) and
-/// [`balance_channel`](super::balance_channel) make it. Generated clients and tower's layers take it in place of tonic's `Channel`.
+/// A channel over several endpoints, from [`balance_list`](super::balance_list) or
+/// [`balance_channel`](super::balance_channel). Generated clients and tower's layers take it in place of tonic's `Channel`.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use tonic::transport::Endpoint;
+/// use tonic_rdma::transport::balance::EndpointState;
+/// use tonic_rdma::{BalancedChannel, RdmaConnector, balance_list};
+///
+/// let endpoints = ["http://127.0.0.1:1", "http://127.0.0.1:2"].map(Endpoint::from_static);
+/// let channel: BalancedChannel = balance_list(endpoints, RdmaConnector::new());
+/// for endpoint in channel.endpoints() {
+///     match &endpoint.state {
+///         EndpointState::Up(info) => println!("{}: up, over {}", endpoint.uri, info.verdict()),
+///         EndpointState::Down(reason) => println!("{}: down: {reason}", endpoint.uri),
+///         other => println!("{}: {other:?}", endpoint.uri),
+///     }
+/// }
+/// # assert_eq!(channel.endpoints().len(), 2);
+/// # }
+/// ```
 ///
 /// Clones are cheap and share the connections; they end when the last clone is dropped and the calls in flight are over.
 pub struct BalancedChannel {
@@ -28,7 +48,7 @@ pub struct BalancedChannel {
     next: Next,
 }
 
-/// Why a call on a [`BalancedChannel`] got no response. Generated clients make a [`Status`] of it.
+/// Why a call on a [`BalancedChannel`] got no response. Generated clients turn it into a [`Status`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BalanceError {
@@ -69,7 +89,7 @@ impl BalancedChannel {
         Self { pool: Arc::new(Pool { shared, members, applying }), next: Next::Unknown }
     }
 
-    /// How its endpoints are, in the order in which they were added.
+    /// Returns the state of each endpoint, in the order in which they were added.
     pub fn endpoints(&self) -> Vec<EndpointStatus> {
         self.pool.members.catch_up();
         self.pool.shared.status()

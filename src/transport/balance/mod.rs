@@ -1,7 +1,7 @@
 //! One channel over several endpoints: what tonic's `Channel::balance_list` is over TCP.
 //!
-//! Owns who is called, and when an endpoint that is down is dialled again. Never sends a call twice: what a call is told
-//! by the endpoint that it went to is what its caller is told.
+//! Owns which endpoint a call goes to, and when an endpoint that is down is dialled again. Never sends a call twice: the
+//! caller gets the answer, or the error, of the one endpoint that the call went to.
 //!
 //! ```text
 //!              ┌── dialled, and heard of ──▶ up ──┐
@@ -45,8 +45,8 @@ pub use table::{EndpointState, EndpointStatus};
 use members::Members;
 use table::Shared;
 
-/// A channel that spreads its calls over `endpoints`, each connected by `connector`: over RDMA where it can, over TCP
-/// where not.
+/// Makes a channel that spreads its calls over `endpoints`. `connector` connects each of them: over RDMA where it can, over
+/// TCP where not.
 ///
 /// An endpoint that is down gets no calls, is dialled again by back-off (at first after 100 ms, at last every 10 s), and
 /// gets calls again as soon as it is up. Without any that is up, calls fail with UNAVAILABLE and the reason of the last
@@ -54,15 +54,15 @@ use table::Shared;
 /// again.
 ///
 /// ```no_run
-/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn example() {
 /// use tonic::transport::Endpoint;
 /// use tonic_rdma::{RdmaConnector, balance_list};
+/// use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 ///
 /// let endpoints = ["http://ps0:50051", "http://ps1:50051"].map(Endpoint::from_static);
 /// let channel = balance_list(endpoints, RdmaConnector::new());
-/// // let client = GreeterClient::new(channel);
-/// # drop(channel);
-/// # Ok(())
+/// let client = GreeterClient::new(channel); // as with any other channel
+/// # drop(client);
 /// # }
 /// ```
 ///
@@ -81,11 +81,28 @@ pub fn balance_list(
     BalancedChannel::new(shared, Arc::new(members))
 }
 
-/// As [`balance_list`], with endpoints that come and go: what is sent to the `Sender` is in force for all calls made after.
+/// Makes a channel as [`balance_list`] does, with endpoints that come and go. A change that was sent to the `Sender` is in
+/// force for all calls made after.
 ///
 /// An endpoint inserted under a key that is taken replaces the other. One that is removed gets no further calls; those in
-/// flight end as they would have. `capacity` is that of the `Sender`: how many changes may wait to be looked at. Dropping the
+/// flight end as they would have. `capacity` is that of the `Sender`: how many changes may wait to be applied. Dropping the
 /// `Sender` changes nothing.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use tonic::transport::Endpoint;
+/// use tonic::transport::channel::Change;
+/// use tonic_rdma::{RdmaConnector, balance_channel};
+/// use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+///
+/// let (channel, changes) = balance_channel(16, RdmaConnector::new());
+/// let client = GreeterClient::new(channel);
+/// changes.send(Change::Insert("ps0", Endpoint::from_static("http://ps0:50051"))).await?;
+/// changes.send(Change::Remove("ps0")).await?;
+/// # drop(client);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Panics
 /// Outside a tokio runtime, and with a `capacity` of 0, as tonic's does.

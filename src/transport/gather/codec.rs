@@ -10,7 +10,26 @@ use tonic_prost::ProstDecoder;
 use super::{THRESHOLD, pieces};
 use crate::memory::GatherBuf;
 
-/// Protocol buffers as with [`ProstCodec`](tonic_prost::ProstCodec); see the [module](super) for what it adds.
+/// Encodes and decodes protocol buffers as [`ProstCodec`](tonic_prost::ProstCodec) does, and leaves large `bytes` fields
+/// uncopied where [`requests`](super::requests) or [`responses`](super::responses) takes them: see the [module](super).
+///
+/// Generated code names it, by `codec_path("tonic_rdma::gather::GatherCodec")` in the build script. A client that is written
+/// by hand makes one for each call:
+///
+/// ```no_run
+/// # use http::uri::PathAndQuery;
+/// # use tonic::transport::Channel;
+/// # use tonic::{Request, Response, Status};
+/// # use tonic_rdma_proto::transfer::{PutReply, PutRequest};
+/// use tonic_rdma::gather::{self, GatherCodec};
+///
+/// # async fn put(channel: Channel, request: PutRequest) -> Result<Response<PutReply>, Status> {
+/// let mut grpc = tonic::client::Grpc::new(gather::requests(channel));
+/// grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+/// let path = PathAndQuery::from_static("/tonic_rdma.transfer.v1.Transfer/Put");
+/// grpc.unary(Request::new(request), path, GatherCodec::<PutRequest, PutReply>::default()).await
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct GatherCodec<T, U> {
     messages: PhantomData<fn(T) -> U>,
@@ -41,7 +60,7 @@ where
     }
 }
 
-/// The [`Encoder`] of [`GatherCodec`].
+/// The [`Encoder`] of [`GatherCodec`]: what [`Codec::encoder`] returns for it.
 #[derive(Clone, Debug)]
 pub struct GatherEncoder<T> {
     messages: PhantomData<fn(T)>,

@@ -1,9 +1,9 @@
-//! Messages whose large `bytes` fields are sent from where they are.
+//! Sends large `bytes` fields of messages from where they are.
 //!
-//! tonic encodes a message into one buffer: a copy of all of it, made before the first byte is sent. With the
-//! [`GatherCodec`] in generated code and [`requests`] or [`responses`] around a channel or a server, small fields are
-//! encoded as ever, and the content of every `Bytes` field from [`THRESHOLD`] on goes into the HTTP/2 body by
-//! reference. What arrives at the peer is the same, byte for byte. It works over any transport.
+//! tonic encodes a message into one buffer, which copies all of it before the first byte is sent. With [`GatherCodec`] in
+//! generated code, and [`requests`] or [`responses`] around a channel or a server, small fields are encoded as ever, and the
+//! content of each `Bytes` field of [`THRESHOLD`] bytes or more goes into the HTTP/2 body by reference. The peer gets the
+//! same bytes as before, and needs no change. It works over any transport, TCP included.
 //!
 //! ```text
 //!  generated code              body                                   HTTP/2
@@ -12,22 +12,88 @@
 //!                 └──────▶ Bytes, by reference ────┘             DATA  the Bytes themselves
 //! ```
 //!
-//! Three changes, of which the last two are for what sends the large messages:
+//! # When to use it
 //!
-//! ```ignore
-//! // build.rs; `bytes` makes the fields `Bytes`
+//! Use it where messages have `bytes` fields of 32 KiB and more: tensors, files, batches of records. It changes nothing for
+//! messages of small fields, for strings and repeated numbers, and for calls that are compressed, because compression
+//! reads all bytes anyway. Such calls work, and are encoded as tonic encodes them.
+//!
+//! # How to use it
+//!
+//! First, the build script makes the fields `Bytes` and names the codec. Its options come from `tonic-prost-build`;
+//! `compile_protos` goes with them as `compile_fds` does:
+//!
+//! ```text
 //! tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec").compile_fds(descriptors)?;
-//! // a client
-//! let client = TransferClient::new(tonic_rdma::gather::requests(channel));
-//! // a server
-//! Server::builder().layer(tonic_rdma::gather::responses()).add_service(service);
 //! ```
 //!
-//! Without the last two the codec does what tonic's own does. The same holds for calls that are compressed, whose bytes
-//! have to be looked at anyway.
+//! Then the end that sends the large messages gets one wrapper: the client for large requests, the server for large
+//! responses. Without a wrapper the codec encodes as tonic's own does.
 //!
-//! `max_encoding_message_size` limits what is encoded by copying alone: what goes by reference does not count. The limit
-//! of 4 GiB on a message holds for all of it.
+//! ```
+//! use tonic::transport::{Endpoint, Server};
+//! use tonic_rdma::{RdmaConnector, RdmaIncoming, gather};
+//! # use tonic::{Request, Response, Status, Streaming};
+//! # use tonic_rdma_proto::transfer::transfer_client::TransferClient;
+//! # use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
+//! # use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+//! # #[derive(Debug)]
+//! # struct Counts;
+//! # #[tonic::async_trait]
+//! # impl Transfer for Counts {
+//! #     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
+//! #         let bytes = request.get_ref().payload.len() as u64;
+//! #         Ok(Response::new(PutReply { bytes, ..Default::default() }))
+//! #     }
+//! #     type EchoStream = Streaming<PutRequest>;
+//! #     async fn echo(&self, request: Request<Self::EchoStream>) -> Result<Response<Self::EchoStream>, Status> {
+//! #         Ok(Response::new(request.into_inner()))
+//! #     }
+//! #     async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
+//! #         Err(Status::unimplemented("not here"))
+//! #     }
+//! # }
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!
+//! // The server: `responses` is for services that answer with large messages.
+//! let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
+//! let address = incoming.local_addr();
+//! let server = Server::builder().layer(gather::responses()).add_service(TransferServer::new(Counts));
+//! tokio::spawn(server.serve_with_incoming(incoming));
+//!
+//! // The client: `requests` is for calls with large requests.
+//! let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
+//! let channel = endpoint.connect_with_connector(RdmaConnector::new()).await?;
+//! let mut client = TransferClient::new(gather::requests(channel));
+//!
+//! let payload = bytes::Bytes::from(vec![7; 1 << 20]);
+//! let reply = client.put(PutRequest { payload, ..Default::default() }).await?;
+//! assert_eq!(reply.into_inner().bytes, 1 << 20);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! On a network card the transport still copies the payload once, into memory that the card can read, unless it lies in
+//! such memory from the start: see [`Pool::for_sending`](crate::memory::Pool::for_sending).
+//! [`copies_avoided_bytes`](crate::CounterSnapshot::copies_avoided_bytes) counts what was sent without that copy.
+//!
+//! # What it costs
+//!
+//! - A field of [`THRESHOLD`] bytes or more gets DATA frames of its own. Below that length a copy costs less than a frame.
+//! - The field's memory is held until the transport has taken the bytes: the last reference to it goes later than it would
+//!   with a copy.
+//! - The receiver copies as before: out of the transport into HTTP/2's buffer, and from there into tonic's.
+//!
+//! # Limits
+//!
+//! - `max_encoding_message_size` counts the bytes that are encoded by copying. Bytes that go by reference don't count.
+//! - A message, large fields included, has less than 4 GiB, as gRPC's length prefix has 32 bits. A longer one fails with
+//!   RESOURCE_EXHAUSTED.
+//! - Inside a gathered body no other body may be polled that encodes with the same codec: such a call fails with INTERNAL.
+//!   Generated code does not do this.
+//!
+//! The book's page on gathered messages has the measurements, and the design.
 
 mod body;
 mod codec;
@@ -44,18 +110,45 @@ use body::GatherBody;
 /// Shortest content of a `bytes` field that goes by reference: from here on a copy costs more than another DATA frame.
 pub const THRESHOLD: usize = 32 * 1024;
 
-/// A channel, or any other service that a generated client takes, that sends large fields by reference.
+/// A channel, or any other service that a generated client takes, that sends large fields by reference: what [`requests`]
+/// returns.
 pub type GatherRequests<S> = MapRequest<S, fn(Request<Body>) -> Request<Body>>;
 
-/// A layer for a server that sends large fields by reference.
+/// A layer for a server that sends large fields by reference: what [`responses`] returns.
 pub type GatherResponses = MapResponseLayer<fn(Response<Body>) -> Response<Body>>;
 
-/// Wraps a channel for a generated client.
+/// Wraps a channel for a generated client, so that large fields of its requests go by reference.
+///
+/// The generated code has to use [`GatherCodec`]. `channel` may be tonic's `Channel`, a
+/// [`BalancedChannel`](crate::BalancedChannel), or any service that a generated client takes.
+///
+/// ```
+/// use tonic::transport::Endpoint;
+/// use tonic_rdma::{RdmaConnector, gather};
+/// use tonic_rdma_proto::transfer::transfer_client::TransferClient;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let channel = Endpoint::from_static("http://ps0:50051").connect_with_connector_lazy(RdmaConnector::new());
+/// let client = TransferClient::new(gather::requests(channel));
+/// # drop(client);
+/// # }
+/// ```
 pub fn requests<S>(channel: S) -> GatherRequests<S> {
     MapRequest::new(channel, gather_request as fn(Request<Body>) -> Request<Body>)
 }
 
-/// The layer for [`Server::layer`](tonic::transport::Server::layer).
+/// Returns the layer for [`Server::layer`](tonic::transport::Server::layer) with which large fields of responses go by
+/// reference.
+///
+/// The generated code has to use [`GatherCodec`].
+///
+/// ```
+/// use tonic::transport::Server;
+///
+/// let server = Server::builder().layer(tonic_rdma::gather::responses());
+/// # drop(server);
+/// ```
 pub fn responses() -> GatherResponses {
     MapResponseLayer::new(gather_response as fn(Response<Body>) -> Response<Body>)
 }
