@@ -14,7 +14,11 @@ use super::counters::PollCounters;
 use super::lock;
 use super::shared_receive::SharedBuffers;
 use super::work_id::{Kind, WorkId};
-use crate::verbs::{CompletionQueue, Context, QueuePairNumber, VerbsError, WorkCompletion};
+use crate::verbs::{CompletionQueue, Context, DeviceAttributes, QueuePairNumber, VerbsError, WorkCompletion};
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;
 
 /// Whoever has a queue pair whose completions come on a [`Queue`].
 pub(crate) trait Participant: Send + Sync + Debug + 'static {
@@ -127,9 +131,7 @@ impl Queue {
         shared: Option<Arc<SharedBuffers>>,
         kick: &Arc<Notify>,
     ) -> Result<Self, VerbsError> {
-        let device = context.attributes();
-        let wanted = if device.locks_memory { Self::LOCKED_CAPACITY } else { Self::CAPACITY };
-        let capacity = wanted.min(device.max_completions);
+        let (capacity, limit) = Self::size_on(context.attributes());
         Ok(Self {
             completions: context.create_completion_queue(capacity)?,
             shared,
@@ -140,7 +142,7 @@ impl Queue {
             asleep: AtomicBool::new(false),
             napping: AtomicBool::new(false),
             kick: Arc::clone(kick),
-            limit: (capacity / Self::OF_A_CONNECTION).max(1) as usize,
+            limit,
             batch: Mutex::new(Batch {
                 completions: [WorkCompletion::EMPTY; Self::BATCH],
                 wakers: Vec::with_capacity(2 * Self::BATCH),
@@ -148,6 +150,13 @@ impl Queue {
             }),
             polling: Arc::default(),
         })
+    }
+
+    /// Returns how many completions a queue of the device has room for, and how many participants.
+    fn size_on(device: &DeviceAttributes) -> (u32, usize) {
+        let wanted = if device.locks_memory { Self::LOCKED_CAPACITY } else { Self::CAPACITY };
+        let capacity = wanted.min(device.max_completions);
+        (capacity, (capacity / Self::OF_A_CONNECTION).max(1) as usize)
     }
 
     /// The queue itself, to create queue pairs with.

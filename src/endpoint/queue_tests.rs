@@ -1,0 +1,50 @@
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use super::*;
+use crate::verbs::soft;
+
+/// A participant that has no completions.
+#[derive(Debug)]
+struct Silent(QueuePairNumber);
+
+impl Participant for Silent {
+    fn queue_pair_number(&self) -> QueuePairNumber {
+        self.0
+    }
+
+    fn handle_completions(&self, completions: &[WorkCompletion], _: &mut Vec<Waker>) {
+        panic!("nothing was posted, but {completions:?} came");
+    }
+
+    fn fail_with_device(&self) {}
+}
+
+/// README's figures, from what the kernel's drivers say of their devices.
+#[test]
+fn a_queue_has_room_for_as_many_connections_as_its_completions_suffice_for() {
+    let device = |max_completions, locks_memory| DeviceAttributes {
+        max_completions,
+        locks_memory,
+        ..DeviceAttributes::new("ibverbs", "a device")
+    };
+    // `max_cqe` of rdma_rxe, and of an mlx5 card.
+    assert_eq!(Queue::size_on(&device(32_767, true)), (32_767, 127));
+    assert_eq!(Queue::size_on(&device(4_194_303, true)), (131_072, 512));
+    // A device without room for one connection serves one all the same.
+    assert_eq!(Queue::size_on(&device(16, true)), (16, 1));
+    assert_eq!(Queue::size_on(soft::open().unwrap().attributes()), (1 << 20, 4096));
+}
+
+#[test]
+fn a_full_queue_takes_no_participant_until_one_leaves() {
+    let queue = Queue::new(&*soft::open().unwrap(), None, &Arc::default()).unwrap();
+    let add = |number| queue.add(|_| Ok::<_, VerbsError>(Arc::new(Silent(QueuePairNumber(number)))));
+    let (key, first) = add(0).unwrap().unwrap();
+    for number in 1..queue.limit as u32 {
+        add(number).unwrap().unwrap();
+    }
+    assert!(add(u32::MAX).is_err(), "more than {} participants", queue.limit);
+    queue.remove(key, &*first);
+    add(u32::MAX).unwrap().unwrap();
+    assert!(add(0).is_err());
+}
