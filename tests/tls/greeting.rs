@@ -21,6 +21,10 @@ struct Explaining;
 #[tonic::async_trait]
 impl Greeter for Explaining {
     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+        // As README says: tonic's own method knows tonic's own listeners alone.
+        if request.peer_certs().is_some() {
+            return Err(Status::internal("tonic's peer_certs has certificates"));
+        }
         let certificates = request.peer_certificates();
         let who = certificates.as_deref().and_then(|all| all.first()).map(|certificate| names(certificate));
         let info = request.connection().ok_or_else(|| Status::internal("no connection"))?;
