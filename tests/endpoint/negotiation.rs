@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::StreamExt as _;
 use tonic_rdma::endpoint::{ConnectError, Dialer, EndpointStream, Listener};
-use tonic_rdma::wire::hello::MAGIC;
+use tonic_rdma::wire::hello::{Decoded, MAGIC, Message};
 use tonic_rdma::{Config, Policy, Verdict};
 
 use super::support::{Runtime, listen};
@@ -85,9 +85,85 @@ fn stock_clients_are_handed_on_with_their_first_bytes() {
     });
 }
 
-/// Each of these is dropped within the handshake timeout, and none of them keeps a well-behaved peer waiting.
+/// Connects a client of ours to `listener` by way of a relay that passes on its hello and nothing more, so that it stops in the
+/// middle of the negotiation: the listener has a queue pair for it by then. Returns the relay's connection to the listener, and
+/// the client with the relay's connection to it.
+async fn half_negotiated(listener: &Listener) -> (TcpStream, tokio::task::JoinHandle<()>) {
+    let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = relay.local_addr().unwrap().port();
+    let client = tokio::spawn(async move {
+        let dialled = Dialer::new(patient()).dial("127.0.0.1", port).await;
+        panic!("a client whose hello has no answer is done: {dialled:?}");
+    });
+    let (mut from, _) = relay.accept().await.unwrap();
+    let hello = message(&mut from).await;
+    let mut to = raw(listener, &hello).await;
+    // The listener's hello: it waits for the client's next message now.
+    message(&mut to).await;
+    let keeping = tokio::spawn(async move {
+        let _from = from;
+        client.await.unwrap();
+    });
+    (to, keeping)
+}
+
+/// Reads one message of the negotiation.
+async fn message(tcp: &mut TcpStream) -> Vec<u8> {
+    let mut received = Vec::new();
+    while !matches!(Message::decode(&received), Ok(Decoded::Message { .. })) {
+        assert_ne!(tcp.read_buf(&mut received).await.unwrap(), 0, "closed after {received:?}");
+    }
+    received
+}
+
+/// An end that waits for its peer's part of the negotiation for longer than any test takes.
+fn patient() -> Config {
+    Config::default().handshake_timeout(Duration::from_secs(3600))
+}
+
+/// Peers that have connected first and stop at each stage of the negotiation keep nobody waiting, though they keep their
+/// connections all the time: others negotiate and talk meanwhile. A listener that negotiates with one after the other would hang.
 #[test]
-fn misbehaving_peers_are_dropped_and_hold_up_nobody() {
+fn peers_that_stop_in_the_middle_delay_nobody() {
+    const OF_EACH_KIND: usize = 20;
+    Runtime::Idle.run(async {
+        let mut listener = listen(patient()).await;
+        let unfinished = [&MAGIC[..], &[2, 0, 1, 0, 200, 0, 0, 0], &[0; 100]].concat();
+        let mut silent = Vec::new();
+        let mut half = Vec::new();
+        for _ in 0..OF_EACH_KIND {
+            for bytes in [b"", &MAGIC[..5], &MAGIC, &unfinished] {
+                silent.push(raw(&listener, bytes).await);
+            }
+            half.push(half_negotiated(&listener).await);
+        }
+        for _ in 0..3 {
+            let mut client = dial(&listener, Config::default()).await.unwrap();
+            let mut server = listener.next().await.unwrap();
+            assert_eq!((client.info().verdict(), server.info().verdict()), (Verdict::Rdma, Verdict::Rdma));
+            client.write_all(b"question").await.unwrap();
+            client.flush().await.unwrap();
+            let mut received = [0; 8];
+            server.read_exact(&mut received).await.unwrap();
+            assert_eq!(&received, b"question");
+            let _stock = raw(&listener, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+            assert_eq!(listener.next().await.unwrap().info().verdict(), Verdict::Tcp);
+        }
+        for tcp in &silent {
+            let end = tcp.try_read(&mut [0]);
+            assert!(end.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "it was dropped");
+        }
+        for (tcp, client) in &half {
+            let end = tcp.try_read(&mut [0]);
+            assert!(end.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "it was dropped");
+            assert!(!client.is_finished());
+        }
+    });
+}
+
+/// Each of these is dropped within the handshake timeout.
+#[test]
+fn misbehaving_peers_are_dropped() {
     Runtime::Idle.run(async {
         let mut listener = listen(Config::default().handshake_timeout(Duration::from_millis(500))).await;
         let other_version = [&MAGIC[..], &[0xff, 0x7f, 1, 0, 0, 0, 0, 0]].concat();
