@@ -112,6 +112,15 @@ impl Arena {
         if self.stacked < capacity {
             return None;
         }
+        self.cut_joined(capacity)
+    }
+
+    /// Cuts a new piece after joining what was given back with what is free beside it: takes time for each free piece, and
+    /// pieces of small classes are not at hand any more.
+    pub(super) fn cut_joined(&mut self, capacity: usize) -> Option<Piece> {
+        if !self.is_common(capacity) {
+            return None;
+        }
         self.empty_stacks();
         self.cut_free(capacity)
     }

@@ -302,7 +302,11 @@ impl Shared {
                 Ok(state.arena(purpose).add(Arc::new(slab), capacity))
             }
             Err(error) => {
-                *self.lock().leased(quota) -= asked;
+                let mut state = self.lock();
+                if let Some(piece) = state.arena(purpose).cut_joined(capacity) {
+                    return Ok(piece);
+                }
+                *state.leased(quota) -= asked;
                 Err(error)
             }
         }

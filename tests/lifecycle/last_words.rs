@@ -37,6 +37,11 @@ async fn writer(role: &'static str, listener: &mut Listener, written: Written) -
     (child.await.unwrap(), stream)
 }
 
+/// Waits until the connection has failed, and reads nothing before.
+async fn failed(stream: &mut EndpointStream) {
+    std::future::poll_fn(|context| stream.poll_delivered(context)).await.expect_err("the writer has gone");
+}
+
 /// Reads until the end, which has to be that of a process that left without a word, and returns what came before.
 async fn read_to_the_death(mut stream: EndpointStream) -> Vec<u8> {
     let mut received = Vec::new();
@@ -72,9 +77,10 @@ fn what_was_flushed_waits_for_a_reader_that_comes_after_the_writers_end() {
     for written in EAGER.into_iter().chain([RENDEZVOUS]) {
         super::alone(Runtime::Idle, async {
             let mut listener = listen(config()).await;
-            let (mut child, stream) = writer("write-and-exit", &mut listener, written).await;
+            let (mut child, mut stream) = writer("write-and-exit", &mut listener, written).await;
             // Blocks the runtime, so that nothing is fetched.
             assert!(child.process.wait().unwrap().success());
+            failed(&mut stream).await;
             let received = read_to_the_death(stream).await;
             if written.threshold == u64::MAX {
                 check(&received, written);
@@ -103,13 +109,13 @@ fn what_was_delivered_stays_though_the_writer_exits() {
     }
 }
 
-/// Nothing is read before the writer was killed and another connection to it has noticed.
+/// Nothing is read before the writer was killed and the connection has failed.
 #[test]
 fn what_had_arrived_before_a_kill_is_read_first() {
     for written in EAGER.into_iter().chain([RENDEZVOUS]) {
         super::alone(Runtime::Idle, async {
             let mut listener = listen(config()).await;
-            let (mut child, stream) = writer("write-and-wait", &mut listener, written).await;
+            let (mut child, mut stream) = writer("write-and-wait", &mut listener, written).await;
             // The writer waits, so that all of it arrives, and none of it is read.
             loop {
                 let counters = stream.info().counters();
@@ -121,6 +127,7 @@ fn what_had_arrived_before_a_kill_is_read_first() {
             }
             child.process.kill().unwrap();
             child.process.wait().unwrap();
+            failed(&mut stream).await;
             check(&read_to_the_death(stream).await, written);
         });
     }

@@ -5,8 +5,9 @@
 //! time it has run out of tasks, also when `on_thread_park` has just woken one, and every 61 tasks besides. With one
 //! message under way at a time that makes one such call for each message at each end, and it is the only one.
 //!
-//! Messages are counted in short windows, and what a message costs is what it costs in the best of them: now and then, by
-//! time and not by messages, tokio's timer wakes its driver. A call for each message would be in every window.
+//! Calls that come by time and not by messages are told apart too: each millisecond the poll task sets a timer, and tokio's timer
+//! may wake its driver for it. Messages are counted in short windows: most windows have no call at all, and all windows together
+//! have no more calls than the time that they took explains.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "tests")]
 
 mod allocations;
@@ -48,6 +49,7 @@ fn alone() -> MutexGuard<'static, ()> {
 struct Counts {
     allocations: u64,
     calls: BTreeMap<i64, u64>,
+    elapsed: Duration,
 }
 
 impl Counts {
@@ -61,12 +63,13 @@ struct Window<'a> {
     calls: &'a SystemCalls,
     allocations: u64,
     before: BTreeMap<i64, u64>,
+    opened: Instant,
 }
 
 impl<'a> Window<'a> {
     fn open(calls: &'a SystemCalls) -> Self {
         let before = calls.so_far();
-        Self { calls, before, allocations: allocations::of_this_thread() }
+        Self { calls, before, allocations: allocations::of_this_thread(), opened: Instant::now() }
     }
 
     fn close(self) -> Counts {
@@ -76,7 +79,7 @@ impl<'a> Window<'a> {
             calls.entry(call).and_modify(|now| *now -= count);
         }
         calls.retain(|_, count| *count > 0);
-        Counts { allocations, calls }
+        Counts { allocations, calls, elapsed: self.opened.elapsed() }
     }
 }
 
@@ -190,17 +193,28 @@ fn what_tokio_does() {
     assert!(looks <= messages as u64 * 3 / 2, "{looks} looks at the driver for {messages} messages");
 }
 
-/// No call in the best of the windows, and next to no allocation in all of them.
+/// Checks that most windows have no call, that time explains those of the others, and that next to nothing was allocated.
 fn check(what: &str, windows: Windows) {
-    let Ok(windows) = windows else { return };
+    /// The poll task's timer of each end, and a wake-up of tokio's driver for each.
+    const CALLS_OF_A_MILLISECOND: u64 = 4;
+    /// Milliseconds that only began, and a thread that was put aside for a moment.
+    const OTHERS: u64 = 20;
+    let Ok(mut windows) = windows else { return };
     let messages = windows.len() * WINDOW;
+    let calls: u64 = windows.iter().map(Counts::all_calls).sum();
+    let elapsed: Duration = windows.iter().map(|counts| counts.elapsed).sum();
     let disturbed = windows.iter().filter(|counts| counts.all_calls() > 0).count();
-    println!("{what}: {messages} messages, calls in {disturbed} of {} windows", windows.len());
-    for w in windows.iter().filter(|c| c.all_calls() > 0) {
-        println!("  {}", describe(&w.calls));
-    }
-    let best = windows.iter().min_by_key(|counts| counts.all_calls()).unwrap();
-    assert!(best.all_calls() == 0, "{what}: {WINDOW} messages take {}", describe(&best.calls));
+    println!("{what}: {messages} messages in {elapsed:?}, {calls} calls in {disturbed} windows of {WINDOW}");
+    windows.sort_by_key(Counts::all_calls);
+    let median = &windows[windows.len() / 2];
+    assert!(median.all_calls() == 0, "{what}: {WINDOW} messages take {}", describe(&median.calls));
+    let explained = OTHERS + CALLS_OF_A_MILLISECOND * elapsed.as_millis() as u64;
+    let worst = &windows[windows.len() - 1];
+    assert!(
+        calls <= explained,
+        "{what}: {calls} calls in {elapsed:?}; at worst {WINDOW} messages take {}",
+        describe(&worst.calls)
+    );
     let allocations: u64 = windows.iter().map(|counts| counts.allocations).sum();
     // A queue may grow once to what it needs when the other end is put aside.
     assert!(allocations < 16, "{what}: {allocations} allocations for {messages} messages");

@@ -58,6 +58,18 @@ fn a_budget_that_runs_out_makes_smaller_slabs() {
     assert_eq!((budget.used(), third.capacity()), ((64 << 10) + 16_384, 12_288));
 }
 
+/// What was given back and what was never cut lie side by side, and neither is long enough by itself.
+#[test]
+fn free_pieces_are_joined_before_anything_is_refused() {
+    let (pool, ..) = pool(small(), 64 << 10);
+    let _kept = pool.lease(16 << 10, Quota::Send).unwrap();
+    drop(pool.lease(24 << 10, Quota::Send).unwrap());
+    let joined = pool.lease(32 << 10, Quota::Send).unwrap();
+    assert_eq!((joined.capacity(), pool.statistics().slabs), (32 << 10, 1));
+    assert!(matches!(pool.lease(32 << 10, Quota::Send), Err(PoolError::Budget { .. })));
+    assert_eq!(pool.statistics().leased_send, 48 << 10);
+}
+
 #[test]
 fn idle_slabs_give_way_when_the_budget_is_short() {
     let (pool, domain, budget) = pool(small(), 128 << 10);

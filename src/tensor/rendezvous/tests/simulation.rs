@@ -106,7 +106,7 @@ impl Run {
     fn step(&mut self) {
         let peer = self.random.below(self.readers) as usize;
         match self.random.below(16) {
-            // What it does not do while it hangs.
+            // It does none of this while it hangs.
             0..=2 | 13 if self.world.peers[peer].hangs => {}
             0..=2 => self.ask(peer),
             3 | 4 => self.offer(),
@@ -216,8 +216,7 @@ impl Run {
         assert_eq!(self.world.expired, 0);
     }
 
-    /// What nobody offers is not waited for for ever, what nobody wants is not kept for ever, and a peer that hangs holds
-    /// nothing up.
+    /// No request waits for ever for what is not offered, no offer is kept for ever, and a peer that hangs holds nothing up.
     fn finish(&mut self) {
         self.world.settle(&mut self.random);
         // A share that a peer does not take in time goes to the next, which may hang too.
@@ -272,7 +271,7 @@ impl Run {
         assert!(as_offered, "{asked:?}");
     }
 
-    /// Whether something happened to this request that it may fail by.
+    /// Returns whether something happened to this request that it may fail by.
     fn may_fail(&self, code: Code, request_id: RequestId, asked: &Asked, peer: &Peer) -> bool {
         let reader = (peer.id, request_id);
         match code {

@@ -90,7 +90,7 @@ struct Wait {
     for_sink: bool,
 }
 
-/// A request, by whose it is and its number.
+/// A request: its peer and its number.
 type Reader = (PeerId, RequestId);
 
 pub(super) struct World {
