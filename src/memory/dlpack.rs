@@ -159,13 +159,27 @@ unsafe impl Sync for Imported {}
 impl Imported {
     /// Takes over a tensor. Its deleter is called once: when this value is dropped, or before this returns an error.
     ///
+    /// ```
+    /// use tonic_rdma::memory::dlpack::{DlDataType, Exported, Imported, Layout};
+    ///
+    /// let dtype = DlDataType { code: 1, bits: 8, lanes: 1 }; // u8
+    /// let layout = Layout { dtype, shape: vec![3], strides: vec![1] };
+    /// // Stands for a pointer that another library handed over.
+    /// let managed = Exported::new(bytes::Bytes::from_static(&[1, 2, 3]), &layout)?.into_raw();
+    ///
+    /// // SAFETY: `managed` is valid, ours to give away, and nothing writes to its memory.
+    /// let imported = unsafe { Imported::from_raw(managed)? };
+    /// assert_eq!(imported.as_ref(), [1, 2, 3]);
+    /// # Ok::<(), tonic_rdma::memory::dlpack::DlpackError>(())
+    /// ```
+    ///
     /// # Errors
     /// Memory that is not the host's, and whatever else [`DlpackError`] names.
     ///
     /// # Safety
     /// - `managed` must be a valid `DLManagedTensor` that is the caller's to give away, its shape (and its strides, unless
     ///   null) valid for `ndim` numbers, and the memory that it describes valid for reads, initialised, and written to by
-    ///   nobody, until the deleter is called.
+    ///   nothing, until the deleter is called.
     /// - The memory may be read, and the deleter be called, from any thread.
     pub unsafe fn from_raw(managed: NonNull<DlManagedTensor>) -> Result<Self, DlpackError> {
         // From here on dropped, and so deleted, on every way out.
@@ -197,7 +211,7 @@ impl Imported {
         Ok(imported)
     }
 
-    /// How the elements lie in its bytes, the first of them at the beginning.
+    /// Returns how the elements lie in its bytes, the first of them at the beginning.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -234,7 +248,7 @@ impl fmt::Debug for Imported {
     }
 }
 
-/// A tensor of ours for another library. Dropped, it is as if it never was; [`into_raw`](Self::into_raw) hands it over.
+/// A tensor of this library for another one. [`into_raw`](Self::into_raw) hands it over; dropping it frees it.
 pub struct Exported {
     managed: NonNull<DlManagedTensor>,
 }
@@ -248,11 +262,21 @@ struct Context {
 }
 
 impl Exported {
-    /// The tensor of `layout` in `bytes`, the first element at the beginning. The consumer has to treat it as immutable,
-    /// which this version of DLPack can't tell it: others share the memory.
+    /// Makes the tensor of `layout` in `bytes`, the first element at the beginning. The consumer must not write to it, as the
+    /// memory is shared; this version of DLPack has no way to say so.
+    ///
+    /// ```
+    /// use tonic_rdma::memory::dlpack::{DlDataType, Exported, Layout};
+    ///
+    /// let dtype = DlDataType { code: 1, bits: 8, lanes: 1 }; // u8
+    /// let layout = Layout { dtype, shape: vec![2, 2], strides: vec![2, 1] };
+    /// let exported = Exported::new(bytes::Bytes::from_static(&[1, 2, 3, 4]), &layout)?;
+    /// # drop(exported);
+    /// # Ok::<(), tonic_rdma::memory::dlpack::DlpackError>(())
+    /// ```
     ///
     /// # Errors
-    /// A layout that leads out of the bytes, or that DLPack can't express.
+    /// The layout leads out of the bytes, or DLPack can't express it.
     pub fn new(bytes: Bytes, layout: &Layout) -> Result<Self, DlpackError> {
         let (needed, available) = (layout.bytes()?, bytes.len());
         if needed > available {
@@ -282,7 +306,7 @@ impl Exported {
         Ok(Self { managed })
     }
 
-    /// Hands it over to a consumer, who calls the deleter when done with it, from whatever thread.
+    /// Hands it over to a consumer, which calls the deleter when done with it, from any thread.
     pub fn into_raw(self) -> NonNull<DlManagedTensor> {
         std::mem::ManuallyDrop::new(self).managed
     }

@@ -1,8 +1,8 @@
 //! The tensor channel: moves tensors from process to process by one-sided RDMA operations, without a call for each.
 //!
-//! A process is a device with memory, and a tensor gets from one to another by one one-sided operation (Xue et al., *Fast
-//! Distributed Deep Learning over RDMA*, EuroSys 2019; its sections are named here as §). gRPC remains for control: over it
-//! devices find one another's memory, on the same port as any other call.
+//! A process is a device with memory, and a tensor gets from one to another by a single one-sided operation (Xue et al.,
+//! *Fast Distributed Deep Learning over RDMA*, EuroSys 2019; § here is a section of that paper). gRPC remains for control: over
+//! it devices find one another's memory, on the same port as any other call.
 //!
 //! ```text
 //!  RdmaDevice ── listens, owns memory, knows what is offered under which name
@@ -95,7 +95,7 @@
 //! - A link ends when the peer's process dies, breaks the protocol, or its runtime shuts down. Operations then return
 //!   [`ChannelError::PeerLost`] or another error; memory comes back with it. Nothing that arrived in part is ever shown.
 //! - No device encrypts tensors. Beside TLS a device refuses to make links until [`Settings::plaintext_tensors`] allows it.
-//! - Memory that peers may write counts against `RDMA_PINNED_LIMIT`.
+//! - Memory of [`RdmaDevice::allocate`], of slots and of tensors that arrive counts against `RDMA_PINNED_LIMIT`.
 //!
 //! The book's page on tensors has the measurements, and the design.
 #![forbid(unsafe_code)]

@@ -22,7 +22,7 @@ pub trait CompletionQueue: Any + Send + Sync + Debug {
     /// does nothing, and the event may come all the same.
     fn disarm(&self) {}
 
-    /// The descriptor that becomes readable with an event; non-blocking.
+    /// Returns the descriptor that becomes readable with an event; non-blocking.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
     /// Takes every event that has come, so that [`event_fd`](Self::event_fd) is not readable any more.

@@ -12,7 +12,7 @@ use super::{
 
 /// An opened RDMA device (`struct ibv_context`).
 pub trait Context: Send + Sync + Debug + 'static {
-    /// What the device is and what it can do.
+    /// Returns what the device is and what it can do.
     fn attributes(&self) -> &DeviceAttributes;
 
     /// Allocates a protection domain: the scope within which keys are valid.
@@ -20,14 +20,14 @@ pub trait Context: Send + Sync + Debug + 'static {
 
     /// Creates a completion queue that holds at least `capacity` completions.
     ///
-    /// It is the caller's part never to have more signalled requests outstanding than that; a queue that overruns
-    /// moves its queue pairs to Error.
+    /// The caller must never have more signalled requests outstanding than that; a queue that overruns moves its queue pairs to
+    /// Error.
     fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError>;
 
-    /// The descriptor that becomes readable when the device has something to say that is no completion (IBA vol. 1,
-    /// 11.6.3: asynchronous events), or is gone; non-blocking. `None` on a device that never has.
+    /// Returns the descriptor that becomes readable with an asynchronous event (IBA vol. 1, 11.6.3), which is no completion, and
+    /// when the device is gone; non-blocking. `None` on a device that has no such events.
     ///
-    /// Whoever waits for it calls [`handle_events`](Self::handle_events), then looks at its queue pairs.
+    /// A thread that waits for it calls [`handle_events`](Self::handle_events), then looks at its queue pairs.
     fn async_event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -107,8 +107,8 @@ pub trait ProtectionDomain: Send + Sync + Debug + 'static {
         Err(VerbsError::Unsupported("shared receive queue"))
     }
 
-    /// As [`create_queue_pair`](Self::create_queue_pair), with receives from `receives`; none can be posted to the queue
-    /// pair itself, and what `capacity` says of them does not count.
+    /// Creates a queue pair as [`create_queue_pair`](Self::create_queue_pair) does, with receives from `receives`; none can be
+    /// posted to the queue pair itself, and what `capacity` says of them does not count.
     ///
     /// The shared queue may be of another domain. A device that looks its buffers' keys up in that domain takes them;
     /// Soft-RoCE looks in the queue pair's, so that a message ends in
@@ -160,7 +160,14 @@ pub struct DeviceAttributes {
 }
 
 impl DeviceAttributes {
-    /// Attributes of a device that can do nothing yet; a provider fills in what the device really has.
+    /// Makes the attributes of a device that can do nothing yet. A provider fills in what the device has.
+    ///
+    /// ```
+    /// use tonic_rdma::verbs::DeviceAttributes;
+    ///
+    /// let attributes = DeviceAttributes::new("mine", "mine0");
+    /// assert_eq!(attributes.name, "mine0");
+    /// ```
     pub fn new(provider: &'static str, name: impl Into<String>) -> Self {
         Self {
             provider,

@@ -66,22 +66,22 @@ impl DmaBuf<'_> {
 /// The host can't look into it: nothing here loads, stores or copies. So whatever the host polls (tail words, metadata,
 /// credits) has to be in [`HostMemory`](super::HostMemory).
 pub trait DeviceMemoryRegion: Send + Sync + Debug + 'static {
-    /// The key that local segments carry.
+    /// Returns the key that local segments carry.
     fn lkey(&self) -> Lkey;
 
-    /// The key that peers name this region by.
+    /// Returns the key that peers name this region by.
     fn rkey(&self) -> Rkey;
 
-    /// Rights of the region.
+    /// Returns the rights of the region.
     fn access(&self) -> Access;
 
-    /// The address of its first byte in requests; not one of this process.
+    /// Returns the address of its first byte in requests, which is not one of this process.
     fn iova(&self) -> u64;
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     fn length(&self) -> u64;
 
-    /// The byte at `offset` as peers name it. Bounds are checked when a request runs.
+    /// Returns the byte at `offset` as peers name it. Bounds are checked when a request runs.
     fn remote(&self, offset: u64) -> RemoteSegment {
         RemoteSegment { address: self.iova().wrapping_add(offset), rkey: self.rkey() }
     }

@@ -40,11 +40,20 @@ pub struct FoundGid {
     pub index: u32,
     /// Address and kind, such as `::ffff:10.0.0.1 (RoCE v2)`.
     pub address: String,
-    /// Whether it is taken if nobody says which.
+    /// Whether it is taken where no setting says which.
     pub chosen: bool,
 }
 
-/// All devices that this process can see, the software device first.
+/// Returns all devices that this process can see, the software device first.
+///
+/// ```
+/// for device in tonic_rdma::verbs::devices() {
+///     match &device.state {
+///         Ok(attributes) => println!("{}: {} bytes inline", device.name, attributes.max_inline),
+///         Err(reason) => println!("{} can't be used: {reason}", device.name),
+///     }
+/// }
+/// ```
 pub fn devices() -> Vec<FoundDevice> {
     let mut found = vec![software()];
     found.extend(hardware(&names(Path::new("/sys/class/infiniband"))));
@@ -52,6 +61,12 @@ pub fn devices() -> Vec<FoundDevice> {
 }
 
 /// Opens a device by the name that [`devices`] shows.
+///
+/// ```
+/// let device = tonic_rdma::verbs::open("soft0")?;
+/// assert_eq!(device.attributes().provider, "soft");
+/// # Ok::<(), tonic_rdma::verbs::VerbsError>(())
+/// ```
 ///
 /// # Errors
 /// There is no such device, or it can't be used.

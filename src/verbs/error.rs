@@ -73,7 +73,15 @@ pub enum VerbsError {
 }
 
 impl VerbsError {
-    /// An [`Os`](Self::Os) error of `action`.
+    /// Makes an [`Os`](Self::Os) error of `action`.
+    ///
+    /// ```
+    /// use std::io;
+    /// use tonic_rdma::verbs::VerbsError;
+    ///
+    /// let error = VerbsError::os("mapping memory", io::Error::from(io::ErrorKind::OutOfMemory));
+    /// assert!(error.to_string().contains("mapping memory"));
+    /// ```
     pub fn os(action: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self::Os { action: action.into(), source: source.into() }
     }

@@ -42,6 +42,17 @@ unsafe impl Sync for HostMemory {}
 impl HostMemory {
     /// Maps `length` bytes of fresh, zeroed shared memory, aligned to `alignment` (a power of two, at least a page).
     /// Pages cost nothing until they are touched.
+    ///
+    /// ```
+    /// use tonic_rdma::verbs::HostMemory;
+    ///
+    /// let memory = HostMemory::shared(8192, 4096)?;
+    /// memory.copy_in(100, b"content").expect("it fits");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The system has no memory, or no descriptor left.
     pub fn shared(length: usize, alignment: usize) -> io::Result<Self> {
         if length == 0 || !alignment.is_power_of_two() || length.checked_add(alignment).is_none() {
             return Err(io::Error::new(
@@ -57,6 +68,15 @@ impl HostMemory {
     }
 
     /// Takes over a vector: private memory of this process.
+    ///
+    /// ```
+    /// use tonic_rdma::verbs::HostMemory;
+    ///
+    /// let memory = HostMemory::from_vec(b"content".to_vec());
+    /// let mut bytes = [0; 3];
+    /// memory.copy_out(0, &mut bytes).expect("within the memory");
+    /// assert_eq!(&bytes, b"con");
+    /// ```
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         let mut bytes = bytes;
         let base = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
@@ -64,6 +84,17 @@ impl HostMemory {
     }
 
     /// Wraps memory that `owner` keeps alive.
+    ///
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use tonic_rdma::verbs::HostMemory;
+    ///
+    /// let bytes: &'static mut [u8] = vec![0; 64].leak();
+    /// let base = NonNull::from(bytes).cast();
+    /// // SAFETY: the bytes live for ever, and no reference to them is left.
+    /// let memory = unsafe { HostMemory::from_raw_parts(base, 64, Box::new(())) };
+    /// assert_eq!(memory.len(), 64);
+    /// ```
     ///
     /// # Safety
     /// - `base` must be valid for reads and writes of `length` bytes for as long as `owner` lives.
@@ -77,23 +108,23 @@ impl HostMemory {
         Self { base, length, kind: Kind::Owned(owner) }
     }
 
-    /// First byte, as a virtual address.
+    /// Returns the virtual address of the first byte.
     pub fn address(&self) -> u64 {
         self.base.as_ptr() as u64
     }
 
-    /// First byte.
+    /// Returns a pointer to the first byte.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "an empty region has no use")]
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// The memfd behind shared memory.
+    /// Returns the memfd behind shared memory.
     pub fn shared_fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.kind {
             Kind::Shared(fd) => Some(fd.as_fd()),
@@ -133,8 +164,8 @@ impl HostMemory {
         Ok(self.word(offset)?.load(Acquire))
     }
 
-    /// Stores 8 bytes at `offset` at once, with release semantics: whoever [loads](Self::load_u64) them sees what this
-    /// thread has stored before.
+    /// Stores 8 bytes at `offset` at once, with release semantics: a thread that [loads](Self::load_u64) them sees what
+    /// this thread has stored before.
     ///
     /// # Errors
     /// As for `load_u64`.

@@ -11,34 +11,34 @@ use super::{Access, PostError, ReceiveRequest, SendRequest, VerbsError};
 /// Requests on the send queue run and complete in the order of posting; an RDMA READ may be overtaken in its
 /// execution by later sends and writes, never in its completion.
 pub trait QueuePair: Any + Send + Sync + Debug {
-    /// The number that completions carry; unique within the device.
+    /// Returns the number that completions carry; unique within the device.
     fn number(&self) -> QueuePairNumber;
 
-    /// The state it is in.
+    /// Returns the state.
     fn state(&self) -> QueuePairState;
 
-    /// Why it is in Error, for people; `None` if it is not, or if [`to_error`](Self::to_error) took it there. The first
+    /// Returns why it is in Error, for people; `None` if it is not, or if [`to_error`](Self::to_error) took it there. The first
     /// reason stays.
     fn failure(&self) -> Option<String> {
         None
     }
 
-    /// What it was created for.
+    /// Returns the capacity that it was created with.
     fn capacity(&self) -> &QueuePairCapacity;
 
-    /// What the peer has to know to connect, for [`to_rtr`](Self::to_rtr) on its side. Valid from Init on.
+    /// Returns what the peer has to know to connect, for [`to_rtr`](Self::to_rtr) on its side. Valid from Init on.
     fn local_address(&self) -> QueuePairAddress;
 
-    /// Reset → Init. `access` limits what the peer may do through this queue pair, whatever regions grant.
+    /// Moves from Reset to Init. `access` limits what the peer may do through this queue pair, whatever regions grant.
     fn to_init(&self, access: Access) -> Result<(), VerbsError>;
 
-    /// Init → Rtr (ready to receive), connected to `peer`. May take a moment; never longer than a second.
+    /// Moves from Init to Rtr (ready to receive), connected to `peer`. It may take a moment, never longer than a second.
     fn to_rtr(&self, peer: &QueuePairAddress, settings: &PathSettings) -> Result<(), VerbsError>;
 
-    /// Rtr → Rts (ready to send).
+    /// Moves from Rtr to Rts (ready to send).
     fn to_rts(&self, settings: &PathSettings) -> Result<(), VerbsError>;
 
-    /// Any state → Error: outstanding requests complete as flushed.
+    /// Moves from any state to Error: outstanding requests complete as flushed.
     fn to_error(&self);
 
     /// Posts requests in order.
@@ -47,14 +47,14 @@ pub trait QueuePair: Any + Send + Sync + Debug {
     /// Posts receives in order. Allowed in Error, where they complete as flushed.
     fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError>;
 
-    /// Evidence that both sides see one another's memory.
+    /// Returns evidence that both sides see one another's memory.
     fn probe(&self) -> Probe;
 
-    /// Whether the end of what arrives tells of all before it, without a completion: what peers WRITE to this side through
-    /// this queue pair, and what its own READs bring (man 3 ibv_query_qp_data_in_order). Nothing promises it by itself.
+    /// Returns whether the end of what arrives shows that all before it has arrived, without a completion: of what peers WRITE
+    /// to this side through this queue pair, and of what its own READs bring (man 3 ibv_query_qp_data_in_order).
     ///
-    /// If true: who finds the last 8 bytes of a WRITE, or of a READ's last segment, changed to the new value finds all
-    /// other bytes of that request in place, and those of every WRITE before it on the same queue pair. Provided that these 8 bytes
+    /// If it does: a thread that finds the last 8 bytes of a WRITE, or of a READ's last segment, changed to the new value finds all
+    /// other bytes of that request in place, and those of every WRITE before it on the same queue pair, provided that these 8 bytes
     /// are at an address that is a multiple of 8, and are loaded at once, with acquire semantics
     /// ([`HostMemory::load_u64`](super::HostMemory::load_u64)). In what order other bytes come is open. The new value must differ
     /// from whatever may have been there before: an epoch, not a flag.
@@ -162,13 +162,21 @@ impl QueuePairAddress {
     /// Longest address, in bytes.
     pub const MAX_LENGTH: usize = 256;
 
-    /// Takes the bytes of an address; `None` if there are too many.
+    /// Makes an address of its bytes; `None` if there are too many.
+    ///
+    /// ```
+    /// use tonic_rdma::verbs::QueuePairAddress;
+    ///
+    /// let received = [1, 2, 3]; // from the peer
+    /// let address = QueuePairAddress::new(received).expect("not too long");
+    /// assert_eq!(address.as_bytes(), received);
+    /// ```
     pub fn new(bytes: impl Into<Box<[u8]>>) -> Option<Self> {
         let bytes = bytes.into();
         (bytes.len() <= Self::MAX_LENGTH).then_some(Self(bytes))
     }
 
-    /// The bytes, for the hello.
+    /// Returns the bytes, for the hello.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }

@@ -8,19 +8,19 @@ use super::{DeviceMemoryRegion, HostMemory};
 
 /// Memory that the device may use (`struct ibv_mr`). Deregistered when the last reference goes.
 pub trait MemoryRegion: Send + Sync + Debug + 'static {
-    /// The key that local segments carry.
+    /// Returns the key that local segments carry.
     fn lkey(&self) -> Lkey;
 
-    /// The key that peers name this region by.
+    /// Returns the key that peers name this region by.
     fn rkey(&self) -> Rkey;
 
-    /// Rights of the region.
+    /// Returns the rights of the region.
     fn access(&self) -> Access;
 
-    /// The memory that it is a part of, or all of.
+    /// Returns the memory that it is a part of, or all of.
     fn memory(&self) -> &Arc<HostMemory>;
 
-    /// What part of the memory it is, in bytes from the memory's start. No request reaches beyond it.
+    /// Returns what part of the memory it is, in bytes from the memory's start. No request reaches beyond it.
     fn range(&self) -> Range<usize>;
 }
 
@@ -46,17 +46,24 @@ impl Access {
     /// Peers may READ.
     pub const REMOTE_READ: Self = Self(4);
 
-    /// Whether every right of `other` is among these.
+    /// Returns whether every right of `other` is among these.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// The rights as bits: 1 local write, 2 remote write, 4 remote read.
+    /// Returns the rights as bits: 1 local write, 2 remote write, 4 remote read.
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// Rights of the bits that [`bits`](Self::bits) describes; unknown bits are dropped.
+    /// Makes rights of the bits that [`bits`](Self::bits) returns; unknown bits are dropped.
+    ///
+    /// ```
+    /// use tonic_rdma::verbs::Access;
+    ///
+    /// let both = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    /// assert_eq!(Access::from_bits_truncate(both.bits()), both);
+    /// ```
     pub const fn from_bits_truncate(bits: u8) -> Self {
         Self(bits & 7)
     }
@@ -83,6 +90,18 @@ impl LocalSegment {
     /// [part](MemoryRegion::range) of it the region is. Bounds and rights are checked when the request runs, and fail it
     /// with [`LocalProtection`](super::CompletionStatus::LocalProtection).
     ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tonic_rdma::verbs::{Access, HostMemory, LocalSegment};
+    ///
+    /// let domain = tonic_rdma::verbs::open("soft0")?.alloc_protection_domain()?;
+    /// let region = domain.register(Arc::new(HostMemory::shared(4096, 4096)?), Access::LOCAL_READ)?;
+    /// // SAFETY: no reference to the memory exists.
+    /// let segment = unsafe { LocalSegment::new(&*region, 0..64) };
+    /// assert_eq!(segment.length(), 64);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Safety
     /// - No reference (`&[u8]`, `&mut [u8]`) to the range may exist while a request that writes to it is outstanding,
     ///   and no `&mut [u8]` while one reads it: the device moves the bytes at a time of its own choosing.
@@ -97,7 +116,17 @@ impl LocalSegment {
     /// Names `range`, in bytes from the start of another device's memory. Checked as those of [`new`](Self::new) are. Not
     /// for inline payloads, which the host copies.
     ///
-    /// Safe, as nothing of this process lies there: whoever maps a dmabuf into it knows that devices write to it.
+    /// It is safe, as nothing of this process lies there: code that maps a dmabuf into the process has to expect that devices
+    /// write to it.
+    ///
+    /// ```
+    /// use tonic_rdma::verbs::{DeviceMemoryRegion, LocalSegment};
+    ///
+    /// fn first_page(region: &dyn DeviceMemoryRegion) -> LocalSegment {
+    ///     LocalSegment::of_device(region, 0..4096)
+    /// }
+    /// # let _ = first_page;
+    /// ```
     pub fn of_device(region: &dyn DeviceMemoryRegion, range: Range<u64>) -> Self {
         Self {
             address: region.iova().wrapping_add(range.start),
@@ -106,18 +135,18 @@ impl LocalSegment {
         }
     }
 
-    /// First byte, as a virtual address of this process; that of a device's memory as its
+    /// Returns the virtual address of the first byte in this process; for a device's memory the address as its
     /// [`iova`](DeviceMemoryRegion::iova) has it.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Key of the region.
+    /// Returns the key of the region.
     pub fn lkey(&self) -> Lkey {
         self.lkey
     }

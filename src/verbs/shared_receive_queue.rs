@@ -12,7 +12,7 @@ use super::{PostError, ReceiveRequest};
 /// A receive completes on the receive queue of the queue pair that took it; the completion says which that was. Receives
 /// that nobody has taken are not flushed. A queue pair in Error may have taken one that never completes.
 pub trait SharedReceiveQueue: Any + Send + Sync + Debug {
-    /// Receives that may be outstanding.
+    /// Returns how many receives may be outstanding.
     fn capacity(&self) -> u32;
 
     /// Posts receives; they are taken in this order.

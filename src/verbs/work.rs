@@ -54,7 +54,7 @@ pub enum Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// Length of the payload in bytes.
+    /// Returns the length of the payload in bytes.
     pub fn length(&self) -> u64 {
         match self {
             Self::Registered(segments) => segments.iter().map(LocalSegment::length).sum(),

@@ -27,6 +27,9 @@ const FRONT: &[&str] = &[
     "tensor::types",
     "memory",
     "memory::sites",
+    "memory::dlpack",
+    "endpoint::tuner",
+    "verbs",
 ];
 
 /// Methods that a program calls first, besides constructors.

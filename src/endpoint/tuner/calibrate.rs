@@ -33,8 +33,19 @@ const SAMPLES: std::ops::RangeInclusive<usize> = 3..=25;
 /// Bytes of a small message.
 const SMALL: usize = 64;
 
-/// Measures a device by sending to itself, with receive buffers and connected as `config` says, in about `budget` of time; it occupies the thread that long. A slow device is
-/// measured at fewer sizes.
+/// Measures a device by sending to itself, with receive buffers and connected as `config` says, in about `budget` of time. It
+/// occupies the thread that long. A slow device is measured at fewer sizes.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tonic_rdma::Config;
+/// use tonic_rdma::endpoint::tuner::calibrate;
+///
+/// let device = tonic_rdma::verbs::open("soft0")?;
+/// let calibration = calibrate(&device, &Config::default(), Duration::from_millis(100))?;
+/// println!("{:?}: {}", calibration.threshold(), calibration.reason());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// The device can't be connected to itself, or fails.

@@ -38,7 +38,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// How many times as long a rendezvous took.
+    /// Returns how many times as long a rendezvous took.
     pub fn ratio(&self) -> f64 {
         self.rendezvous.as_secs_f64() / self.eager.as_secs_f64().max(1e-9)
     }
@@ -62,22 +62,22 @@ impl Calibration {
     /// How much better a chunk size has to be than the default: the same device gives 5 % now to one, now to another.
     const CLEARLY: f64 = 1.1;
 
-    /// What it is of.
+    /// Returns the device and the setting that it is of.
     pub fn subject(&self) -> &Subject {
         &self.subject
     }
 
-    /// What was measured, by size.
+    /// Returns what was measured, by size.
     pub fn points(&self) -> &[Point] {
         &self.points
     }
 
-    /// What was measured of chunk sizes.
+    /// Returns what was measured of chunk sizes.
     pub fn chunks(&self) -> &[ChunkPoint] {
         &self.chunks
     }
 
-    /// From which length on, in bytes, writes are to go by rendezvous; `None`: none are.
+    /// Returns from which length on, in bytes, writes are to go by rendezvous; `None` if none are.
     ///
     /// It is the one of the sizes measured, or none of them, for which all sizes together come closest to their better
     /// way, each by its ratio: one outlier decides nothing.
@@ -85,12 +85,12 @@ impl Calibration {
         self.threshold_by(|point| point.rendezvous)
     }
 
-    /// The same for writes out of registered memory, which a rendezvous need not copy.
+    /// Returns the threshold for writes out of registered memory, which a rendezvous need not copy.
     pub fn registered_threshold(&self) -> Option<usize> {
         self.threshold_by(|point| point.rendezvous.saturating_sub(point.copying))
     }
 
-    /// Bytes of a chunk: 256 KiB, unless another length was clearly better.
+    /// Returns the bytes of a chunk: 256 KiB, unless another length was clearly better.
     pub fn chunk(&self) -> usize {
         let default = self.chunks.iter().find(|point| point.chunk == DEFAULT_CHUNK);
         let best = self.chunks.iter().min_by_key(|point| point.rendezvous);
@@ -104,34 +104,34 @@ impl Calibration {
         }
     }
 
-    /// What a small message costs both ends together: posting it, finding its completion, taking it out of the receive
+    /// Returns what a small message costs both ends together: posting it, finding its completion, taking it out of the receive
     /// buffer and posting that again.
     pub fn message_cost(&self) -> Duration {
         self.message_cost
     }
 
-    /// What posting a small message takes until the call returns.
+    /// Returns how long posting a small message takes until the call returns.
     pub fn post_cost(&self) -> Duration {
         self.post_cost
     }
 
-    /// A small message and the answer to it, both ends on one processor.
+    /// Returns how long a small message and the answer to it take, both ends on one processor.
     pub fn round_trip(&self) -> Duration {
         self.round_trip
     }
 
-    /// Whether repeated measurements agreed; where not, the machine was busy, and the calibration is not kept on disk.
+    /// Returns whether repeated measurements agreed. If not, the machine was busy, and the calibration is not kept on disk.
     pub fn is_steady(&self) -> bool {
         self.steady
     }
 
-    /// How many times as long a rendezvous takes as eager messages of `size` bytes.
+    /// Returns how many times as long a rendezvous takes as eager messages of `size` bytes.
     pub fn ratio(&self, size: usize) -> f64 {
         let nearest = |point: &&Point| point.bytes.abs_diff(size);
         self.points.iter().min_by_key(nearest).map_or(1.0, Point::ratio)
     }
 
-    /// Why the threshold is what it is, in words.
+    /// Returns the reason for the threshold, in words.
     pub fn reason(&self) -> String {
         let (Some(first), Some(last)) = (self.points.first(), self.points.last()) else {
             return "nothing was measured".into();

@@ -157,7 +157,7 @@ pub enum Origin {
 }
 
 impl Tuned {
-    /// The choice and the reason, in words.
+    /// Returns the choice and the reason, in words.
     pub fn summary(&self) -> String {
         let calibration = &self.calibration;
         let threshold =
@@ -169,8 +169,19 @@ impl Tuned {
     }
 }
 
-/// The calibration of a device as connections with this configuration use it: from disk, or, if there is none or it is
-/// to be `fresh`, measured in about `budget` of time and kept. Occupies the thread that long.
+/// Returns the calibration of a device as connections with this configuration use it: from disk, or, if there is none or it
+/// is to be `fresh`, measured in about `budget` of time and kept. It occupies the thread that long.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tonic_rdma::Config;
+/// use tonic_rdma::endpoint::tuner::tune;
+///
+/// let device = tonic_rdma::verbs::open("soft0")?;
+/// let tuned = tune(&device, &Config::default(), false, Duration::from_millis(100))?;
+/// println!("{}", tuned.summary());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// It has to be measured, and that fails.

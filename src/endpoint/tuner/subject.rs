@@ -21,7 +21,16 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// The device of `attributes` in this process, with receive buffers of `slot_size` bytes.
+    /// Makes the subject of the device of `attributes` in this process, with receive buffers of `slot_size` bytes.
+    ///
+    /// ```
+    /// use tonic_rdma::endpoint::tuner::Subject;
+    ///
+    /// let device = tonic_rdma::verbs::open("soft0")?;
+    /// let subject = Subject::new(device.attributes(), 17_408);
+    /// # drop(subject);
+    /// # Ok::<(), tonic_rdma::verbs::VerbsError>(())
+    /// ```
     pub fn new(attributes: &DeviceAttributes, slot_size: u32) -> Self {
         let build = if cfg!(debug_assertions) { "debug" } else { "release" };
         let driver = if attributes.locks_memory { driver(&attributes.name) } else { String::new() };
