@@ -9,8 +9,7 @@ use super::support::{Runtime, config, listen};
 #[path = "peer.rs"]
 mod peer;
 
-pub(crate) use peer::Peer;
-use peer::{ROLE, say};
+pub(crate) use peer::{Peer, ROLE, say};
 
 /// Nothing when run as a test; in a child, its role.
 #[test]
