@@ -425,7 +425,7 @@ fn a_socket_left_behind_is_replaced_and_nothing_else_is() {
     first.kill();
     assert!(path.exists());
     let second = Bridge::start(&listen, &target, &[]);
-    assert!(second.said("replacing a socket on which nobody listens"));
+    assert!(second.said("replacing a socket that no process listens on"));
     UnixStream::connect(&path).unwrap();
     drop(second);
     std::fs::write(&path, "precious").unwrap();
