@@ -330,6 +330,8 @@
 pub mod endpoint;
 pub mod memory;
 pub mod protocol;
+#[doc(hidden)]
+pub mod telemetry;
 pub mod tensor;
 pub mod transport;
 pub mod verbs;

@@ -229,6 +229,50 @@ fn a_reset_is_passed_on_both_ways() {
     eventually("the connections are over", || pair.far.metric("tonic_rdma_bridge_connections{") == 0.0);
 }
 
+/// Stock clients often leave with something unread, which resets the connection.
+#[test]
+fn a_client_that_leaves_with_unread_data_is_no_failure() {
+    const CLIENTS: f64 = 5.0;
+    let pair = Pair::new();
+    let failed = |reason: &str| {
+        let label = format!("reason=\"{reason}\"");
+        let count = |bridge: &Bridge| bridge.metric_of("connections_failed_total{", &label);
+        (count(&pair.near), count(&pair.far))
+    };
+    for _ in 0..CLIENTS as usize {
+        let (client, mut server) = pair.connected();
+        server.write_all(b"good bye").unwrap();
+        assert_eq!(client.peek(&mut [0; 8]).unwrap(), 8);
+        drop(client);
+        ends_with_reset(&mut server);
+    }
+    eventually("resets are counted", || failed("reset") == (CLIENTS, CLIENTS));
+    // The target resets after the client has said all.
+    let (mut client, mut server) = pair.connected();
+    client.write_all(b"last words").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut heard = Vec::new();
+    server.read_to_end(&mut heard).unwrap();
+    assert_eq!(heard, b"last words");
+    socket2::SockRef::from(&server).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(server);
+    ends_with_reset(&mut client);
+    eventually("one more", || failed("reset") == (CLIENTS + 1.0, CLIENTS + 1.0));
+    assert_eq!(failed("broken"), (0.0, 0.0));
+    for bridge in [&pair.near, &pair.far] {
+        let log = bridge.log();
+        assert!(!log.contains("WARN") && !log.contains("connection reset"), "{log}");
+    }
+
+    // A target that resets in the middle is one.
+    let (mut client, server) = pair.connected();
+    socket2::SockRef::from(&server).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(server);
+    ends_with_reset(&mut client);
+    eventually("it is counted", || failed("broken") == (1.0, 1.0));
+    assert!(pair.near.said("connection reset") && pair.far.said("connection reset"));
+}
+
 #[test]
 fn the_same_bytes_go_over_tcp_where_rdma_is_not_wanted() {
     let server = spawn_echo("127.0.0.1:0");
@@ -381,7 +425,7 @@ fn a_socket_left_behind_is_replaced_and_nothing_else_is() {
     first.kill();
     assert!(path.exists());
     let second = Bridge::start(&listen, &target, &[]);
-    assert!(second.said("replacing a socket on which nobody listens"));
+    assert!(second.said("replacing a socket that no process listens on"));
     UnixStream::connect(&path).unwrap();
     drop(second);
     std::fs::write(&path, "precious").unwrap();

@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 
 use super::counters::Counters;
 use super::fault::ConnectionFault;
+use super::journal::End;
 use super::link::Link;
 use super::lock;
 use super::queue::Participant;
@@ -65,6 +66,10 @@ pub(super) struct State {
     /// for one, after which it may leave while we still thank it for that.
     lost: Option<ConnectionFault>,
     pub(super) fault: Option<ConnectionFault>,
+    /// A writer waited for room when the connection was lost.
+    blocked: bool,
+    /// Data was being transferred when the connection ended before its time.
+    interrupted: bool,
     /// The stream is gone: what still comes is thrown away.
     detached: bool,
     announced: bool,
@@ -123,6 +128,8 @@ impl Connection {
                 closer: None,
                 lost: None,
                 fault: None,
+                blocked: false,
+                interrupted: false,
                 detached: false,
                 announced: false,
                 awaits_pong: false,
@@ -349,6 +356,16 @@ impl Connection {
         lock(&self.state).fault.clone()
     }
 
+    /// How it ended.
+    pub(crate) fn ending(&self) -> End {
+        let state = lock(&self.state);
+        End {
+            fault: state.fault.clone(),
+            goodbye: state.protocol.is_fin_received(),
+            interrupted: state.interrupted,
+        }
+    }
+
     fn fail_with(&self, state: &mut State, fault: ConnectionFault) -> io::Error {
         state.end(fault.clone(), &self.changed);
         state.settle(Instant::now(), &self.counters, &self.changed);
@@ -397,12 +414,7 @@ impl State {
             self.link.hold(id.value);
         }
         if completion.status != CompletionStatus::Success {
-            return Err(match completion.status {
-                CompletionStatus::WorkRequestFlushed | CompletionStatus::RetryExceeded => {
-                    ConnectionFault::PeerLost(completion.status.to_string().into())
-                }
-                status => ConnectionFault::Device { opcode: completion.opcode, status },
-            });
+            return Err(ConnectionFault::of_completion(completion.opcode, completion.status));
         }
         match id.kind {
             Kind::Receive | Kind::SharedReceive => {
@@ -496,7 +508,7 @@ impl State {
             match event {
                 Event::SourcesDone { count } => drop(self.sources.drain(..count as usize)),
                 Event::Aborted { code } => {
-                    return Err(ConnectionFault::Aborted(code.to_string().into()));
+                    return Err(ConnectionFault::Aborted(code));
                 }
                 Event::Idle => self.link.rest(),
                 Event::PingTimeout => return Err(ConnectionFault::NoAnswer(self.limits.ping_timeout)),
@@ -510,13 +522,17 @@ impl State {
         if !fault.is_loss() {
             self.fail(fault);
         } else if self.lost.is_none() {
-            self.lost = Some(fault);
+            // A device that failed has ended its queue pairs as a peer that leaves does, and knows better why.
+            let failure = self.link.queue_pair().failure();
+            self.lost = Some(failure.map_or(fault, |reason| ConnectionFault::DeviceFailed(reason.into())));
+            self.blocked = self.writer.is_some();
             changed.notify_one();
         }
     }
 
     pub(super) fn fail(&mut self, fault: ConnectionFault) {
         if self.fault.is_none() {
+            self.interrupted = self.blocked || self.writer.is_some() || self.protocol.is_transferring();
             self.fault = Some(fault);
             self.link.queue_pair().to_error();
         }

@@ -10,6 +10,7 @@ use tokio::time::timeout;
 use super::config::{Config, Policy};
 use super::error::{ConnectError, NegotiationError};
 use super::info::{ConnectionInfo, Verdict};
+use super::journal::Journal;
 use super::lock;
 use super::negotiate::{Outcome, negotiate_as_client};
 use super::stream::EndpointStream;
@@ -20,6 +21,7 @@ use super::stream::EndpointStream;
 pub struct Dialer {
     config: Config,
     stock: Arc<Mutex<HashMap<String, Stock>>>,
+    journal: Arc<Journal>,
 }
 
 /// A server that has no RDMA: since when that is known, and from what.
@@ -57,7 +59,7 @@ impl Dialer {
     /// # }
     /// ```
     pub fn new(config: Config) -> Self {
-        Self { config, stock: Arc::default() }
+        Self { config, stock: Arc::default(), journal: Arc::default() }
     }
 
     /// Connects to `host`:`port` as the policy says.
@@ -77,7 +79,7 @@ impl Dialer {
         if self.config.policy == Policy::Require && stream.info().verdict() == Verdict::Tcp {
             return Err(ConnectError::RdmaRequired { authority, reason: stream.info().reason().into() });
         }
-        announce(&authority, stream.info());
+        self.journal.connected(&authority, stream.info());
         Ok(stream)
     }
 
@@ -88,12 +90,12 @@ impl Dialer {
         port: u16,
         authority: &str,
     ) -> Result<EndpointStream, ConnectError> {
-        let mut outcome = negotiate_as_client(tcp, &self.config).await;
+        let mut outcome = negotiate_as_client(tcp, &self.config, &self.journal).await;
         if let Ok(Outcome::Stock(NegotiationError::Closed | NegotiationError::Io(_))) = outcome {
             // One of ours that is going away hangs up just as some stock servers do on what they don't understand. Asked
             // again, it is gone, or back and answers: it is not to be taken for a stock server.
             let tcp = self.tcp(host, port, authority).await?;
-            outcome = negotiate_as_client(tcp, &self.config).await;
+            outcome = negotiate_as_client(tcp, &self.config, &self.journal).await;
         }
         let reason: Arc<str> = match outcome {
             Ok(Outcome::Connected(stream)) => return Ok(stream),
@@ -154,13 +156,4 @@ fn plain(tcp: TcpStream, reason: &str) -> Result<EndpointStream, ConnectError> {
     let addresses = tcp.peer_addr().and_then(|peer| Ok((peer, tcp.local_addr()?)));
     let (peer, local) = addresses.map_err(|source| ConnectError::Tcp { peer: unspecified(), source })?;
     Ok(EndpointStream::tcp(tcp, bytes::Bytes::new(), ConnectionInfo::tcp(peer, local, reason)))
-}
-
-/// Tells the log and the metrics how a connection came out.
-pub(super) fn announce(peer: &str, info: &ConnectionInfo) {
-    metrics::counter!("tonic_rdma_negotiations_total", "verdict" => info.verdict().to_string()).increment(1);
-    match info.verdict() {
-        Verdict::Rdma => tracing::info!(peer, device = info.device(), "connected over rdma"),
-        Verdict::Tcp => tracing::info!(peer, reason = info.reason(), "connected over tcp"),
-    }
 }

@@ -74,6 +74,9 @@ pub enum NegotiationError {
     /// The peer connected, and then said nothing, or not enough.
     #[error("no complete message of the negotiation within {0:?}")]
     Silent(Duration),
+    /// The peer connected and left without a byte, as health probes do.
+    #[error("the peer closed the connection without having said anything")]
+    Nothing,
     /// The peer closed the connection in the middle of the negotiation.
     #[error("the peer closed the connection before the negotiation was over")]
     Closed,

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::protocol::Violation;
+use crate::protocol::{AbortCode, Violation};
 use crate::verbs::{CompletionOpcode, CompletionStatus, PostError, PostErrorKind};
 
 /// Why a connection ended. Reads and writes fail with it, wrapped in an [`io::Error`] of a fitting kind, once
@@ -12,11 +12,11 @@ use crate::verbs::{CompletionOpcode, CompletionStatus, PostError, PostErrorKind}
 #[non_exhaustive]
 pub enum ConnectionFault {
     /// The TCP connection that the peer holds open for as long as it lives has ended, or its device says so.
-    #[error("the peer is gone: {0}")]
+    #[error("the peer left without closing the connection (its process ended, or can't be reached): {0}")]
     PeerLost(Arc<str>),
     /// The peer gave the connection up and said why.
-    #[error("the peer aborted the connection: {0}")]
-    Aborted(Arc<str>),
+    #[error("the peer gave the connection up: {0}")]
+    Aborted(AbortCode),
     /// The peer was asked whether it is alive and did not answer in time.
     #[error("the peer did not answer a ping within {0:?}")]
     NoAnswer(std::time::Duration),
@@ -43,6 +43,20 @@ pub enum ConnectionFault {
 }
 
 impl ConnectionFault {
+    /// What the device says of a peer that is gone.
+    const OTHER_END: &str = "its end of the RDMA connection is closed";
+
+    /// Why a request ended with `status`.
+    pub(super) fn of_completion(opcode: CompletionOpcode, status: CompletionStatus) -> Self {
+        match status {
+            CompletionStatus::WorkRequestFlushed => Self::PeerLost(Self::OTHER_END.into()),
+            CompletionStatus::RetryExceeded => {
+                Self::PeerLost("its device acknowledges nothing any more".into())
+            }
+            status => Self::Device { opcode, status },
+        }
+    }
+
     /// Whether all it says is that nothing gets through to the peer any more. What the peer had said before may still be
     /// waiting to be taken in.
     pub(super) fn is_loss(&self) -> bool {
@@ -53,10 +67,10 @@ impl ConnectionFault {
 /// A queue pair that takes no more has mostly lost its peer.
 impl From<PostError> for ConnectionFault {
     fn from(error: PostError) -> Self {
-        let reason = error.to_string().into();
         match error.kind {
-            PostErrorKind::State(_) | PostErrorKind::Refused(_) => Self::DeviceFailed(reason),
-            _ => Self::Local(reason),
+            PostErrorKind::State(_) => Self::PeerLost(Self::OTHER_END.into()),
+            PostErrorKind::Refused(_) => Self::DeviceFailed(error.to_string().into()),
+            _ => Self::Local(error.to_string().into()),
         }
     }
 }

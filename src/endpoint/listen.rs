@@ -13,8 +13,8 @@ use tokio::task::AbortHandle;
 use tokio_stream::Stream;
 
 use super::config::Config;
-use super::dial::announce;
 use super::error::NegotiationError;
+use super::journal::Journal;
 use super::negotiate::negotiate_as_server;
 use super::stream::EndpointStream;
 
@@ -84,32 +84,30 @@ async fn accept(listener: TcpListener, config: Config, connections: mpsc::Sender
     /// How long to leave off after an error such as too many open files.
     const PAUSE: Duration = Duration::from_millis(50);
     let config = Arc::new(config);
+    let journal = Arc::<Journal>::default();
     let room = Arc::new(Semaphore::new(Listener::NEGOTIATIONS));
     loop {
         let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
         let (tcp, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "accepting a connection failed");
+                journal.not_accepted(&error);
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }
         };
-        let (config, connections) = (Arc::clone(&config), connections.clone());
+        let (config, journal, connections) = (Arc::clone(&config), Arc::clone(&journal), connections.clone());
         tokio::spawn(async move {
             let negotiated = tokio::select! {
-                negotiated = negotiate(tcp, &config) => negotiated,
+                negotiated = negotiate(tcp, &config, &journal) => negotiated,
                 () = connections.closed() => return,
             };
             match negotiated {
                 Ok(stream) => {
-                    announce(&peer.to_string(), stream.info());
+                    journal.connected(&peer.to_string(), stream.info());
                     let _ = connections.send(stream).await;
                 }
-                Err(error) => {
-                    metrics::counter!("tonic_rdma_negotiations_failed_total").increment(1);
-                    tracing::warn!(%peer, %error, "connection refused");
-                }
+                Err(error) => journal.refused(peer, &error),
             }
             // Not before the connection was taken, or there would be no end of those that wait for it.
             drop(permit);
@@ -117,7 +115,11 @@ async fn accept(listener: TcpListener, config: Config, connections: mpsc::Sender
     }
 }
 
-async fn negotiate(tcp: TcpStream, config: &Config) -> Result<EndpointStream, NegotiationError> {
+async fn negotiate(
+    tcp: TcpStream,
+    config: &Config,
+    journal: &Arc<Journal>,
+) -> Result<EndpointStream, NegotiationError> {
     tcp.set_nodelay(true)?;
-    negotiate_as_server(tcp, config).await
+    negotiate_as_server(tcp, config, journal).await
 }

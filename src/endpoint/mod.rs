@@ -32,6 +32,7 @@ mod identity;
 mod idle;
 mod info;
 mod isolation;
+mod journal;
 mod link;
 mod listen;
 mod member;

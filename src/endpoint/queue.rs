@@ -348,7 +348,7 @@ impl Queue {
             if id.kind == Kind::SharedReceive
                 && let Err(reason) = shared.post(id.value)
             {
-                tracing::warn!(slot = id.value, %reason, "a shared receive buffer is lost");
+                crate::telemetry::throttled!(warn, slot = id.value, %reason, "a shared receive buffer is lost");
             }
         }
     }

@@ -1,5 +1,6 @@
 //! This end's part of an RDMA connection, from the offer to the first byte.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use super::config::Config;
 use super::connection::{Connection, Limits};
 use super::fault::ConnectionFault;
 use super::info::Live;
+use super::journal::Journal;
 use super::link::Link;
 use super::lock;
 use super::member::Member;
@@ -248,12 +250,15 @@ impl Established {
     }
 
     /// Hands the connection over to a supervisor, which the caller spawns.
-    pub(crate) fn supervise(self, tcp: TcpStream) -> (Arc<Connection>, Supervisor) {
+    pub(crate) fn supervise(
+        self,
+        tcp: TcpStream,
+        peer: SocketAddr,
+        journal: Arc<Journal>,
+    ) -> (Arc<Connection>, Supervisor) {
         let connection = Arc::clone(&self.member.connection);
-        (
-            connection,
-            Supervisor { member: self.member, tcp, linger: self.config.linger, counted: Counted::new() },
-        )
+        let (linger, counted) = (self.config.linger, Counted::new());
+        (connection, Supervisor { member: self.member, tcp, peer, linger, counted, journal })
     }
 }
 

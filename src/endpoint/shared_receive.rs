@@ -129,7 +129,7 @@ impl SharedBuffers {
             if let Err(reason) = self.provide(&mut counts)
                 && !std::mem::replace(&mut counts.starved, true)
             {
-                tracing::warn!(%reason, held = counts.held, "peers may have to wait for shared receive buffers");
+                crate::telemetry::throttled!(warn, %reason, held = counts.held, "peers may have to wait for shared receive buffers");
             }
         }
     }
@@ -153,7 +153,7 @@ impl SharedBuffers {
             }
         }
         if let Some(reason) = lost {
-            tracing::warn!(%reason, "shared receive buffers are lost");
+            crate::telemetry::throttled!(warn, %reason, "shared receive buffers are lost");
         }
     }
 

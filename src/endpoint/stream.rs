@@ -77,7 +77,7 @@ impl EndpointStream {
     /// that is merely dropped ends as if all had been written.
     pub fn abort(self) {
         match &self.inner {
-            Inner::Rdma(half) => half.connection.abort(AbortCode::FAILED, ConnectionFault::Closed),
+            Inner::Rdma(half) => half.connection.abort(AbortCode::RESET, ConnectionFault::Closed),
             // Closing sends a reset then. On a socket that is not connected any more there is nobody to tell.
             Inner::Tcp(tcp) => drop(tcp.stream.set_zero_linger()),
         }

@@ -1,6 +1,8 @@
 //! What watches a connection for as long as it lives: its TCP connection, its timers, its end.
 
 use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
@@ -8,6 +10,7 @@ use tokio::time::sleep_until;
 
 use super::connection::Stage;
 use super::fault::ConnectionFault;
+use super::journal::Journal;
 use super::member::Member;
 use crate::protocol::AbortCode;
 
@@ -18,8 +21,10 @@ pub(crate) struct Supervisor {
     /// The connection that negotiation went over. Nothing more is said on it; its end is the surest sign of the
     /// peer's.
     pub(crate) tcp: TcpStream,
+    pub(crate) peer: SocketAddr,
     pub(crate) linger: Duration,
     pub(crate) counted: Counted,
+    pub(crate) journal: Arc<Journal>,
 }
 
 /// Counts a connection among those in use, for as long as it lives.
@@ -79,7 +84,7 @@ impl Supervisor {
                 }
             }
         }
-        self.report();
+        self.journal.ended(self.peer, &self.member.connection.ending());
         drop(self.counted);
     }
 
@@ -115,20 +120,6 @@ impl Supervisor {
     fn conclude(&self, fault: ConnectionFault) {
         if self.member.connection.stage() != Stage::Finished {
             self.member.connection.fail(fault);
-        }
-    }
-
-    fn report(&self) {
-        match self.member.connection.fault() {
-            None => tracing::debug!("rdma connection closed"),
-            Some(_) if self.member.connection.peer_finished() => {
-                tracing::debug!("rdma connection closed by the peer")
-            }
-            Some(fault @ (ConnectionFault::PeerLost(_) | ConnectionFault::NoAnswer(_))) => {
-                metrics::counter!("tonic_rdma_peers_lost_total").increment(1);
-                tracing::warn!(reason = %fault, "rdma peer lost");
-            }
-            Some(fault) => tracing::warn!(reason = %fault, "rdma connection ended"),
         }
     }
 }

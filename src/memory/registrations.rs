@@ -58,7 +58,7 @@ impl Registrations {
     fn register(&self, slab: &Slab) -> Option<(Arc<dyn MemoryRegion>, Reservation)> {
         let bytes = slab.len();
         let refused = |reason: &dyn std::fmt::Display| {
-            tracing::warn!(bytes, %reason, "memory to send from can't be registered: its content is copied");
+            crate::telemetry::throttled!(warn, bytes, %reason, "memory to send from can't be registered: its content is copied");
         };
         let reservation = self.budget.reserve(bytes as u64).inspect_err(|error| refused(error)).ok()?;
         let region = self.domain.register(Arc::clone(slab.memory()), Access::LOCAL_READ);

@@ -402,6 +402,11 @@ impl Connection {
         }
     }
 
+    /// Returns whether one end has offered memory that the other has not read to its end.
+    pub fn is_transferring(&self) -> bool {
+        self.outbound.is_offering() || self.inbound.awaits_reads()
+    }
+
     fn control(&mut self, kind: Kind, body: &[u8]) -> ControlMessage {
         ControlMessage::new(&self.header(kind, false, body.len()), body)
     }

@@ -38,8 +38,13 @@ impl AbortCode {
     pub const CLOSED: Self = Self(1);
     /// The other end broke the protocol.
     pub const VIOLATION: Self = Self(2);
-    /// Something failed at this end.
-    pub const FAILED: Self = Self(3);
+    /// The application gave the connection up, so that the other end sees an error and not the end of the stream.
+    pub const RESET: Self = Self(3);
+
+    /// Returns whether the application gave the connection up, as a TCP reset would say: nothing went wrong on the way.
+    pub fn is_reset(self) -> bool {
+        matches!(self, Self::CLOSED | Self::RESET)
+    }
 }
 
 impl fmt::Display for AbortCode {
@@ -47,7 +52,7 @@ impl fmt::Display for AbortCode {
         match *self {
             Self::CLOSED => f.write_str("it closed the stream without reading to its end"),
             Self::VIOLATION => f.write_str("it says that this end broke the protocol"),
-            Self::FAILED => f.write_str("something failed there"),
+            Self::RESET => f.write_str("its application reset the connection"),
             Self(code) => write!(f, "code {code}"),
         }
     }

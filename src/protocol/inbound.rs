@@ -303,6 +303,11 @@ impl Inbound {
             || self.reads_done > self.reads_told
     }
 
+    /// Returns whether the peer has offered memory that was not read to its end.
+    pub(super) fn awaits_reads(&self) -> bool {
+        self.landed < self.reads.len()
+    }
+
     /// Whether the peer knows of every finished read, and there is none left to finish.
     pub(super) fn reads_settled(&self) -> bool {
         self.reads_done == self.reads_told && self.landed == self.reads.len()

@@ -132,6 +132,11 @@ impl Outbound {
         Ok(header.reads_done - least)
     }
 
+    /// Returns whether the peer has not read all that it was offered.
+    pub(super) fn is_offering(&self) -> bool {
+        self.offers_done < self.offered
+    }
+
     /// Whether everything was sent and read.
     pub(super) fn is_done(&self) -> bool {
         self.state == WriteState::Closed && self.offers_done == self.offered

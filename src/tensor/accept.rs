@@ -288,7 +288,7 @@ impl Drop for Answers {
         if let Some(link) = self.link.upgrade() {
             link.fail(ChannelError::PeerLost {
                 peer: Arc::clone(link.peer()),
-                reason: "it ended the connection, or died".into(),
+                reason: "its process closed the link, ended or was killed".into(),
             });
         }
     }

@@ -10,7 +10,7 @@ use crate::verbs::CompletionStatus;
 pub enum ChannelError {
     /// The peer's process ended, or its machine can't be reached any more. What was on its way is lost; nothing that arrived
     /// in part is ever shown.
-    #[error("the peer {peer} is gone: {reason}")]
+    #[error("the link to {peer} is lost: {reason}")]
     PeerLost {
         /// The peer's device, where it listens or called from.
         peer: Arc<str>,

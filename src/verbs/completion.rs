@@ -109,7 +109,7 @@ impl fmt::Display for CompletionStatus {
             Self::LocalLength => "local length error",
             Self::LocalOperation => "local operation error",
             Self::LocalProtection => "local protection error",
-            Self::WorkRequestFlushed => "work request flushed",
+            Self::WorkRequestFlushed => "work request flushed (the connection had ended)",
             Self::RemoteInvalidRequest => "remote invalid request",
             Self::RemoteAccess => "remote access error",
             Self::RemoteOperation => "remote operation error",

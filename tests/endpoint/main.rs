@@ -11,6 +11,7 @@
 
 mod blocking;
 mod isolation;
+mod logs;
 mod negotiation;
 mod observability;
 mod send_in_place;

@@ -1,14 +1,12 @@
 //! What users can see: metrics, events, counters.
 
-use std::io;
-use std::sync::{Arc, Mutex};
-
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
 use tonic_rdma::endpoint::Dialer;
 use tonic_rdma::{Config, Policy};
 
+use super::logs::logged;
 use super::support::{Runtime, listen, pair};
 
 #[test]
@@ -43,35 +41,6 @@ fn counters_reach_the_metrics_facade() {
     assert_eq!(value("tonic_rdma_eager_bytes_received_total"), 50_000.0);
     assert!(value("tonic_rdma_copies_avoided_bytes_total") > 40_000.0);
     assert_eq!(value("tonic_rdma_connections"), 0.0, "none is left");
-}
-
-/// Collects what is logged.
-#[derive(Clone, Debug, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// What `test` logs, on this thread.
-fn logged(test: impl FnOnce()) -> String {
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter("debug")
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    tracing::subscriber::with_default(subscriber, test);
-    let bytes = log.0.lock().unwrap().clone();
-    String::from_utf8(bytes).unwrap()
 }
 
 #[test]

@@ -52,13 +52,13 @@ impl Transfer for Checking {
     }
 }
 
-struct Running {
-    address: SocketAddr,
-    stop: oneshot::Sender<()>,
-    server: JoinHandle<Result<(), tonic::transport::Error>>,
+pub(crate) struct Running {
+    pub(crate) address: SocketAddr,
+    pub(crate) stop: oneshot::Sender<()>,
+    pub(crate) server: JoinHandle<Result<(), tonic::transport::Error>>,
 }
 
-async fn serve(address: &str, config: Config) -> Running {
+pub(crate) async fn serve(address: &str, config: Config) -> Running {
     let incoming = RdmaIncoming::bind_with(address, config).await.unwrap();
     let address = incoming.local_addr();
     let (stop, stopped) = oneshot::channel::<()>();
@@ -74,7 +74,7 @@ fn client_of(channel: Channel) -> TransferClient<Channel> {
     TransferClient::new(channel).max_decoding_message_size(LIMIT).max_encoding_message_size(LIMIT)
 }
 
-async fn connect(address: SocketAddr, config: Config) -> TransferClient<Channel> {
+pub(crate) async fn connect(address: SocketAddr, config: Config) -> TransferClient<Channel> {
     let connector = RdmaConnector::with_config(config);
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     let client = client_of(endpoint.connect_with_connector(connector.clone()).await.unwrap());

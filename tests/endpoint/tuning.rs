@@ -11,10 +11,10 @@ use tonic_rdma::{Config, EagerThreshold};
 use super::support::{Runtime, config, pair};
 
 /// A directory of a test's own, gone with it.
-struct Place(PathBuf);
+pub(crate) struct Place(pub(crate) PathBuf);
 
 impl Place {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("tonic-rdma-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir(&path).unwrap();

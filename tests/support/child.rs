@@ -9,8 +9,7 @@ use super::support::{Content, Runtime, config, listen};
 #[path = "peer.rs"]
 mod peer;
 
-pub(crate) use peer::Peer;
-use peer::{ROLE, say};
+pub(crate) use peer::{Peer, ROLE, say};
 
 /// Seed of the content that the writing roles write.
 pub(crate) const WRITTEN: u64 = 9;

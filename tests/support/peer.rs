@@ -18,6 +18,11 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts this binary in `role`, which its test `child::role` takes up, by way of `wrapper` (such as `ip netns exec NAME`), and waits for its word.
     pub(crate) fn start(wrapper: &[&str], role: &str) -> Self {
+        Self::start_test("child::role", wrapper, role)
+    }
+
+    /// Does the same with another test in place of `child::role`.
+    pub(crate) fn start_test(test: &str, wrapper: &[&str], role: &str) -> Self {
         let binary = std::env::current_exe().unwrap();
         let mut command = match wrapper {
             [] => Command::new(&binary),
@@ -27,7 +32,7 @@ impl Peer {
                 command
             }
         };
-        command.args(["--exact", "child::role", "--nocapture", "--test-threads=1"]);
+        command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
         let mut process =
             command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut output = BufReader::new(process.stdout.take().unwrap());
@@ -38,6 +43,16 @@ impl Peer {
             .find_map(|line| line.split_once(MARK).map(|(_, word)| word.trim().to_owned()))
             .expect("the child ended without a word");
         Self { process, word, _output: output }
+    }
+}
+
+impl Peer {
+    /// Closes its stdin, and waits until it has ended by itself; panics if it ended with an error.
+    #[allow(dead_code, reason = "each test crate uses its part")]
+    pub(crate) fn ends(mut self) {
+        drop(self.process.stdin.take());
+        let status = self.process.wait().unwrap();
+        assert!(status.success(), "{status}");
     }
 }
 

@@ -173,7 +173,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     match UnixStream::connect(path) {
         Ok(_) => in_use("another process listens there"),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            tracing::warn!(path = %path.display(), "replacing a socket on which nobody listens");
+            tracing::warn!(path = %path.display(), "replacing a socket that no process listens on");
             fs::remove_file(path)
         }
         Err(error) => Err(io::Error::new(error.kind(), format!("is another process there? {error}"))),

@@ -18,7 +18,7 @@ const LIVED: &str = "tonic_rdma_bridge_connection_seconds";
 pub(crate) fn describe() {
     describe_gauge!(OPEN, "Connections carried now, by route and by what carries either end");
     describe_counter!(TOTAL, "Connections carried so far");
-    describe_counter!(FAILED, "Connections that ended with a reset, by reason: dial, broken, cut-off");
+    describe_counter!(FAILED, "Connections that ended with a reset, by reason: dial, reset, broken, cut-off");
     describe_counter!(BYTES, Unit::Bytes, "Bytes written, up (to the target) and down (to the client)");
     describe_counter!(DIALS_FAILED, "Attempts to connect to the target that failed");
     describe_counter!(RETRIES, "Attempts to connect to the target after a failed one");
@@ -39,6 +39,9 @@ pub(crate) struct Meters {
 pub(crate) enum Failed {
     /// The target could not be connected to.
     Dial,
+    /// Its client reset it, or its target did after the client had said all: what clients do that leave without reading
+    /// to the end.
+    Reset,
     /// One of its ends failed.
     Broken,
     /// This process would not wait any longer.
@@ -56,6 +59,7 @@ impl Meters {
     pub(crate) fn failed(&self, why: Failed) {
         let reason = match why {
             Failed::Dial => "dial",
+            Failed::Reset => "reset",
             Failed::Broken => "broken",
             Failed::CutOff => "cut-off",
         };

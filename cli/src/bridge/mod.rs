@@ -18,7 +18,6 @@ mod listen;
 mod meters;
 mod options;
 mod pump;
-mod quiet;
 mod relay;
 mod route;
 mod scrape;

@@ -50,6 +50,11 @@ impl Pump {
         Self { buffer: None, start: 0, end: 0, stage: Stage::Carrying, unflushed: false, carried }
     }
 
+    /// Returns whether the reader has said that there is nothing more.
+    pub(crate) fn has_read_all(&self) -> bool {
+        self.stage != Stage::Carrying
+    }
+
     /// Carries what there is, until the reader has ended and the writer knows it.
     pub(crate) fn poll(
         &mut self,

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use tonic_rdma::Config;
 use tonic_rdma::endpoint::ConnectionInfo;
+use tonic_rdma::telemetry::Throttle;
 
 use super::address::Address;
 use super::meters::Meters;
-use super::quiet::Quiet;
 
 /// What all connections of a route have in common.
 #[derive(Debug)]
@@ -19,26 +19,26 @@ pub(crate) struct Route {
     pub(crate) connect_timeout: Duration,
     pub(crate) meters: Meters,
     /// Of lines about targets that can't be connected to.
-    pub(crate) unreachable: Quiet,
+    pub(crate) unreachable: Throttle,
     /// Of lines about connections that broke.
-    pub(crate) broken: Quiet,
+    pub(crate) broken: Throttle,
     client: Carried,
     server: Carried,
 }
 
 /// What the connections of one end of a route go over, as far as was told.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Carried {
     told: Mutex<Option<String>>,
-    quiet: Quiet,
+    throttle: Throttle,
 }
 
 impl Route {
     pub(crate) fn new(listen: &str, target: Address, config: Config, connect_timeout: Duration) -> Self {
         let name = format!("{listen} -> {target}");
         let meters = Meters::new(&name);
-        let (unreachable, broken) = (Quiet::default(), Quiet::default());
-        let (client, server) = (Carried::default(), Carried::default());
+        let [unreachable, broken] = [const { Throttle::new(1) }; 2];
+        let [client, server] = [Carried::new(), Carried::new()];
         Self { name, target, config, connect_timeout, meters, unreachable, broken, client, server }
     }
 
@@ -54,11 +54,15 @@ impl Route {
 }
 
 impl Carried {
+    fn new() -> Self {
+        Self { told: Mutex::default(), throttle: Throttle::new(1) }
+    }
+
     fn tell(&self, route: &str, who: &str, info: &ConnectionInfo) {
         let over = format!("{}: {}", info.verdict(), info.reason());
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if told.as_ref() != Some(&over)
-            && let Some(suppressed) = self.quiet.may_speak(Instant::now())
+            && let Some(suppressed) = self.throttle.admit(Instant::now())
         {
             tracing::info!(route, suppressed, "{who} over {over}");
             *told = Some(over);

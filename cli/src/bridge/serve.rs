@@ -65,7 +65,7 @@ pub(crate) async fn serve(mut accepting: Accepting, route: Arc<Route>, shared: A
                 });
             }
             Err(error) => {
-                if let Some(suppressed) = route.broken.may_speak(Instant::now()) {
+                if let Some(suppressed) = route.broken.admit(Instant::now()) {
                     tracing::warn!(route = route.name, %error, suppressed, "accepting a connection failed");
                 }
                 tokio::time::sleep(PAUSE).await;
@@ -93,15 +93,19 @@ async fn connect_and_relay(client: Stream, route: &Route, dialer: &Dialer, share
         Ok(target) => target,
         Err(error) => {
             route.meters.failed(Failed::Dial);
-            if let Some(suppressed) = route.unreachable.may_speak(Instant::now()) {
+            if let Some(suppressed) = route.unreachable.admit(Instant::now()) {
                 tracing::warn!(route = route.name, suppressed, "client reset, target unreachable: {error}");
             }
             return;
         }
     };
-    if let Err(ended) = relay(client, target, &route.meters).await
-        && let Some(suppressed) = route.broken.may_speak(Instant::now())
-    {
-        tracing::info!(route = route.name, suppressed, "connection reset, {ended}");
+    match relay(client, target, &route.meters).await {
+        Err(cut) if cut.reason == Failed::Broken => {
+            if let Some(suppressed) = route.broken.admit(Instant::now()) {
+                tracing::info!(route = route.name, suppressed, "connection reset, {}", cut.error);
+            }
+        }
+        Err(cut) => tracing::debug!(route = route.name, "connection reset by its client, {}", cut.error),
+        Ok(()) => {}
     }
 }

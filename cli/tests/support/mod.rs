@@ -80,10 +80,21 @@ impl Bridge {
         true
     }
 
+    /// What is on stderr so far.
+    pub(crate) fn log(&self) -> String {
+        self.stderr.lock().unwrap().clone()
+    }
+
     /// The sum over all metrics whose line contains `what`.
     pub(crate) fn metric(&self, what: &str) -> f64 {
+        self.metric_of(what, "")
+    }
+
+    /// The sum over all metrics whose line contains `what` and `label`.
+    pub(crate) fn metric_of(&self, what: &str, label: &str) -> f64 {
         let all = self.http("GET /metrics");
-        let values = all.lines().filter(|line| !line.starts_with('#') && line.contains(what));
+        let values =
+            all.lines().filter(|line| !line.starts_with('#') && line.contains(what) && line.contains(label));
         values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 

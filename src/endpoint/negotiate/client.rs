@@ -1,5 +1,7 @@
 //! The client's side of a negotiation.
 
+use std::sync::Arc;
+
 use tokio::net::TcpStream;
 
 use super::{Talk, confirm, proven};
@@ -7,6 +9,7 @@ use crate::endpoint::config::Config;
 use crate::endpoint::device;
 use crate::endpoint::error::NegotiationError;
 use crate::endpoint::identity;
+use crate::endpoint::journal::Journal;
 use crate::endpoint::session::{Established, PeerEnd, Prepared};
 use crate::endpoint::stream::EndpointStream;
 use crate::verbs::QueuePairAddress;
@@ -25,13 +28,14 @@ pub(in crate::endpoint) enum Outcome {
 pub(in crate::endpoint) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
+    journal: &Arc<Journal>,
 ) -> Result<Outcome, NegotiationError> {
     let wanted = config.clone();
     let (local, peer) = (tcp.local_addr()?, tcp.peer_addr()?);
     let prepare =
         move || device::open(&wanted, local, peer).and_then(|(_, context)| Prepared::new(context, &wanted));
     let prepared = blocking(prepare).await;
-    let mut talk = Talk::new(tcp, config.handshake_timeout);
+    let mut talk = Talk::new(tcp, config.handshake_timeout, journal);
     // Without a device there is nothing to offer, but the hello tells the server who we are, and that TCP will do.
     let offers = prepared.iter().map(Prepared::offer).collect();
     let hello = ClientHello { identity: identity::local(), offers };

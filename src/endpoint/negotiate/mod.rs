@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use super::connection::Connection;
 use super::error::NegotiationError;
 use super::info::{ConnectionInfo, Verdict};
+use super::journal::Journal;
 use super::session::Established;
 use super::stream::EndpointStream;
 use crate::verbs::Probe;
@@ -30,11 +31,13 @@ struct Talk {
     received: BytesMut,
     /// How long the peer may take for a message.
     patience: Duration,
+    journal: Arc<Journal>,
 }
 
 impl Talk {
-    fn new(tcp: TcpStream, patience: Duration) -> Self {
-        Self { tcp, received: BytesMut::with_capacity(1024), patience }
+    fn new(tcp: TcpStream, patience: Duration, journal: &Arc<Journal>) -> Self {
+        let received = BytesMut::with_capacity(1024);
+        Self { tcp, received, patience, journal: Arc::clone(journal) }
     }
 
     async fn send(&mut self, message: &Message) -> Result<(), NegotiationError> {
@@ -93,8 +96,9 @@ impl Talk {
             live: Some(established.live()),
             beginning: Arc::default(),
         };
-        let (connection, supervisor): (Arc<Connection>, _) = established.supervise(self.tcp);
-        let span = tracing::info_span!("rdma", peer = %info.peer, device = info.device());
+        let (connection, supervisor): (Arc<Connection>, _) =
+            established.supervise(self.tcp, info.peer, self.journal);
+        let span = tracing::info_span!("rdma", device = info.device());
         tokio::spawn(tracing::Instrument::instrument(supervisor.run(), span));
         Ok(EndpointStream::rdma(connection, info))
     }

@@ -1,5 +1,7 @@
 //! The server's side of a negotiation.
 
+use std::sync::Arc;
+
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -10,6 +12,7 @@ use crate::endpoint::config::{Config, Policy, StockClients};
 use crate::endpoint::device::Provider;
 use crate::endpoint::error::NegotiationError;
 use crate::endpoint::identity;
+use crate::endpoint::journal::Journal;
 use crate::endpoint::session::{Established, PeerEnd, Prepared};
 use crate::endpoint::stream::EndpointStream;
 use crate::verbs::QueuePairAddress;
@@ -21,10 +24,14 @@ use crate::wire::hello::{
 pub(in crate::endpoint) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
+    journal: &Arc<Journal>,
 ) -> Result<EndpointStream, NegotiationError> {
-    let mut talk = Talk::new(tcp, config.handshake_timeout);
+    let mut talk = Talk::new(tcp, config.handshake_timeout, journal);
     let peer = timeout(talk.patience, first_bytes(&mut talk, config.stock_clients)).await;
     let peer = match (peer, config.stock_clients) {
+        (Ok(Err(NegotiationError::Closed | NegotiationError::Io(_))), _) if talk.received.is_empty() => {
+            return Err(NegotiationError::Nothing);
+        }
         (Ok(peer), _) => peer?,
         (Err(_), StockClients::Any) => Peer::Unknown,
         (Err(_), StockClients::Grpc) => return Err(NegotiationError::Silent(talk.patience)),

@@ -262,6 +262,6 @@ impl<T> InFlight<T> {
 
 /// The error of a transfer whose memory the device does not take.
 fn refused(error: &crate::verbs::VerbsError) -> PostErrorKind {
-    tracing::warn!(%error, "memory for a transfer can't be registered");
+    crate::telemetry::throttled!(warn, %error, "memory for a transfer can't be registered");
     PostErrorKind::Refused(libc::ENOMEM)
 }

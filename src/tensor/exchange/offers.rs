@@ -180,7 +180,13 @@ impl Offers {
                 }
             }
             ProviderAction::Expired { name, step, readers } => {
-                tracing::warn!(name = &*name, step, readers, "a tensor was not asked for in time");
+                crate::telemetry::throttled!(
+                    warn,
+                    name = &*name,
+                    step,
+                    readers,
+                    "a tensor was not asked for in time"
+                );
             }
         });
     }

@@ -260,7 +260,12 @@ impl Link {
         });
         if first {
             self.failed.store(true, Ordering::Release);
-            tracing::debug!(peer = &*self.peer, %fault, "a tensor link has ended");
+            match fault {
+                ChannelError::Violation { .. } => {
+                    crate::telemetry::throttled!(warn, peer = &*self.peer, %fault, "a tensor link has ended");
+                }
+                fault => tracing::debug!(peer = &*self.peer, %fault, "a tensor link has ended"),
+            }
             for seat in &self.ports {
                 seat.port.end(fault);
             }

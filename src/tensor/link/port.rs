@@ -294,7 +294,11 @@ impl Port {
         match status {
             CompletionStatus::WorkRequestFlushed | CompletionStatus::RetryExceeded => {
                 let peer = self.link().map_or_else(|| "".into(), |link| Arc::clone(link.peer()));
-                ChannelError::PeerLost { peer, reason: status.to_string().into() }
+                let reason = match status {
+                    CompletionStatus::RetryExceeded => "its device acknowledges nothing any more",
+                    _ => "its end of the RDMA connection is closed",
+                };
+                ChannelError::PeerLost { peer, reason: reason.into() }
             }
             status => ChannelError::Device(status),
         }

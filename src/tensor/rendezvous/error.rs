@@ -22,7 +22,7 @@ pub enum RequestError {
         pending: usize,
     },
     /// The link is gone.
-    #[error("the link is gone: {0}")]
+    #[error("the link has ended: {0}")]
     Gone(String),
 }
 

@@ -293,7 +293,7 @@ impl<S> Requester<S> {
     pub fn peer_gone(&mut self, why: &str) -> Vec<RequesterAction<S>> {
         self.gone = Some(why.to_owned());
         while let Some((&request_id, _)) = self.requests.first_key_value() {
-            let failure = Failure::new(Code::Unavailable, format!("the link is gone: {why}"));
+            let failure = Failure::new(Code::Unavailable, format!("the link has ended: {why}"));
             self.end(request_id, Requested::Failed(failure));
         }
         self.take_actions()

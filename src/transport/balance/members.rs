@@ -6,6 +6,7 @@ use std::future::poll_fn;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -16,6 +17,7 @@ use tonic::transport::channel::Change;
 use super::backoff::Backoff;
 use super::link::Link;
 use super::table::Shared;
+use crate::telemetry::Throttle;
 use crate::transport::RdmaConnector;
 
 /// The endpoints, whatever type their keys have.
@@ -119,11 +121,15 @@ impl<K> fmt::Debug for Members<K> {
 async fn keep(id: u64, endpoint: Endpoint, connector: RdmaConnector, shared: Arc<Shared>) {
     let uri = endpoint.uri();
     let mut backoff = Backoff::new();
+    // For each endpoint by itself: one that comes and goes does not hide what becomes of the others.
+    let [up, ended, down] = [const { Throttle::new(Throttle::BURST) }; 3];
     loop {
         backoff.begin();
         match Link::connect(&endpoint, &connector).await {
             Ok(link) => {
-                tracing::info!(%uri, verdict = %link.info().verdict(), "endpoint is up");
+                if let Some(suppressed) = up.admit(Instant::now()) {
+                    tracing::info!(%uri, verdict = %link.info().verdict(), suppressed, "endpoint is up");
+                }
                 let link = Arc::new(link);
                 shared.up(id, Arc::clone(&link));
                 link.ended().await;
@@ -134,12 +140,16 @@ async fn keep(id: u64, endpoint: Endpoint, connector: RdmaConnector, shared: Arc
                 } else {
                     shared.down(id, "the connection ended as soon as it was made");
                 }
-                tracing::info!(%uri, "endpoint's connection ended");
+                if let Some(suppressed) = ended.admit(Instant::now()) {
+                    tracing::info!(%uri, suppressed, "endpoint's connection ended");
+                }
             }
             Err(reason) => {
                 backoff.failed();
                 shared.down(id, &reason);
-                tracing::warn!(%uri, reason, retry_in = ?backoff.remaining(), "endpoint is down");
+                if let Some(suppressed) = down.admit(Instant::now()) {
+                    tracing::warn!(%uri, reason, retry_in = ?backoff.remaining(), suppressed, "endpoint is down");
+                }
             }
         }
         tokio::time::sleep(backoff.remaining()).await;

@@ -199,7 +199,8 @@ impl Drop for Region {
         device.table().remove(self.key);
         if !self.domain.quiesce() {
             // Whatever the peer still does to this memory, nobody else may have it.
-            tracing::warn!(
+            crate::telemetry::throttled!(
+                warn,
                 bytes = self.memory.len(),
                 "a peer stopped while using this memory, which is therefore never freed"
             );

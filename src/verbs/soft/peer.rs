@@ -158,7 +158,7 @@ impl Peer {
     ) -> Result<(Answer, Vec<OwnedFd>), VerbsError> {
         let os = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                VerbsError::Unreachable("the peer's device has gone".into())
+                VerbsError::Unreachable("the peer's process has ended".into())
             }
             _ => VerbsError::os(action, error),
         };

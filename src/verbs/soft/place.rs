@@ -185,7 +185,7 @@ impl Place {
                         Err(CompletionStatus::RetryExceeded)
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "the kernel can't copy to or from the peer's memory");
+                        crate::telemetry::throttled!(warn, %error, "the kernel can't copy to or from the peer's memory");
                         Err(CompletionStatus::RemoteOperation)
                     }
                 }

@@ -347,7 +347,11 @@ impl Inner {
             self.domain.remove_queue_pair(self.number);
         } else {
             // Kept, so that regions it can still reach are not let go of.
-            tracing::warn!(queue_pair = self.number, "the peer stopped in the middle of an operation");
+            crate::telemetry::throttled!(
+                warn,
+                queue_pair = self.number,
+                "the peer stopped in the middle of an operation"
+            );
         }
     }
 }

@@ -118,7 +118,11 @@ impl Inner {
                 Delivered::NotYet if self.link.delivered(number) != Delivered::NotYet => continue,
                 Delivered::NotYet => self.flushed(&posted),
                 Delivered::Message(_) | Delivered::Violation => {
-                    tracing::warn!(queue_pair = self.number(), "the peer wrote nonsense into the link");
+                    crate::telemetry::throttled!(
+                        warn,
+                        queue_pair = self.number(),
+                        "a connection ends: the peer wrote what makes no sense into the memory that both share"
+                    );
                     self.fail();
                     self.flushed(&posted)
                 }

@@ -149,7 +149,10 @@ impl Service {
         let peer = lock(&self.peers).remove(&token).and_then(|peer| peer.upgrade());
         if let Some(peer) = peer {
             let _ = epoll::delete(&self.epoll, peer.socket());
-            tracing::debug!(process = peer.process(), "a peer's soft device has gone");
+            tracing::debug!(
+                process = peer.process(),
+                "a process that this one had connections with has ended"
+            );
             peer.bury();
         }
     }
@@ -163,17 +166,17 @@ impl Service {
             }
             Err(error) => {
                 // Out of descriptors, most likely: the listener stays readable, so don't spin on it.
-                tracing::warn!(%error, "the soft device can't accept a peer");
+                crate::telemetry::throttled!(warn, %error, "the soft device can't accept a peer");
                 std::thread::sleep(Duration::from_millis(10));
                 return;
             }
         };
         if let Err(error) = peer::check_owner(&client) {
-            tracing::warn!(%error, "the soft device refused a peer");
+            crate::telemetry::throttled!(warn, %error, "the soft device refused a peer");
             return;
         }
         if clients.len() >= MAX_PEERS {
-            tracing::warn!(limit = MAX_PEERS, "the soft device has too many peers");
+            crate::telemetry::throttled!(warn, limit = MAX_PEERS, "the soft device has too many peers");
             return;
         }
         let token = self.next_token.fetch_add(1, SeqCst);

@@ -7,7 +7,7 @@ use super::place::{Obstacle, Place, WORD};
 use super::queue_pair::{Connection, Inner};
 use super::send::SendQueue;
 use super::task::{Local, Remote, Task};
-use crate::verbs::{CompletionStatus, LocalSegment, Operation, copy_bytes};
+use crate::verbs::{CompletionStatus, LocalSegment, Operation, VerbsError, copy_bytes};
 
 /// Bytes copied in one section, at most: whoever takes memory back waits for no more.
 const SECTION_BYTES: u64 = 1 << 20;
@@ -276,8 +276,18 @@ impl Inner {
     /// Maps a segment of the peer's, and lets go of those whose keys are gone.
     fn map(&self, connection: &Connection, queue: &mut SendQueue, segment: u64, key: u32) {
         let mapping = connection.peer.segment(&connection.address, segment);
-        if let Err(error) = &mapping {
-            tracing::warn!(%error, queue_pair = self.number(), "copying through the kernel instead");
+        match &mapping {
+            Ok(_) => {}
+            // The connection is about to end, and will say so.
+            Err(VerbsError::Unreachable(reason)) => {
+                tracing::debug!(reason, queue_pair = self.number(), "memory of the peer's can't be mapped");
+            }
+            Err(error) => crate::telemetry::throttled!(
+                warn,
+                %error,
+                queue_pair = self.number(),
+                "memory of the peer's can't be mapped: the kernel copies it, which is slower"
+            ),
         }
         queue.segments.add(connection, segment, key, mapping.ok());
     }

@@ -196,7 +196,7 @@ fn what_can_not_be_asked_is_not() {
     }
     requester.request("loss", 1).unwrap();
     assert_eq!(requester.request("gain", 1), Err(RequestError::TooMany { pending: 1 }));
-    let why = "the link is gone: it crashed";
+    let why = "the link has ended: it crashed";
     assert_eq!(requester.peer_gone("it crashed"), [failed(0, Code::Unavailable, why)]);
     let error = requester.request("gain", 1).unwrap_err();
     assert_eq!(error, RequestError::Gone("it crashed".into()));

@@ -1,0 +1,112 @@
+//! What the log says of connections. A listener and a dialer each have a journal, so that a flood at one does not hide the
+//! other's lines.
+//!
+//! | level | what |
+//! |---|---|
+//! | debug | ends in good order, resets, connections that end before they say anything |
+//! | info | what a connection goes over; a peer that left without closing while nothing was being transferred |
+//! | warn | transfers that were cut short, peers that do not answer or break the protocol, failed devices, refused clients |
+//!
+//! A peer decides how often there is something to say, so info and warn are throttled, each kind of line by itself;
+//! `suppressed` is how many were left out.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use super::error::NegotiationError;
+use super::fault::ConnectionFault;
+use super::info::{ConnectionInfo, Verdict};
+use crate::telemetry::Throttle;
+
+/// Writes the lines of one listener or dialer.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    connected: Throttle,
+    refused: Throttle,
+    not_accepted: Throttle,
+    left: Throttle,
+    lost: Throttle,
+}
+
+/// How a connection ended.
+#[derive(Debug)]
+pub(crate) struct End {
+    /// Why, if it was not closed by both ends.
+    pub(crate) fault: Option<ConnectionFault>,
+    /// The peer had said that it sends nothing more.
+    pub(crate) goodbye: bool,
+    /// Data was being transferred.
+    pub(crate) interrupted: bool,
+}
+
+impl Default for Journal {
+    fn default() -> Self {
+        let [connected, refused, not_accepted, left, lost] = [const { Throttle::new(Throttle::BURST) }; 5];
+        Self { connected, refused, not_accepted, left, lost }
+    }
+}
+
+impl Journal {
+    /// Tells the log and the metrics what a connection goes over.
+    pub(crate) fn connected(&self, peer: &str, info: &ConnectionInfo) {
+        metrics::counter!("tonic_rdma_negotiations_total", "verdict" => info.verdict().to_string())
+            .increment(1);
+        let Some(suppressed) = self.connected.admit(Instant::now()) else { return };
+        match info.verdict() {
+            Verdict::Rdma => tracing::info!(peer, device = info.device(), suppressed, "connected over rdma"),
+            Verdict::Tcp => tracing::info!(peer, reason = info.reason(), suppressed, "connected over tcp"),
+        }
+    }
+
+    /// A client was not let in.
+    pub(crate) fn refused(&self, peer: SocketAddr, error: &NegotiationError) {
+        if matches!(error, NegotiationError::Nothing) {
+            tracing::debug!(%peer, "a client connected and left without a word, as health probes do");
+            return;
+        }
+        metrics::counter!("tonic_rdma_negotiations_failed_total").increment(1);
+        if let Some(suppressed) = self.refused.admit(Instant::now()) {
+            tracing::warn!(%peer, %error, suppressed, "connection refused");
+        }
+    }
+
+    /// The system had no connection to give.
+    pub(crate) fn not_accepted(&self, error: &std::io::Error) {
+        if let Some(suppressed) = self.not_accepted.admit(Instant::now()) {
+            tracing::warn!(%error, suppressed, "accepting a connection failed");
+        }
+    }
+
+    /// A connection over RDMA has ended.
+    pub(crate) fn ended(&self, peer: SocketAddr, end: &End) {
+        let Some(fault) = &end.fault else {
+            tracing::debug!(%peer, "rdma connection closed");
+            return;
+        };
+        let unheard = matches!(fault, ConnectionFault::PeerLost(_) | ConnectionFault::NoAnswer(_));
+        if unheard && !end.goodbye {
+            metrics::counter!("tonic_rdma_peers_lost_total").increment(1);
+        }
+        match fault {
+            ConnectionFault::PeerLost(_) | ConnectionFault::Closed if end.goodbye => {
+                tracing::debug!(%peer, "rdma connection closed by the peer");
+            }
+            ConnectionFault::Closed => {
+                tracing::debug!(%peer, "rdma connection closed here while the peer was still sending");
+            }
+            ConnectionFault::Aborted(code) if code.is_reset() => {
+                tracing::debug!(%peer, reason = %fault, "rdma connection reset by the peer");
+            }
+            ConnectionFault::PeerLost(_) if !end.interrupted => {
+                if let Some(suppressed) = self.left.admit(Instant::now()) {
+                    tracing::info!(%peer, reason = %fault, suppressed, "rdma connection ended, nothing was being transferred");
+                }
+            }
+            _ => {
+                if let Some(suppressed) = self.lost.admit(Instant::now()) {
+                    tracing::warn!(%peer, reason = %fault, suppressed, "rdma connection lost");
+                }
+            }
+        }
+    }
+}
