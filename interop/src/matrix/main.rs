@@ -73,7 +73,8 @@ async fn run(options: Options) -> Result<bool, Failure> {
     let combinations = combinations(&plan, &mut report);
     let mut peers: Vec<_> = combinations.iter().map(|(peer, _)| *peer).collect();
     peers.dedup();
-    for peer in peers {
+    // It is a call of the control's.
+    for peer in peers.into_iter().filter(|_| plan.controls) {
         report.name(peer, stage::name(&plan, peer).await.map_err(|error| error.to_string()));
     }
     let turns = Arc::new(Semaphore::new(jobs));

@@ -21,7 +21,8 @@ pub(crate) struct Options {
     /// Directions [default: all]; the controls that belong to them run as well
     #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
     directions: Vec<Direction>,
-    /// Run no direction that was not asked for: what is n/a, or known to fail, passes for that without a look at the control
+    /// Run nothing that was not asked for: what is n/a, or known to fail, passes for that without a look at the control, and
+    /// peers are not asked for their versions
     #[arg(long)]
     no_controls: bool,
     /// Cases [default: all that `interop client --list` names; with TLS those that it can change]
@@ -53,6 +54,8 @@ fn jobs(text: &str) -> Result<usize, String> {
 pub(crate) struct Plan {
     pub(crate) peers: Vec<Peer>,
     pub(crate) directions: Vec<Direction>,
+    /// Whether the controls are run as well.
+    pub(crate) controls: bool,
     cases: Vec<String>,
     /// Whether certain cases were asked for.
     some_cases: bool,
@@ -95,6 +98,7 @@ impl Plan {
         Ok(Self {
             peers: or_all(options.peers, Peer::value_variants()),
             directions,
+            controls: !options.no_controls,
             tls_cases: or_all(options.cases.clone(), &tls::CASES.map(str::to_owned)),
             some_cases: !options.cases.is_empty(),
             cases: or_all(options.cases, &known),

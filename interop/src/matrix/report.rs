@@ -103,9 +103,8 @@ impl Report {
         for directions in [plain, tls].iter().filter(|directions| !directions.is_empty()) {
             self.print_table(directions);
         }
-        for peer in self.peers() {
-            let name = self.names.get(&peer).and_then(|name| name.as_ref().ok());
-            println!("{peer:<WIDTH$} {}", name.map_or("of an unknown version", String::as_str));
+        for (peer, name) in &self.names {
+            println!("{peer:<WIDTH$} {}", name.as_ref().map_or("of an unknown version", String::as_str));
         }
         for ((outcome, peer, case, reason), directions) in self.remarks() {
             let directions: Vec<_> = directions.iter().map(|direction| direction.name()).collect();
