@@ -116,7 +116,7 @@ impl Peer {
         let official = !case.starts_with("checked_") || CHECKED_OFFICIAL.contains(&case);
         let has = match (self, side) {
             (Self::Ruby, Side::Client) => RUBY.contains(&case),
-            (Self::Ruby, Side::Server) => !case.starts_with("checked_") && case != "cacheable_unary",
+            (Self::Ruby, Side::Server) => official && case != "cacheable_unary",
             (Self::CppOfficial, Side::Client) => !case.starts_with("checked_") && !NOT_IN_CPP.contains(&case),
             (Self::CppOfficial, Side::Server) => official,
             _ => true,

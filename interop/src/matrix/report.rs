@@ -88,7 +88,7 @@ impl Report {
         }
     }
 
-    /// Returns whether something ran, every peer told its version, and nobody has to look at anything.
+    /// Returns whether something ran, every peer told its version, and no outcome has to be looked at.
     pub(crate) fn as_expected(&self) -> bool {
         let mut outcomes = self.runs.values().flat_map(|run| run.results.values());
         outcomes.clone().any(|outcome| *outcome == Outcome::Passed)
