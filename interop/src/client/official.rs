@@ -61,11 +61,11 @@ pub(super) async fn concurrent_large_unary(session: Session) -> Outcome {
 }
 
 /// A server's reply is the time, and may come from a cache on the way; nothing asks a cache here, so that what is checked is
-/// that the reply is the time and says that it may be kept, and that the second is not older than the first.
+/// that the reply is a time and says that it may be kept. The times are not compared: gRPC's own server in C++ sends the
+/// nanoseconds of the second alone, and a clock may be set back.
 pub(super) async fn cacheable_unary(session: Session) -> Outcome {
     let before = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let body: Bytes = before.to_string().into();
-    let mut times = Vec::new();
     for _ in 0..2 {
         let mut request =
             Request::new(SimpleRequest { payload: payload(body.clone()), ..Default::default() });
@@ -78,11 +78,9 @@ pub(super) async fn cacheable_unary(session: Session) -> Outcome {
         })?;
         let body = reply.into_inner().payload.unwrap_or_default().body;
         let time = std::str::from_utf8(&body).ok().and_then(|text| text.parse::<u128>().ok());
-        let time =
-            time.ok_or_else(|| Ending::Failed(format!("the reply: expected a time, found {body:?}")))?;
-        times.push(time);
+        ensure(time.is_some(), || format!("the reply: expected a time, found {body:?}"))?;
     }
-    ensure(times[0] <= times[1], || format!("the second reply's time is before the first's: {times:?}"))
+    Ok(())
 }
 
 pub(super) async fn unimplemented_method(session: Session) -> Outcome {

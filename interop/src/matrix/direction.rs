@@ -71,7 +71,7 @@ impl Direction {
         self.without_tls() != self
     }
 
-    /// The direction in which a case has to fail as well, if it is not our transport that fails.
+    /// Returns the direction in which each case has to come out alike, as no code of ours is in it.
     pub(crate) fn control(self) -> Self {
         match (self.side(), self.has_tls()) {
             (Side::Client, false) => Self::TonicTcp,
@@ -79,6 +79,10 @@ impl Direction {
             (Side::Client, true) => Self::TonicTls,
             (Side::Server, true) => Self::TlsTonic,
         }
+    }
+
+    pub(crate) fn is_control(self) -> bool {
+        self.control() == self
     }
 
     /// Whether the peer takes part: no stock library comes into our own.

@@ -1,10 +1,11 @@
 //! Runs stock gRPC peers against our transport, in all directions, and tells whether all went as expected.
 //!
-//! A case that fails is held against a control: the same peer, plain TCP, tonic's own transport. What fails there too is
-//! the peer's or tonic's, and has to be known to [`upstream`], with the reason.
+//! Each case is held against a control: the same peer, plain TCP, tonic's own transport. It has to come out as it does there
+//! ([`compare`]). What fails there too is the peer's or tonic's, and has to be known to [`upstream`], with the reason.
 
 mod bridge;
 mod certificates;
+mod compare;
 mod direction;
 mod options;
 mod outcome;
@@ -69,9 +70,16 @@ async fn run(options: Options) -> Result<bool, Failure> {
     let jobs = options.jobs;
     let plan = Arc::new(Plan::make(options).await?);
     let mut report = Report::new(&plan);
+    let combinations = combinations(&plan, &mut report);
+    let mut peers: Vec<_> = combinations.iter().map(|(peer, _)| *peer).collect();
+    peers.dedup();
+    // It is a call of the control's.
+    for peer in peers.into_iter().filter(|_| plan.controls) {
+        report.name(peer, stage::name(&plan, peer).await.map_err(|error| error.to_string()));
+    }
     let turns = Arc::new(Semaphore::new(jobs));
     let mut running = JoinSet::new();
-    for (peer, direction) in combinations(&plan, &mut report) {
+    for (peer, direction) in combinations {
         let (plan, turns) = (Arc::clone(&plan), Arc::clone(&turns));
         running.spawn(async move {
             let _turn = turns.acquire_owned().await?;
@@ -110,7 +118,8 @@ async fn one(plan: &Plan, peer: Peer, direction: Direction) -> Run {
         Ok(results) => results,
         Err(error) => {
             let reason = error.to_string();
-            plan.cases(direction).into_iter().map(|case| (case, Outcome::Failed(reason.clone()))).collect()
+            let cases = plan.cases(peer, direction).into_iter();
+            cases.map(|case| (case, Outcome::Failed(reason.clone()))).collect()
         }
     };
     Run { peer, direction, results, seconds: started.elapsed().as_secs_f64() }

@@ -15,13 +15,14 @@ use crate::{process, tls};
 #[derive(Debug, Parser)]
 #[command(name = "interop-matrix", version)]
 pub(crate) struct Options {
-    /// Peers, of: tonic, python, node, ruby, go, cpp [default: all]
+    /// Peers, of: tonic, python, node, ruby, go, cpp, cpp-official [default: all]
     #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
     peers: Vec<Peer>,
     /// Directions [default: all]; the controls that belong to them run as well
     #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
     directions: Vec<Direction>,
-    /// Run no direction that was not asked for: what is known to fail passes for that without a look at the control
+    /// Run nothing that was not asked for: what is n/a, or known to fail, passes for that without a look at the control, and
+    /// peers are not asked for their versions
     #[arg(long)]
     no_controls: bool,
     /// Cases [default: all that `interop client --list` names; with TLS those that it can change]
@@ -53,7 +54,11 @@ fn jobs(text: &str) -> Result<usize, String> {
 pub(crate) struct Plan {
     pub(crate) peers: Vec<Peer>,
     pub(crate) directions: Vec<Direction>,
+    /// Whether the controls are run as well.
+    pub(crate) controls: bool,
     cases: Vec<String>,
+    /// Whether certain cases were asked for.
+    some_cases: bool,
     /// Cases with TLS.
     tls_cases: Vec<String>,
     /// There if a direction has TLS.
@@ -93,7 +98,9 @@ impl Plan {
         Ok(Self {
             peers: or_all(options.peers, Peer::value_variants()),
             directions,
+            controls: !options.no_controls,
             tls_cases: or_all(options.cases.clone(), &tls::CASES.map(str::to_owned)),
+            some_cases: !options.cases.is_empty(),
             cases: or_all(options.cases, &known),
             certificates: with_tls.then(Certificates::make).transpose()?,
             provider: options.provider,
@@ -104,9 +111,13 @@ impl Plan {
         })
     }
 
-    /// Cases of a direction.
-    pub(crate) fn cases(&self, direction: Direction) -> Vec<String> {
-        if direction.has_tls() { self.tls_cases.clone() } else { self.cases.clone() }
+    /// Returns the cases of a peer in a direction.
+    pub(crate) fn cases(&self, peer: Peer, direction: Direction) -> Vec<String> {
+        if direction.has_tls() {
+            return self.tls_cases.clone();
+        }
+        let more = if self.some_cases { &[] } else { peer.more_cases(direction.side()) };
+        self.cases.iter().cloned().chain(more.iter().map(|case| (*case).to_owned())).collect()
     }
 
     /// Settings of our transport, for our own programs and the bridges.

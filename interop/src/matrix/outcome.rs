@@ -11,7 +11,7 @@ pub(crate) enum Outcome {
     Failed(String),
     /// It fails without our transport too, for this known reason.
     Upstream(&'static str),
-    /// It passes, and is listed as one that fails.
+    /// It does not fail, and is listed as one that does.
     Stale(&'static str),
 }
 
@@ -42,6 +42,14 @@ impl Outcome {
 
 /// Outcomes by case.
 pub(crate) type Outcomes = BTreeMap<String, Outcome>;
+
+/// What stands between a case's own reason and what the server said.
+pub(crate) const SERVER_SAID: &str = " [server: ";
+
+/// Returns the reason without what the server said.
+pub(crate) fn own_words(reason: &str) -> &str {
+    reason.split(SERVER_SAID).next().unwrap_or_default()
+}
 
 /// How the reason begins where a client has said nothing of a case.
 pub(crate) const UNTOLD: &str = "the client told nothing of it";

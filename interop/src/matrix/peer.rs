@@ -23,6 +23,8 @@ pub(crate) enum Peer {
     Go,
     /// C++ on C-core, which shows what is compressed.
     Cpp,
+    /// gRPC's own client and server in C++, from the source of Debian's grpc, as they are.
+    CppOfficial,
 }
 
 /// What the programs of a peer take.
@@ -53,6 +55,15 @@ const RUBY: [&str; 15] = [
     "timeout_on_sleeping_server",
 ];
 
+/// Cases of ours that call the official service.
+const CHECKED_OFFICIAL: [&str; 2] = ["checked_binary_metadata", "checked_large_metadata"];
+
+/// Official cases that gRPC's client in C++ lacks.
+const NOT_IN_CPP: [&str; 2] = ["cacheable_unary", "concurrent_large_unary"];
+
+/// Official cases that it has and our client has not.
+const MORE_IN_CPP: [&str; 2] = ["half_duplex", "pick_first_unary"];
+
 impl Peer {
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -62,11 +73,12 @@ impl Peer {
             Self::Ruby => "ruby",
             Self::Go => "go",
             Self::Cpp => "cpp",
+            Self::CppOfficial => "cpp-official",
         }
     }
 
     pub(crate) fn manner(self) -> Manner {
-        if self == Self::Ruby { Manner::Official } else { Manner::Ours }
+        if matches!(self, Self::Ruby | Self::CppOfficial) { Manner::Official } else { Manner::Ours }
     }
 
     /// Why the peer can't take part here.
@@ -89,6 +101,7 @@ impl Peer {
             Self::Ruby => Some(plan.stock.join("ruby/official/client.rb")),
             Self::Go => Some(plan.stock.join("go/peer")),
             Self::Cpp => Some(plan.stock.join("cpp/peer")),
+            Self::CppOfficial => Some(plan.stock.join("cpp-official/interop_client")),
         }
     }
 
@@ -99,18 +112,43 @@ impl Peer {
                 "ruby's official server has 30 threads, and refuses calls for which none is free".to_owned(),
             );
         }
-        let has = match (self.manner(), side) {
-            (Manner::Ours, _) => true,
-            (Manner::Official, Side::Client) => RUBY.contains(&case),
-            // It serves the official service alone.
-            (Manner::Official, Side::Server) => !case.starts_with("checked_") && case != "cacheable_unary",
+        // The official servers serve the official service alone.
+        let official = !case.starts_with("checked_") || CHECKED_OFFICIAL.contains(&case);
+        let has = match (self, side) {
+            (Self::Ruby, Side::Client) => RUBY.contains(&case),
+            (Self::Ruby, Side::Server) => official && case != "cacheable_unary",
+            (Self::CppOfficial, Side::Client) => !case.starts_with("checked_") && !NOT_IN_CPP.contains(&case),
+            (Self::CppOfficial, Side::Server) => official,
+            _ => true,
         };
         (!has).then(|| format!("{}'s official {side} does not have it", self.name()))
     }
 
+    /// Returns cases beyond those of our client, which this one's official client has.
+    pub(crate) fn more_cases(self, side: Side) -> &'static [&'static str] {
+        if (self, side) == (Self::CppOfficial, Side::Client) { &MORE_IN_CPP } else { &[] }
+    }
+
+    /// Returns the words that an official client has to log for the case. gRPC's own in C++ gives two cases up, and ends with
+    /// 0, if the server does not refuse the first call.
+    pub(crate) fn proof(self, case: &str) -> Option<&'static str> {
+        match (self, case) {
+            (Self::CppOfficial, "client_compressed_unary") => {
+                Some("Compressed unary request probe succeeded")
+            }
+            (Self::CppOfficial, "client_compressed_streaming") => {
+                Some("Compressed streaming request probe succeeded")
+            }
+            _ => None,
+        }
+    }
+
     /// The folder with the certificates that the official programs have, and take no others.
     pub(crate) fn test_certificates(self, plan: &Plan) -> PathBuf {
-        self.official(plan).join("../../spec/testdata")
+        match self {
+            Self::Ruby => self.official(plan).join("../../spec/testdata"),
+            _ => plan.stock.join(self.name()).join("certificates"),
+        }
     }
 
     /// Why the peer has no TLS here.
@@ -134,6 +172,14 @@ impl Peer {
             .arg("--server_host=127.0.0.1")
             .arg(format!("--server_port={port}"))
             .arg(format!("--test_case={cases}"));
+        if self == Self::CppOfficial {
+            // Its own bounds for the soaks are 0.
+            command.args(["--soak_iterations=100", "--soak_overall_timeout_seconds=30"]);
+            command.arg("--soak_per_iteration_max_acceptable_latency_ms=30000");
+            if self.proof(cases).is_some() {
+                command.env("GRPC_VERBOSITY", "DEBUG");
+            }
+        }
         command
     }
 
@@ -167,6 +213,9 @@ impl Peer {
             Self::Go | Self::Cpp => {
                 command = Command::new(plan.stock.join(self.name()).join("peer"));
                 command.arg(side);
+            }
+            Self::CppOfficial => {
+                command = Command::new(plan.stock.join(self.name()).join(format!("interop_{side}")));
             }
         }
         command.current_dir(&plan.root);

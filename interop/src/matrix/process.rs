@@ -107,6 +107,11 @@ impl Ended {
         self.status.is_some_and(|status| status.success())
     }
 
+    /// Returns whether the words are in what it wrote to stderr.
+    pub(crate) fn says(&self, words: &str) -> bool {
+        self.errors.contains(words)
+    }
+
     /// How it ended, and the end of what it said.
     pub(crate) fn describe(&self) -> String {
         let how =
@@ -170,9 +175,10 @@ fn keep(pipe: Option<impl AsyncRead + Unpin + Send + 'static>) -> JoinHandle<Str
     })
 }
 
-/// The last lines, or those from a panic on. Ruby's lines of where it was are left out, as they come after what it was.
+/// The last lines, or those from a panic on. Ruby's and C++'s lines of where it was are left out, as they come after what it was.
 fn tail(text: &str) -> String {
-    let telling = |line: &&str| !line.trim().is_empty() && !line.starts_with("\tfrom ");
+    let place = |line: &str| ["\tfrom ", "    @ ", "PC: @ "].iter().any(|begins| line.starts_with(begins));
+    let telling = |line: &&str| !line.trim().is_empty() && !place(line);
     let lines: Vec<_> = text.lines().filter(telling).collect();
     let panic = lines.iter().rposition(|line| line.contains("panicked at"));
     let last = lines[panic.unwrap_or(lines.len().saturating_sub(6))..].join(" | ");

@@ -6,11 +6,15 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::Failure;
+use crate::compare;
 use crate::direction::Direction;
 use crate::options::Plan;
 use crate::outcome::{Outcome, Outcomes};
 use crate::peer::Peer;
 use crate::upstream;
+
+/// Columns of a peer's name.
+const WIDTH: usize = 12;
 
 /// One peer in one direction.
 #[derive(Debug)]
@@ -27,6 +31,8 @@ pub(crate) struct Report {
     provider: String,
     directions: Vec<Direction>,
     skipped: BTreeMap<Peer, String>,
+    /// What each peer calls itself, or why that is not known.
+    names: BTreeMap<Peer, Result<String, String>>,
     runs: BTreeMap<(Peer, Direction), Run>,
 }
 
@@ -37,6 +43,7 @@ impl Report {
             provider: plan.provider.clone(),
             directions: plan.directions.clone(),
             skipped: BTreeMap::new(),
+            names: BTreeMap::new(),
             runs: BTreeMap::new(),
         }
     }
@@ -47,39 +54,46 @@ impl Report {
         self.skipped.insert(peer, reason);
     }
 
+    /// Notes what a peer calls itself, with its version.
+    pub(crate) fn name(&mut self, peer: Peer, name: Result<String, String>) {
+        match &name {
+            Ok(name) => println!("{peer:<WIDTH$} is {name}"),
+            Err(reason) => println!("{peer:<WIDTH$} does not tell its version: {reason}"),
+        }
+        self.names.insert(peer, name);
+    }
+
     pub(crate) fn add(&mut self, run: Run) {
         let passed = run.results.values().filter(|it| **it == Outcome::Passed).count();
         let (peer, direction) = (run.peer, run.direction);
-        println!("{peer:<8} {direction:<15} {passed} of {} passed ({:.1} s)", run.results.len(), run.seconds);
+        println!(
+            "{peer:<WIDTH$} {direction:<15} {passed} of {} passed ({:.1} s)",
+            run.results.len(),
+            run.seconds
+        );
         self.runs.insert((peer, direction), run);
     }
 
-    /// Tells failures that are not our transport's, and known, from others.
+    /// Holds every case against its control.
     pub(crate) fn judge(&mut self) {
-        let keys: Vec<_> = self.runs.keys().copied().collect();
-        for (peer, direction) in keys {
-            let control = self.runs.get(&(peer, direction.control())).map(|run| run.results.clone());
-            let control = control.unwrap_or_default();
-            let Some(run) = self.runs.get_mut(&(peer, direction)) else { continue };
+        let before: BTreeMap<_, _> = self.runs.iter().map(|(key, run)| (*key, run.results.clone())).collect();
+        let absent = Outcome::Failed("the control did not run it".to_owned());
+        for ((peer, direction), run) in &mut self.runs {
+            let control = before.get(&(*peer, direction.control())).filter(|_| !direction.is_control());
             for (case, outcome) in &mut run.results {
-                let known = upstream::reason(peer, direction.side(), case);
-                let fails_without_us =
-                    !matches!(control.get(case), Some(Outcome::Passed | Outcome::Stale(_)));
-                match (&*outcome, known) {
-                    (Outcome::Failed(_), Some(reason)) if fails_without_us => {
-                        *outcome = Outcome::Upstream(reason);
-                    }
-                    (Outcome::Passed, Some(reason)) => *outcome = Outcome::Stale(reason),
-                    _ => {}
-                }
+                let control = control.map(|results| results.get(case).unwrap_or(&absent));
+                let known = upstream::find(*peer, direction.side(), case);
+                *outcome = compare::judge(outcome, control, known);
             }
         }
     }
 
-    /// Something ran, and nobody has to look at anything.
+    /// Returns whether something ran, every peer told its version, and no outcome has to be looked at.
     pub(crate) fn as_expected(&self) -> bool {
         let mut outcomes = self.runs.values().flat_map(|run| run.results.values());
-        outcomes.clone().any(|outcome| *outcome == Outcome::Passed) && outcomes.all(Outcome::expected)
+        outcomes.clone().any(|outcome| *outcome == Outcome::Passed)
+            && outcomes.all(Outcome::expected)
+            && self.names.values().all(Result::is_ok)
     }
 
     pub(crate) fn print(&self) {
@@ -89,20 +103,23 @@ impl Report {
         for directions in [plain, tls].iter().filter(|directions| !directions.is_empty()) {
             self.print_table(directions);
         }
+        for (peer, name) in &self.names {
+            println!("{peer:<WIDTH$} {}", name.as_ref().map_or("of an unknown version", String::as_str));
+        }
         for ((outcome, peer, case, reason), directions) in self.remarks() {
             let directions: Vec<_> = directions.iter().map(|direction| direction.name()).collect();
-            println!("{outcome:<8} {peer:<8} {case} ({}): {reason}", directions.join(", "));
+            println!("{outcome:<8} {peer:<WIDTH$} {case} ({}): {reason}", directions.join(", "));
         }
     }
 
     fn print_table(&self, directions: &[Direction]) {
-        print!("{:<8}", "");
+        print!("{:<WIDTH$}", "");
         for direction in directions {
             print!(" {direction:>15}");
         }
         println!();
         for peer in self.peers() {
-            print!("{peer:<8}");
+            print!("{peer:<WIDTH$}");
             for direction in directions {
                 let cell =
                     self.runs.get(&(peer, *direction)).map_or("-".to_owned(), |run| counts(&run.results));
@@ -143,11 +160,17 @@ impl Report {
                 })
             })
         });
+        let versions: BTreeMap<_, _> = self
+            .names
+            .iter()
+            .map(|(peer, name)| (peer.name(), name.as_ref().map_or(json!(null), |name| json!(name))))
+            .collect();
         let skipped =
             self.skipped.iter().map(|(peer, reason)| json!({"peer": peer.name(), "reason": reason}));
         let all = json!({
             "provider": self.provider,
             "as_expected": self.as_expected(),
+            "versions": versions,
             "results": results.collect::<Vec<_>>(),
             "skipped": skipped.collect::<Vec<_>>(),
         });
@@ -183,32 +206,39 @@ mod tests {
             provider: "soft".to_owned(),
             directions: outcomes.iter().map(|(direction, _)| *direction).collect(),
             skipped: BTreeMap::new(),
+            names: BTreeMap::new(),
             runs: runs.collect(),
         };
         report.judge();
         report
     }
 
-    fn failed() -> Outcome {
-        Outcome::Failed("why".to_owned())
+    #[test]
+    fn a_case_is_held_against_its_own_control() {
+        let absent = || Outcome::NotApplicable("why".to_owned());
+        let lost =
+            report(&[(Direction::TcpTonic, Outcome::Passed), (Direction::Fallback, absent())], "ping_pong");
+        assert!(!lost.as_expected());
+        assert_eq!(lost.runs[&(Peer::Python, Direction::TcpTonic)].results["ping_pong"], Outcome::Passed);
+        // The client's control says nothing of the server.
+        let other =
+            report(&[(Direction::TonicTcp, Outcome::Passed), (Direction::Fallback, absent())], "ping_pong");
+        assert!(other.as_expected());
+        let mut unrun = report(&[(Direction::TcpTonic, Outcome::Passed)], "ping_pong");
+        let results = [("empty_unary".to_owned(), Outcome::NotApplicable("why".to_owned()))].into();
+        let (peer, direction) = (Peer::Python, Direction::Fallback);
+        unrun.runs.insert((peer, direction), Run { peer, direction, results, seconds: 0.0 });
+        unrun.judge();
+        assert!(!unrun.as_expected());
     }
 
     #[test]
-    fn a_known_failure_is_one_only_where_the_control_fails_too() {
-        // What the list has of grpcio's server.
-        let case = "client_compressed_unary";
-        let both = report(&[(Direction::TcpTonic, failed()), (Direction::Fallback, failed())], case);
-        assert!(both.runs.values().all(|run| matches!(run.results[case], Outcome::Upstream(_))));
-        let ours = report(&[(Direction::TcpTonic, Outcome::Passed), (Direction::Fallback, failed())], case);
-        assert_eq!(ours.runs[&(Peer::Python, Direction::Fallback)].results[case], failed());
-        assert!(matches!(ours.runs[&(Peer::Python, Direction::TcpTonic)].results[case], Outcome::Stale(_)));
-        assert!(!ours.as_expected());
-    }
-
-    #[test]
-    fn a_failure_that_is_not_listed_is_one_even_if_the_control_fails_too() {
-        let both = report(&[(Direction::TcpTonic, failed()), (Direction::Fallback, failed())], "ping_pong");
-        assert!(!both.as_expected());
+    fn a_peer_without_a_version_is_not_as_expected() {
+        let mut report = report(&[(Direction::Direct, Outcome::Passed)], "ping_pong");
+        report.name(Peer::Python, Ok("grpc-python/1.0".to_owned()));
+        assert!(report.as_expected());
+        report.name(Peer::Go, Err("why".to_owned()));
+        assert!(!report.as_expected());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::Failure;
 use crate::bridge::Bridge;
 use crate::direction::{Direction, Side};
 use crate::options::Plan;
-use crate::outcome::{Outcome, Outcomes, UNTOLD, read};
+use crate::outcome::{Outcome, Outcomes, SERVER_SAID, UNTOLD, printable, read};
 use crate::peer::{Manner, Peer};
 use crate::process::{self, Running};
 use crate::tls::{Tls, Wrong};
@@ -40,12 +40,14 @@ struct Stage<'a> {
 /// What is needed for them did not start, or no RDMA was used where it had to be: no case counts as passed then.
 pub(crate) async fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result<Outcomes, Failure> {
     if let Some(reason) = peer.lacks_tls(plan).filter(|_| direction.has_tls()) {
-        let cases = plan.cases(direction).into_iter();
+        let cases = plan.cases(peer, direction).into_iter();
         return Ok(cases.map(|case| (case, Outcome::NotApplicable(reason.clone()))).collect());
     }
     let mut stage = Stage::set(plan, peer, direction).await?;
-    let (cases, lacking): (Vec<_>, Vec<_>) =
-        plan.cases(direction).into_iter().partition(|case| peer.lacks(direction.side(), case).is_none());
+    let (cases, lacking): (Vec<_>, Vec<_>) = plan
+        .cases(peer, direction)
+        .into_iter()
+        .partition(|case| peer.lacks(direction.side(), case).is_none());
     let mut outcomes = stage.call(&cases, None).await?;
     outcomes.extend(stage.wrongs().await?);
     if !cases.is_empty() {
@@ -58,6 +60,21 @@ pub(crate) async fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result
     });
     outcomes.extend(lacking);
     Ok(outcomes)
+}
+
+/// Returns what the peer's client calls itself: its library, with the version.
+///
+/// # Errors
+/// The client made no call, or told no name.
+pub(crate) async fn name(plan: &Plan, peer: Peer) -> Result<String, Failure> {
+    let (mut server, port) = our_server(plan, None, "tcp").await?;
+    let called = process::finish("the client", &mut peer.client(plan, port, CALLED), CASE).await?;
+    let name = server.log().await.lines().find_map(|line| line.strip_prefix("called by "));
+    match name {
+        Some(name) if called.succeeded() => Ok(printable(name)),
+        Some(_) => Err(called.describe().into()),
+        None => Err(format!("the client told the server no name; {}", called.describe()).into()),
+    }
 }
 
 impl<'a> Stage<'a> {
@@ -98,7 +115,14 @@ impl<'a> Stage<'a> {
         let mut outcomes = Outcomes::new();
         for case in cases {
             let ended = process::finish("the client", &mut self.client(case, wrong), CASE).await?;
-            let outcome = if ended.succeeded() { Outcome::Passed } else { Outcome::Failed(ended.describe()) };
+            let proof = if self.direction.side() == Side::Client { self.peer.proof(case) } else { None };
+            let outcome = match proof {
+                _ if !ended.succeeded() => Outcome::Failed(ended.describe()),
+                Some(proof) if !ended.says(proof) => {
+                    Outcome::Failed(format!("it ended without {proof:?} in its log: {}", ended.describe()))
+                }
+                _ => Outcome::Passed,
+            };
             outcomes.insert(case.clone(), outcome);
         }
         Ok(outcomes)
@@ -167,7 +191,7 @@ impl<'a> Stage<'a> {
         }) else {
             return;
         };
-        *first += &format!(" [server: {}]", self.server.errors().await);
+        *first += &format!("{SERVER_SAID}{}]", self.server.errors().await);
         for bridge in &mut self.bridges {
             *first += &format!(" [bridge: {}]", bridge.log().await);
         }

@@ -1,5 +1,6 @@
 //! The server: gRPC's test service and ours, with health and reflection, so that stock tools can look at it.
 
+mod callers;
 mod checked;
 mod echo;
 mod limits;
@@ -7,7 +8,7 @@ mod streams;
 mod test_service;
 
 use tonic::codec::CompressionEncoding;
-use tonic::service::Routes;
+use tonic::service::{AxumRouter, Routes};
 
 use crate::args::ServerOptions;
 use crate::proto::DESCRIPTORS;
@@ -17,7 +18,7 @@ use crate::transport::Listener;
 use crate::wire::ServerWire;
 use crate::{Failure, output};
 
-/// Listens, prints the port, and serves until interrupted.
+/// Listens, prints the port, and serves until interrupted. Says on the standard error which programs call.
 pub(crate) async fn run(options: &ServerOptions) -> Result<(), Failure> {
     let tls = options.tls.load()?;
     let listener = Listener::bind(options.transport, &options.host, options.port).await?;
@@ -28,7 +29,9 @@ pub(crate) async fn run(options: &ServerOptions) -> Result<(), Failure> {
             std::future::pending().await
         }
     };
-    listener.serve(tls, routes().await?, interrupted).await
+    let routes = callers::Callers::new(routes().await?);
+    let routes = AxumRouter::new().fallback_service(routes).into();
+    listener.serve(tls, routes, interrupted).await
 }
 
 /// All services.

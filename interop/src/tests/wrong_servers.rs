@@ -68,6 +68,9 @@ async fn are_caught(wrongs: Wrongs, caught: &[&str], fine: &[&str]) {
     }
 }
 
+/// In front of a message: neither plain (0) nor compressed (1).
+const UNKNOWN_FLAG: u8 = 9;
+
 fn map_data(body: Body, change: fn(Bytes) -> Bytes) -> Body {
     Body::new(body.map_frame(move |frame| frame.map_data(change)))
 }
@@ -145,6 +148,25 @@ async fn no_look_at_flags_of_requests() {
     };
     let caught = ["client_compressed_unary", "client_compressed_streaming"];
     are_caught(Wrongs { response: forgive, ..NONE }, &caught, &["server_compressed_unary"]).await;
+}
+
+/// A server that takes no message compressed which was not announced to come so, as gRPC's own in C++.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_compressed_requests() {
+    let refuse = |request: http::Request<Body>| {
+        request.map(|body| {
+            let mut first = true;
+            Body::new(body.map_frame(move |frame| {
+                frame.map_data(|data| {
+                    let begins = std::mem::take(&mut first) && data.first() == Some(&1);
+                    if begins { [&[UNKNOWN_FLAG], &data[1..]].concat().into() } else { data }
+                })
+            }))
+        })
+    };
+    let caught = ["client_compressed_unary", "client_compressed_streaming"];
+    let fine = ["server_compressed_unary", "server_compressed_streaming", "large_unary"];
+    are_caught(Wrongs { request: refuse, ..NONE }, &caught, &fine).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -27,8 +27,10 @@ var table = append([]namedCase{
 	{"cacheable_unary", cacheableUnary},
 	{"large_unary", largeUnary},
 	{"client_compressed_unary", clientCompressedUnary},
+	{"server_compressed_unary", serverCompressedUnary},
 	{"client_streaming", clientStreaming},
 	{"server_streaming", serverStreaming},
+	{"server_compressed_streaming", serverCompressedStreaming},
 	{"ping_pong", pingPong},
 	{"empty_stream", emptyStream},
 	{"custom_metadata", customMetadata},
@@ -44,12 +46,8 @@ var table = append([]namedCase{
 	{"channel_soak", channelSoak},
 }, checkedCases...)
 
-const hidden = "grpc-go does not show whether a message came compressed"
-
 var cannot = map[string]string{
 	"client_compressed_streaming": "grpc-go can't leave out compression for one message of a client's stream",
-	"server_compressed_unary":     hidden,
-	"server_compressed_streaming": hidden,
 	"checked_zstd":                "grpc-go has no zstd",
 }
 
@@ -139,6 +137,20 @@ func clientCompressedUnary(ctx context.Context, to target) error {
 	return first(err, zerosCame(reply.GetPayload(), 314159))
 }
 
+func serverCompressedUnary(ctx context.Context, to target) error {
+	for _, compressed := range []bool{true, false} {
+		request := large()
+		request.ResponseCompressed = &testing.BoolValue{Value: compressed}
+		ctx, came := observed(acceptingGzip(ctx))
+		reply, err := stub(to).UnaryCall(ctx, request)
+		err = first(err, zerosCame(reply.GetPayload(), 314159), expect("compressed", fmt.Sprint(came.rest()), fmt.Sprint([]bool{compressed})))
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func clientStreaming(ctx context.Context, to target) error {
 	stream, err := stub(to).StreamingInputCall(ctx)
 	if err != nil {
@@ -170,6 +182,26 @@ func serverStreaming(ctx context.Context, to target) error {
 	}
 	_, err = stream.Recv()
 	return expect("end", err, io.EOF)
+}
+
+func serverCompressedStreaming(ctx context.Context, to target) error {
+	request := &testing.StreamingOutputCallRequest{ResponseParameters: []*testing.ResponseParameters{
+		{Size: 31415, Compressed: &testing.BoolValue{Value: true}},
+		{Size: 92653, Compressed: &testing.BoolValue{Value: false}},
+	}}
+	ctx, came := observed(acceptingGzip(ctx))
+	stream, err := stub(to).StreamingOutputCall(ctx, request)
+	if err != nil {
+		return err
+	}
+	for _, asked := range request.ResponseParameters {
+		reply, err := stream.Recv()
+		if err := first(err, zerosCame(reply.GetPayload(), asked.Size)); err != nil {
+			return err
+		}
+	}
+	_, err = stream.Recv()
+	return first(expect("end", err, io.EOF), expect("compressed", fmt.Sprint(came.rest()), fmt.Sprint([]bool{true, false})))
 }
 
 func pingPong(ctx context.Context, to target) error {

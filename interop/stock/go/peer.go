@@ -109,7 +109,7 @@ type target struct {
 
 func connected(ctx context.Context, to server, run func(context.Context, target) error) error {
 	size := grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largest), grpc.MaxCallSendMsgSize(largest))
-	connection, err := grpc.DialContext(ctx, to.address, append([]grpc.DialOption{grpc.WithNoProxy(), size}, to.options...)...)
+	connection, err := grpc.DialContext(ctx, to.address, append([]grpc.DialOption{grpc.WithNoProxy(), size, grpc.WithStatsHandler(wire{})}, to.options...)...)
 	if err != nil {
 		return err
 	}

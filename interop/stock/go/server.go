@@ -33,7 +33,7 @@ func serve(port int, security tlsFlags) error {
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(append(options, grpc.MaxRecvMsgSize(largest), grpc.MaxSendMsgSize(largest))...)
+	server := grpc.NewServer(append(options, grpc.MaxRecvMsgSize(largest), grpc.MaxSendMsgSize(largest), grpc.StatsHandler(wire{}))...)
 	testing.RegisterTestServiceServer(server, testService{})
 	checked.RegisterCheckedServer(server, checkedService{})
 	fmt.Println(listener.Addr().(*net.TCPAddr).Port)
@@ -76,6 +76,9 @@ func (testService) UnaryCall(ctx context.Context, request *testing.SimpleRequest
 	initial, trailing := echoed(ctx)
 	grpc.SetHeader(ctx, initial)
 	grpc.SetTrailer(ctx, trailing)
+	if err := cameAsExpected(ctx, request.ExpectCompressed); err != nil {
+		return nil, err
+	}
 	if err := echoStatus(request.ResponseStatus); err != nil {
 		return nil, err
 	}
@@ -120,6 +123,9 @@ func (testService) StreamingInputCall(stream testing.TestService_StreamingInputC
 		request, err := stream.Recv()
 		if err == io.EOF {
 			return stream.SendAndClose(&testing.StreamingInputCallResponse{AggregatedPayloadSize: total})
+		}
+		if err == nil {
+			err = cameAsExpected(stream.Context(), request.ExpectCompressed)
 		}
 		if err != nil {
 			return err

@@ -1,0 +1,160 @@
+//! Holds a case against the control: the same peer and the same case, over plain TCP and tonic's own transport.
+//!
+//! A case has to come out as it does there. What passes in the control has to pass here, so that neither a failure nor an
+//! `n/a` of our transport goes unseen. What fails in both is expected only if [`upstream`](crate::upstream) lists it, and if
+//! both fail of what the list says. What fails at times has no such control: there the words decide alone.
+
+use crate::outcome::{Outcome, own_words};
+use crate::upstream::Known;
+
+/// Returns what `outcome` amounts to. `control` is the control's outcome as it came from the peers; there is none for a
+/// control itself, and none where the controls were not run.
+pub(crate) fn judge(outcome: &Outcome, control: Option<&Outcome>, known: Option<&Known>) -> Outcome {
+    match known {
+        Some(known) => listed(outcome, control, known),
+        None => unlisted(outcome, control),
+    }
+}
+
+/// Judges a case that is listed as one that fails.
+fn listed(outcome: &Outcome, control: Option<&Outcome>, known: &Known) -> Outcome {
+    let as_listed = |it: &Outcome| match it {
+        Outcome::Failed(words) => known.says.iter().any(|says| own_words(words).contains(says)),
+        _ => false,
+    };
+    match (outcome, control) {
+        (Outcome::Failed(words), _) if !as_listed(outcome) => Outcome::Failed(format!(
+            "upstream.rs lists it with {:?}, and it failed otherwise: {words}",
+            known.says
+        )),
+        (Outcome::Failed(_), _) if known.at_times => Outcome::Upstream(known.reason),
+        _ if known.at_times => unlisted(outcome, control),
+        (Outcome::Failed(words), Some(control)) if !as_listed(control) => Outcome::Failed(format!(
+            "upstream.rs lists it with {:?}, and the control {}; here: {words}",
+            known.says,
+            described(control)
+        )),
+        (Outcome::Failed(_), _) => Outcome::Upstream(known.reason),
+        _ => Outcome::Stale(known.reason),
+    }
+}
+
+/// Judges a case that is listed nowhere.
+fn unlisted(outcome: &Outcome, control: Option<&Outcome>) -> Outcome {
+    match (outcome, control) {
+        (Outcome::NotApplicable(_), Some(Outcome::NotApplicable(_))) | (_, None) => outcome.clone(),
+        (Outcome::NotApplicable(reason), Some(control)) => {
+            Outcome::Failed(format!("n/a here ({reason}), and the control {}", described(control)))
+        }
+        (Outcome::Passed, Some(control @ Outcome::NotApplicable(_))) => {
+            Outcome::Failed(format!("it passed, and the control {}", described(control)))
+        }
+        _ => outcome.clone(),
+    }
+}
+
+fn described(control: &Outcome) -> String {
+    match control {
+        Outcome::Passed => "passed".to_owned(),
+        Outcome::NotApplicable(reason) => format!("was n/a ({reason})"),
+        other => format!("failed otherwise: {}", other.reason()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::direction::Side;
+    use crate::peer::Peer;
+
+    const KNOWN: Known = Known {
+        peer: Peer::Python,
+        side: Side::Server,
+        case: "checked_zstd",
+        says: &["expected Unimplemented, found Internal"],
+        at_times: false,
+        reason: "why",
+    };
+
+    fn failed(words: &str) -> Outcome {
+        Outcome::Failed(words.to_owned())
+    }
+
+    fn not_applicable() -> Outcome {
+        Outcome::NotApplicable("the library can't".to_owned())
+    }
+
+    /// What is to be looked at says why.
+    fn error(outcome: &Outcome, control: Option<&Outcome>, known: Option<&Known>) -> String {
+        let judged = judge(outcome, control, known);
+        assert!(!judged.expected(), "{judged:?}");
+        judged.reason().to_owned()
+    }
+
+    #[test]
+    fn what_passes_in_the_control_has_to_pass_here() {
+        let control = Some(&Outcome::Passed);
+        assert_eq!(judge(&Outcome::Passed, control, None), Outcome::Passed);
+        assert_eq!(judge(&failed("lost"), control, None), failed("lost"));
+        let said = error(&not_applicable(), control, None);
+        assert_eq!(said, "n/a here (the library can't), and the control passed");
+    }
+
+    #[test]
+    fn what_a_peer_can_not_do_it_can_not_do_in_the_control_either() {
+        let control = Some(&not_applicable());
+        assert_eq!(judge(&not_applicable(), control, None), not_applicable());
+        assert!(error(&Outcome::Passed, control, None).contains("was n/a (the library can't)"));
+        assert!(error(&not_applicable(), Some(&failed("lost")), None).contains("failed otherwise: lost"));
+    }
+
+    #[test]
+    fn a_failure_that_is_not_listed_is_one_even_if_the_control_fails_too() {
+        assert_eq!(error(&failed("lost"), Some(&failed("lost")), None), "lost");
+        assert_eq!(error(&failed("lost"), None, None), "lost");
+    }
+
+    #[test]
+    fn a_listed_failure_fails_here_and_in_the_control_of_what_the_list_says() {
+        let as_listed = failed("the server: expected Unimplemented, found Internal (\"unknown\")");
+        let upstream = Outcome::Upstream("why");
+        assert_eq!(judge(&as_listed, None, Some(&KNOWN)), upstream);
+        assert_eq!(judge(&as_listed, Some(&as_listed), Some(&KNOWN)), upstream);
+
+        let other = failed("connection reset");
+        for control in [None, Some(&as_listed), Some(&other), Some(&Outcome::Passed)] {
+            assert!(error(&other, control, Some(&KNOWN)).ends_with("failed otherwise: connection reset"));
+        }
+        for control in [Outcome::Passed, not_applicable(), other] {
+            let said = error(&as_listed, Some(&control), Some(&KNOWN));
+            assert!(said.contains("and the control"), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_fails_at_times_may_pass_and_fails_of_nothing_else() {
+        let known = Known { at_times: true, ..KNOWN };
+        let as_listed = failed("expected Unimplemented, found Internal");
+        for control in [None, Some(&Outcome::Passed), Some(&as_listed)] {
+            assert_eq!(judge(&as_listed, control, Some(&known)), Outcome::Upstream("why"));
+            assert_eq!(judge(&Outcome::Passed, control, Some(&known)), Outcome::Passed);
+            assert!(error(&failed("lost"), control, Some(&known)).ends_with("failed otherwise: lost"));
+        }
+        assert!(
+            error(&not_applicable(), Some(&Outcome::Passed), Some(&known)).contains("the control passed")
+        );
+    }
+
+    #[test]
+    fn what_the_server_said_is_not_why_the_case_failed() {
+        let words = format!("reset{}expected Unimplemented, found Internal]", crate::outcome::SERVER_SAID);
+        assert!(error(&failed(&words), None, Some(&KNOWN)).contains("failed otherwise"));
+    }
+
+    #[test]
+    fn an_entry_of_a_case_that_does_not_fail_is_stale() {
+        for outcome in [Outcome::Passed, not_applicable()] {
+            assert_eq!(judge(&outcome, None, Some(&KNOWN)), Outcome::Stale("why"));
+        }
+    }
+}
