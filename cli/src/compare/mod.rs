@@ -14,6 +14,7 @@
 pub(crate) mod allocator;
 pub(crate) mod bars;
 mod budget;
+mod busy;
 pub(crate) mod cell;
 mod child;
 mod client;
@@ -44,6 +45,7 @@ pub(crate) mod rdma;
 pub(crate) mod report;
 mod results;
 pub(crate) mod runtime;
+mod sample;
 pub(crate) mod server;
 mod source;
 pub(crate) mod table;

@@ -4,7 +4,7 @@ use tonic_rdma::tensor::Arrived;
 
 use super::control::{Done, Turn};
 use super::variables::Layout;
-use crate::compare::consume::reduce_max;
+use crate::compare::consume::reduce;
 use crate::compare::content::{check_all, check_stamps, check_stamps_of};
 use crate::failure::Failure;
 
@@ -45,7 +45,7 @@ impl Receipt {
             false => check_stamps(seed, bytes, place.step),
         };
         if self.reduces {
-            self.maximum = self.maximum.max(reduce_max(bytes));
+            self.maximum = self.maximum.max(reduce(bytes).maximum);
         }
         self.accept(place, wrong)
     }
@@ -67,7 +67,7 @@ impl Receipt {
                     wrong = wrong.or(differs);
                 }
                 if self.reduces {
-                    self.maximum = self.maximum.max(reduce_max(piece));
+                    self.maximum = self.maximum.max(reduce(piece).maximum);
                 }
                 at += piece.len() as u64;
             });
@@ -136,7 +136,7 @@ mod tests {
             assert!(error.contains("4095 bytes and not 4096"), "{error}");
             receipt.take(place(layout.len(), 5), &bytes).unwrap_err();
             let done = receipt.done();
-            assert_eq!((done.maximum, done.checked), (Some(reduce_max(&bytes).to_bits()), 3));
+            assert_eq!((done.maximum, done.checked), (Some(reduce(&bytes).maximum.to_bits()), 3));
         }
         let mut wrong = bytes.to_vec();
         wrong[2001] ^= 1;

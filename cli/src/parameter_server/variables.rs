@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tonic_rdma::memory::Pool;
 use tonic_rdma::tensor::{Dtype, Shape, Tensor, TensorSpec};
 
-use crate::compare::consume::reduce_max_of;
+use crate::compare::consume::reduce_all;
 use crate::compare::content::{self, Content, VARIANTS};
 use crate::failure::Failure;
 use crate::seeded::mix;
@@ -131,7 +131,7 @@ impl Variables {
         std::array::from_fn(|variant| {
             let all: Vec<Bytes> =
                 (0..self.layout.len()).filter_map(|index| self.bytes(index, variant as u64)).collect();
-            reduce_max_of(all.iter().map(|bytes| &bytes[..])).to_bits()
+            reduce_all(all.iter().map(|bytes| &bytes[..])).maximum.to_bits()
         })
     }
 }
