@@ -61,6 +61,8 @@ pub(crate) struct Ready {
     /// Where the server serves gRPC.
     pub(crate) tcp: Option<SocketAddr>,
     pub(crate) rdma: Option<SocketAddr>,
+    /// Where its answers go by reference.
+    pub(crate) rdma_gather: Option<SocketAddr>,
     /// Where the tensor device listens.
     pub(crate) device: Option<String>,
     /// The provider in use, as a worker knows it: such as `soft`.

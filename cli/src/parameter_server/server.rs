@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
 use tonic::transport::Server as Tonic;
+use tonic_rdma::gather;
 use tonic_rdma::tensor::RdmaDevice;
 
 use super::check::Receipt;
@@ -163,6 +164,13 @@ async fn listen(options: &ProcessOptions, service: &Service, ready: &mut Ready) 
         let (incoming, address) = Rdma::new(&options.provider)?.bind().await?;
         ready.rdma = Some(address);
         tokio::spawn(tonic().serve_with_incoming(incoming));
+    }
+    if options.modes.0.contains(&Mode::GrpcRdmaGather) {
+        let (incoming, address) = Rdma::new(&options.provider)?.bind().await?;
+        ready.rdma_gather = Some(address);
+        let server = options.http2.server(Tonic::builder()).layer(gather::responses());
+        let mut server = server;
+        tokio::spawn(server.add_service(service.clone().server()).serve_with_incoming(incoming));
     }
     Ok(())
 }
