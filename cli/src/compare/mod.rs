@@ -23,7 +23,7 @@ mod conditions;
 pub(crate) mod consume;
 pub(crate) mod content;
 pub(crate) mod cores;
-mod costs;
+pub(crate) mod costs;
 pub(crate) mod direction;
 pub(crate) mod encode;
 pub(crate) mod facts;

@@ -58,7 +58,7 @@ pub(crate) fn show(options: &ParameterServerOptions, facts: &Facts, rows: &[Row]
 fn print(facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
     let mut text = String::new();
     for (name, value) in facts.lines() {
-        text.push_str(&format!("{name:>10}: {value}\n"));
+        text.push_str(&format!("{name:>12}: {value}\n"));
     }
     text.push_str(&format!("\n{}\n\n{}\n", grid(&HEADINGS, groups(rows)), legend(rows)));
     let mut stdout = io::stdout().lock();
