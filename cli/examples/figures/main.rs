@@ -22,6 +22,7 @@ mod units;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -41,7 +42,8 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
-            eprintln!("figures: {reason}");
+            // A closed stderr leaves the exit status to say it.
+            let _ = writeln!(io::stderr(), "figures: {reason}");
             ExitCode::FAILURE
         }
     }

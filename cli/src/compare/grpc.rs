@@ -45,7 +45,7 @@ pub(crate) struct GrpcCaller {
     client: TransferClient<GatherRequests<Channel>>,
     tensors: TensorsClient<GatherRequests<Channel>>,
     source: SourceClient<GatherRequests<Channel>>,
-    turns: TurnsClient<GatherRequests<Channel>>,
+    turns: Box<TurnsClient<GatherRequests<Channel>>>,
     direction: Direction,
     /// Seed of the content that payloads are asked for from, and how often that was: it moves the sampled offsets.
     origin: u64,
@@ -64,7 +64,7 @@ impl GrpcCaller {
         let channel = encode.wrap(mode, channel);
         let client = TransferClient::new(channel.clone());
         let tensors = TensorsClient::new(channel.clone());
-        let (source, turns) = (SourceClient::new(channel.clone()), TurnsClient::new(channel));
+        let (source, turns) = (SourceClient::new(channel.clone()), Box::new(TurnsClient::new(channel)));
         Self {
             client: client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
             tensors: tensors.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),

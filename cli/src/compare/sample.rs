@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(sample.look(), Look::default());
         let right = Content::new(10_000, 7).unwrap().cut(10_000);
         for _ in 0..1000 {
-            sample.arrived(7, &[right.clone()]);
+            sample.arrived(7, std::slice::from_ref(&right));
         }
         assert_eq!(sample.look(), Look { messages: 64, wrong: None });
         let mut wrong = right.to_vec();

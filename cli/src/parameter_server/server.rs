@@ -62,7 +62,7 @@ impl Server {
         let gradients = (0..options.workers).map(|worker| Layout::new(options.model, Origin::Worker(worker)));
         let gradients: Arc<[Layout]> = gradients.collect::<Result<_, _>>()?;
         let service = Service::new(Arc::clone(&variables), Arc::clone(&gradients), options.reduces());
-        let mut ready = Ready { maxima: variables.maxima(), ..Ready::default() };
+        let mut ready = Ready::to_send(variables.reduced());
         listen(options, &service, &mut ready).await?;
 
         let (mut device, mut peers) = (None, Vec::new());
