@@ -21,11 +21,14 @@ fn what_has_no_way_down_is_refused() {
 
 #[test]
 fn payloads_go_both_ways_with_the_same_modes_of_grpc() {
-    let modes = ["grpc-tcp", "grpc-uds", "grpc-rdma", "grpc-rdma-gather"];
+    let usual = ["grpc-tcp", "grpc-tcp-busy", "grpc-tcp-tuned", "grpc-uds", "grpc-rdma", "grpc-rdma-gather"];
     for direction in ["up", "down"] {
         for more in
             [&["--encode", "gather"][..], &["--consume", "reduce-max"], &["--newcomer"], &["--rate", "200"]]
         {
+            // A newcomer has neither a runtime that never sleeps nor tuned windows.
+            let is_in = |mode: &&str| more[0] != "--newcomer" || !mode.starts_with("grpc-tcp-");
+            let modes: Vec<&str> = usual.into_iter().filter(is_in).collect();
             let arguments = ["--direction", direction, "--sizes", "1,100KiB,3MiB", "--duration", "0.05"];
             let list = modes.join(",");
             let listed = ["--modes", &list];

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-const MODES: [&str; 4] = ["grpc-tcp", "grpc-rdma", "rdma-cp", "rdma-zerocp"];
+const MODES: [&str; 5] = ["grpc-tcp", "grpc-rdma", "grpc-rdma-gather", "rdma-cp", "rdma-zerocp"];
 
 fn parameter_server(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tonic-rdma"));
@@ -45,8 +45,8 @@ fn all_modes_are_measured_checked_and_written() {
         measure(&["--models", "gru", "--steps", "2", "--report", report.to_str().unwrap()]);
     assert_eq!((&written["provider"], &written["turns"]), (&"soft".into(), &3.into()));
     // Each way: two mini-batches in each mode at every byte, and three turns of two at stamps; eleven variables.
-    assert_eq!(written["checks"]["every_byte"], 4 * 2 * 2 * 11);
-    assert_eq!(written["checks"]["stamps"], 4 * 3 * 2 * 2 * 11);
+    assert_eq!(written["checks"]["every_byte"], 5 * 2 * 2 * 11);
+    assert_eq!(written["checks"]["stamps"], 5 * 3 * 2 * 2 * 11);
     let rows = written["rows"].as_array().unwrap();
     assert_eq!(rows.iter().map(|row| row["mode"].as_str().unwrap()).collect::<Vec<_>>(), MODES);
     for row in rows {
@@ -84,7 +84,10 @@ fn bad_input_is_named_in_one_line() {
         (&["--workers", "9"], &["\"9\"", "from 1 to 8"]),
         (&["--workers", "0"], &["\"0\"", "from 1 to 8"]),
         (&["--workers", "1,x"], &["\"x\"", "from 1 to 8"]),
-        (&["--modes", "grpc-uds"], &["grpc-uds", "grpc-tcp, grpc-rdma, rdma-cp, rdma-zerocp"]),
+        (
+            &["--modes", "grpc-uds"],
+            &["grpc-uds", "grpc-tcp, grpc-rdma, grpc-rdma-gather, rdma-cp, rdma-zerocp"],
+        ),
         (&["--steps", "0"], &["--steps", "1..=10000"]),
         (&["--steps", "3", "--duration", "1"], &["--steps", "--duration"]),
         (&["--duration", "0"], &["--duration", "0.001 to 3600"]),
@@ -152,7 +155,7 @@ fn ended(parent: Child) -> Output {
 
 #[test]
 fn whoever_is_killed_is_named_in_every_mode() {
-    for mode in ["grpc-tcp", "grpc-rdma", "rdma-zerocp"] {
+    for mode in ["grpc-tcp", "grpc-rdma-gather", "rdma-zerocp"] {
         for (kind, name) in
             [("parameter-server-worker", "worker process"), ("parameter-server-server", "the server process")]
         {

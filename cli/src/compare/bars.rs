@@ -8,6 +8,11 @@ use crate::units;
 const WIDTH: u32 = 860;
 const HEIGHT: u32 = 420;
 
+/// Height of a line of the legend, its margin, and where its lines begin.
+const LINE: u32 = 20;
+const MARGIN: u32 = 8;
+const LEFT: u32 = 84;
+
 /// A plot: groups side by side, in each of which every series has one bar at most.
 #[derive(Debug)]
 pub(crate) struct Bars<'a> {
@@ -52,8 +57,7 @@ impl Axis {
             .fold((f64::MAX, 0.0_f64), |(least, most), value| (least.min(value), most.max(value)));
         let logarithmic = bars.logarithmic;
         let foot = if logarithmic { least.log10().floor() } else { 0.0 };
-        // Room for the legend above the bars.
-        let top = if logarithmic { (most.log10() + 0.9).ceil().max(foot + 1.0) } else { most * 1.35 };
+        let top = if logarithmic { most.log10().ceil().max(foot + 1.0) } else { most * 1.05 };
         (most > 0.0).then_some(Self { logarithmic, foot, top })
     }
 
@@ -76,12 +80,33 @@ fn width(groups: &[String]) -> u32 {
     u32::try_from(names).unwrap_or(WIDTH).max(WIDTH)
 }
 
+/// Where the name of each series stands: the line, and how far from the left.
+fn legend(series: &[Series], width: u32) -> Vec<(&Series, u32, i32)> {
+    const CHARACTER: usize = 8;
+    const SWATCH: usize = 42;
+    let (mut line, mut x, mut places) = (0, LEFT, Vec::new());
+    for each in series {
+        let room = (each.name.len() * CHARACTER + SWATCH) as u32;
+        if x > LEFT && x + room > width {
+            (line, x) = (line + 1, LEFT);
+        }
+        places.push((each, line, x as i32));
+        x += room;
+    }
+    places
+}
+
 fn draw_into(bars: &Bars<'_>, svg: &mut String) -> Result<(), Box<dyn std::error::Error>> {
     let Some(axis) = Axis::of(bars) else { return Ok(()) };
     let groups = &bars.groups;
-    let area = SVGBackend::with_string(svg, (width(groups), HEIGHT)).into_drawing_area();
+    let width = width(groups);
+    let legend = legend(&bars.series, width);
+    let lines = legend.iter().map(|(_, line, _)| line + 1).max().unwrap_or(0);
+    let area = SVGBackend::with_string(svg, (width, HEIGHT + lines * LINE + MARGIN)).into_drawing_area();
     area.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&area)
+    // Beneath the plot, where no bar is.
+    let (plot, names) = area.split_vertically(HEIGHT);
+    let mut chart = ChartBuilder::on(&plot)
         .caption(bars.title, ("sans-serif", 20))
         .margin(12)
         .x_label_area_size(48)
@@ -111,17 +136,13 @@ fn draw_into(bars: &Bars<'_>, svg: &mut String) -> Result<(), Box<dyn std::error
             let corners = [(left, axis.foot), (left + 0.92 * room, axis.height(value))];
             Some(Rectangle::new(corners, colour.filled()))
         });
-        chart
-            .draw_series(rectangles)?
-            .label(series.name)
-            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
+        chart.draw_series(rectangles)?;
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE.mix(0.8))
-        .border_style(BLACK.mix(0.3))
-        .draw()?;
+    for (series, line, x) in legend {
+        let y = (line * LINE) as i32;
+        names.draw(&Rectangle::new([(x, y + 4), (x + 12, y + 14)], series.colour.filled()))?;
+        names.draw(&Text::new(series.name, (x + 18, y + 3), ("sans-serif", 13)))?;
+    }
     area.present()?;
     Ok(())
 }
@@ -131,6 +152,38 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+
+    #[test]
+    fn the_legend_stands_beneath_the_plot_and_within_its_width() {
+        let series: Vec<Series> =
+            (0..10).map(|_| Series { name: "grpc-rdma-gather", colour: BLACK, values: Vec::new() }).collect();
+        let places = legend(&series, WIDTH);
+        for (index, (series, line, x)) in places.iter().enumerate() {
+            let end = *x as u32 + (series.name.len() * 8 + 18) as u32;
+            assert!(end <= WIDTH, "{end}");
+            let clash = |(_, l, other): &(&Series, u32, i32)| l == line && (other - x).unsigned_abs() < 150;
+            assert!(!places[..index].iter().any(clash));
+        }
+        // Bars end where the plot does, above the names.
+        let one = Series { name: "one", colour: RGBColor(1, 2, 3), values: vec![Some(1000.0)] };
+        let groups = vec!["largest".to_owned()];
+        let bars = Bars { title: "", x_axis: "", y_axis: "", logarithmic: false, groups, series: vec![one] };
+        let svg = draw(&bars).unwrap();
+        let rectangles: Vec<(u32, u32)> = svg
+            .split("<rect ")
+            .skip(1)
+            .filter(|rectangle| rectangle.contains("#010203"))
+            .map(|rectangle| {
+                let number = |name: &str| {
+                    let text = rectangle.split(&format!(" {name}=\"")).nth(1).unwrap();
+                    text.split('"').next().unwrap().parse().unwrap()
+                };
+                (number("y"), number("height"))
+            })
+            .collect();
+        let (bar, swatch) = (rectangles[0], rectangles[1]);
+        assert!(bar.0 + bar.1 <= HEIGHT && swatch.0 >= HEIGHT, "{rectangles:?}");
+    }
 
     #[test]
     fn bars_are_drawn_where_there_are_values_and_named() {

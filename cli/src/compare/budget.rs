@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_run_that_nobody_narrowed_fits_however_many_modes_there_are() {
-        for modes in 1..=8 {
+        for modes in 1..=9 {
             let (default, quick) =
                 (duration(&DEFAULT_CELLS, modes, false), duration(&QUICK_CELLS, modes, true));
             assert!(total(&DEFAULT_CELLS, modes, default) <= DEFAULT, "{modes}: {default:?}");

@@ -9,6 +9,7 @@ use tokio::task::JoinError;
 use tonic_rdma::tensor::ChannelError;
 use tonic_rdma_proto::transfer::Check;
 
+use super::consume::Reduced;
 use super::grpc::{self, GrpcCaller};
 use super::http2::Http2;
 use super::memcpy::MemcpyCaller;
@@ -34,8 +35,8 @@ pub(crate) enum CallError {
     Buffers { sent: Vec<u64>, arrived: Vec<u64> },
     #[error("byte {offset} of buffer {buffer} arrived wrong")]
     BufferContent { buffer: u64, offset: u64 },
-    #[error("the receiver found the largest element to be {arrived:?}, and it is {sent:?}")]
-    Maximum { sent: Option<f32>, arrived: Option<f32> },
+    #[error("the receiver found {arrived:?} in what arrived, and {sent:?} was sent")]
+    Consumed { sent: Option<Reduced>, arrived: Option<Reduced> },
     #[error("{0}")]
     Channel(#[from] ChannelError),
     #[error("{0}")]
@@ -57,7 +58,7 @@ impl CallError {
             | Self::Content { .. }
             | Self::Buffers { .. }
             | Self::BufferContent { .. } => true,
-            Self::Maximum { .. } | Self::Discrepancy(_) => true,
+            Self::Consumed { .. } | Self::Discrepancy(_) => true,
         }
     }
 }
@@ -109,17 +110,20 @@ impl Caller {
     pub(crate) async fn begin(&mut self, check: Check) -> Result<(), CallError> {
         match self {
             // Each message says how it is to be looked at.
-            Self::Grpc(_) | Self::Memcpy(_) => Ok(()),
+            Self::Grpc(caller) => caller.begin().await,
+            Self::Memcpy(_) => Ok(()),
             Self::Placement(caller) => caller.begin(check).await,
         }
     }
 
-    /// The mode's turn ends: others have the core. An error is about what arrived in it.
-    pub(crate) async fn end(&mut self) -> Result<(), CallError> {
+    /// The mode's turn ends: others have the core. Says how many messages of it were looked at byte by byte now; an error is about
+    /// what arrived in it.
+    pub(crate) async fn end(&mut self) -> Result<u64, CallError> {
         match self {
-            // Each answer has said what there was to say.
-            Self::Grpc(_) | Self::Memcpy(_) => Ok(()),
-            Self::Placement(caller) => caller.end().await,
+            Self::Grpc(caller) => caller.end().await,
+            Self::Placement(caller) => caller.end().await.map(|()| 0),
+            // Each copy was checked at once.
+            Self::Memcpy(_) => Ok(0),
         }
     }
 
@@ -158,7 +162,12 @@ pub(crate) async fn connect(
 ) -> Result<(Caller, Option<Verdict>), Failure> {
     let reduces = options.consume.reduces(mode);
     match mode {
-        Mode::GrpcTcp | Mode::GrpcUds | Mode::GrpcRdma | Mode::GrpcRdmaGather => {
+        Mode::GrpcTcp
+        | Mode::GrpcTcpBusy
+        | Mode::GrpcTcpTuned
+        | Mode::GrpcUds
+        | Mode::GrpcRdma
+        | Mode::GrpcRdmaGather => {
             let (channel, verdict) = grpc::connect(mode, addresses, options.http2, rdma).await?;
             let caller = GrpcCaller::new(channel, mode, options.encode).reducing(reduces);
             Ok((Caller::Grpc(caller.towards(options.direction)), verdict))

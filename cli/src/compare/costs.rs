@@ -1,5 +1,6 @@
-//! What this machine charges for getting from one thread to another, without which the figures of two machines can't be
-//! compared: a call over TCP is mostly wake-ups, one over RDMA has none of them at best.
+//! What this machine charges for getting from one thread to another, for a system call, and for a copy, without which the figures
+//! of two machines can't be compared: a small call over TCP is mostly wake-ups and system calls, one over RDMA has none of them at
+//! best, and a large one is mostly copies.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -12,33 +13,50 @@ use serde::Serialize;
 use super::cores::{self, Cores};
 use crate::units;
 
-/// How long each of the two is measured.
+/// How long each of them is measured.
 const LENGTH: Duration = Duration::from_millis(10);
 
 /// Round trips between two readings of the clock, where one is hardly longer than a reading.
 const SPINS: u32 = 64;
 
-/// Round trips between two threads, each on a core of its own where there are two: medians, in microseconds.
+/// Bytes that are copied: more than caches of a core hold.
+const COPY: usize = 16 << 20;
+
+/// Round trips between two threads, each on a core of its own where there are two, and other costs: medians.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Costs {
     /// Both look at a word of memory without ever sleeping; absent where they have one core between them.
     pub(crate) spin_us: Option<f64>,
     /// Each sleeps until the other wakes it, by eventfd; absent where that could not be done.
     pub(crate) wake_us: Option<f64>,
+    /// A system call that does next to nothing.
+    pub(crate) syscall_us: Option<f64>,
+    /// A copy of 16 MiB within one thread, in 10⁹ bytes a second.
+    pub(crate) memcpy_gbytes_per_s: Option<f64>,
 }
 
 impl Costs {
-    /// Measures for some 20 ms.
+    /// Measures for some 50 ms.
     pub(crate) fn measure() -> Self {
         let cores = Cores::choose();
-        Self { spin_us: cores.and_then(spin).map(micros), wake_us: wake(cores).map(micros) }
+        Self {
+            spin_us: cores.and_then(spin).map(micros),
+            wake_us: wake(cores).map(micros),
+            syscall_us: system_call().map(micros),
+            memcpy_gbytes_per_s: copy().map(|took| COPY as f64 / took.as_secs_f64() / 1e9),
+        }
     }
 
     /// In words.
     pub(crate) fn summary(&self) -> String {
         let took = |micros: Option<f64>| micros.map_or_else(|| "unknown".to_owned(), units::micros);
         let (spin, wake) = (took(self.spin_us), took(self.wake_us));
-        format!("a round trip between two threads takes {spin} where both spin, {wake} where both sleep")
+        let call = took(self.syscall_us);
+        let copy = self.memcpy_gbytes_per_s.map_or_else(|| "unknown".to_owned(), units::digits);
+        format!(
+            "a round trip between two threads takes {spin} where both spin, {wake} where both sleep; a system call takes {call}; \
+             memcpy does {copy} GB/s"
+        )
     }
 }
 
@@ -48,6 +66,28 @@ fn micros(duration: Duration) -> f64 {
 
 /// The word that ends the game.
 const OVER: u64 = u64::MAX;
+
+/// A system call.
+fn system_call() -> Option<Duration> {
+    median_of(|| {
+        let start = Instant::now();
+        for _ in 0..SPINS {
+            std::hint::black_box(rustix::process::getppid());
+        }
+        Some(start.elapsed() / SPINS)
+    })
+}
+
+/// A copy into memory that was written before.
+fn copy() -> Option<Duration> {
+    let (from, mut to) = (vec![1_u8; COPY], vec![2_u8; COPY]);
+    median_of(|| {
+        let start = Instant::now();
+        to.copy_from_slice(std::hint::black_box(&from));
+        std::hint::black_box(&mut to);
+        Some(start.elapsed())
+    })
+}
 
 /// A round trip of a word that one thread makes odd and the other even.
 fn spin(cores: Cores) -> Option<Duration> {
@@ -146,16 +186,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_costs_are_found_where_there_are_two_cores() {
+    fn all_costs_are_found_where_there_are_two_cores() {
         let costs = Costs::measure();
         assert_eq!(costs.spin_us.is_some(), Cores::choose().is_some());
+        assert!(costs.syscall_us > Some(0.0) && costs.memcpy_gbytes_per_s > Some(0.0));
         assert!(costs.wake_us.unwrap() > 0.0 && costs.spin_us.is_none_or(|spin| spin > 0.0));
     }
 
     #[test]
     fn what_could_not_be_measured_is_said() {
-        let costs = Costs { spin_us: None, wake_us: Some(14.0) };
-        assert!(costs.summary().contains("unknown where both spin, 14.0 µs where both sleep"));
+        let costs =
+            Costs { spin_us: None, wake_us: Some(14.0), syscall_us: Some(0.5), memcpy_gbytes_per_s: None };
+        let summary = costs.summary();
+        assert!(summary.contains("unknown where both spin, 14.0 µs where both sleep"), "{summary}");
+        assert!(summary.contains("a system call takes 0.50 µs; memcpy does unknown"), "{summary}");
     }
 
     #[test]

@@ -17,10 +17,14 @@ use tonic_rdma_proto::tensors::PushRequest;
 use tonic_rdma_proto::tensors::tensors_client::TensorsClient;
 use tonic_rdma_proto::transfer::source_client::SourceClient;
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
-use tonic_rdma_proto::transfer::{Check, GetRequest, PutRequest, UsageRequest};
+use tonic_rdma_proto::transfer::turns_client::TurnsClient;
+use tonic_rdma_proto::transfer::{
+    BeginTurnRequest, Check, EndTurnRequest, GetRequest, PutRequest, UsageRequest,
+};
 
+use super::busy::Awake;
 use super::client::CallError;
-use super::consume::reduce_max;
+use super::consume::{Reduced, reduce};
 use super::content::{check_all, check_stamps};
 use super::direction::Direction;
 use super::encode::Encode;
@@ -28,6 +32,7 @@ use super::http2::Http2;
 use super::mode::Mode;
 use super::operations::{Operation, Operations, Push, Put};
 use super::rdma::{Rdma, Verdict};
+use super::sample::{Look, Sample};
 use super::server::Addresses;
 use crate::failure::Failure;
 
@@ -40,12 +45,17 @@ pub(crate) struct GrpcCaller {
     client: TransferClient<GatherRequests<Channel>>,
     tensors: TensorsClient<GatherRequests<Channel>>,
     source: SourceClient<GatherRequests<Channel>>,
+    turns: Box<TurnsClient<GatherRequests<Channel>>>,
     direction: Direction,
     /// Seed of the content that payloads are asked for from, and how often that was: it moves the sampled offsets.
     origin: u64,
     draws: Arc<AtomicU64>,
     /// Whether the receiver consumes what arrives; the server was told so.
     reduces: bool,
+    /// Of the payloads that came down in this turn.
+    sample: Sample,
+    /// Where the mode never sleeps, this keeps the runtime from it.
+    awake: Option<Awake>,
 }
 
 impl GrpcCaller {
@@ -54,15 +64,18 @@ impl GrpcCaller {
         let channel = encode.wrap(mode, channel);
         let client = TransferClient::new(channel.clone());
         let tensors = TensorsClient::new(channel.clone());
-        let source = SourceClient::new(channel);
+        let (source, turns) = (SourceClient::new(channel.clone()), Box::new(TurnsClient::new(channel)));
         Self {
             client: client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
             tensors: tensors.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
             source: source.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
+            turns,
             direction: Direction::Up,
             origin: 0,
             draws: Arc::default(),
             reduces: false,
+            sample: Sample::default(),
+            awake: mode.never_sleeps().then(Awake::default),
         }
     }
 
@@ -98,9 +111,37 @@ impl GrpcCaller {
         }
     }
 
-    /// Whether the server found what is the largest element here.
-    fn check_maximum(&self, sent: Option<f32>, arrived: Option<f32>) -> Result<(), CallError> {
-        if self.reduces && sent != arrived { Err(CallError::Maximum { sent, arrived }) } else { Ok(()) }
+    /// Begins a turn.
+    pub(crate) async fn begin(&mut self) -> Result<(), CallError> {
+        if let Some(awake) = &self.awake {
+            self.turns.begin(BeginTurnRequest { never_sleep: true }).await?;
+            awake.begin();
+        }
+        Ok(())
+    }
+
+    /// Ends a turn: every byte of some of its messages is looked at where they arrived. Says how many these were.
+    pub(crate) async fn end(&mut self) -> Result<u64, CallError> {
+        if let Some(awake) = &self.awake {
+            awake.end();
+        }
+        let reply = self.turns.end(EndTurnRequest {}).await?.into_inner();
+        let look = match self.direction {
+            Direction::Up => Look {
+                messages: reply.messages,
+                wrong: reply.wrong.map(|wrong| (wrong.buffer, wrong.offset)),
+            },
+            Direction::Down => self.sample.look(),
+        };
+        match look.wrong {
+            Some((buffer, offset)) => Err(CallError::BufferContent { buffer, offset }),
+            None => Ok(look.messages),
+        }
+    }
+
+    /// Whether the receiver found what there is in what was sent.
+    fn check_reduced(&self, sent: Option<Reduced>, arrived: Option<Reduced>) -> Result<(), CallError> {
+        if self.reduces && sent != arrived { Err(CallError::Consumed { sent, arrived }) } else { Ok(()) }
     }
 
     /// Sends a payload, waits for the answer, and says how long that took.
@@ -114,7 +155,10 @@ impl GrpcCaller {
         match reply.first_mismatch.checked_sub(1) {
             Some(offset) => Err(CallError::Content { offset, sent }),
             None if reply.bytes != sent => Err(CallError::Length { sent, arrived: reply.bytes }),
-            None => self.check_maximum(put.maximum, reply.maximum).map(|()| elapsed),
+            None => {
+                let arrived = Reduced::of_parts(reply.maximum, reply.digest);
+                self.check_reduced(put.reduced, arrived).map(|()| elapsed)
+            }
         }
     }
 
@@ -128,14 +172,17 @@ impl GrpcCaller {
             Check::Stamps => check_stamps(put.seed, &payload, self.draws.fetch_add(1, Ordering::Relaxed)),
             Check::All => check_all(put.seed, &payload),
         };
-        let maximum = self.reduces.then(|| reduce_max(&payload));
+        let reduced = self.reduces.then(|| reduce(&payload));
+        if check == Check::Stamps && !self.reduces {
+            self.sample.arrived(put.seed, std::slice::from_ref(&payload));
+        }
         let elapsed = start.elapsed();
         match mismatch {
             Some(offset) => Err(CallError::Content { offset, sent }),
             None if payload.len() as u64 != sent => {
                 Err(CallError::Length { sent, arrived: payload.len() as u64 })
             }
-            None => self.check_maximum(put.maximum, maximum).map(|()| elapsed),
+            None => self.check_reduced(put.reduced, reduced).map(|()| elapsed),
         }
     }
 
@@ -153,7 +200,10 @@ impl GrpcCaller {
         }
         match reply.mismatch {
             Some(wrong) => Err(CallError::BufferContent { buffer: wrong.buffer, offset: wrong.offset }),
-            None => self.check_maximum(push.maximum, reply.maximum).map(|()| elapsed),
+            None => {
+                let arrived = Reduced::of_parts(reply.maximum, reply.digest);
+                self.check_reduced(push.reduced, arrived).map(|()| elapsed)
+            }
         }
     }
 
@@ -203,7 +253,8 @@ pub(crate) async fn connect(
     rdma: Option<&Rdma>,
 ) -> Result<(Channel, Option<Verdict>), Failure> {
     match (mode, rdma, addresses.rdma) {
-        (Mode::GrpcTcp, ..) => Ok((tcp(addresses.tcp, http2).await?, None)),
+        (Mode::GrpcTcp | Mode::GrpcTcpBusy, ..) => Ok((tcp(addresses.tcp, http2).await?, None)),
+        (Mode::GrpcTcpTuned, ..) => Ok((tcp(addresses.tcp_tuned, Http2::Tuned).await?, None)),
         (Mode::GrpcUds, ..) => Ok((uds(addresses, http2).await?, None)),
         (Mode::GrpcRdma | Mode::GrpcRdmaGather, Some(rdma), Some(address)) => {
             // Where payloads come from the server, there is a listener that sends them by reference.
@@ -259,8 +310,10 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use tonic::transport::Server;
+    use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 
-    use super::super::consume::{reduce_max, reduce_max_of};
+    use super::super::cell::Load;
+    use super::super::consume::{reduce, reduce_all};
     use super::super::content::Content;
     use super::super::server::{Service, tcp_listener};
     use super::*;
@@ -273,7 +326,8 @@ mod tests {
     fn serve_with(service: Service) -> SocketAddr {
         let incoming = tcp_listener().unwrap();
         let address = incoming.local_addr().unwrap();
-        let server = Server::builder().add_service(service.clone().transfer()).add_service(service.tensors());
+        let server = Server::builder().add_service(service.clone().transfer());
+        let server = server.add_service(service.clone().tensors()).add_service(TurnsServer::new(service));
         tokio::spawn(server.serve_with_incoming(incoming));
         address
     }
@@ -303,14 +357,14 @@ mod tests {
 
     fn put(len: usize, seed: u64) -> Put {
         let payload = Content::new(len, seed).unwrap().cut(len);
-        Put { seed, maximum: Some(reduce_max(&payload)), payload }
+        Put { seed, reduced: Some(reduce(&payload)), payload }
     }
 
     fn message(content: &mut Content, lengths: &[usize]) -> Push {
         let seed = content.seed();
         let buffers: Vec<_> = lengths.iter().map(|len| content.cut(*len)).collect();
-        let maximum = Some(reduce_max_of(buffers.iter().map(|buffer| &buffer[..])));
-        Push { seed, buffers, maximum }
+        let reduced = Some(reduce_all(buffers.iter().map(|buffer| &buffer[..])));
+        Push { seed, buffers, reduced }
     }
 
     #[tokio::test]
@@ -323,16 +377,56 @@ mod tests {
         reducing.put(&right, Check::Stamps).await.unwrap();
         reducing.push(&push, Check::Stamps).await.unwrap();
 
-        let error = reducing.put(&Put { maximum: Some(-1.0), ..right.clone() }, Check::Stamps).await;
-        assert!(error.unwrap_err().to_string().contains("Some(-1.0)"));
-        let error = reducing.push(&Push { maximum: None, ..push }, Check::Stamps).await.unwrap_err();
-        assert!(matches!(error, CallError::Maximum { sent: None, arrived: Some(_) }) && error.is_mismatch());
+        let other = right.reduced.map(|reduced| Reduced { maximum: -1.0, ..reduced });
+        let error = reducing.put(&Put { reduced: other, ..right.clone() }, Check::Stamps).await;
+        assert!(error.unwrap_err().to_string().contains("maximum: -1.0"));
+        let error = reducing.push(&Push { reduced: None, ..push }, Check::Stamps).await.unwrap_err();
+        assert!(matches!(error, CallError::Consumed { sent: None, arrived: Some(_) }) && error.is_mismatch());
 
         // A server that was not told to consume is found out.
         let channel = tcp(serve(), Http2::Default).await.unwrap();
         let mut reducing = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy).reducing(true);
         let error = reducing.put(&right, Check::Stamps).await.unwrap_err();
-        assert!(matches!(error, CallError::Maximum { arrived: None, .. }), "{error}");
+        assert!(matches!(error, CallError::Consumed { arrived: None, .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_torn_middle_that_stamps_miss_is_found_when_the_turn_ends() {
+        let right = Operations::new(Load::Size(1 << 20), 3, true).unwrap();
+        let torn = right.torn(500_032..500_096);
+        let channel = tcp(serve(), Http2::Default).await.unwrap();
+        let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
+        for number in 0..4 {
+            caller.run(&right.take(number), Check::Stamps, 1).await.unwrap();
+        }
+        assert_eq!(caller.end().await.unwrap(), 1);
+        assert_eq!(caller.end().await.unwrap(), 0);
+        for number in 0..4 {
+            caller.run(&torn.take(number), Check::Stamps, 1).await.unwrap();
+        }
+        let error = caller.end().await.unwrap_err();
+        let at = |offset: u64| (499_840..500_096).contains(&offset);
+        assert!(matches!(error, CallError::BufferContent { offset, .. } if at(offset)), "{error}");
+
+        // One that consumes finds it in each call.
+        let channel = tcp(serve_with(Service::reducing(true)), Http2::Default).await.unwrap();
+        let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy).reducing(true);
+        caller.run(&right.take(0), Check::Stamps, 1).await.unwrap();
+        let error = caller.run(&torn.take(0), Check::Stamps, 1).await.unwrap_err();
+        assert!(matches!(error, CallError::Consumed { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_torn_buffer_of_several_is_found_when_the_turn_ends() {
+        let channel = tcp(serve(), Http2::Default).await.unwrap();
+        let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
+        let mut torn = message(&mut Content::new(200_000, 9).unwrap(), &[10, 100_000, 3]);
+        let mut buffer = torn.buffers[1].to_vec();
+        buffer[50_000..50_008].fill(0);
+        torn.buffers[1] = buffer.into();
+        caller.push(&torn, Check::Stamps).await.unwrap();
+        let error = caller.end().await.unwrap_err();
+        assert!(matches!(error, CallError::BufferContent { buffer: 1, offset: 50_000 }), "{error}");
     }
 
     #[tokio::test]

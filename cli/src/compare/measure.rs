@@ -106,11 +106,11 @@ pub(crate) struct Meter<'a> {
 }
 
 /// How a turn's beginning or end went wrong.
-fn failure(outcome: Result<Result<(), CallError>, Elapsed>) -> Option<(String, bool)> {
+fn failure<T>(outcome: Result<Result<T, CallError>, Elapsed>) -> Result<T, (String, bool)> {
     match outcome {
-        Ok(Ok(())) => None,
-        Ok(Err(error)) => Some((error.to_string(), error.is_mismatch())),
-        Err(_) => Some((no_answer(PATIENCE), false)),
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err((error.to_string(), error.is_mismatch())),
+        Err(_) => Err((no_answer(PATIENCE), false)),
     }
 }
 
@@ -164,8 +164,8 @@ impl Meter<'_> {
     async fn begin(&mut self, lane: usize, check: Check, tally: &mut Tally) -> bool {
         let lane = &mut self.lanes[lane];
         let failure = failure(tokio::time::timeout(PATIENCE, lane.caller.begin(check)).await);
-        let begun = failure.is_none();
-        if let Some((what, _)) = failure {
+        let begun = failure.is_ok();
+        if let Err((what, _)) = failure {
             lane.count(&Turn { errors: 1, ..Turn::default() });
             tally.error(1, what);
         }
@@ -175,9 +175,12 @@ impl Meter<'_> {
     /// Ends it, so that others have their turn.
     async fn end(&mut self, lane: usize, tally: &mut Tally) {
         let lane = &mut self.lanes[lane];
-        if let Some((what, mismatch)) = failure(tokio::time::timeout(PATIENCE, lane.caller.end()).await) {
-            self.checks.mismatches += u64::from(mismatch);
-            tally.error(1, what);
+        match failure(tokio::time::timeout(PATIENCE, lane.caller.end()).await) {
+            Ok(messages) => self.checks.every_byte += messages,
+            Err((what, mismatch)) => {
+                self.checks.mismatches += u64::from(mismatch);
+                tally.error(1, what);
+            }
         }
     }
 

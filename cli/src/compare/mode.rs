@@ -7,6 +7,10 @@ use std::fmt;
 pub(crate) enum Mode {
     /// tonic over a TCP connection on the loopback interface: what the others are measured against.
     GrpcTcp,
+    /// The same in a runtime that looks for arrivals without ever sleeping, at both ends: what TCP has without its wake-ups.
+    GrpcTcpBusy,
+    /// The same with the HTTP/2 windows and frames that suit it best, whatever the other modes have.
+    GrpcTcpTuned,
     /// tonic over a Unix domain socket.
     GrpcUds,
     /// tonic over this library's connector, RDMA required.
@@ -29,8 +33,10 @@ const GRPC_LIMIT: u64 = 2047 << 20;
 
 impl Mode {
     /// Every mode that exists, in the order of the table.
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::GrpcTcp,
+        Self::GrpcTcpBusy,
+        Self::GrpcTcpTuned,
         Self::GrpcUds,
         Self::GrpcRdma,
         Self::GrpcRdmaGather,
@@ -40,15 +46,23 @@ impl Mode {
         Self::Memcpy,
     ];
 
-    /// The modes that are compared if nobody names any: ways to carry something, not the baseline.
-    pub(crate) fn default_list() -> Vec<Self> {
-        Self::ALL.into_iter().filter(|mode| *mode != Self::Memcpy).collect()
+    /// The modes that are compared if none is named: the ways to carry something. A program that chooses nothing has neither a
+    /// runtime that never sleeps nor tuned windows, so a newcomer's list lacks both.
+    pub(crate) fn default_list(newcomer: bool) -> Vec<Self> {
+        let is_in = |mode: &Self| match mode {
+            Self::Memcpy => false,
+            Self::GrpcTcpBusy | Self::GrpcTcpTuned => !newcomer,
+            _ => true,
+        };
+        Self::ALL.into_iter().filter(is_in).collect()
     }
 
     /// The name on the command line and in the JSON.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::GrpcTcp => "grpc-tcp",
+            Self::GrpcTcpBusy => "grpc-tcp-busy",
+            Self::GrpcTcpTuned => "grpc-tcp-tuned",
             Self::GrpcUds => "grpc-uds",
             Self::GrpcRdma => "grpc-rdma",
             Self::GrpcRdmaGather => "grpc-rdma-gather",
@@ -69,7 +83,7 @@ impl Mode {
         match self {
             Self::GrpcRdma | Self::GrpcRdmaGather => true,
             Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait => true,
-            Self::GrpcTcp | Self::GrpcUds | Self::Memcpy => false,
+            Self::GrpcTcp | Self::GrpcTcpBusy | Self::GrpcTcpTuned | Self::GrpcUds | Self::Memcpy => false,
         }
     }
 
@@ -77,8 +91,19 @@ impl Mode {
     pub(crate) const fn carries_tensors(self) -> bool {
         match self {
             Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait => true,
-            Self::GrpcTcp | Self::GrpcUds | Self::GrpcRdma | Self::GrpcRdmaGather | Self::Memcpy => false,
+            Self::GrpcTcp
+            | Self::GrpcTcpBusy
+            | Self::GrpcTcpTuned
+            | Self::GrpcUds
+            | Self::GrpcRdma
+            | Self::GrpcRdmaGather
+            | Self::Memcpy => false,
         }
+    }
+
+    /// Whether both ends look for arrivals without ever sleeping, in a mode that does not by itself.
+    pub(crate) const fn never_sleeps(self) -> bool {
+        matches!(self, Self::GrpcTcpBusy)
     }
 
     /// Whether tensors are sent from registered memory, and not copied there first.
@@ -94,9 +119,12 @@ impl Mode {
     /// The largest message in bytes, and what sets that limit; `None` where the machine's memory alone does.
     pub(crate) const fn limit(self) -> Option<(u64, &'static str)> {
         match self {
-            Self::GrpcTcp | Self::GrpcUds | Self::GrpcRdma | Self::GrpcRdmaGather => {
-                Some((GRPC_LIMIT, "a protobuf message ends below 2 GiB"))
-            }
+            Self::GrpcTcp
+            | Self::GrpcTcpBusy
+            | Self::GrpcTcpTuned
+            | Self::GrpcUds
+            | Self::GrpcRdma
+            | Self::GrpcRdmaGather => Some((GRPC_LIMIT, "a protobuf message ends below 2 GiB")),
             Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait | Self::Memcpy => None,
         }
     }
@@ -122,6 +150,8 @@ mod tests {
 
     #[test]
     fn the_baseline_is_measured_when_it_is_asked_for() {
-        assert_eq!(Mode::default_list(), Mode::ALL[..7]);
+        assert_eq!(Mode::default_list(false), Mode::ALL[..9]);
+        let newcomer = Mode::default_list(true);
+        assert_eq!((newcomer[0], newcomer[1], newcomer.len()), (Mode::GrpcTcp, Mode::GrpcUds, 7));
     }
 }

@@ -290,7 +290,7 @@ mod tests {
         async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
             tokio::time::sleep(SLOW).await;
             let bytes = request.into_inner().payload.len() as u64;
-            Ok(Response::new(PutReply { bytes, first_mismatch: 0, maximum: None }))
+            Ok(Response::new(PutReply { bytes, ..PutReply::default() }))
         }
 
         type EchoStream = Streaming<PutRequest>;

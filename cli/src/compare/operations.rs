@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::cell::Load;
-use super::consume::{reduce_max, reduce_max_of};
+use super::consume::{Reduced, reduce, reduce_all};
 use super::content::{Content, VARIANTS};
 use super::layout::{self, Layout};
 use crate::failure::Failure;
@@ -17,8 +17,8 @@ use crate::workload::{Message, Workload};
 pub(crate) struct Put {
     pub(crate) seed: u64,
     pub(crate) payload: Bytes,
-    /// Its largest element, where somebody consumes it.
-    pub(crate) maximum: Option<f32>,
+    /// What consuming it finds, where a receiver does that.
+    pub(crate) reduced: Option<Reduced>,
 }
 
 /// One message of several buffers.
@@ -26,8 +26,8 @@ pub(crate) struct Put {
 pub(crate) struct Push {
     pub(crate) seed: u64,
     pub(crate) buffers: Vec<Bytes>,
-    /// The largest element of all of them, where somebody consumes them.
-    pub(crate) maximum: Option<f32>,
+    /// What consuming all of them finds, where a receiver does that.
+    pub(crate) reduced: Option<Reduced>,
 }
 
 /// What counts as one: a call, or a set of them.
@@ -73,14 +73,13 @@ impl Operation {
         put.into_iter().chain(pushes.iter().flat_map(Push::seeded))
     }
 
-    /// The largest element of all buffers, where somebody consumes them.
-    pub(crate) fn maximum(&self) -> Option<f32> {
+    /// What consuming all buffers finds, where a receiver does that.
+    pub(crate) fn reduced(&self) -> Option<Reduced> {
         match self {
-            Self::Put(put) => put.maximum,
-            Self::Push(push) => push.maximum,
+            Self::Put(put) => put.reduced,
+            Self::Push(push) => push.reduced,
             Self::Set(set) => {
-                let maxima: Option<Vec<f32>> = set.iter().map(|push| push.maximum).collect();
-                maxima.map(|maxima| maxima.into_iter().fold(f32::NEG_INFINITY, f32::max))
+                set.iter().try_fold(Reduced::NOTHING, |all, push| push.reduced.map(|each| all.and(each)))
             }
         }
     }
@@ -106,8 +105,8 @@ impl Operations {
                     let mut content = content.variant(turn);
                     // It fits: the content was made for it.
                     let (seed, payload) = (content.seed(), content.cut(bytes as usize));
-                    let maximum = consumed.then(|| reduce_max(&payload));
-                    Operation::Put(Put { seed, payload, maximum })
+                    let reduced = consumed.then(|| reduce(&payload));
+                    Operation::Put(Put { seed, payload, reduced })
                 };
                 (0..VARIANTS).map(put).collect()
             }
@@ -129,6 +128,25 @@ impl Operations {
     /// The operation whose turn is `turn`.
     pub(crate) fn take(&self, turn: usize) -> Operation {
         self.turns[turn % self.turns.len()].clone()
+    }
+}
+
+#[cfg(test)]
+impl Operations {
+    /// The same single payloads, but with what another variant has at `torn`, where stamps are not likely to look, and the largest
+    /// element is not either. What is known of them is as it was.
+    pub(crate) fn torn(&self, torn: std::ops::Range<usize>) -> Self {
+        let mut memory = self.content.all().to_vec();
+        memory.copy_within(torn.start + 64..torn.end + 64, torn.start);
+        let content = Content::over(memory.into(), self.content.seed());
+        let tear = |(turn, operation): (usize, &Operation)| {
+            let Operation::Put(put) = operation else { panic!("not a single payload") };
+            let payload = content.variant(turn).cut(put.payload.len());
+            assert_eq!(put.reduced.map(|it| it.maximum), put.reduced.map(|_| reduce(&payload).maximum));
+            Operation::Put(Put { payload, ..put.clone() })
+        };
+        let turns = self.turns.iter().enumerate().map(tear).collect();
+        Self { load: self.load, content, turns }
     }
 }
 
@@ -165,8 +183,8 @@ fn push(
         place.cut(*len as usize)
     };
     let buffers: Vec<Bytes> = message.iter().map(&mut buffer).collect();
-    let maximum = consumed.then(|| reduce_max_of(buffers.iter().map(|buffer| &buffer[..])));
-    Push { seed: seed.unwrap_or_else(|| content.seed()), buffers, maximum }
+    let reduced = consumed.then(|| reduce_all(buffers.iter().map(|buffer| &buffer[..])));
+    Push { seed: seed.unwrap_or_else(|| content.seed()), buffers, reduced }
 }
 
 #[cfg(test)]
@@ -229,9 +247,9 @@ mod tests {
             [Load::Size(1000), Load::Workload(Workload::Mix(Mix::Skew)), Load::Workload(Workload::Blocks)]
         {
             let operation = Operations::new(load, 5, true).unwrap().take(2);
-            let all: Vec<f32> = operation.buffers().map(|(_, buffer)| reduce_max(buffer)).collect();
-            assert_eq!(operation.maximum(), all.into_iter().reduce(f32::max));
-            assert_eq!(Operations::new(load, 5, false).unwrap().take(2).maximum(), None);
+            let all = operation.buffers().map(|(_, buffer)| reduce(buffer));
+            assert_eq!(operation.reduced(), Some(all.fold(Reduced::NOTHING, Reduced::and)));
+            assert_eq!(Operations::new(load, 5, false).unwrap().take(2).reduced(), None);
         }
     }
 

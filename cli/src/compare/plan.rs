@@ -76,7 +76,8 @@ impl Plan {
     pub(crate) fn new(options: &CompareOptions) -> Result<Self, Failure> {
         let direction = options.direction;
         direction.check(options)?;
-        let mut modes = options.modes.clone().map_or_else(Mode::default_list, |list| list.0);
+        let mut modes =
+            options.modes.clone().map_or_else(|| Mode::default_list(options.newcomer), |list| list.0);
         modes.retain(|mode| direction.is_for(*mode));
         let cells = cells(options);
         check_limits(&cells, &modes)?;
@@ -186,7 +187,7 @@ mod tests {
     use crate::workload::Workload;
 
     fn plan(duration: Duration) -> Plan {
-        let (modes, cells) = (Mode::default_list(), DEFAULT_CELLS.to_vec());
+        let (modes, cells) = (Mode::default_list(false), DEFAULT_CELLS.to_vec());
         Plan { modes, cells, direction: Direction::Up, duration }
     }
 
@@ -235,16 +236,17 @@ mod tests {
             }
         }
         let plan = plan(Duration::from_secs(1));
-        assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
-        assert_eq!(plan.order(9).collect::<Vec<_>>(), [2, 3, 4, 5, 6, 0, 1]);
+        assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(plan.order(11).collect::<Vec<_>>(), [2, 3, 4, 5, 6, 7, 8, 0, 1]);
     }
 
     #[test]
     fn only_modes_that_can_take_part_in_a_direction() {
         let modes = |arguments: &[&str]| Plan::new(&CompareOptions::of(arguments)).unwrap().modes;
         let down = ["--quick", "--direction", "down"];
-        assert_eq!(modes(&["--quick"]), Mode::default_list());
-        assert_eq!(modes(&down), Mode::ALL[..4]);
+        assert_eq!(modes(&["--quick"]), Mode::default_list(false));
+        assert_eq!(modes(&["--quick", "--newcomer"]), Mode::default_list(true));
+        assert_eq!(modes(&down), Mode::ALL[..6]);
         assert_eq!(
             modes(&[&down[..], &["--modes", "grpc-uds,memcpy"]].concat()),
             [Mode::GrpcUds, Mode::Memcpy]
@@ -254,12 +256,12 @@ mod tests {
     #[test]
     fn what_no_mode_carries_is_refused_and_what_one_does_is_not() {
         let cells = [Cell::closed(64, 1), Cell::closed(3 << 30, 1)];
-        let grpc = &Mode::ALL[..4];
+        let grpc = &Mode::ALL[..6];
         let refusal = check_limits(&cells, grpc).unwrap_err().to_string();
         for named in ["3 GiB", "grpc-tcp", "2047 MiB", "rdma-zerocp, rdma-zerocp-await, memcpy"] {
             assert!(refusal.contains(named), "{named} in {refusal}");
         }
-        check_limits(&cells, &Mode::default_list()).unwrap();
+        check_limits(&cells, &Mode::default_list(false)).unwrap();
         check_limits(&cells[..1], grpc).unwrap();
     }
 }

@@ -11,6 +11,8 @@ use crate::units;
 /// One for each mode, in the order of [`Mode::ALL`]: told apart without telling red from green.
 const COLOURS: [RGBColor; Mode::ALL.len()] = [
     RGBColor(0x88, 0x88, 0x88),
+    RGBColor(0xbb, 0xbb, 0xbb),
+    RGBColor(0x55, 0x66, 0x66),
     RGBColor(0x33, 0x77, 0xbb),
     RGBColor(0xdd, 0x66, 0x22),
     RGBColor(0xee, 0xaa, 0x44),
@@ -68,13 +70,13 @@ const OPEN_LOOP: [Figure; 5] = [
     Figure {
         title: "Latency under load: 99 % of operations were faster (lower is better)",
         axis: "p99 in µs",
-        value: |row, _| Some(row.p99_us),
+        value: |row, _| row.p99_us,
         logarithmic: true,
     },
     Figure {
         title: "Latency under load: 99.9 % of operations were faster (lower is better)",
         axis: "p99.9 in µs",
-        value: |row, _| Some(row.p999_us),
+        value: |row, _| row.p999_us,
         logarithmic: true,
     },
     Figure {

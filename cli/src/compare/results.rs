@@ -29,8 +29,10 @@ pub(crate) struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) saturated: Option<bool>,
     pub(crate) p50_us: f64,
-    pub(crate) p99_us: f64,
-    pub(crate) p999_us: f64,
+    /// Absent where fewer than 100 operations were timed, of which none stands for the slowest in a hundred.
+    pub(crate) p99_us: Option<f64>,
+    /// The same for one in a thousand.
+    pub(crate) p999_us: Option<f64>,
     pub(crate) ops_per_s: f64,
     pub(crate) gbytes_per_s: f64,
     pub(crate) cpu_us_per_op: f64,
@@ -115,8 +117,8 @@ pub(crate) fn sample_row(mode: &'static str, cell: Cell, p50_us: f64) -> Row {
         unsent: cell.rate.map(|_| 0),
         saturated: cell.rate.map(|rate| ops_per_s < rate),
         p50_us,
-        p99_us: p50_us * 2.0,
-        p999_us: p50_us * 3.0,
+        p99_us: Some(p50_us * 2.0),
+        p999_us: Some(p50_us * 3.0),
         ops_per_s,
         gbytes_per_s: ops_per_s * cell.load.bytes() as f64 / 1e9,
         cpu_us_per_op: p50_us,

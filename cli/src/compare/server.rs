@@ -20,9 +20,14 @@ use tonic_rdma::tensor::RdmaDevice;
 use tonic_rdma_proto::tensors::tensors_server::{Tensors, TensorsServer};
 use tonic_rdma_proto::tensors::{Mismatch, PushReply, PushRequest};
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
-use tonic_rdma_proto::transfer::{Check, PutReply, PutRequest, UsageReply, UsageRequest};
+use tonic_rdma_proto::transfer::turns_server::{Turns, TurnsServer};
+use tonic_rdma_proto::transfer::{
+    BeginTurnReply, BeginTurnRequest, Check, EndTurnReply, EndTurnRequest, PutReply, PutRequest, UsageReply,
+    UsageRequest, WrongByte,
+};
 
-use super::consume::{reduce_max, reduce_max_of};
+use super::busy::Awake;
+use super::consume::{reduce, reduce_all};
 use super::content::{check_all, check_buffers, check_stamps};
 use super::cores;
 use super::direction::Direction;
@@ -31,6 +36,7 @@ use super::http2::Http2;
 use super::mode::Mode;
 use super::placement::PlacementService;
 use super::rdma::Rdma;
+use super::sample::Sample;
 use super::source::SourceService;
 use crate::args::ServerOptions;
 use crate::failure::Failure;
@@ -49,6 +55,8 @@ pub(crate) enum Hello {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Addresses {
     pub(crate) tcp: SocketAddr,
+    /// The same with tuned windows and frames.
+    pub(crate) tcp_tuned: SocketAddr,
     /// Name in the abstract namespace, which leaves no file behind.
     pub(crate) uds: String,
     pub(crate) rdma: Option<SocketAddr>,
@@ -123,10 +131,14 @@ async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Serv
 
     let tcp = tcp_listener()?;
     let tcp_address = tcp.local_addr().map_err(|error| listen_error("TCP", &error))?;
+    let tuned = tcp_listener()?;
+    let tcp_tuned = tuned.local_addr().map_err(|error| listen_error("TCP", &error))?;
     let gathers = options.encode == Encode::Gather;
     let (http2, source) = (options.http2, SourceService::default());
     let services = Services { service, source, http2 };
     servers.spawn(services.clone().serve(gathers, placement, tcp));
+    let services_tuned = Services { http2: Http2::Tuned, ..services.clone() };
+    servers.spawn(services_tuned.serve(gathers, None, tuned));
 
     let (uds, uds_name) = uds_listener().map_err(|error| listen_error("a Unix socket", &error))?;
     servers.spawn(services.clone().serve(gathers, None, uds));
@@ -143,7 +155,7 @@ async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Serv
         }
     }
     let (tcp, uds, rdma) = (tcp_address, uds_name, rdma_address);
-    Ok((Addresses { tcp, uds, rdma, rdma_gather, tensors, pinned }, servers))
+    Ok((Addresses { tcp, tcp_tuned, uds, rdma, rdma_gather, tensors, pinned }, servers))
 }
 
 /// A device that tensors are put into.
@@ -176,13 +188,15 @@ impl Services {
     {
         let Self { service, source, http2 } = self;
         let placement = placement.map(PlacementService::server);
-        let (transfer, tensors, source) = (service.clone().transfer(), service.tensors(), source.server());
+        let (transfer, tensors) = (service.clone().transfer(), service.clone().tensors());
+        let (source, turns) = (source.server(), TurnsServer::new(service));
         let mut server = http2.server(Server::builder());
         if gathers {
-            let server = server.layer(gather::responses()).add_service(transfer).add_service(tensors);
+            let mut server = server.layer(gather::responses());
+            let server = server.add_service(transfer).add_service(tensors).add_service(turns);
             server.add_service(source).add_optional_service(placement).serve_with_incoming(incoming).await
         } else {
-            let server = server.add_service(transfer).add_service(tensors);
+            let server = server.add_service(transfer).add_service(tensors).add_service(turns);
             server.add_service(source).add_optional_service(placement).serve_with_incoming(incoming).await
         }
     }
@@ -210,8 +224,12 @@ fn uds_listener() -> io::Result<(UnixListenerStream, String)> {
 pub(crate) struct Service {
     /// Calls so far: moves the sampled offsets from call to call.
     calls: Arc<AtomicU64>,
-    /// Whether each answer says what the largest element is.
+    /// Whether each answer says what consuming the payload finds.
     reduces: bool,
+    /// Of the messages of this turn, where nothing else looks at every byte of them.
+    sample: Sample,
+    /// Keeps the runtime from sleeping in turns that ask for it.
+    awake: Awake,
 }
 
 impl Service {
@@ -240,10 +258,15 @@ impl Transfer for Service {
             Check::Stamps => check_stamps(request.seed, &request.payload, draw),
             Check::All => check_all(request.seed, &request.payload),
         };
+        if request.check() == Check::Stamps && !self.reduces {
+            self.sample.arrived(request.seed, std::slice::from_ref(&request.payload));
+        }
+        let reduced = self.reduces.then(|| reduce(&request.payload));
         Ok(Response::new(PutReply {
             bytes: request.payload.len() as u64,
             first_mismatch: mismatch.map_or(0, |offset| offset + 1),
-            maximum: self.reduces.then(|| reduce_max(&request.payload)),
+            maximum: reduced.map(|reduced| reduced.maximum),
+            digest: reduced.map(|reduced| reduced.digest),
         }))
     }
 
@@ -268,10 +291,32 @@ impl Tensors for Service {
         let PushRequest { seed, every_byte, buffers } = request.into_inner();
         let draw = self.calls.fetch_add(1, Ordering::Relaxed);
         let mismatch = check_buffers(seed, &buffers, (!every_byte).then_some(draw));
+        if !every_byte && !self.reduces {
+            self.sample.arrived(seed, &buffers);
+        }
+        let reduced = self.reduces.then(|| reduce_all(buffers.iter().map(|buffer| &buffer[..])));
         Ok(Response::new(PushReply {
             lengths: buffers.iter().map(|buffer| buffer.len() as u64).collect(),
             mismatch: mismatch.map(|(buffer, offset)| Mismatch { buffer, offset }),
-            maximum: self.reduces.then(|| reduce_max_of(buffers.iter().map(|buffer| &buffer[..]))),
+            maximum: reduced.map(|reduced| reduced.maximum),
+            digest: reduced.map(|reduced| reduced.digest),
         }))
+    }
+}
+
+#[tonic::async_trait]
+impl Turns for Service {
+    async fn begin(&self, request: Request<BeginTurnRequest>) -> Result<Response<BeginTurnReply>, Status> {
+        if request.into_inner().never_sleep {
+            self.awake.begin();
+        }
+        Ok(Response::new(BeginTurnReply {}))
+    }
+
+    async fn end(&self, _: Request<EndTurnRequest>) -> Result<Response<EndTurnReply>, Status> {
+        self.awake.end();
+        let look = self.sample.look();
+        let wrong = look.wrong.map(|(buffer, offset)| WrongByte { buffer, offset });
+        Ok(Response::new(EndTurnReply { messages: look.messages, wrong }))
     }
 }

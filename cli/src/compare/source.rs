@@ -66,6 +66,7 @@ mod tests {
     use tonic::Code;
     use tonic::transport::Server;
     use tonic_rdma_proto::transfer::Check;
+    use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 
     use super::super::cell::Load;
     use super::super::client::CallError;
@@ -76,7 +77,7 @@ mod tests {
     use super::super::http2::Http2;
     use super::super::mode::Mode;
     use super::super::operations::{Operation, Operations, Put};
-    use super::super::server::tcp_listener;
+    use super::super::server::{Service, tcp_listener};
     use super::*;
 
     /// A source whose answers are wrong at one byte, or too short.
@@ -102,7 +103,9 @@ mod tests {
     async fn caller(source: SourceServer<impl Source>, operations: &Operations) -> GrpcCaller {
         let incoming = tcp_listener().unwrap();
         let address = incoming.local_addr().unwrap();
-        tokio::spawn(Server::builder().add_service(source).serve_with_incoming(incoming));
+        let turns = TurnsServer::new(Service::default());
+        let server = Server::builder().add_service(source).add_service(turns);
+        tokio::spawn(server.serve_with_incoming(incoming));
         let channel = grpc::tcp(address, Http2::Default).await.unwrap();
         let caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy).reducing(true);
         let mut caller = caller.towards(Direction::Down);
@@ -120,9 +123,9 @@ mod tests {
             }
         }
         let Operation::Put(put) = operations.take(0) else { panic!("a size is one payload") };
-        let other = Operation::Put(Put { maximum: Some(-1.0), ..put });
+        let other = Operation::Put(Put { reduced: None, ..put });
         let error = right.run(&other, Check::Stamps, 1).await.unwrap_err();
-        assert!(matches!(error, CallError::Maximum { sent: Some(-1.0), .. }), "{error}");
+        assert!(matches!(error, CallError::Consumed { sent: None, .. }), "{error}");
 
         let mut wrong = caller(SourceServer::new(Liar::Wrong(70_001)), &operations).await;
         let error = wrong.run(&operations.take(1), Check::All, 1).await.unwrap_err();
@@ -134,6 +137,21 @@ mod tests {
         let error = short.run(&operations.take(1), Check::Stamps, 1).await.unwrap_err();
         assert!(matches!(error, CallError::Length { sent: 100_000, arrived: 99_992 }), "{error}");
         assert!(error.is_mismatch());
+    }
+
+    #[tokio::test]
+    async fn what_comes_down_torn_is_found_when_the_turn_ends() {
+        let operations = Operations::new(Load::Size(1 << 20), 3, true).unwrap();
+        let mut wrong = caller(SourceServer::new(Liar::Wrong(500_000)), &operations).await.reducing(false);
+        for turn in 0..4 {
+            wrong.run(&operations.take(turn), Check::Stamps, 1).await.unwrap();
+        }
+        let error = wrong.end().await.unwrap_err();
+        assert!(matches!(error, CallError::BufferContent { offset: 500_000, .. }), "{error}");
+        // One that consumes finds it in each call.
+        let mut wrong = wrong.reducing(true);
+        let error = wrong.run(&operations.take(0), Check::Stamps, 1).await.unwrap_err();
+        assert!(matches!(error, CallError::Consumed { .. }), "{error}");
     }
 
     #[test]

@@ -34,10 +34,10 @@ pub(crate) fn columns(rows: &[Row]) -> Vec<Column> {
     }
     columns.extend([
         column("p50", |row, _| measured(row, units::micros(row.p50_us))),
-        column("p99", |row, _| measured(row, units::micros(row.p99_us))),
+        column("p99", |row, _| row.p99_us.map_or_else(dash, units::micros)),
     ]);
     if open_loop {
-        columns.push(column("p99.9", |row, _| measured(row, units::micros(row.p999_us))));
+        columns.push(column("p99.9", |row, _| row.p999_us.map_or_else(dash, units::micros)));
     } else {
         columns.push(column("ops/s", |row, _| measured(row, units::count(row.ops_per_s))));
     }
@@ -56,6 +56,13 @@ pub(crate) fn legend(rows: &[Row]) -> String {
     let mut legend = "latency ×, throughput ×: how many times better than grpc-tcp in the same cell \
                       (p50, ops/s). CPU/op: user + system time of both processes."
         .to_owned();
+    let has = |mode: Mode| rows.iter().any(|row| row.mode == mode.name());
+    if has(Mode::GrpcTcpBusy) {
+        legend.push_str("\ngrpc-tcp-busy: grpc-tcp in a runtime that never sleeps, at both ends.");
+    }
+    if has(Mode::GrpcTcpTuned) {
+        legend.push_str("\ngrpc-tcp-tuned: grpc-tcp with the windows and frames of --http2 tuned.");
+    }
     let carries_tensors = |row: &Row| Mode::from_name(row.mode).is_some_and(Mode::carries_tensors);
     if rows.iter().any(carries_tensors) {
         legend.push_str(
@@ -63,6 +70,9 @@ pub(crate) fn legend(rows: &[Row]) -> String {
              (cp) or from where it is (zerocp); an operation ends when the receiver has checked, consumed and released it. \
              Both ends poll; in rdma-zerocp-await both wait by futures. A set goes as a whole.",
         );
+    }
+    if rows.iter().any(|row| row.ops > 0 && row.p99_us.is_none()) {
+        legend.push_str("\np99: only of 100 operations or more.");
     }
     if rows.iter().any(|row| row.saturated == Some(true)) {
         legend.push_str(
@@ -156,6 +166,15 @@ mod tests {
         assert!(!text.contains("offered") && !text.contains("p99.9"), "{text}");
         let alone = table(&rows[1..]).to_string();
         assert!(alone.contains('–'), "{alone}");
+    }
+
+    #[test]
+    fn a_p99_of_a_handful_is_a_dash() {
+        let mut row = sample_row("grpc-tcp", Cell::closed(64, 1), 80.0);
+        (row.ops, row.p99_us) = (99, None);
+        let text = table(&[row.clone()]).to_string();
+        assert!(text.contains("80.0 µs") && text.contains('–') && !text.contains("160"), "{text}");
+        assert!(legend(&[row]).contains("only of 100"));
     }
 
     #[test]

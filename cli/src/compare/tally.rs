@@ -158,8 +158,8 @@ impl Tally {
             unsent: cell.rate.map(|_| self.unsent),
             saturated: cell.rate.map(|rate| self.saturated(rate)),
             p50_us: micros(0.5),
-            p99_us: micros(0.99),
-            p999_us: micros(0.999),
+            p99_us: (self.latencies.len() >= 100).then(|| micros(0.99)),
+            p999_us: (self.latencies.len() >= 1000).then(|| micros(0.999)),
             ops_per_s: per(self.ops as f64, wall),
             gbytes_per_s: per(self.bytes as f64 / 1e9, wall),
             cpu_us_per_op: per(self.cpu.as_secs_f64() * 1e6, self.ops as f64),
@@ -194,7 +194,7 @@ mod tests {
         tally.error(1, "second".to_owned());
         let row = tally.row(Mode::GrpcUds, Cell::closed(1000, 2), Direction::Up);
         assert_eq!((row.ops, row.errors, row.first_error.as_deref()), (4, 3, Some("first")));
-        assert!((row.p50_us - 2.0).abs() < 0.01 && (row.p99_us - 50.0).abs() < 0.1);
+        assert!((row.p50_us - 2.0).abs() < 0.01 && row.p99_us.is_none());
         assert!((row.ops_per_s - 2000.0).abs() < 1e-6 && (row.gbytes_per_s - 0.002).abs() < 1e-9);
         assert!((row.cpu_us_per_op - 10.0).abs() < 1e-9);
         assert_eq!((row.rate, row.saturated, row.unsent), (None, None, None));
@@ -203,9 +203,22 @@ mod tests {
     #[test]
     fn a_mode_that_never_answered_has_figures_that_are_numbers() {
         let row = Tally::new().unwrap().row(Mode::GrpcTcp, Cell::closed(64, 1), Direction::Up);
-        let figures =
-            [row.p50_us, row.p99_us, row.p999_us, row.ops_per_s, row.gbytes_per_s, row.cpu_us_per_op];
-        assert_eq!(figures, [0.0; 6]);
+        assert_eq!([row.p50_us, row.ops_per_s, row.gbytes_per_s, row.cpu_us_per_op], [0.0; 4]);
+    }
+
+    #[test]
+    fn percentiles_of_too_few_operations_are_not_told() {
+        let row = |operations: u64| {
+            let (mut tally, mut turn) = (Tally::new().unwrap(), Turn::default());
+            (1..=operations).for_each(|micros| turn.success(Duration::from_micros(micros), 64, 1));
+            tally.add(turn, millis(1), millis(1));
+            tally.row(Mode::GrpcTcp, Cell::closed(64, 1), Direction::Up)
+        };
+        assert_eq!((row(99).p99_us, row(99).p999_us, row(999).p999_us), (None, None, None));
+        assert!(row(100).p99_us.is_some_and(|p99| (p99 - 99.0).abs() < 0.1));
+        assert!(row(1000).p999_us.is_some_and(|p999| (p999 - 999.0).abs() < 1.0));
+        let json = serde_json::to_value(row(99)).unwrap();
+        assert!(json["p99_us"].is_null() && json["p50_us"].is_f64(), "{json}");
     }
 
     #[test]
@@ -238,6 +251,6 @@ mod tests {
         assert_eq!(row(51, Vec::new()).saturated, Some(true));
         let behind = row(10, vec![millis(500); 100]);
         assert_eq!((behind.saturated, behind.unsent, behind.ops), (Some(true), Some(100), 900));
-        assert!(behind.p99_us > 499_000.0 && (behind.ops_per_s - 900.0).abs() < 1e-6);
+        assert!(behind.p99_us > Some(499_000.0) && (behind.ops_per_s - 900.0).abs() < 1e-6);
     }
 }

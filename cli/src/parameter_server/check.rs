@@ -4,7 +4,7 @@ use tonic_rdma::tensor::Arrived;
 
 use super::control::{Done, Turn};
 use super::variables::Layout;
-use crate::compare::consume::reduce_max;
+use crate::compare::consume::{Reduced, Reduction, reduce};
 use crate::compare::content::{check_all, check_stamps, check_stamps_of};
 use crate::failure::Failure;
 
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 pub(crate) struct Receipt {
     every_byte: bool,
     reduces: bool,
-    maximum: f32,
+    found: Reduced,
     checked: u64,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Place<'a> {
 impl Receipt {
     /// Nothing yet; every byte is looked at, or stamps; the largest element is looked for, or not.
     pub(crate) fn new(every_byte: bool, reduces: bool) -> Self {
-        Self { every_byte, reduces, maximum: f32::NEG_INFINITY, checked: 0 }
+        Self { every_byte, reduces, found: Reduced::NOTHING, checked: 0 }
     }
 
     /// The same for `turn`.
@@ -45,7 +45,7 @@ impl Receipt {
             false => check_stamps(seed, bytes, place.step),
         };
         if self.reduces {
-            self.maximum = self.maximum.max(reduce_max(bytes));
+            self.found = self.found.and(reduce(bytes));
         }
         self.accept(place, wrong)
     }
@@ -59,7 +59,7 @@ impl Receipt {
             let _ = memory.copy_out(range.start + start, word);
         });
         if self.reduces || self.every_byte {
-            let mut at = 0;
+            let (mut at, mut reduction) = (0, Reduction::new());
             arrived.for_each_piece(|piece| {
                 if self.every_byte {
                     // Pieces are whole cache lines, but for the last.
@@ -67,24 +67,26 @@ impl Receipt {
                     wrong = wrong.or(differs);
                 }
                 if self.reduces {
-                    self.maximum = self.maximum.max(reduce_max(piece));
+                    reduction.take(piece);
                 }
                 at += piece.len() as u64;
             });
+            self.found = self.found.and(reduction.end());
         }
         self.accept(place, wrong)
     }
 
     /// Adds what another part of the turn received.
     pub(crate) fn add(&mut self, other: &Self) {
-        self.maximum = self.maximum.max(other.maximum);
+        self.found = self.found.and(other.found);
         self.checked += other.checked;
     }
 
     /// What is said of it when the turn is over.
     pub(crate) fn done(&self) -> Done {
-        let maximum = self.reduces.then(|| self.maximum.to_bits());
-        Done { maximum, checked: self.checked, ..Done::default() }
+        let found = self.reduces.then_some(self.found);
+        let (maximum, digest) = (found.map(|it| it.maximum.to_bits()), found.map(|it| it.digest));
+        Done { maximum, digest, checked: self.checked, ..Done::default() }
     }
 
     fn expect(&self, place: Place<'_>, length: usize) -> Result<u64, Failure> {
@@ -136,8 +138,19 @@ mod tests {
             assert!(error.contains("4095 bytes and not 4096"), "{error}");
             receipt.take(place(layout.len(), 5), &bytes).unwrap_err();
             let done = receipt.done();
-            assert_eq!((done.maximum, done.checked), (Some(reduce_max(&bytes).to_bits()), 3));
+            assert_eq!((done.maximum, done.checked), (Some(reduce(&bytes).maximum.to_bits()), 3));
         }
+        // A few bytes of another mini-batch, where stamps do not look; the largest element is the same.
+        let found = |bytes: &[u8]| {
+            let mut receipt = Receipt::new(false, true);
+            receipt.take(place(2, 5), bytes).unwrap();
+            receipt.done()
+        };
+        let mut torn = bytes.to_vec();
+        torn[2000..2008].copy_from_slice(&variables.bytes(2, 6).unwrap()[2000..2008]);
+        let (right, torn) = (found(&bytes), found(&torn));
+        assert_eq!(right.maximum, torn.maximum);
+        assert_ne!(right.digest, torn.digest);
         let mut wrong = bytes.to_vec();
         wrong[2001] ^= 1;
         let error = Receipt::new(true, false).take(place(2, 5), &wrong).unwrap_err().to_string();

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use super::mode::Mode;
+use crate::compare::consume::Reduced;
 use crate::compare::content::VARIANTS;
 use crate::failure::Failure;
 
@@ -32,6 +33,14 @@ pub(crate) struct Turn {
     pub(crate) steps: u32,
     /// Whether to look at every byte of what arrives.
     pub(crate) every_byte: bool,
+}
+
+impl Ready {
+    /// Ready to send tensors in which consuming finds this, by variant.
+    pub(crate) fn to_send(reduced: [Reduced; VARIANTS]) -> Self {
+        let maxima = reduced.map(|variant| variant.maximum.to_bits());
+        Self { maxima, digests: reduced.map(|variant| variant.digest), ..Self::default() }
+    }
 }
 
 impl Turn {
@@ -61,12 +70,16 @@ pub(crate) struct Ready {
     /// Where the server serves gRPC.
     pub(crate) tcp: Option<SocketAddr>,
     pub(crate) rdma: Option<SocketAddr>,
+    /// Where its answers go by reference.
+    pub(crate) rdma_gather: Option<SocketAddr>,
     /// Where the tensor device listens.
     pub(crate) device: Option<String>,
     /// The provider in use, as a worker knows it: such as `soft`.
     pub(crate) provider: Option<String>,
     /// Bits of the largest element of what this child sends, by variant.
     pub(crate) maxima: [u32; VARIANTS],
+    /// Digest of all of it, by variant.
+    pub(crate) digests: [u64; VARIANTS],
     /// Whether it sits on the core that it was given.
     pub(crate) pinned: bool,
 }
@@ -80,6 +93,8 @@ pub(crate) struct Done {
     pub(crate) cpu_nanos: u64,
     /// Bits of the largest element that was received, if anything was consumed.
     pub(crate) maximum: Option<u32>,
+    /// Sum of the digests of all that was received, if it was consumed.
+    pub(crate) digest: Option<u64>,
     /// Tensors that were checked.
     pub(crate) checked: u64,
 }

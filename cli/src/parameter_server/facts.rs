@@ -6,6 +6,7 @@ use super::measure::{Meter, ROUNDS};
 use super::options::ParameterServerOptions;
 use crate::compare::allocator::Allocator;
 use crate::compare::consume::Consume;
+use crate::compare::costs::Costs;
 use crate::compare::facts::Machine;
 use crate::units;
 
@@ -22,6 +23,8 @@ pub(crate) struct Facts {
     consume: Consume,
     pinned: bool,
     machine: Machine,
+    /// What this machine charges for what is done beneath a call.
+    round_trips: Costs,
     /// Of each worker in each turn, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     steps: Option<u32>,
@@ -53,6 +56,7 @@ impl Facts {
             consume: options.consume,
             pinned: meter.pinned,
             machine: Machine::this(),
+            round_trips: Costs::measure(),
             steps: options.steps,
             seconds_per_cell_and_mode: options.duration.as_secs_f64(),
             turns: ROUNDS,
@@ -90,6 +94,7 @@ impl Facts {
                 },
             ),
             ("machine", format!("{cpu}, {cores} cores, Linux {kernel}")),
+            ("this machine", self.round_trips.summary()),
             ("time", format!("{} turns, {time}", self.turns)),
             (
                 "content",

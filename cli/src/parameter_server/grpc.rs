@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
+use tonic_rdma::gather::GatherRequests;
 use tonic_rdma_proto::parameters::parameter_server_client::ParameterServerClient;
 use tonic_rdma_proto::parameters::parameter_server_server::{ParameterServer, ParameterServerServer};
 use tonic_rdma_proto::parameters::{PullReply, PullRequest, PushReply, PushRequest};
@@ -17,6 +18,7 @@ use super::options::ProcessOptions;
 use super::variables::{Layout, Variables};
 use crate::compare::http2::Http2;
 use crate::compare::rdma::Rdma;
+use crate::compare::{self, encode::Encode};
 use crate::failure::Failure;
 
 /// How long a connection may take to be made.
@@ -76,10 +78,12 @@ impl ParameterServer for Service {
     }
 }
 
+type Client = ParameterServerClient<GatherRequests<Channel>>;
+
 /// A worker's connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
-    client: ParameterServerClient<Channel>,
+    client: Client,
     worker: u32,
     inflight: usize,
 }
@@ -97,14 +101,17 @@ impl Caller {
                 let channel = endpoint.connect().await;
                 (channel.map_err(|error| Failure::run(format!("can't connect over TCP: {error}")))?, None)
             }
-            Mode::GrpcRdma => {
-                let endpoint = endpoint(options.rdma.ok_or_else(missing)?, options.http2)?;
+            Mode::GrpcRdma | Mode::GrpcRdmaGather => {
+                let gathers = mode == Mode::GrpcRdmaGather;
+                let address = if gathers { options.rdma_gather } else { options.rdma };
+                let endpoint = endpoint(address.ok_or_else(missing)?, options.http2)?;
                 let (channel, verdict) = Rdma::new(&options.provider)?.connect(endpoint).await?;
                 (channel, Some(verdict.provider))
             }
             Mode::RdmaCp | Mode::RdmaZerocp => return Err(Failure::run(format!("{mode} has no calls"))),
         };
-        let client = ParameterServerClient::new(channel);
+        let encode = if mode == Mode::GrpcRdmaGather { Encode::Gather } else { Encode::Copy };
+        let client = ParameterServerClient::new(encode.wrap(compare::mode::Mode::GrpcTcp, channel));
         let client = client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX);
         Ok((Self { client, worker: options.worker, inflight: options.inflight }, provider))
     }
@@ -147,11 +154,7 @@ impl Caller {
     }
 
     /// Calls for each of `count` variables, in order, with some of the calls in flight at once.
-    async fn each<F>(
-        &self,
-        count: usize,
-        call: impl Fn(ParameterServerClient<Channel>, usize) -> F,
-    ) -> Result<(), Failure>
+    async fn each<F>(&self, count: usize, call: impl Fn(Client, usize) -> F) -> Result<(), Failure>
     where
         F: Future<Output = Result<(), Failure>> + Send + 'static,
     {

@@ -79,7 +79,7 @@ fn needed(cell: Cell, modes: &[Mode]) -> u64 {
     let slots = if modes.iter().any(|mode| mode.uses_slots()) { 2 * bytes * workers } else { 0 };
     let on_the_way = |mode: &Mode| match mode {
         // The encoded message, and the receiver's buffer, which may have to grow.
-        Mode::GrpcTcp | Mode::GrpcRdma => 3 * bytes * workers,
+        Mode::GrpcTcp | Mode::GrpcRdma | Mode::GrpcRdmaGather => 3 * bytes * workers,
         // Copies at the server and at the worker, which are kept for the next time.
         Mode::RdmaCp => 2 * bytes * workers,
         Mode::RdmaZerocp => 0,

@@ -12,6 +12,8 @@ pub(crate) enum Mode {
     GrpcTcp,
     /// The same over this library's connector, RDMA required.
     GrpcRdma,
+    /// The same with values and gradients that go by reference: `tonic_rdma::gather`.
+    GrpcRdmaGather,
     /// Static slots, from memory that is not registered: copied first (the paper's RDMA.cp).
     RdmaCp,
     /// Static slots, from registered memory.
@@ -19,13 +21,15 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    pub(crate) const ALL: [Self; 4] = [Self::GrpcTcp, Self::GrpcRdma, Self::RdmaCp, Self::RdmaZerocp];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::GrpcTcp, Self::GrpcRdma, Self::GrpcRdmaGather, Self::RdmaCp, Self::RdmaZerocp];
 
     /// The name on the command line and in the JSON.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::GrpcTcp => "grpc-tcp",
             Self::GrpcRdma => "grpc-rdma",
+            Self::GrpcRdmaGather => "grpc-rdma-gather",
             Self::RdmaCp => "rdma-cp",
             Self::RdmaZerocp => "rdma-zerocp",
         }

@@ -40,7 +40,7 @@ pub(crate) struct ParameterServerOptions {
     /// Numbers of worker processes, from 1 to 8
     #[arg(long, value_name = "LIST", value_parser = parse_workers, default_value = "1")]
     pub(crate) workers: List<usize>,
-    /// Modes: grpc-tcp, grpc-rdma, rdma-cp (static slots, copied to registered memory first), rdma-zerocp (static slots, from
+    /// Modes: grpc-tcp, grpc-rdma, grpc-rdma-gather (values and gradients by reference), rdma-cp (static slots, copied to registered memory first), rdma-zerocp (static slots, from
     /// registered memory) [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<Mode>>,
@@ -109,11 +109,13 @@ pub(crate) struct ProcessOptions {
     /// Core to run on
     #[arg(long)]
     pub(crate) core: Option<usize>,
-    /// Where the server serves gRPC over TCP, gRPC over RDMA, and tensors, for a worker
+    /// Where the server serves gRPC over TCP, gRPC over RDMA, the same by reference, and tensors, for a worker
     #[arg(long)]
     pub(crate) tcp: Option<SocketAddr>,
     #[arg(long)]
     pub(crate) rdma: Option<SocketAddr>,
+    #[arg(long)]
+    pub(crate) rdma_gather: Option<SocketAddr>,
     #[arg(long)]
     pub(crate) device: Option<String>,
 }

@@ -33,6 +33,7 @@ const HEADINGS: [&str; 10] = [
 const COLOURS: [RGBColor; Mode::ALL.len()] = [
     RGBColor(0x88, 0x88, 0x88),
     RGBColor(0xdd, 0x66, 0x22),
+    RGBColor(0xee, 0xaa, 0x44),
     RGBColor(0x33, 0x77, 0xbb),
     RGBColor(0x22, 0x22, 0x22),
 ];
@@ -57,7 +58,7 @@ pub(crate) fn show(options: &ParameterServerOptions, facts: &Facts, rows: &[Row]
 fn print(facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
     let mut text = String::new();
     for (name, value) in facts.lines() {
-        text.push_str(&format!("{name:>10}: {value}\n"));
+        text.push_str(&format!("{name:>12}: {value}\n"));
     }
     text.push_str(&format!("\n{}\n\n{}\n", grid(&HEADINGS, groups(rows)), legend(rows)));
     let mut stdout = io::stdout().lock();

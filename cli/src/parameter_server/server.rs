@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
 use tonic::transport::Server as Tonic;
+use tonic_rdma::gather;
 use tonic_rdma::tensor::RdmaDevice;
 
 use super::check::Receipt;
@@ -61,7 +62,7 @@ impl Server {
         let gradients = (0..options.workers).map(|worker| Layout::new(options.model, Origin::Worker(worker)));
         let gradients: Arc<[Layout]> = gradients.collect::<Result<_, _>>()?;
         let service = Service::new(Arc::clone(&variables), Arc::clone(&gradients), options.reduces());
-        let mut ready = Ready { maxima: variables.maxima(), ..Ready::default() };
+        let mut ready = Ready::to_send(variables.reduced());
         listen(options, &service, &mut ready).await?;
 
         let (mut device, mut peers) = (None, Vec::new());
@@ -163,6 +164,13 @@ async fn listen(options: &ProcessOptions, service: &Service, ready: &mut Ready) 
         let (incoming, address) = Rdma::new(&options.provider)?.bind().await?;
         ready.rdma = Some(address);
         tokio::spawn(tonic().serve_with_incoming(incoming));
+    }
+    if options.modes.0.contains(&Mode::GrpcRdmaGather) {
+        let (incoming, address) = Rdma::new(&options.provider)?.bind().await?;
+        ready.rdma_gather = Some(address);
+        let server = options.http2.server(Tonic::builder()).layer(gather::responses());
+        let mut server = server;
+        tokio::spawn(server.add_service(service.clone().server()).serve_with_incoming(incoming));
     }
     Ok(())
 }

@@ -71,7 +71,8 @@ impl Session {
             let mut arguments = common("parameter-server-worker", number + 1);
             arguments.extend(["--worker".to_owned(), number.to_string()]);
             let ready = &session.server_ready;
-            let addresses = [("--tcp", ready.tcp), ("--rdma", ready.rdma)];
+            let addresses =
+                [("--tcp", ready.tcp), ("--rdma", ready.rdma), ("--rdma-gather", ready.rdma_gather)];
             for (flag, address) in addresses {
                 arguments.extend(address.iter().flat_map(|at| [flag.to_owned(), at.to_string()]));
             }
@@ -154,22 +155,26 @@ impl Session {
         })
     }
 
-    /// Whether everything was received, and the largest elements are those of what was sent.
+    /// Whether everything was received, and consuming it found what there is in what was sent.
     fn check(&self, turn: Turn, server: &Done, workers: &[Done]) -> Result<(), Failure> {
         let tensors = self.cell.model.variables().len() as u64 * u64::from(turn.steps);
-        let largest = |senders: &[&Ready]| {
+        let found = |senders: &[&Ready]| {
             let bits = senders.iter().flat_map(|sender| {
                 turn.numbers().take(sender.maxima.len()).map(|step| sender.maxima[variant(step)])
             });
             let largest = bits.map(f32::from_bits).fold(f32::NEG_INFINITY, f32::max);
-            self.reduces.then(|| largest.to_bits())
+            // Of all mini-batches, and not of some that stand for the others.
+            let all =
+                senders.iter().flat_map(|sender| turn.numbers().map(|step| sender.digests[variant(step)]));
+            let digest = all.fold(0, u64::wrapping_add);
+            (self.reduces.then(|| largest.to_bits()), self.reduces.then_some(digest))
         };
         let sent: Vec<&Ready> = self.workers_ready.iter().collect();
-        let mut expected = vec![(Who::Server, server, tensors * workers.len() as u64, largest(&sent))];
+        let mut expected = vec![(Who::Server, server, tensors * workers.len() as u64, found(&sent))];
         for (number, done) in workers.iter().enumerate() {
-            expected.push((Who::Worker(number), done, tensors, largest(&[&self.server_ready])));
+            expected.push((Who::Worker(number), done, tensors, found(&[&self.server_ready])));
         }
-        for (who, done, tensors, maximum) in expected {
+        for (who, done, tensors, (maximum, digest)) in expected {
             if done.checked != tensors {
                 let text =
                     format!("{who} received {} tensors and not {tensors} in {}", done.checked, turn.mode);
@@ -177,6 +182,10 @@ impl Session {
             }
             if done.maximum != maximum {
                 let text = format!("{who} found another largest element than was sent in {}", turn.mode);
+                return Err(Failure::run(text));
+            }
+            if done.digest != digest {
+                let text = format!("{who} received other bytes than were sent in {}", turn.mode);
                 return Err(Failure::run(text));
             }
         }

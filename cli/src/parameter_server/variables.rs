@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tonic_rdma::memory::Pool;
 use tonic_rdma::tensor::{Dtype, Shape, Tensor, TensorSpec};
 
-use crate::compare::consume::reduce_max_of;
+use crate::compare::consume::{Reduced, reduce_all};
 use crate::compare::content::{self, Content, VARIANTS};
 use crate::failure::Failure;
 use crate::seeded::mix;
@@ -126,12 +126,12 @@ impl Variables {
             .map_err(|error| Failure::run(format!("variable {index} is no tensor: {error}")))
     }
 
-    /// Bits of the largest element of all tensors, by variant.
-    pub(crate) fn maxima(&self) -> [u32; VARIANTS] {
+    /// What consuming all tensors finds, by variant.
+    pub(crate) fn reduced(&self) -> [Reduced; VARIANTS] {
         std::array::from_fn(|variant| {
             let all: Vec<Bytes> =
                 (0..self.layout.len()).filter_map(|index| self.bytes(index, variant as u64)).collect();
-            reduce_max_of(all.iter().map(|bytes| &bytes[..])).to_bits()
+            reduce_all(all.iter().map(|bytes| &bytes[..]))
         })
     }
 }

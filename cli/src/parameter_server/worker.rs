@@ -50,7 +50,7 @@ impl Worker {
     async fn start(options: &ProcessOptions) -> Result<(Self, Ready), Failure> {
         let gradients = Arc::new(Variables::new(options.model, Origin::Worker(options.worker))?);
         let variables = Layout::new(options.model, Origin::Server)?;
-        let mut ready = Ready { maxima: gradients.maxima(), ..Ready::default() };
+        let mut ready = Ready::to_send(gradients.reduced());
         let mut callers = HashMap::new();
         for mode in options.modes.0.iter().filter(|mode| !mode.uses_slots()) {
             let (caller, provider) = Caller::connect(*mode, options).await?;

@@ -112,7 +112,7 @@ impl PlacementCaller {
         let (route, record) = lane.parts()?;
         if self.mode.awaits() {
             route.send(operation).await?;
-            record.add(route.identity(operation), operation.maximum().filter(|_| self.reduces));
+            record.add(route.identity(operation), operation.reduced().filter(|_| self.reduces));
             route.flush().await?;
             let elapsed = start.elapsed();
             lane.failed = false;
@@ -123,7 +123,7 @@ impl PlacementCaller {
         loop {
             if !started && route.is_ready()? {
                 route.start(operation)?;
-                record.add(route.identity(operation), operation.maximum().filter(|_| self.reduces));
+                record.add(route.identity(operation), operation.reduced().filter(|_| self.reduces));
                 started = true;
             }
             if started && route.pending()? == 0 {
@@ -237,7 +237,7 @@ impl Stream {
 
     /// `operation` was started.
     pub(super) fn started(&mut self, route: &Route, record: &mut Record, operation: &Operation) {
-        record.add(route.identity(operation), operation.maximum().filter(|_| self.reduces));
+        record.add(route.identity(operation), operation.reduced().filter(|_| self.reduces));
         if let Some(begun) = self.waiting.pop_front() {
             self.under_way.push_back((begun, operation.bytes(), operation.messages()));
         }

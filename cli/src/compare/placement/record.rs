@@ -4,14 +4,15 @@ use std::fmt;
 
 use tonic_rdma_proto::placement::{EndReply, Mismatch};
 
+use super::super::consume::Reduced;
 use crate::seeded::mix;
 
-/// What is known of the operations of a turn: how many, which, in which order, and with which largest elements.
+/// What is known of the operations of a turn: how many, which, in which order, and what was found in them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     operations: u64,
     identities: u64,
-    maxima: u64,
+    consumed: u64,
     mismatch: Option<(u64, u64)>,
 }
 
@@ -22,18 +23,19 @@ pub(crate) enum Discrepancy {
     Count { sent: u64, arrived: u64 },
     /// Others arrived, or in another order.
     Identity,
-    /// The receiver found other largest elements.
-    Maximum,
+    /// The receiver found something else in them.
+    Consumed,
 }
 
 impl Record {
-    /// An operation, by the seed of its content, and its largest element where it is consumed.
-    pub(super) fn add(&mut self, identity: Option<u64>, maximum: Option<f32>) {
+    /// An operation, by the seed of its content, and what was found in it where it is consumed.
+    pub(super) fn add(&mut self, identity: Option<u64>, reduced: Option<Reduced>) {
         self.operations += 1;
         // What is none is not any that there is: seeds are spread over all 64 bits.
         self.identities = mix(self.identities ^ identity.unwrap_or(u64::MAX));
         // Zero is zero, whatever its sign.
-        self.maxima = mix(self.maxima ^ maximum.map_or(u64::MAX, |it| (it + 0.0).to_bits().into()));
+        let maximum = reduced.map_or(u64::MAX, |it| (it.maximum + 0.0).to_bits().into());
+        self.consumed = mix(mix(self.consumed ^ maximum) ^ reduced.map_or(0, |it| it.digest));
     }
 
     /// A wrong byte: buffer, and offset in it. The first one is kept.
@@ -52,8 +54,8 @@ impl Record {
             Err(Discrepancy::Count { sent: self.operations, arrived: arrived.operations })
         } else if self.identities != arrived.identities {
             Err(Discrepancy::Identity)
-        } else if self.maxima != arrived.maxima {
-            Err(Discrepancy::Maximum)
+        } else if self.consumed != arrived.consumed {
+            Err(Discrepancy::Consumed)
         } else {
             Ok(())
         }
@@ -62,17 +64,17 @@ impl Record {
 
 impl From<Record> for EndReply {
     fn from(record: Record) -> Self {
-        let Record { operations, identities, maxima, mismatch } = record;
+        let Record { operations, identities, consumed, mismatch } = record;
         let mismatch = mismatch.map(|(buffer, offset)| Mismatch { buffer, offset });
-        Self { operations, identities, maxima, mismatch }
+        Self { operations, identities, consumed, mismatch }
     }
 }
 
 impl From<EndReply> for Record {
     fn from(reply: EndReply) -> Self {
-        let EndReply { operations, identities, maxima, mismatch } = reply;
+        let EndReply { operations, identities, consumed, mismatch } = reply;
         let mismatch = mismatch.map(|it| (it.buffer, it.offset));
-        Self { operations, identities, maxima, mismatch }
+        Self { operations, identities, consumed, mismatch }
     }
 }
 
@@ -81,7 +83,7 @@ impl fmt::Display for Discrepancy {
         match self {
             Self::Count { sent, arrived } => write!(f, "{sent} operations were sent and {arrived} arrived"),
             Self::Identity => f.write_str("other operations arrived than were sent, or in another order"),
-            Self::Maximum => f.write_str("the receiver found other largest elements than there are"),
+            Self::Consumed => f.write_str("the receiver found something else in what arrived than was sent"),
         }
     }
 }
@@ -93,7 +95,7 @@ mod tests {
     fn record(operations: &[(u64, f32)]) -> Record {
         let mut record = Record::default();
         for (identity, maximum) in operations {
-            record.add(Some(*identity), Some(*maximum));
+            record.add(Some(*identity), Some(Reduced { maximum: *maximum, digest: 7 }));
         }
         record
     }
@@ -108,8 +110,14 @@ mod tests {
             assert_eq!(sent.compare(&record(&wrong)), Err(other));
         }
         let wrong = record(&[(1, 0.5), (2, 0.0), (1, 2.5)]);
-        assert_eq!(sent.compare(&wrong), Err(Discrepancy::Maximum));
+        assert_eq!(sent.compare(&wrong), Err(Discrepancy::Consumed));
         assert_eq!(Record::from(EndReply::from(wrong)), wrong);
+        let with = |digest| {
+            let mut record = Record::default();
+            record.add(Some(1), Some(Reduced { maximum: 0.5, digest }));
+            record
+        };
+        assert_eq!(with(1).compare(&with(2)), Err(Discrepancy::Consumed));
     }
 
     #[test]

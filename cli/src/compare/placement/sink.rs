@@ -9,8 +9,8 @@ use tonic_rdma::tensor::{
 };
 
 use super::super::cell::Load;
-use super::super::consume::reduce_max;
-use super::super::content::{check_all, check_stamps, check_stamps_of};
+use super::super::consume::{Reduced, Reduction, reduce};
+use super::super::content::{SHARE, check_all, check_stamps, check_stamps_of};
 use super::super::mode::Mode;
 use super::courtesy::Courtesy;
 use super::geometry::{self, Batch, Geometry, identify, seeds_in_order};
@@ -53,7 +53,7 @@ struct OfSlots {
     /// The slot whose tensor comes next, and what is known of the operation so far.
     next: usize,
     identity: Option<u64>,
-    maximum: Option<f32>,
+    found: Option<Reduced>,
     /// Seeds of the operation's buffers.
     seeds: Vec<u64>,
 }
@@ -184,26 +184,26 @@ impl Sink {
 impl OfSlots {
     fn new(lengths: Arc<[u64]>) -> Self {
         let seeds = vec![0; lengths.len()];
-        Self { lengths, next: 0, identity: None, maximum: None, seeds }
+        Self { lengths, next: 0, identity: None, found: None, seeds }
     }
 
     /// Looks at what has arrived in the slot whose turn it was, and releases it.
     fn take(&mut self, arrived: Arrived<'_>, seed: u64, inspector: &mut Inspector, record: &mut Record) {
-        let Self { lengths, next, identity, maximum, seeds } = self;
+        let Self { lengths, next, identity, found, seeds } = self;
         if *next == 0 {
             *identity = inspector.identify(&arrived, seed);
-            *maximum = None;
+            *found = None;
             let first = identity.unwrap_or(seed);
             seeds.iter_mut().zip(seeds_in_order(first, lengths)).for_each(|(to, seed)| *to = seed);
         }
         let (memory, range) = arrived.memory();
-        let largest = inspector.look(memory, range, seeds[*next], *next as u64, record);
-        *maximum = larger(*maximum, largest);
+        let reduced = inspector.look(memory, range, seeds[*next], *next as u64, record);
+        *found = both(*found, reduced);
         drop(arrived);
         *next += 1;
         if *next == lengths.len() {
             *next = 0;
-            record.add(*identity, *maximum);
+            record.add(*identity, *found);
         }
     }
 }
@@ -218,7 +218,7 @@ impl Inspector {
         identify(seed, start)
     }
 
-    /// Checks a buffer, and finds its largest element if it is to be consumed.
+    /// Checks a buffer, and consumes it if it is to be.
     fn look(
         &mut self,
         memory: &SharedRegion,
@@ -226,16 +226,18 @@ impl Inspector {
         seed: u64,
         index: u64,
         record: &mut Record,
-    ) -> Option<f32> {
+    ) -> Option<Reduced> {
         self.draws += 1;
-        let (wrong, maximum) = match range.len() {
-            0..=SCRATCH => self.look_at_copy(memory, range, seed),
-            _ => self.look_in_pieces(memory, range, seed),
+        // What is consumed is seen as a whole anyway.
+        let every_byte = self.every_byte || (!self.reduces && self.draws.is_multiple_of(SHARE));
+        let (wrong, reduced) = match range.len() {
+            0..=SCRATCH => self.look_at_copy(memory, range, seed, every_byte),
+            _ => self.look_in_pieces(memory, range, seed, every_byte),
         };
         if let Some(offset) = wrong {
             record.wrong(index, offset);
         }
-        maximum
+        reduced
     }
 
     fn look_at_copy(
@@ -243,20 +245,21 @@ impl Inspector {
         memory: &SharedRegion,
         range: Range<usize>,
         seed: u64,
-    ) -> (Option<u64>, Option<f32>) {
+        every_byte: bool,
+    ) -> (Option<u64>, Option<Reduced>) {
         let bytes = &mut self.scratch.0[..range.len()];
         // Stamps alone are read where they are.
-        if !self.every_byte && !self.reduces {
+        if !every_byte && !self.reduces {
             return (self.stamps(memory, range, seed), None);
         }
         if memory.copy_out(range.start, bytes).is_err() {
             return (Some(0), None);
         }
-        let wrong = match self.every_byte {
+        let wrong = match every_byte {
             true => check_all(seed, bytes),
             false => check_stamps(seed, bytes, mix(self.draws)),
         };
-        (wrong, self.reduces.then(|| reduce_max(bytes)))
+        (wrong, self.reduces.then(|| reduce(bytes)))
     }
 
     fn look_in_pieces(
@@ -264,27 +267,27 @@ impl Inspector {
         memory: &SharedRegion,
         range: Range<usize>,
         seed: u64,
-    ) -> (Option<u64>, Option<f32>) {
-        let mut wrong = if self.every_byte { None } else { self.stamps(memory, range.clone(), seed) };
-        if !self.every_byte && !self.reduces {
+        every_byte: bool,
+    ) -> (Option<u64>, Option<Reduced>) {
+        let mut wrong = if every_byte { None } else { self.stamps(memory, range.clone(), seed) };
+        if !every_byte && !self.reduces {
             return (wrong, None);
         }
-        let (mut done, mut maximum) = (0, f32::NEG_INFINITY);
+        let (mut done, mut reduction) = (0, Reduction::new());
         // Pieces are of whole words but for the last.
         let read = memory.for_each_piece(range, |piece| {
-            if self.every_byte && wrong.is_none() {
+            if every_byte && wrong.is_none() {
                 wrong = check_all(seed.wrapping_add(done / 8), piece).map(|offset| done + offset);
             }
             if self.reduces {
-                let largest = reduce_max(piece);
-                maximum = if largest > maximum { largest } else { maximum };
+                reduction.take(piece);
             }
             done += piece.len() as u64;
         });
         if read.is_err() {
             wrong = Some(0);
         }
-        (wrong, self.reduces.then_some(maximum))
+        (wrong, self.reduces.then(|| reduction.end()))
     }
 
     fn stamps(&self, memory: &SharedRegion, range: Range<usize>, seed: u64) -> Option<u64> {
@@ -311,21 +314,21 @@ impl Inspector {
             record.wrong(0, 0);
             return record.add(None, None);
         };
-        let mut maximum = None;
+        let mut found = None;
         let buffers = batch.places(&lengths).zip(&*lengths).zip(batch.seeds(first, &lengths));
         for (index, ((place, length), seed)) in (0..).zip(buffers) {
             let begin = (start + place) as usize;
-            let largest = self.look(memory, begin..begin + *length as usize, seed, index, record);
-            maximum = larger(maximum, largest);
+            let reduced = self.look(memory, begin..begin + *length as usize, seed, index, record);
+            found = both(found, reduced);
         }
         drop(header);
-        record.add(Some(first), maximum);
+        record.add(Some(first), found);
     }
 }
 
-fn larger(one: Option<f32>, other: Option<f32>) -> Option<f32> {
+fn both(one: Option<Reduced>, other: Option<Reduced>) -> Option<Reduced> {
     match (one, other) {
-        (Some(one), Some(other)) => Some(if other > one { other } else { one }),
+        (Some(one), Some(other)) => Some(one.and(other)),
         (one, other) => one.or(other),
     }
 }

@@ -15,7 +15,7 @@ use tonic_rdma_proto::transfer::Check;
 use super::super::cell::Load;
 use super::super::client::CallError;
 use super::super::closed_loop::Position;
-use super::super::consume::Consume;
+use super::super::consume::{Consume, Reduced};
 use super::super::grpc;
 use super::super::http2::Http2;
 use super::super::mode::Mode;
@@ -94,10 +94,26 @@ async fn wrong_content_another_operation_and_a_wrong_maximum_are_found() {
     // Nothing that was ever to be sent.
     let error = turn(&mut caller, &with(0), Check::Stamps).await.unwrap_err();
     assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 0 }), "{error}");
-    let wrong = Operation::Put(Put { maximum: Some(-1.0), ..right.clone() });
+    let other = right.reduced.map(|reduced| Reduced { maximum: -1.0, ..reduced });
+    let wrong = Operation::Put(Put { reduced: other, ..right.clone() });
     let error = turn(&mut caller, &wrong, Check::Stamps).await.unwrap_err();
-    assert!(matches!(error, CallError::Discrepancy(Discrepancy::Maximum)) && error.is_mismatch(), "{error}");
+    assert!(matches!(error, CallError::Discrepancy(Discrepancy::Consumed)) && error.is_mismatch(), "{error}");
     turn(&mut caller, &Operation::Put(right), Check::All).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_torn_middle_is_found_in_every_operation() {
+    let operations = Operations::new(Load::Size(1 << 20), 3, true).unwrap().torn(500_032..500_096);
+    for mode in [Mode::RdmaCp, Mode::RdmaZerocp, Mode::RdmaZerocpAwait] {
+        let mut caller = caller(mode).await;
+        caller.prepare(&operations, 1).await.unwrap();
+        for number in 0..4 {
+            let error = turn(&mut caller, &operations.take(number), Check::Stamps).await.unwrap_err();
+            let seen_by_digest = matches!(error, CallError::Discrepancy(Discrepancy::Consumed));
+            assert!(seen_by_digest && error.is_mismatch(), "{mode}: {error}");
+        }
+        caller.release().await;
+    }
 }
 
 #[tokio::test]

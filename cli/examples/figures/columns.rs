@@ -1,0 +1,139 @@
+//! Columns of a table: what they show of a row, or of the rows of one cell.
+
+use serde_json::Value;
+
+use crate::units;
+
+/// Operations without which a percentile is not shown.
+const ENOUGH_FOR_P99: u64 = 100;
+const ENOUGH_FOR_P999: u64 = 1000;
+
+/// A column, as `HEADING=FIGURE`, `HEADING=FIGURE:MODE` (of one mode in the cell), or `HEADING=FIGURE:MODE/BASE`, where the figure
+/// is one that compares; without a base it compares with grpc-tcp.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Column<'a> {
+    pub(crate) heading: &'a str,
+    figure: &'a str,
+    mode: Option<&'a str>,
+    base: &'a str,
+}
+
+/// The columns of a table, with `|` between them.
+pub(crate) fn parse(text: &str) -> Result<Vec<Column<'_>>, String> {
+    text.split('|').map(column).collect()
+}
+
+fn column(text: &str) -> Result<Column<'_>, String> {
+    let (heading, rest) = text.split_once('=').ok_or_else(|| format!("no column: {text:?}"))?;
+    let (rest, base) = rest.split_once('/').unwrap_or((rest, "grpc-tcp"));
+    let (figure, mode) = rest.split_once(':').map_or((rest, None), |(figure, mode)| (figure, Some(mode)));
+    Ok(Column { heading, figure, mode, base })
+}
+
+/// A row of a run, with what the run is called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row<'a> {
+    pub(crate) run: &'a str,
+    pub(crate) value: &'a Value,
+}
+
+impl Row<'_> {
+    fn mode(&self) -> &str {
+        self.value["mode"].as_str().unwrap_or_default()
+    }
+
+    fn number(&self, name: &str) -> Option<f64> {
+        self.value[name].as_f64()
+    }
+
+    /// Whether it is of the same cell as `other`.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        let same = |name: &str| self.value[name] == other.value[name];
+        self.run == other.run
+            && ["workload", "bytes", "inflight", "direction", "rate", "model", "workers"]
+                .iter()
+                .all(|name| same(name))
+    }
+
+    /// Whether it is of a cell such as `64/32`: bytes and calls in flight.
+    pub(crate) fn is_of(&self, bytes: u64, inflight: u64) -> bool {
+        self.value["bytes"] == bytes && self.value["inflight"] == inflight
+    }
+
+    /// Microseconds, be they kept as such or as milliseconds.
+    fn micros(&self, micros: &str, millis: &str) -> Option<f64> {
+        self.number(micros).or_else(|| Some(self.number(millis)? * 1e3))
+    }
+
+    fn p50(&self) -> Option<f64> {
+        self.micros("p50_us", "p50_ms").filter(|p50| *p50 > 0.0)
+    }
+
+    fn each_second(&self) -> Option<f64> {
+        self.number("ops_per_s").or_else(|| self.number("minibatches_per_s")).filter(|each| *each > 0.0)
+    }
+
+    /// A percentile, if there were operations enough.
+    fn percentile(&self, name: &str, enough: u64) -> Option<f64> {
+        let unsent = self.value["unsent"].as_u64().unwrap_or(0);
+        (self.value["ops"].as_u64()? + unsent >= enough).then(|| self.number(name)).flatten()
+    }
+
+    fn is_saturated(&self) -> bool {
+        self.value["saturated"] == true
+    }
+}
+
+impl<'a> Column<'a> {
+    /// Whether it names the mode whose figure it shows.
+    pub(crate) const fn is_of_mode(&self) -> bool {
+        self.mode.is_some()
+    }
+
+    /// What it shows of `row`, whose cell has the rows `cell`.
+    pub(crate) fn text(&self, row: &Row<'a>, cell: &[Row<'a>]) -> Result<String, String> {
+        let find = |mode: &str| {
+            let found = cell.iter().find(|row| row.mode() == mode);
+            found.copied().ok_or_else(|| format!("{}: no row of {mode}", self.heading))
+        };
+        let row = match self.mode {
+            Some(mode) => find(mode)?,
+            None => *row,
+        };
+        let ratio = |over: Option<f64>, under: Option<f64>| {
+            let ratio = over.zip(under).map(|(over, under)| over / under);
+            ratio.map(|ratio| if ratio >= 9.995 { units::digits(ratio) } else { format!("{ratio:.2}") })
+        };
+        let text = match self.figure {
+            "run" => Some(row.run.to_owned()),
+            "mode" => Some(row.mode().to_owned()),
+            "payload" => Some(match row.value["workload"].as_str() {
+                Some(workload) => workload.to_owned(),
+                None => units::size(row.value["bytes"].as_u64().unwrap_or(0)),
+            }),
+            "model" => row.value["model"].as_str().map(str::to_owned),
+            "each way" => row.value["bytes"]
+                .as_u64()
+                .map(|bytes| format!("{} in {}", units::rough_size(bytes), row.value["variables"])),
+            "inflight" => row.value["inflight"].as_u64().map(|calls| calls.to_string()),
+            "rate" => row.number("rate").map(units::count),
+            "p50" => row.p50().map(units::micros),
+            "p99" => row.percentile("p99_us", ENOUGH_FOR_P99).map(units::micros),
+            "p999" => row.percentile("p999_us", ENOUGH_FOR_P999).map(units::micros),
+            "each second" => row.each_second().map(|each| {
+                format!("{}{}", units::count(each), if row.is_saturated() { ", saturated" } else { "" })
+            }),
+            "GB/s" => row.number("gbytes_per_s").map(units::digits),
+            "CPU" => row.micros("cpu_us_per_op", "cpu_ms_per_minibatch").map(units::micros),
+            "latency" => {
+                let base = find(self.base)?;
+                // The latency of what falls behind is as long as the run makes it.
+                let settled = !row.is_saturated() && !base.is_saturated();
+                ratio(base.p50().filter(|_| settled), row.p50())
+            }
+            "throughput" => ratio(row.each_second(), find(self.base)?.each_second()),
+            other => return Err(format!("{}: no figure {other:?}", self.heading)),
+        };
+        Ok(text.unwrap_or_else(|| "–".to_owned()))
+    }
+}

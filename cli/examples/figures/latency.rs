@@ -1,0 +1,44 @@
+//! Latency as bars, for README.
+
+use plotters::style::RGBColor;
+
+use crate::bars::{self, Bars, Series};
+use crate::page::Figure;
+use crate::units;
+
+/// The modes that are drawn, and their colours: told apart without telling red from green.
+const MODES: [(&str, RGBColor); 5] = [
+    ("grpc-tcp", RGBColor(0x88, 0x88, 0x88)),
+    ("grpc-tcp-busy", RGBColor(0xbb, 0xbb, 0xbb)),
+    ("grpc-rdma", RGBColor(0xdd, 0x66, 0x22)),
+    ("grpc-rdma-gather", RGBColor(0xee, 0xaa, 0x44)),
+    ("rdma-zerocp", RGBColor(0x66, 0x22, 0x88)),
+];
+
+/// Draws the medians of the cells that `figure` shows.
+pub(crate) fn draw(figure: &Figure) -> Result<String, String> {
+    let cells = figure.cells()?;
+    let group = |cell: &Vec<crate::columns::Row<'_>>| {
+        let row = cell[0].value;
+        let payload = units::size(row["bytes"].as_u64().unwrap_or(0));
+        match row["inflight"].as_u64() {
+            Some(1) | None => payload,
+            Some(calls) => format!("{payload} × {calls}"),
+        }
+    };
+    let series = |(name, colour)| {
+        let value = |cell: &Vec<crate::columns::Row<'_>>| {
+            cell.iter().find(|row| row.value["mode"] == name)?.value["p50_us"].as_f64()
+        };
+        let values: Vec<_> = cells.iter().map(value).collect();
+        values.iter().any(Option::is_some).then_some(Series { name, colour, values })
+    };
+    bars::draw(&Bars {
+        title: "Latency: median of one operation (lower is better)",
+        x_axis: "payload × calls in flight",
+        y_axis: "p50 in µs",
+        logarithmic: true,
+        groups: cells.iter().map(group).collect(),
+        series: MODES.into_iter().filter_map(series).collect(),
+    })
+}

@@ -1,0 +1,249 @@
+//! Turns stored runs of `tonic-rdma` into the tables of README and of the book. `benches/figures` is what to call.
+//!
+//! ```text
+//! figures store FOLDER NAME COLUMNS ROWS DATE (LABEL COMMAND FILE)...   keeps runs as NAME.json, and renders them
+//! figures render FOLDER                                                 renders all that is kept there
+//! figures check FOLDER                                                  fails if a page is not what its runs give
+//! ```
+//!
+//! `NAME.json` has the commands, the columns, the rows that are shown, the date, and the JSON of each run; `NAME.md` is made of
+//! that alone. From `headline.json` comes `latency.svg` as well.
+#![forbid(unsafe_code)]
+
+#[allow(dead_code, reason = "the command uses the rest")]
+#[path = "../../src/compare/bars.rs"]
+mod bars;
+mod columns;
+mod latency;
+mod page;
+#[allow(dead_code, reason = "the command uses the rest")]
+#[path = "../../src/units.rs"]
+mod units;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::process::ExitCode;
+
+use page::{Figure, Run};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match arguments.as_slice() {
+        ["store", folder, name, columns, rows, date, runs @ ..] if runs.len() >= 3 && runs.len() % 3 == 0 => {
+            store(Path::new(folder), name, [columns, rows, date], runs)
+        }
+        ["render", folder] => render(Path::new(folder)),
+        ["check", folder] => check(Path::new(folder)),
+        _ => Err("see the beginning of this program's source for how it is used".to_owned()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            // A closed stderr leaves the exit status to say it.
+            let _ = writeln!(io::stderr(), "figures: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Keeps runs, and renders them.
+fn store(folder: &Path, name: &str, [columns, rows, date]: [&str; 3], runs: &[&str]) -> Result<(), String> {
+    let run = |parts: &[&str]| {
+        let (label, command, file) = (parts[0].to_owned(), parts[1].to_owned(), Path::new(parts[2]));
+        let parsed = serde_json::from_str(&read(file)?);
+        let mut result: serde_json::Value = parsed.map_err(|error| format!("{}: {error}", file.display()))?;
+        // The version's first two numbers say what matters; the rest is this machine's own.
+        if let Some(kernel) = result.pointer_mut("/machine/kernel") {
+            let version: Vec<&str> = kernel.as_str().unwrap_or_default().split('.').take(2).collect();
+            *kernel = version.join(".").into();
+        }
+        Ok(Run { label, command, result })
+    };
+    let runs = runs.chunks(3).map(run).collect::<Result<_, String>>()?;
+    let [columns, rows, date] = [columns, rows, date].map(str::to_owned);
+    let figure = Figure { columns, rows, date, runs };
+    let mut json = serde_json::to_string_pretty(&figure).map_err(|error| error.to_string())?;
+    json.push('\n');
+    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    // A table that can't be made must not replace one that could.
+    for (file, content) in pages(name, &figure)? {
+        write(&folder.join(file), &content)?;
+    }
+    write(&folder.join(format!("{name}.json")), &json)
+}
+
+/// Renders everything that is kept in `folder`.
+fn render(folder: &Path) -> Result<(), String> {
+    for (file, content) in all_pages(folder)? {
+        write(&folder.join(file), &content)?;
+    }
+    Ok(())
+}
+
+/// Fails if a page in `folder` is not what its runs give, is missing, or has no runs.
+fn check(folder: &Path) -> Result<(), String> {
+    let mut made = all_pages(folder)?;
+    let mut wrong = Vec::new();
+    for name in files(folder)?.into_iter().filter(|name| !name.ends_with(".json")) {
+        match made.remove(&name) {
+            Some(content) if content == read(&folder.join(&name))? => {}
+            Some(_) => wrong.push(format!("{name} is not what its JSON gives")),
+            None => wrong.push(format!("{name} has no JSON")),
+        }
+    }
+    wrong.extend(made.into_keys().map(|name| format!("{name} is missing")));
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => Err(format!("{} (benches/figures --render)", wrong.join("; "))),
+    }
+}
+
+/// Every file that what is kept in `folder` gives, by name.
+fn all_pages(folder: &Path) -> Result<BTreeMap<String, String>, String> {
+    let mut made = BTreeMap::new();
+    for file in files(folder)? {
+        let Some(name) = file.strip_suffix(".json") else { continue };
+        let figure: Figure =
+            serde_json::from_str(&read(&folder.join(&file))?).map_err(|error| format!("{file}: {error}"))?;
+        made.extend(pages(name, &figure).map_err(|reason| format!("{file}: {reason}"))?);
+    }
+    if made.is_empty() {
+        return Err(format!("{} has no figures", folder.display()));
+    }
+    Ok(made)
+}
+
+/// The files that one figure gives.
+fn pages(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, String> {
+    let mut pages = vec![(format!("{name}.md"), figure.markdown()?)];
+    if name == "headline" {
+        pages.push(("latency.svg".to_owned(), latency::draw(figure)?));
+    }
+    Ok(pages)
+}
+
+fn files(folder: &Path) -> Result<Vec<String>, String> {
+    let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let name =
+        |entry: std::io::Result<fs::DirEntry>| Some(entry.ok()?.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<String> = entries.filter_map(name).collect();
+    names.sort();
+    Ok(names)
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn write(path: &Path, content: &str) -> Result<(), String> {
+    fs::write(path, content).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn row(mode: &str, bytes: u64, p50: f64, ops: u64) -> serde_json::Value {
+        json!({ "mode": mode, "bytes": bytes, "inflight": 1, "ops": ops, "errors": 0, "p50_us": p50, "p99_us": 2.0 * p50,
+                "ops_per_s": 1e6 / p50, "gbytes_per_s": 1.0, "cpu_us_per_op": 7.0 })
+    }
+
+    fn stored(folder: &Path, columns: &str, rows: &str) -> String {
+        let run = json!({
+            "machine": { "cpu": "a processor", "cores": 2, "kernel": "6.1.0-of-mine" }, "allocator": "mimalloc", "optimised": true,
+            "round_trips": { "spin_us": 0.2, "wake_us": 14.0 },
+            "rows": [row("grpc-tcp", 64, 100.0, 5000), row("grpc-rdma", 64, 20.0, 5000),
+                     row("grpc-tcp", 1 << 20, 900.0, 99), row("grpc-rdma", 1 << 20, 300.0, 99)],
+        });
+        let file = folder.join("run");
+        write(&file, &run.to_string()).unwrap();
+        let run = ["", "tonic-rdma compare", file.to_str().unwrap()];
+        let kept = folder.join("kept");
+        store(&kept, "headline", [columns, rows, "2026-01-02"], &run).unwrap();
+        read(&kept.join("headline.md")).unwrap()
+    }
+
+    #[test]
+    fn a_line_for_each_mode_has_the_command_and_no_p99_of_a_handful() {
+        let folder = tempfile::tempdir().unwrap();
+        let columns = "payload=payload|mode=mode|p50=p50|p99=p99|latency ×=latency";
+        let page = stored(folder.path(), columns, "");
+        assert!(page.starts_with("```sh\ntonic-rdma compare\n```\n"), "{page}");
+        for line in [
+            "| payload | mode | p50 | p99 | latency × |",
+            "| 64 B | grpc-rdma | 20.0 µs | 40.0 µs | 5.00 |",
+            "| 1 MiB | grpc-rdma | 300 µs | – | 3.00 |",
+        ] {
+            assert!(page.lines().any(|other| other == line), "{line} in {page}");
+        }
+        assert!(page.contains("14.0 µs") && page.contains("2026-01-02"), "{page}");
+        assert!(page.contains("Linux 6.1;") && !page.contains("mine"), "{page}");
+    }
+
+    #[test]
+    fn a_line_for_each_cell_compares_modes_and_only_chosen_cells_are_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let columns = "payload=payload|in flight=inflight|TCP=p50:grpc-tcp|RDMA ×=latency:grpc-rdma/grpc-tcp";
+        let page = stored(folder.path(), columns, "1MiB/1");
+        assert!(page.contains("\n| 1 MiB | 1 | 900 µs | 3.00 |\n") && !page.contains("64 B"), "{page}");
+        let svg = read(&folder.path().join("kept/latency.svg")).unwrap();
+        assert!(svg.contains("grpc-rdma") && svg.contains("1 MiB"));
+    }
+
+    #[test]
+    fn a_page_that_is_stale_alone_or_missing_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let columns = "payload=payload|mode=mode|p99=p99";
+        let page = stored(folder.path(), columns, "");
+        let kept = folder.path().join("kept");
+        check(&kept).unwrap();
+        // Someone adds the p99 of 99 operations by hand.
+        let file = kept.join("headline.md");
+        write(&file, &page.replacen('–', "1.80 ms", 1)).unwrap();
+        assert!(check(&kept).unwrap_err().contains("headline.md is not what its JSON gives"));
+        render(&kept).unwrap();
+        check(&kept).unwrap();
+        fs::rename(&file, kept.join("other.md")).unwrap();
+        let reason = check(&kept).unwrap_err();
+        assert!(
+            reason.contains("other.md has no JSON") && reason.contains("headline.md is missing"),
+            "{reason}"
+        );
+        assert!(check(folder.path().join("nowhere").as_path()).is_err());
+    }
+
+    #[test]
+    fn columns_that_do_not_exist_and_rows_that_are_not_there_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        stored(folder.path(), "mode=mode", "");
+        let kept = folder.path().join("kept/headline.json");
+        let figure: Figure = serde_json::from_str(&read(&kept).unwrap()).unwrap();
+        for (columns, rows, named) in [
+            ("a=p51", "", "p51"),
+            ("a=p50:grpc-quic", "", "grpc-quic"),
+            ("a=latency:grpc-rdma/grpc-uds", "", "grpc-uds"),
+            ("p50", "", "p50"),
+            ("a=p50", "4KiB/1", "4KiB/1"),
+        ] {
+            let other = Figure { columns: columns.to_owned(), rows: rows.to_owned(), ..figure.clone() };
+            let reason = other.markdown().unwrap_err();
+            assert!(reason.contains(named), "{reason}");
+        }
+    }
+
+    /// The tables that README and the book show.
+    #[test]
+    fn stored_tables_are_what_their_runs_give() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/book/figures");
+        if folder.exists() {
+            check(&folder).unwrap();
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What is kept of a figure, and the page that it gives.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::columns::{self, Row};
+use crate::units;
+
+/// Runs, and what is shown of them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Figure {
+    /// See [`columns::parse`].
+    pub(crate) columns: String,
+    /// The cells that are shown, such as `64/1 64KiB/32` (payload and calls in flight); all if empty.
+    pub(crate) rows: String,
+    pub(crate) date: String,
+    pub(crate) runs: Vec<Run>,
+}
+
+/// A command, and the JSON that it wrote.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Run {
+    pub(crate) label: String,
+    pub(crate) command: String,
+    pub(crate) result: Value,
+}
+
+impl Figure {
+    /// The page: the commands, the table, and the machine.
+    pub(crate) fn markdown(&self) -> Result<String, String> {
+        let columns = columns::parse(&self.columns)?;
+        let mut page = "```sh\n".to_owned();
+        for run in &self.runs {
+            page.push_str(&run.command);
+            page.push('\n');
+        }
+        page.push_str("```\n\n");
+        let line = |fields: Vec<String>| format!("| {} |\n", fields.join(" | "));
+        page.push_str(&line(columns.iter().map(|column| column.heading.to_owned()).collect()));
+        page.push_str(&format!("|{}\n", "---|".repeat(columns.len())));
+        let cells = self.cells()?;
+        // Where columns name modes a line is a cell, otherwise it is a mode in a cell.
+        let by_cell = columns.iter().any(columns::Column::is_of_mode);
+        for cell in &cells {
+            for row in &cell[..if by_cell { 1 } else { cell.len() }] {
+                let fields = columns.iter().map(|column| column.text(row, cell));
+                page.push_str(&line(fields.collect::<Result<_, _>>()?));
+            }
+        }
+        page.push_str(&format!("\n{}\n", self.conditions()));
+        Ok(page)
+    }
+
+    /// The rows that are shown, by cell.
+    pub(crate) fn cells(&self) -> Result<Vec<Vec<Row<'_>>>, String> {
+        let mut cells: Vec<Vec<Row<'_>>> = Vec::new();
+        for run in &self.runs {
+            let rows = run.result["rows"].as_array().ok_or("a run has no rows")?;
+            for value in rows {
+                let row = Row { run: &run.label, value };
+                match cells.iter_mut().find(|cell| cell[0].is_beside(&row)) {
+                    Some(cell) => cell.push(row),
+                    None => cells.push(vec![row]),
+                }
+            }
+        }
+        if self.rows.is_empty() {
+            return Ok(cells);
+        }
+        let mut shown = Vec::new();
+        for wanted in self.rows.split_whitespace() {
+            let parsed = wanted
+                .split_once('/')
+                .and_then(|(bytes, inflight)| Some((units::parse_size(bytes).ok()?, inflight.parse().ok()?)));
+            let (bytes, inflight) = parsed.ok_or_else(|| format!("no cell: {wanted:?}"))?;
+            let found = cells.iter().filter(|cell| cell[0].is_of(bytes, inflight));
+            let before = shown.len();
+            shown.extend(found.cloned());
+            if shown.len() == before {
+                return Err(format!("the runs have no cell {wanted}"));
+            }
+        }
+        Ok(shown)
+    }
+
+    /// The machine and its costs, as the first run has them.
+    fn conditions(&self) -> String {
+        let Some(Run { result, .. }) = self.runs.first() else { return String::new() };
+        let text = |value: &Value| value.as_str().unwrap_or("unknown").to_owned();
+        let machine = &result["machine"];
+        let mut parts = vec![format!(
+            "{}: {}, {} cores, Linux {}",
+            self.date,
+            text(&machine["cpu"]),
+            machine["cores"],
+            text(&machine["kernel"])
+        )];
+        let costs = &result["round_trips"];
+        let cost = |name: &str, what: &str| {
+            costs[name].as_f64().map(|micros| format!("{what} {}", units::micros(micros)))
+        };
+        parts.extend(cost("spin_us", "round trip of two threads that spin"));
+        parts.extend(cost("wake_us", "of two that sleep"));
+        parts.extend(cost("syscall_us", "system call"));
+        parts.extend(
+            costs["memcpy_gbytes_per_s"]
+                .as_f64()
+                .map(|speed| format!("memcpy {} GB/s", units::digits(speed))),
+        );
+        parts.push(format!("allocator {}", text(&result["allocator"])));
+        if result["optimised"] == false {
+            parts.push("UNOPTIMISED".to_owned());
+        }
+        format!("({}. One run; × says how many times better.)", parts.join("; "))
+    }
+}
