@@ -9,6 +9,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
 
 use crate::args::Cli;
+use crate::compare::mode::Mode;
 
 /// Programs that are not of this repository, and that pages may tell their readers to start.
 const PROGRAMS: [&str; 1] = ["apt"];
@@ -54,6 +55,17 @@ fn what_is_said_in_passing_is_accepted_too() {
         }
     }
     assert!(faults.is_empty(), "options that don't exist:\n{}", faults.join("\n"));
+}
+
+#[test]
+fn the_benchmarks_explain_every_mode() {
+    let page = fs::read_to_string(root().join("docs/book/src/benchmarks.md")).unwrap();
+    for mode in Mode::ALL {
+        assert!(
+            page.contains(&format!("\n| `{mode}` | ")),
+            "docs/book/src/benchmarks.md does not explain {mode}"
+        );
+    }
 }
 
 #[test]

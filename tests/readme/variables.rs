@@ -35,7 +35,8 @@ fn defaults_values_and_examples_are_the_code_s() {
         if let Some((value, _)) = line("Default").strip_prefix('`').and_then(|rest| rest.split_once('`')) {
             assert_eq!(of(&name, value), Ok(Config::default()), "{name}: the default is not {value}");
         }
-        let refused = of(&name, "").err().unwrap_or_else(|| panic!("{name}: the code takes anything")).accepted;
+        let refused =
+            of(&name, "").err().unwrap_or_else(|| panic!("{name}: the code takes anything")).accepted;
         assert_eq!(refused, format!("takes {}", line("Takes")), "{name}");
         let example = line("Example").trim_matches('`').strip_prefix(&format!("{name}="));
         let example = example.unwrap_or_else(|| panic!("{name}: the example sets another variable"));
