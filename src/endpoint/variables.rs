@@ -8,8 +8,8 @@ use super::tuner::TuneCache;
 use crate::verbs::PathSettings;
 
 impl Config {
-    /// Returns the default settings, changed by the environment variables that are set; `docs/book/src/variables.md` lists
-    /// them. A variable whose value can't be used is an error that names it, never ignored.
+    /// The default settings, changed by the environment variables that are set (README lists them). A variable whose
+    /// value can't be used is an error that names it, never ignored.
     pub fn from_env() -> Result<Self, ConfigError> {
         Self::from_variables(|name| std::env::var_os(name))
     }

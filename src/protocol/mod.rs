@@ -21,9 +21,9 @@
 //! | closed | no | |
 //!
 //! An abort, sent or received, ends both at once. Credits: every header tells the absolute count of receive slots ever
-//! posted; who has sent that many messages waits. Some slots are kept back for control messages, and acknowledgements
-//! flow whatever the application reads or writes, so neither direction can block the other. See
-//! `docs/book/src/design/0001-protocol.md`.
+//! posted; an end that has sent that many messages waits. Some slots are kept back for control messages, and
+//! acknowledgements flow whatever the application reads or writes, so neither direction can block the other. The book's
+//! page on the protocol has the reasons.
 #![forbid(unsafe_code)]
 
 mod connection;

@@ -69,7 +69,7 @@ pub trait ProtectionDomain: Send + Sync + Debug + 'static {
     /// Registers memory of another device, such as a GPU's, by its dmabuf, for use as [`register_range`](Self::register_range)
     /// says of host memory. The region does not need the descriptor any more.
     ///
-    /// No device that can do it has been tried yet (docs/book/src/design/0010-gpu-memory.md).
+    /// No device that can do it has been tried yet.
     ///
     /// # Errors
     /// - [`Unsupported`](VerbsError::Unsupported) where the device, its driver or the installed libibverbs has no such

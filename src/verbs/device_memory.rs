@@ -1,6 +1,6 @@
 //! Memory of another device, such as a GPU's, that an RDMA device reaches without the host.
 //!
-//! Unproven: no network card that can register it has run this, see `docs/book/src/design/0010-gpu-memory.md`.
+//! Unproven: no network card that can register it has run this. The book's page on GPU memory says what is known.
 
 use std::fmt::Debug;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -26,6 +26,17 @@ fn the_summary_has_every_page_of_the_book() {
 }
 
 #[test]
+fn the_code_names_pages_that_exist() {
+    let ends = |letter: char| letter.is_whitespace() || "`()[]\"'".contains(letter);
+    for (file, text) in pages::sources() {
+        let named = text.split(ends).filter(|word| word.starts_with("docs/"));
+        for page in named.map(|word| word.trim_end_matches(['.', ',', ';', ':'])) {
+            assert!(exists(Path::new(page)), "{}: there is no {page}", file.display());
+        }
+    }
+}
+
+#[test]
 fn pages_are_short() {
     let long = |page: &Page| page.path.starts_with(BOOK) || page.path == Path::new("README.md");
     for page in pages::all().iter().filter(|page| long(page)) {

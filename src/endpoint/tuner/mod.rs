@@ -11,7 +11,7 @@
 //!         trials on the connection, one size at a time ─────▶ Online       where they say otherwise, clearly
 //! ```
 //!
-//! How each works, and what it was measured to be worth: `docs/book/src/design/0008-tuner.md`.
+//! The book's page on the tuner says how each works, and what it was measured to be worth.
 
 mod cache;
 mod calibrate;

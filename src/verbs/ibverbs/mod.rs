@@ -27,7 +27,7 @@
 //! - On iWARP a send or write has completed when TCP has it; what the peer refuses ends the connection later. A send that
 //!   finds no receive does so, too. Requests that are posted before there is a connection wait for it, at most 10 s. In
 //!   turn a peer that ends is noticed at once, whoever polls. Memory that the device may write, peers may write that know
-//!   its key; and soft-iWARP has them read all that is registered in a protection domain (docs/book/src/design/0005-ibverbs.md).
+//!   its key; and soft-iWARP has them read all that is registered in a protection domain.
 //! - Both ends of a connection take the path MTU that is smaller: the one that the other's address offers
 //!   ([`OpenOptions::mtu`]), or their own. [`PathSettings::mtu`](super::PathSettings::mtu) narrows one end alone, so it
 //!   has to be the same at both.
