@@ -51,7 +51,6 @@ async fn configured() -> Outcome<(tonic_rdma::RdmaIncoming, RdmaConnector)> {
     Ok((incoming, connector))
 }
 
-#[allow(clippy::let_and_return, reason = "the book's readers go on with it")]
 #[rustfmt::skip]
 fn in_code() -> Outcome<Config> {
     let config = Config::from_env()?
@@ -83,6 +82,7 @@ fn counted(info: &RdmaConnectInfo) -> Outcome {
     Ok(())
 }
 
+#[allow(clippy::let_and_return, reason = "the book's readers go on with it")]
 fn layered()
 -> Server<tower::layer::util::Stack<tonic_rdma::transport::RemoteAddresses, tower::layer::util::Identity>> {
     let server = Server::builder().layer(tonic_rdma::transport::remote_addresses());
