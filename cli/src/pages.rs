@@ -73,6 +73,7 @@ fn what_is_not_accepted_is_found_out() {
     for line in [
         "tonic-rdma compare --quick --report out",
         "RUST_LOG=debug tonic-rdma devices",
+        "RDMA_POLL_MODE=event taskset -c 0 tonic-rdma compare --quick",
         "cargo run --release -- compare",
         "cargo run --release --features ibverbs -- devices --check",
         "cargo run --example greeter-client -- 127.0.0.1:50051 1000",
@@ -86,6 +87,7 @@ fn what_is_not_accepted_is_found_out() {
     for line in [
         "tonic-rdma compare --fast",
         "tonic-rdma measure",
+        "taskset -c 0 tonic-rdma measure",
         "tonic-rdma bridge --listen tcp://127.0.0.1:1",
         "cargo run --release -- compare --sizes 4KB",
         "cargo run --release --features quic -- devices",
@@ -104,8 +106,9 @@ fn what_is_not_accepted_is_found_out() {
 /// Returns what is wrong with a line.
 fn fault(line: &str) -> Option<String> {
     let words: Vec<&str> = line.split_whitespace().skip_while(|word| word.contains('=')).collect();
+    let words = if let ["taskset", "-c", _, rest @ ..] = &words[..] { rest } else { &words };
     match words.first() {
-        Some(&"tonic-rdma") => refusal(&words).map(|(_, text)| text),
+        Some(&"tonic-rdma") => refusal(words).map(|(_, text)| text),
         Some(&"cargo") => fault_of_cargo(&words[1..]),
         Some(program) if program.contains('/') => {
             let there = root().join(program).is_file();
