@@ -28,7 +28,7 @@ use crate::workload::Workload;
     version,
     about = "Compare RDMA with TCP beneath gRPC, carry others' bytes over RDMA, look at RDMA devices, and tune them"
 )]
-struct Cli {
+pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
 }

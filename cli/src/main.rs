@@ -8,6 +8,8 @@ mod compare;
 mod devices;
 mod failure;
 mod lists;
+#[cfg(test)]
+mod pages;
 mod parameter_server;
 mod seeded;
 mod tune;

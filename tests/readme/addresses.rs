@@ -8,6 +8,7 @@ use std::ops::Deref;
 use std::sync::LazyLock;
 
 use tokio::sync::watch;
+use tonic_rdma::Config;
 use tonic_rdma::tensor::{Channel, ChannelError};
 
 /// Where the addresses of README are. The tests run one at a time, see `running`.
@@ -44,6 +45,12 @@ pub(crate) struct RdmaIncoming;
 impl RdmaIncoming {
     pub(crate) async fn bind(address: &str) -> io::Result<tonic_rdma::RdmaIncoming> {
         let incoming = tonic_rdma::RdmaIncoming::bind("127.0.0.1:0").await?;
+        listens(address, incoming.local_addr());
+        Ok(incoming)
+    }
+
+    pub(crate) async fn bind_with(address: &str, config: Config) -> io::Result<tonic_rdma::RdmaIncoming> {
+        let incoming = tonic_rdma::RdmaIncoming::bind_with("127.0.0.1:0", config).await?;
         listens(address, incoming.local_addr());
         Ok(incoming)
     }

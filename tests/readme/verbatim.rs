@@ -5,8 +5,9 @@
 //! only the white space at their ends and the length of it within may differ. A line that tells the reader to "fill it" may be
 //! followed by lines of the test's that do. A part that begins with the comment `// build.rs` has to be in a build script.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+
+use super::pages::{files_of, read};
 
 /// Where a test's own code may stand between two lines of a part.
 const GAP: &str = "fill it";
@@ -115,24 +116,4 @@ fn blocks(page: &Path, text: &str) -> Vec<Block> {
         }
     }
     blocks
-}
-
-fn read(file: &Path) -> String {
-    fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
-}
-
-/// The files below `folder` with names of this ending; none if there is no such folder.
-fn files_of(folder: &Path, ending: &str) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let mut files = Vec::new();
-    for entry in entries {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            files.extend(files_of(&path, ending));
-        } else if path.extension().is_some_and(|found| found == ending) {
-            files.push(path);
-        }
-    }
-    files.sort();
-    files
 }

@@ -1,0 +1,236 @@
+//! Tries every command line of README and the book: what a page shows, the parser accepts, and what it names exists.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser as _};
+
+use crate::args::Cli;
+use crate::compare::mode::Mode;
+
+/// Programs that are not of this repository, and that pages may tell their readers to start.
+const PROGRAMS: [&str; 1] = ["apt"];
+/// Options of other programs, which pages mention.
+const OPTIONS_OF_OTHERS: [&str; 2] = ["--network", "--ulimit"];
+
+#[test]
+fn every_command_line_is_one_that_is_accepted() {
+    let mut seen = 0;
+    let mut faults = Vec::new();
+    for (page, text) in pages() {
+        for line in shell_lines(&text) {
+            seen += 1;
+            faults.extend(fault(&line).map(|fault| format!("{page}: `{line}`: {fault}")));
+        }
+    }
+    assert!(faults.is_empty(), "command lines that don't work:\n{}", faults.join("\n"));
+    assert!(seen > 30, "only {seen} command lines were found: is this check broken?");
+}
+
+#[test]
+fn what_is_said_in_passing_is_accepted_too() {
+    let known = options();
+    let mut faults = Vec::new();
+    for (page, text) in pages() {
+        for code in inline_code(&text) {
+            let words: Vec<&str> = code.split_whitespace().collect();
+            match words.first() {
+                // What is required may be left out in passing.
+                Some(&"tonic-rdma") if words.len() > 1 => faults.extend(
+                    refusal(&words)
+                        .filter(|(kind, _)| *kind != ErrorKind::MissingRequiredArgument)
+                        .map(|(_, text)| format!("{page}: `{code}`: {text}")),
+                ),
+                Some(option) if option.starts_with("--") => {
+                    let name = option.split('=').next().unwrap();
+                    if !known.contains(name) && !OPTIONS_OF_OTHERS.contains(&name) {
+                        faults.push(format!("{page}: no command has the option {name}"));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(faults.is_empty(), "options that don't exist:\n{}", faults.join("\n"));
+}
+
+#[test]
+fn the_benchmarks_explain_every_mode() {
+    let page = fs::read_to_string(root().join("docs/book/src/benchmarks.md")).unwrap();
+    for mode in Mode::ALL {
+        assert!(
+            page.contains(&format!("\n| `{mode}` | ")),
+            "docs/book/src/benchmarks.md does not explain {mode}"
+        );
+    }
+}
+
+#[test]
+fn what_is_not_accepted_is_found_out() {
+    for line in [
+        "tonic-rdma compare --quick --report out",
+        "RUST_LOG=debug tonic-rdma devices",
+        "RDMA_POLL_MODE=event taskset -c 0 tonic-rdma compare --quick",
+        "cargo run --release -- compare",
+        "cargo run --release --features ibverbs -- devices --check",
+        "cargo run --example greeter-client -- 127.0.0.1:50051 1000",
+        "cargo test",
+        "cargo install --path cli",
+        "examples/run-all",
+        "apt install gcc",
+    ] {
+        assert_eq!(fault(line), None, "{line}");
+    }
+    for line in [
+        "tonic-rdma compare --fast",
+        "tonic-rdma measure",
+        "taskset -c 0 tonic-rdma measure",
+        "tonic-rdma bridge --listen tcp://127.0.0.1:1",
+        "cargo run --release -- compare --sizes 4KB",
+        "cargo run --release --features quic -- devices",
+        "cargo run --example no-such",
+        "cargo test --test no-such",
+        "cargo bench --bench no-such",
+        "examples/run-none",
+        "curl https://example.com/",
+    ] {
+        assert!(fault(line).is_some(), "{line}");
+    }
+    assert_eq!(shell_lines("a\n```sh\nb \\\n  c # d\n\n# e\n```\n```text\nf\n```\n"), ["b c"]);
+    assert_eq!(inline_code("`a b` c `d`\n```sh\n`e`\n```\n"), ["a b", "d"]);
+}
+
+/// Returns what is wrong with a line.
+fn fault(line: &str) -> Option<String> {
+    let words: Vec<&str> = line.split_whitespace().skip_while(|word| word.contains('=')).collect();
+    let words = if let ["taskset", "-c", _, rest @ ..] = &words[..] { rest } else { &words };
+    match words.first() {
+        Some(&"tonic-rdma") => refusal(words).map(|(_, text)| text),
+        Some(&"cargo") => fault_of_cargo(&words[1..]),
+        Some(program) if program.contains('/') => {
+            let there = root().join(program).is_file();
+            (!there).then(|| format!("{program} does not exist"))
+        }
+        Some(program) if PROGRAMS.contains(program) => None,
+        other => Some(format!("{other:?} is no program that pages may name")),
+    }
+}
+
+/// Returns why `tonic-rdma` would not do what these words say.
+fn refusal(words: &[&str]) -> Option<(ErrorKind, String)> {
+    let error = Cli::try_parse_from(words).err()?;
+    let asked = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion].contains(&error.kind());
+    (!asked).then(|| (error.kind(), error.to_string()))
+}
+
+/// Returns what is wrong with the arguments of cargo.
+fn fault_of_cargo(words: &[&str]) -> Option<String> {
+    let (own, passed) = match words.iter().position(|word| *word == "--") {
+        Some(at) => (&words[..at], &words[at + 1..]),
+        None => (words, &[][..]),
+    };
+    let value = |option: &str| own.windows(2).find(|pair| pair[0] == option).map(|pair| pair[1]);
+    if let Some(feature) = value("--features").filter(|feature| !has_feature(feature)) {
+        return Some(format!("there is no feature {feature}"));
+    }
+    for (option, places) in [
+        ("--example", &["examples/NAME.rs"][..]),
+        ("--test", &["tests/NAME.rs", "tests/NAME/main.rs", "cli/tests/NAME.rs"]),
+        ("--bench", &["benches/NAME.rs", "benches/NAME/main.rs"]),
+        ("--path", &["NAME"]),
+    ] {
+        let Some(name) = value(option) else { continue };
+        if !places.iter().any(|place| root().join(place.replace("NAME", name)).exists()) {
+            return Some(format!("there is no {name} for {option}"));
+        }
+    }
+    let command = *own.first()?;
+    if !["run", "test", "bench", "install", "build"].contains(&command) {
+        return Some(format!("cargo {command} is not what pages tell readers to do"));
+    }
+    if command != "run" || value("--example").is_some() {
+        return None;
+    }
+    refusal(&[&["tonic-rdma"], passed].concat()).map(|(_, text)| text)
+}
+
+/// Whether the command's package has this feature, and so the library.
+fn has_feature(feature: &str) -> bool {
+    let manifest = fs::read_to_string(root().join("cli/Cargo.toml")).unwrap();
+    manifest.lines().any(|line| line.starts_with(&format!("{feature} = [")))
+}
+
+/// The long options of all commands.
+fn options() -> BTreeSet<String> {
+    let mut root = Cli::command();
+    root.build();
+    let commands = root.get_subcommands().chain([&root]);
+    let names =
+        commands.flat_map(|command| command.get_arguments().filter_map(|argument| argument.get_long()));
+    names.map(|name| format!("--{name}")).collect()
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// Returns README and all of the book, with their names.
+fn pages() -> Vec<(String, String)> {
+    let mut paths = vec![root().join("README.md")];
+    let mut folders = vec![root().join("docs/book")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "md") {
+                paths.push(path);
+            }
+        }
+    }
+    let page = |path: &PathBuf| {
+        let name = path.strip_prefix(root()).unwrap().display().to_string();
+        (name, fs::read_to_string(path).unwrap())
+    };
+    paths.iter().map(page).collect()
+}
+
+/// Returns the lines of a page's blocks of shell commands, without comments.
+fn shell_lines(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let Some(language) = line.trim_start().strip_prefix("```") else { continue };
+        let body: Vec<&str> =
+            lines.by_ref().take_while(|line| !line.trim_start().starts_with("```")).collect();
+        if language == "sh" {
+            let text = body.join("\n").replace("\\\n", " ");
+            let plain = |line: &str| {
+                let line = format!(" {line}");
+                let command = line.split(" #").next().unwrap_or_default();
+                command.split_whitespace().collect::<Vec<_>>().join(" ")
+            };
+            found.extend(text.lines().map(plain).filter(|line| !line.is_empty()));
+        }
+    }
+    found
+}
+
+/// Returns the pieces of inline code of a page.
+fn inline_code(text: &str) -> Vec<String> {
+    let mut prose = String::new();
+    let mut in_block = false;
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            in_block = !in_block;
+        } else if !in_block {
+            prose += line;
+            prose.push('\n');
+        }
+    }
+    let pieces = prose.split("\n\n").flat_map(|paragraph| paragraph.split('`').skip(1).step_by(2));
+    pieces.map(|piece| piece.replace('\n', " ")).collect()
+}

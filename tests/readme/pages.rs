@@ -1,0 +1,136 @@
+//! Reads the pages: README, the other pages beside it, and what is below `docs`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where the book's pages are, which its web site is made of.
+pub(crate) const BOOK: &str = "docs/book/src";
+
+/// A page of Markdown, with the files that it includes.
+#[derive(Debug)]
+pub(crate) struct Page {
+    /// Its path from the root of the repository.
+    pub(crate) path: PathBuf,
+    pub(crate) text: String,
+}
+
+/// Returns the root of the repository.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Returns all pages that are checked: `*.md` of the root, and all below `docs`.
+pub(crate) fn all() -> Vec<Page> {
+    let beside = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "md");
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().path()).filter(beside).collect();
+    paths.sort();
+    paths.extend(files_of(&root().join("docs"), "md"));
+    paths.iter().map(|path| Page::read(path)).collect()
+}
+
+/// Returns the book's pages whose names begin with `prefix`.
+pub(crate) fn of_book(prefix: &str) -> Vec<Page> {
+    let begins = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with(prefix);
+    let found: Vec<Page> = files_of(&root().join(BOOK), "md")
+        .iter()
+        .filter(|path| begins(path))
+        .map(|path| Page::read(path))
+        .collect();
+    assert!(!found.is_empty(), "the book has no page whose name begins with {prefix}");
+    found
+}
+
+/// Returns the sources of the library and of the command, without those of their tests.
+pub(crate) fn sources() -> Vec<(PathBuf, String)> {
+    let files = ["src", "cli/src"].into_iter().flat_map(|folder| files_of(&root().join(folder), "rs"));
+    let is_test = |path: &PathBuf| path.components().any(|part| part.as_os_str() == "tests");
+    files.filter(|path| !is_test(path)).map(|path| (path.clone(), read(&path))).collect()
+}
+
+impl Page {
+    fn read(path: &Path) -> Self {
+        let text = with_includes(path, &read(path));
+        Self { path: path.strip_prefix(root()).unwrap().to_owned(), text }
+    }
+
+    /// Returns its text without blocks of code.
+    pub(crate) fn prose(&self) -> String {
+        let mut in_code = false;
+        let is_prose = |line: &&str| {
+            let fence = line.trim_start().starts_with("```");
+            in_code ^= fence;
+            !in_code && !fence
+        };
+        self.text.lines().filter(is_prose).map(|line| format!("{line}\n")).collect()
+    }
+
+    /// Returns the cells of its tables' rows, each row with the first cell of its table's head.
+    pub(crate) fn rows(&self) -> Vec<(String, Vec<String>)> {
+        let mut rows = Vec::new();
+        let mut head: Option<String> = None;
+        for line in self.prose().lines() {
+            let Some(line) = line.trim().strip_prefix('|') else {
+                head = None;
+                continue;
+            };
+            let cells: Vec<String> =
+                line.trim_end_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect();
+            match &head {
+                None => head = Some(cells[0].clone()),
+                Some(_) if cells.iter().all(|cell| cell.starts_with("--")) => {}
+                Some(head) => rows.push((head.clone(), cells)),
+            }
+        }
+        rows
+    }
+}
+
+/// Returns the pieces of inline code of a text, and the text without them.
+pub(crate) fn inline_code(prose: &str) -> (Vec<String>, String) {
+    let (mut code, mut rest) = (Vec::new(), String::new());
+    // A piece may go over the end of a line, not over the end of a paragraph.
+    for paragraph in prose.split("\n\n") {
+        let pieces: Vec<&str> = paragraph.split('`').collect();
+        for (index, piece) in pieces.iter().enumerate() {
+            if index % 2 == 1 && index + 1 < pieces.len() {
+                code.push(piece.replace('\n', " "));
+            } else {
+                rest.push_str(piece);
+            }
+        }
+        rest.push_str("\n\n");
+    }
+    (code, rest)
+}
+
+/// Puts the files in that mdBook would put in.
+fn with_includes(path: &Path, text: &str) -> String {
+    let folder = path.parent().unwrap();
+    let line =
+        |line: &str| match line.trim().strip_prefix("{{#include ").and_then(|rest| rest.strip_suffix("}}")) {
+            Some(file) => read(&folder.join(file.trim())),
+            None => format!("{line}\n"),
+        };
+    text.lines().map(line).collect()
+}
+
+pub(crate) fn read(file: &Path) -> String {
+    fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+}
+
+/// Returns the files below `folder` with names of this ending; none if there is no such folder.
+pub(crate) fn files_of(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(files_of(&path, ending));
+        } else if path.extension().is_some_and(|found| found == ending) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    files
+}

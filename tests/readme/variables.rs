@@ -1,0 +1,110 @@
+//! Compares the book's pages of variables with the code: names, defaults, what each takes, examples.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use tonic_rdma::Config;
+
+use super::pages;
+
+/// What a page says of a variable: its lines "- Default: ", "- Takes: " and so on, by their first word.
+type Section = BTreeMap<String, String>;
+
+#[test]
+fn the_pages_have_every_variable_of_the_code_and_no_other() {
+    let (code, pages): (BTreeSet<String>, BTreeSet<String>) = (asked_for(), sections().into_keys().collect());
+    let missing: Vec<_> = code.difference(&pages).collect();
+    assert!(
+        missing.is_empty(),
+        "the code reads these, and docs/book/src/variables*.md do not have them: {missing:?}"
+    );
+    let unknown: Vec<_> = pages.difference(&code).collect();
+    assert!(
+        unknown.is_empty(),
+        "docs/book/src/variables*.md have these, and the code does not read them: {unknown:?}"
+    );
+}
+
+#[test]
+fn defaults_values_and_examples_are_the_code_s() {
+    let of = |name: &str, value: &str| Config::from_variables(|asked| (asked == name).then(|| value.into()));
+    for (name, section) in sections() {
+        let line =
+            |word: &str| section.get(word).unwrap_or_else(|| panic!("{name} has no line \"- {word}: \""));
+        // A default that is no value, such as "the first active port", is said in words.
+        if let Some((value, _)) = line("Default").strip_prefix('`').and_then(|rest| rest.split_once('`')) {
+            assert_eq!(of(&name, value), Ok(Config::default()), "{name}: the default is not {value}");
+        }
+        let refused =
+            of(&name, "").err().unwrap_or_else(|| panic!("{name}: the code takes anything")).accepted;
+        assert_eq!(refused, format!("takes {}", line("Takes")), "{name}");
+        let example = line("Example").trim_matches('`').strip_prefix(&format!("{name}="));
+        let example = example.unwrap_or_else(|| panic!("{name}: the example sets another variable"));
+        let config = of(&name, example).unwrap_or_else(|error| panic!("the example of {name}: {error}"));
+        if name != "RDMA_TUNE_CACHE" {
+            assert_ne!(config, Config::default(), "the example of {name} changes nothing");
+        }
+        assert!(!line("Trade-off").is_empty() && !line("Warning").is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn pages_name_no_variable_that_is_not_there() {
+    let known = asked_for();
+    let tests: String =
+        pages::files_of(&pages::root().join("tests"), "rs").iter().map(|path| pages::read(path)).collect();
+    for page in pages::all() {
+        for name in names(&page.text) {
+            let is_known = known.contains(&name) || tests.contains(&format!("\"{name}\""));
+            assert!(is_known, "{} names {name}, which is no variable", page.path.display());
+        }
+    }
+}
+
+#[test]
+fn names_are_found_in_any_text() {
+    let found = names("RDMA_A=1 `RDMA_B_C`, RDMA_* RDMA_D_* XRDMA_E TONIC_RDMA_F");
+    assert_eq!(found, ["RDMA_A", "RDMA_B_C"].map(String::from));
+}
+
+/// Returns the names of all variables that the code asks for.
+fn asked_for() -> BTreeSet<String> {
+    let asked = RefCell::new(BTreeSet::new());
+    let config = Config::from_variables(|name| {
+        asked.borrow_mut().insert(name.to_owned());
+        None
+    });
+    assert_eq!(config, Ok(Config::default()));
+    let mut asked = asked.into_inner();
+    // What is read beside the configuration.
+    for (_, source) in pages::sources() {
+        for call in ["var_os(\"RDMA_", "var(\"RDMA_", "env = \"RDMA_"] {
+            let names = source.split(call).skip(1).filter_map(|rest| rest.split_once('"'));
+            asked.extend(names.map(|(name, _)| format!("RDMA_{name}")));
+        }
+    }
+    asked
+}
+
+/// Reads the sections of the pages: each has a variable's name as its heading.
+fn sections() -> BTreeMap<String, Section> {
+    let mut sections = BTreeMap::new();
+    for page in pages::of_book("variables") {
+        let text = page.prose();
+        for section in text.split("\n### ").skip(1) {
+            let (name, body) = section.split_once('\n').unwrap();
+            let body = body.split("\n## ").next().unwrap().replace("\n  ", " ");
+            let entries = body.lines().filter_map(|line| line.strip_prefix("- ")?.split_once(": "));
+            let entries = entries.map(|(word, rest)| (word.to_owned(), rest.to_owned())).collect();
+            assert_eq!(sections.insert(name.to_owned(), entries), None, "{name} has two sections");
+        }
+    }
+    sections
+}
+
+/// Returns the names of variables in a text; `RDMA_*` stands for several.
+fn names(text: &str) -> Vec<String> {
+    let is_part = |letter: char| letter.is_ascii_uppercase() || letter.is_ascii_digit() || letter == '_';
+    let words = text.split(|letter: char| !is_part(letter));
+    words.filter(|word| word.starts_with("RDMA_") && !word.ends_with('_')).map(str::to_owned).collect()
+}
