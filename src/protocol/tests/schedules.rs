@@ -175,7 +175,7 @@ fn idle(pair: &mut Pair, random: &mut Random) {
 
 /// One end gives up: the other learns of it, and both fall silent.
 fn abort(pair: &mut Pair, end: usize) {
-    pair.ends[end].connection.abort(AbortCode::FAILED);
+    pair.ends[end].connection.abort(AbortCode::RESET);
     pair.settle(false);
     let told =
         pair.ends[1 - end].events.iter().any(|event| matches!(event, super::super::Event::Aborted { .. }));
