@@ -200,7 +200,7 @@ fn idle(pair: &mut Pair, random: &mut Random) {
 
 /// One end gives up: the other learns of it, and both fall silent.
 fn abort(pair: &mut Pair, end: usize, random: &mut Random) {
-    pair.abort(end, AbortCode::FAILED);
+    pair.abort(end, AbortCode::RESET);
     pair.settle_in_any_order(false, random);
     let told =
         pair.ends[1 - end].events.iter().any(|event| matches!(event, super::super::Event::Aborted { .. }));

@@ -136,11 +136,11 @@ fn an_end_is_no_end_before_everything_was_read() {
 #[test]
 fn an_abort_is_told_once_and_ends_both_directions() {
     let mut pair = Pair::alike(small());
-    pair.ends[0].connection.abort(AbortCode::FAILED);
+    pair.ends[0].connection.abort(AbortCode::RESET);
     pair.ends[0].connection.abort(AbortCode::CLOSED);
     pair.settle(true);
     transcript(&pair, &[(0, Abort)]);
-    assert_eq!(pair.ends[1].events, [Event::Aborted { code: AbortCode::FAILED }]);
+    assert_eq!(pair.ends[1].events, [Event::Aborted { code: AbortCode::RESET }]);
     assert_eq!(pair.write_eager(0, 1) + pair.write_eager(1, 1), 0);
 }
 
