@@ -94,6 +94,7 @@ enum After {
 }
 
 /// Takes address, length of the content and length of each piece; connects, writes that content and flushes.
+#[allow(clippy::disallowed_methods, reason = "a process that ends without destructors is what is tested")]
 async fn write(arguments: &str, after: After) {
     let [address, length, piece] = <[&str; 3]>::try_from(arguments.split(' ').collect::<Vec<_>>()).unwrap();
     let mut stream = connect(address).await;
