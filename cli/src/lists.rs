@@ -115,7 +115,7 @@ mod tests {
         assert!(parse_inflight("0").unwrap_err().contains("\"0\""));
         assert!(parse_inflight("+1").unwrap_err().contains("\"+1\""));
         assert!(parse_inflight("99999999999999999999").unwrap_err().contains("from 1"));
-        assert!(parse_modes("grpc-tpc").unwrap_err().contains("grpc-tcp, grpc-uds, grpc-rdma"));
+        assert!(parse_modes("grpc-tpc").unwrap_err().contains("grpc-tcp-tuned, grpc-uds, grpc-rdma"));
         let workloads = |text| parse_workloads(text).unwrap_err();
         assert!(workloads("resnet").contains("\"resnet\"") && workloads("resnet").contains("skew, resnet50"));
         assert!(workloads("gru,gru").contains("twice"));

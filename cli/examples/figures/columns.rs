@@ -8,6 +8,25 @@ use crate::units;
 const ENOUGH_FOR_P99: u64 = 100;
 const ENOUGH_FOR_P999: u64 = 1000;
 
+/// What a column can show.
+const FIGURES: [&str; 15] = [
+    "run",
+    "mode",
+    "payload",
+    "model",
+    "each way",
+    "inflight",
+    "rate",
+    "p50",
+    "p99",
+    "p999",
+    "each second",
+    "speed",
+    "CPU",
+    "latency",
+    "throughput",
+];
+
 /// A column, as `HEADING=FIGURE`, `HEADING=FIGURE:MODE` (of one mode in the cell), or `HEADING=FIGURE:MODE/BASE`, where the figure
 /// is one that compares; without a base it compares with grpc-tcp.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +46,9 @@ fn column(text: &str) -> Result<Column<'_>, String> {
     let (heading, rest) = text.split_once('=').ok_or_else(|| format!("no column: {text:?}"))?;
     let (rest, base) = rest.split_once('/').unwrap_or((rest, "grpc-tcp"));
     let (figure, mode) = rest.split_once(':').map_or((rest, None), |(figure, mode)| (figure, Some(mode)));
+    if !FIGURES.contains(&figure) {
+        return Err(format!("{heading}: no figure {figure:?}; there are: {}", FIGURES.join(", ")));
+    }
     Ok(Column { heading, figure, mode, base })
 }
 
@@ -123,7 +145,7 @@ impl<'a> Column<'a> {
             "each second" => row.each_second().map(|each| {
                 format!("{}{}", units::count(each), if row.is_saturated() { ", saturated" } else { "" })
             }),
-            "GB/s" => row.number("gbytes_per_s").map(units::digits),
+            "speed" => row.number("gbytes_per_s").map(units::digits),
             "CPU" => row.micros("cpu_us_per_op", "cpu_ms_per_minibatch").map(units::micros),
             "latency" => {
                 let base = find(self.base)?;

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! figures store FOLDER NAME COLUMNS ROWS DATE (LABEL COMMAND FILE)...   keeps runs as NAME.json, and renders them
+//! figures columns COLUMNS                                               fails if they can't be shown
 //! figures render FOLDER                                                 renders all that is kept there
 //! figures check FOLDER                                                  fails if a page is not what its runs give
 //! ```
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         ["store", folder, name, columns, rows, date, runs @ ..] if runs.len() >= 3 && runs.len() % 3 == 0 => {
             store(Path::new(folder), name, [columns, rows, date], runs)
         }
+        ["columns", columns] => columns::parse(columns).map(drop),
         ["render", folder] => render(Path::new(folder)),
         ["check", folder] => check(Path::new(folder)),
         _ => Err("see the beginning of this program's source for how it is used".to_owned()),

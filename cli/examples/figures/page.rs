@@ -100,7 +100,7 @@ impl Figure {
             costs[name].as_f64().map(|micros| format!("{what} {}", units::micros(micros)))
         };
         parts.extend(cost("spin_us", "round trip of two threads that spin"));
-        parts.extend(cost("wake_us", "of two that sleep"));
+        parts.extend(cost("wake_us", "round trip of two threads that sleep"));
         parts.extend(cost("syscall_us", "system call"));
         parts.extend(
             costs["memcpy_gbytes_per_s"]
