@@ -7,7 +7,7 @@ use super::plan::MIN_ROUNDS;
 
 /// What a run is made to take, with what can be estimated of it: a default run then ends within 90 s and a quick one
 /// within 15 s, start and hiccups included.
-const DEFAULT: f64 = 72.0;
+const DEFAULT: f64 = 66.0;
 const QUICK: f64 = 10.5;
 
 /// Bounds of the time for a mode in a cell: below, it would be noise, and above, nothing more comes of it.
@@ -75,7 +75,7 @@ mod tests {
             assert!(total(&DEFAULT_CELLS, modes, default) <= DEFAULT, "{modes}: {default:?}");
             assert!(total(&QUICK_CELLS, modes, quick) <= QUICK, "{modes}: {quick:?}");
             // Long enough for some hundred operations of the slowest mode, but for the largest payloads.
-            assert!(default > Duration::from_millis(700) && quick > Duration::from_millis(150), "{modes}");
+            assert!(default > Duration::from_millis(600) && quick > Duration::from_millis(150), "{modes}");
         }
     }
 
