@@ -9,13 +9,14 @@ const ENOUGH_FOR_P99: u64 = 100;
 const ENOUGH_FOR_P999: u64 = 1000;
 
 /// What a column can show.
-const FIGURES: [&str; 15] = [
+const FIGURES: [&str; 16] = [
     "run",
     "mode",
     "payload",
     "model",
     "each way",
     "inflight",
+    "workers",
     "rate",
     "p50",
     "p99",
@@ -137,7 +138,7 @@ impl<'a> Column<'a> {
             "each way" => row.value["bytes"]
                 .as_u64()
                 .map(|bytes| format!("{} in {}", units::rough_size(bytes), row.value["variables"])),
-            "inflight" => row.value["inflight"].as_u64().map(|calls| calls.to_string()),
+            count @ ("inflight" | "workers") => row.value[count].as_u64().map(|count| count.to_string()),
             "rate" => row.number("rate").map(units::count),
             "p50" => row.p50().map(units::micros),
             "p99" => row.percentile("p99_us", ENOUGH_FOR_P99).map(units::micros),
