@@ -120,8 +120,8 @@ impl RdmaDevice {
         Self::bind(Settings::new(cqs, qps_per_peer).config(config), local_endpoint).await
     }
 
-    /// Makes a device with these settings that listens on `local_endpoint` (port 0 takes a free one). It does not read the
-    /// environment.
+    /// Makes a device with these settings that listens on `local_endpoint` (port 0 takes a free one). It reads no variable
+    /// but `RDMA_TUNE_CACHE`, and that one only if the settings ask for it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -1,4 +1,4 @@
-//! What a connection holds, as README says it: two descriptors, and up to 1.6 MiB of receive buffers, touched as they are used.
+//! What a connection holds, as the book says it: two descriptors, and up to 1.6 MiB of receive buffers, touched as they are used.
 
 use std::os::unix::fs::MetadataExt as _;
 

@@ -1,4 +1,4 @@
-//! README's hosts and ports on this machine. `ps0:50051` is no host here, and port 50051 may be another program's, so these
+//! The pages' hosts and ports on this machine. `ps0:50051` is no host here, and port 50051 may be another program's, so these
 //! names stand in for the library's and tonic's own: they listen on a free port and remember for which address that is.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tonic_rdma::Config;
 use tonic_rdma::tensor::{Channel, ChannelError};
 
-/// Where the addresses of README are. The tests run one at a time, see `running`.
+/// Where the addresses of the pages are. The tests run one at a time, see `running`.
 static LISTENING: LazyLock<watch::Sender<BTreeMap<String, SocketAddr>>> =
     LazyLock::new(watch::Sender::default);
 
@@ -20,7 +20,7 @@ pub(crate) fn forget() {
     LISTENING.send_replace(BTreeMap::new());
 }
 
-/// Has `address`, as README writes it, stand for this one. A server that listens on all addresses is README's host `ps0`.
+/// Has `address`, as a page writes it, stand for this one. A server that listens on all addresses is the pages' host `ps0`.
 pub(crate) fn listens(address: &str, here: SocketAddr) {
     let address = address.replace("0.0.0.0", "ps0");
     LISTENING.send_modify(|all| {
@@ -28,7 +28,7 @@ pub(crate) fn listens(address: &str, here: SocketAddr) {
     });
 }
 
-/// Waits until the server that README has at `address` listens.
+/// Waits until the server that the pages have at `address` listens.
 pub(crate) async fn ready(address: &str) -> SocketAddr {
     let mut listening = LISTENING.subscribe();
     let all = listening.wait_for(|all| all.contains_key(address)).await.unwrap();

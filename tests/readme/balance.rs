@@ -35,7 +35,7 @@ fn calls_go_to_both_servers() {
     });
 }
 
-#[allow(unused_mut, reason = "README's readers call it")]
+#[allow(unused_mut, reason = "the book's readers call it")]
 #[rustfmt::skip]
 fn client() -> GreeterClient<BalancedChannel> {
     let endpoints = ["http://ps0:50051", "http://ps1:50051"].map(Endpoint::from_static);

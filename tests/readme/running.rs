@@ -9,7 +9,7 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
-/// What a `main` of README's returns.
+/// What a `main` of a page's returns.
 pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// How often what repeats is repeated.

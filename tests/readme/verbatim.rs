@@ -35,7 +35,7 @@ fn every_block_runs_here() {
     pages.extend(files_of(&root.join("docs/book"), "md"));
     let of_page = |page: &PathBuf| blocks(page.strip_prefix(root).unwrap(), &read(page));
     let blocks: Vec<Block> = pages.iter().flat_map(of_page).collect();
-    assert!(!blocks.is_empty(), "README has no block of Rust");
+    assert!(!blocks.is_empty(), "the pages have no block of Rust");
     let missing: Vec<String> = blocks.iter().flat_map(|block| missing(block, &sources, &scripts)).collect();
     assert!(
         missing.is_empty(),

@@ -67,8 +67,9 @@ pub(crate) struct Reduced {
     /// The largest element, little-endian `f32`; fewer than four bytes at the end are an element whose other bytes are zero. NaN
     /// counts for nothing; with nothing else the result is −∞, and never NaN.
     pub(crate) maximum: f32,
-    /// Made of every byte and its place: a content that differs anywhere has another one, but for a chance of about one in 2⁶⁴.
-    /// So a payload that arrives torn, or is in part an older one, is seen.
+    /// Made of sums, each of which adds every sixteenth word of 4 bytes within 16 KiB, and counts by its place. A content that differs
+    /// in one word has another digest. So has, but for a negligible chance, a payload that arrives torn, or is in part an older one.
+    /// Not seen are words of one sum that change places: they lie a multiple of 64 bytes apart within the same 16 KiB.
     pub(crate) digest: u64,
 }
 

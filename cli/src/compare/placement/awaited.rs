@@ -1,4 +1,4 @@
-//! Both ends without polling: each waits by futures for what has to come, as README's example of tensors does.
+//! Both ends without polling: each waits by futures for what has to come, as the book's example of tensors does.
 
 use std::time::Instant;
 
