@@ -5,8 +5,8 @@
 //! cargo bench --bench newcomer -- --runtimes multi-thread --paths put-tcp,static --sizes 64 --rounds 5
 //! ```
 //!
-//! Two processes: this one, and this binary once more as the server (see `server`). Each path is the code of README's examples in
-//! a loop; every message that arrives is checked. The paths take turns, `--rounds` times, and the medians are shown, beside those
+//! Two processes: this one, and this binary once more as the server (see `server`). Each path is the code of an example of
+//! README or the book, in a loop; every message that arrives is checked. The paths take turns, `--rounds` times, and the medians are shown, beside those
 //! of gRPC over TCP with as many bytes in the same runtime. A wait that only the safety net ended is a failure.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
 #![allow(clippy::panic, clippy::print_stdout, missing_docs, reason = "the same")]

@@ -16,7 +16,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// README's tensor: 1024 × 1000 × f32.
+    /// The book's tensor: 1024 × 1000 × f32.
     const SIZES: [usize; 3] = [64, 1 << 20, 4 * 1024 * 1000];
 
     fn default() -> Self {

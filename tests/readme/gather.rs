@@ -50,7 +50,7 @@ pub(crate) async fn connect() -> Outcome<Client> {
     Ok(client(endpoint.connect_with_connector(RdmaConnector::new()).await?))
 }
 
-#[allow(unused_mut, reason = "README's readers call it")]
+#[allow(unused_mut, reason = "the book's readers call it")]
 #[rustfmt::skip]
 fn client(channel: Channel) -> Client {
     // client: large requests

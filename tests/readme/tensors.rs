@@ -27,7 +27,7 @@ async fn a_thousand_tensors(servers: Runtime) -> Outcome {
     server.await?
 }
 
-#[allow(unused_variables, reason = "README leaves to its reader what becomes of the bytes")]
+#[allow(unused_variables, reason = "the book leaves to its reader what becomes of the bytes")]
 #[rustfmt::skip]
 async fn parameter_server(offered: oneshot::Sender<()>) -> Outcome {
     // parameter server: a place for worker 0's gradients

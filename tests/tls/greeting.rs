@@ -21,7 +21,7 @@ struct Explaining;
 #[tonic::async_trait]
 impl Greeter for Explaining {
     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
-        // As README says: tonic's own method knows tonic's own listeners alone.
+        // As the book says: tonic's own method knows tonic's own listeners alone.
         if request.peer_certs().is_some() {
             return Err(Status::internal("tonic's peer_certs has certificates"));
         }
