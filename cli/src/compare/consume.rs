@@ -67,8 +67,9 @@ pub(crate) struct Reduced {
     /// The largest element, little-endian `f32`; fewer than four bytes at the end are an element whose other bytes are zero. NaN
     /// counts for nothing; with nothing else the result is −∞, and never NaN.
     pub(crate) maximum: f32,
-    /// Made of every byte and its place: a content that differs anywhere has another one, but for a chance of about one in 2⁶⁴.
-    /// So a payload that arrives torn, or is in part an older one, is seen.
+    /// Made of every byte. A content that differs in one element has another one; so has, all but surely, a payload that
+    /// arrives torn, or is in part an older one. What is not seen: elements that change places within a group of 16 KiB, at a
+    /// distance of a multiple of 64 bytes, as these are in one sum.
     pub(crate) digest: u64,
 }
 
