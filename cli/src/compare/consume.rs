@@ -13,7 +13,7 @@ use crate::seeded::mix;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Consume {
-    /// As each mode's users have it: a gRPC service is handed the bytes as they are, and whoever gets a tensor computes with it.
+    /// As each mode's users have it: a gRPC service gets the bytes as they are, and a receiver of tensors computes with them.
     #[default]
     Auto,
     /// [`reduce`] in every mode: the largest element, as in §5.1 of Xue et al., "Fast Distributed Deep Learning over RDMA" (EuroSys 2019).
