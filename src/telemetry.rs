@@ -23,7 +23,7 @@ impl Throttle {
     pub const BURST: u32 = 10;
     const PAUSE: Duration = Duration::from_secs(1);
 
-    /// A throttle that lets `burst` lines through at once; none is as one.
+    /// Makes a throttle that lets `burst` lines through at once; 0 is taken as 1.
     pub const fn new(burst: u32) -> Self {
         Self { burst, state: Mutex::new(State { due: None, suppressed: 0 }) }
     }

@@ -87,11 +87,12 @@ RDMA_CHUNK_SIZE fix what is chosen.";
 /// Options of `compare`.
 #[derive(Debug, Args)]
 pub(crate) struct CompareOptions {
-    /// Modes to compare: grpc-tcp, grpc-tcp-busy (in a runtime that never sleeps, at both ends), grpc-tcp-tuned (as with
+    /// Modes to compare: grpc-tcp, grpc-tcp-busy (in a runtime that never sleeps, at both ends; not with --runtime multi-thread), grpc-tcp-tuned (as with
     /// --http2 tuned, whatever that is for the others), grpc-uds, grpc-rdma, grpc-rdma-gather (payloads by reference); without RPC, tensors
     /// written to where the receiver looks for them: rdma-cp (copied to registered memory first), rdma-zerocp (from where
     /// they are; both ends poll), rdma-zerocp-await (the same, but both ends wait by futures); and, where memory is the limit, memcpy (no transport: a copy within the client)
-    /// [default: all but memcpy; with --newcomer neither grpc-tcp-busy nor grpc-tcp-tuned]
+    /// [default: all but memcpy; with --runtime multi-thread not grpc-tcp-busy; with --newcomer neither grpc-tcp-busy nor
+    /// grpc-tcp-tuned]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<Mode>>,
     /// Payload sizes, such as 64,4KiB,1MiB,1GiB; gRPC's modes take less than 2GiB [default: 64 to 64MiB]

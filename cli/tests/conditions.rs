@@ -38,6 +38,11 @@ fn bad_conditions_are_named_in_one_line() {
         (&["--at-least", "half"], &["--at-least", "half", "0.01 to 1000"]),
         (&["--at-least", "0.5", "--modes", "grpc-rdma"], &["--at-least 0.5", "grpc-tcp"]),
         (&["--at-least", "0.5", "--modes", "grpc-tcp,grpc-uds"], &["--at-least 0.5", "uses RDMA"]),
+        (
+            &["--runtime", "multi-thread:2", "--modes", "grpc-tcp,grpc-tcp-busy"],
+            &["grpc-tcp-busy", "current-thread"],
+        ),
+        (&["--newcomer", "--modes", "grpc-tcp-busy"], &["grpc-tcp-busy", "current-thread"]),
         (&["--at-least", "0.5", "--rate", "100"], &["--at-least 0.5", "--rate"]),
     ] {
         refused(&run(&[&["compare"], arguments].concat()), 2, named);

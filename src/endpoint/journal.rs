@@ -4,10 +4,10 @@
 //! | level | what |
 //! |---|---|
 //! | debug | ends in good order, resets, connections that end before they say anything |
-//! | info | what a connection goes over; a peer that left without closing while nothing was being transferred |
+//! | info | what a connection goes over; a peer that left without closing while no write was waiting |
 //! | warn | transfers that were cut short, peers that do not answer or break the protocol, failed devices, refused clients |
 //!
-//! A peer decides how often there is something to say, so info and warn are throttled, each kind of line by itself;
+//! A peer decides how often there is something to say, so info and warn are throttled, each message by itself;
 //! `suppressed` is how many were left out.
 
 use std::net::SocketAddr;
@@ -21,7 +21,8 @@ use crate::telemetry::Throttle;
 /// Writes the lines of one listener or dialer.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    connected: Throttle,
+    over_rdma: Throttle,
+    over_tcp: Throttle,
     refused: Throttle,
     not_accepted: Throttle,
     left: Throttle,
@@ -35,14 +36,15 @@ pub(crate) struct End {
     pub(crate) fault: Option<ConnectionFault>,
     /// The peer had said that it sends nothing more.
     pub(crate) goodbye: bool,
-    /// Data was being transferred.
+    /// A write waited here, or a rendezvous transfer was under way.
     pub(crate) interrupted: bool,
 }
 
 impl Default for Journal {
     fn default() -> Self {
-        let [connected, refused, not_accepted, left, lost] = [const { Throttle::new(Throttle::BURST) }; 5];
-        Self { connected, refused, not_accepted, left, lost }
+        let [over_rdma, over_tcp, refused, not_accepted, left, lost] =
+            [const { Throttle::new(Throttle::BURST) }; 6];
+        Self { over_rdma, over_tcp, refused, not_accepted, left, lost }
     }
 }
 
@@ -51,7 +53,11 @@ impl Journal {
     pub(crate) fn connected(&self, peer: &str, info: &ConnectionInfo) {
         metrics::counter!("tonic_rdma_negotiations_total", "verdict" => info.verdict().to_string())
             .increment(1);
-        let Some(suppressed) = self.connected.admit(Instant::now()) else { return };
+        let throttle = match info.verdict() {
+            Verdict::Rdma => &self.over_rdma,
+            Verdict::Tcp => &self.over_tcp,
+        };
+        let Some(suppressed) = throttle.admit(Instant::now()) else { return };
         match info.verdict() {
             Verdict::Rdma => tracing::info!(peer, device = info.device(), suppressed, "connected over rdma"),
             Verdict::Tcp => tracing::info!(peer, reason = info.reason(), suppressed, "connected over tcp"),
@@ -99,7 +105,7 @@ impl Journal {
             }
             ConnectionFault::PeerLost(_) if !end.interrupted => {
                 if let Some(suppressed) = self.left.admit(Instant::now()) {
-                    tracing::info!(%peer, reason = %fault, suppressed, "rdma connection ended, nothing was being transferred");
+                    tracing::info!(%peer, reason = %fault, suppressed, "the peer left without closing; no write was waiting here");
                 }
             }
             _ => {

@@ -40,6 +40,8 @@ struct Entry {
     slab: Arc<Slab>,
     /// Pieces in use.
     live: usize,
+    /// Bytes of these.
+    used: usize,
     /// `None` for a slab of one piece.
     free: Option<Extents>,
 }
@@ -116,9 +118,10 @@ impl Arena {
     }
 
     /// Cuts a new piece after joining what was given back with what is free beside it: takes time for each free piece, and
-    /// pieces of small classes are not at hand any more.
+    /// pieces of small classes are not at hand any more. Joins nothing where no slab has as many free bytes.
     pub(super) fn cut_joined(&mut self, capacity: usize) -> Option<Piece> {
-        if !self.is_common(capacity) {
+        let may_have = |entry: &Entry| entry.free.is_some() && entry.slab.len() - entry.used >= capacity;
+        if !self.is_common(capacity) || !self.entries.iter().any(|(_, entry)| may_have(entry)) {
             return None;
         }
         self.empty_stacks();
@@ -133,7 +136,7 @@ impl Arena {
             offset = extents.take(capacity).unwrap_or(0);
             free = Some(extents);
         }
-        let key = self.entries.insert(Entry { slab, live: 0, free });
+        let key = self.entries.insert(Entry { slab, live: 0, used: 0, free });
         self.hold(Place { key, offset }, capacity)
     }
 
@@ -142,6 +145,7 @@ impl Arena {
     pub(super) fn give_back(&mut self, piece: &Piece, keep: bool) -> bool {
         let entry = &mut self.entries[piece.key];
         entry.live -= 1;
+        entry.used -= piece.capacity;
         if !keep && entry.live == 0 {
             self.entries.remove(piece.key);
             self.forget_removed();
@@ -179,6 +183,7 @@ impl Arena {
     fn hold(&mut self, place: Place, capacity: usize) -> Piece {
         let entry = &mut self.entries[place.key];
         entry.live += 1;
+        entry.used += capacity;
         Piece { slab: Arc::clone(&entry.slab), key: place.key, offset: place.offset, capacity }
     }
 

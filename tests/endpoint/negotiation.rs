@@ -121,7 +121,7 @@ fn patient() -> Config {
     Config::default().handshake_timeout(Duration::from_secs(3600))
 }
 
-/// Peers that have connected first and stop at each stage of the negotiation keep nobody waiting, though they keep their
+/// Peers that have connected first and stop at each stage of the negotiation delay no other peer, though they keep their
 /// connections all the time: others negotiate and talk meanwhile. A listener that negotiates with one after the other would hang.
 #[test]
 fn peers_that_stop_in_the_middle_delay_nobody() {

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt as _;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic_rdma::endpoint::{Dialer, EndpointStream};
-use tonic_rdma::{Config, Verdict};
+use tonic_rdma::{Config, EagerThreshold, Verdict};
 
 use super::child::Peer;
 use super::support::Runtime;
@@ -13,9 +13,9 @@ use super::support::Runtime;
 /// much was ever touched.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    descriptors: u64,
-    shared: u64,
-    touched: u64,
+    descriptors: i64,
+    shared: i64,
+    touched: i64,
 }
 
 impl Held {
@@ -29,8 +29,8 @@ impl Held {
             if target.to_str().is_some_and(|target| target.starts_with("/memfd:tonic-rdma "))
                 && let Ok(memory) = std::fs::metadata(&path)
             {
-                held.shared += memory.len();
-                held.touched += 512 * memory.blocks();
+                held.shared += memory.len().cast_signed();
+                held.touched += 512 * memory.blocks().cast_signed();
             }
         }
         held
@@ -46,7 +46,8 @@ impl Held {
 }
 
 async fn dial(peer: &Peer) -> EndpointStream {
-    let dialer = Dialer::new(Config::default());
+    // A fixed threshold: the tuner, which would open queue pairs of its own in the background, is not asked.
+    let dialer = Dialer::new(Config::default().eager_threshold(EagerThreshold::Bytes(64 << 10)));
     let stream = dialer.dial("127.0.0.1", peer.word.parse().unwrap()).await.unwrap();
     assert_eq!(stream.info().verdict(), Verdict::Rdma, "{}", stream.info().reason());
     stream
@@ -60,9 +61,9 @@ async fn round_trip(stream: &mut EndpointStream) {
 
 #[test]
 fn a_connection_holds_two_descriptors_and_its_receive_buffers() {
-    const CONNECTIONS: u64 = 16;
+    const CONNECTIONS: i64 = 16;
     /// 1.6 MiB.
-    const MOST: u64 = (16 << 20) / 10;
+    const MOST: i64 = (16 << 20) / 10;
     super::alone(Runtime::Idle, async {
         let peer = Peer::start(&[], "echo");
         // The first connection also opens the device, and the way to the peer's process.

@@ -1,5 +1,5 @@
 //! Follows the links of all pages: to files, to headings, and to files that a page names in code. A page of the book that the
-//! summary does not have is read by nobody, so that is a fault, too.
+//! summary does not have can't be found by readers, so that is a fault, too.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};

@@ -44,12 +44,12 @@ impl Route {
 
     /// Says what a client's connection goes over, if it is something new.
     pub(crate) fn client_came(&self, info: &ConnectionInfo) {
-        self.client.tell(&self.name, "clients come", info);
+        self.client.tell(&self.name, "clients come over", info);
     }
 
     /// Says what the target's connection goes over, if it is something new.
     pub(crate) fn target_reached(&self, info: &ConnectionInfo) {
-        self.server.tell(&self.name, "the target is reached", info);
+        self.server.tell(&self.name, "the target is reached over", info);
     }
 }
 
@@ -58,13 +58,13 @@ impl Carried {
         Self { told: Mutex::default(), throttle: Throttle::new(1) }
     }
 
-    fn tell(&self, route: &str, who: &str, info: &ConnectionInfo) {
+    fn tell(&self, route: &str, what: &str, info: &ConnectionInfo) {
         let over = format!("{}: {}", info.verdict(), info.reason());
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if told.as_ref() != Some(&over)
             && let Some(suppressed) = self.throttle.admit(Instant::now())
         {
-            tracing::info!(route, suppressed, "{who} over {over}");
+            tracing::info!(route, suppressed, "{what} {over}");
             *told = Some(over);
         }
     }

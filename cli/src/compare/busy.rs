@@ -1,4 +1,4 @@
-//! A runtime that never sleeps, for the turns of a mode that compares so: it looks for arrivals again and again.
+//! A current-thread runtime that never sleeps, for the turns of a mode that compares so: it looks for arrivals again and again.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,7 +14,7 @@ pub(crate) struct Awake {
 }
 
 impl Awake {
-    /// From now on the runtime that this is called in does not sleep.
+    /// From now on the runtime that this is called in does not sleep, if it has one thread: of several, others do.
     pub(crate) fn begin(&self) {
         let task = tokio::spawn(async {
             // A task that yields comes last: tokio looks for arrivals, without waiting for any, before its next turn.

@@ -13,7 +13,7 @@ use crate::seeded::mix;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Consume {
-    /// As each mode's users have it: a gRPC service is handed the bytes as they are, and whoever gets a tensor computes with it.
+    /// As each mode's users have it: a gRPC service gets the bytes as they are, and a receiver of tensors computes with them.
     #[default]
     Auto,
     /// [`reduce`] in every mode: the largest element, as in §5.1 of Xue et al., "Fast Distributed Deep Learning over RDMA" (EuroSys 2019).
@@ -67,9 +67,9 @@ pub(crate) struct Reduced {
     /// The largest element, little-endian `f32`; fewer than four bytes at the end are an element whose other bytes are zero. NaN
     /// counts for nothing; with nothing else the result is −∞, and never NaN.
     pub(crate) maximum: f32,
-    /// Made of sums, each of which adds every sixteenth word of 4 bytes within 16 KiB, and counts by its place. A content that differs
-    /// in one word has another digest. So has, but for a negligible chance, a payload that arrives torn, or is in part an older one.
-    /// Not seen are words of one sum that change places: they lie a multiple of 64 bytes apart within the same 16 KiB.
+    /// Made of every byte. A content that differs in one element has another one; so has, all but surely, a payload that
+    /// arrives torn, or is in part an older one. What is not seen: elements that change places within a group of 16 KiB, at a
+    /// distance of a multiple of 64 bytes, as these are in one sum.
     pub(crate) digest: u64,
 }
 

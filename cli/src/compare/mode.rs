@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::runtime::Flavour;
+
 /// A way to carry the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Mode {
@@ -47,11 +49,12 @@ impl Mode {
     ];
 
     /// The modes that are compared if none is named: the ways to carry something. A program that chooses nothing has neither a
-    /// runtime that never sleeps nor tuned windows, so a newcomer's list lacks both.
-    pub(crate) fn default_list(newcomer: bool) -> Vec<Self> {
+    /// runtime that never sleeps nor tuned windows, so a newcomer's list lacks both. Modes that `runtime` can't do are left out.
+    pub(crate) fn default_list(newcomer: bool, runtime: Flavour) -> Vec<Self> {
         let is_in = |mode: &Self| match mode {
             Self::Memcpy => false,
-            Self::GrpcTcpBusy | Self::GrpcTcpTuned => !newcomer,
+            Self::GrpcTcpBusy => !newcomer && mode.is_for(runtime),
+            Self::GrpcTcpTuned => !newcomer,
             _ => true,
         };
         Self::ALL.into_iter().filter(is_in).collect()
@@ -106,6 +109,11 @@ impl Mode {
         matches!(self, Self::GrpcTcpBusy)
     }
 
+    /// Whether the mode is what it says in `runtime`. Of several threads some sleep, whatever one of them does.
+    pub(crate) const fn is_for(self, runtime: Flavour) -> bool {
+        runtime.is_one_thread() || !self.never_sleeps()
+    }
+
     /// Whether tensors are sent from registered memory, and not copied there first.
     pub(crate) const fn sends_in_place(self) -> bool {
         matches!(self, Self::RdmaZerocp | Self::RdmaZerocpAwait)
@@ -150,8 +158,16 @@ mod tests {
 
     #[test]
     fn the_baseline_is_measured_when_it_is_asked_for() {
-        assert_eq!(Mode::default_list(false), Mode::ALL[..9]);
-        let newcomer = Mode::default_list(true);
+        assert_eq!(Mode::default_list(false, Flavour::IdlePolling), Mode::ALL[..9]);
+        let newcomer = Mode::default_list(true, Flavour::CurrentThread);
         assert_eq!((newcomer[0], newcomer[1], newcomer.len()), (Mode::GrpcTcp, Mode::GrpcUds, 7));
+    }
+
+    #[test]
+    fn no_mode_that_never_sleeps_is_compared_in_a_runtime_of_several_threads() {
+        let several = Flavour::MultiThread(2);
+        assert!(!Mode::default_list(false, several).contains(&Mode::GrpcTcpBusy));
+        assert_eq!(Mode::default_list(false, several).len(), 8);
+        assert!(Mode::default_list(false, Flavour::CurrentThread).contains(&Mode::GrpcTcpBusy));
     }
 }

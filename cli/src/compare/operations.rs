@@ -134,7 +134,7 @@ impl Operations {
 #[cfg(test)]
 impl Operations {
     /// The same single payloads, but with what another variant has at `torn`, where stamps are not likely to look, and the largest
-    /// element is not either. What is known of them is as it was.
+    /// element is not either. What was known of them before stays.
     pub(crate) fn torn(&self, torn: std::ops::Range<usize>) -> Self {
         let mut memory = self.content.all().to_vec();
         memory.copy_within(torn.start + 64..torn.end + 64, torn.start);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::args::CompareOptions;
 use crate::compare::budget;
 use crate::compare::cell::{Cell, Load};
+use crate::compare::conditions::Conditions;
 use crate::compare::direction::Direction;
 use crate::compare::memory;
 use crate::compare::mode::Mode;
@@ -76,8 +77,17 @@ impl Plan {
     pub(crate) fn new(options: &CompareOptions) -> Result<Self, Failure> {
         let direction = options.direction;
         direction.check(options)?;
-        let mut modes =
-            options.modes.clone().map_or_else(|| Mode::default_list(options.newcomer), |list| list.0);
+        let runtime = Conditions::of(options).runtime;
+        let mut modes = options
+            .modes
+            .clone()
+            .map_or_else(|| Mode::default_list(options.newcomer, runtime), |list| list.0);
+        if let Some(mode) = modes.iter().find(|mode| !mode.is_for(runtime)) {
+            return Err(Failure::usage(format!(
+                "--modes {mode} is for runtimes of one thread (--runtime idle-polling or current-thread): in {runtime} \
+                 threads sleep"
+            )));
+        }
         modes.retain(|mode| direction.is_for(*mode));
         let cells = cells(options);
         check_limits(&cells, &modes)?;
@@ -184,10 +194,11 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
+    use crate::compare::runtime::Flavour;
     use crate::workload::Workload;
 
     fn plan(duration: Duration) -> Plan {
-        let (modes, cells) = (Mode::default_list(false), DEFAULT_CELLS.to_vec());
+        let (modes, cells) = (Mode::default_list(false, Flavour::IdlePolling), DEFAULT_CELLS.to_vec());
         Plan { modes, cells, direction: Direction::Up, duration }
     }
 
@@ -244,8 +255,9 @@ mod tests {
     fn only_modes_that_can_take_part_in_a_direction() {
         let modes = |arguments: &[&str]| Plan::new(&CompareOptions::of(arguments)).unwrap().modes;
         let down = ["--quick", "--direction", "down"];
-        assert_eq!(modes(&["--quick"]), Mode::default_list(false));
-        assert_eq!(modes(&["--quick", "--newcomer"]), Mode::default_list(true));
+        assert_eq!(modes(&["--quick"]), Mode::default_list(false, Flavour::IdlePolling));
+        assert_eq!(modes(&["--quick", "--newcomer"]), Mode::default_list(true, Flavour::multi_thread()));
+        assert!(!modes(&["--quick", "--runtime", "multi-thread:2"]).contains(&Mode::GrpcTcpBusy));
         assert_eq!(modes(&down), Mode::ALL[..6]);
         assert_eq!(
             modes(&[&down[..], &["--modes", "grpc-uds,memcpy"]].concat()),
@@ -261,7 +273,7 @@ mod tests {
         for named in ["3 GiB", "grpc-tcp", "2047 MiB", "rdma-zerocp, rdma-zerocp-await, memcpy"] {
             assert!(refusal.contains(named), "{named} in {refusal}");
         }
-        check_limits(&cells, &Mode::default_list(false)).unwrap();
+        check_limits(&cells, &Mode::default_list(false, Flavour::IdlePolling)).unwrap();
         check_limits(&cells[..1], grpc).unwrap();
     }
 }

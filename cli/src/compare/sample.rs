@@ -50,7 +50,7 @@ impl Default for Kept {
 }
 
 impl Sample {
-    /// A message of `buffers` with the content of `seed` has arrived. Another one may go for it.
+    /// A message of `buffers` with the content of `seed` has arrived. It may take the place of an older one.
     pub(crate) fn arrived(&self, seed: u64, buffers: &[Bytes]) {
         let bytes: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
         let capacity = (BYTES / bytes.max(1)).clamp(1, MESSAGES as u64) as usize;

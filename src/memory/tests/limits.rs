@@ -70,6 +70,18 @@ fn free_pieces_are_joined_before_anything_is_refused() {
     assert_eq!(pool.statistics().leased_send, 48 << 10);
 }
 
+/// A refusal takes no time for each free piece: those that are too few for what is asked for stay at hand.
+#[test]
+fn free_pieces_that_are_too_few_are_not_joined() {
+    let (pool, ..) = pool(small(), 64 << 10);
+    let _kept = [32 << 10, 24 << 10].map(|length| pool.lease(length, Quota::Send).unwrap());
+    drop(pool.lease(256, Quota::Send).unwrap());
+    assert!(matches!(pool.lease(32 << 10, Quota::Send), Err(PoolError::Budget { .. })));
+    let hits = pool.statistics().hits;
+    let _again = pool.lease(256, Quota::Send).unwrap();
+    assert_eq!(pool.statistics().hits, hits + 1, "taken from its stack");
+}
+
 #[test]
 fn idle_slabs_give_way_when_the_budget_is_short() {
     let (pool, domain, budget) = pool(small(), 128 << 10);

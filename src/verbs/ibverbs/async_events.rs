@@ -80,7 +80,7 @@ fn apply(device: &Device, event: &sys::ibv_async_event) {
 /// The device will complete nothing any more.
 fn remove(device: &Device, reason: &str) {
     if !device.is_removed() {
-        tracing::warn!(device = %device.attributes().name, reason);
+        tracing::warn!(device = %device.attributes().name, reason, "a device is gone");
     }
     device.set_removed();
     fail(device, |_| true, reason);

@@ -265,7 +265,7 @@ impl Drop for Queue {
         // SAFETY: queue pairs hold a reference to their completion queues, so none is left.
         let result = unsafe { (self.device.library().destroy_cq)(self.queue.as_ptr()) };
         if let Err(error) = check("destroying a completion queue", result) {
-            tracing::warn!(%error);
+            tracing::warn!(%error, "an object of the device can't be given back");
         }
     }
 }
@@ -484,7 +484,7 @@ impl Drop for Channel {
         // SAFETY: the completion queue was destroyed before: it drops its fields after itself.
         let result = unsafe { (self.device.library().destroy_comp_channel)(self.channel.as_ptr()) };
         if let Err(error) = check("destroying a completion channel", result) {
-            tracing::warn!(%error);
+            tracing::warn!(%error, "an object of the device can't be given back");
         }
     }
 }

@@ -384,7 +384,7 @@ impl Manager {
             // SAFETY: the event came from the library, and is acknowledged once; nothing of it is used any more.
             let result = unsafe { (self.library.ack_event)(event.as_ptr()) };
             if let Err(error) = check("acknowledging an event", result) {
-                tracing::warn!(%error);
+                tracing::warn!(%error, "an event of the connection manager can't be acknowledged");
             }
             self.apply(state, &note);
         }

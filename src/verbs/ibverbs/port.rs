@@ -253,7 +253,7 @@ impl Drop for RawContext {
         // SAFETY: every object of the context holds a reference to it, so none is left.
         let result = unsafe { (self.library.close_device)(self.context.as_ptr()) };
         if let Err(error) = check("closing the device", result) {
-            tracing::warn!(%error);
+            tracing::warn!(%error, "an object of the device can't be given back");
         }
     }
 }

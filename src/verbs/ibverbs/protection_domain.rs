@@ -104,7 +104,7 @@ impl Drop for Domain {
         // SAFETY: regions and queue pairs hold a reference to their domain, so none is left.
         let result = unsafe { (self.device.library().dealloc_pd)(self.domain.as_ptr()) };
         if let Err(error) = check("freeing a protection domain", result) {
-            tracing::warn!(%error);
+            tracing::warn!(%error, "an object of the device can't be given back");
         }
     }
 }

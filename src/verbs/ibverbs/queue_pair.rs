@@ -346,7 +346,7 @@ impl Remains {
         // SAFETY: it is in no table any more, whoever used one held its lock, and this is called once.
         let result = unsafe { (device.library().destroy_qp)(self.core.pair.as_ptr()) };
         if let Err(error) = check("destroying a queue pair", result) {
-            tracing::warn!(queue_pair = self.core.number, %error);
+            tracing::warn!(queue_pair = self.core.number, %error, "an object of the device can't be given back");
         }
     }
 }

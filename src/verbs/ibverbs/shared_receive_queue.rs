@@ -139,7 +139,7 @@ impl Drop for SharedQueue {
         // SAFETY: queue pairs hold a reference to the queue that they take from, so none is left.
         let result = unsafe { (device.library().destroy_srq)(self.queue.as_ptr()) };
         if let Err(error) = check("destroying a shared receive queue", result) {
-            tracing::warn!(%error);
+            tracing::warn!(%error, "an object of the device can't be given back");
         }
     }
 }
