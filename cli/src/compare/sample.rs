@@ -7,9 +7,11 @@ use bytes::Bytes;
 use super::content::check_buffers;
 use crate::seeded::Draws;
 
-/// Most messages that are kept, and bytes in them; one is kept however large it is.
+/// Most messages that are kept, and bytes in them; one is kept that is larger.
 const MESSAGES: usize = 64;
 const BYTES: u64 = 1 << 20;
+/// Larger messages are not kept: a turn has few of them, and fresh memory for the next one would be much of what it measures.
+const LARGEST: u64 = 256 << 20;
 
 /// A fair sample: of all messages of a turn each is as likely to be in it. Clones share it.
 ///
@@ -53,6 +55,9 @@ impl Sample {
     /// A message of `buffers` with the content of `seed` has arrived. It may take the place of an older one.
     pub(crate) fn arrived(&self, seed: u64, buffers: &[Bytes]) {
         let bytes: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+        if bytes > LARGEST {
+            return;
+        }
         let capacity = (BYTES / bytes.max(1)).clamp(1, MESSAGES as u64) as usize;
         let mut kept = self.lock();
         kept.seen += 1;
@@ -125,5 +130,15 @@ mod tests {
         sample.arrived(7, &[wrong.into()]);
         assert_eq!(sample.look(), Look { messages: 1, wrong: Some((0, 5001)) });
         assert_eq!(sample.look(), Look::default());
+    }
+
+    #[test]
+    fn the_largest_messages_are_not_kept() {
+        let sample = Sample::default();
+        let piece = Content::new(1 << 20, 7).unwrap().cut(1 << 20);
+        sample.arrived(7, &vec![piece.clone(); 257]);
+        assert_eq!(sample.look().messages, 0);
+        sample.arrived(7, &vec![piece; 256]);
+        assert_eq!(sample.look().messages, 1);
     }
 }
