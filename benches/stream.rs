@@ -20,8 +20,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio_stream::StreamExt as _;
-use tonic_rdma::endpoint::{Dialer, EndpointStream, Listener};
 use tonic_rdma::{Config, Policy};
+use tonic_rdma::{Dialer, EndpointStream, Listener};
 
 fn main() {
     divan::main();

@@ -5,8 +5,8 @@ use std::hint::black_box;
 
 use divan::Bencher;
 use divan::counter::BytesCount;
-use tonic_rdma::tensor::{Dtype, Metadata, Shape, Tensor, TensorMut, TensorSpec, reduce_max_f32};
-use tonic_rdma::wire::tensor_metadata as wire;
+use tonic_rdma_tensor::internal::tensor_metadata as wire;
+use tonic_rdma_tensor::{Dtype, Metadata, Shape, Tensor, TensorMut, TensorSpec, reduce_max_f32};
 
 /// In bytes.
 const LENGTHS: [usize; 3] = [4 << 10, 1 << 20, 64 << 20];

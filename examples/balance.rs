@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
-use tonic_rdma::transport::balance::EndpointState;
+use tonic_rdma::EndpointState;
 use tonic_rdma::{BalancedChannel, Config, RdmaConnector, RdmaIncoming, balance_list};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};

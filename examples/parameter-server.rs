@@ -10,7 +10,7 @@ use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tonic_rdma::memory::Pool;
-use tonic_rdma::tensor::{Dtype, RdmaDevice, Shape, StaticReceiver, StaticSender, TensorMut, TensorSpec};
+use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, StaticReceiver, StaticSender, TensorMut, TensorSpec};
 
 const WORKERS: usize = 3;
 const FEATURES: usize = 16;

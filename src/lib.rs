@@ -161,8 +161,8 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), tonic_rdma::tensor::ChannelError> {
-//! use tonic_rdma::tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+//! # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+//! use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
 //!
 //! let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?; // completion queues, queue pairs for each peer
 //! let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
@@ -187,7 +187,7 @@
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # use tonic_rdma::tensor::{RdmaDevice, Shape, Tensor};
+//! # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
 //! # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
 //! # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
 //! # let channel = worker.channel(&device.endpoint(), 0).await?;
@@ -206,7 +206,7 @@
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # use tonic_rdma::tensor::{Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorSpec};
+//! # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorSpec};
 //! # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
 //! # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
 //! # let channel = worker.channel(&device.endpoint(), 0).await?;
@@ -227,7 +227,7 @@
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # use tonic_rdma::tensor::{Direction, RdmaDevice, Rights};
+//! # use tonic_rdma_tensor::{Direction, RdmaDevice, Rights};
 //! # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
 //! # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
 //! # let channel = worker.channel(&device.endpoint(), 0).await?;
@@ -327,22 +327,28 @@
 //!   [`verbs`] (RDMA devices), [`memory`] (registered memory), [`endpoint`] (negotiation and byte streams), [`transport`] (the
 //!   fit with tonic), [`tensor`]. Each imports from the floors below it alone.
 
-pub mod endpoint;
-pub mod memory;
-pub mod protocol;
-#[doc(hidden)]
-pub mod telemetry;
-pub mod tensor;
-pub mod transport;
-pub mod verbs;
-pub mod wire;
+#![forbid(unsafe_code)]
 
+mod endpoint;
+mod protocol;
+mod transport;
+mod wire;
+
+#[doc(hidden)]
+pub mod internal;
+
+pub use endpoint::tuner::{Decision, Load, SetBy, Subject, TuneCache, Way};
 pub use endpoint::{
-    Config, ConfigError, ConnectError, CounterSnapshot, EagerThreshold, Policy, PollMode, ProviderChoice,
+    Config, ConfigError, ConnectError, ConnectionFault, CounterSnapshot, Dialer, EagerThreshold,
+    EndpointStream, Listener, NegotiationError, Policy, PollMode, ProviderChoice, RdmaConnectInfo,
     SharedReceive, StockClients, Verdict,
 };
-pub use transport::balance::{BalancedChannel, balance_channel, balance_list};
-pub use transport::{RdmaConnectInfo, RdmaConnector, RdmaIncoming, RdmaRequestExt, gather};
+pub use transport::balance::{
+    BalanceError, BalancedChannel, EndpointState, EndpointStatus, balance_channel, balance_list,
+};
+pub use transport::{RdmaConnector, RdmaIncoming, RdmaRequestExt, RemoteAddresses, gather, remote_addresses};
+
+pub use tonic_rdma_verbs::memory;
 
 /// Builds tokio runtimes that poll RDMA devices when they are idle: see [`idle_polling`](runtime::idle_polling).
 pub mod runtime {

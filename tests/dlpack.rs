@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tonic_rdma::memory::dlpack::{
     DlDataType, DlDevice, DlManagedTensor, DlTensor, DlpackError, Exported, Imported, Layout,
 };
-use tonic_rdma::tensor::{Dtype, Shape, Tensor, TensorError, TensorMut, TensorSpec};
+use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorError, TensorMut, TensorSpec};
 
 const F32: DlDataType = DlDataType { code: 2, bits: 32, lanes: 1 };
 

@@ -7,7 +7,7 @@ use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use tonic_rdma::verbs::{
+use tonic_rdma_verbs::{
     Access, PathSettings, QueuePair, QueuePairAddress, QueuePairCapacity, VerbsError, soft,
 };
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tonic_rdma::verbs::{
+use tonic_rdma_verbs::{
     Access, CompletionQueue, Context, HostMemory, LocalSegment, Operation, PathSettings, Payload,
     ProtectionDomain, QueuePair, QueuePairCapacity, ReceiveRequest, SendRequest, WorkCompletion, soft,
 };

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use tonic_rdma::tensor::{Dtype, Shape, SharedRegion, TensorSpec};
+use tonic_rdma_tensor::{Dtype, Shape, SharedRegion, TensorSpec};
 
 /// A tensor of so many bytes.
 pub(crate) fn spec(bytes: usize) -> TensorSpec {

@@ -4,9 +4,9 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::RdmaIncoming;
-use tonic_rdma::tensor::{Block, Direction, Offer, RdmaDevice, Rights, TensorMut};
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
 use tonic_rdma_proto::transfer::transfer_server::TransferServer;
+use tonic_rdma_tensor::{Block, Direction, Offer, RdmaDevice, Rights, TensorMut};
 
 use super::content::{check, check_shared, spec, stamp};
 use super::path::Path;

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use tonic_rdma::tensor::{Block, Channel, Direction, RdmaDevice, Requested, Rights, TensorMut};
+use tonic_rdma_tensor::{Block, Channel, Direction, RdmaDevice, Requested, Rights, TensorMut};
 
 use super::client::repeat;
 use super::content::{check, check_shared, spec, stamp};

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
-use tonic_rdma::verbs::{HostMemory, WorkCompletion};
+use tonic_rdma_verbs::{HostMemory, WorkCompletion};
 
 use initiator::Initiator;
 use side::{Opcode, pin};

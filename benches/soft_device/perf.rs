@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use tonic_rdma::verbs::HostMemory;
+use tonic_rdma_verbs::HostMemory;
 
 use super::initiator::Initiator;
 use super::side::{Opcode, pin};

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use tonic_rdma::verbs::{
+use tonic_rdma_verbs::{
     Access, CompletionOpcode, CompletionQueue, CompletionStatus, Context, HostMemory, LocalSegment,
     MemoryRegion, Operation, PathSettings, Payload, QueuePair, QueuePairAddress, QueuePairCapacity,
     ReceiveRequest, RemoteSegment, Rkey, SendRequest, WorkCompletion, soft,

@@ -17,7 +17,7 @@ use std::hint::black_box;
 use divan::Bencher;
 use divan::counter::BytesCount;
 use tonic_rdma::memory::Pool;
-use tonic_rdma::tensor::{Block, Direction, MemRegion, Requested, StaticSender, Tensor, TensorMut};
+use tonic_rdma_tensor::{Block, Direction, MemRegion, Requested, StaticSender, Tensor, TensorMut};
 
 use peer::{Peer, Role, bytes, relax};
 
@@ -137,7 +137,7 @@ fn memcpy<const WRITE: bool>(bencher: Bencher<'_, '_>, length: u64) {
     bencher.counter(BytesCount::new(length)).bench_local(copy);
 }
 
-fn finish(memcpy: &mut tonic_rdma::tensor::Memcpy) -> MemRegion {
+fn finish(memcpy: &mut tonic_rdma_tensor::Memcpy) -> MemRegion {
     loop {
         if let Some((region, result)) = memcpy.try_take() {
             result.unwrap();

@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tonic_rdma::runtime::idle_polling;
-use tonic_rdma::tensor::{
+use tonic_rdma_tensor::{
     Channel, Dtype, MemRegion, Offer, RdmaDevice, Rights, Settings, Shape, TensorMut, TensorSpec,
 };
 

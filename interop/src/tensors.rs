@@ -1,7 +1,7 @@
 //! A tensor device for stock clients to look at.
 
 use tonic_rdma::Config;
-use tonic_rdma::tensor::{Dtype, RdmaDevice, Rights, Settings, Shape, TensorSpec};
+use tonic_rdma_tensor::{Dtype, RdmaDevice, Rights, Settings, Shape, TensorSpec};
 
 use crate::{Failure, output};
 

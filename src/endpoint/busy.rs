@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use super::pace::Pace;
 use super::queue::Queue;
-use crate::verbs::VerbsError;
+use tonic_rdma_verbs::VerbsError;
 
 /// Tells the poll task that threads stand back for a while: their cores are wanted by others, perhaps by those who would
 /// send us something. The task then waits for events in their place, which spares a second wake-up, from thread to task.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::pace::Pace;
 use super::tuner::TuneCache;
-use crate::verbs::PathSettings;
+use tonic_rdma_verbs::PathSettings;
 
 /// Settings of a connector, a listener or a tensor device. [`Config::default`] suits most programs. [`Config::from_env`]
 /// starts from it and applies the `RDMA_*` variables, whose names follow those of TensorFlow's verbs transport.
@@ -210,12 +210,14 @@ impl Config {
     pub(super) const CHUNKS: [usize; 2] = [4096, 16 << 20];
 
     /// The limit on pinned memory, if one is set.
-    pub(crate) fn pinned(&self) -> Option<u64> {
+    #[doc(hidden)]
+    pub fn pinned(&self) -> Option<u64> {
         self.pinned_limit
     }
 
     /// Requests on a send queue.
-    pub(crate) fn depth(&self) -> u32 {
+    #[doc(hidden)]
+    pub fn depth(&self) -> u32 {
         self.queue_depth
     }
 
@@ -348,7 +350,8 @@ impl Config {
     }
 
     /// Whether tensors may be exchanged beside connections with TLS.
-    pub(crate) fn allows_plaintext_tensors(&self) -> bool {
+    #[doc(hidden)]
+    pub fn allows_plaintext_tensors(&self) -> bool {
         self.plaintext_tensors
     }
 

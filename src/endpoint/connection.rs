@@ -23,10 +23,10 @@ use super::queue::Participant;
 use super::read::{Shortage, Turn};
 use super::tuner::{Chooser, Explained};
 use super::work_id::{Kind, WorkId};
-use crate::memory::{Block, sites};
 use crate::protocol::{self, AbortCode, Event, ReadId, SlotIndex};
-use crate::verbs::{CompletionStatus, QueuePairNumber, WorkCompletion};
 use crate::wire::{Header, Kind as MessageKind};
+use tonic_rdma_verbs::memory::{Block, sites};
+use tonic_rdma_verbs::{CompletionStatus, QueuePairNumber, WorkCompletion};
 
 /// See the module's documentation.
 pub(crate) struct Connection {

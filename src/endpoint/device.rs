@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::config::{Config, ProviderChoice};
-use crate::verbs::{Context, soft};
+use tonic_rdma_verbs::{Context, soft};
 
 /// What drives a device; the name is the one that offers carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Provider {
+pub enum Provider {
     /// The software device: processes of one host.
     Soft,
     /// Devices with a driver in the kernel.
@@ -19,7 +19,7 @@ pub(crate) enum Provider {
 impl Provider {
     const ALL: [Self; 2] = [Self::Soft, Self::Ibverbs];
 
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Soft => "soft",
             Self::Ibverbs => "ibverbs",
@@ -27,12 +27,12 @@ impl Provider {
     }
 
     /// The provider of an offer.
-    pub(crate) fn named(name: &str) -> Option<Self> {
+    pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|provider| provider.name() == name)
     }
 
     /// Whether the configuration lets it be used.
-    pub(crate) fn is_wanted(self, config: &Config) -> bool {
+    pub fn is_wanted(self, config: &Config) -> bool {
         match (&config.provider, config.device.as_deref()) {
             (ProviderChoice::Auto, None) => true,
             (ProviderChoice::Auto, Some(name)) => (name == soft::NAME) == (self == Self::Soft),
@@ -42,7 +42,7 @@ impl Provider {
     }
 
     /// Opens the device that the configuration names, or the provider's best.
-    pub(crate) fn open(self, config: &Config) -> Result<Arc<dyn Context>, String> {
+    pub fn open(self, config: &Config) -> Result<Arc<dyn Context>, String> {
         match self {
             Self::Soft => soft::open().map_err(|error| error.to_string()),
             Self::Ibverbs => open_ibverbs(config),
@@ -85,12 +85,12 @@ pub(super) fn open(
 
 #[cfg(feature = "ibverbs")]
 fn open_ibverbs(config: &Config) -> Result<Arc<dyn Context>, String> {
-    let mut options = crate::verbs::ibverbs::OpenOptions::new();
+    let mut options = tonic_rdma_verbs::ibverbs::OpenOptions::new();
     options.device.clone_from(&config.device);
     options.port = config.device_port;
     options.gid_index = config.gid_index.map(u32::from);
     options.mtu = config.path.mtu;
-    crate::verbs::ibverbs::open(&options).map_err(|error| error.to_string())
+    tonic_rdma_verbs::ibverbs::open(&options).map_err(|error| error.to_string())
 }
 
 #[cfg(not(feature = "ibverbs"))]

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::config::{Config, Policy};
 use super::error::{ConnectError, NegotiationError};
-use super::info::{ConnectionInfo, Verdict};
+use super::info::{RdmaConnectInfo, Verdict};
 use super::journal::Journal;
 use super::lock;
 use super::negotiate::{Outcome, negotiate_as_client};
@@ -42,7 +42,7 @@ impl Dialer {
     /// use tokio::net::TcpListener;
     /// use tokio_stream::StreamExt as _;
     /// use tonic_rdma::Config;
-    /// use tonic_rdma::endpoint::{Dialer, Listener};
+    /// use tonic_rdma::{Dialer, Listener};
     ///
     /// let mut listener = Listener::new(TcpListener::bind("127.0.0.1:0").await?, Config::default())?;
     /// let address = listener.local_addr();
@@ -155,5 +155,5 @@ fn plain(tcp: TcpStream, reason: &str) -> Result<EndpointStream, ConnectError> {
     let unspecified = || std::net::SocketAddr::from(([0, 0, 0, 0], 0));
     let addresses = tcp.peer_addr().and_then(|peer| Ok((peer, tcp.local_addr()?)));
     let (peer, local) = addresses.map_err(|source| ConnectError::Tcp { peer: unspecified(), source })?;
-    Ok(EndpointStream::tcp(tcp, bytes::Bytes::new(), ConnectionInfo::tcp(peer, local, reason)))
+    Ok(EndpointStream::tcp(tcp, bytes::Bytes::new(), RdmaConnectInfo::tcp(peer, local, reason)))
 }

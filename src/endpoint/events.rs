@@ -11,7 +11,7 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::queue::Queue;
-use crate::verbs::{Context, VerbsError};
+use tonic_rdma_verbs::{Context, VerbsError};
 
 /// Starts a task that ends the connections of `queues` which an event of the device concerns; `None` for a device that
 /// never has one.

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::protocol::{AbortCode, Violation};
-use crate::verbs::{CompletionOpcode, CompletionStatus, PostError, PostErrorKind};
+use tonic_rdma_verbs::{CompletionOpcode, CompletionStatus, PostError, PostErrorKind};
 
 /// Why a connection ended. Reads and writes fail with it, wrapped in an [`io::Error`] of a fitting kind, once
 /// everything that had arrived before was read.

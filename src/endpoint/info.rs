@@ -12,7 +12,7 @@ use super::tuner::{Decision, Explained, Load};
 /// [`RdmaConnector::last_connection`](crate::RdmaConnector::last_connection).
 ///
 /// ```
-/// use tonic_rdma::endpoint::tuner::Load;
+/// use tonic_rdma::internal::tuner::Load;
 /// use tonic_rdma::{RdmaConnectInfo, Verdict};
 ///
 /// fn describe(info: &RdmaConnectInfo) -> String {
@@ -28,7 +28,7 @@ use super::tuner::{Decision, Explained, Load};
 /// # let _ = describe;
 /// ```
 #[derive(Clone, Debug)]
-pub struct ConnectionInfo {
+pub struct RdmaConnectInfo {
     pub(crate) verdict: Verdict,
     pub(crate) provider: Option<&'static str>,
     pub(crate) device: Option<Arc<str>>,
@@ -76,7 +76,7 @@ pub(crate) struct Live {
     pub(crate) explained: Arc<Explained>,
 }
 
-impl ConnectionInfo {
+impl RdmaConnectInfo {
     /// A connection that stays on TCP because of `reason`.
     pub(crate) fn tcp(peer: SocketAddr, local: SocketAddr, reason: impl Into<Arc<str>>) -> Self {
         let (provider, device, live) = (None, None, None);
@@ -121,12 +121,14 @@ impl ConnectionInfo {
     }
 
     /// Whether the peer has begun, and not with TLS.
-    pub(crate) fn is_plaintext(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_plaintext(&self) -> bool {
         self.beginning.is_tls() == Some(false)
     }
 
     /// Whether both are of the same connection.
-    pub(crate) fn is_same_connection(&self, other: &Self) -> bool {
+    #[doc(hidden)]
+    pub fn is_same_connection(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.beginning, &other.beginning)
     }
 

@@ -10,8 +10,8 @@ use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use super::lock;
-use crate::memory::{Budget, Pool, PoolError, PoolSettings, Quota};
-use crate::verbs::{
+use tonic_rdma_verbs::memory::{Budget, Pool, PoolError, PoolSettings, Quota};
+use tonic_rdma_verbs::{
     Access, CompletionOpcode, CompletionStatus, Context, Operation, OutOfBounds, PathSettings, Payload,
     PostError, QueuePairCapacity, ReceiveRequest, SendRequest, VerbsError, WorkCompletion,
 };

@@ -15,8 +15,8 @@ use std::time::Instant;
 
 use super::error::NegotiationError;
 use super::fault::ConnectionFault;
-use super::info::{ConnectionInfo, Verdict};
-use crate::telemetry::Throttle;
+use super::info::{RdmaConnectInfo, Verdict};
+use tonic_rdma_verbs::internal::Throttle;
 
 /// Writes the lines of one listener or dialer.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl Default for Journal {
 
 impl Journal {
     /// Tells the log and the metrics what a connection goes over.
-    pub(crate) fn connected(&self, peer: &str, info: &ConnectionInfo) {
+    pub(crate) fn connected(&self, peer: &str, info: &RdmaConnectInfo) {
         metrics::counter!("tonic_rdma_negotiations_total", "verdict" => info.verdict().to_string())
             .increment(1);
         let throttle = match info.verdict() {

@@ -8,10 +8,11 @@ use super::fault::ConnectionFault;
 use super::receive::Receives;
 use super::source::{self, Source};
 use super::work_id::{Kind, WorkId};
-use crate::memory::{Block, Pool, Registrations};
 use crate::protocol::{self, ReadRequest, SlotIndex};
-use crate::verbs::{Operation, Payload, QueuePair, RemoteSegment, Rkey, SendRequest};
 use crate::wire::Header;
+use tonic_rdma_verbs::internal::Registrations;
+use tonic_rdma_verbs::memory::{Block, Pool};
+use tonic_rdma_verbs::{Operation, Payload, QueuePair, RemoteSegment, Rkey, SendRequest};
 
 /// See the module's documentation.
 #[derive(Debug)]

@@ -40,7 +40,7 @@ impl Listener {
     /// # async fn main() -> std::io::Result<()> {
     /// use tokio::net::TcpListener;
     /// use tonic_rdma::Config;
-    /// use tonic_rdma::endpoint::Listener;
+    /// use tonic_rdma::Listener;
     ///
     /// let listener = Listener::new(TcpListener::bind("127.0.0.1:0").await?, Config::default())?;
     /// println!("listening on {}", listener.local_addr());

@@ -55,11 +55,11 @@ mod write;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub(crate) use device::Provider;
-pub(crate) use pace::{Pace, Seen};
-pub(crate) use queue::{Participant, Queue, Untold, Watched};
-pub(crate) use reactor::{Reactor, may_spin};
-pub(crate) use work_id::{Kind, WorkId};
+pub use device::Provider;
+pub use pace::{Pace, Seen};
+pub use queue::{Participant, Queue, Untold, Watched};
+pub use reactor::{Reactor, may_spin};
+pub use work_id::{Kind, WorkId};
 
 pub use config::{Config, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients};
 pub use counters::CounterSnapshot;
@@ -67,7 +67,7 @@ pub use dial::Dialer;
 pub use error::{ConnectError, NegotiationError};
 pub use fault::ConnectionFault;
 pub use idle::idle_polling;
-pub use info::{ConnectionInfo, Verdict};
+pub use info::{RdmaConnectInfo, Verdict};
 pub use listen::Listener;
 pub use stream::EndpointStream;
 pub use variables::ConfigError;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Spinning pays while the next completion comes sooner than a sleep and a wake-up would take together. This follows
 /// the gap between arrivals: when they come close together the budget is a few gaps; when they don't, it is zero.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub struct Pace {
     /// Longest spin.
     longest: Duration,
     last_arrival: Option<Instant>,
@@ -27,7 +27,7 @@ pub(crate) struct Pace {
 
 /// What a spinner saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub enum Seen {
     Nothing,
     /// An arrival, but none that ends the spin.
     Arrival,
@@ -37,7 +37,7 @@ pub(crate) enum Seen {
 
 impl Pace {
     /// Longest spin if nobody says otherwise. About three wake-ups: a sleeper loses no more than it could have won.
-    pub(crate) const LONGEST: Duration = Duration::from_micros(120);
+    pub const LONGEST: Duration = Duration::from_micros(120);
     /// Shortest spin that is worth arming late for.
     const SHORTEST: Duration = Duration::from_micros(20);
     /// A core that took longer than this to come back from a yield has other work: a thread that keeps it for a time slice.
@@ -61,7 +61,7 @@ impl Pace {
     const CALM: u32 = 64;
 
     /// One that spins for `longest` at most.
-    pub(crate) fn new(longest: Duration) -> Self {
+    pub fn new(longest: Duration) -> Self {
         Self {
             longest,
             last_arrival: None,
@@ -76,7 +76,7 @@ impl Pace {
     }
 
     /// Completions were found.
-    pub(crate) fn arrived(&mut self, now: Instant) {
+    pub fn arrived(&mut self, now: Instant) {
         if let Some(last) = self.last_arrival.replace(now) {
             // One long pause must not be remembered for longer than a few arrivals.
             let gap = now.saturating_duration_since(last).min(4 * self.longest);
@@ -87,7 +87,7 @@ impl Pace {
 
     /// Looks again and again, until `look` sees what is wanted (true) or the budget is spent (false). `begin` is called before
     /// the first look, unless there is no budget at all.
-    pub(crate) fn spin(&mut self, begin: impl FnOnce(), mut look: impl FnMut() -> Seen) -> bool {
+    pub fn spin(&mut self, begin: impl FnOnce(), mut look: impl FnMut() -> Seen) -> bool {
         const LOOKS_PER_CLOCK: usize = 16;
         let mut start = Instant::now();
         let mut budget = self.budget(start);
@@ -124,12 +124,12 @@ impl Pace {
     }
 
     /// A spin ended without an arrival.
-    pub(crate) fn missed(&mut self) {
+    pub fn missed(&mut self) {
         self.missed = true;
     }
 
     /// How long to keep the core from one yield to the next.
-    pub(crate) fn yield_every(&self) -> Duration {
+    pub fn yield_every(&self) -> Duration {
         if self.switched != 0 {
             return (self.yield_cost * Self::SHARED).max(Self::SHARED_AT_LEAST);
         }
@@ -137,7 +137,7 @@ impl Pace {
     }
 
     /// Lets other threads have the core; the time after that.
-    pub(crate) fn yield_core(&mut self, now: Instant) -> Instant {
+    pub fn yield_core(&mut self, now: Instant) -> Instant {
         rustix::thread::sched_yield();
         let after = Instant::now();
         self.yielded(after - now, after);
@@ -163,17 +163,17 @@ impl Pace {
     }
 
     /// Whether somebody else wants the core.
-    pub(crate) fn is_crowded(&self, now: Instant) -> bool {
+    pub fn is_crowded(&self, now: Instant) -> bool {
         self.crowded_for(now).is_some()
     }
 
     /// For how long the core is to be left alone.
-    pub(crate) fn crowded_for(&self, now: Instant) -> Option<Duration> {
+    pub fn crowded_for(&self, now: Instant) -> Option<Duration> {
         self.crowded_until.filter(|&until| now < until).map(|until| until - now)
     }
 
     /// How long to spin from `now` on; zero means sleep at once.
-    pub(crate) fn budget(&self, now: Instant) -> Duration {
+    pub fn budget(&self, now: Instant) -> Duration {
         if self.missed || self.is_crowded(now) || self.gap > self.longest {
             return Duration::ZERO;
         }

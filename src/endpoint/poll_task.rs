@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::queue::Queue;
 use super::reactor::{Reactor, Step};
-use crate::verbs::VerbsError;
+use tonic_rdma_verbs::VerbsError;
 
 /// How long a runtime that is never idle may leave its queues alone.
 const WATCH: Duration = Duration::from_millis(1);

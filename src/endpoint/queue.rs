@@ -14,14 +14,16 @@ use super::counters::PollCounters;
 use super::lock;
 use super::shared_receive::SharedBuffers;
 use super::work_id::{Kind, WorkId};
-use crate::verbs::{CompletionQueue, Context, DeviceAttributes, QueuePairNumber, VerbsError, WorkCompletion};
+use tonic_rdma_verbs::{
+    CompletionQueue, Context, DeviceAttributes, QueuePairNumber, VerbsError, WorkCompletion,
+};
 
 #[cfg(test)]
 #[path = "queue_tests.rs"]
 mod tests;
 
 /// Whoever has a queue pair whose completions come on a [`Queue`].
-pub(crate) trait Participant: Send + Sync + Debug + 'static {
+pub trait Participant: Send + Sync + Debug + 'static {
     /// The queue pair.
     fn queue_pair_number(&self) -> QueuePairNumber;
 
@@ -33,7 +35,7 @@ pub(crate) trait Participant: Send + Sync + Debug + 'static {
 }
 
 /// Something that peers change without a completion here: a word in memory.
-pub(crate) trait Watched: Send + Sync + Debug + 'static {
+pub trait Watched: Send + Sync + Debug + 'static {
     /// Whether what was waited for has come; its task is added to `wakers`, and it is not asked again.
     fn check(&self, wakers: &mut Vec<Waker>) -> bool;
 
@@ -46,25 +48,25 @@ pub(crate) trait Watched: Send + Sync + Debug + 'static {
 
 /// Something that came without a completion that tells of it, so far.
 #[derive(Clone, Debug)]
-pub(crate) struct Untold {
+pub struct Untold {
     /// Counts such completions.
-    pub(crate) told: Arc<AtomicU64>,
+    pub told: Arc<AtomicU64>,
     /// How many there were before it came.
-    pub(crate) before: u64,
+    pub before: u64,
     /// Whether the peer was asked for one.
-    pub(crate) asked: bool,
+    pub asked: bool,
 }
 
 impl Untold {
     /// Whether a completion has come since.
-    pub(crate) fn was_told(&self) -> bool {
+    pub fn was_told(&self) -> bool {
         self.told.load(Ordering::Relaxed) != self.before
     }
 }
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(crate) struct Queue {
+pub struct Queue {
     completions: Arc<dyn CompletionQueue>,
     /// Receive buffers that the connections share, on a device that lets them.
     shared: Option<Arc<SharedBuffers>>,
@@ -101,15 +103,15 @@ struct Batch {
 
 /// What a poll found.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Polled {
+pub struct Polled {
     /// Completions taken.
-    pub(crate) completions: usize,
+    pub completions: usize,
     /// Tasks woken.
-    pub(crate) woken: usize,
+    pub woken: usize,
 }
 
 impl Polled {
-    pub(crate) fn plus(self, other: Self) -> Self {
+    pub fn plus(self, other: Self) -> Self {
         Self { completions: self.completions + other.completions, woken: self.woken + other.woken }
     }
 }
@@ -126,7 +128,7 @@ impl Queue {
     const BATCH: usize = 64;
 
     /// A queue of the device, as large as makes sense.
-    pub(crate) fn new(
+    pub(super) fn new(
         context: &dyn Context,
         shared: Option<Arc<SharedBuffers>>,
         kick: &Arc<Notify>,
@@ -160,17 +162,17 @@ impl Queue {
     }
 
     /// The queue itself, to create queue pairs with.
-    pub(crate) fn completion_queue(&self) -> &Arc<dyn CompletionQueue> {
+    pub fn completion_queue(&self) -> &Arc<dyn CompletionQueue> {
         &self.completions
     }
 
     /// The receive buffers that its connections share, if they do.
-    pub(crate) fn shared(&self) -> Option<&Arc<SharedBuffers>> {
+    pub(super) fn shared(&self) -> Option<&Arc<SharedBuffers>> {
         self.shared.as_ref()
     }
 
     /// Adds the participant that `make` builds for the key that its work requests are to carry.
-    pub(crate) fn add<P: Participant, E>(
+    pub fn add<P: Participant, E>(
         &self,
         make: impl FnOnce(u32) -> Result<Arc<P>, E>,
     ) -> Result<Result<(u32, Arc<P>), E>, QueueFull> {
@@ -193,7 +195,7 @@ impl Queue {
     }
 
     /// Takes a participant out. Completions that still come for it are dropped.
-    pub(crate) fn remove<P: Participant>(&self, key: u32, participant: &P) {
+    pub fn remove<P: Participant>(&self, key: u32, participant: &P) {
         let mut participants = lock(&self.participants);
         let found = participants.by_key.get(key as usize);
         let ours = found.is_some_and(|entry| std::ptr::addr_eq(Arc::as_ptr(entry), participant));
@@ -209,7 +211,7 @@ impl Queue {
 
     /// Has `watched` looked at with every poll, until it has come or is gone. If the poller sleeps, the caller asks for a
     /// completion itself.
-    pub(crate) fn watch(&self, watched: Weak<dyn Watched>) {
+    pub fn watch(&self, watched: Weak<dyn Watched>) {
         let mut all = lock(&self.watched);
         all.push(watched);
         // SYNC: SeqCst before looking whether the poller sleeps: Dekker with `arm`, then `ask_for_completions`.
@@ -221,27 +223,27 @@ impl Queue {
     }
 
     /// Whether the poller sleeps, or is about to.
-    pub(crate) fn is_asleep(&self) -> bool {
+    pub fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::SeqCst)
     }
 
     /// Whether anything is watched.
-    pub(crate) fn is_watching(&self) -> bool {
+    pub fn is_watching(&self) -> bool {
         self.watching.load(Ordering::SeqCst) > 0
     }
 
     /// Whether something is watched while the poller sleeps, and that sleep does not end by itself.
-    pub(crate) fn wants_naps(&self) -> bool {
+    pub fn wants_naps(&self) -> bool {
         self.is_watching() && self.is_asleep() && !self.napping.load(Ordering::SeqCst)
     }
 
     /// Whether the poller's sleep ends by itself soon.
-    pub(crate) fn set_napping(&self, napping: bool) {
+    pub fn set_napping(&self, napping: bool) {
         self.napping.store(napping, Ordering::SeqCst);
     }
 
     /// What is watched and has come, though no completion told of it yet.
-    pub(crate) fn untold(&self) -> Vec<Untold> {
+    pub fn untold(&self) -> Vec<Untold> {
         // Not under the lock, as the last reference to something watched may go with this one.
         let watched: Vec<_> = lock(&self.watched).iter().filter_map(Weak::upgrade).collect();
         let untold = watched.iter().filter_map(|watched| watched.untold());
@@ -249,7 +251,7 @@ impl Queue {
     }
 
     /// Wakes the tasks of what is watched and has come; how many there were.
-    pub(crate) fn wake_watched(&self) -> usize {
+    pub fn wake_watched(&self) -> usize {
         let (mut wakers, mut looked_at) = (Vec::new(), Vec::new());
         let come = self.check_watched(&mut wakers, &mut looked_at);
         wakers.into_iter().for_each(Waker::wake);
@@ -280,23 +282,23 @@ impl Queue {
     }
 
     /// Whether nobody uses it.
-    pub(crate) fn is_unused(&self) -> bool {
+    pub fn is_unused(&self) -> bool {
         self.used.load(Ordering::Relaxed) == 0
     }
 
     /// Hands completions that have come to their connections and wakes tasks. Does nothing if somebody else is in the
     /// middle of it.
-    pub(crate) fn poll(&self) -> Polled {
+    pub fn poll(&self) -> Polled {
         self.batch.try_lock().map_or_else(|_| Polled::default(), |mut batch| self.poll_with(&mut batch))
     }
 
     /// The same, and waits for whoever is in the middle of it.
-    pub(crate) fn poll_now(&self) -> Polled {
+    pub fn poll_now(&self) -> Polled {
         self.poll_with(&mut lock(&self.batch))
     }
 
     /// Polls until nothing comes any more, waiting for whoever is in the middle of it.
-    pub(crate) fn drain(&self) {
+    pub fn drain(&self) {
         /// A peer that sends as fast as we take must not keep us here.
         const ROUNDS: usize = 1024;
         let mut batch = lock(&self.batch);
@@ -348,20 +350,20 @@ impl Queue {
             if id.kind == Kind::SharedReceive
                 && let Err(reason) = shared.post(id.value)
             {
-                crate::telemetry::throttled!(warn, slot = id.value, %reason, "a shared receive buffer is lost");
+                tonic_rdma_verbs::internal::throttled!(warn, slot = id.value, %reason, "a shared receive buffer is lost");
             }
         }
     }
 
     /// Ends the participants whose queue pairs the device has given up, with its reason.
-    pub(crate) fn fail_with_device(&self) {
+    pub fn fail_with_device(&self) {
         let participants: Vec<_> =
             lock(&self.participants).by_key.iter().map(|(_, it)| Arc::clone(it)).collect();
         participants.iter().for_each(|participant| participant.fail_with_device());
     }
 
     /// Has peers tell of what is watched by a completion, before everybody sleeps.
-    pub(crate) fn ask_for_completions(&self) {
+    pub fn ask_for_completions(&self) {
         if !self.is_watching() {
             return;
         }
@@ -370,7 +372,7 @@ impl Queue {
     }
 
     /// Asks for an event with the next completion.
-    pub(crate) fn arm(&self) {
+    pub fn arm(&self) {
         self.polling.sleeps.add(1);
         self.asleep.store(true, Ordering::SeqCst);
         if let Err(error) = self.completions.arm() {
@@ -379,26 +381,26 @@ impl Queue {
     }
 
     /// Takes [`arm`](Self::arm) back.
-    pub(crate) fn disarm(&self) {
+    pub fn disarm(&self) {
         self.asleep.store(false, Ordering::SeqCst);
         self.completions.disarm();
     }
 
     /// The poller was woken by an event, and the queue is not armed any more.
-    pub(crate) fn woken(&self) {
+    pub fn woken(&self) {
         self.asleep.store(false, Ordering::SeqCst);
     }
 
-    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.completions.event_fd()
     }
 
-    pub(crate) fn acknowledge_events(&self) {
+    pub fn acknowledge_events(&self) {
         self.completions.acknowledge_events();
     }
 
     /// How it has been polled.
-    pub(crate) fn polling(&self) -> &Arc<PollCounters> {
+    pub(super) fn polling(&self) -> &Arc<PollCounters> {
         &self.polling
     }
 }
@@ -406,4 +408,4 @@ impl Queue {
 /// As many connections as the completion queue can serve.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the completion queue serves as many connections as it can; RDMA_CQS adds queues")]
-pub(crate) struct QueueFull;
+pub struct QueueFull;

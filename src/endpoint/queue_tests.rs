@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use super::*;
-use crate::verbs::soft;
+use tonic_rdma_verbs::soft;
 
 /// A participant that has no completions.
 #[derive(Debug)]
@@ -22,10 +22,11 @@ impl Participant for Silent {
 /// The book's figures, from what the kernel's drivers say of their devices.
 #[test]
 fn a_queue_has_room_for_as_many_connections_as_its_completions_suffice_for() {
-    let device = |max_completions, locks_memory| DeviceAttributes {
-        max_completions,
-        locks_memory,
-        ..DeviceAttributes::new("ibverbs", "a device")
+    let device = |max_completions, locks_memory| {
+        let mut device = DeviceAttributes::new("ibverbs", "a device");
+        device.max_completions = max_completions;
+        device.locks_memory = locks_memory;
+        device
     };
     // `max_cqe` of rdma_rxe, and of an mlx5 card.
     assert_eq!(Queue::size_on(&device(32_767, true)), (32_767, 127));

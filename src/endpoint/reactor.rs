@@ -30,11 +30,11 @@ use super::poll_task;
 use super::queue::{Polled, Queue, Untold};
 use super::shared_receive::SharedBuffers;
 use super::{events, isolation};
-use crate::verbs::{Context, VerbsError};
+use tonic_rdma_verbs::{Context, VerbsError};
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(crate) struct Reactor {
+pub struct Reactor {
     queues: Vec<Arc<Queue>>,
     next: AtomicUsize,
     spinner: Mutex<Spinner>,
@@ -65,7 +65,7 @@ struct Spinner {
 
 /// What the poll task is to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub enum Step {
     /// Let other tasks run, then poll again.
     Again,
     /// Wait for an event or a kick; the queues are armed, or threads poll them.
@@ -99,7 +99,7 @@ struct Key {
 
 impl Reactor {
     /// The current runtime's reactor for this device and configuration; made at first use, gone with its last user.
-    pub(crate) fn current(context: &Arc<dyn Context>, config: &Config) -> Result<Arc<Self>, VerbsError> {
+    pub fn current(context: &Arc<dyn Context>, config: &Config) -> Result<Arc<Self>, VerbsError> {
         let runtime = Handle::current();
         let key = Key {
             runtime: runtime.id(),
@@ -122,14 +122,14 @@ impl Reactor {
     }
 
     /// The reactors of `runtime`, and the generation that this answer is of.
-    pub(crate) fn of_runtime(runtime: Id) -> (usize, Vec<Weak<Self>>) {
+    pub fn of_runtime(runtime: Id) -> (usize, Vec<Weak<Self>>) {
         let reactors = lock(&REACTORS);
         let of_runtime = reactors.iter().filter(|(key, _)| key.runtime == runtime);
         (Self::generation(), of_runtime.map(|(_, reactor)| reactor.clone()).collect())
     }
 
     /// Changes whenever a reactor comes.
-    pub(crate) fn generation() -> usize {
+    pub fn generation() -> usize {
         GENERATION.load(Ordering::Acquire)
     }
 
@@ -172,18 +172,18 @@ impl Reactor {
     }
 
     /// The queue for the next connection.
-    pub(crate) fn assign(&self) -> &Arc<Queue> {
+    pub fn assign(&self) -> &Arc<Queue> {
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
         &self.queues[turn % self.queues.len()]
     }
 
     /// Polls every queue once.
-    pub(crate) fn poll(&self) -> Polled {
+    pub fn poll(&self) -> Polled {
         self.queues.iter().map(|queue| queue.poll()).fold(Polled::default(), Polled::plus)
     }
 
     /// One of the runtime's threads is about to park: spins for as long as it pays, then arms the queues.
-    pub(crate) fn idle(&self) {
+    pub fn idle(&self) {
         if self.mode != PollMode::Adaptive || self.multi_thread {
             return;
         }
@@ -205,7 +205,7 @@ impl Reactor {
     }
 
     /// The poll task's turn; `watched` if it has waited for all of [`Step::Watch`]'s moment, and nothing woke it.
-    pub(crate) fn step(&self, watched: bool) -> Step {
+    pub fn step(&self, watched: bool) -> Step {
         if self.mode == PollMode::Busy && !self.stand_in.is_wanted() {
             return Step::Sleep;
         }
@@ -244,19 +244,19 @@ impl Reactor {
 
     /// What a future may go by that looks at its word for a while before it lets its thread sleep; `None` where no thread is to
     /// spin. See [`may_spin`].
-    pub(crate) fn pace_of_callers(&self) -> Option<Pace> {
+    pub fn pace_of_callers(&self) -> Option<Pace> {
         (self.mode == PollMode::Adaptive).then(|| Pace::new(self.spin_limit))
     }
 
     /// The poll task was woken by an event.
-    pub(crate) fn event(&self) {
+    pub fn event(&self) {
         let mut spinner = lock(&self.spinner);
         spinner.armed = false;
         self.queues.iter().for_each(|queue| queue.woken());
     }
 
     /// The poll task is about to sleep (`wanted`), or has slept; whether it should look again soon, even if nothing wakes it.
-    pub(crate) fn set_nap(&self, wanted: bool) -> bool {
+    pub fn set_nap(&self, wanted: bool) -> bool {
         // What begins to be watched from here on kicks the task.
         self.queues.iter().for_each(|queue| queue.set_napping(false));
         let naps =
@@ -267,7 +267,7 @@ impl Reactor {
 
     /// Nothing woke the poll task for a while: wakes those whose words have come all the same; whether there were any. They
     /// are counted if no bell tells of them later either: a peer may have been stopped between the word and the bell.
-    pub(crate) fn wake_untold(&self) -> bool {
+    pub fn wake_untold(&self) -> bool {
         let now = Instant::now();
         let fresh: Vec<_> = self.queues.iter().flat_map(|queue| queue.untold()).collect();
         let mut all = lock(&self.untold);
@@ -353,7 +353,7 @@ impl Reactor {
 
 /// Whether a future may keep the current thread for a moment: in a multi-thread runtime waking that thread later costs more, and
 /// another worker serves the other tasks meanwhile. A runtime's only worker has them all to serve.
-pub(crate) fn may_spin() -> bool {
+pub fn may_spin() -> bool {
     Handle::try_current().is_ok_and(|runtime| {
         runtime.runtime_flavor() == RuntimeFlavor::MultiThread && runtime.metrics().num_workers() > 1
     })
@@ -380,7 +380,7 @@ impl Drop for Reactor {
 
 /// Reactors that a thread's `on_thread_park` polls.
 #[derive(Debug, Default)]
-pub(crate) struct IdleHook {
+pub(super) struct IdleHook {
     known: Mutex<Known>,
 }
 
@@ -393,7 +393,7 @@ struct Known {
 
 impl IdleHook {
     /// A thread of the runtime is about to park.
-    pub(crate) fn park(&self) {
+    pub(super) fn park(&self) {
         // Another worker that is in here already does the polling.
         let Ok(mut known) = self.known.try_lock() else { return };
         self.refresh(&mut known);
@@ -418,7 +418,7 @@ mod tests {
 
     #[tokio::test]
     async fn connections_are_spread_over_the_queues_in_turn() {
-        let context = crate::verbs::soft::open().unwrap();
+        let context = tonic_rdma_verbs::soft::open().unwrap();
         let reactor = Reactor::current(&context, &Config::default().completion_queues(3)).unwrap();
         let assigned: Vec<&Arc<Queue>> = (0..6).map(|_| reactor.assign()).collect();
         for turn in 0..3 {
@@ -429,7 +429,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_runtime_has_one_reactor_for_each_way_of_polling() {
-        let context = crate::verbs::soft::open().unwrap();
+        let context = tonic_rdma_verbs::soft::open().unwrap();
         let reactor = |config: Config| Reactor::current(&context, &config).unwrap();
         let adaptive = reactor(Config::default());
         assert!(Arc::ptr_eq(&adaptive, &reactor(Config::default())));

@@ -7,8 +7,8 @@ use tokio::io::ReadBuf;
 use super::connection::State;
 use super::counters::Counters;
 use super::fault::ConnectionFault;
-use crate::memory::{PoolError, Quota};
 use crate::protocol::{AbortCode, Finished, Part};
+use tonic_rdma_verbs::memory::{PoolError, Quota};
 
 /// How much a reading task has taken since it last let other tasks run.
 ///

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::fault::ConnectionFault;
 use super::shared_receive::{Promise, SharedBuffers};
 use super::work_id::{Kind, WorkId};
-use crate::memory::Block;
 use crate::protocol;
-use crate::verbs::{LocalSegment, OutOfBounds, QueuePair, QueuePairNumber, ReceiveRequest};
+use tonic_rdma_verbs::memory::Block;
+use tonic_rdma_verbs::{LocalSegment, OutOfBounds, QueuePair, QueuePairNumber, ReceiveRequest};
 
 /// See the module's documentation.
 #[derive(Debug)]

@@ -21,13 +21,14 @@ use super::receive::{Receives, Ring, Share};
 use super::shared_receive::Promise;
 use super::supervisor::{Counted, Supervisor};
 use super::tuner::{Chooser, DeviceTuner};
-use crate::memory::{Block, Budget, Pool, PoolSettings, Quota, Registrations};
 use crate::protocol;
-use crate::verbs::{
-    Access, Context, Probe, ProtectionDomain, QueuePair, QueuePairAddress, QueuePairCapacity,
-};
 use crate::wire::Header;
 use crate::wire::hello::Offer;
+use tonic_rdma_verbs::internal::Registrations;
+use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolSettings, Quota};
+use tonic_rdma_verbs::{
+    Access, Context, Probe, ProtectionDomain, QueuePair, QueuePairAddress, QueuePairCapacity,
+};
 
 /// A queue pair with receive memory, not connected yet.
 #[derive(Debug)]

@@ -13,8 +13,8 @@ use super::config::Config;
 use super::lock;
 use super::session::budget;
 use super::work_id::{Kind, WorkId};
-use crate::memory::{Block, Budget, Pool, PoolSettings, Quota};
-use crate::verbs::{
+use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolSettings, Quota};
+use tonic_rdma_verbs::{
     Access, Context, LocalSegment, ProtectionDomain, QueuePairNumber, ReceiveRequest, SharedReceiveQueue,
     VerbsError,
 };
@@ -129,7 +129,7 @@ impl SharedBuffers {
             if let Err(reason) = self.provide(&mut counts)
                 && !std::mem::replace(&mut counts.starved, true)
             {
-                crate::telemetry::throttled!(warn, %reason, held = counts.held, "peers may have to wait for shared receive buffers");
+                tonic_rdma_verbs::internal::throttled!(warn, %reason, held = counts.held, "peers may have to wait for shared receive buffers");
             }
         }
     }
@@ -153,7 +153,7 @@ impl SharedBuffers {
             }
         }
         if let Some(reason) = lost {
-            crate::telemetry::throttled!(warn, %reason, "shared receive buffers are lost");
+            tonic_rdma_verbs::internal::throttled!(warn, %reason, "shared receive buffers are lost");
         }
     }
 
@@ -258,7 +258,7 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::verbs::PostError;
+    use tonic_rdma_verbs::PostError;
 
     const SLOT: usize = 1024;
 
@@ -279,7 +279,7 @@ mod tests {
 
     fn buffers(budget: u64) -> (Arc<Queue>, Arc<SharedBuffers>) {
         let queue = Arc::new(Queue::default());
-        let domain = crate::verbs::soft::open().unwrap().alloc_protection_domain().unwrap();
+        let domain = tonic_rdma_verbs::soft::open().unwrap().alloc_protection_domain().unwrap();
         let shared = Arc::clone(&queue) as Arc<dyn SharedReceiveQueue>;
         let buffers = SharedBuffers::with(shared, domain, None, SLOT, Budget::new(budget));
         (queue, buffers)

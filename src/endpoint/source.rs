@@ -4,8 +4,9 @@ use std::io::IoSlice;
 
 use super::fault::ConnectionFault;
 use super::link::Link;
-use crate::memory::{Block, Lease, Pool, Quota, Registrations, find_sendable};
-use crate::verbs::{LocalSegment, OutOfBounds};
+use tonic_rdma_verbs::internal::{Registrations, find_sendable};
+use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
+use tonic_rdma_verbs::{LocalSegment, OutOfBounds};
 
 /// What a message that is on its way holds on to.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 
 use super::connection::Connection;
 use super::fault::ConnectionFault;
-use super::info::ConnectionInfo;
+use super::info::RdmaConnectInfo;
 use crate::protocol::AbortCode;
 
 /// A connection that negotiation led to: RDMA, or the TCP connection that it fell back to. Bytes arrive as they were
@@ -20,7 +20,7 @@ use crate::protocol::AbortCode;
 #[derive(Debug)]
 pub struct EndpointStream {
     inner: Inner,
-    info: ConnectionInfo,
+    info: RdmaConnectInfo,
     /// Whether something has been read.
     has_begun: bool,
 }
@@ -32,16 +32,16 @@ enum Inner {
 }
 
 impl EndpointStream {
-    pub(crate) fn rdma(connection: Arc<Connection>, info: ConnectionInfo) -> Self {
+    pub(crate) fn rdma(connection: Arc<Connection>, info: RdmaConnectInfo) -> Self {
         Self { inner: Inner::Rdma(RdmaHalf { connection }), info, has_begun: false }
     }
 
-    pub(crate) fn tcp(stream: TcpStream, received: Bytes, info: ConnectionInfo) -> Self {
+    pub(crate) fn tcp(stream: TcpStream, received: Bytes, info: RdmaConnectInfo) -> Self {
         Self { inner: Inner::Tcp(TcpIo { received, stream }), info, has_begun: false }
     }
 
     /// Returns what was negotiated, and why.
-    pub fn info(&self) -> &ConnectionInfo {
+    pub fn info(&self) -> &RdmaConnectInfo {
         &self.info
     }
 

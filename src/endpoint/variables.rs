@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::config::{Config, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive};
 use super::tuner::TuneCache;
-use crate::verbs::PathSettings;
+use tonic_rdma_verbs::PathSettings;
 
 impl Config {
     /// Reads the environment: returns the default settings, changed by these variables where they are set.

@@ -2,16 +2,16 @@
 
 /// Packs into the 64 bits of `wr_id`: kind (8 bits), connection (24 bits), value (32 bits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WorkId {
-    pub(crate) kind: Kind,
+pub struct WorkId {
+    pub kind: Kind,
     /// Key of the connection within its queue.
-    pub(crate) connection: u32,
-    pub(crate) value: u32,
+    pub connection: u32,
+    pub value: u32,
 }
 
 /// What a request was posted for, and what the value means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// A receive; the value is its slot.
     Receive,
     /// A send; the value is how many sends this completion stands for.
@@ -24,9 +24,9 @@ pub(crate) enum Kind {
 
 impl WorkId {
     /// Most connections of a queue.
-    pub(crate) const MAX_CONNECTIONS: u32 = 1 << 24;
+    pub const MAX_CONNECTIONS: u32 = 1 << 24;
 
-    pub(crate) fn to_bits(self) -> u64 {
+    pub fn to_bits(self) -> u64 {
         let kind: u64 = match self.kind {
             Kind::Receive => 0,
             Kind::Send => 1,
@@ -37,7 +37,7 @@ impl WorkId {
     }
 
     /// Identifiers are our own, so an unknown kind can't come; it would be taken for a READ.
-    pub(crate) fn from_bits(bits: u64) -> Self {
+    pub fn from_bits(bits: u64) -> Self {
         let kind = match bits >> 56 {
             0 => Kind::Receive,
             1 => Kind::Send,

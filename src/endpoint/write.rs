@@ -8,8 +8,8 @@ use super::counters::Counters;
 use super::fault::ConnectionFault;
 use super::link::Link;
 use super::source;
-use crate::memory::{Block, Quota};
 use crate::protocol::{Blocked, Chunk, MAX_CHUNKS};
+use tonic_rdma_verbs::memory::{Block, Quota};
 
 impl State {
     /// Takes as many bytes of `slices` as there is room for; `None` if there is none.

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use http::Uri;
 use tower_service::Service;
 
-use super::RdmaConnectInfo;
+use crate::endpoint::RdmaConnectInfo;
 use crate::endpoint::{Config, ConnectError, Dialer, EndpointStream};
 
 /// Connects a tonic channel over RDMA where both ends can and over TCP where not, as the [`Config`]'s policy says.

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, ToSocketAddrs};
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-use super::RdmaConnectInfo;
+use crate::endpoint::RdmaConnectInfo;
 use crate::endpoint::{Config, EndpointStream, Listener};
 
 /// Connections of RDMA peers and of stock gRPC clients, on one port.

@@ -4,7 +4,7 @@
 //! endpoints, and [`gather`], which spares tonic a copy of what is sent. Never looks at the bytes that the streams carry.
 #![forbid(unsafe_code)]
 
-pub mod balance;
+pub(crate) mod balance;
 mod connector;
 pub mod gather;
 mod incoming;
@@ -13,6 +13,3 @@ mod request;
 pub use connector::RdmaConnector;
 pub use incoming::RdmaIncoming;
 pub use request::{RdmaRequestExt, RemoteAddresses, remote_addresses};
-
-/// What was negotiated for a connection. On a server, tonic puts it among the extensions of every request.
-pub use crate::endpoint::ConnectionInfo as RdmaConnectInfo;

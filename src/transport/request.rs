@@ -12,7 +12,7 @@ use tonic::transport::server::TcpConnectInfo;
 use tonic::transport::server::TlsConnectInfo;
 use tower::util::MapRequestLayer;
 
-use super::RdmaConnectInfo;
+use crate::endpoint::RdmaConnectInfo;
 
 /// Finds the connection that a request came over, and the certificates of the client. For [`tonic::Request`], for
 /// [`http::Request`], which layers see, and for the extensions of either.
@@ -93,7 +93,7 @@ pub type RemoteAddresses = MapRequestLayer<fn(Request<Body>) -> Request<Body>>;
 ///
 /// ```
 /// # use tonic::transport::Server;
-/// let server = Server::builder().layer(tonic_rdma::transport::remote_addresses());
+/// let server = Server::builder().layer(tonic_rdma::remote_addresses());
 /// # drop(server);
 /// ```
 pub fn remote_addresses() -> RemoteAddresses {

@@ -16,8 +16,6 @@
 mod chunk;
 mod header;
 pub mod hello;
-pub mod tensor_frame;
-pub mod tensor_metadata;
 
 pub use chunk::{Chunk, ChunkError, MAX_CHUNKS};
 pub use header::{Header, HeaderError, Kind};

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use tonic_rdma::verbs::{
+use tonic_rdma_verbs::{
     CompletionOpcode, CompletionStatus, DeviceMemoryRegion, DmaBuf, HostMemory, LocalSegment, VerbsError,
 };
 

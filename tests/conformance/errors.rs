@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use tonic_rdma::verbs::{
+use tonic_rdma_verbs::{
     Access, CompletionOpcode, CompletionStatus, HostMemory, MemoryRegion, Operation, Payload, QueuePairState,
     RemoteSegment, Rkey,
 };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tonic_rdma::verbs::{
+use tonic_rdma_verbs::{
     Access, CompletionOpcode, CompletionQueue, CompletionStatus, Context, HostMemory, LocalSegment,
     MemoryRegion, Operation, PathSettings, Payload, PostError, ProtectionDomain, QueuePair,
     QueuePairCapacity, QueuePairState, ReceiveRequest, RemoteSegment, SendRequest, VerbsError,

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use tonic_rdma::verbs::{
+use tonic_rdma_verbs::{
     CompletionOpcode, CompletionQueue, CompletionStatus, Operation, PathSettings, Payload, PostErrorKind,
     QueuePairState, ReceiveRequest, SendRequest, WorkCompletion,
 };

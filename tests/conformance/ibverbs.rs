@@ -4,8 +4,8 @@ use std::io::{self, Write as _};
 use std::process::Command;
 use std::sync::Arc;
 
-use tonic_rdma::verbs::ibverbs::{self, OpenOptions};
-use tonic_rdma::verbs::{
+use tonic_rdma_verbs::ibverbs::{self, OpenOptions};
+use tonic_rdma_verbs::{
     CompletionStatus, Context, PathSettings, QueuePairAddress, QueuePairState, VerbsError,
 };
 
@@ -190,7 +190,7 @@ fn the_smaller_mtu_is_taken() {
         assert_eq!(ibverbs::query(&*side.pair).unwrap().settings.mtu, Some(256));
     }
     a.write(1, a.segment(0, 10_000), b.remote(0));
-    a.expect(1, tonic_rdma::verbs::CompletionOpcode::Write);
+    a.expect(1, tonic_rdma_verbs::CompletionOpcode::Write);
 }
 
 #[test]

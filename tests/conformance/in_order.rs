@@ -6,7 +6,7 @@ use std::io::{IoSlice, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tonic_rdma::verbs::{
+use tonic_rdma_verbs::{
     CompletionOpcode, HostMemory, LocalSegment, MemoryRegion, Operation, Payload, QueuePair, SendRequest,
 };
 

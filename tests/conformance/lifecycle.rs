@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tonic_rdma::verbs::{
+use tonic_rdma_verbs::{
     CompletionOpcode, CompletionStatus, HostMemory, Operation, Payload, PostErrorKind, QueuePairAddress,
     QueuePairState, VerbsError, WorkCompletion,
 };
@@ -18,7 +18,7 @@ pub fn state_machine(fabric: &dyn Fabric) {
     assert_eq!(fresh.state(), QueuePairState::Reset);
     assert!(matches!(fresh.to_rts(settings), Err(VerbsError::State { .. })));
     assert!(matches!(fresh.to_rtr(&b.pair.local_address(), settings), Err(VerbsError::State { .. })));
-    assert!(fresh.post_receive(&[tonic_rdma::verbs::ReceiveRequest { wr_id: 0, into: &[] }]).is_err());
+    assert!(fresh.post_receive(&[tonic_rdma_verbs::ReceiveRequest { wr_id: 0, into: &[] }]).is_err());
 
     assert_eq!(a.pair.state(), QueuePairState::Init);
     assert!(matches!(a.pair.to_init(ALL), Err(VerbsError::State { .. })));

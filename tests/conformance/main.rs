@@ -1,4 +1,4 @@
-//! The conformance suite: what every provider of [`tonic_rdma::verbs`] has to do, run on each of them.
+//! The conformance suite: what every provider of [`tonic_rdma_verbs`] has to do, run on each of them.
 //!
 //! A provider joins by implementing [`fabric::Fabric`] and one line of `suite!` below. Cases that need a process of
 //! their own start this binary again, see `processes`.
@@ -22,7 +22,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use fabric::Fabric;
-use tonic_rdma::verbs::{Context, VerbsError, soft};
+use tonic_rdma_verbs::{Context, VerbsError, soft};
 
 /// The software device.
 struct Soft;

@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 
-use tonic_rdma::verbs::{CompletionOpcode, Operation, Payload, PostErrorKind, SendRequest};
+use tonic_rdma_verbs::{CompletionOpcode, Operation, Payload, PostErrorKind, SendRequest};
 
 use crate::fabric::{
     Fabric, Options, Side, connected, content, default_pair, pattern, remote, segment, until_placed,
@@ -311,10 +311,10 @@ pub fn both_directions(fabric: &dyn Fabric) {
                 );
                 sent += 1;
             }
-            let mut completions = [tonic_rdma::verbs::WorkCompletion::EMPTY; 4];
+            let mut completions = [tonic_rdma_verbs::WorkCompletion::EMPTY; 4];
             let count = side.queue.poll(&mut completions);
             for completion in &completions[..count] {
-                assert_eq!(completion.status, tonic_rdma::verbs::CompletionStatus::Success);
+                assert_eq!(completion.status, tonic_rdma_verbs::CompletionStatus::Success);
                 if completion.opcode == CompletionOpcode::Send {
                     finished += 1;
                     continue;

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tonic_rdma::verbs::{
+use tonic_rdma_verbs::{
     CompletionOpcode, CompletionStatus, MemoryRegion, Operation, Payload, PostError, PostErrorKind,
     QueuePairAddress, QueuePairState, RemoteSegment, Rkey, WorkCompletion,
 };

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tonic_rdma::verbs::{
+use tonic_rdma_verbs::{
     Access, CompletionOpcode, CompletionStatus, HostMemory, MemoryRegion, QueuePairState, RemoteSegment,
     VerbsError,
 };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tonic_rdma::verbs::{
+use tonic_rdma_verbs::{
     CompletionOpcode, CompletionStatus, Operation, Payload, PostErrorKind, QueuePair, QueuePairState,
     ReceiveRequest, SendRequest, SharedReceiveQueue, VerbsError, WorkCompletion,
 };
@@ -41,7 +41,7 @@ impl Shared {
     }
 
     /// Adds a connection whose receiving queue pair is of `domain`.
-    fn connect(&mut self, domain: &dyn tonic_rdma::verbs::ProtectionDomain) {
+    fn connect(&mut self, domain: &dyn tonic_rdma_verbs::ProtectionDomain) {
         let (options, queue) = (Options::default(), &self.receiver.queue);
         let pair = domain.create_sharing_queue_pair(queue, queue, &self.queue, &options.capacity).unwrap();
         pair.to_init(ALL).unwrap();
@@ -189,7 +189,7 @@ pub fn shared_receive_too_short(fabric: &dyn Fabric) {
 }
 
 /// Buffers of another domain than the queue pair's: the message arrives, or both ends fail; see
-/// [`create_sharing_queue_pair`](tonic_rdma::verbs::ProtectionDomain::create_sharing_queue_pair).
+/// [`create_sharing_queue_pair`](tonic_rdma_verbs::ProtectionDomain::create_sharing_queue_pair).
 pub fn shared_receive_of_another_domain(fabric: &dyn Fabric) {
     let Some(mut shared) = Shared::new(fabric, 0, 8) else { return };
     let other = shared.receiver.context.alloc_protection_domain().unwrap();
@@ -213,7 +213,7 @@ pub fn shared_receive_of_another_domain(fabric: &dyn Fabric) {
 /// Queues belong to one device, opened once.
 pub fn shared_receive_queue_of_another_device(fabric: &dyn Fabric) {
     let Some(shared) = Shared::new(fabric, 0, 8) else { return };
-    let soft = tonic_rdma::verbs::soft::open().unwrap();
+    let soft = tonic_rdma_verbs::soft::open().unwrap();
     let domain = soft.alloc_protection_domain().unwrap();
     let queue = soft.create_completion_queue(8).unwrap();
     let capacity = Options::default().capacity;

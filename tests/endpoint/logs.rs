@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_stream::StreamExt as _;
-use tonic_rdma::endpoint::Dialer;
-use tonic_rdma::tensor::{Dtype, RdmaDevice, Settings, Shape, Tensor, TensorSpec};
+use tonic_rdma::Dialer;
 use tonic_rdma::{Config, Policy};
 use tonic_rdma_proto::transfer::PutRequest;
+use tonic_rdma_tensor::{Dtype, RdmaDevice, Settings, Shape, Tensor, TensorSpec};
 
 use super::child::Peer;
 use super::support::{Content, Runtime, config, listen};

@@ -5,9 +5,9 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::StreamExt as _;
-use tonic_rdma::endpoint::{ConnectError, Dialer, EndpointStream, Listener};
-use tonic_rdma::wire::hello::{Decoded, MAGIC, Message};
+use tonic_rdma::internal::wire::hello::{Decoded, MAGIC, Message};
 use tonic_rdma::{Config, Policy, Verdict};
+use tonic_rdma::{ConnectError, Dialer, EndpointStream, Listener};
 
 use super::support::{Runtime, listen};
 

@@ -3,7 +3,7 @@
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
-use tonic_rdma::endpoint::Dialer;
+use tonic_rdma::Dialer;
 use tonic_rdma::{Config, Policy};
 
 use super::logs::logged;

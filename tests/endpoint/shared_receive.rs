@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
+use tonic_rdma::EndpointStream;
 use tonic_rdma::SharedReceive;
-use tonic_rdma::endpoint::EndpointStream;
 
 use super::support::{Content, Runtime, config, pair};
 

@@ -5,8 +5,8 @@ use std::io::{ErrorKind, IoSlice};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt as _;
-use tonic_rdma::endpoint::{Dialer, EndpointStream};
 use tonic_rdma::{Config, EagerThreshold, PollMode, Verdict};
+use tonic_rdma::{Dialer, EndpointStream};
 
 use super::support::{Content, Random, Runtime, config, everywhere, listen, moving, pair};
 
@@ -296,7 +296,7 @@ fn data_moves_while_the_senders_runtime_is_blocked() {
         });
         Runtime::CurrentThread.run(async {
             let port = address_from.recv().unwrap();
-            let mut client = tonic_rdma::endpoint::Dialer::new(config).dial("127.0.0.1", port).await.unwrap();
+            let mut client = tonic_rdma::Dialer::new(config).dial("127.0.0.1", port).await.unwrap();
             client.write_all(&Content::new(5).take(10_000)).await.unwrap();
             client.flush().await.unwrap();
             let received =

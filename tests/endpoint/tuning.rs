@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tonic_rdma::endpoint::EndpointStream;
-use tonic_rdma::endpoint::tuner::{Decision, Load, SetBy, Subject, TuneCache, Way};
+use tonic_rdma::EndpointStream;
+use tonic_rdma::internal::tuner::{Decision, Load, SetBy, Subject, TuneCache, Way};
 use tonic_rdma::{Config, EagerThreshold};
 
 use super::support::{Runtime, config, pair};
@@ -95,7 +95,7 @@ fn without_one_the_device_is_measured_while_connections_go_on() {
 /// Puts a calibration of the software device with receive buffers of `slot_size` bytes into the cache, in the format that
 /// the library writes: what is on users' disks stays readable.
 fn put(place: &Place, slot_size: u32, sizes: &str) {
-    let subject = Subject::new(&tonic_rdma::verbs::soft::attributes(), slot_size);
+    let subject = Subject::new(&tonic_rdma_verbs::soft::attributes(), slot_size);
     let Subject { provider, device, driver, version, cpu, .. } = subject;
     let body = format!(
         "tonic-rdma calibration 1\nprovider={provider}\ndevice={device}\ndriver={driver}\nversion={version}\n\
@@ -153,7 +153,7 @@ fn nothing_is_explained_over_tcp() {
     Runtime::Idle.run(async {
         let mut listener =
             super::support::listen(Config::default().policy(tonic_rdma::Policy::TcpOnly)).await;
-        let dialer = tonic_rdma::endpoint::Dialer::new(Config::default());
+        let dialer = tonic_rdma::Dialer::new(Config::default());
         let port = listener.local_addr().port();
         let (client, server) = tokio::join!(dialer.dial("127.0.0.1", port), listener.next());
         assert_eq!(client.unwrap().info().why(1, Load::Light), None);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tonic::Code;
 use tonic::transport::Endpoint;
-use tonic_rdma::transport::balance::EndpointState;
+use tonic_rdma::EndpointState;
 use tonic_rdma::{BalancedChannel, balance_list};
 use tonic_rdma_proto::greeter::HelloRequest;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
-use tonic_rdma::endpoint::Dialer;
+use tonic_rdma::Dialer;
 use tonic_rdma::{Config, Verdict};
 
 use super::child::Peer;

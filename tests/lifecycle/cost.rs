@@ -3,8 +3,8 @@
 use std::os::unix::fs::MetadataExt as _;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tonic_rdma::endpoint::{Dialer, EndpointStream};
 use tonic_rdma::{Config, EagerThreshold, Verdict};
+use tonic_rdma::{Dialer, EndpointStream};
 
 use super::child::Peer;
 use super::support::Runtime;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
 use tonic_rdma::Verdict;
-use tonic_rdma::endpoint::{Dialer, EndpointStream};
+use tonic_rdma::{Dialer, EndpointStream};
 
 use super::child::{Peer, echo_stream};
 use super::support::{Runtime, config, descriptors_and_mappings, listen, settled};

@@ -5,8 +5,8 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
-use tonic_rdma::endpoint::{ConnectionFault, Dialer, EndpointStream};
 use tonic_rdma::{Config, Verdict};
+use tonic_rdma::{ConnectionFault, Dialer, EndpointStream};
 
 use super::child::Peer;
 use super::support::{Runtime, config, listen};

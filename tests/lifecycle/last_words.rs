@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
 use tonic_rdma::Verdict;
-use tonic_rdma::endpoint::{EndpointStream, Listener};
+use tonic_rdma::{EndpointStream, Listener};
 
 use super::child::{Peer, WRITTEN};
 use super::support::{Content, Runtime, config, listen};

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use tokio::sync::watch;
 use tonic_rdma::Config;
-use tonic_rdma::tensor::{Channel, ChannelError};
+use tonic_rdma_tensor::{Channel, ChannelError};
 
 /// Where the addresses of the pages are. The tests run one at a time, see `running`.
 static LISTENING: LazyLock<watch::Sender<BTreeMap<String, SocketAddr>>> =
@@ -66,12 +66,12 @@ impl Endpoint {
     }
 }
 
-/// Stands in for `tonic_rdma::tensor::RdmaDevice`.
-pub(crate) struct RdmaDevice(tonic_rdma::tensor::RdmaDevice);
+/// Stands in for `tonic_rdma_tensor::RdmaDevice`.
+pub(crate) struct RdmaDevice(tonic_rdma_tensor::RdmaDevice);
 
 impl RdmaDevice {
     pub(crate) async fn new(queues: u32, pairs: u32, endpoint: &str) -> Result<Self, ChannelError> {
-        let device = tonic_rdma::tensor::RdmaDevice::new(queues, pairs, "127.0.0.1:0").await?;
+        let device = tonic_rdma_tensor::RdmaDevice::new(queues, pairs, "127.0.0.1:0").await?;
         listens(endpoint, device.local_addr().unwrap());
         Ok(Self(device))
     }
@@ -82,7 +82,7 @@ impl RdmaDevice {
 }
 
 impl Deref for RdmaDevice {
-    type Target = tonic_rdma::tensor::RdmaDevice;
+    type Target = tonic_rdma_tensor::RdmaDevice;
 
     fn deref(&self) -> &Self::Target {
         &self.0

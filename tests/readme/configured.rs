@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
-use tonic_rdma::endpoint::tuner::Load;
+use tonic_rdma::internal::tuner::Load;
 use tonic_rdma::{Config, Policy, PollMode, RdmaConnectInfo, RdmaConnector};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
@@ -83,9 +83,8 @@ fn counted(info: &RdmaConnectInfo) -> Outcome {
 }
 
 #[allow(clippy::let_and_return, reason = "the book's readers go on with it")]
-fn layered()
--> Server<tower::layer::util::Stack<tonic_rdma::transport::RemoteAddresses, tower::layer::util::Identity>> {
-    let server = Server::builder().layer(tonic_rdma::transport::remote_addresses());
+fn layered() -> Server<tower::layer::util::Stack<tonic_rdma::RemoteAddresses, tower::layer::util::Identity>> {
+    let server = Server::builder().layer(tonic_rdma::remote_addresses());
     server
 }
 

@@ -2,7 +2,7 @@
 
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
-use tonic_rdma::tensor::{Dtype, Shape, TensorSpec};
+use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
 use super::addresses::{self, RdmaDevice};
 use super::put::{byte, check};

@@ -25,8 +25,8 @@ use std::time::Instant;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt;
-use tonic_rdma::endpoint::{Dialer, EndpointStream};
 use tonic_rdma::{Config, PollMode, Verdict};
+use tonic_rdma::{Dialer, EndpointStream};
 
 use support::Runtime;
 use system_calls::{EPOLL, NotPermitted, SystemCalls, WHILE_WAITING, describe};

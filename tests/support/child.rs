@@ -2,7 +2,7 @@
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::StreamExt as _;
-use tonic_rdma::endpoint::EndpointStream;
+use tonic_rdma::EndpointStream;
 
 use super::support::{Content, Runtime, config, listen};
 
@@ -37,7 +37,7 @@ async fn echo(address: &str) {
         "127.0.0.1:0" => listen(config()).await,
         address => {
             let socket = tokio::net::TcpListener::bind(address).await.unwrap();
-            tonic_rdma::endpoint::Listener::new(socket, config()).unwrap()
+            tonic_rdma::Listener::new(socket, config()).unwrap()
         }
     };
     say(listener.local_addr().port());
@@ -63,7 +63,7 @@ pub(crate) async fn echo_stream(mut stream: EndpointStream) {
 
 async fn connect(address: &str) -> EndpointStream {
     let (host, port) = address.rsplit_once(':').unwrap();
-    let dialer = tonic_rdma::endpoint::Dialer::new(config());
+    let dialer = tonic_rdma::Dialer::new(config());
     dialer.dial(host, port.parse().unwrap()).await.unwrap()
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio_stream::StreamExt as _;
-use tonic_rdma::endpoint::{Dialer, EndpointStream, Listener};
 use tonic_rdma::{Config, PollMode, Verdict};
+use tonic_rdma::{Dialer, EndpointStream, Listener};
 
 /// Long enough for any test on a busy machine; a test that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(120);

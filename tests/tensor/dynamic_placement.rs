@@ -1,7 +1,7 @@
 //! Tensors of any shape, which the receiver reads.
 
 use tonic_rdma::memory::Pool;
-use tonic_rdma::tensor::{Dtype, Settings, Shape, Tensor, TensorMut, TensorSpec};
+use tonic_rdma_tensor::{Dtype, Settings, Shape, Tensor, TensorMut, TensorSpec};
 
 use crate::{pair_with, pattern, ways};
 

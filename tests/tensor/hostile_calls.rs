@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tonic::Code;
-use tonic_rdma::tensor::{ChannelError, Dtype, Rights, Settings, Shape, TensorSpec};
 use tonic_rdma_proto::tensor_device::{AttachRequest, Kind, OpenRequest, Place, QueuePair};
+use tonic_rdma_tensor::{ChannelError, Dtype, Rights, Settings, Shape, TensorSpec};
 
 use crate::raw_peer::{RawPeer, describe};
 use crate::{Served, eventually, pair, pair_with, pattern};

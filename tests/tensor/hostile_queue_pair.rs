@@ -1,9 +1,9 @@
 //! What a peer can do with its queue pair: it harms its own link, and nothing else.
 
-use tonic_rdma::tensor::{Dtype, Rights, Shape, TensorSpec};
-use tonic_rdma::verbs::{RemoteSegment, Rkey};
-use tonic_rdma::wire::tensor_frame::{Frame, MAGIC, MAX_FRAME, Request, RequestId};
 use tonic_rdma_proto::tensor_device::{Kind, Place};
+use tonic_rdma_tensor::internal::tensor_frame::{Frame, MAGIC, MAX_FRAME, Request, RequestId};
+use tonic_rdma_tensor::{Dtype, Rights, Shape, TensorSpec};
+use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 use crate::raw_peer::{RawLink, RawPeer, describe};
 use crate::{Served, eventually, pair, pattern};
@@ -138,8 +138,8 @@ async fn frames_that_make_no_sense() {
 }
 
 fn slot_metadata(spec: &TensorSpec) -> Vec<u8> {
-    let metadata = tonic_rdma::tensor::Metadata::dense(*spec).unwrap();
-    tonic_rdma::wire::tensor_metadata::Metadata::from(metadata).encode().to_vec()
+    let metadata = tonic_rdma_tensor::Metadata::dense(*spec).unwrap();
+    tonic_rdma_tensor::internal::tensor_metadata::Metadata::from(metadata).encode().to_vec()
 }
 
 /// Requests for tensors that never come are bounded.

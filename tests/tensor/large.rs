@@ -1,7 +1,7 @@
 //! Tensors larger than a request may be, and than 32 bits count. They take gigabytes and some time: run them with
 //! `cargo test --release --test tensor -- --ignored large::`.
 
-use tonic_rdma::tensor::{Direction, Dtype, MemRegion, Rights, Shape, TensorSpec};
+use tonic_rdma_tensor::{Direction, Dtype, MemRegion, Rights, Shape, TensorSpec};
 
 use crate::pair;
 

@@ -22,7 +22,7 @@ mod waits;
 use std::time::{Duration, Instant};
 
 use tonic_rdma::Config;
-use tonic_rdma::tensor::{
+use tonic_rdma_tensor::{
     Channel, Direction, ExportedRegion, Notification, RdmaDevice, RemoteRegion, Rights, Settings,
 };
 

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use tonic_rdma::tensor::{Block, Direction, Rights, Settings};
+use tonic_rdma_tensor::{Block, Direction, Rights, Settings};
 
 use crate::{pair, pair_with, pattern, ways};
 

@@ -7,15 +7,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
-use tonic_rdma::verbs::{
-    Access, CompletionQueue, Context, HostMemory, MemoryRegion, Operation, PathSettings, Payload,
-    ProtectionDomain, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairState, RemoteSegment,
-    SendRequest, soft,
-};
 use tonic_rdma_proto::tensor_device::tensor_device_client::TensorDeviceClient;
 use tonic_rdma_proto::tensor_device::{
     AttachRequest, ConfirmRequest, DescribeReply, DescribeRequest, Kind, OpenReply, OpenRequest, Place,
     QueuePair as OfferedPair,
+};
+use tonic_rdma_verbs::{
+    Access, CompletionQueue, Context, HostMemory, MemoryRegion, Operation, PathSettings, Payload,
+    ProtectionDomain, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairState, RemoteSegment,
+    SendRequest, soft,
 };
 
 /// Bytes of a page of words.
@@ -150,7 +150,7 @@ impl RawLink {
 
     /// Posts it; not if the queue pair has ended or is full, which a peer like this does not mind.
     fn post(&self, operation: Operation<'_>) {
-        let mut completions = [tonic_rdma::verbs::WorkCompletion::EMPTY; 64];
+        let mut completions = [tonic_rdma_verbs::WorkCompletion::EMPTY; 64];
         while self.peer.queue.poll(&mut completions) > 0 {}
         let _ = self.peer.pair.post_send(&[SendRequest { wr_id: 1, operation, signaled: true }]);
     }

@@ -1,7 +1,7 @@
 //! What is wrong gets an error that says so, and nothing else is touched.
 
 use tonic::Code;
-use tonic_rdma::tensor::{
+use tonic_rdma_tensor::{
     Block, ChannelError, Direction, Dtype, RdmaDevice, Rights, Settings, Shape, TensorSpec,
 };
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tonic::Code;
-use tonic_rdma::tensor::{
+use tonic_rdma_tensor::{
     ChannelError, Dtype, Offer, Requested, Settings, Shape, Tensor, TensorMut, TensorSpec,
 };
 

@@ -2,7 +2,7 @@
 //! completion queues, both directions at once. Every byte is checked. `TENSOR_SOAK_MIB` says how much each of the parts moves.
 
 use tonic_rdma::memory::Pool;
-use tonic_rdma::tensor::{
+use tonic_rdma_tensor::{
     Block, Channel, Direction, Dtype, Offer, RdmaDevice, Requested, Rights, Settings, Shape, Tensor,
     TensorMut, TensorSpec,
 };

@@ -1,7 +1,7 @@
 //! Tensors of a known shape, into the place that waits for them.
 
 use tonic_rdma::memory::Pool;
-use tonic_rdma::tensor::{Dtype, Settings, Shape, Tensor, TensorMut, TensorSpec};
+use tonic_rdma_tensor::{Dtype, Settings, Shape, Tensor, TensorMut, TensorSpec};
 
 use crate::{pair, pair_with, pattern, ways};
 
@@ -122,7 +122,7 @@ fn ends_that_only_look_at_memory_go_on_for_ever() {
     let serving = std::thread::spawn(move || {
         runtime().block_on(async move {
             let server =
-                tonic_rdma::tensor::RdmaDevice::bind(Settings::new(1, 1), "127.0.0.1:0").await.unwrap();
+                tonic_rdma_tensor::RdmaDevice::bind(Settings::new(1, 1), "127.0.0.1:0").await.unwrap();
             let mut receiver = server.static_receiver("slot", &spec, 1).unwrap();
             tell.send(server.endpoint()).unwrap();
             receiver.recv().await.unwrap();
@@ -137,7 +137,7 @@ fn ends_that_only_look_at_memory_go_on_for_ever() {
     });
     let endpoint = told.recv().unwrap();
     runtime().block_on(async {
-        let client = tonic_rdma::tensor::RdmaDevice::without_listener(Settings::new(1, 1)).unwrap();
+        let client = tonic_rdma_tensor::RdmaDevice::without_listener(Settings::new(1, 1)).unwrap();
         let channel = client.channel(&endpoint, 0).await.unwrap();
         let mut sender = channel.static_sender("slot", &spec).await.unwrap();
         for round in 0..5000_u64 {

@@ -7,9 +7,9 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use tonic_rdma::tensor::{Direction, Offer, RdmaDevice, Requested, Rights, Settings, Tensor, TensorSpec};
-use tonic_rdma::tensor::{Dtype, Shape};
 use tonic_rdma::{Config, PollMode};
+use tonic_rdma_tensor::{Direction, Offer, RdmaDevice, Requested, Rights, Settings, Tensor, TensorSpec};
+use tonic_rdma_tensor::{Dtype, Shape};
 
 use super::pattern;
 
@@ -150,7 +150,7 @@ async fn send(device: RdmaDevice, endpoint: &str) {
         let Requested::Tensor(named) = channel.request("named", step).await.unwrap() else { panic!("dead") };
         assert!(named.bytes().unwrap() == pattern(step, LONG));
         rest(step, 8).await;
-        let blocks = [tonic_rdma::tensor::Block { local: 0, remote: 0, length: LONG as u64 }];
+        let blocks = [tonic_rdma_tensor::Block { local: 0, remote: 0, length: LONG as u64 }];
         (region, result) =
             channel.memcpy_batch(region, &remote, &blocks, Direction::LocalToRemote, true).await;
         result.unwrap();
@@ -267,7 +267,7 @@ fn an_owner_that_waits_hears_of_a_peer_that_attaches() {
             let channel = client.channel(&server.endpoint(), 0).await.unwrap();
             let remote = channel.region("region").await.unwrap();
             tokio::time::sleep(REST).await;
-            let blocks = [tonic_rdma::tensor::Block { local: 0, remote: 0, length: 64 }];
+            let blocks = [tonic_rdma_tensor::Block { local: 0, remote: 0, length: 64 }];
             let local = client.allocate(64).unwrap();
             let direction = Direction::LocalToRemote;
             channel.memcpy_batch(local, &remote, &blocks, direction, true).await.1.unwrap();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tonic_rdma::memory::Pool;
-use tonic_rdma::tensor::{
+use tonic_rdma_tensor::{
     Block, Channel, ChannelError, Direction, Offer, RdmaDevice, RemoteRegion, Rights, TensorMut,
 };
 

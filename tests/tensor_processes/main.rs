@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use support::{Content, Runtime};
 use tonic_rdma::Config;
-use tonic_rdma::tensor::{ChannelError, Dtype, RdmaDevice, Settings, Shape, Tensor, TensorSpec};
+use tonic_rdma_tensor::{ChannelError, Dtype, RdmaDevice, Settings, Shape, Tensor, TensorSpec};
 
 /// How soon a death has to be noticed, on a busy machine; it is told how soon it was.
 const SOON: Duration = Duration::from_secs(5);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tonic_rdma::tensor::{Block, Channel, Direction, RdmaDevice, Requested};
+use tonic_rdma_tensor::{Block, Channel, Direction, RdmaDevice, Requested};
 
 use crate::peer::Peer;
 use crate::support::{Runtime, descriptors_and_mappings, settled};
@@ -117,7 +117,7 @@ fn while_the_sender_waits_for_room() {
                     result?;
                 }
                 #[expect(unreachable_code, reason = "the type")]
-                Ok::<(), tonic_rdma::tensor::ChannelError>(())
+                Ok::<(), tonic_rdma_tensor::ChannelError>(())
             });
             let mut notes = channel.dynamic_sender("not read").await.unwrap();
             notes.send(&tensor(1, LARGE)).await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tonic_rdma::tensor::{Offer, RdmaDevice, Requested, Rights};
+use tonic_rdma_tensor::{Offer, RdmaDevice, Requested, Rights};
 
 use crate::peer::Peer;
 use crate::support::{Runtime, descriptors_and_mappings, settled};

@@ -1,6 +1,6 @@
 //! One channel over several servers with TLS: one whose certificate is no good gets no calls, and is told of.
 
-use tonic_rdma::transport::balance::EndpointState;
+use tonic_rdma::EndpointState;
 use tonic_rdma::{BalancedChannel, RdmaConnector, balance_list};
 use tonic_rdma_proto::greeter::HelloRequest;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tonic::transport::{Certificate, Endpoint, Identity};
-use tonic_rdma::endpoint::Dialer;
+use tonic_rdma::Dialer;
 use tonic_rdma::{RdmaConnector, Verdict};
 
 use crate::certificates::Authority;

@@ -74,8 +74,7 @@ pub(crate) async fn serve(tls: Option<ServerTlsConfig>) -> Running {
     if let Some(tls) = tls {
         server = server.tls_config(tls).unwrap();
     }
-    let router =
-        server.layer(tonic_rdma::transport::remote_addresses()).add_service(GreeterServer::new(Explaining));
+    let router = server.layer(tonic_rdma::remote_addresses()).add_service(GreeterServer::new(Explaining));
     let task = tokio::spawn(router.serve_with_incoming(incoming)).abort_handle();
     Running { address, task }
 }

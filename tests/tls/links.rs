@@ -2,9 +2,9 @@
 
 use tonic::transport::ClientTlsConfig;
 use tonic::{Code, Status};
-use tonic_rdma::tensor::{RdmaDevice, Rights, Settings};
 use tonic_rdma_proto::tensor_device::tensor_device_client::TensorDeviceClient;
 use tonic_rdma_proto::tensor_device::{ConfirmRequest, Kind};
+use tonic_rdma_tensor::{RdmaDevice, Rights, Settings};
 
 use crate::certificates::Authority;
 use crate::greeting::{config, endpoint};

@@ -6,7 +6,7 @@ use tokio::task::AbortHandle;
 use tonic::Code;
 use tonic::transport::{Server, ServerTlsConfig};
 use tonic_rdma::RdmaIncoming;
-use tonic_rdma::tensor::{Channel, ChannelError, Direction, RdmaDevice, Rights, Settings};
+use tonic_rdma_tensor::{Channel, ChannelError, Direction, RdmaDevice, Rights, Settings};
 
 use crate::certificates::Authority;
 use crate::greeting::{config, within};

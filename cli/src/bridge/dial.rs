@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
-use tonic_rdma::endpoint::Dialer;
+use tonic_rdma::Dialer;
 
 use super::address::{Address, UnixName};
 use super::route::Route;

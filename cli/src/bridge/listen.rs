@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 
 use socket2::{Domain, Socket, Type};
 use tokio_stream::{Stream as _, StreamExt as _};
-use tonic_rdma::endpoint::Listener;
+use tonic_rdma::Listener;
 use tonic_rdma::{Config, StockClients};
 
 use super::address::{Address, Place, UnixName};

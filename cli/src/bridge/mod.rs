@@ -36,7 +36,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tonic_rdma::Config;
-use tonic_rdma::endpoint::Dialer;
+use tonic_rdma::Dialer;
 
 pub(crate) use options::{BridgeOptions, HELP};
 

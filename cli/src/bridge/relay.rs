@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll};
 
-use tonic_rdma::endpoint::ConnectionFault;
+use tonic_rdma::ConnectionFault;
 
 use super::meters::{Failed, Meters};
 use super::pump::{Broken, Pump};
@@ -112,7 +112,7 @@ fn delivered(context: &mut Context<'_>, client: &mut Stream, target: &mut Stream
 mod tests {
     use super::*;
     use io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut};
-    use tonic_rdma::protocol::AbortCode;
+    use tonic_rdma::internal::protocol::AbortCode;
 
     #[test]
     fn what_a_client_does_is_told_from_what_fails() {

@@ -4,8 +4,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tonic_rdma::Config;
-use tonic_rdma::endpoint::ConnectionInfo;
-use tonic_rdma::telemetry::Throttle;
+use tonic_rdma::RdmaConnectInfo;
+use tonic_rdma_verbs::internal::Throttle;
 
 use super::address::Address;
 use super::meters::Meters;
@@ -43,12 +43,12 @@ impl Route {
     }
 
     /// Says what a client's connection goes over, if it is something new.
-    pub(crate) fn client_came(&self, info: &ConnectionInfo) {
+    pub(crate) fn client_came(&self, info: &RdmaConnectInfo) {
         self.client.tell(&self.name, "clients come over", info);
     }
 
     /// Says what the target's connection goes over, if it is something new.
-    pub(crate) fn target_reached(&self, info: &ConnectionInfo) {
+    pub(crate) fn target_reached(&self, info: &RdmaConnectInfo) {
         self.server.tell(&self.name, "the target is reached over", info);
     }
 }
@@ -58,7 +58,7 @@ impl Carried {
         Self { told: Mutex::default(), throttle: Throttle::new(1) }
     }
 
-    fn tell(&self, route: &str, what: &str, info: &ConnectionInfo) {
+    fn tell(&self, route: &str, what: &str, info: &RdmaConnectInfo) {
         let over = format!("{}: {}", info.verdict(), info.reason());
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if told.as_ref() != Some(&over)

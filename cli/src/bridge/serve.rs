@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, watch};
-use tonic_rdma::endpoint::Dialer;
+use tonic_rdma::Dialer;
 
 use super::dial;
 use super::listen::Accepting;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
-use tonic_rdma::endpoint::{ConnectionInfo, EndpointStream};
+use tonic_rdma::{EndpointStream, RdmaConnectInfo};
 
 /// A stream that ends cleanly only when told to: one that is dropped, and on TCP even one whose process is killed, ends
 /// with a reset. A stream that was cut short must never look complete. (A Unix socket has no reset: its peer sees the
@@ -48,7 +48,7 @@ impl Stream {
     }
 
     /// What was negotiated, if anything was.
-    pub(crate) fn negotiated(&self) -> Option<&ConnectionInfo> {
+    pub(crate) fn negotiated(&self) -> Option<&RdmaConnectInfo> {
         match &self.carrier {
             Some(Carrier::Endpoint(stream)) => Some(stream.info()),
             _ => None,

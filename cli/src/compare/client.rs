@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use tokio::task::JoinError;
-use tonic_rdma::tensor::ChannelError;
 use tonic_rdma_proto::transfer::Check;
+use tonic_rdma_tensor::ChannelError;
 
 use super::consume::Reduced;
 use super::grpc::{self, GrpcCaller};

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use tonic::transport::{Channel, Endpoint};
-use tonic_rdma::tensor::Settings;
-use tonic_rdma::{Config, Policy, ProviderChoice, RdmaConnector, RdmaIncoming, verbs};
+use tonic_rdma::{Config, Policy, ProviderChoice, RdmaConnector, RdmaIncoming};
+use tonic_rdma_tensor::Settings;
 
 use crate::failure::Failure;
 
@@ -16,7 +16,7 @@ pub(crate) struct Rdma {
 
 /// The device of this name, if it can be used.
 fn usable(name: &str) -> Result<&str, Failure> {
-    let found = verbs::devices();
+    let found = tonic_rdma_verbs::devices();
     match found.iter().find(|device| device.name == name).map(|device| &device.state) {
         Some(Ok(_)) => Ok(name),
         Some(Err(reason)) => Err(Failure::usage(format!("--provider: {name} can't be used: {reason}"))),

@@ -16,7 +16,6 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma::gather;
-use tonic_rdma::tensor::RdmaDevice;
 use tonic_rdma_proto::tensors::tensors_server::{Tensors, TensorsServer};
 use tonic_rdma_proto::tensors::{Mismatch, PushReply, PushRequest};
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
@@ -25,6 +24,7 @@ use tonic_rdma_proto::transfer::{
     BeginTurnReply, BeginTurnRequest, Check, EndTurnReply, EndTurnRequest, PutReply, PutRequest, UsageReply,
     UsageRequest, WrongByte,
 };
+use tonic_rdma_tensor::RdmaDevice;
 
 use super::busy::Awake;
 use super::consume::{reduce, reduce_all};

@@ -9,7 +9,7 @@ use comfy_table::{Table, presets};
 use machine::Finding;
 use serde::Serialize;
 use tonic_rdma::Config;
-use tonic_rdma::verbs::{self, DeviceAttributes, FoundDevice, FoundGid, FoundPort, PathSettings};
+use tonic_rdma_verbs::{self, DeviceAttributes, FoundDevice, FoundGid, FoundPort, PathSettings};
 
 use self_test::Tested;
 
@@ -76,7 +76,7 @@ struct Limit {
 /// Lists the devices; fails if none is usable.
 pub(crate) fn run(options: &DevicesOptions) -> Result<(), Failure> {
     let config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
-    let mut devices: Vec<Device> = verbs::devices().into_iter().map(Device::new).collect();
+    let mut devices: Vec<Device> = tonic_rdma_verbs::devices().into_iter().map(Device::new).collect();
     if options.check {
         devices.iter_mut().filter(|device| device.usable).for_each(|device| device.check(config.path()));
     }
@@ -115,7 +115,7 @@ impl Device {
 
     /// Tests it; a device that fails is not usable.
     fn check(&mut self, settings: &PathSettings) {
-        let tested = match verbs::open(&self.name) {
+        let tested = match tonic_rdma_verbs::open(&self.name) {
             Ok(context) => self_test::self_test(&context, settings),
             Err(error) => vec![Tested { operation: "open", outcome: Err(error.to_string()) }],
         };

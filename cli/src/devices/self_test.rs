@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tonic_rdma::memory::{Block, Budget, Pool, PoolSettings, Quota};
-use tonic_rdma::verbs::{
+use tonic_rdma_verbs::{
     Access, CompletionOpcode, CompletionQueue, CompletionStatus, Context, Operation, PathSettings, Payload,
     QueuePair, QueuePairCapacity, ReceiveRequest, SendRequest, WorkCompletion,
 };
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn the_software_device_passes() {
-        let context = tonic_rdma::verbs::soft::open().unwrap();
+        let context = tonic_rdma_verbs::soft::open().unwrap();
         let tested = self_test(&context, &PathSettings::default());
         let operations: Vec<_> = tested.iter().map(|tested| tested.operation).collect();
         assert_eq!(operations, ["connect", "SEND", "WRITE", "READ"]);
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn wrong_content_is_found() {
-        let context = tonic_rdma::verbs::soft::open().unwrap();
+        let context = tonic_rdma_verbs::soft::open().unwrap();
         let block = Side::new(&context).unwrap().block(3).unwrap();
         check(&block, 3).unwrap();
         assert!(check(&block, 4).unwrap_err().starts_with("byte 0 of"));

@@ -1,6 +1,6 @@
 //! What a receiver does with a tensor: looks whether it is the right one, and uses it.
 
-use tonic_rdma::tensor::Arrived;
+use tonic_rdma_tensor::Arrived;
 
 use super::control::{Done, Turn};
 use super::variables::Layout;

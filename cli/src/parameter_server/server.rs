@@ -6,7 +6,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
 use tonic::transport::Server as Tonic;
 use tonic_rdma::gather;
-use tonic_rdma::tensor::RdmaDevice;
+use tonic_rdma_tensor::RdmaDevice;
 
 use super::check::Receipt;
 use super::control::{self, Command, Done, Ready, Report, Turn};

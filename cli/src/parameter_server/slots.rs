@@ -1,6 +1,6 @@
 //! Static slots: one for each variable and direction, to one peer.
 
-use tonic_rdma::tensor::{Channel, ChannelError, RdmaDevice, Settings, StaticReceiver, StaticSender};
+use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice, Settings, StaticReceiver, StaticSender};
 
 use super::check::{Place, Receipt};
 use super::mode::Mode;

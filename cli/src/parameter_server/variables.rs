@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tonic_rdma::memory::Pool;
-use tonic_rdma::tensor::{Dtype, Shape, Tensor, TensorSpec};
+use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
 
 use crate::compare::consume::{Reduced, reduce_all};
 use crate::compare::content::{self, Content, VARIANTS};

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedReceiver;
-use tonic_rdma::tensor::RdmaDevice;
+use tonic_rdma_tensor::RdmaDevice;
 
 use super::check::Receipt;
 use super::control::{self, Command, Done, Ready, Report, Turn};

@@ -10,8 +10,8 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use tonic_rdma::Config;
-use tonic_rdma::endpoint::tuner::{Calibration, ChunkPoint, Origin, Point, Tuned, tune};
-use tonic_rdma::verbs::{self, Context};
+use tonic_rdma::internal::tuner::{Calibration, ChunkPoint, Origin, Point, Tuned, tune};
+use tonic_rdma_verbs::{self, Context};
 
 use crate::args::TuneOptions;
 use crate::failure::Failure;
@@ -94,7 +94,7 @@ pub(crate) fn run(options: &TuneOptions) -> Result<(), Failure> {
 
 /// Opens the device of that name, or the first that is usable: the software device.
 fn open(name: Option<&str>) -> Result<Arc<dyn Context>, Failure> {
-    let found = verbs::devices();
+    let found = tonic_rdma_verbs::devices();
     let Some(device) =
         found.iter().find(|device| name.map_or(device.state.is_ok(), |name| device.name == name))
     else {
@@ -106,7 +106,7 @@ fn open(name: Option<&str>) -> Result<Arc<dyn Context>, Failure> {
     };
     let unusable = |why: &str| Failure::usage(format!("device {:?} can't be used: {why}", device.name));
     device.state.as_ref().map_err(|why| unusable(why))?;
-    verbs::open(&device.name).map_err(|error| unusable(&error.to_string()))
+    tonic_rdma_verbs::open(&device.name).map_err(|error| unusable(&error.to_string()))
 }
 
 /// Finds out at once whether there is a place to write to.

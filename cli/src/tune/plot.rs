@@ -1,7 +1,7 @@
 //! The curve as SVG: both ways by size, and the threshold.
 
 use plotters::prelude::*;
-use tonic_rdma::endpoint::tuner::Calibration;
+use tonic_rdma::internal::tuner::Calibration;
 
 use super::curve;
 use crate::units;

@@ -12,8 +12,8 @@ use crate::endpoint::identity;
 use crate::endpoint::journal::Journal;
 use crate::endpoint::session::{Established, PeerEnd, Prepared};
 use crate::endpoint::stream::EndpointStream;
-use crate::verbs::QueuePairAddress;
 use crate::wire::hello::{ClientHello, Confirm, Message, Verdict};
+use tonic_rdma_verbs::QueuePairAddress;
 
 /// What a negotiation came to.
 #[derive(Debug)]

@@ -17,12 +17,12 @@ use tokio::time::timeout;
 
 use super::connection::Connection;
 use super::error::NegotiationError;
-use super::info::{ConnectionInfo, Verdict};
+use super::info::{RdmaConnectInfo, Verdict};
 use super::journal::Journal;
 use super::session::Established;
 use super::stream::EndpointStream;
-use crate::verbs::Probe;
 use crate::wire::hello::{Confirm, Decoded, Message};
+use tonic_rdma_verbs::Probe;
 
 /// A TCP connection in negotiation, with what was received on it and not used yet.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ impl Talk {
 
     /// The connection goes on as plain TCP.
     fn into_stream(self, reason: impl Into<Arc<str>>) -> Result<EndpointStream, NegotiationError> {
-        let info = ConnectionInfo::tcp(self.tcp.peer_addr()?, self.tcp.local_addr()?, reason);
+        let info = RdmaConnectInfo::tcp(self.tcp.peer_addr()?, self.tcp.local_addr()?, reason);
         Ok(EndpointStream::tcp(self.tcp, self.received.freeze(), info))
     }
 
@@ -86,7 +86,7 @@ impl Talk {
             Some(_) => format!("both ends have {device}, and read one another's memory"),
             None => format!("both ends have an RDMA device, this one {device}"),
         };
-        let info = ConnectionInfo {
+        let info = RdmaConnectInfo {
             verdict: Verdict::Rdma,
             provider: Some(established.provider()),
             device: Some(established.device().into()),

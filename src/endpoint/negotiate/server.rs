@@ -15,10 +15,10 @@ use crate::endpoint::identity;
 use crate::endpoint::journal::Journal;
 use crate::endpoint::session::{Established, PeerEnd, Prepared};
 use crate::endpoint::stream::EndpointStream;
-use crate::verbs::QueuePairAddress;
 use crate::wire::hello::{
     ClientHello, Confirm, HelloError, HostIdentity, Message, Offer, ServerHello, VERSION, Verdict,
 };
+use tonic_rdma_verbs::QueuePairAddress;
 
 /// Finds out who is there and goes on from there.
 pub(in crate::endpoint) async fn negotiate(

@@ -7,7 +7,7 @@ use super::calibration::{Calibration, ChunkPoint, DEFAULT_CHUNK, Point};
 use super::loopback::Loopback;
 use super::subject::Subject;
 use crate::endpoint::config::Config;
-use crate::verbs::Context;
+use tonic_rdma_verbs::Context;
 
 /// Why a device was not calibrated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,9 +39,9 @@ const SMALL: usize = 64;
 /// ```no_run
 /// use std::time::Duration;
 /// use tonic_rdma::Config;
-/// use tonic_rdma::endpoint::tuner::calibrate;
+/// use tonic_rdma::internal::tuner::calibrate;
 ///
-/// let device = tonic_rdma::verbs::open("soft0")?;
+/// let device = tonic_rdma_verbs::open("soft0")?;
 /// let calibration = calibrate(&device, &Config::default(), Duration::from_millis(100))?;
 /// println!("{:?}: {}", calibration.threshold(), calibration.reason());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn the_software_device_is_calibrated_at_every_size() {
-        let context = crate::verbs::soft::open().unwrap();
+        let context = tonic_rdma_verbs::soft::open().unwrap();
         let calibration = calibrate(&context, &Config::default(), Duration::from_secs(2)).unwrap();
         let sizes: Vec<usize> = calibration.points().iter().map(|point| point.bytes).collect();
         assert_eq!(sizes, SIZES.map(|exponent| 1 << exponent).collect::<Vec<usize>>());
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn no_time_at_all_is_no_error() {
-        let context = crate::verbs::soft::open().unwrap();
+        let context = tonic_rdma_verbs::soft::open().unwrap();
         let calibration = calibrate(&context, &Config::default(), Duration::ZERO).unwrap();
         assert!(calibration.points().len() <= 1 && calibration.threshold().is_none(), "{calibration:?}");
     }

@@ -182,7 +182,7 @@ pub(super) mod tests {
             copying: micros(rendezvous / 3),
         };
         Calibration {
-            subject: Subject::new(&crate::verbs::soft::attributes(), 17_408),
+            subject: Subject::new(&tonic_rdma_verbs::soft::attributes(), 17_408),
             points: points.iter().map(point).collect(),
             chunks: Vec::new(),
             post_cost: Duration::from_nanos(200),

@@ -12,7 +12,7 @@ use super::decision::Bytes;
 use super::subject::Subject;
 use crate::endpoint::config::Config;
 use crate::endpoint::lock;
-use crate::verbs::Context;
+use tonic_rdma_verbs::Context;
 
 /// What is known of a device, or will be.
 #[derive(Debug)]
@@ -175,9 +175,9 @@ impl Tuned {
 /// ```no_run
 /// use std::time::Duration;
 /// use tonic_rdma::Config;
-/// use tonic_rdma::endpoint::tuner::tune;
+/// use tonic_rdma::internal::tuner::tune;
 ///
-/// let device = tonic_rdma::verbs::open("soft0")?;
+/// let device = tonic_rdma_verbs::open("soft0")?;
 /// let tuned = tune(&device, &Config::default(), false, Duration::from_millis(100))?;
 /// println!("{}", tuned.summary());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn a_calibration_is_measured_once_and_then_read() {
         let place = std::env::temp_dir().join(format!("tonic-rdma-tune-once-{}", std::process::id()));
-        let context = crate::verbs::soft::open().unwrap();
+        let context = tonic_rdma_verbs::soft::open().unwrap();
         let config = Config::default().tune_cache(TuneCache::Directory(place.clone()));
         let budget = Duration::from_millis(300);
         let first = tune(&context, &config, false, budget).unwrap();
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_process_measures_in_the_background_once() {
-        let context = crate::verbs::soft::open().unwrap();
+        let context = tonic_rdma_verbs::soft::open().unwrap();
         // A length that no other test has.
         let config = Config::default().receive_buffers(16, 2000).tune_cache(TuneCache::Off);
         let tuner = DeviceTuner::of(&context, &config);

@@ -14,13 +14,14 @@ use crate::endpoint::fault::ConnectionFault;
 use crate::endpoint::link::Link;
 use crate::endpoint::receive::{Receives, Ring};
 use crate::endpoint::work_id::{Kind, WorkId};
-use crate::memory::{Block, Budget, Pool, PoolError, PoolSettings, Quota, Registrations};
 use crate::protocol::{ReadId, ReadRequest, SlotIndex};
-use crate::verbs::{
+use crate::wire::{Chunk, ChunkError, Header, MAX_CHUNKS};
+use tonic_rdma_verbs::internal::Registrations;
+use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolError, PoolSettings, Quota};
+use tonic_rdma_verbs::{
     Access, CompletionQueue, CompletionStatus, Context, OutOfBounds, ProtectionDomain, QueuePair,
     QueuePairCapacity, WorkCompletion,
 };
-use crate::wire::{Chunk, ChunkError, Header, MAX_CHUNKS};
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -348,7 +349,7 @@ fn unconnected(
         pair.to_init(access)?;
         Ok((pair, domain))
     };
-    let made: Result<_, crate::verbs::VerbsError> = make();
+    let made: Result<_, tonic_rdma_verbs::VerbsError> = make();
     let (pair, domain) = made.map_err(|error| CalibrationError::NoLoopback(error.to_string()))?;
     let pool = Pool::new(
         Arc::clone(&domain),
@@ -375,7 +376,7 @@ mod tests {
     use super::*;
 
     fn loopback(slot_size: u32) -> Loopback {
-        let context = crate::verbs::soft::open().unwrap();
+        let context = tonic_rdma_verbs::soft::open().unwrap();
         Loopback::new(&context, &Config::default().receive_buffers(64, slot_size), 3 << 20).unwrap()
     }
 

@@ -1,6 +1,6 @@
 //! What a calibration is of: it is good for that alone.
 
-use crate::verbs::DeviceAttributes;
+use tonic_rdma_verbs::DeviceAttributes;
 
 /// What a calibration is of. One of another device, driver, processor or version of this crate says nothing here.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -24,12 +24,12 @@ impl Subject {
     /// Makes the subject of the device of `attributes` in this process, with receive buffers of `slot_size` bytes.
     ///
     /// ```
-    /// use tonic_rdma::endpoint::tuner::Subject;
+    /// use tonic_rdma::internal::tuner::Subject;
     ///
-    /// let device = tonic_rdma::verbs::open("soft0")?;
+    /// let device = tonic_rdma_verbs::open("soft0")?;
     /// let subject = Subject::new(device.attributes(), 17_408);
     /// # drop(subject);
-    /// # Ok::<(), tonic_rdma::verbs::VerbsError>(())
+    /// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
     /// ```
     pub fn new(attributes: &DeviceAttributes, slot_size: u32) -> Self {
         let build = if cfg!(debug_assertions) { "debug" } else { "release" };
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_software_device_is_told_apart_by_version_processor_and_slots() {
-        let attributes = crate::verbs::soft::attributes();
+        let attributes = tonic_rdma_verbs::soft::attributes();
         let subject = Subject::new(&attributes, 17_408);
         assert_eq!((subject.provider.as_str(), subject.device.as_str()), ("soft", "soft0"));
         assert!(subject.version.starts_with(env!("CARGO_PKG_VERSION")) && subject.driver.is_empty());

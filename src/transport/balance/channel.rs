@@ -26,7 +26,7 @@ use super::table::{EndpointStatus, Pick, Shared};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
 /// use tonic::transport::Endpoint;
-/// use tonic_rdma::transport::balance::EndpointState;
+/// use tonic_rdma::EndpointState;
 /// use tonic_rdma::{BalancedChannel, RdmaConnector, balance_list};
 ///
 /// let endpoints = ["http://127.0.0.1:1", "http://127.0.0.1:2"].map(Endpoint::from_static);

@@ -15,7 +15,8 @@ use tokio::sync::Notify;
 use tower_service::Service;
 
 use crate::endpoint::EndpointStream;
-use crate::transport::{RdmaConnectInfo, RdmaConnector};
+use crate::endpoint::RdmaConnectInfo;
+use crate::transport::RdmaConnector;
 
 type BoxError = Box<dyn Error + Send + Sync>;
 

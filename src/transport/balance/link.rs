@@ -10,7 +10,8 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::line::{Line, LineConnector};
 use crate::endpoint::ConnectError;
-use crate::transport::{RdmaConnectInfo, RdmaConnector};
+use crate::endpoint::RdmaConnectInfo;
+use crate::transport::RdmaConnector;
 
 /// A connection to one endpoint.
 #[derive(Debug)]

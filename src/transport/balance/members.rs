@@ -17,8 +17,8 @@ use tonic::transport::channel::Change;
 use super::backoff::Backoff;
 use super::link::Link;
 use super::table::Shared;
-use crate::telemetry::Throttle;
 use crate::transport::RdmaConnector;
+use tonic_rdma_verbs::internal::Throttle;
 
 /// The endpoints, whatever type their keys have.
 pub(super) trait Membership: fmt::Debug + Send + Sync + 'static {

@@ -8,7 +8,7 @@ use http::Uri;
 use tokio::sync::watch;
 
 use super::link::{InFlight, Link};
-use crate::transport::RdmaConnectInfo;
+use crate::endpoint::RdmaConnectInfo;
 
 /// How an endpoint of a [`BalancedChannel`](super::BalancedChannel) is.
 #[derive(Clone, Debug)]

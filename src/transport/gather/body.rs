@@ -163,7 +163,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-    use crate::memory::Piece;
+    use tonic_rdma_verbs::internal::Piece;
 
     /// `content` as a message of a body.
     fn framed(content: &[u8]) -> Vec<u8> {

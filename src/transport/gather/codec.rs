@@ -8,7 +8,7 @@ use tonic::codec::{Codec, EncodeBuf, Encoder};
 use tonic_prost::ProstDecoder;
 
 use super::{THRESHOLD, pieces};
-use crate::memory::GatherBuf;
+use tonic_rdma_verbs::internal::GatherBuf;
 
 /// Encodes and decodes protocol buffers as [`ProstCodec`](tonic_prost::ProstCodec) does, and leaves large `bytes` fields
 /// uncopied where [`requests`](super::requests) or [`responses`](super::responses) takes them: see the [module](super).

@@ -75,7 +75,7 @@
 //! ```
 //!
 //! On a network card the transport still copies the payload once, into memory that the card can read, unless it lies in
-//! such memory from the start: see [`Pool::for_sending`](crate::memory::Pool::for_sending).
+//! such memory from the start: see [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending).
 //! [`copies_avoided_bytes`](crate::CounterSnapshot::copies_avoided_bytes) counts what was sent without that copy.
 //!
 //! # What it costs

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 
-use crate::memory::Piece;
+use tonic_rdma_verbs::internal::Piece;
 
 /// A message that is not whole in tonic's buffer.
 #[derive(Debug, PartialEq, Eq)]

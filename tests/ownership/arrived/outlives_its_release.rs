@@ -1,4 +1,4 @@
-use tonic_rdma::tensor::StaticReceiver;
+use tonic_rdma_tensor::StaticReceiver;
 
 fn outlives_its_release(mut receiver: StaticReceiver) {
     let arrived = receiver.try_recv().unwrap().unwrap();

@@ -1,4 +1,4 @@
-use tonic_rdma::tensor::StaticReceiver;
+use tonic_rdma_tensor::StaticReceiver;
 
 async fn overlaps_the_next(mut receiver: StaticReceiver) {
     let one = receiver.recv().await.unwrap();

@@ -1,4 +1,4 @@
-use tonic_rdma::tensor::{Channel, Direction, MemRegion, RemoteRegion};
+use tonic_rdma_tensor::{Channel, Direction, MemRegion, RemoteRegion};
 
 async fn keep_a_borrow(channel: Channel, region: MemRegion, remote: RemoteRegion) {
     let bytes = &region[..];

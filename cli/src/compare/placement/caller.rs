@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 use tonic::transport::Channel as Grpc;
-use tonic_rdma::tensor::{Channel, RdmaDevice};
 use tonic_rdma_proto::placement::placement_client::PlacementClient;
 use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
 use tonic_rdma_proto::placement::{BeginRequest, EndRequest, PrepareRequest, ReleaseRequest};
 use tonic_rdma_proto::transfer::Check;
+use tonic_rdma_tensor::{Channel, RdmaDevice};
 
 use super::super::cell::Load;
 use super::super::client::CallError;

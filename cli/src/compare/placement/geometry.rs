@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tonic_rdma::tensor::{Dtype, Shape, ShapeError, TensorSpec};
+use tonic_rdma_tensor::{Dtype, Shape, ShapeError, TensorSpec};
 
 use super::super::cell::Load;
 use super::super::content::{VARIANTS, begins, variant_seed};

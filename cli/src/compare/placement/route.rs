@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tonic_rdma::memory::Pool;
-use tonic_rdma::tensor::{
+use tonic_rdma_tensor::{
     Block, Channel, ChannelError, Direction, MemRegion, Memcpy, RdmaDevice, RemoteRegion, StaticSender,
     Tensor,
 };
@@ -264,7 +264,7 @@ fn tensors(content: &[u8], seed: u64, lengths: &Arc<[u64]>) -> Result<Vec<Vec<Te
     (0..VARIANTS).map(variant).collect()
 }
 
-fn spec(bytes: u64) -> Result<tonic_rdma::tensor::TensorSpec, CallError> {
+fn spec(bytes: u64) -> Result<tonic_rdma_tensor::TensorSpec, CallError> {
     geometry::spec(bytes).map_err(local)
 }
 

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tonic::{Request, Response, Status};
-use tonic_rdma::tensor::{ChannelError, RdmaDevice};
 use tonic_rdma_proto::placement::placement_server::{Placement, PlacementServer};
 use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
 use tonic_rdma_proto::placement::{
     BeginReply, BeginRequest, EndReply, EndRequest, PrepareReply, PrepareRequest, ReleaseReply,
     ReleaseRequest,
 };
+use tonic_rdma_tensor::{ChannelError, RdmaDevice};
 
 use super::super::cell::Load;
 use super::super::consume::Consume;

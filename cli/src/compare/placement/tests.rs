@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use tonic::Code;
 use tonic::transport::Server;
-use tonic_rdma::tensor::RdmaDevice;
 use tonic_rdma_proto::placement::placement_client::PlacementClient;
 use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
 use tonic_rdma_proto::placement::{BeginRequest, EndRequest, PrepareRequest};
 use tonic_rdma_proto::transfer::Check;
+use tonic_rdma_tensor::RdmaDevice;
 
 use super::super::cell::Load;
 use super::super::client::CallError;

@@ -1,0 +1,15 @@
+//! Code generated from the protos of `interop/proto`.
+#![allow(missing_docs, unreachable_pub, dead_code, clippy::all, reason = "generated")]
+
+/// gRPC's own test services.
+pub(crate) mod testing {
+    include!("grpc.testing.rs");
+}
+
+/// Calls whose payloads are checked.
+pub(crate) mod checked {
+    include!("tonic_rdma.interop.v1.rs");
+}
+
+/// All of them as descriptors, for server reflection.
+pub(crate) const DESCRIPTORS: &[u8] = include_bytes!("descriptors.bin");

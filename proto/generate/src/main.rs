@@ -1,0 +1,108 @@
+//! Writes the Rust code of this repository's protos: `cargo run -p tonic-rdma-generate`.
+//!
+//! The code is kept in the repository, so a build of the library compiles no code generator. A test fails if the code in
+//! the repository is not what the protos give. protox stands in for protoc, so that cargo and gcc are all it takes.
+#![forbid(unsafe_code)]
+
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use prost::Message as _;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Protos whose code goes into one folder. All paths begin at the root of the repository.
+struct Target {
+    protos: &'static [&'static str],
+    /// Where imports are looked for.
+    include: &'static str,
+    folder: &'static str,
+    /// The codec that the generated code names, if it is not tonic's.
+    codec: Option<&'static str>,
+    /// Whether the folder also gets `descriptors.bin`, which gRPC's reflection service takes.
+    descriptors: bool,
+}
+
+const TARGETS: &[Target] = &[
+    Target {
+        protos: &["tensor_device.proto"],
+        include: "proto",
+        folder: "tensor/src/proto",
+        codec: None,
+        descriptors: false,
+    },
+    // The codec is what `tonic_rdma::gather` needs; without it the codec changes nothing.
+    Target {
+        protos: &[
+            "greeter.proto",
+            "parameters.proto",
+            "placement.proto",
+            "tensor_device.proto",
+            "tensors.proto",
+            "transfer.proto",
+        ],
+        include: "proto",
+        folder: "proto/generated/src",
+        codec: Some("tonic_rdma::gather::GatherCodec"),
+        descriptors: true,
+    },
+    Target {
+        protos: &["grpc/testing/test.proto", "checked.proto"],
+        include: "interop/proto",
+        folder: "interop/src/proto",
+        codec: None,
+        descriptors: true,
+    },
+];
+
+fn main() -> Result<()> {
+    for target in TARGETS {
+        target.generate(&repository().join(target.folder))?;
+    }
+    Ok(())
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+impl Target {
+    /// Writes the code into `folder`.
+    fn generate(&self, folder: &Path) -> Result<()> {
+        let descriptors = protox::compile(self.protos, [repository().join(self.include)])?;
+        fs::create_dir_all(folder)?;
+        if self.descriptors {
+            fs::write(folder.join("descriptors.bin"), descriptors.encode_to_vec())?;
+        }
+        let mut builder = tonic_prost_build::configure().bytes(".").out_dir(folder);
+        if let Some(codec) = self.codec {
+            builder = builder.codec_path(codec);
+        }
+        builder.compile_fds(descriptors)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TARGETS, repository};
+    use std::fs;
+
+    #[test]
+    fn the_code_in_the_repository_is_what_the_protos_give() {
+        for target in TARGETS {
+            let fresh = tempfile::tempdir().expect("a folder");
+            target.generate(fresh.path()).expect("protos that compile");
+            let mut files = 0;
+            for entry in fs::read_dir(fresh.path()).expect("a folder") {
+                let made = entry.expect("an entry").path();
+                let kept = repository().join(target.folder).join(made.file_name().expect("a name"));
+                let same = fs::read(&made).expect("a file") == fs::read(&kept).unwrap_or_default();
+                assert!(same, "{} is stale: cargo run -p tonic-rdma-generate", kept.display());
+                files += 1;
+            }
+            assert!(files > 0, "{} has generated files", target.folder);
+        }
+    }
+}

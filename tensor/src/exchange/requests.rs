@@ -1,0 +1,312 @@
+//! What is asked of one peer by name and step.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use super::super::landing::Landing;
+use super::super::link::Link;
+use super::super::rendezvous::{
+    Failure, Placement, Requested as Answer, Requester, RequesterAction, RequesterSettings, Violation, verify,
+};
+use super::super::types::{Metadata, Tensor, deserialize};
+use super::super::{Channel, ChannelError, Settings, SharedRegion, lock};
+use super::Outbox;
+use crate::wire::tensor_frame::{Frame, RequestId};
+use crate::wire::tensor_metadata::Metadata as WireMetadata;
+use tonic_rdma_verbs::Access;
+use tonic_rdma_verbs::internal::Grant;
+
+/// What the future of [`Channel::request`] yields.
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
+pub enum Requested {
+    /// The tensor.
+    Tensor(Tensor),
+    /// It is dead: the branch of the graph that would have computed it was not taken.
+    Dead,
+}
+
+impl Channel {
+    /// Asks the peer for the tensor `name` of `step`, whether the peer offers it already or not
+    /// ([`RdmaDevice::put`](super::super::RdmaDevice::put)). The peer writes it straight into memory of this device's. From the
+    /// second step on that takes one message and one write, unless the tensor's type or shape has changed.
+    ///
+    /// Dropping the future withdraws the request.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorSpec};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
+    /// # server.put("loss", 17, Offer::Tensor(Tensor::copy_from(spec, &[1, 2, 3, 4])?), 1)?;
+    /// if let Requested::Tensor(loss) = channel.request("loss", 17).await? {
+    ///     assert_eq!(loss.as_slice::<u8>()?, [1, 2, 3, 4]);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Refused`](ChannelError::Refused) with the peer's status: the tensor could not be computed, was not offered in time, or
+    /// was asked for twice.
+    pub fn request(&self, name: &str, step: u64) -> Request {
+        self.link().exchange().requests().request(self.link(), name, step)
+    }
+}
+
+/// The future of [`Channel::request`].
+#[must_use = "dropping it withdraws the request"]
+pub struct Request {
+    link: Arc<Link>,
+    state: State,
+}
+
+enum State {
+    Over(Option<ChannelError>),
+    Waiting(RequestId, Arc<Pending>),
+}
+
+/// Where the answer comes.
+#[derive(Debug, Default)]
+struct Pending {
+    state: Mutex<Settled>,
+}
+
+#[derive(Debug, Default)]
+struct Settled {
+    result: Option<Result<Requested, ChannelError>>,
+    waker: Option<Waker>,
+}
+
+/// Memory that the peer may write, until the grant goes.
+#[derive(Debug)]
+struct Sink {
+    grant: Grant,
+    memory: SharedRegion,
+}
+
+/// See the module's documentation.
+pub(crate) struct Requests {
+    requester: Mutex<Requester<Sink>>,
+    outbox: Outbox<RequesterAction<Sink>>,
+    waiting: Mutex<HashMap<RequestId, Arc<Pending>>>,
+    landing: Arc<Landing>,
+}
+
+impl Requests {
+    pub(crate) fn new(settings: &Settings, landing: &Arc<Landing>) -> Self {
+        let requester = Requester::new(RequesterSettings {
+            max_tensor_bytes: settings.longest,
+            validate: settings.validate,
+            ..RequesterSettings::default()
+        });
+        Self {
+            requester: Mutex::new(requester),
+            outbox: Outbox::new(),
+            waiting: Mutex::default(),
+            landing: Arc::clone(landing),
+        }
+    }
+
+    fn request(&self, link: &Arc<Link>, name: &str, step: u64) -> Request {
+        let refused = |error| Request { link: Arc::clone(link), state: State::Over(Some(error)) };
+        if let Some(fault) = link.fault() {
+            return refused(fault.clone());
+        }
+        let mut requester = lock(&self.requester);
+        let (id, action) = match requester.request(name, step) {
+            Ok(begun) => begun,
+            Err(error) => return refused(ChannelError::local(error)),
+        };
+        let pending = Arc::new(Pending::default());
+        lock(&self.waiting).insert(id, Arc::clone(&pending));
+        self.outbox.add([action]);
+        drop(requester);
+        self.run_and_wake(link);
+        Request { link: Arc::clone(link), state: State::Waiting(id, pending) }
+    }
+
+    pub(super) fn handle(
+        &self,
+        link: &Arc<Link>,
+        frame: Frame<'_>,
+        wakers: &mut Vec<Waker>,
+    ) -> Result<(), Violation> {
+        let mut requester = lock(&self.requester);
+        let actions = match frame {
+            Frame::Metadata { request_id, metadata } => requester.handle_metadata(request_id, metadata),
+            Frame::Written { request_id, checksum } => requester.handle_written(request_id, checksum),
+            Frame::Status { request_id, code, text } => requester.handle_status(request_id, code, text),
+            Frame::Dead { request_id } => requester.handle_dead(request_id),
+            _ => Ok(Vec::new()),
+        };
+        self.outbox.add(actions?);
+        drop(requester);
+        self.run(link, wakers);
+        Ok(())
+    }
+
+    pub(super) fn link_ended(&self, fault: &ChannelError) {
+        let mut requester = lock(&self.requester);
+        let actions = requester.peer_gone(&fault.to_string());
+        drop(requester);
+        let mut wakers = Vec::new();
+        for action in actions {
+            match action {
+                RequesterAction::Finished { request_id, .. } => {
+                    self.tell(request_id, Err(fault.clone()), &mut wakers);
+                }
+                RequesterAction::Free(sink) => self.free(sink),
+                RequesterAction::Send(_) | RequesterAction::Allocate { .. } => {}
+            }
+        }
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// For those that are not polling a queue. What is done may be another thread's, whose requests end by it.
+    fn run_and_wake(&self, link: &Arc<Link>) {
+        let mut wakers = Vec::new();
+        self.run(link, &mut wakers);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn run(&self, link: &Arc<Link>, wakers: &mut Vec<Waker>) {
+        self.outbox.run(|action| match action {
+            RequesterAction::Send(message) => {
+                // If that fails the link does, which comes back as `link_ended`.
+                let _ = link.port(0).send_frame(&message.frame());
+            }
+            RequesterAction::Allocate { request_id, metadata } => {
+                let made = self.sink(link, metadata);
+                let mut requester = lock(&self.requester);
+                self.outbox.add(match made {
+                    Ok((sink, place)) => requester.sink_ready(request_id, sink, place),
+                    Err(error) => {
+                        let failure = Failure::new(tonic::Code::ResourceExhausted, error.to_string());
+                        requester.sink_failed(request_id, failure)
+                    }
+                });
+            }
+            RequesterAction::Free(sink) => self.free(sink),
+            RequesterAction::Finished { request_id, result } => {
+                let result = self.result(link, request_id, result);
+                self.tell(request_id, result, wakers);
+            }
+        });
+    }
+
+    /// Memory for a tensor, which the peer may write.
+    fn sink(&self, link: &Link, metadata: WireMetadata) -> Result<(Sink, Placement), ChannelError> {
+        Metadata::try_from(metadata).map_err(ChannelError::local)?;
+        let memory = self.landing.take(metadata.bytes)?.share();
+        let length = metadata.bytes.max(1) as usize;
+        let grant = link.grant(&memory, 0..length, Access::REMOTE_WRITE)?;
+        let place = grant.place();
+        let placement =
+            Placement { address: place.start.address, rkey: place.start.rkey.0, length: place.length };
+        Ok((Sink { grant, memory }, placement))
+    }
+
+    fn result(
+        &self,
+        link: &Link,
+        request_id: RequestId,
+        answer: Answer<Sink>,
+    ) -> Result<Requested, ChannelError> {
+        match answer {
+            Answer::Dead => Ok(Requested::Dead),
+            Answer::Failed(failure) => Err(ChannelError::Refused {
+                endpoint: Arc::clone(link.peer()),
+                code: failure.code,
+                message: failure.text.into(),
+            }),
+            Answer::Arrived { metadata, sink: Sink { grant, memory }, checksum } => {
+                // The peer's right ends here: what is shown from now on does not change.
+                drop(grant);
+                let region = memory.try_into_region();
+                let region = region.map_err(|_| ChannelError::local("a sink that somebody still has"))?;
+                let bytes = self.landing.freeze(region, metadata.bytes);
+                if let Some(expected) = checksum {
+                    verify(request_id, &bytes, expected).map_err(ChannelError::local)?;
+                }
+                let metadata = Metadata::try_from(metadata).map_err(ChannelError::local)?;
+                deserialize(&metadata, bytes).map(Requested::Tensor).map_err(ChannelError::local)
+            }
+        }
+    }
+
+    fn free(&self, sink: Sink) {
+        let Sink { grant, memory } = sink;
+        drop(grant);
+        if let Ok(region) = memory.try_into_region() {
+            self.landing.put(region);
+        }
+    }
+
+    fn tell(&self, id: RequestId, result: Result<Requested, ChannelError>, wakers: &mut Vec<Waker>) {
+        let Some(pending) = lock(&self.waiting).remove(&id) else { return };
+        let mut state = lock(&pending.state);
+        state.result = Some(result);
+        wakers.extend(state.waker.take());
+    }
+
+    fn cancel(&self, link: &Arc<Link>, id: RequestId) {
+        if lock(&self.waiting).remove(&id).is_none() {
+            return;
+        }
+        let mut requester = lock(&self.requester);
+        self.outbox.add(requester.cancel(id));
+        drop(requester);
+        self.run_and_wake(link);
+    }
+}
+
+impl Future for Request {
+    type Output = Result<Requested, ChannelError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.state {
+            State::Over(error) => match error.take() {
+                Some(error) => Poll::Ready(Err(error)),
+                None => Poll::Pending,
+            },
+            State::Waiting(_, pending) => {
+                let mut state = lock(&pending.state);
+                match state.result.take() {
+                    Some(result) => Poll::Ready(result),
+                    None => {
+                        state.waker = Some(context.waker().clone());
+                        Poll::Pending
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        if let State::Waiting(id, _) = self.state {
+            self.link.exchange().requests().cancel(&self.link, id);
+        }
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("link", &self.link).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Requests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Requests").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,5 @@
+//! The formats, for tests and benches.
+//!
+//! Nothing here is a promise: any release may change or remove it.
+
+pub use crate::wire::{tensor_frame, tensor_metadata};

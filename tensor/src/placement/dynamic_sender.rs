@@ -1,0 +1,132 @@
+//! Sending tensors of any shape: what they are and where they lie.
+
+use std::collections::VecDeque;
+
+use super::super::payload::Payload;
+use super::super::proto::Kind;
+use super::super::types::Tensor;
+use super::super::{Channel, ChannelError};
+use super::Sender;
+use super::note::Note;
+use tonic_rdma_verbs::internal::{Grant, RemotePlace};
+use tonic_rdma_verbs::{RemoteSegment, Rkey};
+
+/// The sending end of a dynamic slot (§3.3), from [`Channel::dynamic_sender`]. The peer reads each tensor from where it lies,
+/// and has the right to for as long as that takes.
+#[derive(Debug)]
+pub struct DynamicSender {
+    sender: Sender,
+    /// What the peer may be reading, by the epoch whose release frees it.
+    lent: VecDeque<(u64, Option<Grant>)>,
+}
+
+impl Channel {
+    /// Attaches to the peer's dynamic slot of this name. A slot has one sender at a time.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let mut slot = server.dynamic_receiver("tokens", 4)?; // at the peer
+    ///
+    /// let mut sender = channel.dynamic_sender("tokens").await?;
+    /// sender.send(&Tensor::from_strings(Shape::new(&[1])?, ["one"])?).await?;
+    /// assert_eq!(slot.recv().await?.shape().dims(), [1]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The peer has no such slot, or another sender is attached.
+    pub async fn dynamic_sender(&self, name: &str) -> Result<DynamicSender, ChannelError> {
+        let sender = Sender::attach(self, name, Kind::Dynamic, Vec::new(), Note::LENGTH).await?;
+        Ok(DynamicSender { sender, lent: VecDeque::new() })
+    }
+}
+
+impl DynamicSender {
+    /// Offers the peer a tensor to read, once the slot has room. The peer reads it from registered memory
+    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) where it is; a tensor that lies elsewhere is copied first, and one that is not
+    /// contiguous, or has strings, is serialised.
+    ///
+    /// It returns before the peer has read the tensor: [`flush`](Self::flush) waits for that.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorSpec};
+    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let mut slot = server.dynamic_receiver("activations", 4)?;
+    /// # let mut sender = channel.dynamic_sender("activations").await?;
+    /// for rows in [1, 5, 2] {
+    ///     let spec = TensorSpec::new(Dtype::U8, Shape::new(&[rows, 2])?)?;
+    ///     let tensor = Tensor::copy_from(spec, &vec![7; 2 * rows as usize])?;
+    ///     sender.send(&tensor).await?;
+    ///     # assert_eq!(slot.recv().await?.shape().dims(), [rows, 2]);
+    /// }
+    /// sender.flush().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The receiver has gone, or there is no memory for a copy.
+    pub async fn send(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
+        self.sender.ready().await?;
+        self.forget();
+        let payload = Payload::of(tensor)?;
+        let (grant, place) = match payload.bytes() {
+            0 => (None, RemotePlace { start: RemoteSegment { address: 0, rkey: Rkey(0) }, length: 0 }),
+            _ => {
+                let grant = payload.grant(self.sender.link())?;
+                let place = grant.place();
+                (Some(grant), place)
+            }
+        };
+        let epoch = self.sender.next();
+        let note = Note { metadata: payload.metadata(), place };
+        self.sender.send_copied(&note.encode())?;
+        self.lent.push_back((epoch, grant));
+        Ok(())
+    }
+
+    /// Waits until the peer has read everything. [`send`](Self::send) has an example.
+    ///
+    /// # Errors
+    /// The receiver has gone.
+    pub async fn flush(&mut self) -> Result<(), ChannelError> {
+        if let Some((last, _)) = self.lent.back() {
+            self.sender.wait_for(*last).await?;
+        }
+        self.forget();
+        Ok(())
+    }
+
+    /// Returns how many tensors the peer may be reading.
+    pub fn lent(&mut self) -> usize {
+        self.forget();
+        self.lent.len()
+    }
+
+    /// Takes the right to what was read away.
+    fn forget(&mut self) {
+        let released = self.sender.released();
+        while self.lent.front().is_some_and(|(epoch, _)| *epoch <= released) {
+            self.lent.pop_front();
+        }
+    }
+}
+
+impl Drop for DynamicSender {
+    fn drop(&mut self) {
+        self.forget();
+        // Rights that the peer still uses stay until the link ends: taken away now, they would end it.
+        let lent = self.lent.drain(..).filter_map(|(_, grant)| grant);
+        self.sender.link().keep(lent);
+    }
+}

@@ -1,0 +1,121 @@
+//! The form in which tensors move that can't move as they are.
+//!
+//! Elements of a fixed size: their bytes, packed, row-major. Elements of variable length, row-major:
+//!
+//! ```text
+//!  ├─ length of element 0: u64, little-endian ─┼─ … ─┼─ length of element n-1 ─┼─ bytes of 0 ─┼─ … ─┼─ bytes of n-1 ─┤
+//! ```
+//!
+//! How many elements there are, and how long all of it is, says the metadata.
+
+use bytes::Bytes;
+
+use super::{Dtype, Metadata, MetadataLayout, Tensor, TensorError, TensorSpec};
+
+const LENGTH: usize = size_of::<u64>();
+
+/// Returns the bytes that move for a tensor, and what the peer has to know of them. Copies nothing if the elements have a size
+/// and lie one after the other.
+///
+/// ```
+/// use tonic_rdma_tensor::{Shape, Tensor, deserialize, serialize};
+///
+/// let words = Tensor::from_strings(Shape::new(&[2])?, ["remote", "memory"])?;
+/// let (metadata, bytes) = serialize(&words)?;
+/// assert_eq!(bytes.len(), 2 * 8 + 12); // two lengths, and the bytes of both
+/// assert_eq!(deserialize(&metadata, bytes)?.strings()?.count(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// The system has no memory.
+pub fn serialize(tensor: &Tensor) -> Result<(Metadata, Bytes), TensorError> {
+    let spec = *tensor.spec();
+    if let Some(metadata) = tensor.metadata() {
+        return Ok((metadata, tensor.to_bytes()?));
+    }
+    let bytes = match spec.dtype() {
+        Dtype::String => serialize_strings(tensor)?,
+        _ => tensor.to_contiguous()?.to_bytes()?,
+    };
+    Ok((Metadata { spec, layout: MetadataLayout::Serialized { length: bytes.len() as u64 } }, bytes))
+}
+
+/// Makes the tensor that moved as `bytes`. Copies only elements of fixed size that arrived misaligned.
+///
+/// ```
+/// use bytes::Bytes;
+/// use tonic_rdma_tensor::{Dtype, Metadata, Shape, TensorSpec, deserialize};
+///
+/// let metadata = Metadata::dense(TensorSpec::new(Dtype::U8, Shape::new(&[2])?)?)?;
+/// let tensor = deserialize(&metadata, Bytes::from_static(&[1, 2]))?;
+/// assert_eq!(tensor.as_slice::<u8>()?, [1, 2]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// The bytes are no such tensor, or the system has no memory. What it allocates is in proportion to the bytes.
+pub fn deserialize(metadata: &Metadata, bytes: Bytes) -> Result<Tensor, TensorError> {
+    let spec = metadata.spec;
+    let expected = metadata.bytes();
+    if bytes.len() as u64 != expected {
+        return Err(TensorError::Length { spec: Box::new(spec), expected, bytes: bytes.len() as u64 });
+    }
+    match spec.dtype() {
+        Dtype::String => deserialize_strings(&spec, &bytes),
+        _ => match Tensor::from_bytes(spec, bytes.clone()) {
+            Err(TensorError::Misaligned { .. }) => Tensor::copy_from(spec, &bytes),
+            other => other,
+        },
+    }
+}
+
+/// Whether elements of variable length can be serialised as so many bytes.
+pub(super) fn is_possible(spec: &TensorSpec, bytes: u64) -> bool {
+    let elements = spec.shape().elements();
+    let least = elements.checked_mul(LENGTH as u64);
+    bytes <= isize::MAX as u64
+        && if elements == 0 { bytes == 0 } else { least.is_some_and(|least| least <= bytes) }
+}
+
+fn serialize_strings(tensor: &Tensor) -> Result<Bytes, TensorError> {
+    let mut total = 0_usize;
+    for string in tensor.strings()? {
+        // The same string may be there many times over.
+        total = total.checked_add(LENGTH + string.len()).ok_or(TensorError::Memory(u64::MAX))?;
+    }
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(total).map_err(|_| TensorError::Memory(total as u64))?;
+    for string in tensor.strings()? {
+        bytes.extend_from_slice(&(string.len() as u64).to_le_bytes());
+    }
+    for string in tensor.strings()? {
+        bytes.extend_from_slice(string);
+    }
+    Ok(bytes.into())
+}
+
+fn deserialize_strings(spec: &TensorSpec, bytes: &Bytes) -> Result<Tensor, TensorError> {
+    let fault = |element, fault| TensorError::Serialized { spec: Box::new(*spec), element, fault };
+    let elements = spec.shape().elements();
+    if !is_possible(spec, bytes.len() as u64) {
+        return Err(fault(0, "too short for so many, or too long for none"));
+    }
+    let mut at = elements as usize * LENGTH;
+    let (lengths, _) = bytes[..at].as_chunks::<LENGTH>();
+    let mut strings = Vec::new();
+    strings.try_reserve_exact(lengths.len()).map_err(|_| TensorError::Memory(bytes.len() as u64))?;
+    for (element, length) in lengths.iter().enumerate() {
+        let length = u64::from_le_bytes(*length);
+        let left = bytes.len() - at;
+        if length > left as u64 {
+            return Err(fault(element as u64, "longer than what is left"));
+        }
+        strings.push(bytes.slice(at..at + length as usize));
+        at += length as usize;
+    }
+    if at != bytes.len() {
+        return Err(fault(elements, "bytes left over"));
+    }
+    Tensor::from_strings(*spec.shape(), strings)
+}

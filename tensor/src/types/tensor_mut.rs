@@ -1,0 +1,182 @@
+//! Tensors that one owner fills.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::storage::{Heap, Storage};
+use super::tensor::{cast, cast_error, check_alignment, check_length};
+use super::{Element, Tensor, TensorError, TensorSpec};
+use tonic_rdma_verbs::memory::{Pool, PoolError, RegisteredBuf};
+
+/// A tensor that its one owner fills, row-major, and then [`freeze`](Self::freeze)s.
+///
+/// ```
+/// use tonic_rdma_tensor::{Dtype, Shape, TensorMut, TensorSpec};
+///
+/// let mut identity = TensorMut::zeroed(TensorSpec::new(Dtype::F32, Shape::new(&[2, 2])?)?)?;
+/// let elements = identity.as_mut_slice::<f32>()?;
+/// (elements[0], elements[3]) = (1.0, 1.0);
+/// let identity = identity.freeze();
+/// assert_eq!(identity.as_slice::<f32>()?, [1.0, 0.0, 0.0, 1.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct TensorMut {
+    spec: TensorSpec,
+    memory: Memory,
+}
+
+enum Memory {
+    Registered(RegisteredBuf),
+    Heap(Heap),
+}
+
+/// Why [`TensorMut::in_pool`] made no tensor.
+#[derive(Debug, thiserror::Error)]
+pub enum AllocateError {
+    /// The pool has no memory for it.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The tensor is none that a pool can hold.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+}
+
+impl TensorMut {
+    /// Makes a tensor of zeros on the heap. To be sent over RDMA it is copied.
+    ///
+    /// ```
+    /// use tonic_rdma_tensor::{Dtype, Shape, TensorMut, TensorSpec};
+    ///
+    /// let zeros = TensorMut::zeroed(TensorSpec::new(Dtype::I64, Shape::new(&[3])?)?)?;
+    /// assert_eq!(zeros.as_slice::<i64>()?, [0, 0, 0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The elements have a variable length, or the system has no memory.
+    pub fn zeroed(spec: TensorSpec) -> Result<Self, TensorError> {
+        let (length, _) = spec.fixed()?;
+        Ok(Self::from_heap(spec, Heap::zeroed(length)?))
+    }
+
+    /// Makes a tensor in a pool's memory, to be sent from there. Its content is whatever the memory was last used for in this
+    /// pool, or zeros.
+    ///
+    /// ```
+    /// use tonic_rdma::memory::Pool;
+    /// use tonic_rdma_tensor::{Dtype, Shape, TensorMut, TensorSpec};
+    ///
+    /// let pool = Pool::for_sending(1 << 20);
+    /// let mut weights = TensorMut::in_pool(TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?, &pool)?;
+    /// weights.as_mut_slice::<f32>()?.fill(0.5);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The elements have a variable length, or the pool has no memory.
+    pub fn in_pool(spec: TensorSpec, pool: &Pool) -> Result<Self, AllocateError> {
+        let (length, _) = spec.fixed()?;
+        Ok(Self::from_buffer(spec, pool.allocate(length)?)?)
+    }
+
+    /// Makes a tensor of the content of `buffer`.
+    ///
+    /// ```
+    /// use tonic_rdma::memory::Pool;
+    /// use tonic_rdma_tensor::{Dtype, Shape, TensorMut, TensorSpec};
+    ///
+    /// let mut buffer = Pool::for_sending(1 << 20).allocate(4)?;
+    /// buffer.copy_from_slice(&[1, 2, 3, 4]);
+    /// let tensor = TensorMut::from_buffer(TensorSpec::new(Dtype::U8, Shape::new(&[2, 2])?)?, buffer)?;
+    /// assert_eq!(tensor.as_slice::<u8>()?, [1, 2, 3, 4]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `buffer` has another number of bytes than `spec`, or the elements have a variable length.
+    pub fn from_buffer(spec: TensorSpec, buffer: RegisteredBuf) -> Result<Self, TensorError> {
+        check_length(&spec, &buffer)?;
+        check_alignment(&spec, &buffer)?;
+        Ok(Self::from_checked(spec, buffer))
+    }
+
+    /// A tensor in `buffer`, whose length and alignment are right.
+    pub(super) fn from_checked(spec: TensorSpec, buffer: RegisteredBuf) -> Self {
+        Self { spec, memory: Memory::Registered(buffer) }
+    }
+
+    /// A tensor in `heap`, whose length is right.
+    pub(super) fn from_heap(spec: TensorSpec, heap: Heap) -> Self {
+        Self { spec, memory: Memory::Heap(heap) }
+    }
+
+    /// Returns type and shape.
+    pub fn spec(&self) -> &TensorSpec {
+        &self.spec
+    }
+
+    /// Returns the elements, row-major.
+    ///
+    /// # Errors
+    /// The elements have another type, or values that their type does not have.
+    pub fn as_slice<T: Element>(&self) -> Result<&[T], TensorError> {
+        self.check_dtype::<T>()?;
+        cast(self.spec.dtype(), self.bytes())
+    }
+
+    /// Returns the elements to write to, row-major.
+    ///
+    /// # Errors
+    /// The elements have another type, or values that their type does not have: fill bools in a pool's memory by
+    /// [`bytes_mut`](Self::bytes_mut) first.
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], TensorError> {
+        // The check by a shared reference first, since it can tell which element is wrong.
+        self.as_slice::<T>()?;
+        let dtype = self.spec.dtype();
+        let bytes = self.bytes_mut();
+        if bytes.is_empty() {
+            return Ok(&mut []);
+        }
+        bytemuck::checked::try_cast_slice_mut(bytes).map_err(|error| cast_error(dtype, &[], error))
+    }
+
+    /// Returns the elements' bytes, row-major.
+    pub fn bytes(&self) -> &[u8] {
+        match &self.memory {
+            Memory::Registered(buffer) => buffer,
+            Memory::Heap(heap) => heap.bytes(),
+        }
+    }
+
+    /// Returns the elements' bytes to write to, row-major.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        match &mut self.memory {
+            Memory::Registered(buffer) => buffer,
+            Memory::Heap(heap) => heap.bytes_mut(),
+        }
+    }
+
+    /// Makes it immutable and shareable.
+    pub fn freeze(self) -> Tensor {
+        let storage = match self.memory {
+            Memory::Registered(buffer) => Storage::Lease(buffer.into_lease()),
+            Memory::Heap(heap) => Storage::Heap(Arc::new(heap)),
+        };
+        Tensor::from_checked(self.spec, storage)
+    }
+
+    fn check_dtype<T: Element>(&self) -> Result<(), TensorError> {
+        let (actual, asked) = (self.spec.dtype(), T::DTYPE);
+        if actual == asked { Ok(()) } else { Err(TensorError::WrongDtype { actual, asked }) }
+    }
+}
+
+impl fmt::Debug for TensorMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = match self.memory {
+            Memory::Registered(_) => "registered",
+            Memory::Heap(_) => "heap",
+        };
+        write!(f, "TensorMut({}, {place})", self.spec)
+    }
+}

@@ -1,0 +1,128 @@
+//! Memory of another device, such as a GPU's, that an RDMA device reaches without the host.
+//!
+//! Unproven: no network card that can register it has run this. The book's page on GPU memory says what is known.
+
+use std::fmt::Debug;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::{Access, Lkey, RemoteSegment, Rkey, VerbsError};
+
+/// A part of a dmabuf: how one driver lends its device's memory to another's (Linux, `Documentation/driver-api/dma-buf.rst`).
+/// CUDA makes a descriptor of device memory by `cuMemGetHandleForAddressRange`, ROCm by
+/// `hsa_amd_portable_export_dmabuf`.
+#[derive(Clone, Copy, Debug)]
+pub struct DmaBuf<'a> {
+    /// The dmabuf.
+    pub fd: BorrowedFd<'a>,
+    /// Where in it the part begins, in bytes.
+    pub offset: u64,
+    /// Bytes of the part.
+    pub length: u64,
+    /// The address that requests shall name the first byte by; the memory's own address on its device is a good choice. Has
+    /// the same offset within a page as `offset`.
+    pub iova: u64,
+}
+
+#[cfg_attr(not(feature = "ibverbs"), expect(dead_code, reason = "the software device registers none"))]
+impl DmaBuf<'_> {
+    /// Checks that the numbers go together.
+    pub(super) fn check(&self) -> Result<(), VerbsError> {
+        let page = rustix::param::page_size() as u64;
+        if self.length == 0 {
+            return Err(self.unusable("no bytes to register"));
+        }
+        if self.offset.checked_add(self.length).is_none() || self.iova.checked_add(self.length).is_none() {
+            return Err(self.unusable("its end lies beyond the largest address"));
+        }
+        if self.offset % page != self.iova % page {
+            return Err(self.unusable(&format!("offset and iova differ within a page of {page} bytes")));
+        }
+        Ok(())
+    }
+
+    /// Checks that the descriptor is that of a dmabuf; to explain why it was refused.
+    pub(super) fn check_kind(&self) -> Result<(), VerbsError> {
+        // Linux, include/uapi/linux/magic.h.
+        const DMA_BUF_MAGIC: u64 = 0x444d_4142;
+        let system =
+            rustix::fs::fstatfs(self.fd).map_err(|error| VerbsError::os("looking at a dmabuf", error))?;
+        match system.f_type as u64 {
+            DMA_BUF_MAGIC => Ok(()),
+            other => Err(self.unusable(&format!("it is none, but of a file system of type {other:#x}"))),
+        }
+    }
+
+    fn unusable(&self, reason: &str) -> VerbsError {
+        let Self { fd, offset, length, iova } = self;
+        let fd = fd.as_raw_fd();
+        VerbsError::Unusable(format!(
+            "{length} bytes at offset {offset} of dmabuf {fd}, for iova {iova:#x}: {reason}"
+        ))
+    }
+}
+
+/// Registered memory of another device. Deregistered when the last reference goes; until then its owner's driver keeps it.
+///
+/// The host can't look into it: nothing here loads, stores or copies. So whatever the host polls (tail words, metadata,
+/// credits) has to be in [`HostMemory`](super::HostMemory).
+pub trait DeviceMemoryRegion: Send + Sync + Debug + 'static {
+    /// Returns the key that local segments carry.
+    fn lkey(&self) -> Lkey;
+
+    /// Returns the key that peers name this region by.
+    fn rkey(&self) -> Rkey;
+
+    /// Returns the rights of the region.
+    fn access(&self) -> Access;
+
+    /// Returns the address of its first byte in requests, which is not one of this process.
+    fn iova(&self) -> u64;
+
+    /// Returns the length in bytes.
+    fn length(&self) -> u64;
+
+    /// Returns the byte at `offset` as peers name it. Bounds are checked when a request runs.
+    fn remote(&self, offset: u64) -> RemoteSegment {
+        RemoteSegment { address: self.iova().wrapping_add(offset), rkey: self.rkey() }
+    }
+}
+
+#[cfg(all(test, feature = "ibverbs"))]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::HostMemory;
+
+    #[test]
+    fn what_is_no_dmabuf_is_told() {
+        let memory = HostMemory::shared(8192, 4096).unwrap();
+        let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+        for fd in [memory.shared_fd().unwrap(), pipe.as_fd()] {
+            let part = DmaBuf { fd, offset: 0, length: 4096, iova: 0x10_0000 };
+            part.check().unwrap();
+            let error = part.check_kind().unwrap_err().to_string();
+            let start = format!(
+                "4096 bytes at offset 0 of dmabuf {}, for iova 0x100000: it is none,",
+                fd.as_raw_fd()
+            );
+            assert!(error.starts_with(&start), "{error}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_do_not_go_together_are_refused() {
+        let memory = HostMemory::shared(8192, 4096).unwrap();
+        let fd = memory.shared_fd().unwrap();
+        let refused = |offset, length, iova| {
+            let error = DmaBuf { fd, offset, length, iova }.check().unwrap_err();
+            assert!(matches!(error, VerbsError::Unusable(_)), "{error:?}");
+            error.to_string()
+        };
+        assert!(refused(0, 0, 0).ends_with("no bytes to register"));
+        assert!(refused(u64::MAX - 1, 2, u64::MAX - 1).ends_with("beyond the largest address"));
+        assert!(refused(0, 2, u64::MAX - 1).ends_with("beyond the largest address"));
+        assert!(refused(8, 64, 4096 + 16).contains("differ within a page of"));
+    }
+}

@@ -1,0 +1,180 @@
+//! Which devices there are, and why one can't be used.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Context, DeviceAttributes, VerbsError, soft};
+
+/// A device of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundDevice {
+    /// Its name: `soft0`, or what the kernel calls it, such as `mlx5_0`.
+    pub name: String,
+    /// The provider that drives it, or would.
+    pub provider: &'static str,
+    /// What it can do, or why it can't be used, with what to do about it.
+    pub state: Result<DeviceAttributes, String>,
+    /// Its ports; none on the software device, and where they can't be asked for.
+    pub ports: Vec<FoundPort>,
+}
+
+/// A port of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundPort {
+    /// Its number, from 1.
+    pub number: u8,
+    /// Its state: `active`, `down` and so on.
+    pub state: String,
+    /// What it is on: `InfiniBand` or `Ethernet`.
+    pub link: &'static str,
+    /// The path MTU that it has now, in bytes.
+    pub mtu: u16,
+    /// Its addresses.
+    pub gids: Vec<FoundGid>,
+}
+
+/// An address of a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundGid {
+    /// Index in the port's table, as `RDMA_GID_INDEX` takes it.
+    pub index: u32,
+    /// Address and kind, such as `::ffff:10.0.0.1 (RoCE v2)`.
+    pub address: String,
+    /// Whether it is taken where no setting says which.
+    pub chosen: bool,
+}
+
+/// Returns all devices that this process can see, the software device first.
+///
+/// ```
+/// for device in tonic_rdma_verbs::devices() {
+///     match &device.state {
+///         Ok(attributes) => println!("{}: {} bytes inline", device.name, attributes.max_inline),
+///         Err(reason) => println!("{} can't be used: {reason}", device.name),
+///     }
+/// }
+/// ```
+pub fn devices() -> Vec<FoundDevice> {
+    let mut found = vec![software()];
+    found.extend(hardware(&names(Path::new("/sys/class/infiniband"))));
+    found
+}
+
+/// Opens a device by the name that [`devices`] shows.
+///
+/// ```
+/// let device = tonic_rdma_verbs::open("soft0")?;
+/// assert_eq!(device.attributes().provider, "soft");
+/// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
+/// ```
+///
+/// # Errors
+/// There is no such device, or it can't be used.
+pub fn open(name: &str) -> Result<Arc<dyn Context>, VerbsError> {
+    if name == soft::NAME { soft::open() } else { open_hardware(name) }
+}
+
+fn software() -> FoundDevice {
+    let state = soft::open().map(|context| context.attributes().clone()).map_err(|error| error.to_string());
+    FoundDevice { name: soft::NAME.into(), provider: "soft", state, ports: Vec::new() }
+}
+
+/// Devices that the kernel has drivers for.
+fn names(class: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(class) else { return Vec::new() };
+    let mut names: Vec<String> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// A device of the kernel's that can't be used.
+fn unusable(name: &str, reason: impl Into<String>) -> FoundDevice {
+    FoundDevice { name: name.into(), provider: "ibverbs", state: Err(reason.into()), ports: Vec::new() }
+}
+
+#[cfg(not(feature = "ibverbs"))]
+const WITHOUT_PROVIDER: &str = "this build has no ibverbs provider (cargo feature ibverbs); the software device serves processes of this host";
+
+#[cfg(not(feature = "ibverbs"))]
+fn open_hardware(_name: &str) -> Result<Arc<dyn Context>, VerbsError> {
+    Err(VerbsError::Unusable(WITHOUT_PROVIDER.into()))
+}
+
+#[cfg(not(feature = "ibverbs"))]
+fn hardware(names: &[String]) -> Vec<FoundDevice> {
+    names.iter().map(|name| unusable(name, WITHOUT_PROVIDER)).collect()
+}
+
+#[cfg(feature = "ibverbs")]
+fn open_hardware(name: &str) -> Result<Arc<dyn Context>, VerbsError> {
+    super::ibverbs::open(&super::ibverbs::OpenOptions::new().device(name))
+}
+
+#[cfg(feature = "ibverbs")]
+fn hardware(names: &[String]) -> Vec<FoundDevice> {
+    use super::ibverbs::{ListedDevice, list};
+
+    let listed = match list() {
+        Ok(listed) => listed,
+        Err(error) => return names.iter().map(|name| unusable(name, error.to_string())).collect(),
+    };
+    let found = |ListedDevice { name, ports, .. }: ListedDevice| {
+        let state = open_hardware(&name).map(|context| context.attributes().clone());
+        let ports = ports.unwrap_or_default().iter().map(port).collect();
+        FoundDevice { name, provider: "ibverbs", state: state.map_err(|error| error.to_string()), ports }
+    };
+    let mut found: Vec<FoundDevice> = listed.into_iter().map(found).collect();
+    let unlisted: Vec<&String> =
+        names.iter().filter(|name| found.iter().all(|device| device.name != **name)).collect();
+    let reason = "libibverbs has no driver for it: install ibverbs-providers or the vendor's package";
+    found.extend(unlisted.into_iter().map(|name| unusable(name, reason)));
+    found
+}
+
+#[cfg(feature = "ibverbs")]
+fn port(port: &super::ibverbs::Port) -> FoundPort {
+    let best = port.best_gid().map(|gid| gid.index);
+    let gid = |gid: &super::ibverbs::Gid| FoundGid {
+        index: gid.index,
+        address: format!("{} ({})", gid.address, gid.kind),
+        chosen: best == Some(gid.index),
+    };
+    FoundPort {
+        number: port.number,
+        state: port.state.to_string(),
+        link: if port.ethernet { "Ethernet" } else { "InfiniBand" },
+        mtu: port.active_mtu,
+        gids: port.gids.iter().map(gid).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_software_device_is_always_there() {
+        let found = devices();
+        let soft = &found[0];
+        assert_eq!((soft.name.as_str(), soft.provider), ("soft0", "soft"));
+        assert_eq!(soft.state.as_ref().map(|attributes| attributes.immediate), Ok(true));
+    }
+
+    #[test]
+    fn devices_of_the_kernel_are_listed_with_the_reason() {
+        let class = std::env::temp_dir().join(format!("tonic-rdma-class-{}", std::process::id()));
+        for name in ["none_1", "none_0"] {
+            std::fs::create_dir_all(class.join(name)).unwrap();
+        }
+        let names = names(&class);
+        std::fs::remove_dir_all(&class).unwrap();
+        assert_eq!(names, ["none_0", "none_1"]);
+        let found = hardware(&names);
+        assert!(
+            names.iter().all(|name| found.iter().any(|device| device.name == *name && device.state.is_err()))
+        );
+        assert_eq!(super::names(&class), [""; 0]);
+        assert!(open("none_0").is_err());
+    }
+}

@@ -1,0 +1,338 @@
+//! Memory of this process that can be registered: shared (memfd) or any other.
+
+use std::any::Any;
+use std::fmt::{self, Debug};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::VerbsError;
+use super::copy::copy_bytes;
+
+/// A range of host memory that outlives every region registered over it.
+///
+/// Others (the device, peers) may write to it at any time, so it is never lent out as `&[u8]`: content goes in and
+/// out by copying.
+pub struct HostMemory {
+    base: NonNull<u8>,
+    length: usize,
+    kind: Kind,
+}
+
+enum Kind {
+    /// A memfd, sealed against shrinking, mapped at `base`; peers may map it too.
+    Shared(OwnedFd),
+    /// Memory that its owner keeps alive.
+    Owned(#[expect(dead_code, reason = "held for its Drop")] Box<dyn Any + Send + Sync>),
+}
+
+// SAFETY:
+// - the memory is reached through raw copies alone, which are sound from any thread, and
+// - what `Kind` holds is Send and Sync itself.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above.
+unsafe impl Sync for HostMemory {}
+
+impl HostMemory {
+    /// Maps `length` bytes of fresh, zeroed shared memory, aligned to `alignment` (a power of two, at least a page).
+    /// Pages cost nothing until they are touched.
+    ///
+    /// ```
+    /// use tonic_rdma_verbs::HostMemory;
+    ///
+    /// let memory = HostMemory::shared(8192, 4096)?;
+    /// memory.copy_in(100, b"content").expect("it fits");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The system has no memory, or no descriptor left.
+    pub fn shared(length: usize, alignment: usize) -> io::Result<Self> {
+        if length == 0 || !alignment.is_power_of_two() || length.checked_add(alignment).is_none() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("shared memory of {length} bytes aligned to {alignment}"),
+            ));
+        }
+        let fd = rustix::fs::memfd_create("tonic-rdma", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, length as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let base = map_aligned(&fd, length, alignment)?;
+        Ok(Self { base, length, kind: Kind::Shared(fd) })
+    }
+
+    /// Takes over a vector: private memory of this process.
+    ///
+    /// ```
+    /// use tonic_rdma_verbs::HostMemory;
+    ///
+    /// let memory = HostMemory::from_vec(b"content".to_vec());
+    /// let mut bytes = [0; 3];
+    /// memory.copy_out(0, &mut bytes).expect("within the memory");
+    /// assert_eq!(&bytes, b"con");
+    /// ```
+    pub fn from_vec(bytes: Vec<u8>) -> Self {
+        let mut bytes = bytes;
+        let base = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        Self { base, length: bytes.len(), kind: Kind::Owned(Box::new(VecOwner { _bytes: bytes })) }
+    }
+
+    /// Wraps memory that `owner` keeps alive.
+    ///
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use tonic_rdma_verbs::HostMemory;
+    ///
+    /// let bytes: &'static mut [u8] = vec![0; 64].leak();
+    /// let base = NonNull::from(bytes).cast();
+    /// // SAFETY: the bytes live for ever, and no reference to them is left.
+    /// let memory = unsafe { HostMemory::from_raw_parts(base, 64, Box::new(())) };
+    /// assert_eq!(memory.len(), 64);
+    /// ```
+    ///
+    /// # Safety
+    /// - `base` must be valid for reads and writes of `length` bytes for as long as `owner` lives.
+    /// - As long as a request may be outstanding or a peer may reach it, no reference to the memory may exist that
+    ///   those accesses would break.
+    pub unsafe fn from_raw_parts(
+        base: NonNull<u8>,
+        length: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { base, length, kind: Kind::Owned(owner) }
+    }
+
+    /// Returns the virtual address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    /// Returns a pointer to the first byte.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Returns the length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "an empty region has no use")]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Returns the memfd behind shared memory.
+    pub fn shared_fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.kind {
+            Kind::Shared(fd) => Some(fd.as_fd()),
+            Kind::Owned(_) => None,
+        }
+    }
+
+    /// Copies `source` to `offset`.
+    pub fn copy_in(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
+        let to = self.at(offset, source.len())?;
+        // SAFETY:
+        // - `at` checked that the destination lies in this memory, which is valid for writes, and
+        // - `source` can't overlap it: nobody lends this memory out as a slice while it may be written (see
+        //   `from_raw_parts`, and `LocalSegment::new`).
+        unsafe { copy_bytes(source.as_ptr(), to, source.len()) };
+        Ok(())
+    }
+
+    /// Copies from `offset` into `destination`.
+    pub fn copy_out(&self, offset: usize, destination: &mut [u8]) -> Result<(), OutOfBounds> {
+        let from = self.at(offset, destination.len())?;
+        // SAFETY:
+        // - `at` checked that the source lies in this memory, which is valid for reads, and
+        // - `destination` is exclusively the caller's, and so no part of this memory.
+        unsafe { copy_bytes(from, destination.as_mut_ptr(), destination.len()) };
+        Ok(())
+    }
+
+    /// Loads the 8 bytes at `offset` at once, with acquire semantics: what a peer or another thread has stored before it
+    /// stored them (with release semantics, or [in order](super::QueuePair::places_in_order)) is visible from now on.
+    ///
+    /// # Errors
+    /// If they do not lie within the memory, or not at an address that is a multiple of 8; memory made by
+    /// [`shared`](Self::shared) begins at one.
+    pub fn load_u64(&self, offset: usize) -> Result<u64, WordError> {
+        // SYNC: with `store_u64`, and with the store of a device that places in order.
+        Ok(self.word(offset)?.load(Acquire))
+    }
+
+    /// Stores 8 bytes at `offset` at once, with release semantics: a thread that [loads](Self::load_u64) them sees what
+    /// this thread has stored before.
+    ///
+    /// # Errors
+    /// As for `load_u64`.
+    pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), WordError> {
+        // SYNC: with `load_u64`, here or in a process that maps this memory.
+        self.word(offset)?.store(value, Release);
+        Ok(())
+    }
+
+    fn word(&self, offset: usize) -> Result<&AtomicU64, WordError> {
+        let word = self.at(offset, size_of::<AtomicU64>())?.cast::<AtomicU64>();
+        if !word.is_aligned() {
+            return Err(WordError::Misaligned { offset });
+        }
+        // SAFETY:
+        // - `at` checked that the word lies in this memory, which is valid for reads and writes as long as `self` lives;
+        // - it is aligned; and
+        // - an atomic may be changed by others at any time, other processes and devices included; nobody lends this
+        //   memory out as a slice while they may (see `from_raw_parts`, and `LocalSegment::new`).
+        Ok(unsafe { &*word })
+    }
+
+    /// Checks that `range` can be registered: something, and all of it within the memory.
+    pub(crate) fn check_range(&self, range: &Range<usize>) -> Result<(), VerbsError> {
+        if range.start < range.end && range.end <= self.length {
+            return Ok(());
+        }
+        Err(VerbsError::Unusable(format!(
+            "bytes {} to {} of a memory of {} bytes can't be registered",
+            range.start, range.end, self.length
+        )))
+    }
+
+    fn at(&self, offset: usize, length: usize) -> Result<*mut u8, OutOfBounds> {
+        match offset.checked_add(length) {
+            Some(end) if end <= self.length => Ok(self.base.as_ptr().wrapping_add(offset)),
+            _ => Err(OutOfBounds { offset, length, available: self.length }),
+        }
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        if let Kind::Shared(_) = self.kind {
+            // SAFETY:
+            // - `base` and `length` are a mapping of our own, made by `map_aligned`, and
+            // - nothing refers to it any more: regions hold a reference to this value.
+            let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
+        }
+    }
+}
+
+impl Debug for HostMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            Kind::Shared(_) => "shared",
+            Kind::Owned(_) => "owned",
+        };
+        write!(f, "HostMemory({kind}, {:#x}, {} bytes)", self.address(), self.length)
+    }
+}
+
+/// A range that does not lie in the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{length} bytes at offset {offset} do not lie within {available}")]
+pub struct OutOfBounds {
+    /// Offset asked for.
+    pub offset: usize,
+    /// Length asked for.
+    pub length: usize,
+    /// Bytes there are.
+    pub available: usize,
+}
+
+/// A word that can't be loaded or stored at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WordError {
+    /// It does not lie in the memory.
+    #[error(transparent)]
+    Bounds(#[from] OutOfBounds),
+    /// Its address is not a multiple of 8.
+    #[error("the word at offset {offset} is not at a multiple of 8 bytes")]
+    Misaligned {
+        /// Offset asked for.
+        offset: usize,
+    },
+}
+
+/// A vector whose bytes are reached through `HostMemory::base` alone.
+struct VecOwner {
+    _bytes: Vec<u8>,
+}
+
+/// Maps all of `fd` at a multiple of `alignment`: reserves more than is needed, maps over the aligned part and gives
+/// the rest back.
+fn map_aligned(fd: &OwnedFd, length: usize, alignment: usize) -> io::Result<NonNull<u8>> {
+    let page = rustix::param::page_size();
+    let padding = alignment.max(page);
+    let mapped = length.next_multiple_of(page);
+    let reserved = mapped + padding;
+    // SAFETY: a fresh private mapping at an address of the kernel's choosing touches no memory of ours.
+    let start = unsafe {
+        rustix::mm::mmap_anonymous(std::ptr::null_mut(), reserved, ProtFlags::empty(), MapFlags::PRIVATE)?
+    };
+    let offset = start.cast::<u8>().align_offset(padding);
+    let aligned = start.cast::<u8>().wrapping_add(offset);
+    // SAFETY:
+    // - the whole target range lies in the reservation made above, which nobody else knows of, and
+    // - the parts cut off lie in it too, outside the target range.
+    unsafe {
+        let result = rustix::mm::mmap(
+            aligned.cast(),
+            length,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED | MapFlags::FIXED,
+            fd,
+            0,
+        );
+        if let Err(error) = result {
+            let _ = rustix::mm::munmap(start, reserved);
+            return Err(error.into());
+        }
+        if offset > 0 {
+            let _ = rustix::mm::munmap(start, offset);
+        }
+        let tail = reserved - offset - mapped;
+        if tail > 0 {
+            let _ = rustix::mm::munmap(aligned.wrapping_add(mapped).cast(), tail);
+        }
+    }
+    NonNull::new(aligned).ok_or_else(|| io::Error::other("the kernel mapped memory at address 0"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn words_are_loaded_and_stored_where_they_lie() {
+        let shared = HostMemory::shared(4096, 4096).unwrap();
+        shared.store_u64(4088, 0x0102_0304_0506_0708).unwrap();
+        assert_eq!(shared.load_u64(4088), Ok(0x0102_0304_0506_0708));
+        let mut bytes = [0; 8];
+        shared.copy_out(4088, &mut bytes).unwrap();
+        assert_eq!(bytes, 0x0102_0304_0506_0708_u64.to_ne_bytes());
+        shared.copy_in(0, &7_u64.to_ne_bytes()).unwrap();
+        assert_eq!(shared.load_u64(0), Ok(7));
+    }
+
+    #[test]
+    fn no_other_words_are() {
+        let shared = HostMemory::shared(4096, 4096).unwrap();
+        for offset in [4089, 4096, usize::MAX, usize::MAX - 7] {
+            let beyond = OutOfBounds { offset, length: 8, available: 4096 };
+            assert_eq!(shared.load_u64(offset), Err(WordError::Bounds(beyond)));
+            assert_eq!(shared.store_u64(offset, 1), Err(WordError::Bounds(beyond)));
+        }
+        for offset in [1, 4, 4087] {
+            assert_eq!(shared.store_u64(offset, 1), Err(WordError::Misaligned { offset }));
+        }
+        let error = shared.load_u64(4).unwrap_err();
+        assert_eq!(error.to_string(), "the word at offset 4 is not at a multiple of 8 bytes");
+        // What counts is the address.
+        let vector = HostMemory::from_vec(vec![0; 64]);
+        let first = (8 - vector.address() as usize % 8) % 8;
+        assert_eq!(vector.load_u64(first), Ok(0));
+        assert_eq!(vector.load_u64(first + 1), Err(WordError::Misaligned { offset: first + 1 }));
+    }
+}

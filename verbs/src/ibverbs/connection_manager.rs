@@ -1,0 +1,571 @@
+//! Connecting on iWARP, where the kernel's connection manager sets up the TCP connection beneath a queue pair.
+//!
+//! Each device listens at one address. Both ends of a connection know the other's address and token; that with the
+//! greater ones (the *active* end) connects, and the other accepts, whichever calls `to_rtr` first. A thread does what
+//! the kernel's events ask for, so that a queue pair connects whether or not anybody polls. The kernel bounds how long
+//! the active end waits for an answer; how long the other waits to be connected to is bounded here. Connecting itself is
+//! each time done by another thread: soft-iWARP's call returns when TCP has connected, which takes two minutes to give
+//! up an address that does not answer.
+//!
+//! The end that accepted may not send before it has heard from the other (RFC 5044, section 7.1.2). So the first message
+//! in each direction is a *hello* of no bytes, which nobody above gets to see: requests posted earlier are held until
+//! the active end is connected, and until the other end got its hello. No event tells of that, so until then the thread
+//! looks into the completion queue.
+//!
+//! soft-iWARP overlooks what arrives between its answer to the request and its own readiness (`siw_accept`), until more
+//! arrives. So the active end nudges a peer that it does not hear from.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::c_int;
+use std::io;
+use std::net::SocketAddrV6;
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use super::address::Listener;
+use super::completion_queue::Queue;
+use super::connection_id::{create_id, destroy_id, listen};
+use super::connection_library::{ConnectionLibrary, Event, EventChannel, Id, Parameters, event, library};
+use super::core::Core;
+use super::device::set_nonblocking;
+use super::library::{check, last_error};
+use super::lock;
+use super::network::socket_address;
+use crate::{QueuePairState, VerbsError};
+
+/// How long the kernel looks for a way to the peer, in milliseconds.
+const RESOLVE: c_int = 1000;
+/// How long the end that does not connect waits for the other to do so, and either for the other's hello. (soft-iWARP gives
+/// the active end as long to connect.)
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often the thread looks whether a hello has come.
+const TICK: Duration = Duration::from_millis(1);
+
+/// When to nudge a peer for the first time; each time after that it takes twice as long.
+const NUDGE: Duration = Duration::from_millis(20);
+const NUDGES: u32 = 8;
+/// Requests of ours that a send queue has to take: the hello and the nudges. (A receive queue has only the hello.)
+pub(super) const OWN_REQUESTS: u32 = 1 + NUDGES;
+
+/// The connection manager of one device.
+#[derive(Debug)]
+pub(super) struct Manager {
+    library: &'static ConnectionLibrary,
+    channel: NonNull<EventChannel>,
+    listener: NonNull<Id>,
+    socket: SocketAddrV6,
+    /// Has the thread look at what else there is to do than events.
+    nudge: OwnedFd,
+    stopped: AtomicBool,
+    state: Mutex<State>,
+    /// Notified when a call that connects has returned.
+    returned: Condvar,
+}
+
+/// A manager at work; its thread ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Service(Arc<Manager>);
+
+impl Service {
+    /// Starts a manager that listens at an address of `device`.
+    pub(super) fn start(device: &str) -> Result<Self, VerbsError> {
+        let manager = Arc::new(Manager::open(device)?);
+        let worker = Arc::clone(&manager);
+        let thread = std::thread::Builder::new().name("tonic-rdma-cm".into());
+        thread
+            .spawn(move || worker.run())
+            .map_err(|error| VerbsError::os("starting the thread of the connection manager", error))?;
+        Ok(Self(manager))
+    }
+}
+
+impl Deref for Service {
+    type Target = Manager;
+
+    fn deref(&self) -> &Manager {
+        &self.0
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.0.stopped.store(true, SeqCst);
+        self.0.nudge();
+    }
+}
+
+// SAFETY: librdmacm is thread-safe, and all else here is Send and Sync itself.
+unsafe impl Send for Manager {}
+// SAFETY: as above.
+unsafe impl Sync for Manager {}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By token.
+    connections: HashMap<u64, Connection>,
+    /// Tokens of connections by their identifier's address.
+    ids: HashMap<usize, u64>,
+    /// Until when those wait that have not heard from the peer, and their tokens; in order.
+    deadlines: VecDeque<(Instant, u64)>,
+    /// Connections that wait for the peer's hello.
+    silent: Vec<Silent>,
+}
+
+#[derive(Debug)]
+struct Silent {
+    token: u64,
+    nudges: u32,
+    next_nudge: Instant,
+}
+
+/// A queue pair from Init on.
+#[derive(Debug)]
+struct Connection {
+    core: Arc<Core>,
+    /// Where its receives complete.
+    queue: Arc<Queue>,
+    /// From `to_rtr` on.
+    peer: Option<Wanted>,
+    /// The kernel's side of it: ours if we connect, the peer's request if it does.
+    id: Option<NonNull<Id>>,
+    /// Whether a thread is in the call that connects, and uses the identifier.
+    connecting: bool,
+    /// The token that the request came with.
+    requester: u64,
+}
+
+/// Whom to connect to, and how.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    listener: Listener,
+    served_reads: u8,
+    outstanding_reads: u8,
+    active: bool,
+}
+
+/// What the active end says when it connects: whom it wants, and who it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Introduction {
+    target: u64,
+    source: u64,
+}
+
+impl Introduction {
+    const LENGTH: usize = 16;
+
+    fn to_bytes(self) -> [u8; Self::LENGTH] {
+        let mut bytes = [0; Self::LENGTH];
+        bytes[..8].copy_from_slice(&self.target.to_be_bytes());
+        bytes[8..].copy_from_slice(&self.source.to_be_bytes());
+        bytes
+    }
+
+    /// What a peer said; it may have padded it.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (target, rest) = bytes.split_first_chunk()?;
+        let (source, _) = rest.split_first_chunk()?;
+        Some(Self { target: u64::from_be_bytes(*target), source: u64::from_be_bytes(*source) })
+    }
+}
+
+impl Manager {
+    /// Listens at an address of `device`.
+    fn open(device: &str) -> Result<Self, VerbsError> {
+        let library = library()?;
+        let nudge = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| VerbsError::os("creating a descriptor", error))?;
+        // SAFETY: takes no arguments.
+        let channel = unsafe { (library.create_event_channel)() };
+        let channel =
+            NonNull::new(channel).ok_or_else(|| last_error("opening the RDMA connection manager"))?;
+        match listen(library, channel, device) {
+            Ok((listener, socket)) => {
+                let (stopped, state, returned) = (AtomicBool::new(false), Mutex::default(), Condvar::new());
+                let manager = Self { library, channel, listener, socket, nudge, stopped, state, returned };
+                set_nonblocking(manager.fd())?;
+                Ok(manager)
+            }
+            Err(error) => {
+                // SAFETY: the channel was just created, and has no identifiers.
+                unsafe { (library.destroy_event_channel)(channel.as_ptr()) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Where it listens.
+    pub(super) fn socket(&self) -> SocketAddrV6 {
+        self.socket
+    }
+
+    /// Does what events ask for, and ends waits that were too long, until it is stopped.
+    fn run(self: &Arc<Self>) {
+        while !self.stopped.load(SeqCst) {
+            let left = [self.expire(), self.look_for_hellos()].into_iter().flatten().min();
+            let left = left
+                .map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
+            let mut awaited = [
+                PollFd::from_borrowed_fd(self.fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.nudge.as_fd(), PollFlags::IN),
+            ];
+            match rustix::event::poll(&mut awaited, left.as_ref()) {
+                // The kernel took the device away, and the channel with it.
+                Ok(_) if awaited[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL) => return,
+                Ok(_) | Err(rustix::io::Errno::INTR) => self.progress(),
+                Err(error) => {
+                    tracing::error!(%error, "the connection manager's thread ends");
+                    return;
+                }
+            }
+            let _ = rustix::io::read(&self.nudge, &mut [0; 8]);
+        }
+    }
+
+    fn nudge(&self) {
+        // It can only fail if it was nudged 2^64 times.
+        let _ = rustix::io::write(&self.nudge, &1u64.to_ne_bytes());
+    }
+
+    /// Ends the queue pairs that have waited too long for the peer; how long the next may wait.
+    fn expire(&self) -> Option<Duration> {
+        let state = &mut *lock(&self.state);
+        while let Some(&(deadline, token)) = state.deadlines.front() {
+            let waiting = state.connections.get(&token).filter(|connection| !connection.core.is_heard());
+            let left = deadline.saturating_duration_since(Instant::now());
+            if waiting.is_some() && left > Duration::ZERO {
+                return Some(left);
+            }
+            state.deadlines.pop_front();
+            if let Some(connection) = waiting {
+                let error = format!("nothing was heard from the peer within {PATIENCE:?}");
+                connection.core.fail(|| VerbsError::Unreachable(error).to_string());
+            }
+        }
+        None
+    }
+
+    /// Looks whether the hellos have come that are waited for; when to do so again.
+    fn look_for_hellos(&self) -> Option<Duration> {
+        let state = &mut *lock(&self.state);
+        state.silent.retain_mut(|silent| {
+            let found = state.connections.get(&silent.token);
+            let Some(Connection { core, queue, peer: Some(peer), .. }) = found else { return false };
+            if !core.is_heard() {
+                queue.fetch();
+            }
+            if core.is_heard() || core.state() == QueuePairState::Error {
+                return false;
+            }
+            let now = Instant::now();
+            if peer.active && silent.nudges < NUDGES && silent.next_nudge <= now {
+                core.nudge();
+                silent.nudges += 1;
+                silent.next_nudge = now + NUDGE * (1 << silent.nudges);
+            }
+            true
+        });
+        (!state.silent.is_empty()).then_some(TICK)
+    }
+
+    /// Readable when there is something for [`progress`](Self::progress).
+    fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is alive as long as `self`, and its descriptor with it.
+        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
+    }
+
+    /// From now on requests for `token` are for this queue pair.
+    pub(super) fn add(&self, token: u64, core: &Arc<Core>, queue: &Arc<Queue>) {
+        let (core, queue) = (Arc::clone(core), Arc::clone(queue));
+        let connection = Connection { core, queue, peer: None, id: None, connecting: false, requester: 0 };
+        lock(&self.state).connections.insert(token, connection);
+    }
+
+    /// Connects it to the peer, or waits for the peer to do so.
+    pub(super) fn connect(
+        &self,
+        token: u64,
+        peer: Listener,
+        served_reads: u8,
+        outstanding_reads: u8,
+    ) -> Result<(), VerbsError> {
+        let state = &mut *lock(&self.state);
+        let Some(connection) = state.connections.get_mut(&token) else {
+            return Err(VerbsError::Foreign("queue pair"));
+        };
+        let (ours, theirs) = ((self.socket, token), (peer.socket, peer.token));
+        if ours == theirs {
+            return Err(VerbsError::BadAddress("it is this queue pair's own".into()));
+        }
+        let wanted = Wanted { listener: peer, served_reads, outstanding_reads, active: ours > theirs };
+        connection.peer = Some(wanted);
+        if wanted.active {
+            if let Some(stranger) = connection.id.take() {
+                state.ids.remove(&stranger.as_ptr().addr());
+                self.refuse(stranger);
+            }
+            let id = self.start(&peer)?;
+            connection.id = Some(id);
+            state.ids.insert(id.as_ptr().addr(), token);
+        } else {
+            state.deadlines.push_back((Instant::now() + PATIENCE, token));
+            self.nudge();
+            self.accept(token, connection)?;
+        }
+        Ok(())
+    }
+
+    /// Has the kernel find the way to a peer.
+    fn start(&self, peer: &Listener) -> Result<NonNull<Id>, VerbsError> {
+        let id = create_id(self.library, self.channel)?;
+        let mut ours = socket_address(SocketAddrV6::new(*self.socket.ip(), 0, 0, 0));
+        let mut theirs = socket_address(peer.socket);
+        // SAFETY: the identifier is alive, and both addresses are complete, of the length that their family says.
+        let result = unsafe {
+            let (ours, theirs) = ((&raw mut ours).cast(), (&raw mut theirs).cast());
+            (self.library.resolve_addr)(id.as_ptr(), ours, theirs, RESOLVE)
+        };
+        check(format!("looking for the way to {}", peer.socket), result).inspect_err(|_| self.destroy(id))?;
+        Ok(id)
+    }
+
+    fn accept(&self, token: u64, connection: &mut Connection) -> Result<(), VerbsError> {
+        let (Some(id), Some(peer)) = (connection.id, connection.peer) else { return Ok(()) };
+        if connection.requester != peer.listener.token {
+            let error = "another queue pair has connected to this one";
+            return Err(VerbsError::Unreachable(error.into()));
+        }
+        let mut parameters = parameters(connection.core.number, &peer);
+        // SAFETY: the identifier is that of a request that was not answered yet, and the parameters are complete.
+        let result = unsafe { (self.library.accept)(id.as_ptr(), &raw mut parameters) };
+        tracing::trace!(token, "accepted");
+        check("accepting an iWARP connection", result)
+    }
+
+    /// Whether [`remove`](Self::remove) may take long, as the kernel waits for the peer.
+    pub(super) fn is_connecting(&self, token: u64) -> bool {
+        lock(&self.state).connections.get(&token).is_some_and(|connection| {
+            let active = connection.peer.is_some_and(|peer| peer.active);
+            active && connection.id.is_some() && !connection.core.is_heard()
+        })
+    }
+
+    /// Forgets a queue pair, which is to be destroyed.
+    pub(super) fn remove(&self, token: u64) {
+        let connecting =
+            |state: &mut State| state.connections.get(&token).is_some_and(|found| found.connecting);
+        let state = self.returned.wait_while(lock(&self.state), connecting);
+        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        let id = state.connections.remove(&token).and_then(|connection| connection.id);
+        if let Some(id) = id {
+            state.ids.remove(&id.as_ptr().addr());
+            drop(state);
+            self.destroy(id);
+        }
+    }
+
+    /// Does what the kernel's events ask for.
+    fn progress(self: &Arc<Self>) {
+        loop {
+            let state = &mut *lock(&self.state);
+            let mut event = ptr::null_mut();
+            // SAFETY: the channel is alive, and the result writable.
+            let result = unsafe { (self.library.get_event)(self.channel.as_ptr(), &raw mut event) };
+            if result != 0 {
+                return;
+            }
+            let Some(event) = NonNull::new(event) else { return };
+            let note = note(event);
+            // SAFETY: the event came from the library, and is acknowledged once; nothing of it is used any more.
+            let result = unsafe { (self.library.ack_event)(event.as_ptr()) };
+            if let Err(error) = check("acknowledging an event", result) {
+                tracing::warn!(%error, "an event of the connection manager can't be acknowledged");
+            }
+            self.apply(state, &note);
+        }
+    }
+
+    fn apply(self: &Arc<Self>, state: &mut State, note: &Note) {
+        let Some(id) = note.id else { return };
+        if note.kind == event::CONNECT_REQUEST {
+            return self.requested(state, id, note.introduction);
+        }
+        let Some(&token) = state.ids.get(&id.as_ptr().addr()) else { return };
+        let Some(connection) = state.connections.get_mut(&token) else { return };
+        let result = match note.kind {
+            event::ADDRESS_RESOLVED => {
+                // SAFETY: the identifier is alive as long as it is in the table.
+                let result = unsafe { (self.library.resolve_route)(id.as_ptr(), RESOLVE) };
+                check("looking for a route", result)
+            }
+            event::ROUTE_RESOLVED => self.start_connecting(token, connection),
+            event::ESTABLISHED => {
+                let now = Instant::now();
+                if connection.peer.is_some_and(|peer| peer.active) {
+                    state.deadlines.push_back((now + PATIENCE, token));
+                    connection.core.open_gate();
+                }
+                state.silent.push(Silent { token, nudges: 0, next_nudge: now + NUDGE });
+                Ok(())
+            }
+            event::ADDRESS_ERROR
+            | event::ROUTE_ERROR
+            | event::CONNECT_ERROR
+            | event::UNREACHABLE
+            | event::REJECTED => {
+                let error = io::Error::from_raw_os_error(note.status.saturating_abs());
+                Err(VerbsError::Unreachable(match note.kind {
+                    event::REJECTED => "it refused the connection".into(),
+                    _ => error.to_string(),
+                }))
+            }
+            event::DISCONNECTED => Err(VerbsError::Unreachable("the connection has ended".into())),
+            event::DEVICE_REMOVAL => Err(VerbsError::Unusable("the device was removed".into())),
+            _ => Ok(()),
+        };
+        if let Err(error) = result {
+            connection.core.fail(|| error.to_string());
+        }
+    }
+
+    /// A peer wants to be connected to one of our queue pairs.
+    fn requested(&self, state: &mut State, id: NonNull<Id>, introduction: Option<Introduction>) {
+        let target = introduction
+            .and_then(|introduction| Some((introduction, state.connections.get_mut(&introduction.target)?)));
+        let Some((introduction, connection)) = target else { return self.refuse(id) };
+        let passive = connection.peer.is_none_or(|peer| !peer.active);
+        if connection.id.is_some() || !passive || connection.core.state() == QueuePairState::Error {
+            return self.refuse(id);
+        }
+        connection.id = Some(id);
+        connection.requester = introduction.source;
+        if let Err(error) = self.accept(introduction.target, connection) {
+            connection.id = None;
+            tracing::debug!(%error, "refused an iWARP connection");
+            return self.refuse(id);
+        }
+        state.ids.insert(id.as_ptr().addr(), introduction.target);
+    }
+
+    /// Has a thread of its own connect to the peer.
+    fn start_connecting(self: &Arc<Self>, token: u64, connection: &mut Connection) -> Result<(), VerbsError> {
+        let manager = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("tonic-rdma-connect".into());
+        thread
+            .spawn(move || manager.introduce(token))
+            .map_err(|error| VerbsError::os("starting the thread that connects", error))?;
+        connection.connecting = true;
+        Ok(())
+    }
+
+    /// Connects to the peer.
+    fn introduce(&self, token: u64) {
+        // Whoever started this holds the lock until `connecting` is set; so the identifier stays until that is taken back.
+        let found = lock(&self.state)
+            .connections
+            .get(&token)
+            .and_then(|connection| Some((connection.id?, connection.core.number, connection.peer?)));
+        let result = match found {
+            Some((id, number, peer)) => self.connect_to(&peer, token, id, number),
+            None => Ok(()),
+        };
+        let state = &mut *lock(&self.state);
+        if let Some(connection) = state.connections.get_mut(&token) {
+            connection.connecting = false;
+            if let Err(error) = result {
+                connection.core.fail(|| error.to_string());
+            }
+        }
+        self.returned.notify_all();
+    }
+
+    fn connect_to(&self, peer: &Wanted, token: u64, id: NonNull<Id>, number: u32) -> Result<(), VerbsError> {
+        let introduction = Introduction { target: peer.listener.token, source: token }.to_bytes();
+        let mut parameters = Parameters {
+            private_data: introduction.as_ptr().cast(),
+            private_data_length: Introduction::LENGTH as u8,
+            ..parameters(number, peer)
+        };
+        // SAFETY: the identifier is resolved, and the parameters are complete; the call copies what they point to.
+        let result = unsafe { (self.library.connect)(id.as_ptr(), &raw mut parameters) };
+        check(format!("connecting to {}", peer.listener.socket), result)
+    }
+
+    fn refuse(&self, id: NonNull<Id>) {
+        // SAFETY: the identifier is that of a request that was not answered yet.
+        let result = unsafe { (self.library.reject)(id.as_ptr(), ptr::null(), 0) };
+        if let Err(error) = check("refusing an iWARP connection", result) {
+            tracing::debug!(%error);
+        }
+        self.destroy(id);
+    }
+
+    fn destroy(&self, id: NonNull<Id>) {
+        destroy_id(self.library, id);
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let connections = std::mem::take(&mut lock(&self.state).connections);
+        connections.values().filter_map(|connection| connection.id).for_each(|id| self.destroy(id));
+        self.destroy(self.listener);
+        // SAFETY: every identifier of the channel is gone.
+        unsafe { (self.library.destroy_event_channel)(self.channel.as_ptr()) };
+    }
+}
+
+/// What an event said, taken out of it.
+struct Note {
+    id: Option<NonNull<Id>>,
+    kind: u32,
+    status: c_int,
+    introduction: Option<Introduction>,
+}
+
+fn note(event: NonNull<Event>) -> Note {
+    // SAFETY: the event came from the library, and was not acknowledged yet.
+    let event = unsafe { event.as_ref() };
+    let data = event.parameters.private_data.cast::<u8>();
+    let introduction = if event.kind == event::CONNECT_REQUEST && !data.is_null() {
+        // SAFETY: a request comes with as many bytes as it says.
+        let bytes = unsafe { std::slice::from_raw_parts(data, event.parameters.private_data_length.into()) };
+        Introduction::parse(bytes)
+    } else {
+        None
+    };
+    Note { id: NonNull::new(event.id), kind: event.kind, status: event.status, introduction }
+}
+
+fn parameters(number: u32, peer: &Wanted) -> Parameters {
+    Parameters {
+        private_data: ptr::null(),
+        private_data_length: 0,
+        responder_resources: peer.served_reads,
+        initiator_depth: peer.outstanding_reads.min(peer.listener.reads),
+        flow_control: 0,
+        retry_count: 7,
+        rnr_retry_count: 7,
+        shared_receive_queue: 0,
+        queue_pair_number: number,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_introduction_comes_back_as_it_went() {
+        let introduction = Introduction { target: 1, source: u64::MAX - 1 };
+        let bytes = introduction.to_bytes();
+        assert_eq!(Introduction::parse(&bytes), Some(introduction));
+        assert_eq!(Introduction::parse(&[&bytes[..], &[0; 9]].concat()), Some(introduction));
+        assert_eq!(Introduction::parse(&bytes[..15]), None);
+    }
+}

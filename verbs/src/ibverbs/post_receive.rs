@@ -1,0 +1,181 @@
+//! Posting receives: from our requests to a list of the device's.
+
+use std::ptr;
+
+use ibverbs_sys as sys;
+
+use super::core::{Core, RequestKind, Slot, Ticket};
+use super::post::{Segments, kind_of};
+use crate::{LocalSegment, PostError, PostErrorKind, QueuePairCapacity, QueuePairState, ReceiveRequest};
+
+/// Requests handed to the device at a time.
+const BATCH: usize = 16;
+
+/// Where a queue pair's batch is put together.
+#[derive(Debug)]
+pub(super) struct Receives {
+    slot: Slot,
+    list: ReceiveList,
+}
+
+/// Posts the receive of no bytes that takes the peer's hello.
+pub(super) fn post_hello_receive(core: &Core, slot: Slot) -> Result<(), PostErrorKind> {
+    let ticket = Ticket { kind: RequestKind::Hello, slot, position: 0 };
+    // soft-iWARP refuses a receive without a segment.
+    let mut nothing = sys::ibv_sge::default();
+    let mut hello = sys::ibv_recv_wr {
+        wr_id: ticket.to_bits(),
+        next: ptr::null_mut(),
+        sg_list: &raw mut nothing,
+        num_sge: 1,
+    };
+    hand_over_receives(core, &mut hello).map_err(|(error, _)| kind_of(error))
+}
+
+/// Receives that are put together for the device. They are linked when the list is complete: before, they may move.
+#[derive(Debug)]
+pub(super) struct ReceiveList {
+    requests: Vec<sys::ibv_recv_wr>,
+    segments: Segments,
+}
+
+// SAFETY: the pointers in the list are to memory of its own.
+unsafe impl Send for ReceiveList {}
+
+impl ReceiveList {
+    /// One with room for that many requests, of that many segments each.
+    pub(super) fn new(requests: usize, segments: u32) -> Self {
+        let segments = Vec::with_capacity(segments.max(1) as usize * requests);
+        Self { requests: Vec::with_capacity(requests), segments: Segments(segments) }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.requests.clear();
+        self.segments.0.clear();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Appends a receive of `least` segments at least (of no bytes, if there are not as many) and `most` at most.
+    pub(super) fn add(
+        &mut self,
+        ticket: Ticket,
+        into: &[LocalSegment],
+        least: usize,
+        most: u32,
+    ) -> Result<(), PostErrorKind> {
+        // A receive may be longer than any message.
+        let num_sge = self.segments.add(into, least, most, u64::MAX)?;
+        let (next, sg_list) = (ptr::null_mut(), ptr::null_mut());
+        self.requests.push(sys::ibv_recv_wr { wr_id: ticket.to_bits(), next, sg_list, num_sge });
+        Ok(())
+    }
+
+    /// Links the list, and gives its head, if there is one.
+    pub(super) fn link(&mut self) -> Option<&mut sys::ibv_recv_wr> {
+        let (requests, mut segments) = (self.requests.as_mut_ptr(), self.segments.0.as_mut_ptr());
+        let count = self.requests.len();
+        for (index, request) in self.requests.iter_mut().enumerate() {
+            request.sg_list = segments;
+            segments = segments.wrapping_add(request.num_sge as usize);
+            request.next = if index + 1 < count { requests.wrapping_add(index + 1) } else { ptr::null_mut() };
+        }
+        self.requests.first_mut()
+    }
+
+    /// How many come before the one that the device refused.
+    pub(super) fn position(&self, refused: *const sys::ibv_recv_wr) -> usize {
+        self.requests.iter().position(|request| ptr::eq(request, refused)).unwrap_or(0)
+    }
+
+    /// The tickets of those from `first` on.
+    pub(super) fn tickets_from(&self, first: usize) -> impl Iterator<Item = Ticket> {
+        self.requests[first..].iter().map(|request| Ticket::from_bits(request.wr_id))
+    }
+}
+
+/// As [`hand_over`], for receives.
+fn hand_over_receives(core: &Core, head: &mut sys::ibv_recv_wr) -> Result<(), (i32, *mut sys::ibv_recv_wr)> {
+    let mut bad = ptr::null_mut();
+    // SAFETY:
+    // - the queue pair is alive, as the caller holds it, and with it its context, whose table never changes,
+    // - the list is linked through memory that the caller holds for the whole call, and
+    // - what its segments name is registered memory, which the device checks.
+    let result = unsafe {
+        let pair = core.pair.as_ptr();
+        match (*(*pair).context).ops.post_recv {
+            Some(post) => post(pair, head, &raw mut bad),
+            None => libc::EOPNOTSUPP,
+        }
+    };
+    if result == 0 { Ok(()) } else { Err((result, bad)) }
+}
+
+impl Receives {
+    pub(super) fn new(capacity: &QueuePairCapacity, slot: Slot) -> Self {
+        Self { slot, list: ReceiveList::new(BATCH, capacity.receive_segments) }
+    }
+
+    pub(super) fn post(
+        &mut self,
+        core: &Core,
+        capacity: &QueuePairCapacity,
+        requests: &[ReceiveRequest<'_>],
+    ) -> Result<(), PostError> {
+        for (batch, requests) in requests.chunks(BATCH).enumerate() {
+            let failed = |(index, kind)| PostError { index: batch * BATCH + index, kind };
+            self.post_batch(core, capacity, requests).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn post_batch(
+        &mut self,
+        core: &Core,
+        capacity: &QueuePairCapacity,
+        requests: &[ReceiveRequest<'_>],
+    ) -> Result<(), (usize, PostErrorKind)> {
+        let first = core.receives.position();
+        let room = core.receives.room();
+        self.list.clear();
+        let mut refused = Ok(());
+        for (index, request) in requests.iter().enumerate() {
+            if core.state() == QueuePairState::Reset {
+                refused = Err((index, PostErrorKind::State(QueuePairState::Reset)));
+                break;
+            }
+            if index as u32 >= room {
+                refused = Err((index, PostErrorKind::QueueFull));
+                break;
+            }
+            // A receive may be longer than any message. soft-iWARP refuses one without a segment.
+            let least = usize::from(core.flushes_here);
+            let position = first.wrapping_add(index as u32);
+            let ticket = Ticket { kind: RequestKind::Receive, slot: self.slot, position };
+            if let Err(kind) = self.list.add(ticket, request.into, least, capacity.receive_segments) {
+                refused = Err((index, kind));
+                break;
+            }
+            core.receives.put(position, request.wr_id);
+        }
+        core.receives.post(first.wrapping_add(self.list.len() as u32));
+        let ended = core.state() == QueuePairState::Error;
+        let head = self.list.link().filter(|_| !(ended && core.flushes_here));
+        let Some(head) = head else {
+            core.wake();
+            return refused;
+        };
+        if let Err((error, bad)) = hand_over_receives(core, head) {
+            let done = self.list.position(bad);
+            core.receives.post(first.wrapping_add(done as u32));
+            return Err((done, kind_of(error)));
+        }
+        // Asked for again: it may have ended in between.
+        if core.state() == QueuePairState::Error {
+            core.flush();
+        }
+        refused
+    }
+}

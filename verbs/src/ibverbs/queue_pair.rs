@@ -1,0 +1,352 @@
+//! Queue pairs: how they are created, connected, fail and go. Posting is in [`post`](super::post).
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+use ibverbs_sys as sys;
+
+use super::address::{Address, Listener, NUMBERS, Path};
+use super::completion_queue::{Queue, Role};
+use super::connection_manager::OWN_REQUESTS;
+use super::core::{Core, Slot};
+use super::device::Device;
+use super::library::{check, last_error};
+use super::path::{self, Change, QueuePairAttributes};
+use super::post::Sends;
+use super::post_receive::{Receives, post_hello_receive};
+use super::protection_domain::Domain;
+use super::shared_receive_queue::SharedQueue;
+use super::{lock, random};
+use crate::{
+    Access, CompletionQueue, Context as _, PathSettings, PostError, Probe, QueuePair, QueuePairAddress,
+    QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueue,
+    VerbsError,
+};
+
+/// A queue pair. Fields that others depend on are dropped after it was destroyed.
+#[derive(Debug)]
+pub(super) struct Pair {
+    core: Arc<Core>,
+    capacity: QueuePairCapacity,
+    first_packet: u32,
+    /// What names it on iWARP.
+    token: u64,
+    /// Held while a state is changed, so that the device and `core` see the same order. What is inside is settled by
+    /// `to_rtr`: the READs that the peer serves at a time.
+    peer_reads: Mutex<u8>,
+    receives: Mutex<Receives>,
+    send_queue: (Arc<Queue>, Slot),
+    receive_queue: (Arc<Queue>, Slot),
+    _shared: Option<Arc<SharedQueue>>,
+    domain: Arc<Domain>,
+}
+
+impl Pair {
+    pub(super) fn create(
+        domain: Arc<Domain>,
+        send_queue: &Arc<dyn CompletionQueue>,
+        receive_queue: &Arc<dyn CompletionQueue>,
+        shared: Option<&Arc<dyn SharedReceiveQueue>>,
+        capacity: &QueuePairCapacity,
+    ) -> Result<Self, VerbsError> {
+        let device = domain.device();
+        let send_queue = Queue::of(send_queue, device)?;
+        let receive_queue = Queue::of(receive_queue, device)?;
+        let shared = shared.map(|shared| SharedQueue::of(shared, device)).transpose()?;
+        check_capacity(capacity, device)?;
+        let first_packet = random()? as u32 & NUMBERS;
+        let token = random()?;
+        let (pair, capacity) = create(&domain, &send_queue, &receive_queue, shared.as_deref(), capacity)?;
+        let iwarp = device.manager.is_some();
+        let poster = Sends::new(&capacity, !iwarp);
+        let core = Arc::new(Core::new(device.library(), pair, &capacity, iwarp, poster));
+        let slots = enter(&core, &send_queue, &receive_queue).inspect_err(|_| {
+            // SAFETY: it was just created, and is in no table.
+            let _ = unsafe { (device.library().destroy_qp)(pair.as_ptr()) };
+        })?;
+        lock(&core.poster).set_slot(slots.0);
+        core.wakers.get_or_init(|| [send_queue.waker(), receive_queue.waker()]);
+        lock(&device.pairs).insert(core.number, Arc::clone(&core));
+        Ok(Self {
+            core,
+            first_packet,
+            token,
+            peer_reads: Mutex::new(0),
+            receives: Mutex::new(Receives::new(&capacity, slots.1)),
+            capacity,
+            send_queue: (send_queue, slots.0),
+            receive_queue: (receive_queue, slots.1),
+            _shared: shared,
+            domain,
+        })
+    }
+
+    fn device(&self) -> &Arc<Device> {
+        self.domain.device()
+    }
+
+    fn expect(&self, call: &'static str, expected: QueuePairState) -> Result<(), VerbsError> {
+        match self.core.state() {
+            state if state == expected => Ok(()),
+            state => Err(VerbsError::State { call, state }),
+        }
+    }
+
+    fn modify(&self, action: &'static str, mut change: Change) -> Result<(), VerbsError> {
+        // SAFETY: the queue pair is alive as long as `self`.
+        let result = unsafe {
+            let mask = change.mask.0 as i32;
+            (self.device().library().modify_qp)(self.core.pair.as_ptr(), &raw mut change.attributes, mask)
+        };
+        check(action, result)
+    }
+
+    /// What the device says it is set to.
+    pub(super) fn query(&self) -> Result<QueuePairAttributes, VerbsError> {
+        let mut attributes = sys::ibv_qp_attr::default();
+        let mut initial = sys::ibv_qp_init_attr::default();
+        // SAFETY: the queue pair is alive as long as `self`, and both structures are writable.
+        let result = unsafe {
+            (self.device().library().query_qp)(
+                self.core.pair.as_ptr(),
+                &raw mut attributes,
+                QueuePairAttributes::mask().0 as i32,
+                &raw mut initial,
+            )
+        };
+        check("asking for a queue pair's attributes", result)?;
+        Ok(QueuePairAttributes::new(&attributes))
+    }
+}
+
+fn check_capacity(capacity: &QueuePairCapacity, device: &Device) -> Result<(), VerbsError> {
+    let attributes = device.attributes();
+    let limits = [
+        ("send queue depth", capacity.send_requests, attributes.max_work_requests),
+        ("receive queue depth", capacity.receive_requests, attributes.max_work_requests),
+        ("segments of a send", capacity.send_segments, attributes.max_segments),
+        ("segments of a receive", capacity.receive_segments, attributes.max_segments),
+    ];
+    match limits.into_iter().find(|(_, asked, limit)| asked > limit) {
+        Some((what, asked, limit)) => {
+            Err(VerbsError::Limit { what, asked: asked.into(), limit: limit.into() })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Creates the device's queue pair, and says what it was granted. How many bytes go inline depends on all the rest, and
+/// drivers refuse more rather than grant less: so less and less is asked for.
+fn create(
+    domain: &Domain,
+    send_queue: &Queue,
+    receive_queue: &Queue,
+    shared: Option<&SharedQueue>,
+    capacity: &QueuePairCapacity,
+) -> Result<(NonNull<sys::ibv_qp>, QueuePairCapacity), VerbsError> {
+    let device = domain.device();
+    let mut inline = capacity.inline.min(device.attributes().max_inline);
+    let ours = if device.manager.is_some() { OWN_REQUESTS } else { 0 };
+    loop {
+        let mut attributes = sys::ibv_qp_init_attr {
+            send_cq: send_queue.as_ptr(),
+            recv_cq: receive_queue.as_ptr(),
+            srq: shared.map_or(std::ptr::null_mut(), SharedQueue::as_ptr),
+            qp_type: sys::ibv_qp_type::IBV_QPT_RC,
+            sq_sig_all: 0,
+            cap: sys::ibv_qp_cap {
+                max_send_wr: (capacity.send_requests + ours).max(1),
+                max_recv_wr: (capacity.receive_requests + ours).max(1),
+                max_send_sge: capacity.send_segments.max(1),
+                max_recv_sge: capacity.receive_segments.max(1),
+                max_inline_data: inline,
+            },
+            ..Default::default()
+        };
+        // SAFETY: the domain and both queues are alive, and of one context.
+        let pair = unsafe { (device.library().create_qp)(domain.as_ptr(), &raw mut attributes) };
+        let Some(pair) = NonNull::new(pair) else {
+            let error = last_error(format!("creating a queue pair ({capacity:?})"));
+            if inline == 0 {
+                return Err(error);
+            }
+            inline /= 2;
+            continue;
+        };
+        let granted =
+            QueuePairCapacity { inline: inline.min(attributes.cap.max_inline_data), ..capacity.clone() };
+        return Ok((pair, granted));
+    }
+}
+
+/// Enters a queue pair into the tables of its completion queues.
+fn enter(core: &Arc<Core>, sends: &Arc<Queue>, receives: &Arc<Queue>) -> Result<(Slot, Slot), VerbsError> {
+    if Arc::ptr_eq(sends, receives) {
+        let slot = sends.enter(core, Role { sends: true, receives: true })?;
+        return Ok((slot, slot));
+    }
+    let slot = sends.enter(core, Role { sends: true, receives: false })?;
+    match receives.enter(core, Role { sends: false, receives: true }) {
+        Ok(other) => Ok((slot, other)),
+        Err(error) => {
+            sends.leave(slot);
+            Err(error)
+        }
+    }
+}
+
+impl QueuePair for Pair {
+    fn number(&self) -> QueuePairNumber {
+        QueuePairNumber(self.core.number)
+    }
+
+    fn state(&self) -> QueuePairState {
+        self.core.state()
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.core.failure().map(str::to_owned)
+    }
+
+    fn capacity(&self) -> &QueuePairCapacity {
+        &self.capacity
+    }
+
+    fn local_address(&self) -> QueuePairAddress {
+        let device = self.device();
+        if let Some(manager) = &device.manager {
+            let (reads, socket, token) = (device.max_served_reads, manager.socket(), self.token);
+            return Address::Iwarp(Listener { reads, socket, token }).into();
+        }
+        Address::InfiniBand(Path {
+            link: device.link(),
+            mtu: device.mtu,
+            reads: device.max_served_reads,
+            number: self.core.number,
+            first_packet: self.first_packet,
+            lid: device.port.lid,
+            gid: device.gid.map_or([0; 16], |gid| gid.address.octets()),
+        })
+        .into()
+    }
+
+    fn to_init(&self, access: Access) -> Result<(), VerbsError> {
+        let _changing = lock(&self.peer_reads);
+        self.expect("to_init", QueuePairState::Reset)?;
+        self.modify("taking the queue pair to Init", path::to_init(self.device(), access))?;
+        if let Some(manager) = &self.device().manager {
+            post_hello_receive(&self.core, self.receive_queue.1)
+                .map_err(|error| VerbsError::Unusable(format!("posting the first receive: {error}")))?;
+            manager.add(self.token, &self.core, &self.receive_queue.0);
+        }
+        self.core.advance("to_init", QueuePairState::Reset, QueuePairState::Init)
+    }
+
+    fn to_rtr(&self, peer: &QueuePairAddress, settings: &PathSettings) -> Result<(), VerbsError> {
+        let mut peer_reads = lock(&self.peer_reads);
+        self.expect("to_rtr", QueuePairState::Init)?;
+        let device = self.device();
+        match (Address::decode(peer)?, &device.manager) {
+            (Address::InfiniBand(peer), None) => {
+                path::check_settings(settings, &device.port)?;
+                self.modify("taking the queue pair to Rtr", path::to_rtr(device, &peer, settings)?)?;
+                *peer_reads = peer.reads;
+            }
+            // TCP has timeouts, retries and an MTU of its own.
+            (Address::Iwarp(peer), Some(manager)) => {
+                let reads = path::outstanding_reads(device, settings);
+                manager.connect(self.token, peer, device.max_served_reads, reads)?;
+            }
+            (Address::Iwarp(_), None) => {
+                return Err(VerbsError::Unreachable("its device is an iWARP one, ours is not".into()));
+            }
+            (Address::InfiniBand(_), Some(_)) => {
+                return Err(VerbsError::Unreachable("our device is an iWARP one, its is not".into()));
+            }
+        }
+        self.core.advance("to_rtr", QueuePairState::Init, QueuePairState::Rtr)
+    }
+
+    fn to_rts(&self, settings: &PathSettings) -> Result<(), VerbsError> {
+        let peer_reads = lock(&self.peer_reads);
+        self.expect("to_rts", QueuePairState::Rtr)?;
+        // On iWARP the kernel takes it there when there is a connection; what is posted before waits.
+        if self.device().manager.is_none() {
+            path::check_settings(settings, &self.device().port)?;
+            let change = path::to_rts(self.device(), self.first_packet, *peer_reads, settings);
+            self.modify("taking the queue pair to Rts", change)?;
+        }
+        self.core.advance("to_rts", QueuePairState::Rtr, QueuePairState::Rts)
+    }
+
+    fn to_error(&self) {
+        self.core.close();
+    }
+
+    fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
+        let attributes = self.device().attributes();
+        lock(&self.core.poster).post(&self.core, &self.capacity, attributes, requests)
+    }
+
+    fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
+        lock(&self.receives).post(&self.core, &self.capacity, requests)
+    }
+
+    fn probe(&self) -> Probe {
+        // Whatever connects this to a peer is what carries the data, too.
+        Probe::default()
+    }
+
+    fn places_in_order(&self) -> bool {
+        let Some(query) = self.device().library().query_qp_data_in_order else { return false };
+        let opcodes = [sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, sys::ibv_wr_opcode::IBV_WR_RDMA_READ];
+        // SAFETY: the queue pair is alive as long as `self`.
+        opcodes.into_iter().all(|opcode| unsafe { query(self.core.pair.as_ptr(), opcode, 0) } == 1)
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        let device = self.domain.device();
+        lock(&device.pairs).remove(&self.core.number);
+        self.send_queue.0.leave(self.send_queue.1);
+        self.receive_queue.0.leave(self.receive_queue.1);
+        let remains = Arc::new(Remains {
+            core: Arc::clone(&self.core),
+            token: self.token,
+            _queues: [Arc::clone(&self.send_queue.0), Arc::clone(&self.receive_queue.0)],
+            domain: Arc::clone(&self.domain),
+        });
+        if device.manager.as_ref().is_some_and(|manager| manager.is_connecting(self.token)) {
+            let patient = Arc::clone(&remains);
+            let thread = std::thread::Builder::new().name("tonic-rdma-end".into());
+            if thread.spawn(move || patient.destroy()).is_ok() {
+                return;
+            }
+        }
+        remains.destroy();
+    }
+}
+
+/// A queue pair that nobody can reach any more, with what it was made of.
+struct Remains {
+    core: Arc<Core>,
+    token: u64,
+    _queues: [Arc<Queue>; 2],
+    domain: Arc<Domain>,
+}
+
+impl Remains {
+    /// Destroys the queue pair; called once. Where the kernel is about to connect it, that has to end first.
+    fn destroy(&self) {
+        let device = self.domain.device();
+        if let Some(manager) = &device.manager {
+            manager.remove(self.token);
+        }
+        // SAFETY: it is in no table any more, whoever used one held its lock, and this is called once.
+        let result = unsafe { (device.library().destroy_qp)(self.core.pair.as_ptr()) };
+        if let Err(error) = check("destroying a queue pair", result) {
+            tracing::warn!(queue_pair = self.core.number, %error, "an object of the device can't be given back");
+        }
+    }
+}

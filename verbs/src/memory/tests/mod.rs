@@ -1,0 +1,130 @@
+//! Tests of the pool, over a protection domain that hands out keys and counts regions.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod blocks;
+mod buffers;
+mod limits;
+mod model;
+mod sending;
+mod threads;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::{Budget, Pool, PoolSettings};
+use crate::{
+    Access, CompletionQueue, HostMemory, Lkey, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity,
+    Rkey, VerbsError,
+};
+
+/// Registers anything, unless told to refuse.
+#[derive(Debug, Default)]
+pub(super) struct Domain {
+    next: AtomicU32,
+    live: Arc<Mutex<BTreeMap<u32, Range<usize>>>>,
+    last_access: AtomicU8,
+    refuse: bool,
+}
+
+impl Domain {
+    /// Regions that are registered.
+    pub(super) fn live(&self) -> usize {
+        self.live.lock().unwrap().len()
+    }
+
+    /// Addresses of the regions that are registered.
+    pub(super) fn regions(&self) -> Vec<Range<usize>> {
+        self.live.lock().unwrap().values().cloned().collect()
+    }
+
+    /// Rights of the region that was registered last.
+    pub(super) fn last_access(&self) -> Access {
+        Access::from_bits_truncate(self.last_access.load(Ordering::SeqCst))
+    }
+}
+
+impl ProtectionDomain for Domain {
+    fn register_range(
+        &self,
+        memory: Arc<HostMemory>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        if self.refuse {
+            return Err(VerbsError::Limit { what: "memory regions", asked: 1, limit: 0 });
+        }
+        self.last_access.store(access.bits(), Ordering::SeqCst);
+        let key = self.next.fetch_add(1, Ordering::SeqCst);
+        let start = memory.address() as usize;
+        self.live.lock().unwrap().insert(key, start + range.start..start + range.end);
+        Ok(Arc::new(Region { key, access, memory, range, live: Arc::clone(&self.live) }))
+    }
+
+    fn create_queue_pair(
+        &self,
+        _: &Arc<dyn CompletionQueue>,
+        _: &Arc<dyn CompletionQueue>,
+        _: &QueuePairCapacity,
+    ) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        Err(VerbsError::Foreign("queue pair"))
+    }
+}
+
+/// Region number `key`: lkey 1000 + key, rkey 2000 + key.
+#[derive(Debug)]
+struct Region {
+    key: u32,
+    access: Access,
+    memory: Arc<HostMemory>,
+    range: Range<usize>,
+    live: Arc<Mutex<BTreeMap<u32, Range<usize>>>>,
+}
+
+impl MemoryRegion for Region {
+    fn lkey(&self) -> Lkey {
+        Lkey(1000 + self.key)
+    }
+
+    fn rkey(&self) -> Rkey {
+        Rkey(2000 + self.key)
+    }
+
+    fn access(&self) -> Access {
+        self.access
+    }
+
+    fn memory(&self) -> &Arc<HostMemory> {
+        &self.memory
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.live.lock().unwrap().remove(&self.key);
+    }
+}
+
+/// Slabs of 64 KiB: classes up to 32 KiB, a slab of its own from there on.
+pub(super) fn small() -> PoolSettings {
+    PoolSettings {
+        slab_size: 64 << 10,
+        send_quota: 1 << 20,
+        receive_quota: 1 << 20,
+        ..PoolSettings::default()
+    }
+}
+
+pub(super) fn pool(settings: PoolSettings, budget: u64) -> (Pool, Arc<Domain>, Arc<Budget>) {
+    let (domain, budget) = (Arc::new(Domain::default()), Budget::new(budget));
+    (
+        Pool::new(Arc::clone(&domain) as Arc<dyn ProtectionDomain>, settings, Arc::clone(&budget)),
+        domain,
+        budget,
+    )
+}

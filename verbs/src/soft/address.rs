@@ -1,0 +1,113 @@
+//! The address of a queue pair: 26 bytes that lead a peer's device to it.
+
+use crate::{QueuePairAddress, VerbsError};
+
+/// Layout that both sides must share; counts up when anything in shared memory changes.
+pub(super) const VERSION: u8 = 2;
+
+const MAGIC: u8 = b's';
+const LENGTH: usize = 26;
+
+/// Where a queue pair is: in which process' device, and under which number. The token keeps everybody else off it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Address {
+    pub(super) device: DeviceId,
+    pub(super) number: u32,
+    pub(super) token: u64,
+}
+
+/// A device: its process, and a random number, so that a process that comes to the same number is not taken for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct DeviceId {
+    pub(super) process: u32,
+    pub(super) nonce: u64,
+}
+
+impl DeviceId {
+    /// Name of the device's socket in the abstract namespace, which is that of the network namespace.
+    pub(super) fn socket_name(self) -> String {
+        format!("tonic-rdma-soft-{}-{:016x}", self.process, self.nonce)
+    }
+}
+
+impl Address {
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(LENGTH);
+        bytes.extend([MAGIC, VERSION]);
+        bytes.extend(self.device.process.to_le_bytes());
+        bytes.extend(self.device.nonce.to_le_bytes());
+        bytes.extend(self.number.to_le_bytes());
+        bytes.extend(self.token.to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn decode(address: &QueuePairAddress) -> Result<Self, VerbsError> {
+        let bytes = address.as_bytes();
+        if bytes.first() != Some(&MAGIC) {
+            return Err(VerbsError::BadAddress("not that of a soft device".into()));
+        }
+        if bytes.get(1) != Some(&VERSION) {
+            return Err(VerbsError::BadAddress(format!(
+                "soft device of layout {:?}, this one has {VERSION}",
+                bytes.get(1)
+            )));
+        }
+        let Ok(bytes) = <&[u8; LENGTH]>::try_from(bytes) else {
+            return Err(VerbsError::BadAddress(format!("{} bytes, not {LENGTH}", bytes.len())));
+        };
+        let device = DeviceId { process: u32_at(bytes, 2), nonce: u64_at(bytes, 6) };
+        if device.process == 0 {
+            return Err(VerbsError::BadAddress("process 0".into()));
+        }
+        Ok(Self { device, number: u32_at(bytes, 14), token: u64_at(bytes, 18) })
+    }
+}
+
+impl From<Address> for QueuePairAddress {
+    fn from(address: Address) -> Self {
+        const { assert!(LENGTH <= QueuePairAddress::MAX_LENGTH) };
+        QueuePairAddress::new(address.encode()).unwrap_or_else(|| unreachable!())
+    }
+}
+
+/// The little-endian number at `offset`; 0 beyond the end.
+pub(super) fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+    bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_le_bytes(*bytes))
+}
+
+/// The little-endian number at `offset`; 0 beyond the end.
+pub(super) fn u64_at(bytes: &[u8], offset: usize) -> u64 {
+    bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    fn sample() -> Address {
+        let device = DeviceId { process: 4711, nonce: 0x0123_4567_89ab_cdef };
+        Address { device, number: 17, token: u64::MAX - 3 }
+    }
+
+    #[test]
+    fn survives_the_round_trip() {
+        let bytes = QueuePairAddress::from(sample());
+        assert_eq!(Address::decode(&bytes).unwrap(), sample());
+    }
+
+    #[test]
+    fn refuses_every_other_length_and_header() {
+        let good = sample().encode();
+        for length in (0..60).filter(|length| *length != good.len()) {
+            let mut bytes = good.clone();
+            bytes.resize(length, 7);
+            assert!(Address::decode(&QueuePairAddress::new(bytes).unwrap()).is_err(), "{length}");
+        }
+        for index in 0..2 {
+            let mut bytes = good.clone();
+            bytes[index] ^= 1;
+            assert!(Address::decode(&QueuePairAddress::new(bytes).unwrap()).is_err(), "{index}");
+        }
+    }
+}

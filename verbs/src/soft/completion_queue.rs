@@ -1,0 +1,275 @@
+//! Completion queues.
+//!
+//! Completions of sends are put into the queue by whoever carried the send out. Those of receives stay in the queue
+//! pairs' links until somebody polls: the peer that filled a receive only sets the queue pair's ready bit (see
+//! [`bell`](super::bell)).
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use super::bell::{Bell, SLOTS};
+use super::device::Device;
+use super::lock;
+use super::queue_pair::Inner;
+use crate::{CompletionQueue, VerbsError, WorkCompletion};
+
+/// A completion queue.
+#[derive(Debug)]
+pub(super) struct Queue {
+    device: Arc<Device>,
+    id: u64,
+    capacity: usize,
+    bell: Bell,
+    page: OwnedFd,
+    /// Held by the one thread that polls. Taken before any queue pair's lock, never while holding one.
+    users: Mutex<Users>,
+    /// Taken last of all.
+    finished: Mutex<VecDeque<Finished>>,
+    /// Length of `finished`, for the poller that finds nothing.
+    finished_length: AtomicUsize,
+    overrun: AtomicBool,
+}
+
+/// The completion of a send.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finished {
+    pub(super) completion: WorkCompletion,
+    /// The queue pair's slot in this queue.
+    pub(super) slot: u32,
+    /// Places in the send queue that it frees: its own, and those of the unsignalled requests before it.
+    pub(super) frees: u32,
+}
+
+/// The queue pairs that report here, by slot.
+#[derive(Debug, Default)]
+struct Users {
+    slots: Vec<Option<User>>,
+    free: Vec<u32>,
+    /// The slot that is visited first.
+    cursor: u32,
+    /// Whether this poll looks for receives before sends.
+    news_first: bool,
+}
+
+#[derive(Debug)]
+struct User {
+    inner: Arc<Inner>,
+    role: Role,
+}
+
+/// What of a queue pair a completion queue serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Role {
+    pub(super) sends: bool,
+    pub(super) receives: bool,
+}
+
+/// Where polling puts completions.
+#[derive(Debug)]
+pub(super) struct Sink<'a> {
+    completions: &'a mut [WorkCompletion],
+    filled: usize,
+}
+
+impl Sink<'_> {
+    pub(super) fn is_full(&self) -> bool {
+        self.filled == self.completions.len()
+    }
+
+    /// Adds one; the caller has made sure that there is room.
+    pub(super) fn push(&mut self, completion: WorkCompletion) {
+        if let Some(place) = self.completions.get_mut(self.filled) {
+            *place = completion;
+            self.filled += 1;
+        }
+    }
+}
+
+impl Queue {
+    pub(super) fn new(device: &Arc<Device>, capacity: u32) -> Result<Self, VerbsError> {
+        let limit = device.attributes().max_completions;
+        if capacity > limit {
+            let (asked, limit) = (capacity.into(), limit.into());
+            return Err(VerbsError::Limit { what: "completion queue capacity", asked, limit });
+        }
+        let (bell, page) =
+            Bell::create().map_err(|error| VerbsError::os("creating a completion queue", error))?;
+        Ok(Self {
+            device: Arc::clone(device),
+            id: device.object_id(),
+            capacity: capacity as usize,
+            bell,
+            page,
+            users: Mutex::default(),
+            finished: Mutex::new(VecDeque::with_capacity(capacity.min(1024) as usize)),
+            finished_length: AtomicUsize::new(0),
+            overrun: AtomicBool::new(false),
+        })
+    }
+
+    /// The queue behind the trait object, if it is one of this device.
+    pub(super) fn of(
+        queue: &Arc<dyn CompletionQueue>,
+        device: &Arc<Device>,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as Arc<dyn Any + Send + Sync>;
+        match any.downcast::<Self>() {
+            Ok(queue) if Arc::ptr_eq(&queue.device, device) => Ok(queue),
+            _ => Err(VerbsError::Foreign("completion queue")),
+        }
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    pub(super) fn page(&self) -> &OwnedFd {
+        &self.page
+    }
+
+    /// Finds a slot for a queue pair that is about to be made.
+    pub(super) fn reserve(&self) -> Result<u32, VerbsError> {
+        let mut users = lock(&self.users);
+        if let Some(slot) = users.free.pop() {
+            return Ok(slot);
+        }
+        let slot = users.slots.len() as u32;
+        if slot == SLOTS {
+            let (asked, limit) = (u64::from(SLOTS) + 1, u64::from(SLOTS));
+            return Err(VerbsError::Limit { what: "queue pairs of one completion queue", asked, limit });
+        }
+        users.slots.push(None);
+        Ok(slot)
+    }
+
+    pub(super) fn occupy(&self, slot: u32, inner: &Arc<Inner>, role: Role) {
+        if let Some(place) = lock(&self.users).slots.get_mut(slot as usize) {
+            *place = Some(User { inner: Arc::clone(inner), role });
+        }
+    }
+
+    /// Gives the slot free; completions that were not polled are gone.
+    pub(super) fn vacate(&self, slot: u32) {
+        let mut users = lock(&self.users);
+        let gone = users.slots.get_mut(slot as usize).and_then(Option::take);
+        let mut finished = lock(&self.finished);
+        finished.retain(|entry| entry.slot != slot);
+        self.finished_length.store(finished.len(), SeqCst);
+        drop(finished);
+        users.free.push(slot);
+        drop(users);
+        drop(gone);
+    }
+
+    /// Adds the completion of a send. False if there is no room for it: the queue has overrun.
+    pub(super) fn push(&self, entry: Finished) -> bool {
+        let mut finished = lock(&self.finished);
+        let fits = finished.len() < self.capacity;
+        if fits {
+            finished.push_back(entry);
+            // SYNC: SeqCst before looking whether the queue is armed: Dekker with `arm`, then `poll`.
+            self.finished_length.store(finished.len(), SeqCst);
+        }
+        drop(finished);
+        if fits {
+            self.bell.wake();
+        } else {
+            self.overrun.store(true, SeqCst);
+            self.bell.ring(entry.slot);
+        }
+        fits
+    }
+
+    fn take_finished(&self, users: &Users, sink: &mut Sink<'_>) {
+        let mut finished = lock(&self.finished);
+        while !sink.is_full() {
+            let Some(entry) = finished.pop_front() else { break };
+            if let Some(Some(user)) = users.slots.get(entry.slot as usize) {
+                user.inner.free_places(entry.frees);
+            }
+            sink.push(entry.completion);
+        }
+        self.finished_length.store(finished.len(), SeqCst);
+    }
+
+    /// Visits the queue pairs whose ready bits are set. What does not fit stays ready, and the next visit begins behind
+    /// the one that filled the sink, so that a busy queue pair does not starve the others.
+    fn take_news(&self, users: &mut Users, sink: &mut Sink<'_>) {
+        if self.overrun.swap(false, SeqCst) {
+            users.slots.iter().flatten().for_each(|user| user.inner.fail());
+        }
+        let (first_word, first_bit) = (users.cursor / 64, users.cursor % 64);
+        let mut summary = self.bell.take_summary().rotate_right(first_word);
+        while summary != 0 {
+            let word = (summary.trailing_zeros() + first_word) % 64;
+            let mut bits = self.bell.take_word(word).rotate_right(first_bit);
+            while bits != 0 {
+                let slot = word * 64 + (bits.trailing_zeros() + first_bit) % 64;
+                if sink.is_full() {
+                    users.cursor = slot;
+                    self.bell.put_back(word, bits.rotate_left(first_bit));
+                    self.bell.put_back_summary((summary & (summary - 1)).rotate_left(first_word));
+                    return;
+                }
+                // A bit of a slot that nobody has is a peer's mistake, or a late ring for one that left.
+                let more = match users.slots.get(slot as usize) {
+                    Some(Some(user)) => user.inner.visit(user.role, sink),
+                    _ => false,
+                };
+                bits &= bits - 1;
+                if more {
+                    self.bell.put_back(word, 1 << (slot % 64));
+                    users.cursor = (slot + 1) % SLOTS;
+                }
+            }
+            summary &= summary - 1;
+        }
+    }
+}
+
+impl CompletionQueue for Queue {
+    fn poll(&self, completions: &mut [WorkCompletion]) -> usize {
+        if self.finished_length.load(SeqCst) == 0 && !self.bell.is_ready() {
+            return 0;
+        }
+        let mut users = lock(&self.users);
+        let mut sink = Sink { completions, filled: 0 };
+        // In turns, so that neither sends nor receives starve.
+        users.news_first = !users.news_first;
+        if !users.news_first {
+            self.take_finished(&users, &mut sink);
+        }
+        if self.bell.is_ready() {
+            self.take_news(&mut users, &mut sink);
+        }
+        // With what the visits carried out or flushed.
+        if self.finished_length.load(SeqCst) != 0 {
+            self.take_finished(&users, &mut sink);
+        }
+        sink.filled
+    }
+
+    fn arm(&self) -> Result<(), VerbsError> {
+        self.bell.arm();
+        Ok(())
+    }
+
+    fn disarm(&self) {
+        self.bell.disarm();
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.bell.event()
+    }
+
+    fn acknowledge_events(&self) {
+        self.bell.acknowledge();
+    }
+}

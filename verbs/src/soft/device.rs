@@ -1,0 +1,245 @@
+//! The device itself: one per process, with its thread, its table of regions and the peers it knows.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
+
+use super::address::DeviceId;
+use super::completion_queue::Queue;
+use super::domain::Domain;
+use super::peer::Peer;
+use super::service::Service;
+use super::table::{Entry, REGIONS, RegionTable};
+use super::{lock, system};
+use crate::{CompletionQueue, Context, DeviceAttributes, HostMemory, ProtectionDomain, VerbsError};
+
+static CURRENT: Mutex<Weak<Device>> = Mutex::new(Weak::new());
+
+/// The device of this process.
+#[derive(Debug)]
+pub(super) struct Device {
+    me: Weak<Device>,
+    attributes: DeviceAttributes,
+    id: DeviceId,
+    service: Arc<Service>,
+    thread: Option<JoinHandle<()>>,
+    table: RegionTable,
+    table_fd: OwnedFd,
+    keys: Mutex<Keys>,
+    segments: Mutex<HashMap<usize, Segment>>,
+    peers: Mutex<HashMap<DeviceId, Weak<Peer>>>,
+    next_object: AtomicU64,
+    next_number: AtomicU32,
+}
+
+/// Which entries of the table are free.
+#[derive(Debug, Default)]
+struct Keys {
+    used: u32,
+    /// Given out in the order of their release, so that a stale key meets no new region soon.
+    free: VecDeque<u32>,
+}
+
+/// Shared memory that is registered at least once.
+#[derive(Debug)]
+struct Segment {
+    id: u64,
+    regions: usize,
+}
+
+pub(super) fn open() -> Result<Arc<dyn Context>, VerbsError> {
+    let mut current = lock(&CURRENT);
+    let device = match current.upgrade() {
+        // A forked child must not use its parent's.
+        Some(device) if device.id.process == std::process::id() => device,
+        _ => {
+            let device = Device::new()?;
+            *current = Arc::downgrade(&device);
+            device
+        }
+    };
+    Ok(device)
+}
+
+/// The device that is open now.
+#[cfg(test)]
+pub(super) fn current() -> Option<Arc<Device>> {
+    lock(&CURRENT).upgrade()
+}
+
+impl Device {
+    fn new() -> Result<Arc<Self>, VerbsError> {
+        let os = |error: std::io::Error| VerbsError::os("opening the soft device", error);
+        let id = DeviceId { process: std::process::id(), nonce: system::random().map_err(os)? };
+        let service = Arc::new(Service::new(id).map_err(os)?);
+        let (table, table_fd) = RegionTable::create().map_err(os)?;
+        let runner = Arc::clone(&service);
+        let thread =
+            std::thread::Builder::new().name("rdma-soft".into()).spawn(move || runner.run()).map_err(os)?;
+        Ok(Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            attributes: super::attributes(),
+            id,
+            service,
+            thread: Some(thread),
+            table,
+            table_fd,
+            keys: Mutex::default(),
+            segments: Mutex::default(),
+            peers: Mutex::default(),
+            next_object: AtomicU64::new(1),
+            next_number: AtomicU32::new(1),
+        }))
+    }
+
+    /// The reference that is shared by all that belongs to the device.
+    fn shared(&self) -> Arc<Self> {
+        // Whoever has `self` has it out of an `Arc`: `new` makes no other.
+        self.me.upgrade().unwrap_or_else(|| unreachable!())
+    }
+
+    pub(super) fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    pub(super) fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    pub(super) fn service(&self) -> &Arc<Service> {
+        &self.service
+    }
+
+    pub(super) fn table(&self) -> &RegionTable {
+        &self.table
+    }
+
+    pub(super) fn table_fd(&self) -> &OwnedFd {
+        &self.table_fd
+    }
+
+    /// A number for something that peers ask for.
+    pub(super) fn object_id(&self) -> u64 {
+        self.next_object.fetch_add(1, Relaxed)
+    }
+
+    pub(super) fn queue_pair_number(&self) -> u32 {
+        self.next_number.fetch_add(1, Relaxed)
+    }
+
+    /// Enters a region into the table and returns its key.
+    pub(super) fn insert_region(&self, entry: &Entry) -> Result<u32, VerbsError> {
+        let random = system::random().map_err(|error| VerbsError::os("drawing a key", error))? as u32;
+        let mut keys = lock(&self.keys);
+        let index = match keys.free.pop_front() {
+            Some(index) => index,
+            None if keys.used < REGIONS => {
+                keys.used += 1;
+                keys.used - 1
+            }
+            None => {
+                let (asked, limit) = (u64::from(REGIONS) + 1, u64::from(REGIONS));
+                return Err(VerbsError::Limit { what: "memory regions", asked, limit });
+            }
+        };
+        let key = random / REGIONS * REGIONS + index;
+        self.table.insert(key, entry);
+        Ok(key)
+    }
+
+    /// Gives the table entry of `key` free; to be called when no section can use it any more.
+    pub(super) fn release_key(&self, key: u32) {
+        lock(&self.keys).free.push_back(key % REGIONS);
+    }
+
+    /// The number of a shared segment, one more region of which there is now; 0 for memory that is not shared.
+    pub(super) fn retain_segment(&self, memory: &Arc<HostMemory>) -> u64 {
+        if memory.shared_fd().is_none() {
+            return 0;
+        }
+        let mut segments = lock(&self.segments);
+        let segment = segments
+            .entry(Arc::as_ptr(memory) as usize)
+            .or_insert_with(|| Segment { id: self.object_id(), regions: 0 });
+        segment.regions += 1;
+        segment.id
+    }
+
+    pub(super) fn release_segment(&self, memory: &Arc<HostMemory>) {
+        let mut segments = lock(&self.segments);
+        let address = Arc::as_ptr(memory) as usize;
+        if let Some(segment) = segments.get_mut(&address) {
+            segment.regions -= 1;
+            if segment.regions == 0 {
+                segments.remove(&address);
+            }
+        }
+    }
+
+    /// The peer's device: the one that is known, or a new connection to it.
+    pub(super) fn peer(&self, id: DeviceId) -> Result<Arc<Peer>, VerbsError> {
+        let known = |peers: &HashMap<DeviceId, Weak<Peer>>| {
+            peers.get(&id).and_then(Weak::upgrade).filter(|peer| !peer.is_dead())
+        };
+        if let Some(peer) = known(&lock(&self.peers)) {
+            return Ok(peer);
+        }
+        let peer = Arc::new(Peer::connect(id)?);
+        let mut peers = lock(&self.peers);
+        if let Some(other) = known(&peers) {
+            return Ok(other);
+        }
+        self.service.watch(&peer).map_err(|error| VerbsError::os("watching the peer's device", error))?;
+        peers.retain(|_, peer| peer.strong_count() > 0);
+        peers.insert(id, Arc::downgrade(&peer));
+        Ok(peer)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.service.stop();
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+            && self.id.process == std::process::id()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Everybody in the process who opens the device gets this one: who tells devices apart finds it the same.
+impl Context for Device {
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    fn alloc_protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
+        Ok(Domain::alloc(&self.shared()))
+    }
+
+    fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
+        Ok(Arc::new(Queue::new(&self.shared(), capacity)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    /// Completion queues are shared by connections that are on the same device, as far as anybody can tell.
+    #[test]
+    fn everybody_opens_the_same_one() {
+        let (first, second) = (open().unwrap(), open().unwrap());
+        let queue = first.create_completion_queue(1).unwrap();
+        assert!(std::ptr::addr_eq(Arc::as_ptr(&first), Arc::as_ptr(&second)));
+        drop((first, second));
+        let third = open().unwrap();
+        assert!(std::ptr::addr_eq(Arc::as_ptr(&third), Arc::as_ptr(&current().unwrap())));
+        drop(queue);
+    }
+}

@@ -1,0 +1,259 @@
+//! Another process' device as we see it (or our own, for queue pairs of one process): the socket to it, and what of
+//! its memory is mapped here. Shared by all queue pairs that are connected to that process, gone with the last one.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::address::{Address, DeviceId};
+use super::bell::Bell;
+use super::link::{Link, Shape};
+use super::lock;
+use super::mapping::{Mapping, Writers};
+use super::message::{self, Answer, LinkAnswer, Object, Request};
+use super::queue_pair::Inner;
+use super::table::RegionTable;
+use crate::VerbsError;
+
+/// How long a peer's device may take to connect and to answer.
+const PATIENCE: Duration = Duration::from_millis(800);
+/// What a link may be at most, so that a peer can't make us map the moon.
+const SHAPE_LIMIT: Shape = Shape { receives: super::MAX_WORK_REQUESTS, segments: super::MAX_SEGMENTS };
+
+/// Another process' device.
+#[derive(Debug)]
+pub(super) struct Peer {
+    /// The peer's process, as the kernel says.
+    process: i32,
+    dead: AtomicBool,
+    socket: OwnedFd,
+    /// Number of the last request; held while one is under way.
+    sequence: Mutex<u64>,
+    segments: Mutex<HashMap<u64, Weak<Mapping>>>,
+    table: Mutex<HashMap<u64, Weak<RegionTable>>>,
+    bells: Mutex<HashMap<u64, Weak<Bell>>>,
+    /// Queue pairs to tell when the peer dies.
+    users: Mutex<HashMap<u32, Weak<Inner>>>,
+}
+
+impl Peer {
+    /// Connects to `device`. Fails if there is none of that name in this network namespace, or if it belongs to
+    /// another user.
+    pub(super) fn connect(device: DeviceId) -> Result<Self, VerbsError> {
+        let fd = connect(device)?;
+        let process = check_owner(&fd)?;
+        Ok(Self {
+            process,
+            dead: AtomicBool::new(false),
+            socket: fd,
+            sequence: Mutex::new(0),
+            segments: Mutex::default(),
+            table: Mutex::default(),
+            bells: Mutex::default(),
+            users: Mutex::default(),
+        })
+    }
+
+    /// The descriptor whose hang-up is the peer's death.
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    pub(super) fn process(&self) -> i32 {
+        self.process
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.load(SeqCst)
+    }
+
+    /// Notes that the peer died and tells its queue pairs.
+    pub(super) fn bury(&self) {
+        self.dead.store(true, SeqCst);
+        let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
+        for user in users {
+            user.fail();
+        }
+    }
+
+    pub(super) fn add_user(&self, user: &Arc<Inner>) {
+        lock(&self.users).insert(user.number(), Arc::downgrade(user));
+        if self.is_dead() {
+            user.fail();
+        }
+    }
+
+    pub(super) fn remove_user(&self, number: u32) {
+        lock(&self.users).remove(&number);
+    }
+
+    /// Takes over the link of the queue pair at `address`, for our queue pair with the token `requester`.
+    pub(super) fn import_link(
+        &self,
+        address: &Address,
+        requester: u64,
+    ) -> Result<(Link, LinkAnswer), VerbsError> {
+        let action = "connecting to the peer's queue pair";
+        let (answer, mut fds) = self.ask(address, Object::Link { requester }, action)?;
+        match (answer, fds.pop()) {
+            (Answer::Link(link), Some(fd))
+                if link.shape.receives <= SHAPE_LIMIT.receives
+                    && link.shape.segments <= SHAPE_LIMIT.segments =>
+            {
+                let mapped = Link::import(&fd, link.shape).map_err(|error| VerbsError::os(action, error))?;
+                Ok((mapped, link))
+            }
+            _ => Err(VerbsError::Unreachable("the peer's device gave no queue pair of that number".into())),
+        }
+    }
+
+    pub(super) fn table(&self, address: &Address) -> Result<Arc<RegionTable>, VerbsError> {
+        let action = "mapping the peer's region table";
+        cached(&self.table, 0, || {
+            let (_, fds) = self.ask(address, Object::Table, action)?;
+            let fd = fds.first().ok_or_else(missing)?;
+            RegionTable::import(fd).map_err(|error| VerbsError::os(action, error))
+        })
+    }
+
+    pub(super) fn bell(&self, address: &Address, id: u64) -> Result<Arc<Bell>, VerbsError> {
+        let action = "mapping the peer's completion queue";
+        cached(&self.bells, id, || {
+            let (_, mut fds) = self.ask(address, Object::Bell(id), action)?;
+            match (fds.pop(), fds.pop()) {
+                (Some(event), Some(page)) => {
+                    Bell::import(&page, event).map_err(|error| VerbsError::os(action, error))
+                }
+                _ => Err(missing()),
+            }
+        })
+    }
+
+    pub(super) fn segment(&self, address: &Address, id: u64) -> Result<Arc<Mapping>, VerbsError> {
+        let action = "mapping the peer's memory";
+        cached(&self.segments, id, || {
+            let (answer, fds) = self.ask(address, Object::Segment(id), action)?;
+            match (answer, fds.first()) {
+                (Answer::Object { length }, Some(fd)) => {
+                    Mapping::import(fd, length, Writers::All).map_err(|error| VerbsError::os(action, error))
+                }
+                _ => Err(missing()),
+            }
+        })
+    }
+
+    /// One request and its answer.
+    fn ask(
+        &self,
+        address: &Address,
+        object: Object,
+        action: &'static str,
+    ) -> Result<(Answer, Vec<OwnedFd>), VerbsError> {
+        let os = |error: io::Error| match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+                VerbsError::Unreachable("the peer's process has ended".into())
+            }
+            _ => VerbsError::os(action, error),
+        };
+        let deadline = Instant::now() + PATIENCE;
+        let mut last = lock(&self.sequence);
+        *last += 1;
+        let sequence = *last;
+        let request = Request { sequence, number: address.number, token: address.token, object };
+        message::send_request(&self.socket, &request).map_err(os)?;
+        loop {
+            wait_readable(&self.socket, deadline).map_err(os)?;
+            let (reply, fds) = message::receive_reply(&self.socket).map_err(os)?;
+            if reply.sequence == sequence {
+                return Ok((reply.answer, fds));
+            }
+        }
+    }
+}
+
+/// Looks `id` up; makes it if it is not there. The lock is not held meanwhile: a thread that makes the same thing at
+/// the same time throws its own away.
+fn cached<T>(
+    map: &Mutex<HashMap<u64, Weak<T>>>,
+    id: u64,
+    make: impl FnOnce() -> Result<T, VerbsError>,
+) -> Result<Arc<T>, VerbsError> {
+    if let Some(found) = lock(map).get(&id).and_then(Weak::upgrade) {
+        return Ok(found);
+    }
+    let made = Arc::new(make()?);
+    let mut map = lock(map);
+    if let Some(found) = map.get(&id).and_then(Weak::upgrade) {
+        return Ok(found);
+    }
+    map.retain(|_, entry| entry.strong_count() > 0);
+    map.insert(id, Arc::downgrade(&made));
+    Ok(made)
+}
+
+fn missing() -> VerbsError {
+    VerbsError::Unreachable("the peer's device refused to share its memory".into())
+}
+
+fn connect(device: DeviceId) -> Result<OwnedFd, VerbsError> {
+    let action = "connecting to the peer's soft device";
+    let os = |error: rustix::io::Errno| VerbsError::os(action, error);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(os)?;
+    let name = SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes()).map_err(os)?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match rustix::net::connect(&fd, &name) {
+            Ok(()) => return Ok(fd),
+            // The listener's backlog is full: its service thread is behind.
+            Err(rustix::io::Errno::AGAIN) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(rustix::io::Errno::CONNREFUSED) => {
+                return Err(VerbsError::Unreachable(
+                    "no such soft device here: the peer is on another host, in another network namespace, or gone"
+                        .into(),
+                ));
+            }
+            Err(error) => return Err(os(error)),
+        }
+    }
+}
+
+/// The process at the other end, which must be one of our own user's.
+pub(super) fn check_owner(fd: &OwnedFd) -> Result<i32, VerbsError> {
+    let (process, user) = super::system::peer_credentials(fd)
+        .map_err(|error| VerbsError::os("asking who the peer is", error))?;
+    let ours = rustix::process::geteuid().as_raw();
+    if user != ours {
+        return Err(VerbsError::Unreachable(format!(
+            "the peer's process belongs to user {user}, this one to user {ours}: they may not share memory"
+        )));
+    }
+    if process <= 0 {
+        return Err(VerbsError::Unreachable("the peer's process is in another pid namespace".into()));
+    }
+    Ok(process)
+}
+
+fn wait_readable(fd: &OwnedFd, deadline: Instant) -> io::Result<()> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
+        match rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) if left.is_zero() => {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the peer's device did not answer"));
+            }
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

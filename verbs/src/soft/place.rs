@@ -1,0 +1,347 @@
+//! A place in the peer's memory: finding it by what its region table says, and copying to it and from it.
+//!
+//! Memory of the peer's that is not shared is reached by process number. Should the peer die, and the kernel give its
+//! number to another process of the same user, both between the check and the copy, that one would be written to; the
+//! system has no call that excludes it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Release, SeqCst};
+use std::sync::atomic::fence;
+
+use super::link::Piece;
+use super::mapping::Mapping;
+use super::queue_pair::Connection;
+use super::system::{self, Direction};
+use crate::{Access, CompletionStatus, copy_bytes, copy_past_caches};
+
+/// Bytes of a word: what is stored at once, and last, in a transfer that is placed in order.
+pub(super) const WORD: u64 = size_of::<u64>() as u64;
+
+/// The peer's segments that a queue pair has mapped, by number.
+#[derive(Debug, Default)]
+pub(super) struct Segments {
+    known: Vec<Known>,
+    last: usize,
+}
+
+#[derive(Debug)]
+struct Known {
+    segment: u64,
+    /// The key that it was last found under; once that is gone, so may the mapping be.
+    key: u32,
+    /// `None` if the peer would not share it: the kernel copies instead.
+    mapping: Option<Arc<Mapping>>,
+}
+
+impl Segments {
+    /// Bytes, and segments, that a queue pair keeps mapped after their keys have gone. Tensor after tensor
+    /// from the same memory has a key each, and mapping a segment anew takes a message and a page fault for each page.
+    const UNUSED: u64 = 64 << 20;
+    const UNUSED_SEGMENTS: usize = 32;
+
+    /// Takes in a segment that was asked for, after letting go of those that no key leads to.
+    pub(super) fn add(
+        &mut self,
+        connection: &Connection,
+        segment: u64,
+        key: u32,
+        mapping: Option<Arc<Mapping>>,
+    ) {
+        self.let_go(|key| connection.table.holds(key));
+        self.known.push(Known { segment, key, mapping });
+    }
+
+    /// Lets go of segments whose keys are gone, those first that were mapped longest ago, until what is left is within bounds.
+    fn let_go(&mut self, holds: impl Fn(u32) -> bool) {
+        let (mut bytes, mut segments) = (0, 0);
+        for index in (0..self.known.len()).rev() {
+            let known = &self.known[index];
+            if holds(known.key) {
+                continue;
+            }
+            (bytes, segments) = (bytes + known.length(), segments + 1);
+            if known.mapping.is_none() || bytes > Self::UNUSED || segments > Self::UNUSED_SEGMENTS {
+                self.known.remove(index);
+            }
+        }
+    }
+
+    fn find(&mut self, segment: u64, key: u32) -> Option<&Known> {
+        if self.known.get(self.last).is_none_or(|known| known.segment != segment) {
+            self.last = self.known.iter().position(|known| known.segment == segment)?;
+        }
+        let known = self.known.get_mut(self.last)?;
+        known.key = key;
+        Some(known)
+    }
+}
+
+impl Known {
+    fn length(&self) -> u64 {
+        self.mapping.as_ref().map_or(0, |mapping| mapping.length())
+    }
+}
+
+/// Why a place in the peer's memory can't be used.
+pub(super) enum Obstacle {
+    /// The key, the range or the rights are wrong.
+    Access,
+    /// The peer's segment must be mapped first.
+    Map { segment: u64, key: u32 },
+}
+
+/// A place in the peer's memory; good until the section ends in which it was found.
+#[derive(Clone, Copy)]
+pub(super) enum Place {
+    Mapped(*mut u8),
+    Process(u64),
+}
+
+/// How bytes are copied.
+#[derive(Clone, Copy)]
+pub(super) struct Way {
+    pub(super) direction: Direction,
+    /// Whether there are so many that they would not fit in the caches.
+    pub(super) past_caches: bool,
+}
+
+impl Way {
+    /// A word's.
+    fn word(direction: Direction) -> Self {
+        Self { direction, past_caches: false }
+    }
+}
+
+impl Place {
+    /// Finds where `piece` is to be had. To be called within a section.
+    pub(super) fn find(
+        connection: &Connection,
+        segments: &mut Segments,
+        piece: &Piece,
+        access: Access,
+    ) -> Result<Self, Obstacle> {
+        let entry = connection.table.find(piece.key).ok_or(Obstacle::Access)?;
+        if entry.domain != connection.domain || !entry.access.contains(access) {
+            return Err(Obstacle::Access);
+        }
+        let offset = entry.offset(piece.address, piece.length).ok_or(Obstacle::Access)?;
+        if entry.segment == 0 {
+            return Ok(Self::Process(piece.address));
+        }
+        match segments.find(entry.segment, piece.key) {
+            None => Err(Obstacle::Map { segment: entry.segment, key: piece.key }),
+            Some(Known { mapping: None, .. }) => Ok(Self::Process(piece.address)),
+            Some(Known { mapping: Some(mapping), .. }) => match mapping.range(offset, piece.length) {
+                Some(place) => Ok(Self::Mapped(place.as_ptr())),
+                None => Err(Obstacle::Access),
+            },
+        }
+    }
+
+    fn after(self, bytes: u64) -> Self {
+        match self {
+            Self::Mapped(place) => Self::Mapped(place.wrapping_add(bytes as usize)),
+            Self::Process(address) => Self::Process(address.wrapping_add(bytes)),
+        }
+    }
+
+    /// Copies between `here` and this place; returns how many bytes went.
+    ///
+    /// # Safety
+    /// - `here` must be valid for `length` bytes, for writing if they come from the peer.
+    /// - This place must have been found for `length` bytes, in the section that goes on.
+    pub(super) unsafe fn copy(
+        self,
+        connection: &Connection,
+        here: *mut u8,
+        length: u64,
+        way: Way,
+    ) -> Result<u64, CompletionStatus> {
+        let bytes = length as usize;
+        let Way { direction, past_caches } = way;
+        match self {
+            Self::Mapped(there) => {
+                let (from, to) = match direction {
+                    Direction::ToPeer => (here.cast_const(), there),
+                    Direction::FromPeer => (there.cast_const(), here),
+                };
+                // SAFETY:
+                // - `here` is valid by this function's contract, `there` because its mapping has these bytes; and
+                // - they do not overlap as addresses: a peer's segment is mapped for this module alone.
+                unsafe {
+                    if past_caches { copy_past_caches(from, to, bytes) } else { copy_bytes(from, to, bytes) }
+                };
+                Ok(length)
+            }
+            Self::Process(there) => {
+                // SAFETY: `here` is valid by this function's contract.
+                match unsafe {
+                    system::process_copy(connection.peer.process(), here, there, bytes, direction)
+                } {
+                    Ok(copied) if copied > 0 => Ok(copied as u64),
+                    Ok(_) => Err(CompletionStatus::RemoteOperation),
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
+                        Err(CompletionStatus::RetryExceeded)
+                    }
+                    Err(error) => {
+                        crate::throttled!(warn, %error, "the kernel can't copy to or from the peer's memory");
+                        Err(CompletionStatus::RemoteOperation)
+                    }
+                }
+            }
+        }
+    }
+
+    /// As [`copy`](Self::copy), the end of a transfer: its last word is stored at once, and after everything that this
+    /// thread has stored before. Where the kernel cuts the copy short, what remains is as long as a word or longer.
+    ///
+    /// # Safety
+    /// - As for `copy`; and `length` must be at least that of a word.
+    pub(super) unsafe fn copy_end(
+        self,
+        connection: &Connection,
+        here: *mut u8,
+        length: u64,
+        way: Way,
+    ) -> Result<u64, CompletionStatus> {
+        let before = length - WORD;
+        if before > 0 {
+            // SAFETY: a part of what the caller promised.
+            let copied = unsafe { self.copy(connection, here, before, way)? };
+            if copied < before {
+                return Ok(copied);
+            }
+        }
+        let (here, there) = (here.wrapping_add(before as usize), self.after(before));
+        match way.direction {
+            Direction::ToPeer => {
+                // SAFETY: the last word of what the caller promised; bytes need no alignment.
+                let word = unsafe { here.cast::<[u8; WORD as usize]>().read() };
+                // SAFETY: the place was found for it, as the caller promised.
+                unsafe { there.store(connection, word)? };
+            }
+            Direction::FromPeer => {
+                // SAFETY: the place was found for it, as the caller promised.
+                let word = unsafe { there.load(connection)? };
+                // SAFETY: may be written, as the caller promised.
+                unsafe { store_word(here, word) };
+            }
+        }
+        Ok(length)
+    }
+
+    /// Loads a word from here.
+    ///
+    /// # Safety
+    /// - This place must have been found for a word, in the section that goes on.
+    unsafe fn load(self, connection: &Connection) -> Result<[u8; WORD as usize], CompletionStatus> {
+        if let Self::Mapped(there) = self {
+            // SAFETY: its mapping has these bytes, which need no alignment.
+            return Ok(unsafe { there.cast::<[u8; WORD as usize]>().read() });
+        }
+        let mut word = [0; WORD as usize];
+        // SAFETY: the word is ours, and the place as the caller promised.
+        let copied =
+            unsafe { self.copy(connection, word.as_mut_ptr(), WORD, Way::word(Direction::FromPeer))? };
+        if copied == WORD { Ok(word) } else { Err(CompletionStatus::RemoteOperation) }
+    }
+
+    /// Stores a word here, after everything that this thread has stored before.
+    ///
+    /// # Safety
+    /// - This place must have been found for a word, in the section that goes on.
+    pub(super) unsafe fn store(
+        self,
+        connection: &Connection,
+        mut word: [u8; WORD as usize],
+    ) -> Result<(), CompletionStatus> {
+        if let Self::Mapped(there) = self {
+            // SAFETY: its mapping has these bytes.
+            unsafe { store_word(there, word) };
+            return Ok(());
+        }
+        // SYNC: what was stored before, by another call of the kernel's or by ourselves, is before what this call stores.
+        fence(SeqCst);
+        // SAFETY: the word is ours, and the place as the caller promised.
+        let copied = unsafe { self.copy(connection, word.as_mut_ptr(), WORD, Way::word(Direction::ToPeer))? };
+        // Nothing aligned to a word crosses a page.
+        if copied == WORD { Ok(()) } else { Err(CompletionStatus::RemoteOperation) }
+    }
+}
+
+/// Stores a word at once, if it is aligned; a peer that says wrongly where its memory begins gets bytes.
+///
+/// # Safety
+/// - `to` must be valid for writing a word.
+unsafe fn store_word(to: *mut u8, word: [u8; WORD as usize]) {
+    let aligned = to.cast::<AtomicU64>();
+    if aligned.is_aligned() {
+        // SAFETY:
+        // - `to` is valid by this function's contract, and aligned; and
+        // - an atomic may be changed by others at any time, other processes included.
+        let place = unsafe { &*aligned };
+        // SYNC: with `HostMemory::load_u64`: whoever sees the word sees all that was placed before it.
+        place.store(u64::from_ne_bytes(word), Release);
+    } else {
+        // SAFETY: `to` is valid by this function's contract; `word` is ours.
+        unsafe { copy_bytes(word.as_ptr(), to, word.len()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::super::mapping::Writers;
+    use super::*;
+
+    #[test]
+    fn a_word_goes_wherever_a_peer_says_that_its_memory_begins() {
+        let mut words = [u64::MAX; 3];
+        for offset in 0..=16 {
+            words.fill(u64::MAX);
+            // SAFETY: eight bytes from there on lie within the array.
+            unsafe {
+                store_word(words.as_mut_ptr().cast::<u8>().wrapping_add(offset), [1, 2, 3, 4, 5, 6, 7, 8])
+            };
+            let mut expected = [u8::MAX; 24];
+            expected[offset..offset + 8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+            let found: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            assert_eq!(found, expected);
+        }
+    }
+
+    fn segments(lengths: &[usize]) -> Segments {
+        let known = lengths.iter().zip(1..).map(|(&length, number)| {
+            let mapping = Mapping::create(length, Writers::All).unwrap().0;
+            Known { segment: number, key: number as u32, mapping: Some(Arc::new(mapping)) }
+        });
+        Segments { known: known.collect(), last: 0 }
+    }
+
+    fn left(segments: &Segments) -> Vec<u64> {
+        segments.known.iter().map(|known| known.segment).collect()
+    }
+
+    #[test]
+    fn memory_that_gets_a_new_key_each_time_stays_mapped() {
+        let mut segments = segments(&[4 << 20; 3]);
+        segments.let_go(|_| false);
+        assert_eq!(left(&segments), [1, 2, 3]);
+        assert!(segments.find(2, 77).is_some_and(|known| known.key == 77));
+    }
+
+    #[test]
+    fn what_no_key_leads_to_any_more_is_bounded() {
+        let mut many = segments(&[4096; 40]);
+        many.let_go(|key| key == 1);
+        assert_eq!(left(&many), [1].into_iter().chain(9..=40).collect::<Vec<u64>>());
+        let mut large = segments(&[30 << 20, 50 << 20, 30 << 20, 30 << 20]);
+        large.let_go(|key| key == 2);
+        assert_eq!(left(&large), [2, 3, 4]);
+        let mut refused = segments(&[4096]);
+        refused.known[0].mapping = None;
+        refused.let_go(|_| false);
+        assert!(refused.known.is_empty(), "the peer is asked again");
+    }
+}

@@ -1,0 +1,198 @@
+//! The receive queue: what is posted, and what has come.
+
+use std::time::{Duration, Instant};
+
+use super::completion_queue::Sink;
+use super::domain::QUIESCENCE;
+use super::link::{Delivered, Delivery, DeliveryKind};
+use super::lock;
+use super::queue_pair::Inner;
+use crate::{
+    CompletionOpcode, CompletionStatus, PostError, PostErrorKind, QueuePairNumber, QueuePairState,
+    ReceiveRequest, WorkCompletion,
+};
+
+/// How soon to look again while the peer is in the middle of something.
+const AGAIN: Duration = Duration::from_micros(200);
+
+/// What this side knows about its receives; the link has the rest.
+#[derive(Debug)]
+pub(super) struct ReceiveQueue {
+    /// A power of two, as in the link.
+    posted: Box<[Posted]>,
+    next: u32,
+    taken: u32,
+    flush: Flush,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Posted {
+    wr_id: u64,
+    length: u64,
+}
+
+/// Receives are flushed only after the peer stopped writing to them.
+#[derive(Clone, Copy, Debug)]
+enum Flush {
+    /// Not in Error, as far as is known.
+    No,
+    /// The peer was in this section; flush when it is over, at the latest at the deadline.
+    After { section: u64, deadline: Instant },
+    /// Nobody writes any more.
+    Now,
+}
+
+impl ReceiveQueue {
+    pub(super) fn new(receives: u32) -> Self {
+        let slots = (receives.max(1) as usize).next_power_of_two();
+        Self { posted: vec![Posted::default(); slots].into(), next: 0, taken: 0, flush: Flush::No }
+    }
+
+    fn outstanding(&self) -> u32 {
+        self.next.wrapping_sub(self.taken)
+    }
+
+    fn slot(&mut self, number: u32) -> &mut Posted {
+        let mask = self.posted.len() - 1;
+        &mut self.posted[number as usize & mask]
+    }
+}
+
+impl Inner {
+    pub(super) fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
+        let mut queue = lock(&self.receives);
+        let result = requests.iter().enumerate().try_for_each(|(index, request)| {
+            self.post_one_receive(&mut queue, request).map_err(|kind| PostError { index, kind })
+        });
+        drop(queue);
+        self.ring_waiting_peer();
+        // SYNC: after publishing: either the one who moves to Error rings, or we do.
+        if self.is_ended() {
+            self.ring_own();
+        }
+        result
+    }
+
+    fn post_one_receive(
+        &self,
+        queue: &mut ReceiveQueue,
+        request: &ReceiveRequest<'_>,
+    ) -> Result<(), PostErrorKind> {
+        if self.state() == QueuePairState::Reset {
+            return Err(PostErrorKind::State(QueuePairState::Reset));
+        }
+        if request.into.len() > self.capacity.receive_segments as usize {
+            return Err(PostErrorKind::TooManySegments);
+        }
+        if queue.outstanding() >= self.capacity.receive_requests {
+            return Err(PostErrorKind::QueueFull);
+        }
+        let number = queue.next;
+        let length = request.into.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.length()));
+        *queue.slot(number) = Posted { wr_id: request.wr_id, length };
+        queue.next = number.wrapping_add(1);
+        self.link.publish(number, request.into);
+        Ok(())
+    }
+
+    /// Takes the receives that are done, and all of them in Error. True if `sink` had no room for the rest.
+    pub(super) fn take_receives(&self, sink: &mut Sink<'_>) -> bool {
+        let mut queue = lock(&self.receives);
+        while queue.outstanding() > 0 {
+            if sink.is_full() {
+                return self.link.delivered(queue.taken) != Delivered::NotYet || self.is_ended();
+            }
+            let number = queue.taken;
+            let posted = *queue.slot(number);
+            let completion = match self.link.delivered(number) {
+                Delivered::Message(delivery) if delivery.is_possible(&posted) => {
+                    let completion = self.completion(&posted, &delivery);
+                    if completion.status != CompletionStatus::Success {
+                        self.fail();
+                    }
+                    completion
+                }
+                Delivered::NotYet if !self.is_ended() => return false,
+                Delivered::NotYet if !self.may_flush(&mut queue) => return false,
+                // The peer finished one while we looked.
+                Delivered::NotYet if self.link.delivered(number) != Delivered::NotYet => continue,
+                Delivered::NotYet => self.flushed(&posted),
+                Delivered::Message(_) | Delivered::Violation => {
+                    crate::throttled!(
+                        warn,
+                        queue_pair = self.number(),
+                        "a connection ends: the peer wrote what makes no sense into the memory that both share"
+                    );
+                    self.fail();
+                    self.flushed(&posted)
+                }
+            };
+            queue.taken = number.wrapping_add(1);
+            sink.push(completion);
+        }
+        false
+    }
+
+    /// Whether the peer has stopped writing to our receives; if not, has this queue pair visited again.
+    fn may_flush(&self, queue: &mut ReceiveQueue) -> bool {
+        let Some(connection) = self.connection() else { return true };
+        let now = Instant::now();
+        let section = connection.link.section();
+        queue.flush = match queue.flush {
+            Flush::Now => return true,
+            Flush::No if section % 2 == 1 && !connection.peer.is_dead() => {
+                Flush::After { section, deadline: now + QUIESCENCE }
+            }
+            Flush::After { section: first, deadline }
+                if section == first && now < deadline && !connection.peer.is_dead() =>
+            {
+                Flush::After { section, deadline }
+            }
+            Flush::No | Flush::After { .. } => Flush::Now,
+        };
+        if let Flush::After { .. } = queue.flush {
+            self.ring_at(now + AGAIN);
+            return false;
+        }
+        true
+    }
+
+    fn completion(&self, posted: &Posted, delivery: &Delivery) -> WorkCompletion {
+        let (status, opcode) = match delivery.kind {
+            DeliveryKind::Send => (CompletionStatus::Success, CompletionOpcode::Receive),
+            DeliveryKind::Write => (CompletionStatus::Success, CompletionOpcode::ReceiveWriteWithImmediate),
+            DeliveryKind::TooLong => (CompletionStatus::LocalLength, CompletionOpcode::Receive),
+            DeliveryKind::Protection => (CompletionStatus::LocalProtection, CompletionOpcode::Receive),
+        };
+        WorkCompletion {
+            wr_id: posted.wr_id,
+            status,
+            opcode,
+            byte_len: delivery.length,
+            immediate: delivery.immediate,
+            queue_pair: QueuePairNumber(self.number()),
+        }
+    }
+
+    fn flushed(&self, posted: &Posted) -> WorkCompletion {
+        WorkCompletion {
+            wr_id: posted.wr_id,
+            status: CompletionStatus::WorkRequestFlushed,
+            opcode: CompletionOpcode::Receive,
+            byte_len: 0,
+            immediate: None,
+            queue_pair: QueuePairNumber(self.number()),
+        }
+    }
+}
+
+impl Delivery {
+    /// Whether a peer that keeps to the rules can have made this of that receive.
+    fn is_possible(&self, posted: &Posted) -> bool {
+        match self.kind {
+            DeliveryKind::Send => self.length <= posted.length,
+            DeliveryKind::Write => self.immediate.is_some() && self.length <= super::MAX_MESSAGE,
+            DeliveryKind::TooLong | DeliveryKind::Protection => true,
+        }
+    }
+}

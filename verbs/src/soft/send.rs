@@ -1,0 +1,339 @@
+//! The send queue. A request is carried out inside `post_send`; it waits only if the peer has no receive posted, or is
+//! not connected yet, and then everything behind it waits too.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use super::completion_queue::Finished;
+use super::lock;
+use super::place::Segments;
+use super::queue_pair::Inner;
+use super::stores::Chooser;
+use super::transfer::{Outcome, Wait};
+use crate::{
+    CompletionOpcode, CompletionStatus, LocalSegment, Operation, PathSettings, Payload, PostError,
+    PostErrorKind, QueuePairNumber, QueuePairState, RemoteSegment, SendRequest, WorkCompletion,
+};
+
+/// Above this many bytes a message is announced at once, below it with the rest of its batch.
+const ANNOUNCE_AT_ONCE: u64 = 4096;
+
+/// The state of a send queue.
+#[derive(Debug, Default)]
+pub(super) struct SendQueue {
+    posted: u64,
+    /// Requests done since the last one that made a completion.
+    unsignaled: u32,
+    waiting: VecDeque<Waiting>,
+    /// Whether a request has failed already.
+    failed: bool,
+    /// Why the first one waits, and until when.
+    patience: Option<(Wait, Option<Instant>)>,
+    /// Number of the peer's receive that comes next.
+    pub(super) receive: u32,
+    /// The peer's shared memory that this queue pair has used.
+    pub(super) segments: Segments,
+    /// How requests have been stored best.
+    pub(super) stores: Chooser,
+    /// Whether receives were filled that the peer has not been told of.
+    pub(super) unannounced: bool,
+}
+
+/// A request that waits, with everything that it needs.
+#[derive(Debug)]
+struct Waiting {
+    wr_id: u64,
+    signaled: bool,
+    kind: Kind,
+    segments: Vec<LocalSegment>,
+    /// The payload, if it was inline.
+    inline: Option<Vec<u8>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Send { immediate: Option<u32> },
+    Write { remote: RemoteSegment, immediate: Option<u32> },
+    Read { remote: RemoteSegment },
+}
+
+impl Waiting {
+    fn new(request: &SendRequest<'_>) -> Self {
+        let (kind, data) = match request.operation {
+            Operation::Send { data, immediate } => (Kind::Send { immediate }, data),
+            Operation::Write { data, remote, immediate } => (Kind::Write { remote, immediate }, data),
+            Operation::Read { into, remote } => (Kind::Read { remote }, Payload::Registered(into)),
+        };
+        let (segments, inline) = match data {
+            Payload::Registered(segments) => (segments.to_vec(), None),
+            Payload::Inline(slices) => {
+                (Vec::new(), Some(slices.iter().flat_map(|slice| slice.iter().copied()).collect()))
+            }
+        };
+        Self { wr_id: request.wr_id, signaled: request.signaled, kind, segments, inline }
+    }
+
+    /// The request as it was posted.
+    fn with_request<T>(&self, then: impl FnOnce(&SendRequest<'_>) -> T) -> T {
+        let slice = [IoSlice::new(self.inline.as_deref().unwrap_or_default())];
+        let data = match self.inline {
+            Some(_) => Payload::Inline(&slice),
+            None => Payload::Registered(&self.segments),
+        };
+        let operation = match self.kind {
+            Kind::Send { immediate } => Operation::Send { data, immediate },
+            Kind::Write { remote, immediate } => Operation::Write { data, remote, immediate },
+            Kind::Read { remote } => Operation::Read { into: &self.segments, remote },
+        };
+        then(&SendRequest { wr_id: self.wr_id, operation, signaled: self.signaled })
+    }
+}
+
+impl Inner {
+    pub(super) fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
+        let mut queue = lock(&self.sends);
+        if !queue.waiting.is_empty() {
+            self.run(&mut queue);
+        }
+        let mut result = Ok(());
+        for (index, request) in requests.iter().enumerate() {
+            if let Err(kind) = self.check_post(&queue, request) {
+                result = Err(PostError { index, kind });
+                break;
+            }
+            queue.posted += 1;
+            self.post_one(&mut queue, request);
+        }
+        self.announce(&mut queue);
+        result
+    }
+
+    /// Carries out what waits, as far as that goes by now.
+    pub(super) fn run_waiting(&self) {
+        let mut queue = lock(&self.sends);
+        self.run(&mut queue);
+        self.announce(&mut queue);
+    }
+
+    /// Places in the send queue are free again: their completion was polled.
+    pub(super) fn free_places(&self, places: u32) {
+        self.freed.fetch_add(places.into(), SeqCst);
+    }
+
+    fn check_post(&self, queue: &SendQueue, request: &SendRequest<'_>) -> Result<(), PostErrorKind> {
+        match self.state() {
+            QueuePairState::Rts | QueuePairState::Error => {}
+            state => return Err(PostErrorKind::State(state)),
+        }
+        let (segments, inline) = match request.operation {
+            Operation::Send { data, .. } | Operation::Write { data, .. } => match data {
+                Payload::Registered(segments) => (segments, None),
+                Payload::Inline(_) => (&[][..], Some(data.length())),
+            },
+            Operation::Read { into, .. } => (into, None),
+        };
+        if segments.len() > self.capacity.send_segments as usize {
+            return Err(PostErrorKind::TooManySegments);
+        }
+        if inline.is_some_and(|length| length > self.capacity.inline.into()) {
+            return Err(PostErrorKind::InlineTooLong);
+        }
+        let length = segments.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.length()));
+        if length > self.domain.device().attributes().max_message_size {
+            return Err(PostErrorKind::MessageTooLong);
+        }
+        if queue.posted - self.freed.load(SeqCst) >= self.capacity.send_requests.into() {
+            return Err(PostErrorKind::QueueFull);
+        }
+        Ok(())
+    }
+
+    fn post_one(&self, queue: &mut SendQueue, request: &SendRequest<'_>) {
+        if queue.waiting.is_empty() && !self.is_ended() {
+            match self.attempt(queue, request) {
+                Ok(outcome) => return self.settle(queue, request, outcome),
+                Err(wait) => queue.patience = Some((wait, self.patience(wait))),
+            }
+        }
+        let first = queue.waiting.is_empty();
+        queue.waiting.push_back(Waiting::new(request));
+        // SYNC: before looking at the state: whoever moves to Error and rings after that look finds something to flush.
+        self.waiting.store(queue.waiting.len(), SeqCst);
+        if first || self.is_ended() {
+            self.run(queue);
+        }
+        if first && let Some((_, Some(deadline))) = queue.patience {
+            self.ring_at(deadline);
+        }
+    }
+
+    /// Carries out a request, or says what it has to wait for.
+    fn attempt(&self, queue: &mut SendQueue, request: &SendRequest<'_>) -> Result<CompletionStatus, Wait> {
+        let Some(connection) = self.connection() else { return Ok(CompletionStatus::Fatal) };
+        match self.transfer(connection, queue, &request.operation) {
+            Outcome::Done(status) => Ok(status),
+            Outcome::Wait(wait) => Err(wait),
+        }
+    }
+
+    /// Runs the waiting requests until one has to wait on.
+    fn run(&self, queue: &mut SendQueue) {
+        while let Some(first) = queue.waiting.pop_front() {
+            let outcome = if self.is_ended() {
+                Ok(self.status_of_end(queue))
+            } else {
+                first.with_request(|request| self.attempt_and_ask(queue, request))
+            };
+            match outcome {
+                Ok(status) => {
+                    queue.patience = None;
+                    first.with_request(|request| self.settle(queue, request, status));
+                }
+                Err(wait) => match self.expired(queue, wait) {
+                    Some(status) => first.with_request(|request| self.settle(queue, request, status)),
+                    None => {
+                        queue.waiting.push_front(first);
+                        break;
+                    }
+                },
+            }
+        }
+        self.waiting.store(queue.waiting.len(), SeqCst);
+    }
+
+    /// As [`attempt`](Self::attempt), but asks the peer to ring before it gives up.
+    fn attempt_and_ask(
+        &self,
+        queue: &mut SendQueue,
+        request: &SendRequest<'_>,
+    ) -> Result<CompletionStatus, Wait> {
+        self.attempt(queue, request).or_else(|_| {
+            if let Some(connection) = self.connection() {
+                connection.link.set_waiting();
+            }
+            self.attempt(queue, request)
+        })
+    }
+
+    /// The status that the first request waiting gets when `wait` has lasted too long.
+    fn expired(&self, queue: &mut SendQueue, wait: Wait) -> Option<CompletionStatus> {
+        let deadline = match queue.patience {
+            Some((reason, deadline)) if reason == wait => deadline,
+            _ => {
+                let deadline = self.patience(wait);
+                queue.patience = Some((wait, deadline));
+                if let Some(deadline) = deadline {
+                    self.ring_at(deadline);
+                }
+                deadline
+            }
+        };
+        if deadline.is_none_or(|deadline| Instant::now() < deadline) {
+            return None;
+        }
+        Some(match wait {
+            Wait::Receive => CompletionStatus::RnrRetryExceeded,
+            Wait::Connection => CompletionStatus::RetryExceeded,
+        })
+    }
+
+    /// Until when a request may wait.
+    fn patience(&self, wait: Wait) -> Option<Instant> {
+        let settings = self.settings()?;
+        let patience = match wait {
+            Wait::Receive => {
+                receiver_patience(settings, self.connection().map_or(0, |peer| peer.link.rnr_timer()))
+            }
+            Wait::Connection => connection_patience(settings),
+        };
+        Some(Instant::now() + patience?)
+    }
+
+    /// What a request gets that is still waiting when the queue pair has come to its end.
+    fn status_of_end(&self, queue: &mut SendQueue) -> CompletionStatus {
+        let died = self.connection().is_some_and(|connection| connection.peer.is_dead());
+        if died && !std::mem::replace(&mut queue.failed, true) {
+            CompletionStatus::RetryExceeded
+        } else {
+            CompletionStatus::WorkRequestFlushed
+        }
+    }
+
+    /// Books the end of a request.
+    fn settle(&self, queue: &mut SendQueue, request: &SendRequest<'_>, status: CompletionStatus) {
+        if status == CompletionStatus::Success {
+            if queue.unannounced && request.operation.length() > ANNOUNCE_AT_ONCE {
+                self.announce(queue);
+            }
+            if !request.signaled {
+                queue.unsignaled += 1;
+                return;
+            }
+        } else {
+            queue.failed = true;
+            self.fail();
+        }
+        let completion = WorkCompletion {
+            wr_id: request.wr_id,
+            status,
+            opcode: request.operation.opcode(),
+            byte_len: 0,
+            immediate: None,
+            queue_pair: QueuePairNumber(self.number()),
+        };
+        let frees = std::mem::take(&mut queue.unsignaled) + 1;
+        if !self.send_queue.push(Finished { completion, slot: self.send_slot, frees }) {
+            self.fail();
+        }
+    }
+
+    /// Tells the peer of what has arrived in its receives.
+    fn announce(&self, queue: &mut SendQueue) {
+        if std::mem::take(&mut queue.unannounced)
+            && let Some(connection) = self.connection()
+        {
+            connection.ring_receiver();
+        }
+    }
+}
+
+impl Operation<'_> {
+    fn opcode(&self) -> CompletionOpcode {
+        match self {
+            Self::Send { .. } => CompletionOpcode::Send,
+            Self::Write { .. } => CompletionOpcode::Write,
+            Self::Read { .. } => CompletionOpcode::Read,
+        }
+    }
+
+    /// Bytes moved.
+    pub(super) fn length(&self) -> u64 {
+        match self {
+            Self::Send { data, .. } | Self::Write { data, .. } => data.length(),
+            Self::Read { into, .. } => into.iter().map(LocalSegment::length).sum(),
+        }
+    }
+}
+
+/// How long a send waits for a receive; `None` is for ever.
+fn receiver_patience(settings: &PathSettings, timer: u8) -> Option<Duration> {
+    (settings.rnr_retry < 7).then(|| rnr_delay(timer) * u32::from(settings.rnr_retry))
+}
+
+/// How long a request waits for a peer that is not connected yet; `None` is for ever.
+fn connection_patience(settings: &PathSettings) -> Option<Duration> {
+    let timeout = u32::from(settings.timeout.min(31));
+    let once = Duration::from_nanos(4096 << timeout);
+    (timeout > 0).then(|| once * (u32::from(settings.retry_count) + 1))
+}
+
+/// The delay that an RNR timer code stands for (IBA vol. 1, table 45).
+fn rnr_delay(code: u8) -> Duration {
+    const TENS_OF_MICROSECONDS: [u64; 32] = [
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    ];
+    Duration::from_micros(TENS_OF_MICROSECONDS[usize::from(code) % 32] * 10)
+}

@@ -1,0 +1,81 @@
+//! Keeps the log readable where a peer decides how often a line is written. Knows no other module.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Lets through as many lines as its burst at once, then one each second, and counts the others.
+#[derive(Debug)]
+pub struct Throttle {
+    burst: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// When a line would be in time again, were there no burst.
+    due: Option<Instant>,
+    suppressed: u64,
+}
+
+impl Throttle {
+    /// Lines of a kind that may be written at once where nothing asks for fewer.
+    pub const BURST: u32 = 10;
+    const PAUSE: Duration = Duration::from_secs(1);
+
+    /// Makes a throttle that lets `burst` lines through at once; 0 is taken as 1.
+    pub const fn new(burst: u32) -> Self {
+        Self { burst, state: Mutex::new(State { due: None, suppressed: 0 }) }
+    }
+
+    /// Returns whether a line may be written at `now`: `None` if not, else how many were left out since the last one.
+    pub fn admit(&self, now: Instant) -> Option<u64> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = state.due.map_or(now, |due| due.max(now));
+        if due - now > Self::PAUSE * self.burst.saturating_sub(1) {
+            state.suppressed += 1;
+            return None;
+        }
+        state.due = Some(due + Self::PAUSE);
+        Some(std::mem::take(&mut state.suppressed))
+    }
+}
+
+/// Writes a line of the level `warn` or `info` that a peer may cause, throttled for the place where it stands.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! throttled {
+    ($level:ident, $($line:tt)+) => {{
+        static THROTTLE: $crate::internal::Throttle =
+            $crate::internal::Throttle::new($crate::internal::Throttle::BURST);
+        if let Some(suppressed) = THROTTLE.admit(std::time::Instant::now()) {
+            tracing::$level!(suppressed, $($line)+);
+        }
+    }};
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_a_second_and_a_count_of_the_others() {
+        let (throttle, now) = (Throttle::new(1), Instant::now());
+        assert_eq!(throttle.admit(now), Some(0));
+        assert_eq!(throttle.admit(now + Duration::from_millis(1)), None);
+        assert_eq!(throttle.admit(now + Duration::from_millis(999)), None);
+        assert_eq!(throttle.admit(now + Duration::from_secs(1)), Some(2));
+        assert_eq!(throttle.admit(now + Duration::from_secs(2)), Some(0));
+    }
+
+    #[test]
+    fn a_burst_comes_back_one_by_one() {
+        let (throttle, now) = (Throttle::new(3), Instant::now());
+        let flood = |now| (0..100).filter(|_| throttle.admit(now).is_some()).count();
+        assert_eq!(flood(now), 3);
+        assert_eq!(flood(now + Duration::from_millis(999)), 0);
+        assert_eq!(throttle.admit(now + Duration::from_secs(1)), Some(197));
+        assert_eq!(flood(now + Duration::from_secs(1)), 0);
+        assert_eq!(flood(now + Duration::from_secs(3)), 2);
+        assert_eq!(flood(now + Duration::from_secs(60)), 3);
+    }
+}
