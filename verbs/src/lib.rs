@@ -26,8 +26,10 @@ mod discover;
 mod error;
 mod host_memory;
 mod queue_pair;
+mod random;
 mod region;
 mod shared_receive_queue;
+mod sync;
 mod telemetry;
 mod work;
 

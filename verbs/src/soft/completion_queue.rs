@@ -2,18 +2,18 @@
 //!
 //! Completions of sends are put into the queue by whoever carried the send out. Those of receives stay in the queue
 //! pairs' links until somebody polls: the peer that filled a receive only sets the queue pair's ready bit (see
-//! [`bell`](super::bell)).
+//! [`bell`](crate::soft::shared::bell)).
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-use super::bell::{Bell, SLOTS};
 use super::device::Device;
-use super::lock;
-use super::queue_pair::Inner;
+use super::shared::bell::{Bell, SLOTS};
+use crate::sync::lock;
 use crate::{CompletionQueue, VerbsError, WorkCompletion};
 
 /// A completion queue.
@@ -31,6 +31,19 @@ pub(super) struct Queue {
     /// Length of `finished`, for the poller that finds nothing.
     finished_length: AtomicUsize,
     overrun: AtomicBool,
+}
+
+/// A queue pair, as the completion queues know it that it completes on.
+pub(super) trait CompletionSource: Debug + Send + Sync {
+    /// Carries out the requests that can run now, and moves finished receives to `sink`. Returns true if `sink` has no
+    /// room for the rest.
+    fn visit(&self, role: Role, sink: &mut Sink<'_>) -> bool;
+
+    /// Frees `places` of the send queue, because a poll returned their completion.
+    fn free_places(&self, places: u32);
+
+    /// Moves the queue pair to Error, because the completion queue has overrun.
+    fn fail(&self);
 }
 
 /// The completion of a send.
@@ -56,7 +69,7 @@ struct Users {
 
 #[derive(Debug)]
 struct User {
-    inner: Arc<Inner>,
+    source: Arc<dyn CompletionSource>,
     role: Role,
 }
 
@@ -90,7 +103,7 @@ impl Sink<'_> {
 
 impl Queue {
     pub(super) fn new(device: &Arc<Device>, capacity: u32) -> Result<Self, VerbsError> {
-        let limit = device.attributes().max_completions;
+        let limit = device.limits().max_completions;
         if capacity > limit {
             let (asked, limit) = (capacity.into(), limit.into());
             return Err(VerbsError::Limit { what: "completion queue capacity", asked, limit });
@@ -149,9 +162,9 @@ impl Queue {
         Ok(slot)
     }
 
-    pub(super) fn occupy(&self, slot: u32, inner: &Arc<Inner>, role: Role) {
+    pub(super) fn occupy(&self, slot: u32, source: Arc<dyn CompletionSource>, role: Role) {
         if let Some(place) = lock(&self.users).slots.get_mut(slot as usize) {
-            *place = Some(User { inner: Arc::clone(inner), role });
+            *place = Some(User { source, role });
         }
     }
 
@@ -192,7 +205,7 @@ impl Queue {
         while !sink.is_full() {
             let Some(entry) = finished.pop_front() else { break };
             if let Some(Some(user)) = users.slots.get(entry.slot as usize) {
-                user.inner.free_places(entry.frees);
+                user.source.free_places(entry.frees);
             }
             sink.push(entry.completion);
         }
@@ -203,7 +216,7 @@ impl Queue {
     /// the one that filled the sink, so that a busy queue pair does not starve the others.
     fn take_news(&self, users: &mut Users, sink: &mut Sink<'_>) {
         if self.overrun.swap(false, SeqCst) {
-            users.slots.iter().flatten().for_each(|user| user.inner.fail());
+            users.slots.iter().flatten().for_each(|user| user.source.fail());
         }
         let (first_word, first_bit) = (users.cursor / 64, users.cursor % 64);
         let mut summary = self.bell.take_summary().rotate_right(first_word);
@@ -220,7 +233,7 @@ impl Queue {
                 }
                 // A bit of a slot that nobody has is a peer's mistake, or a late ring for one that left.
                 let more = match users.slots.get(slot as usize) {
-                    Some(Some(user)) => user.inner.visit(user.role, sink),
+                    Some(Some(user)) => user.source.visit(user.role, sink),
                     _ => false,
                 };
                 bits &= bits - 1;

@@ -62,70 +62,20 @@
 //!   trace this process: the checks guard against faults and confusion, and against crashing on a hostile peer's word,
 //!   not against a debugger.
 
-mod address;
-mod bell;
 mod completion_queue;
+mod context;
 mod device;
 mod domain;
-mod link;
-mod mapping;
-mod message;
-mod peer;
-mod place;
+mod limits;
+mod peers;
+mod protection_domain;
 mod queue_pair;
-mod receive;
-mod send;
-mod service;
-mod stores;
+mod region;
+mod shared;
 mod system;
-mod table;
-mod task;
-mod transfer;
 
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use super::{Context, DeviceAttributes, VerbsError};
-
-/// The device's name.
-pub const NAME: &str = "soft0";
-/// Requests outstanding on one queue.
-const MAX_WORK_REQUESTS: u32 = 1 << 14;
-/// Bytes of one request.
-const MAX_MESSAGE: u64 = 1 << 31;
-/// Segments of one request.
-const MAX_SEGMENTS: u32 = 32;
-/// Inline bytes of one request.
-const MAX_INLINE: u32 = 128 << 10;
-
-/// Opens the soft device. There is one per process; it goes when nothing of it is in use any more.
-///
-/// # Errors
-/// [`Os`](VerbsError::Os) if the system has no descriptor, memory or thread left for it.
-pub fn open() -> Result<Arc<dyn Context>, VerbsError> {
-    device::open()
-}
-
-/// What the soft device is and can do.
-pub fn attributes() -> DeviceAttributes {
-    DeviceAttributes {
-        max_message_size: MAX_MESSAGE,
-        max_work_requests: MAX_WORK_REQUESTS,
-        max_segments: MAX_SEGMENTS,
-        max_read_segments: MAX_SEGMENTS,
-        max_inline: MAX_INLINE,
-        max_outstanding_reads: 128,
-        max_completions: 1 << 20,
-        max_memory_regions: table::REGIONS,
-        immediate: true,
-        locks_memory: false,
-        ..DeviceAttributes::new("soft", NAME)
-    }
-}
-
-/// Locks; a thread that panicked while it held the lock left nothing half-done that matters.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub use context::open;
+pub use limits::{NAME, attributes};

@@ -3,14 +3,6 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// 64 random bits.
-pub(super) fn random() -> io::Result<u64> {
-    let mut bytes = [0u8; 8];
-    // SAFETY: the buffer is writable for the length given.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got == bytes.len() as isize { Ok(u64::from_ne_bytes(bytes)) } else { Err(io::Error::last_os_error()) }
-}
-
 /// Process and user at the other end of a unix socket. The process is 0 if it has no number in our namespace.
 pub(super) fn peer_credentials(fd: &OwnedFd) -> io::Result<(i32, u32)> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };

@@ -1,6 +1,7 @@
 //! A hostile or confused peer: whatever it writes to shared memory or says over the socket, this process goes on.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::any::Any;
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
 
-use super::address::Address;
-use super::device::{self, Device};
-use super::message::{self, Answer, Object, Reply, Request};
-use super::queue_pair::Inner;
+use super::context;
+use super::device::Device;
+use super::queue_pair::core::Core;
+use crate::soft::peers::address::Address;
+use crate::soft::peers::message::{self, Answer, Object, Reply, Request};
 use crate::{
     Access, CompletionQueue, CompletionStatus, Context, HostMemory, LocalSegment, MemoryRegion, Operation,
     PathSettings, Payload, QueuePair, QueuePairCapacity, QueuePairState, ReceiveRequest, SendRequest,
@@ -26,11 +28,11 @@ struct Side {
     queue: Arc<dyn CompletionQueue>,
     pair: Arc<dyn QueuePair>,
     region: Arc<dyn MemoryRegion>,
-    inner: Arc<Inner>,
+    inner: Arc<Core>,
 }
 
 fn the_device() -> Arc<Device> {
-    device::current().unwrap()
+    context::current().unwrap()
 }
 
 impl Side {
@@ -50,7 +52,8 @@ impl Side {
         pair.to_init(all).unwrap();
         let memory = Arc::new(HostMemory::shared(1 << 16, 4096).unwrap());
         let region = domain.register(memory, all).unwrap();
-        let inner = the_device().service().queue_pair(pair.number().0).unwrap();
+        let local: Arc<dyn Any + Send + Sync> = the_device().service().queue_pair(pair.number().0).unwrap();
+        let inner = local.downcast().unwrap();
         Self { _context: context, queue, pair, region, inner }
     }
 

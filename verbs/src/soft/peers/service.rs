@@ -15,10 +15,10 @@ use rustix::event::{EventfdFlags, Timespec};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::address::DeviceId;
-use super::lock;
+use super::local::LocalQueuePair;
 use super::message::{self, Answer, Reply, Request};
 use super::peer::{self, Peer};
-use super::queue_pair::Inner;
+use crate::sync::lock;
 
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
@@ -29,7 +29,7 @@ const BACKLOG: i32 = 128;
 
 /// What the thread and the device share.
 #[derive(Debug)]
-pub(super) struct Service {
+pub(crate) struct Service {
     epoll: OwnedFd,
     listener: OwnedFd,
     wake: OwnedFd,
@@ -38,13 +38,13 @@ pub(super) struct Service {
     /// Peers whose death is watched.
     peers: Mutex<HashMap<u64, Weak<Peer>>>,
     /// Queue pairs of this device, by number.
-    queue_pairs: Mutex<HashMap<u32, Weak<Inner>>>,
+    queue_pairs: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
     deadlines: Mutex<BinaryHeap<Deadline>>,
 }
 
 impl Service {
     /// Listens under the name of `device`.
-    pub(super) fn new(device: DeviceId) -> io::Result<Self> {
+    pub(crate) fn new(device: DeviceId) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let name = SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes())?;
@@ -67,7 +67,7 @@ impl Service {
     }
 
     /// Asks the thread to end.
-    pub(super) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.stop.store(true, SeqCst);
         self.wake();
     }
@@ -76,21 +76,21 @@ impl Service {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    pub(super) fn add_queue_pair(&self, inner: &Arc<Inner>) {
-        lock(&self.queue_pairs).insert(inner.number(), Arc::downgrade(inner));
+    pub(crate) fn add_queue_pair(&self, queue_pair: Arc<dyn LocalQueuePair>) {
+        lock(&self.queue_pairs).insert(queue_pair.number(), Arc::downgrade(&queue_pair));
     }
 
-    pub(super) fn remove_queue_pair(&self, number: u32) {
+    pub(crate) fn remove_queue_pair(&self, number: u32) {
         lock(&self.queue_pairs).remove(&number);
     }
 
     #[cfg(test)]
-    pub(super) fn queue_pair(&self, number: u32) -> Option<Arc<Inner>> {
+    pub(crate) fn queue_pair(&self, number: u32) -> Option<Arc<dyn LocalQueuePair>> {
         lock(&self.queue_pairs).get(&number).and_then(Weak::upgrade)
     }
 
     /// Buries `peer` when its end of the socket closes.
-    pub(super) fn watch(&self, peer: &Arc<Peer>) -> io::Result<()> {
+    pub(crate) fn watch(&self, peer: &Arc<Peer>) -> io::Result<()> {
         let token = self.next_token.fetch_add(1, SeqCst);
         let mut peers = lock(&self.peers);
         peers.retain(|_, peer| peer.strong_count() > 0);
@@ -102,10 +102,10 @@ impl Service {
     }
 
     /// Rings the queue pair's completion queues at `when`, so that somebody polls and finds the deadline passed.
-    pub(super) fn ring_at(&self, when: Instant, inner: &Weak<Inner>) {
+    pub(crate) fn ring_at(&self, when: Instant, queue_pair: Weak<dyn LocalQueuePair>) {
         let mut deadlines = lock(&self.deadlines);
         let earliest = deadlines.peek().is_none_or(|first| when < first.when);
-        deadlines.push(Deadline { when, inner: inner.clone() });
+        deadlines.push(Deadline { when, queue_pair });
         drop(deadlines);
         if earliest {
             self.wake();
@@ -113,7 +113,7 @@ impl Service {
     }
 
     /// The thread.
-    pub(super) fn run(&self) {
+    pub(crate) fn run(&self) {
         let mut clients: HashMap<u64, OwnedFd> = HashMap::new();
         let mut events = Vec::with_capacity(64);
         while !self.stop.load(SeqCst) {
@@ -201,12 +201,13 @@ impl Service {
 
     fn answer(&self, client: &OwnedFd, request: &Request) -> io::Result<()> {
         let sequence = request.sequence;
-        let inner = lock(&self.queue_pairs).get(&request.number).and_then(Weak::upgrade);
-        let granted = inner.filter(|inner| inner.token() == request.token).and_then(|inner| {
-            inner.grant(request.object, |answer, fds| {
-                message::send_reply(client, &Reply { sequence, answer }, fds)
-            })
-        });
+        let queue_pair = lock(&self.queue_pairs).get(&request.number).and_then(Weak::upgrade);
+        let granted =
+            queue_pair.filter(|queue_pair| queue_pair.token() == request.token).and_then(|queue_pair| {
+                queue_pair.grant(request.object, &mut |answer, fds| {
+                    message::send_reply(client, &Reply { sequence, answer }, fds)
+                })
+            });
         match granted {
             Some(result) => result,
             None => message::send_reply(client, &Reply { sequence, answer: Answer::Refused }, &[]),
@@ -224,8 +225,8 @@ impl Service {
             }
             let due = deadlines.pop();
             drop(deadlines);
-            if let Some(inner) = due.and_then(|due| due.inner.upgrade()) {
-                inner.ring_own();
+            if let Some(queue_pair) = due.and_then(|due| due.queue_pair.upgrade()) {
+                queue_pair.ring_own();
             }
         }
     }
@@ -234,7 +235,7 @@ impl Service {
 #[derive(Debug)]
 struct Deadline {
     when: Instant,
-    inner: Weak<Inner>,
+    queue_pair: Weak<dyn LocalQueuePair>,
 }
 
 impl PartialEq for Deadline {

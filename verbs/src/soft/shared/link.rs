@@ -34,9 +34,9 @@ const SEGMENT: usize = 3;
 
 /// How many receives a link holds, and of how many segments each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
-    pub(super) receives: u32,
-    pub(super) segments: u32,
+pub(crate) struct Shape {
+    pub(crate) receives: u32,
+    pub(crate) segments: u32,
 }
 
 impl Shape {
@@ -49,14 +49,14 @@ impl Shape {
     }
 
     /// Bytes of the segment.
-    pub(super) fn length(self) -> usize {
+    pub(crate) fn length(self) -> usize {
         (SLOTS + self.slots() * self.stride()) * 8
     }
 }
 
 /// What a link's owner says about itself, in the order of life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum LinkState {
+pub(crate) enum LinkState {
     /// Not connected yet: try again later.
     Waiting,
     /// Takes messages.
@@ -67,15 +67,15 @@ pub(super) enum LinkState {
 
 /// A message that was put into a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Delivery {
-    pub(super) kind: DeliveryKind,
-    pub(super) length: u64,
-    pub(super) immediate: Option<u32>,
+pub(crate) struct Delivery {
+    pub(crate) kind: DeliveryKind,
+    pub(crate) length: u64,
+    pub(crate) immediate: Option<u32>,
 }
 
 /// How a message arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DeliveryKind {
+pub(crate) enum DeliveryKind {
     Send,
     Write,
     /// Longer than the receive.
@@ -86,7 +86,7 @@ pub(super) enum DeliveryKind {
 
 /// What the owner finds in the slot of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Delivered {
+pub(crate) enum Delivered {
     NotYet,
     Message(Delivery),
     /// What no well-behaved peer writes.
@@ -95,15 +95,15 @@ pub(super) enum Delivered {
 
 /// A piece of the memory of a receive, as its owner published it: to be checked like everything a peer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
-    pub(super) address: u64,
-    pub(super) length: u64,
-    pub(super) key: u32,
+pub(crate) struct Piece {
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) key: u32,
 }
 
 /// A link segment, ours or the peer's.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(crate) struct Link {
     mapping: Mapping,
     mask: usize,
     stride: usize,
@@ -112,7 +112,7 @@ pub(super) struct Link {
 
 impl Link {
     /// Makes our own.
-    pub(super) fn create(shape: Shape, nonce: u64) -> io::Result<(Self, OwnedFd)> {
+    pub(crate) fn create(shape: Shape, nonce: u64) -> io::Result<(Self, OwnedFd)> {
         let (mapping, fd) = Mapping::create(shape.length(), Writers::All)?;
         let link = Self::over(mapping, shape);
         link.word(NONCE).store(nonce, Release);
@@ -120,7 +120,7 @@ impl Link {
     }
 
     /// Maps the peer's.
-    pub(super) fn import(fd: &OwnedFd, shape: Shape) -> io::Result<Self> {
+    pub(crate) fn import(fd: &OwnedFd, shape: Shape) -> io::Result<Self> {
         Ok(Self::over(Mapping::import(fd, shape.length() as u64, Writers::All)?, shape))
     }
 
@@ -137,20 +137,20 @@ impl Link {
         &self.mapping.words()[start..start + self.stride]
     }
 
-    pub(super) fn nonce(&self) -> u64 {
+    pub(crate) fn nonce(&self) -> u64 {
         self.word(NONCE).load(Acquire)
     }
 
     /// The owner's `min_rnr_timer`.
-    pub(super) fn rnr_timer(&self) -> u8 {
+    pub(crate) fn rnr_timer(&self) -> u8 {
         self.word(RNR_TIMER).load(Relaxed) as u8
     }
 
-    pub(super) fn set_rnr_timer(&self, code: u8) {
+    pub(crate) fn set_rnr_timer(&self, code: u8) {
         self.word(RNR_TIMER).store(u64::from(code), Relaxed);
     }
 
-    pub(super) fn state(&self) -> LinkState {
+    pub(crate) fn state(&self) -> LinkState {
         match self.word(STATE).load(SeqCst) {
             0 => LinkState::Waiting,
             1 => LinkState::Ready,
@@ -159,14 +159,14 @@ impl Link {
     }
 
     /// Moves the state on; never back.
-    pub(super) fn advance(&self, state: LinkState) {
+    pub(crate) fn advance(&self, state: LinkState) {
         // SYNC: SeqCst against `enter`: a peer either sees this in its section, or its section is seen by `section`.
         self.word(STATE).fetch_max(state as u64, SeqCst);
     }
 
     /// Owner: begins a section, during which it may touch the peer's memory. `count` is the owner's own counter: the
     /// peer could write to the one in the link.
-    pub(super) fn enter<'a>(&'a self, count: &'a AtomicU64) -> Section<'a> {
+    pub(crate) fn enter<'a>(&'a self, count: &'a AtomicU64) -> Section<'a> {
         let number = count.load(Relaxed).wrapping_add(1) | 1;
         count.store(number, Relaxed);
         // SYNC: SeqCst before every check of keys and states made within the section: whoever takes a key or a state
@@ -177,26 +177,26 @@ impl Link {
     }
 
     /// The section word: odd in the middle of one.
-    pub(super) fn section(&self) -> u64 {
+    pub(crate) fn section(&self) -> u64 {
         fence(SeqCst);
         self.word(SECTION).load(SeqCst)
     }
 
     /// Peer: says that it found no receive and wants to be rung. To be followed by another look.
-    pub(super) fn set_waiting(&self) {
+    pub(crate) fn set_waiting(&self) {
         // SYNC: Dekker with `take_waiting`: flag, then look for a receive; publish a receive, then look for the flag.
         self.word(WAITING).swap(1, SeqCst);
         fence(SeqCst);
     }
 
     /// Owner: whether the peer wants to be rung, once.
-    pub(super) fn take_waiting(&self) -> bool {
+    pub(crate) fn take_waiting(&self) -> bool {
         fence(SeqCst);
         self.word(WAITING).load(SeqCst) != 0 && self.word(WAITING).swap(0, SeqCst) != 0
     }
 
     /// Owner: publishes receive `number`. Its slot must be free.
-    pub(super) fn publish(&self, number: u32, segments: &[LocalSegment]) {
+    pub(crate) fn publish(&self, number: u32, segments: &[LocalSegment]) {
         let slot = self.slot(number);
         for (segment, words) in segments.iter().zip(slot[SLOT_HEADER..].chunks_exact(SEGMENT)) {
             words[0].store(segment.address(), Relaxed);
@@ -208,7 +208,7 @@ impl Link {
     }
 
     /// Peer: how many segments receive `number` has, if it is posted. `Err` if it has more than can be.
-    pub(super) fn posted(&self, number: u32) -> Result<Option<u32>, Violation> {
+    pub(crate) fn posted(&self, number: u32) -> Result<Option<u32>, Violation> {
         let posted = self.slot(number)[0].load(Acquire);
         if posted & !0xffff_ffff != tag(number) {
             return Ok(None);
@@ -218,7 +218,7 @@ impl Link {
     }
 
     /// Peer: segment `index` of a receive that is [`posted`](Self::posted).
-    pub(super) fn piece(&self, number: u32, index: u32) -> Piece {
+    pub(crate) fn piece(&self, number: u32, index: u32) -> Piece {
         let at = SLOT_HEADER + SEGMENT * index.min(self.segments.saturating_sub(1)) as usize;
         let words = &self.slot(number)[at..at + SEGMENT];
         Piece {
@@ -229,7 +229,7 @@ impl Link {
     }
 
     /// Peer: reports that receive `number` is done.
-    pub(super) fn deliver(&self, number: u32, delivery: &Delivery) {
+    pub(crate) fn deliver(&self, number: u32, delivery: &Delivery) {
         let slot = self.slot(number);
         slot[2].store(delivery.length, Relaxed);
         let (flag, immediate) = match delivery.immediate {
@@ -248,7 +248,7 @@ impl Link {
     }
 
     /// Owner: what became of receive `number`.
-    pub(super) fn delivered(&self, number: u32) -> Delivered {
+    pub(crate) fn delivered(&self, number: u32) -> Delivered {
         let slot = self.slot(number);
         let done = slot[1].load(Acquire);
         if done & !0xffff_ffff != tag(number) {
@@ -267,7 +267,7 @@ impl Link {
 
     /// Overwrites everything from the state on, as a hostile peer might.
     #[cfg(test)]
-    pub(super) fn scribble(&self, value: impl Fn(usize) -> u64) {
+    pub(crate) fn scribble(&self, value: impl Fn(usize) -> u64) {
         for (index, word) in self.mapping.words().iter().enumerate().skip(STATE) {
             word.store(value(index), Relaxed);
         }
@@ -276,7 +276,7 @@ impl Link {
 
 /// A section of the owner's, until dropped.
 #[derive(Debug)]
-pub(super) struct Section<'a> {
+pub(crate) struct Section<'a> {
     link: &'a Link,
     count: &'a AtomicU64,
     number: u64,
@@ -293,7 +293,7 @@ impl Drop for Section<'_> {
 
 /// The peer's link holds what can't be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Violation;
+pub(crate) struct Violation;
 
 /// Receive numbers wrap; a slot that was never used is 0, which is the number of none of the first 2³² − 1.
 fn tag(number: u32) -> u64 {

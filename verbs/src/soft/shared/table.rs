@@ -17,35 +17,35 @@ use super::mapping::{Mapping, Writers};
 use crate::Access;
 
 /// Regions of one device.
-pub(super) const REGIONS: u32 = 1 << 18;
+pub(crate) const REGIONS: u32 = 1 << 18;
 
 const ENTRY: usize = 8;
 const VALID: u64 = 1 << 63;
 
 /// Bytes of a table.
-pub(super) const LENGTH: u64 = REGIONS as u64 * ENTRY as u64 * 8;
+pub(crate) const LENGTH: u64 = REGIONS as u64 * ENTRY as u64 * 8;
 
 /// A table, ours or a peer's.
 #[derive(Debug)]
-pub(super) struct RegionTable {
+pub(crate) struct RegionTable {
     mapping: Mapping,
 }
 
 /// A region as its entry has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) access: Access,
-    pub(super) address: u64,
-    pub(super) length: u64,
-    pub(super) segment: u64,
-    pub(super) domain: u64,
+pub(crate) struct Entry {
+    pub(crate) access: Access,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) segment: u64,
+    pub(crate) domain: u64,
     /// Where in the segment it begins.
-    pub(super) start: u64,
+    pub(crate) start: u64,
 }
 
 impl Entry {
     /// Where in the segment `length` bytes at `address` lie; `None` if they do not lie within the region.
-    pub(super) fn offset(&self, address: u64, length: u64) -> Option<u64> {
+    pub(crate) fn offset(&self, address: u64, length: u64) -> Option<u64> {
         let offset = address.checked_sub(self.address)?;
         if offset.checked_add(length)? > self.length {
             return None;
@@ -57,13 +57,13 @@ impl Entry {
 
 impl RegionTable {
     /// Makes our own.
-    pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
+    pub(crate) fn create() -> io::Result<(Self, OwnedFd)> {
         let (mapping, fd) = Mapping::create(LENGTH as usize, Writers::Maker)?;
         Ok((Self { mapping }, fd))
     }
 
     /// Maps a peer's, for reading.
-    pub(super) fn import(fd: &OwnedFd) -> io::Result<Self> {
+    pub(crate) fn import(fd: &OwnedFd) -> io::Result<Self> {
         Ok(Self { mapping: Mapping::import(fd, LENGTH, Writers::Maker)? })
     }
 
@@ -73,7 +73,7 @@ impl RegionTable {
     }
 
     /// Looks `key` up. To be called within a section; the entry is good until its end.
-    pub(super) fn find(&self, key: u32) -> Option<Entry> {
+    pub(crate) fn find(&self, key: u32) -> Option<Entry> {
         let words = self.entry(key);
         // SYNC: after the section began (SeqCst fence there); relaxed loads and a fence, as the memory may be mapped
         // for reading alone.
@@ -93,13 +93,13 @@ impl RegionTable {
     }
 
     /// Whether `key` is still valid.
-    pub(super) fn holds(&self, key: u32) -> bool {
+    pub(crate) fn holds(&self, key: u32) -> bool {
         let first = self.entry(key)[0].load(Relaxed);
         first & VALID != 0 && first as u32 == key
     }
 
     /// Owner: makes `key` valid.
-    pub(super) fn insert(&self, key: u32, entry: &Entry) {
+    pub(crate) fn insert(&self, key: u32, entry: &Entry) {
         let words = self.entry(key);
         words[1].store(entry.address, Relaxed);
         words[2].store(entry.length, Relaxed);
@@ -111,7 +111,7 @@ impl RegionTable {
     }
 
     /// Owner: makes `key` invalid. Sections that saw it valid may still be running.
-    pub(super) fn remove(&self, key: u32) {
+    pub(crate) fn remove(&self, key: u32) {
         // SYNC: SeqCst before looking at the sections.
         self.entry(key)[0].swap(0, SeqCst);
         fence(SeqCst);

@@ -13,23 +13,25 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::address::{Address, DeviceId};
-use super::bell::Bell;
-use super::link::{Link, Shape};
-use super::lock;
-use super::mapping::{Mapping, Writers};
+use super::local::LocalQueuePair;
 use super::message::{self, Answer, LinkAnswer, Object, Request};
-use super::queue_pair::Inner;
-use super::table::RegionTable;
 use crate::VerbsError;
+use crate::soft::limits::{MAX_SEGMENTS, MAX_WORK_REQUESTS};
+use crate::soft::shared::bell::Bell;
+use crate::soft::shared::link::{Link, Shape};
+use crate::soft::shared::mapping::{Mapping, Writers};
+use crate::soft::shared::table::RegionTable;
+use crate::soft::system;
+use crate::sync::lock;
 
 /// How long a peer's device may take to connect and to answer.
 const PATIENCE: Duration = Duration::from_millis(800);
 /// What a link may be at most, so that a peer can't make us map the moon.
-const SHAPE_LIMIT: Shape = Shape { receives: super::MAX_WORK_REQUESTS, segments: super::MAX_SEGMENTS };
+const SHAPE_LIMIT: Shape = Shape { receives: MAX_WORK_REQUESTS, segments: MAX_SEGMENTS };
 
 /// Another process' device.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(crate) struct Peer {
     /// The peer's process, as the kernel says.
     process: i32,
     dead: AtomicBool,
@@ -40,13 +42,13 @@ pub(super) struct Peer {
     table: Mutex<HashMap<u64, Weak<RegionTable>>>,
     bells: Mutex<HashMap<u64, Weak<Bell>>>,
     /// Queue pairs to tell when the peer dies.
-    users: Mutex<HashMap<u32, Weak<Inner>>>,
+    users: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
 }
 
 impl Peer {
     /// Connects to `device`. Fails if there is none of that name in this network namespace, or if it belongs to
     /// another user.
-    pub(super) fn connect(device: DeviceId) -> Result<Self, VerbsError> {
+    pub(crate) fn connect(device: DeviceId) -> Result<Self, VerbsError> {
         let fd = connect(device)?;
         let process = check_owner(&fd)?;
         Ok(Self {
@@ -62,20 +64,20 @@ impl Peer {
     }
 
     /// The descriptor whose hang-up is the peer's death.
-    pub(super) fn socket(&self) -> &OwnedFd {
+    pub(crate) fn socket(&self) -> &OwnedFd {
         &self.socket
     }
 
-    pub(super) fn process(&self) -> i32 {
+    pub(crate) fn process(&self) -> i32 {
         self.process
     }
 
-    pub(super) fn is_dead(&self) -> bool {
+    pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(SeqCst)
     }
 
     /// Notes that the peer died and tells its queue pairs.
-    pub(super) fn bury(&self) {
+    pub(crate) fn bury(&self) {
         self.dead.store(true, SeqCst);
         let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
         for user in users {
@@ -83,19 +85,19 @@ impl Peer {
         }
     }
 
-    pub(super) fn add_user(&self, user: &Arc<Inner>) {
-        lock(&self.users).insert(user.number(), Arc::downgrade(user));
+    pub(crate) fn add_user(&self, user: Arc<dyn LocalQueuePair>) {
+        lock(&self.users).insert(user.number(), Arc::downgrade(&user));
         if self.is_dead() {
             user.fail();
         }
     }
 
-    pub(super) fn remove_user(&self, number: u32) {
+    pub(crate) fn remove_user(&self, number: u32) {
         lock(&self.users).remove(&number);
     }
 
     /// Takes over the link of the queue pair at `address`, for our queue pair with the token `requester`.
-    pub(super) fn import_link(
+    pub(crate) fn import_link(
         &self,
         address: &Address,
         requester: u64,
@@ -114,7 +116,7 @@ impl Peer {
         }
     }
 
-    pub(super) fn table(&self, address: &Address) -> Result<Arc<RegionTable>, VerbsError> {
+    pub(crate) fn table(&self, address: &Address) -> Result<Arc<RegionTable>, VerbsError> {
         let action = "mapping the peer's region table";
         cached(&self.table, 0, || {
             let (_, fds) = self.ask(address, Object::Table, action)?;
@@ -123,7 +125,7 @@ impl Peer {
         })
     }
 
-    pub(super) fn bell(&self, address: &Address, id: u64) -> Result<Arc<Bell>, VerbsError> {
+    pub(crate) fn bell(&self, address: &Address, id: u64) -> Result<Arc<Bell>, VerbsError> {
         let action = "mapping the peer's completion queue";
         cached(&self.bells, id, || {
             let (_, mut fds) = self.ask(address, Object::Bell(id), action)?;
@@ -136,7 +138,7 @@ impl Peer {
         })
     }
 
-    pub(super) fn segment(&self, address: &Address, id: u64) -> Result<Arc<Mapping>, VerbsError> {
+    pub(crate) fn segment(&self, address: &Address, id: u64) -> Result<Arc<Mapping>, VerbsError> {
         let action = "mapping the peer's memory";
         cached(&self.segments, id, || {
             let (answer, fds) = self.ask(address, Object::Segment(id), action)?;
@@ -228,9 +230,9 @@ fn connect(device: DeviceId) -> Result<OwnedFd, VerbsError> {
 }
 
 /// The process at the other end, which must be one of our own user's.
-pub(super) fn check_owner(fd: &OwnedFd) -> Result<i32, VerbsError> {
-    let (process, user) = super::system::peer_credentials(fd)
-        .map_err(|error| VerbsError::os("asking who the peer is", error))?;
+pub(crate) fn check_owner(fd: &OwnedFd) -> Result<i32, VerbsError> {
+    let (process, user) =
+        system::peer_credentials(fd).map_err(|error| VerbsError::os("asking who the peer is", error))?;
     let ours = rustix::process::geteuid().as_raw();
     if user != ours {
         return Err(VerbsError::Unreachable(format!(

@@ -9,10 +9,10 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 use std::sync::atomic::fence;
 
-use super::link::Piece;
-use super::mapping::Mapping;
-use super::queue_pair::Connection;
-use super::system::{self, Direction};
+use super::connection::Connection;
+use crate::soft::shared::link::Piece;
+use crate::soft::shared::mapping::Mapping;
+use crate::soft::system::{self, Direction};
 use crate::{Access, CompletionStatus, copy_bytes, copy_past_caches};
 
 /// Bytes of a word: what is stored at once, and last, in a transfer that is placed in order.
@@ -100,13 +100,13 @@ pub(super) enum Place {
 
 /// How bytes are copied.
 #[derive(Clone, Copy)]
-pub(super) struct Way {
+pub(super) struct CopyMode {
     pub(super) direction: Direction,
     /// Whether there are so many that they would not fit in the caches.
     pub(super) past_caches: bool,
 }
 
-impl Way {
+impl CopyMode {
     /// A word's.
     fn word(direction: Direction) -> Self {
         Self { direction, past_caches: false }
@@ -156,10 +156,10 @@ impl Place {
         connection: &Connection,
         here: *mut u8,
         length: u64,
-        way: Way,
+        mode: CopyMode,
     ) -> Result<u64, CompletionStatus> {
         let bytes = length as usize;
-        let Way { direction, past_caches } = way;
+        let CopyMode { direction, past_caches } = mode;
         match self {
             Self::Mapped(there) => {
                 let (from, to) = match direction {
@@ -203,18 +203,18 @@ impl Place {
         connection: &Connection,
         here: *mut u8,
         length: u64,
-        way: Way,
+        mode: CopyMode,
     ) -> Result<u64, CompletionStatus> {
         let before = length - WORD;
         if before > 0 {
             // SAFETY: a part of what the caller promised.
-            let copied = unsafe { self.copy(connection, here, before, way)? };
+            let copied = unsafe { self.copy(connection, here, before, mode)? };
             if copied < before {
                 return Ok(copied);
             }
         }
         let (here, there) = (here.wrapping_add(before as usize), self.after(before));
-        match way.direction {
+        match mode.direction {
             Direction::ToPeer => {
                 // SAFETY: the last word of what the caller promised; bytes need no alignment.
                 let word = unsafe { here.cast::<[u8; WORD as usize]>().read() };
@@ -243,7 +243,7 @@ impl Place {
         let mut word = [0; WORD as usize];
         // SAFETY: the word is ours, and the place as the caller promised.
         let copied =
-            unsafe { self.copy(connection, word.as_mut_ptr(), WORD, Way::word(Direction::FromPeer))? };
+            unsafe { self.copy(connection, word.as_mut_ptr(), WORD, CopyMode::word(Direction::FromPeer))? };
         if copied == WORD { Ok(word) } else { Err(CompletionStatus::RemoteOperation) }
     }
 
@@ -264,7 +264,8 @@ impl Place {
         // SYNC: what was stored before, by another call of the kernel's or by ourselves, is before what this call stores.
         fence(SeqCst);
         // SAFETY: the word is ours, and the place as the caller promised.
-        let copied = unsafe { self.copy(connection, word.as_mut_ptr(), WORD, Way::word(Direction::ToPeer))? };
+        let copied =
+            unsafe { self.copy(connection, word.as_mut_ptr(), WORD, CopyMode::word(Direction::ToPeer))? };
         // Nothing aligned to a word crosses a page.
         if copied == WORD { Ok(()) } else { Err(CompletionStatus::RemoteOperation) }
     }
@@ -292,8 +293,8 @@ unsafe fn store_word(to: *mut u8, word: [u8; WORD as usize]) {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
-    use super::super::mapping::Writers;
     use super::*;
+    use crate::soft::shared::mapping::Writers;
 
     #[test]
     fn a_word_goes_wherever_a_peer_says_that_its_memory_begins() {

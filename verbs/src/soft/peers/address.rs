@@ -3,29 +3,29 @@
 use crate::{QueuePairAddress, VerbsError};
 
 /// Layout that both sides must share; counts up when anything in shared memory changes.
-pub(super) const VERSION: u8 = 2;
+pub(crate) const VERSION: u8 = 2;
 
 const MAGIC: u8 = b's';
 const LENGTH: usize = 26;
 
 /// Where a queue pair is: in which process' device, and under which number. The token keeps everybody else off it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Address {
-    pub(super) device: DeviceId,
-    pub(super) number: u32,
-    pub(super) token: u64,
+pub(crate) struct Address {
+    pub(crate) device: DeviceId,
+    pub(crate) number: u32,
+    pub(crate) token: u64,
 }
 
 /// A device: its process, and a random number, so that a process that comes to the same number is not taken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct DeviceId {
-    pub(super) process: u32,
-    pub(super) nonce: u64,
+pub(crate) struct DeviceId {
+    pub(crate) process: u32,
+    pub(crate) nonce: u64,
 }
 
 impl DeviceId {
     /// Name of the device's socket in the abstract namespace, which is that of the network namespace.
-    pub(super) fn socket_name(self) -> String {
+    pub(crate) fn socket_name(self) -> String {
         format!("tonic-rdma-soft-{}-{:016x}", self.process, self.nonce)
     }
 }
@@ -41,7 +41,7 @@ impl Address {
         bytes
     }
 
-    pub(super) fn decode(address: &QueuePairAddress) -> Result<Self, VerbsError> {
+    pub(crate) fn decode(address: &QueuePairAddress) -> Result<Self, VerbsError> {
         let bytes = address.as_bytes();
         if bytes.first() != Some(&MAGIC) {
             return Err(VerbsError::BadAddress("not that of a soft device".into()));
@@ -71,12 +71,12 @@ impl From<Address> for QueuePairAddress {
 }
 
 /// The little-endian number at `offset`; 0 beyond the end.
-pub(super) fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+pub(crate) fn u32_at(bytes: &[u8], offset: usize) -> u32 {
     bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_le_bytes(*bytes))
 }
 
 /// The little-endian number at `offset`; 0 beyond the end.
-pub(super) fn u64_at(bytes: &[u8], offset: usize) -> u64 {
+pub(crate) fn u64_at(bytes: &[u8], offset: usize) -> u64 {
     bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 

@@ -17,9 +17,9 @@ use rustix::event::EventfdFlags;
 use super::mapping::{Mapping, Writers};
 
 /// Queue pairs that one completion queue serves at most.
-pub(super) const SLOTS: u32 = 64 * 64;
+pub(crate) const SLOTS: u32 = 64 * 64;
 /// Bytes of the shared page.
-pub(super) const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 const SUMMARY: usize = 0;
 const ARMED: usize = 1;
@@ -27,26 +27,26 @@ const READY: usize = 2;
 
 /// The shared page of a completion queue and its event descriptor, ours or a peer's.
 #[derive(Debug)]
-pub(super) struct Bell {
+pub(crate) struct Bell {
     page: Mapping,
     event: OwnedFd,
 }
 
 impl Bell {
     /// A new one; the descriptor returned is that of the page.
-    pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
+    pub(crate) fn create() -> io::Result<(Self, OwnedFd)> {
         let (page, fd) = Mapping::create(PAGE as usize, Writers::All)?;
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok((Self { page, event }, fd))
     }
 
     /// A peer's.
-    pub(super) fn import(page: &OwnedFd, event: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn import(page: &OwnedFd, event: OwnedFd) -> io::Result<Self> {
         Ok(Self { page: Mapping::import(page, PAGE, Writers::All)?, event })
     }
 
     /// Tells the owner that `slot` has news, and wakes it if it sleeps. What the news are must have been written before.
-    pub(super) fn ring(&self, slot: u32) {
+    pub(crate) fn ring(&self, slot: u32) {
         let words = self.page.words();
         let slot = slot % SLOTS;
         let (word, bit) = (slot / 64, slot % 64);
@@ -62,7 +62,7 @@ impl Bell {
     }
 
     /// Writes the event descriptor if the owner armed it.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         let armed = &self.page.words()[ARMED];
         // SYNC: Dekker with `arm`: the owner arms, then looks for news; we leave news, then look whether it armed.
         if armed.load(SeqCst) != 0 && armed.swap(0, SeqCst) != 0 {
@@ -71,32 +71,32 @@ impl Bell {
     }
 
     /// Owner: asks for one event.
-    pub(super) fn arm(&self) {
+    pub(crate) fn arm(&self) {
         self.page.words()[ARMED].swap(1, SeqCst);
     }
 
     /// Owner: takes the request back.
-    pub(super) fn disarm(&self) {
+    pub(crate) fn disarm(&self) {
         self.page.words()[ARMED].store(0, SeqCst);
     }
 
     /// Owner: whether anything may be ready.
-    pub(super) fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.page.words()[SUMMARY].load(SeqCst) != 0
     }
 
     /// Owner: takes the summary.
-    pub(super) fn take_summary(&self) -> u64 {
+    pub(crate) fn take_summary(&self) -> u64 {
         self.page.words()[SUMMARY].swap(0, SeqCst)
     }
 
     /// Owner: takes ready word `word` (below 64).
-    pub(super) fn take_word(&self, word: u32) -> u64 {
+    pub(crate) fn take_word(&self, word: u32) -> u64 {
         self.page.words()[READY + word as usize].swap(0, SeqCst)
     }
 
     /// Owner: puts back bits that it took and did not get to.
-    pub(super) fn put_back(&self, word: u32, bits: u64) {
+    pub(crate) fn put_back(&self, word: u32, bits: u64) {
         if bits != 0 {
             self.page.words()[READY + word as usize].fetch_or(bits, SeqCst);
             self.page.words()[SUMMARY].fetch_or(1 << word, SeqCst);
@@ -104,25 +104,25 @@ impl Bell {
     }
 
     /// Owner: puts back summary bits whose words it did not take.
-    pub(super) fn put_back_summary(&self, bits: u64) {
+    pub(crate) fn put_back_summary(&self, bits: u64) {
         if bits != 0 {
             self.page.words()[SUMMARY].fetch_or(bits, SeqCst);
         }
     }
 
     /// Owner: takes the events that came.
-    pub(super) fn acknowledge(&self) {
+    pub(crate) fn acknowledge(&self) {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&self.event, &mut count[..]);
     }
 
-    pub(super) fn event(&self) -> BorrowedFd<'_> {
+    pub(crate) fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
     /// Overwrites the page, as a hostile peer might.
     #[cfg(test)]
-    pub(super) fn scribble(&self, value: impl Fn(usize) -> u64) {
+    pub(crate) fn scribble(&self, value: impl Fn(usize) -> u64) {
         for (index, word) in self.page.words().iter().enumerate() {
             word.store(value(index), SeqCst);
         }

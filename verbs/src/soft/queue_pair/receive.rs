@@ -1,12 +1,14 @@
 //! The receive queue: what is posted, and what has come.
 
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::completion_queue::Sink;
-use super::domain::QUIESCENCE;
-use super::link::{Delivered, Delivery, DeliveryKind};
-use super::lock;
-use super::queue_pair::Inner;
+use super::core::Core;
+use crate::soft::completion_queue::Sink;
+use crate::soft::domain::QUIESCENCE;
+use crate::soft::limits::MAX_MESSAGE;
+use crate::soft::shared::link::{Delivered, Delivery, DeliveryKind};
+use crate::sync::lock;
 use crate::{
     CompletionOpcode, CompletionStatus, PostError, PostErrorKind, QueuePairNumber, QueuePairState,
     ReceiveRequest, WorkCompletion,
@@ -15,9 +17,16 @@ use crate::{
 /// How soon to look again while the peer is in the middle of something.
 const AGAIN: Duration = Duration::from_micros(200);
 
-/// What this side knows about its receives; the link has the rest.
+/// The receive queue of a queue pair.
 #[derive(Debug)]
 pub(super) struct ReceiveQueue {
+    core: Arc<Core>,
+    state: Mutex<ReceiveState>,
+}
+
+/// What this side knows about its receives; the link has the rest.
+#[derive(Debug)]
+struct ReceiveState {
     /// A power of two, as in the link.
     posted: Box<[Posted]>,
     next: u32,
@@ -42,8 +51,8 @@ enum Flush {
     Now,
 }
 
-impl ReceiveQueue {
-    pub(super) fn new(receives: u32) -> Self {
+impl ReceiveState {
+    fn new(receives: u32) -> Self {
         let slots = (receives.max(1) as usize).next_power_of_two();
         Self { posted: vec![Posted::default(); slots].into(), next: 0, taken: 0, flush: Flush::No }
     }
@@ -58,72 +67,74 @@ impl ReceiveQueue {
     }
 }
 
-impl Inner {
-    pub(super) fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
-        let mut queue = lock(&self.receives);
+impl ReceiveQueue {
+    /// Creates the queue for `receives` outstanding requests.
+    pub(super) fn new(core: &Arc<Core>, receives: u32) -> Self {
+        Self { core: Arc::clone(core), state: Mutex::new(ReceiveState::new(receives)) }
+    }
+
+    /// Posts receives in order.
+    pub(super) fn post(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
+        let mut queue = lock(&self.state);
         let result = requests.iter().enumerate().try_for_each(|(index, request)| {
-            self.post_one_receive(&mut queue, request).map_err(|kind| PostError { index, kind })
+            self.post_one(&mut queue, request).map_err(|kind| PostError { index, kind })
         });
         drop(queue);
-        self.ring_waiting_peer();
+        self.core.ring_waiting_peer();
         // SYNC: after publishing: either the one who moves to Error rings, or we do.
-        if self.is_ended() {
-            self.ring_own();
+        if self.core.is_ended() {
+            self.core.ring_own();
         }
         result
     }
 
-    fn post_one_receive(
-        &self,
-        queue: &mut ReceiveQueue,
-        request: &ReceiveRequest<'_>,
-    ) -> Result<(), PostErrorKind> {
-        if self.state() == QueuePairState::Reset {
+    fn post_one(&self, queue: &mut ReceiveState, request: &ReceiveRequest<'_>) -> Result<(), PostErrorKind> {
+        if self.core.state() == QueuePairState::Reset {
             return Err(PostErrorKind::State(QueuePairState::Reset));
         }
-        if request.into.len() > self.capacity.receive_segments as usize {
+        if request.into.len() > self.core.capacity.receive_segments as usize {
             return Err(PostErrorKind::TooManySegments);
         }
-        if queue.outstanding() >= self.capacity.receive_requests {
+        if queue.outstanding() >= self.core.capacity.receive_requests {
             return Err(PostErrorKind::QueueFull);
         }
         let number = queue.next;
         let length = request.into.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.length()));
         *queue.slot(number) = Posted { wr_id: request.wr_id, length };
         queue.next = number.wrapping_add(1);
-        self.link.publish(number, request.into);
+        self.core.link.publish(number, request.into);
         Ok(())
     }
 
     /// Takes the receives that are done, and all of them in Error. True if `sink` had no room for the rest.
-    pub(super) fn take_receives(&self, sink: &mut Sink<'_>) -> bool {
-        let mut queue = lock(&self.receives);
+    pub(super) fn take(&self, sink: &mut Sink<'_>) -> bool {
+        let mut queue = lock(&self.state);
         while queue.outstanding() > 0 {
             if sink.is_full() {
-                return self.link.delivered(queue.taken) != Delivered::NotYet || self.is_ended();
+                return self.core.link.delivered(queue.taken) != Delivered::NotYet || self.core.is_ended();
             }
             let number = queue.taken;
             let posted = *queue.slot(number);
-            let completion = match self.link.delivered(number) {
+            let completion = match self.core.link.delivered(number) {
                 Delivered::Message(delivery) if delivery.is_possible(&posted) => {
                     let completion = self.completion(&posted, &delivery);
                     if completion.status != CompletionStatus::Success {
-                        self.fail();
+                        self.core.fail();
                     }
                     completion
                 }
-                Delivered::NotYet if !self.is_ended() => return false,
+                Delivered::NotYet if !self.core.is_ended() => return false,
                 Delivered::NotYet if !self.may_flush(&mut queue) => return false,
                 // The peer finished one while we looked.
-                Delivered::NotYet if self.link.delivered(number) != Delivered::NotYet => continue,
+                Delivered::NotYet if self.core.link.delivered(number) != Delivered::NotYet => continue,
                 Delivered::NotYet => self.flushed(&posted),
                 Delivered::Message(_) | Delivered::Violation => {
                     crate::throttled!(
                         warn,
-                        queue_pair = self.number(),
+                        queue_pair = self.core.number(),
                         "a connection ends: the peer wrote what makes no sense into the memory that both share"
                     );
-                    self.fail();
+                    self.core.fail();
                     self.flushed(&posted)
                 }
             };
@@ -134,8 +145,8 @@ impl Inner {
     }
 
     /// Whether the peer has stopped writing to our receives; if not, has this queue pair visited again.
-    fn may_flush(&self, queue: &mut ReceiveQueue) -> bool {
-        let Some(connection) = self.connection() else { return true };
+    fn may_flush(&self, queue: &mut ReceiveState) -> bool {
+        let Some(connection) = self.core.connection() else { return true };
         let now = Instant::now();
         let section = connection.link.section();
         queue.flush = match queue.flush {
@@ -151,7 +162,7 @@ impl Inner {
             Flush::No | Flush::After { .. } => Flush::Now,
         };
         if let Flush::After { .. } = queue.flush {
-            self.ring_at(now + AGAIN);
+            self.core.ring_at(now + AGAIN);
             return false;
         }
         true
@@ -170,7 +181,7 @@ impl Inner {
             opcode,
             byte_len: delivery.length,
             immediate: delivery.immediate,
-            queue_pair: QueuePairNumber(self.number()),
+            queue_pair: QueuePairNumber(self.core.number()),
         }
     }
 
@@ -181,7 +192,7 @@ impl Inner {
             opcode: CompletionOpcode::Receive,
             byte_len: 0,
             immediate: None,
-            queue_pair: QueuePairNumber(self.number()),
+            queue_pair: QueuePairNumber(self.core.number()),
         }
     }
 }
@@ -191,7 +202,7 @@ impl Delivery {
     fn is_possible(&self, posted: &Posted) -> bool {
         match self.kind {
             DeliveryKind::Send => self.length <= posted.length,
-            DeliveryKind::Write => self.immediate.is_some() && self.length <= super::MAX_MESSAGE,
+            DeliveryKind::Write => self.immediate.is_some() && self.length <= MAX_MESSAGE,
             DeliveryKind::TooLong | DeliveryKind::Protection => true,
         }
     }

@@ -2,12 +2,11 @@
 
 use std::io::IoSlice;
 
-use super::link::Piece;
-use super::place::{WORD, Way};
-use super::queue_pair::Connection;
-use super::send::SendQueue;
+use super::connection::Connection;
+use super::place::{CopyMode, WORD};
 use super::stores::{self, Stores};
-use super::system::Direction;
+use crate::soft::shared::link::Piece;
+use crate::soft::system::Direction;
 use crate::{Access, LocalSegment, Operation, Payload, RemoteSegment};
 
 /// A request under way.
@@ -103,9 +102,9 @@ impl<'a> Task<'a> {
     }
 
     /// How its bytes are copied.
-    pub(super) fn way(&self) -> Way {
+    pub(super) fn copy_mode(&self) -> CopyMode {
         let past_caches = self.length >= stores::PAST_CACHES || self.stores == Stores::Streaming;
-        Way { direction: self.direction, past_caches }
+        CopyMode { direction: self.direction, past_caches }
     }
 
     /// The right that the local memory must have.
@@ -153,7 +152,7 @@ impl<'a> Task<'a> {
     }
 
     /// What is next in the peer's memory.
-    pub(super) fn remote_piece(&mut self, connection: &Connection, queue: &SendQueue) -> Piece {
+    pub(super) fn remote_piece(&mut self, connection: &Connection, receive: u32) -> Piece {
         match self.remote {
             Remote::Segment(remote) => Piece {
                 address: remote.address.wrapping_add(self.remote_at.offset),
@@ -163,10 +162,10 @@ impl<'a> Task<'a> {
             Remote::Receive => {
                 let link = &connection.link;
                 let segments = self.receive.unwrap_or(0);
-                let lengths = (0..segments).map(|index| link.piece(queue.receive, index).length);
+                let lengths = (0..segments).map(|index| link.piece(receive, index).length);
                 match self.remote_at.settle(lengths) {
                     Some(index) => {
-                        let piece = link.piece(queue.receive, index as u32);
+                        let piece = link.piece(receive, index as u32);
                         Piece {
                             address: piece.address.wrapping_add(self.remote_at.offset),
                             // The peer may have changed it since.

@@ -2,98 +2,62 @@
 //! not connected yet, and then everything behind it waits too.
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::completion_queue::Finished;
-use super::lock;
-use super::place::Segments;
-use super::queue_pair::Inner;
-use super::stores::Chooser;
-use super::transfer::{Outcome, Wait};
+use super::core::Core;
+use super::transfer::{Initiator, Outcome, Wait};
+use super::waiting::Waiting;
+use crate::soft::completion_queue::Finished;
+use crate::sync::lock;
 use crate::{
     CompletionOpcode, CompletionStatus, LocalSegment, Operation, PathSettings, Payload, PostError,
-    PostErrorKind, QueuePairNumber, QueuePairState, RemoteSegment, SendRequest, WorkCompletion,
+    PostErrorKind, QueuePairNumber, QueuePairState, SendRequest, WorkCompletion,
 };
 
 /// Above this many bytes a message is announced at once, below it with the rest of its batch.
 const ANNOUNCE_AT_ONCE: u64 = 4096;
 
-/// The state of a send queue.
-#[derive(Debug, Default)]
+/// The send queue of a queue pair.
+#[derive(Debug)]
 pub(super) struct SendQueue {
+    core: Arc<Core>,
+    state: Mutex<SendState>,
+    /// Number of requests that wait in `state`. A poll that finds none need not lock.
+    waiting: AtomicUsize,
+    /// Places of the queue that polled completions have freed.
+    freed: AtomicU64,
+}
+
+/// The requests of a send queue, and how far they got.
+#[derive(Debug, Default)]
+struct SendState {
     posted: u64,
     /// Requests done since the last one that made a completion.
     unsignaled: u32,
     waiting: VecDeque<Waiting>,
     /// Whether a request has failed already.
     failed: bool,
-    /// Why the first one waits, and until when.
+    /// Reason why the first waiting request waits, and the deadline.
     patience: Option<(Wait, Option<Instant>)>,
-    /// Number of the peer's receive that comes next.
-    pub(super) receive: u32,
-    /// The peer's shared memory that this queue pair has used.
-    pub(super) segments: Segments,
-    /// How requests have been stored best.
-    pub(super) stores: Chooser,
-    /// Whether receives were filled that the peer has not been told of.
-    pub(super) unannounced: bool,
+    initiator: Initiator,
 }
 
-/// A request that waits, with everything that it needs.
-#[derive(Debug)]
-struct Waiting {
-    wr_id: u64,
-    signaled: bool,
-    kind: Kind,
-    segments: Vec<LocalSegment>,
-    /// The payload, if it was inline.
-    inline: Option<Vec<u8>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    Send { immediate: Option<u32> },
-    Write { remote: RemoteSegment, immediate: Option<u32> },
-    Read { remote: RemoteSegment },
-}
-
-impl Waiting {
-    fn new(request: &SendRequest<'_>) -> Self {
-        let (kind, data) = match request.operation {
-            Operation::Send { data, immediate } => (Kind::Send { immediate }, data),
-            Operation::Write { data, remote, immediate } => (Kind::Write { remote, immediate }, data),
-            Operation::Read { into, remote } => (Kind::Read { remote }, Payload::Registered(into)),
-        };
-        let (segments, inline) = match data {
-            Payload::Registered(segments) => (segments.to_vec(), None),
-            Payload::Inline(slices) => {
-                (Vec::new(), Some(slices.iter().flat_map(|slice| slice.iter().copied()).collect()))
-            }
-        };
-        Self { wr_id: request.wr_id, signaled: request.signaled, kind, segments, inline }
+impl SendQueue {
+    pub(super) fn new(core: &Arc<Core>) -> Self {
+        let (waiting, freed) = (AtomicUsize::new(0), AtomicU64::new(0));
+        Self { core: Arc::clone(core), state: Mutex::default(), waiting, freed }
     }
 
-    /// The request as it was posted.
-    fn with_request<T>(&self, then: impl FnOnce(&SendRequest<'_>) -> T) -> T {
-        let slice = [IoSlice::new(self.inline.as_deref().unwrap_or_default())];
-        let data = match self.inline {
-            Some(_) => Payload::Inline(&slice),
-            None => Payload::Registered(&self.segments),
-        };
-        let operation = match self.kind {
-            Kind::Send { immediate } => Operation::Send { data, immediate },
-            Kind::Write { remote, immediate } => Operation::Write { data, remote, immediate },
-            Kind::Read { remote } => Operation::Read { into: &self.segments, remote },
-        };
-        then(&SendRequest { wr_id: self.wr_id, operation, signaled: self.signaled })
+    /// Returns whether requests wait.
+    pub(super) fn has_waiting(&self) -> bool {
+        self.waiting.load(SeqCst) != 0
     }
-}
 
-impl Inner {
-    pub(super) fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
-        let mut queue = lock(&self.sends);
+    /// Posts requests in order, and carries them out as far as possible.
+    pub(super) fn post(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
+        let mut queue = lock(&self.state);
         if !queue.waiting.is_empty() {
             self.run(&mut queue);
         }
@@ -112,7 +76,7 @@ impl Inner {
 
     /// Carries out what waits, as far as that goes by now.
     pub(super) fn run_waiting(&self) {
-        let mut queue = lock(&self.sends);
+        let mut queue = lock(&self.state);
         self.run(&mut queue);
         self.announce(&mut queue);
     }
@@ -122,8 +86,8 @@ impl Inner {
         self.freed.fetch_add(places.into(), SeqCst);
     }
 
-    fn check_post(&self, queue: &SendQueue, request: &SendRequest<'_>) -> Result<(), PostErrorKind> {
-        match self.state() {
+    fn check_post(&self, queue: &SendState, request: &SendRequest<'_>) -> Result<(), PostErrorKind> {
+        match self.core.state() {
             QueuePairState::Rts | QueuePairState::Error => {}
             state => return Err(PostErrorKind::State(state)),
         }
@@ -134,24 +98,24 @@ impl Inner {
             },
             Operation::Read { into, .. } => (into, None),
         };
-        if segments.len() > self.capacity.send_segments as usize {
+        if segments.len() > self.core.capacity.send_segments as usize {
             return Err(PostErrorKind::TooManySegments);
         }
-        if inline.is_some_and(|length| length > self.capacity.inline.into()) {
+        if inline.is_some_and(|length| length > self.core.capacity.inline.into()) {
             return Err(PostErrorKind::InlineTooLong);
         }
         let length = segments.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.length()));
-        if length > self.domain.device().attributes().max_message_size {
+        if length > self.core.domain.device().limits().max_message_size {
             return Err(PostErrorKind::MessageTooLong);
         }
-        if queue.posted - self.freed.load(SeqCst) >= self.capacity.send_requests.into() {
+        if queue.posted - self.freed.load(SeqCst) >= self.core.capacity.send_requests.into() {
             return Err(PostErrorKind::QueueFull);
         }
         Ok(())
     }
 
-    fn post_one(&self, queue: &mut SendQueue, request: &SendRequest<'_>) {
-        if queue.waiting.is_empty() && !self.is_ended() {
+    fn post_one(&self, queue: &mut SendState, request: &SendRequest<'_>) {
+        if queue.waiting.is_empty() && !self.core.is_ended() {
             match self.attempt(queue, request) {
                 Ok(outcome) => return self.settle(queue, request, outcome),
                 Err(wait) => queue.patience = Some((wait, self.patience(wait))),
@@ -161,27 +125,27 @@ impl Inner {
         queue.waiting.push_back(Waiting::new(request));
         // SYNC: before looking at the state: whoever moves to Error and rings after that look finds something to flush.
         self.waiting.store(queue.waiting.len(), SeqCst);
-        if first || self.is_ended() {
+        if first || self.core.is_ended() {
             self.run(queue);
         }
         if first && let Some((_, Some(deadline))) = queue.patience {
-            self.ring_at(deadline);
+            self.core.ring_at(deadline);
         }
     }
 
     /// Carries out a request, or says what it has to wait for.
-    fn attempt(&self, queue: &mut SendQueue, request: &SendRequest<'_>) -> Result<CompletionStatus, Wait> {
-        let Some(connection) = self.connection() else { return Ok(CompletionStatus::Fatal) };
-        match self.transfer(connection, queue, &request.operation) {
+    fn attempt(&self, queue: &mut SendState, request: &SendRequest<'_>) -> Result<CompletionStatus, Wait> {
+        let Some(connection) = self.core.connection() else { return Ok(CompletionStatus::Fatal) };
+        match self.core.transfer(connection, &mut queue.initiator, &request.operation) {
             Outcome::Done(status) => Ok(status),
             Outcome::Wait(wait) => Err(wait),
         }
     }
 
     /// Runs the waiting requests until one has to wait on.
-    fn run(&self, queue: &mut SendQueue) {
+    fn run(&self, queue: &mut SendState) {
         while let Some(first) = queue.waiting.pop_front() {
-            let outcome = if self.is_ended() {
+            let outcome = if self.core.is_ended() {
                 Ok(self.status_of_end(queue))
             } else {
                 first.with_request(|request| self.attempt_and_ask(queue, request))
@@ -206,11 +170,11 @@ impl Inner {
     /// As [`attempt`](Self::attempt), but asks the peer to ring before it gives up.
     fn attempt_and_ask(
         &self,
-        queue: &mut SendQueue,
+        queue: &mut SendState,
         request: &SendRequest<'_>,
     ) -> Result<CompletionStatus, Wait> {
         self.attempt(queue, request).or_else(|_| {
-            if let Some(connection) = self.connection() {
+            if let Some(connection) = self.core.connection() {
                 connection.link.set_waiting();
             }
             self.attempt(queue, request)
@@ -218,14 +182,14 @@ impl Inner {
     }
 
     /// The status that the first request waiting gets when `wait` has lasted too long.
-    fn expired(&self, queue: &mut SendQueue, wait: Wait) -> Option<CompletionStatus> {
+    fn expired(&self, queue: &mut SendState, wait: Wait) -> Option<CompletionStatus> {
         let deadline = match queue.patience {
             Some((reason, deadline)) if reason == wait => deadline,
             _ => {
                 let deadline = self.patience(wait);
                 queue.patience = Some((wait, deadline));
                 if let Some(deadline) = deadline {
-                    self.ring_at(deadline);
+                    self.core.ring_at(deadline);
                 }
                 deadline
             }
@@ -241,10 +205,10 @@ impl Inner {
 
     /// Until when a request may wait.
     fn patience(&self, wait: Wait) -> Option<Instant> {
-        let settings = self.settings()?;
+        let settings = self.core.settings()?;
         let patience = match wait {
             Wait::Receive => {
-                receiver_patience(settings, self.connection().map_or(0, |peer| peer.link.rnr_timer()))
+                receiver_patience(settings, self.core.connection().map_or(0, |peer| peer.link.rnr_timer()))
             }
             Wait::Connection => connection_patience(settings),
         };
@@ -252,8 +216,8 @@ impl Inner {
     }
 
     /// What a request gets that is still waiting when the queue pair has come to its end.
-    fn status_of_end(&self, queue: &mut SendQueue) -> CompletionStatus {
-        let died = self.connection().is_some_and(|connection| connection.peer.is_dead());
+    fn status_of_end(&self, queue: &mut SendState) -> CompletionStatus {
+        let died = self.core.connection().is_some_and(|connection| connection.peer.is_dead());
         if died && !std::mem::replace(&mut queue.failed, true) {
             CompletionStatus::RetryExceeded
         } else {
@@ -262,9 +226,9 @@ impl Inner {
     }
 
     /// Books the end of a request.
-    fn settle(&self, queue: &mut SendQueue, request: &SendRequest<'_>, status: CompletionStatus) {
+    fn settle(&self, queue: &mut SendState, request: &SendRequest<'_>, status: CompletionStatus) {
         if status == CompletionStatus::Success {
-            if queue.unannounced && request.operation.length() > ANNOUNCE_AT_ONCE {
+            if queue.initiator.unannounced && request.operation.length() > ANNOUNCE_AT_ONCE {
                 self.announce(queue);
             }
             if !request.signaled {
@@ -273,7 +237,7 @@ impl Inner {
             }
         } else {
             queue.failed = true;
-            self.fail();
+            self.core.fail();
         }
         let completion = WorkCompletion {
             wr_id: request.wr_id,
@@ -281,18 +245,18 @@ impl Inner {
             opcode: request.operation.opcode(),
             byte_len: 0,
             immediate: None,
-            queue_pair: QueuePairNumber(self.number()),
+            queue_pair: QueuePairNumber(self.core.number()),
         };
         let frees = std::mem::take(&mut queue.unsignaled) + 1;
-        if !self.send_queue.push(Finished { completion, slot: self.send_slot, frees }) {
-            self.fail();
+        if !self.core.send_queue.push(Finished { completion, slot: self.core.send_slot, frees }) {
+            self.core.fail();
         }
     }
 
     /// Tells the peer of what has arrived in its receives.
-    fn announce(&self, queue: &mut SendQueue) {
-        if std::mem::take(&mut queue.unannounced)
-            && let Some(connection) = self.connection()
+    fn announce(&self, queue: &mut SendState) {
+        if std::mem::take(&mut queue.initiator.unannounced)
+            && let Some(connection) = self.core.connection()
         {
             connection.ring_receiver();
         }

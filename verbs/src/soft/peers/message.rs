@@ -10,25 +10,25 @@ use rustix::net::{
 };
 
 use super::address::{VERSION, u32_at, u64_at};
-use super::link::Shape;
 use crate::Access;
+use crate::soft::shared::link::Shape;
 
 /// Most descriptors of one reply: the page of a completion queue and its event descriptor.
 const DESCRIPTORS: usize = 2;
 
 /// Asks for the descriptors of an object. Number and token are those of a queue pair; the object must belong to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Request {
+pub(crate) struct Request {
     /// Comes back in the reply, so that a late reply is not taken for the next one.
-    pub(super) sequence: u64,
-    pub(super) number: u32,
-    pub(super) token: u64,
-    pub(super) object: Object,
+    pub(crate) sequence: u64,
+    pub(crate) number: u32,
+    pub(crate) token: u64,
+    pub(crate) object: Object,
 }
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Object {
+pub(crate) enum Object {
     /// The queue pair's link, for the queue pair that has this token; given once.
     Link { requester: u64 },
     /// The device's table of regions.
@@ -41,14 +41,14 @@ pub(super) enum Object {
 
 /// What the owner answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Reply {
-    pub(super) sequence: u64,
-    pub(super) answer: Answer,
+pub(crate) struct Reply {
+    pub(crate) sequence: u64,
+    pub(crate) answer: Answer,
 }
 
 /// The answer, beside the descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     /// The link, and what the peer has to know about its owner.
     Link(LinkAnswer),
     /// The object; `length` in bytes if it is a segment.
@@ -59,19 +59,19 @@ pub(super) enum Answer {
 
 /// A queue pair as its peer has to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LinkAnswer {
-    pub(super) access: Access,
-    pub(super) shape: Shape,
-    pub(super) domain: u64,
-    pub(super) send: BellName,
-    pub(super) receive: BellName,
+pub(crate) struct LinkAnswer {
+    pub(crate) access: Access,
+    pub(crate) shape: Shape,
+    pub(crate) domain: u64,
+    pub(crate) send: BellName,
+    pub(crate) receive: BellName,
 }
 
 /// A completion queue, and the queue pair's slot in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BellName {
-    pub(super) object: u64,
-    pub(super) slot: u32,
+pub(crate) struct BellName {
+    pub(crate) object: u64,
+    pub(crate) slot: u32,
 }
 
 const REQUEST: usize = 40;
@@ -158,13 +158,13 @@ impl Reply {
 }
 
 /// Sends a request. Fails rather than waits.
-pub(super) fn send_request(socket: impl AsFd, request: &Request) -> io::Result<()> {
+pub(crate) fn send_request(socket: impl AsFd, request: &Request) -> io::Result<()> {
     rustix::net::send(socket, &request.encode(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
 /// Takes a request. `None` at the end of the connection; an error for anything that is no request.
-pub(super) fn receive_request(socket: impl AsFd) -> io::Result<Option<Request>> {
+pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<Request>> {
     let mut bytes = [0u8; REQUEST + 1];
     let (length, _) = rustix::net::recv(socket, &mut bytes[..], RecvFlags::DONTWAIT)?;
     match length {
@@ -177,7 +177,7 @@ pub(super) fn receive_request(socket: impl AsFd) -> io::Result<Option<Request>> 
 }
 
 /// Sends a reply with its descriptors. Fails rather than waits.
-pub(super) fn send_reply(socket: impl AsFd, reply: &Reply, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(crate) fn send_reply(socket: impl AsFd, reply: &Reply, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -190,7 +190,7 @@ pub(super) fn send_reply(socket: impl AsFd, reply: &Reply, fds: &[BorrowedFd<'_>
 }
 
 /// Takes a reply and its descriptors.
-pub(super) fn receive_reply(socket: impl AsFd) -> io::Result<(Reply, Vec<OwnedFd>)> {
+pub(crate) fn receive_reply(socket: impl AsFd) -> io::Result<(Reply, Vec<OwnedFd>)> {
     let mut bytes = [0u8; REPLY];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

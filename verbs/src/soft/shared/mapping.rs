@@ -10,7 +10,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 /// A mapping of a memfd. Its size is private knowledge: whatever its content says, nothing is reached beyond it.
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub(crate) struct Mapping {
     base: NonNull<u8>,
     length: usize,
 }
@@ -22,7 +22,7 @@ unsafe impl Sync for Mapping {}
 
 /// Who may write to a segment once it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Writers {
+pub(crate) enum Writers {
     /// Every process that maps it.
     All,
     /// Its maker alone; peers can only map it for reading.
@@ -31,7 +31,7 @@ pub(super) enum Writers {
 
 impl Mapping {
     /// Makes a zeroed segment of `length` bytes, sealed against shrinking, and maps it for reading and writing.
-    pub(super) fn create(length: usize, writers: Writers) -> io::Result<(Self, OwnedFd)> {
+    pub(crate) fn create(length: usize, writers: Writers) -> io::Result<(Self, OwnedFd)> {
         let fd =
             rustix::fs::memfd_create("tonic-rdma-soft", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, length as u64)?;
@@ -46,7 +46,7 @@ impl Mapping {
 
     /// Maps `length` bytes of a segment that a peer made. Refuses one that its maker could shrink under us, which
     /// would turn our next access into SIGBUS.
-    pub(super) fn import(fd: &impl AsFd, length: u64, writers: Writers) -> io::Result<Self> {
+    pub(crate) fn import(fd: &impl AsFd, length: u64, writers: Writers) -> io::Result<Self> {
         let seals = rustix::fs::fcntl_get_seals(fd)?;
         if !seals.contains(SealFlags::SHRINK) {
             return Err(io::Error::other("the peer's segment is not sealed against shrinking"));
@@ -72,7 +72,7 @@ impl Mapping {
     }
 
     /// The segment as atomic words. A segment mapped for reading alone must only be loaded from.
-    pub(super) fn words(&self) -> &[AtomicU64] {
+    pub(crate) fn words(&self) -> &[AtomicU64] {
         // SAFETY:
         // - `base` is page-aligned and valid for `length` bytes as long as `self` lives, and
         // - atomics may be changed by others, other processes included, at any time.
@@ -80,12 +80,12 @@ impl Mapping {
     }
 
     /// Bytes mapped.
-    pub(super) fn length(&self) -> u64 {
+    pub(crate) fn length(&self) -> u64 {
         self.length as u64
     }
 
     /// Where `length` bytes at `offset` lie; `None` if not within the segment.
-    pub(super) fn range(&self, offset: u64, length: u64) -> Option<NonNull<u8>> {
+    pub(crate) fn range(&self, offset: u64, length: u64) -> Option<NonNull<u8>> {
         let end = offset.checked_add(length)?;
         if end > self.length as u64 {
             return None;

@@ -2,18 +2,33 @@
 
 use std::time::Instant;
 
-use super::link::{Delivery, DeliveryKind, LinkState, Piece};
-use super::place::{Obstacle, Place, WORD};
-use super::queue_pair::{Connection, Inner};
-use super::send::SendQueue;
+use super::connection::Connection;
+use super::core::Core;
+use super::place::{Obstacle, Place, Segments, WORD};
+use super::stores::Chooser;
 use super::task::{Local, Remote, Task};
+use crate::soft::limits::MAX_SEGMENTS;
+use crate::soft::shared::link::{Delivery, DeliveryKind, LinkState, Piece};
 use crate::{CompletionStatus, LocalSegment, Operation, VerbsError, copy_bytes};
 
 /// Bytes copied in one section, at most: whoever takes memory back waits for no more.
 const SECTION_BYTES: u64 = 1 << 20;
 
 /// Segments that one request maps, at most: no honest receive has more.
-const MAX_MAPS: u32 = super::MAX_SEGMENTS;
+const MAX_MAPS: u32 = MAX_SEGMENTS;
+
+/// What a send queue knows of its peer's memory and receives.
+#[derive(Debug, Default)]
+pub(super) struct Initiator {
+    /// Number of the peer's receive that comes next.
+    receive: u32,
+    /// The peer's shared memory that this queue pair has used.
+    segments: Segments,
+    /// How requests have been stored best.
+    stores: Chooser,
+    /// Whether receives were filled and the peer was not rung for them yet.
+    pub(super) unannounced: bool,
+}
 
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,30 +60,30 @@ enum Step {
 
 const END: fn(CompletionStatus) -> Step = |status| Step::End(Outcome::Done(status));
 
-impl Inner {
+impl Core {
     /// Carries `operation` out, if it need not wait.
     pub(super) fn transfer(
         &self,
         connection: &Connection,
-        queue: &mut SendQueue,
+        initiator: &mut Initiator,
         operation: &Operation<'_>,
     ) -> Outcome {
         let mut task = Task::new(operation);
-        let chosen = task.is_write().then(|| queue.stores.choose(task.length)).flatten();
-        let Some(stores) = chosen else { return self.carry_out(connection, queue, &mut task) };
+        let chosen = task.is_write().then(|| initiator.stores.choose(task.length)).flatten();
+        let Some(stores) = chosen else { return self.carry_out(connection, initiator, &mut task) };
         task.stores = stores;
         let start = Instant::now();
-        let outcome = self.carry_out(connection, queue, &mut task);
+        let outcome = self.carry_out(connection, initiator, &mut task);
         if outcome == Outcome::Done(CompletionStatus::Success) {
-            queue.stores.took(task.length, start.elapsed());
+            initiator.stores.took(task.length, start.elapsed());
         }
         outcome
     }
 
-    fn carry_out(&self, connection: &Connection, queue: &mut SendQueue, task: &mut Task<'_>) -> Outcome {
+    fn carry_out(&self, connection: &Connection, initiator: &mut Initiator, task: &mut Task<'_>) -> Outcome {
         loop {
             let section = self.link.enter(&self.section);
-            let step = self.step(connection, queue, task);
+            let step = self.step(connection, initiator, task);
             drop(section);
             match step {
                 Step::More => {}
@@ -78,7 +93,7 @@ impl Inner {
                 }
                 Step::Map { segment, key } => {
                     task.maps += 1;
-                    self.map(connection, queue, segment, key);
+                    self.map(connection, initiator, segment, key);
                 }
                 Step::End(Outcome::Done(status)) => {
                     if matches!(
@@ -97,7 +112,7 @@ impl Inner {
     }
 
     /// One section's worth.
-    fn step(&self, connection: &Connection, queue: &mut SendQueue, task: &mut Task<'_>) -> Step {
+    fn step(&self, connection: &Connection, initiator: &mut Initiator, task: &mut Task<'_>) -> Step {
         if connection.peer.is_dead() {
             return END(CompletionStatus::RetryExceeded);
         }
@@ -107,14 +122,14 @@ impl Inner {
             LinkState::Ended => return END(CompletionStatus::RetryExceeded),
         }
         if !task.checked {
-            if let Err(step) = self.check(connection, queue, task) {
+            if let Err(step) = self.check(connection, initiator, task) {
                 return step;
             }
             task.checked = true;
         }
         let mut budget = SECTION_BYTES;
         while task.left > 0 && budget > 0 {
-            match self.copy_piece(connection, queue, task, budget) {
+            match self.copy_piece(connection, initiator, task, budget) {
                 Ok(copied) => {
                     // A last word goes even where less than that is left of the budget.
                     budget = budget.saturating_sub(copied);
@@ -131,13 +146,18 @@ impl Inner {
                 Remote::Receive => DeliveryKind::Send,
                 Remote::Segment(_) => DeliveryKind::Write,
             };
-            deliver(connection, queue, task, kind);
+            deliver(connection, initiator, task, kind);
         }
         END(CompletionStatus::Success)
     }
 
     /// Checks the whole request before a byte of it is moved.
-    fn check(&self, connection: &Connection, queue: &mut SendQueue, task: &mut Task<'_>) -> Result<(), Step> {
+    fn check(
+        &self,
+        connection: &Connection,
+        initiator: &mut Initiator,
+        task: &mut Task<'_>,
+    ) -> Result<(), Step> {
         if let Local::Segments(segments) = task.local {
             let access = task.local_access();
             for segment in segments.iter().filter(|segment| segment.length() > 0) {
@@ -162,17 +182,17 @@ impl Inner {
             }
         }
         if task.remote == Remote::Receive || task.immediate.is_some() {
-            let Ok(posted) = connection.link.posted(queue.receive) else {
+            let Ok(posted) = connection.link.posted(initiator.receive) else {
                 return Err(END(CompletionStatus::RemoteOperation));
             };
             let Some(segments) = posted else { return Err(Step::End(Outcome::Wait(Wait::Receive))) };
             task.receive = Some(segments);
             if task.remote == Remote::Receive {
                 let room = (0..segments).fold(0u64, |sum, index| {
-                    sum.saturating_add(connection.link.piece(queue.receive, index).length)
+                    sum.saturating_add(connection.link.piece(initiator.receive, index).length)
                 });
                 if room < task.length {
-                    deliver(connection, queue, task, DeliveryKind::TooLong);
+                    deliver(connection, initiator, task, DeliveryKind::TooLong);
                     return Err(END(CompletionStatus::RemoteInvalidRequest));
                 }
             }
@@ -184,26 +204,26 @@ impl Inner {
     fn copy_piece(
         &self,
         connection: &Connection,
-        queue: &mut SendQueue,
+        initiator: &mut Initiator,
         task: &mut Task<'_>,
         budget: u64,
     ) -> Result<u64, Step> {
-        let remote = task.remote_piece(connection, queue);
+        let remote = task.remote_piece(connection, initiator.receive);
         let (here, here_length, key) = task.local_piece();
         let contiguous = here_length.min(remote.length).min(task.left);
         if contiguous == 0 {
             // The lists end before the message does: the peer changed its receive under us.
             if task.remote == Remote::Receive {
-                deliver(connection, queue, task, DeliveryKind::Protection);
+                deliver(connection, initiator, task, DeliveryKind::Protection);
             }
             return Err(END(CompletionStatus::RemoteOperation));
         }
         if task.in_order && task.left == WORD && contiguous < WORD {
-            return self.gather_word(connection, queue, task, remote);
+            return self.gather_word(connection, initiator, task, remote);
         }
         let length = task.cut(contiguous, budget);
         self.check_local(task, here, length, key)?;
-        let place = locate(connection, queue, task, &Piece { length, ..remote })?;
+        let place = locate(connection, initiator, task, &Piece { length, ..remote })?;
         // SAFETY:
         // - `here` is either a piece of a slice that the caller lent us, or lies in a region of our own domain, which
         //   was just found valid in a section, and so stays until the section ends;
@@ -212,9 +232,9 @@ impl Inner {
         // - what `cut` leaves for the end is a word at least.
         let copied = unsafe {
             if task.in_order && length == task.left {
-                place.copy_end(connection, here, length, task.way())
+                place.copy_end(connection, here, length, task.copy_mode())
             } else {
-                place.copy(connection, here, length, task.way())
+                place.copy(connection, here, length, task.copy_mode())
             }
         };
         let copied = copied.map_err(END)?;
@@ -227,11 +247,11 @@ impl Inner {
     fn gather_word(
         &self,
         connection: &Connection,
-        queue: &mut SendQueue,
+        initiator: &mut Initiator,
         task: &mut Task<'_>,
         remote: Piece,
     ) -> Result<u64, Step> {
-        let place = locate(connection, queue, task, &Piece { length: WORD, ..remote })?;
+        let place = locate(connection, initiator, task, &Piece { length: WORD, ..remote })?;
         let mut word = [0; WORD as usize];
         let mut rest = word.as_mut_slice();
         while !rest.is_empty() {
@@ -274,7 +294,7 @@ impl Inner {
     }
 
     /// Maps a segment of the peer's, and lets go of those whose keys are gone.
-    fn map(&self, connection: &Connection, queue: &mut SendQueue, segment: u64, key: u32) {
+    fn map(&self, connection: &Connection, initiator: &mut Initiator, segment: u64, key: u32) {
         let mapping = connection.peer.segment(&connection.address, segment);
         match &mapping {
             Ok(_) => {}
@@ -289,31 +309,31 @@ impl Inner {
                 "memory of the peer's can't be mapped: the kernel copies it, which is slower"
             ),
         }
-        queue.segments.add(connection, segment, key, mapping.ok());
+        initiator.segments.add(connection, segment, key, mapping.ok());
     }
 }
 
 /// Reports the receive done that the request consumes.
-fn deliver(connection: &Connection, queue: &mut SendQueue, task: &Task<'_>, kind: DeliveryKind) {
+fn deliver(connection: &Connection, initiator: &mut Initiator, task: &Task<'_>, kind: DeliveryKind) {
     connection
         .link
-        .deliver(queue.receive, &Delivery { kind, length: task.length, immediate: task.immediate });
-    queue.receive = queue.receive.wrapping_add(1);
-    queue.unannounced = true;
+        .deliver(initiator.receive, &Delivery { kind, length: task.length, immediate: task.immediate });
+    initiator.receive = initiator.receive.wrapping_add(1);
+    initiator.unannounced = true;
 }
 
 /// Finds where a piece of the peer's memory is to be had; or says what to do first, or how the request ends.
 fn locate(
     connection: &Connection,
-    queue: &mut SendQueue,
+    initiator: &mut Initiator,
     task: &Task<'_>,
     piece: &Piece,
 ) -> Result<Place, Step> {
-    match Place::find(connection, &mut queue.segments, piece, task.remote_access()) {
+    match Place::find(connection, &mut initiator.segments, piece, task.remote_access()) {
         Ok(place) => Ok(place),
         Err(Obstacle::Map { segment, key }) => Err(Step::Map { segment, key }),
         Err(Obstacle::Access) if task.remote == Remote::Receive => {
-            deliver(connection, queue, task, DeliveryKind::Protection);
+            deliver(connection, initiator, task, DeliveryKind::Protection);
             Err(END(CompletionStatus::RemoteOperation))
         }
         Err(Obstacle::Access) => Err(END(CompletionStatus::RemoteAccess)),
