@@ -22,10 +22,10 @@ use super::copy::copy_bytes;
 pub struct HostMemory {
     base: NonNull<u8>,
     length: usize,
-    kind: Kind,
+    backing: Backing,
 }
 
-enum Kind {
+enum Backing {
     /// A memfd, sealed against shrinking, mapped at `base`; peers may map it too.
     Shared(OwnedFd),
     /// Memory that its owner keeps alive.
@@ -34,7 +34,7 @@ enum Kind {
 
 // SAFETY:
 // - the memory is reached through raw copies alone, which are sound from any thread, and
-// - what `Kind` holds is Send and Sync itself.
+// - what `Backing` holds is Send and Sync itself.
 unsafe impl Send for HostMemory {}
 // SAFETY: as above.
 unsafe impl Sync for HostMemory {}
@@ -64,7 +64,7 @@ impl HostMemory {
         rustix::fs::ftruncate(&fd, length as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let base = map_aligned(&fd, length, alignment)?;
-        Ok(Self { base, length, kind: Kind::Shared(fd) })
+        Ok(Self { base, length, backing: Backing::Shared(fd) })
     }
 
     /// Takes over a vector: private memory of this process.
@@ -80,7 +80,7 @@ impl HostMemory {
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         let mut bytes = bytes;
         let base = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
-        Self { base, length: bytes.len(), kind: Kind::Owned(Box::new(VecOwner { _bytes: bytes })) }
+        Self { base, length: bytes.len(), backing: Backing::Owned(Box::new(VecOwner { _bytes: bytes })) }
     }
 
     /// Wraps memory that `owner` keeps alive.
@@ -105,7 +105,7 @@ impl HostMemory {
         length: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        Self { base, length, kind: Kind::Owned(owner) }
+        Self { base, length, backing: Backing::Owned(owner) }
     }
 
     /// Returns the virtual address of the first byte.
@@ -126,9 +126,9 @@ impl HostMemory {
 
     /// Returns the memfd behind shared memory.
     pub fn shared_fd(&self) -> Option<BorrowedFd<'_>> {
-        match &self.kind {
-            Kind::Shared(fd) => Some(fd.as_fd()),
-            Kind::Owned(_) => None,
+        match &self.backing {
+            Backing::Shared(fd) => Some(fd.as_fd()),
+            Backing::Owned(_) => None,
         }
     }
 
@@ -209,7 +209,7 @@ impl HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        if let Kind::Shared(_) = self.kind {
+        if let Backing::Shared(_) = self.backing {
             // SAFETY:
             // - `base` and `length` are a mapping of our own, made by `map_aligned`, and
             // - nothing refers to it any more: regions hold a reference to this value.
@@ -220,9 +220,9 @@ impl Drop for HostMemory {
 
 impl Debug for HostMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            Kind::Shared(_) => "shared",
-            Kind::Owned(_) => "owned",
+        let kind = match self.backing {
+            Backing::Shared(_) => "shared",
+            Backing::Owned(_) => "owned",
         };
         write!(f, "HostMemory({kind}, {:#x}, {} bytes)", self.address(), self.length)
     }

@@ -26,6 +26,7 @@ mod discover;
 mod error;
 mod host_memory;
 mod queue_pair;
+mod queue_pair_state;
 mod random;
 mod region;
 mod shared_receive_queue;
@@ -48,9 +49,8 @@ pub use device_memory::{DeviceMemoryRegion, DmaBuf};
 pub use discover::{FoundDevice, FoundGid, FoundPort, devices, open};
 pub use error::{PostError, PostErrorKind, VerbsError};
 pub use host_memory::{HostMemory, OutOfBounds, WordError};
-pub use queue_pair::{
-    PathSettings, Probe, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber, QueuePairState,
-};
+pub use queue_pair::{PathSettings, Probe, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber};
+pub use queue_pair_state::QueuePairState;
 pub use region::{Access, Lkey, LocalSegment, MemoryRegion, RemoteSegment, Rkey};
 pub use shared_receive_queue::SharedReceiveQueue;
 pub use work::{Operation, Payload, ReceiveRequest, SendRequest};

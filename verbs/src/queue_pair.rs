@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt::{self, Debug};
 
-use super::{Access, PostError, ReceiveRequest, SendRequest, VerbsError};
+use super::{Access, PostError, QueuePairState, ReceiveRequest, SendRequest, VerbsError};
 
 /// A reliable connected (RC) queue pair (`struct ibv_qp`). Destroyed when the last reference goes; outstanding
 /// requests are then gone without a completion.
@@ -82,21 +82,6 @@ impl fmt::Display for QueuePairNumber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}", self.0)
     }
-}
-
-/// State of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueuePairState {
-    /// Created.
-    Reset,
-    /// Takes receives.
-    Init,
-    /// Connected; receives.
-    Rtr,
-    /// Receives and sends.
-    Rts,
-    /// Flushes everything.
-    Error,
 }
 
 /// What a queue pair is created for (`struct ibv_qp_cap`).

@@ -1,17 +1,19 @@
 //! Keeps the log readable where a peer decides how often a line is written. Knows no other module.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+use crate::sync::lock;
 
 /// Lets through as many lines as its burst at once, then one each second, and counts the others.
 #[derive(Debug)]
 pub struct Throttle {
     burst: u32,
-    state: Mutex<State>,
+    state: Mutex<ThrottleState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ThrottleState {
     /// When a line would be in time again, were there no burst.
     due: Option<Instant>,
     suppressed: u64,
@@ -24,12 +26,12 @@ impl Throttle {
 
     /// Makes a throttle that lets `burst` lines through at once; 0 is taken as 1.
     pub const fn new(burst: u32) -> Self {
-        Self { burst, state: Mutex::new(State { due: None, suppressed: 0 }) }
+        Self { burst, state: Mutex::new(ThrottleState { due: None, suppressed: 0 }) }
     }
 
     /// Returns whether a line may be written at `now`: `None` if not, else how many were left out since the last one.
     pub fn admit(&self, now: Instant) -> Option<u64> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let due = state.due.map_or(now, |due| due.max(now));
         if due - now > Self::PAUSE * self.burst.saturating_sub(1) {
             state.suppressed += 1;

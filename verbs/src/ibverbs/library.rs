@@ -2,9 +2,11 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 
 use ibverbs_sys as sys;
+use rustix::fs::OFlags;
 
 use crate::VerbsError;
 
@@ -129,4 +131,11 @@ pub(super) fn check(action: impl Into<String>, returned: c_int) -> Result<(), Ve
         -1 => Err(last_error(action)),
         error => Err(VerbsError::os(action, io::Error::from_raw_os_error(error.saturating_abs()))),
     }
+}
+
+/// Has reads of a descriptor fail when there is nothing to read.
+pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), VerbsError> {
+    let action = || format!("making descriptor {} non-blocking", fd.as_raw_fd());
+    let flags = rustix::fs::fcntl_getfl(fd).map_err(|error| VerbsError::os(action(), error))?;
+    rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK).map_err(|error| VerbsError::os(action(), error))
 }

@@ -32,38 +32,23 @@
 //!   ([`OpenOptions::mtu`]), or their own. [`PathSettings::mtu`](super::PathSettings::mtu) narrows one end alone, so it
 //!   has to be the same at both.
 
-mod address;
-mod async_events;
 mod completion_queue;
-mod connection_id;
-mod connection_library;
-mod connection_manager;
-mod core;
+mod context;
 mod device;
-mod device_memory;
-mod gid;
+mod domain;
+mod iwarp;
 mod library;
-mod memory_region;
-mod network;
-mod order;
-mod path;
-mod port;
-mod post;
-mod post_receive;
-mod protection_domain;
 mod queue_pair;
 mod shared_receive_queue;
-mod soft_iwarp;
-mod wake;
 
 use std::any::Any;
-use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use device::{OpenOptions, open};
-pub use gid::{Gid, GidKind};
-pub use path::QueuePairAttributes;
-pub use port::{ListedDevice, Port, PortState, Transport, list};
+pub use context::open;
+pub use device::gid::{Gid, GidKind};
+pub use device::list::{ListedDevice, Transport, list};
+pub use device::options::OpenOptions;
+pub use device::port::{Port, PortState};
+pub use queue_pair::path::QueuePairAttributes;
 
 use super::{QueuePair, VerbsError};
 
@@ -75,20 +60,4 @@ use super::{QueuePair, VerbsError};
 pub fn query(queue_pair: &dyn QueuePair) -> Result<QueuePairAttributes, VerbsError> {
     let pair = (queue_pair as &dyn Any).downcast_ref::<queue_pair::Pair>();
     pair.ok_or(VerbsError::Foreign("queue pair"))?.query()
-}
-
-/// 64 random bits.
-fn random() -> Result<u64, VerbsError> {
-    let mut bytes = [0u8; 8];
-    // SAFETY: the buffer is writable for the length given.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got == bytes.len() as isize {
-        return Ok(u64::from_ne_bytes(bytes));
-    }
-    Err(VerbsError::os("asking for random bits", io::Error::last_os_error()))
-}
-
-/// Locks; a thread that panicked while it held the lock left nothing half-done that matters.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,18 +9,18 @@ use crate::VerbsError;
 
 /// A descriptor to sleep on for several reasons: readable as long as one of those it was made of is.
 #[derive(Debug)]
-pub(super) struct Sleeper {
+pub(crate) struct Sleeper {
     epoll: OwnedFd,
     waker: Arc<Waker>,
 }
 
 /// Makes its sleeper's descriptor readable.
 #[derive(Debug)]
-pub(super) struct Waker(OwnedFd);
+pub(crate) struct Waker(OwnedFd);
 
 impl Sleeper {
     /// Sleeps for each of `reasons`, which must stay open as long as this lives, and for its [`Waker`].
-    pub(super) fn new(reasons: &[BorrowedFd<'_>]) -> Result<Self, VerbsError> {
+    pub(crate) fn new(reasons: &[BorrowedFd<'_>]) -> Result<Self, VerbsError> {
         Self::create(reasons)
             .map_err(|error| VerbsError::os("creating a descriptor to sleep on", std::io::Error::from(error)))
     }
@@ -34,22 +34,22 @@ impl Sleeper {
         Ok(Self { epoll, waker: Arc::new(Waker(waker)) })
     }
 
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    pub(super) fn waker(&self) -> &Arc<Waker> {
+    pub(crate) fn waker(&self) -> &Arc<Waker> {
         &self.waker
     }
 
     /// Takes back all calls of the waker.
-    pub(super) fn acknowledge(&self) {
+    pub(crate) fn acknowledge(&self) {
         let _ = rustix::io::read(&self.waker.0, &mut [0; 8]);
     }
 }
 
 impl Waker {
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         // It can only fail if nobody has taken back 2^64 calls.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }

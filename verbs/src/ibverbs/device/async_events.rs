@@ -5,14 +5,14 @@ use std::io;
 
 use ibverbs_sys as sys;
 
-use super::core::Core;
-use super::device::Device;
-use super::lock;
 use crate::Context as _;
+use crate::ibverbs::device::Device;
+use crate::ibverbs::queue_pair::core::Core;
+use crate::sync::lock;
 
 /// Takes all events that have come, and has them do what they do; and looks whether the device is still there. An event is acknowledged as soon as it was looked at:
 /// who destroys what it is about waits for that.
-pub(super) fn handle(device: &Device) {
+pub(crate) fn handle(device: &Device) {
     while let Some(mut event) = next(device) {
         apply(device, &event);
         // SAFETY: the event came from the library, and is acknowledged once.

@@ -32,7 +32,7 @@ pub enum GidKind {
 }
 
 impl Gid {
-    pub(super) fn new(entry: &sys::ibv_gid_entry) -> Self {
+    pub(crate) fn new(entry: &sys::ibv_gid_entry) -> Self {
         let kind = match entry.gid_type {
             sys::IBV_GID_TYPE_ROCE_V1 => GidKind::RoceV1,
             sys::IBV_GID_TYPE_ROCE_V2 => GidKind::RoceV2,
@@ -61,7 +61,7 @@ impl Gid {
 }
 
 /// The entry to take if nobody says which.
-pub(super) fn best(gids: &[Gid]) -> Option<&Gid> {
+pub(crate) fn best(gids: &[Gid]) -> Option<&Gid> {
     gids.iter().filter(|gid| !gid.address.is_unspecified()).max_by_key(|gid| gid.rank())
 }
 

@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use ibverbs_sys as sys;
 
-use super::library::check;
-use super::memory_region::flags;
-use super::protection_domain::Domain;
+use crate::ibverbs::domain::Domain;
+use crate::ibverbs::domain::memory_region::flags;
+use crate::ibverbs::library::check;
 use crate::{Access, DeviceMemoryRegion, DmaBuf, Lkey, Rkey, VerbsError};
 
 /// A registered part of a dmabuf.
 #[derive(Debug)]
-pub(super) struct DeviceRegion {
+pub(crate) struct DeviceRegion {
     domain: Arc<Domain>,
     access: Access,
     region: NonNull<sys::ibv_mr>,
@@ -30,7 +30,7 @@ unsafe impl Send for DeviceRegion {}
 unsafe impl Sync for DeviceRegion {}
 
 impl DeviceRegion {
-    pub(super) fn register(
+    pub(crate) fn register(
         domain: Arc<Domain>,
         memory: &DmaBuf<'_>,
         access: Access,

@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use ibverbs_sys as sys;
 
-use super::library::{check, last_error};
-use super::port::Transport;
-use super::protection_domain::Domain;
+use crate::ibverbs::device::list::Transport;
+use crate::ibverbs::domain::Domain;
+use crate::ibverbs::library::check;
+use crate::ibverbs::library::last_error;
 use crate::{Access, HostMemory, Lkey, MemoryRegion, Rkey, VerbsError};
 
 /// A registered piece of memory. Its pages stay where they are, and count against `RLIMIT_MEMLOCK`.
 #[derive(Debug)]
-pub(super) struct Region {
+pub(crate) struct Region {
     domain: Arc<Domain>,
     memory: Arc<HostMemory>,
     range: Range<usize>,
@@ -29,7 +30,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    pub(super) fn register(
+    pub(crate) fn register(
         domain: Arc<Domain>,
         memory: Arc<HostMemory>,
         range: Range<usize>,
@@ -56,7 +57,7 @@ impl Region {
 
 /// `enum ibv_access_flags` of our rights. On iWARP the answer to an RDMA READ is a write of the peer's into the sink
 /// (RFC 5040, section 5.1), so that what the device may write, peers may write too if they know its key.
-pub(super) fn flags(access: Access, transport: Transport) -> u32 {
+pub(crate) fn flags(access: Access, transport: Transport) -> u32 {
     use sys::ibv_access_flags as flag;
     let mut flags = 0;
     if access.contains(Access::LOCAL_WRITE) {

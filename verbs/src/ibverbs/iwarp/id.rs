@@ -3,15 +3,21 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddrV6};
 use std::ptr::{self, NonNull};
 
-use super::connection_library::{ConnectionLibrary, EventChannel, Id, PORT_SPACE_TCP};
-use super::library::{check, last_error};
-use super::network::{local_addresses, socket_address};
 use crate::VerbsError;
+use crate::ibverbs::device::list::context_name;
+use crate::ibverbs::iwarp::library::ConnectionLibrary;
+use crate::ibverbs::iwarp::library::EventChannel;
+use crate::ibverbs::iwarp::library::Id;
+use crate::ibverbs::iwarp::library::PORT_SPACE_TCP;
+use crate::ibverbs::iwarp::network::local_addresses;
+use crate::ibverbs::iwarp::network::socket_address;
+use crate::ibverbs::library::check;
+use crate::ibverbs::library::last_error;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-pub(super) fn create_id(
+pub(crate) fn create_id(
     library: &'static ConnectionLibrary,
     channel: NonNull<EventChannel>,
 ) -> Result<NonNull<Id>, VerbsError> {
@@ -23,7 +29,7 @@ pub(super) fn create_id(
     NonNull::new(id).ok_or_else(|| last_error("creating an iWARP connection"))
 }
 
-pub(super) fn destroy_id(library: &'static ConnectionLibrary, id: NonNull<Id>) {
+pub(crate) fn destroy_id(library: &'static ConnectionLibrary, id: NonNull<Id>) {
     // Waits for events that were taken and not acknowledged: there are none.
     // SAFETY: the identifier is alive, and in no table any more.
     let result = unsafe { (library.destroy_id)(id.as_ptr()) };
@@ -33,7 +39,7 @@ pub(super) fn destroy_id(library: &'static ConnectionLibrary, id: NonNull<Id>) {
 }
 
 /// Listens at the first address of this machine that belongs to the device: the kernel says so when it is bound to.
-pub(super) fn listen(
+pub(crate) fn listen(
     library: &'static ConnectionLibrary,
     channel: NonNull<EventChannel>,
     device: &str,
@@ -70,7 +76,7 @@ fn listen_at(
     // - once it is bound, it names the device's context, which librdmacm keeps open.
     let bound = unsafe {
         (library.bind_addr)(id.as_ptr(), (&raw mut socket).cast()) == 0
-            && super::port::context_name(id.as_ref().verbs).is_some_and(|name| name == device)
+            && context_name(id.as_ref().verbs).is_some_and(|name| name == device)
     };
     if !bound {
         return Ok(None);

@@ -9,9 +9,10 @@ use std::ptr::NonNull;
 
 use ibverbs_sys as sys;
 
-use super::library::{Library, last_error};
-use super::port::RawContext;
 use crate::VerbsError;
+use crate::ibverbs::device::raw_context::RawContext;
+use crate::ibverbs::library::Library;
+use crate::ibverbs::library::last_error;
 
 /// `vendor_id` of soft-iWARP.
 const SOFT_IWARP: u32 = 0x62_6d74;
@@ -21,7 +22,7 @@ const ENTRIES: i32 = 0x90000 / 32 + 1;
 /// A completion queue that nobody uses, over the key that must not be given to anything. To be dropped before the device
 /// is closed.
 #[derive(Debug)]
-pub(super) struct KeyGuard {
+pub(crate) struct KeyGuard {
     library: &'static Library,
     queue: NonNull<sys::ibv_cq>,
 }
@@ -33,7 +34,7 @@ unsafe impl Sync for KeyGuard {}
 
 impl KeyGuard {
     /// Guards a device that was just opened, so that what is created has the first keys; nothing if it has another driver.
-    pub(super) fn new(raw: &RawContext, vendor: u32) -> Result<Option<Self>, VerbsError> {
+    pub(crate) fn new(raw: &RawContext, vendor: u32) -> Result<Option<Self>, VerbsError> {
         if vendor != SOFT_IWARP {
             return Ok(None);
         }

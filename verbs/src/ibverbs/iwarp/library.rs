@@ -5,15 +5,15 @@ use std::sync::OnceLock;
 
 use ibverbs_sys as sys;
 
-use super::library::symbols;
 use crate::VerbsError;
+use crate::ibverbs::library::symbols;
 
 const FILE: &str = "librdmacm.so.1";
 
 symbols! {
     /// The functions of librdmacm that are used; manual pages of the same names say what they do.
     #[derive(Debug)]
-    pub(super) struct ConnectionLibrary {
+    pub(crate) struct ConnectionLibrary {
         create_event_channel = b"rdma_create_event_channel\0": fn() -> *mut EventChannel;
         destroy_event_channel = b"rdma_destroy_event_channel\0": fn(*mut EventChannel);
         create_id = b"rdma_create_id\0": fn(*mut EventChannel, *mut *mut Id, *mut c_void, c_int) -> c_int;
@@ -33,7 +33,7 @@ symbols! {
 }
 
 /// The library, loaded by the first call.
-pub(super) fn library() -> Result<&'static ConnectionLibrary, VerbsError> {
+pub(crate) fn library() -> Result<&'static ConnectionLibrary, VerbsError> {
     static LOADED: OnceLock<Result<ConnectionLibrary, String>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| ConnectionLibrary::load(FILE).map_err(|error| error.to_string()));
     loaded.as_ref().map_err(|reason| VerbsError::Library {
@@ -44,19 +44,19 @@ pub(super) fn library() -> Result<&'static ConnectionLibrary, VerbsError> {
 }
 
 /// `RDMA_PS_TCP`: reliable connections.
-pub(super) const PORT_SPACE_TCP: c_int = 0x106;
+pub(crate) const PORT_SPACE_TCP: c_int = 0x106;
 
 /// `struct rdma_event_channel`.
 #[repr(C)]
-pub(super) struct EventChannel {
-    pub(super) fd: c_int,
+pub(crate) struct EventChannel {
+    pub(crate) fd: c_int,
 }
 
 /// The beginning of `struct rdma_cm_id`; never made here.
 #[repr(C)]
-pub(super) struct Id {
+pub(crate) struct Id {
     /// The device that it is bound to, opened by librdmacm itself; null before.
-    pub(super) verbs: *mut sys::ibv_context,
+    pub(crate) verbs: *mut sys::ibv_context,
     channel: *mut EventChannel,
     context: *mut c_void,
     queue_pair: *mut sys::ibv_qp,
@@ -65,43 +65,43 @@ pub(super) struct Id {
 /// `struct rdma_conn_param`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Parameters {
-    pub(super) private_data: *const c_void,
-    pub(super) private_data_length: u8,
+pub(crate) struct Parameters {
+    pub(crate) private_data: *const c_void,
+    pub(crate) private_data_length: u8,
     /// RDMA READs of the peer's that are served at a time.
-    pub(super) responder_resources: u8,
+    pub(crate) responder_resources: u8,
     /// RDMA READs that are outstanding at a time.
-    pub(super) initiator_depth: u8,
-    pub(super) flow_control: u8,
-    pub(super) retry_count: u8,
-    pub(super) rnr_retry_count: u8,
-    pub(super) shared_receive_queue: u8,
-    pub(super) queue_pair_number: u32,
+    pub(crate) initiator_depth: u8,
+    pub(crate) flow_control: u8,
+    pub(crate) retry_count: u8,
+    pub(crate) rnr_retry_count: u8,
+    pub(crate) shared_receive_queue: u8,
+    pub(crate) queue_pair_number: u32,
 }
 
 /// The beginning of `struct rdma_cm_event`, as far as events of connections go; never made here.
 #[repr(C)]
-pub(super) struct Event {
-    pub(super) id: *mut Id,
-    pub(super) listen_id: *mut Id,
-    pub(super) kind: u32,
-    pub(super) status: c_int,
-    pub(super) parameters: Parameters,
+pub(crate) struct Event {
+    pub(crate) id: *mut Id,
+    pub(crate) listen_id: *mut Id,
+    pub(crate) kind: u32,
+    pub(crate) status: c_int,
+    pub(crate) parameters: Parameters,
 }
 
 /// `enum rdma_cm_event_type`.
-pub(super) mod event {
-    pub(in super::super) const ADDRESS_RESOLVED: u32 = 0;
-    pub(in super::super) const ADDRESS_ERROR: u32 = 1;
-    pub(in super::super) const ROUTE_RESOLVED: u32 = 2;
-    pub(in super::super) const ROUTE_ERROR: u32 = 3;
-    pub(in super::super) const CONNECT_REQUEST: u32 = 4;
-    pub(in super::super) const CONNECT_ERROR: u32 = 6;
-    pub(in super::super) const UNREACHABLE: u32 = 7;
-    pub(in super::super) const REJECTED: u32 = 8;
-    pub(in super::super) const ESTABLISHED: u32 = 9;
-    pub(in super::super) const DISCONNECTED: u32 = 10;
-    pub(in super::super) const DEVICE_REMOVAL: u32 = 11;
+pub(crate) mod event {
+    pub(crate) const ADDRESS_RESOLVED: u32 = 0;
+    pub(crate) const ADDRESS_ERROR: u32 = 1;
+    pub(crate) const ROUTE_RESOLVED: u32 = 2;
+    pub(crate) const ROUTE_ERROR: u32 = 3;
+    pub(crate) const CONNECT_REQUEST: u32 = 4;
+    pub(crate) const CONNECT_ERROR: u32 = 6;
+    pub(crate) const UNREACHABLE: u32 = 7;
+    pub(crate) const REJECTED: u32 = 8;
+    pub(crate) const ESTABLISHED: u32 = 9;
+    pub(crate) const DISCONNECTED: u32 = 10;
+    pub(crate) const DEVICE_REMOVAL: u32 = 11;
 }
 
 #[cfg(test)]

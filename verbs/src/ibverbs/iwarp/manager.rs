@@ -17,6 +17,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
+use std::fmt::Debug;
 use std::io;
 use std::net::SocketAddrV6;
 use std::ops::Deref;
@@ -28,15 +29,23 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
-use super::address::Listener;
-use super::completion_queue::Queue;
-use super::connection_id::{create_id, destroy_id, listen};
-use super::connection_library::{ConnectionLibrary, Event, EventChannel, Id, Parameters, event, library};
-use super::core::Core;
-use super::device::set_nonblocking;
-use super::library::{check, last_error};
-use super::lock;
-use super::network::socket_address;
+use super::introduction::{Introduction, Note, note};
+use crate::ibverbs::iwarp::id::create_id;
+use crate::ibverbs::iwarp::id::destroy_id;
+use crate::ibverbs::iwarp::id::listen;
+use crate::ibverbs::iwarp::library::ConnectionLibrary;
+use crate::ibverbs::iwarp::library::EventChannel;
+use crate::ibverbs::iwarp::library::Id;
+use crate::ibverbs::iwarp::library::Parameters;
+use crate::ibverbs::iwarp::library::event;
+use crate::ibverbs::iwarp::library::library;
+use crate::ibverbs::iwarp::network::socket_address;
+use crate::ibverbs::library::check;
+use crate::ibverbs::library::last_error;
+use crate::ibverbs::library::set_nonblocking;
+use crate::ibverbs::queue_pair::address::Listener;
+use crate::ibverbs::queue_pair::core::Core;
+use crate::sync::lock;
 use crate::{QueuePairState, VerbsError};
 
 /// How long the kernel looks for a way to the peer, in milliseconds.
@@ -51,11 +60,17 @@ const TICK: Duration = Duration::from_millis(1);
 const NUDGE: Duration = Duration::from_millis(20);
 const NUDGES: u32 = 8;
 /// Requests of ours that a send queue has to take: the hello and the nudges. (A receive queue has only the hello.)
-pub(super) const OWN_REQUESTS: u32 = 1 + NUDGES;
+pub(crate) const OWN_REQUESTS: u32 = 1 + NUDGES;
+
+/// A completion queue, as the manager uses it.
+pub(crate) trait FetchCompletions: Debug + Send + Sync {
+    /// Takes completions from the device, does what they ask for, and keeps them for the next poll.
+    fn fetch(&self);
+}
 
 /// The connection manager of one device.
 #[derive(Debug)]
-pub(super) struct Manager {
+pub(crate) struct Manager {
     library: &'static ConnectionLibrary,
     channel: NonNull<EventChannel>,
     listener: NonNull<Id>,
@@ -63,18 +78,18 @@ pub(super) struct Manager {
     /// Has the thread look at what else there is to do than events.
     nudge: OwnedFd,
     stopped: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<Connections>,
     /// Notified when a call that connects has returned.
     returned: Condvar,
 }
 
 /// A manager at work; its thread ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct Service(Arc<Manager>);
+pub(crate) struct Service(Arc<Manager>);
 
 impl Service {
     /// Starts a manager that listens at an address of `device`.
-    pub(super) fn start(device: &str) -> Result<Self, VerbsError> {
+    pub(crate) fn start(device: &str) -> Result<Self, VerbsError> {
         let manager = Arc::new(Manager::open(device)?);
         let worker = Arc::clone(&manager);
         let thread = std::thread::Builder::new().name("tonic-rdma-cm".into());
@@ -106,7 +121,7 @@ unsafe impl Send for Manager {}
 unsafe impl Sync for Manager {}
 
 #[derive(Debug, Default)]
-struct State {
+struct Connections {
     /// By token.
     connections: HashMap<u64, Connection>,
     /// Tokens of connections by their identifier's address.
@@ -129,7 +144,7 @@ struct Silent {
 struct Connection {
     core: Arc<Core>,
     /// Where its receives complete.
-    queue: Arc<Queue>,
+    queue: Arc<dyn FetchCompletions>,
     /// From `to_rtr` on.
     peer: Option<Wanted>,
     /// The kernel's side of it: ours if we connect, the peer's request if it does.
@@ -147,31 +162,6 @@ struct Wanted {
     served_reads: u8,
     outstanding_reads: u8,
     active: bool,
-}
-
-/// What the active end says when it connects: whom it wants, and who it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Introduction {
-    target: u64,
-    source: u64,
-}
-
-impl Introduction {
-    const LENGTH: usize = 16;
-
-    fn to_bytes(self) -> [u8; Self::LENGTH] {
-        let mut bytes = [0; Self::LENGTH];
-        bytes[..8].copy_from_slice(&self.target.to_be_bytes());
-        bytes[8..].copy_from_slice(&self.source.to_be_bytes());
-        bytes
-    }
-
-    /// What a peer said; it may have padded it.
-    fn parse(bytes: &[u8]) -> Option<Self> {
-        let (target, rest) = bytes.split_first_chunk()?;
-        let (source, _) = rest.split_first_chunk()?;
-        Some(Self { target: u64::from_be_bytes(*target), source: u64::from_be_bytes(*source) })
-    }
 }
 
 impl Manager {
@@ -200,7 +190,7 @@ impl Manager {
     }
 
     /// Where it listens.
-    pub(super) fn socket(&self) -> SocketAddrV6 {
+    pub(crate) fn socket(&self) -> SocketAddrV6 {
         self.socket
     }
 
@@ -280,14 +270,14 @@ impl Manager {
     }
 
     /// From now on requests for `token` are for this queue pair.
-    pub(super) fn add(&self, token: u64, core: &Arc<Core>, queue: &Arc<Queue>) {
-        let (core, queue) = (Arc::clone(core), Arc::clone(queue));
+    pub(crate) fn add(&self, token: u64, core: &Arc<Core>, queue: Arc<dyn FetchCompletions>) {
+        let core = Arc::clone(core);
         let connection = Connection { core, queue, peer: None, id: None, connecting: false, requester: 0 };
         lock(&self.state).connections.insert(token, connection);
     }
 
     /// Connects it to the peer, or waits for the peer to do so.
-    pub(super) fn connect(
+    pub(crate) fn connect(
         &self,
         token: u64,
         peer: Listener,
@@ -348,7 +338,7 @@ impl Manager {
     }
 
     /// Whether [`remove`](Self::remove) may take long, as the kernel waits for the peer.
-    pub(super) fn is_connecting(&self, token: u64) -> bool {
+    pub(crate) fn is_connecting(&self, token: u64) -> bool {
         lock(&self.state).connections.get(&token).is_some_and(|connection| {
             let active = connection.peer.is_some_and(|peer| peer.active);
             active && connection.id.is_some() && !connection.core.is_heard()
@@ -356,9 +346,9 @@ impl Manager {
     }
 
     /// Forgets a queue pair, which is to be destroyed.
-    pub(super) fn remove(&self, token: u64) {
+    pub(crate) fn remove(&self, token: u64) {
         let connecting =
-            |state: &mut State| state.connections.get(&token).is_some_and(|found| found.connecting);
+            |state: &mut Connections| state.connections.get(&token).is_some_and(|found| found.connecting);
         let state = self.returned.wait_while(lock(&self.state), connecting);
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
         let id = state.connections.remove(&token).and_then(|connection| connection.id);
@@ -390,7 +380,7 @@ impl Manager {
         }
     }
 
-    fn apply(self: &Arc<Self>, state: &mut State, note: &Note) {
+    fn apply(self: &Arc<Self>, state: &mut Connections, note: &Note) {
         let Some(id) = note.id else { return };
         if note.kind == event::CONNECT_REQUEST {
             return self.requested(state, id, note.introduction);
@@ -434,7 +424,7 @@ impl Manager {
     }
 
     /// A peer wants to be connected to one of our queue pairs.
-    fn requested(&self, state: &mut State, id: NonNull<Id>, introduction: Option<Introduction>) {
+    fn requested(&self, state: &mut Connections, id: NonNull<Id>, introduction: Option<Introduction>) {
         let target = introduction
             .and_then(|introduction| Some((introduction, state.connections.get_mut(&introduction.target)?)));
         let Some((introduction, connection)) = target else { return self.refuse(id) };
@@ -520,28 +510,6 @@ impl Drop for Manager {
     }
 }
 
-/// What an event said, taken out of it.
-struct Note {
-    id: Option<NonNull<Id>>,
-    kind: u32,
-    status: c_int,
-    introduction: Option<Introduction>,
-}
-
-fn note(event: NonNull<Event>) -> Note {
-    // SAFETY: the event came from the library, and was not acknowledged yet.
-    let event = unsafe { event.as_ref() };
-    let data = event.parameters.private_data.cast::<u8>();
-    let introduction = if event.kind == event::CONNECT_REQUEST && !data.is_null() {
-        // SAFETY: a request comes with as many bytes as it says.
-        let bytes = unsafe { std::slice::from_raw_parts(data, event.parameters.private_data_length.into()) };
-        Introduction::parse(bytes)
-    } else {
-        None
-    };
-    Note { id: NonNull::new(event.id), kind: event.kind, status: event.status, introduction }
-}
-
 fn parameters(number: u32, peer: &Wanted) -> Parameters {
     Parameters {
         private_data: ptr::null(),
@@ -553,19 +521,5 @@ fn parameters(number: u32, peer: &Wanted) -> Parameters {
         rnr_retry_count: 7,
         shared_receive_queue: 0,
         queue_pair_number: number,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_introduction_comes_back_as_it_went() {
-        let introduction = Introduction { target: 1, source: u64::MAX - 1 };
-        let bytes = introduction.to_bytes();
-        assert_eq!(Introduction::parse(&bytes), Some(introduction));
-        assert_eq!(Introduction::parse(&[&bytes[..], &[0; 9]].concat()), Some(introduction));
-        assert_eq!(Introduction::parse(&bytes[..15]), None);
     }
 }

@@ -6,7 +6,7 @@ use std::ptr;
 use crate::VerbsError;
 
 /// The form of an address that system calls take: IPv4 if it is a mapped one.
-pub(super) fn socket_address(address: SocketAddrV6) -> libc::sockaddr_storage {
+pub(crate) fn socket_address(address: SocketAddrV6) -> libc::sockaddr_storage {
     // SAFETY: all zeros are a valid value of this structure.
     let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
     let start = &raw mut storage;
@@ -37,11 +37,11 @@ pub(super) fn socket_address(address: SocketAddrV6) -> libc::sockaddr_storage {
 }
 
 /// The addresses of this machine's network interfaces that others can reach, IPv4 first.
-pub(super) fn local_addresses() -> Result<Vec<IpAddr>, VerbsError> {
+pub(crate) fn local_addresses() -> Result<Vec<IpAddr>, VerbsError> {
     let mut list = ptr::null_mut();
     // SAFETY: the result is writable.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
-        return Err(super::library::last_error("listing the addresses of this machine"));
+        return Err(crate::ibverbs::library::last_error("listing the addresses of this machine"));
     }
     let mut addresses = Vec::new();
     let mut next: *const libc::ifaddrs = list;

@@ -9,7 +9,7 @@ use crate::{CompletionStatus, WorkCompletion};
 
 /// The completions of one send queue.
 #[derive(Debug, Default)]
-pub(super) struct Order {
+pub(crate) struct Order {
     /// READs that are under way, oldest first, and whether their success is to be reported.
     reads: VecDeque<(u32, bool)>,
     /// What has completed before a READ that was posted earlier; in the order of posting.
@@ -18,17 +18,17 @@ pub(super) struct Order {
 
 impl Order {
     /// A READ is posted; every one is signalled to the device.
-    pub(super) fn post_read(&mut self, position: u32, signaled: bool) {
+    pub(crate) fn post_read(&mut self, position: u32, signaled: bool) {
         self.reads.push_back((position, signaled));
     }
 
     /// The READ that was posted last was not taken by the device after all.
-    pub(super) fn take_back_read(&mut self, position: u32) {
+    pub(crate) fn take_back_read(&mut self, position: u32) {
         self.reads.retain(|(read, _)| *read != position);
     }
 
     /// The request at `position` has completed; reports it, and others that waited for it, as soon as it is their turn.
-    pub(super) fn arrive(
+    pub(crate) fn arrive(
         &mut self,
         position: u32,
         completion: WorkCompletion,
@@ -53,7 +53,7 @@ impl Order {
     }
 
     /// The device will report nothing more: what has come, though out of turn, for the request at `position`.
-    pub(super) fn take_early(&mut self, position: u32) -> Option<WorkCompletion> {
+    pub(crate) fn take_early(&mut self, position: u32) -> Option<WorkCompletion> {
         let found = self.early.iter().position(|(early, _)| *early == position)?;
         self.early.remove(found).map(|(_, completion)| completion)
     }

@@ -1,11 +1,11 @@
 //! What two queue pairs tell one another to connect: see [`Address`]. Decoding takes any bytes, and never panics.
 
-use std::fmt;
 use std::net::{Ipv6Addr, SocketAddrV6};
 
 use ibverbs_sys as sys;
 
-use super::port::mtu_bytes;
+use crate::ibverbs::device::gid::GidKind;
+use crate::ibverbs::device::port::mtu_bytes;
 use crate::{QueuePairAddress, VerbsError};
 
 /// The address of a queue pair. All numbers are sent in network order:
@@ -22,7 +22,7 @@ use crate::{QueuePairAddress, VerbsError};
 /// | 14–29 | GID | IPv6 address, or a mapped IPv4 one |
 /// | 30–37 | 0 | token that names the queue pair |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Address {
+pub(crate) enum Address {
     /// Of a port on InfiniBand or Ethernet.
     InfiniBand(Path),
     /// Of a listener that connects by TCP.
@@ -31,49 +31,31 @@ pub(super) enum Address {
 
 /// A queue pair on InfiniBand or RoCE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Path {
-    pub(super) link: Link,
-    pub(super) mtu: sys::ibv_mtu,
-    pub(super) reads: u8,
-    pub(super) number: u32,
-    pub(super) first_packet: u32,
-    pub(super) lid: u16,
-    pub(super) gid: [u8; 16],
-}
-
-/// What carries the packets of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Link {
-    InfiniBand,
-    RoceV1,
-    RoceV2,
-}
-
-impl fmt::Display for Link {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::InfiniBand => "InfiniBand",
-            Self::RoceV1 => "RoCE v1",
-            Self::RoceV2 => "RoCE v2",
-        })
-    }
+pub(crate) struct Path {
+    pub(crate) packets: GidKind,
+    pub(crate) mtu: sys::ibv_mtu,
+    pub(crate) reads: u8,
+    pub(crate) number: u32,
+    pub(crate) first_packet: u32,
+    pub(crate) lid: u16,
+    pub(crate) gid: [u8; 16],
 }
 
 /// A queue pair on iWARP: where it listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Listener {
-    pub(super) reads: u8,
-    pub(super) socket: SocketAddrV6,
-    pub(super) token: u64,
+pub(crate) struct Listener {
+    pub(crate) reads: u8,
+    pub(crate) socket: SocketAddrV6,
+    pub(crate) token: u64,
 }
 
 const VERSION: u8 = 1;
 const LENGTH: usize = 38;
 /// Queue pair and packet sequence numbers have 24 bits.
-pub(super) const NUMBERS: u32 = (1 << 24) - 1;
+pub(crate) const NUMBERS: u32 = (1 << 24) - 1;
 
 impl Address {
-    pub(super) fn decode(address: &QueuePairAddress) -> Result<Self, VerbsError> {
+    pub(crate) fn decode(address: &QueuePairAddress) -> Result<Self, VerbsError> {
         let bytes = address.as_bytes();
         Self::parse(bytes).map_err(|reason| VerbsError::BadAddress(reason.into()))
     }
@@ -96,10 +78,10 @@ impl Address {
         let multicast = gid[0] == 0xff;
         match transport {
             1 | 2 | 4 => {
-                let link = match transport {
-                    1 => Link::InfiniBand,
-                    2 => Link::RoceV2,
-                    _ => Link::RoceV1,
+                let packets = match transport {
+                    1 => GidKind::InfiniBand,
+                    2 => GidKind::RoceV2,
+                    _ => GidKind::RoceV1,
                 };
                 if !(2..=NUMBERS).contains(&number) || first_packet > NUMBERS {
                     return Err("a queue pair or packet number out of range");
@@ -107,11 +89,11 @@ impl Address {
                 if mtu_bytes((*mtu).into()).is_none() {
                     return Err("unknown path MTU");
                 }
-                if multicast || (all_zero && (link != Link::InfiniBand || lid_or_port == 0)) {
+                if multicast || (all_zero && (packets != GidKind::InfiniBand || lid_or_port == 0)) {
                     return Err("not the address of one port");
                 }
                 Ok(Self::InfiniBand(Path {
-                    link,
+                    packets,
                     mtu: (*mtu).into(),
                     reads: *reads,
                     number,
@@ -136,10 +118,10 @@ impl Address {
         bytes[0] = VERSION;
         match self {
             Self::InfiniBand(path) => {
-                bytes[1] = match path.link {
-                    Link::InfiniBand => 1,
-                    Link::RoceV2 => 2,
-                    Link::RoceV1 => 4,
+                bytes[1] = match path.packets {
+                    GidKind::InfiniBand => 1,
+                    GidKind::RoceV2 => 2,
+                    GidKind::RoceV1 => 4,
                 };
                 bytes[2] = path.mtu as u8;
                 bytes[3] = path.reads;
@@ -184,7 +166,7 @@ mod tests {
 
     fn path() -> Path {
         Path {
-            link: Link::RoceV2,
+            packets: GidKind::RoceV2,
             mtu: sys::IBV_MTU_1024,
             reads: 16,
             number: 0x12_3456,
@@ -203,9 +185,9 @@ mod tests {
     fn an_address_comes_back_as_it_went() {
         for address in [
             Address::InfiniBand(path()),
-            Address::InfiniBand(Path { link: Link::RoceV1, ..path() }),
-            Address::InfiniBand(Path { link: Link::InfiniBand, ..path() }),
-            Address::InfiniBand(Path { link: Link::InfiniBand, gid: [0; 16], ..path() }),
+            Address::InfiniBand(Path { packets: GidKind::RoceV1, ..path() }),
+            Address::InfiniBand(Path { packets: GidKind::InfiniBand, ..path() }),
+            Address::InfiniBand(Path { packets: GidKind::InfiniBand, gid: [0; 16], ..path() }),
             Address::Iwarp(listener()),
         ] {
             assert_eq!(Address::decode(&address.into()).unwrap(), address);
@@ -223,7 +205,7 @@ mod tests {
             Address::InfiniBand(Path { mtu: 6, ..path() }),
             Address::InfiniBand(Path { gid: [0; 16], ..path() }),
             Address::InfiniBand(Path { gid, ..path() }),
-            Address::InfiniBand(Path { link: Link::InfiniBand, gid: [0; 16], lid: 0, ..path() }),
+            Address::InfiniBand(Path { packets: GidKind::InfiniBand, gid: [0; 16], lid: 0, ..path() }),
             Address::Iwarp(Listener {
                 socket: SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, 0),
                 ..listener()

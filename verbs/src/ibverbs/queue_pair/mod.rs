@@ -1,22 +1,39 @@
-//! Queue pairs: how they are created, connected, fail and go. Posting is in [`post`](super::post).
+//! Queue pairs: how they are created, connected, fail and go. Posting is in [`post`](self::post_send).
+
+pub(crate) mod address;
+pub(crate) mod core;
+mod outstanding;
+pub(crate) mod path;
+pub(crate) mod post_receive;
+pub(crate) mod post_send;
+pub(crate) mod ticket;
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
 use ibverbs_sys as sys;
 
-use super::address::{Address, Listener, NUMBERS, Path};
-use super::completion_queue::{Queue, Role};
-use super::connection_manager::OWN_REQUESTS;
-use super::core::{Core, Slot};
-use super::device::Device;
-use super::library::{check, last_error};
-use super::path::{self, Change, QueuePairAttributes};
-use super::post::Sends;
-use super::post_receive::{Receives, post_hello_receive};
-use super::protection_domain::Domain;
-use super::shared_receive_queue::SharedQueue;
-use super::{lock, random};
+use crate::ibverbs::completion_queue::Queue;
+use crate::ibverbs::completion_queue::users::Role;
+use crate::ibverbs::device::Device;
+use crate::ibverbs::domain::Domain;
+use crate::ibverbs::iwarp::manager::{FetchCompletions, OWN_REQUESTS};
+use crate::ibverbs::library::check;
+use crate::ibverbs::library::last_error;
+use crate::ibverbs::queue_pair::address::Address;
+use crate::ibverbs::queue_pair::address::Listener;
+use crate::ibverbs::queue_pair::address::NUMBERS;
+use crate::ibverbs::queue_pair::address::Path;
+use crate::ibverbs::queue_pair::core::Core;
+use crate::ibverbs::queue_pair::path::Change;
+use crate::ibverbs::queue_pair::path::QueuePairAttributes;
+use crate::ibverbs::queue_pair::post_receive::Receives;
+use crate::ibverbs::queue_pair::post_receive::post_hello_receive;
+use crate::ibverbs::queue_pair::post_send::Sends;
+use crate::ibverbs::queue_pair::ticket::Slot;
+use crate::ibverbs::shared_receive_queue::SharedQueue;
+use crate::random::random;
+use crate::sync::lock;
 use crate::{
     Access, CompletionQueue, Context as _, PathSettings, PostError, Probe, QueuePair, QueuePairAddress,
     QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueue,
@@ -25,7 +42,7 @@ use crate::{
 
 /// A queue pair. Fields that others depend on are dropped after it was destroyed.
 #[derive(Debug)]
-pub(super) struct Pair {
+pub(crate) struct Pair {
     core: Arc<Core>,
     capacity: QueuePairCapacity,
     first_packet: u32,
@@ -42,7 +59,7 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    pub(super) fn create(
+    pub(crate) fn create(
         domain: Arc<Domain>,
         send_queue: &Arc<dyn CompletionQueue>,
         receive_queue: &Arc<dyn CompletionQueue>,
@@ -54,6 +71,7 @@ impl Pair {
         let receive_queue = Queue::of(receive_queue, device)?;
         let shared = shared.map(|shared| SharedQueue::of(shared, device)).transpose()?;
         check_capacity(capacity, device)?;
+        let random = || random().map_err(|error| VerbsError::os("asking for random bits", error));
         let first_packet = random()? as u32 & NUMBERS;
         let token = random()?;
         let (pair, capacity) = create(&domain, &send_queue, &receive_queue, shared.as_deref(), capacity)?;
@@ -102,7 +120,7 @@ impl Pair {
     }
 
     /// What the device says it is set to.
-    pub(super) fn query(&self) -> Result<QueuePairAttributes, VerbsError> {
+    pub(crate) fn query(&self) -> Result<QueuePairAttributes, VerbsError> {
         let mut attributes = sys::ibv_qp_attr::default();
         let mut initial = sys::ibv_qp_init_attr::default();
         // SAFETY: the queue pair is alive as long as `self`, and both structures are writable.
@@ -219,7 +237,7 @@ impl QueuePair for Pair {
             return Address::Iwarp(Listener { reads, socket, token }).into();
         }
         Address::InfiniBand(Path {
-            link: device.link(),
+            packets: device.packets(),
             mtu: device.mtu,
             reads: device.max_served_reads,
             number: self.core.number,
@@ -237,7 +255,8 @@ impl QueuePair for Pair {
         if let Some(manager) = &self.device().manager {
             post_hello_receive(&self.core, self.receive_queue.1)
                 .map_err(|error| VerbsError::Unusable(format!("posting the first receive: {error}")))?;
-            manager.add(self.token, &self.core, &self.receive_queue.0);
+            let queue: Arc<dyn FetchCompletions> = self.receive_queue.0.clone();
+            manager.add(self.token, &self.core, queue);
         }
         self.core.advance("to_init", QueuePairState::Reset, QueuePairState::Init)
     }

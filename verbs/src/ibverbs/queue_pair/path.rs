@@ -4,24 +4,26 @@ use std::net::Ipv6Addr;
 
 use ibverbs_sys as sys;
 
-use super::address::{Link, Path};
-use super::device::{Device, exact_mtu};
-use super::gid::Gid;
-use super::memory_region::flags;
-use super::port::{Port, mtu_bytes};
+use crate::ibverbs::device::Device;
+use crate::ibverbs::device::gid::{Gid, GidKind};
+use crate::ibverbs::device::options::exact_mtu;
+use crate::ibverbs::device::port::Port;
+use crate::ibverbs::device::port::mtu_bytes;
+use crate::ibverbs::domain::memory_region::flags;
+use crate::ibverbs::queue_pair::address::Path;
 use crate::{Access, Context as _, PathSettings, VerbsError};
 
 /// A change of a queue pair's attributes: their values, and which of them count.
-pub(super) struct Change {
-    pub(super) attributes: sys::ibv_qp_attr,
-    pub(super) mask: sys::ibv_qp_attr_mask,
+pub(crate) struct Change {
+    pub(crate) attributes: sys::ibv_qp_attr,
+    pub(crate) mask: sys::ibv_qp_attr_mask,
 }
 
 /// Routers that a packet may pass.
 const HOP_LIMIT: u8 = 64;
 
 /// Refuses what the port does not have.
-pub(super) fn check_settings(settings: &PathSettings, port: &Port) -> Result<(), VerbsError> {
+pub(crate) fn check_settings(settings: &PathSettings, port: &Port) -> Result<(), VerbsError> {
     let keys = u64::from(port.partition_keys.max(1)) - 1;
     let limits = [
         ("RNR retries", u64::from(settings.rnr_retry), 7),
@@ -38,7 +40,7 @@ pub(super) fn check_settings(settings: &PathSettings, port: &Port) -> Result<(),
 }
 
 /// Reset → Init (IBA vol. 1, 10.3.1). The partition key is settled with the path, in [`to_rtr`].
-pub(super) fn to_init(device: &Device, access: Access) -> Change {
+pub(crate) fn to_init(device: &Device, access: Access) -> Change {
     use sys::ibv_qp_attr_mask as mask;
     Change {
         attributes: sys::ibv_qp_attr {
@@ -53,10 +55,10 @@ pub(super) fn to_init(device: &Device, access: Access) -> Change {
 }
 
 /// Init → Rtr: where the peer is, and what is taken from it. Fails if the peer's port is of another kind.
-pub(super) fn to_rtr(device: &Device, peer: &Path, settings: &PathSettings) -> Result<Change, VerbsError> {
+pub(crate) fn to_rtr(device: &Device, peer: &Path, settings: &PathSettings) -> Result<Change, VerbsError> {
     use sys::ibv_qp_attr_mask as mask;
     let port = &device.port;
-    check_link(device.link(), device.gid.as_ref(), peer)?;
+    check_packets(device.packets(), device.gid.as_ref(), peer)?;
     let ours = settings.mtu.map(exact_mtu).transpose()?.unwrap_or(device.mtu);
     Ok(Change {
         attributes: sys::ibv_qp_attr {
@@ -83,16 +85,17 @@ pub(super) fn to_rtr(device: &Device, peer: &Path, settings: &PathSettings) -> R
 }
 
 /// Whether packets of one kind can go from our address to the peer's.
-fn check_link(ours: Link, gid: Option<&Gid>, peer: &Path) -> Result<(), VerbsError> {
-    if ours != peer.link {
-        let choose = if ours == Link::InfiniBand || peer.link == Link::InfiniBand { "" } else { CHOOSE };
-        let reason = format!("its address is one of {}, ours of {ours}{choose}", peer.link);
+fn check_packets(ours: GidKind, gid: Option<&Gid>, peer: &Path) -> Result<(), VerbsError> {
+    if ours != peer.packets {
+        let choose =
+            if ours == GidKind::InfiniBand || peer.packets == GidKind::InfiniBand { "" } else { CHOOSE };
+        let reason = format!("its address is one of {}, ours of {ours}{choose}", peer.packets);
         return Err(VerbsError::Unreachable(reason));
     }
     let family = |address: Ipv6Addr| if address.to_ipv4_mapped().is_some() { "IPv4" } else { "IPv6" };
     let theirs = Ipv6Addr::from(peer.gid);
     match gid.map(|gid| gid.address) {
-        Some(gid) if ours == Link::RoceV2 && family(gid) != family(theirs) => {
+        Some(gid) if ours == GidKind::RoceV2 && family(gid) != family(theirs) => {
             let (theirs_is, ours_is) = (family(theirs), family(gid));
             Err(VerbsError::Unreachable(format!(
                 "its address {theirs} is one of {theirs_is}, ours {gid} of {ours_is}{CHOOSE}"
@@ -132,7 +135,7 @@ fn route(port: &Port, gid: Option<&Gid>, peer: &Path, settings: &PathSettings) -
 }
 
 /// Rtr → Rts: how we send.
-pub(super) fn to_rts(device: &Device, first_packet: u32, peer_reads: u8, settings: &PathSettings) -> Change {
+pub(crate) fn to_rts(device: &Device, first_packet: u32, peer_reads: u8, settings: &PathSettings) -> Change {
     use sys::ibv_qp_attr_mask as mask;
     Change {
         attributes: sys::ibv_qp_attr {
@@ -154,7 +157,7 @@ pub(super) fn to_rts(device: &Device, first_packet: u32, peer_reads: u8, setting
 }
 
 /// RDMA READs that may be outstanding as far as this end goes.
-pub(super) fn outstanding_reads(device: &Device, settings: &PathSettings) -> u8 {
+pub(crate) fn outstanding_reads(device: &Device, settings: &PathSettings) -> u8 {
     let most = device.attributes().max_outstanding_reads.min(u8::MAX.into()) as u8;
     settings.outstanding_reads.min(most)
 }
@@ -183,7 +186,7 @@ pub struct QueuePairAttributes {
 
 impl QueuePairAttributes {
     /// All that [`QueuePairAttributes`] shows.
-    pub(super) fn mask() -> sys::ibv_qp_attr_mask {
+    pub(crate) fn mask() -> sys::ibv_qp_attr_mask {
         use sys::ibv_qp_attr_mask as mask;
         mask::IBV_QP_STATE
             | mask::IBV_QP_PKEY_INDEX
@@ -201,7 +204,7 @@ impl QueuePairAttributes {
             | mask::IBV_QP_CAP
     }
 
-    pub(super) fn new(attributes: &sys::ibv_qp_attr) -> Self {
+    pub(crate) fn new(attributes: &sys::ibv_qp_attr) -> Self {
         Self {
             settings: PathSettings {
                 outstanding_reads: attributes.max_rd_atomic,
@@ -227,9 +230,8 @@ impl QueuePairAttributes {
 
 #[cfg(test)]
 mod tests {
-    use super::super::gid::GidKind;
-    use super::super::port::PortState;
     use super::*;
+    use crate::ibverbs::device::port::PortState;
 
     fn port(ethernet: bool) -> Port {
         Port {
@@ -276,8 +278,8 @@ mod tests {
             let kind = GidKind::RoceV2;
             Gid { index: 0, address: address.parse().unwrap(), kind, interface: 0 }
         };
-        let peer = |link, address: &str| Path {
-            link,
+        let peer = |packets, address: &str| Path {
+            packets,
             mtu: 3,
             reads: 1,
             number: 2,
@@ -286,9 +288,9 @@ mod tests {
             gid: gid(address).address.octets(),
         };
         let check = |ours, address: &str, peer| {
-            check_link(ours, Some(&gid(address)), &peer).map_err(|error| error.to_string())
+            check_packets(ours, Some(&gid(address)), &peer).map_err(|error| error.to_string())
         };
-        use Link::{InfiniBand, RoceV1, RoceV2};
+        use GidKind::{InfiniBand, RoceV1, RoceV2};
         let (ipv4, ipv6) = ("::ffff:10.0.0.1", "fe80::1");
         for (link, address) in [(RoceV2, ipv4), (RoceV2, ipv6), (RoceV1, ipv6), (InfiniBand, ipv6)] {
             assert_eq!(check(link, address, peer(link, address)), Ok(()));
@@ -318,8 +320,8 @@ mod tests {
         let settings = PathSettings { service_level: 3, traffic_class: 96, ..PathSettings::default() };
         let route = |ethernet, theirs: u16| {
             let raw = gid(theirs).address.octets();
-            let link = if ethernet { Link::RoceV2 } else { Link::InfiniBand };
-            let peer = Path { link, mtu: 3, reads: 1, number: 2, first_packet: 0, lid: 77, gid: raw };
+            let packets = if ethernet { GidKind::RoceV2 } else { GidKind::InfiniBand };
+            let peer = Path { packets, mtu: 3, reads: 1, number: 2, first_packet: 0, lid: 77, gid: raw };
             super::route(&port(ethernet), Some(&gid(1)), &peer, &settings)
         };
         for (ethernet, subnet, global) in [(true, 1, true), (false, 2, true), (false, 1, false)] {

@@ -4,8 +4,12 @@ use std::ptr;
 
 use ibverbs_sys as sys;
 
-use super::core::{Core, RequestKind, Slot, Ticket};
-use super::post::{Segments, kind_of};
+use crate::ibverbs::queue_pair::core::Core;
+use crate::ibverbs::queue_pair::post_send::Segments;
+use crate::ibverbs::queue_pair::post_send::kind_of;
+use crate::ibverbs::queue_pair::ticket::RequestKind;
+use crate::ibverbs::queue_pair::ticket::Slot;
+use crate::ibverbs::queue_pair::ticket::Ticket;
 use crate::{LocalSegment, PostError, PostErrorKind, QueuePairCapacity, QueuePairState, ReceiveRequest};
 
 /// Requests handed to the device at a time.
@@ -13,13 +17,13 @@ const BATCH: usize = 16;
 
 /// Where a queue pair's batch is put together.
 #[derive(Debug)]
-pub(super) struct Receives {
+pub(crate) struct Receives {
     slot: Slot,
     list: ReceiveList,
 }
 
 /// Posts the receive of no bytes that takes the peer's hello.
-pub(super) fn post_hello_receive(core: &Core, slot: Slot) -> Result<(), PostErrorKind> {
+pub(crate) fn post_hello_receive(core: &Core, slot: Slot) -> Result<(), PostErrorKind> {
     let ticket = Ticket { kind: RequestKind::Hello, slot, position: 0 };
     // soft-iWARP refuses a receive without a segment.
     let mut nothing = sys::ibv_sge::default();
@@ -34,7 +38,7 @@ pub(super) fn post_hello_receive(core: &Core, slot: Slot) -> Result<(), PostErro
 
 /// Receives that are put together for the device. They are linked when the list is complete: before, they may move.
 #[derive(Debug)]
-pub(super) struct ReceiveList {
+pub(crate) struct ReceiveList {
     requests: Vec<sys::ibv_recv_wr>,
     segments: Segments,
 }
@@ -44,22 +48,22 @@ unsafe impl Send for ReceiveList {}
 
 impl ReceiveList {
     /// One with room for that many requests, of that many segments each.
-    pub(super) fn new(requests: usize, segments: u32) -> Self {
+    pub(crate) fn new(requests: usize, segments: u32) -> Self {
         let segments = Vec::with_capacity(segments.max(1) as usize * requests);
         Self { requests: Vec::with_capacity(requests), segments: Segments(segments) }
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.requests.clear();
         self.segments.0.clear();
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.requests.len()
     }
 
     /// Appends a receive of `least` segments at least (of no bytes, if there are not as many) and `most` at most.
-    pub(super) fn add(
+    pub(crate) fn add(
         &mut self,
         ticket: Ticket,
         into: &[LocalSegment],
@@ -74,7 +78,7 @@ impl ReceiveList {
     }
 
     /// Links the list, and gives its head, if there is one.
-    pub(super) fn link(&mut self) -> Option<&mut sys::ibv_recv_wr> {
+    pub(crate) fn link(&mut self) -> Option<&mut sys::ibv_recv_wr> {
         let (requests, mut segments) = (self.requests.as_mut_ptr(), self.segments.0.as_mut_ptr());
         let count = self.requests.len();
         for (index, request) in self.requests.iter_mut().enumerate() {
@@ -86,12 +90,12 @@ impl ReceiveList {
     }
 
     /// How many come before the one that the device refused.
-    pub(super) fn position(&self, refused: *const sys::ibv_recv_wr) -> usize {
+    pub(crate) fn position(&self, refused: *const sys::ibv_recv_wr) -> usize {
         self.requests.iter().position(|request| ptr::eq(request, refused)).unwrap_or(0)
     }
 
     /// The tickets of those from `first` on.
-    pub(super) fn tickets_from(&self, first: usize) -> impl Iterator<Item = Ticket> {
+    pub(crate) fn tickets_from(&self, first: usize) -> impl Iterator<Item = Ticket> {
         self.requests[first..].iter().map(|request| Ticket::from_bits(request.wr_id))
     }
 }
@@ -114,11 +118,11 @@ fn hand_over_receives(core: &Core, head: &mut sys::ibv_recv_wr) -> Result<(), (i
 }
 
 impl Receives {
-    pub(super) fn new(capacity: &QueuePairCapacity, slot: Slot) -> Self {
+    pub(crate) fn new(capacity: &QueuePairCapacity, slot: Slot) -> Self {
         Self { slot, list: ReceiveList::new(BATCH, capacity.receive_segments) }
     }
 
-    pub(super) fn post(
+    pub(crate) fn post(
         &mut self,
         core: &Core,
         capacity: &QueuePairCapacity,

@@ -5,8 +5,11 @@ use std::ptr;
 
 use ibverbs_sys as sys;
 
-use super::core::{Core, RequestKind, Slot, Ticket};
-use super::lock;
+use crate::ibverbs::queue_pair::core::Core;
+use crate::ibverbs::queue_pair::ticket::RequestKind;
+use crate::ibverbs::queue_pair::ticket::Slot;
+use crate::ibverbs::queue_pair::ticket::Ticket;
+use crate::sync::lock;
 use crate::{
     DeviceAttributes, LocalSegment, Operation, Payload, PostError, PostErrorKind, QueuePairCapacity,
     QueuePairState, SendRequest,
@@ -16,7 +19,7 @@ use crate::{
 const BATCH: usize = 16;
 
 /// Where a batch is put together. Lists are linked when they are complete: before, they may move.
-pub(super) struct Sends {
+pub(crate) struct Sends {
     slot: Slot,
     requests: Vec<sys::ibv_send_wr>,
     segments: Segments,
@@ -42,7 +45,7 @@ struct Held {
 
 /// Segments of all requests of a batch, one after the other.
 #[derive(Debug, Default)]
-pub(super) struct Segments(pub(super) Vec<sys::ibv_sge>);
+pub(crate) struct Segments(pub(crate) Vec<sys::ibv_sge>);
 
 // SAFETY: the pointers in the list are to memory of this value's own, or of the caller's for as long as the call in
 // which they are used.
@@ -56,7 +59,7 @@ impl fmt::Debug for Sends {
 
 impl Sends {
     /// A poster whose gate is open or shut.
-    pub(super) fn new(capacity: &QueuePairCapacity, open: bool) -> Self {
+    pub(crate) fn new(capacity: &QueuePairCapacity, open: bool) -> Self {
         let segments = capacity.send_segments.max(1) as usize * BATCH;
         Self {
             slot: Slot { index: 0, generation: 0 },
@@ -68,12 +71,12 @@ impl Sends {
     }
 
     /// Where the queue pair is in the table of its completion queue.
-    pub(super) fn set_slot(&mut self, slot: Slot) {
+    pub(crate) fn set_slot(&mut self, slot: Slot) {
         self.slot = slot;
     }
 
     /// Posts a write of no bytes.
-    pub(super) fn nudge(&mut self, core: &Core) -> Result<(), PostErrorKind> {
+    pub(crate) fn nudge(&mut self, core: &Core) -> Result<(), PostErrorKind> {
         let ticket = Ticket { kind: RequestKind::Hello, slot: self.slot, position: 0 };
         let mut nothing = sys::ibv_send_wr { wr_id: ticket.to_bits(), ..Default::default() };
         nothing.opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
@@ -81,7 +84,7 @@ impl Sends {
     }
 
     /// Says hello, and hands the device all that was held back. Nothing if the gate is open.
-    pub(super) fn open(&mut self, core: &Core) -> Result<(), PostErrorKind> {
+    pub(crate) fn open(&mut self, core: &Core) -> Result<(), PostErrorKind> {
         let Gate::Shut(held) = std::mem::replace(&mut self.gate, Gate::Open) else { return Ok(()) };
         let ticket = Ticket { kind: RequestKind::Hello, slot: self.slot, position: 0 };
         let mut hello = sys::ibv_send_wr { wr_id: ticket.to_bits(), ..Default::default() };
@@ -97,7 +100,7 @@ impl Sends {
         Ok(())
     }
 
-    pub(super) fn post(
+    pub(crate) fn post(
         &mut self,
         core: &Core,
         capacity: &QueuePairCapacity,
@@ -307,7 +310,7 @@ fn hand_over(core: &Core, head: &mut sys::ibv_send_wr) -> Result<(), (i32, *mut 
 
 impl Segments {
     /// Appends segments of registered memory, filled up to `least` with empty ones, and says how many.
-    pub(super) fn add(
+    pub(crate) fn add(
         &mut self,
         segments: &[LocalSegment],
         least: usize,
@@ -348,7 +351,7 @@ fn may_send(core: &Core, room: u32, index: usize) -> Result<(), PostErrorKind> {
 }
 
 /// What a driver means by an error number, whose sign drivers disagree about.
-pub(super) fn kind_of(error: i32) -> PostErrorKind {
+pub(crate) fn kind_of(error: i32) -> PostErrorKind {
     match error.saturating_abs() {
         libc::ENOMEM | libc::EAGAIN => PostErrorKind::QueueFull,
         libc::EOPNOTSUPP | libc::ENOSYS => PostErrorKind::Unsupported,

@@ -1,23 +1,27 @@
 //! Shared receive queues: receives that many queue pairs take from.
 
+pub(crate) mod entries;
+
 use std::any::Any;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex};
 
 use ibverbs_sys as sys;
 
-use super::core::{RequestKind, Ticket};
-use super::device::Device;
-use super::library::{check, last_error};
-use super::lock;
-use super::post::kind_of;
-use super::post_receive::ReceiveList;
-use super::protection_domain::Domain;
+use self::entries::Entries;
+use crate::ibverbs::device::Device;
+use crate::ibverbs::domain::Domain;
+use crate::ibverbs::library::check;
+use crate::ibverbs::library::last_error;
+use crate::ibverbs::queue_pair::post_receive::ReceiveList;
+use crate::ibverbs::queue_pair::post_send::kind_of;
+use crate::ibverbs::queue_pair::ticket::Ticket;
+use crate::sync::lock;
 use crate::{Context as _, PostError, PostErrorKind, ReceiveRequest, SharedReceiveQueue, VerbsError};
 
 /// A shared receive queue.
 #[derive(Debug)]
-pub(super) struct SharedQueue {
+pub(crate) struct SharedQueue {
     queue: NonNull<sys::ibv_srq>,
     /// What names it in the device's table, and so in the tickets of its receives.
     key: u32,
@@ -37,7 +41,7 @@ impl SharedQueue {
     /// Receives handed to the device at a time.
     const BATCH: usize = 64;
 
-    pub(super) fn create(domain: Arc<Domain>, capacity: u32, segments: u32) -> Result<Self, VerbsError> {
+    pub(crate) fn create(domain: Arc<Domain>, capacity: u32, segments: u32) -> Result<Self, VerbsError> {
         let device = domain.device();
         let attributes = device.attributes();
         if attributes.max_shared_receive_queues == 0 {
@@ -64,7 +68,7 @@ impl SharedQueue {
     }
 
     /// The queue behind the trait, if it is of `device`.
-    pub(super) fn of(
+    pub(crate) fn of(
         queue: &Arc<dyn SharedReceiveQueue>,
         device: &Arc<Device>,
     ) -> Result<Arc<Self>, VerbsError> {
@@ -75,7 +79,7 @@ impl SharedQueue {
         }
     }
 
-    pub(super) fn as_ptr(&self) -> *mut sys::ibv_srq {
+    pub(crate) fn as_ptr(&self) -> *mut sys::ibv_srq {
         self.queue.as_ptr()
     }
 
@@ -141,101 +145,5 @@ impl Drop for SharedQueue {
         if let Err(error) = check("destroying a shared receive queue", result) {
             tracing::warn!(%error, "an object of the device can't be given back");
         }
-    }
-}
-
-/// The identifiers of the receives that are outstanding on one queue, which complete in any order.
-#[derive(Debug)]
-pub(super) struct Entries(Mutex<Places>);
-
-#[derive(Debug)]
-struct Places {
-    ids: Vec<Option<u64>>,
-    free: Vec<u32>,
-    capacity: u32,
-}
-
-impl Entries {
-    fn new(capacity: u32) -> Self {
-        Self(Mutex::new(Places { ids: Vec::new(), free: Vec::new(), capacity }))
-    }
-
-    /// Notes an identifier, and says where; `None` if as many are outstanding as may be.
-    fn put(&self, wr_id: u64) -> Option<u32> {
-        let mut places = lock(&self.0);
-        if let Some(position) = places.free.pop() {
-            places.ids[position as usize] = Some(wr_id);
-            return Some(position);
-        }
-        let position = u32::try_from(places.ids.len()).ok().filter(|position| *position < places.capacity)?;
-        places.ids.push(Some(wr_id));
-        Some(position)
-    }
-
-    /// Takes an identifier out; `None` if there is none.
-    pub(super) fn take(&self, position: u32) -> Option<u64> {
-        let mut places = lock(&self.0);
-        let wr_id = places.ids.get_mut(position as usize)?.take()?;
-        places.free.push(position);
-        Some(wr_id)
-    }
-}
-
-/// The shared receive queues of a device, by key.
-#[derive(Debug, Default)]
-pub(super) struct SharedQueues {
-    queues: Vec<(u32, Arc<Entries>)>,
-    next: u32,
-}
-
-impl SharedQueues {
-    fn insert(&mut self, entries: &Arc<Entries>) -> u32 {
-        let key = self.next & Ticket::SHARED_KEYS;
-        self.next = self.next.wrapping_add(1);
-        self.queues.push((key, Arc::clone(entries)));
-        key
-    }
-
-    fn remove(&mut self, key: u32) {
-        self.queues.retain(|(other, _)| *other != key);
-    }
-
-    /// The identifier of a receive that completed.
-    pub(super) fn complete(&self, ticket: Ticket) -> Option<u64> {
-        debug_assert_eq!(ticket.kind, RequestKind::SharedReceive);
-        let (_, entries) = self.queues.iter().find(|(key, _)| *key == ticket.shared_key())?;
-        entries.take(ticket.position)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn receives_complete_in_any_order_and_once() {
-        let entries = Entries::new(3);
-        let [a, b, c] = [10, 20, 30].map(|wr_id| entries.put(wr_id).unwrap());
-        assert_eq!(entries.put(40), None, "full");
-        assert_eq!(entries.take(b), Some(20));
-        assert_eq!(entries.take(b), None, "taken already");
-        assert_eq!(entries.take(99), None);
-        let d = entries.put(40).unwrap();
-        assert_eq!(d, b, "the place is free again");
-        assert_eq!([a, d, c].map(|position| entries.take(position)), [Some(10), Some(40), Some(30)]);
-    }
-
-    #[test]
-    fn a_ticket_names_its_queue() {
-        let mut queues = SharedQueues { next: Ticket::SHARED_KEYS, ..SharedQueues::default() };
-        let [one, other] = [1, 2].map(|capacity| Arc::new(Entries::new(capacity)));
-        let keys = [queues.insert(&one), queues.insert(&other)];
-        assert_eq!(keys, [Ticket::SHARED_KEYS, 0]);
-        let (a, b) = (one.put(1).unwrap(), other.put(2).unwrap());
-        let ticket = |key, position| Ticket::from_bits(Ticket::shared(key, position).to_bits());
-        assert_eq!(queues.complete(ticket(keys[1], b)), Some(2));
-        assert_eq!(queues.complete(ticket(keys[0], a)), Some(1));
-        queues.remove(keys[0]);
-        assert_eq!(queues.complete(ticket(keys[0], a)), None);
     }
 }
