@@ -6,14 +6,14 @@ use std::sync::Arc;
 use super::{Context, DeviceAttributes, VerbsError, soft};
 
 /// A device of this machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct FoundDevice {
     /// Its name: `soft0`, or what the kernel calls it, such as `mlx5_0`.
     pub name: String,
     /// The provider that drives it, or would.
     pub provider: &'static str,
     /// What it can do, or why it can't be used, with what to do about it.
-    pub state: Result<DeviceAttributes, String>,
+    pub state: Result<DeviceAttributes, VerbsError>,
     /// Its ports; none on the software device, and where they can't be asked for.
     pub ports: Vec<FoundPort>,
 }
@@ -75,7 +75,7 @@ pub fn open(name: &str) -> Result<Arc<dyn Context>, VerbsError> {
 }
 
 fn software() -> FoundDevice {
-    let state = soft::open().map(|context| context.attributes().clone()).map_err(|error| error.to_string());
+    let state = soft::open().map(|context| context.attributes().clone());
     FoundDevice { name: soft::NAME.into(), provider: "soft", state, ports: Vec::new() }
 }
 
@@ -89,8 +89,9 @@ fn names(class: &Path) -> Vec<String> {
 }
 
 /// A device of the kernel's that can't be used.
-fn unusable(name: &str, reason: impl Into<String>) -> FoundDevice {
-    FoundDevice { name: name.into(), provider: "ibverbs", state: Err(reason.into()), ports: Vec::new() }
+fn unusable(name: &str, reason: &str) -> FoundDevice {
+    let state = Err(VerbsError::Unusable(reason.into()));
+    FoundDevice { name: name.into(), provider: "ibverbs", state, ports: Vec::new() }
 }
 
 #[cfg(not(feature = "ibverbs"))]
@@ -113,18 +114,18 @@ fn open_hardware(name: &str) -> Result<Arc<dyn Context>, VerbsError> {
 
 #[cfg(feature = "ibverbs")]
 fn hardware(names: &[String]) -> Vec<FoundDevice> {
-    use super::ibverbs::{ListedDevice, list};
+    use super::ibverbs::{Port, list};
 
-    let listed = match list() {
-        Ok(listed) => listed,
-        Err(error) => return names.iter().map(|name| unusable(name, error.to_string())).collect(),
-    };
-    let found = |ListedDevice { name, ports, .. }: ListedDevice| {
+    let found = |name: String, ports: Vec<Port>| {
         let state = open_hardware(&name).map(|context| context.attributes().clone());
-        let ports = ports.unwrap_or_default().iter().map(port).collect();
-        FoundDevice { name, provider: "ibverbs", state: state.map_err(|error| error.to_string()), ports }
+        FoundDevice { name, provider: "ibverbs", state, ports: ports.iter().map(port).collect() }
     };
-    let mut found: Vec<FoundDevice> = listed.into_iter().map(found).collect();
+    let Ok(listed) = list() else {
+        // Opening a device fails for the reason that its listing failed for, and says that reason.
+        return names.iter().map(|name| found(name.clone(), Vec::new())).collect();
+    };
+    let mut found: Vec<FoundDevice> =
+        listed.into_iter().map(|listed| found(listed.name, listed.ports.unwrap_or_default())).collect();
     let unlisted: Vec<&String> =
         names.iter().filter(|name| found.iter().all(|device| device.name != **name)).collect();
     let reason = "libibverbs has no driver for it: install ibverbs-providers or the vendor's package";
@@ -158,7 +159,7 @@ mod tests {
         let found = devices();
         let soft = &found[0];
         assert_eq!((soft.name.as_str(), soft.provider), ("soft0", "soft"));
-        assert_eq!(soft.state.as_ref().map(|attributes| attributes.immediate), Ok(true));
+        assert!(soft.state.as_ref().is_ok_and(|attributes| attributes.immediate));
     }
 
     #[test]

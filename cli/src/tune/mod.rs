@@ -105,7 +105,7 @@ fn open(name: Option<&str>) -> Result<Arc<dyn Context>, Failure> {
         }));
     };
     let unusable = |why: &str| Failure::usage(format!("device {:?} can't be used: {why}", device.name));
-    device.state.as_ref().map_err(|why| unusable(why))?;
+    device.state.as_ref().map_err(|why| unusable(&why.to_string()))?;
     tonic_rdma_verbs::open(&device.name).map_err(|error| unusable(&error.to_string()))
 }
 

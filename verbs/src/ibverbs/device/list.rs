@@ -14,14 +14,14 @@ use crate::VerbsError;
 use crate::ibverbs::library::{Library, last_error, library};
 
 /// A device as `libibverbs` lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct ListedDevice {
     /// Its name, such as `mlx5_0` or `rxe0`.
     pub name: String,
     /// How it connects.
     pub transport: Transport,
     /// Its ports in their order, from number 1; or why the device could not be opened to ask for them.
-    pub ports: Result<Vec<Port>, String>,
+    pub ports: Result<Vec<Port>, VerbsError>,
 }
 
 /// How queue pairs of a device connect (`enum ibv_transport_type`).
@@ -46,7 +46,7 @@ pub fn list() -> Result<Vec<ListedDevice>, VerbsError> {
     let listed = devices.iter().map(|device| ListedDevice {
         name: devices.name(device),
         transport: transport(device),
-        ports: devices.open(device).and_then(|context| context.ports()).map_err(|error| error.to_string()),
+        ports: devices.open(device).and_then(|context| context.ports()),
     });
     Ok(listed.collect())
 }
