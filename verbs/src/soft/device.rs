@@ -32,11 +32,11 @@ pub(super) struct Device {
     next_number: AtomicU32,
 }
 
-/// Which entries of the table are free.
+/// The free entries of the table.
 #[derive(Debug, Default)]
 struct Keys {
     used: u32,
-    /// Given out in the order of their release, so that a stale key meets no new region soon.
+    /// In the order of release, so that a stale key does not meet a new region soon.
     free: VecDeque<u32>,
 }
 
@@ -72,9 +72,9 @@ impl Device {
         }))
     }
 
-    /// The reference that is shared by all that belongs to the device.
+    /// Returns the shared reference that all objects of the device hold.
     pub(super) fn shared(&self) -> Arc<Self> {
-        // Whoever has `self` has it out of an `Arc`: `new` makes no other.
+        // Every `Device` is in an `Arc`: `new` makes no other.
         self.me.upgrade().unwrap_or_else(|| unreachable!())
     }
 
@@ -98,7 +98,7 @@ impl Device {
         &self.table_fd
     }
 
-    /// A number for something that peers ask for.
+    /// Returns a new number for an object that peers ask for.
     pub(super) fn object_id(&self) -> u64 {
         self.next_object.fetch_add(1, Relaxed)
     }
@@ -127,12 +127,12 @@ impl Device {
         Ok(key)
     }
 
-    /// Gives the table entry of `key` free; to be called when no section can use it any more.
+    /// Frees the table entry of `key`. No section can be using it any more.
     pub(super) fn release_key(&self, key: u32) {
         lock(&self.keys).free.push_back(key % REGIONS);
     }
 
-    /// The number of a shared segment, one more region of which there is now; 0 for memory that is not shared.
+    /// Counts one more region of `memory` and returns the number of its segment; 0 for memory that is not shared.
     pub(super) fn retain_segment(&self, memory: &Arc<HostMemory>) -> u64 {
         if memory.shared_fd().is_none() {
             return 0;
@@ -156,7 +156,7 @@ impl Device {
         }
     }
 
-    /// The peer's device: the one that is known, or a new connection to it.
+    /// Returns the peer's device: the known one, or a new connection to it.
     pub(super) fn peer(&self, id: DeviceId) -> Result<Arc<Peer>, VerbsError> {
         let known = |peers: &HashMap<DeviceId, Weak<Peer>>| {
             peers.get(&id).and_then(Weak::upgrade).filter(|peer| !peer.is_dead())

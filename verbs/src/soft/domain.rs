@@ -12,7 +12,8 @@ use super::shared::table::Entry;
 use crate::sync::lock;
 use crate::{Access, HostMemory, Lkey, VerbsError};
 
-/// Longest wait for a peer in the middle of an operation on memory that is taken back; its sections last microseconds.
+/// Longest wait for a peer in the middle of an operation on memory that is taken back. Its sections last
+/// microseconds.
 pub(super) const QUIESCENCE: Duration = Duration::from_secs(1);
 
 /// A protection domain.
@@ -20,7 +21,7 @@ pub(super) const QUIESCENCE: Duration = Duration::from_secs(1);
 pub(super) struct Domain {
     device: Arc<Device>,
     id: u64,
-    /// Shared segments registered here, by number: what peers may map.
+    /// Shared segments that are registered here, by number. Peers may map them.
     segments: Mutex<HashMap<u64, Registered>>,
     queue_pairs: Mutex<HashMap<u32, Arc<Core>>>,
 }
@@ -57,13 +58,13 @@ impl Domain {
         lock(&self.queue_pairs).remove(&number);
     }
 
-    /// Lends the descriptor of segment `id`, if it is registered here, with its length.
+    /// Calls `then` with the descriptor and the length of segment `id`, if the segment is registered here.
     pub(super) fn with_segment<T>(&self, id: u64, then: impl FnOnce(BorrowedFd<'_>, u64) -> T) -> Option<T> {
         let memory = Arc::clone(&lock(&self.segments).get(&id)?.memory);
         memory.shared_fd().map(|fd| then(fd, memory.len() as u64))
     }
 
-    /// Looks up a piece of local memory, as [`RegionTable::find`](crate::soft::shared::table::RegionTable::find) does.
+    /// Returns whether `length` bytes at `address` lie in the region of `key`, and the region grants `access`.
     pub(super) fn find_local(&self, key: Lkey, address: u64, length: u64, access: Access) -> bool {
         self.device.table().find(key.0).is_some_and(|entry| {
             entry.domain == self.id
@@ -85,7 +86,7 @@ impl Domain {
         id
     }
 
-    /// Takes one region off segment `id`.
+    /// Counts one region less of segment `id`.
     fn release_segment(&self, id: u64, memory: &Arc<HostMemory>) {
         if id == 0 {
             return;
@@ -141,8 +142,8 @@ impl Domain {
         self.release_segment(segment, memory);
     }
 
-    /// Waits until every operation that may have seen a key valid, of our queue pairs or of their peers, is over. False
-    /// if a peer stopped in the middle of one.
+    /// Waits until every operation is over that may have seen a key valid, of our queue pairs or of their peers.
+    /// Returns false if a peer stopped in the middle of one.
     fn quiesce(&self) -> bool {
         let queue_pairs: Vec<_> = lock(&self.queue_pairs).values().cloned().collect();
         let deadline = Instant::now() + QUIESCENCE;

@@ -2,13 +2,15 @@
 
 use crate::{QueuePairAddress, VerbsError};
 
-/// Layout that both sides must share; counts up when anything in shared memory changes.
+/// Version of the layout of shared memory. Both sides must have the same version. It counts up with every change of
+/// the layout.
 pub(crate) const VERSION: u8 = 2;
 
 const MAGIC: u8 = b's';
 const LENGTH: usize = 26;
 
-/// Where a queue pair is: in which process' device, and under which number. The token keeps everybody else off it.
+/// The address of a queue pair: the process with its device, and the number. The token keeps other processes away
+/// from the queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) device: DeviceId,
@@ -16,7 +18,8 @@ pub(crate) struct Address {
     pub(crate) token: u64,
 }
 
-/// A device: its process, and a random number, so that a process that comes to the same number is not taken for it.
+/// A device: its process, and a random number that tells it from the device of a later process with this process
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DeviceId {
     pub(crate) process: u32,
@@ -24,7 +27,7 @@ pub(crate) struct DeviceId {
 }
 
 impl DeviceId {
-    /// Name of the device's socket in the abstract namespace, which is that of the network namespace.
+    /// Returns the name of the device's socket in the abstract namespace, which belongs to the network namespace.
     pub(crate) fn socket_name(self) -> String {
         format!("tonic-rdma-soft-{}-{:016x}", self.process, self.nonce)
     }
@@ -70,12 +73,12 @@ impl From<Address> for QueuePairAddress {
     }
 }
 
-/// The little-endian number at `offset`; 0 beyond the end.
+/// Returns the little-endian number at `offset`; 0 beyond the end.
 pub(crate) fn u32_at(bytes: &[u8], offset: usize) -> u32 {
     bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_le_bytes(*bytes))
 }
 
-/// The little-endian number at `offset`; 0 beyond the end.
+/// Returns the little-endian number at `offset`; 0 beyond the end.
 pub(crate) fn u64_at(bytes: &[u8], offset: usize) -> u64 {
     bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }

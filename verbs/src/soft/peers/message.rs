@@ -1,4 +1,4 @@
-//! What two devices say to one another over their socket: requests for descriptors, one datagram each way.
+//! The messages between two devices on their socket: requests for descriptors, and replies, one datagram each.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -16,40 +16,41 @@ use crate::soft::shared::link::Shape;
 /// Most descriptors of one reply: the page of a completion queue and its event descriptor.
 const DESCRIPTORS: usize = 2;
 
-/// Asks for the descriptors of an object. Number and token are those of a queue pair; the object must belong to it.
+/// A request for the descriptors of an object. Number and token are those of a queue pair; the object must belong to
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// Comes back in the reply, so that a late reply is not taken for the next one.
+    /// The reply carries this number, so that a late reply is not taken for the next one.
     pub(crate) sequence: u64,
     pub(crate) number: u32,
     pub(crate) token: u64,
     pub(crate) object: Object,
 }
 
-/// What is asked for.
+/// The object that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Object {
-    /// The queue pair's link, for the queue pair that has this token; given once.
+    /// The queue pair's link, for the queue pair that has this token. It is given once.
     Link { requester: u64 },
     /// The device's table of regions.
     Table,
-    /// One of its completion queues.
+    /// One of the queue pair's completion queues.
     Bell(u64),
-    /// A shared segment registered in its protection domain.
+    /// A shared segment that is registered in the queue pair's protection domain.
     Segment(u64),
 }
 
-/// What the owner answers.
+/// The answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub(crate) sequence: u64,
     pub(crate) answer: Answer,
 }
 
-/// The answer, beside the descriptors.
+/// The content of a reply, beside its descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// The link, and what the peer has to know about its owner.
+    /// The link, and what the peer needs to know about its owner.
     Link(LinkAnswer),
     /// The object; `length` in bytes if it is a segment.
     Object { length: u64 },
@@ -57,7 +58,7 @@ pub(crate) enum Answer {
     Refused,
 }
 
-/// A queue pair as its peer has to know it.
+/// What the peer needs to know about a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinkAnswer {
     pub(crate) access: Access,
@@ -157,13 +158,13 @@ impl Reply {
     }
 }
 
-/// Sends a request. Fails rather than waits.
+/// Sends a request. Fails instead of waiting.
 pub(crate) fn send_request(socket: impl AsFd, request: &Request) -> io::Result<()> {
     rustix::net::send(socket, &request.encode(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
-/// Takes a request. `None` at the end of the connection; an error for anything that is no request.
+/// Receives a request. Returns `None` at the end of the connection, and an error for other data.
 pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<Request>> {
     let mut bytes = [0u8; REQUEST + 1];
     let (length, _) = rustix::net::recv(socket, &mut bytes[..], RecvFlags::DONTWAIT)?;
@@ -176,7 +177,7 @@ pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<Request>> 
     }
 }
 
-/// Sends a reply with its descriptors. Fails rather than waits.
+/// Sends a reply with its descriptors. Fails instead of waiting.
 pub(crate) fn send_reply(socket: impl AsFd, reply: &Reply, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -189,7 +190,7 @@ pub(crate) fn send_reply(socket: impl AsFd, reply: &Reply, fds: &[BorrowedFd<'_>
     Ok(())
 }
 
-/// Takes a reply and its descriptors.
+/// Receives a reply and its descriptors.
 pub(crate) fn receive_reply(socket: impl AsFd) -> io::Result<(Reply, Vec<OwnedFd>)> {
     let mut bytes = [0u8; REPLY];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];

@@ -1,5 +1,6 @@
-//! Another process' device as we see it (or our own, for queue pairs of one process): the socket to it, and what of
-//! its memory is mapped here. Shared by all queue pairs that are connected to that process, gone with the last one.
+//! The device of another process as this process sees it (or our own device, for queue pairs of one process): the
+//! socket to it, and its memory that is mapped here. All queue pairs that are connected to that process share a
+//! `Peer`; the last one drops it.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,29 +25,29 @@ use crate::soft::shared::table::RegionTable;
 use crate::soft::system;
 use crate::sync::lock;
 
-/// How long a peer's device may take to connect and to answer.
+/// Longest time that a peer's device may take to connect and to answer.
 const PATIENCE: Duration = Duration::from_millis(800);
-/// What a link may be at most, so that a peer can't make us map the moon.
+/// Largest link that we map, so that a peer can't exhaust our address space.
 const SHAPE_LIMIT: Shape = Shape { receives: MAX_WORK_REQUESTS, segments: MAX_SEGMENTS };
 
-/// Another process' device.
+/// The device of another process.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// The peer's process, as the kernel says.
+    /// The peer's process number, as the kernel states it.
     process: i32,
     dead: AtomicBool,
     socket: OwnedFd,
-    /// Number of the last request; held while one is under way.
+    /// Number of the last request. Locked while a request is under way.
     sequence: Mutex<u64>,
     segments: Mutex<HashMap<u64, Weak<Mapping>>>,
     table: Mutex<HashMap<u64, Weak<RegionTable>>>,
     bells: Mutex<HashMap<u64, Weak<Bell>>>,
-    /// Queue pairs to tell when the peer dies.
+    /// Queue pairs that move to Error when the peer dies.
     users: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
 }
 
 impl Peer {
-    /// Connects to `device`. Fails if there is none of that name in this network namespace, or if it belongs to
+    /// Connects to `device`. Fails if this network namespace has no device of that name, or if the device belongs to
     /// another user.
     pub(crate) fn connect(device: DeviceId) -> Result<Self, VerbsError> {
         let fd = connect(device)?;
@@ -63,7 +64,7 @@ impl Peer {
         })
     }
 
-    /// The descriptor whose hang-up is the peer's death.
+    /// Returns the socket. A hang-up of the socket means that the peer died.
     pub(crate) fn socket(&self) -> &OwnedFd {
         &self.socket
     }
@@ -76,7 +77,7 @@ impl Peer {
         self.dead.load(SeqCst)
     }
 
-    /// Notes that the peer died and tells its queue pairs.
+    /// Notes that the peer died, and moves its queue pairs to Error.
     pub(crate) fn bury(&self) {
         self.dead.store(true, SeqCst);
         let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
@@ -151,7 +152,7 @@ impl Peer {
         })
     }
 
-    /// One request and its answer.
+    /// Sends one request and waits for its answer.
     fn ask(
         &self,
         address: &Address,
@@ -180,8 +181,8 @@ impl Peer {
     }
 }
 
-/// Looks `id` up; makes it if it is not there. The lock is not held meanwhile: a thread that makes the same thing at
-/// the same time throws its own away.
+/// Returns the entry `id`, or makes it. The map is not locked meanwhile: of two threads that make the same entry, one
+/// drops its own.
 fn cached<T>(
     map: &Mutex<HashMap<u64, Weak<T>>>,
     id: u64,
@@ -214,7 +215,7 @@ fn connect(device: DeviceId) -> Result<OwnedFd, VerbsError> {
     loop {
         match rustix::net::connect(&fd, &name) {
             Ok(()) => return Ok(fd),
-            // The listener's backlog is full: its service thread is behind.
+            // The listener's backlog is full, because its service thread is behind.
             Err(rustix::io::Errno::AGAIN) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -229,7 +230,7 @@ fn connect(device: DeviceId) -> Result<OwnedFd, VerbsError> {
     }
 }
 
-/// The process at the other end, which must be one of our own user's.
+/// Returns the process number of the peer, whose process must belong to our user.
 pub(crate) fn check_owner(fd: &OwnedFd) -> Result<i32, VerbsError> {
     let (process, user) =
         system::peer_credentials(fd).map_err(|error| VerbsError::os("asking who the peer is", error))?;

@@ -1,7 +1,8 @@
-//! The device's thread: hands descriptors to peers that ask for them, notices when peers die, and rings for deadlines.
+//! The device's thread: sends descriptors to peers that ask for them, notices when peers die, and rings at deadlines.
 //!
-//! It never waits for a peer and takes no lock that is held across a call to one, so two devices can't wait for one
-//! another. It never runs a request: it rings the completion queue, and whoever polls does the work.
+//! The thread never waits for a peer, and takes no lock that is held across a call to a peer, so two devices can't
+//! wait for each other. It never runs a request: it rings the completion queue, and the thread that polls does the
+//! work.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
@@ -27,7 +28,7 @@ const FIRST_TOKEN: u64 = 2;
 const MAX_PEERS: usize = 4096;
 const BACKLOG: i32 = 128;
 
-/// What the thread and the device share.
+/// State that the thread and the device share.
 #[derive(Debug)]
 pub(crate) struct Service {
     epoll: OwnedFd,
@@ -89,19 +90,19 @@ impl Service {
         lock(&self.queue_pairs).get(&number).and_then(Weak::upgrade)
     }
 
-    /// Buries `peer` when its end of the socket closes.
+    /// Watches `peer`. The thread calls [`Peer::bury`] when the peer's end of the socket closes.
     pub(crate) fn watch(&self, peer: &Arc<Peer>) -> io::Result<()> {
         let token = self.next_token.fetch_add(1, SeqCst);
         let mut peers = lock(&self.peers);
         peers.retain(|_, peer| peer.strong_count() > 0);
         peers.insert(token, Arc::downgrade(peer));
         drop(peers);
-        // Hang-ups are always reported; data is for whoever asked for it.
+        // epoll always reports hang-ups. The thread that sent a request reads the data.
         epoll::add(&self.epoll, peer.socket(), EventData::new_u64(token), EventFlags::RDHUP)?;
         Ok(())
     }
 
-    /// Rings the queue pair's completion queues at `when`, so that somebody polls and finds the deadline passed.
+    /// Rings the queue pair's completion queues at `when`, so that a poll finds the deadline passed.
     pub(crate) fn ring_at(&self, when: Instant, queue_pair: Weak<dyn LocalQueuePair>) {
         let mut deadlines = lock(&self.deadlines);
         let earliest = deadlines.peek().is_none_or(|first| when < first.when);
@@ -112,7 +113,7 @@ impl Service {
         }
     }
 
-    /// The thread.
+    /// Runs the thread until [`stop`](Self::stop).
     pub(crate) fn run(&self) {
         let mut clients: HashMap<u64, OwnedFd> = HashMap::new();
         let mut events = Vec::with_capacity(64);
@@ -165,7 +166,8 @@ impl Service {
                 return;
             }
             Err(error) => {
-                // Out of descriptors, most likely: the listener stays readable, so don't spin on it.
+                // Most likely no descriptors are left. The listener stays readable, so a pause keeps this from
+                // spinning.
                 crate::throttled!(warn, %error, "the soft device can't accept a peer");
                 std::thread::sleep(Duration::from_millis(10));
                 return;
@@ -185,7 +187,7 @@ impl Service {
         }
     }
 
-    /// Answers the requests that have come; false once the connection is of no more use.
+    /// Answers the requests that have come. Returns false when the connection is of no more use.
     fn serve(&self, client: &OwnedFd) -> bool {
         loop {
             let request = match message::receive_request(client) {
@@ -214,7 +216,7 @@ impl Service {
         }
     }
 
-    /// Rings for the deadlines that have passed and returns how long it is to the next.
+    /// Rings for the deadlines that have passed. Returns the time until the next deadline.
     fn ring_deadlines(&self) -> Option<Timespec> {
         loop {
             let mut deadlines = lock(&self.deadlines);

@@ -49,12 +49,12 @@ impl Connection {
         self.send_bell.ring(self.send_slot);
     }
 
-    /// Tells the peer that a receive of its is done.
+    /// Tells the peer that one of its receives is done.
     pub(crate) fn ring_receiver(&self) {
         self.receive_bell.ring(self.receive_slot);
     }
 
-    /// Moves the peer's queue pair to Error, for a fault that ends the connection at both ends.
+    /// Moves the peer's queue pair to Error, because of a fault that ends the connection at both ends.
     pub(crate) fn fail_peer(&self) {
         self.link.advance(LinkState::Ended);
         self.receive_bell.ring(self.receive_slot);

@@ -40,7 +40,7 @@ pub(crate) struct Core {
     pub(crate) section: AtomicU64,
 }
 
-/// The link's descriptor until the peer took it, and who may take it.
+/// The link's descriptor until the peer took it, and the token of the one queue pair that may take it.
 #[derive(Debug)]
 struct Grant {
     fd: Option<OwnedFd>,
@@ -131,16 +131,17 @@ impl Core {
         }
     }
 
-    /// Whether the queue pair is in Error, or belongs there: the peer reported a fault of ours, or died.
+    /// Returns whether the queue pair is in Error, or belongs there because the peer reported a fault of ours, or
+    /// died.
     pub(crate) fn is_ended(&self) -> bool {
         self.state.load(SeqCst) == ERROR
             || self.link.state() == LinkState::Ended
             || self.connection().is_some_and(|connection| connection.peer.is_dead())
     }
 
-    /// Moves to Error. What is outstanding is flushed by whoever polls next; nothing here waits or locks.
+    /// Moves to Error. The next poll flushes what is outstanding; this function neither waits nor locks.
     pub(crate) fn fail(&self) {
-        // SYNC: the state goes first, then the rings: whoever is rung sees it.
+        // SYNC: the state goes first, then the rings: a thread that takes a ring sees the state.
         self.link.advance(LinkState::Ended);
         if self.state.swap(ERROR, SeqCst) != ERROR {
             self.ring_own();
@@ -148,7 +149,7 @@ impl Core {
         }
     }
 
-    /// Has whoever polls visit this queue pair.
+    /// Rings our own completion queues, so that the next poll visits this queue pair.
     pub(crate) fn ring_own(&self) {
         self.send_queue.bell().ring(self.send_slot);
         if !Arc::ptr_eq(&self.send_queue, &self.receive_queue) {
@@ -156,7 +157,7 @@ impl Core {
         }
     }
 
-    /// Rings the peer's send queue if the peer waits for a receive of ours, or for our being ready.
+    /// Rings the peer's send queue if the peer waits for a receive of ours, or for our becoming ready.
     pub(crate) fn ring_waiting_peer(&self) {
         if let Some(connection) = self.connection()
             && self.link.take_waiting()
@@ -165,20 +166,20 @@ impl Core {
         }
     }
 
-    /// Has the service ring this queue pair at `when`.
+    /// Asks the service to ring this queue pair at `when`.
     pub(crate) fn ring_at(&self, when: Instant) {
         self.domain.device().service().ring_at(when, self.me.clone());
     }
 
-    /// Waits until a send that may be under way has got to the end of its section.
+    /// Waits until the section of our own send ends, if a send is under way.
     pub(crate) fn wait_for_own_section(&self) {
-        // SYNC: with `Link::enter`: after the key was taken back.
+        // SYNC: with `Link::enter`: the caller took the key back before.
         fence(SeqCst);
         wait_while_odd(|| self.section.load(SeqCst), || false);
     }
 
-    /// Waits until the peer has got to the end of the section that it may be in, or has died. False if that took too
-    /// long: it may still be touching our memory.
+    /// Waits until the peer's section ends, or the peer dies. Returns false at `deadline`: the peer may still be
+    /// touching our memory.
     pub(crate) fn wait_for_peer_section(&self, deadline: Instant) -> bool {
         self.connection().is_none_or(|connection| {
             let given_up = || connection.peer.is_dead() || Instant::now() >= deadline;
@@ -207,7 +208,7 @@ impl Core {
         grant.to = Some(address.token);
         drop(grant);
         Connection::import(self.domain.device(), address, self.token).inspect_err(|_| {
-            // If nobody has taken the link yet, another peer may be tried.
+            // If no peer has taken the link yet, another peer may be tried.
             let mut grant = lock(&self.grant);
             if grant.fd.is_some() {
                 grant.to = None;
@@ -282,7 +283,7 @@ impl Core {
         if quiet {
             self.domain.remove_queue_pair(self.number);
         } else {
-            // Kept, so that regions it can still reach are not let go of.
+            // Keeps the queue pair, so that regions that its peer can still reach are never freed.
             crate::throttled!(
                 warn,
                 queue_pair = self.number,
@@ -336,7 +337,7 @@ impl LocalQueuePair for Core {
     }
 }
 
-/// Waits while `section` is odd and the same; false if `given_up` ended the wait.
+/// Waits while `section` stays at one odd value. Returns false if `given_up` ended the wait.
 fn wait_while_odd(section: impl Fn() -> u64, given_up: impl Fn() -> bool) -> bool {
     let first = section();
     let mut rounds = 0u32;

@@ -1,8 +1,8 @@
-//! A place in the peer's memory: finding it by what its region table says, and copying to it and from it.
+//! Places in the peer's memory: finding a place with the peer's region table, and copying to it and from it.
 //!
-//! Memory of the peer's that is not shared is reached by process number. Should the peer die, and the kernel give its
-//! number to another process of the same user, both between the check and the copy, that one would be written to; the
-//! system has no call that excludes it.
+//! The kernel reaches memory that is not shared by the peer's process number. If the peer dies between the check and
+//! the copy, and the kernel gives its number to another process of this user, the copy goes to that process. No
+//! system call excludes this.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -15,7 +15,7 @@ use crate::soft::shared::mapping::Mapping;
 use crate::soft::system::{self, Direction};
 use crate::{Access, CompletionStatus, copy_bytes, copy_past_caches};
 
-/// Bytes of a word: what is stored at once, and last, in a transfer that is placed in order.
+/// Bytes of a word. A transfer that is placed in order stores its last word at once, after all else.
 pub(super) const WORD: u64 = size_of::<u64>() as u64;
 
 /// The peer's segments that a queue pair has mapped, by number.

@@ -1,4 +1,4 @@
-//! The receive queue: what is posted, and what has come.
+//! The receive queue: the posted receives, and the messages that filled them.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::{
     ReceiveRequest, WorkCompletion,
 };
 
-/// How soon to look again while the peer is in the middle of something.
+/// Time until the next look, while the peer is in the middle of a section.
 const AGAIN: Duration = Duration::from_micros(200);
 
 /// The receive queue of a queue pair.
@@ -24,10 +24,10 @@ pub(super) struct ReceiveQueue {
     state: Mutex<ReceiveState>,
 }
 
-/// What this side knows about its receives; the link has the rest.
+/// What this side knows about its receives. The link has the rest.
 #[derive(Debug)]
 struct ReceiveState {
-    /// A power of two, as in the link.
+    /// The length is a power of two, as in the link.
     posted: Box<[Posted]>,
     next: u32,
     taken: u32,
@@ -40,14 +40,14 @@ struct Posted {
     length: u64,
 }
 
-/// Receives are flushed only after the peer stopped writing to them.
+/// The state of flushing. Receives are flushed only after the peer stopped writing to them.
 #[derive(Clone, Copy, Debug)]
 enum Flush {
     /// Not in Error, as far as is known.
     No,
-    /// The peer was in this section; flush when it is over, at the latest at the deadline.
+    /// The peer was in this section. Flushing waits until the section is over, at the latest until the deadline.
     After { section: u64, deadline: Instant },
-    /// Nobody writes any more.
+    /// The peer no longer writes.
     Now,
 }
 
@@ -81,7 +81,7 @@ impl ReceiveQueue {
         });
         drop(queue);
         self.core.ring_waiting_peer();
-        // SYNC: after publishing: either the one who moves to Error rings, or we do.
+        // SYNC: after publishing: either the thread that moves to Error rings, or we do.
         if self.core.is_ended() {
             self.core.ring_own();
         }
@@ -106,7 +106,7 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Takes the receives that are done, and all of them in Error. True if `sink` had no room for the rest.
+    /// Moves finished receives to `sink`, and in Error all receives. Returns true if `sink` has no room for the rest.
     pub(super) fn take(&self, sink: &mut Sink<'_>) -> bool {
         let mut queue = lock(&self.state);
         while queue.outstanding() > 0 {
@@ -144,7 +144,8 @@ impl ReceiveQueue {
         false
     }
 
-    /// Whether the peer has stopped writing to our receives; if not, has this queue pair visited again.
+    /// Returns whether the peer has stopped writing to our receives. If not, asks for another visit of this queue
+    /// pair.
     fn may_flush(&self, queue: &mut ReceiveState) -> bool {
         let Some(connection) = self.core.connection() else { return true };
         let now = Instant::now();
@@ -198,7 +199,7 @@ impl ReceiveQueue {
 }
 
 impl Delivery {
-    /// Whether a peer that keeps to the rules can have made this of that receive.
+    /// Returns whether a peer that keeps to the rules can have reported this for that receive.
     fn is_possible(&self, posted: &Posted) -> bool {
         match self.kind {
             DeliveryKind::Send => self.length <= posted.length,

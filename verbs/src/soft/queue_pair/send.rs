@@ -1,5 +1,5 @@
-//! The send queue. A request is carried out inside `post_send`; it waits only if the peer has no receive posted, or is
-//! not connected yet, and then everything behind it waits too.
+//! The send queue. `post_send` carries a request out at once. A request waits only if the peer has no receive posted,
+//! or is not connected yet; all requests after it then wait, too.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -16,7 +16,7 @@ use crate::{
     PostErrorKind, QueuePairNumber, QueuePairState, SendRequest, WorkCompletion,
 };
 
-/// Above this many bytes a message is announced at once, below it with the rest of its batch.
+/// Messages above this length ring the peer at once. Shorter ones ring it once per batch.
 const ANNOUNCE_AT_ONCE: u64 = 4096;
 
 /// The send queue of a queue pair.
@@ -74,14 +74,14 @@ impl SendQueue {
         result
     }
 
-    /// Carries out what waits, as far as that goes by now.
+    /// Carries out the waiting requests, as far as possible now.
     pub(super) fn run_waiting(&self) {
         let mut queue = lock(&self.state);
         self.run(&mut queue);
         self.announce(&mut queue);
     }
 
-    /// Places in the send queue are free again: their completion was polled.
+    /// Frees places in the send queue, because a poll returned their completion.
     pub(super) fn free_places(&self, places: u32) {
         self.freed.fetch_add(places.into(), SeqCst);
     }
@@ -123,7 +123,8 @@ impl SendQueue {
         }
         let first = queue.waiting.is_empty();
         queue.waiting.push_back(Waiting::new(request));
-        // SYNC: before looking at the state: whoever moves to Error and rings after that look finds something to flush.
+        // SYNC: before looking at the state: a thread that moves to Error and rings after that look finds something
+        // to flush.
         self.waiting.store(queue.waiting.len(), SeqCst);
         if first || self.core.is_ended() {
             self.run(queue);
@@ -133,7 +134,7 @@ impl SendQueue {
         }
     }
 
-    /// Carries out a request, or says what it has to wait for.
+    /// Carries out a request, or returns what the request has to wait for.
     fn attempt(&self, queue: &mut SendState, request: &SendRequest<'_>) -> Result<CompletionStatus, Wait> {
         let Some(connection) = self.core.connection() else { return Ok(CompletionStatus::Fatal) };
         match self.core.transfer(connection, &mut queue.initiator, &request.operation) {
@@ -142,7 +143,7 @@ impl SendQueue {
         }
     }
 
-    /// Runs the waiting requests until one has to wait on.
+    /// Runs the waiting requests until one has to wait longer.
     fn run(&self, queue: &mut SendState) {
         while let Some(first) = queue.waiting.pop_front() {
             let outcome = if self.core.is_ended() {
@@ -167,7 +168,7 @@ impl SendQueue {
         self.waiting.store(queue.waiting.len(), SeqCst);
     }
 
-    /// As [`attempt`](Self::attempt), but asks the peer to ring before it gives up.
+    /// Attempts the request. If it must wait, asks the peer to ring, and attempts it once more.
     fn attempt_and_ask(
         &self,
         queue: &mut SendState,
@@ -181,7 +182,7 @@ impl SendQueue {
         })
     }
 
-    /// The status that the first request waiting gets when `wait` has lasted too long.
+    /// Returns the status of the first waiting request if `wait` has lasted too long.
     fn expired(&self, queue: &mut SendState, wait: Wait) -> Option<CompletionStatus> {
         let deadline = match queue.patience {
             Some((reason, deadline)) if reason == wait => deadline,
@@ -203,7 +204,7 @@ impl SendQueue {
         })
     }
 
-    /// Until when a request may wait.
+    /// Returns the time until which a request may wait.
     fn patience(&self, wait: Wait) -> Option<Instant> {
         let settings = self.core.settings()?;
         let patience = match wait {
@@ -215,7 +216,7 @@ impl SendQueue {
         Some(Instant::now() + patience?)
     }
 
-    /// What a request gets that is still waiting when the queue pair has come to its end.
+    /// Returns the status of a request that still waits when the queue pair has ended.
     fn status_of_end(&self, queue: &mut SendState) -> CompletionStatus {
         let died = self.core.connection().is_some_and(|connection| connection.peer.is_dead());
         if died && !std::mem::replace(&mut queue.failed, true) {
@@ -225,7 +226,7 @@ impl SendQueue {
         }
     }
 
-    /// Books the end of a request.
+    /// Records the end of a request, and adds its completion.
     fn settle(&self, queue: &mut SendState, request: &SendRequest<'_>, status: CompletionStatus) {
         if status == CompletionStatus::Success {
             if queue.initiator.unannounced && request.operation.length() > ANNOUNCE_AT_ONCE {
@@ -253,7 +254,7 @@ impl SendQueue {
         }
     }
 
-    /// Tells the peer of what has arrived in its receives.
+    /// Rings the peer for the messages in its receives.
     fn announce(&self, queue: &mut SendState) {
         if std::mem::take(&mut queue.initiator.unannounced)
             && let Some(connection) = self.core.connection()
@@ -272,7 +273,7 @@ impl Operation<'_> {
         }
     }
 
-    /// Bytes moved.
+    /// Returns the number of bytes that the operation moves.
     pub(super) fn length(&self) -> u64 {
         match self {
             Self::Send { data, .. } | Self::Write { data, .. } => data.length(),
@@ -281,19 +282,19 @@ impl Operation<'_> {
     }
 }
 
-/// How long a send waits for a receive; `None` is for ever.
+/// Returns how long a send waits for a receive; `None` is without end.
 fn receiver_patience(settings: &PathSettings, timer: u8) -> Option<Duration> {
     (settings.rnr_retry < 7).then(|| rnr_delay(timer) * u32::from(settings.rnr_retry))
 }
 
-/// How long a request waits for a peer that is not connected yet; `None` is for ever.
+/// Returns how long a request waits for a peer that is not connected yet; `None` is without end.
 fn connection_patience(settings: &PathSettings) -> Option<Duration> {
     let timeout = u32::from(settings.timeout.min(31));
     let once = Duration::from_nanos(4096 << timeout);
     (timeout > 0).then(|| once * (u32::from(settings.retry_count) + 1))
 }
 
-/// The delay that an RNR timer code stands for (IBA vol. 1, table 45).
+/// Returns the delay of an RNR timer code (IBA vol. 1, table 45).
 fn rnr_delay(code: u8) -> Duration {
     const TENS_OF_MICROSECONDS: [u64; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,

@@ -1,23 +1,24 @@
-//! How a request stores what it brings to the peer: through the cache, or past it.
+//! How a WRITE stores its bytes at the peer: through the cache, or past it.
 //!
-//! Once the other core has read a line, a store to it has to take it back first, and that is what a write costs then: on two
-//! cores of an EPYC 64 KiB took 29 µs so, 1 MiB 450 µs; past the cache, 4.7 and 57 µs, and the other core read them as fast.
-//! Lines that nobody has read cost nothing of the kind, and there the cache is faster: 1 MiB in 24 µs. Which it is, depends on
-//! what the peer does with its memory; so both are tried, and the faster one is used, by length.
+//! Once the peer's core has read a cache line, our store to it must first take the line back, and that dominates the
+//! cost of a write: on two cores of an EPYC 64 KiB took 29 µs, 1 MiB 450 µs. Past the cache they took 4.7 and 57 µs,
+//! and the other core read them as fast. Lines that the peer's core has not read cost no such delay, and there the
+//! cache is faster: 1 MiB in 24 µs. What the peer does with its memory decides; so both are tried, and the faster one
+//! is used, by length.
 //!
-//! For WRITEs alone. Who receives messages reads each at once, out of the cache; gRPC at 1 MiB took a fifth longer when
-//! messages, too, went past it.
+//! Messages always go through the cache. Their receiver reads each at once, out of the cache; gRPC at 1 MiB took a
+//! fifth longer when messages, too, went past it.
 
 use std::time::Duration;
 
-/// A way to store.
+/// The kind of store instructions that copy a request's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stores {
     Cached,
     Streaming,
 }
 
-/// What is known of the requests of one queue pair.
+/// The measured speed of the requests of one queue pair.
 #[derive(Debug, Default)]
 pub(super) struct Chooser {
     classes: [Class; CLASSES],
@@ -26,24 +27,26 @@ pub(super) struct Chooser {
 /// Requests shorter than this always go through the cache.
 const SHORTEST: u64 = 2 << 10;
 
-/// What is as long as the last level of cache, or longer, does not stay there: it always goes past it.
+/// Requests of at least this length always go past the cache: they are as long as the last level of cache, and do not
+/// stay there.
 pub(super) const PAST_CACHES: u64 = 32 << 20;
 
-/// Lengths that are told apart: powers of two from the shortest on.
+/// Number of length classes: powers of two from the shortest on.
 const CLASSES: usize = (PAST_CACHES / SHORTEST).ilog2() as usize;
 
-/// Requests of a trial. The first one finds the cache as the other way has left it, and does not count.
+/// Requests of a trial. The first one finds the cache as the other kind has left it, and does not count.
 const TRIAL: u32 = 4;
 
-/// Requests until the first trial, and from one to the next: twice as many each time that nothing came of it.
+/// Requests until the first trial, and from one trial to the next. The interval doubles each time that a trial
+/// changes nothing.
 const FIRST: u32 = 8;
 const INTERVAL: u32 = 64;
 const LONGEST: u32 = 4096;
 
-/// Requests of which the fastest says how fast it goes now: others were interrupted.
+/// Requests of a window. The fastest of them is the present speed; others were interrupted.
 const WINDOW: u32 = 16;
 
-/// How much faster the other way has to be.
+/// Factor of the present cost that the other kind must stay below.
 const MARGIN: f64 = 0.85;
 
 #[derive(Debug)]
@@ -53,7 +56,7 @@ struct Class {
     trial: u32,
     until_trial: u32,
     interval: u32,
-    /// Nanoseconds for a byte, of the fastest: in the trial, in this window, and in the one before.
+    /// Lowest cost in nanoseconds for a byte: in the trial, in this window, and in the one before.
     trial_best: f64,
     best: f64,
     best_before: f64,
@@ -76,14 +79,14 @@ impl Default for Class {
 }
 
 impl Chooser {
-    /// How to store a request of `length` bytes; nothing if it is so short or so long that there is nothing to choose, and its time
-    /// need not be told.
+    /// Returns how to store a request of `length` bytes; `None` if the request is so short or so long that there is
+    /// no choice, and no time to report.
     pub(super) fn choose(&self, length: u64) -> Option<Stores> {
         let class = &self.classes[class_of(length)?];
         Some(if class.trial > 0 { other(class.chosen) } else { class.chosen })
     }
 
-    /// A request of `length` bytes that was stored as chosen took so long.
+    /// Notes that a request of `length` bytes, stored as chosen, took `time`.
     pub(super) fn took(&mut self, length: u64, time: Duration) {
         if let Some(class) = class_of(length) {
             self.classes[class].took(time.as_nanos() as f64 / length as f64);
@@ -114,7 +117,7 @@ impl Class {
         }
     }
 
-    /// The trial is over.
+    /// Ends the trial: changes the choice if the other kind was faster by the margin.
     fn decide(&mut self) {
         if self.trial_best < MARGIN * self.best.min(self.best_before) {
             self.chosen = other(self.chosen);
@@ -146,7 +149,7 @@ mod tests {
 
     const LENGTH: u64 = 1 << 20;
 
-    /// Carries out `count` requests; how many of them went past the cache.
+    /// Carries out `count` requests. Returns how many of them went past the cache.
     fn run(chooser: &mut Chooser, count: u32, cached: u64, streaming: u64) -> u32 {
         let mut streamed = 0;
         for _ in 0..count {
@@ -187,7 +190,7 @@ mod tests {
         let mut chooser = Chooser::default();
         let mut streamed = 0;
         for round in 0..300 {
-            // All of every fifth request, the trials' among them, is much longer.
+            // Every fifth request, those of the trials included, takes much longer.
             let factor = if round % 5 == 0 { 100 } else { 1 };
             streamed += run(&mut chooser, 1, 24 * factor, 57 * factor);
         }

@@ -1,4 +1,4 @@
-//! A request under way: what it moves from where to where, and how far it has got.
+//! A request under way: its source and destination, and how far it has got.
 
 use std::io::IoSlice;
 
@@ -16,18 +16,18 @@ pub(super) struct Task<'a> {
     pub(super) remote: Remote,
     pub(super) direction: Direction,
     pub(super) immediate: Option<u32>,
-    /// Whether its last word goes last, and at once: where the destination ends at a multiple of a word.
+    /// Whether the last word goes last, and at once: where the destination ends at a multiple of a word.
     pub(super) in_order: bool,
     pub(super) left: u64,
     pub(super) length: u64,
     pub(super) local_at: Position,
     pub(super) remote_at: Position,
-    /// Segments of the receive that it consumes.
+    /// Number of segments of the receive that the request consumes.
     pub(super) receive: Option<u32>,
     pub(super) checked: bool,
-    /// Segments mapped for it.
+    /// Number of segments mapped for this request.
     pub(super) maps: u32,
-    /// How bytes are stored at the peer, where either way may be faster.
+    /// How its bytes are stored at the peer, where either kind may be faster.
     pub(super) stores: Stores,
 }
 
@@ -41,11 +41,11 @@ pub(super) enum Local<'a> {
 pub(super) enum Remote {
     /// The peer's next receive.
     Receive,
-    /// What the request names.
+    /// The segment that the request names.
     Segment(RemoteSegment),
 }
 
-/// How far into a list.
+/// A position in a list of segments or slices.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Position {
     index: usize,
@@ -85,7 +85,7 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// How many of `contiguous` bytes to copy next, within `budget`; but a last word that goes last is not cut.
+    /// Returns how many of `contiguous` bytes to copy next, within `budget`. Does not cut a last word that goes last.
     pub(super) fn cut(&self, contiguous: u64, budget: u64) -> u64 {
         if !self.in_order {
             return contiguous.min(budget);
@@ -96,18 +96,18 @@ impl<'a> Task<'a> {
         contiguous.min(budget).min(self.left.saturating_sub(WORD))
     }
 
-    /// Whether it writes to a place of the peer's that it names.
+    /// Returns whether the request writes to a place in the peer's memory that it names.
     pub(super) fn is_write(&self) -> bool {
         self.direction == Direction::ToPeer && matches!(self.remote, Remote::Segment(_))
     }
 
-    /// How its bytes are copied.
+    /// Returns how its bytes are copied.
     pub(super) fn copy_mode(&self) -> CopyMode {
         let past_caches = self.length >= stores::PAST_CACHES || self.stores == Stores::Streaming;
         CopyMode { direction: self.direction, past_caches }
     }
 
-    /// The right that the local memory must have.
+    /// Returns the right that the local memory must have.
     pub(super) fn local_access(&self) -> Access {
         match self.direction {
             Direction::ToPeer => Access::LOCAL_READ,
@@ -115,7 +115,7 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// The right that the peer's memory must have.
+    /// Returns the right that the peer's memory must have.
     pub(super) fn remote_access(&self) -> Access {
         match (self.remote, self.direction) {
             (Remote::Receive, _) => Access::LOCAL_WRITE,
@@ -124,7 +124,7 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// What is next here: where, how much, and the segment to check it against.
+    /// Returns the next piece of local memory: its start, its length, and the segment to check it against.
     pub(super) fn local_piece(&mut self) -> (*mut u8, u64, Option<LocalSegment>) {
         match self.local {
             Local::Segments(segments) => {
@@ -151,7 +151,7 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// What is next in the peer's memory.
+    /// Returns the next piece of the peer's memory.
     pub(super) fn remote_piece(&mut self, connection: &Connection, receive: u32) -> Piece {
         match self.remote {
             Remote::Segment(remote) => Piece {
@@ -168,7 +168,7 @@ impl<'a> Task<'a> {
                         let piece = link.piece(receive, index as u32);
                         Piece {
                             address: piece.address.wrapping_add(self.remote_at.offset),
-                            // The peer may have changed it since.
+                            // The peer may have changed the length meanwhile.
                             length: piece.length.saturating_sub(self.remote_at.offset),
                             ..piece
                         }
@@ -180,7 +180,7 @@ impl<'a> Task<'a> {
     }
 }
 
-/// Whether the destination of `length` bytes ends with a word, aligned and in one piece.
+/// Returns whether the destination of `length` bytes ends with a word that is aligned and in one piece.
 fn ends_with_a_word(operation: &Operation<'_>, length: u64) -> bool {
     let (address, length) = match *operation {
         Operation::Send { .. } => return false,
@@ -194,7 +194,7 @@ fn ends_with_a_word(operation: &Operation<'_>, length: u64) -> bool {
 }
 
 impl Position {
-    /// Goes on to the next entry that has anything left; `None` at the end.
+    /// Moves to the next entry that has bytes left. Returns its index; `None` at the end.
     fn settle(&mut self, lengths: impl Iterator<Item = u64>) -> Option<usize> {
         for length in lengths.skip(self.index) {
             if self.offset < length {

@@ -1,4 +1,5 @@
-//! What a completion queue shows to peers: who has news for it, and whether its owner sleeps.
+//! What a completion queue shows to peers: which queue pairs have news for it, and whether its owner sleeps. News are
+//! finished receives, a free receive that the peer waits for, or the end of the queue pair.
 //!
 //! ```text
 //!  word 0        1       2 … 65
@@ -25,7 +26,7 @@ const SUMMARY: usize = 0;
 const ARMED: usize = 1;
 const READY: usize = 2;
 
-/// The shared page of a completion queue and its event descriptor, ours or a peer's.
+/// The shared page of a completion queue and its event descriptor: our own, or a peer's.
 #[derive(Debug)]
 pub(crate) struct Bell {
     page: Mapping,
@@ -33,28 +34,29 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// A new one; the descriptor returned is that of the page.
+    /// Creates a bell. Returns the descriptor of its page, too.
     pub(crate) fn create() -> io::Result<(Self, OwnedFd)> {
         let (page, fd) = Mapping::create(PAGE as usize, Writers::All)?;
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok((Self { page, event }, fd))
     }
 
-    /// A peer's.
+    /// Maps a peer's bell.
     pub(crate) fn import(page: &OwnedFd, event: OwnedFd) -> io::Result<Self> {
         Ok(Self { page: Mapping::import(page, PAGE, Writers::All)?, event })
     }
 
-    /// Tells the owner that `slot` has news, and wakes it if it sleeps. What the news are must have been written before.
+    /// Marks `slot` as having news, and wakes the owner if it sleeps. The caller must have written the news before.
     pub(crate) fn ring(&self, slot: u32) {
         let words = self.page.words();
         let slot = slot % SLOTS;
         let (word, bit) = (slot / 64, slot % 64);
         // SYNC: the owner takes the summary, then the word, then looks for the news. This read-modify-write comes
-        // after the news, so whoever takes the bit sees them; and it is always done, so that a bit set by somebody
-        // else and just taken can't hide ours.
+        // after the news, so the owner sees the news once it has taken the bit. It is done in every case: another
+        // peer may have set the bit, and the owner may just have taken it.
         words[READY + word as usize].fetch_or(1 << bit, SeqCst);
-        // SYNC: if the summary bit is still set here, it is taken after our ready bit was set, which is then found.
+        // SYNC: if the summary bit is still set here, the owner takes it after our ready bit was set, and finds that
+        // bit.
         if words[SUMMARY].load(SeqCst) & (1 << word) == 0 {
             words[SUMMARY].fetch_or(1 << word, SeqCst);
         }
@@ -64,7 +66,8 @@ impl Bell {
     /// Writes the event descriptor if the owner armed it.
     pub(crate) fn wake(&self) {
         let armed = &self.page.words()[ARMED];
-        // SYNC: Dekker with `arm`: the owner arms, then looks for news; we leave news, then look whether it armed.
+        // SYNC: Dekker with `arm`: the owner arms, then looks for news; a peer leaves news, then looks whether the
+        // owner armed.
         if armed.load(SeqCst) != 0 && armed.swap(0, SeqCst) != 0 {
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
@@ -75,12 +78,12 @@ impl Bell {
         self.page.words()[ARMED].swap(1, SeqCst);
     }
 
-    /// Owner: takes the request back.
+    /// Owner: takes back the request for an event.
     pub(crate) fn disarm(&self) {
         self.page.words()[ARMED].store(0, SeqCst);
     }
 
-    /// Owner: whether anything may be ready.
+    /// Owner: returns whether any slot may have news.
     pub(crate) fn is_ready(&self) -> bool {
         self.page.words()[SUMMARY].load(SeqCst) != 0
     }
@@ -95,7 +98,7 @@ impl Bell {
         self.page.words()[READY + word as usize].swap(0, SeqCst)
     }
 
-    /// Owner: puts back bits that it took and did not get to.
+    /// Owner: puts back bits of a word that it took but did not handle.
     pub(crate) fn put_back(&self, word: u32, bits: u64) {
         if bits != 0 {
             self.page.words()[READY + word as usize].fetch_or(bits, SeqCst);
@@ -174,7 +177,7 @@ mod tests {
         assert_eq!(found, [63 * 64, 63 * 64 + 63]);
     }
 
-    /// Two threads leave news in many slots while the owner takes them: none is missed, whatever the interleaving.
+    /// Two threads leave news in many slots while the owner takes them: no ring is lost.
     #[test]
     fn no_ring_is_lost() {
         const ROUNDS: u64 = 50_000;

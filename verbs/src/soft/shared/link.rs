@@ -1,4 +1,4 @@
-//! The link segment of a queue pair: made by its owner, mapped by the owner and its one peer.
+//! The link segment of a queue pair: created by its owner, mapped by the owner and its one peer.
 //!
 //! ```text
 //!  word 0  nonce · RNR timer       written by the owner before it connects
@@ -10,9 +10,9 @@
 //!  slot:  posted │ done │ length │ immediate │ (address, length, key) × segments, padded to a cache line
 //!         owner  │ ──────── peer ─────────── │ owner
 //! ```
-//! `posted` and `done` carry the number of the receive in their upper half, so neither side needs a shared cursor: a
-//! receive and its delivery travel in one cache line, and each side knows from its own private count what to expect.
-//! A number that can't be is a violation, never an index.
+//! The upper half of `posted` and `done` is the number of the receive, so neither side needs a shared cursor: a
+//! receive and its delivery travel in one cache line, and each side knows from its private count which number comes
+//! next. An impossible number is a violation, and is never used as an index.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -32,7 +32,7 @@ const SLOTS: usize = 64;
 const SLOT_HEADER: usize = 4;
 const SEGMENT: usize = 3;
 
-/// How many receives a link holds, and of how many segments each.
+/// The number of receives that a link holds, and the number of segments of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) receives: u32,
@@ -48,13 +48,13 @@ impl Shape {
         (SLOT_HEADER + SEGMENT * self.segments as usize).next_multiple_of(8)
     }
 
-    /// Bytes of the segment.
+    /// Returns the length of the segment in bytes.
     pub(crate) fn length(self) -> usize {
         (SLOTS + self.slots() * self.stride()) * 8
     }
 }
 
-/// What a link's owner says about itself, in the order of life.
+/// The state that a link's owner shows to its peer. States are in the order of life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum LinkState {
     /// Not connected yet: try again later.
@@ -73,27 +73,27 @@ pub(crate) struct Delivery {
     pub(crate) immediate: Option<u32>,
 }
 
-/// How a message arrived.
+/// The result of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeliveryKind {
     Send,
     Write,
     /// Longer than the receive.
     TooLong,
-    /// The receive named no memory that may be written.
+    /// The receive named memory that may not be written.
     Protection,
 }
 
-/// What the owner finds in the slot of a receive.
+/// The content that the owner finds in the slot of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delivered {
     NotYet,
     Message(Delivery),
-    /// What no well-behaved peer writes.
+    /// Content that no well-behaved peer writes.
     Violation,
 }
 
-/// A piece of the memory of a receive, as its owner published it: to be checked like everything a peer says.
+/// A piece of a receive's memory, as its owner published it. It must be checked like all data of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) address: u64,
@@ -101,7 +101,7 @@ pub(crate) struct Piece {
     pub(crate) key: u32,
 }
 
-/// A link segment, ours or the peer's.
+/// A link segment: our own, or the peer's.
 #[derive(Debug)]
 pub(crate) struct Link {
     mapping: Mapping,
@@ -111,7 +111,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Makes our own.
+    /// Creates our own link.
     pub(crate) fn create(shape: Shape, nonce: u64) -> io::Result<(Self, OwnedFd)> {
         let (mapping, fd) = Mapping::create(shape.length(), Writers::All)?;
         let link = Self::over(mapping, shape);
@@ -119,7 +119,7 @@ impl Link {
         Ok((link, fd))
     }
 
-    /// Maps the peer's.
+    /// Maps the peer's link.
     pub(crate) fn import(fd: &OwnedFd, shape: Shape) -> io::Result<Self> {
         Ok(Self::over(Mapping::import(fd, shape.length() as u64, Writers::All)?, shape))
     }
@@ -141,7 +141,7 @@ impl Link {
         self.word(NONCE).load(Acquire)
     }
 
-    /// The owner's `min_rnr_timer`.
+    /// Returns the owner's `min_rnr_timer`.
     pub(crate) fn rnr_timer(&self) -> u8 {
         self.word(RNR_TIMER).load(Relaxed) as u8
     }
@@ -158,38 +158,38 @@ impl Link {
         }
     }
 
-    /// Moves the state on; never back.
+    /// Moves the state forward, never back.
     pub(crate) fn advance(&self, state: LinkState) {
-        // SYNC: SeqCst against `enter`: a peer either sees this in its section, or its section is seen by `section`.
+        // SYNC: SeqCst against `enter`: a peer either sees this in its section, or `section` sees the peer's section.
         self.word(STATE).fetch_max(state as u64, SeqCst);
     }
 
-    /// Owner: begins a section, during which it may touch the peer's memory. `count` is the owner's own counter: the
-    /// peer could write to the one in the link.
+    /// Owner: begins a section, in which the owner may touch the peer's memory. `count` is the owner's private
+    /// counter, because the peer could write to the counter in the link.
     pub(crate) fn enter<'a>(&'a self, count: &'a AtomicU64) -> Section<'a> {
         let number = count.load(Relaxed).wrapping_add(1) | 1;
         count.store(number, Relaxed);
-        // SYNC: SeqCst before every check of keys and states made within the section: whoever takes a key or a state
-        // back after that finds the section, here or in `count`, and waits for its end.
+        // SYNC: SeqCst before every check of keys and states made within the section: a thread that takes a key or a
+        // state back after that finds the section, here or in `count`, and waits for its end.
         self.word(SECTION).swap(number, SeqCst);
         fence(SeqCst);
         Section { link: self, count, number }
     }
 
-    /// The section word: odd in the middle of one.
+    /// Returns the section word, which is odd in the middle of a section.
     pub(crate) fn section(&self) -> u64 {
         fence(SeqCst);
         self.word(SECTION).load(SeqCst)
     }
 
-    /// Peer: says that it found no receive and wants to be rung. To be followed by another look.
+    /// Peer: notes that it found no receive and wants to be rung. The peer must look once more afterwards.
     pub(crate) fn set_waiting(&self) {
         // SYNC: Dekker with `take_waiting`: flag, then look for a receive; publish a receive, then look for the flag.
         self.word(WAITING).swap(1, SeqCst);
         fence(SeqCst);
     }
 
-    /// Owner: whether the peer wants to be rung, once.
+    /// Owner: returns whether the peer wants to be rung, and takes its request back.
     pub(crate) fn take_waiting(&self) -> bool {
         fence(SeqCst);
         self.word(WAITING).load(SeqCst) != 0 && self.word(WAITING).swap(0, SeqCst) != 0
@@ -203,11 +203,11 @@ impl Link {
             words[1].store(segment.length(), Relaxed);
             words[2].store(u64::from(segment.lkey().0), Relaxed);
         }
-        // SYNC: with `posted`: whoever sees the number sees the segments.
+        // SYNC: with `posted`: a reader that sees the number sees the segments.
         slot[0].store(tag(number) | segments.len() as u64, Release);
     }
 
-    /// Peer: how many segments receive `number` has, if it is posted. `Err` if it has more than can be.
+    /// Peer: returns the number of segments of receive `number`, if it is posted. Fails if the number is too large.
     pub(crate) fn posted(&self, number: u32) -> Result<Option<u32>, Violation> {
         let posted = self.slot(number)[0].load(Acquire);
         if posted & !0xffff_ffff != tag(number) {
@@ -217,7 +217,7 @@ impl Link {
         if segments > self.segments { Err(Violation) } else { Ok(Some(segments)) }
     }
 
-    /// Peer: segment `index` of a receive that is [`posted`](Self::posted).
+    /// Peer: returns segment `index` of a receive that is [`posted`](Self::posted).
     pub(crate) fn piece(&self, number: u32, index: u32) -> Piece {
         let at = SLOT_HEADER + SEGMENT * index.min(self.segments.saturating_sub(1)) as usize;
         let words = &self.slot(number)[at..at + SEGMENT];
@@ -243,11 +243,11 @@ impl Link {
             DeliveryKind::TooLong => 2,
             DeliveryKind::Protection => 3,
         };
-        // SYNC: with `delivered`: whoever sees the number sees the message and its length.
+        // SYNC: with `delivered`: a reader that sees the number sees the message and its length.
         slot[1].store(tag(number) | flag | kind, Release);
     }
 
-    /// Owner: what became of receive `number`.
+    /// Owner: returns the content of the slot of receive `number`.
     pub(crate) fn delivered(&self, number: u32) -> Delivered {
         let slot = self.slot(number);
         let done = slot[1].load(Acquire);
@@ -265,7 +265,7 @@ impl Link {
         Delivered::Message(Delivery { kind, length: slot[2].load(Relaxed), immediate })
     }
 
-    /// Overwrites everything from the state on, as a hostile peer might.
+    /// Overwrites all words from the state on, as a hostile peer might.
     #[cfg(test)]
     pub(crate) fn scribble(&self, value: impl Fn(usize) -> u64) {
         for (index, word) in self.mapping.words().iter().enumerate().skip(STATE) {
@@ -274,7 +274,7 @@ impl Link {
     }
 }
 
-/// A section of the owner's, until dropped.
+/// A section of the owner. Dropping it ends the section.
 #[derive(Debug)]
 pub(crate) struct Section<'a> {
     link: &'a Link,
@@ -284,18 +284,19 @@ pub(crate) struct Section<'a> {
 
 impl Drop for Section<'_> {
     fn drop(&mut self) {
-        // SYNC: what was read and written in the section is done before it is seen to end.
+        // SYNC: reads and writes of the section are done before its end is seen.
         let next = self.number.wrapping_add(1);
         self.count.store(next, Release);
         self.link.word(SECTION).store(next, Release);
     }
 }
 
-/// The peer's link holds what can't be.
+/// The peer's link holds an impossible value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Violation;
 
-/// Receive numbers wrap; a slot that was never used is 0, which is the number of none of the first 2³² − 1.
+/// Returns the tag of receive `number`, for the upper half of a word. Receive numbers wrap. An unused slot is 0,
+/// which is the tag of the last number before the wrap alone.
 fn tag(number: u32) -> u64 {
     u64::from(number.wrapping_add(1)) << 32
 }

@@ -1,4 +1,4 @@
-//! Shared memory segments: made by us, or taken from a peer after checking that they can't break us.
+//! Shared memory segments: created by us, or mapped from a peer after a check that they can't break us.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// A mapping of a memfd. Its size is private knowledge: whatever its content says, nothing is reached beyond it.
+/// A mapping of a memfd. The size is private to this process, so no content of the memory leads beyond the mapping.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
@@ -20,17 +20,17 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// Who may write to a segment once it is made.
+/// The processes that may write to a segment once it is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writers {
     /// Every process that maps it.
     All,
-    /// Its maker alone; peers can only map it for reading.
+    /// Its maker alone. Peers can only map it for reading.
     Maker,
 }
 
 impl Mapping {
-    /// Makes a zeroed segment of `length` bytes, sealed against shrinking, and maps it for reading and writing.
+    /// Creates a zeroed segment of `length` bytes, sealed against shrinking, and maps it for reading and writing.
     pub(crate) fn create(length: usize, writers: Writers) -> io::Result<(Self, OwnedFd)> {
         let fd =
             rustix::fs::memfd_create("tonic-rdma-soft", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -44,8 +44,8 @@ impl Mapping {
         Ok((mapping, fd))
     }
 
-    /// Maps `length` bytes of a segment that a peer made. Refuses one that its maker could shrink under us, which
-    /// would turn our next access into SIGBUS.
+    /// Maps `length` bytes of a peer's segment. Refuses a segment that its maker could shrink, because our next
+    /// access would then end in SIGBUS.
     pub(crate) fn import(fd: &impl AsFd, length: u64, writers: Writers) -> io::Result<Self> {
         let seals = rustix::fs::fcntl_get_seals(fd)?;
         if !seals.contains(SealFlags::SHRINK) {
@@ -71,7 +71,7 @@ impl Mapping {
         Ok(Self { base, length })
     }
 
-    /// The segment as atomic words. A segment mapped for reading alone must only be loaded from.
+    /// Returns the segment as atomic words. Callers must only load from a segment that is mapped for reading alone.
     pub(crate) fn words(&self) -> &[AtomicU64] {
         // SAFETY:
         // - `base` is page-aligned and valid for `length` bytes as long as `self` lives, and
@@ -79,12 +79,12 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast::<AtomicU64>(), self.length / 8) }
     }
 
-    /// Bytes mapped.
+    /// Returns the number of bytes mapped.
     pub(crate) fn length(&self) -> u64 {
         self.length as u64
     }
 
-    /// Where `length` bytes at `offset` lie; `None` if not within the segment.
+    /// Returns the address of `length` bytes at `offset`; `None` if they are not within the segment.
     pub(crate) fn range(&self, offset: u64, length: u64) -> Option<NonNull<u8>> {
         let end = offset.checked_add(length)?;
         if end > self.length as u64 {

@@ -5,8 +5,8 @@
 //!    key │ rights << 32 │ 1 << 63      address      length      segment (0: not shared)      protection domain
 //!    offset in the segment
 //! ```
-//! An entry is valid while its first word holds the key. Its owner invalidates it first, waits for every section
-//! (see [`link`](super::link)) that may have seen it valid, and only then lets the memory go.
+//! An entry is valid while its first word holds the key. To take a region away, its owner invalidates the entry,
+//! waits for every section (see [`link`](super::link)) that may have seen it valid, and only then frees the memory.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -25,13 +25,13 @@ const VALID: u64 = 1 << 63;
 /// Bytes of a table.
 pub(crate) const LENGTH: u64 = REGIONS as u64 * ENTRY as u64 * 8;
 
-/// A table, ours or a peer's.
+/// A region table: our own, or a peer's.
 #[derive(Debug)]
 pub(crate) struct RegionTable {
     mapping: Mapping,
 }
 
-/// A region as its entry has it.
+/// A region, as its entry in the table has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) access: Access,
@@ -39,30 +39,30 @@ pub(crate) struct Entry {
     pub(crate) length: u64,
     pub(crate) segment: u64,
     pub(crate) domain: u64,
-    /// Where in the segment it begins.
+    /// Offset of the region in the segment.
     pub(crate) start: u64,
 }
 
 impl Entry {
-    /// Where in the segment `length` bytes at `address` lie; `None` if they do not lie within the region.
+    /// Returns the offset in the segment of `length` bytes at `address`; `None` if they do not lie within the region.
     pub(crate) fn offset(&self, address: u64, length: u64) -> Option<u64> {
         let offset = address.checked_sub(self.address)?;
         if offset.checked_add(length)? > self.length {
             return None;
         }
-        // What a peer wrote may overflow.
+        // The value that a peer wrote may overflow.
         self.start.checked_add(offset)
     }
 }
 
 impl RegionTable {
-    /// Makes our own.
+    /// Creates our own table.
     pub(crate) fn create() -> io::Result<(Self, OwnedFd)> {
         let (mapping, fd) = Mapping::create(LENGTH as usize, Writers::Maker)?;
         Ok((Self { mapping }, fd))
     }
 
-    /// Maps a peer's, for reading.
+    /// Maps a peer's table for reading.
     pub(crate) fn import(fd: &OwnedFd) -> io::Result<Self> {
         Ok(Self { mapping: Mapping::import(fd, LENGTH, Writers::Maker)? })
     }
@@ -72,11 +72,11 @@ impl RegionTable {
         &self.mapping.words()[start..start + ENTRY]
     }
 
-    /// Looks `key` up. To be called within a section; the entry is good until its end.
+    /// Looks `key` up. The caller must be in a section; the entry is good until the section ends.
     pub(crate) fn find(&self, key: u32) -> Option<Entry> {
         let words = self.entry(key);
-        // SYNC: after the section began (SeqCst fence there); relaxed loads and a fence, as the memory may be mapped
-        // for reading alone.
+        // SYNC: after the section began (SeqCst fence there). Relaxed loads and a fence, because the memory may be
+        // mapped for reading alone.
         let first = words[0].load(Relaxed);
         if first & VALID == 0 || first as u32 != key {
             return None;
@@ -92,7 +92,7 @@ impl RegionTable {
         })
     }
 
-    /// Whether `key` is still valid.
+    /// Returns whether `key` is still valid.
     pub(crate) fn holds(&self, key: u32) -> bool {
         let first = self.entry(key)[0].load(Relaxed);
         first & VALID != 0 && first as u32 == key
@@ -106,7 +106,7 @@ impl RegionTable {
         words[3].store(entry.segment, Relaxed);
         words[4].store(entry.domain, Relaxed);
         words[5].store(entry.start, Relaxed);
-        // SYNC: with `find`: whoever sees the key sees what it stands for.
+        // SYNC: with `find`: a reader that sees the key sees its entry.
         words[0].store(VALID | u64::from(entry.access.bits()) << 32 | u64::from(key), Release);
     }
 
