@@ -47,11 +47,11 @@ impl Address {
     pub(crate) fn decode(address: &QueuePairAddress) -> Result<Self, VerbsError> {
         let bytes = address.as_bytes();
         if bytes.first() != Some(&MAGIC) {
-            return Err(VerbsError::BadAddress("not that of a soft device".into()));
+            return Err(VerbsError::BadAddress("it is not the address of a soft device".into()));
         }
         if bytes.get(1) != Some(&VERSION) {
             return Err(VerbsError::BadAddress(format!(
-                "soft device of layout {:?}, this one has {VERSION}",
+                "the peer's soft device has version {:?} of the layout, this one has {VERSION}: use one version of this library",
                 bytes.get(1)
             )));
         }

@@ -232,8 +232,8 @@ fn connect(device: DeviceId) -> Result<OwnedFd, VerbsError> {
 
 /// Returns the process number of the peer, whose process must belong to our user.
 pub(crate) fn check_owner(fd: &OwnedFd) -> Result<i32, VerbsError> {
-    let (process, user) =
-        system::peer_credentials(fd).map_err(|error| VerbsError::os("asking who the peer is", error))?;
+    let (process, user) = system::peer_credentials(fd)
+        .map_err(|error| VerbsError::os("asking for the peer's process", error))?;
     let ours = rustix::process::geteuid().as_raw();
     if user != ours {
         return Err(VerbsError::Unreachable(format!(

@@ -113,7 +113,7 @@ impl Core {
         self.connection.get()
     }
 
-    /// The settings given to [`QueuePair::to_rts`].
+    /// Returns the settings given to [`to_rts`](Self::to_rts).
     pub(crate) fn settings(&self) -> Option<&PathSettings> {
         self.settings.get()
     }
@@ -187,6 +187,7 @@ impl Core {
         })
     }
 
+    /// Returns what the peer needs to know about this queue pair.
     fn describe(&self, access: Access) -> LinkAnswer {
         LinkAnswer {
             access,

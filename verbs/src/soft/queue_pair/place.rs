@@ -28,19 +28,19 @@ pub(super) struct Segments {
 #[derive(Debug)]
 struct Known {
     segment: u64,
-    /// The key that it was last found under; once that is gone, so may the mapping be.
+    /// The key that led to the segment last. The mapping may go once this key is gone.
     key: u32,
-    /// `None` if the peer would not share it: the kernel copies instead.
+    /// `None` if the peer did not share the segment: the kernel copies instead.
     mapping: Option<Arc<Mapping>>,
 }
 
 impl Segments {
-    /// Bytes, and segments, that a queue pair keeps mapped after their keys have gone. Tensor after tensor
-    /// from the same memory has a key each, and mapping a segment anew takes a message and a page fault for each page.
+    /// Bytes and segments that a queue pair keeps mapped after their keys are gone. Each tensor from one memory may have a
+    /// key of its own, and mapping a segment again takes a message and a page fault for each page.
     const UNUSED: u64 = 64 << 20;
     const UNUSED_SEGMENTS: usize = 32;
 
-    /// Takes in a segment that was asked for, after letting go of those that no key leads to.
+    /// Adds a segment that the peer was asked for. First unmaps segments that no key leads to.
     pub(super) fn add(
         &mut self,
         connection: &Connection,
@@ -52,7 +52,7 @@ impl Segments {
         self.known.push(Known { segment, key, mapping });
     }
 
-    /// Lets go of segments whose keys are gone, those first that were mapped longest ago, until what is left is within bounds.
+    /// Unmaps segments whose keys are gone, the oldest first, until the rest is within bounds.
     fn let_go(&mut self, holds: impl Fn(u32) -> bool) {
         let (mut bytes, mut segments) = (0, 0);
         for index in (0..self.known.len()).rev() {
@@ -83,7 +83,7 @@ impl Known {
     }
 }
 
-/// Why a place in the peer's memory can't be used.
+/// The reason why a place in the peer's memory can't be used.
 pub(super) enum Obstacle {
     /// The key, the range or the rights are wrong.
     Access,
@@ -91,30 +91,30 @@ pub(super) enum Obstacle {
     Map { segment: u64, key: u32 },
 }
 
-/// A place in the peer's memory; good until the section ends in which it was found.
+/// A place in the peer's memory. It is good until the section ends in which it was found.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
     Mapped(*mut u8),
     Process(u64),
 }
 
-/// How bytes are copied.
+/// The direction and kind of a copy.
 #[derive(Clone, Copy)]
 pub(super) struct CopyMode {
     pub(super) direction: Direction,
-    /// Whether there are so many that they would not fit in the caches.
+    /// Whether the bytes go past the caches.
     pub(super) past_caches: bool,
 }
 
 impl CopyMode {
-    /// A word's.
+    /// Returns the mode for a single word.
     fn word(direction: Direction) -> Self {
         Self { direction, past_caches: false }
     }
 }
 
 impl Place {
-    /// Finds where `piece` is to be had. To be called within a section.
+    /// Finds `piece` in the peer's memory. The caller must be in a section.
     pub(super) fn find(
         connection: &Connection,
         segments: &mut Segments,
@@ -146,7 +146,7 @@ impl Place {
         }
     }
 
-    /// Copies between `here` and this place; returns how many bytes went.
+    /// Copies between `here` and this place. Returns the number of bytes copied.
     ///
     /// # Safety
     /// - `here` must be valid for `length` bytes, for writing if they come from the peer.
@@ -168,7 +168,7 @@ impl Place {
                 };
                 // SAFETY:
                 // - `here` is valid by this function's contract, `there` because its mapping has these bytes; and
-                // - they do not overlap as addresses: a peer's segment is mapped for this module alone.
+                // - they do not overlap as addresses: only this module maps a peer's segment.
                 unsafe {
                     if past_caches { copy_past_caches(from, to, bytes) } else { copy_bytes(from, to, bytes) }
                 };
@@ -193,11 +193,11 @@ impl Place {
         }
     }
 
-    /// As [`copy`](Self::copy), the end of a transfer: its last word is stored at once, and after everything that this
-    /// thread has stored before. Where the kernel cuts the copy short, what remains is as long as a word or longer.
+    /// [Copies](Self::copy) the end of a transfer. The last word is stored at once, after all earlier stores of this thread.
+    /// If the kernel cuts the copy short, at least a word remains.
     ///
     /// # Safety
-    /// - As for `copy`; and `length` must be at least that of a word.
+    /// - The conditions of [`copy`](Self::copy) hold, and `length` is at least that of a word.
     pub(super) unsafe fn copy_end(
         self,
         connection: &Connection,
@@ -207,7 +207,7 @@ impl Place {
     ) -> Result<u64, CompletionStatus> {
         let before = length - WORD;
         if before > 0 {
-            // SAFETY: a part of what the caller promised.
+            // SAFETY: the bytes are a part of those that the caller promised.
             let copied = unsafe { self.copy(connection, here, before, mode)? };
             if copied < before {
                 return Ok(copied);
@@ -216,7 +216,7 @@ impl Place {
         let (here, there) = (here.wrapping_add(before as usize), self.after(before));
         match mode.direction {
             Direction::ToPeer => {
-                // SAFETY: the last word of what the caller promised; bytes need no alignment.
+                // SAFETY: the word is the last of the bytes that the caller promised; bytes need no alignment.
                 let word = unsafe { here.cast::<[u8; WORD as usize]>().read() };
                 // SAFETY: the place was found for it, as the caller promised.
                 unsafe { there.store(connection, word)? };
@@ -224,14 +224,14 @@ impl Place {
             Direction::FromPeer => {
                 // SAFETY: the place was found for it, as the caller promised.
                 let word = unsafe { there.load(connection)? };
-                // SAFETY: may be written, as the caller promised.
+                // SAFETY: the word may be written, as the caller promised.
                 unsafe { store_word(here, word) };
             }
         }
         Ok(length)
     }
 
-    /// Loads a word from here.
+    /// Loads a word from this place.
     ///
     /// # Safety
     /// - This place must have been found for a word, in the section that goes on.
@@ -247,7 +247,7 @@ impl Place {
         if copied == WORD { Ok(word) } else { Err(CompletionStatus::RemoteOperation) }
     }
 
-    /// Stores a word here, after everything that this thread has stored before.
+    /// Stores a word to this place, after all earlier stores of this thread.
     ///
     /// # Safety
     /// - This place must have been found for a word, in the section that goes on.
@@ -261,17 +261,17 @@ impl Place {
             unsafe { store_word(there, word) };
             return Ok(());
         }
-        // SYNC: what was stored before, by another call of the kernel's or by ourselves, is before what this call stores.
+        // SYNC: earlier stores, by other system calls or by this thread, come before the store of this call.
         fence(SeqCst);
         // SAFETY: the word is ours, and the place as the caller promised.
         let copied =
             unsafe { self.copy(connection, word.as_mut_ptr(), WORD, CopyMode::word(Direction::ToPeer))? };
-        // Nothing aligned to a word crosses a page.
+        // A word that is aligned does not cross a page.
         if copied == WORD { Ok(()) } else { Err(CompletionStatus::RemoteOperation) }
     }
 }
 
-/// Stores a word at once, if it is aligned; a peer that says wrongly where its memory begins gets bytes.
+/// Stores a word at once if `to` is aligned, and byte by byte otherwise: a peer may state a wrong start of its memory.
 ///
 /// # Safety
 /// - `to` must be valid for writing a word.
@@ -282,7 +282,7 @@ unsafe fn store_word(to: *mut u8, word: [u8; WORD as usize]) {
         // - `to` is valid by this function's contract, and aligned; and
         // - an atomic may be changed by others at any time, other processes included.
         let place = unsafe { &*aligned };
-        // SYNC: with `HostMemory::load_u64`: whoever sees the word sees all that was placed before it.
+        // SYNC: with `HostMemory::load_u64`: a thread that sees the word sees all that was placed before it.
         place.store(u64::from_ne_bytes(word), Release);
     } else {
         // SAFETY: `to` is valid by this function's contract; `word` is ours.
@@ -297,7 +297,7 @@ mod tests {
     use crate::soft::shared::mapping::Writers;
 
     #[test]
-    fn a_word_goes_wherever_a_peer_says_that_its_memory_begins() {
+    fn a_word_is_stored_at_any_alignment() {
         let mut words = [u64::MAX; 3];
         for offset in 0..=16 {
             words.fill(u64::MAX);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_key_leads_to_any_more_is_bounded() {
+    fn segments_without_a_key_are_bounded() {
         let mut many = segments(&[4096; 40]);
         many.let_go(|key| key == 1);
         assert_eq!(left(&many), [1].into_iter().chain(9..=40).collect::<Vec<u64>>());

@@ -132,7 +132,7 @@ impl ReceiveQueue {
                     crate::throttled!(
                         warn,
                         queue_pair = self.core.number(),
-                        "a connection ends: the peer wrote what makes no sense into the memory that both share"
+                        "the connection ends: the peer wrote invalid values into the shared memory"
                     );
                     self.core.fail();
                     self.flushed(&posted)

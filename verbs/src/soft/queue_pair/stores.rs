@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_faster_way_is_found_soon_and_the_other_seldom_tried() {
+    fn the_faster_kind_is_found_soon_and_the_other_seldom_tried() {
         let mut chooser = Chooser::default();
         assert_eq!(run(&mut chooser, FIRST, 450, 57), 0);
         assert_eq!(run(&mut chooser, TRIAL, 450, 57), TRIAL);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_changed_is_noticed() {
+    fn a_change_of_speed_is_noticed() {
         let mut chooser = Chooser::default();
         run(&mut chooser, 300, 24, 57);
         run(&mut chooser, 2000, 450, 57);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn short_and_long_requests_are_left_alone_and_others_are_told_apart() {
+    fn short_and_long_requests_have_no_choice_and_lengths_are_separate() {
         let mut chooser = Chooser::default();
         for length in [0, 1, SHORTEST - 1, PAST_CACHES, u64::MAX] {
             assert_eq!(chooser.choose(length), None);

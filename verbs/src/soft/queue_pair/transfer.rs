@@ -11,33 +11,33 @@ use crate::soft::limits::MAX_SEGMENTS;
 use crate::soft::shared::link::{Delivery, DeliveryKind, LinkState, Piece};
 use crate::{CompletionStatus, LocalSegment, Operation, VerbsError, copy_bytes};
 
-/// Bytes copied in one section, at most: whoever takes memory back waits for no more.
+/// Most bytes copied in one section. A thread that takes memory back waits for no more than this.
 const SECTION_BYTES: u64 = 1 << 20;
 
-/// Segments that one request maps, at most: no honest receive has more.
+/// Most segments that one request maps. No honest receive has more.
 const MAX_MAPS: u32 = MAX_SEGMENTS;
 
-/// What a send queue knows of its peer's memory and receives.
+/// The state of a send queue as the initiator of transfers: the peer's next receive, and the peer's memory.
 #[derive(Debug, Default)]
 pub(super) struct Initiator {
     /// Number of the peer's receive that comes next.
     receive: u32,
     /// The peer's shared memory that this queue pair has used.
     segments: Segments,
-    /// How requests have been stored best.
+    /// The faster kind of stores, by length of the request.
     stores: Chooser,
     /// Whether receives were filled and the peer was not rung for them yet.
     pub(super) unannounced: bool,
 }
 
-/// What became of a request.
+/// The outcome of an attempt to carry out a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Done(CompletionStatus),
     Wait(Wait),
 }
 
-/// What a request waits for.
+/// The reason why a request waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     /// The peer has no receive posted.
@@ -46,7 +46,7 @@ pub(super) enum Wait {
     Connection,
 }
 
-/// What one section came to.
+/// The outcome of one section.
 enum Step {
     /// There is more to copy.
     More,
@@ -61,7 +61,7 @@ enum Step {
 const END: fn(CompletionStatus) -> Step = |status| Step::End(Outcome::Done(status));
 
 impl Core {
-    /// Carries `operation` out, if it need not wait.
+    /// Carries `operation` out, unless it must wait.
     pub(super) fn transfer(
         &self,
         connection: &Connection,
@@ -111,7 +111,7 @@ impl Core {
         }
     }
 
-    /// One section's worth.
+    /// Runs one section of the request.
     fn step(&self, connection: &Connection, initiator: &mut Initiator, task: &mut Task<'_>) -> Step {
         if connection.peer.is_dead() {
             return END(CompletionStatus::RetryExceeded);
@@ -131,7 +131,7 @@ impl Core {
         while task.left > 0 && budget > 0 {
             match self.copy_piece(connection, initiator, task, budget) {
                 Ok(copied) => {
-                    // A last word goes even where less than that is left of the budget.
+                    // The last word is copied even if less than a word is left of the budget.
                     budget = budget.saturating_sub(copied);
                     task.left -= copied;
                 }
@@ -151,7 +151,7 @@ impl Core {
         END(CompletionStatus::Success)
     }
 
-    /// Checks the whole request before a byte of it is moved.
+    /// Checks the whole request before the first byte moves.
     fn check(
         &self,
         connection: &Connection,
@@ -200,7 +200,7 @@ impl Core {
         Ok(())
     }
 
-    /// Copies as much as is contiguous at both ends, up to `budget`.
+    /// Copies the bytes that are contiguous at both ends, up to `budget`. Returns their number.
     fn copy_piece(
         &self,
         connection: &Connection,
@@ -212,7 +212,7 @@ impl Core {
         let (here, here_length, key) = task.local_piece();
         let contiguous = here_length.min(remote.length).min(task.left);
         if contiguous == 0 {
-            // The lists end before the message does: the peer changed its receive under us.
+            // The lists end before the message does, because the peer changed its receive meanwhile.
             if task.remote == Remote::Receive {
                 deliver(connection, initiator, task, DeliveryKind::Protection);
             }
@@ -243,7 +243,7 @@ impl Core {
         Ok(copied)
     }
 
-    /// Stores the last word of a WRITE that several pieces of local memory make up.
+    /// Stores the last word of a WRITE whose last word is spread over several pieces of local memory.
     fn gather_word(
         &self,
         connection: &Connection,
@@ -275,7 +275,7 @@ impl Core {
         Ok(WORD)
     }
 
-    /// Checks a piece of local memory, unless it is of a slice that the caller lent us.
+    /// Checks a piece of local memory, unless the piece is part of a slice that the caller lent us.
     fn check_local(
         &self,
         task: &Task<'_>,
@@ -293,27 +293,27 @@ impl Core {
         }
     }
 
-    /// Maps a segment of the peer's, and lets go of those whose keys are gone.
+    /// Maps a segment of the peer, and unmaps segments whose keys are gone.
     fn map(&self, connection: &Connection, initiator: &mut Initiator, segment: u64, key: u32) {
         let mapping = connection.peer.segment(&connection.address, segment);
         match &mapping {
             Ok(_) => {}
-            // The connection is about to end, and will say so.
+            // The connection is about to end, and the end is logged.
             Err(VerbsError::Unreachable(reason)) => {
-                tracing::debug!(reason, queue_pair = self.number(), "memory of the peer's can't be mapped");
+                tracing::debug!(reason, queue_pair = self.number(), "the peer's memory can't be mapped");
             }
             Err(error) => crate::throttled!(
                 warn,
                 %error,
                 queue_pair = self.number(),
-                "memory of the peer's can't be mapped: the kernel copies it, which is slower"
+                "the peer's memory can't be mapped: the kernel copies it, which is slower"
             ),
         }
         initiator.segments.add(connection, segment, key, mapping.ok());
     }
 }
 
-/// Reports the receive done that the request consumes.
+/// Reports to the peer that the receive is done that the request consumes.
 fn deliver(connection: &Connection, initiator: &mut Initiator, task: &Task<'_>, kind: DeliveryKind) {
     connection
         .link
@@ -322,7 +322,7 @@ fn deliver(connection: &Connection, initiator: &mut Initiator, task: &Task<'_>, 
     initiator.unannounced = true;
 }
 
-/// Finds where a piece of the peer's memory is to be had; or says what to do first, or how the request ends.
+/// Finds a piece of the peer's memory. Otherwise returns the step to do first, or the end of the request.
 fn locate(
     connection: &Connection,
     initiator: &mut Initiator,

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_back_is_found_again() {
+    fn bits_that_are_put_back_are_found_again() {
         let (bell, _fd) = Bell::create().unwrap();
         bell.put_back(63, 1 << 63 | 1);
         bell.put_back(1, 0);

@@ -4,7 +4,7 @@
 //!  word 0  nonce · RNR timer       written by the owner before it connects
 //!      16  state                   Waiting → Ready → Error or Destroyed; the owner, and the peer to report an error
 //!      32  section                 odd while the owner is in the middle of an operation on the peer's memory
-//!      48  the peer waits          set by a peer that found no receive; cleared by whoever rings it
+//!      48  the peer waits          set by a peer that found no receive; cleared by the owner when it rings
 //!      64  receive slots           a power of two of them, one for each outstanding receive
 //!
 //!  slot:  posted │ done │ length │ immediate │ (address, length, key) × segments, padded to a cache line

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{Access, HostMemory, Lkey, MemoryRegion, Rkey};
 
-/// A region of any address, so that segments can be made; nothing is read or written through it.
+/// A region of any address, to make segments from. No test reads or writes through it.
 #[derive(Debug)]
 struct Stub(Arc<HostMemory>, u32);
 
@@ -63,7 +63,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     proptest::collection::vec(prop_oneof![publish, deliver, Just(Move::Collect)], 0..300)
 }
 
-/// What the link should hold.
+/// The content that the link should have.
 struct Oracle {
     posted: VecDeque<Vec<u32>>,
     delivered: VecDeque<Delivery>,
@@ -110,11 +110,11 @@ fn step(owner: &Link, peer: &Link, oracle: &mut Oracle, step: Move) {
 }
 
 proptest! {
-    /// Whatever the two sides do in whatever order, the link behaves as two queues.
+    /// The link behaves as two queues, whatever order the two sides act in.
     #[test]
     fn behaves_as_queues(moves in moves(), wraps in any::<bool>()) {
         let (owner, peer) = both(5, 3);
-        // Numbers wrap after 2³² receives, when every slot has long been used.
+        // Numbers wrap after 2³² receives. By then every slot has been used.
         let start = if wraps { u32::MAX - 20 } else { 0 };
         let mut oracle = Oracle {
             posted: VecDeque::new(), delivered: VecDeque::new(), next: start, taken: start, collected: start,
@@ -129,7 +129,7 @@ proptest! {
         }
     }
 
-    /// No word of a slot, whatever it holds, leads beyond the segment.
+    /// No value in a slot leads beyond the segment.
     #[test]
     fn nonsense_is_survived(words in proptest::collection::vec(any::<u64>(), 16), number in any::<u32>()) {
         let (owner, peer) = both(4, 3);
