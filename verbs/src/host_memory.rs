@@ -36,7 +36,7 @@ enum Backing {
 // - the memory is reached through raw copies alone, which are sound from any thread, and
 // - what `Backing` holds is Send and Sync itself.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {

@@ -10,17 +10,18 @@ use super::domain::Domain;
 use crate::sync::lock;
 use crate::{CompletionQueue, Context, DeviceAttributes, ProtectionDomain, VerbsError};
 
-/// Devices that are in use; opening one again with the same options yields the same.
+/// Devices that are in use. Opening a device again with equal options returns the open one.
 static OPENED: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 
-/// Opens a device, or finds it open: there is one per process and [`OpenOptions`]. It is closed when nothing of it is in
-/// use any more.
+/// Opens a device, or returns the open one: a process has one device per [`OpenOptions`]. The device closes when none
+/// of its objects is in use.
 ///
 /// # Errors
 /// - [`Library`](VerbsError::Library) if libibverbs is not installed.
-/// - [`NotFound`](VerbsError::NotFound) if the device, port or GID index does not exist; it names those that do.
-/// - [`Unusable`](VerbsError::Unusable) if the port is down, or no device has one that is active.
-/// - [`Limit`](VerbsError::Limit) if the MTU is none.
+/// - [`NotFound`](VerbsError::NotFound) if the device, port or GID index does not exist; the error names those that
+///   do.
+/// - [`Unusable`](VerbsError::Unusable) if the port is down, or no device has an active port.
+/// - [`Limit`](VerbsError::Limit) if the MTU is not one of the five.
 /// - [`Os`](VerbsError::Os) if the kernel refuses.
 pub fn open(options: &OpenOptions) -> Result<Arc<dyn Context>, VerbsError> {
     let mut opened = lock(&OPENED);

@@ -29,7 +29,7 @@ const BATCH: usize = 32;
 /// Places for hellos in a completion queue on iWARP.
 const HELLOS: u32 = 512;
 
-/// A completion queue. Its channel is its own, so an event says which queue it is for.
+/// A completion queue. It has its own channel, so each event of the channel belongs to this queue.
 #[derive(Debug)]
 pub(crate) struct Queue {
     device: Arc<Device>,
@@ -42,14 +42,14 @@ pub(crate) struct Queue {
 
 // SAFETY: libibverbs is thread-safe, and all else here is Send and Sync itself.
 unsafe impl Send for Queue {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for Queue {}
 
 #[derive(Debug)]
 struct QueueState {
     completions: Box<[sys::ibv_wc; BATCH]>,
     users: Users,
-    /// What could not be reported before, in its order.
+    /// Completions that found no room in an earlier poll, in their order.
     ready: VecDeque<WorkCompletion>,
 }
 
@@ -68,7 +68,7 @@ impl Queue {
             Some(_) => Some(Sleeper::new(&[channel.fd()])?),
             None => None,
         };
-        // Hellos need places, too: one for each queue pair.
+        // A hello of each queue pair needs a place, too.
         let hellos = if sleeper.is_some() { HELLOS } else { 0 };
         let entries = capacity.max(1).saturating_add(hellos).min(limit.max(1));
         let entries = i32::try_from(entries).unwrap_or(i32::MAX);
@@ -89,7 +89,7 @@ impl Queue {
         Ok(Arc::new(Self { device, sleeper, channel, queue, state }))
     }
 
-    /// The queue behind the trait, if it is of `device`.
+    /// Returns the queue behind the trait object, if it is one of `device`.
     pub(crate) fn of(
         queue: &Arc<dyn CompletionQueue>,
         device: &Arc<Device>,
@@ -105,7 +105,7 @@ impl Queue {
         self.queue.as_ptr()
     }
 
-    /// What wakes up its sleepers without an event of the device, if anything.
+    /// Returns the waker for its sleepers, if they may sleep for more than an event of the device.
     pub(crate) fn waker(&self) -> Option<Arc<Waker>> {
         self.sleeper.as_ref().map(|sleeper| Arc::clone(sleeper.waker()))
     }
@@ -120,7 +120,8 @@ impl Queue {
         lock(&self.state).users.leave(slot);
     }
 
-    /// Takes completions from the device; how many there were, and less than was asked for if there are no more.
+    /// Takes completions from the device. Returns their number, which is less than the length of the array if the
+    /// queue is empty.
     fn take(&self, completions: &mut [sys::ibv_wc]) -> usize {
         // SAFETY:
         // - the queue is alive, and with it its context, whose table never changes, and
@@ -149,7 +150,7 @@ impl FetchCompletions for Queue {
 impl CompletionQueue for Queue {
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize {
         let state = &mut *lock(&self.state);
-        // Asked before the device: what it flushed is in the queue by then.
+        // Asked before the device is polled: the completions that a removed device flushed are in the queue by then.
         let removed = self.device.is_removed();
         if self.sleeper.is_some() {
             state.users.note_flushed();
@@ -161,7 +162,7 @@ impl CompletionQueue for Queue {
             completions[filled] = completion;
             filled += 1;
         }
-        // What belongs to a queue pair that is gone is passed over, and must not look like an empty queue.
+        // Completions of a queue pair that is gone are skipped. They must not look like an empty queue.
         while filled < completions.len() {
             let wanted = (completions.len() - filled).min(BATCH);
             let count = self.take(&mut state.completions[..wanted]);
@@ -172,7 +173,7 @@ impl CompletionQueue for Queue {
                             *place = completion;
                             filled += 1;
                         }
-                        // One that comes may bring others that waited for it.
+                        // One completion may release others that waited for it.
                         None => state.ready.push_back(completion),
                     }
                 });
@@ -197,7 +198,7 @@ impl CompletionQueue for Queue {
             }
         };
         match check("arming a completion queue", result) {
-            // A device that is gone flushes everything, see `poll`; nobody should sleep for it.
+            // A removed device flushes everything, see `poll`. No thread should sleep for it.
             Err(_) if self.device.is_removed() => Ok(()),
             result => result,
         }
@@ -224,7 +225,7 @@ impl CompletionQueue for Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // Destroying waits for events that were taken and not acknowledged: there are none.
+        // Destroying waits for events that were taken and not acknowledged. There are none.
         // SAFETY: queue pairs hold a reference to their completion queues, so none is left.
         let result = unsafe { (self.device.library().destroy_cq)(self.queue.as_ptr()) };
         if let Err(error) = check("destroying a completion queue", result) {

@@ -1,4 +1,4 @@
-//! Waking up whoever sleeps on a completion queue for something that is no event of its channel.
+//! Waking threads that sleep on a completion queue, for reasons other than an event of its channel.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -7,19 +7,20 @@ use rustix::event::{EventfdFlags, epoll};
 
 use crate::VerbsError;
 
-/// A descriptor to sleep on for several reasons: readable as long as one of those it was made of is.
+/// A descriptor to sleep on for several reasons. It is readable while one of its reasons is readable.
 #[derive(Debug)]
 pub(crate) struct Sleeper {
     epoll: OwnedFd,
     waker: Arc<Waker>,
 }
 
-/// Makes its sleeper's descriptor readable.
+/// Makes the sleeper's descriptor readable.
 #[derive(Debug)]
 pub(crate) struct Waker(OwnedFd);
 
 impl Sleeper {
-    /// Sleeps for each of `reasons`, which must stay open as long as this lives, and for its [`Waker`].
+    /// Creates a sleeper for `reasons` and for its [`Waker`]. The descriptors of `reasons` must stay open as long as
+    /// the sleeper lives.
     pub(crate) fn new(reasons: &[BorrowedFd<'_>]) -> Result<Self, VerbsError> {
         Self::create(reasons)
             .map_err(|error| VerbsError::os("creating a descriptor to sleep on", std::io::Error::from(error)))
@@ -50,7 +51,7 @@ impl Sleeper {
 
 impl Waker {
     pub(crate) fn wake(&self) {
-        // It can only fail if nobody has taken back 2^64 calls.
+        // Writing fails only after 2^64 calls that were not taken back.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }
@@ -62,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_readable_for_any_reason_until_that_is_gone() {
+    fn a_sleeper_is_readable_while_one_of_its_reasons_is() {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         let sleeper = Sleeper::new(&[reader.as_fd()]).unwrap();
         let readable = || {

@@ -1,4 +1,4 @@
-//! What the status of a completion means.
+//! The status of a completion, and its explanation for people.
 
 use ibverbs_sys as sys;
 
@@ -8,9 +8,9 @@ use crate::ibverbs::queue_pair::ticket::RequestKind;
 
 pub(super) fn explain(core: &Core, status: CompletionStatus, kind: RequestKind, vendor_error: u32) -> String {
     match status {
-        // What came first is not ours to know: it happened on the peer's request, or in the device.
+        // The cause is unknown here: it happened on the peer's request, or in the device.
         CompletionStatus::WorkRequestFlushed => {
-            "the device ended the connection: it refused a request of the peer's, or failed".into()
+            "the device ended the connection: the device refused a request of the peer, or failed".into()
         }
         _ => {
             let kind = match kind {
@@ -20,7 +20,7 @@ pub(super) fn explain(core: &Core, status: CompletionStatus, kind: RequestKind, 
                 RequestKind::Receive | RequestKind::SharedReceive => "receive",
                 RequestKind::Hello => "first message",
             };
-            // soft-iWARP has one answer if a request is wrong, and if TCP no longer takes it.
+            // soft-iWARP reports one status for a wrong request and for a TCP connection that has ended.
             let or = match status {
                 CompletionStatus::LocalOperation if core.flushes_here => ", or the connection has ended",
                 _ => "",
@@ -30,7 +30,7 @@ pub(super) fn explain(core: &Core, status: CompletionStatus, kind: RequestKind, 
     }
 }
 
-/// `enum ibv_wc_status` (man 3 ibv_poll_cq).
+/// Translates `enum ibv_wc_status` (man 3 ibv_poll_cq).
 pub(super) fn translate(status: sys::ibv_wc_status::Type) -> CompletionStatus {
     use sys::ibv_wc_status as code;
     match status {

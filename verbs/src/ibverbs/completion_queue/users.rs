@@ -1,4 +1,4 @@
-//! The queue pairs that complete on a completion queue, and what the device's completions mean to them.
+//! The queue pairs that complete on a completion queue, and the translation of the device's completions for them.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ struct User {
     generation: u16,
     /// The queue pair, and which of its queues complete here.
     core: Option<(Arc<Core>, Role)>,
-    /// Whether the device has flushed it, and all that came of that is in the queue or was polled.
+    /// Whether the device has flushed the queue pair, and all flushed completions were polled or are in the queue.
     flushed: bool,
 }
 
@@ -54,7 +54,7 @@ impl Users {
         Ok(Slot { index, generation: 0 })
     }
 
-    /// Takes a queue pair out, whose completions are then dropped. When this returns, nobody uses it any more here.
+    /// Takes a queue pair out, and drops its completions.
     pub(super) fn leave(&mut self, slot: Slot) {
         if let Some(user) = self.slots.get_mut(usize::from(slot.index))
             && user.generation == slot.generation
@@ -64,7 +64,8 @@ impl Users {
         }
     }
 
-    /// What a completion of the device says to the queue pair's user; moves the queue pair to Error if it failed.
+    /// Translates a completion of the device to completions of the queue pair's user. Moves the queue pair to Error
+    /// if the request failed.
     pub(super) fn translate(
         &self,
         device: &Device,
@@ -84,7 +85,7 @@ impl Users {
         let queue = match ticket.kind {
             RequestKind::Hello => {
                 match completion.error() {
-                    None => core.hear(),
+                    None => core.hello_arrived(),
                     Some((status, vendor)) => {
                         core.fail(|| status::explain(core, status::translate(status), ticket.kind, vendor))
                     }
@@ -102,7 +103,7 @@ impl Users {
                 status
             }
         };
-        // Only a success says what it was.
+        // Only a successful completion states its kind.
         let with_immediate = status == CompletionStatus::Success
             && completion.opcode() == sys::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
         let completed = WorkCompletion {
@@ -135,15 +136,16 @@ impl Users {
         }
     }
 
-    /// Notes which queue pairs the device has flushed, for [`flush`](Self::flush) after the queue was polled empty.
+    /// Notes which queue pairs the device has flushed. [`flush`](Self::flush) uses this after the queue was polled
+    /// empty.
     pub(super) fn note_flushed(&mut self) {
         for user in &mut self.slots {
             user.flushed = user.core.as_ref().is_some_and(|(core, _)| core.is_flushed());
         }
     }
 
-    /// The flush that the device does not report any more: because it was taken away, or because it does not look at
-    /// requests that are posted in Error.
+    /// Completes requests that the device no longer reports: because it was removed, or because it ignores requests
+    /// that are posted in Error.
     pub(super) fn flush(&self, completions: &mut [WorkCompletion], all: bool) -> usize {
         let mut filled = 0;
         let users = self.slots.iter().filter(|user| all || user.flushed);
@@ -172,8 +174,8 @@ impl Users {
     }
 }
 
-/// What the completion of a receive of a shared receive queue says, whether the queue pair that took it is still there or
-/// not: the buffer is its user's again.
+/// Returns the completion of a receive of a shared receive queue. The receive completes even if its queue pair is
+/// gone, because its buffer belongs to its user again.
 fn shared_receive(device: &Device, ticket: Ticket, completion: &sys::ibv_wc) -> Option<WorkCompletion> {
     let wr_id = lock(&device.shared_receives).complete(ticket)?;
     let (status, byte_len, opcode) = match completion.error() {

@@ -1,4 +1,4 @@
-//! Asynchronous events: what the device has to say that is no completion (man 3 ibv_get_async_event).
+//! Asynchronous events: news of the device that are no completion (man 3 ibv_get_async_event).
 
 use std::ffi::c_int;
 use std::io;
@@ -10,8 +10,8 @@ use crate::ibverbs::device::Device;
 use crate::ibverbs::queue_pair::core::Core;
 use crate::sync::lock;
 
-/// Takes all events that have come, and has them do what they do; and looks whether the device is still there. An event is acknowledged as soon as it was looked at:
-/// who destroys what it is about waits for that.
+/// Takes and applies all events that have come, and looks whether the device is still there. Acknowledges an event as
+/// soon as it was applied, because destroying the object of the event waits for that.
 pub(crate) fn handle(device: &Device) {
     while let Some(mut event) = next(device) {
         apply(device, &event);
@@ -49,8 +49,8 @@ fn apply(device: &Device, event: &sys::ibv_async_event) {
             // SAFETY: these events carry a queue pair, which is not destroyed before they are acknowledged.
             let number = unsafe { (*event.element.qp).qp_num };
             let what = match event.event_type {
-                sys::IBV_EVENT_QP_REQ_ERR => "an invalid request of the peer's",
-                sys::IBV_EVENT_QP_ACCESS_ERR => "an access of the peer's that was not allowed",
+                sys::IBV_EVENT_QP_REQ_ERR => "an invalid request of the peer",
+                sys::IBV_EVENT_QP_ACCESS_ERR => "a forbidden access of the peer",
                 _ => "a fatal error of the queue pair",
             };
             if let Some(core) = lock(&device.pairs).get(&number) {
@@ -77,7 +77,7 @@ fn apply(device: &Device, event: &sys::ibv_async_event) {
     }
 }
 
-/// The device will complete nothing any more.
+/// Marks the device as removed, and moves its queue pairs to Error: it will complete nothing any more.
 fn remove(device: &Device, reason: &str) {
     if !device.is_removed() {
         tracing::warn!(device = %device.attributes().name, reason, "a device is gone");

@@ -1,4 +1,4 @@
-//! Global identifiers: the addresses that a port has, and which one to take.
+//! Global identifiers: the addresses that a port has, and the choice of one.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -9,17 +9,17 @@ use ibverbs_sys as sys;
 /// One entry of a port's GID table (`struct ibv_gid_entry`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// Its index in the table, as `RDMA_GID_INDEX` names it.
+    /// Index in the table, as `RDMA_GID_INDEX` takes it.
     pub index: u32,
-    /// The identifier itself, which has the form of an IPv6 address; an IPv4 address is mapped (`::ffff:a.b.c.d`).
+    /// The identifier, in the form of an IPv6 address; an IPv4 address is mapped (`::ffff:a.b.c.d`).
     pub address: Ipv6Addr,
-    /// Which protocol it is for.
+    /// The protocol that the identifier is for.
     pub kind: GidKind,
-    /// Index of the network interface that it belongs to; 0 if to none.
+    /// Index of its network interface; 0 if it has none.
     pub interface: u32,
 }
 
-/// What packets of a GID look like (`enum ibv_gid_type`).
+/// The format of the packets of a GID (`enum ibv_gid_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GidKind {
@@ -43,13 +43,13 @@ impl Gid {
         Self { index: entry.gid_index, address: Ipv6Addr::from(raw), kind, interface: entry.ndev_ifindex }
     }
 
-    /// Whether it reaches no further than the link (`fe80::/10`).
+    /// Returns whether the address is valid on the link alone (`fe80::/10`).
     pub fn is_link_local(&self) -> bool {
         self.address.segments()[0] & 0xffc0 == 0xfe80
     }
 
-    /// The order of preference, best last: RoCE version 2 before version 1, one that routers forward before a
-    /// link-local one, IPv4 before IPv6 (it is the address that people set up), and the lowest index.
+    /// Returns the rank, best last: RoCE version 2 before version 1, a routable address before a link-local one, IPv4
+    /// before IPv6 (because people set up the IPv4 address), and the lowest index.
     fn rank(&self) -> impl Ord {
         let version = match self.kind {
             GidKind::RoceV2 => 2,
@@ -60,7 +60,7 @@ impl Gid {
     }
 }
 
-/// The entry to take if nobody says which.
+/// Returns the entry to take if no option names one.
 pub(crate) fn best(gids: &[Gid]) -> Option<&Gid> {
     gids.iter().filter(|gid| !gid.address.is_unspecified()).max_by_key(|gid| gid.rank())
 }

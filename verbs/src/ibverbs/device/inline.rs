@@ -4,15 +4,15 @@ use ibverbs_sys as sys;
 
 use super::raw_context::RawContext;
 
-/// Most inline bytes of a queue pair. Devices have no attribute for it; so it is found by creating queue pairs that ask
-/// for less and less.
+/// Returns the most inline bytes of a queue pair. Devices have no attribute for this number, so this function creates
+/// queue pairs that ask for less and less.
 pub(crate) fn probe_inline(raw: &RawContext) -> u32 {
     const MOST: u32 = 8192;
     let library = raw.library;
     // SAFETY:
     // - the context is open,
     // - each object is created from ones that are alive, and destroyed once, in the opposite order, and
-    // - none of them is known to anybody else.
+    // - no other code knows them.
     unsafe {
         let domain = (library.alloc_pd)(raw.context.as_ptr());
         if domain.is_null() {

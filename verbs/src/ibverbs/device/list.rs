@@ -13,30 +13,30 @@ use super::raw_context::RawContext;
 use crate::VerbsError;
 use crate::ibverbs::library::{Library, last_error, library};
 
-/// A device as `libibverbs` lists it.
+/// A device in the list of libibverbs.
 #[derive(Debug)]
 pub struct ListedDevice {
     /// Its name, such as `mlx5_0` or `rxe0`.
     pub name: String,
-    /// How it connects.
+    /// The transport of its queue pairs.
     pub transport: Transport,
-    /// Its ports in their order, from number 1; or why the device could not be opened to ask for them.
+    /// Its ports in order, from number 1; or the reason why the device could not be opened.
     pub ports: Result<Vec<Port>, VerbsError>,
 }
 
-/// How queue pairs of a device connect (`enum ibv_transport_type`).
+/// The transport of a device's queue pairs (`enum ibv_transport_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transport {
-    /// InfiniBand, and RoCE on an Ethernet port: addresses are exchanged by whoever connects them.
+    /// InfiniBand, and RoCE on an Ethernet port. The application exchanges the addresses.
     InfiniBand,
     /// iWARP: RDMA over TCP, connected by librdmacm.
     Iwarp,
-    /// None that this provider can drive.
+    /// A transport that this provider can't drive.
     Other,
 }
 
-/// Devices that libibverbs has a driver for. The list is empty on a machine that has none.
+/// Returns the devices that libibverbs has a driver for. The list is empty on a machine without devices.
 ///
 /// # Errors
 /// - [`Library`](VerbsError::Library) if libibverbs is not installed.
@@ -52,7 +52,7 @@ pub fn list() -> Result<Vec<ListedDevice>, VerbsError> {
 }
 
 pub(crate) fn transport(device: NonNull<sys::ibv_device>) -> Transport {
-    // SAFETY: the device is one of a list that is alive, as in all of this file.
+    // SAFETY: the device is one of a list that is alive.
     match unsafe { device.as_ref() }.transport_type {
         sys::IBV_TRANSPORT_IB => Transport::InfiniBand,
         sys::IBV_TRANSPORT_IWARP => Transport::Iwarp,
@@ -60,7 +60,7 @@ pub(crate) fn transport(device: NonNull<sys::ibv_device>) -> Transport {
     }
 }
 
-/// The list of devices; they are valid as long as it lives.
+/// The list of devices. The devices are valid as long as the list lives.
 #[derive(Debug)]
 pub(crate) struct DeviceList {
     library: &'static Library,
@@ -81,7 +81,7 @@ impl DeviceList {
     pub(crate) fn iter(&self) -> impl Iterator<Item = NonNull<sys::ibv_device>> {
         // SAFETY:
         // - the list has `count` entries, and
-        // - nobody writes to it until it is freed.
+        // - no code writes to it until it is freed.
         let entries = unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.count) };
         entries.iter().filter_map(|&device| NonNull::new(device))
     }
@@ -92,14 +92,14 @@ impl DeviceList {
         name.to_string_lossy().into_owned()
     }
 
-    /// Where sysfs shows a device, such as `/sys/class/infiniband_verbs/uverbs0`.
+    /// Returns the folder of a device in sysfs, such as `/sys/class/infiniband_verbs/uverbs0`.
     pub(crate) fn folder(&self, device: NonNull<sys::ibv_device>) -> PathBuf {
         // SAFETY: the path is a terminated text in the device, which is one of this list.
         let path = unsafe { CStr::from_ptr((&raw const (*device.as_ptr()).dev_path).cast()) };
         PathBuf::from(OsStr::from_bytes(path.to_bytes()))
     }
 
-    /// Opens a device; it stays usable when the list is gone (man 3 ibv_get_device_list).
+    /// Opens a device. It stays usable after the list is gone (man 3 ibv_get_device_list).
     pub(crate) fn open(&self, device: NonNull<sys::ibv_device>) -> Result<RawContext, VerbsError> {
         // SAFETY: the device is one of this list.
         let context = unsafe { (self.library.open_device)(device.as_ptr()) };
@@ -116,7 +116,7 @@ impl Drop for DeviceList {
     }
 }
 
-/// Name of the device that a context is of; `None` for a null pointer.
+/// Returns the name of a context's device; `None` for a null pointer.
 ///
 /// # Safety
 /// - `context` must be null, or open.

@@ -34,13 +34,13 @@ use crate::{DeviceAttributes, VerbsError};
 #[derive(Debug)]
 pub(crate) struct Device {
     me: Weak<Device>,
-    /// Before the context, which is closed after it is dropped.
+    /// Declared before the context, which must be closed after this is dropped.
     _key_guard: Option<KeyGuard>,
     pub(crate) raw: RawContext,
     pub(crate) attributes: DeviceAttributes,
     pub(crate) options: OpenOptions,
     pub(crate) transport: Transport,
-    /// On iWARP: what connects queue pairs.
+    /// The connection manager, on iWARP alone.
     pub(crate) manager: Option<Service>,
     pub(crate) port: Port,
     pub(crate) gid: Option<Gid>,
@@ -48,20 +48,20 @@ pub(crate) struct Device {
     pub(crate) mtu: sys::ibv_mtu,
     /// RDMA READs of a peer that a queue pair can serve at a time.
     pub(crate) max_served_reads: u8,
-    /// Most transport retries that end.
+    /// Largest retry count that the device does not take for endless.
     pub(crate) max_retries: u8,
     /// Queue pairs by number, for asynchronous events.
     pub(crate) pairs: Mutex<HashMap<u32, Arc<Core>>>,
-    /// For completions of their receives.
+    /// The shared receive queues, for completions of their receives.
     pub(crate) shared_receives: Mutex<SharedQueues>,
-    /// Where the kernel shows the device, and the inode of that folder.
+    /// The folder in which the kernel shows the device, and the inode of that folder.
     shown: (PathBuf, Option<u64>),
-    /// Whether the device was taken away: it will never complete anything any more.
+    /// Whether the device was removed. It will never complete anything any more.
     removed: AtomicBool,
 }
 
-/// `vendor_id` of Soft-RoCE. It takes 7 transport retries for endless ones, as if they were RNR retries, and so would
-/// never notice that a peer is gone; by the specification they end (IBA vol. 1, 9.9.2.1.1).
+/// `vendor_id` of Soft-RoCE. Soft-RoCE takes 7 transport retries for endless ones, as with RNR retries, and so would
+/// never notice that a peer is gone. By the specification transport retries end (IBA vol. 1, 9.9.2.1.1).
 const SOFT_ROCE: u32 = 0xff_ffff;
 
 impl Device {
@@ -81,7 +81,7 @@ impl Device {
         Self::open_one(options, &devices, found)
     }
 
-    /// The first device that can be used.
+    /// Opens the first device that can be used.
     fn open_first(options: &OpenOptions, devices: &DeviceList) -> Result<Arc<Self>, VerbsError> {
         let mut reasons = Vec::new();
         for device in devices.iter() {
@@ -124,7 +124,7 @@ impl Device {
             max_message_size: port.max_message_size.into(),
             max_work_requests: count(limits.max_qp_wr).saturating_sub(if iwarp { OWN_REQUESTS } else { 0 }),
             max_segments: count(limits.max_sge),
-            // Soft-RoCE and others say nothing of it.
+            // Soft-RoCE and other devices do not report this number.
             max_read_segments: match (count(limits.max_sge_rd), iwarp) {
                 (0, true) => 1,
                 (0, false) => count(limits.max_sge),
@@ -134,7 +134,7 @@ impl Device {
             max_outstanding_reads: count(limits.max_qp_init_rd_atom),
             max_completions: count(limits.max_cqe),
             max_memory_regions: count(limits.max_mr),
-            // There every queue pair needs a receive of its own, for the hello.
+            // On iWARP every queue pair needs a receive of its own, for the hello.
             max_shared_receive_queues: if iwarp { 0 } else { count(limits.max_srq) },
             max_shared_receives: count(limits.max_srq_wr),
             immediate: !iwarp,
@@ -179,8 +179,8 @@ impl Device {
         self.removed.store(true, SeqCst);
     }
 
-    /// Whether the kernel shows the device no more. Soft-RoCE and soft-iWARP report their removal (`rdma link delete`) by
-    /// no event, and go on with what is open.
+    /// Returns whether the kernel no longer shows the device. Soft-RoCE and soft-iWARP report their removal (`rdma
+    /// link delete`) by no event, and objects that are open keep working.
     pub(crate) fn has_vanished(&self) -> bool {
         let (folder, at_first) = &self.shown;
         at_first.is_some() && inode(folder) != *at_first

@@ -6,48 +6,49 @@ use super::gid::Gid;
 use super::port::{Port, PortState, mtu_bytes, mtu_code};
 use crate::VerbsError;
 
-/// Which device, port and address to use. What is `None` is chosen.
+/// The device, port and address to use. An option that is `None` is chosen automatically.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OpenOptions {
-    /// The device's name; otherwise the first that has a port to use.
+    /// The device's name; otherwise the first device that has a usable port.
     pub device: Option<String>,
-    /// The port's number, from 1; otherwise the first that is active.
+    /// The port's number, from 1; otherwise the first port that is active.
     pub port: Option<u8>,
-    /// Index in the port's GID table; otherwise the best, see [`Port::best_gid`].
+    /// Index in the port's GID table; otherwise the best one, see [`Port::best_gid`](super::super::Port::best_gid).
     pub gid_index: Option<u32>,
-    /// Largest path MTU to offer to peers, in bytes (256, 512, 1024, 2048 or 4096); otherwise what the port has.
+    /// Largest path MTU to offer to peers, in bytes (256, 512, 1024, 2048 or 4096); otherwise the path MTU of the
+    /// port.
     pub mtu: Option<u16>,
 }
 
 impl OpenOptions {
-    /// Options that leave everything open.
+    /// Creates options that leave every choice open.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the device of that name.
+    /// Sets the name of the device.
     #[must_use]
     pub fn device(mut self, name: impl Into<String>) -> Self {
         self.device = Some(name.into());
         self
     }
 
-    /// Takes the port of that number, from 1.
+    /// Sets the number of the port, from 1.
     #[must_use]
     pub fn port(mut self, number: u8) -> Self {
         self.port = Some(number);
         self
     }
 
-    /// Takes the address at that index of the port's GID table.
+    /// Sets the index of the address in the port's GID table.
     #[must_use]
     pub fn gid_index(mut self, index: u32) -> Self {
         self.gid_index = Some(index);
         self
     }
 
-    /// Offers peers a path MTU of at most `bytes`.
+    /// Limits the path MTU that peers are offered to `bytes`.
     #[must_use]
     pub fn mtu(mut self, bytes: u16) -> Self {
         self.mtu = Some(bytes);
@@ -96,7 +97,7 @@ pub(super) fn choose_mtu(port: &Port, wanted: Option<u16>) -> Result<sys::ibv_mt
     Ok(exact_mtu(wanted)?.min(active))
 }
 
-/// The code of an MTU that must be one of the five there are.
+/// Returns the code of an MTU that must be one of the five.
 pub(crate) fn exact_mtu(bytes: u16) -> Result<sys::ibv_mtu, VerbsError> {
     let code = mtu_code(bytes).filter(|&code| mtu_bytes(code) == Some(bytes));
     code.ok_or(VerbsError::Limit {

@@ -11,15 +11,15 @@ use super::gid::{self, Gid};
 pub struct Port {
     /// Its number, from 1.
     pub number: u8,
-    /// Whether it can carry traffic.
+    /// The state.
     pub state: PortState,
-    /// Whether it is on Ethernet (RoCE, iWARP); on InfiniBand otherwise.
+    /// Whether the port is on Ethernet (RoCE, iWARP); otherwise it is on InfiniBand.
     pub ethernet: bool,
-    /// The path MTU that it has now, in bytes; 0 if it says none.
+    /// The active path MTU in bytes; 0 if the port states none.
     pub active_mtu: u16,
     /// Local identifier on InfiniBand; 0 elsewhere.
     pub lid: u16,
-    /// Partition keys that it has.
+    /// Number of partition keys.
     pub partition_keys: u16,
     /// Longest message of one request, in bytes.
     pub max_message_size: u32,
@@ -33,7 +33,7 @@ pub struct Port {
 pub enum PortState {
     /// No link.
     Down,
-    /// A link, but no subnet manager has set it up (InfiniBand).
+    /// The link is up, but no subnet manager has set up the port yet (InfiniBand).
     Initializing,
     /// Carries traffic.
     Active,
@@ -42,19 +42,19 @@ pub enum PortState {
 }
 
 impl Port {
-    /// The address that is taken if no index is asked for: RoCE version 2 first, then those that routers forward, then
-    /// IPv4.
+    /// Returns the address that is taken if no option names an index: RoCE version 2 first, then routable addresses,
+    /// then IPv4.
     pub fn best_gid(&self) -> Option<&Gid> {
         gid::best(&self.gids)
     }
 }
 
-/// Bytes of a path MTU code (IBA vol. 1, 14.2.5.6).
+/// Returns the bytes of a path MTU code (IBA vol. 1, 14.2.5.6).
 pub(crate) fn mtu_bytes(code: sys::ibv_mtu) -> Option<u16> {
     matches!(code, sys::IBV_MTU_256..=sys::IBV_MTU_4096).then(|| 128 << code)
 }
 
-/// The code of the largest path MTU that is not above `bytes`.
+/// Returns the code of the largest path MTU that is not above `bytes`.
 pub(crate) fn mtu_code(bytes: u16) -> Option<sys::ibv_mtu> {
     (sys::IBV_MTU_256..=sys::IBV_MTU_4096)
         .rev()

@@ -20,7 +20,7 @@ pub(crate) struct RawContext {
 
 // SAFETY: libibverbs is thread-safe throughout, every object of it (rdma-core, Documentation/libibverbs.md).
 unsafe impl Send for RawContext {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for RawContext {}
 
 impl RawContext {
@@ -32,7 +32,7 @@ impl RawContext {
         unsafe { BorrowedFd::borrow_raw(self.context.as_ref().async_fd) }
     }
 
-    /// What the device has (man 3 ibv_query_device).
+    /// Returns the attributes of the device (man 3 ibv_query_device).
     pub(crate) fn query(&self) -> Result<sys::ibv_device_attr, VerbsError> {
         let mut attributes = sys::ibv_device_attr::default();
         // SAFETY: the context is open, and the structure writable.
@@ -41,7 +41,7 @@ impl RawContext {
         Ok(attributes)
     }
 
-    /// All ports, with their addresses.
+    /// Returns all ports, with their addresses.
     pub(crate) fn ports(&self) -> Result<Vec<Port>, VerbsError> {
         let gids = self.gids()?;
         (1..=self.query()?.phys_port_cnt).map(|number| self.port(number, &gids)).collect()
@@ -76,7 +76,7 @@ impl RawContext {
         })
     }
 
-    /// The whole GID table, without its empty places; each entry with its port.
+    /// Returns the GID table without its empty places; each entry comes with its port.
     fn gids(&self) -> Result<Vec<(u32, Gid)>, VerbsError> {
         let mut entries = vec![sys::ibv_gid_entry::default(); 256];
         loop {
@@ -99,7 +99,7 @@ impl RawContext {
                         .map(|entry| (entry.port_num, Gid::new(entry)))
                         .collect());
                 }
-                // The table is longer than that.
+                // The table is longer than the array.
                 Err(_) if count == -(libc::EINVAL as isize) && entries.len() < 1 << 16 => {
                     entries.resize(entries.len() * 4, sys::ibv_gid_entry::default());
                 }

@@ -26,7 +26,7 @@ pub(crate) struct DeviceRegion {
 
 // SAFETY: libibverbs is thread-safe, and all else here is Send and Sync itself.
 unsafe impl Send for DeviceRegion {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for DeviceRegion {}
 
 impl DeviceRegion {
@@ -46,9 +46,9 @@ impl DeviceRegion {
         let flags = flags(access, domain.device().transport);
         // SAFETY:
         // - the domain is alive,
-        // - the descriptor is open, and the kernel takes a reference of its own to what it names, with the region; and
-        // - no memory of this process is touched through it but what is mapped from the same dmabuf, which whoever maps
-        //   it knows to be written to by devices.
+        // - the descriptor is open, and with the region the kernel takes a reference of its own to the dmabuf; and
+        // - the region reaches memory of this process only where the dmabuf is mapped, and code that maps a dmabuf
+        //   expects that devices write to it.
         let region = unsafe {
             register(domain.as_ptr(), memory.offset, length, memory.iova, memory.fd.as_raw_fd(), flags as i32)
         };
@@ -60,11 +60,11 @@ impl DeviceRegion {
     }
 }
 
-/// What the library, the driver or the kernel said.
+/// Returns the error of the library, the driver or the kernel.
 fn refused(memory: &DmaBuf<'_>) -> VerbsError {
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
-        // The library's answer for a driver without it, and the kernel's.
+        // ENOSYS comes from the library for a driver without the function, EOPNOTSUPP from the kernel.
         Some(libc::ENOSYS | libc::EOPNOTSUPP) => VerbsError::Unsupported("dmabuf registration in its driver"),
         _ => match memory.check_kind() {
             Ok(()) => VerbsError::os(format!("registering {memory:?}"), error),

@@ -12,7 +12,7 @@ use crate::ibverbs::library::check;
 use crate::ibverbs::library::last_error;
 use crate::{Access, HostMemory, Lkey, MemoryRegion, Rkey, VerbsError};
 
-/// A registered piece of memory. Its pages stay where they are, and count against `RLIMIT_MEMLOCK`.
+/// A registered piece of memory. Its pages are locked, and count against `RLIMIT_MEMLOCK`.
 #[derive(Debug)]
 pub(crate) struct Region {
     domain: Arc<Domain>,
@@ -26,7 +26,7 @@ pub(crate) struct Region {
 
 // SAFETY: libibverbs is thread-safe, and all else here is Send and Sync itself.
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -55,8 +55,8 @@ impl Region {
     }
 }
 
-/// `enum ibv_access_flags` of our rights. On iWARP the answer to an RDMA READ is a write of the peer's into the sink
-/// (RFC 5040, section 5.1), so that what the device may write, peers may write too if they know its key.
+/// Returns the `enum ibv_access_flags` of rights. On iWARP the answer to an RDMA READ is a write by the peer (RFC
+/// 5040, section 5.1), so a peer that knows the key may write wherever the device may write.
 pub(crate) fn flags(access: Access, transport: Transport) -> u32 {
     use sys::ibv_access_flags as flag;
     let mut flags = 0;
@@ -102,7 +102,7 @@ impl Drop for Region {
         // SAFETY: the region was created here, and is deregistered once.
         let result = unsafe { (self.domain.device().library().dereg_mr)(self.region.as_ptr()) };
         if let Err(error) = check("deregistering memory", result) {
-            // The device may still use the memory: it is never freed.
+            // The device may still use the memory, so it is never freed.
             tracing::error!(%error, "{} bytes stay registered", self.range.len());
             let _ = Arc::into_raw(Arc::clone(&self.memory));
         }

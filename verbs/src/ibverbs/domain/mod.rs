@@ -23,7 +23,7 @@ pub(crate) struct Domain {
 
 // SAFETY: libibverbs is thread-safe, and all else here is Send and Sync itself.
 unsafe impl Send for Domain {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for Domain {}
 
 impl Domain {

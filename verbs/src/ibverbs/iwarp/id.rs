@@ -1,4 +1,4 @@
-//! Identifiers of librdmacm: what names a connection, or who listens for one.
+//! Identifiers of librdmacm: each names a connection, or a listener.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddrV6};
 use std::ptr::{self, NonNull};
@@ -14,7 +14,7 @@ use crate::ibverbs::iwarp::network::socket_address;
 use crate::ibverbs::library::check;
 use crate::ibverbs::library::last_error;
 
-/// Connections that may wait to be accepted.
+/// Most connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
 pub(crate) fn create_id(
@@ -30,7 +30,7 @@ pub(crate) fn create_id(
 }
 
 pub(crate) fn destroy_id(library: &'static ConnectionLibrary, id: NonNull<Id>) {
-    // Waits for events that were taken and not acknowledged: there are none.
+    // This call waits for events that were taken and not acknowledged. There are none.
     // SAFETY: the identifier is alive, and in no table any more.
     let result = unsafe { (library.destroy_id)(id.as_ptr()) };
     if let Err(error) = check("destroying an iWARP connection", result) {
@@ -38,7 +38,8 @@ pub(crate) fn destroy_id(library: &'static ConnectionLibrary, id: NonNull<Id>) {
     }
 }
 
-/// Listens at the first address of this machine that belongs to the device: the kernel says so when it is bound to.
+/// Listens at the first address of this machine that belongs to the device. The kernel names the device of an address
+/// when the address is bound.
 pub(crate) fn listen(
     library: &'static ConnectionLibrary,
     channel: NonNull<EventChannel>,
@@ -84,7 +85,7 @@ fn listen_at(
     // SAFETY: the identifier is bound.
     let result = unsafe { (library.listen)(id.as_ptr(), BACKLOG) };
     check(format!("listening for iWARP connections at {address}"), result)?;
-    // SAFETY: as above.
+    // SAFETY: the identifier is bound.
     let port = u16::from_be(unsafe { (library.get_src_port)(id.as_ptr()) });
     Ok(Some(SocketAddrV6::new(Ipv6Addr::from(ip.octets()), port, 0, 0)))
 }

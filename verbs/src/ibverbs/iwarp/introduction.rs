@@ -1,11 +1,11 @@
-//! What an event of librdmacm says, and how the end that connects introduces itself.
+//! The content of librdmacm's events, and the data that the active end sends when it connects.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
 
 use super::library::{Event, Id, event};
 
-/// What the active end says when it connects: whom it wants, and who it is.
+/// The data that the active end sends when it connects: the tokens of both queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Introduction {
     pub(super) target: u64,
@@ -22,7 +22,7 @@ impl Introduction {
         bytes
     }
 
-    /// What a peer said; it may have padded it.
+    /// Parses the data of a peer, which may have padding.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let (target, rest) = bytes.split_first_chunk()?;
         let (source, _) = rest.split_first_chunk()?;
@@ -30,7 +30,7 @@ impl Introduction {
     }
 }
 
-/// What an event said, taken out of it.
+/// The content of an event.
 pub(super) struct Note {
     pub(super) id: Option<NonNull<Id>>,
     pub(super) kind: u32,
@@ -43,7 +43,7 @@ pub(super) fn note(event: NonNull<Event>) -> Note {
     let event = unsafe { event.as_ref() };
     let data = event.parameters.private_data.cast::<u8>();
     let introduction = if event.kind == event::CONNECT_REQUEST && !data.is_null() {
-        // SAFETY: a request comes with as many bytes as it says.
+        // SAFETY: the data of a request has the length that the event states.
         let bytes = unsafe { std::slice::from_raw_parts(data, event.parameters.private_data_length.into()) };
         Introduction::parse(bytes)
     } else {
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_introduction_comes_back_as_it_went() {
+    fn an_introduction_survives_the_round_trip() {
         let introduction = Introduction { target: 1, source: u64::MAX - 1 };
         let bytes = introduction.to_bytes();
         assert_eq!(Introduction::parse(&bytes), Some(introduction));

@@ -1,9 +1,10 @@
-//! What soft-iWARP needs that other devices don't.
+//! A workaround for soft-iWARP.
 //!
-//! The kernel names each queue that a program is to map by a *key*: the offset in the device's file, from 0 on, where the
-//! lowest gap that fits is. To libsiw, the driver's half in libibverbs, `0x90000` means that there is no key
-//! (`SIW_INVAL_UOBJ_KEY` in rdma/siw-abi.h): whatever is given that one can't be created, and as it is given the same key
-//! again, nor can anything after it. With queue pairs of two pages that is after some seventy of them. (rdma-core 44 to 65.)
+//! The kernel names each queue that a program maps by a *key*: the offset in the device's file, from 0 on, at the
+//! lowest gap that fits. To libsiw, the driver's half in libibverbs, the key `0x90000` means that there is no key
+//! (`SIW_INVAL_UOBJ_KEY` in rdma/siw-abi.h). So an object that gets this key can't be created. The next object gets
+//! this key again, so no later object can be created either. With queue pairs of two pages this happens after some
+//! seventy of them. (rdma-core 44 to 65.)
 
 use std::ptr::NonNull;
 
@@ -16,11 +17,10 @@ use crate::ibverbs::library::last_error;
 
 /// `vendor_id` of soft-iWARP.
 const SOFT_IWARP: u32 = 0x62_6d74;
-/// A completion queue of so many entries, 32 bytes each, reaches beyond the bad key.
+/// Entries of a completion queue that reaches beyond the bad key; an entry has 32 bytes.
 const ENTRIES: i32 = 0x90000 / 32 + 1;
 
-/// A completion queue that nobody uses, over the key that must not be given to anything. To be dropped before the device
-/// is closed.
+/// An unused completion queue that occupies the bad key. It must be dropped before the device is closed.
 #[derive(Debug)]
 pub(crate) struct KeyGuard {
     library: &'static Library,
@@ -29,11 +29,12 @@ pub(crate) struct KeyGuard {
 
 // SAFETY: libibverbs is thread-safe, and the queue is only ever destroyed.
 unsafe impl Send for KeyGuard {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for KeyGuard {}
 
 impl KeyGuard {
-    /// Guards a device that was just opened, so that what is created has the first keys; nothing if it has another driver.
+    /// Guards a device that was just opened, so that its objects have the first keys. Returns `None` for other
+    /// drivers.
     pub(crate) fn new(raw: &RawContext, vendor: u32) -> Result<Option<Self>, VerbsError> {
         if vendor != SOFT_IWARP {
             return Ok(None);
@@ -51,7 +52,7 @@ impl KeyGuard {
 
 impl Drop for KeyGuard {
     fn drop(&mut self) {
-        // SAFETY: the queue is used by nobody, and its context still open.
+        // SAFETY: no code uses the queue, and its context is still open.
         let _ = unsafe { (self.library.destroy_cq)(self.queue.as_ptr()) };
     }
 }

@@ -1,4 +1,4 @@
-//! librdmacm, looked for at run time, and those of its structures that ibverbs-sys does not have (`rdma/rdma_cma.h`).
+//! librdmacm, loaded at run time, and its structures that ibverbs-sys lacks (`rdma/rdma_cma.h`).
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
@@ -11,7 +11,7 @@ use crate::ibverbs::library::symbols;
 const FILE: &str = "librdmacm.so.1";
 
 symbols! {
-    /// The functions of librdmacm that are used; manual pages of the same names say what they do.
+    /// The functions of librdmacm that are used. Manual pages of the same names describe them.
     #[derive(Debug)]
     pub(crate) struct ConnectionLibrary {
         create_event_channel = b"rdma_create_event_channel\0": fn() -> *mut EventChannel;
@@ -32,7 +32,7 @@ symbols! {
     }
 }
 
-/// The library, loaded by the first call.
+/// Returns the library. The first call loads it.
 pub(crate) fn library() -> Result<&'static ConnectionLibrary, VerbsError> {
     static LOADED: OnceLock<Result<ConnectionLibrary, String>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| ConnectionLibrary::load(FILE).map_err(|error| error.to_string()));
@@ -52,10 +52,10 @@ pub(crate) struct EventChannel {
     pub(crate) fd: c_int,
 }
 
-/// The beginning of `struct rdma_cm_id`; never made here.
+/// The beginning of `struct rdma_cm_id`. librdmacm alone creates these values.
 #[repr(C)]
 pub(crate) struct Id {
-    /// The device that it is bound to, opened by librdmacm itself; null before.
+    /// The device that the identifier is bound to, opened by librdmacm itself; null before.
     pub(crate) verbs: *mut sys::ibv_context,
     channel: *mut EventChannel,
     context: *mut c_void,
@@ -68,7 +68,7 @@ pub(crate) struct Id {
 pub(crate) struct Parameters {
     pub(crate) private_data: *const c_void,
     pub(crate) private_data_length: u8,
-    /// RDMA READs of the peer's that are served at a time.
+    /// RDMA READs of the peer that are served at a time.
     pub(crate) responder_resources: u8,
     /// RDMA READs that are outstanding at a time.
     pub(crate) initiator_depth: u8,
@@ -79,7 +79,8 @@ pub(crate) struct Parameters {
     pub(crate) queue_pair_number: u32,
 }
 
-/// The beginning of `struct rdma_cm_event`, as far as events of connections go; never made here.
+/// The beginning of `struct rdma_cm_event`, as far as events of connections need it. librdmacm alone creates these
+/// values.
 #[repr(C)]
 pub(crate) struct Event {
     pub(crate) id: *mut Id,
@@ -113,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// Has the C compiler compare our structures with those of the header, where that is installed.
+    /// Lets the C compiler compare our structures with those of the header, where the header is installed.
     #[test]
     fn structures_are_those_of_the_header() {
         if !Path::new("/usr/include/rdma/rdma_cma.h").exists() {

@@ -1,19 +1,19 @@
 //! Connecting on iWARP, where the kernel's connection manager sets up the TCP connection beneath a queue pair.
 //!
-//! Each device listens at one address. Both ends of a connection know the other's address and token; that with the
-//! greater ones (the *active* end) connects, and the other accepts, whichever calls `to_rtr` first. A thread does what
-//! the kernel's events ask for, so that a queue pair connects whether or not anybody polls. The kernel bounds how long
-//! the active end waits for an answer; how long the other waits to be connected to is bounded here. Connecting itself is
-//! each time done by another thread: soft-iWARP's call returns when TCP has connected, which takes two minutes to give
-//! up an address that does not answer.
+//! Each device listens at one address. Both ends of a connection know the other end's address and token. The end with
+//! the greater pair (the *active* end) connects, and the other end accepts, in whichever order they call `to_rtr`. A
+//! thread handles the kernel's events, so that a queue pair connects even if no thread polls. The kernel limits how
+//! long the active end waits for an answer; this module limits how long the other end waits for the connection.
+//! Another thread makes each connecting call, because soft-iWARP's call returns only when TCP has connected, and it
+//! takes two minutes to give up an address that does not answer.
 //!
-//! The end that accepted may not send before it has heard from the other (RFC 5044, section 7.1.2). So the first message
-//! in each direction is a *hello* of no bytes, which nobody above gets to see: requests posted earlier are held until
-//! the active end is connected, and until the other end got its hello. No event tells of that, so until then the thread
-//! looks into the completion queue.
+//! The end that accepted must not send before it has received something from the other end (RFC 5044, section 7.1.2).
+//! So the first message in each direction is a *hello* of no bytes, which users do not see. Earlier requests are held
+//! until the active end is connected, and until the other end got its hello. No event reports the hello, so until
+//! then the thread looks into the completion queue.
 //!
-//! soft-iWARP overlooks what arrives between its answer to the request and its own readiness (`siw_accept`), until more
-//! arrives. So the active end nudges a peer that it does not hear from.
+//! soft-iWARP overlooks data that arrives between its answer to the request and its own readiness (`siw_accept`),
+//! until more data arrives. So the active end sends a small write (a *nudge*) to a peer whose hello does not come.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
@@ -48,18 +48,19 @@ use crate::ibverbs::queue_pair::core::Core;
 use crate::sync::lock;
 use crate::{QueuePairState, VerbsError};
 
-/// How long the kernel looks for a way to the peer, in milliseconds.
+/// Longest time that the kernel looks for a route to the peer, in milliseconds.
 const RESOLVE: c_int = 1000;
-/// How long the end that does not connect waits for the other to do so, and either for the other's hello. (soft-iWARP gives
-/// the active end as long to connect.)
+/// Longest time that the accepting end waits for the connection, and that either end waits for the other's hello.
+/// (soft-iWARP gives the active end as long to connect.)
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often the thread looks whether a hello has come.
+/// Time between two looks for a hello.
 const TICK: Duration = Duration::from_millis(1);
 
-/// When to nudge a peer for the first time; each time after that it takes twice as long.
+/// Time until the first nudge of a peer. It doubles with each nudge.
 const NUDGE: Duration = Duration::from_millis(20);
 const NUDGES: u32 = 8;
-/// Requests of ours that a send queue has to take: the hello and the nudges. (A receive queue has only the hello.)
+/// Requests of this module that a send queue needs places for: the hello and the nudges. (A receive queue has only
+/// the hello.)
 pub(crate) const OWN_REQUESTS: u32 = 1 + NUDGES;
 
 /// A completion queue, as the manager uses it.
@@ -75,15 +76,15 @@ pub(crate) struct Manager {
     channel: NonNull<EventChannel>,
     listener: NonNull<Id>,
     socket: SocketAddrV6,
-    /// Has the thread look at what else there is to do than events.
+    /// Wakes the thread for work that is no event.
     nudge: OwnedFd,
     stopped: AtomicBool,
-    state: Mutex<Connections>,
-    /// Notified when a call that connects has returned.
+    state: Mutex<ConnectionTable>,
+    /// Notified when a connecting call has returned.
     returned: Condvar,
 }
 
-/// A manager at work; its thread ends when this is dropped.
+/// A running manager. Dropping it ends the thread.
 #[derive(Debug)]
 pub(crate) struct Service(Arc<Manager>);
 
@@ -117,23 +118,23 @@ impl Drop for Service {
 
 // SAFETY: librdmacm is thread-safe, and all else here is Send and Sync itself.
 unsafe impl Send for Manager {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for Manager {}
 
 #[derive(Debug, Default)]
-struct Connections {
+struct ConnectionTable {
     /// By token.
     connections: HashMap<u64, Connection>,
     /// Tokens of connections by their identifier's address.
     ids: HashMap<usize, u64>,
-    /// Until when those wait that have not heard from the peer, and their tokens; in order.
+    /// Deadlines of the connections that wait for the peer, and their tokens; in order.
     deadlines: VecDeque<(Instant, u64)>,
-    /// Connections that wait for the peer's hello.
-    silent: Vec<Silent>,
+    /// ConnectionTable that wait for the peer's hello.
+    awaited_hellos: Vec<AwaitedHello>,
 }
 
 #[derive(Debug)]
-struct Silent {
+struct AwaitedHello {
     token: u64,
     nudges: u32,
     next_nudge: Instant,
@@ -143,19 +144,20 @@ struct Silent {
 #[derive(Debug)]
 struct Connection {
     core: Arc<Core>,
-    /// Where its receives complete.
+    /// The completion queue of its receives.
     queue: Arc<dyn FetchCompletions>,
-    /// From `to_rtr` on.
+    /// The peer, from `to_rtr` on.
     peer: Option<Wanted>,
-    /// The kernel's side of it: ours if we connect, the peer's request if it does.
+    /// The kernel's identifier of the connection: our own if we connect, that of the peer's request if the peer
+    /// connects.
     id: Option<NonNull<Id>>,
-    /// Whether a thread is in the call that connects, and uses the identifier.
+    /// Whether a thread is in the connecting call and uses the identifier.
     connecting: bool,
     /// The token that the request came with.
     requester: u64,
 }
 
-/// Whom to connect to, and how.
+/// The peer to connect to, and the settings for it.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     listener: Listener,
@@ -170,7 +172,7 @@ impl Manager {
         let library = library()?;
         let nudge = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| VerbsError::os("creating a descriptor", error))?;
-        // SAFETY: takes no arguments.
+        // SAFETY: the function takes no arguments.
         let channel = unsafe { (library.create_event_channel)() };
         let channel =
             NonNull::new(channel).ok_or_else(|| last_error("opening the RDMA connection manager"))?;
@@ -189,12 +191,12 @@ impl Manager {
         }
     }
 
-    /// Where it listens.
+    /// Returns the address that the manager listens at.
     pub(crate) fn socket(&self) -> SocketAddrV6 {
         self.socket
     }
 
-    /// Does what events ask for, and ends waits that were too long, until it is stopped.
+    /// Handles events and ends waits that were too long, until the manager is stopped.
     fn run(self: &Arc<Self>) {
         while !self.stopped.load(SeqCst) {
             let left = [self.expire(), self.look_for_hellos()].into_iter().flatten().min();
@@ -218,65 +220,65 @@ impl Manager {
     }
 
     fn nudge(&self) {
-        // It can only fail if it was nudged 2^64 times.
+        // Writing fails only after 2^64 calls.
         let _ = rustix::io::write(&self.nudge, &1u64.to_ne_bytes());
     }
 
-    /// Ends the queue pairs that have waited too long for the peer; how long the next may wait.
+    /// Ends the queue pairs that have waited too long for the peer. Returns the time until the next deadline.
     fn expire(&self) -> Option<Duration> {
         let state = &mut *lock(&self.state);
         while let Some(&(deadline, token)) = state.deadlines.front() {
-            let waiting = state.connections.get(&token).filter(|connection| !connection.core.is_heard());
+            let waiting = state.connections.get(&token).filter(|connection| !connection.core.has_hello());
             let left = deadline.saturating_duration_since(Instant::now());
             if waiting.is_some() && left > Duration::ZERO {
                 return Some(left);
             }
             state.deadlines.pop_front();
             if let Some(connection) = waiting {
-                let error = format!("nothing was heard from the peer within {PATIENCE:?}");
+                let error = format!("the peer sent nothing within {PATIENCE:?}");
                 connection.core.fail(|| VerbsError::Unreachable(error).to_string());
             }
         }
         None
     }
 
-    /// Looks whether the hellos have come that are waited for; when to do so again.
+    /// Looks for the hellos that connections wait for. Returns the time until the next look.
     fn look_for_hellos(&self) -> Option<Duration> {
         let state = &mut *lock(&self.state);
-        state.silent.retain_mut(|silent| {
-            let found = state.connections.get(&silent.token);
+        state.awaited_hellos.retain_mut(|awaited| {
+            let found = state.connections.get(&awaited.token);
             let Some(Connection { core, queue, peer: Some(peer), .. }) = found else { return false };
-            if !core.is_heard() {
+            if !core.has_hello() {
                 queue.fetch();
             }
-            if core.is_heard() || core.state() == QueuePairState::Error {
+            if core.has_hello() || core.state() == QueuePairState::Error {
                 return false;
             }
             let now = Instant::now();
-            if peer.active && silent.nudges < NUDGES && silent.next_nudge <= now {
+            if peer.active && awaited.nudges < NUDGES && awaited.next_nudge <= now {
                 core.nudge();
-                silent.nudges += 1;
-                silent.next_nudge = now + NUDGE * (1 << silent.nudges);
+                awaited.nudges += 1;
+                awaited.next_nudge = now + NUDGE * (1 << awaited.nudges);
             }
             true
         });
-        (!state.silent.is_empty()).then_some(TICK)
+        (!state.awaited_hellos.is_empty()).then_some(TICK)
     }
 
-    /// Readable when there is something for [`progress`](Self::progress).
+    /// Returns the descriptor that is readable when [`progress`](Self::progress) has work.
     fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel is alive as long as `self`, and its descriptor with it.
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
-    /// From now on requests for `token` are for this queue pair.
+    /// Adds a queue pair: requests for `token` are for it from now on.
     pub(crate) fn add(&self, token: u64, core: &Arc<Core>, queue: Arc<dyn FetchCompletions>) {
         let core = Arc::clone(core);
         let connection = Connection { core, queue, peer: None, id: None, connecting: false, requester: 0 };
         lock(&self.state).connections.insert(token, connection);
     }
 
-    /// Connects it to the peer, or waits for the peer to do so.
+    /// Connects the queue pair to the peer, or waits until the peer connects.
     pub(crate) fn connect(
         &self,
         token: u64,
@@ -290,7 +292,7 @@ impl Manager {
         };
         let (ours, theirs) = ((self.socket, token), (peer.socket, peer.token));
         if ours == theirs {
-            return Err(VerbsError::BadAddress("it is this queue pair's own".into()));
+            return Err(VerbsError::BadAddress("it is the address of this queue pair itself".into()));
         }
         let wanted = Wanted { listener: peer, served_reads, outstanding_reads, active: ours > theirs };
         connection.peer = Some(wanted);
@@ -310,12 +312,12 @@ impl Manager {
         Ok(())
     }
 
-    /// Has the kernel find the way to a peer.
+    /// Asks the kernel for the route to a peer.
     fn start(&self, peer: &Listener) -> Result<NonNull<Id>, VerbsError> {
         let id = create_id(self.library, self.channel)?;
         let mut ours = socket_address(SocketAddrV6::new(*self.socket.ip(), 0, 0, 0));
         let mut theirs = socket_address(peer.socket);
-        // SAFETY: the identifier is alive, and both addresses are complete, of the length that their family says.
+        // SAFETY: the identifier is alive, and both addresses are complete, of the length of their family.
         let result = unsafe {
             let (ours, theirs) = ((&raw mut ours).cast(), (&raw mut theirs).cast());
             (self.library.resolve_addr)(id.as_ptr(), ours, theirs, RESOLVE)
@@ -337,18 +339,18 @@ impl Manager {
         check("accepting an iWARP connection", result)
     }
 
-    /// Whether [`remove`](Self::remove) may take long, as the kernel waits for the peer.
+    /// Returns whether [`remove`](Self::remove) may take long, because the kernel waits for the peer.
     pub(crate) fn is_connecting(&self, token: u64) -> bool {
         lock(&self.state).connections.get(&token).is_some_and(|connection| {
             let active = connection.peer.is_some_and(|peer| peer.active);
-            active && connection.id.is_some() && !connection.core.is_heard()
+            active && connection.id.is_some() && !connection.core.has_hello()
         })
     }
 
-    /// Forgets a queue pair, which is to be destroyed.
+    /// Removes a queue pair that is about to be destroyed.
     pub(crate) fn remove(&self, token: u64) {
         let connecting =
-            |state: &mut Connections| state.connections.get(&token).is_some_and(|found| found.connecting);
+            |state: &mut ConnectionTable| state.connections.get(&token).is_some_and(|found| found.connecting);
         let state = self.returned.wait_while(lock(&self.state), connecting);
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
         let id = state.connections.remove(&token).and_then(|connection| connection.id);
@@ -359,7 +361,7 @@ impl Manager {
         }
     }
 
-    /// Does what the kernel's events ask for.
+    /// Handles the kernel's events.
     fn progress(self: &Arc<Self>) {
         loop {
             let state = &mut *lock(&self.state);
@@ -371,7 +373,7 @@ impl Manager {
             }
             let Some(event) = NonNull::new(event) else { return };
             let note = note(event);
-            // SAFETY: the event came from the library, and is acknowledged once; nothing of it is used any more.
+            // SAFETY: the event came from the library, and is acknowledged once; no part of it is used any more.
             let result = unsafe { (self.library.ack_event)(event.as_ptr()) };
             if let Err(error) = check("acknowledging an event", result) {
                 tracing::warn!(%error, "an event of the connection manager can't be acknowledged");
@@ -380,7 +382,7 @@ impl Manager {
         }
     }
 
-    fn apply(self: &Arc<Self>, state: &mut Connections, note: &Note) {
+    fn apply(self: &Arc<Self>, state: &mut ConnectionTable, note: &Note) {
         let Some(id) = note.id else { return };
         if note.kind == event::CONNECT_REQUEST {
             return self.requested(state, id, note.introduction);
@@ -400,7 +402,7 @@ impl Manager {
                     state.deadlines.push_back((now + PATIENCE, token));
                     connection.core.open_gate();
                 }
-                state.silent.push(Silent { token, nudges: 0, next_nudge: now + NUDGE });
+                state.awaited_hellos.push(AwaitedHello { token, nudges: 0, next_nudge: now + NUDGE });
                 Ok(())
             }
             event::ADDRESS_ERROR
@@ -410,7 +412,7 @@ impl Manager {
             | event::REJECTED => {
                 let error = io::Error::from_raw_os_error(note.status.saturating_abs());
                 Err(VerbsError::Unreachable(match note.kind {
-                    event::REJECTED => "it refused the connection".into(),
+                    event::REJECTED => "the peer refused the connection".into(),
                     _ => error.to_string(),
                 }))
             }
@@ -423,8 +425,8 @@ impl Manager {
         }
     }
 
-    /// A peer wants to be connected to one of our queue pairs.
-    fn requested(&self, state: &mut Connections, id: NonNull<Id>, introduction: Option<Introduction>) {
+    /// Handles the request of a peer to connect to one of our queue pairs.
+    fn requested(&self, state: &mut ConnectionTable, id: NonNull<Id>, introduction: Option<Introduction>) {
         let target = introduction
             .and_then(|introduction| Some((introduction, state.connections.get_mut(&introduction.target)?)));
         let Some((introduction, connection)) = target else { return self.refuse(id) };
@@ -442,7 +444,7 @@ impl Manager {
         state.ids.insert(id.as_ptr().addr(), introduction.target);
     }
 
-    /// Has a thread of its own connect to the peer.
+    /// Starts a thread that connects to the peer.
     fn start_connecting(self: &Arc<Self>, token: u64, connection: &mut Connection) -> Result<(), VerbsError> {
         let manager = Arc::clone(self);
         let thread = std::thread::Builder::new().name("tonic-rdma-connect".into());
@@ -455,7 +457,8 @@ impl Manager {
 
     /// Connects to the peer.
     fn introduce(&self, token: u64) {
-        // Whoever started this holds the lock until `connecting` is set; so the identifier stays until that is taken back.
+        // The caller of `start_connecting` holds the lock until `connecting` is set. So the identifier stays until
+        // `connecting` is false again.
         let found = lock(&self.state)
             .connections
             .get(&token)

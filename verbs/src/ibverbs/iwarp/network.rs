@@ -1,11 +1,11 @@
-//! Addresses of this machine, and addresses as system calls take them.
+//! Addresses of this machine, and the form of addresses in system calls.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV6};
 use std::ptr;
 
 use crate::VerbsError;
 
-/// The form of an address that system calls take: IPv4 if it is a mapped one.
+/// Returns the form of an address that system calls take: IPv4 for a mapped IPv4 address.
 pub(crate) fn socket_address(address: SocketAddrV6) -> libc::sockaddr_storage {
     // SAFETY: all zeros are a valid value of this structure.
     let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
@@ -29,14 +29,14 @@ pub(crate) fn socket_address(address: SocketAddrV6) -> libc::sockaddr_storage {
                 sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
                 sin6_scope_id: address.scope_id(),
             };
-            // SAFETY: as above.
+            // SAFETY: the storage is long enough for any address, and aligned for it.
             unsafe { start.cast::<libc::sockaddr_in6>().write(address) };
         }
     }
     storage
 }
 
-/// The addresses of this machine's network interfaces that others can reach, IPv4 first.
+/// Returns the addresses of this machine's network interfaces that other machines can reach, IPv4 first.
 pub(crate) fn local_addresses() -> Result<Vec<IpAddr>, VerbsError> {
     let mut list = ptr::null_mut();
     // SAFETY: the result is writable.
@@ -61,7 +61,7 @@ pub(crate) fn local_addresses() -> Result<Vec<IpAddr>, VerbsError> {
     Ok(addresses)
 }
 
-/// The address in a structure of the system's, if it is of a family that we know.
+/// Returns the address in a structure of the system, if it is an IPv4 or IPv6 address.
 ///
 /// # Safety
 /// - `address` must be null, or complete for its family.
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_comes_back_as_it_went() {
+    fn an_address_survives_the_round_trip() {
         for (address, expected) in [("[::ffff:10.1.2.3]:7", "10.1.2.3"), ("[2001:db8::1]:7", "2001:db8::1")] {
             let storage = socket_address(address.parse().unwrap());
             // SAFETY: the address is complete.

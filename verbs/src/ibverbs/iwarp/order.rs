@@ -1,7 +1,7 @@
 //! The order of completions, for a device that does not keep it.
 //!
-//! soft-iWARP reports a send or write when TCP has taken it, though an RDMA READ before it is still under way. (RFC 5040
-//! has completions come in the order of posting.) So what comes early waits here for the READs before it.
+//! soft-iWARP reports a send or write when TCP has taken it, even while an earlier RDMA READ is still under way. (RFC
+//! 5040 requires completions in the order of posting.) So early completions wait here for the READs before them.
 
 use std::collections::VecDeque;
 
@@ -10,24 +10,25 @@ use crate::{CompletionStatus, WorkCompletion};
 /// The completions of one send queue.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
-    /// READs that are under way, oldest first, and whether their success is to be reported.
+    /// READs that are under way, oldest first, and whether to report their success.
     reads: VecDeque<(u32, bool)>,
-    /// What has completed before a READ that was posted earlier; in the order of posting.
+    /// Requests that completed before an earlier READ, in the order of posting.
     early: VecDeque<(u32, WorkCompletion)>,
 }
 
 impl Order {
-    /// A READ is posted; every one is signalled to the device.
+    /// Notes a posted READ. Every READ is signalled to the device.
     pub(crate) fn post_read(&mut self, position: u32, signaled: bool) {
         self.reads.push_back((position, signaled));
     }
 
-    /// The READ that was posted last was not taken by the device after all.
+    /// Removes a READ again that the device refused.
     pub(crate) fn take_back_read(&mut self, position: u32) {
         self.reads.retain(|(read, _)| *read != position);
     }
 
-    /// The request at `position` has completed; reports it, and others that waited for it, as soon as it is their turn.
+    /// Notes that the request at `position` has completed. Reports it, and requests that waited for it, as soon as
+    /// all earlier READs have completed.
     pub(crate) fn arrive(
         &mut self,
         position: u32,
@@ -52,14 +53,14 @@ impl Order {
         }
     }
 
-    /// The device will report nothing more: what has come, though out of turn, for the request at `position`.
+    /// Takes the early completion of the request at `position`, because the device will report nothing more.
     pub(crate) fn take_early(&mut self, position: u32) -> Option<WorkCompletion> {
         let found = self.early.iter().position(|(early, _)| *early == position)?;
         self.early.remove(found).map(|(_, completion)| completion)
     }
 }
 
-/// Whether a position is before another; they wrap around, and are never far apart.
+/// Returns whether a position is before another one. Positions wrap around, and are never far apart.
 fn is_before(position: u32, other: u32) -> bool {
     position.wrapping_sub(other) > u32::MAX / 2
 }
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_early_waits_for_the_reads_before_it() {
+    fn early_completions_wait_for_the_reads_before_them() {
         for first in [0u32, u32::MAX - 2] {
             let at = |offset: u32| first.wrapping_add(offset);
             let mut order = Order::default();

@@ -1,4 +1,4 @@
-//! What two queue pairs tell one another to connect: see [`Address`]. Decoding takes any bytes, and never panics.
+//! The address that two queue pairs exchange to connect: see [`Address`]. Decoding takes any bytes, and never panics.
 
 use std::net::{Ipv6Addr, SocketAddrV6};
 
@@ -15,7 +15,7 @@ use crate::{QueuePairAddress, VerbsError};
 /// | 0 | version, 1 | version, 1 |
 /// | 1 | 1 InfiniBand, 2 RoCE version 2, 4 RoCE version 1 | 3 |
 /// | 2 | path MTU code, 1–5 | 0 |
-/// | 3 | RDMA READs that can be served at a time | the same |
+/// | 3 | RDMA READs that can be served at a time | RDMA READs that can be served at a time |
 /// | 4–7 | queue pair number, 24 bits | 0 |
 /// | 8–11 | first packet sequence number, 24 bits | 0 |
 /// | 12–13 | LID, 0 on RoCE | TCP port |
@@ -23,9 +23,9 @@ use crate::{QueuePairAddress, VerbsError};
 /// | 30–37 | 0 | token that names the queue pair |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
-    /// Of a port on InfiniBand or Ethernet.
+    /// A queue pair of a port on InfiniBand or Ethernet.
     InfiniBand(Path),
-    /// Of a listener that connects by TCP.
+    /// A queue pair behind a listener that connects by TCP.
     Iwarp(Listener),
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Path {
     pub(crate) gid: [u8; 16],
 }
 
-/// A queue pair on iWARP: where it listens.
+/// A queue pair on iWARP: the listener that its peer connects to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Listener {
     pub(crate) reads: u8,
@@ -145,12 +145,12 @@ impl Address {
 impl From<Address> for QueuePairAddress {
     fn from(address: Address) -> Self {
         let bytes = address.to_bytes();
-        // 38 bytes are never too many.
+        // 38 bytes are within the limit.
         Self::new(bytes).unwrap_or_else(|| unreachable!("{} bytes", bytes.len()))
     }
 }
 
-/// The first bytes, and what follows them; what is missing is zero.
+/// Returns the first bytes and the rest. Missing bytes are zero.
 fn take<const COUNT: usize>(bytes: &[u8]) -> ([u8; COUNT], &[u8]) {
     match bytes.split_first_chunk() {
         Some((first, rest)) => (*first, rest),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_comes_back_as_it_went() {
+    fn an_address_survives_the_round_trip() {
         for address in [
             Address::InfiniBand(path()),
             Address::InfiniBand(Path { packets: GidKind::RoceV1, ..path() }),
@@ -199,7 +199,7 @@ mod tests {
         let gid = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1).octets();
         for address in [
             Address::InfiniBand(Path { number: NUMBERS + 1, ..path() }),
-            // 0 and 1 are those of management.
+            // Numbers 0 and 1 belong to management.
             Address::InfiniBand(Path { number: 1, ..path() }),
             Address::InfiniBand(Path { first_packet: u32::MAX, ..path() }),
             Address::InfiniBand(Path { mtu: 6, ..path() }),

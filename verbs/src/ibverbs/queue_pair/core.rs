@@ -22,7 +22,8 @@ const RTR: u8 = 2;
 const RTS: u8 = 3;
 const ERROR: u8 = 4;
 
-/// See the module's documentation. The queue pair that owns it takes it out of every table before it destroys `pair`.
+/// A queue pair, as completion queues and asynchronous events use it. The [`Pair`](super::Pair) that owns it takes it
+/// out of every table before it destroys `pair`.
 #[derive(Debug)]
 pub(crate) struct Core {
     library: &'static Library,
@@ -30,17 +31,17 @@ pub(crate) struct Core {
     pub(crate) number: u32,
     state: AtomicU8,
     failure: OnceLock<String>,
-    /// Where sends are put together, and held until there is a connection.
+    /// Builds the lists of sends, and holds sends until there is a connection.
     pub(crate) poster: Mutex<Sends>,
     /// On iWARP: whether the peer's hello has come.
-    heard: AtomicBool,
+    hello: AtomicBool,
     /// On iWARP: puts completions in order.
     pub(crate) order: Option<Mutex<Order>>,
-    /// Whether requests that are posted in Error are flushed here, because the device would leave them lying.
+    /// Whether this module flushes requests that are posted in Error, because the device would ignore them.
     pub(crate) flushes_here: bool,
-    /// Whether the device has flushed in Error all that it ever will.
+    /// Whether the device has flushed in Error all that it will ever flush.
     flushed: AtomicBool,
-    /// Completion queues to wake up for what is flushed here.
+    /// Wakers of the completion queues, for requests that this module flushes.
     pub(crate) wakers: OnceLock<[Option<Arc<Waker>>; 2]>,
     pub(crate) sends: Outstanding,
     pub(crate) receives: Outstanding,
@@ -48,7 +49,7 @@ pub(crate) struct Core {
 
 // SAFETY: libibverbs is thread-safe, and all else here is Send and Sync itself.
 unsafe impl Send for Core {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for Core {}
 
 impl Core {
@@ -67,7 +68,7 @@ impl Core {
             state: AtomicU8::new(RESET),
             failure: OnceLock::new(),
             poster: Mutex::new(poster),
-            heard: AtomicBool::new(false),
+            hello: AtomicBool::new(false),
             order: flushes_here.then(Mutex::default),
             flushes_here,
             flushed: AtomicBool::new(false),
@@ -91,8 +92,8 @@ impl Core {
         self.failure.get().map(String::as_str)
     }
 
-    /// Notes that the device has gone from `from` to `to`. Fails if it was taken to Error meanwhile, and then takes it
-    /// there again: the two may have overtaken one another.
+    /// Notes that the device has moved the queue pair from `from` to `to`. Fails if another thread moved it to Error
+    /// meanwhile, and then moves it there again, because the two moves may have overtaken each other.
     pub(crate) fn advance(
         &self,
         call: &'static str,
@@ -111,7 +112,7 @@ impl Core {
         }
     }
 
-    /// Whether one of its queues completes there.
+    /// Returns whether one of its queues completes on `queue`.
     pub(crate) fn completes_on(&self, queue: *mut sys::ibv_cq) -> bool {
         // SAFETY: the queue pair is alive, see the type's documentation, and its queues never change.
         let (send_queue, receive_queue) =
@@ -119,7 +120,7 @@ impl Core {
         queue == send_queue || queue == receive_queue
     }
 
-    /// Takes the queue pair to Error, for `reason` if it is not there yet.
+    /// Moves the queue pair to Error. Keeps `reason`, unless the queue pair is in Error already.
     pub(crate) fn fail(&self, reason: impl FnOnce() -> String) {
         if self.state.load(SeqCst) == ERROR {
             return;
@@ -128,7 +129,7 @@ impl Core {
         self.close();
     }
 
-    /// Takes the queue pair to Error because its user wants it there.
+    /// Moves the queue pair to Error because its user wants it there.
     pub(crate) fn close(&self) {
         if self.state.swap(ERROR, SeqCst) != ERROR {
             self.flush();
@@ -139,44 +140,45 @@ impl Core {
         }
     }
 
-    /// Whether what is still outstanding when the completion queue is empty will never be completed by the device.
+    /// Returns whether the device will never complete the requests that are outstanding when the completion queue is
+    /// empty.
     pub(crate) fn is_flushed(&self) -> bool {
         self.flushed.load(SeqCst)
     }
 
-    /// Wakes up whoever sleeps for completions that do not come from the device.
+    /// Wakes the threads that sleep for completions that do not come from the device.
     pub(crate) fn wake(&self) {
         for waker in self.wakers.get().into_iter().flatten().flatten() {
             waker.wake();
         }
     }
 
-    /// The peer's hello has come: it listens.
-    pub(crate) fn hear(&self) {
-        self.heard.store(true, SeqCst);
+    /// Notes the peer's hello: the peer receives.
+    pub(crate) fn hello_arrived(&self) {
+        self.hello.store(true, SeqCst);
         self.open_gate();
     }
 
-    pub(crate) fn is_heard(&self) -> bool {
-        self.heard.load(SeqCst)
+    pub(crate) fn has_hello(&self) -> bool {
+        self.hello.load(SeqCst)
     }
 
-    /// Sends what the peer's device takes notice of, and nobody else.
+    /// Sends a write of no bytes, which only the peer's device notices.
     pub(crate) fn nudge(&self) {
         if let Err(error) = lock(&self.poster).nudge(self) {
             tracing::debug!(queue_pair = self.number, %error, "nudging the peer");
         }
     }
 
-    /// The peer listens: says hello, and posts all that was held back.
+    /// Sends the hello and posts all requests that were held, because the peer receives now.
     pub(crate) fn open_gate(&self) {
         if let Err(error) = lock(&self.poster).open(self) {
             self.fail(|| format!("the device refused the first requests: {error}"));
         }
     }
 
-    /// Has the device go through its queues in Error. Necessary even if it is there: Soft-RoCE does not look at a
-    /// receive that is posted later on its own.
+    /// Lets the device flush its queues in Error. This is necessary even if it is in Error: Soft-RoCE does not look
+    /// at a receive that is posted later.
     pub(crate) fn flush(&self) {
         let mut attributes =
             sys::ibv_qp_attr { qp_state: sys::ibv_qp_state::IBV_QPS_ERR, ..Default::default() };

@@ -1,4 +1,4 @@
-//! Queue pairs: how they are created, connected, fail and go. Posting is in [`post`](self::post_send).
+//! Queue pairs: creating, connecting and destroying them. Posting is in [`post_send`] and [`post_receive`].
 
 pub(crate) mod address;
 pub(crate) mod core;
@@ -40,15 +40,15 @@ use crate::{
     VerbsError,
 };
 
-/// A queue pair. Fields that others depend on are dropped after it was destroyed.
+/// A queue pair. The drop order of the fields keeps the objects that the queue pair depends on until it is destroyed.
 #[derive(Debug)]
 pub(crate) struct Pair {
     core: Arc<Core>,
     capacity: QueuePairCapacity,
     first_packet: u32,
-    /// What names it on iWARP.
+    /// Names the queue pair on iWARP.
     token: u64,
-    /// Held while a state is changed, so that the device and `core` see the same order. What is inside is settled by
+    /// Locked while the state changes, so that the device and `core` change in one order. The number is set by
     /// `to_rtr`: the READs that the peer serves at a time.
     peer_reads: Mutex<u8>,
     receives: Mutex<Receives>,
@@ -79,7 +79,7 @@ impl Pair {
         let poster = Sends::new(&capacity, !iwarp);
         let core = Arc::new(Core::new(device.library(), pair, &capacity, iwarp, poster));
         let slots = enter(&core, &send_queue, &receive_queue).inspect_err(|_| {
-            // SAFETY: it was just created, and is in no table.
+            // SAFETY: the queue pair was just created, and is in no table.
             let _ = unsafe { (device.library().destroy_qp)(pair.as_ptr()) };
         })?;
         lock(&core.poster).set_slot(slots.0);
@@ -119,7 +119,7 @@ impl Pair {
         check(action, result)
     }
 
-    /// What the device says it is set to.
+    /// Returns the attributes that the device has for the queue pair.
     pub(crate) fn query(&self) -> Result<QueuePairAttributes, VerbsError> {
         let mut attributes = sys::ibv_qp_attr::default();
         let mut initial = sys::ibv_qp_init_attr::default();
@@ -153,8 +153,9 @@ fn check_capacity(capacity: &QueuePairCapacity, device: &Device) -> Result<(), V
     }
 }
 
-/// Creates the device's queue pair, and says what it was granted. How many bytes go inline depends on all the rest, and
-/// drivers refuse more rather than grant less: so less and less is asked for.
+/// Creates the device's queue pair. Returns the queue pair and its granted capacity. The number of inline bytes
+/// depends on all other numbers, and drivers refuse a large number instead of granting less. So this function asks
+/// for less and less.
 fn create(
     domain: &Domain,
     send_queue: &Queue,
@@ -271,16 +272,20 @@ impl QueuePair for Pair {
                 self.modify("taking the queue pair to Rtr", path::to_rtr(device, &peer, settings)?)?;
                 *peer_reads = peer.reads;
             }
-            // TCP has timeouts, retries and an MTU of its own.
+            // TCP has timeouts, retries and an MTU of its own, so the settings do not apply.
             (Address::Iwarp(peer), Some(manager)) => {
                 let reads = path::outstanding_reads(device, settings);
                 manager.connect(self.token, peer, device.max_served_reads, reads)?;
             }
             (Address::Iwarp(_), None) => {
-                return Err(VerbsError::Unreachable("its device is an iWARP one, ours is not".into()));
+                return Err(VerbsError::Unreachable(
+                    "the peer's device is an iWARP device, ours is not".into(),
+                ));
             }
             (Address::InfiniBand(_), Some(_)) => {
-                return Err(VerbsError::Unreachable("our device is an iWARP one, its is not".into()));
+                return Err(VerbsError::Unreachable(
+                    "our device is an iWARP device, the peer's is not".into(),
+                ));
             }
         }
         self.core.advance("to_rtr", QueuePairState::Init, QueuePairState::Rtr)
@@ -289,7 +294,8 @@ impl QueuePair for Pair {
     fn to_rts(&self, settings: &PathSettings) -> Result<(), VerbsError> {
         let peer_reads = lock(&self.peer_reads);
         self.expect("to_rts", QueuePairState::Rtr)?;
-        // On iWARP the kernel takes it there when there is a connection; what is posted before waits.
+        // On iWARP the kernel moves the queue pair to Rts when there is a connection. Requests that are posted
+        // earlier wait.
         if self.device().manager.is_none() {
             path::check_settings(settings, &self.device().port)?;
             let change = path::to_rts(self.device(), self.first_packet, *peer_reads, settings);
@@ -312,7 +318,7 @@ impl QueuePair for Pair {
     }
 
     fn probe(&self) -> Probe {
-        // Whatever connects this to a peer is what carries the data, too.
+        // A connection of this device also carries its data, so no proof is needed.
         Probe::default()
     }
 
@@ -330,39 +336,39 @@ impl Drop for Pair {
         lock(&device.pairs).remove(&self.core.number);
         self.send_queue.0.leave(self.send_queue.1);
         self.receive_queue.0.leave(self.receive_queue.1);
-        let remains = Arc::new(Remains {
+        let detached = Arc::new(DetachedPair {
             core: Arc::clone(&self.core),
             token: self.token,
             _queues: [Arc::clone(&self.send_queue.0), Arc::clone(&self.receive_queue.0)],
             domain: Arc::clone(&self.domain),
         });
         if device.manager.as_ref().is_some_and(|manager| manager.is_connecting(self.token)) {
-            let patient = Arc::clone(&remains);
+            let patient = Arc::clone(&detached);
             let thread = std::thread::Builder::new().name("tonic-rdma-end".into());
             if thread.spawn(move || patient.destroy()).is_ok() {
                 return;
             }
         }
-        remains.destroy();
+        detached.destroy();
     }
 }
 
-/// A queue pair that nobody can reach any more, with what it was made of.
-struct Remains {
+/// A queue pair whose user dropped it, with the objects that it was made of.
+struct DetachedPair {
     core: Arc<Core>,
     token: u64,
     _queues: [Arc<Queue>; 2],
     domain: Arc<Domain>,
 }
 
-impl Remains {
-    /// Destroys the queue pair; called once. Where the kernel is about to connect it, that has to end first.
+impl DetachedPair {
+    /// Destroys the queue pair; called once. Waits first until a connecting call of the kernel has ended.
     fn destroy(&self) {
         let device = self.domain.device();
         if let Some(manager) = &device.manager {
             manager.remove(self.token);
         }
-        // SAFETY: it is in no table any more, whoever used one held its lock, and this is called once.
+        // SAFETY: the queue pair is in no table any more, its users held the lock of a table, and this is called once.
         let result = unsafe { (device.library().destroy_qp)(self.core.pair.as_ptr()) };
         if let Err(error) = check("destroying a queue pair", result) {
             tracing::warn!(queue_pair = self.core.number, %error, "an object of the device can't be given back");

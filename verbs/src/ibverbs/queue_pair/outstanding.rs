@@ -5,18 +5,19 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-/// The requests that are outstanding on one queue, in the order of posting: their identifiers, and so their count.
+/// The identifiers of the requests that are outstanding on one queue, in the order of posting.
 ///
-/// Devices round up the depth of a queue, and only know when a place of theirs is free again; so places are counted
-/// here, and the queue is full at exactly what it was created for. One thread posts at a time, and one polls.
+/// Devices round up the depth of a queue, and only they know when a place of theirs is free again. So this type
+/// counts the places, and a queue is full at exactly the depth that it was created for. One thread posts at a time,
+/// and one polls.
 #[derive(Debug)]
 pub(crate) struct Outstanding {
-    /// By position, modulo the length, which is a power of two.
+    /// Indexed by position, modulo the length, which is a power of two.
     ids: Box<[AtomicU64]>,
     capacity: u32,
     /// Position of the next request.
     posted: AtomicU32,
-    /// Position after the last one that is known to have completed.
+    /// Position after the last request that is known to have completed.
     completed: AtomicU32,
 }
 
@@ -31,30 +32,30 @@ impl Outstanding {
         }
     }
 
-    /// Position of the next request; for whoever posts.
+    /// Returns the position of the next request. Only the posting thread calls this.
     pub(crate) fn position(&self) -> u32 {
         self.posted.load(Relaxed)
     }
 
-    /// How many more can be posted; for whoever posts.
+    /// Returns how many more requests can be posted. Only the posting thread calls this.
     pub(crate) fn room(&self) -> u32 {
         self.capacity.saturating_sub(self.position().wrapping_sub(self.completed.load(Acquire)))
     }
 
-    /// Notes a request's identifier at `position`, where there is room.
+    /// Stores a request's identifier at `position`. There must be room.
     pub(crate) fn put(&self, position: u32, wr_id: u64) {
         self.at(position).store(wr_id, Relaxed);
     }
 
-    /// Has everything before `position` count as posted. Before the device learns of it: the completion may be polled
-    /// at once.
+    /// Counts all requests before `position` as posted. The caller does this before the device gets them, because a
+    /// completion may be polled at once.
     pub(crate) fn post(&self, position: u32) {
         // SYNC: with `complete`, so that identifiers are seen there.
         self.posted.store(position, Release);
     }
 
-    /// The identifier of the request at `position`, which completed, and with it all before it. `None` if no such
-    /// request is outstanding.
+    /// Returns the identifier of the request at `position`, which completed together with all requests before it.
+    /// `None` if no such request is outstanding.
     pub(crate) fn complete(&self, position: u32) -> Option<u64> {
         let posted = self.posted.load(Acquire);
         let completed = self.completed.load(Relaxed);
@@ -67,12 +68,12 @@ impl Outstanding {
         Some(wr_id)
     }
 
-    /// The identifier of the oldest request, for a device that is gone and completes nothing any more.
+    /// Returns the identifier of the oldest request, for a device that is gone and completes nothing any more.
     pub(crate) fn complete_oldest(&self) -> Option<u64> {
         self.complete(self.oldest())
     }
 
-    /// Position of the oldest request, if there is one.
+    /// Returns the position of the oldest request, if there is one.
     pub(crate) fn oldest(&self) -> u32 {
         self.completed.load(Relaxed)
     }

@@ -1,4 +1,5 @@
-//! What a connection is set up with: `PathSettings` as the device takes them, and what it says of them afterwards.
+//! The settings of a connection: `PathSettings` as the device takes them, and the attributes that the device reports
+//! afterwards.
 
 use std::net::Ipv6Addr;
 
@@ -13,16 +14,16 @@ use crate::ibverbs::domain::memory_region::flags;
 use crate::ibverbs::queue_pair::address::Path;
 use crate::{Access, Context as _, PathSettings, VerbsError};
 
-/// A change of a queue pair's attributes: their values, and which of them count.
+/// A change of a queue pair's attributes: the values, and the mask of those that count.
 pub(crate) struct Change {
     pub(crate) attributes: sys::ibv_qp_attr,
     pub(crate) mask: sys::ibv_qp_attr_mask,
 }
 
-/// Routers that a packet may pass.
+/// Most routers that a packet may pass.
 const HOP_LIMIT: u8 = 64;
 
-/// Refuses what the port does not have.
+/// Checks that the port supports the settings.
 pub(crate) fn check_settings(settings: &PathSettings, port: &Port) -> Result<(), VerbsError> {
     let keys = u64::from(port.partition_keys.max(1)) - 1;
     let limits = [
@@ -39,7 +40,7 @@ pub(crate) fn check_settings(settings: &PathSettings, port: &Port) -> Result<(),
     }
 }
 
-/// Reset → Init (IBA vol. 1, 10.3.1). The partition key is settled with the path, in [`to_rtr`].
+/// Returns the change from Reset to Init (IBA vol. 1, 10.3.1). [`to_rtr`] sets the partition key.
 pub(crate) fn to_init(device: &Device, access: Access) -> Change {
     use sys::ibv_qp_attr_mask as mask;
     Change {
@@ -54,7 +55,8 @@ pub(crate) fn to_init(device: &Device, access: Access) -> Change {
     }
 }
 
-/// Init → Rtr: where the peer is, and what is taken from it. Fails if the peer's port is of another kind.
+/// Returns the change from Init to Rtr: the peer's address, and what is accepted from the peer. Fails if the peer's
+/// port is of another kind.
 pub(crate) fn to_rtr(device: &Device, peer: &Path, settings: &PathSettings) -> Result<Change, VerbsError> {
     use sys::ibv_qp_attr_mask as mask;
     let port = &device.port;
@@ -66,7 +68,7 @@ pub(crate) fn to_rtr(device: &Device, peer: &Path, settings: &PathSettings) -> R
             path_mtu: ours.min(device.mtu).min(peer.mtu),
             dest_qp_num: peer.number,
             rq_psn: peer.first_packet,
-            // How many are outstanding is the peer's choice, who knows this limit from our address.
+            // The peer chooses how many are outstanding. It knows this limit from our address.
             max_dest_rd_atomic: device.max_served_reads,
             min_rnr_timer: settings.min_rnr_timer,
             pkey_index: settings.pkey_index,
@@ -84,7 +86,7 @@ pub(crate) fn to_rtr(device: &Device, peer: &Path, settings: &PathSettings) -> R
     })
 }
 
-/// Whether packets of one kind can go from our address to the peer's.
+/// Checks that packets of one format can go from our address to the peer's.
 fn check_packets(ours: GidKind, gid: Option<&Gid>, peer: &Path) -> Result<(), VerbsError> {
     if ours != peer.packets {
         let choose =
@@ -105,11 +107,11 @@ fn check_packets(ours: GidKind, gid: Option<&Gid>, peer: &Path) -> Result<(), Ve
     }
 }
 
-/// What to do about an address of the wrong kind.
+/// The advice for an address of the wrong kind.
 const CHOOSE: &str = "; RDMA_GID_INDEX chooses another";
 
-/// The address vector. A global route is a must on Ethernet; on InfiniBand it is taken if the peer is in another
-/// subnet, which the first half of its GID names.
+/// Returns the address vector. Ethernet needs a global route. InfiniBand needs one if the peer is in another subnet,
+/// which the first half of its GID names.
 fn route(port: &Port, gid: Option<&Gid>, peer: &Path, settings: &PathSettings) -> sys::ibv_ah_attr {
     let ours = gid.map(|gid| gid.address.octets());
     let far = ours.is_some_and(|ours| peer.gid != [0; 16] && ours[..8] != peer.gid[..8]);
@@ -125,7 +127,7 @@ fn route(port: &Port, gid: Option<&Gid>, peer: &Path, settings: &PathSettings) -
         route.grh = sys::ibv_global_route {
             dgid: sys::ibv_gid { raw: peer.gid },
             flow_label: 0,
-            // A table has no more than 256 entries that an address vector could name.
+            // No GID table has more than 256 entries that an address vector could name.
             sgid_index: gid.map_or(0, |gid| gid.index as u8),
             hop_limit: HOP_LIMIT,
             traffic_class: settings.traffic_class,
@@ -134,7 +136,7 @@ fn route(port: &Port, gid: Option<&Gid>, peer: &Path, settings: &PathSettings) -
     route
 }
 
-/// Rtr → Rts: how we send.
+/// Returns the change from Rtr to Rts: the settings for sending.
 pub(crate) fn to_rts(device: &Device, first_packet: u32, peer_reads: u8, settings: &PathSettings) -> Change {
     use sys::ibv_qp_attr_mask as mask;
     Change {
@@ -156,36 +158,37 @@ pub(crate) fn to_rts(device: &Device, first_packet: u32, peer_reads: u8, setting
     }
 }
 
-/// RDMA READs that may be outstanding as far as this end goes.
+/// Returns how many RDMA READs this end may have outstanding.
 pub(crate) fn outstanding_reads(device: &Device, settings: &PathSettings) -> u8 {
     let most = device.attributes().max_outstanding_reads.min(u8::MAX.into()) as u8;
     settings.outstanding_reads.min(most)
 }
 
-/// What the device says a queue pair is set to (man 3 ibv_query_qp): read back, not what was asked for.
+/// The attributes that the device has for a queue pair (man 3 ibv_query_qp). They may differ from the settings that
+/// were asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueuePairAttributes {
-    /// As in [`PathSettings`]; the path MTU is the one that both ends agreed on, and never `None`.
+    /// The path MTU is the one that both ends agreed on, and never `None`.
     pub settings: PathSettings,
     /// RDMA READs of the peer that are served at a time.
     pub served_reads: u8,
-    /// Port that it sends by.
+    /// Number of the port that it sends by.
     pub port: u8,
     /// Index of its own address in that port's GID table.
     pub gid_index: u8,
     /// Number of the peer's queue pair.
     pub peer: u32,
-    /// What the peer may do.
+    /// Rights of the peer.
     pub access: Access,
-    /// Depth of the send queue; the device rounds up.
+    /// Depth of the send queue. The device may round it up.
     pub send_requests: u32,
-    /// Depth of the receive queue; the device rounds up.
+    /// Depth of the receive queue. The device may round it up.
     pub receive_requests: u32,
 }
 
 impl QueuePairAttributes {
-    /// All that [`QueuePairAttributes`] shows.
+    /// Returns the mask of all attributes that [`QueuePairAttributes`] shows.
     pub(crate) fn mask() -> sys::ibv_qp_attr_mask {
         use sys::ibv_qp_attr_mask as mask;
         mask::IBV_QP_STATE

@@ -1,4 +1,4 @@
-//! Posting receives: from our requests to a list of the device's.
+//! Posting receives: builds the device's lists of requests.
 
 use std::ptr;
 
@@ -12,10 +12,10 @@ use crate::ibverbs::queue_pair::ticket::Slot;
 use crate::ibverbs::queue_pair::ticket::Ticket;
 use crate::{LocalSegment, PostError, PostErrorKind, QueuePairCapacity, QueuePairState, ReceiveRequest};
 
-/// Requests handed to the device at a time.
+/// Most requests handed to the device at a time.
 const BATCH: usize = 16;
 
-/// Where a queue pair's batch is put together.
+/// The receive queue of a queue pair: posts batches of receives.
 #[derive(Debug)]
 pub(crate) struct Receives {
     slot: Slot,
@@ -36,7 +36,7 @@ pub(crate) fn post_hello_receive(core: &Core, slot: Slot) -> Result<(), PostErro
     hand_over_receives(core, &mut hello).map_err(|(error, _)| kind_of(error))
 }
 
-/// Receives that are put together for the device. They are linked when the list is complete: before, they may move.
+/// A list of receives for the device. It is linked when it is complete, because it may move before.
 #[derive(Debug)]
 pub(crate) struct ReceiveList {
     requests: Vec<sys::ibv_recv_wr>,
@@ -47,7 +47,7 @@ pub(crate) struct ReceiveList {
 unsafe impl Send for ReceiveList {}
 
 impl ReceiveList {
-    /// One with room for that many requests, of that many segments each.
+    /// Creates a list with room for `requests` requests of `segments` segments each.
     pub(crate) fn new(requests: usize, segments: u32) -> Self {
         let segments = Vec::with_capacity(segments.max(1) as usize * requests);
         Self { requests: Vec::with_capacity(requests), segments: Segments(segments) }
@@ -62,7 +62,7 @@ impl ReceiveList {
         self.requests.len()
     }
 
-    /// Appends a receive of `least` segments at least (of no bytes, if there are not as many) and `most` at most.
+    /// Appends a receive of at most `most` segments. Adds empty segments up to `least`.
     pub(crate) fn add(
         &mut self,
         ticket: Ticket,
@@ -77,7 +77,7 @@ impl ReceiveList {
         Ok(())
     }
 
-    /// Links the list, and gives its head, if there is one.
+    /// Links the list. Returns its head, unless the list is empty.
     pub(crate) fn link(&mut self) -> Option<&mut sys::ibv_recv_wr> {
         let (requests, mut segments) = (self.requests.as_mut_ptr(), self.segments.0.as_mut_ptr());
         let count = self.requests.len();
@@ -89,18 +89,18 @@ impl ReceiveList {
         self.requests.first_mut()
     }
 
-    /// How many come before the one that the device refused.
+    /// Returns the number of receives before the one that the device refused.
     pub(crate) fn position(&self, refused: *const sys::ibv_recv_wr) -> usize {
         self.requests.iter().position(|request| ptr::eq(request, refused)).unwrap_or(0)
     }
 
-    /// The tickets of those from `first` on.
+    /// Returns the tickets of the receives from `first` on.
     pub(crate) fn tickets_from(&self, first: usize) -> impl Iterator<Item = Ticket> {
         self.requests[first..].iter().map(|request| Ticket::from_bits(request.wr_id))
     }
 }
 
-/// As [`hand_over`], for receives.
+/// Gives the device a list of receives. An error comes with the first receive that failed.
 fn hand_over_receives(core: &Core, head: &mut sys::ibv_recv_wr) -> Result<(), (i32, *mut sys::ibv_recv_wr)> {
     let mut bad = ptr::null_mut();
     // SAFETY:
@@ -154,7 +154,7 @@ impl Receives {
                 refused = Err((index, PostErrorKind::QueueFull));
                 break;
             }
-            // A receive may be longer than any message. soft-iWARP refuses one without a segment.
+            // soft-iWARP refuses a receive without a segment.
             let least = usize::from(core.flushes_here);
             let position = first.wrapping_add(index as u32);
             let ticket = Ticket { kind: RequestKind::Receive, slot: self.slot, position };
@@ -176,7 +176,7 @@ impl Receives {
             core.receives.post(first.wrapping_add(done as u32));
             return Err((done, kind_of(error)));
         }
-        // Asked for again: it may have ended in between.
+        // Asked again, because the state may have changed meanwhile.
         if core.state() == QueuePairState::Error {
             core.flush();
         }

@@ -1,4 +1,4 @@
-//! Posting sends: from our requests to a list of the device's.
+//! Posting sends: builds the device's lists of requests.
 
 use std::fmt;
 use std::ptr;
@@ -15,10 +15,10 @@ use crate::{
     QueuePairState, SendRequest,
 };
 
-/// Requests handed to the device at a time.
+/// Most requests handed to the device at a time.
 const BATCH: usize = 16;
 
-/// Where a batch is put together. Lists are linked when they are complete: before, they may move.
+/// The batch of sends under construction. The lists are linked when they are complete, because they may move before.
 pub(crate) struct Sends {
     slot: Slot,
     requests: Vec<sys::ibv_send_wr>,
@@ -28,8 +28,8 @@ pub(crate) struct Sends {
     gate: Gate,
 }
 
-/// Whether the device may have requests already. On iWARP not before there is a connection; the software has it that a
-/// queue pair is ready to send long before.
+/// Whether the device gets requests already. On iWARP the gate opens when there is a connection; users see the queue
+/// pair in Rts long before.
 enum Gate {
     Open,
     Shut(Vec<Held>),
@@ -39,7 +39,7 @@ enum Gate {
 struct Held {
     request: sys::ibv_send_wr,
     segments: Vec<sys::ibv_sge>,
-    /// What an inline payload was when it was posted.
+    /// The content of an inline payload when it was posted.
     inline: Option<Vec<u8>>,
 }
 
@@ -58,7 +58,7 @@ impl fmt::Debug for Sends {
 }
 
 impl Sends {
-    /// A poster whose gate is open or shut.
+    /// Creates a batch with an open or a shut gate.
     pub(crate) fn new(capacity: &QueuePairCapacity, open: bool) -> Self {
         let segments = capacity.send_segments.max(1) as usize * BATCH;
         Self {
@@ -70,7 +70,7 @@ impl Sends {
         }
     }
 
-    /// Where the queue pair is in the table of its completion queue.
+    /// Sets the place of the queue pair in the table of its completion queue.
     pub(crate) fn set_slot(&mut self, slot: Slot) {
         self.slot = slot;
     }
@@ -83,7 +83,7 @@ impl Sends {
         hand_over(core, &mut nothing).map_err(|(error, _)| kind_of(error))
     }
 
-    /// Says hello, and hands the device all that was held back. Nothing if the gate is open.
+    /// Opens the gate: sends the hello, and hands the device all held requests. Does nothing if the gate is open.
     pub(crate) fn open(&mut self, core: &Core) -> Result<(), PostErrorKind> {
         let Gate::Shut(held) = std::mem::replace(&mut self.gate, Gate::Open) else { return Ok(()) };
         let ticket = Ticket { kind: RequestKind::Hello, slot: self.slot, position: 0 };
@@ -114,7 +114,7 @@ impl Sends {
         Ok(())
     }
 
-    /// Posts all that can be posted before the first that can't, and names that.
+    /// Posts all requests before the first one that can't be posted. The error has the index of that request.
     fn post_batch(
         &mut self,
         core: &Core,
@@ -161,7 +161,7 @@ impl Sends {
         refused
     }
 
-    /// Whether the batch is not for the device: it waits, or is flushed without it.
+    /// Returns whether the batch does not go to the device: held by the gate, or flushed by the poll.
     fn keep_back(&mut self, core: &Core) -> bool {
         if core.flushes_here && core.state() == QueuePairState::Error {
             core.wake();
@@ -177,7 +177,7 @@ impl Sends {
         true
     }
 
-    /// Appends a request, or says what is wrong with it.
+    /// Appends a request, or returns why it can't be posted.
     fn add(
         &mut self,
         request: &SendRequest<'_>,
@@ -187,7 +187,7 @@ impl Sends {
     ) -> Result<(), PostErrorKind> {
         use sys::{ibv_send_flags as flag, ibv_wr_opcode as opcode};
         let mut wr = sys::ibv_send_wr::default();
-        // Without order, every READ has to say when it is done.
+        // A device without order must report the end of every READ.
         let is_read = matches!(request.operation, Operation::Read { .. });
         if request.signaled || (is_read && !device.immediate) {
             wr.send_flags = flag::IBV_SEND_SIGNALED.0;
@@ -224,7 +224,7 @@ impl Sends {
                 let is_read = kind == RequestKind::Read;
                 let most = if is_read { device.max_read_segments } else { u32::MAX };
                 let most = capacity.send_segments.min(most);
-                // iWARP names the sink of a read to the peer, even if nothing goes there.
+                // iWARP names the sink of a READ to the peer, even if it is empty.
                 let least = usize::from(is_read && !device.immediate);
                 self.segments.add(segments, least, most, device.max_message_size)?
             }
@@ -240,7 +240,7 @@ impl Sends {
         Ok(())
     }
 
-    /// Appends the segments of an inline payload, whose length was checked.
+    /// Appends the segments of an inline payload. The caller has checked its length.
     fn add_inline(&mut self, slices: &[std::io::IoSlice<'_>], capacity: &QueuePairCapacity) -> i32 {
         let filled = slices.iter().filter(|slice| !slice.is_empty());
         let count = filled.clone().count();
@@ -248,7 +248,7 @@ impl Sends {
             self.segments.0.extend(filled.map(|slice| inline_segment(slice.as_ptr(), slice.len())));
             return count as i32;
         }
-        // Within what `new` reserved, so that what is there already does not move.
+        // The bytes fit in the capacity that `new` reserved, so bytes that are there already do not move.
         let start = self.gathered.len();
         filled.for_each(|slice| self.gathered.extend_from_slice(slice));
         let gathered = &self.gathered[start..];
@@ -290,7 +290,7 @@ impl Held {
     }
 }
 
-/// Gives the device a list of requests. An error comes with the request that it is about, none before which failed.
+/// Gives the device a list of requests. An error comes with the first request that failed.
 fn hand_over(core: &Core, head: &mut sys::ibv_send_wr) -> Result<(), (i32, *mut sys::ibv_send_wr)> {
     let mut bad = ptr::null_mut();
     // SAFETY:
@@ -309,7 +309,7 @@ fn hand_over(core: &Core, head: &mut sys::ibv_send_wr) -> Result<(), (i32, *mut 
 }
 
 impl Segments {
-    /// Appends segments of registered memory, filled up to `least` with empty ones, and says how many.
+    /// Appends segments of registered memory, and empty ones up to `least`. Returns their number.
     pub(crate) fn add(
         &mut self,
         segments: &[LocalSegment],
@@ -324,7 +324,7 @@ impl Segments {
         if bytes > max_bytes || segments.iter().any(|segment| segment.length() > u32::MAX.into()) {
             return Err(PostErrorKind::MessageTooLong);
         }
-        // To some devices a segment of no bytes is one of 2 GiB (man 3 ibv_post_send says nothing of it).
+        // Some devices take a segment of no bytes for one of 2 GiB (man 3 ibv_post_send does not mention it).
         let filled = segments.iter().filter(|segment| segment.length() > 0);
         let before = self.0.len();
         self.0.extend(filled.map(|segment| sys::ibv_sge {
@@ -341,7 +341,7 @@ fn inline_segment(start: *const u8, length: usize) -> sys::ibv_sge {
     sys::ibv_sge { addr: start as u64, length: length as u32, lkey: 0 }
 }
 
-/// Whether the request at `index` of a batch may be posted.
+/// Checks that the request at `index` of a batch may be posted.
 fn may_send(core: &Core, room: u32, index: usize) -> Result<(), PostErrorKind> {
     match core.state() {
         QueuePairState::Rts | QueuePairState::Error if (index as u32) < room => Ok(()),
@@ -350,7 +350,7 @@ fn may_send(core: &Core, room: u32, index: usize) -> Result<(), PostErrorKind> {
     }
 }
 
-/// What a driver means by an error number, whose sign drivers disagree about.
+/// Returns the meaning of a driver's error number. Drivers disagree about its sign.
 pub(crate) fn kind_of(error: i32) -> PostErrorKind {
     match error.saturating_abs() {
         libc::ENOMEM | libc::EAGAIN => PostErrorKind::QueueFull,

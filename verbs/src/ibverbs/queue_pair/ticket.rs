@@ -1,16 +1,17 @@
 //! How a completion of the device is traced to its request.
 
-/// What the device is given as a request's identifier, and brings back with its completion: which queue pair, which
-/// kind of request, and its position. (Some devices report neither kind nor queue with a failure.)
+/// The identifier that the device gets with a request and returns with its completion: the queue pair, the kind of
+/// request, and the position. (Some devices report neither kind nor queue with a failure.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     pub(crate) kind: RequestKind,
-    /// Where the queue pair is in the completion queue's table.
+    /// The place of the queue pair in the completion queue's table.
     pub(crate) slot: Slot,
     pub(crate) position: u32,
 }
 
-/// A place in a completion queue's table of queue pairs. Its generation tells one user from the next.
+/// A place in a completion queue's table of queue pairs. The generation tells a queue pair from the next one at the
+/// place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
     pub(crate) index: u16,
@@ -60,19 +61,19 @@ impl Ticket {
     }
 }
 
-/// Receives of shared receive queues: which queue pair took one is said by its completion, so the ticket says which
-/// queue it was posted to.
+/// Receives of shared receive queues. The completion names the queue pair that took the receive, so the ticket names
+/// the queue that the receive was posted to.
 impl Ticket {
     /// Mask of a queue's key.
     pub(crate) const SHARED_KEYS: u32 = (1 << 29) - 1;
 
-    /// That of a receive at `position` of the queue of that key.
+    /// Makes the ticket of a receive at `position` of the queue with this key.
     pub(crate) fn shared(key: u32, position: u32) -> Self {
         let slot = Slot { index: key as u16, generation: (key >> 16) as u16 & Slot::GENERATIONS };
         Self { kind: RequestKind::SharedReceive, slot, position }
     }
 
-    /// The key of the queue.
+    /// Returns the key of the queue.
     pub(crate) fn shared_key(self) -> u32 {
         u32::from(self.slot.generation) << 16 | u32::from(self.slot.index)
     }
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ticket_comes_back_as_it_went() {
+    fn a_ticket_survives_the_round_trip() {
         use RequestKind::{Hello, Read, Receive, Send, SharedReceive, Write};
         for kind in [Send, Write, Read, Receive, Hello, SharedReceive] {
             for (index, generation, position) in

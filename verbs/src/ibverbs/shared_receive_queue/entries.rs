@@ -21,7 +21,7 @@ impl Entries {
         Self(Mutex::new(Places { ids: Vec::new(), free: Vec::new(), capacity }))
     }
 
-    /// Notes an identifier, and says where; `None` if as many are outstanding as may be.
+    /// Stores an identifier and returns its position; `None` if the queue is full.
     pub(super) fn put(&self, wr_id: u64) -> Option<u32> {
         let mut places = lock(&self.0);
         if let Some(position) = places.free.pop() {
@@ -33,7 +33,7 @@ impl Entries {
         Some(position)
     }
 
-    /// Takes an identifier out; `None` if there is none.
+    /// Takes an identifier out; `None` if the position is empty.
     pub(crate) fn take(&self, position: u32) -> Option<u64> {
         let mut places = lock(&self.0);
         let wr_id = places.ids.get_mut(position as usize)?.take()?;
@@ -61,7 +61,7 @@ impl SharedQueues {
         self.queues.retain(|(other, _)| *other != key);
     }
 
-    /// The identifier of a receive that completed.
+    /// Returns the identifier of a receive that completed.
     pub(crate) fn complete(&self, ticket: Ticket) -> Option<u64> {
         debug_assert_eq!(ticket.kind, RequestKind::SharedReceive);
         let (_, entries) = self.queues.iter().find(|(key, _)| *key == ticket.shared_key())?;

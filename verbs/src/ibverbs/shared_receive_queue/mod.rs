@@ -1,4 +1,4 @@
-//! Shared receive queues: receives that many queue pairs take from.
+//! Shared receive queues, from which many queue pairs take receives.
 
 pub(crate) mod entries;
 
@@ -23,7 +23,7 @@ use crate::{Context as _, PostError, PostErrorKind, ReceiveRequest, SharedReceiv
 #[derive(Debug)]
 pub(crate) struct SharedQueue {
     queue: NonNull<sys::ibv_srq>,
-    /// What names it in the device's table, and so in the tickets of its receives.
+    /// Names the queue in the device's table, and in the tickets of its receives.
     key: u32,
     segments: u32,
     capacity: u32,
@@ -34,7 +34,7 @@ pub(crate) struct SharedQueue {
 
 // SAFETY: libibverbs is thread-safe, and all else here is Send and Sync itself.
 unsafe impl Send for SharedQueue {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for SharedQueue {}
 
 impl SharedQueue {
@@ -67,7 +67,7 @@ impl SharedQueue {
         Ok(Self { queue, key, segments, capacity, entries, list, domain })
     }
 
-    /// The queue behind the trait, if it is of `device`.
+    /// Returns the queue behind the trait object, if it is one of `device`.
     pub(crate) fn of(
         queue: &Arc<dyn SharedReceiveQueue>,
         device: &Arc<Device>,
@@ -83,7 +83,7 @@ impl SharedQueue {
         self.queue.as_ptr()
     }
 
-    /// Posts all that can be posted before the first that can't, and names that.
+    /// Posts all requests before the first one that can't be posted. The error has the index of that request.
     fn post_batch(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostErrorKind)> {
         let mut list = lock(&self.list);
         list.clear();

@@ -17,7 +17,7 @@ pub(crate) struct Mapping {
 
 // SAFETY: the memory is reached through atomics and raw copies alone, which are sound from any thread.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for Mapping {}
 
 /// The processes that may write to a segment once it is created.
