@@ -1,4 +1,4 @@
-//! Which devices there are, and why one can't be used.
+//! The devices of this machine, and the reasons why some can't be used.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use super::{Context, DeviceAttributes, VerbsError, soft};
 /// A device of this machine.
 #[derive(Debug)]
 pub struct FoundDevice {
-    /// Its name: `soft0`, or what the kernel calls it, such as `mlx5_0`.
+    /// The name: `soft0`, or the kernel's name, such as `mlx5_0`.
     pub name: String,
-    /// The provider that drives it, or would.
+    /// The provider of the device: `soft` or `ibverbs`.
     pub provider: &'static str,
-    /// What it can do, or why it can't be used, with what to do about it.
+    /// Its abilities, or the reason why it can't be used, with advice.
     pub state: Result<DeviceAttributes, VerbsError>,
-    /// Its ports; none on the software device, and where they can't be asked for.
+    /// Its ports; empty on the software device, and on a device that can't be opened.
     pub ports: Vec<FoundPort>,
 }
 
@@ -25,9 +25,9 @@ pub struct FoundPort {
     pub number: u8,
     /// Its state: `active`, `down` and so on.
     pub state: String,
-    /// What it is on: `InfiniBand` or `Ethernet`.
+    /// The link layer: `InfiniBand` or `Ethernet`.
     pub link: &'static str,
-    /// The path MTU that it has now, in bytes.
+    /// The active path MTU, in bytes.
     pub mtu: u16,
     /// Its addresses.
     pub gids: Vec<FoundGid>,
@@ -40,7 +40,7 @@ pub struct FoundGid {
     pub index: u32,
     /// Address and kind, such as `::ffff:10.0.0.1 (RoCE v2)`.
     pub address: String,
-    /// Whether it is taken where no setting says which.
+    /// Whether the address is taken if no setting names an index.
     pub chosen: bool,
 }
 
@@ -69,7 +69,10 @@ pub fn devices() -> Vec<FoundDevice> {
 /// ```
 ///
 /// # Errors
-/// There is no such device, or it can't be used.
+/// - [`Unusable`](VerbsError::Unusable) if this build has no provider for the device, or the device can't be used.
+/// - [`NotFound`](VerbsError::NotFound) if there is no such device.
+/// - [`Library`](VerbsError::Library) if libibverbs is not installed.
+/// - [`Os`](VerbsError::Os) if the system refuses.
 pub fn open(name: &str) -> Result<Arc<dyn Context>, VerbsError> {
     if name == soft::NAME { soft::open() } else { open_hardware(name) }
 }
@@ -79,7 +82,7 @@ fn software() -> FoundDevice {
     FoundDevice { name: soft::NAME.into(), provider: "soft", state, ports: Vec::new() }
 }
 
-/// Devices that the kernel has drivers for.
+/// Returns the names of the devices that the kernel has drivers for.
 fn names(class: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(class) else { return Vec::new() };
     let mut names: Vec<String> =
@@ -88,7 +91,7 @@ fn names(class: &Path) -> Vec<String> {
     names
 }
 
-/// A device of the kernel's that can't be used.
+/// Describes a device of the kernel that can't be used.
 fn unusable(name: &str, reason: &str) -> FoundDevice {
     let state = Err(VerbsError::Unusable(reason.into()));
     FoundDevice { name: name.into(), provider: "ibverbs", state, ports: Vec::new() }
@@ -128,7 +131,7 @@ fn hardware(names: &[String]) -> Vec<FoundDevice> {
         listed.into_iter().map(|listed| found(listed.name, listed.ports.unwrap_or_default())).collect();
     let unlisted: Vec<&String> =
         names.iter().filter(|name| found.iter().all(|device| device.name != **name)).collect();
-    let reason = "libibverbs has no driver for it: install ibverbs-providers or the vendor's package";
+    let reason = "libibverbs has no driver for the device: install ibverbs-providers or the vendor's package";
     found.extend(unlisted.into_iter().map(|name| unusable(name, reason)));
     found
 }

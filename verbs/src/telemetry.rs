@@ -1,11 +1,11 @@
-//! Keeps the log readable where a peer decides how often a line is written. Knows no other module.
+//! A limit for log lines whose number a peer decides.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::sync::lock;
 
-/// Lets through as many lines as its burst at once, then one each second, and counts the others.
+/// Lets a burst of lines through at once, then one line each second, and counts the others.
 #[derive(Debug)]
 pub struct Throttle {
     burst: u32,
@@ -14,22 +14,23 @@ pub struct Throttle {
 
 #[derive(Debug)]
 struct ThrottleState {
-    /// When a line would be in time again, were there no burst.
+    /// The time when the next line would be due if there were no burst.
     due: Option<Instant>,
     suppressed: u64,
 }
 
 impl Throttle {
-    /// Lines of a kind that may be written at once where nothing asks for fewer.
+    /// The default burst: lines of a kind that may be written at once.
     pub const BURST: u32 = 10;
     const PAUSE: Duration = Duration::from_secs(1);
 
-    /// Makes a throttle that lets `burst` lines through at once; 0 is taken as 1.
+    /// Creates a throttle that lets `burst` lines through at once. Takes 0 as 1.
     pub const fn new(burst: u32) -> Self {
         Self { burst, state: Mutex::new(ThrottleState { due: None, suppressed: 0 }) }
     }
 
-    /// Returns whether a line may be written at `now`: `None` if not, else how many were left out since the last one.
+    /// Returns the number of lines suppressed since the last line, if a line may be written at `now`; otherwise
+    /// `None`.
     pub fn admit(&self, now: Instant) -> Option<u64> {
         let mut state = lock(&self.state);
         let due = state.due.map_or(now, |due| due.max(now));
@@ -42,7 +43,8 @@ impl Throttle {
     }
 }
 
-/// Writes a line of the level `warn` or `info` that a peer may cause, throttled for the place where it stands.
+/// Writes a log line of the level `warn` or `info` that a peer may cause. Each place in the code has a throttle of
+/// its own.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! throttled {
@@ -60,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_a_second_and_a_count_of_the_others() {
+    fn one_line_a_second_and_a_count_of_the_others() {
         let (throttle, now) = (Throttle::new(1), Instant::now());
         assert_eq!(throttle.admit(now), Some(0));
         assert_eq!(throttle.admit(now + Duration::from_millis(1)), None);
