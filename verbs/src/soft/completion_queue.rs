@@ -33,7 +33,7 @@ pub(super) struct Queue {
     overrun: AtomicBool,
 }
 
-/// A queue pair, as the completion queues know it that it completes on.
+/// A queue pair, as its completion queues use it.
 pub(super) trait CompletionSource: Debug + Send + Sync {
     /// Carries out the requests that can run now, and moves finished receives to `sink`. Returns true if `sink` has no
     /// room for the rest.

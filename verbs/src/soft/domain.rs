@@ -12,8 +12,8 @@ use super::shared::table::Entry;
 use crate::sync::lock;
 use crate::{Access, HostMemory, Lkey, VerbsError};
 
-/// Longest wait for a peer in the middle of an operation on memory that is taken back. Its sections last
-/// microseconds.
+/// Longest wait for a peer in the middle of an operation on memory that is taken back. The peer's
+/// sections last microseconds.
 pub(super) const QUIESCENCE: Duration = Duration::from_secs(1);
 
 /// A protection domain.

@@ -1,9 +1,9 @@
 //! Completion queues with their completion channels.
 
 mod channel;
+pub(crate) mod members;
 pub(crate) mod sleeper;
 mod status;
-pub(crate) mod users;
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex};
 use ibverbs_sys as sys;
 
 use self::channel::Channel;
+use self::members::{Members, Role};
 use self::sleeper::{Sleeper, Waker};
-use self::users::{Role, Users};
 use super::device::Device;
 use super::iwarp::manager::FetchCompletions;
 use super::library::{check, last_error};
@@ -48,7 +48,7 @@ unsafe impl Sync for Queue {}
 #[derive(Debug)]
 struct QueueState {
     completions: Box<[sys::ibv_wc; BATCH]>,
-    users: Users,
+    members: Members,
     /// Completions that found no room in an earlier poll, in their order.
     ready: VecDeque<WorkCompletion>,
 }
@@ -85,7 +85,8 @@ impl Queue {
         let queue = NonNull::new(queue)
             .ok_or_else(|| last_error(format!("creating a completion queue of {capacity} entries")))?;
         let completions = Box::new([sys::ibv_wc::default(); BATCH]);
-        let state = Mutex::new(QueueState { completions, users: Users::default(), ready: VecDeque::new() });
+        let state =
+            Mutex::new(QueueState { completions, members: Members::default(), ready: VecDeque::new() });
         Ok(Arc::new(Self { device, sleeper, channel, queue, state }))
     }
 
@@ -112,12 +113,12 @@ impl Queue {
 
     /// Reserves a place for a queue pair.
     pub(crate) fn enter(&self, core: &Arc<Core>, role: Role) -> Result<Slot, VerbsError> {
-        lock(&self.state).users.enter(core, role)
+        lock(&self.state).members.enter(core, role)
     }
 
     /// Takes a queue pair out, and drops its completions. The queue does not use the queue pair any more when this returns.
     pub(crate) fn leave(&self, slot: Slot) {
-        lock(&self.state).users.leave(slot);
+        lock(&self.state).members.leave(slot);
     }
 
     /// Takes completions from the device. Returns their number, which is less than the length of the array if the
@@ -142,7 +143,7 @@ impl FetchCompletions for Queue {
         let state = &mut *lock(&self.state);
         let count = self.take(&mut state.completions[..]);
         for completion in &state.completions[..count] {
-            state.users.translate(&self.device, completion, |completion| state.ready.push_back(completion));
+            state.members.translate(&self.device, completion, |completion| state.ready.push_back(completion));
         }
     }
 }
@@ -153,7 +154,7 @@ impl CompletionQueue for Queue {
         // Asked before the device is polled: the completions that a removed device flushed are in the queue by then.
         let removed = self.device.is_removed();
         if self.sleeper.is_some() {
-            state.users.note_flushed();
+            state.members.note_flushed();
         }
         let mut filled = 0;
         while filled < completions.len()
@@ -167,7 +168,7 @@ impl CompletionQueue for Queue {
             let wanted = (completions.len() - filled).min(BATCH);
             let count = self.take(&mut state.completions[..wanted]);
             for completion in &state.completions[..count] {
-                state.users.translate(&self.device, completion, |completion| {
+                state.members.translate(&self.device, completion, |completion| {
                     match completions.get_mut(filled) {
                         Some(place) => {
                             *place = completion;
@@ -183,7 +184,7 @@ impl CompletionQueue for Queue {
             }
         }
         if removed || self.sleeper.is_some() {
-            filled += state.users.flush(&mut completions[filled..], removed);
+            filled += state.members.flush(&mut completions[filled..], removed);
         }
         filled
     }

@@ -1,4 +1,4 @@
-//! What devices there are, with their ports and addresses: what can be asked before one is taken into use.
+//! Ports of a device: their state, MTU and addresses.
 
 use std::fmt;
 

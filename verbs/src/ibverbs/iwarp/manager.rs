@@ -123,13 +123,13 @@ unsafe impl Sync for Manager {}
 
 #[derive(Debug, Default)]
 struct ConnectionTable {
-    /// By token.
+    /// Connections by token.
     connections: HashMap<u64, Connection>,
     /// Tokens of connections by their identifier's address.
     ids: HashMap<usize, u64>,
     /// Deadlines of the connections that wait for the peer, and their tokens; in order.
     deadlines: VecDeque<(Instant, u64)>,
-    /// ConnectionTable that wait for the peer's hello.
+    /// Connections that wait for the peer's hello.
     awaited_hellos: Vec<AwaitedHello>,
 }
 

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use ibverbs_sys as sys;
 
 use crate::ibverbs::completion_queue::Queue;
-use crate::ibverbs::completion_queue::users::Role;
+use crate::ibverbs::completion_queue::members::Role;
 use crate::ibverbs::device::Device;
 use crate::ibverbs::domain::Domain;
 use crate::ibverbs::iwarp::manager::{FetchCompletions, OWN_REQUESTS};

@@ -78,7 +78,7 @@ impl Peer {
     }
 
     /// Notes that the peer died, and moves its queue pairs to Error.
-    pub(crate) fn bury(&self) {
+    pub(crate) fn mark_dead(&self) {
         self.dead.store(true, SeqCst);
         let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
         for user in users {

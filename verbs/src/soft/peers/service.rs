@@ -90,7 +90,7 @@ impl Service {
         lock(&self.queue_pairs).get(&number).and_then(Weak::upgrade)
     }
 
-    /// Watches `peer`. The thread calls [`Peer::bury`] when the peer's end of the socket closes.
+    /// Watches `peer`. The thread calls [`Peer::mark_dead`] when the peer's end of the socket closes.
     pub(crate) fn watch(&self, peer: &Arc<Peer>) -> io::Result<()> {
         let token = self.next_token.fetch_add(1, SeqCst);
         let mut peers = lock(&self.peers);
@@ -154,7 +154,7 @@ impl Service {
                 process = peer.process(),
                 "a process that this one had connections with has ended"
             );
-            peer.bury();
+            peer.mark_dead();
         }
     }
 

@@ -48,12 +48,12 @@ impl Segments {
         key: u32,
         mapping: Option<Arc<Mapping>>,
     ) {
-        self.let_go(|key| connection.table.holds(key));
+        self.unmap_unused(|key| connection.table.holds(key));
         self.known.push(Known { segment, key, mapping });
     }
 
     /// Unmaps segments whose keys are gone, the oldest first, until the rest is within bounds.
-    fn let_go(&mut self, holds: impl Fn(u32) -> bool) {
+    fn unmap_unused(&mut self, holds: impl Fn(u32) -> bool) {
         let (mut bytes, mut segments) = (0, 0);
         for index in (0..self.known.len()).rev() {
             let known = &self.known[index];
@@ -327,7 +327,7 @@ mod tests {
     #[test]
     fn memory_that_gets_a_new_key_each_time_stays_mapped() {
         let mut segments = segments(&[4 << 20; 3]);
-        segments.let_go(|_| false);
+        segments.unmap_unused(|_| false);
         assert_eq!(left(&segments), [1, 2, 3]);
         assert!(segments.find(2, 77).is_some_and(|known| known.key == 77));
     }
@@ -335,14 +335,14 @@ mod tests {
     #[test]
     fn segments_without_a_key_are_bounded() {
         let mut many = segments(&[4096; 40]);
-        many.let_go(|key| key == 1);
+        many.unmap_unused(|key| key == 1);
         assert_eq!(left(&many), [1].into_iter().chain(9..=40).collect::<Vec<u64>>());
         let mut large = segments(&[30 << 20, 50 << 20, 30 << 20, 30 << 20]);
-        large.let_go(|key| key == 2);
+        large.unmap_unused(|key| key == 2);
         assert_eq!(left(&large), [2, 3, 4]);
         let mut refused = segments(&[4096]);
         refused.known[0].mapping = None;
-        refused.let_go(|_| false);
+        refused.unmap_unused(|_| false);
         assert!(refused.known.is_empty(), "the peer is asked again");
     }
 }

@@ -87,15 +87,15 @@ impl Chooser {
     }
 
     /// Notes that a request of `length` bytes, stored as chosen, took `time`.
-    pub(super) fn took(&mut self, length: u64, time: Duration) {
+    pub(super) fn record(&mut self, length: u64, time: Duration) {
         if let Some(class) = class_of(length) {
-            self.classes[class].took(time.as_nanos() as f64 / length as f64);
+            self.classes[class].record(time.as_nanos() as f64 / length as f64);
         }
     }
 }
 
 impl Class {
-    fn took(&mut self, cost: f64) {
+    fn record(&mut self, cost: f64) {
         if self.trial > 0 {
             if self.trial < TRIAL {
                 self.trial_best = self.trial_best.min(cost);
@@ -156,7 +156,7 @@ mod tests {
             let stores = chooser.choose(LENGTH).unwrap();
             streamed += u32::from(stores == Stores::Streaming);
             let micros = if stores == Stores::Cached { cached } else { streaming };
-            chooser.took(LENGTH, Duration::from_micros(micros));
+            chooser.record(LENGTH, Duration::from_micros(micros));
         }
         streamed
     }
@@ -202,7 +202,7 @@ mod tests {
         let mut chooser = Chooser::default();
         for length in [0, 1, SHORTEST - 1, PAST_CACHES, u64::MAX] {
             assert_eq!(chooser.choose(length), None);
-            chooser.took(length, Duration::from_secs(1));
+            chooser.record(length, Duration::from_secs(1));
         }
         run(&mut chooser, 100, 450, 57);
         assert_eq!(chooser.choose(LENGTH), Some(Stores::Streaming));

@@ -75,7 +75,7 @@ impl Core {
         let start = Instant::now();
         let outcome = self.carry_out(connection, initiator, &mut task);
         if outcome == Outcome::Done(CompletionStatus::Success) {
-            initiator.stores.took(task.length, start.elapsed());
+            initiator.stores.record(task.length, start.elapsed());
         }
         outcome
     }

@@ -13,13 +13,13 @@ use crate::{CompletionOpcode, CompletionStatus, QueuePairNumber, VerbsError, Wor
 
 /// The queue pairs that complete here.
 #[derive(Debug, Default)]
-pub(super) struct Users {
-    slots: Vec<User>,
+pub(super) struct Members {
+    slots: Vec<Member>,
     free: Vec<u16>,
 }
 
 #[derive(Debug, Default)]
-struct User {
+struct Member {
     generation: u16,
     /// The queue pair, and which of its queues complete here.
     core: Option<(Arc<Core>, Role)>,
@@ -34,31 +34,31 @@ pub(crate) struct Role {
     pub(crate) receives: bool,
 }
 
-impl Users {
+impl Members {
     /// Reserves a place for a queue pair.
     pub(super) fn enter(&mut self, core: &Arc<Core>, role: Role) -> Result<Slot, VerbsError> {
         let core = Some((Arc::clone(core), role));
         if let Some(index) = self.free.pop() {
-            let user = &mut self.slots[usize::from(index)];
-            user.generation = user.generation.wrapping_add(1) & Slot::GENERATIONS;
-            user.core = core;
-            user.flushed = false;
-            return Ok(Slot { index, generation: user.generation });
+            let member = &mut self.slots[usize::from(index)];
+            member.generation = member.generation.wrapping_add(1) & Slot::GENERATIONS;
+            member.core = core;
+            member.flushed = false;
+            return Ok(Slot { index, generation: member.generation });
         }
         let index = u16::try_from(self.slots.len()).map_err(|_| VerbsError::Limit {
             what: "queue pairs of one completion queue",
             asked: self.slots.len() as u64 + 1,
             limit: 1 << 16,
         })?;
-        self.slots.push(User { generation: 0, core, flushed: false });
+        self.slots.push(Member { generation: 0, core, flushed: false });
         Ok(Slot { index, generation: 0 })
     }
 
     /// Takes a queue pair out, and drops its completions.
     pub(super) fn leave(&mut self, slot: Slot) {
-        if let Some(user) = self.slots.get_mut(usize::from(slot.index))
-            && user.generation == slot.generation
-            && user.core.take().is_some()
+        if let Some(member) = self.slots.get_mut(usize::from(slot.index))
+            && member.generation == slot.generation
+            && member.core.take().is_some()
         {
             self.free.push(slot.index);
         }
@@ -79,9 +79,9 @@ impl Users {
             }
             return;
         }
-        let Some(user) = self.slots.get(usize::from(ticket.slot.index)) else { return };
-        let user = user.core.as_ref().filter(|_| user.generation == ticket.slot.generation);
-        let Some((core, _)) = user else { return };
+        let Some(member) = self.slots.get(usize::from(ticket.slot.index)) else { return };
+        let member = member.core.as_ref().filter(|_| member.generation == ticket.slot.generation);
+        let Some((core, _)) = member else { return };
         let queue = match ticket.kind {
             RequestKind::Hello => {
                 match completion.error() {
@@ -139,8 +139,8 @@ impl Users {
     /// Notes which queue pairs the device has flushed. [`flush`](Self::flush) uses this after the queue was polled
     /// empty.
     pub(super) fn note_flushed(&mut self) {
-        for user in &mut self.slots {
-            user.flushed = user.core.as_ref().is_some_and(|(core, _)| core.is_flushed());
+        for member in &mut self.slots {
+            member.flushed = member.core.as_ref().is_some_and(|(core, _)| core.is_flushed());
         }
     }
 
@@ -148,8 +148,8 @@ impl Users {
     /// that are posted in Error.
     pub(super) fn flush(&self, completions: &mut [WorkCompletion], all: bool) -> usize {
         let mut filled = 0;
-        let users = self.slots.iter().filter(|user| all || user.flushed);
-        for (core, role) in users.filter_map(|user| user.core.as_ref()) {
+        let members = self.slots.iter().filter(|member| all || member.flushed);
+        for (core, role) in members.filter_map(|member| member.core.as_ref()) {
             let queues = [
                 (role.sends, &core.sends, CompletionOpcode::Send),
                 (role.receives, &core.receives, CompletionOpcode::Receive),
