@@ -59,7 +59,7 @@ pub(crate) unsafe fn copy_past_caches(from: *const u8, to: *mut u8, length: usiz
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises the conditions of `copy_bytes`.
     unsafe {
         copy_bytes(from, to, length)
     };

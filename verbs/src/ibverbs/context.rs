@@ -16,6 +16,14 @@ static OPENED: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 /// Opens a device, or returns the open one: a process has one device per [`OpenOptions`]. The device closes when none
 /// of its objects is in use.
 ///
+/// ```no_run
+/// use tonic_rdma_verbs::ibverbs::{OpenOptions, open};
+///
+/// let device = open(&OpenOptions::new())?;
+/// println!("{}", device.attributes().name);
+/// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
+/// ```
+///
 /// # Errors
 /// - [`Library`](VerbsError::Library) if libibverbs is not installed.
 /// - [`NotFound`](VerbsError::NotFound) if the device, port or GID index does not exist; the error names those that

@@ -52,6 +52,15 @@ use super::{QueuePair, VerbsError};
 
 /// Returns the attributes that the device has for a queue pair.
 ///
+/// ```no_run
+/// use tonic_rdma_verbs::{QueuePair, VerbsError, ibverbs};
+///
+/// fn path_mtu(pair: &dyn QueuePair) -> Result<Option<u16>, VerbsError> {
+///     Ok(ibverbs::query(pair)?.settings.mtu)
+/// }
+/// # let _ = path_mtu;
+/// ```
+///
 /// # Errors
 /// - [`Foreign`](VerbsError::Foreign) if the queue pair is not one of this provider.
 /// - [`Os`](VerbsError::Os) if the device does not answer.

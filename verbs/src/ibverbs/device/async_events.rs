@@ -5,8 +5,8 @@ use std::io;
 
 use ibverbs_sys as sys;
 
+use super::Device;
 use crate::Context as _;
-use crate::ibverbs::device::Device;
 use crate::ibverbs::queue_pair::core::Core;
 use crate::sync::lock;
 

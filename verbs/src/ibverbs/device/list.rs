@@ -38,6 +38,13 @@ pub enum Transport {
 
 /// Returns the devices that libibverbs has a driver for. The list is empty on a machine without devices.
 ///
+/// ```no_run
+/// for device in tonic_rdma_verbs::ibverbs::list()? {
+///     println!("{}: {}", device.name, device.transport);
+/// }
+/// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
+/// ```
+///
 /// # Errors
 /// - [`Library`](VerbsError::Library) if libibverbs is not installed.
 /// - [`Os`](VerbsError::Os) if the kernel does not answer.

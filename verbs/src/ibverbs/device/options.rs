@@ -23,6 +23,13 @@ pub struct OpenOptions {
 
 impl OpenOptions {
     /// Creates options that leave every choice open.
+    ///
+    /// ```
+    /// use tonic_rdma_verbs::ibverbs::OpenOptions;
+    ///
+    /// let options = OpenOptions::new().device("mlx5_0").port(1).mtu(4096);
+    /// assert_eq!(options.gid_index, None);
+    /// ```
     pub fn new() -> Self {
         Self::default()
     }

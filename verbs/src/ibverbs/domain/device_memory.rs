@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use ibverbs_sys as sys;
 
-use crate::ibverbs::domain::Domain;
-use crate::ibverbs::domain::memory_region::flags;
+use super::Domain;
+use super::memory_region::flags;
 use crate::ibverbs::library::check;
 use crate::{Access, DeviceMemoryRegion, DmaBuf, Lkey, Rkey, VerbsError};
 

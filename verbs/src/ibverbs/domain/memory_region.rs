@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use ibverbs_sys as sys;
 
+use super::Domain;
 use crate::ibverbs::device::list::Transport;
-use crate::ibverbs::domain::Domain;
-use crate::ibverbs::library::check;
-use crate::ibverbs::library::last_error;
+use crate::ibverbs::library::{check, last_error};
 use crate::{Access, HostMemory, Lkey, MemoryRegion, Rkey, VerbsError};
 
 /// A registered piece of memory. Its pages are locked, and count against `RLIMIT_MEMLOCK`.

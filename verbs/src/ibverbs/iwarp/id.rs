@@ -3,16 +3,11 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddrV6};
 use std::ptr::{self, NonNull};
 
+use super::library::{ConnectionLibrary, EventChannel, Id, PORT_SPACE_TCP};
+use super::network::{local_addresses, socket_address};
 use crate::VerbsError;
 use crate::ibverbs::device::list::context_name;
-use crate::ibverbs::iwarp::library::ConnectionLibrary;
-use crate::ibverbs::iwarp::library::EventChannel;
-use crate::ibverbs::iwarp::library::Id;
-use crate::ibverbs::iwarp::library::PORT_SPACE_TCP;
-use crate::ibverbs::iwarp::network::local_addresses;
-use crate::ibverbs::iwarp::network::socket_address;
-use crate::ibverbs::library::check;
-use crate::ibverbs::library::last_error;
+use crate::ibverbs::library::{check, last_error};
 
 /// Most connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;

@@ -12,8 +12,7 @@ use ibverbs_sys as sys;
 
 use crate::VerbsError;
 use crate::ibverbs::device::raw_context::RawContext;
-use crate::ibverbs::library::Library;
-use crate::ibverbs::library::last_error;
+use crate::ibverbs::library::{Library, last_error};
 
 /// `vendor_id` of soft-iWARP.
 const SOFT_IWARP: u32 = 0x62_6d74;

@@ -1,5 +1,6 @@
 //! What iWARP needs, and soft-iWARP in particular: connecting by librdmacm, and completions in the order of posting.
 
+mod connecting;
 pub(crate) mod id;
 mod introduction;
 pub(crate) mod key_guard;

@@ -8,11 +8,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use ibverbs_sys as sys;
 
 use super::outstanding::Outstanding;
+use super::post_send::Sends;
 use crate::ibverbs::completion_queue::sleeper::Waker;
 use crate::ibverbs::iwarp::order::Order;
-use crate::ibverbs::library::Library;
-use crate::ibverbs::library::check;
-use crate::ibverbs::queue_pair::post_send::Sends;
+use crate::ibverbs::library::{Library, check};
 use crate::sync::lock;
 use crate::{QueuePairCapacity, QueuePairState, VerbsError};
 

@@ -13,25 +13,19 @@ use std::sync::{Arc, Mutex};
 
 use ibverbs_sys as sys;
 
-use crate::ibverbs::completion_queue::Queue;
-use crate::ibverbs::completion_queue::members::Role;
-use crate::ibverbs::device::Device;
-use crate::ibverbs::domain::Domain;
-use crate::ibverbs::iwarp::manager::{FetchCompletions, OWN_REQUESTS};
-use crate::ibverbs::library::check;
-use crate::ibverbs::library::last_error;
-use crate::ibverbs::queue_pair::address::Address;
-use crate::ibverbs::queue_pair::address::Listener;
-use crate::ibverbs::queue_pair::address::NUMBERS;
-use crate::ibverbs::queue_pair::address::Path;
-use crate::ibverbs::queue_pair::core::Core;
-use crate::ibverbs::queue_pair::path::Change;
-use crate::ibverbs::queue_pair::path::QueuePairAttributes;
-use crate::ibverbs::queue_pair::post_receive::Receives;
-use crate::ibverbs::queue_pair::post_receive::post_hello_receive;
-use crate::ibverbs::queue_pair::post_send::Sends;
-use crate::ibverbs::queue_pair::ticket::Slot;
-use crate::ibverbs::shared_receive_queue::SharedQueue;
+use self::address::{Address, Listener, NUMBERS, Path};
+use self::core::Core;
+use self::path::{Change, QueuePairAttributes};
+use self::post_receive::{Receives, post_hello_receive};
+use self::post_send::Sends;
+use self::ticket::Slot;
+use super::completion_queue::Queue;
+use super::completion_queue::members::Role;
+use super::device::Device;
+use super::domain::Domain;
+use super::iwarp::manager::{FetchCompletions, OWN_REQUESTS};
+use super::library::{check, last_error};
+use super::shared_receive_queue::SharedQueue;
 use crate::random::random;
 use crate::sync::lock;
 use crate::{

@@ -5,13 +5,12 @@ use std::net::Ipv6Addr;
 
 use ibverbs_sys as sys;
 
+use super::address::Path;
 use crate::ibverbs::device::Device;
 use crate::ibverbs::device::gid::{Gid, GidKind};
 use crate::ibverbs::device::options::exact_mtu;
-use crate::ibverbs::device::port::Port;
-use crate::ibverbs::device::port::mtu_bytes;
+use crate::ibverbs::device::port::{Port, mtu_bytes};
 use crate::ibverbs::domain::memory_region::flags;
-use crate::ibverbs::queue_pair::address::Path;
 use crate::{Access, Context as _, PathSettings, VerbsError};
 
 /// A change of a queue pair's attributes: the values, and the mask of those that count.

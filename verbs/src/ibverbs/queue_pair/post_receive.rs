@@ -4,12 +4,9 @@ use std::ptr;
 
 use ibverbs_sys as sys;
 
-use crate::ibverbs::queue_pair::core::Core;
-use crate::ibverbs::queue_pair::post_send::Segments;
-use crate::ibverbs::queue_pair::post_send::kind_of;
-use crate::ibverbs::queue_pair::ticket::RequestKind;
-use crate::ibverbs::queue_pair::ticket::Slot;
-use crate::ibverbs::queue_pair::ticket::Ticket;
+use super::core::Core;
+use super::post_send::{Segments, kind_of};
+use super::ticket::{RequestKind, Slot, Ticket};
 use crate::{LocalSegment, PostError, PostErrorKind, QueuePairCapacity, QueuePairState, ReceiveRequest};
 
 /// Most requests handed to the device at a time.

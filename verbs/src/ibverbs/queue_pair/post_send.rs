@@ -5,10 +5,8 @@ use std::ptr;
 
 use ibverbs_sys as sys;
 
-use crate::ibverbs::queue_pair::core::Core;
-use crate::ibverbs::queue_pair::ticket::RequestKind;
-use crate::ibverbs::queue_pair::ticket::Slot;
-use crate::ibverbs::queue_pair::ticket::Ticket;
+use super::core::Core;
+use super::ticket::{RequestKind, Slot, Ticket};
 use crate::sync::lock;
 use crate::{
     DeviceAttributes, LocalSegment, Operation, Payload, PostError, PostErrorKind, QueuePairCapacity,

@@ -9,13 +9,12 @@ use std::sync::{Arc, Mutex};
 use ibverbs_sys as sys;
 
 use self::entries::Entries;
-use crate::ibverbs::device::Device;
-use crate::ibverbs::domain::Domain;
-use crate::ibverbs::library::check;
-use crate::ibverbs::library::last_error;
-use crate::ibverbs::queue_pair::post_receive::ReceiveList;
-use crate::ibverbs::queue_pair::post_send::kind_of;
-use crate::ibverbs::queue_pair::ticket::Ticket;
+use super::device::Device;
+use super::domain::Domain;
+use super::library::{check, last_error};
+use super::queue_pair::post_receive::ReceiveList;
+use super::queue_pair::post_send::kind_of;
+use super::queue_pair::ticket::Ticket;
 use crate::sync::lock;
 use crate::{Context as _, PostError, PostErrorKind, ReceiveRequest, SharedReceiveQueue, VerbsError};
 

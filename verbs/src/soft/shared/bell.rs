@@ -20,7 +20,7 @@ use super::mapping::{Mapping, Writers};
 /// Queue pairs that one completion queue serves at most.
 pub(crate) const SLOTS: u32 = 64 * 64;
 /// Bytes of the shared page.
-pub(crate) const PAGE: u64 = 4096;
+const PAGE: u64 = 4096;
 
 const SUMMARY: usize = 0;
 const ARMED: usize = 1;

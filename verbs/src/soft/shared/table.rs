@@ -23,7 +23,7 @@ const ENTRY: usize = 8;
 const VALID: u64 = 1 << 63;
 
 /// Bytes of a table.
-pub(crate) const LENGTH: u64 = REGIONS as u64 * ENTRY as u64 * 8;
+const LENGTH: u64 = REGIONS as u64 * ENTRY as u64 * 8;
 
 /// A region table: our own, or a peer's.
 #[derive(Debug)]
