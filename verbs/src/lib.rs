@@ -31,6 +31,9 @@ mod shared_receive_queue;
 mod telemetry;
 mod work;
 
+#[cfg(feature = "allocator")]
+#[doc(hidden)]
+pub mod allocator;
 #[cfg(feature = "ibverbs")]
 pub mod ibverbs;
 pub mod memory;

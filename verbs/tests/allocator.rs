@@ -4,7 +4,7 @@
 
 use std::process::Command;
 
-use tonic_rdma_allocator::{Allocator, Chosen, VARIABLE, in_use};
+use tonic_rdma_verbs::allocator::{Allocator, Chosen, VARIABLE, in_use};
 
 #[global_allocator]
 static ALLOCATOR: Chosen = Chosen;
