@@ -4,8 +4,8 @@ use std::hint::black_box;
 
 use bytes::{BufMut, Bytes};
 use divan::Bencher;
-use tonic_rdma::memory::sites::{Placement, SHORTEST, SiteAllocator, SiteBuf, SiteSettings, sent};
-use tonic_rdma::memory::{Pool, Quota};
+use tonic_rdma_verbs::memory::sites::{SHORTEST, SiteAllocator, SiteBuf, SitePlacement, SiteSettings, sent};
+use tonic_rdma_verbs::memory::{Pool, Quota};
 
 fn main() {
     divan::main();
@@ -110,7 +110,7 @@ fn learned(pool: &Pool, length: usize) -> SiteAllocator {
     let sites = SiteAllocator::new(pool.clone(), SiteSettings::default());
     sent(&allocate(&sites, length).freeze());
     sites.next_iteration();
-    assert_eq!(allocate(&sites, length).placement(), Placement::Registered);
+    assert_eq!(allocate(&sites, length).placement(), SitePlacement::Registered);
     sites
 }
 

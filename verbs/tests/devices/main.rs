@@ -12,6 +12,7 @@ mod flow;
 #[cfg(feature = "ibverbs")]
 mod ibverbs;
 mod in_order;
+mod isolation;
 mod lifecycle;
 mod operations;
 mod processes;

@@ -1,7 +1,7 @@
 //! A process that can't share memory with its peer learns that, and why, when it connects: one of another user, one in
 //! another network namespace, one whose peer has gone. A process changes user and namespace as root, and not in every
 //! container: where it may not, the test says so and is skipped.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
+#![allow(clippy::print_stdout, reason = "tests")]
 
 use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
@@ -70,7 +70,7 @@ fn reason_for(role: Role) -> Option<String> {
     let pair = queue_pair();
     let address: String = pair.local_address().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["outsider", "--exact", "--nocapture"])
+        .args(["isolation::outsider", "--exact", "--nocapture"])
         .env(ROLE, role.name())
         .env(ADDRESS, address)
         .stdin(Stdio::null())
