@@ -6,19 +6,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::process::Resource;
 use rustix::thread::CapabilitySet;
 
-use super::PoolError;
+use super::error::PoolError;
 
 /// A limit on the bytes that pools register, shared by those that are made with it.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
     used: AtomicU64,
-    bound: Bound,
+    source: LimitSource,
 }
 
 /// What set the limit, and so what raises it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bound {
+enum LimitSource {
     /// The default, or what the user configured.
     Configuration,
     /// `RLIMIT_MEMLOCK`.
@@ -38,7 +38,7 @@ impl Budget {
     /// assert_eq!((budget.limit(), budget.used()), (64 << 20, 0));
     /// ```
     pub fn new(limit: u64) -> Arc<Self> {
-        Self::bounded_by(limit, Bound::Configuration)
+        Self::bounded_by(limit, LimitSource::Configuration)
     }
 
     /// Makes a budget as this process may have it: `configured`, or else [`DEFAULT_LIMIT`](Self::DEFAULT_LIMIT), in bytes. If
@@ -57,8 +57,8 @@ impl Budget {
         } else {
             None
         };
-        let (limit, bound) = process_limit(configured, memlock);
-        Self::bounded_by(limit, bound)
+        let (limit, source) = process_limit(configured, memlock);
+        Self::bounded_by(limit, source)
     }
 
     /// Returns how many bytes may be pinned.
@@ -76,12 +76,12 @@ impl Budget {
         self.limit.saturating_sub(self.used())
     }
 
-    fn bounded_by(limit: u64, bound: Bound) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicU64::new(0), bound })
+    fn bounded_by(limit: u64, source: LimitSource) -> Arc<Self> {
+        Arc::new(Self { limit, used: AtomicU64::new(0), source })
     }
 
     /// Takes `bytes` until the reservation is dropped.
-    pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, PoolError> {
+    pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, PoolError> {
         // Relaxed: the count protects no other memory.
         let outcome = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             used.checked_add(bytes).filter(|&total| total <= self.limit)
@@ -89,13 +89,13 @@ impl Budget {
         match outcome {
             Ok(_) => Ok(Reservation { budget: Arc::clone(self), bytes }),
             Err(used) => {
-                Err(PoolError::Budget { asked: bytes, used, limit: self.limit, hint: self.bound.hint() })
+                Err(PoolError::Budget { asked: bytes, used, limit: self.limit, hint: self.source.hint() })
             }
         }
     }
 }
 
-impl Bound {
+impl LimitSource {
     fn hint(self) -> &'static str {
         match self {
             Self::Configuration => {
@@ -111,14 +111,14 @@ impl Bound {
 
 /// Bytes taken from a budget, given back on drop.
 #[derive(Debug)]
-pub(super) struct Reservation {
+pub(crate) struct Reservation {
     budget: Arc<Budget>,
     bytes: u64,
 }
 
 impl Reservation {
     /// How many.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 }
@@ -134,11 +134,11 @@ fn may_lock_without_limit() -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK))
 }
 
-fn process_limit(configured: Option<u64>, memlock: Option<u64>) -> (u64, Bound) {
+fn process_limit(configured: Option<u64>, memlock: Option<u64>) -> (u64, LimitSource) {
     let wanted = configured.unwrap_or(Budget::DEFAULT_LIMIT);
     match memlock {
-        Some(memlock) if memlock < wanted => (memlock, Bound::Memlock),
-        _ => (wanted, Bound::Configuration),
+        Some(memlock) if memlock < wanted => (memlock, LimitSource::Memlock),
+        _ => (wanted, LimitSource::Configuration),
     }
 }
 
@@ -148,12 +148,12 @@ mod tests {
 
     #[test]
     fn the_smallest_limit_holds_and_names_its_cure() {
-        assert_eq!(process_limit(None, None), (2 << 30, Bound::Configuration));
-        assert_eq!(process_limit(Some(10), None), (10, Bound::Configuration));
-        assert_eq!(process_limit(Some(10), Some(20)), (10, Bound::Configuration));
-        assert_eq!(process_limit(None, Some(65_536)), (65_536, Bound::Memlock));
+        assert_eq!(process_limit(None, None), (2 << 30, LimitSource::Configuration));
+        assert_eq!(process_limit(Some(10), None), (10, LimitSource::Configuration));
+        assert_eq!(process_limit(Some(10), Some(20)), (10, LimitSource::Configuration));
+        assert_eq!(process_limit(None, Some(65_536)), (65_536, LimitSource::Memlock));
         let error =
-            Budget::bounded_by(65_536, Bound::Memlock).reserve(65_537).expect_err("one byte too many");
+            Budget::bounded_by(65_536, LimitSource::Memlock).reserve(65_537).expect_err("one byte too many");
         assert!(error.to_string().contains("`ulimit -l`"), "{error}");
         let error = Budget::new(10).reserve(11).expect_err("one byte too many");
         assert!(error.to_string().contains("RDMA_PINNED_LIMIT"), "{error}");
@@ -167,9 +167,9 @@ mod tests {
 
     #[test]
     fn a_device_that_locks_is_bound_by_memlock_unless_privileged() {
-        let bound =
+        let source =
             rustix::process::getrlimit(Resource::Memlock).current.filter(|_| !may_lock_without_limit());
-        assert_eq!(Budget::for_process(true, Some(u64::MAX)).limit(), bound.unwrap_or(u64::MAX));
+        assert_eq!(Budget::for_process(true, Some(u64::MAX)).limit(), source.unwrap_or(u64::MAX));
     }
 
     #[test]

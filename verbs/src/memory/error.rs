@@ -1,6 +1,6 @@
 //! Why a pool has no memory to give.
 
-use super::Quota;
+use super::settings::Quota;
 use crate::VerbsError;
 
 /// Why a pool has no memory to give.

@@ -5,7 +5,7 @@ use bytes::{Buf, BufMut, Bytes};
 
 /// A part of an encoded message that was not copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct LargePart {
     /// How many copied bytes come before it.
     pub at: usize,
     /// The part itself.
@@ -13,24 +13,24 @@ pub struct Piece {
 }
 
 /// Passes what is written on to `buffer`, except for what comes as one contiguous [`Buf`] of `threshold` bytes or more:
-/// that is kept as a [`Piece`]. For a `Bytes` it costs a reference count, for any other `Buf` the copy that it would
+/// that is kept as a [`LargePart`]. For a `Bytes` it costs a reference count, for any other `Buf` the copy that it would
 /// have cost anyway.
 #[derive(Debug)]
 pub struct GatherBuf<'a, B> {
     buffer: &'a mut B,
     threshold: usize,
     copied: usize,
-    pieces: Vec<Piece>,
+    parts: Vec<LargePart>,
 }
 
 impl<'a, B: BufMut> GatherBuf<'a, B> {
     pub fn new(buffer: &'a mut B, threshold: usize) -> Self {
-        Self { buffer, threshold, copied: 0, pieces: Vec::new() }
+        Self { buffer, threshold, copied: 0, parts: Vec::new() }
     }
 
     /// How many bytes went to the buffer, and what did not, in order.
-    pub fn finish(self) -> (usize, Vec<Piece>) {
-        (self.copied, self.pieces)
+    pub fn finish(self) -> (usize, Vec<LargePart>) {
+        (self.copied, self.parts)
     }
 }
 
@@ -55,7 +55,7 @@ unsafe impl<B: BufMut> BufMut for GatherBuf<'_, B> {
     fn put<T: Buf>(&mut self, mut source: T) {
         let length = source.remaining();
         if length >= self.threshold && source.chunk().len() == length {
-            self.pieces.push(Piece { at: self.copied, bytes: source.copy_to_bytes(length) });
+            self.parts.push(LargePart { at: self.copied, bytes: source.copy_to_bytes(length) });
         } else {
             self.buffer.put(source);
             self.copied += length;
@@ -93,13 +93,11 @@ mod tests {
         gather.put_slice(&[1; 200]);
         gather.put(large.slice(..).chain(&b"x"[..]));
         gather.put(large.clone());
-        let (copied, pieces) = gather.finish();
+        let (copied, parts) = gather.finish();
         assert_eq!(copied, buffer.len());
         assert_eq!(copied, 4 + 99 + 2 + 200 + 101);
-        assert_eq!(pieces.iter().map(|piece| piece.at).collect::<Vec<_>>(), [4, copied]);
-        assert!(
-            pieces.iter().all(|piece| piece.bytes.as_ptr() == large.as_ptr() && piece.bytes.len() == 100)
-        );
+        assert_eq!(parts.iter().map(|piece| piece.at).collect::<Vec<_>>(), [4, copied]);
+        assert!(parts.iter().all(|piece| piece.bytes.as_ptr() == large.as_ptr() && piece.bytes.len() == 100));
     }
 
     #[test]

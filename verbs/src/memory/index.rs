@@ -10,23 +10,23 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// and by one as long as there are no buffers. These are relaxed: whoever holds a slice of a buffer got it from the
 /// thread that made it, by a way that synchronises, and so sees what [`insert`](Self::insert) stored.
 #[derive(Debug)]
-pub(super) struct Index<V> {
+pub(crate) struct AddressIndex<V> {
     /// No buffer has begun below since there was none.
     low: AtomicUsize,
     /// No buffer has ended above since there was none; 0 then.
     high: AtomicUsize,
     count: AtomicUsize,
-    buffers: Mutex<BTreeMap<usize, Entry<V>>>,
+    buffers: Mutex<BTreeMap<usize, IndexedBuffer<V>>>,
 }
 
 #[derive(Debug)]
-struct Entry<V> {
+struct IndexedBuffer<V> {
     end: usize,
     value: V,
 }
 
-impl<V> Index<V> {
-    pub(super) const fn new() -> Self {
+impl<V> AddressIndex<V> {
+    pub(crate) const fn new() -> Self {
         Self {
             low: AtomicUsize::new(usize::MAX),
             high: AtomicUsize::new(0),
@@ -36,22 +36,22 @@ impl<V> Index<V> {
     }
 
     /// Adds a buffer of `length` bytes at `start`.
-    pub(super) fn insert(&self, start: usize, length: usize, value: V) {
+    pub(crate) fn insert(&self, start: usize, length: usize, value: V) {
         let mut buffers = self.lock();
         let end = start + length;
-        buffers.insert(start, Entry { end, value });
+        buffers.insert(start, IndexedBuffer { end, value });
         self.low.fetch_min(start, Ordering::Relaxed);
         self.high.fetch_max(end, Ordering::Relaxed);
         self.count.store(buffers.len(), Ordering::Relaxed);
     }
 
     /// Removes the buffer at `start`, before its memory is given back.
-    pub(super) fn remove(&self, start: usize) -> Option<V> {
+    pub(crate) fn remove(&self, start: usize) -> Option<V> {
         self.remove_from(&mut self.lock(), start)
     }
 
     /// What `look` makes of the buffer that all of `length` bytes at `address` lie in, given its start and its value.
-    pub(super) fn find<R>(
+    pub(crate) fn find<R>(
         &self,
         address: usize,
         length: usize,
@@ -64,7 +64,7 @@ impl<V> Index<V> {
     }
 
     /// Removes the buffer that all of `length` bytes at `address` lie in.
-    pub(super) fn take(&self, address: usize, length: usize) -> Option<V> {
+    pub(crate) fn take(&self, address: usize, length: usize) -> Option<V> {
         let last = self.may_hold(address, length)?;
         let mut buffers = self.lock();
         let (&start, entry) = buffers.range(..=address).next_back()?;
@@ -73,7 +73,7 @@ impl<V> Index<V> {
 
     /// Number of buffers.
     #[inline]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
@@ -88,7 +88,7 @@ impl<V> Index<V> {
         may.then_some(last)
     }
 
-    fn remove_from(&self, buffers: &mut BTreeMap<usize, Entry<V>>, start: usize) -> Option<V> {
+    fn remove_from(&self, buffers: &mut BTreeMap<usize, IndexedBuffer<V>>, start: usize) -> Option<V> {
         let entry = buffers.remove(&start)?;
         self.count.store(buffers.len(), Ordering::Relaxed);
         if buffers.is_empty() {
@@ -99,7 +99,7 @@ impl<V> Index<V> {
         Some(entry.value)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Entry<V>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, IndexedBuffer<V>>> {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn bounds_start_anew_when_it_is_empty() {
-        let index = Index::new();
+        let index = AddressIndex::new();
         let find = |address, length| index.find(address, length, |start, &value| Some((start, value)));
         index.insert(1000, 100, 'a');
         index.insert(2000, 100, 'b');

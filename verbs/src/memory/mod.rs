@@ -26,43 +26,36 @@
 //! Never: posts a request, waits for one, or knows the peer. A region's `rkey` opens all of a slab: where the
 //! access rights name peers, a pool serves one peer.
 
-mod arena;
-mod block;
 mod budget;
-mod buffer;
-mod class;
 pub mod dlpack;
 mod error;
-mod extents;
 mod gather;
-mod held;
 mod in_flight;
 mod index;
-mod lease;
+mod pieces;
 mod pool;
 mod region;
 mod registrations;
 mod settings;
 pub mod sites;
-mod slab;
 #[cfg(test)]
 mod tests;
-mod unbound;
 
-pub use block::Block;
 pub use budget::Budget;
-pub use buffer::RegisteredBuf;
 pub use error::PoolError;
-pub use lease::Lease;
+pub use pieces::{Block, Lease, RegisteredBuf};
 pub use pool::Pool;
 pub use region::{MemRegion, SharedRegion};
 pub use settings::{PoolSettings, PoolStatistics, Quota};
 
 /// The machinery below endpoints and tensors, which `internal` exports.
 pub(crate) mod machinery {
-    pub use super::gather::{GatherBuf, Piece};
-    pub use super::in_flight::{BlockCopy, Blocks, Finished, InFlight, Limits, Local, Notice, Transfer, Way};
-    pub use super::region::{Anchors, Grant, LocalRegistrations, RemotePlace};
-    pub use super::registrations::Registrations;
-    pub use super::unbound::find_sendable;
+    pub use super::gather::{GatherBuf, LargePart};
+    pub use super::in_flight::{
+        CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Notice, Transfer, TransferKind,
+        TransferLimits,
+    };
+    pub use super::pool::find_sendable;
+    pub use super::region::{Grant, RemotePlace};
+    pub use super::registrations::{KeptRegistrations, LocalRegistrations, SlabRegistrations};
 }

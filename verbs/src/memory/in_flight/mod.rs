@@ -1,33 +1,31 @@
 //! One-sided operations in flight: the memory that they use stays here until the device is done with it.
 //!
-//! A transfer's memory moves in with it ([`Transfer`]) and comes back with its completion ([`Finished`]). Nobody has a
+//! A transfer's memory moves in with it ([`Transfer`]) and comes back with its completion ([`FinishedTransfer`]). Nobody has a
 //! reference to it meanwhile, whatever becomes of the future that waits for it: that is what makes a region's `&mut [u8]`
 //! sound without a word of `unsafe` above this floor.
 //!
 //! Requests of one queue pair complete in the order of posting, so a number that counts them is all that a completion has
 //! to say. Long transfers are cut; what the send queue and a window of bytes have no room for waits its turn.
 
-mod blocks;
+mod ranges;
 mod transfer;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-pub use blocks::{BlockCopy, Blocks};
-use transfer::Piece;
-pub use transfer::{Finished, Local, Notice, Transfer, Way};
+pub use ranges::{CopyRange, CopyRanges};
+use transfer::RequestPart;
+pub use transfer::{FinishedTransfer, LocalMemory, Notice, Transfer, TransferKind};
 
-use super::region::LocalRegistrations;
-use crate::{
-    CompletionStatus, LocalSegment, Operation, Payload, PostError, PostErrorKind, QueuePair, SendRequest,
-};
+use super::registrations::LocalRegistrations;
+use crate::{CompletionStatus, LocalSegment, Operation, Payload, PostError, QueuePair, SendRequest};
 
 /// The send queue of one queue pair, and the memory that its requests use. `T` is what a transfer's owner knows it by.
 #[derive(Debug)]
 pub struct InFlight<T> {
     queue_pair: Arc<dyn QueuePair>,
     registrations: LocalRegistrations,
-    limits: Limits,
+    limits: TransferLimits,
     /// Oldest first: those that are over, but for their completion, then those being posted, then those that wait.
     transfers: VecDeque<Transfer<T>>,
     /// How many of them have been posted to the end.
@@ -35,9 +33,9 @@ pub struct InFlight<T> {
     /// Requests posted so far, and completed.
     posted: u64,
     completed: u64,
-    unsignaled: Marked,
+    unsignaled: SignaledRequests,
     /// What each signalled request that is outstanding stands for.
-    marks: VecDeque<Marked>,
+    marks: VecDeque<SignaledRequests>,
     bytes_in_flight: u64,
     /// Whether a completion has told of a fault, or a request was refused.
     failed: bool,
@@ -45,7 +43,7 @@ pub struct InFlight<T> {
 
 /// What the device takes.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct TransferLimits {
     /// Requests on the send queue.
     pub requests: u32,
     /// Bytes of one request.
@@ -56,7 +54,7 @@ pub struct Limits {
 
 /// Requests up to and with a signalled one.
 #[derive(Clone, Copy, Debug, Default)]
-struct Marked {
+struct SignaledRequests {
     /// Number of the signalled one.
     number: u64,
     requests: u32,
@@ -69,7 +67,11 @@ const BATCH: usize = 16;
 impl<T> InFlight<T> {
     /// Takes over a connected queue pair, of which there must be no other reference: when it is dropped, the device is done
     /// with the memory of its requests.
-    pub fn new(queue_pair: Arc<dyn QueuePair>, registrations: LocalRegistrations, limits: Limits) -> Self {
+    pub fn new(
+        queue_pair: Arc<dyn QueuePair>,
+        registrations: LocalRegistrations,
+        limits: TransferLimits,
+    ) -> Self {
         assert_eq!(Arc::strong_count(&queue_pair), 1, "a queue pair of one owner");
         Self {
             queue_pair,
@@ -79,7 +81,7 @@ impl<T> InFlight<T> {
             posted_transfers: 0,
             posted: 0,
             completed: 0,
-            unsignaled: Marked::default(),
+            unsignaled: SignaledRequests::default(),
             marks: VecDeque::new(),
             bytes_in_flight: 0,
             failed: false,
@@ -149,7 +151,7 @@ impl<T> InFlight<T> {
         &mut self,
         number: u32,
         status: CompletionStatus,
-        mut finished: impl FnMut(Finished<T>),
+        mut finished: impl FnMut(FinishedTransfer<T>),
     ) {
         let number = self.completed + u64::from(number.wrapping_sub(self.completed as u32));
         if number > self.posted {
@@ -177,7 +179,7 @@ impl<T> InFlight<T> {
 
     /// Ends it: the queue pair goes, upon which no request can touch memory any more, and every transfer is over with
     /// `status`, if it has no reason of its own.
-    pub fn abandon(self, status: CompletionStatus, mut finished: impl FnMut(Finished<T>)) {
+    pub fn abandon(self, status: CompletionStatus, mut finished: impl FnMut(FinishedTransfer<T>)) {
         let Self { queue_pair, transfers, .. } = self;
         queue_pair.to_error();
         // Nobody else has it, see `new`.
@@ -215,7 +217,7 @@ impl<T> InFlight<T> {
         let index = self.posted_transfers;
         let room = self.room().min(BATCH);
         let message = self.limits.message;
-        let mut pieces: Vec<(Piece, Option<LocalSegment>)> = Vec::with_capacity(room);
+        let mut pieces: Vec<(RequestPart, Option<LocalSegment>)> = Vec::with_capacity(room);
         let mut bytes = self.bytes_in_flight;
         let transfer = &mut self.transfers[index];
         if let Err(kind) = transfer.register(&mut self.registrations) {
@@ -250,10 +252,4 @@ impl<T> InFlight<T> {
         }
         result.inspect_err(|_| self.failed = true)
     }
-}
-
-/// The error of a transfer whose memory the device does not take.
-fn refused(error: &crate::VerbsError) -> PostErrorKind {
-    crate::throttled!(warn, %error, "memory for a transfer can't be registered");
-    PostErrorKind::Refused(libc::ENOMEM)
 }

@@ -3,18 +3,21 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use super::super::region::{LocalRegistrations, MemRegion, RemotePlace, segment_of};
-use super::super::{Block, Lease};
-use super::blocks::{BlockCopy, Blocks, Cursor};
-use super::refused;
-use crate::{CompletionStatus, LocalSegment, MemoryRegion, Operation, Payload, PostErrorKind, RemoteSegment};
+use super::super::pieces::{Block, Lease};
+use super::super::region::{MemRegion, RemotePlace};
+use super::super::registrations::{LocalRegistrations, segment_of};
+use super::ranges::{CopyRange, CopyRanges, Cursor};
+use crate::{
+    CompletionStatus, LocalSegment, MemoryRegion, Operation, Payload, PostErrorKind, RemoteSegment,
+    VerbsError,
+};
 
 /// What is to be moved, and what is to be told at its end.
 #[derive(Debug)]
 pub struct Transfer<T> {
-    local: Local,
-    way: Way,
-    blocks: Blocks,
+    local: LocalMemory,
+    kind: TransferKind,
+    ranges: CopyRanges,
     remote: RemotePlace,
     notice: Option<Notice>,
     token: T,
@@ -29,7 +32,7 @@ pub struct Transfer<T> {
 
 /// The memory of this process that a transfer uses.
 #[derive(Debug)]
-pub enum Local {
+pub enum LocalMemory {
     /// Read or written.
     Region(MemRegion),
     /// Read.
@@ -42,7 +45,7 @@ pub enum Local {
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum TransferKind {
     /// RDMA WRITE.
     Write,
     /// RDMA READ.
@@ -62,21 +65,21 @@ pub enum Notice {
 
 /// A transfer that is over.
 #[derive(Debug)]
-pub struct Finished<T> {
+pub struct FinishedTransfer<T> {
     pub token: T,
-    pub local: Local,
+    pub local: LocalMemory,
     pub status: CompletionStatus,
 }
 
 /// What becomes one request.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece {
-    bytes: Option<BlockCopy>,
+pub struct RequestPart {
+    bytes: Option<CopyRange>,
     notice: Option<Notice>,
     last: bool,
 }
 
-impl Piece {
+impl RequestPart {
     pub fn bytes(&self) -> u64 {
         self.bytes.map_or(0, |block| block.length)
     }
@@ -87,14 +90,20 @@ impl Piece {
 }
 
 impl<T> Transfer<T> {
-    /// Moves `blocks` between `local` and `remote`; the caller has seen to it that they lie within both.
-    pub fn new(local: Local, way: Way, blocks: Blocks, remote: RemotePlace, token: T) -> Self {
+    /// Moves `ranges` between `local` and `remote`; the caller has seen to it that they lie within both.
+    pub fn new(
+        local: LocalMemory,
+        kind: TransferKind,
+        ranges: CopyRanges,
+        remote: RemotePlace,
+        token: T,
+    ) -> Self {
         let (cursor, status) = (Cursor::default(), CompletionStatus::Success);
         let (notice, registered, first, last) = (None, None, None, None);
         Self {
             local,
-            way,
-            blocks,
+            kind,
+            ranges,
             remote,
             notice,
             token,
@@ -114,58 +123,62 @@ impl<T> Transfer<T> {
     }
 
     /// Ends it before it began.
-    pub fn refuse(self) -> Finished<T> {
+    pub fn refuse(self) -> FinishedTransfer<T> {
         debug_assert!(self.first.is_none());
-        Finished { token: self.token, local: self.local, status: CompletionStatus::WorkRequestFlushed }
+        FinishedTransfer {
+            token: self.token,
+            local: self.local,
+            status: CompletionStatus::WorkRequestFlushed,
+        }
     }
 
     /// Has the device know the memory.
     pub fn register(&mut self, known: &mut LocalRegistrations) -> Result<(), PostErrorKind> {
         if self.registered.is_none() {
             self.registered = match &self.local {
-                Local::Region(region) => Some(known.region(region).map_err(|error| refused(&error))?),
-                Local::Lease(lease) => Some(known.lease(lease).map_err(|error| refused(&error))?),
-                Local::Block(_) | Local::Bytes(_) => None,
+                LocalMemory::Region(region) => Some(known.region(region).map_err(|error| refused(&error))?),
+                LocalMemory::Lease(lease) => Some(known.lease(lease).map_err(|error| refused(&error))?),
+                LocalMemory::Block(_) | LocalMemory::Bytes(_) => None,
             };
         }
         Ok(())
     }
 
     /// The next request's worth; `None` at the end. A transfer of no bytes is one request all the same, so that it completes.
-    pub fn next_piece(&mut self, most: u64) -> Option<Piece> {
+    pub fn next_piece(&mut self, most: u64) -> Option<RequestPart> {
         if self.ended {
             return None;
         }
-        let bytes = self.blocks.next(&mut self.cursor, most);
-        let over = self.blocks.is_over(&self.cursor);
+        let bytes = self.ranges.next(&mut self.cursor, most);
+        let over = self.ranges.is_over(&self.cursor);
         // The word is a request of its own, behind the bytes.
         let word_follows = matches!(self.notice, Some(Notice::Word(..))) && bytes.is_some();
         self.ended = over && !word_follows;
         let notice = self.notice.filter(|_| self.ended);
-        Some(Piece { bytes, notice, last: self.ended })
+        Some(RequestPart { bytes, notice, last: self.ended })
     }
 
     /// Names the local bytes of a piece; nothing if they go inline.
-    pub fn segment(&self, piece: &Piece) -> Option<LocalSegment> {
+    pub fn segment(&self, piece: &RequestPart) -> Option<LocalSegment> {
         let block = piece.bytes?;
         let range = block.local as usize..(block.local + block.length) as usize;
         match (&self.local, &self.registered) {
-            (Local::Region(region), Some(by)) => {
-                debug_assert!(self.way == Way::Read || self.way == Way::Write);
+            (LocalMemory::Region(region), Some(by)) => {
+                debug_assert!(self.kind == TransferKind::Read || self.kind == TransferKind::Write);
                 // SAFETY: this transfer owns the region from before the request is posted until it has completed, or its
-                // queue pair is gone: `InFlight` gives it out in `Finished` alone.
+                // queue pair is gone: `InFlight` gives it out in `FinishedTransfer` alone.
                 Some(unsafe { segment_of(region, &**by, range) })
             }
-            (Local::Lease(lease), Some(by)) => Some(lease.segment_in(&**by, range)),
-            (Local::Block(block), _) => block.segment(range).ok(),
-            (Local::Region(_) | Local::Lease(_) | Local::Bytes(_), _) => None,
+            (LocalMemory::Lease(lease), Some(by)) => Some(lease.segment_in(&**by, range)),
+            (LocalMemory::Block(block), _) => block.segment(range).ok(),
+            (LocalMemory::Region(_) | LocalMemory::Lease(_) | LocalMemory::Bytes(_), _) => None,
         }
     }
 
     /// Lends the requests that `pieces` become to `then`.
     pub fn with_requests<R>(
         &self,
-        pieces: &[(Piece, Option<LocalSegment>)],
+        pieces: &[(RequestPart, Option<LocalSegment>)],
         then: impl FnOnce(&[Operation<'_>]) -> R,
     ) -> R {
         let words: Vec<[u8; 8]> = pieces.iter().map(|(piece, _)| word(piece)).collect();
@@ -180,9 +193,9 @@ impl<T> Transfer<T> {
     }
 
     /// What of a piece goes inline.
-    fn inline<'a>(&'a self, piece: &Piece, word: &'a [u8]) -> IoSlice<'a> {
+    fn inline<'a>(&'a self, piece: &RequestPart, word: &'a [u8]) -> IoSlice<'a> {
         IoSlice::new(match (&self.local, piece.bytes) {
-            (Local::Bytes(bytes), Some(block)) => {
+            (LocalMemory::Bytes(bytes), Some(block)) => {
                 bytes.get(block.local as usize..(block.local + block.length) as usize).unwrap_or_default()
             }
             (_, None) if matches!(piece.notice, Some(Notice::Word(..))) => word,
@@ -192,7 +205,7 @@ impl<T> Transfer<T> {
 
     fn operation<'a>(
         &self,
-        piece: &Piece,
+        piece: &RequestPart,
         segment: &'a Option<LocalSegment>,
         slices: &'a [IoSlice<'a>],
     ) -> Operation<'a> {
@@ -209,16 +222,16 @@ impl<T> Transfer<T> {
             address: self.remote.start.address.wrapping_add(offset),
             rkey: self.remote.start.rkey,
         };
-        match (self.way, piece.notice) {
-            (Way::Send, _) => Operation::Send { data, immediate },
-            (Way::Read, _) => {
+        match (self.kind, piece.notice) {
+            (TransferKind::Send, _) => Operation::Send { data, immediate },
+            (TransferKind::Read, _) => {
                 let into = segment.as_ref().map_or(&[][..], std::slice::from_ref);
                 Operation::Read { into, remote }
             }
-            (Way::Write, Some(Notice::Word(place, _))) if piece.bytes.is_none() => {
+            (TransferKind::Write, Some(Notice::Word(place, _))) if piece.bytes.is_none() => {
                 Operation::Write { data, remote: place, immediate: None }
             }
-            (Way::Write, _) => Operation::Write { data, remote, immediate },
+            (TransferKind::Write, _) => Operation::Write { data, remote, immediate },
         }
     }
 
@@ -253,15 +266,21 @@ impl<T> Transfer<T> {
     }
 
     /// The device is done with it.
-    pub fn finish(self) -> Finished<T> {
-        Finished { token: self.token, local: self.local, status: self.status }
+    pub fn finish(self) -> FinishedTransfer<T> {
+        FinishedTransfer { token: self.token, local: self.local, status: self.status }
     }
 }
 
 /// The word that a piece writes, if it does.
-fn word(piece: &Piece) -> [u8; 8] {
+fn word(piece: &RequestPart) -> [u8; 8] {
     match piece.notice {
         Some(Notice::Word(_, value)) => value.to_ne_bytes(),
         _ => [0; 8],
     }
+}
+
+/// Logs why the device refuses the memory of a transfer, and returns the error of the transfer.
+fn refused(error: &VerbsError) -> PostErrorKind {
+    crate::throttled!(warn, %error, "memory for a transfer can't be registered");
+    PostErrorKind::Refused(libc::ENOMEM)
 }

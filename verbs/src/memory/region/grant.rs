@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::super::Lease;
-use super::SharedRegion;
+use super::super::pieces::Lease;
+use super::shared::SharedRegion;
 use crate::{Access, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError};
 
 /// What a peer may do with some memory, exact to the byte and in one protection domain, which is one peer's. Dropping it
@@ -14,12 +14,12 @@ pub struct Grant {
     /// First: the peer's right ends before the memory goes.
     region: Arc<dyn MemoryRegion>,
     place: RemotePlace,
-    _memory: Memory,
+    _memory: GrantedMemory,
 }
 
 /// What keeps the memory.
 #[derive(Debug)]
-enum Memory {
+enum GrantedMemory {
     Shared(#[expect(dead_code, reason = "held for its drop")] SharedRegion),
     Frozen(#[expect(dead_code, reason = "held for its drop")] Lease),
 }
@@ -67,17 +67,17 @@ impl Grant {
         let memory = Arc::clone(region.mapped().memory());
         let address = memory.address() + start as u64;
         let registered = domain.register_range(memory, start..end, access | Access::LOCAL_WRITE)?;
-        Ok(Self::new(registered, address, part.len(), Memory::Shared(shared.clone())))
+        Ok(Self::new(registered, address, part.len(), GrantedMemory::Shared(shared.clone())))
     }
 
     /// Lets the peers of `domain` read what `lease` has.
     pub fn of_lease(domain: &dyn ProtectionDomain, lease: &Lease) -> Result<Self, VerbsError> {
         let (memory, range) = lease.place();
         let registered = domain.register_range(memory, range, Access::REMOTE_READ)?;
-        Ok(Self::new(registered, lease.as_ptr() as u64, lease.len(), Memory::Frozen(lease.clone())))
+        Ok(Self::new(registered, lease.as_ptr() as u64, lease.len(), GrantedMemory::Frozen(lease.clone())))
     }
 
-    fn new(region: Arc<dyn MemoryRegion>, address: u64, length: usize, memory: Memory) -> Self {
+    fn new(region: Arc<dyn MemoryRegion>, address: u64, length: usize, memory: GrantedMemory) -> Self {
         let start = RemoteSegment { address, rkey: region.rkey() };
         Self { region, place: RemotePlace { start, length: length as u64 }, _memory: memory }
     }

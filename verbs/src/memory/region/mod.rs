@@ -11,16 +11,11 @@
 //! The device writes to a region only while a transfer owns it, and peers only while a grant exists; a slice of it is to be
 //! had only while neither does. So `&[u8]` is sound here although peers write.
 
-mod anchors;
 mod grant;
 mod owned;
-mod registered;
 mod shared;
 
-pub use anchors::Anchors;
 pub use grant::{Grant, RemotePlace};
-use owned::Mapped;
+pub(crate) use owned::Mapped;
 pub use owned::MemRegion;
-pub use registered::LocalRegistrations;
-pub(super) use registered::segment_of;
 pub use shared::SharedRegion;

@@ -4,10 +4,11 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-use super::super::budget::Reservation;
-use super::super::slab::advise_huge_pages;
-use super::super::{Budget, PoolError};
-use super::SharedRegion;
+use super::super::budget::{Budget, Reservation};
+use super::super::error::PoolError;
+use super::super::pool::advise_huge_pages;
+use super::super::settings::Quota;
+use super::shared::SharedRegion;
 use crate::{HostMemory, VerbsError};
 
 /// Memory of a mapping of its own, whose one owner may read and write it as a slice.
@@ -21,14 +22,14 @@ pub struct MemRegion {
 
 /// A mapping, of which regions are parts.
 #[derive(Debug)]
-pub(in crate::memory) struct Mapped {
+pub(crate) struct Mapped {
     memory: Arc<HostMemory>,
     _reservation: Reservation,
 }
 
 impl Mapped {
     /// The memory itself.
-    pub(in crate::memory) fn memory(&self) -> &Arc<HostMemory> {
+    pub(crate) fn memory(&self) -> &Arc<HostMemory> {
         &self.memory
     }
 }
@@ -42,7 +43,7 @@ impl MemRegion {
         let page = rustix::param::page_size();
         let limit = isize::MAX as u64 / 2;
         if length as u64 > limit {
-            let (asked, quota) = (length as u64, super::super::Quota::Send);
+            let (asked, quota) = (length as u64, Quota::Send);
             return Err(PoolError::TooLarge { quota, asked, limit });
         }
         let bytes = length.max(1).next_multiple_of(page);
@@ -88,16 +89,16 @@ impl MemRegion {
     }
 
     /// First byte.
-    pub(in crate::memory) fn as_ptr(&self) -> *mut u8 {
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.mapped.memory.as_ptr().as_ptr().wrapping_add(self.range.start)
     }
 
-    pub(in crate::memory) fn mapped(&self) -> &Arc<Mapped> {
+    pub(crate) fn mapped(&self) -> &Arc<Mapped> {
         &self.mapped
     }
 
     /// Where it lies in its mapping.
-    pub(in crate::memory) fn range(&self) -> Range<usize> {
+    pub(crate) fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::MemRegion;
+use super::owned::MemRegion;
 use crate::{OutOfBounds, WordError};
 
 /// A region that peers may read or write, as far as they were granted it. Clones are the same memory.
@@ -122,7 +122,7 @@ impl SharedRegion {
         Ok(unsafe { std::slice::from_raw_parts(start, length) })
     }
 
-    pub(in crate::memory) fn region(&self) -> &MemRegion {
+    pub(crate) fn region(&self) -> &MemRegion {
         &self.region
     }
 

@@ -4,11 +4,12 @@ use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::buffer::SiteBuf;
-use super::record::Record;
-use super::report::{Placement, SiteReport};
-use super::table::Table;
+use super::record::SiteRecord;
+use super::report::{SitePlacement, SiteReport};
+use super::table::SiteTable;
 use super::unsent::SHORTEST;
-use crate::memory::{Pool, RegisteredBuf};
+use crate::memory::pieces::RegisteredBuf;
+use crate::memory::pool::Pool;
 
 /// Settings of a [`SiteAllocator`].
 ///
@@ -63,14 +64,14 @@ impl Default for SiteSettings {
 /// ```
 #[derive(Clone, Debug)]
 pub struct SiteAllocator {
-    shared: Arc<Shared>,
+    shared: Arc<AllocatorShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct AllocatorShared {
     pool: Pool,
     settings: SiteSettings,
-    table: Mutex<Table>,
+    table: Mutex<SiteTable>,
 }
 
 impl SiteAllocator {
@@ -90,8 +91,8 @@ impl SiteAllocator {
             patience: settings.patience.max(1),
             ..settings
         };
-        let table = Mutex::new(Table::new(settings.sites));
-        Self { shared: Arc::new(Shared { pool, settings, table }) }
+        let table = Mutex::new(SiteTable::new(settings.sites));
+        Self { shared: Arc::new(AllocatorShared { pool, settings, table }) }
     }
 
     /// Allocates a buffer of `length` bytes to write over, for the site that is the caller's line. Its content is not
@@ -110,7 +111,7 @@ impl SiteAllocator {
     /// As a `Vec` does, if the system has not as much memory.
     #[track_caller]
     pub fn allocate(&self, length: usize) -> SiteBuf {
-        self.shared.obtain(self.here(Location::caller()), length, Content::Any)
+        self.shared.obtain(self.here(Location::caller()), length, InitialContent::Any)
     }
 
     /// Allocates an empty buffer to append up to `capacity` bytes to, by [`BufMut`](bytes::BufMut) or
@@ -130,7 +131,7 @@ impl SiteAllocator {
     /// As a `Vec` does, if the system has not as much memory.
     #[track_caller]
     pub fn with_capacity(&self, capacity: usize) -> SiteBuf {
-        self.shared.obtain(self.here(Location::caller()), capacity, Content::None)
+        self.shared.obtain(self.here(Location::caller()), capacity, InitialContent::None)
     }
 
     /// Allocates as [`allocate`](Self::allocate) does, for the site that is the next one of `name` in this iteration.
@@ -151,7 +152,7 @@ impl SiteAllocator {
     /// # Panics
     /// As a `Vec` does, if the system has not as much memory.
     pub fn allocate_named(&self, name: &str, length: usize) -> SiteBuf {
-        self.shared.obtain(self.shared.table().named(name), length, Content::Any)
+        self.shared.obtain(self.shared.table().named(name), length, InitialContent::Any)
     }
 
     /// Allocates as [`with_capacity`](Self::with_capacity) does, for the site that is the next one of `name` in this
@@ -171,7 +172,7 @@ impl SiteAllocator {
     /// # Panics
     /// As a `Vec` does, if the system has not as much memory.
     pub fn with_capacity_named(&self, name: &str, capacity: usize) -> SiteBuf {
-        self.shared.obtain(self.shared.table().named(name), capacity, Content::None)
+        self.shared.obtain(self.shared.table().named(name), capacity, InitialContent::None)
     }
 
     /// Ends the iteration: sites of which a buffer was sent since the last call get registered memory from now on. What is
@@ -199,20 +200,20 @@ impl SiteAllocator {
         &self.shared.settings
     }
 
-    fn here(&self, location: &'static Location<'static>) -> Option<Arc<Record>> {
+    fn here(&self, location: &'static Location<'static>) -> Option<Arc<SiteRecord>> {
         self.shared.table().at(location)
     }
 }
 
 /// What is in a new buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Content {
+enum InitialContent {
     Any,
     None,
 }
 
-impl Shared {
-    fn obtain(&self, record: Option<Arc<Record>>, capacity: usize, content: Content) -> SiteBuf {
+impl AllocatorShared {
+    fn obtain(&self, record: Option<Arc<SiteRecord>>, capacity: usize, content: InitialContent) -> SiteBuf {
         let record = record.filter(|record| {
             let traced = capacity >= self.settings.minimum;
             if !traced {
@@ -222,26 +223,27 @@ impl Shared {
         });
         let registered = record.as_ref().and_then(|record| self.registered(record, capacity));
         if let Some(record) = &record {
-            let placement = if registered.is_some() { Placement::Registered } else { Placement::Heap };
+            let placement =
+                if registered.is_some() { SitePlacement::Registered } else { SitePlacement::Heap };
             record.allocated(capacity, placement);
         }
         match (registered, content) {
-            (Some(buffer), Content::Any) => SiteBuf::registered(buffer, capacity, record),
-            (Some(buffer), Content::None) => SiteBuf::registered(buffer, 0, record),
-            (None, Content::Any) => SiteBuf::heap(any(capacity), capacity, record),
-            (None, Content::None) => SiteBuf::heap(Vec::with_capacity(capacity), capacity, record),
+            (Some(buffer), InitialContent::Any) => SiteBuf::registered(buffer, capacity, record),
+            (Some(buffer), InitialContent::None) => SiteBuf::registered(buffer, 0, record),
+            (None, InitialContent::Any) => SiteBuf::heap(any(capacity), capacity, record),
+            (None, InitialContent::None) => SiteBuf::heap(Vec::with_capacity(capacity), capacity, record),
         }
     }
 
     /// Registered memory, if the site is to have it and there is some.
-    fn registered(&self, record: &Record, capacity: usize) -> Option<RegisteredBuf> {
-        if record.placement() == Placement::Heap {
+    fn registered(&self, record: &SiteRecord, capacity: usize) -> Option<RegisteredBuf> {
+        if record.placement() == SitePlacement::Heap {
             return None;
         }
         self.pool.allocate(capacity).map_err(|error| record.refused(error)).ok()
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, SiteTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use bytes::buf::UninitSlice;
 use bytes::{BufMut, Bytes};
 
-use super::record::Record;
-use super::report::Placement;
+use super::record::SiteRecord;
+use super::report::SitePlacement;
 use super::unsent::{self, SHORTEST};
-use crate::memory::{Lease, RegisteredBuf};
+use crate::memory::pieces::{Lease, RegisteredBuf};
 
 /// A buffer of a [`SiteAllocator`](super::SiteAllocator). The program writes to it as a slice, or appends up to a capacity
 /// that is fixed, then calls [`freeze`](Self::freeze) and sends. No alignment is promised.
@@ -19,12 +19,12 @@ use crate::memory::{Lease, RegisteredBuf};
 /// Reading and writing are the same wherever it is. What goes into a buffer of a site that sends should be what is sent: in a
 /// pool that has a protection domain of its own, that domain's peers may be able to read it.
 pub struct SiteBuf {
-    memory: Memory,
+    memory: BufferMemory,
     capacity: usize,
-    record: Option<Arc<Record>>,
+    record: Option<Arc<SiteRecord>>,
 }
 
-enum Memory {
+enum BufferMemory {
     Heap(Vec<u8>),
     /// With how much of it is filled.
     Registered(RegisteredBuf, usize),
@@ -32,22 +32,22 @@ enum Memory {
 
 impl SiteBuf {
     /// On the heap; `content` has room for `capacity` bytes.
-    pub(super) fn heap(content: Vec<u8>, capacity: usize, record: Option<Arc<Record>>) -> Self {
+    pub(super) fn heap(content: Vec<u8>, capacity: usize, record: Option<Arc<SiteRecord>>) -> Self {
         debug_assert!(content.len() <= capacity && capacity <= content.capacity());
-        Self { memory: Memory::Heap(content), capacity, record }
+        Self { memory: BufferMemory::Heap(content), capacity, record }
     }
 
     /// All of `buffer`, of which the first `length` bytes count as filled.
-    pub(super) fn registered(buffer: RegisteredBuf, length: usize, record: Option<Arc<Record>>) -> Self {
+    pub(super) fn registered(buffer: RegisteredBuf, length: usize, record: Option<Arc<SiteRecord>>) -> Self {
         let capacity = buffer.len();
-        Self { memory: Memory::Registered(buffer, length.min(capacity)), capacity, record }
+        Self { memory: BufferMemory::Registered(buffer, length.min(capacity)), capacity, record }
     }
 
     /// Returns where the buffer is: on the heap, or in registered memory.
-    pub fn placement(&self) -> Placement {
+    pub fn placement(&self) -> SitePlacement {
         match self.memory {
-            Memory::Heap(_) => Placement::Heap,
-            Memory::Registered(..) => Placement::Registered,
+            BufferMemory::Heap(_) => SitePlacement::Heap,
+            BufferMemory::Registered(..) => SitePlacement::Registered,
         }
     }
 
@@ -59,8 +59,8 @@ impl SiteBuf {
     /// Shortens the content to `length` bytes. Changes nothing if it is no longer than that.
     pub fn truncate(&mut self, length: usize) {
         match &mut self.memory {
-            Memory::Heap(content) => content.truncate(length),
-            Memory::Registered(_, filled) => *filled = length.min(*filled),
+            BufferMemory::Heap(content) => content.truncate(length),
+            BufferMemory::Registered(_, filled) => *filled = length.min(*filled),
         }
     }
 
@@ -68,29 +68,29 @@ impl SiteBuf {
     /// it. The memory is freed, or goes back to the pool, with the last reference.
     pub fn freeze(self) -> Bytes {
         let frozen = match self.memory {
-            Memory::Heap(content) => Frozen::Heap(content),
-            Memory::Registered(mut buffer, filled) => {
+            BufferMemory::Heap(content) => FrozenMemory::Heap(content),
+            BufferMemory::Registered(mut buffer, filled) => {
                 buffer.truncate(filled);
-                Frozen::Registered(buffer.into_lease())
+                FrozenMemory::Registered(buffer.into_lease())
             }
         };
         match (self.record, frozen) {
             (Some(record), frozen) if frozen.as_ref().len() >= SHORTEST => {
-                Bytes::from_owner(Traced::new(frozen, record))
+                Bytes::from_owner(TracedBuffer::new(frozen, record))
             }
-            (_, Frozen::Heap(content)) => content.into(),
-            (_, Frozen::Registered(lease)) => lease.into(),
+            (_, FrozenMemory::Heap(content)) => content.into(),
+            (_, FrozenMemory::Registered(lease)) => lease.into(),
         }
     }
 }
 
 /// Content that nobody writes to any more.
-enum Frozen {
+enum FrozenMemory {
     Heap(Vec<u8>),
     Registered(Lease),
 }
 
-impl AsRef<[u8]> for Frozen {
+impl AsRef<[u8]> for FrozenMemory {
     fn as_ref(&self) -> &[u8] {
         match self {
             Self::Heap(content) => content,
@@ -100,24 +100,24 @@ impl AsRef<[u8]> for Frozen {
 }
 
 /// A frozen buffer that is looked for among what is sent.
-struct Traced {
-    frozen: Frozen,
+struct TracedBuffer {
+    frozen: FrozenMemory,
 }
 
-impl Traced {
-    fn new(frozen: Frozen, record: Arc<Record>) -> Self {
+impl TracedBuffer {
+    fn new(frozen: FrozenMemory, record: Arc<SiteRecord>) -> Self {
         unsent::insert(frozen.as_ref(), record);
         Self { frozen }
     }
 }
 
-impl AsRef<[u8]> for Traced {
+impl AsRef<[u8]> for TracedBuffer {
     fn as_ref(&self) -> &[u8] {
         self.frozen.as_ref()
     }
 }
 
-impl Drop for Traced {
+impl Drop for TracedBuffer {
     fn drop(&mut self) {
         // Before the memory goes back: it may become another buffer at once.
         unsent::remove(self.as_ref().as_ptr());
@@ -129,8 +129,8 @@ impl Deref for SiteBuf {
 
     fn deref(&self) -> &[u8] {
         match &self.memory {
-            Memory::Heap(content) => content,
-            Memory::Registered(buffer, filled) => &buffer[..*filled],
+            BufferMemory::Heap(content) => content,
+            BufferMemory::Registered(buffer, filled) => &buffer[..*filled],
         }
     }
 }
@@ -138,8 +138,8 @@ impl Deref for SiteBuf {
 impl DerefMut for SiteBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.memory {
-            Memory::Heap(content) => content,
-            Memory::Registered(buffer, filled) => &mut buffer[..*filled],
+            BufferMemory::Heap(content) => content,
+            BufferMemory::Registered(buffer, filled) => &mut buffer[..*filled],
         }
     }
 }
@@ -159,16 +159,16 @@ unsafe impl BufMut for SiteBuf {
             // SAFETY:
             // - no more than `capacity`, which the vector has, as `count` is no more than what remains, and
             // - initialised: by the caller's promise about the chunk it was given.
-            Memory::Heap(content) => unsafe { content.set_len(content.len() + count) },
-            Memory::Registered(_, filled) => *filled += count,
+            BufferMemory::Heap(content) => unsafe { content.set_len(content.len() + count) },
+            BufferMemory::Registered(_, filled) => *filled += count,
         }
     }
 
     fn chunk_mut(&mut self) -> &mut UninitSlice {
         let room = self.remaining_mut();
         match &mut self.memory {
-            Memory::Heap(content) => UninitSlice::uninit(&mut content.spare_capacity_mut()[..room]),
-            Memory::Registered(buffer, filled) => UninitSlice::new(&mut buffer[*filled..]),
+            BufferMemory::Heap(content) => UninitSlice::uninit(&mut content.spare_capacity_mut()[..room]),
+            BufferMemory::Registered(buffer, filled) => UninitSlice::new(&mut buffer[*filled..]),
         }
     }
 }

@@ -28,14 +28,14 @@
 //!
 //! ```
 //! use tonic_rdma_verbs::memory::Pool;
-//! use tonic_rdma_verbs::memory::sites::{Placement, SiteAllocator, SiteSettings, sent};
+//! use tonic_rdma_verbs::memory::sites::{SitePlacement, SiteAllocator, SiteSettings, sent};
 //!
 //! let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
 //! for iteration in 1..=3 {
 //!     let mut gradients = sites.allocate(1 << 20);
 //!     let activations = sites.allocate(1 << 20);
-//!     assert_eq!(gradients.placement(), if iteration == 1 { Placement::Heap } else { Placement::Registered });
-//!     assert_eq!(activations.placement(), Placement::Heap);
+//!     assert_eq!(gradients.placement(), if iteration == 1 { SitePlacement::Heap } else { SitePlacement::Registered });
+//!     assert_eq!(activations.placement(), SitePlacement::Heap);
 //!     gradients.fill(iteration);
 //!     sent(&gradients.freeze()); // stands for a call: an RDMA connection says so itself
 //!     sites.next_iteration();
@@ -81,7 +81,7 @@ mod unsent;
 
 pub use allocator::{SiteAllocator, SiteSettings};
 pub use buffer::SiteBuf;
-pub use report::{Placement, Site, SiteReport, SiteStatus, Why};
+pub use report::{PlacementReason, Site, SitePlacement, SiteReport, SiteStatus};
 #[doc(hidden)]
 pub use unsent::sent_slices;
 pub use unsent::{SHORTEST, sent};

@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::report::{Placement, Site, SiteStatus, Why};
-use crate::memory::PoolError;
+use super::report::{PlacementReason, Site, SitePlacement, SiteStatus};
+use crate::memory::error::PoolError;
 
 /// A site: counters that allocations and connections add to, and what was made of them at the last iteration's end.
 #[derive(Debug)]
-pub(super) struct Record {
+pub(super) struct SiteRecord {
     site: Site,
     registered: AtomicBool,
     buffers: AtomicU64,
@@ -27,14 +27,14 @@ struct Learned {
     sent: u64,
     /// Iterations in a row in which it allocated and nothing was sent.
     idle: u32,
-    why: Why,
+    why: PlacementReason,
     refusal: Option<PoolError>,
 }
 
-impl Record {
+impl SiteRecord {
     /// A site that is seen for the first time, in `iteration`.
     pub(super) fn new(site: Site, iteration: u64) -> Self {
-        let why = Why::Recording { since: iteration };
+        let why = PlacementReason::Recording { since: iteration };
         Self {
             site,
             registered: AtomicBool::new(false),
@@ -49,15 +49,15 @@ impl Record {
     }
 
     /// Where its next buffer is to go.
-    pub(super) fn placement(&self) -> Placement {
-        if self.registered.load(Ordering::Relaxed) { Placement::Registered } else { Placement::Heap }
+    pub(super) fn placement(&self) -> SitePlacement {
+        if self.registered.load(Ordering::Relaxed) { SitePlacement::Registered } else { SitePlacement::Heap }
     }
 
     /// A buffer of `length` bytes, long enough to be traced, was allocated and placed.
-    pub(super) fn allocated(&self, length: usize, placement: Placement) {
+    pub(super) fn allocated(&self, length: usize, placement: SitePlacement) {
         add(&self.buffers, 1);
         add(&self.bytes, length as u64);
-        add(&self.placed, u64::from(placement == Placement::Registered));
+        add(&self.placed, u64::from(placement == SitePlacement::Registered));
     }
 
     /// A buffer that is too short to be traced was allocated.
@@ -85,20 +85,22 @@ impl Record {
         (learned.buffers, learned.sent) = (buffers, sent);
         if has_sent {
             learned.idle = 0;
-            learned.why = Why::Sent { iteration };
+            learned.why = PlacementReason::Sent { iteration };
             self.registered.store(true, Ordering::Relaxed);
         } else if has_allocated {
             learned.idle = learned.idle.saturating_add(1);
             match learned.why {
-                Why::Sent { .. } if learned.idle >= patience => {
-                    learned.why = Why::Idle { since: iteration };
+                PlacementReason::Sent { .. } if learned.idle >= patience => {
+                    learned.why = PlacementReason::Idle { since: iteration };
                     self.registered.store(false, Ordering::Relaxed);
                 }
-                Why::Sent { .. } | Why::Idle { .. } => {}
-                Why::Recording { .. } | Why::NotSent | Why::Short => learned.why = Why::NotSent,
+                PlacementReason::Sent { .. } | PlacementReason::Idle { .. } => {}
+                PlacementReason::Recording { .. } | PlacementReason::NotSent | PlacementReason::Short => {
+                    learned.why = PlacementReason::NotSent
+                }
             }
         } else if buffers == 0 && read(&self.short) > 0 {
-            learned.why = Why::Short;
+            learned.why = PlacementReason::Short;
         }
     }
 

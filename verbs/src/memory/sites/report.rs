@@ -29,14 +29,14 @@ impl fmt::Display for Site {
 
 /// Where a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Placement {
+pub enum SitePlacement {
     /// On the heap.
     Heap,
     /// In the allocator's pool.
     Registered,
 }
 
-impl fmt::Display for Placement {
+impl fmt::Display for SitePlacement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Heap => "heap",
@@ -45,10 +45,10 @@ impl fmt::Display for Placement {
     }
 }
 
-/// Why a site's buffers go where they go.
+/// PlacementReason a site's buffers go where they go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Why {
+pub enum PlacementReason {
     /// Nothing is known yet: it was first seen in this iteration, or nothing was allocated in a whole one.
     Recording {
         /// The iteration in which it was first seen.
@@ -70,7 +70,7 @@ pub enum Why {
     Short,
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for PlacementReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Recording { since } => write!(f, "recording since iteration {since}"),
@@ -89,9 +89,9 @@ pub struct SiteStatus {
     /// Which one.
     pub site: Site,
     /// Where its next buffer goes, if there is room.
-    pub placement: Placement,
-    /// Why there.
-    pub why: Why,
+    pub placement: SitePlacement,
+    /// PlacementReason there.
+    pub why: PlacementReason,
     /// Buffers that it allocated, without those that were too short.
     pub buffers: u64,
     /// Their bytes.
@@ -142,7 +142,7 @@ impl fmt::Display for SiteReport {
                 "{:<10}  {:>8}  {:>10}  {:>8}  {:>10}  {}: {}",
                 site.placement,
                 site.buffers,
-                Bytes(site.bytes).to_string(),
+                HumanBytes(site.bytes).to_string(),
                 site.sent,
                 site.registered,
                 site.site,
@@ -161,9 +161,9 @@ impl fmt::Display for SiteReport {
 }
 
 /// A number of bytes for people.
-struct Bytes(u64);
+struct HumanBytes(u64);
 
-impl fmt::Display for Bytes {
+impl fmt::Display for HumanBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
         let unit = (self.0.max(1).ilog2() / 10).min(4);

@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::record::Record;
+use super::record::SiteRecord;
 use super::report::Site;
 
 /// Sites by how the program names them, and the iteration that it is in.
 #[derive(Debug)]
-pub(super) struct Table {
-    located: HashMap<&'static Location<'static>, Arc<Record>>,
-    named: HashMap<Arc<str>, Named>,
-    records: Vec<Arc<Record>>,
+pub(super) struct SiteTable {
+    located: HashMap<&'static Location<'static>, Arc<SiteRecord>>,
+    named: HashMap<Arc<str>, NamedSites>,
+    records: Vec<Arc<SiteRecord>>,
     limit: usize,
     pub(super) iteration: u64,
     /// Buffers whose site there was no room for.
@@ -21,12 +21,12 @@ pub(super) struct Table {
 
 /// The allocations under one name: a site for each, in the order in which an iteration makes them.
 #[derive(Debug, Default)]
-struct Named {
+struct NamedSites {
     next: usize,
-    records: Vec<Arc<Record>>,
+    records: Vec<Arc<SiteRecord>>,
 }
 
-impl Table {
+impl SiteTable {
     /// In the first iteration, with room for `limit` sites.
     pub(super) fn new(limit: usize) -> Self {
         Self {
@@ -40,7 +40,7 @@ impl Table {
     }
 
     /// The site at a place of the source; `None` if there is no room for another.
-    pub(super) fn at(&mut self, location: &'static Location<'static>) -> Option<Arc<Record>> {
+    pub(super) fn at(&mut self, location: &'static Location<'static>) -> Option<Arc<SiteRecord>> {
         if let Some(record) = self.located.get(location) {
             return Some(Arc::clone(record));
         }
@@ -50,7 +50,7 @@ impl Table {
     }
 
     /// The site of the next allocation under `name` in this iteration; `None` if there is no room for another.
-    pub(super) fn named(&mut self, name: &str) -> Option<Arc<Record>> {
+    pub(super) fn named(&mut self, name: &str) -> Option<Arc<SiteRecord>> {
         if let Some(named) = self.named.get_mut(name)
             && let Some(record) = named.records.get(named.next)
         {
@@ -74,16 +74,16 @@ impl Table {
         self.iteration += 1;
     }
 
-    pub(super) fn records(&self) -> &[Arc<Record>] {
+    pub(super) fn records(&self) -> &[Arc<SiteRecord>] {
         &self.records
     }
 
-    fn add(&mut self, site: impl FnOnce() -> Site) -> Option<Arc<Record>> {
+    fn add(&mut self, site: impl FnOnce() -> Site) -> Option<Arc<SiteRecord>> {
         if self.records.len() >= self.limit {
             self.untracked += 1;
             return None;
         }
-        let record = Arc::new(Record::new(site(), self.iteration));
+        let record = Arc::new(SiteRecord::new(site(), self.iteration));
         self.records.push(Arc::clone(&record));
         Some(record)
     }

@@ -27,7 +27,7 @@ fn status(sites: &SiteAllocator, part: &str) -> SiteStatus {
 }
 
 /// Allocates under `name` and sends it, or not; says where it was.
-fn step(sites: &SiteAllocator, name: &str, is_sent: bool) -> Placement {
+fn step(sites: &SiteAllocator, name: &str, is_sent: bool) -> SitePlacement {
     let buffer = sites.allocate_named(name, LENGTH);
     let placement = buffer.placement();
     let bytes = buffer.freeze();
@@ -50,15 +50,15 @@ fn what_is_sent_is_registered_from_the_next_iteration_on() {
         assert!(pool.find(computes.as_ptr() as usize, LENGTH).is_none());
         sites.next_iteration();
     }
-    use Placement::{Heap, Registered};
+    use SitePlacement::{Heap, Registered};
     assert_eq!(placements, [(Heap, Heap), (Registered, Heap), (Registered, Heap)]);
     let report = sites.report();
     assert_eq!((report.iteration, report.untracked, report.sites.len()), (4, 0, 2));
     let sends = report.sites.iter().find(|site| site.sent > 0).unwrap();
     assert_eq!((sends.buffers, sends.bytes, sends.sent, sends.registered), (3, 30_000, 3, 2));
-    assert_eq!(sends.why, Why::Sent { iteration: 3 });
+    assert_eq!(sends.why, PlacementReason::Sent { iteration: 3 });
     let computes = report.sites.iter().find(|site| site.sent == 0).unwrap();
-    assert_eq!((computes.why, computes.placement, computes.registered), (Why::NotSent, Heap, 0));
+    assert_eq!((computes.why, computes.placement, computes.registered), (PlacementReason::NotSent, Heap, 0));
     assert_eq!(pool.statistics().leased_send, 0);
 }
 
@@ -88,7 +88,7 @@ fn under_a_name_every_allocation_of_an_iteration_is_a_site() {
         for ordinal in 0..3 {
             let placement = step(&sites, "conv", ordinal == 1);
             let expected = iteration > 1 && ordinal == 1;
-            assert_eq!(placement == Placement::Registered, expected, "{iteration}, {ordinal}");
+            assert_eq!(placement == SitePlacement::Registered, expected, "{iteration}, {ordinal}");
         }
         step(&sites, "relu", false);
         sites.next_iteration();
@@ -106,7 +106,7 @@ fn a_site_that_sends_no_more_goes_back_to_the_heap_and_may_return() {
         sites.next_iteration();
         placement
     };
-    use Placement::{Heap, Registered};
+    use SitePlacement::{Heap, Registered};
     assert_eq!(turn(true, true), Some(Heap));
     assert_eq!(turn(true, false), Some(Registered), "iteration 2: idle once");
     assert_eq!(turn(true, true), Some(Registered), "sends again, and is as good as before");
@@ -115,7 +115,7 @@ fn a_site_that_sends_no_more_goes_back_to_the_heap_and_may_return() {
         turn(false, false);
     }
     assert_eq!(turn(true, false), Some(Registered), "iterations without a buffer of it say nothing");
-    assert_eq!(status(&sites, "a").why, Why::Idle { since: 10 });
+    assert_eq!(status(&sites, "a").why, PlacementReason::Idle { since: 10 });
     assert_eq!(turn(true, false), Some(Heap));
     assert_eq!(turn(true, true), Some(Heap));
     assert_eq!(turn(true, true), Some(Registered));
@@ -126,11 +126,14 @@ fn what_is_sent_late_counts_when_it_is_sent() {
     let (sites, _) = allocator(SiteSettings::default());
     let late = sites.allocate_named("a", LENGTH).freeze();
     sites.next_iteration();
-    assert_eq!(status(&sites, "a").placement, Placement::Heap);
+    assert_eq!(status(&sites, "a").placement, SitePlacement::Heap);
     sent(&late);
     sites.next_iteration();
     let status = status(&sites, "a");
-    assert_eq!((status.placement, status.why), (Placement::Registered, Why::Sent { iteration: 2 }));
+    assert_eq!(
+        (status.placement, status.why),
+        (SitePlacement::Registered, PlacementReason::Sent { iteration: 2 })
+    );
 }
 
 #[test]
@@ -140,14 +143,14 @@ fn without_registered_memory_it_is_the_heap_and_counted() {
     step(&sites, "a", true);
     sites.next_iteration();
     let held: Vec<_> = (0..2).map(|_| pool.allocate(LENGTH).unwrap()).collect();
-    assert_eq!(step(&sites, "a", true), Placement::Heap);
+    assert_eq!(step(&sites, "a", true), SitePlacement::Heap);
     let refused = status(&sites, "a");
-    assert_eq!((refused.placement, refused.registered, refused.refused), (Placement::Registered, 0, 1));
+    assert_eq!((refused.placement, refused.registered, refused.refused), (SitePlacement::Registered, 0, 1));
     assert!(refused.refusal.unwrap().contains("send quota exhausted"));
     assert!(sites.report().to_string().contains("1 on the heap for lack of memory: send quota exhausted"));
     drop(held);
     sites.next_iteration();
-    assert_eq!(step(&sites, "a", true), Placement::Registered, "as soon as there is some");
+    assert_eq!(step(&sites, "a", true), SitePlacement::Registered, "as soon as there is some");
 }
 
 #[test]
@@ -165,9 +168,15 @@ fn short_buffers_and_short_slices_are_left_alone() {
     sent(&sites.with_capacity_named("empty", 0).freeze());
     sites.next_iteration();
     let report = sites.report();
-    assert!(report.sites.iter().all(|site| site.sent == 0 && site.placement == Placement::Heap), "{report}");
-    assert_eq!((status(&sites, "short").why, status(&sites, "short").short), (Why::Short, 1));
-    assert_eq!((status(&sites, "long").why, status(&sites, "empty").why), (Why::NotSent, Why::Short));
+    assert!(
+        report.sites.iter().all(|site| site.sent == 0 && site.placement == SitePlacement::Heap),
+        "{report}"
+    );
+    assert_eq!((status(&sites, "short").why, status(&sites, "short").short), (PlacementReason::Short, 1));
+    assert_eq!(
+        (status(&sites, "long").why, status(&sites, "empty").why),
+        (PlacementReason::NotSent, PlacementReason::Short)
+    );
     sent(&long);
     assert_eq!(status(&sites, "long").sent, 1);
 }
@@ -183,8 +192,8 @@ fn sites_beyond_the_limit_are_on_the_heap_and_counted() {
     }
     let report = sites.report();
     assert_eq!((report.sites.len(), report.untracked), (2, 4));
-    assert_eq!(step(&sites, "c", true), Placement::Heap);
-    assert_eq!(step(&sites, "b", true), Placement::Registered);
+    assert_eq!(step(&sites, "c", true), SitePlacement::Heap);
+    assert_eq!(step(&sites, "b", true), SitePlacement::Registered);
     assert!(report.to_string().contains("4 buffers of further sites"));
 }
 
@@ -343,7 +352,7 @@ proptest! {
     #[test]
     fn a_buffer_is_a_vector_of_fixed_capacity_wherever_it_is(steps in steps()) {
         let (sites, _) = allocator(SiteSettings::default());
-        for expected in [Placement::Heap, Placement::Registered] {
+        for expected in [SitePlacement::Heap, SitePlacement::Registered] {
             let mut buffer = sites.with_capacity_named("a", LENGTH);
             prop_assert_eq!(buffer.placement(), expected);
             let mut model = Vec::new();

@@ -3,15 +3,15 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use super::record::Record;
-use crate::memory::index::Index;
+use super::record::SiteRecord;
+use crate::memory::index::AddressIndex;
 
 /// Length, in bytes, below which slices and buffers are not looked at: connections gather these by copying.
 pub const SHORTEST: usize = 4096;
 
 /// Those of all allocators: a connection does not know which there are. A buffer leaves it when it is first sent, so
 /// that its other slices cost next to nothing, or when it is freed.
-static UNSENT: Index<Arc<Record>> = Index::new();
+static UNSENT: AddressIndex<Arc<SiteRecord>> = AddressIndex::new();
 
 /// Reports that `bytes` were sent. If they lie in a frozen buffer of a [`SiteAllocator`](super::SiteAllocator), its site
 /// counts as one that sends. This is for transports of a program's own: connections of this crate report by themselves.
@@ -53,7 +53,7 @@ pub fn sent_slices(slices: &[IoSlice<'_>], mut taken: usize) {
 }
 
 /// A buffer of `record`'s site was frozen; as long as it is among the unsent, the caller keeps it where it is.
-pub(super) fn insert(bytes: &[u8], record: Arc<Record>) {
+pub(super) fn insert(bytes: &[u8], record: Arc<SiteRecord>) {
     UNSENT.insert(bytes.as_ptr() as usize, bytes.len(), record);
 }
 

@@ -1,12 +1,12 @@
 //! Pools for sending: found by every connection, registered by each that sends from them, for nobody else to read.
 
 use super::*;
-use crate::memory::machinery::{Registrations, find_sendable};
+use crate::memory::machinery::{SlabRegistrations, find_sendable};
 
-fn registrations(budget: u64) -> (Registrations, Arc<Domain>, Arc<Budget>) {
+fn registrations(budget: u64) -> (SlabRegistrations, Arc<Domain>, Arc<Budget>) {
     let (domain, budget) = (Arc::new(Domain::default()), Budget::new(budget));
     (
-        Registrations::new(Arc::clone(&domain) as Arc<dyn ProtectionDomain>, Arc::clone(&budget)),
+        SlabRegistrations::new(Arc::clone(&domain) as Arc<dyn ProtectionDomain>, Arc::clone(&budget)),
         domain,
         budget,
     )

@@ -5,8 +5,8 @@ use std::ops::{Deref, DerefMut};
 
 use bytes::Bytes;
 
-use super::Lease;
-use super::held::Held;
+use super::super::pool::HeldPiece;
+use super::lease::Lease;
 
 /// Registered memory that the application fills and then sends without a copy. [`freeze`](Self::freeze) turns it into
 /// [`Bytes`], which the transport recognises by their address ([`Pool::find`](super::Pool::find)).
@@ -14,12 +14,12 @@ use super::held::Held;
 /// `&[u8]` and `&mut [u8]` of it are sound: there is one owner, no segment of it is given out before it is frozen, and
 /// its slab is registered without any right to write and holds nothing but such buffers.
 pub struct RegisteredBuf {
-    held: Held,
+    held: HeldPiece,
     length: usize,
 }
 
 impl RegisteredBuf {
-    pub(super) fn new(held: Held, length: usize) -> Self {
+    pub(crate) fn new(held: HeldPiece, length: usize) -> Self {
         debug_assert!(length <= held.capacity());
         Self { held, length }
     }

@@ -7,14 +7,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use super::super::Lease;
-use super::super::slab::Slab;
-use super::{Mapped, SharedRegion};
+use super::super::pieces::Lease;
+use super::super::pool::Slab;
+use super::super::region::{Mapped, SharedRegion};
 use crate::{Access, HostMemory, MemoryRegion, ProtectionDomain};
 
 /// The regions that are kept, of one protection domain.
 #[derive(Debug)]
-pub struct Anchors {
+pub struct KeptRegistrations {
     domain: Arc<dyn ProtectionDomain>,
     mapped: Kept<Mapped>,
     slabs: Kept<Slab>,
@@ -23,7 +23,7 @@ pub struct Anchors {
 /// By the owner's address, which no other has as long as the entry refers to it.
 type Kept<O> = HashMap<usize, (Weak<O>, Arc<dyn MemoryRegion>)>;
 
-impl Anchors {
+impl KeptRegistrations {
     /// None yet, with `domain`.
     pub fn new(domain: Arc<dyn ProtectionDomain>) -> Self {
         Self { domain, mapped: Kept::new(), slabs: Kept::new() }

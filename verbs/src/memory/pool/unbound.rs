@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
-use super::Lease;
-use super::lease::FrozenIndex;
+use super::super::pieces::Lease;
+use super::frozen::FrozenIndex;
 use crate::{
     Access, CompletionQueue, HostMemory, Lkey, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity,
     Rkey, VerbsError,
@@ -14,7 +14,7 @@ use crate::{
 static SENDABLE: LazyLock<Arc<FrozenIndex>> = LazyLock::new(|| Arc::new(FrozenIndex::new()));
 
 /// The index that all pools for sending share.
-pub(super) fn index() -> Arc<FrozenIndex> {
+pub(crate) fn index() -> Arc<FrozenIndex> {
     Arc::clone(&SENDABLE)
 }
 
@@ -25,7 +25,7 @@ pub fn find_sendable(bytes: &[u8]) -> Option<Lease> {
 
 /// The domain of a pool that has none.
 #[derive(Debug)]
-pub(super) struct Unbound;
+pub(crate) struct Unbound;
 
 impl ProtectionDomain for Unbound {
     fn register_range(

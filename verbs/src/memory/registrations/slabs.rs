@@ -3,29 +3,29 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use super::budget::Reservation;
-use super::slab::Slab;
-use super::{Budget, Lease};
+use super::super::budget::{Budget, Reservation};
+use super::super::pieces::Lease;
+use super::super::pool::Slab;
 use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain};
 
 /// Slabs of pools [`for_sending`](super::Pool::for_sending), registered with one protection domain for local reading
 /// alone: no key opens them to a peer.
 #[derive(Debug)]
-pub struct Registrations {
+pub struct SlabRegistrations {
     domain: Arc<dyn ProtectionDomain>,
     budget: Arc<Budget>,
     /// By the slab's address, which no other slab has as long as the entry refers to it.
-    slabs: HashMap<usize, Entry>,
+    slabs: HashMap<usize, SlabRegistration>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct SlabRegistration {
     slab: Weak<Slab>,
     /// `None` if it was refused: it is not tried again.
     registered: Option<(Arc<dyn MemoryRegion>, Reservation)>,
 }
 
-impl Registrations {
+impl SlabRegistrations {
     /// None yet, with `domain`; what is registered counts against `budget`.
     pub fn new(domain: Arc<dyn ProtectionDomain>, budget: Arc<Budget>) -> Self {
         Self { domain, budget, slabs: HashMap::new() }
@@ -43,7 +43,7 @@ impl Registrations {
         let key = Arc::as_ptr(slab).addr();
         if !self.slabs.contains_key(&key) {
             self.prune();
-            let entry = Entry { slab: Arc::downgrade(slab), registered: self.register(slab) };
+            let entry = SlabRegistration { slab: Arc::downgrade(slab), registered: self.register(slab) };
             self.slabs.insert(key, entry);
         }
         let (region, _) = self.slabs.get(&key)?.registered.as_ref()?;

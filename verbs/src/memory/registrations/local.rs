@@ -4,22 +4,23 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use super::super::registrations::Registrations;
-use super::super::{Budget, Lease};
-use super::{Mapped, MemRegion};
+use super::super::budget::Budget;
+use super::super::pieces::Lease;
+use super::super::region::{Mapped, MemRegion};
+use super::slabs::SlabRegistrations;
 use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain, VerbsError};
 
 /// Regions and buffers that requests of one protection domain name, registered once each, for no peer.
 #[derive(Debug)]
 pub struct LocalRegistrations {
     domain: Arc<dyn ProtectionDomain>,
-    frozen: Registrations,
+    frozen: SlabRegistrations,
     /// By the mapping's address, which no other has as long as the entry refers to it.
-    regions: HashMap<usize, Entry>,
+    regions: HashMap<usize, MappingRegistration>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct MappingRegistration {
     mapped: Weak<Mapped>,
     region: Arc<dyn MemoryRegion>,
 }
@@ -27,21 +28,18 @@ struct Entry {
 impl LocalRegistrations {
     /// None yet, with `domain`.
     pub fn new(domain: Arc<dyn ProtectionDomain>, budget: Arc<Budget>) -> Self {
-        let frozen = Registrations::new(Arc::clone(&domain), budget);
+        let frozen = SlabRegistrations::new(Arc::clone(&domain), budget);
         Self { domain, frozen, regions: HashMap::new() }
     }
 
     /// The registration of the memory that `lease` lies in, for reading.
-    pub(in crate::memory) fn lease(&mut self, lease: &Lease) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+    pub(crate) fn lease(&mut self, lease: &Lease) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         let unusable = || VerbsError::Unusable("memory to send from can't be registered".into());
         self.frozen.region(lease).ok_or_else(unusable)
     }
 
     /// The registration of `region`'s mapping, for reading and writing.
-    pub(in crate::memory) fn region(
-        &mut self,
-        region: &MemRegion,
-    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+    pub(crate) fn region(&mut self, region: &MemRegion) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         let key = Arc::as_ptr(region.mapped()).addr();
         if let Some(entry) = self.regions.get(&key) {
             return Ok(Arc::clone(&entry.region));
@@ -49,7 +47,8 @@ impl LocalRegistrations {
         self.prune();
         let memory = Arc::clone(region.mapped().memory());
         let registered = self.domain.register(memory, Access::LOCAL_WRITE)?;
-        let entry = Entry { mapped: Arc::downgrade(region.mapped()), region: Arc::clone(&registered) };
+        let entry =
+            MappingRegistration { mapped: Arc::downgrade(region.mapped()), region: Arc::clone(&registered) };
         self.regions.insert(key, entry);
         Ok(registered)
     }
@@ -65,7 +64,7 @@ impl LocalRegistrations {
 ///
 /// # Safety
 /// `region` must be out of everybody's hands until the request over the segment is over.
-pub(in crate::memory) unsafe fn segment_of(
+pub(crate) unsafe fn segment_of(
     region: &MemRegion,
     registered: &dyn MemoryRegion,
     range: Range<usize>,

@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 
 /// Free ranges by offset; neighbours are always joined.
 #[derive(Debug)]
-pub(super) struct Extents {
+pub(crate) struct FreeRanges {
     free: BTreeMap<usize, usize>,
 }
 
-impl Extents {
+impl FreeRanges {
     /// `length` bytes, all free.
-    pub(super) fn new(length: usize) -> Self {
+    pub(crate) fn new(length: usize) -> Self {
         Self { free: BTreeMap::from([(0, length)]) }
     }
 
     /// Cuts `length` bytes off the first range that has them.
-    pub(super) fn take(&mut self, length: usize) -> Option<usize> {
+    pub(crate) fn take(&mut self, length: usize) -> Option<usize> {
         let (&offset, &available) = self.free.iter().find(|&(_, &available)| available >= length)?;
         self.free.remove(&offset);
         if available > length {
@@ -25,7 +25,7 @@ impl Extents {
     }
 
     /// Makes a range free that [`take`](Self::take) cut off.
-    pub(super) fn give(&mut self, offset: usize, length: usize) {
+    pub(crate) fn give(&mut self, offset: usize, length: usize) {
         let (mut start, mut end) = (offset, offset + length);
         if let Some((&before, &bytes)) = self.free.range(..offset).next_back() {
             debug_assert!(before + bytes <= offset, "given back twice");
@@ -46,22 +46,22 @@ mod tests {
 
     #[test]
     fn takes_the_first_range_that_fits() {
-        let mut extents = Extents::new(100);
-        assert_eq!(extents.take(60), Some(0));
-        assert_eq!(extents.take(60), None);
-        assert_eq!(extents.take(40), Some(60));
-        assert_eq!(extents.take(1), None);
+        let mut ranges = FreeRanges::new(100);
+        assert_eq!(ranges.take(60), Some(0));
+        assert_eq!(ranges.take(60), None);
+        assert_eq!(ranges.take(40), Some(60));
+        assert_eq!(ranges.take(1), None);
     }
 
     #[test]
     fn joins_neighbours_on_either_side() {
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
-            let mut extents = Extents::new(90);
-            let offsets = [(); 3].map(|()| extents.take(30).expect("room for three"));
+            let mut ranges = FreeRanges::new(90);
+            let offsets = [(); 3].map(|()| ranges.take(30).expect("room for three"));
             for which in order {
-                extents.give(offsets[which], 30);
+                ranges.give(offsets[which], 30);
             }
-            assert_eq!(extents.free, BTreeMap::from([(0, 90)]), "given back in order {order:?}");
+            assert_eq!(ranges.free, BTreeMap::from([(0, 90)]), "given back in order {order:?}");
         }
     }
 }

@@ -1,70 +1,34 @@
 //! A lease: a reference on a frozen buffer.
 
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ops::{Deref, Range};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::RegisteredBuf;
-use super::held::Held;
-use super::index::Index;
-use super::slab::Slab;
+use super::super::pool::{FrozenBuffer, FrozenIndex, HeldPiece, Slab};
+use super::buffer::RegisteredBuf;
 use crate::{HostMemory, LocalSegment, MemoryRegion, OutOfBounds, RemoteSegment};
-
-/// Frozen buffers by address.
-pub(super) type FrozenIndex = Index<Weak<Frozen>>;
-
-/// A buffer that nobody writes to any more.
-#[derive(Debug)]
-pub(super) struct Frozen {
-    /// Goes with this value, or to a buffer in [`thaw`](Self::thaw).
-    held: ManuallyDrop<Held>,
-    length: usize,
-}
-
-impl Frozen {
-    /// The piece, which can't be found any more.
-    fn thaw(self) -> Held {
-        let mut this = ManuallyDrop::new(self);
-        this.held.shared().thaw(this.held.as_ptr() as usize);
-        // SAFETY: `this` is never dropped, and is not used after this line, so that nobody takes or drops it again.
-        unsafe { ManuallyDrop::take(&mut this.held) }
-    }
-}
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        // Before `held` goes back: its memory may become another buffer at once.
-        self.held.shared().thaw(self.held.as_ptr() as usize);
-        // SAFETY: dropped here alone: `thaw`, which takes it, does not let the value be dropped.
-        unsafe { ManuallyDrop::drop(&mut self.held) }
-    }
-}
 
 /// A reference on (a part of) a frozen buffer: the bytes stay where they are, and what they are, until the last clone
 /// is dropped. Hold it until the requests that read the bytes completed.
 #[derive(Clone)]
 pub struct Lease {
-    frozen: Arc<Frozen>,
+    frozen: Arc<FrozenBuffer>,
     offset: usize,
     length: usize,
 }
 
 impl Lease {
-    pub(super) fn freeze(held: Held, length: usize) -> Self {
-        let address = held.as_ptr() as usize;
-        let frozen = Arc::new(Frozen { held: ManuallyDrop::new(held), length });
-        frozen.held.shared().freeze(address, length, &frozen);
-        Self { frozen, offset: 0, length }
+    pub(crate) fn freeze(held: HeldPiece, length: usize) -> Self {
+        Self { frozen: FrozenBuffer::new(held, length), offset: 0, length }
     }
 
     /// The part of a frozen buffer that all of `length` bytes at `address` are, if they are in one.
-    pub(super) fn find(index: &FrozenIndex, address: usize, length: usize) -> Option<Self> {
+    pub(crate) fn find(index: &FrozenIndex, address: usize, length: usize) -> Option<Self> {
         index.find(address, length, |start, frozen| {
             let (frozen, offset) = (frozen.upgrade()?, address - start);
-            debug_assert!(offset + length <= frozen.length);
+            debug_assert!(offset + length <= frozen.length());
             Some(Self { frozen, offset, length })
         })
     }
@@ -117,7 +81,7 @@ impl Lease {
 
     /// Returns where a peer finds the first byte, if the pool's access rights let it read.
     pub fn remote(&self) -> RemoteSegment {
-        self.frozen.held.remote(self.offset)
+        self.frozen.held().remote(self.offset)
     }
 
     /// Makes the buffer writable again, if this is the last reference to it, and on all of it.
@@ -126,7 +90,7 @@ impl Lease {
     /// Gives the lease back if not: something else may read the bytes, such as a device that sends them.
     pub fn try_into_buffer(self) -> Result<RegisteredBuf, Self> {
         let Self { frozen, offset, length } = self;
-        if offset != 0 || length != frozen.length {
+        if offset != 0 || length != frozen.length() {
             return Err(Self { frozen, offset, length });
         }
         match Arc::try_unwrap(frozen) {
@@ -142,30 +106,30 @@ impl Lease {
     }
 
     /// The slab that it lies in.
-    pub(super) fn slab(&self) -> &Arc<Slab> {
-        self.frozen.held.slab()
+    pub(crate) fn slab(&self) -> &Arc<Slab> {
+        self.frozen.held().slab()
     }
 
     /// Names all of it for a request that reads it, by another registration of its slab.
-    pub(super) fn segment_by(&self, region: &dyn MemoryRegion) -> LocalSegment {
-        self.frozen.held.segment_by(region, self.offset..self.offset + self.length)
+    pub(crate) fn segment_by(&self, region: &dyn MemoryRegion) -> LocalSegment {
+        self.frozen.held().segment_by(region, self.offset..self.offset + self.length)
     }
 
     /// Names `range` of it, in bytes from its start, for a request that reads it, by another registration of its slab.
-    pub(super) fn segment_in(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
+    pub(crate) fn segment_in(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
         debug_assert!(range.end <= self.length);
-        self.frozen.held.segment_by(region, self.offset + range.start..self.offset + range.end)
+        self.frozen.held().segment_by(region, self.offset + range.start..self.offset + range.end)
     }
 
     /// The memory of its slab, and where in it the lease lies.
-    pub(super) fn place(&self) -> (Arc<HostMemory>, Range<usize>) {
+    pub(crate) fn place(&self) -> (Arc<HostMemory>, Range<usize>) {
         let memory = Arc::clone(self.slab().memory());
         let start = self.as_ptr() as usize - memory.as_ptr().as_ptr() as usize;
         (memory, start..start + self.length)
     }
 
     fn name(&self, range: Range<usize>) -> LocalSegment {
-        self.frozen.held.segment_within(self.offset + range.start..self.offset + range.end)
+        self.frozen.held().segment_within(self.offset + range.start..self.offset + range.end)
     }
 }
 
@@ -173,7 +137,7 @@ impl Deref for Lease {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let start = self.frozen.held.as_ptr().wrapping_add(self.offset);
+        let start = self.frozen.held().as_ptr().wrapping_add(self.offset);
         // SAFETY:
         // - offset and length lie within the frozen buffer, as every constructor sees to, in a mapping that `frozen`
         //   keeps alive,

@@ -3,43 +3,43 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Quota;
-use super::arena::Piece;
-use super::pool::{Purpose, Shared};
+use super::super::settings::Quota;
+use super::arena::{Piece, Purpose};
+use super::shared::PoolShared;
 use super::slab::Slab;
 use crate::{HostMemory, LocalSegment, MemoryRegion, OutOfBounds, RemoteSegment};
 
 /// A piece that goes back to its pool on drop.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(crate) struct HeldPiece {
     piece: Piece,
     quota: Quota,
     purpose: Purpose,
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
 }
 
-impl Held {
-    pub(super) fn new(piece: Piece, quota: Quota, purpose: Purpose, shared: Arc<Shared>) -> Self {
+impl HeldPiece {
+    pub(crate) fn new(piece: Piece, quota: Quota, purpose: Purpose, shared: Arc<PoolShared>) -> Self {
         Self { piece, quota, purpose, shared }
     }
 
     /// First byte.
-    pub(super) fn as_ptr(&self) -> *mut u8 {
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.piece.slab.memory().as_ptr().as_ptr().wrapping_add(self.piece.offset)
     }
 
     /// Bytes there are.
-    pub(super) fn capacity(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.piece.capacity
     }
 
     /// The pool it came from.
-    pub(super) fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &PoolShared {
         &self.shared
     }
 
     /// Offset of `length` bytes at `offset` of this piece, from the start of the slab.
-    pub(super) fn offset_in_slab(&self, offset: usize, length: usize) -> Result<usize, OutOfBounds> {
+    pub(crate) fn offset_in_slab(&self, offset: usize, length: usize) -> Result<usize, OutOfBounds> {
         match offset.checked_add(length) {
             Some(end) if end <= self.piece.capacity => Ok(self.piece.offset + offset),
             _ => Err(OutOfBounds { offset, length, available: self.piece.capacity }),
@@ -47,7 +47,7 @@ impl Held {
     }
 
     /// Names `range` of this piece for a work request.
-    pub(super) fn segment(&self, range: Range<usize>) -> Result<LocalSegment, OutOfBounds> {
+    pub(crate) fn segment(&self, range: Range<usize>) -> Result<LocalSegment, OutOfBounds> {
         let length = range.end.saturating_sub(range.start);
         self.offset_in_slab(range.start, length)?;
         Ok(self.segment_within(range.start..range.start + length))
@@ -55,12 +55,12 @@ impl Held {
 
     /// Names `range` of this piece for a work request. One that is not within the piece names memory of the same slab,
     /// or none, which the device refuses.
-    pub(super) fn segment_within(&self, range: Range<usize>) -> LocalSegment {
+    pub(crate) fn segment_within(&self, range: Range<usize>) -> LocalSegment {
         self.segment_by(self.piece.slab.region(), range)
     }
 
     /// The same, by any registration of the slab without the right to write to what is no block.
-    pub(super) fn segment_by(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
+    pub(crate) fn segment_by(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
         debug_assert!(range.end <= self.piece.capacity);
         let range = self.piece.offset + range.start..self.piece.offset + range.end;
         // SAFETY:
@@ -74,7 +74,7 @@ impl Held {
     }
 
     /// Where a peer finds the byte at `offset`, provided that the access rights let it.
-    pub(super) fn remote(&self, offset: usize) -> RemoteSegment {
+    pub(crate) fn remote(&self, offset: usize) -> RemoteSegment {
         RemoteSegment {
             address: (self.as_ptr() as u64).wrapping_add(offset as u64),
             rkey: self.piece.slab.region().rkey(),
@@ -83,22 +83,22 @@ impl Held {
 
     /// Rights of the region.
     #[cfg(test)]
-    pub(super) fn access(&self) -> crate::Access {
+    pub(crate) fn access(&self) -> crate::Access {
         self.piece.slab.region().access()
     }
 
     /// The slab.
-    pub(super) fn slab(&self) -> &Arc<Slab> {
+    pub(crate) fn slab(&self) -> &Arc<Slab> {
         &self.piece.slab
     }
 
     /// The memory of the slab.
-    pub(super) fn memory(&self) -> &HostMemory {
+    pub(crate) fn memory(&self) -> &HostMemory {
         self.piece.slab.memory()
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldPiece {
     fn drop(&mut self) {
         self.shared.give_back(&self.piece, self.quota, self.purpose);
         // What is left, a slab that the pool did not keep, goes with the fields: outside the lock.

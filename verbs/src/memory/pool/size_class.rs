@@ -4,7 +4,7 @@
 const SMALLEST: usize = 256;
 
 /// Class of the smallest size that holds `length` bytes.
-pub(super) fn index(length: usize) -> usize {
+pub(crate) fn index(length: usize) -> usize {
     if length <= SMALLEST {
         return 0;
     }
@@ -14,7 +14,7 @@ pub(super) fn index(length: usize) -> usize {
 }
 
 /// Bytes that a block of class `index` has: a multiple of 128.
-pub(super) fn size(index: usize) -> usize {
+pub(crate) fn size(index: usize) -> usize {
     let power = SMALLEST << (index / 2);
     if index.is_multiple_of(2) { power } else { power / 2 * 3 }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use bytes::BufMut;
 
-use super::held::Held;
+use super::super::pool::HeldPiece;
 use crate::{LocalSegment, OutOfBounds, RemoteSegment, copy_bytes};
 
 /// A piece of registered memory with one holder, which lets the device read and write it. It goes back to the pool on
@@ -18,12 +18,12 @@ use crate::{LocalSegment, OutOfBounds, RemoteSegment, copy_bytes};
 /// not (though no `&[u8]` is, ever).
 #[derive(Debug)]
 pub struct Block {
-    held: Held,
+    held: HeldPiece,
     length: usize,
 }
 
 impl Block {
-    pub(super) fn new(held: Held, length: usize) -> Self {
+    pub(crate) fn new(held: HeldPiece, length: usize) -> Self {
         Self { held, length }
     }
 

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::budget::Reservation;
-use super::{PoolError, PoolSettings};
+use super::super::budget::Reservation;
+use super::super::error::PoolError;
+use super::super::settings::PoolSettings;
 use crate::{Access, HostMemory, MemoryRegion, ProtectionDomain, VerbsError};
 
 const HUGE_PAGE: usize = 2 << 20;
@@ -11,7 +12,7 @@ const HUGE_PAGE: usize = 2 << 20;
 /// Shared memory, registered whole. Fields are dropped in this order: the device lets go before the memory does, and
 /// the budget comes back last.
 #[derive(Debug)]
-pub(super) struct Slab {
+pub(crate) struct Slab {
     region: Arc<dyn MemoryRegion>,
     memory: Arc<HostMemory>,
     reservation: Reservation,
@@ -19,7 +20,7 @@ pub(super) struct Slab {
 
 impl Slab {
     /// Maps and registers as many bytes as `reservation` has; a system call per step.
-    pub(super) fn new(
+    pub(crate) fn new(
         domain: &dyn ProtectionDomain,
         access: Access,
         settings: &PoolSettings,
@@ -49,23 +50,23 @@ impl Slab {
     }
 
     /// The region over all of it.
-    pub(super) fn region(&self) -> &dyn MemoryRegion {
+    pub(crate) fn region(&self) -> &dyn MemoryRegion {
         &*self.region
     }
 
     /// The memory itself.
-    pub(super) fn memory(&self) -> &Arc<HostMemory> {
+    pub(crate) fn memory(&self) -> &Arc<HostMemory> {
         &self.memory
     }
 
     /// Length in bytes.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.reservation.bytes() as usize
     }
 }
 
 /// Only a hint: a kernel that does not take it serves small pages.
-pub(super) fn advise_huge_pages(memory: &HostMemory) {
+pub(crate) fn advise_huge_pages(memory: &HostMemory) {
     // SAFETY:
     // - the range is one live mapping of our own, by `HostMemory`, and
     // - this advice changes neither content nor validity of a page.

@@ -3,20 +3,29 @@
 
 use std::sync::Arc;
 
-use super::class;
-use super::extents::Extents;
+use super::free_ranges::FreeRanges;
+use super::size_class;
 use super::slab::Slab;
+
+/// The use of a piece. A slab serves one purpose as long as it lives, see [`memory`](crate::memory).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// For the device, which may write to it at any time. No reference to it is ever made.
+    Block,
+    /// For the application. Its owner alone writes to it, and then freezes it.
+    Buffer,
+}
 
 /// A piece of a slab, in use by one holder.
 #[derive(Debug)]
-pub(super) struct Piece {
-    pub(super) slab: Arc<Slab>,
+pub(crate) struct Piece {
+    pub(crate) slab: Arc<Slab>,
     /// Key of the slab in its arena.
     key: usize,
     /// First byte, from the start of the slab.
-    pub(super) offset: usize,
+    pub(crate) offset: usize,
     /// Bytes.
-    pub(super) capacity: usize,
+    pub(crate) capacity: usize,
 }
 
 /// Slabs and their free pieces.
@@ -25,9 +34,9 @@ pub(super) struct Piece {
 /// caches. When no slab has room, the stacks are emptied into the slabs' free ranges, where neighbours join to serve
 /// any class.
 #[derive(Debug)]
-pub(super) struct Arena {
-    entries: slab::Slab<Entry>,
-    stacks: Vec<Vec<Place>>,
+pub(crate) struct Arena {
+    entries: slab::Slab<ArenaSlab>,
+    stacks: Vec<Vec<PiecePlace>>,
     stacked: usize,
     /// Slabs of one piece each, that are free.
     spares: Vec<usize>,
@@ -36,27 +45,27 @@ pub(super) struct Arena {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct ArenaSlab {
     slab: Arc<Slab>,
     /// Pieces in use.
     live: usize,
     /// Bytes of these.
     used: usize,
     /// `None` for a slab of one piece.
-    free: Option<Extents>,
+    free: Option<FreeRanges>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct PiecePlace {
     key: usize,
     offset: usize,
 }
 
 impl Arena {
     /// An arena without slabs whose common ones will have `slab_size` bytes.
-    pub(super) fn new(slab_size: usize) -> Self {
-        let mut largest_class = class::index(slab_size / 2);
-        if class::size(largest_class) > slab_size / 2 {
+    pub(crate) fn new(slab_size: usize) -> Self {
+        let mut largest_class = size_class::index(slab_size / 2);
+        if size_class::size(largest_class) > slab_size / 2 {
             largest_class -= 1;
         }
         Self {
@@ -64,15 +73,15 @@ impl Arena {
             stacks: vec![Vec::new(); largest_class + 1],
             stacked: 0,
             spares: Vec::new(),
-            largest: class::size(largest_class),
+            largest: size_class::size(largest_class),
         }
     }
 
     /// What a piece for `length` bytes takes: a size class, or whole pages if it is to have a slab of its own.
     /// `None` if that is more than an address can count.
-    pub(super) fn capacity_for(&self, length: usize) -> Option<usize> {
+    pub(crate) fn capacity_for(&self, length: usize) -> Option<usize> {
         if self.is_common(length) {
-            Some(class::size(class::index(length)))
+            Some(size_class::size(size_class::index(length)))
         } else {
             length
                 .checked_next_multiple_of(rustix::param::page_size())
@@ -81,15 +90,15 @@ impl Arena {
     }
 
     /// Whether a piece of `capacity` bytes shares its slab.
-    pub(super) fn is_common(&self, capacity: usize) -> bool {
+    pub(crate) fn is_common(&self, capacity: usize) -> bool {
         capacity <= self.largest
     }
 
     /// A piece that was in use before: of the class of `capacity`, or a spare slab not above half again as much, nor
     /// above `room`.
-    pub(super) fn reuse(&mut self, capacity: usize, room: u64) -> Option<Piece> {
+    pub(crate) fn reuse(&mut self, capacity: usize, room: u64) -> Option<Piece> {
         if self.is_common(capacity) {
-            let place = self.stacks[class::index(capacity)].pop()?;
+            let place = self.stacks[size_class::index(capacity)].pop()?;
             self.stacked -= capacity;
             return Some(self.hold(place, capacity));
         }
@@ -100,11 +109,11 @@ impl Arena {
         let (position, bytes) =
             sizes.rev().filter(|&(_, bytes)| fits(bytes)).min_by_key(|&(_, bytes)| bytes)?;
         let key = self.spares.remove(position);
-        Some(self.hold(Place { key, offset: 0 }, bytes))
+        Some(self.hold(PiecePlace { key, offset: 0 }, bytes))
     }
 
     /// A new piece off one of the slabs there are.
-    pub(super) fn cut(&mut self, capacity: usize) -> Option<Piece> {
+    pub(crate) fn cut(&mut self, capacity: usize) -> Option<Piece> {
         if !self.is_common(capacity) {
             return None;
         }
@@ -119,8 +128,8 @@ impl Arena {
 
     /// Cuts a new piece after joining what was given back with what is free beside it: takes time for each free piece, and
     /// pieces of small classes are not at hand any more. Joins nothing where no slab has as many free bytes.
-    pub(super) fn cut_joined(&mut self, capacity: usize) -> Option<Piece> {
-        let may_have = |entry: &Entry| entry.free.is_some() && entry.slab.len() - entry.used >= capacity;
+    pub(crate) fn cut_joined(&mut self, capacity: usize) -> Option<Piece> {
+        let may_have = |entry: &ArenaSlab| entry.free.is_some() && entry.slab.len() - entry.used >= capacity;
         if !self.is_common(capacity) || !self.entries.iter().any(|(_, entry)| may_have(entry)) {
             return None;
         }
@@ -129,20 +138,20 @@ impl Arena {
     }
 
     /// Adds a slab of at least `capacity` bytes, and holds a first piece of it.
-    pub(super) fn add(&mut self, slab: Arc<Slab>, capacity: usize) -> Piece {
+    pub(crate) fn add(&mut self, slab: Arc<Slab>, capacity: usize) -> Piece {
         let (mut offset, mut free) = (0, None);
         if self.is_common(capacity) {
-            let mut extents = Extents::new(slab.len());
+            let mut extents = FreeRanges::new(slab.len());
             offset = extents.take(capacity).unwrap_or(0);
             free = Some(extents);
         }
-        let key = self.entries.insert(Entry { slab, live: 0, used: 0, free });
-        self.hold(Place { key, offset }, capacity)
+        let key = self.entries.insert(ArenaSlab { slab, live: 0, used: 0, free });
+        self.hold(PiecePlace { key, offset }, capacity)
     }
 
     /// Takes a piece back. If it is not to be kept, the slab leaves the arena with its last piece, which the result
     /// says; `piece` then holds the last reference, for the caller to drop after the lock.
-    pub(super) fn give_back(&mut self, piece: &Piece, keep: bool) -> bool {
+    pub(crate) fn give_back(&mut self, piece: &Piece, keep: bool) -> bool {
         let entry = &mut self.entries[piece.key];
         entry.live -= 1;
         entry.used -= piece.capacity;
@@ -152,7 +161,8 @@ impl Arena {
             return true;
         }
         if entry.free.is_some() {
-            self.stacks[class::index(piece.capacity)].push(Place { key: piece.key, offset: piece.offset });
+            self.stacks[size_class::index(piece.capacity)]
+                .push(PiecePlace { key: piece.key, offset: piece.offset });
             self.stacked += piece.capacity;
         } else {
             self.spares.push(piece.key);
@@ -161,7 +171,7 @@ impl Arena {
     }
 
     /// Removes all slabs that no piece is in use of.
-    pub(super) fn remove_idle(&mut self) -> Vec<Arc<Slab>> {
+    pub(crate) fn remove_idle(&mut self) -> Vec<Arc<Slab>> {
         let mut removed = Vec::new();
         self.entries.retain(|_, entry| {
             if entry.live == 0 {
@@ -176,11 +186,11 @@ impl Arena {
     }
 
     /// Number of slabs.
-    pub(super) fn slabs(&self) -> usize {
+    pub(crate) fn slabs(&self) -> usize {
         self.entries.len()
     }
 
-    fn hold(&mut self, place: Place, capacity: usize) -> Piece {
+    fn hold(&mut self, place: PiecePlace, capacity: usize) -> Piece {
         let entry = &mut self.entries[place.key];
         entry.live += 1;
         entry.used += capacity;
@@ -190,7 +200,7 @@ impl Arena {
     fn cut_free(&mut self, capacity: usize) -> Option<Piece> {
         let place = self.entries.iter_mut().find_map(|(key, entry)| {
             let offset = entry.free.as_mut()?.take(capacity)?;
-            Some(Place { key, offset })
+            Some(PiecePlace { key, offset })
         })?;
         Some(self.hold(place, capacity))
     }
@@ -201,7 +211,7 @@ impl Arena {
         self.stacked = 0;
         for (index, stack) in self.stacks.iter_mut().enumerate() {
             stack.retain(|place| entries.contains(place.key));
-            self.stacked += stack.len() * class::size(index);
+            self.stacked += stack.len() * size_class::size(index);
         }
     }
 
@@ -209,7 +219,7 @@ impl Arena {
         for (index, stack) in self.stacks.iter_mut().enumerate() {
             for place in stack.drain(..) {
                 if let Some(free) = &mut self.entries[place.key].free {
-                    free.give(place.offset, class::size(index));
+                    free.give(place.offset, size_class::size(index));
                 }
             }
         }
