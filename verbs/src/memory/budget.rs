@@ -1,4 +1,4 @@
-//! The limit on pinned memory, over all pools that share it.
+//! The limit on pinned memory, for all pools that share it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use rustix::thread::CapabilitySet;
 
 use super::error::PoolError;
 
-/// A limit on the bytes that pools register, shared by those that are made with it.
+/// A limit on the bytes that pools register. All pools that are made with one budget share it.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
@@ -16,17 +16,17 @@ pub struct Budget {
     source: LimitSource,
 }
 
-/// What set the limit, and so what raises it.
+/// The source of the limit, which determines how a user can raise it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LimitSource {
-    /// The default, or what the user configured.
+    /// The default, or a value that the user configured.
     Configuration,
     /// `RLIMIT_MEMLOCK`.
     Memlock,
 }
 
 impl Budget {
-    /// Limit where neither the user nor the system sets one: 2 GiB.
+    /// The limit if neither the user nor the system sets one: 2 GiB.
     pub const DEFAULT_LIMIT: u64 = 2 << 30;
 
     /// Makes a budget of `limit` bytes.
@@ -41,9 +41,9 @@ impl Budget {
         Self::bounded_by(limit, LimitSource::Configuration)
     }
 
-    /// Makes a budget as this process may have it: `configured`, or else [`DEFAULT_LIMIT`](Self::DEFAULT_LIMIT), in bytes. If
-    /// the device locks registered memory (`DeviceAttributes::locks_memory`), it is no more than `RLIMIT_MEMLOCK`, unless the
-    /// process has `CAP_IPC_LOCK`, for which the kernel sets no limit.
+    /// Makes a budget for this process of `configured` bytes, or else [`DEFAULT_LIMIT`](Self::DEFAULT_LIMIT). If the device
+    /// locks registered memory (`DeviceAttributes::locks_memory`), the limit is at most `RLIMIT_MEMLOCK`, unless the process
+    /// has `CAP_IPC_LOCK`, for which the kernel sets no limit.
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::Budget;
@@ -61,17 +61,17 @@ impl Budget {
         Self::bounded_by(limit, source)
     }
 
-    /// Returns how many bytes may be pinned.
+    /// Returns the number of bytes that may be pinned.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Returns how many bytes are pinned.
+    /// Returns the number of bytes that are pinned.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Returns how many bytes may still be pinned.
+    /// Returns the number of bytes that may still be pinned.
     pub fn available(&self) -> u64 {
         self.limit.saturating_sub(self.used())
     }
@@ -80,7 +80,7 @@ impl Budget {
         Arc::new(Self { limit, used: AtomicU64::new(0), source })
     }
 
-    /// Takes `bytes` until the reservation is dropped.
+    /// Reserves `bytes` until the reservation is dropped.
     pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, PoolError> {
         // Relaxed: the count protects no other memory.
         let outcome = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
@@ -96,6 +96,7 @@ impl Budget {
 }
 
 impl LimitSource {
+    /// Returns the advice how to raise the limit.
     fn hint(self) -> &'static str {
         match self {
             Self::Configuration => {
@@ -109,7 +110,7 @@ impl LimitSource {
     }
 }
 
-/// Bytes taken from a budget, given back on drop.
+/// Bytes reserved from a budget. They return to the budget on drop.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     budget: Arc<Budget>,
@@ -117,7 +118,7 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// How many.
+    /// Returns the number of reserved bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -129,11 +130,12 @@ impl Drop for Reservation {
     }
 }
 
-/// Whether the kernel lets this process pin without limit (`ib_umem_get` asks for this very capability).
+/// Returns whether the kernel lets this process pin without limit. (`ib_umem_get` checks this capability.)
 fn may_lock_without_limit() -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK))
 }
 
+/// Returns the smaller limit, and its source.
 fn process_limit(configured: Option<u64>, memlock: Option<u64>) -> (u64, LimitSource) {
     let wanted = configured.unwrap_or(Budget::DEFAULT_LIMIT);
     match memlock {

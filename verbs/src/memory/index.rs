@@ -1,20 +1,22 @@
-//! The address look-up: which buffer does an address lie in?
+//! The address index: finds the buffer that an address lies in.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Buffers by address, with a value for each.
+/// Buffers by address, with a value for each buffer.
 ///
-/// Every slice that a connection sends is looked up, so an address that can't be inside is turned away by three loads,
-/// and by one as long as there are no buffers. These are relaxed: whoever holds a slice of a buffer got it from the
-/// thread that made it, by a way that synchronises, and so sees what [`insert`](Self::insert) stored.
+/// A connection looks up every slice that it sends. For this reason three loads reject an address that is in no buffer,
+/// and one load is enough while there are no buffers. The loads are relaxed: a thread that holds a slice of a buffer got
+/// it from the thread that made the buffer, through some synchronisation, and so sees the values that
+/// [`insert`](Self::insert) stored.
 #[derive(Debug)]
 pub(crate) struct AddressIndex<V> {
-    /// No buffer has begun below since there was none.
+    /// The lowest start of a buffer since the index was last empty.
     low: AtomicUsize,
-    /// No buffer has ended above since there was none; 0 then.
+    /// The highest end of a buffer since the index was last empty; 0 while it is empty.
     high: AtomicUsize,
+    /// Number of buffers.
     count: AtomicUsize,
     buffers: Mutex<BTreeMap<usize, IndexedBuffer<V>>>,
 }
@@ -26,6 +28,7 @@ struct IndexedBuffer<V> {
 }
 
 impl<V> AddressIndex<V> {
+    /// Makes an empty index.
     pub(crate) const fn new() -> Self {
         Self {
             low: AtomicUsize::new(usize::MAX),
@@ -45,12 +48,13 @@ impl<V> AddressIndex<V> {
         self.count.store(buffers.len(), Ordering::Relaxed);
     }
 
-    /// Removes the buffer at `start`, before its memory is given back.
+    /// Removes the buffer at `start`, and returns its value. Callers do this before they free the memory.
     pub(crate) fn remove(&self, start: usize) -> Option<V> {
         self.remove_from(&mut self.lock(), start)
     }
 
-    /// What `look` makes of the buffer that all of `length` bytes at `address` lie in, given its start and its value.
+    /// Finds the buffer that holds all `length` bytes at `address`, and returns the result of `look`, which gets the start
+    /// and the value of the buffer.
     pub(crate) fn find<R>(
         &self,
         address: usize,
@@ -63,7 +67,7 @@ impl<V> AddressIndex<V> {
         if last > entry.end { None } else { look(start, &entry.value) }
     }
 
-    /// Removes the buffer that all of `length` bytes at `address` lie in.
+    /// Removes the buffer that holds all `length` bytes at `address`, and returns its value.
     pub(crate) fn take(&self, address: usize, length: usize) -> Option<V> {
         let last = self.may_hold(address, length)?;
         let mut buffers = self.lock();
@@ -71,13 +75,13 @@ impl<V> AddressIndex<V> {
         if last > entry.end { None } else { self.remove_from(&mut buffers, start) }
     }
 
-    /// Number of buffers.
+    /// Returns the number of buffers.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// The end of `length` bytes at `address`, if a buffer may hold them all.
+    /// Returns the end of `length` bytes at `address`, if a buffer may hold all of them.
     #[inline]
     fn may_hold(&self, address: usize, length: usize) -> Option<usize> {
         let last = address.checked_add(length)?;
@@ -92,7 +96,8 @@ impl<V> AddressIndex<V> {
         let entry = buffers.remove(&start)?;
         self.count.store(buffers.len(), Ordering::Relaxed);
         if buffers.is_empty() {
-            // Whose buffer comes after this sees its own bounds, or those of later ones: never these.
+            // A thread that inserts a buffer later sees the bounds of its own buffer or of a later one, and never the values
+            // stored here.
             self.low.store(usize::MAX, Ordering::Relaxed);
             self.high.store(0, Ordering::Relaxed);
         }

@@ -2,47 +2,47 @@
 
 use super::structures::DlDataType;
 
-/// Why a tensor of DLPack can't be taken over or made.
+/// The reason why a tensor of DLPack can't be imported or exported.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DlpackError {
-    /// Memory that the processor does not read.
+    /// The processor can't read the memory.
     #[error("memory of DLPack device type {0}, which is no host memory")]
     Device(i32),
-    /// An impossible number of dimensions.
+    /// The number of dimensions is negative or too large.
     #[error("{0} dimensions")]
     Rank(i32),
-    /// A dimension of negative length.
+    /// A dimension has a negative length.
     #[error("dimension {dimension} of length {length}")]
     Dimension {
-        /// Which one, from 0.
+        /// Number of the dimension, from 0.
         dimension: usize,
-        /// Its length.
+        /// Length of the dimension.
         length: i64,
     },
-    /// Elements in descending order, which are not supported.
+    /// The elements of a dimension are in descending order, which is not supported.
     #[error("dimension {dimension} with stride {stride}")]
     Stride {
-        /// Which one, from 0.
+        /// Number of the dimension, from 0.
         dimension: usize,
-        /// Its step.
+        /// Step of the dimension.
         stride: i64,
     },
-    /// Elements of no whole number of bytes.
+    /// The elements have no whole number of bytes.
     #[error("elements of {bits} bits in {lanes} lanes", bits = .0.bits, lanes = .0.lanes)]
     DataType(DlDataType),
-    /// A length that can't be counted.
+    /// The length of the tensor overflows.
     #[error("a tensor of more bytes than memory can have")]
     Overflow,
-    /// No memory, where there are elements.
+    /// A pointer is null although there are elements.
     #[error("a null pointer to data, shape or strides")]
     Null,
-    /// Elements beyond the end of the memory.
+    /// Elements lie beyond the end of the memory.
     #[error("a tensor of {needed} bytes in memory of {available}")]
     OutOfBounds {
-        /// From the first element to the end of the last.
+        /// Bytes from the first element to the end of the last.
         needed: usize,
-        /// Bytes that there are.
+        /// Bytes of the memory.
         available: usize,
     },
 }

@@ -9,13 +9,14 @@ use super::error::DlpackError;
 use super::layout::Layout;
 use super::structures::{DlDevice, DlManagedTensor, DlTensor};
 
-/// A tensor of this library for another one. [`into_raw`](Self::into_raw) hands it over; dropping it frees it.
+/// A tensor of this process for another library. [`into_raw`](Self::into_raw) passes it to that library. Dropping it frees
+/// the tensor.
 pub struct Exported {
     managed: NonNull<DlManagedTensor>,
 }
 
-/// What an exported tensor points to.
-struct Context {
+/// The data that an exported tensor points to.
+struct ExportContext {
     managed: DlManagedTensor,
     shape: Vec<i64>,
     strides: Vec<i64>,
@@ -23,8 +24,8 @@ struct Context {
 }
 
 impl Exported {
-    /// Makes the tensor of `layout` in `bytes`, the first element at the beginning. The consumer must not write to it, as the
-    /// memory is shared; this version of DLPack has no way to say so.
+    /// Makes a tensor of `layout` in `bytes`, with the first element at the beginning. The consumer must not write to the
+    /// tensor, because the memory is shared. This version of DLPack has no read-only flag.
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::dlpack::{DlDataType, Exported, Layout};
@@ -37,7 +38,7 @@ impl Exported {
     /// ```
     ///
     /// # Errors
-    /// The layout leads out of the bytes, or DLPack can't express it.
+    /// The layout goes beyond the bytes, or DLPack can't express it.
     pub fn new(bytes: Bytes, layout: &Layout) -> Result<Self, DlpackError> {
         let (needed, available) = (layout.bytes()?, bytes.len());
         if needed > available {
@@ -55,11 +56,11 @@ impl Exported {
             byte_offset: 0,
         };
         let managed = DlManagedTensor { dl_tensor, manager_ctx: std::ptr::null_mut(), deleter: Some(delete) };
-        let context = Box::leak(Box::new(Context { managed, shape, strides, _bytes: bytes }));
+        let context = Box::leak(Box::new(ExportContext { managed, shape, strides, _bytes: bytes }));
         context.managed.dl_tensor.shape = context.shape.as_mut_ptr();
         context.managed.dl_tensor.strides = context.strides.as_mut_ptr();
         let context = NonNull::from(context);
-        // SAFETY: the context has just been made, and nobody else knows of it.
+        // SAFETY: the context has just been made, and there is no other reference to it.
         let managed = unsafe {
             (*context.as_ptr()).managed.manager_ctx = context.as_ptr().cast();
             NonNull::new_unchecked(&raw mut (*context.as_ptr()).managed)
@@ -67,18 +68,18 @@ impl Exported {
         Ok(Self { managed })
     }
 
-    /// Hands it over to a consumer, which calls the deleter when done with it, from any thread.
+    /// Passes the tensor to a consumer, which calls the deleter at the end, from any thread.
     pub fn into_raw(self) -> NonNull<DlManagedTensor> {
         std::mem::ManuallyDrop::new(self).managed
     }
 }
 
-// SAFETY: what it points to is `Send`: numbers and `Bytes`, reached through this value alone.
+// SAFETY: the data behind the pointer is `Send` (numbers and `Bytes`), and only this value accesses it.
 unsafe impl Send for Exported {}
 
 impl Drop for Exported {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and not handed over, so that nobody else calls this.
+        // SAFETY: `new` made the tensor, and it was not passed on, so nothing else deletes it.
         unsafe { delete(self.managed.as_ptr()) };
     }
 }
@@ -89,17 +90,18 @@ impl fmt::Debug for Exported {
     }
 }
 
-/// The deleter of exported tensors.
+/// Frees an exported tensor. This is the deleter of such tensors.
 ///
 /// # Safety
-/// `managed` must come from [`Exported::new`], and not have been deleted.
+/// `managed` must come from [`Exported::new`] and must not be deleted yet.
 unsafe extern "C" fn delete(managed: *mut DlManagedTensor) {
     // SAFETY:
-    // - `manager_ctx` is the box that `new` leaked, which the structure lies in, and
-    // - the caller does this once.
-    drop(unsafe { Box::from_raw((*managed).manager_ctx.cast::<Context>()) });
+    // - `manager_ctx` is the box that `new` leaked. The structure lies in that box.
+    // - The caller does this once.
+    drop(unsafe { Box::from_raw((*managed).manager_ctx.cast::<ExportContext>()) });
 }
 
+/// Converts `numbers` to signed ones.
 fn signed(numbers: &[u64]) -> Result<Vec<i64>, DlpackError> {
     numbers.iter().map(|&number| i64::try_from(number).map_err(|_| DlpackError::Overflow)).collect()
 }

@@ -7,10 +7,10 @@ use super::error::DlpackError;
 use super::layout::{Layout, row_major};
 use super::structures::{DlDataType, DlDevice, DlManagedTensor, DlTensor};
 
-/// Dimensions at most: more than any library has.
+/// Maximum number of dimensions, which no library exceeds.
 const MAX_RANK: usize = 64;
 
-/// Another library's tensor, whose memory is here to be read until this is dropped.
+/// A tensor of another library. Its memory can be read until this value is dropped.
 pub struct Imported {
     managed: NonNull<DlManagedTensor>,
     layout: Layout,
@@ -18,40 +18,40 @@ pub struct Imported {
     length: usize,
 }
 
-// SAFETY: whoever calls `from_raw` promises that
-// - the memory may be read, and the deleter called, from any thread, and
-// - nobody writes to the memory meanwhile.
+// SAFETY: the caller of `from_raw` promises that
+// - every thread may read the memory and call the deleter, and
+// - nothing writes to the memory meanwhile.
 unsafe impl Send for Imported {}
 // SAFETY: as above; shared references only read.
 unsafe impl Sync for Imported {}
 
 impl Imported {
-    /// Takes over a tensor. Its deleter is called once: when this value is dropped, or before this returns an error.
+    /// Takes over a tensor. Its deleter is called once: when this value is dropped, or before this function returns an error.
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::dlpack::{DlDataType, Exported, Imported, Layout};
     ///
     /// let dtype = DlDataType { code: 1, bits: 8, lanes: 1 }; // u8
     /// let layout = Layout { dtype, shape: vec![3], strides: vec![1] };
-    /// // Stands for a pointer that another library handed over.
+    /// // Stands for a pointer from another library.
     /// let managed = Exported::new(bytes::Bytes::from_static(&[1, 2, 3]), &layout)?.into_raw();
     ///
-    /// // SAFETY: `managed` is valid, ours to give away, and nothing writes to its memory.
+    /// // SAFETY: `managed` is valid and owned by this code, and nothing writes to its memory.
     /// let imported = unsafe { Imported::from_raw(managed)? };
     /// assert_eq!(imported.as_ref(), [1, 2, 3]);
     /// # Ok::<(), tonic_rdma_verbs::memory::dlpack::DlpackError>(())
     /// ```
     ///
     /// # Errors
-    /// Memory that is not the host's, and whatever else [`DlpackError`] names.
+    /// The memory is not host memory, or the tensor has another fault that [`DlpackError`] names.
     ///
     /// # Safety
-    /// - `managed` must be a valid `DLManagedTensor` that is the caller's to give away, its shape (and its strides, unless
-    ///   null) valid for `ndim` numbers, and the memory that it describes valid for reads, initialised, and written to by
-    ///   nothing, until the deleter is called.
-    /// - The memory may be read, and the deleter be called, from any thread.
+    /// - `managed` must be a valid `DLManagedTensor` that the caller owns. Its shape, and its strides unless null, must be valid
+    ///   for `ndim` numbers. Until the deleter is called, its memory must be valid for reads and initialised, and nothing may
+    ///   write to it.
+    /// - Every thread may read the memory and call the deleter.
     pub unsafe fn from_raw(managed: NonNull<DlManagedTensor>) -> Result<Self, DlpackError> {
-        // From here on dropped, and so deleted, on every way out.
+        // From here on every return path drops this value, which calls the deleter.
         let mut imported = Self {
             managed,
             layout: Layout {
@@ -62,12 +62,12 @@ impl Imported {
             start: NonNull::dangling(),
             length: 0,
         };
-        // SAFETY: valid, says the caller.
+        // SAFETY: `managed` is valid, as the caller promises.
         let tensor = unsafe { &managed.as_ref().dl_tensor };
         if !DlDevice::HOST.contains(&tensor.device.device_type) {
             return Err(DlpackError::Device(tensor.device.device_type));
         }
-        // SAFETY: shape and strides are valid for `ndim` numbers, says the caller.
+        // SAFETY: shape and strides are valid for `ndim` numbers, as the caller promises.
         imported.layout = unsafe { read_layout(tensor) }?;
         imported.length = imported.layout.bytes()?;
         if imported.length > 0 {
@@ -80,7 +80,7 @@ impl Imported {
         Ok(imported)
     }
 
-    /// Returns how the elements lie in its bytes, the first of them at the beginning.
+    /// Returns the layout of the elements. The first element is at the beginning of the bytes.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -89,10 +89,10 @@ impl Imported {
 impl AsRef<[u8]> for Imported {
     fn as_ref(&self) -> &[u8] {
         // SAFETY:
-        // - the layout says that from the first element to the end of the last there are `length` bytes, and the caller
-        //   of `from_raw` that the memory which it describes is valid, initialised and written to by nobody; it is one
-        //   allocation, as DLPack has it, so that what lies between the elements is valid too, and
-        // - with no elements the pointer is dangling, and the length 0.
+        // - The layout has `length` bytes from the first element to the end of the last. The caller of `from_raw` promises
+        //   that this memory is valid and initialised, and that nothing writes to it. DLPack requires one allocation, so the
+        //   bytes between the elements are valid too.
+        // - Without elements the pointer is dangling, and the length is 0.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 }
@@ -101,8 +101,8 @@ impl Drop for Imported {
     fn drop(&mut self) {
         let managed = self.managed.as_ptr();
         // SAFETY:
-        // - the structure is valid until its deleter is called, which nobody but this value does, and
-        // - no slice of the memory is left: they borrow this value.
+        // - The structure is valid until its deleter is called, and only this value calls the deleter.
+        // - No slice of the memory exists, because slices borrow this value.
         unsafe {
             if let Some(deleter) = (*managed).deleter {
                 deleter(managed);
@@ -117,20 +117,20 @@ impl fmt::Debug for Imported {
     }
 }
 
-/// Layout of `tensor`, which may be any but for its pointers.
+/// Returns the layout of `tensor`. All numbers are checked; the pointers are trusted.
 ///
 /// # Safety
 /// Shape, and strides unless null, must be valid for `ndim` numbers.
 unsafe fn read_layout(tensor: &DlTensor) -> Result<Layout, DlpackError> {
     let rank = usize::try_from(tensor.ndim).ok().filter(|&rank| rank <= MAX_RANK);
     let rank = rank.ok_or(DlpackError::Rank(tensor.ndim))?;
-    // SAFETY: for `ndim` numbers, says the caller.
+    // SAFETY: the shape is valid for `ndim` numbers, as the caller promises.
     let lengths = unsafe { numbers(tensor.shape, rank) }.ok_or(DlpackError::Null)?;
     let mut shape = Vec::with_capacity(rank);
     for (dimension, length) in lengths.into_iter().enumerate() {
         shape.push(u64::try_from(length).map_err(|_| DlpackError::Dimension { dimension, length })?);
     }
-    // SAFETY: as above.
+    // SAFETY: the strides are null or valid for `ndim` numbers, as the caller promises.
     let strides = match unsafe { numbers(tensor.strides, rank) } {
         Some(steps) => {
             let mut strides = Vec::with_capacity(rank);
@@ -144,7 +144,7 @@ unsafe fn read_layout(tensor: &DlTensor) -> Result<Layout, DlpackError> {
     Ok(Layout { dtype: tensor.dtype, shape, strides })
 }
 
-/// `count` numbers at `start`, or nothing if there are some and that is null.
+/// Returns the `count` numbers at `start`, or `None` if `start` is null and `count` is not 0.
 ///
 /// # Safety
 /// `start`, unless null, must be valid for `count` numbers.
@@ -152,6 +152,6 @@ unsafe fn numbers(start: *const i64, count: usize) -> Option<Vec<i64>> {
     if count == 0 {
         return Some(Vec::new());
     }
-    // SAFETY: not null, and else valid, says the caller.
+    // SAFETY: `start` is not null, and so valid for `count` numbers, as the caller promises.
     (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts(start, count) }.to_vec())
 }

@@ -3,7 +3,7 @@
 use super::error::DlpackError;
 use super::structures::DlDataType;
 
-/// How elements lie in memory.
+/// The layout of elements in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Type of the elements.
@@ -15,7 +15,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Bytes from the first element to the end of the last.
+    /// Returns the bytes from the first element to the end of the last.
     pub(crate) fn bytes(&self) -> Result<usize, DlpackError> {
         let size = self.dtype.size().ok_or(DlpackError::DataType(self.dtype))?;
         if self.shape.len() != self.strides.len() {
@@ -36,6 +36,7 @@ impl Layout {
     }
 }
 
+/// Returns the strides of a row-major tensor without gaps.
 pub(crate) fn row_major(shape: &[u64]) -> Result<Vec<u64>, DlpackError> {
     let mut strides = vec![0; shape.len()];
     let mut step = 1_u64;

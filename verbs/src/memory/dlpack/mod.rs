@@ -1,11 +1,12 @@
-//! DLPack: borrowed memory of tensors, between libraries of one process (<https://dmlc.github.io/dlpack>, version 0.8).
+//! DLPack: exchange of tensors between the libraries of one process, without a copy (<https://dmlc.github.io/dlpack>,
+//! version 0.8).
 //!
 //! ```text
-//!  theirs:  DlManagedTensor ── Imported::from_raw ──▶ Imported: &[u8] + Layout    its drop calls their deleter
-//!  ours:    Bytes + Layout ─── Exported::new ───────▶ Exported ── into_raw ──▶ DlManagedTensor, with our deleter
+//!  import:  DlManagedTensor ── Imported::from_raw ──▶ Imported: &[u8] + Layout    its drop calls the other library's deleter
+//!  export:  Bytes + Layout ─── Exported::new ───────▶ Exported ── into_raw ──▶ DlManagedTensor, with a deleter of this crate
 //! ```
 //!
-//! Never: reads an element, or knows what a tensor is for.
+//! This module does not read elements, and does not know the use of a tensor.
 
 mod error;
 mod exported;

@@ -1,46 +1,52 @@
-//! Which bytes a transfer moves.
+//! The ranges of bytes that a transfer copies.
 
-/// One stretch of bytes: offsets in the local memory and in the remote one.
+/// One range of bytes to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyRange {
+    /// Offset in the local memory, in bytes.
     pub local: u64,
+    /// Offset in the remote memory, in bytes.
     pub remote: u64,
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// The stretches of a transfer, in the order in which they are moved.
+/// The ranges of a transfer, in the order of copying.
 #[derive(Debug)]
 pub enum CopyRanges {
+    /// One range.
     One(CopyRange),
+    /// Several ranges.
     Many(Vec<CopyRange>),
 }
 
-/// How far a transfer is.
+/// The progress of a transfer: a range, and an offset in that range.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cursor {
-    block: usize,
+    range: usize,
     offset: u64,
 }
 
 impl CopyRanges {
+    /// Returns the range at `index`.
     fn get(&self, index: usize) -> Option<&CopyRange> {
         match self {
-            Self::One(block) => (index == 0).then_some(block),
-            Self::Many(blocks) => blocks.get(index),
+            Self::One(range) => (index == 0).then_some(range),
+            Self::Many(ranges) => ranges.get(index),
         }
     }
 
-    /// The next stretch of at most `most` bytes; blocks that follow one another at both ends are taken as one. `None` at
-    /// the end.
+    /// Returns the next range of at most `most` bytes, or `None` at the end. Ranges that are adjacent in both memories are
+    /// joined.
     pub fn next(&self, cursor: &mut Cursor, most: u64) -> Option<CopyRange> {
         let mut found: Option<CopyRange> = None;
-        while let Some(block) = self.get(cursor.block) {
-            let left = block.length - cursor.offset;
+        while let Some(range) = self.get(cursor.range) {
+            let left = range.length - cursor.offset;
             if left == 0 {
-                *cursor = Cursor { block: cursor.block + 1, offset: 0 };
+                *cursor = Cursor { range: cursor.range + 1, offset: 0 };
                 continue;
             }
-            let (local, remote) = (block.local + cursor.offset, block.remote + cursor.offset);
+            let (local, remote) = (range.local + cursor.offset, range.remote + cursor.offset);
             let room = match &found {
                 None => most,
                 Some(it) if it.local + it.length == local && it.remote + it.length == remote => {
@@ -61,7 +67,7 @@ impl CopyRanges {
         found
     }
 
-    /// Whether nothing is left.
+    /// Returns whether `cursor` is at the end.
     pub fn is_over(&self, cursor: &Cursor) -> bool {
         let mut rest = *cursor;
         self.next(&mut rest, 1).is_none()
@@ -72,27 +78,27 @@ impl CopyRanges {
 mod tests {
     use super::*;
 
-    fn all(blocks: &CopyRanges, most: u64) -> Vec<(u64, u64, u64)> {
+    fn all(ranges: &CopyRanges, most: u64) -> Vec<(u64, u64, u64)> {
         let mut cursor = Cursor::default();
-        let next = || blocks.next(&mut cursor, most).map(|it| (it.local, it.remote, it.length));
+        let next = || ranges.next(&mut cursor, most).map(|it| (it.local, it.remote, it.length));
         std::iter::from_fn(next).collect()
     }
 
     #[test]
-    fn long_ones_are_cut_and_neighbours_are_joined() {
+    fn long_ranges_are_cut_and_neighbours_are_joined() {
         let one = CopyRanges::One(CopyRange { local: 5, remote: 100, length: 10 });
         assert_eq!(all(&one, 4), [(5, 100, 4), (9, 104, 4), (13, 108, 2)]);
-        let block = |local, remote, length| CopyRange { local, remote, length };
+        let range = |local, remote, length| CopyRange { local, remote, length };
         let many = CopyRanges::Many(vec![
-            block(0, 50, 3),
-            block(3, 53, 3),
-            block(6, 60, 0),
-            block(6, 70, 2),
-            block(20, 72, 1),
+            range(0, 50, 3),
+            range(3, 53, 3),
+            range(6, 60, 0),
+            range(6, 70, 2),
+            range(20, 72, 1),
         ]);
         assert_eq!(all(&many, 100), [(0, 50, 6), (6, 70, 2), (20, 72, 1)]);
         assert_eq!(all(&many, 4), [(0, 50, 4), (4, 54, 2), (6, 70, 2), (20, 72, 1)]);
         assert_eq!(all(&CopyRanges::Many(Vec::new()), 4), []);
-        assert_eq!(all(&CopyRanges::One(block(1, 1, 0)), 4), []);
+        assert_eq!(all(&CopyRanges::One(range(1, 1, 0)), 4), []);
     }
 }

@@ -5,14 +5,14 @@ use std::ops::{Deref, DerefMut};
 
 use bytes::Bytes;
 
-use super::super::pool::HeldPiece;
+use super::super::pool::held::HeldPiece;
 use super::lease::Lease;
 
-/// Registered memory that the application fills and then sends without a copy. [`freeze`](Self::freeze) turns it into
-/// [`Bytes`], which the transport recognises by their address ([`Pool::find`](super::Pool::find)).
+/// Registered memory that the application fills and then sends without a copy. [`freeze`](Self::freeze) turns the buffer
+/// into [`Bytes`], which the transport recognises by their address ([`Pool::find`](crate::memory::Pool::find)).
 ///
-/// `&[u8]` and `&mut [u8]` of it are sound: there is one owner, no segment of it is given out before it is frozen, and
-/// its slab is registered without any right to write and holds nothing but such buffers.
+/// `&[u8]` and `&mut [u8]` of a buffer are sound: a buffer has one owner and gives out no segment before it is frozen. Its
+/// slab is registered without a right to write, and holds only such buffers.
 pub struct RegisteredBuf {
     held: HeldPiece,
     length: usize,
@@ -24,18 +24,18 @@ impl RegisteredBuf {
         Self { held, length }
     }
 
-    /// Shortens it to `length` bytes; nothing happens if it is no longer than that.
+    /// Shortens the buffer to `length` bytes. Does nothing if the buffer is not longer.
     pub fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);
     }
 
-    /// Makes it immutable and shareable. The memory goes back to the pool when the last clone and the last slice of the
-    /// result, and the last [`Lease`] on it, are gone.
+    /// Makes the buffer immutable and shareable. The memory returns to the pool when the last clone and the last slice of
+    /// the result, and the last [`Lease`] of the buffer, are dropped.
     pub fn freeze(self) -> Bytes {
         self.into_lease().into_bytes()
     }
 
-    /// Makes it immutable, as a lease on all of it.
+    /// Makes the buffer immutable, and returns a lease of all of it.
     pub fn into_lease(self) -> Lease {
         let Self { held, length } = self;
         Lease::freeze(held, length)
@@ -47,10 +47,10 @@ impl Deref for RegisteredBuf {
 
     fn deref(&self) -> &[u8] {
         // SAFETY:
-        // - `length` is at most the capacity of the piece, which lies in a mapping that `held` keeps alive,
-        // - the memory is initialised: the kernel hands it out zeroed, and
-        // - nobody writes to it while the reference lives: the pool gave the piece to this owner alone, who is
-        //   borrowed, and the region has no right to write.
+        // - `length` is at most the capacity of the piece, which lies in a mapping that `held` keeps alive.
+        // - The memory is initialised: the kernel zeroes it.
+        // - Nothing writes to the memory while the reference lives: the pool gave the piece to this owner alone, the owner
+        //   is borrowed, and the region has no right to write.
         unsafe { std::slice::from_raw_parts(self.held.as_ptr(), self.length) }
     }
 }
@@ -58,8 +58,8 @@ impl Deref for RegisteredBuf {
 impl DerefMut for RegisteredBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY:
-        // - as in `deref`, and
-        // - the owner is borrowed mutably, so that no other reference exists.
+        // - As in `deref`.
+        // - The owner is borrowed mutably, so no other reference exists.
         unsafe { std::slice::from_raw_parts_mut(self.held.as_ptr(), self.length) }
     }
 }

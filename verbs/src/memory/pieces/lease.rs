@@ -1,4 +1,4 @@
-//! A lease: a reference on a frozen buffer.
+//! A lease: a reference to a frozen buffer.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::super::pool::{FrozenBuffer, FrozenIndex, HeldPiece, Slab};
+use super::super::pool::frozen::{FrozenBuffer, FrozenIndex};
+use super::super::pool::held::HeldPiece;
+use super::super::pool::slab::Slab;
 use super::buffer::RegisteredBuf;
 use crate::{HostMemory, LocalSegment, MemoryRegion, OutOfBounds, RemoteSegment};
 
-/// A reference on (a part of) a frozen buffer: the bytes stay where they are, and what they are, until the last clone
-/// is dropped. Hold it until the requests that read the bytes completed.
+/// A reference to a frozen buffer, or to a part of one. The bytes stay in place and unchanged until the last clone is
+/// dropped. Keep the lease until all requests that read the bytes have completed.
 #[derive(Clone)]
 pub struct Lease {
     frozen: Arc<FrozenBuffer>,
@@ -20,11 +22,12 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// Freezes the first `length` bytes of `held`, and returns a lease of them.
     pub(crate) fn freeze(held: HeldPiece, length: usize) -> Self {
         Self { frozen: FrozenBuffer::new(held, length), offset: 0, length }
     }
 
-    /// The part of a frozen buffer that all of `length` bytes at `address` are, if they are in one.
+    /// Finds the frozen buffer that holds all `length` bytes at `address`, and returns a lease of these bytes.
     pub(crate) fn find(index: &FrozenIndex, address: usize, length: usize) -> Option<Self> {
         index.find(address, length, |start, frozen| {
             let (frozen, offset) = (frozen.upgrade()?, address - start);
@@ -38,17 +41,21 @@ impl Lease {
         self.length
     }
 
-    /// Returns whether there are no bytes.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Names all of it for a request that reads it. As the sink of a receive or a READ it is refused by the device.
+    /// Names all bytes of the lease for a request that reads them. The device refuses this segment as the destination of a
+    /// receive or a READ.
     pub fn segment(&self) -> LocalSegment {
         self.name(0..self.length)
     }
 
-    /// Names `range` of it for a request that reads it.
+    /// Names `range` of the lease for a request that reads it.
+    ///
+    /// # Errors
+    /// The range goes beyond the end.
     pub fn segment_of(&self, range: Range<usize>) -> Result<LocalSegment, OutOfBounds> {
         let length = range.end.saturating_sub(range.start);
         match range.start.checked_add(length) {
@@ -57,7 +64,7 @@ impl Lease {
         }
     }
 
-    /// Makes a reference on `range` of it, in bytes.
+    /// Makes a lease of `range`, in bytes from the start of this lease.
     ///
     /// ```
     /// let mut buffer = tonic_rdma_verbs::memory::Pool::for_sending(1 << 20).allocate(4096)?;
@@ -79,55 +86,57 @@ impl Lease {
         }
     }
 
-    /// Returns where a peer finds the first byte, if the pool's access rights let it read.
+    /// Returns the address and key by which a peer reads the first byte, if the pool's access rights allow it.
     pub fn remote(&self) -> RemoteSegment {
         self.frozen.held().remote(self.offset)
     }
 
-    /// Makes the buffer writable again, if this is the last reference to it, and on all of it.
+    /// Makes the buffer writable again, if this is the last reference to the buffer and covers all of it.
     ///
     /// # Errors
-    /// Gives the lease back if not: something else may read the bytes, such as a device that sends them.
+    /// Returns the lease if there are other references, or if the lease covers a part: a device may still read the bytes.
     pub fn try_into_buffer(self) -> Result<RegisteredBuf, Self> {
         let Self { frozen, offset, length } = self;
         if offset != 0 || length != frozen.length() {
             return Err(Self { frozen, offset, length });
         }
         match Arc::try_unwrap(frozen) {
-            // From here on, no look-up finds it: the index holds it weakly.
+            // From here on no look-up finds the buffer, because the index holds a weak reference.
             Ok(frozen) => Ok(RegisteredBuf::new(frozen.thaw(), length)),
             Err(frozen) => Err(Self { frozen, offset, length }),
         }
     }
 
-    /// Returns the same bytes, shareable.
+    /// Turns the lease into shareable [`Bytes`], without a copy.
     pub fn into_bytes(self) -> Bytes {
         Bytes::from_owner(self)
     }
 
-    /// The slab that it lies in.
+    /// Returns the slab that the bytes lie in.
     pub(crate) fn slab(&self) -> &Arc<Slab> {
         self.frozen.held().slab()
     }
 
-    /// Names all of it for a request that reads it, by another registration of its slab.
+    /// Names all bytes of the lease for a request that reads them, by another registration of the slab.
     pub(crate) fn segment_by(&self, region: &dyn MemoryRegion) -> LocalSegment {
         self.frozen.held().segment_by(region, self.offset..self.offset + self.length)
     }
 
-    /// Names `range` of it, in bytes from its start, for a request that reads it, by another registration of its slab.
+    /// Names `range`, in bytes from the start of the lease, for a request that reads it, by another registration of the
+    /// slab.
     pub(crate) fn segment_in(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
         debug_assert!(range.end <= self.length);
         self.frozen.held().segment_by(region, self.offset + range.start..self.offset + range.end)
     }
 
-    /// The memory of its slab, and where in it the lease lies.
+    /// Returns the memory of the slab, and the range of the lease in that memory.
     pub(crate) fn place(&self) -> (Arc<HostMemory>, Range<usize>) {
         let memory = Arc::clone(self.slab().memory());
         let start = self.as_ptr() as usize - memory.as_ptr().as_ptr() as usize;
         (memory, start..start + self.length)
     }
 
+    /// Names `range` of the lease, which the caller has checked.
     fn name(&self, range: Range<usize>) -> LocalSegment {
         self.frozen.held().segment_within(self.offset + range.start..self.offset + range.end)
     }
@@ -139,10 +148,10 @@ impl Deref for Lease {
     fn deref(&self) -> &[u8] {
         let start = self.frozen.held().as_ptr().wrapping_add(self.offset);
         // SAFETY:
-        // - offset and length lie within the frozen buffer, as every constructor sees to, in a mapping that `frozen`
-        //   keeps alive,
-        // - the memory is initialised: the kernel hands it out zeroed, and
-        // - nobody writes to it: the one owner that could was consumed, and the region has no right to write.
+        // - Offset and length lie within the frozen buffer, as every constructor ensures, in a mapping that `frozen` keeps
+        //   alive.
+        // - The memory is initialised: the kernel zeroes it.
+        // - Nothing writes to the memory: freezing consumed the only owner, and the region has no right to write.
         unsafe { std::slice::from_raw_parts(start, self.length) }
     }
 }

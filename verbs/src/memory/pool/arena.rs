@@ -1,5 +1,5 @@
-//! An arena: slabs of one purpose, and the free pieces of them. Plain bookkeeping under the pool's lock; it makes and
-//! drops no slab itself, since both take system calls.
+//! An arena: the slabs of one purpose and their free pieces. The arena is bookkeeping under the pool's lock. It does not
+//! make or drop slabs, because both need system calls.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ pub(crate) enum Purpose {
     Buffer,
 }
 
-/// A piece of a slab, in use by one holder.
+/// A piece of a slab, with one holder.
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) slab: Arc<Slab>,
-    /// Key of the slab in its arena.
+    /// Key of the slab in the arena.
     key: usize,
     /// First byte, from the start of the slab.
     pub(crate) offset: usize,
@@ -30,28 +30,29 @@ pub(crate) struct Piece {
 
 /// Slabs and their free pieces.
 ///
-/// A piece that is given back goes onto the stack of its size class, to be taken from there while it is still in the
-/// caches. When no slab has room, the stacks are emptied into the slabs' free ranges, where neighbours join to serve
-/// any class.
+/// A piece that is given back is pushed on the stack of its size class. The next request of that class takes it from
+/// there, while it is still in the processor's caches. When no slab has room, the pieces of all stacks return to the free
+/// ranges of their slabs. There, neighbours are joined and can serve any class.
 #[derive(Debug)]
 pub(crate) struct Arena {
     entries: slab::Slab<ArenaSlab>,
     stacks: Vec<Vec<PiecePlace>>,
+    /// Bytes of all pieces on the stacks.
     stacked: usize,
-    /// Slabs of one piece each, that are free.
+    /// Keys of the free slabs that have one piece each.
     spares: Vec<usize>,
-    /// Longest piece that is cut from a common slab.
+    /// Bytes of the longest piece that is cut from a common slab.
     largest: usize,
 }
 
 #[derive(Debug)]
 struct ArenaSlab {
     slab: Arc<Slab>,
-    /// Pieces in use.
+    /// Number of pieces in use.
     live: usize,
-    /// Bytes of these.
+    /// Bytes of the pieces in use.
     used: usize,
-    /// `None` for a slab of one piece.
+    /// The free ranges; `None` for a slab of one piece.
     free: Option<FreeRanges>,
 }
 
@@ -62,7 +63,7 @@ struct PiecePlace {
 }
 
 impl Arena {
-    /// An arena without slabs whose common ones will have `slab_size` bytes.
+    /// Makes an arena without slabs. Its common slabs will have `slab_size` bytes.
     pub(crate) fn new(slab_size: usize) -> Self {
         let mut largest_class = size_class::index(slab_size / 2);
         if size_class::size(largest_class) > slab_size / 2 {
@@ -77,8 +78,8 @@ impl Arena {
         }
     }
 
-    /// What a piece for `length` bytes takes: a size class, or whole pages if it is to have a slab of its own.
-    /// `None` if that is more than an address can count.
+    /// Returns the capacity of a piece for `length` bytes: a size class, or whole pages if the piece gets its own slab.
+    /// Returns `None` if the capacity exceeds the address space.
     pub(crate) fn capacity_for(&self, length: usize) -> Option<usize> {
         if self.is_common(length) {
             Some(size_class::size(size_class::index(length)))
@@ -89,13 +90,13 @@ impl Arena {
         }
     }
 
-    /// Whether a piece of `capacity` bytes shares its slab.
+    /// Returns whether a piece of `capacity` bytes shares its slab with others.
     pub(crate) fn is_common(&self, capacity: usize) -> bool {
         capacity <= self.largest
     }
 
-    /// A piece that was in use before: of the class of `capacity`, or a spare slab not above half again as much, nor
-    /// above `room`.
+    /// Takes a piece that was in use before: one of the size class of `capacity`, or a spare slab. A spare slab has at
+    /// most one and a half times `capacity`, and at most `room` bytes.
     pub(crate) fn reuse(&mut self, capacity: usize, room: u64) -> Option<Piece> {
         if self.is_common(capacity) {
             let place = self.stacks[size_class::index(capacity)].pop()?;
@@ -105,14 +106,14 @@ impl Arena {
         let fits =
             |bytes: usize| bytes >= capacity && bytes - capacity <= capacity / 2 && bytes as u64 <= room;
         let sizes = self.spares.iter().map(|&key| self.entries[key].slab.len()).enumerate();
-        // From the back: of equal ones the last given back, which is the warmest.
+        // From the back: of equal slabs, the one given back last is the warmest.
         let (position, bytes) =
             sizes.rev().filter(|&(_, bytes)| fits(bytes)).min_by_key(|&(_, bytes)| bytes)?;
         let key = self.spares.remove(position);
         Some(self.hold(PiecePlace { key, offset: 0 }, bytes))
     }
 
-    /// A new piece off one of the slabs there are.
+    /// Cuts a new piece from one of the slabs.
     pub(crate) fn cut(&mut self, capacity: usize) -> Option<Piece> {
         if !self.is_common(capacity) {
             return None;
@@ -126,8 +127,8 @@ impl Arena {
         self.cut_joined(capacity)
     }
 
-    /// Cuts a new piece after joining what was given back with what is free beside it: takes time for each free piece, and
-    /// pieces of small classes are not at hand any more. Joins nothing where no slab has as many free bytes.
+    /// Joins the pieces on the stacks with the free ranges beside them, then cuts a new piece. This takes time for each
+    /// free piece, and the stacks are empty afterwards. Nothing is joined if no slab has enough free bytes.
     pub(crate) fn cut_joined(&mut self, capacity: usize) -> Option<Piece> {
         let may_have = |entry: &ArenaSlab| entry.free.is_some() && entry.slab.len() - entry.used >= capacity;
         if !self.is_common(capacity) || !self.entries.iter().any(|(_, entry)| may_have(entry)) {
@@ -137,20 +138,20 @@ impl Arena {
         self.cut_free(capacity)
     }
 
-    /// Adds a slab of at least `capacity` bytes, and holds a first piece of it.
+    /// Adds a slab of at least `capacity` bytes, and returns its first piece.
     pub(crate) fn add(&mut self, slab: Arc<Slab>, capacity: usize) -> Piece {
         let (mut offset, mut free) = (0, None);
         if self.is_common(capacity) {
-            let mut extents = FreeRanges::new(slab.len());
-            offset = extents.take(capacity).unwrap_or(0);
-            free = Some(extents);
+            let mut ranges = FreeRanges::new(slab.len());
+            offset = ranges.take(capacity).unwrap_or(0);
+            free = Some(ranges);
         }
         let key = self.entries.insert(ArenaSlab { slab, live: 0, used: 0, free });
         self.hold(PiecePlace { key, offset }, capacity)
     }
 
-    /// Takes a piece back. If it is not to be kept, the slab leaves the arena with its last piece, which the result
-    /// says; `piece` then holds the last reference, for the caller to drop after the lock.
+    /// Takes a piece back. Returns true if the slab has left the arena, because `keep` is false and this was its last piece.
+    /// Then `piece` holds the last reference to the slab, and the caller drops it after it has released the lock.
     pub(crate) fn give_back(&mut self, piece: &Piece, keep: bool) -> bool {
         let entry = &mut self.entries[piece.key];
         entry.live -= 1;
@@ -170,7 +171,7 @@ impl Arena {
         false
     }
 
-    /// Removes all slabs that no piece is in use of.
+    /// Removes all slabs without a piece in use.
     pub(crate) fn remove_idle(&mut self) -> Vec<Arc<Slab>> {
         let mut removed = Vec::new();
         self.entries.retain(|_, entry| {
@@ -185,7 +186,7 @@ impl Arena {
         removed
     }
 
-    /// Number of slabs.
+    /// Returns the number of slabs.
     pub(crate) fn slabs(&self) -> usize {
         self.entries.len()
     }

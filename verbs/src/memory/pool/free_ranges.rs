@@ -1,20 +1,20 @@
-//! The free parts of one slab.
+//! The free ranges of one slab.
 
 use std::collections::BTreeMap;
 
-/// Free ranges by offset; neighbours are always joined.
+/// Lengths of the free ranges, by offset. Neighbours are always joined.
 #[derive(Debug)]
 pub(crate) struct FreeRanges {
     free: BTreeMap<usize, usize>,
 }
 
 impl FreeRanges {
-    /// `length` bytes, all free.
+    /// Makes the free ranges of a slab of `length` bytes, all of them free.
     pub(crate) fn new(length: usize) -> Self {
         Self { free: BTreeMap::from([(0, length)]) }
     }
 
-    /// Cuts `length` bytes off the first range that has them.
+    /// Cuts `length` bytes from the first range that is long enough, and returns their offset.
     pub(crate) fn take(&mut self, length: usize) -> Option<usize> {
         let (&offset, &available) = self.free.iter().find(|&(_, &available)| available >= length)?;
         self.free.remove(&offset);
@@ -24,7 +24,7 @@ impl FreeRanges {
         Some(offset)
     }
 
-    /// Makes a range free that [`take`](Self::take) cut off.
+    /// Returns a range that [`take`](Self::take) has cut.
     pub(crate) fn give(&mut self, offset: usize, length: usize) {
         let (mut start, mut end) = (offset, offset + length);
         if let Some((&before, &bytes)) = self.free.range(..offset).next_back() {

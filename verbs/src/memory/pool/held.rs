@@ -1,4 +1,4 @@
-//! A piece of a pool in somebody's hands, whatever it is used as.
+//! A held piece: a piece of a pool with a holder, for any purpose.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::shared::PoolShared;
 use super::slab::Slab;
 use crate::{HostMemory, LocalSegment, MemoryRegion, OutOfBounds, RemoteSegment};
 
-/// A piece that goes back to its pool on drop.
+/// A piece that is given back to its pool on drop.
 #[derive(Debug)]
 pub(crate) struct HeldPiece {
     piece: Piece,
@@ -23,22 +23,22 @@ impl HeldPiece {
         Self { piece, quota, purpose, shared }
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.piece.slab.memory().as_ptr().as_ptr().wrapping_add(self.piece.offset)
     }
 
-    /// Bytes there are.
+    /// Returns the capacity in bytes.
     pub(crate) fn capacity(&self) -> usize {
         self.piece.capacity
     }
 
-    /// The pool it came from.
+    /// Returns the state of the pool that the piece came from.
     pub(crate) fn shared(&self) -> &PoolShared {
         &self.shared
     }
 
-    /// Offset of `length` bytes at `offset` of this piece, from the start of the slab.
+    /// Returns the offset in the slab of `length` bytes at `offset` of this piece.
     pub(crate) fn offset_in_slab(&self, offset: usize, length: usize) -> Result<usize, OutOfBounds> {
         match offset.checked_add(length) {
             Some(end) if end <= self.piece.capacity => Ok(self.piece.offset + offset),
@@ -53,27 +53,28 @@ impl HeldPiece {
         Ok(self.segment_within(range.start..range.start + length))
     }
 
-    /// Names `range` of this piece for a work request. One that is not within the piece names memory of the same slab,
-    /// or none, which the device refuses.
+    /// Names `range` of this piece for a work request, without a check. A range beyond the piece names other memory of the
+    /// slab, or no memory, which the device refuses.
     pub(crate) fn segment_within(&self, range: Range<usize>) -> LocalSegment {
         self.segment_by(self.piece.slab.region(), range)
     }
 
-    /// The same, by any registration of the slab without the right to write to what is no block.
+    /// Names `range` of this piece by another registration of its slab. If the piece is a buffer, that registration has no
+    /// right to write.
     pub(crate) fn segment_by(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
         debug_assert!(range.end <= self.piece.capacity);
         let range = self.piece.offset + range.start..self.piece.offset + range.end;
         // SAFETY:
-        // - a request that writes to the range: `Purpose::Block` memory is never referred to, as long as the slab
-        //   lives; `Purpose::Buffer` slabs are registered without the right to write, by the slab itself and by
-        //   `Registrations`, so that the device refuses the request. Both hold for a segment that outlives this piece, too.
-        // - a request that reads the range while a `&mut [u8]` to it exists: `Purpose::Buffer` pieces give segments
-        //   out only when frozen, and those who post them keep the `Lease` until the request completed. One that
-        //   does not sends whatever the next owner writes; our own accesses stay as they are.
+        // - A request that writes to the range: there is never a reference to `Purpose::Block` memory, as long as the slab
+        //   lives. `Purpose::Buffer` slabs are registered without the right to write, by the slab itself and by
+        //   `SlabRegistrations`, so the device refuses the request. Both hold for a segment that outlives this piece, too.
+        // - A request that reads the range while a `&mut [u8]` to it exists: `Purpose::Buffer` pieces give out segments
+        //   only when they are frozen, and the caller keeps the `Lease` until the request has completed. A caller that
+        //   drops the lease earlier sends the bytes of the next owner; accesses of this process stay sound.
         unsafe { LocalSegment::new(region, range) }
     }
 
-    /// Where a peer finds the byte at `offset`, provided that the access rights let it.
+    /// Returns the address and key by which a peer with the access rights reaches the byte at `offset`.
     pub(crate) fn remote(&self, offset: usize) -> RemoteSegment {
         RemoteSegment {
             address: (self.as_ptr() as u64).wrapping_add(offset as u64),
@@ -81,18 +82,18 @@ impl HeldPiece {
         }
     }
 
-    /// Rights of the region.
+    /// Returns the access rights of the region.
     #[cfg(test)]
     pub(crate) fn access(&self) -> crate::Access {
         self.piece.slab.region().access()
     }
 
-    /// The slab.
+    /// Returns the slab.
     pub(crate) fn slab(&self) -> &Arc<Slab> {
         &self.piece.slab
     }
 
-    /// The memory of the slab.
+    /// Returns the memory of the slab.
     pub(crate) fn memory(&self) -> &HostMemory {
         self.piece.slab.memory()
     }
@@ -101,6 +102,6 @@ impl HeldPiece {
 impl Drop for HeldPiece {
     fn drop(&mut self) {
         self.shared.give_back(&self.piece, self.quota, self.purpose);
-        // What is left, a slab that the pool did not keep, goes with the fields: outside the lock.
+        // A slab that the pool did not keep is dropped with the fields, outside the lock.
     }
 }

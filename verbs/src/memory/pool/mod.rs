@@ -10,19 +10,16 @@
 
 mod arena;
 mod free_ranges;
-mod frozen;
-mod held;
+pub(super) mod frozen;
+pub(super) mod held;
 mod shared;
 mod size_class;
-mod slab;
+pub(super) mod slab;
 mod unbound;
 
 use std::sync::Arc;
 
 pub(crate) use arena::Purpose;
-pub(crate) use frozen::{FrozenBuffer, FrozenIndex};
-pub(crate) use held::HeldPiece;
-pub(crate) use slab::{Slab, advise_huge_pages};
 pub use unbound::find_sendable;
 
 use super::budget::Budget;
@@ -30,25 +27,27 @@ use super::error::PoolError;
 use super::pieces::{Block, Lease, RegisteredBuf};
 use super::settings::{PoolSettings, PoolStatistics, Quota};
 use crate::{Access, ProtectionDomain};
+use frozen::FrozenIndex;
+use held::HeldPiece;
 use shared::PoolShared;
 use unbound::Unbound;
 
-/// A pool of registered memory, of a connection or an application. Clones are the same pool.
+/// A pool of registered memory, for a connection or an application. Clones are the same pool.
 ///
-/// It has no memory at first: slabs are mapped and registered on demand, and kept for reuse. When the last clone is
-/// dropped, each slab goes with the last piece that is in use of it, and its budget comes back.
+/// A new pool has no memory. It maps and registers slabs on demand and keeps them for reuse. After the last clone is
+/// dropped, each slab is freed with the last of its pieces that is in use, and its bytes return to the budget.
 ///
-/// Thread-safe. [`lease`](Self::lease) and [`allocate`](Self::allocate) take a lock for some ten nanoseconds where a
-/// free piece of that size class is at hand, and no system call; where not, mapping and registering a slab takes
-/// microseconds, and the kernel clears its pages at the first touch.
+/// Thread-safe. If a free piece of the right size class exists, [`lease`](Self::lease) and [`allocate`](Self::allocate)
+/// hold a lock for some ten nanoseconds and make no system call. Otherwise they map and register a slab, which takes
+/// microseconds, and the kernel clears the pages of the slab at their first use.
 #[derive(Clone, Debug)]
 pub struct Pool {
     handle: Arc<PoolHandle>,
 }
 
 impl Pool {
-    /// Makes a pool that registers its memory with `domain`, within `budget`. It is for programs that post verbs themselves;
-    /// those that only send make theirs with [`for_sending`](Self::for_sending).
+    /// Makes a pool that registers its memory with `domain`, within `budget`. Programs that post verbs themselves use this
+    /// function. Programs that only send use [`for_sending`](Self::for_sending).
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::{Budget, Pool, PoolSettings, Quota};
@@ -74,17 +73,18 @@ impl Pool {
         Self { handle: Arc::new(PoolHandle { shared: Arc::new(shared) }) }
     }
 
-    /// Makes a pool whose buffers any connection can send from where they are, over any device: the application allocates
-    /// and fills them, and hands them on as [`Bytes`](bytes::Bytes). A connection that comes across such bytes registers
-    /// their slab with its own protection domain, once, for its device to read; peers get no right to it. Together with
-    /// [`gather`](crate::transport::gather), the content of a large `bytes` field is not copied at all on the sending side.
+    /// Makes a pool whose buffers every connection can send without a copy, over any device. The application allocates
+    /// and fills a buffer, and passes it on as [`Bytes`](bytes::Bytes). A connection that sends such bytes registers their
+    /// slab once with its own protection domain, so that its device can read the slab. Peers get no right to the slab.
+    /// Together with the `gather` codec of the crate tonic-rdma, the sending side does not copy the content of a large
+    /// `bytes` field at all.
     ///
-    /// `limit` is how many bytes may be in use at a time. Registrations count against the connections' budget
-    /// (`RDMA_PINNED_LIMIT`); where that is used up, the bytes are copied as any others are.
-    /// [`copies_avoided_bytes`](crate::CounterSnapshot::copies_avoided_bytes) counts what was sent without a copy.
+    /// `limit` is the number of bytes that may be in use at a time. Registrations count against the budget of the
+    /// connections (`RDMA_PINNED_LIMIT`). If that budget is used up, a connection copies the bytes as it copies any others.
+    /// The counter `copies_avoided_bytes` of tonic-rdma counts the bytes that were sent without a copy.
     ///
-    /// Use [`allocate`](Self::allocate) alone: segments made of its blocks and leases name no registered memory, and every
-    /// device refuses them.
+    /// Use only [`allocate`](Self::allocate) with this pool: the segments of its blocks and leases name no registered
+    /// memory, and every device refuses them.
     ///
     /// ```
     /// let pool = tonic_rdma_verbs::memory::Pool::for_sending(1 << 30);
@@ -104,8 +104,8 @@ impl Pool {
         Self::with_index(Arc::new(Unbound), settings, Budget::new(limit), unbound::index())
     }
 
-    /// Leases a block of at least `length` bytes, for the device to read and write. Its content is whatever it was
-    /// last used for in this pool, or zeros. See [`new`](Self::new) for a pool of your own.
+    /// Leases a block of at least `length` bytes, which the device may read and write. The block holds zeros, or old
+    /// content of this pool. [`new`](Self::new) shows how to make a pool.
     ///
     /// ```
     /// # use tonic_rdma_verbs::memory::{Budget, Pool, PoolError, PoolSettings};
@@ -124,41 +124,41 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// The quota or the budget is used up, or a slab could not be made: see [`PoolError`].
+    /// The quota or the budget is used up, or a slab could not be made ([`PoolError`]).
     pub fn lease(&self, length: usize, quota: Quota) -> Result<Block, PoolError> {
         Ok(Block::new(self.obtain(length, quota, Purpose::Block)?, length))
     }
 
-    /// Allocates a buffer of `length` bytes for content to be sent. It counts against [`Quota::Send`] until it, and all
-    /// [`Bytes`](bytes::Bytes) and leases made from it, are gone. Its content is whatever it was last used for in this
-    /// pool, or zeros.
+    /// Allocates a buffer of `length` bytes for content to be sent. The buffer counts against [`Quota::Send`] until all
+    /// [`Bytes`](bytes::Bytes) and leases made from the buffer are dropped. The buffer holds zeros, or old content of this
+    /// pool.
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::Pool;
     ///
     /// let pool = Pool::for_sending(1 << 20);
     /// let mut buffer = pool.allocate(4096)?;
-    /// buffer.fill(7); // it is a `&mut [u8]`
+    /// buffer.fill(7); // the buffer is a `&mut [u8]`
     /// let payload: bytes::Bytes = buffer.freeze();
     /// # assert_eq!(payload.len(), 4096);
     /// # Ok::<(), tonic_rdma_verbs::memory::PoolError>(())
     /// ```
     ///
     /// # Errors
-    /// The quota or the budget is used up, or a slab could not be made: see [`PoolError`].
+    /// The quota or the budget is used up, or a slab could not be made ([`PoolError`]).
     pub fn allocate(&self, length: usize) -> Result<RegisteredBuf, PoolError> {
         Ok(RegisteredBuf::new(self.obtain(length, Quota::Send, Purpose::Buffer)?, length))
     }
 
-    /// Looks up whether all of `length` bytes at `address` lie in one frozen buffer of this pool, and if so takes a
-    /// reference that keeps them there and unchanged. It takes a few nanoseconds if no buffer can be there.
+    /// Finds the frozen buffer of this pool that holds all `length` bytes at `address`, and returns a reference that keeps
+    /// these bytes in place and unchanged. If no buffer can be at that address, the call takes a few nanoseconds.
     ///
-    /// For a slice that the caller holds: `pool.find(slice.as_ptr() as usize, slice.len())`.
+    /// A caller that holds a slice calls `pool.find(slice.as_ptr() as usize, slice.len())`.
     pub fn find(&self, address: usize, length: usize) -> Option<Lease> {
         Lease::find(self.shared().index(), address, length)
     }
 
-    /// Gives back all slabs of which nothing is in use. Worth a call when a connection has gone idle: its slabs count against
+    /// Frees all slabs without a piece in use. Call this when a connection becomes idle, because its slabs count against
     /// the budget of all connections.
     pub fn trim(&self) {
         self.shared().trim();
@@ -169,16 +169,17 @@ impl Pool {
         self.shared().statistics()
     }
 
-    /// Returns its settings, with the slab size as rounded.
+    /// Returns the settings of the pool, with the slab size rounded.
     pub fn settings(&self) -> &PoolSettings {
         self.shared().settings()
     }
 
-    /// Returns the budget that it draws from.
+    /// Returns the budget that slabs of the pool count against.
     pub fn budget(&self) -> &Arc<Budget> {
         self.shared().budget()
     }
 
+    /// Obtains a piece for `length` bytes.
     pub(crate) fn obtain(
         &self,
         length: usize,
@@ -194,7 +195,7 @@ impl Pool {
     }
 }
 
-/// Lives as long as a `Pool` does, while `PoolShared` waits for the last piece.
+/// Closes the pool when the last clone of it is dropped. [`PoolShared`] lives until the last piece is given back.
 #[derive(Debug)]
 struct PoolHandle {
     shared: Arc<PoolShared>,

@@ -14,24 +14,28 @@ use crate::{Access, ProtectionDomain};
 /// Bytes of the smallest slab that a pool starts with. A budget that runs out makes smaller slabs.
 const SMALLEST_SLAB: usize = 64 << 10;
 
-/// What the pool and all pieces of it share.
+/// The state that a pool and all its pieces share.
 #[derive(Debug)]
 pub(crate) struct PoolShared {
     domain: Arc<dyn ProtectionDomain>,
     settings: PoolSettings,
     budget: Arc<Budget>,
     index: Arc<FrozenIndex>,
-    /// Buffers of this pool in the index, which other pools may use too.
+    /// Number of buffers of this pool in the index, which other pools may share.
     frozen: AtomicUsize,
     state: Mutex<PoolState>,
 }
 
+/// The part of the state that the lock guards.
 #[derive(Debug)]
 struct PoolState {
     blocks: Arena,
     buffers: Arena,
+    /// Bytes leased against the send quota.
     leased_send: u64,
+    /// Bytes leased against the receive quota.
     leased_receive: u64,
+    /// Bytes of all slabs.
     registered: u64,
     hits: u64,
     misses: u64,
@@ -114,18 +118,19 @@ impl PoolShared {
         self.trim();
     }
 
-    /// A buffer of `length` bytes at `address` can be found from now on.
+    /// Adds a frozen buffer of `length` bytes at `address` to the index.
     pub(crate) fn freeze(&self, address: usize, length: usize, frozen: &Arc<FrozenBuffer>) {
         self.index.insert(address, length, Arc::downgrade(frozen));
         self.frozen.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The buffer at `address` can't be found any more.
+    /// Removes the frozen buffer at `address` from the index.
     pub(crate) fn thaw(&self, address: usize) {
         self.index.remove(address);
         self.frozen.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Obtains a piece for `length` bytes: one that was in use before, a new one of an existing slab, or one of a new slab.
     pub(crate) fn obtain(&self, length: usize, quota: Quota, purpose: Purpose) -> Result<Piece, PoolError> {
         let limit = self.settings.limit(quota);
         let mut state = self.lock();
@@ -167,11 +172,11 @@ impl PoolShared {
         }
     }
 
-    /// Takes a piece back; `piece` may be left with the last reference to its slab.
+    /// Takes a piece back. Afterwards `piece` may hold the last reference to its slab.
     pub(crate) fn give_back(&self, piece: &Piece, quota: Quota, purpose: Purpose) {
         let mut state = self.lock();
         *state.leased(quota) -= piece.capacity as u64;
-        // Common slabs are always kept, those of one piece as long as the pool is no larger than its quotas together.
+        // Common slabs are always kept. Slabs of one piece are kept while the pool is no larger than the sum of its quotas.
         let quotas = self.settings.send_quota.saturating_add(self.settings.receive_quota);
         let common = state.arena(purpose).is_common(piece.capacity);
         let keep = !state.closed && (common || state.registered <= quotas);
@@ -180,7 +185,7 @@ impl PoolShared {
         }
     }
 
-    /// Makes a slab for a piece of `capacity` bytes. Takes system calls, so never under the lock.
+    /// Makes a slab for a piece of `capacity` bytes. Callers do not hold the lock, because this makes system calls.
     fn make_slab(&self, capacity: usize, common: bool, purpose: Purpose) -> Result<Slab, PoolError> {
         let access = match purpose {
             Purpose::Block => self.settings.access,
@@ -192,7 +197,7 @@ impl PoolShared {
         Slab::new(&*self.domain, access, &self.settings, reservation)
     }
 
-    /// Takes the budget of a slab. If it does not suffice, first gives idle slabs back, then makes do with less.
+    /// Reserves the bytes of a slab. If the budget is too small, this first frees idle slabs, then reserves a smaller slab.
     fn reserve(&self, capacity: usize, common: bool) -> Result<Reservation, PoolError> {
         let page = rustix::param::page_size();
         let smallest = capacity.next_multiple_of(page);
@@ -210,6 +215,7 @@ impl PoolShared {
         }
     }
 
+    /// Frees all slabs without a piece in use.
     pub(crate) fn trim(&self) {
         let mut state = self.lock();
         let mut idle = state.blocks.remove_idle();

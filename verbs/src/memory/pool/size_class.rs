@@ -1,9 +1,9 @@
-//! Size classes: powers of two from 256 B on, and halfway between each two.
+//! Size classes: the powers of two from 256 bytes on, and the size halfway between each two of them.
 
 /// Size of class 0, in bytes.
 const SMALLEST: usize = 256;
 
-/// Class of the smallest size that holds `length` bytes.
+/// Returns the smallest class that holds `length` bytes.
 pub(crate) fn index(length: usize) -> usize {
     if length <= SMALLEST {
         return 0;
@@ -13,7 +13,7 @@ pub(crate) fn index(length: usize) -> usize {
     if length <= power / 4 * 3 { 2 * doublings - 1 } else { 2 * doublings }
 }
 
-/// Bytes that a block of class `index` has: a multiple of 128.
+/// Returns the bytes of a piece of class `index`: a multiple of 128.
 pub(crate) fn size(index: usize) -> usize {
     let power = SMALLEST << (index / 2);
     if index.is_multiple_of(2) { power } else { power / 2 * 3 }

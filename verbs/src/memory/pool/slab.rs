@@ -1,4 +1,4 @@
-//! A slab: memory that is mapped and registered as one.
+//! A slab: memory that is mapped and registered as a whole.
 
 use std::sync::Arc;
 
@@ -7,10 +7,11 @@ use super::super::error::PoolError;
 use super::super::settings::PoolSettings;
 use crate::{Access, HostMemory, MemoryRegion, ProtectionDomain, VerbsError};
 
+/// Bytes of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Shared memory, registered whole. Fields are dropped in this order: the device lets go before the memory does, and
-/// the budget comes back last.
+/// Shared memory that is registered as a whole. The fields are dropped in this order: first the registration, then the
+/// memory, then the reservation of the budget.
 #[derive(Debug)]
 pub(crate) struct Slab {
     region: Arc<dyn MemoryRegion>,
@@ -19,7 +20,7 @@ pub(crate) struct Slab {
 }
 
 impl Slab {
-    /// Maps and registers as many bytes as `reservation` has; a system call per step.
+    /// Maps and registers the bytes of `reservation`. Each step is a system call.
     pub(crate) fn new(
         domain: &dyn ProtectionDomain,
         access: Access,
@@ -49,27 +50,27 @@ impl Slab {
         Ok(Self { region, memory, reservation })
     }
 
-    /// The region over all of it.
+    /// Returns the region over all of the slab.
     pub(crate) fn region(&self) -> &dyn MemoryRegion {
         &*self.region
     }
 
-    /// The memory itself.
+    /// Returns the memory.
     pub(crate) fn memory(&self) -> &Arc<HostMemory> {
         &self.memory
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.reservation.bytes() as usize
     }
 }
 
-/// Only a hint: a kernel that does not take it serves small pages.
+/// Asks the kernel for huge pages. This is a hint: a kernel that ignores it uses small pages.
 pub(crate) fn advise_huge_pages(memory: &HostMemory) {
     // SAFETY:
-    // - the range is one live mapping of our own, by `HostMemory`, and
-    // - this advice changes neither content nor validity of a page.
+    // - The range is one live mapping of this process (`HostMemory`).
+    // - This advice changes neither the content nor the validity of a page.
     let _ = unsafe {
         rustix::mm::madvise(memory.as_ptr().as_ptr().cast(), memory.len(), rustix::mm::Advice::LinuxHugepage)
     };

@@ -1,4 +1,4 @@
-//! Memory that belongs to no protection domain, and how a connection finds it by its address.
+//! Memory without a protection domain, and the look-up by which a connection finds such memory.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -13,17 +13,18 @@ use crate::{
 /// The frozen buffers of all pools for sending.
 static SENDABLE: LazyLock<Arc<FrozenIndex>> = LazyLock::new(|| Arc::new(FrozenIndex::new()));
 
-/// The index that all pools for sending share.
+/// Returns the index that all pools for sending share.
 pub(crate) fn index() -> Arc<FrozenIndex> {
     Arc::clone(&SENDABLE)
 }
 
-/// Looks up whether all of `bytes` lie in a frozen buffer of some pool for sending. Two loads where there is none.
+/// Finds the frozen buffer of any pool for sending that holds all of `bytes`. This takes two loads if no such buffer
+/// exists.
 pub fn find_sendable(bytes: &[u8]) -> Option<Lease> {
     Lease::find(&SENDABLE, bytes.as_ptr() as usize, bytes.len())
 }
 
-/// The domain of a pool that has none.
+/// Stands for the protection domain in a pool that has none.
 #[derive(Debug)]
 pub(crate) struct Unbound;
 
@@ -48,7 +49,7 @@ impl ProtectionDomain for Unbound {
     }
 }
 
-/// Memory that no device knows. Its keys are those that no region has.
+/// Memory that no device knows. No region of a device has its keys.
 #[derive(Debug)]
 struct Unregistered(Arc<HostMemory>, Range<usize>);
 

@@ -1,18 +1,18 @@
-//! Memory that stays known to a software device between one grant and the next.
+//! Registrations that a software device keeps between one grant and the next.
 //!
-//! A peer of the software device maps a segment when it first uses it, and lets go of segments without a key. A grant for
-//! every transfer would have it map, and fault every page in, each time. So for as long as the memory lives one region over
-//! it is kept, whose key nobody is told.
+//! A peer of the software device maps a segment of shared memory at its first use, and unmaps segments without a valid key.
+//! With a grant for every transfer, the peer would map the segment and fault in every page each time. For this reason one
+//! region over the memory is kept as long as the memory lives. No peer gets its key.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use super::super::pieces::Lease;
-use super::super::pool::Slab;
+use super::super::pool::slab::Slab;
 use super::super::region::{Mapped, SharedRegion};
 use crate::{Access, HostMemory, MemoryRegion, ProtectionDomain};
 
-/// The regions that are kept, of one protection domain.
+/// The kept registrations of one protection domain.
 #[derive(Debug)]
 pub struct KeptRegistrations {
     domain: Arc<dyn ProtectionDomain>,
@@ -20,29 +20,30 @@ pub struct KeptRegistrations {
     slabs: Kept<Slab>,
 }
 
-/// By the owner's address, which no other has as long as the entry refers to it.
+/// Regions by the address of their owner, which no other owner has as long as the entry refers to the owner.
 type Kept<O> = HashMap<usize, (Weak<O>, Arc<dyn MemoryRegion>)>;
 
 impl KeptRegistrations {
-    /// None yet, with `domain`.
+    /// Makes an empty set of registrations with `domain`.
     pub fn new(domain: Arc<dyn ProtectionDomain>) -> Self {
         Self { domain, mapped: Kept::new(), slabs: Kept::new() }
     }
 
-    /// Keeps the memory of `shared` known.
+    /// Keeps the mapping of `shared` registered.
     pub fn region(&mut self, shared: &SharedRegion) {
         let owner = shared.region().mapped();
         keep(&*self.domain, &mut self.mapped, owner, owner.memory(), Access::LOCAL_WRITE);
     }
 
-    /// Keeps the memory of `lease` known.
+    /// Keeps the slab of `lease` registered.
     pub fn lease(&mut self, lease: &Lease) {
         let owner = lease.slab();
         keep(&*self.domain, &mut self.slabs, owner, owner.memory(), Access::REMOTE_READ);
     }
 }
 
-/// What can't be registered is mapped anew each time, which costs time and nothing else.
+/// Registers `memory` as long as `owner` lives. A failure is ignored: the peer then maps the memory for every transfer,
+/// which only costs time.
 fn keep<O>(
     domain: &dyn ProtectionDomain,
     kept: &mut Kept<O>,

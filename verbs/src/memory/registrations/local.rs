@@ -1,21 +1,22 @@
-//! Which local memory a protection domain's device may use.
+//! Local memory that the device of a protection domain may access.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use super::super::budget::Budget;
+use super::super::error::PoolError;
 use super::super::pieces::Lease;
 use super::super::region::{Mapped, MemRegion};
 use super::slabs::SlabRegistrations;
 use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain, VerbsError};
 
-/// Regions and buffers that requests of one protection domain name, registered once each, for no peer.
+/// The regions and buffers that requests of one protection domain name. Each is registered once, without rights for peers.
 #[derive(Debug)]
 pub struct LocalRegistrations {
     domain: Arc<dyn ProtectionDomain>,
     frozen: SlabRegistrations,
-    /// By the mapping's address, which no other has as long as the entry refers to it.
+    /// By the address of the mapping, which no other mapping has as long as the entry refers to the mapping.
     regions: HashMap<usize, MappingRegistration>,
 }
 
@@ -26,19 +27,18 @@ struct MappingRegistration {
 }
 
 impl LocalRegistrations {
-    /// None yet, with `domain`.
+    /// Makes an empty set of registrations with `domain`. Slabs of buffers will count against `budget`.
     pub fn new(domain: Arc<dyn ProtectionDomain>, budget: Arc<Budget>) -> Self {
         let frozen = SlabRegistrations::new(Arc::clone(&domain), budget);
         Self { domain, frozen, regions: HashMap::new() }
     }
 
-    /// The registration of the memory that `lease` lies in, for reading.
-    pub(crate) fn lease(&mut self, lease: &Lease) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        let unusable = || VerbsError::Unusable("memory to send from can't be registered".into());
-        self.frozen.region(lease).ok_or_else(unusable)
+    /// Returns the registration of the slab that `lease` lies in, for reading.
+    pub(crate) fn lease(&mut self, lease: &Lease) -> Result<Arc<dyn MemoryRegion>, Arc<PoolError>> {
+        self.frozen.region(lease)
     }
 
-    /// The registration of `region`'s mapping, for reading and writing.
+    /// Returns the registration of the mapping of `region`, for reading and writing.
     pub(crate) fn region(&mut self, region: &MemRegion) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         let key = Arc::as_ptr(region.mapped()).addr();
         if let Some(entry) = self.regions.get(&key) {
@@ -53,17 +53,17 @@ impl LocalRegistrations {
         Ok(registered)
     }
 
-    /// Lets go of memory that nobody else has any more.
+    /// Drops the registrations of memory that has no other owner.
     pub(crate) fn prune(&mut self) {
         self.regions.retain(|_, entry| entry.mapped.strong_count() > 0);
         self.frozen.prune();
     }
 }
 
-/// Names `range` of `region`, in bytes from its start, by its registration.
+/// Names `range` of `region`, in bytes from its start, by the registration of its mapping.
 ///
 /// # Safety
-/// `region` must be out of everybody's hands until the request over the segment is over.
+/// There must be no reference to the bytes of `region` until the request over the segment has completed.
 pub(crate) unsafe fn segment_of(
     region: &MemRegion,
     registered: &dyn MemoryRegion,
@@ -71,6 +71,6 @@ pub(crate) unsafe fn segment_of(
 ) -> LocalSegment {
     let start = region.range().start;
     debug_assert!(range.end <= region.len());
-    // SAFETY: nobody has a reference to the region, as the caller promises.
+    // SAFETY: there is no reference to the bytes of the region, as the caller promises.
     unsafe { LocalSegment::new(registered, start + range.start..start + range.end) }
 }

@@ -1,4 +1,4 @@
-//! The buffer: in registered memory or on the heap, and the same to its owner.
+//! The buffer of an allocation site: in registered memory or on the heap, with the same functions.
 
 use std::fmt;
 use std::io;
@@ -13,11 +13,11 @@ use super::report::SitePlacement;
 use super::unsent::{self, SHORTEST};
 use crate::memory::pieces::{Lease, RegisteredBuf};
 
-/// A buffer of a [`SiteAllocator`](super::SiteAllocator). The program writes to it as a slice, or appends up to a capacity
-/// that is fixed, then calls [`freeze`](Self::freeze) and sends. No alignment is promised.
+/// A buffer of a [`SiteAllocator`](super::SiteAllocator). The program writes to it as a slice, or appends up to its fixed
+/// capacity, then calls [`freeze`](Self::freeze) and sends. No alignment is promised.
 ///
-/// Reading and writing are the same wherever it is. What goes into a buffer of a site that sends should be what is sent: in a
-/// pool that has a protection domain of its own, that domain's peers may be able to read it.
+/// Reading and writing are the same in both places. Write only bytes to be sent into the buffers of a sending site: if the
+/// pool has its own protection domain, the peers of that domain may be able to read them.
 pub struct SiteBuf {
     memory: BufferMemory,
     capacity: usize,
@@ -26,24 +26,24 @@ pub struct SiteBuf {
 
 enum BufferMemory {
     Heap(Vec<u8>),
-    /// With how much of it is filled.
+    /// The buffer, and the number of bytes that are filled.
     Registered(RegisteredBuf, usize),
 }
 
 impl SiteBuf {
-    /// On the heap; `content` has room for `capacity` bytes.
+    /// Makes a buffer on the heap. `content` has room for `capacity` bytes.
     pub(super) fn heap(content: Vec<u8>, capacity: usize, record: Option<Arc<SiteRecord>>) -> Self {
         debug_assert!(content.len() <= capacity && capacity <= content.capacity());
         Self { memory: BufferMemory::Heap(content), capacity, record }
     }
 
-    /// All of `buffer`, of which the first `length` bytes count as filled.
+    /// Makes a buffer in registered memory, whose first `length` bytes count as filled.
     pub(super) fn registered(buffer: RegisteredBuf, length: usize, record: Option<Arc<SiteRecord>>) -> Self {
         let capacity = buffer.len();
         Self { memory: BufferMemory::Registered(buffer, length.min(capacity)), capacity, record }
     }
 
-    /// Returns where the buffer is: on the heap, or in registered memory.
+    /// Returns the place of the buffer: the heap or registered memory.
     pub fn placement(&self) -> SitePlacement {
         match self.memory {
             BufferMemory::Heap(_) => SitePlacement::Heap,
@@ -51,12 +51,12 @@ impl SiteBuf {
         }
     }
 
-    /// Returns how many bytes the buffer can hold.
+    /// Returns the number of bytes that the buffer can hold.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Shortens the content to `length` bytes. Changes nothing if it is no longer than that.
+    /// Shortens the content to `length` bytes. Does nothing if the content is not longer.
     pub fn truncate(&mut self, length: usize) {
         match &mut self.memory {
             BufferMemory::Heap(content) => content.truncate(length),
@@ -64,8 +64,8 @@ impl SiteBuf {
         }
     }
 
-    /// Makes the content immutable and shareable. From now on it counts for the site if a connection sends it, or a slice of
-    /// it. The memory is freed, or goes back to the pool, with the last reference.
+    /// Makes the content immutable and shareable. From now on the site counts as sending if a connection sends the content
+    /// or a slice of it. With the last reference, the memory is freed or returns to the pool.
     pub fn freeze(self) -> Bytes {
         let frozen = match self.memory {
             BufferMemory::Heap(content) => FrozenMemory::Heap(content),
@@ -84,7 +84,7 @@ impl SiteBuf {
     }
 }
 
-/// Content that nobody writes to any more.
+/// Content that is not written to any more.
 enum FrozenMemory {
     Heap(Vec<u8>),
     Registered(Lease),
@@ -99,7 +99,7 @@ impl AsRef<[u8]> for FrozenMemory {
     }
 }
 
-/// A frozen buffer that is looked for among what is sent.
+/// A frozen buffer that is in the index of unsent buffers until it is sent or dropped.
 struct TracedBuffer {
     frozen: FrozenMemory,
 }
@@ -119,7 +119,7 @@ impl AsRef<[u8]> for TracedBuffer {
 
 impl Drop for TracedBuffer {
     fn drop(&mut self) {
-        // Before the memory goes back: it may become another buffer at once.
+        // Before the memory is freed, because it may become another buffer at once.
         unsent::remove(self.as_ref().as_ptr());
     }
 }
@@ -145,8 +145,8 @@ impl DerefMut for SiteBuf {
 }
 
 // SAFETY:
-// - `chunk_mut` is the memory that follows what is filled, up to the capacity, and `remaining_mut` its length, and
-// - `advance_mut` counts as filled what the caller has initialised of it, and nothing that is not there.
+// - `chunk_mut` is the memory after the filled bytes, up to the capacity, and `remaining_mut` is its length.
+// - `advance_mut` counts as filled the bytes that the caller has initialised, and never more than remain.
 unsafe impl BufMut for SiteBuf {
     fn remaining_mut(&self) -> usize {
         self.capacity - self.len()
@@ -157,8 +157,8 @@ unsafe impl BufMut for SiteBuf {
         assert!(count <= room, "advanced by {count} bytes where {room} were left");
         match &mut self.memory {
             // SAFETY:
-            // - no more than `capacity`, which the vector has, as `count` is no more than what remains, and
-            // - initialised: by the caller's promise about the chunk it was given.
+            // - The new length is at most `capacity`, which the vector has, because `count` is at most the rest.
+            // - The bytes are initialised, as the caller promises for the chunk.
             BufferMemory::Heap(content) => unsafe { content.set_len(content.len() + count) },
             BufferMemory::Registered(_, filled) => *filled += count,
         }
@@ -174,7 +174,7 @@ unsafe impl BufMut for SiteBuf {
 }
 
 impl io::Write for SiteBuf {
-    /// Appends what there is room for.
+    /// Appends as many bytes as there is room for.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = bytes.len().min(self.remaining_mut());
         self.put_slice(&bytes[..count]);

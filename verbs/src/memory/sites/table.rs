@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::record::SiteRecord;
 use super::report::Site;
 
-/// Sites by how the program names them, and the iteration that it is in.
+/// The sites of an allocator by location and by name, and its current iteration.
 #[derive(Debug)]
 pub(super) struct SiteTable {
     located: HashMap<&'static Location<'static>, Arc<SiteRecord>>,
@@ -15,19 +15,20 @@ pub(super) struct SiteTable {
     records: Vec<Arc<SiteRecord>>,
     limit: usize,
     pub(super) iteration: u64,
-    /// Buffers whose site there was no room for.
+    /// Number of buffers of sites beyond the limit.
     pub(super) untracked: u64,
 }
 
 /// The allocations under one name: a site for each, in the order in which an iteration makes them.
 #[derive(Debug, Default)]
 struct NamedSites {
+    /// Index of the site of the next allocation.
     next: usize,
     records: Vec<Arc<SiteRecord>>,
 }
 
 impl SiteTable {
-    /// In the first iteration, with room for `limit` sites.
+    /// Makes an empty table for at most `limit` sites, in the first iteration.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             located: HashMap::new(),
@@ -39,7 +40,7 @@ impl SiteTable {
         }
     }
 
-    /// The site at a place of the source; `None` if there is no room for another.
+    /// Returns the site at a place of the source, or `None` if that would be one site too many.
     pub(super) fn at(&mut self, location: &'static Location<'static>) -> Option<Arc<SiteRecord>> {
         if let Some(record) = self.located.get(location) {
             return Some(Arc::clone(record));
@@ -49,7 +50,7 @@ impl SiteTable {
         Some(record)
     }
 
-    /// The site of the next allocation under `name` in this iteration; `None` if there is no room for another.
+    /// Returns the site of the next allocation under `name` in this iteration, or `None` if that would be one site too many.
     pub(super) fn named(&mut self, name: &str) -> Option<Arc<SiteRecord>> {
         if let Some(named) = self.named.get_mut(name)
             && let Some(record) = named.records.get(named.next)
@@ -74,10 +75,12 @@ impl SiteTable {
         self.iteration += 1;
     }
 
+    /// Returns all sites.
     pub(super) fn records(&self) -> &[Arc<SiteRecord>] {
         &self.records
     }
 
+    /// Adds a site, unless there are too many.
     fn add(&mut self, site: impl FnOnce() -> Site) -> Option<Arc<SiteRecord>> {
         if self.records.len() >= self.limit {
             self.untracked += 1;
