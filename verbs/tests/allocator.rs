@@ -1,4 +1,5 @@
-//! Which allocator a process has, by what it says and by what the C library's heap holds.
+//! A binary of its own, because it sets the global allocator. The allocator in use must be the one that the environment
+//! variable names: the test asks the allocator, and compares the size of the C library's heap.
 #![cfg(target_env = "gnu")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -9,16 +10,16 @@ use tonic_rdma_verbs::allocator::{Allocator, Chosen, VARIABLE, in_use};
 #[global_allocator]
 static ALLOCATOR: Chosen = Chosen;
 
-/// Said to a process of this test that another has started: the allocator that it should have.
+/// The environment variable with the name of the allocator that a child process of this test should have.
 const EXPECTED: &str = "TONIC_RDMA_ALLOCATOR_EXPECTED";
 
-/// Far more than the C library and the test harness take for themselves meanwhile.
+/// Far more bytes than the C library and the test harness allocate meanwhile.
 const BYTES: usize = 64 << 20;
 
-/// Bytes that the C library's malloc has given out.
-fn of_the_c_library() -> usize {
+/// Returns the bytes that the C library's malloc has allocated.
+fn allocated_by_malloc() -> usize {
     // SAFETY:
-    // - There is nothing to keep: it takes no argument and reads counters under malloc's own locks.
+    // - The function takes no argument, and reads counters under malloc's own locks.
     let heap = unsafe { libc::mallinfo2() };
     heap.uordblks + heap.hblkhd
 }
@@ -38,8 +39,8 @@ fn the_heap_in_use_is_the_one_that_the_environment_names() {
             None => child.env_remove(VARIABLE),
         };
         let output = child.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{value:?}: {said}");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && printed.contains("1 passed"), "{value:?}: {printed}");
     }
 }
 
@@ -51,23 +52,23 @@ fn in_a_process_of_its_own() {
     let large = |bytes: usize| (bytes > BYTES / 2) == (expected == "system");
 
     // alloc
-    let before = of_the_c_library();
+    let before = allocated_by_malloc();
     let mut bytes: Vec<u8> = Vec::with_capacity(BYTES);
-    assert!(large(of_the_c_library() - before), "alloc");
-    // realloc keeps what is there
+    assert!(large(allocated_by_malloc() - before), "alloc");
+    // realloc keeps the content
     bytes.resize(BYTES, 7);
     bytes.reserve_exact(BYTES);
-    assert!(large(of_the_c_library() - before - if expected == "system" { BYTES } else { 0 }), "realloc");
+    assert!(large(allocated_by_malloc() - before - if expected == "system" { BYTES } else { 0 }), "realloc");
     assert!(bytes.iter().all(|byte| *byte == 7));
     // dealloc
     drop(bytes);
-    assert!(of_the_c_library() < before + BYTES / 2, "dealloc");
+    assert!(allocated_by_malloc() < before + BYTES / 2, "dealloc");
     // alloc_zeroed
     let zeroed = vec![0_u8; BYTES];
-    assert!(large(of_the_c_library() - before), "alloc_zeroed");
+    assert!(large(allocated_by_malloc() - before), "alloc_zeroed");
     assert!(zeroed.iter().all(|byte| *byte == 0));
     drop(zeroed);
-    assert!(of_the_c_library() < before + BYTES / 2, "dealloc of zeroed");
+    assert!(allocated_by_malloc() < before + BYTES / 2, "dealloc of zeroed");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The soft device leaves nothing behind: no descriptor, no mapping, no thread. Alone in its process, because it counts.
+//! A binary of its own, because it counts the descriptors, mappings and threads of the process. The software device must
+//! not leak any of them.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::Arc;
@@ -21,13 +22,13 @@ struct Counts {
 impl Counts {
     fn now() -> Self {
         let entries = |path| std::fs::read_dir(path).unwrap().count();
-        // Anonymous memory is the allocator's business.
+        // Anonymous memory is not counted, because it belongs to the allocator.
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let mappings = maps.lines().filter(|line| line.contains("memfd:")).count();
         Self { descriptors: entries("/proc/self/fd"), mappings, threads: entries("/proc/self/task") }
     }
 
-    /// Waits for what goes a moment later, such as the service's end of a closed socket.
+    /// Waits until the counts are these. Some resources are freed a little later, such as the service's end of a closed socket.
     fn expect(&self) {
         let deadline = Instant::now() + Duration::from_secs(10);
         while Self::now() != *self {
@@ -68,12 +69,12 @@ fn connect_use_and_drop(context: &Arc<dyn Context>, queue: &Arc<dyn CompletionQu
     let memory = Arc::new(HostMemory::shared(8192, 4096).unwrap());
     let region = domain.register(memory, Access::from_bits_truncate(7)).unwrap();
     let [a, b] = connected(&domain, queue);
-    // SAFETY: nobody makes a reference to the memory.
+    // SAFETY: there is no reference to the memory.
     let segments = unsafe { [LocalSegment::new(&*region, 0..64), LocalSegment::new(&*region, 4096..4160)] };
     b.post_receive(&[ReceiveRequest { wr_id: 1, into: &segments[..1] }]).unwrap();
     let data = Payload::Registered(&segments[1..]);
     let send = SendRequest { wr_id: 2, operation: Operation::Send { data, immediate: None }, signaled: true };
-    // In some rounds something is left waiting, or not polled, or in Error.
+    // In some rounds a request still waits, a completion is not polled, or the queue pair is in Error.
     let posted = [send; 3];
     a.post_send(&posted[..1 + round % 3]).unwrap();
     if round.is_multiple_of(4) {
@@ -85,7 +86,7 @@ fn connect_use_and_drop(context: &Arc<dyn Context>, queue: &Arc<dyn CompletionQu
 }
 
 #[test]
-fn connections_leave_nothing_behind() {
+fn connections_leak_nothing() {
     let before_all = Counts::now();
     let context = soft::open().unwrap();
     let queue = context.create_completion_queue(64).unwrap();
@@ -95,7 +96,7 @@ fn connections_leave_nothing_behind() {
     }
     before.expect();
 
-    // Connections that live cost mappings, and not one descriptor each.
+    // An open connection costs mappings, and no descriptor.
     let domain = context.alloc_protection_domain().unwrap();
     let first = connected(&domain, &queue);
     let with_one = Counts::now();

@@ -1,5 +1,5 @@
-//! Memory of another device, by dmabuf. What stands for that device here is the kernel's udmabuf, which makes a dmabuf of
-//! host memory; so that on an RDMA device that registers dmabufs everything can be tried, and looked at.
+//! Memory of another device, by dmabuf. The kernel's udmabuf stands for that device: it makes a dmabuf of host memory. So
+//! an RDMA device that registers dmabufs can be tested with memory that the test can read.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -13,14 +13,14 @@ use tonic_rdma_verbs::{
 use crate::fabric::{ALL, Fabric, Side, default_pair, pattern, until_placed};
 
 const LENGTH: usize = 64 << 10;
-/// Where requests are to find it: an address that nothing has, on a page as the offset is.
+/// Address for requests: an address that nothing else has, at the page offset of the memory.
 const IOVA: u64 = 0x7000_0000_0000;
 
 fn note(what: &str) {
     let _ = writeln!(std::io::stderr(), "left out: {what}");
 }
 
-/// A dmabuf of host memory, in a kernel that makes one (`include/uapi/linux/udmabuf.h`).
+/// Makes a dmabuf of host memory, if the kernel can (`include/uapi/linux/udmabuf.h`).
 fn dmabuf(memory: &HostMemory) -> Option<OwnedFd> {
     #[repr(C)]
     struct Create {
@@ -33,15 +33,16 @@ fn dmabuf(memory: &HostMemory) -> Option<OwnedFd> {
     let maker = File::options().read(true).write(true).open("/dev/udmabuf").ok()?;
     let memfd = memory.shared_fd().unwrap().as_raw_fd() as u32;
     let create = Create { memfd, flags: 1, offset: 0, size: memory.len() as u64 };
-    // SAFETY: the request reads a `Create`, and nothing else of ours.
+    // SAFETY: the request reads a `Create`, and no other memory of this process.
     let fd = unsafe { libc::ioctl(maker.as_raw_fd(), UDMABUF_CREATE as _, &raw const create) };
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor was just made, and nobody else has it.
+    // SAFETY: the descriptor was just made, and has no other owner.
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A device that registers none says so, whatever it gets; another one says what it is that it got.
-pub fn what_is_no_dmabuf(fabric: &dyn Fabric) {
+/// A device without dmabuf registration refuses every descriptor for that reason. Other devices name the fault of the
+/// descriptor.
+pub fn other_descriptors_are_refused(fabric: &dyn Fabric) {
     let (a, _b) = default_pair(fabric);
     let memory = HostMemory::shared(LENGTH, 4096).unwrap();
     let fd = memory.shared_fd().unwrap();
@@ -60,7 +61,7 @@ pub fn what_is_no_dmabuf(fabric: &dyn Fabric) {
     }
 }
 
-/// Whether a part of a dmabuf works as host memory does, where the device takes it.
+/// A part of a dmabuf works as host memory does, if the device registers it.
 pub fn device_memory(fabric: &dyn Fabric) {
     let memory = HostMemory::shared(LENGTH, 4096).unwrap();
     let Some(fd) = dmabuf(&memory) else { return note("no /dev/udmabuf to make a dmabuf by") };
@@ -80,7 +81,7 @@ pub fn device_memory(fabric: &dyn Fabric) {
     a.expect_refusal(fabric, 9, CompletionStatus::RemoteAccess);
 }
 
-/// Moves all of the region each way by each opcode. `offset`: where it begins in the memory.
+/// Moves all of the region in both directions by each opcode. The region begins at `offset` of the memory.
 fn exchange(
     fabric: &dyn Fabric,
     (a, b): (&Side, &Side),

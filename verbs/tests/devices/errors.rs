@@ -1,4 +1,4 @@
-//! Requests that must fail, and what comes after the failure.
+//! Requests that must fail, and the state after the failure.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::fabric::{
     ALL, Fabric, Options, Side, connected, default_pair, pattern, remote, segment, until_placed, wait_until,
 };
 
-/// After a fault that the target reports, both ends are in Error: `b`'s receive 50 is flushed, and so is all that `a`
-/// posts from now on.
+/// Checks that both ends are in Error after a fault that the target reports: `b`'s receive 50 is flushed, and so are all
+/// later requests of `a`.
 fn expect_both_ended(a: &Side, b: &Side) {
     a.expect_end();
     b.expect_failure(50, CompletionStatus::WorkRequestFlushed);
@@ -55,7 +55,7 @@ pub fn out_of_bounds(fabric: &dyn Fabric) {
     expect_remote_access(fabric, |a, b| a.read(1, a.segment(0, 64), wrapping(b)));
 }
 
-/// A write to memory that peers may read alone.
+/// A write to memory that peers may only read.
 pub fn missing_region_right(fabric: &dyn Fabric) {
     let readable = match fabric.sinks_are_open() {
         false => Access::LOCAL_WRITE | Access::REMOTE_READ,
@@ -68,7 +68,7 @@ pub fn missing_region_right(fabric: &dyn Fabric) {
     });
 }
 
-/// A READ of memory that peers may write alone.
+/// A READ of memory that peers may only write.
 pub fn missing_region_right_of_a_read(fabric: &dyn Fabric) {
     let mut kept = None;
     expect_remote_access(fabric, |a, b| {
@@ -156,7 +156,7 @@ pub fn read_into_read_only_memory(fabric: &dyn Fabric) {
     a.expect_failure(1, CompletionStatus::LocalProtection);
 }
 
-/// A receive whose memory is gone fails at both ends.
+/// A receive into deregistered memory fails at both ends.
 pub fn receive_into_deregistered_memory(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     let region = b.private_region(4096);
@@ -170,13 +170,13 @@ pub fn receive_into_deregistered_memory(fabric: &dyn Fabric) {
     expect_both_ended(&a, &b);
 }
 
-/// What is outstanding is flushed in order; what had come before is not lost.
+/// Outstanding requests are flushed in order, and messages that had arrived before are not lost.
 pub fn flush_order(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     b.post_receive(1, 0, 64);
     a.send(1, 0, 10);
     if !fabric.sends_wait_for_receives() {
-        // None is outstanding when it comes to the flush.
+        // No receive is outstanding at the flush.
         b.expect(1, CompletionOpcode::Receive);
         a.pair.to_error();
     }
@@ -202,7 +202,7 @@ pub fn flush_order(fabric: &dyn Fabric) {
     }
 }
 
-/// Requests that are not signalled report their failure all the same, and those behind it do not take place.
+/// Unsignalled requests report their failure too, and the requests after them have no effect.
 pub fn unsignalled_failure(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     a.fill(0, &[7; 8]);
@@ -226,7 +226,7 @@ pub fn unsignalled_failure(fabric: &dyn Fabric) {
     assert_eq!(b.content(0, 16), [[7; 8], [0; 8]].concat());
 }
 
-/// A peer that destroyed its queue pair does not answer any more.
+/// A peer that has destroyed its queue pair does not answer any more.
 pub fn peer_destroyed(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     let (target, region) = (b.remote(0), b.region.clone());
@@ -238,10 +238,10 @@ pub fn peer_destroyed(fabric: &dyn Fabric) {
     drop(region);
 }
 
-/// A peer that never connects is no reason to wait for ever.
+/// A request to a peer that never connects fails after a finite time.
 pub fn peer_never_connects(fabric: &dyn Fabric) {
     let options = Options::default();
-    // Several, as on iWARP it is a matter of chance which end connects to the other.
+    // Several attempts, because on iWARP chance decides which end connects to the other.
     let pairs: Vec<_> = (0..4).map(|_| (Side::new(fabric, &options), Side::new(fabric, &options))).collect();
     for (a, b) in &pairs {
         a.pair.to_rtr(&b.pair.local_address(), &options.settings).unwrap();
@@ -262,7 +262,7 @@ pub fn peer_never_connects(fabric: &dyn Fabric) {
     }
 }
 
-/// A send that waits for a receive learns that the peer went to Error; a queue pair that only receives does on iWARP.
+/// A send that waits for a receive fails when the peer goes to Error. On iWARP a queue pair that only receives fails, too.
 pub fn peer_fails_while_a_send_waits(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     if !fabric.sends_wait_for_receives() {

@@ -1,4 +1,4 @@
-//! What the suite needs of a provider, and the two connected sides that most cases start from.
+//! The properties of a provider that the suite needs, and the two connected sides that most cases start with.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,67 +12,69 @@ use tonic_rdma_verbs::{
 
 /// A provider under test.
 pub trait Fabric: Sync {
-    /// Name that a child process finds the provider by.
+    /// Returns the name by which a child process finds the provider.
     fn name(&self) -> &'static str;
 
     /// Opens a device.
     fn open(&self) -> Result<Arc<dyn Context>, VerbsError>;
 
-    /// Why `case` is left out, for what the device can't do or does otherwise.
+    /// Returns the reason to skip `case`, if the device does not support it or behaves differently.
     fn skips(&self, _case: &str) -> Option<String> {
         None
     }
 
-    /// What this device says in `case` where others say `status`; only of faults that it does report.
+    /// Returns the status that this device reports in `case`, where other devices report `status`. This concerns only faults
+    /// that the device reports.
     fn reports(&self, _case: &str, status: CompletionStatus) -> CompletionStatus {
         status
     }
 
-    /// Bytes of the largest request to try, if the device takes them.
+    /// Returns the bytes of the largest request to test, if the device accepts it.
     fn large_request(&self) -> u64 {
         1 << 30
     }
 
-    /// Whether a send or write has completed when the peer has taken it, and not before. Where not (on iWARP: when TCP has
-    /// it), what the peer refuses ends the connection, and later requests are flushed.
+    /// Returns whether a send or write completes only after the peer has accepted it. On other devices (iWARP, where a request
+    /// completes when TCP has it), a refusal by the peer ends the connection, and later requests are flushed.
     fn completes_at_the_peer(&self) -> bool {
         true
     }
 
-    /// Whether a send waits for a receive. Where not (on iWARP), it ends the connection.
+    /// Returns whether a send waits for a receive. On other devices (iWARP), such a send ends the connection.
     fn sends_wait_for_receives(&self) -> bool {
         true
     }
 
-    /// Whether memory that the device may write for its owner (the sink of a READ) is open to peers' writes, too.
+    /// Returns whether peers can write to the destination of a READ, which the device may write for its owner.
     fn sinks_are_open(&self) -> bool {
         false
     }
 
-    /// Whether a completion queue that overruns takes its queue pairs to Error at the very next completion.
+    /// Returns whether a completion queue that overruns moves its queue pairs to Error at the next completion.
     fn overruns_exactly(&self) -> bool {
         true
     }
 
-    /// Whether a queue pair goes to Error at once when the peer's does, or its process dies, without a send that finds out.
+    /// Returns whether a queue pair goes to Error as soon as the peer's queue pair does, or its process dies, even if nothing
+    /// is sent.
     fn notices_death_when_idle(&self) -> bool {
         true
     }
 }
 
-/// Every right there is.
+/// All access rights.
 pub const ALL: Access = Access::from_bits_truncate(7);
 
-/// How long anything may take before the suite calls it hung.
+/// Time after which the suite treats a wait as hung.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What to build a side from.
+/// Options of a side.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub capacity: QueuePairCapacity,
     pub completions: u32,
     pub settings: PathSettings,
-    /// What the peer may do through the queue pair.
+    /// Rights of the peer on the queue pair.
     pub access: Access,
     /// Bytes of each side's region.
     pub memory: usize,
@@ -96,7 +98,7 @@ impl Default for Options {
     }
 }
 
-/// One end: a queue pair on a completion queue, and a region with every right.
+/// One side: a queue pair on a completion queue, and a region with all rights.
 #[derive(Debug)]
 pub struct Side {
     pub context: Arc<dyn Context>,
@@ -107,25 +109,25 @@ pub struct Side {
     pub settings: PathSettings,
 }
 
-/// Two connected sides.
+/// Makes two connected sides.
 pub fn connected(fabric: &dyn Fabric, options: &Options) -> (Side, Side) {
     let (a, b) = (Side::new(fabric, options), Side::new(fabric, options));
     a.connect(&b);
     (a, b)
 }
 
-/// Two connected sides with the default options.
+/// Makes two connected sides with the default options.
 pub fn default_pair(fabric: &dyn Fabric) -> (Side, Side) {
     connected(fabric, &Options::default())
 }
 
 impl Side {
-    /// A side in Init.
+    /// Makes a side in Init.
     pub fn new(fabric: &dyn Fabric, options: &Options) -> Self {
         Self::in_context(fabric.open().unwrap(), options)
     }
 
-    /// A side in Init, of an open device.
+    /// Makes a side in Init, on an open device.
     pub fn in_context(context: Arc<dyn Context>, options: &Options) -> Self {
         let domain = context.alloc_protection_domain().unwrap();
         let queue = context.create_completion_queue(options.completions).unwrap();
@@ -136,29 +138,29 @@ impl Side {
         Self { context, domain, queue, pair, region, settings: options.settings.clone() }
     }
 
-    /// Another queue pair in Init, on the same completion queue.
+    /// Makes another queue pair in Init, on the completion queue of this side.
     pub fn another_pair(&self, options: &Options) -> Arc<dyn QueuePair> {
         let pair = self.domain.create_queue_pair(&self.queue, &self.queue, &options.capacity).unwrap();
         pair.to_init(options.access).unwrap();
         pair
     }
 
-    /// Connects both to one another.
+    /// Connects this side and `other`.
     pub fn connect(&self, other: &Self) {
         connect_pairs(&self.pair, &other.pair, &self.settings);
     }
 
-    /// A region over memory that is not shared.
+    /// Registers memory that is not shared with other processes.
     pub fn private_region(&self, length: usize) -> Arc<dyn MemoryRegion> {
         self.domain.register(Arc::new(HostMemory::from_vec(vec![0; length])), ALL).unwrap()
     }
 
-    /// A segment of this side's region.
+    /// Names a part of this side's region for a local request.
     pub fn segment(&self, offset: usize, length: usize) -> LocalSegment {
         segment(&self.region, offset, length)
     }
 
-    /// This side's region as the peer names it, from `offset` on.
+    /// Names this side's region for the peer, from `offset` on.
     pub fn remote(&self, offset: usize) -> RemoteSegment {
         remote(&self.region, offset)
     }
@@ -191,7 +193,7 @@ impl Side {
         self.pair.post_send(&[SendRequest { wr_id, operation, signaled: false }]).unwrap();
     }
 
-    /// Sends part of this side's region.
+    /// Sends a part of this side's region.
     pub fn send(&self, wr_id: u64, offset: usize, length: usize) {
         let segments = [self.segment(offset, length)];
         self.post(wr_id, Operation::Send { data: Payload::Registered(&segments), immediate: None });
@@ -205,22 +207,22 @@ impl Side {
         self.post(wr_id, Operation::Read { into: &[into], remote });
     }
 
-    /// Immediate data, on a device that has it.
+    /// Returns `value` as immediate data, if the device supports it.
     pub fn immediate(&self, value: u32) -> Option<u32> {
         self.context.attributes().immediate.then_some(value)
     }
 
-    /// `length`, or as much of it as goes inline.
+    /// Returns `length`, or the inline capacity if that is smaller.
     pub fn inline(&self, length: usize) -> usize {
         length.min(self.pair.capacity().inline as usize)
     }
 
-    /// The next completion.
+    /// Waits for the next completion.
     pub fn wait(&self) -> WorkCompletion {
         wait(&*self.queue)
     }
 
-    /// The next completion, which must be a success of `wr_id`.
+    /// Waits for the next completion, which must be a success of `wr_id`.
     pub fn expect(&self, wr_id: u64, opcode: CompletionOpcode) -> WorkCompletion {
         let completion = self.wait();
         assert_eq!(
@@ -230,7 +232,7 @@ impl Side {
         completion
     }
 
-    /// The next completion, which must be that of `wr_id`, failed with `status`.
+    /// Waits for the next completion, which must be a failure of `wr_id` with `status`.
     pub fn expect_failure(&self, wr_id: u64, status: CompletionStatus) {
         let completion = self.wait();
         assert_eq!((completion.wr_id, completion.status), (wr_id, status));
@@ -241,8 +243,8 @@ impl Side {
         wait_until("the Error state", || self.pair.state() == QueuePairState::Error);
     }
 
-    /// The next completion, which must be that of `wr_id`, which the peer refused, or can't take: a failure with `status`,
-    /// as far as the fabric knows.
+    /// Waits for the next completion, which must be that of `wr_id`. The peer has refused this request, so it failed with
+    /// `status`, if the fabric reports refusals.
     pub fn expect_refusal(&self, fabric: &dyn Fabric, wr_id: u64, status: CompletionStatus) {
         if fabric.completes_at_the_peer() {
             return self.expect_failure(wr_id, status);
@@ -250,9 +252,9 @@ impl Side {
         let completion = self.wait();
         assert_eq!(completion.wr_id, wr_id);
         // A READ needs an answer.
-        let unheard =
+        let unreported =
             completion.status == CompletionStatus::Success && completion.opcode != CompletionOpcode::Read;
-        assert!(unheard || is_end(completion.status), "{completion:?}");
+        assert!(unreported || is_end(completion.status), "{completion:?}");
         self.expect_end();
     }
 
@@ -264,7 +266,7 @@ impl Side {
     }
 }
 
-/// Waits until what `a` wrote is in `b`'s memory: on any device a READ sees the writes before it.
+/// Waits until the writes of `a` are in the memory of `b`: on every device a READ sees the earlier writes.
 pub fn until_placed(fabric: &dyn Fabric, a: &Side, b: &Side) {
     const WR_ID: u64 = 0x7ead;
     if !fabric.completes_at_the_peer() {
@@ -274,8 +276,8 @@ pub fn until_placed(fabric: &dyn Fabric, a: &Side, b: &Side) {
     }
 }
 
-/// Whether a request may complete with `status` because the connection has ended before. (soft-iWARP calls it an operation
-/// that failed here if TCP no longer takes it.)
+/// Returns whether a request may complete with `status` because the connection had ended. (soft-iWARP reports a local
+/// operation error if TCP does not accept the request any more.)
 pub fn is_end(status: CompletionStatus) -> bool {
     matches!(status, CompletionStatus::WorkRequestFlushed | CompletionStatus::LocalOperation)
 }
@@ -302,14 +304,14 @@ pub fn content(region: &Arc<dyn MemoryRegion>, offset: usize, length: usize) -> 
     bytes
 }
 
-/// The next completion of `queue`.
+/// Waits for the next completion of `queue`.
 pub fn wait(queue: &dyn CompletionQueue) -> WorkCompletion {
     let mut completions = [WorkCompletion::EMPTY; 1];
     wait_until("a completion", || queue.poll(&mut completions) == 1);
     completions[0]
 }
 
-/// Waits until `done` is true, with an upper bound against hanging.
+/// Waits until `done` is true. Fails after [`PATIENCE`].
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !done() {
@@ -318,7 +320,7 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Bytes that say where they belong.
+/// Returns bytes that depend on their position and on `seed`.
 pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
     (0..length as u64)
         .map(|index| (index.wrapping_mul(31) ^ (index >> 8) ^ seed.wrapping_mul(101)) as u8)

@@ -1,4 +1,4 @@
-//! Queues that are full or empty, receivers that are not ready, and sleeping until something comes.
+//! Full and empty queues, receivers that are not ready, and threads that sleep until a completion comes.
 
 use std::io::IoSlice;
 use std::os::fd::AsFd;
@@ -17,7 +17,7 @@ fn with_retries(rnr_retry: u8, min_rnr_timer: u8) -> Options {
     Options { settings, ..Options::default() }
 }
 
-/// Whether the event descriptor becomes readable within `milliseconds`.
+/// Returns whether the event descriptor becomes readable within `milliseconds`.
 fn event_comes(queue: &dyn CompletionQueue, milliseconds: i64) -> bool {
     let fd = queue.event_fd();
     let timeout = Timespec { tv_sec: milliseconds / 1000, tv_nsec: milliseconds % 1000 * 1_000_000 };
@@ -25,7 +25,7 @@ fn event_comes(queue: &dyn CompletionQueue, milliseconds: i64) -> bool {
         == 1
 }
 
-/// Sleeps until a completion comes: arm, poll again, wait.
+/// Sleeps until a completion comes: arms the queue, polls again, then waits.
 pub fn sleep_for(queue: &dyn CompletionQueue) -> WorkCompletion {
     let mut completions = [WorkCompletion::EMPTY; 1];
     loop {
@@ -38,7 +38,7 @@ pub fn sleep_for(queue: &dyn CompletionQueue) -> WorkCompletion {
     }
 }
 
-/// A send waits for a receive as long as it takes, and everything behind it waits too.
+/// A send waits for a receive without a limit, and all later requests wait too.
 pub fn receiver_not_ready_for_ever(fabric: &dyn Fabric) {
     let (a, b) = connected(fabric, &with_retries(7, 1));
     a.fill(0, &pattern(1, 100));
@@ -59,7 +59,7 @@ pub fn receiver_not_ready_for_ever(fabric: &dyn Fabric) {
     assert_eq!(b.content(1000, 100), pattern(1, 100));
 }
 
-/// Where sends do not wait, one without a receive ends both ends; the sleeping sender is woken for that.
+/// If sends do not wait, a send without a receive fails both ends, and the sleeping sender is woken for that.
 fn expect_no_receiver_not_ready(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     b.post_receive(1, 0, 8);
@@ -77,7 +77,7 @@ fn expect_no_receiver_not_ready(fabric: &dyn Fabric) {
     b.expect_failure(3, CompletionStatus::WorkRequestFlushed);
 }
 
-/// With finite retries it gives up; the sleeping sender is woken for that.
+/// With finite retries a send fails, and the sleeping sender is woken for that.
 pub fn receiver_not_ready_expires(fabric: &dyn Fabric) {
     if !fabric.sends_wait_for_receives() {
         return expect_no_receiver_not_ready(fabric);
@@ -95,7 +95,7 @@ pub fn receiver_not_ready_expires(fabric: &dyn Fabric) {
     }
 }
 
-/// A receive posted in time saves the send, though the sender sleeps and does not poll meanwhile.
+/// A send succeeds if a receive is posted in time, although the sender sleeps and does not poll meanwhile.
 pub fn receiver_not_ready_recovers(fabric: &dyn Fabric) {
     let (a, b) = connected(fabric, &with_retries(6, 31));
     for round in 0..50u64 {
@@ -126,7 +126,7 @@ pub fn write_with_immediate_waits_for_a_receive(fabric: &dyn Fabric) {
     assert_eq!(b.content(0, 4), b"late");
 }
 
-/// A request before the peer is connected waits for it.
+/// A request to a peer that is not connected yet waits for the peer.
 pub fn peer_not_connected_yet(fabric: &dyn Fabric) {
     let options = Options::default();
     let (a, b) = (Side::new(fabric, &options), Side::new(fabric, &options));
@@ -152,7 +152,7 @@ pub fn send_queue_full(fabric: &dyn Fabric) {
     for wr_id in (0..EARLY).take_while(|_| !waits) {
         b.post_receive(wr_id, 0, 8);
     }
-    // What completes meanwhile holds its place until it is polled.
+    // A completed request holds its place until its completion is polled.
     let room = (0..1000).take_while(|wr_id| send(*wr_id).is_ok()).count() as u64;
     assert!((4..if waits { 1000 } else { EARLY }).contains(&room), "{room}");
     assert_eq!(send(room).unwrap_err().kind, PostErrorKind::QueueFull);
@@ -169,7 +169,7 @@ pub fn send_queue_full(fabric: &dyn Fabric) {
     }
 }
 
-/// Requests that are not signalled keep their places until a signalled one behind them is polled.
+/// Unsignalled requests hold their places until a later signalled request is polled.
 pub fn unsignalled_requests_hold_places(fabric: &dyn Fabric) {
     let mut options = Options::default();
     options.capacity.send_requests = 8;
@@ -232,7 +232,7 @@ pub fn completion_queue_overrun(fabric: &dyn Fabric) {
     }
 }
 
-/// Thousands of rounds in which both sides sleep for one another, now sooner, now later.
+/// Both sides wait for each other in thousands of rounds, with various delays before they sleep.
 pub fn arming_loses_no_wake_up(fabric: &dyn Fabric) {
     const ROUNDS: u64 = 3000;
     let (a, b) = default_pair(fabric);
@@ -274,13 +274,13 @@ pub fn arming_loses_no_wake_up(fabric: &dyn Fabric) {
     });
 }
 
-/// The event is one-shot, comes with a send's own completion too, and not without arming.
+/// An event comes once for each arming, also for the completion of a send, and never without arming.
 pub fn events_come_when_armed(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     b.post_receive(1, 0, 8);
     b.post_receive(2, 0, 8);
     a.send(1, 0, 8);
-    assert!(!event_comes(&*a.queue, 0) && !event_comes(&*b.queue, 0), "nobody armed");
+    assert!(!event_comes(&*a.queue, 0) && !event_comes(&*b.queue, 0), "not armed");
     a.expect(1, CompletionOpcode::Send);
     b.expect(1, CompletionOpcode::Receive);
     a.queue.arm().unwrap();
@@ -293,7 +293,7 @@ pub fn events_come_when_armed(fabric: &dyn Fabric) {
     b.expect(2, CompletionOpcode::Receive);
 }
 
-/// Hundreds of queue pairs on one completion queue; few of them have anything to say at a time.
+/// Hundreds of queue pairs share one completion queue, and few of them have completions at a time.
 pub fn many_queue_pairs_on_one_queue(fabric: &dyn Fabric) {
     const PAIRS: usize = 300;
     let mut options = Options { completions: 4096, ..Options::default() };
@@ -372,8 +372,8 @@ pub fn separate_queues(fabric: &dyn Fabric) {
     assert_eq!((flushed.wr_id, flushed.status), (5, CompletionStatus::WorkRequestFlushed));
 }
 
-/// A queue pair that always has something does not keep another, nor sends, from being polled.
-pub fn nobody_starves(fabric: &dyn Fabric) {
+/// A queue pair that always has completions does not delay those of another, or those of sends.
+pub fn no_queue_pair_starves(fabric: &dyn Fabric) {
     let options = Options::default();
     let (a, b) = default_pair(fabric);
     let (one, two) = (a.another_pair(&options), b.another_pair(&options));

@@ -35,7 +35,7 @@ fn is_iwarp() -> bool {
     found.is_some_and(|found| found.transport == ibverbs::Transport::Iwarp)
 }
 
-/// What iWARP (RFC 5040 and 5041) does not have, or has otherwise, and the cases that are about it.
+/// Features that iWARP (RFC 5040 and 5041) lacks or has differently, and the cases that need them.
 const IWARP: &[(&str, &[&str])] = &[
     ("iWARP has no immediate data (see write_with_immediate)", &["write_with_immediate_waits_for_a_receive"]),
     (
@@ -44,7 +44,7 @@ const IWARP: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// What its driver does not do (Linux 6.1).
+/// Features that the driver of soft-iWARP lacks (Linux 6.1), and the cases that need them.
 const SOFT_IWARP: &[(&str, &[&str])] = &[
     ("soft-iWARP keeps the rights of a queue pair, and looks at them nowhere", &["missing_queue_pair_right"]),
     (
@@ -72,16 +72,16 @@ impl Fabric for Device {
         found.map(|(reason, _)| (*reason).to_owned())
     }
 
-    /// Soft-RoCE has one answer to whatever is wrong with a local segment, and tells the peer that the operation failed.
-    /// An operation that the queue pair does not grant at all is an invalid request to it, as the specification has it
-    /// (IBA vol. 1, 9.7.4.1.3); the software device does not tell it from a region's missing right.
+    /// Soft-RoCE reports every fault of a local segment by one status, and reports to the peer that the operation failed. For
+    /// Soft-RoCE, an operation that the queue pair does not grant is an invalid request, as the specification says (IBA
+    /// vol. 1, 9.7.4.1.3). The software device does not distinguish it from a missing right of the region.
     fn reports(&self, case: &str, status: CompletionStatus) -> CompletionStatus {
         use CompletionStatus::{
             Fatal, LocalLength, LocalOperation, LocalProtection, RemoteAccess, RemoteInvalidRequest,
             RemoteOperation,
         };
         match (case, status) {
-            // soft-iWARP has one answer, too, and another for a receive.
+            // soft-iWARP has one status, too, and another one for a receive.
             ("bad_local_key" | "local_range_out_of_bounds", LocalProtection) if is_soft_iwarp() => {
                 LocalOperation
             }
@@ -107,7 +107,7 @@ impl Fabric for Device {
         !is_iwarp()
     }
 
-    /// On iWARP the answer to a READ is a write of the peer's.
+    /// On iWARP the answer to a READ is a write by the peer.
     fn sinks_are_open(&self) -> bool {
         is_iwarp()
     }
@@ -117,13 +117,13 @@ impl Fabric for Device {
         false
     }
 
-    /// On iWARP there is a TCP connection that ends.
+    /// On iWARP the end of the TCP connection is noticed.
     fn notices_death_when_idle(&self) -> bool {
         is_iwarp()
     }
 }
 
-/// Whether there is a device to test with; says so if not.
+/// Returns whether there is a device to test with. Prints a line if not.
 fn has_device() -> bool {
     if device().is_none() {
         let _ = writeln!(io::stderr(), "left out: RDMA_TEST_DEVICE names no device");
@@ -131,7 +131,7 @@ fn has_device() -> bool {
     device().is_some()
 }
 
-/// Whether the path is TCP's own business; says so if it is.
+/// Returns whether TCP chooses the path. Prints a line if so.
 fn has_no_path() -> bool {
     if is_iwarp() {
         let _ = writeln!(io::stderr(), "left out: on iWARP, TCP has timeouts, retries and an MTU of its own");
@@ -164,7 +164,7 @@ fn settings_are_read_back() {
         let kept = PathSettings {
             // A device may serve more than it was asked for: Soft-RoCE rounds up to a power of two.
             outstanding_reads: found.settings.outstanding_reads.clamp(5, 8),
-            // Soft-RoCE has no service levels, and says 0.
+            // Soft-RoCE has no service levels, and returns 0.
             service_level: if is_soft_roce() { 0 } else { 3 },
             ..settings.clone()
         };
@@ -228,7 +228,7 @@ fn devices_are_listed() {
     let _ = writeln!(io::stdout(), "{:#?}", Device.open().unwrap().attributes());
 }
 
-/// Opening a device again yields the same one, so that its objects go together.
+/// Opening a device again returns the open device, so that its objects can be combined.
 #[test]
 fn a_device_is_open_once() {
     if !has_device() {
@@ -243,15 +243,15 @@ fn a_device_is_open_once() {
     assert!(matches!(error, VerbsError::Foreign("completion queue")), "{error}");
 }
 
-/// A peer's address that nothing answers at keeps nobody else from connecting, and no one from dropping the queue pair. Run
-/// as root, on iWARP, with the interface in `RDMA_TEST_NETDEV`, in a machine that can spare it: adds a route.
+/// A connection attempt to an address that does not answer does not delay other connections, or the drop of its queue pair.
+/// Run this as root, on iWARP, with the interface in `RDMA_TEST_NETDEV`, on a throw-away machine: it adds a route.
 #[test]
 fn an_address_that_does_not_answer() {
     let Ok(interface) = std::env::var("RDMA_TEST_NETDEV") else { return };
     if !has_device() || !is_iwarp() {
         return;
     }
-    // An end connects to one with a lesser address.
+    // The end with the greater address connects to the other.
     let lost = [10, 0, 0, 1];
     let route = ["route", "add", "10.0.0.0/24", "dev", &interface];
     assert!(Command::new("ip").args(route).status().unwrap().success());
@@ -271,8 +271,8 @@ fn an_address_that_does_not_answer() {
     until_placed(&Device, &b, &a);
 }
 
-/// Takes the network interface down under queue pairs with requests outstanding: they end with the reason, and all comes
-/// back. Run alone, as root, with the interface in `RDMA_TEST_NETDEV`, in a machine that can spare it.
+/// When the network interface goes down, queue pairs end with this reason, and all outstanding requests come back. Run this
+/// alone, as root, with the interface in `RDMA_TEST_NETDEV`, on a throw-away machine.
 #[test]
 fn a_port_goes_down() {
     let Ok(interface) = std::env::var("RDMA_TEST_NETDEV") else { return };

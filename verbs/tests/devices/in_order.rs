@@ -1,6 +1,6 @@
-//! What a device promises that places in order ([`QueuePair::places_in_order`]): whoever sees the last word of a
-//! transfer sees all of it, and all of the transfers before it. Somebody watches that word all the time, in a thread of its
-//! own, and looks at every byte as soon as the word has come.
+//! The promise of a device that places in order ([`QueuePair::places_in_order`]): a thread that sees the last word of a
+//! transfer sees all of the transfer, and all earlier transfers. A separate thread watches that word all the time, and
+//! checks every byte as soon as the word has arrived.
 
 use std::io::{IoSlice, Write as _};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tonic_rdma_verbs::{
 
 use crate::fabric::{Fabric, Options, Side, connected, content, pattern, remote, segment, wait_until};
 
-/// Where every transfer ends, and its last word begins.
+/// Offset of the end of every transfer, at which its last word begins.
 const END: usize = 1 << 20;
 const WORD: usize = END - 8;
 const ROUNDS: u64 = 4000;
@@ -20,7 +20,7 @@ const ROUNDS: u64 = 4000;
 fn ordered(fabric: &dyn Fabric, pair: &Arc<dyn QueuePair>) -> bool {
     let ordered = pair.places_in_order();
     if !ordered {
-        assert_ne!(fabric.name(), "soft", "the software device promises it");
+        assert_ne!(fabric.name(), "soft", "the software device places in order");
         let _ = writeln!(std::io::stderr(), "left out: {} promises no order", fabric.name());
     }
     ordered
@@ -30,13 +30,13 @@ fn sides(fabric: &dyn Fabric) -> (Side, Side) {
     connected(fabric, &Options { memory: END + 4096, ..Options::default() })
 }
 
-/// A number that looks random, and is the same in each run.
+/// Returns a pseudo-random number, which is equal in each run.
 fn random(round: u64, salt: u64) -> usize {
     let mixed = (round * 4 + salt + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33) as usize
 }
 
-/// Bytes moved in a round: 8 to 1 MiB, short ones most of the time.
+/// Returns the bytes moved in a round: 8 to 1 MiB, mostly few.
 fn length(round: u64) -> usize {
     match round % 16 {
         0 => 8,
@@ -47,7 +47,7 @@ fn length(round: u64) -> usize {
     }
 }
 
-/// What is moved in a round: its last word is that of the round, which none before it had.
+/// Returns the message of a round. Its last word is the round's own, which no earlier message had.
 fn message(round: u64) -> Vec<u8> {
     let mut bytes = pattern(round, length(round));
     let word = bytes.len() - 8;
@@ -55,12 +55,12 @@ fn message(round: u64) -> Vec<u8> {
     bytes
 }
 
-/// Cuts `length` bytes from `offset` on into up to four pieces, of which the last has at least `last` bytes.
+/// Cuts `length` bytes at `offset` into up to four pieces. The last piece has at least `last` bytes.
 fn pieces(region: &Arc<dyn MemoryRegion>, offset: usize, round: u64, last: usize) -> Vec<LocalSegment> {
     let length = length(round);
     let mut cuts = vec![0, length];
     cuts.extend((0..round % 4).map(|cut| match random(round, cut) {
-        // Within the last word, or one off it, half the time.
+        // In half of the cases, within the last word or one byte beside it.
         some if some % 2 == 0 => length - last.max(some / 2 % 10).min(length),
         some => some % (length - last + 1),
     }));
@@ -69,8 +69,8 @@ fn pieces(region: &Arc<dyn MemoryRegion>, offset: usize, round: u64, last: usize
     cuts.windows(2).map(|cut| segment(region, offset + cut[0], cut[1] - cut[0])).collect()
 }
 
-/// Runs `start` for each round, and looks at every byte of `memory` before [`END`] that the round places as soon as its
-/// last word is there.
+/// Runs `start` for each round, and checks every byte that the round places in `memory` before [`END`], as soon as its last
+/// word is there.
 fn watch(memory: &HostMemory, rounds: u64, start: impl Fn(u64), expected: impl Fn(u64) -> Vec<u8> + Sync) {
     let ready = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -88,7 +88,7 @@ fn watch(memory: &HostMemory, rounds: u64, start: impl Fn(u64), expected: impl F
             }
         });
         for round in 0..rounds {
-            // It has seen the round before, and waits for this one.
+            // The watcher has seen the previous round, and waits for this one.
             wait_until("the watcher", || (0..1000).any(|_| ready.load(Ordering::Acquire) == round + 1));
             start(round);
         }
@@ -146,7 +146,7 @@ pub fn reads_placed_in_order(fabric: &dyn Fabric) {
     }
 }
 
-/// The word comes with a WRITE of its own, after one that ends anywhere.
+/// The word is written by a separate WRITE, after one that ends at any address.
 pub fn writes_placed_one_after_another(fabric: &dyn Fabric) {
     let (a, b) = sides(fabric);
     if !ordered(fabric, &b.pair) {

@@ -1,6 +1,6 @@
-//! A process that can't share memory with its peer learns that, and why, when it connects: one of another user, one in
-//! another network namespace, one whose peer has gone. A process changes user and namespace as root, and not in every
-//! container: where it may not, the test says so and is skipped.
+//! A process that can't share memory with its peer gets an error with the reason when it connects: if it belongs to another
+//! user, if it is in another network namespace, or if its peer has exited. Changing the user or the namespace needs root and
+//! is not permitted in every container. If it is not permitted, the test prints a line and is skipped.
 #![allow(clippy::print_stdout, reason = "tests")]
 
 use std::io::{self, Write as _};
@@ -11,12 +11,15 @@ use tonic_rdma_verbs::{
     Access, PathSettings, QueuePair, QueuePairAddress, QueuePairCapacity, VerbsError, soft,
 };
 
+/// The environment variable with the role of the other process.
 const ROLE: &str = "TONIC_RDMA_ISOLATION_ROLE";
+/// The environment variable with the address of the queue pair of this process.
 const ADDRESS: &str = "TONIC_RDMA_ISOLATION_ADDRESS";
-/// What the other process says begins with one of these.
+/// Beginning of the line of the other process that was refused.
 const REFUSED: &str = "@@refused: ";
+/// Beginning of the line of the other process that could not take its role.
 const NOT_PERMITTED: &str = "@@not permitted: ";
-/// A user as which no test runs.
+/// A user that runs no test.
 const OTHER_USER: libc::uid_t = 65533;
 
 fn queue_pair() -> Arc<dyn QueuePair> {
@@ -35,7 +38,7 @@ fn queue_pair() -> Arc<dyn QueuePair> {
     pair
 }
 
-/// What the other process changes about itself before it connects.
+/// The property that the other process changes before it connects.
 #[derive(Clone, Copy, Debug)]
 enum Role {
     User,
@@ -52,8 +55,9 @@ impl Role {
         }
     }
 
-    fn take_up(self) -> io::Result<()> {
-        // SAFETY: both calls change this process alone, before it does anything else.
+    /// Changes this process.
+    fn apply(self) -> io::Result<()> {
+        // SAFETY: both calls change only this process, before it does anything else.
         let changed = unsafe {
             match self {
                 Self::User => libc::setresuid(OTHER_USER, OTHER_USER, OTHER_USER),
@@ -64,8 +68,8 @@ impl Role {
     }
 }
 
-/// Runs [`outsider`] in a process of its own and returns why it could not connect to a queue pair of this one. Prints why the
-/// test is skipped, and returns nothing, if the system does not permit the role.
+/// Runs [`outsider`] in another process, and returns the reason why that process could not connect to a queue pair of this
+/// one. If the system does not permit the role, this prints the reason to skip the test and returns `None`.
 fn reason_for(role: Role) -> Option<String> {
     let pair = queue_pair();
     let address: String = pair.local_address().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -76,24 +80,26 @@ fn reason_for(role: Role) -> Option<String> {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    let line = |mark| Some(said.split_once(mark)?.1.lines().next().unwrap_or_default().to_owned());
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
+    let line = |mark| Some(printed.split_once(mark)?.1.lines().next().unwrap_or_default().to_owned());
     if let Some(error) = line(NOT_PERMITTED) {
         println!("skipped: {} is not permitted here: {error}", role.name());
         return None;
     }
-    Some(line(REFUSED).unwrap_or_else(|| panic!("the other process connected, or said nothing: {said}")))
+    Some(
+        line(REFUSED).unwrap_or_else(|| panic!("the other process connected, or printed nothing: {printed}")),
+    )
 }
 
-/// What the other process does; nothing when it runs as a test.
+/// Connects to the queue pair of the parent process, and prints the error. Without a role this test does nothing.
 #[test]
 fn outsider() {
     let Ok(name) = std::env::var(ROLE) else { return };
     let role = Role::ALL.into_iter().find(|role| role.name() == name).unwrap();
-    if let Err(error) = role.take_up() {
-        // Which error it is depends on what denies it: capabilities or a filter of system calls, or that the user is unknown in
-        // this user namespace.
+    if let Err(error) = role.apply() {
+        // The error depends on the cause: capabilities, a filter of system calls, or a user that this user namespace does not
+        // know.
         let denied = [libc::EPERM, libc::EACCES, libc::EINVAL, libc::ENOSYS].map(Some);
         assert!(denied.contains(&error.raw_os_error()), "{name}: {error}");
         writeln!(io::stdout(), "\n{NOT_PERMITTED}{error}").unwrap();
@@ -109,7 +115,7 @@ fn outsider() {
 }
 
 #[test]
-fn another_user_learns_why() {
+fn another_user_gets_the_reason() {
     let ours = rustix::process::geteuid().as_raw();
     if let Some(reason) = reason_for(Role::User) {
         assert!(
@@ -120,18 +126,18 @@ fn another_user_learns_why() {
 }
 
 #[test]
-fn another_network_namespace_learns_why() {
+fn another_network_namespace_gets_the_reason() {
     if let Some(reason) = reason_for(Role::Network) {
         assert!(reason.contains("another network namespace"), "{reason}");
     }
 }
 
 #[test]
-fn a_peer_that_has_gone_is_unreachable() {
+fn a_peer_that_has_exited_is_unreachable() {
     let pair = queue_pair();
     let gone = {
         let mut bytes = pair.local_address().as_bytes().to_vec();
-        // Another nonce: as if the process had gone and its number been given to another.
+        // Another nonce, as if the process had exited and another process had got its number.
         bytes[8] ^= 1;
         QueuePairAddress::new(bytes).unwrap()
     };

@@ -1,4 +1,4 @@
-//! States, connecting, and letting go.
+//! States of queue pairs, connecting, and destruction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,7 +64,7 @@ pub fn nonsense_addresses_are_refused(fabric: &dyn Fabric) {
     assert!(a.pair.probe().ours == b.pair.probe().peers && b.pair.probe().ours == a.pair.probe().peers);
 }
 
-/// Over-sized wishes are refused with what there is.
+/// Requests beyond a limit are refused, and the error names the limit.
 pub fn limits(fabric: &dyn Fabric) {
     let options = Options::default();
     let side = Side::new(fabric, &options);
@@ -76,7 +76,7 @@ pub fn limits(fabric: &dyn Fabric) {
     assert_eq!(attributes.provider, fabric.name());
 }
 
-/// Regions come and go while the peer uses them: every request succeeds or is refused, and nothing else happens.
+/// Regions are registered and deregistered while the peer uses them. Every request succeeds or is refused.
 pub fn deregistration_during_traffic(fabric: &dyn Fabric) {
     let mut refused = 0;
     for round in 0..40 {
@@ -112,7 +112,7 @@ pub fn deregistration_during_traffic(fabric: &dyn Fabric) {
     assert_eq!(refused, 40);
 }
 
-/// Queue pairs vanish while their peers send to them.
+/// Queue pairs are destroyed while their peers send to them.
 pub fn destruction_during_traffic(fabric: &dyn Fabric) {
     for _ in 0..40 {
         let (a, b) = default_pair(fabric);
@@ -142,7 +142,7 @@ pub fn destruction_during_traffic(fabric: &dyn Fabric) {
     }
 }
 
-/// Completions that were not polled go with their queue pair; the completion queue serves others on.
+/// Completions that were not polled are dropped with their queue pair. The completion queue still serves others.
 pub fn destroyed_with_completions_unpolled(fabric: &dyn Fabric) {
     let options = Options::default();
     let (mut a, b) = default_pair(fabric);

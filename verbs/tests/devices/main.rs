@@ -1,7 +1,8 @@
-//! The conformance suite: what every provider of [`tonic_rdma_verbs`] has to do, run on each of them.
+//! Tests of devices. The conformance suite runs the cases that every provider of [`tonic_rdma_verbs`] must pass, on each
+//! provider. `isolation` and `ibverbs` test one provider each.
 //!
-//! A provider joins by implementing [`fabric::Fabric`] and one line of `suite!` below. Cases that need a process of
-//! their own start this binary again, see `processes`.
+//! To add a provider, implement [`fabric::Fabric`] and add one line of `suite!` below. Cases that need another process start
+//! this binary again (`processes`).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![allow(unreachable_pub, reason = "a test crate exports nothing")]
 
@@ -38,11 +39,11 @@ impl Fabric for Soft {
     }
 }
 
-/// Runs a case, unless the provider leaves it out.
+/// Runs a case, unless the provider skips it.
 fn run(fabric: &dyn Fabric, case: &str, test: impl FnOnce(&dyn Fabric)) {
     match fabric.skips(case) {
         Some(reason) => {
-            let _ = writeln!(std::io::stderr(), "{} leaves {case} out: {reason}", fabric.name());
+            let _ = writeln!(std::io::stderr(), "{} skips {case}: {reason}", fabric.name());
         }
         None => test(fabric),
     }
@@ -64,8 +65,8 @@ macro_rules! suite {
                 peer_destroyed, peer_never_connects, peer_fails_while_a_send_waits);
             suite!(@cases $fabric; ranges:
                 range_to_the_byte, beyond_a_range, local_segment_beyond_a_range, ranges_have_rights_of_their_own,
-                ranges_not_to_be_read, ranges_go_one_by_one, ranges_that_there_are_not);
-            suite!(@cases $fabric; device_memory: what_is_no_dmabuf, device_memory);
+                ranges_not_to_be_read, ranges_go_one_by_one, invalid_ranges_are_refused);
+            suite!(@cases $fabric; device_memory: other_descriptors_are_refused, device_memory);
             suite!(@cases $fabric; in_order:
                 writes_placed_in_order, reads_placed_in_order, writes_placed_one_after_another);
             suite!(@cases $fabric; flow:
@@ -73,7 +74,7 @@ macro_rules! suite {
                 write_with_immediate_waits_for_a_receive, peer_not_connected_yet, send_queue_full,
                 unsignalled_requests_hold_places, receive_queue_full, too_many_segments_or_bytes,
                 completion_queue_overrun, arming_loses_no_wake_up, events_come_when_armed,
-                many_queue_pairs_on_one_queue, separate_queues, nobody_starves);
+                many_queue_pairs_on_one_queue, separate_queues, no_queue_pair_starves);
             suite!(@cases $fabric; shared_receive:
                 shared_receives, shared_receive_queue_full, shared_receive_comes_late,
                 shared_receive_of_an_immediate, shared_receives_outlive_a_queue_pair, shared_receive_too_short,
@@ -96,7 +97,7 @@ suite!(soft_device, Soft);
 #[cfg(feature = "ibverbs")]
 suite!(ibverbs_device, ibverbs::Device);
 
-/// Not a test of its own: what a child process runs, see `processes`.
+/// Runs the role of a child process (`processes`). Without a role this test does nothing.
 #[test]
 fn child_process() {
     let Ok(role) = std::env::var(processes::ROLE) else { return };
@@ -107,5 +108,5 @@ fn child_process() {
         &ibverbs::Device,
     ];
     let fabric = fabrics.iter().copied().find(|fabric| fabric.name() == provider).unwrap();
-    processes::play(fabric, role);
+    processes::run_role(fabric, role);
 }

@@ -1,4 +1,4 @@
-//! Every opcode, once and in a crowd.
+//! Every opcode, alone and among many.
 
 use std::io::IoSlice;
 
@@ -22,7 +22,7 @@ pub fn send_and_receive(fabric: &dyn Fabric) {
     assert_eq!(b.content(5096, 1000), vec![0; 1000], "nothing beyond the message may be touched");
 }
 
-/// A device without immediate data refuses it, and nothing else happens.
+/// Checks that a device without immediate data refuses it, without another effect.
 fn expect_no_immediate(a: &Side, b: &Side) {
     let data = Payload::Inline(&[IoSlice::new(b"x")]);
     let immediate = Some(1);
@@ -92,7 +92,7 @@ pub fn read(fabric: &dyn Fabric) {
     b.expect_nothing();
 }
 
-/// Memory that can't be mapped by the peer works the same, at either end and at both.
+/// Memory that the peer can't map works as shared memory does, at one end and at both.
 pub fn private_memory(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     let (ours, theirs) = (a.private_region(1 << 20), b.private_region(1 << 20));
@@ -127,7 +127,7 @@ pub fn inline(fabric: &dyn Fabric) {
     assert_eq!(b.content(100, 7), b"one two");
 }
 
-/// The content of an inline payload is taken over before the call returns, even if the message has to wait.
+/// The device copies an inline payload before the call returns, even if the message has to wait.
 pub fn inline_is_taken_over(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     let length = a.inline(400);
@@ -196,7 +196,7 @@ pub fn zero_length(fabric: &dyn Fabric) {
     b.expect_nothing();
 }
 
-/// A message of exactly the room that the receive has.
+/// A message of exactly the length of the receive.
 pub fn exact_fit(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     let message = pattern(8, 1 << 20);
@@ -208,7 +208,8 @@ pub fn exact_fit(fabric: &dyn Fabric) {
     assert_eq!(b.content(0, 1 << 20), message);
 }
 
-/// One request of as many bytes as the device allows (within reason), read and checked at both ends and between.
+/// One request of the maximum length of the device, or of [`Fabric::large_request`] bytes if that is less. The first, last
+/// and middle bytes are checked.
 pub fn maximum_length(fabric: &dyn Fabric) {
     let limit = fabric.open().unwrap().attributes().max_message_size;
     let length = limit.min(fabric.large_request()) as usize;
@@ -243,7 +244,7 @@ pub fn selective_signalling(fabric: &dyn Fabric) {
     }
 }
 
-/// Many requests of every kind in batches: completions in the order of posting, content as if run in that order.
+/// Many requests of every kind in batches complete in the order of posting, with the effect of that order.
 pub fn ordering(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     for round in 0..200u64 {
@@ -286,7 +287,7 @@ pub fn ordering(fabric: &dyn Fabric) {
     }
 }
 
-/// Both directions at once, each from a thread of its own.
+/// Both directions at once, each in its own thread.
 pub fn both_directions(fabric: &dyn Fabric) {
     const ROUNDS: u64 = 3000;
     let (a, b) = default_pair(fabric);

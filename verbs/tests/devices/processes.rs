@@ -1,7 +1,7 @@
-//! Two processes, and what is left when one of them is killed in the middle of an operation.
+//! Two processes, one of which may be killed in the middle of an operation.
 //!
-//! The other process is this binary, started again with [`ROLE`] set: it runs the one test [`child_process`], which
-//! plays the role and does not return. It says what it has to say in lines that begin with `@@`.
+//! The other process is this binary, started again with [`ROLE`] set. It runs the one test `child_process`, which runs the
+//! role and does not return. Its messages are lines that begin with `@@`.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
@@ -16,23 +16,25 @@ use tonic_rdma_verbs::{
 
 use crate::fabric::{Fabric, Options, Side, default_pair, is_end, pattern, remote, segment, wait_until};
 
-/// `provider:role` of a child process.
+/// The environment variable with the `provider:role` of a child process.
 pub const ROLE: &str = "TONIC_RDMA_CONFORMANCE_ROLE";
 
-/// Receives that both sides keep posted, and the room of each.
+/// Number of receives that both sides keep posted.
 const RECEIVES: u64 = 16;
+/// Bytes of each receive.
 const ROOM: usize = 4096;
-/// Where large transfers go, beyond the receives.
+/// Bytes of a large transfer.
 const LARGE: usize = 1 << 18;
+/// Offset of large transfers, beyond the receives.
 const LARGE_AT: usize = 1 << 19;
 
-/// The child process, and a side of ours connected to it.
+/// The child process, and a side of this process that is connected to it.
 struct Pair {
     child: Child,
     lines: BufReader<ChildStdout>,
     side: Side,
     target: RemoteSegment,
-    /// Everything that failed, in the order of polling.
+    /// All failures, in the order of polling.
     failures: RefCell<Vec<WorkCompletion>>,
 }
 
@@ -44,7 +46,7 @@ impl Drop for Pair {
 }
 
 impl Pair {
-    /// A child that plays `role`, connected to a side that has receives posted.
+    /// Starts a child process that runs `role`, and connects it to a side that has receives posted.
     fn start(fabric: &dyn Fabric, role: &str) -> Self {
         Self::start_with(fabric, role, RECEIVES)
     }
@@ -59,18 +61,18 @@ impl Pair {
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         let side = Side::new(fabric, &Options::default());
-        let (address, target) = parse(&hear(&mut lines));
+        let (address, target) = parse(&read_message(&mut lines));
         post_receives(&side, receives);
         side.pair.to_rtr(&address, &side.settings).unwrap();
         side.pair.to_rts(&side.settings).unwrap();
         let ours = describe(&side, &side.region);
         writeln!(child.stdin.as_mut().unwrap(), "{ours}").unwrap();
         let mut pair = Self { child, lines, side, target, failures: RefCell::default() };
-        assert_eq!(hear(&mut pair.lines), "ready");
+        assert_eq!(read_message(&mut pair.lines), "ready");
         pair
     }
 
-    /// Polls; notes what failed and posts receives again that were used. True if anything came.
+    /// Polls once, records a failure, and posts a used receive again. Returns whether there was a completion.
     fn poll(&self) -> bool {
         let mut completions = [WorkCompletion::EMPTY; 1];
         if self.side.queue.poll(&mut completions) == 0 {
@@ -89,8 +91,8 @@ impl Pair {
         self.side.pair.state() == QueuePairState::Error
     }
 
-    /// Sends something that only a peer that is alive lets succeed.
-    fn send_to_find_out(&self) {
+    /// Posts a write that succeeds only if the peer is alive.
+    fn post_probe(&self) {
         let nothing =
             Operation::Write { data: Payload::Registered(&[]), remote: self.target, immediate: None };
         wait_until("room for a request", || {
@@ -126,18 +128,19 @@ fn parse(line: &str) -> (QueuePairAddress, RemoteSegment) {
     (QueuePairAddress::new(bytes).unwrap(), remote)
 }
 
-/// The next thing that the child says; the test harness in it talks too.
-fn hear(lines: &mut impl BufRead) -> String {
+/// Reads the next message of the child. Other lines come from its test harness.
+fn read_message(lines: &mut impl BufRead) -> String {
     loop {
         let mut line = String::new();
         assert_ne!(lines.read_line(&mut line).unwrap(), 0, "the child process ended");
-        if let Some((_, said)) = line.split_once("@@") {
-            return said.trim().to_owned();
+        if let Some((_, message)) = line.split_once("@@") {
+            return message.trim().to_owned();
         }
     }
 }
 
-fn say(what: &str) {
+/// Writes a message to the parent.
+fn write_message(what: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n@@{what}").unwrap();
     out.flush().unwrap();
@@ -149,18 +152,18 @@ fn post_receives(side: &Side, count: u64) {
     }
 }
 
-/// What the child process does, until it is killed or its parent goes.
-pub fn play(fabric: &dyn Fabric, role: &str) {
+/// Runs the role of the child process, until it is killed or its parent exits.
+pub fn run_role(fabric: &dyn Fabric, role: &str) {
     let side = Side::new(fabric, &Options::default());
     let exposed = if role == "private" { side.private_region(1 << 20) } else { side.region.clone() };
     exposed.memory().copy_in(0, &pattern(9, 1 << 20)).unwrap();
-    say(&describe(&side, &exposed));
+    write_message(&describe(&side, &exposed));
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     std::thread::spawn(|| {
-        // Nothing more is ever said: this ends with the parent.
+        // The parent writes nothing more, so this returns when the parent exits.
         let _ = std::io::stdin().read_line(&mut String::new());
-        #[expect(clippy::disallowed_methods, reason = "nobody is left to play for")]
+        #[expect(clippy::disallowed_methods, reason = "the parent has exited")]
         std::process::exit(0);
     });
     let (address, target) = parse(&line);
@@ -169,10 +172,10 @@ pub fn play(fabric: &dyn Fabric, role: &str) {
     if matches!(role, "echo" | "receives") {
         post_receives(&side, RECEIVES);
     }
-    // When it gets an answer there is a connection to break.
+    // The answer proves that there is a connection to break.
     side.read(0, side.segment(0, 0), target);
     side.expect(0, CompletionOpcode::Read);
-    say("ready");
+    write_message("ready");
     let large = RemoteSegment { address: target.address + LARGE_AT as u64, ..target };
     for wr_id in 0u64.. {
         match role {
@@ -237,7 +240,7 @@ pub fn one_sided_between_processes(fabric: &dyn Fabric) {
         side.read(3, side.segment(200_000, 100_000), there);
         side.expect(3, CompletionOpcode::Read);
         assert_eq!(side.content(200_000, 100_000), pattern(10, 100_000));
-        // Private memory here, too.
+        // Private memory in this process, too.
         let ours = side.private_region(1 << 20);
         side.read(4, segment(&ours, 0, 1 << 16), pair.target);
         side.expect(4, CompletionOpcode::Read);
@@ -245,7 +248,7 @@ pub fn one_sided_between_processes(fabric: &dyn Fabric) {
     }
 }
 
-/// Kills the child after `role` has gone on for a while, runs `traffic` on our side meanwhile, and checks what is left.
+/// Kills the child after it has run `role` for a while, runs `traffic` in this process meanwhile, and checks the end.
 fn kill_during(fabric: &dyn Fabric, role: &str, traffic: impl Fn(&Pair)) {
     let (one, two) = default_pair(fabric);
     for delay in [0, 3, 11] {
@@ -258,18 +261,18 @@ fn kill_during(fabric: &dyn Fabric, role: &str, traffic: impl Fn(&Pair)) {
         if fabric.notices_death_when_idle() {
             wait_until("the Error state", || pair.has_ended());
         } else {
-            pair.send_to_find_out();
+            pair.post_probe();
         }
         wait_until("a failure", || {
             traffic(&pair);
-            // Hardware tells by completions alone.
+            // Hardware reports the end by completions only.
             if !fabric.notices_death_when_idle() {
                 pair.poll();
             }
             pair.has_ended()
         });
         expect_end(fabric, &pair);
-        // Other connections go on.
+        // Other connections still work.
         two.post_receive(1, 0, 8);
         one.send(1, 0, 8);
         one.expect(1, CompletionOpcode::Send);
@@ -277,9 +280,9 @@ fn kill_during(fabric: &dyn Fabric, role: &str, traffic: impl Fn(&Pair)) {
     }
 }
 
-/// Everything that was outstanding fails, and all receives come back.
+/// Checks that every outstanding request fails, and that all receives come back.
 fn expect_end(fabric: &dyn Fabric, pair: &Pair) {
-    // The send queue may be full, and the flush that makes room still on its way.
+    // The send queue may be full, because the flush that makes room is not complete yet.
     wait_until("room in the send queue", || {
         while pair.poll() {}
         let data = [pair.side.segment(0, 8)];
@@ -313,7 +316,7 @@ fn expect_end(fabric: &dyn Fabric, pair: &Pair) {
     assert_eq!(sends.last().unwrap().wr_id, 999);
 }
 
-/// Posts `operation` unsignalled and a signalled one after it, and takes what comes.
+/// Posts `operation` unsignalled and then a signalled write, and waits for a completion.
 fn run(pair: &Pair, operation: Operation<'_>) {
     if pair.has_ended() {
         return;
@@ -347,7 +350,7 @@ pub fn killed_while_we_send(fabric: &dyn Fabric) {
         let segments = [pair.side.segment(LARGE_AT, ROOM)];
         let data = Payload::Registered(&segments);
         if !pair.has_ended() {
-            // The queue may be full: the child takes its time.
+            // The queue may be full, because the child is slow.
             let _ = pair.side.try_post(1, Operation::Send { data, immediate: None });
         }
         pair.poll();
@@ -373,8 +376,8 @@ pub fn killed_while_we_read(fabric: &dyn Fabric) {
     }
 }
 
-/// A send that waits for a receive when the peer dies fails; a sleeper is woken for it. Where sends do not wait, the
-/// sleeper is woken all the same.
+/// A send that waits for a receive fails when the peer dies, and a sleeping thread is woken for this. If sends do not wait,
+/// the sleeping thread is woken, too.
 pub fn killed_while_a_send_waits(fabric: &dyn Fabric) {
     let waits = fabric.sends_wait_for_receives();
     let mut pair = Pair::start_with(fabric, "idle", if waits { 0 } else { 2 });

@@ -1,4 +1,4 @@
-//! Regions over a part of a memory: what they open, to the byte.
+//! Regions over a part of a memory: their limits, exact to the byte.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use tonic_rdma_verbs::{
 
 use crate::fabric::{ALL, Fabric, Side, content, default_pair, pattern, remote, segment, until_placed};
 
-/// A range that is aligned to nothing, in memory of `MEMORY` bytes.
+/// A range without any alignment, in memory of `MEMORY` bytes.
 const RANGE: Range<usize> = 5003..9106;
 const MEMORY: usize = 16 << 10;
 
-/// A memory that peers may map, and one that they can't, full of `pattern(1)`.
+/// Makes a memory that peers can map and one that they can't, both filled with `pattern(1)`.
 fn memories() -> [Arc<HostMemory>; 2] {
     let shared = HostMemory::shared(MEMORY, 4096).unwrap();
     let private = HostMemory::from_vec(vec![0; MEMORY]);
@@ -79,13 +79,13 @@ pub fn beyond_a_range(fabric: &dyn Fabric) {
                 }
                 expect_refused(fabric, &a);
                 assert_eq!(content(&region, 0, MEMORY), pattern(1, MEMORY), "{beyond:?} may not be touched");
-                assert_eq!(a.content(0, beyond.len()), vec![0; beyond.len()], "{beyond:?} may not be told");
+                assert_eq!(a.content(0, beyond.len()), vec![0; beyond.len()], "{beyond:?} may not be read");
             }
         }
     }
 }
 
-/// The owner's own requests are held to the range, too.
+/// The range also limits the requests of its owner.
 pub fn local_segment_beyond_a_range(fabric: &dyn Fabric) {
     for range in [RANGE.start - 1..RANGE.end, RANGE.start..RANGE.end + 1] {
         for memory in memories() {
@@ -103,7 +103,7 @@ pub fn local_segment_beyond_a_range(fabric: &dyn Fabric) {
     }
 }
 
-/// Two parts of one memory, next to one another: what may be done to one may not be done to the other by any key.
+/// Two adjacent parts of one memory have different rights, and neither key opens the other part.
 pub fn ranges_have_rights_of_their_own(fabric: &dyn Fabric) {
     let readable = match fabric.sinks_are_open() {
         false => Access::LOCAL_WRITE | Access::REMOTE_READ,
@@ -128,14 +128,14 @@ pub fn ranges_have_rights_of_their_own(fabric: &dyn Fabric) {
 
         let (a, b) = default_pair(fabric);
         let (read, write) = two(&b);
-        // The place of one, by the key of the other.
+        // The address of one part with the key of the other.
         let place = RemoteSegment { rkey: write.rkey(), ..remote(&read, RANGE.start) };
         a.write(1, a.segment(0, 64), place);
         expect_refused(fabric, &a);
     }
 }
 
-/// As above, where a device looks at the right to READ.
+/// As in the case above, for the right to READ, if the device checks it.
 pub fn ranges_not_to_be_read(fabric: &dyn Fabric) {
     for memory in memories() {
         let (a, b) = default_pair(fabric);
@@ -146,7 +146,7 @@ pub fn ranges_not_to_be_read(fabric: &dyn Fabric) {
     }
 }
 
-/// Regions of one memory come and go; each is good as long as it lives, and not a request longer.
+/// Regions of one memory are registered and deregistered. Each region works exactly as long as it is registered.
 pub fn ranges_go_one_by_one(fabric: &dyn Fabric) {
     for memory in memories() {
         let (a, b) = default_pair(fabric);
@@ -171,7 +171,7 @@ pub fn ranges_go_one_by_one(fabric: &dyn Fabric) {
     }
 }
 
-pub fn ranges_that_there_are_not(fabric: &dyn Fabric) {
+pub fn invalid_ranges_are_refused(fabric: &dyn Fabric) {
     let (a, _b) = default_pair(fabric);
     #[expect(clippy::reversed_empty_ranges, reason = "it is to be refused")]
     for range in [0..0, MEMORY..MEMORY, 9..8, 0..MEMORY + 1, MEMORY..MEMORY + 1, 1..usize::MAX] {

@@ -1,4 +1,4 @@
-//! Shared receive queues, on a device that has them; on one that has none, that it says so.
+//! Shared receive queues. A device without them must report that.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use tonic_rdma_verbs::{
 
 use crate::fabric::{ALL, Fabric, Options, Side, connect_pairs, pattern, wait, wait_until};
 
-/// Bytes of a buffer, and so the distance between two.
+/// Bytes of a buffer. Buffers lie one after the other.
 const BUFFER: usize = 1024;
 
-/// A side whose queue pairs take their receives from one queue, and one that sends to all of them.
+/// A side whose queue pairs share one receive queue, and a side that sends to all of them.
 struct Shared {
     receiver: Side,
     queue: Arc<dyn SharedReceiveQueue>,
@@ -22,7 +22,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// That many connections, and a queue for `capacity` receives; `None` on a device that has no such queues.
+    /// Makes `connections` connections and a queue for `capacity` receives. Returns `None` if the device has no shared receive
+    /// queues.
     fn new(fabric: &dyn Fabric, connections: usize, capacity: u32) -> Option<Self> {
         let options = Options::default();
         let (receiver, sender) = (Side::new(fabric, &options), Side::new(fabric, &options));
@@ -40,7 +41,7 @@ impl Shared {
         Some(shared)
     }
 
-    /// Adds a connection whose receiving queue pair is of `domain`.
+    /// Adds a connection whose receiving queue pair belongs to `domain`.
     fn connect(&mut self, domain: &dyn tonic_rdma_verbs::ProtectionDomain) {
         let (options, queue) = (Options::default(), &self.receiver.queue);
         let pair = domain.create_sharing_queue_pair(queue, queue, &self.queue, &options.capacity).unwrap();
@@ -51,7 +52,7 @@ impl Shared {
         self.senders.push(sender);
     }
 
-    /// Posts the buffer of that number, which is also its request's identifier.
+    /// Posts the buffer with this number. The number is also the identifier of the request.
     fn post(&self, buffer: u64) {
         let into = [self.receiver.segment(buffer as usize * BUFFER, BUFFER)];
         self.queue.post_receive(&[ReceiveRequest { wr_id: buffer, into: &into }]).unwrap();
@@ -71,7 +72,7 @@ impl Shared {
         self.senders[index].post_send(&[request]).unwrap();
     }
 
-    /// The next message received, which must have come over connection `index`: the buffer that it is in.
+    /// Waits for the next message, which must have come over connection `index`, and returns the number of its buffer.
     fn expect(&self, index: usize, message: &[u8]) -> u64 {
         let completion = self.receiver.wait();
         assert_eq!(completion.status, CompletionStatus::Success);
@@ -84,7 +85,7 @@ impl Shared {
     }
 }
 
-/// Whatever queue pair a message comes for, the oldest buffer takes it.
+/// A message for any queue pair uses the oldest buffer.
 pub fn shared_receives(fabric: &dyn Fabric) {
     let Some(shared) = Shared::new(fabric, 3, 8) else { return };
     (0..8).for_each(|buffer| shared.post(buffer));
@@ -98,7 +99,7 @@ pub fn shared_receives(fabric: &dyn Fabric) {
     }
 }
 
-/// What can't be posted, and to what.
+/// Requests that can't be posted to a shared receive queue.
 pub fn shared_receive_queue_full(fabric: &dyn Fabric) {
     let Some(shared) = Shared::new(fabric, 1, 3) else { return };
     assert_eq!(shared.queue.capacity(), 3);
@@ -124,7 +125,7 @@ pub fn shared_receive_queue_full(fabric: &dyn Fabric) {
     assert!(shared.receiver.domain.create_shared_receive_queue(1, attributes.max_segments + 1).is_err());
 }
 
-/// A message waits for a receive, and takes whichever comes.
+/// A message waits for a receive, and uses the next one.
 pub fn shared_receive_comes_late(fabric: &dyn Fabric) {
     let Some(shared) = Shared::new(fabric, 2, 8) else { return };
     shared.start(1, b"early");
@@ -134,7 +135,7 @@ pub fn shared_receive_comes_late(fabric: &dyn Fabric) {
     assert_eq!(wait(&*shared.sender.queue).status, CompletionStatus::Success);
 }
 
-/// A write with immediate data takes a shared receive, too.
+/// A write with immediate data uses a shared receive, too.
 pub fn shared_receive_of_an_immediate(fabric: &dyn Fabric) {
     let Some(shared) = Shared::new(fabric, 2, 8) else { return };
     shared.post(3);
@@ -151,7 +152,7 @@ pub fn shared_receive_of_an_immediate(fabric: &dyn Fabric) {
     assert_eq!((completion.immediate, completion.queue_pair), (Some(0xfeed), shared.pairs[1].number()));
 }
 
-/// One queue pair fails or goes: the others go on, and no buffer is lost that a message had come into.
+/// One queue pair fails or is destroyed. The others still work, and no buffer with a message is lost.
 pub fn shared_receives_outlive_a_queue_pair(fabric: &dyn Fabric) {
     let Some(mut shared) = Shared::new(fabric, 3, 8) else { return };
     (0..8).for_each(|buffer| shared.post(buffer));
@@ -162,7 +163,7 @@ pub fn shared_receives_outlive_a_queue_pair(fabric: &dyn Fabric) {
     drop(gone);
     let completion = shared.receiver.wait();
     assert_eq!((completion.wr_id, completion.status), (0, CompletionStatus::Success));
-    assert_eq!(completion.queue_pair, number, "though it is not there any more");
+    assert_eq!(completion.queue_pair, number, "although the queue pair is destroyed");
     shared.post(0);
     shared.pairs[0].to_error();
     for round in 0..16u64 {
@@ -173,7 +174,7 @@ pub fn shared_receives_outlive_a_queue_pair(fabric: &dyn Fabric) {
     }
 }
 
-/// A buffer that is too short fails the queue pair that took it, and no other.
+/// A buffer that is too short fails the queue pair that used it, and no other.
 pub fn shared_receive_too_short(fabric: &dyn Fabric) {
     let Some(shared) = Shared::new(fabric, 2, 8) else { return };
     shared.post(0);
@@ -188,8 +189,8 @@ pub fn shared_receive_too_short(fabric: &dyn Fabric) {
     assert_eq!(shared.expect(1, b"fits"), 1);
 }
 
-/// Buffers of another domain than the queue pair's: the message arrives, or both ends fail; see
-/// [`create_sharing_queue_pair`](tonic_rdma_verbs::ProtectionDomain::create_sharing_queue_pair).
+/// With buffers of a domain other than the queue pair's, the message arrives, or both ends fail, as
+/// [`create_sharing_queue_pair`](tonic_rdma_verbs::ProtectionDomain::create_sharing_queue_pair) describes.
 pub fn shared_receive_of_another_domain(fabric: &dyn Fabric) {
     let Some(mut shared) = Shared::new(fabric, 0, 8) else { return };
     let other = shared.receiver.context.alloc_protection_domain().unwrap();
@@ -210,7 +211,7 @@ pub fn shared_receive_of_another_domain(fabric: &dyn Fabric) {
     assert_eq!(shared.receiver.content(2 * BUFFER, 6), [0; 6], "nothing was written");
 }
 
-/// Queues belong to one device, opened once.
+/// A shared receive queue of another device is refused.
 pub fn shared_receive_queue_of_another_device(fabric: &dyn Fabric) {
     let Some(shared) = Shared::new(fabric, 0, 8) else { return };
     let soft = tonic_rdma_verbs::soft::open().unwrap();
