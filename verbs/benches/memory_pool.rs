@@ -1,4 +1,4 @@
-//! What the pool costs on the paths that every message takes.
+//! The cost of the pool on the paths of every message.
 
 use std::hint::black_box;
 
@@ -11,7 +11,7 @@ fn main() {
     divan::main();
 }
 
-/// Lease and drop of a block that is at hand.
+/// Lease and drop of a block that was in use before.
 #[divan::bench(args = [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20])]
 fn lease_warm(bencher: Bencher<'_, '_>, length: usize) {
     let pool = pool();
@@ -19,14 +19,14 @@ fn lease_warm(bencher: Bencher<'_, '_>, length: usize) {
     bencher.bench_local(|| drop(pool.lease(black_box(length), Quota::Send)));
 }
 
-/// Allocate, freeze and drop of a buffer that is at hand.
+/// Allocation, freeze and drop of a buffer that was in use before.
 #[divan::bench]
 fn freeze_warm(bencher: Bencher<'_, '_>) {
     let pool = pool();
     bencher.bench_local(|| drop(pool.allocate(black_box(64 << 10)).map(|buffer| buffer.freeze())));
 }
 
-/// Look-up of a slice in one of so many frozen buffers.
+/// Look-up of a slice that lies in one of `buffers` frozen buffers.
 #[divan::bench(args = [1, 64, 4096])]
 fn find_hit(bencher: Bencher<'_, '_>, buffers: usize) {
     let pool = pool();
@@ -35,7 +35,7 @@ fn find_hit(bencher: Bencher<'_, '_>, buffers: usize) {
     bencher.bench_local(|| drop(pool.find(black_box(slice.as_ptr() as usize), slice.len())));
 }
 
-/// Look-up of a slice from elsewhere, with so many frozen buffers.
+/// Look-up of a slice of other memory, among `buffers` frozen buffers.
 #[divan::bench(args = [0, 1, 4096])]
 fn find_miss(bencher: Bencher<'_, '_>, buffers: usize) {
     let pool = pool();
@@ -44,7 +44,7 @@ fn find_miss(bencher: Bencher<'_, '_>, buffers: usize) {
     bencher.bench_local(|| drop(pool.find(black_box(elsewhere.as_ptr() as usize), elsewhere.len())));
 }
 
-/// Look-up between two frozen buffers, which neither of them holds whole.
+/// Look-up of a slice that begins in a frozen buffer and ends beyond it.
 #[divan::bench]
 fn find_near_miss(bencher: Bencher<'_, '_>) {
     let pool = pool();
@@ -53,7 +53,7 @@ fn find_near_miss(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| drop(pool.find(black_box(address), 1 << 20)));
 }
 
-/// What every slice of a write costs when it is of no allocation site: with so many frozen buffers that were not sent.
+/// The cost for a slice of a write that comes from no allocation site, with `buffers` frozen buffers that were not sent.
 #[divan::bench(args = [0, 1, 4096])]
 fn sites_sent_miss(bencher: Bencher<'_, '_>, buffers: usize) {
     let elsewhere = Pool::allocate(&pool(), 16 << 10).map(|buffer| buffer.freeze()).unwrap_or_default();
@@ -62,7 +62,7 @@ fn sites_sent_miss(bencher: Bencher<'_, '_>, buffers: usize) {
     bencher.bench_local(|| sent(black_box(&elsewhere)));
 }
 
-/// The same for a slice that lies between two such buffers.
+/// The cost for a slice that lies between two unsent frozen buffers.
 #[divan::bench]
 fn sites_sent_near_miss(bencher: Bencher<'_, '_>) {
     let sites = learned(&pool(), 2 * SHORTEST);
@@ -71,8 +71,8 @@ fn sites_sent_near_miss(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| sent(black_box(&buffers[32])));
 }
 
-/// Allocate, fill, freeze and drop of 4 KiB: without sites on the heap and in a pool, then at a site that never sends (by
-/// place), and at one whose every buffer is sent (by place, and by name).
+/// Allocation, filling, freeze and drop of 4 KiB: without sites, on the heap and in a pool; then at a site that never sends
+/// (by place); then at a site whose buffers are all sent (by place, and by name).
 #[divan::bench(args = ["vec", "pool", "never sent", "sent", "sent, named"])]
 fn sites_allocate(bencher: Bencher<'_, '_>, what: &str) {
     let pool = pool();
@@ -105,7 +105,7 @@ fn sites_allocate(bencher: Bencher<'_, '_>, what: &str) {
     }
 }
 
-/// An allocator that knows that what [`allocate`] allocates is sent.
+/// Makes an allocator that has learnt that the buffers of [`allocate`] are sent.
 fn learned(pool: &Pool, length: usize) -> SiteAllocator {
     let sites = SiteAllocator::new(pool.clone(), SiteSettings::default());
     sent(&allocate(&sites, length).freeze());
@@ -122,7 +122,7 @@ fn freeze(pool: &Pool, count: usize) -> Vec<Bytes> {
     (0..count).filter_map(|_| pool.allocate(4096).ok()).map(|buffer| buffer.freeze()).collect()
 }
 
-/// A pool that no device knows: only the pool is measured.
+/// Makes a pool that no device knows, so that only the pool is measured.
 fn pool() -> Pool {
     Pool::for_sending(1 << 30)
 }

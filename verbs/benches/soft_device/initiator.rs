@@ -1,38 +1,38 @@
-//! The end that measures.
+//! The side that measures.
 
 use super::peer::{Peer, Role};
 use super::side::{Opcode, Polled, RECEIVES, Side, pin, relax};
 
-/// The end that measures, and its peer in another process.
+/// The side that measures, and its peer in another process.
 pub(crate) struct Initiator {
-    /// Ends first, and so never sees this one go.
+    /// Dropped first, so that the peer never sees the end of this side.
     _peer: Peer,
     side: Side,
     opcode: Opcode,
     batch: u64,
     stamp: u64,
-    /// Messages that the peer has not acknowledged.
+    /// Number of messages that the peer has not acknowledged.
     outstanding: u64,
 }
 
-/// Messages after which the peer acknowledges.
+/// Returns the number of messages after which the peer acknowledges.
 pub(crate) fn batch_length(length: usize) -> u64 {
     (65_536 / length as u64).clamp(1, 64)
 }
 
 impl Initiator {
-    /// For [`round_trip`](Self::round_trip).
+    /// Makes an initiator for [`round_trip`](Self::round_trip).
     pub(crate) fn for_latency(opcode: Opcode, length: usize) -> Self {
         Self::new(Role::Echo, opcode, length)
     }
 
-    /// For [`batch`](Self::batch).
+    /// Makes an initiator for [`batch`](Self::batch).
     pub(crate) fn for_bandwidth(opcode: Opcode, length: usize) -> Self {
         Self::new(Role::Sink, opcode, length)
     }
 
     fn new(role: Role, opcode: Opcode, length: usize) -> Self {
-        assert!(length >= 8 && length.is_multiple_of(8), "messages are of whole words");
+        assert!(length >= 8 && length.is_multiple_of(8), "messages have whole words");
         let mut side = Side::new(length);
         let peer = Peer::start(role, opcode, length, &mut side);
         pin(0);
@@ -43,7 +43,7 @@ impl Initiator {
         &self.side
     }
 
-    /// One there and one back.
+    /// Runs one round trip.
     pub(crate) fn round_trip(&mut self) {
         match self.opcode {
             Opcode::Send | Opcode::SendWithImm | Opcode::WriteWithImm => {
@@ -67,13 +67,13 @@ impl Initiator {
         }
     }
 
-    /// Messages of one batch.
+    /// Returns the number of messages of one batch.
     pub(crate) fn batch_length(&self) -> u64 {
         self.batch
     }
 
-    /// A batch of messages one way. With opcodes that the peer receives, returns while batches are still under way, as
-    /// many as the peer has receives for.
+    /// Sends a batch of messages. For opcodes that the peer receives, this returns before the batches have arrived, as long as
+    /// the peer has receives for them.
     pub(crate) fn batch(&mut self) {
         if !self.opcode.is_received() {
             return self.run_one_sided(self.batch);
@@ -86,7 +86,7 @@ impl Initiator {
         }
     }
 
-    /// Waits until the peer has received all that was sent.
+    /// Waits until the peer has received all messages.
     pub(crate) fn drain(&mut self) {
         while self.outstanding > 0 {
             self.outstanding -= self.poll().receives * self.batch;
@@ -103,7 +103,7 @@ impl Initiator {
     fn run_one_sided(&mut self, count: u64) {
         (1..count).for_each(|_| self.side.post(self.opcode, false));
         self.side.post(self.opcode, true);
-        // The last of this batch, and those that were in turn.
+        // The last request of this batch, and every request whose turn it is.
         while self.poll().sends == 0 {
             relax();
         }

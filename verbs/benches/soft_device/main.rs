@@ -1,14 +1,14 @@
-//! What the soft device costs, for each opcode: latency, message rate, bandwidth.
+//! The cost of the software device for each opcode: latency, message rate, bandwidth.
 //!
 //! ```sh
-//! cargo bench --bench soft_device                              # all of it, by divan
-//! cargo bench --bench soft_device -- latency Write             # what has these in its name
-//! cargo bench --bench soft_device -- perf write 64 1000000     # one figure, as `ucx_perftest` has it: see `perf`
+//! cargo bench --bench soft_device                              # all benches, by divan
+//! cargo bench --bench soft_device -- latency Write             # benches with these words in their names
+//! cargo bench --bench soft_device -- perf write 64 1000000     # one figure, measured as by `ucx_perftest` (`perf`)
 //! ```
 //!
-//! Two processes, on a core each where there are two: the other one is this binary once more, see `peer`.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
-#![allow(clippy::panic, missing_docs, reason = "the same")]
+//! Two processes, each on its own core if there are two cores. The other process is this binary, started again (`peer`).
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run panics")]
+#![allow(clippy::panic, missing_docs, reason = "a bench that can't run panics, and has no public API")]
 
 mod initiator;
 mod peer;
@@ -26,7 +26,7 @@ use initiator::Initiator;
 use side::{Opcode, pin};
 
 fn main() -> ExitCode {
-    // Cargo adds `--bench`.
+    // Cargo adds `--bench` to the arguments.
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     match arguments.split_first() {
         Some((first, rest)) if first == peer::ARGUMENT => peer::run(rest),
@@ -53,8 +53,8 @@ macro_rules! cases {
 
 cases!(Send, SendWithImm, Write, WriteWithImm, Read);
 
-/// There and back: the peer answers with the same opcode. `Send`, `SendWithImm` and `WriteWithImm` are seen by polling the
-/// completion queue, `Write` by polling the memory written to. A `Read` is seen by its initiator alone.
+/// A round trip: the peer answers with the same opcode. `Send`, `SendWithImm` and `WriteWithImm` are noticed by polling the
+/// completion queue, `Write` by polling the written memory. Only the initiator notices a `Read`.
 #[divan::bench(
     types = [Send, SendWithImm, Write, WriteWithImm, Read],
     args = [8, 64, 512, 4 << 10, 64 << 10],
@@ -68,7 +68,7 @@ fn latency_round_trip<T: Case>(bencher: Bencher<'_, '_>, length: usize) {
     bencher.bench_local(|| initiator.round_trip());
 }
 
-/// One way, as fast as the peer takes them in; each posted by itself.
+/// Messages in one direction, as fast as the peer receives them. Each is posted alone.
 #[divan::bench(
     types = [Send, SendWithImm, Write, WriteWithImm, Read],
     args = [8, 64, 512],
@@ -82,7 +82,7 @@ fn message_rate<T: Case>(bencher: Bencher<'_, '_>, length: usize) {
     bencher.counter(ItemsCount::new(initiator.batch_length())).bench_local(|| initiator.batch());
 }
 
-/// One way, long messages; each posted by itself.
+/// Long messages in one direction. Each is posted alone.
 #[divan::bench(
     types = [Send, SendWithImm, Write, WriteWithImm, Read],
     args = [4 << 10, 64 << 10, 1 << 20, 64 << 20],
@@ -97,7 +97,7 @@ fn bandwidth<T: Case>(bencher: Bencher<'_, '_>, length: usize) {
         .bench_local(|| initiator.batch());
 }
 
-/// The bytes of `bandwidth` by `memcpy`, to compare with: a memfd here, another there, each used before.
+/// The bytes of `bandwidth`, copied by `memcpy` from one memfd to another for comparison. Both were used before.
 #[divan::bench(args = [4 << 10, 64 << 10, 1 << 20, 64 << 20], sample_count = 200, max_time = 1)]
 fn bandwidth_of_memcpy(bencher: Bencher<'_, '_>, length: usize) {
     pin(0);
@@ -106,7 +106,7 @@ fn bandwidth_of_memcpy(bencher: Bencher<'_, '_>, length: usize) {
     bencher.counter(BytesCount::new(length)).bench_local(|| copy.run());
 }
 
-/// Polling a completion queue that has nothing.
+/// Polls an empty completion queue.
 #[divan::bench(sample_count = 1000, sample_size = 100)]
 fn empty_poll(bencher: Bencher<'_, '_>) {
     let initiator = Initiator::for_latency(Opcode::Send, 64);
@@ -114,7 +114,7 @@ fn empty_poll(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| black_box(initiator.side().queue.poll(&mut completions)));
 }
 
-/// Copies as the device makes them, between places that are this many bytes apart within a page. See `verbs::copy`.
+/// Copies by the device's function (`src/copy.rs`), between addresses that differ by `apart` bytes within a page.
 #[divan::bench(args = [0, 8, 64])]
 fn copy(bencher: Bencher<'_, '_>, apart: usize) {
     pin(0);
@@ -124,7 +124,7 @@ fn copy(bencher: Bencher<'_, '_>, apart: usize) {
     bencher.counter(BytesCount::new(SLOT)).bench_local(|| to.copy_in(apart, black_box(from)));
 }
 
-/// The same by `memcpy`.
+/// Copies as in `copy`, by `memcpy`.
 #[divan::bench(args = [0, 8, 64])]
 fn copy_by_memcpy(bencher: Bencher<'_, '_>, apart: usize) {
     pin(0);

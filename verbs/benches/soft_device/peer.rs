@@ -1,4 +1,4 @@
-//! The other process: this binary once more, which answers or takes in until its standard input ends.
+//! The other process: this binary, started again. It answers or receives messages until its standard input ends.
 
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -10,12 +10,12 @@ use super::side::{Name, Opcode, Side, cores, pin, relax, set_cores};
 /// First argument of the other process.
 pub(crate) const ARGUMENT: &str = "peer";
 
-/// What it does.
+/// The role of the other process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Answers every message with one of the same opcode.
     Echo,
-    /// Takes messages in, and acknowledges every batch of them.
+    /// Receives messages, and acknowledges every batch.
     Sink,
 }
 
@@ -30,14 +30,14 @@ impl Role {
     }
 }
 
-/// The other process, as the one that measures has it; ends on drop.
+/// A handle to the other process, which ends on drop.
 pub(crate) struct Peer {
     process: Child,
     input: Option<ChildStdin>,
 }
 
 impl Peer {
-    /// Starts it, and connects `side` to it.
+    /// Starts the other process, and connects `side` to it.
     pub(crate) fn start(role: Role, opcode: Opcode, length: usize, side: &mut Side) -> Self {
         let cores: Vec<String> = cores().iter().map(usize::to_string).collect();
         let mut process = Command::new(std::env::current_exe().unwrap())
@@ -64,7 +64,7 @@ impl Drop for Peer {
     }
 }
 
-/// The other process.
+/// Runs the other process.
 pub(crate) fn run(arguments: &[String]) {
     let [role, opcode, length, cores] = arguments else {
         panic!("peer ROLE OPCODE LENGTH CORES, not {arguments:?}")
@@ -103,7 +103,7 @@ struct Answering<'a> {
 }
 
 impl Answering<'_> {
-    /// Receives that have come; `None` at the end.
+    /// Returns the number of received messages, or `None` at the end.
     fn poll(&mut self) -> Option<u64> {
         let polled = self.side.poll();
         let ended = polled.failed.is_some() || self.stop.load(Ordering::Relaxed);

@@ -1,9 +1,9 @@
-//! One figure for each call, measured as `ucx_perftest` measures: many iterations, one look at the clock before and one
-//! after. `benches/compare-ucx` sets the two side by side.
+//! One figure for each call, measured as by `ucx_perftest`: many iterations between two readings of the clock.
+//! `benches/compare-ucx` compares both programs.
 //!
 //! ```text
 //!  perf WHAT LENGTH ITERATIONS
-//!  latency of one way, in ns          send  send_with_imm  write  write_with_imm      (half a round trip)
+//!  latency in one direction, in ns    send  send_with_imm  write  write_with_imm      (half a round trip)
 //!                                     read                                            (until its completion)
 //!  time for each message, in ns       send_rate … read_rate, memcpy
 //! ```
@@ -17,7 +17,7 @@ use tonic_rdma_verbs::HostMemory;
 use super::initiator::Initiator;
 use super::side::{Opcode, pin};
 
-/// Longest message, in bytes.
+/// Length of the longest message, in bytes.
 const MAX_LENGTH: usize = 1 << 30;
 
 /// Prints the figure that the command line asks for.
@@ -49,38 +49,42 @@ enum What {
     Memcpy,
 }
 
+/// A fault of the command line.
+#[derive(Debug, thiserror::Error)]
+enum UsageError {
+    #[error("perf takes WHAT LENGTH ITERATIONS, not {0:?}")]
+    Arguments(Vec<String>),
+    #[error("WHAT is memcpy, or one of {known}, with or without _rate; not {0:?}", known = Opcode::ALL.map(Opcode::name).join(", "))]
+    What(String),
+    #[error("LENGTH is a multiple of 8 bytes from 8 to {MAX_LENGTH}, not {0:?}")]
+    Length(String),
+    #[error("ITERATIONS is a number from 1 on, not {0:?}")]
+    Iterations(String),
+}
+
 impl Measurement {
-    fn parse(arguments: &[String]) -> Result<Self, String> {
+    fn parse(arguments: &[String]) -> Result<Self, UsageError> {
         let [what, length, iterations] = arguments else {
-            return Err(format!("perf takes WHAT LENGTH ITERATIONS, not {arguments:?}"));
+            return Err(UsageError::Arguments(arguments.to_vec()));
         };
         let opcode = what.strip_suffix("_rate").unwrap_or(what);
         let what = match Opcode::parse(opcode) {
             _ if what == "memcpy" => What::Memcpy,
             Some(opcode) if what.ends_with("_rate") => What::Rate(opcode),
             Some(opcode) => What::Latency(opcode),
-            None => {
-                let known = Opcode::ALL.map(Opcode::name).join(", ");
-                return Err(format!(
-                    "WHAT is memcpy, or one of {known}, with or without _rate; not {what:?}"
-                ));
-            }
+            None => return Err(UsageError::What(what.clone())),
         };
         let length = match length.parse() {
             Ok(length) if (8..=MAX_LENGTH).contains(&length) && length.is_multiple_of(8) => length,
-            _ => {
-                return Err(format!(
-                    "LENGTH is a multiple of 8 bytes from 8 to {MAX_LENGTH}, not {length:?}"
-                ));
-            }
+            _ => return Err(UsageError::Length(length.clone())),
         };
         match iterations.parse() {
             Ok(iterations) if iterations > 0 => Ok(Self { what, length, iterations }),
-            _ => Err(format!("ITERATIONS is a number from 1 on, not {iterations:?}")),
+            _ => Err(UsageError::Iterations(iterations.clone())),
         }
     }
 
-    /// Nanoseconds of one.
+    /// Measures, and returns the nanoseconds of one operation.
     fn run(&self) -> f64 {
         match self.what {
             What::Latency(opcode) => latency(opcode, self.length, self.iterations),
@@ -112,7 +116,7 @@ fn rate(opcode: Opcode, length: usize, iterations: u64) -> f64 {
     each(start.elapsed(), batches * batch)
 }
 
-/// Nanoseconds that one of so many calls takes.
+/// Measures `iterations` calls, and returns the nanoseconds of one.
 fn time(iterations: u64, mut call: impl FnMut()) -> f64 {
     warm_up(iterations, &mut call);
     let start = Instant::now();
@@ -128,7 +132,7 @@ fn each(all: Duration, count: u64) -> f64 {
     all.as_secs_f64() * 1e9 / count as f64
 }
 
-/// What a READ or a WRITE copies, copied by `memcpy`.
+/// A copy by `memcpy` of the bytes that a READ or a WRITE copies.
 pub(crate) struct Memcpy {
     from: HostMemory,
     to: HostMemory,
@@ -146,7 +150,7 @@ impl Memcpy {
     }
 
     pub(crate) fn run(&mut self) {
-        // SAFETY: both are as long as that, different, and no references to them exist.
+        // SAFETY: both memories have this length and are distinct, and there is no reference to them.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 black_box(self.from.as_ptr().as_ptr().cast_const()),

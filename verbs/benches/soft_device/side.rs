@@ -1,4 +1,4 @@
-//! One end of a connection: what is posted, and what is polled for. The same code in both processes.
+//! One side of a connection, which posts requests and polls for completions. Both processes run this code.
 
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,16 +10,16 @@ use tonic_rdma_verbs::{
     ReceiveRequest, RemoteSegment, Rkey, SendRequest, WorkCompletion, soft,
 };
 
-/// Receives posted at any time.
+/// Number of receives that are posted at any time.
 pub(crate) const RECEIVES: u64 = 512;
-/// Messages up to this length are posted inline.
+/// Length of the longest message that is posted inline.
 const INLINE: usize = 512;
-/// Every so many requests one is signalled.
+/// Number of requests, one of which is signalled.
 const SIGNAL_EVERY: u64 = 64;
-/// Completions taken by one poll.
+/// Maximum number of completions of one poll.
 const POLL: usize = 16;
 
-/// What is measured.
+/// The opcode to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opcode {
     Send,
@@ -47,13 +47,13 @@ impl Opcode {
         Self::ALL.into_iter().find(|opcode| opcode.name() == name)
     }
 
-    /// Whether it consumes a receive of the peer's.
+    /// Returns whether the opcode consumes a receive of the peer.
     pub(crate) fn is_received(self) -> bool {
         matches!(self, Self::Send | Self::SendWithImm | Self::WriteWithImm)
     }
 }
 
-/// Where the other end is.
+/// The address of the other side.
 #[derive(Clone, Debug)]
 pub(crate) struct Name {
     pair: QueuePairAddress,
@@ -61,7 +61,7 @@ pub(crate) struct Name {
 }
 
 impl Name {
-    /// As one line of text.
+    /// Writes the address as one line of text.
     pub(crate) fn to_line(&self) -> String {
         let pair: String = self.pair.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         format!("{pair} {} {}", self.memory.address, self.memory.rkey.0)
@@ -78,7 +78,7 @@ impl Name {
     }
 }
 
-/// One end. Its memory is an inbox, which the peer writes to and reads from, and an outbox.
+/// One side. Its memory is an inbox, which the peer writes and reads, and an outbox.
 pub(crate) struct Side {
     _context: Arc<dyn Context>,
     pub(crate) queue: Arc<dyn CompletionQueue>,
@@ -86,16 +86,16 @@ pub(crate) struct Side {
     region: Arc<dyn MemoryRegion>,
     peer: RemoteSegment,
     length: usize,
-    /// Receive buffers in the inbox: receives of long messages share them.
+    /// Number of receive buffers in the inbox. Receives of long messages share them.
     slots: usize,
     posted: u64,
     message: Vec<u8>,
-    /// What polls fill, made once.
+    /// Completions of a poll. The buffer is made once.
     completions: [WorkCompletion; POLL],
 }
 
 impl Side {
-    /// A queue pair in Init, its receives posted.
+    /// Makes a side with a queue pair in Init and with posted receives.
     pub(crate) fn new(length: usize) -> Self {
         let context = soft::open().unwrap();
         let domain = context.alloc_protection_domain().unwrap();
@@ -151,7 +151,7 @@ impl Side {
     }
 
     fn segment(&self, offset: usize) -> [LocalSegment; 1] {
-        // SAFETY: nobody makes a reference to the memory.
+        // SAFETY: there is no reference to the memory.
         [unsafe { LocalSegment::new(&*self.region, offset..offset + self.length) }]
     }
 
@@ -162,7 +162,7 @@ impl Side {
         }
     }
 
-    /// Posts one request. Unless `signaled`, only every so many are.
+    /// Posts one request. Unless `signaled` is set, one of [`SIGNAL_EVERY`] requests is signalled.
     pub(crate) fn post(&mut self, opcode: Opcode, signaled: bool) {
         self.posted += 1;
         let signaled = signaled || self.posted.is_multiple_of(SIGNAL_EVERY);
@@ -181,7 +181,7 @@ impl Side {
         self.pair.post_send(&[SendRequest { wr_id: RECEIVES, operation, signaled }]).unwrap();
     }
 
-    /// Polls once; posts the receives that completed again, and returns how many there were, and how many sends.
+    /// Polls once, posts the completed receives again, and returns the numbers of receives and sends.
     pub(crate) fn poll(&mut self) -> Polled {
         let count = self.queue.poll(&mut self.completions);
         let mut polled = Polled::default();
@@ -201,7 +201,7 @@ impl Side {
         polled
     }
 
-    /// Makes the next message carry `stamp` in its first and in its last word.
+    /// Writes `stamp` to the first and the last word of the next message.
     pub(crate) fn stamp(&mut self, stamp: u64) {
         let (last, bytes) = (self.length - 8, stamp.to_ne_bytes());
         self.message[..8].copy_from_slice(&bytes);
@@ -212,22 +212,22 @@ impl Side {
         }
     }
 
-    /// Whether the message written to the inbox is the one of that stamp, at both ends.
+    /// Returns whether the message in the inbox has this stamp in its first and last word.
     pub(crate) fn is_stamped(&self, stamp: u64) -> bool {
-        // The end first: bytes come in the order of addresses, if in any.
+        // The last word first, because bytes arrive in the order of addresses, if in any order.
         self.inbox_word(self.length - 8) == stamp && self.inbox_word(0) == stamp
     }
 
     fn inbox_word(&self, offset: usize) -> u64 {
         let at = self.region.memory().as_ptr().as_ptr().wrapping_add(offset).cast::<u64>();
         // SAFETY:
-        // - the inbox is at least as long as a message, whose length is a multiple of 8, and page-aligned; and
-        // - nobody makes a reference to it, and others write to it at any time, as atomics allow.
+        // - The inbox is page-aligned and at least as long as a message, whose length is a multiple of 8.
+        // - There is no reference to the inbox. The peer may write at any time, which atomics allow.
         unsafe { AtomicU64::from_ptr(at) }.load(Ordering::Acquire)
     }
 }
 
-/// What a poll found.
+/// The completions of a poll.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Polled {
     pub(crate) receives: u64,
@@ -235,7 +235,7 @@ pub(crate) struct Polled {
     pub(crate) failed: Option<CompletionStatus>,
 }
 
-/// What a loop that polls does between two looks.
+/// Pauses between two polls of a loop.
 pub(crate) fn relax() {
     if cores().len() == 1 {
         std::thread::yield_now();
@@ -243,7 +243,7 @@ pub(crate) fn relax() {
     std::hint::spin_loop();
 }
 
-/// Keeps this thread, and those it starts, on the `index`th of the cores it may run on.
+/// Pins this thread, and the threads that it starts, to the `index`th of its cores.
 pub(crate) fn pin(index: usize) {
     let cores = cores();
     let mut set = rustix::thread::CpuSet::new();
@@ -253,7 +253,7 @@ pub(crate) fn pin(index: usize) {
 
 static CORES: OnceLock<Vec<usize>> = OnceLock::new();
 
-/// The cores that this process might run on before it pinned itself, or that it was told of.
+/// Returns the cores that this process could use before it was pinned, or those of [`set_cores`].
 pub(crate) fn cores() -> &'static [usize] {
     CORES.get_or_init(|| {
         let set = rustix::thread::sched_getaffinity(None).unwrap();
@@ -261,7 +261,7 @@ pub(crate) fn cores() -> &'static [usize] {
     })
 }
 
-/// Tells the other process, which inherits the affinity of one that has pinned itself.
+/// Sets the cores in the other process, which inherits the affinity of a pinned process.
 pub(crate) fn set_cores(cores: Vec<usize>) {
-    CORES.set(cores).expect("told before the first look");
+    CORES.set(cores).expect("set before the first use");
 }
