@@ -28,7 +28,7 @@ use failure::Failure;
 /// The same allocator under every mode: it decides large messages more than the transport does, so every report names it.
 /// It is mimalloc unless the environment asks for the system's, as `compare --allocator` does.
 #[global_allocator]
-static ALLOCATOR: tonic_rdma_allocator::Chosen = tonic_rdma_allocator::Chosen;
+static ALLOCATOR: tonic_rdma_verbs::allocator::Chosen = tonic_rdma_verbs::allocator::Chosen;
 
 fn main() -> ExitCode {
     let outcome =
