@@ -8,6 +8,7 @@ mod compare;
 mod devices;
 mod failure;
 mod lists;
+mod measure;
 #[cfg(test)]
 mod pages;
 mod parameter_server;

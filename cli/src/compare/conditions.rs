@@ -1,10 +1,10 @@
 //! What the two processes are made of: runtime, cores, allocator.
 
-use super::allocator::Allocator;
-use super::cores::Cores;
-use super::costs::Costs;
-use super::runtime::Flavour;
-use crate::args::CompareOptions;
+use super::options::CompareOptions;
+use crate::measure::machine::costs::Costs;
+use crate::measure::process::allocator::Allocator;
+use crate::measure::process::cores::Cores;
+use crate::measure::process::runtime::Flavour;
 
 /// The conditions of a run, the same for all of its modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,41 +15,35 @@
 //!
 //! This owns the processes and the measuring, never a transport.
 
-mod check;
-mod child;
-mod control;
-mod facts;
-mod grpc;
-mod measure;
-mod memory;
+mod cells;
+mod meter;
 mod mode;
 mod options;
 mod output;
-mod results;
-mod server;
-mod session;
-mod slots;
-mod variables;
-mod worker;
+mod processes;
+mod roles;
+mod transfer;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::IsTerminal;
-
-use self::facts::Facts;
-use self::measure::Meter;
+use self::meter::Meter;
 pub(crate) use self::options::{HELP, ParameterServerOptions, ProcessOptions};
-use crate::compare::{cores, rdma::Rdma};
+use self::output::facts::Facts;
+use self::output::show;
+use self::roles::server;
+use self::roles::worker;
 use crate::failure::Failure;
+use crate::measure::output::progress::progress_bar;
+use crate::measure::process::cores;
+use crate::measure::transport::rdma::Rdma;
 
 /// Measures, and shows what was found.
 pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     // A bad variable or provider is refused before the time is spent.
     Rdma::new(&options.provider)?;
-    output::check(options)?;
-    let cells = memory::cells(options)?;
+    show::check(options)?;
+    let cells = cells::cells(options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
-    let progress = progress_bar();
+    let progress = progress_bar(0);
     let mut meter = Meter::new(options, cores::allowed(), progress.clone());
     let rows = runtime.block_on(async {
         tokio::select! {
@@ -60,7 +54,7 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     });
     progress.finish_and_clear();
     let rows = rows?;
-    output::show(options, &Facts::new(options, &meter), &rows)
+    show::show(options, &Facts::new(options, &meter), &rows)
 }
 
 /// The serving process, which [`run`] starts.
@@ -71,17 +65,4 @@ pub(crate) fn serve(options: &ProcessOptions) -> Result<(), Failure> {
 /// A worker process, which [`run`] starts.
 pub(crate) fn work(options: &ProcessOptions) -> Result<(), Failure> {
     worker::run(options)
-}
-
-/// Nothing is shown where stderr is not a terminal.
-fn progress_bar() -> ProgressBar {
-    let target = match std::io::stderr().is_terminal() {
-        true => ProgressDrawTarget::stderr(),
-        false => ProgressDrawTarget::hidden(),
-    };
-    let bar = ProgressBar::with_draw_target(Some(0), target);
-    match ProgressStyle::with_template("{bar:40} {percent:>3} %  {elapsed} of about {duration}  {msg}") {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
 }

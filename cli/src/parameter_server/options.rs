@@ -7,10 +7,10 @@ use std::time::Duration;
 use clap::Args;
 
 use super::mode::Mode;
-use crate::args::parse_provider;
-use crate::compare::consume::Consume;
-use crate::compare::http2::Http2;
 use crate::lists::{List, parse_list};
+use crate::measure::payload::consume::Consume;
+use crate::measure::transport::http2::Http2;
+use crate::measure::transport::rdma::parse_provider;
 use crate::units;
 use crate::workload::Model;
 

@@ -1,7 +1,7 @@
 //! Blocks of one length that lie anywhere in memory, as the paged key-value caches of language models have them.
 
-use super::Message;
 use crate::seeded::Draws;
+use crate::workload::Message;
 
 /// Blocks of an operation, and the length of each in bytes.
 pub(crate) const BLOCKS: usize = 4096;

@@ -1,8 +1,8 @@
 //! Messages of ten buffers, small, medium and large, after TF-gRPC-Bench (Biswas, Lu and Panda, "Designing a
 //! Micro-Benchmark Suite to Evaluate gRPC for TensorFlow", 2018): what TensorFlow puts into its gRPC messages.
 
-use super::Message;
 use crate::seeded::Draws;
+use crate::workload::Message;
 
 /// Buffers of a message.
 pub(crate) const BUFFERS: usize = 10;

@@ -1,0 +1,233 @@
+//! gRPC's client half: connections to the serving process, and the calls that are measured.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+use tonic::transport::Channel;
+use tonic_rdma::gather::GatherRequests;
+use tonic_rdma_proto::tensors::PushRequest;
+use tonic_rdma_proto::tensors::tensors_client::TensorsClient;
+use tonic_rdma_proto::transfer::source_client::SourceClient;
+use tonic_rdma_proto::transfer::transfer_client::TransferClient;
+use tonic_rdma_proto::transfer::turns_client::TurnsClient;
+use tonic_rdma_proto::transfer::{
+    BeginTurnRequest, Check, EndTurnRequest, GetRequest, PutRequest, UsageRequest,
+};
+
+use super::keep_awake::Awake;
+use super::sample::{Look, Sample};
+use crate::compare::modes::call_error::CallError;
+use crate::compare::modes::mode::Mode;
+use crate::compare::operations::{Operation, Operations, Push, Put};
+use crate::compare::plan::direction::Direction;
+use crate::measure::payload::content::{check_all, check_stamps};
+use crate::measure::payload::reduce::{Reduced, reduce};
+use crate::measure::transport::encode::Encode;
+
+/// A connection in one of gRPC's modes. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct GrpcCaller {
+    client: TransferClient<GatherRequests<Channel>>,
+    tensors: TensorsClient<GatherRequests<Channel>>,
+    source: SourceClient<GatherRequests<Channel>>,
+    turns: Box<TurnsClient<GatherRequests<Channel>>>,
+    direction: Direction,
+    /// Seed of the content that payloads are asked for from, and how often that was: it moves the sampled offsets.
+    origin: u64,
+    draws: Arc<AtomicU64>,
+    /// Whether the receiver consumes what arrives; the server was told so.
+    reduces: bool,
+    /// Of the payloads that came down in this turn.
+    sample: Sample,
+    /// Where the mode never sleeps, this keeps the runtime from it.
+    awake: Option<Awake>,
+}
+
+impl GrpcCaller {
+    /// A caller on `channel`, without limits on message sizes, to a server that consumes nothing.
+    pub(crate) fn new(channel: Channel, mode: Mode, encode: Encode) -> Self {
+        let channel = mode.encoding(encode).wrap(channel);
+        let client = TransferClient::new(channel.clone());
+        let tensors = TensorsClient::new(channel.clone());
+        let (source, turns) = (SourceClient::new(channel.clone()), Box::new(TurnsClient::new(channel)));
+        Self {
+            client: client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
+            tensors: tensors.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
+            source: source.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX),
+            turns,
+            direction: Direction::Up,
+            origin: 0,
+            draws: Arc::default(),
+            reduces: false,
+            sample: Sample::default(),
+            awake: mode.never_sleeps().then(Awake::default),
+        }
+    }
+
+    /// The same with payloads that go this way.
+    pub(crate) fn towards(self, direction: Direction) -> Self {
+        Self { direction, ..self }
+    }
+
+    /// Makes ready for `operations`. Their buffers come and go with each message.
+    pub(crate) fn prepare(&mut self, operations: &Operations) {
+        self.origin = operations.content().seed();
+    }
+
+    /// The same to a server that answers with the largest element, if `reduces`.
+    pub(crate) fn reducing(self, reduces: bool) -> Self {
+        Self { reduces, ..self }
+    }
+
+    /// Carries out `operation`, with up to `width` calls at once if it is a set, and says how long that took.
+    pub(crate) async fn run(
+        &mut self,
+        operation: &Operation,
+        check: Check,
+        width: usize,
+    ) -> Result<Duration, CallError> {
+        match operation {
+            Operation::Put(put) => match self.direction {
+                Direction::Up => self.put(put, check).await,
+                Direction::Down => self.get(put, check).await,
+            },
+            Operation::Push(push) => self.push(push, check).await,
+            Operation::Set(set) => self.push_set(set, check, width).await,
+        }
+    }
+
+    /// Begins a turn.
+    pub(crate) async fn begin(&mut self) -> Result<(), CallError> {
+        if let Some(awake) = &self.awake {
+            self.turns.begin(BeginTurnRequest { never_sleep: true }).await?;
+            awake.begin();
+        }
+        Ok(())
+    }
+
+    /// Ends a turn: every byte of some of its messages is looked at where they arrived. Says how many these were.
+    pub(crate) async fn end(&mut self) -> Result<u64, CallError> {
+        if let Some(awake) = &self.awake {
+            awake.end();
+        }
+        let reply = self.turns.end(EndTurnRequest {}).await?.into_inner();
+        let look = match self.direction {
+            Direction::Up => Look {
+                messages: reply.messages,
+                wrong: reply.wrong.map(|wrong| (wrong.buffer, wrong.offset)),
+            },
+            Direction::Down => self.sample.look(),
+        };
+        match look.wrong {
+            Some((buffer, offset)) => Err(CallError::BufferContent { buffer, offset }),
+            None => Ok(look.messages),
+        }
+    }
+
+    /// Whether the receiver found what there is in what was sent.
+    fn check_reduced(&self, sent: Option<Reduced>, arrived: Option<Reduced>) -> Result<(), CallError> {
+        if self.reduces && sent != arrived { Err(CallError::Consumed { sent, arrived }) } else { Ok(()) }
+    }
+
+    /// Sends a payload, waits for the answer, and says how long that took.
+    pub(super) async fn put(&mut self, put: &Put, check: Check) -> Result<Duration, CallError> {
+        let sent = put.payload.len() as u64;
+        let request = PutRequest { seed: put.seed, check: check.into(), payload: put.payload.clone() };
+        let start = Instant::now();
+        let reply = self.client.put(request).await?;
+        let elapsed = start.elapsed();
+        let reply = reply.into_inner();
+        match reply.first_mismatch.checked_sub(1) {
+            Some(offset) => Err(CallError::Content { offset, sent }),
+            None if reply.bytes != sent => Err(CallError::Length { sent, arrived: reply.bytes }),
+            None => {
+                let arrived = Reduced::of_parts(reply.maximum, reply.digest);
+                self.check_reduced(put.reduced, arrived).map(|()| elapsed)
+            }
+        }
+    }
+
+    /// Asks for a payload, checks it and consumes it as the server does on the way up, and says how long all of that took.
+    async fn get(&mut self, put: &Put, check: Check) -> Result<Duration, CallError> {
+        let sent = put.payload.len() as u64;
+        let request = GetRequest { origin: self.origin, seed: put.seed, bytes: sent };
+        let start = Instant::now();
+        let payload = self.source.get(request).await?.into_inner().payload;
+        let mismatch = match check {
+            Check::Stamps => check_stamps(put.seed, &payload, self.draws.fetch_add(1, Ordering::Relaxed)),
+            Check::All => check_all(put.seed, &payload),
+        };
+        let reduced = self.reduces.then(|| reduce(&payload));
+        if check == Check::Stamps && !self.reduces {
+            self.sample.arrived(put.seed, std::slice::from_ref(&payload));
+        }
+        let elapsed = start.elapsed();
+        match mismatch {
+            Some(offset) => Err(CallError::Content { offset, sent }),
+            None if payload.len() as u64 != sent => {
+                Err(CallError::Length { sent, arrived: payload.len() as u64 })
+            }
+            None => self.check_reduced(put.reduced, reduced).map(|()| elapsed),
+        }
+    }
+
+    /// The same for one message of several buffers.
+    pub(super) async fn push(&mut self, push: &Push, check: Check) -> Result<Duration, CallError> {
+        let sent: Vec<u64> = push.buffers.iter().map(|buffer| buffer.len() as u64).collect();
+        let every_byte = check == Check::All;
+        let request = PushRequest { seed: push.seed, every_byte, buffers: push.buffers.clone() };
+        let start = Instant::now();
+        let reply = self.tensors.push(request).await?;
+        let elapsed = start.elapsed();
+        let reply = reply.into_inner();
+        if reply.lengths != sent {
+            return Err(CallError::Buffers { sent, arrived: reply.lengths });
+        }
+        match reply.mismatch {
+            Some(wrong) => Err(CallError::BufferContent { buffer: wrong.buffer, offset: wrong.offset }),
+            None => {
+                let arrived = Reduced::of_parts(reply.maximum, reply.digest);
+                self.check_reduced(push.reduced, arrived).map(|()| elapsed)
+            }
+        }
+    }
+
+    /// A whole set, in order, with up to `width` calls in flight; the first error ends it.
+    async fn push_set(
+        &mut self,
+        set: &Arc<[Push]>,
+        check: Check,
+        width: usize,
+    ) -> Result<Duration, CallError> {
+        let start = Instant::now();
+        if width == 1 {
+            for push in set.iter() {
+                self.push(push, check).await?;
+            }
+            return Ok(start.elapsed());
+        }
+        let next = Arc::new(AtomicUsize::new(0));
+        let mut pushers = JoinSet::new();
+        for _ in 0..width.min(set.len()) {
+            let (mut caller, set, next) = (self.clone(), Arc::clone(set), Arc::clone(&next));
+            pushers.spawn(async move {
+                while let Some(push) = set.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    caller.push(push, check).await?;
+                }
+                Ok::<_, CallError>(())
+            });
+        }
+        while let Some(ended) = pushers.join_next().await {
+            ended??;
+        }
+        Ok(start.elapsed())
+    }
+
+    /// CPU time that the serving process has used.
+    pub(crate) async fn usage(&mut self) -> Result<Duration, CallError> {
+        let reply = self.client.usage(UsageRequest {}).await?;
+        Ok(Duration::from_nanos(reply.into_inner().cpu_nanos))
+    }
+}

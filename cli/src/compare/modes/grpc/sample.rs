@@ -1,0 +1,144 @@
+//! Messages of a turn that the receiver keeps until the time is over, to look at every byte of them then.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+
+use crate::measure::payload::content::check_buffers;
+use crate::seeded::Draws;
+
+/// Most messages that are kept, and bytes in them; one is kept that is larger.
+const MESSAGES: usize = 64;
+const BYTES: u64 = 1 << 20;
+/// Larger messages are not kept: a turn has few of them, and fresh memory for the next one would be much of what it measures.
+const LARGEST: u64 = 256 << 20;
+
+/// A fair sample: of all messages of a turn each is as likely to be in it. Clones share it.
+///
+/// To keep a message costs a reference count. Its memory is not free for the next one then, so no more are kept than fit into
+/// a cache, and the larger the messages, the more seldom one takes another's place.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sample {
+    kept: Arc<Mutex<Kept>>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    /// Messages of the turn so far.
+    seen: u64,
+    draws: Draws,
+    messages: Vec<Message>,
+}
+
+#[derive(Debug)]
+struct Message {
+    seed: u64,
+    buffers: Vec<Bytes>,
+}
+
+/// What the look at a sample found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Look {
+    /// Messages that were looked at.
+    pub(crate) messages: u64,
+    /// Buffer, and offset in it, of the first byte that is wrong.
+    pub(crate) wrong: Option<(u64, u64)>,
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        Self { seen: 0, draws: Draws::new(0x5a3b_1e01), messages: Vec::new() }
+    }
+}
+
+impl Sample {
+    /// A message of `buffers` with the content of `seed` has arrived. It may take the place of an older one.
+    pub(crate) fn arrived(&self, seed: u64, buffers: &[Bytes]) {
+        let bytes: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+        if bytes > LARGEST {
+            return;
+        }
+        let capacity = (BYTES / bytes.max(1)).clamp(1, MESSAGES as u64) as usize;
+        let mut kept = self.lock();
+        kept.seen += 1;
+        let place = match kept.messages.len() {
+            room if room < capacity => room,
+            // The nth stays with a chance of the capacity in n.
+            _ => (kept.draws.bits() % kept.seen) as usize,
+        };
+        if place < capacity {
+            let message = Message { seed, buffers: buffers.to_vec() };
+            match kept.messages.get_mut(place) {
+                Some(other) => *other = message,
+                None => kept.messages.push(message),
+            }
+        }
+    }
+
+    /// Looks at every byte of what was kept, and gives it up.
+    pub(crate) fn look(&self) -> Look {
+        let messages = {
+            let mut kept = self.lock();
+            kept.seen = 0;
+            std::mem::take(&mut kept.messages)
+        };
+        let wrong = messages.iter().find_map(|message| check_buffers(message.seed, &message.buffers, None));
+        Look { messages: messages.len() as u64, wrong }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use super::*;
+    use crate::measure::payload::content::Content;
+
+    #[test]
+    fn every_message_of_a_turn_is_kept_as_often_as_any_other() {
+        let sample = Sample::default();
+        let payload = Bytes::from(vec![0; BYTES as usize]);
+        let mut kept = [0u32; 10];
+        for _ in 0..5000 {
+            for number in 0..10 {
+                sample.arrived(number, std::slice::from_ref(&payload));
+            }
+            let mut inner = sample.lock();
+            assert_eq!(inner.messages.len(), 1);
+            kept[inner.messages[0].seed as usize] += 1;
+            inner.messages.clear();
+            inner.seen = 0;
+        }
+        assert!(kept.iter().all(|count| (400..600).contains(count)), "{kept:?}");
+    }
+
+    #[test]
+    fn small_messages_are_kept_by_the_dozen_and_every_byte_of_them_is_looked_at() {
+        let sample = Sample::default();
+        assert_eq!(sample.look(), Look::default());
+        let right = Content::new(10_000, 7).unwrap().cut(10_000);
+        for _ in 0..1000 {
+            sample.arrived(7, std::slice::from_ref(&right));
+        }
+        assert_eq!(sample.look(), Look { messages: 64, wrong: None });
+        let mut wrong = right.to_vec();
+        wrong[5001] ^= 1;
+        sample.arrived(7, &[wrong.into()]);
+        assert_eq!(sample.look(), Look { messages: 1, wrong: Some((0, 5001)) });
+        assert_eq!(sample.look(), Look::default());
+    }
+
+    #[test]
+    fn the_largest_messages_are_not_kept() {
+        let sample = Sample::default();
+        let piece = Content::new(1 << 20, 7).unwrap().cut(1 << 20);
+        sample.arrived(7, &vec![piece.clone(); 257]);
+        assert_eq!(sample.look().messages, 0);
+        sample.arrived(7, &vec![piece; 256]);
+        assert_eq!(sample.look().messages, 1);
+    }
+}

@@ -1,0 +1,201 @@
+//! What everything else is measured against where memory is the limit: the same bytes, copied within the client.
+//!
+//! Its destination is one buffer, as warm as others' are; whoever copies holds it, so no two copies are ever under way,
+//! however many calls are said to be in flight.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex;
+use tonic_rdma_proto::transfer::Check;
+
+use super::call_error::CallError;
+use crate::compare::operations::layout::{self, DESTINATION_SEED, Layout};
+use crate::compare::operations::{Operation, Operations};
+use crate::measure::payload::content::{SHARE, check_all, check_stamps};
+use crate::measure::payload::reduce::{Reduced, reduce_all};
+use crate::seeded::mix;
+
+/// How long copies may follow one another before others of this runtime have a turn.
+const TURN: Duration = Duration::from_millis(1);
+
+/// The mode's client and server in one. Clones share the destination.
+#[derive(Clone, Debug)]
+pub(crate) struct MemcpyCaller {
+    destination: Arc<Mutex<Destination>>,
+    /// Whether what arrived is consumed.
+    reduces: bool,
+}
+
+#[derive(Debug)]
+struct Destination {
+    memory: Vec<u8>,
+    layout: Layout,
+    /// Operations so far: moves the sampled offsets from one to the next.
+    draws: u64,
+    /// When others last had a turn.
+    yielded: Instant,
+}
+
+impl MemcpyCaller {
+    pub(crate) fn new(reduces: bool) -> Self {
+        let destination =
+            Destination { memory: Vec::new(), layout: Layout::default(), draws: 0, yielded: Instant::now() };
+        Self { destination: Arc::new(Mutex::new(destination)), reduces }
+    }
+
+    /// Makes room for the largest of `operations`; a first copy, which is not timed, warms it.
+    pub(crate) async fn prepare(&mut self, operations: &Operations) -> Result<(), CallError> {
+        let room = layout::room(operations.load());
+        let mut destination = self.destination.lock().await;
+        let bytes = usize::try_from(room).map_err(|_| CallError::Memory(room))?;
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(bytes).map_err(|_| CallError::Memory(room))?;
+        memory.resize(bytes, 0);
+        destination.memory = memory;
+        destination.layout = Layout::of(operations.load(), DESTINATION_SEED);
+        Ok(())
+    }
+
+    /// Copies `operation`, checks and consumes what arrived, and says how long that took.
+    pub(crate) async fn run(&mut self, operation: &Operation, check: Check) -> Result<Duration, CallError> {
+        let mut destination = self.destination.lock().await;
+        let start = Instant::now();
+        destination.copy(operation)?;
+        destination.check(operation, check, self.reduces)?;
+        let arrived = self.reduces.then(|| destination.reduced(operation));
+        let end = Instant::now();
+
+        let sent = operation.reduced();
+        if arrived.is_some() && arrived != sent {
+            return Err(CallError::Consumed { sent, arrived });
+        }
+        // Nothing here ever waits for anything.
+        if end - destination.yielded > TURN {
+            destination.yielded = end;
+            drop(destination);
+            tokio::task::yield_now().await;
+        }
+        Ok(end - start)
+    }
+
+    /// Frees the destination.
+    pub(crate) async fn release(&mut self) {
+        self.destination.lock().await.memory = Vec::new();
+    }
+}
+
+impl Destination {
+    fn copy(&mut self, operation: &Operation) -> Result<(), CallError> {
+        let Self { memory, layout, .. } = self;
+        let lengths = operation.buffers().map(|(_, buffer)| buffer.len() as u64);
+        for ((_, buffer), offset) in operation.buffers().zip(layout.offsets(lengths)) {
+            let place = memory.get_mut(offset as usize..).and_then(|rest| rest.get_mut(..buffer.len()));
+            // Made for the largest operation, so this is another cell's.
+            place.ok_or(CallError::Memory(buffer.len() as u64))?.copy_from_slice(buffer);
+        }
+        Ok(())
+    }
+
+    /// Looks at what arrived as other modes' receivers do.
+    fn check(&mut self, operation: &Operation, check: Check, reduces: bool) -> Result<(), CallError> {
+        self.draws += 1;
+        let (draws, draw) = (self.draws, mix(self.draws));
+        let seeds = operation.buffers().map(|(seed, _)| seed);
+        for ((index, arrived), seed) in (0u64..).zip(self.arrived(operation)).zip(seeds) {
+            let every_byte = check == Check::All || (!reduces && (draws + index).is_multiple_of(SHARE));
+            let mismatch = match every_byte {
+                false => check_stamps(seed, arrived, draw.wrapping_add(index)),
+                true => check_all(seed, arrived),
+            };
+            if let Some(offset) = mismatch {
+                return Err(CallError::BufferContent { buffer: index, offset });
+            }
+        }
+        Ok(())
+    }
+
+    fn reduced(&self, operation: &Operation) -> Reduced {
+        reduce_all(self.arrived(operation))
+    }
+
+    /// The buffers of `operation`, which was copied last.
+    fn arrived(&self, operation: &Operation) -> impl Iterator<Item = &[u8]> {
+        let lengths = operation.buffers().map(|(_, buffer)| buffer.len() as u64);
+        let places = self.layout.offsets(lengths).zip(operation.buffers());
+        places.map(|(offset, (_, buffer))| &self.memory[offset as usize..][..buffer.len()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use super::*;
+    use crate::compare::operations::Put;
+    use crate::compare::plan::cell::Load;
+    use crate::workload::{Mix, Workload};
+
+    const LOADS: [Load; 4] = [
+        Load::Size(64),
+        Load::Size(100_001),
+        Load::Workload(Workload::Mix(Mix::Random)),
+        Load::Workload(Workload::Blocks),
+    ];
+
+    #[tokio::test]
+    async fn what_arrives_is_what_was_sent_for_every_load() {
+        let mut caller = MemcpyCaller::new(true);
+        for load in LOADS {
+            let operations = Operations::new(load, 3, true).unwrap();
+            caller.prepare(&operations).await.unwrap();
+            for turn in 0..5 {
+                for check in [Check::All, Check::Stamps] {
+                    caller.run(&operations.take(turn), check).await.unwrap();
+                }
+            }
+            let destination = caller.destination.lock().await;
+            let operation = operations.take(4);
+            assert!(destination.arrived(&operation).eq(operation.buffers().map(|(_, buffer)| &buffer[..])));
+        }
+        caller.release().await;
+        assert_eq!(caller.destination.lock().await.memory.capacity(), 0);
+    }
+
+    #[tokio::test]
+    async fn wrong_content_and_a_wrong_maximum_are_found() {
+        let operations = Operations::new(Load::Size(4096), 3, true).unwrap();
+        let mut caller = MemcpyCaller::new(true);
+        caller.prepare(&operations).await.unwrap();
+        let Operation::Put(right) = operations.take(0) else { panic!("a size is one payload") };
+        let mut payload = right.payload.to_vec();
+        payload[4095] ^= 1;
+        let wrong = Operation::Put(Put { payload: payload.into(), ..right.clone() });
+        let error = caller.run(&wrong, Check::Stamps).await.unwrap_err();
+        assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 4095 }), "{error}");
+        let wrong = Operation::Put(Put { reduced: None, ..right });
+        let error = caller.run(&wrong, Check::All).await.unwrap_err();
+        assert!(matches!(error, CallError::Consumed { sent: None, arrived: Some(_) }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_torn_middle_is_found() {
+        let operations = Operations::new(Load::Size(1 << 20), 3, true).unwrap().torn(500_032..500_096);
+        for (reduces, within) in [(true, 1), (false, 2 * SHARE)] {
+            let mut caller = MemcpyCaller::new(reduces);
+            caller.prepare(&operations).await.unwrap();
+            let mut error = None;
+            for turn in 0..within {
+                error = error.or(caller.run(&operations.take(turn as usize), Check::Stamps).await.err());
+            }
+            assert!(error.unwrap().is_mismatch());
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_not_prepared_for_is_an_error() {
+        let operation = Operations::new(Load::Size(4096), 3, false).unwrap().take(0);
+        let error = MemcpyCaller::new(false).run(&operation, Check::All).await.unwrap_err();
+        assert!(matches!(error, CallError::Memory(4096)) && !error.is_mismatch(), "{error}");
+    }
+}

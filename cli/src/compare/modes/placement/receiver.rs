@@ -1,0 +1,80 @@
+//! The task that receives the tensors of one mode.
+
+use tokio::sync::{mpsc, oneshot};
+use tonic_rdma_tensor::ChannelError;
+
+use super::record::Record;
+use super::sink::Sink;
+
+#[derive(Debug)]
+pub(super) enum Command {
+    Begin { every_byte: bool, begun: oneshot::Sender<()> },
+    End { ended: oneshot::Sender<Result<Record, ChannelError>> },
+}
+
+/// A mode's task: it ends when nobody can command it any more.
+pub(super) async fn receive(mut sink: Sink, awaits: bool, mut commands: mpsc::Receiver<Command>) {
+    while let Some(command) = commands.recv().await {
+        // An end without a beginning is answered by silence, as is a second beginning.
+        let Command::Begin { every_byte, begun } = command else { continue };
+        sink.begin(every_byte);
+        let _ = begun.send(());
+        let goes_on = match awaits {
+            true => await_turn(&mut sink, &mut commands).await,
+            false => poll_turn(&mut sink, &mut commands).await,
+        };
+        if !goes_on {
+            return;
+        }
+    }
+}
+
+/// Takes what arrives until the turn ends; false if nobody can end it any more.
+async fn poll_turn(sink: &mut Sink, commands: &mut mpsc::Receiver<Command>) -> bool {
+    let mut result = Ok(());
+    loop {
+        if result.is_ok() {
+            result = sink.poll();
+        }
+        let command = match (&result, sink.courtesy.is_due()) {
+            (Ok(()), false) => continue,
+            (Ok(()), true) => {
+                sink.courtesy.give().await;
+                commands.try_recv()
+            }
+            // Nothing can come any more.
+            (Err(_), _) => commands.recv().await.ok_or(mpsc::error::TryRecvError::Disconnected),
+        };
+        match command {
+            Ok(Command::End { ended }) => {
+                let _ = ended.send(result.map(|()| sink.record()));
+                return true;
+            }
+            Ok(Command::Begin { .. }) | Err(mpsc::error::TryRecvError::Empty) => {}
+            Err(mpsc::error::TryRecvError::Disconnected) => return false,
+        }
+    }
+}
+
+/// Takes what arrives until the turn ends; false if its command channel is closed.
+async fn await_turn(sink: &mut Sink, commands: &mut mpsc::Receiver<Command>) -> bool {
+    let mut result = Ok(());
+    loop {
+        let command = tokio::select! {
+            biased;
+            received = sink.recv(), if result.is_ok() => {
+                result = received;
+                continue;
+            }
+            command = commands.recv() => command,
+        };
+        match command {
+            Some(Command::End { ended }) => {
+                let _ = ended.send(result.map(|()| sink.record()));
+                return true;
+            }
+            Some(Command::Begin { .. }) => {}
+            None => return false,
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What was in a turn, made at both ends and compared when the turn is over.
+
+use std::fmt;
+
+use tonic_rdma_proto::placement::{EndReply, Mismatch};
+
+use crate::measure::payload::reduce::Reduced;
+use crate::seeded::mix;
+
+/// What is known of the operations of a turn: how many, which, in which order, and what was found in them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Record {
+    operations: u64,
+    identities: u64,
+    consumed: u64,
+    mismatch: Option<(u64, u64)>,
+}
+
+/// Why the two ends' records differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Discrepancy {
+    /// Not as many arrived as were sent.
+    Count { sent: u64, arrived: u64 },
+    /// Others arrived, or in another order.
+    Identity,
+    /// The receiver found something else in them.
+    Consumed,
+}
+
+impl Record {
+    /// An operation, by the seed of its content, and what was found in it where it is consumed.
+    pub(super) fn add(&mut self, identity: Option<u64>, reduced: Option<Reduced>) {
+        self.operations += 1;
+        // What is none is not any that there is: seeds are spread over all 64 bits.
+        self.identities = mix(self.identities ^ identity.unwrap_or(u64::MAX));
+        // Zero is zero, whatever its sign.
+        let maximum = reduced.map_or(u64::MAX, |it| (it.maximum + 0.0).to_bits().into());
+        self.consumed = mix(mix(self.consumed ^ maximum) ^ reduced.map_or(0, |it| it.digest));
+    }
+
+    /// A wrong byte: buffer, and offset in it. The first one is kept.
+    pub(super) fn wrong(&mut self, buffer: u64, offset: u64) {
+        self.mismatch.get_or_insert((buffer, offset));
+    }
+
+    /// Buffer and offset of the first wrong byte.
+    pub(super) fn mismatch(&self) -> Option<(u64, u64)> {
+        self.mismatch
+    }
+
+    /// How the receiver's record differs from this one, the sender's.
+    pub(super) fn compare(&self, arrived: &Self) -> Result<(), Discrepancy> {
+        if self.operations != arrived.operations {
+            Err(Discrepancy::Count { sent: self.operations, arrived: arrived.operations })
+        } else if self.identities != arrived.identities {
+            Err(Discrepancy::Identity)
+        } else if self.consumed != arrived.consumed {
+            Err(Discrepancy::Consumed)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl From<Record> for EndReply {
+    fn from(record: Record) -> Self {
+        let Record { operations, identities, consumed, mismatch } = record;
+        let mismatch = mismatch.map(|(buffer, offset)| Mismatch { buffer, offset });
+        Self { operations, identities, consumed, mismatch }
+    }
+}
+
+impl From<EndReply> for Record {
+    fn from(reply: EndReply) -> Self {
+        let EndReply { operations, identities, consumed, mismatch } = reply;
+        let mismatch = mismatch.map(|it| (it.buffer, it.offset));
+        Self { operations, identities, consumed, mismatch }
+    }
+}
+
+impl fmt::Display for Discrepancy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count { sent, arrived } => write!(f, "{sent} operations were sent and {arrived} arrived"),
+            Self::Identity => f.write_str("other operations arrived than were sent, or in another order"),
+            Self::Consumed => f.write_str("the receiver found something else in what arrived than was sent"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(operations: &[(u64, f32)]) -> Record {
+        let mut record = Record::default();
+        for (identity, maximum) in operations {
+            record.add(Some(*identity), Some(Reduced { maximum: *maximum, digest: 7 }));
+        }
+        record
+    }
+
+    #[test]
+    fn count_order_identity_and_maximum_are_all_told_apart() {
+        let sent = record(&[(1, 0.5), (2, -0.0), (1, 2.0)]);
+        assert_eq!(sent.compare(&record(&[(1, 0.5), (2, 0.0), (1, 2.0)])), Ok(()));
+        let (count, other) = (Discrepancy::Count { sent: 3, arrived: 2 }, Discrepancy::Identity);
+        assert_eq!(sent.compare(&record(&[(1, 0.5), (2, 0.0)])), Err(count));
+        for wrong in [[(2, 0.5), (1, 0.0), (1, 2.0)], [(1, 0.5), (2, 0.0), (2, 2.0)]] {
+            assert_eq!(sent.compare(&record(&wrong)), Err(other));
+        }
+        let wrong = record(&[(1, 0.5), (2, 0.0), (1, 2.5)]);
+        assert_eq!(sent.compare(&wrong), Err(Discrepancy::Consumed));
+        assert_eq!(Record::from(EndReply::from(wrong)), wrong);
+        let with = |digest| {
+            let mut record = Record::default();
+            record.add(Some(1), Some(Reduced { maximum: 0.5, digest }));
+            record
+        };
+        assert_eq!(with(1).compare(&with(2)), Err(Discrepancy::Consumed));
+    }
+
+    #[test]
+    fn the_first_wrong_byte_is_kept() {
+        let mut record = Record::default();
+        record.wrong(3, 4);
+        record.wrong(0, 0);
+        assert_eq!(record.mismatch(), Some((3, 4)));
+        let reply: EndReply = record.into();
+        assert_eq!(Record::from(reply).mismatch(), Some((3, 4)));
+    }
+}

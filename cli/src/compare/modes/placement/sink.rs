@@ -1,0 +1,174 @@
+//! The receiver: places for a cell's tensors, and what is done with those that arrive.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tonic_rdma_tensor::{Arrived, ChannelError, ExportedRegion, RdmaDevice, Rights, StaticReceiver};
+
+use super::courtesy::Courtesy;
+use super::geometry::{self, Batch, Geometry, header_name, region_name, seeds_in_order, slot_name};
+use super::inspector::{Inspector, both};
+use super::record::Record;
+use crate::compare::modes::mode::Mode;
+use crate::compare::plan::cell::Load;
+use crate::measure::payload::reduce::Reduced;
+
+/// What a mode's receiver is made for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Order {
+    pub(super) mode: Mode,
+    pub(super) load: Load,
+    /// Of the first operation's content.
+    pub(super) seed: u64,
+    /// Operations that may be on their way at once.
+    pub(super) depth: u32,
+    /// Whether what arrives is consumed.
+    pub(super) reduces: bool,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Sink {
+    places: Places,
+    inspector: Inspector,
+    record: Record,
+    seed: u64,
+    pub(super) courtesy: Courtesy,
+}
+
+#[derive(Debug)]
+enum Places {
+    Slots { slots: Vec<StaticReceiver>, operation: OfSlots },
+    Batch(Batched),
+}
+
+/// The operation whose tensors come into slots, one after the other.
+#[derive(Debug)]
+struct OfSlots {
+    lengths: Arc<[u64]>,
+    /// The slot whose tensor comes next, and what is known of the operation so far.
+    next: usize,
+    identity: Option<u64>,
+    found: Option<Reduced>,
+    /// Seeds of the operation's buffers.
+    seeds: Vec<u64>,
+}
+
+/// See [`Geometry::Batch`].
+#[derive(Debug)]
+struct Batched {
+    batch: Batch,
+    header: StaticReceiver,
+    region: ExportedRegion,
+    depth: u64,
+    taken: u64,
+}
+
+impl Sink {
+    /// Makes the places that `order` asks for.
+    pub(super) fn new(device: &RdmaDevice, order: &Order) -> Result<Self, ChannelError> {
+        let Order { mode, load, seed, depth, reduces } = *order;
+        let receiver = |name: String, bytes: u64, depth| {
+            let spec =
+                geometry::spec(bytes).map_err(|error| ChannelError::Local(error.to_string().into()))?;
+            device.static_receiver(&name, &spec, depth)
+        };
+        let places = match Geometry::of(load, seed) {
+            Geometry::Slots(lengths) => {
+                let slots = lengths.iter().enumerate();
+                let slots = slots.map(|(index, bytes)| receiver(slot_name(mode, index), *bytes, depth));
+                let slots = slots.collect::<Result<_, _>>()?;
+                Places::Slots { slots, operation: OfSlots::new(lengths) }
+            }
+            Geometry::Batch(batch) => {
+                let bytes = usize::try_from(batch.room.saturating_mul(depth.into())).unwrap_or(usize::MAX);
+                let region = device.export(&region_name(mode), device.allocate(bytes)?, Rights::WRITE)?;
+                let header = receiver(header_name(mode), 8 * batch.words() as u64, depth)?;
+                Places::Batch(Batched { batch, header, region, depth: depth.into(), taken: 0 })
+            }
+        };
+        let inspector = Inspector::new(reduces);
+        Ok(Self { places, inspector, record: Record::default(), seed, courtesy: Courtesy::new() })
+    }
+
+    /// A turn begins.
+    pub(super) fn begin(&mut self, every_byte: bool) {
+        self.inspector.every_byte = every_byte;
+        self.record = Record::default();
+        self.courtesy = Courtesy::new();
+    }
+
+    /// What was in the turn.
+    pub(super) fn record(&self) -> Record {
+        self.record
+    }
+
+    /// Takes what has arrived, if anything has.
+    pub(super) fn poll(&mut self) -> Result<(), ChannelError> {
+        let Self { places, inspector, record, seed, courtesy } = self;
+        let found = match places {
+            Places::Slots { slots, operation } => {
+                let arrived = slots[operation.next].try_recv()?;
+                arrived.map(|arrived| operation.take(arrived, *seed, inspector, record)).is_some()
+            }
+            Places::Batch(Batched { batch, header, region, depth, taken }) => {
+                let start = (*taken % *depth) * batch.room;
+                let arrived = header.try_recv()?;
+                *taken += u64::from(arrived.is_some());
+                let look = |arrived| inspector.look_at_batch(batch, arrived, region.memory(), start, record);
+                arrived.map(look).is_some()
+            }
+        };
+        if found {
+            courtesy.found(Instant::now())
+        } else {
+            courtesy.missed()
+        }
+        Ok(())
+    }
+
+    /// Waits for what comes next, and takes it. Dropping the future loses nothing.
+    pub(super) async fn recv(&mut self) -> Result<(), ChannelError> {
+        let Self { places, inspector, record, seed, .. } = self;
+        match places {
+            Places::Slots { slots, operation } => {
+                let arrived = slots[operation.next].recv().await?;
+                operation.take(arrived, *seed, inspector, record);
+            }
+            Places::Batch(Batched { batch, header, region, depth, taken }) => {
+                let start = (*taken % *depth) * batch.room;
+                let arrived = header.recv().await?;
+                *taken += 1;
+                inspector.look_at_batch(batch, arrived, region.memory(), start, record);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl OfSlots {
+    fn new(lengths: Arc<[u64]>) -> Self {
+        let seeds = vec![0; lengths.len()];
+        Self { lengths, next: 0, identity: None, found: None, seeds }
+    }
+
+    /// Looks at what has arrived in the slot whose turn it was, and releases it.
+    fn take(&mut self, arrived: Arrived<'_>, seed: u64, inspector: &mut Inspector, record: &mut Record) {
+        let Self { lengths, next, identity, found, seeds } = self;
+        if *next == 0 {
+            *identity = inspector.identify(&arrived, seed);
+            *found = None;
+            let first = identity.unwrap_or(seed);
+            seeds.iter_mut().zip(seeds_in_order(first, lengths)).for_each(|(to, seed)| *to = seed);
+        }
+        let (memory, range) = arrived.memory();
+        let reduced = inspector.look(memory, range, seeds[*next], *next as u64, record);
+        *found = both(*found, reduced);
+        drop(arrived);
+        *next += 1;
+        if *next == lengths.len() {
+            *next = 0;
+            record.add(*identity, *found);
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! The sequence in which callers take the operations of a cell, and the record of each that is done.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+/// Whose turn is next, over all callers of a mode and all its turns in a cell: so every mode sends the same sequence.
+pub(crate) type Position = Arc<AtomicUsize>;
+
+/// Latency, bytes and messages of an operation.
+pub(crate) type Done = (Duration, u64, u64);

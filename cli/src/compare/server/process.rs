@@ -1,0 +1,108 @@
+//! The serving process as the measuring one sees it.
+
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, ChildStdin, Command};
+
+use super::hello::{Addresses, Hello};
+use crate::compare::conditions::Surroundings;
+use crate::compare::options::CompareOptions;
+use crate::failure::Failure;
+
+/// How long the other process may take to start serving.
+const START: Duration = Duration::from_secs(20);
+
+/// A running server; killed when dropped, and ending by itself when this process does.
+#[derive(Debug)]
+pub(crate) struct ServerProcess {
+    child: Child,
+    /// Its end is the sign for the server to end.
+    _stdin: Option<ChildStdin>,
+    /// Where it serves.
+    pub(crate) addresses: Addresses,
+}
+
+impl ServerProcess {
+    /// Starts this program once more as the server and waits until it serves.
+    pub(crate) async fn start(
+        rdma: bool,
+        options: &CompareOptions,
+        surroundings: &Surroundings,
+    ) -> Result<Self, Failure> {
+        let Surroundings { conditions, cores, .. } = surroundings;
+        let program = std::env::current_exe().map_err(|error| {
+            Failure::run(format!("can't find the program to start as the server: {error}"))
+        })?;
+        let mut command = Command::new(program);
+        let provider = options.server_provider.as_ref().unwrap_or(&options.provider);
+        command.args(["compare-server", "--provider", provider, "--http2", &options.http2.name()]);
+        let (runtime, allocator) = (conditions.runtime.to_string(), conditions.allocator);
+        command.args(["--runtime", &runtime, "--consume", &options.consume.to_string()]);
+        command.args(["--allocator", allocator.name(), "--direction", options.direction.name()]);
+        command.args(["--encode", options.encode.name()]);
+        allocator.choose_for(command.as_std_mut());
+        if rdma {
+            command.arg("--rdma");
+        }
+        if let Some(cores) = cores {
+            command.args(["--core", &cores.server.to_string()]);
+        }
+        // A group of its own: ctrl-c reaches this process alone, which then ends the server.
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).process_group(0);
+        let mut child = command
+            .spawn()
+            .map_err(|error| Failure::run(format!("can't start the server process: {error}")))?;
+
+        let stdin = child.stdin.take();
+        let mut line = String::new();
+        if let Some(stdout) = child.stdout.take() {
+            let mut stdout = BufReader::new(stdout);
+            let read = tokio::time::timeout(START, stdout.read_line(&mut line)).await;
+            read.map_err(|_| {
+                Failure::run(format!("the server process said nothing for {} s", START.as_secs()))
+            })?
+            .map_err(|error| Failure::run(format!("can't hear the server process: {error}")))?;
+        }
+        match serde_json::from_str(&line) {
+            Ok(Hello::Ready(addresses)) => Ok(Self { child, _stdin: stdin, addresses }),
+            Ok(Hello::Failed { reason, usage: true }) => Err(Failure::Usage(reason)),
+            Ok(Hello::Failed { reason, usage: false }) => Err(Failure::Run(reason)),
+            Err(_) => Err(match child.wait().await {
+                Ok(status) => ended(status),
+                Err(error) => Failure::run(format!("the server process did not start: {error}")),
+            }),
+        }
+    }
+
+    /// Waits for the server to end, which it should not: the result is the failure to report.
+    pub(crate) async fn end(&mut self) -> Failure {
+        match self.child.wait().await {
+            Ok(status) => ended(status),
+            Err(error) => Failure::run(format!("lost the server process: {error}")),
+        }
+    }
+
+    /// `result`, or the server's end if that is the likely reason for a failure.
+    pub(crate) async fn explain<T>(&mut self, result: Result<T, Failure>) -> Result<T, Failure> {
+        match result {
+            // The connections break a moment before the process can be seen to have ended.
+            Err(Failure::Run(reason)) => {
+                let end = tokio::time::timeout(Duration::from_millis(300), self.end()).await;
+                Err(end.unwrap_or(Failure::Run(reason)))
+            }
+            other => other,
+        }
+    }
+
+    /// Ends the server.
+    pub(crate) async fn stop(mut self) {
+        // It can only fail when the process is gone already.
+        let _ = self.child.kill().await;
+    }
+}
+
+fn ended(status: ExitStatus) -> Failure {
+    Failure::run(format!("the server process ended in the middle of the run ({status})"))
+}

@@ -1,0 +1,269 @@
+//! The measuring itself: short turns of each mode, again and again, so that drift hits all alike.
+
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use tokio::time::error::Elapsed;
+use tonic_rdma_proto::transfer::Check;
+
+use super::closed_loop;
+use super::open_loop::{self, Offer};
+use super::outcome::Turn;
+use super::participant::{Lane, PATIENCE, no_answer, patience};
+use super::schedule::poisson_arrivals;
+use super::tally::Tally;
+use crate::compare::modes::call_error::CallError;
+use crate::compare::modes::grpc::client::GrpcCaller;
+use crate::compare::operations::Operations;
+use crate::compare::operations::sequence::Position;
+use crate::compare::plan::Plan;
+use crate::compare::plan::cell::Cell;
+use crate::compare::results::row::{Checks, Row};
+use crate::failure::Failure;
+use crate::measure::process::cores;
+use crate::seeded::mix;
+
+/// Operations up to this size lead each turn in without being counted, so that no mode pays for having slept.
+const LEAD_IN: u64 = 4 << 20;
+
+/// Measures cell after cell.
+#[derive(Debug)]
+pub(crate) struct Meter<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) lanes: Vec<Lane>,
+    /// A connection of its own for asking the serving process what CPU time it used.
+    pub(crate) control: GrpcCaller,
+    pub(crate) progress: ProgressBar,
+    pub(crate) checks: Checks,
+    /// Whether each process has a core of its own.
+    pub(crate) pinned: bool,
+    /// Whether receivers of any mode consume what arrives.
+    pub(crate) consumed: bool,
+}
+
+/// How a turn's beginning or end went wrong.
+fn failure<T>(outcome: Result<Result<T, CallError>, Elapsed>) -> Result<T, (String, bool)> {
+    match outcome {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err((error.to_string(), error.is_mismatch())),
+        Err(_) => Err((no_answer(PATIENCE), false)),
+    }
+}
+
+impl Meter<'_> {
+    /// Measures every cell of the plan.
+    pub(crate) async fn run(&mut self) -> Result<Vec<Row>, Failure> {
+        let plan = self.plan;
+        let mut rows = Vec::new();
+        for cell in &plan.cells {
+            rows.extend(self.cell(*cell).await?);
+        }
+        Ok(rows)
+    }
+
+    /// Measures all modes in one cell: a row for each.
+    async fn cell(&mut self, cell: Cell) -> Result<Vec<Row>, Failure> {
+        let operations = Operations::new(cell.load, seed(cell), self.consumed)?;
+        let mut tallies = Vec::new();
+        for _ in &self.lanes {
+            tallies.push(Tally::new()?);
+        }
+        for (lane, tally) in tallies.iter_mut().enumerate() {
+            self.announce(cell, lane);
+            self.lanes[lane].prepare(&operations, cell, tally).await;
+            self.check_every_byte(lane, &operations, cell, 0, tally).await;
+            self.warm_up(lane, &operations, cell, tally).await;
+            // The warm-up's turns are not the measurement's.
+            self.lanes[lane].position = Position::default();
+        }
+        let planned = self.plan.rounds(cell);
+        for round in 0..planned {
+            for lane in self.plan.order(round) {
+                let tally = &mut tallies[lane];
+                // A mode whose operations are long has had its time sooner, and does not make others wait.
+                if round < self.plan.min_rounds() || tally.wall < self.plan.duration {
+                    self.announce(cell, lane);
+                    self.timed_turn(lane, &operations, cell, round, tally).await?;
+                }
+                self.progress.inc(1);
+            }
+        }
+        for (lane, tally) in tallies.iter_mut().enumerate() {
+            self.check_every_byte(lane, &operations, cell, 1, tally).await;
+            self.lanes[lane].release(cell).await;
+        }
+        let row = |(lane, tally): (&Lane, &Tally)| tally.row(lane.mode, cell, self.plan.direction);
+        Ok(self.lanes.iter().zip(&tallies).map(row).collect())
+    }
+
+    /// Begins a mode's turn; false if that failed, and there is nothing to end.
+    async fn begin(&mut self, lane: usize, check: Check, tally: &mut Tally) -> bool {
+        let lane = &mut self.lanes[lane];
+        let failure = failure(tokio::time::timeout(PATIENCE, lane.caller.begin(check)).await);
+        let begun = failure.is_ok();
+        if let Err((what, _)) = failure {
+            lane.count(&Turn { errors: 1, ..Turn::default() });
+            tally.error(1, what);
+        }
+        begun
+    }
+
+    /// Ends it, so that others have their turn.
+    async fn end(&mut self, lane: usize, tally: &mut Tally) {
+        let lane = &mut self.lanes[lane];
+        match failure(tokio::time::timeout(PATIENCE, lane.caller.end()).await) {
+            Ok(messages) => self.checks.every_byte += messages,
+            Err((what, mismatch)) => {
+                self.checks.mismatches += u64::from(mismatch);
+                tally.error(1, what);
+            }
+        }
+    }
+
+    fn announce(&self, cell: Cell, lane: usize) {
+        self.progress.set_message(format!("{}  {}", cell.label(), self.lanes[lane].mode));
+    }
+
+    /// A turn that does not count. An open loop is led in by one caller: its bound may be thousands.
+    async fn warm_up(&mut self, lane: usize, operations: &Operations, cell: Cell, tally: &mut Tally) {
+        let length = (self.plan.duration / 10).min(Duration::from_millis(100));
+        let concurrency = if cell.rate.is_some() { (1, 1) } else { cell.concurrency() };
+        if self.lanes[lane].is_idle() || !self.begin(lane, Check::Stamps, tally).await {
+            return;
+        }
+        self.closed_turn(lane, operations, cell, concurrency, length).await.count_errors(tally);
+        self.end(lane, tally).await;
+    }
+
+    /// One operation outside the timed part, of which the server looks at every byte.
+    async fn check_every_byte(
+        &mut self,
+        lane: usize,
+        operations: &Operations,
+        cell: Cell,
+        turn: usize,
+        tally: &mut Tally,
+    ) {
+        if self.lanes[lane].is_idle() || !self.begin(lane, Check::All, tally).await {
+            return;
+        }
+        let patience = patience(cell, 1);
+        let operation = operations.take(turn);
+        self.checks.every_byte += operation.messages();
+        let caller = &mut self.lanes[lane].caller;
+        match tokio::time::timeout(patience, caller.run(&operation, Check::All, 1)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
+                self.checks.mismatches += u64::from(error.is_mismatch());
+                tally.error(1, error.to_string());
+            }
+            Err(_) => {
+                self.lanes[lane].given_up = true;
+                tally.error(1, no_answer(patience));
+            }
+        }
+        self.end(lane, tally).await;
+    }
+
+    /// A turn whose calls, wall time and CPU time count.
+    async fn timed_turn(
+        &mut self,
+        lane: usize,
+        operations: &Operations,
+        cell: Cell,
+        round: u32,
+        tally: &mut Tally,
+    ) -> Result<(), Failure> {
+        if self.lanes[lane].is_idle() || !self.begin(lane, Check::Stamps, tally).await {
+            return Ok(());
+        }
+        if cell.load.bytes() <= LEAD_IN {
+            self.closed_turn(lane, operations, cell, (1, 1), Duration::ZERO).await.count_errors(tally);
+        }
+        let offer = cell.rate.map(|rate| self.offer(cell, rate, round));
+        let cpu = self.cpu_time().await?;
+        let start = Instant::now();
+        let turn = match &offer {
+            Some(offer) => self.open_turn(lane, operations, cell, offer).await,
+            None => {
+                let length = self.plan.slice(cell);
+                self.closed_turn(lane, operations, cell, cell.concurrency(), length).await
+            }
+        };
+        let wall = start.elapsed();
+        let cpu = self.cpu_time().await?.saturating_sub(cpu);
+        self.end(lane, tally).await;
+        self.checks.stamps += turn.messages + turn.errors;
+        self.lanes[lane].count(&turn);
+        tally.add(turn, wall, cpu);
+        Ok(())
+    }
+
+    /// What is offered to every mode in this round.
+    fn offer(&self, cell: Cell, rate: f64, round: u32) -> Offer {
+        let length = self.plan.slice(cell);
+        let schedule = poisson_arrivals(rate, length, mix(u64::from(round)) ^ rate.to_bits());
+        let (bound, width) = cell.concurrency();
+        let first = round as usize * schedule.len();
+        Offer { schedule, length, first, bound, width, polite: !self.pinned }
+    }
+
+    /// CPU time of both processes since they started.
+    async fn cpu_time(&mut self) -> Result<Duration, Failure> {
+        let usage = tokio::time::timeout(PATIENCE, self.control.usage()).await;
+        match usage {
+            Ok(Ok(server)) => Ok(server + cores::cpu_time()),
+            Ok(Err(error)) => {
+                Err(Failure::run(format!("can't ask the server process for its CPU time: {error}")))
+            }
+            Err(_) => Err(Failure::run(format!("the server process: {}", no_answer(PATIENCE)))),
+        }
+    }
+
+    /// A turn of as many callers as `concurrency` says, and calls at once of each.
+    async fn closed_turn(
+        &mut self,
+        lane: usize,
+        operations: &Operations,
+        cell: Cell,
+        concurrency: (usize, usize),
+        length: Duration,
+    ) -> Turn {
+        let (mut turn, mut missing) = (Turn::default(), 0);
+        let lane = &mut self.lanes[lane];
+        if lane.is_idle() {
+            return turn;
+        }
+        let patience = length + patience(cell, concurrency.0);
+        let (caller, position) = (&lane.caller, &lane.position);
+        let run =
+            closed_loop::run(caller, operations, position, concurrency, length, &mut turn, &mut missing);
+        if tokio::time::timeout(patience, run).await.is_err() {
+            lane.given_up = true;
+            turn.error(missing, no_answer(patience));
+        }
+        self.checks.mismatches += turn.mismatches;
+        turn
+    }
+
+    /// A turn in which operations begin when `offer` says.
+    async fn open_turn(&mut self, lane: usize, operations: &Operations, cell: Cell, offer: &Offer) -> Turn {
+        let lane = &mut self.lanes[lane];
+        let patience = offer.length * 2 + patience(cell, offer.bound);
+        let mut turn = Turn::default();
+        let run = open_loop::run(&lane.caller, operations, offer, &mut turn);
+        if tokio::time::timeout(patience, run).await.is_err() {
+            lane.given_up = true;
+            let missing = turn.sent - turn.latencies.len() as u64 - turn.errors;
+            turn.error(missing, no_answer(patience));
+        }
+        self.checks.mismatches += turn.mismatches;
+        turn
+    }
+}
+
+/// Cells differ in their seeds too, so that nothing left over from the cell before can pass.
+fn seed(cell: Cell) -> u64 {
+    let rate = cell.rate.map_or(0, |rate| mix(rate.to_bits()));
+    mix(cell.load.bytes() ^ ((cell.inflight as u64) << 40)) ^ rate
+}

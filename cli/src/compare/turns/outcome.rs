@@ -1,0 +1,59 @@
+//! The outcome of one turn of a mode.
+
+use std::time::Duration;
+
+use super::tally::Tally;
+use crate::compare::modes::call_error::CallError;
+
+/// What one turn brought.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    /// Of each operation that succeeded.
+    pub(crate) latencies: Vec<Duration>,
+    /// Bytes and messages of these.
+    pub(crate) bytes: u64,
+    pub(crate) messages: u64,
+    pub(crate) errors: u64,
+    pub(crate) first_error: Option<String>,
+    /// Errors that are about what arrived.
+    pub(crate) mismatches: u64,
+    /// CPU time that the load generator spent waiting for the next operation to be due.
+    pub(crate) waiting: Duration,
+    /// Operations of an open loop that were sent.
+    pub(crate) sent: u64,
+    /// How long those had waited that were given up without having been sent.
+    pub(crate) unsent: Vec<Duration>,
+    /// Operations without an answer when the offering ended.
+    pub(crate) backlog: u64,
+}
+
+impl Turn {
+    pub(crate) fn success(&mut self, latency: Duration, bytes: u64, messages: u64) {
+        self.latencies.push(latency);
+        self.bytes += bytes;
+        self.messages += messages;
+    }
+
+    pub(crate) fn error(&mut self, count: u64, what: String) {
+        self.errors += count;
+        self.first_error.get_or_insert(what);
+    }
+
+    /// Counts an operation that failed.
+    pub(crate) fn call_error(&mut self, error: &CallError) {
+        self.mismatches += u64::from(error.is_mismatch());
+        self.error(1, error.to_string());
+    }
+
+    /// Whether there were calls and all of them failed.
+    pub(crate) fn failed(&self) -> bool {
+        self.latencies.is_empty() && self.errors > 0
+    }
+
+    /// Adds the errors of a turn that is not timed.
+    pub(crate) fn count_errors(self, tally: &mut Tally) {
+        if let Some(error) = self.first_error {
+            tally.error(self.errors, error);
+        }
+    }
+}

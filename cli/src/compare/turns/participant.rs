@@ -1,0 +1,129 @@
+//! A mode that takes part in a run.
+
+use std::time::Duration;
+
+use super::outcome::Turn;
+use super::tally::Tally;
+use crate::compare::modes::caller::Caller;
+use crate::compare::modes::mode::Mode;
+use crate::compare::operations::Operations;
+use crate::compare::operations::sequence::Position;
+use crate::compare::plan::cell::Cell;
+
+/// A turn that takes longer than this, and than its bytes would at [`SLOWEST`], is stuck.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+const SLOWEST: f64 = 20e6;
+
+/// One mode's connection.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) mode: Mode,
+    pub(crate) caller: Caller,
+    /// Operations begun in this cell after the warm-up.
+    pub(super) position: Position,
+    /// A call got no answer, or none has succeeded for a while: the connection is not used again.
+    pub(super) given_up: bool,
+    /// Turns in a row in which every call failed.
+    failed_turns: u32,
+    /// The mode can't take part in this cell.
+    sits_out: bool,
+}
+
+impl Lane {
+    pub(crate) fn new(mode: Mode, caller: Caller) -> Self {
+        Self {
+            mode,
+            caller,
+            position: Position::default(),
+            given_up: false,
+            failed_turns: 0,
+            sits_out: false,
+        }
+    }
+
+    /// Whether nothing is to be sent.
+    pub(super) fn is_idle(&self) -> bool {
+        self.given_up || self.sits_out
+    }
+
+    /// Makes ready for a cell's operations; a mode that can't sits the cell out, and its row says why.
+    pub(super) async fn prepare(&mut self, operations: &Operations, cell: Cell, tally: &mut Tally) {
+        tally.skipped = cell.beyond(self.mode);
+        self.sits_out = tally.skipped.is_some();
+        if self.is_idle() {
+            return;
+        }
+        let inflight = if cell.rate.is_some() { 1 } else { cell.concurrency().0 };
+        let patience = patience(cell, inflight);
+        let error = match tokio::time::timeout(patience, self.caller.prepare(operations, inflight)).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => no_answer(patience),
+        };
+        self.sits_out = true;
+        tally.error(1, error);
+    }
+
+    /// Gives back what was prepared; who can't do even that is not used again.
+    pub(super) async fn release(&mut self, cell: Cell) {
+        self.given_up |= tokio::time::timeout(patience(cell, 1), self.caller.release()).await.is_err();
+    }
+
+    /// A mode all of whose calls fail, as when its device is gone, is not tried for ever.
+    pub(super) fn count(&mut self, turn: &Turn) {
+        const TURNS: u32 = 3;
+        self.failed_turns = if turn.failed() { self.failed_turns + 1 } else { 0 };
+        self.given_up |= self.failed_turns >= TURNS;
+    }
+}
+
+/// How long to wait for operations before they count as lost.
+pub(super) fn patience(cell: Cell, operations: usize) -> Duration {
+    PATIENCE + Duration::from_secs_f64(cell.load.bytes() as f64 * operations as f64 / SLOWEST)
+}
+
+pub(super) fn no_answer(patience: Duration) -> String {
+    format!("no answer within {} s", patience.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use super::*;
+    use crate::compare::modes::grpc::client::GrpcCaller;
+    use crate::compare::plan::cell::Load;
+    use crate::compare::plan::direction::Direction;
+    use crate::measure::transport::encode::Encode;
+
+    fn lane() -> Lane {
+        let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
+        Lane::new(Mode::GrpcTcp, Caller::Grpc(GrpcCaller::new(nowhere, Mode::GrpcTcp, Encode::Copy)))
+    }
+
+    #[tokio::test]
+    async fn a_mode_sits_out_what_it_can_t_carry_and_no_more() {
+        let operations = Operations::new(Load::Size(64), 1, false).unwrap();
+        let mut lane = lane();
+        for (bytes, skipped) in [(64, false), (3 << 30, true), (2047 << 20, false)] {
+            let cell = Cell::closed(bytes, 1);
+            let mut tally = Tally::new().unwrap();
+            lane.prepare(&operations, cell, &mut tally).await;
+            let row = tally.row(Mode::GrpcTcp, cell, Direction::Up);
+            assert_eq!((row.skipped.is_some(), lane.is_idle(), row.errors), (skipped, skipped, 0));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_mode_whose_calls_all_fail_is_given_up() {
+        let mut lane = lane();
+        let failed = || Turn { errors: 1, ..Turn::default() };
+        let mixed = || Turn { latencies: vec![Duration::from_nanos(1)], errors: 5, ..Turn::default() };
+        for turn in [failed(), failed(), mixed(), failed(), failed(), Turn::default(), failed(), failed()] {
+            lane.count(&turn);
+            assert!(!lane.given_up);
+        }
+        lane.count(&failed());
+        assert!(lane.given_up);
+    }
+}

@@ -1,0 +1,155 @@
+//! What was found, in figures.
+
+use serde::Serialize;
+
+use crate::parameter_server::cells::Cell;
+use crate::parameter_server::mode::Mode;
+use crate::parameter_server::processes::session::Outcome;
+
+/// One mode with one model and one number of workers.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) mode: Mode,
+    pub(crate) model: &'static str,
+    pub(crate) workers: usize,
+    /// Variables of the model, and their bytes: as many go each way in a mini-batch.
+    pub(crate) variables: usize,
+    pub(crate) bytes: u64,
+    /// Mini-batches that counted, of all workers.
+    pub(crate) minibatches: u64,
+    /// Of all workers together: the median of the turns.
+    pub(crate) minibatches_per_s: f64,
+    /// Median of how long a worker's mini-batch took.
+    pub(crate) p50_ms: f64,
+    pub(crate) max_ms: f64,
+    /// Variables and gradients, both ways together.
+    pub(crate) gbytes_per_s: f64,
+    /// Of all processes.
+    pub(crate) cpu_ms_per_minibatch: f64,
+    /// Why nothing was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) skipped: Option<String>,
+    #[serde(skip)]
+    pub(crate) cell: Cell,
+}
+
+impl Row {
+    /// One that was not measured, and why.
+    pub(crate) fn skipped(mode: Mode, cell: Cell, reason: &str) -> Self {
+        let row = Tally::new(mode, cell, 0).row();
+        Self { skipped: Some(reason.to_owned()), ..row }
+    }
+
+    /// How many times the mini-batches of `mode` in the same cell; nothing if there are none.
+    pub(crate) fn times(&self, mode: Mode, rows: &[Self]) -> Option<f64> {
+        let base = rows.iter().find(|row| row.mode == mode && row.cell == self.cell)?.minibatches_per_s;
+        (base > 0.0 && self.minibatches_per_s > 0.0).then(|| self.minibatches_per_s / base)
+    }
+}
+
+/// What is known of one mode in one cell, turn after turn.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    mode: Mode,
+    cell: Cell,
+    steps: u32,
+    nanos: Vec<u64>,
+    /// Mini-batches a second of all workers, by turn.
+    rates: Vec<f64>,
+    cpu_ms: f64,
+}
+
+impl Tally {
+    /// Of turns of `steps` mini-batches.
+    pub(crate) fn new(mode: Mode, cell: Cell, steps: u32) -> Self {
+        Self { mode, cell, steps, nanos: Vec::new(), rates: Vec::new(), cpu_ms: 0.0 }
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    pub(crate) fn steps(&self) -> u32 {
+        self.steps
+    }
+
+    /// Adds a turn. It took as long as the slowest worker.
+    pub(crate) fn add(&mut self, outcome: Outcome) {
+        let longest = outcome.nanos.iter().map(|nanos| nanos.iter().sum::<u64>()).max().unwrap_or(0);
+        let count: usize = outcome.nanos.iter().map(Vec::len).sum();
+        if longest > 0 {
+            self.rates.push(count as f64 * 1e9 / longest as f64);
+        }
+        self.cpu_ms += outcome.cpu.as_secs_f64() * 1e3;
+        self.nanos.extend(outcome.nanos.into_iter().flatten());
+    }
+
+    pub(crate) fn row(mut self) -> Row {
+        self.nanos.sort_unstable();
+        self.rates.sort_unstable_by(f64::total_cmp);
+        let bytes = self.cell.bytes();
+        let minibatches = self.nanos.len() as u64;
+        let minibatches_per_s = self.rates.get(self.rates.len() / 2).copied().unwrap_or(0.0);
+        let millis = |nanos: Option<&u64>| nanos.map_or(0.0, |nanos| *nanos as f64 / 1e6);
+        Row {
+            mode: self.mode,
+            model: self.cell.model.name(),
+            workers: self.cell.workers,
+            variables: self.cell.model.variables().len(),
+            bytes,
+            minibatches,
+            minibatches_per_s,
+            p50_ms: millis(self.nanos.get(self.nanos.len() / 2)),
+            max_ms: millis(self.nanos.last()),
+            gbytes_per_s: minibatches_per_s * 2.0 * bytes as f64 / 1e9,
+            cpu_ms_per_minibatch: if minibatches == 0 { 0.0 } else { self.cpu_ms / minibatches as f64 },
+            skipped: None,
+            cell: self.cell,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::time::Duration;
+
+    use super::*;
+    use crate::workload::Model;
+
+    const CELL: Cell = Cell { model: Model::Gru, workers: 2 };
+
+    fn row(mode: Mode, milliseconds: u64) -> Row {
+        let mut tally = Tally::new(mode, CELL, 2);
+        // The turn in the middle counts, and in it the slower worker.
+        for factor in [1, 2, 9] {
+            let nanos = |slower| vec![milliseconds * 1_000_000 * factor * slower; 2];
+            let cpu = Duration::from_millis(8);
+            tally.add(Outcome { nanos: vec![nanos(1), nanos(2)], cpu, checked: 0 });
+        }
+        tally.row()
+    }
+
+    #[test]
+    fn a_row_is_the_median_of_its_turns() {
+        let row = row(Mode::GrpcTcp, 10);
+        assert_eq!((row.minibatches, row.variables, row.bytes), (12, 11, 29_278_112));
+        // Four in 2 × 40 ms.
+        assert!((row.minibatches_per_s - 50.0).abs() < 1e-9, "{row:?}");
+        assert_eq!((row.p50_ms, row.max_ms, row.cpu_ms_per_minibatch), (40.0, 180.0, 2.0));
+        assert!((row.gbytes_per_s - 50.0 * 2.0 * 29_278_112.0 / 1e9).abs() < 1e-9);
+    }
+
+    #[test]
+    fn ratios_are_within_a_cell_and_of_what_was_measured() {
+        let rows = [row(Mode::GrpcTcp, 40), row(Mode::RdmaZerocp, 10)];
+        assert_eq!(rows[1].times(Mode::GrpcTcp, &rows), Some(4.0));
+        assert_eq!(rows[1].times(Mode::GrpcRdma, &rows), None);
+        let other = Cell { workers: 3, ..CELL };
+        let skipped = Row::skipped(Mode::GrpcTcp, other, "no memory");
+        assert_eq!((skipped.times(Mode::GrpcTcp, &rows), skipped.minibatches), (None, 0));
+        assert_eq!(serde_json::to_value(&skipped).unwrap()["skipped"], "no memory");
+        assert!(serde_json::to_value(&rows[0]).unwrap().get("skipped").is_none());
+    }
+}

@@ -1,0 +1,162 @@
+//! What this process and its children say to one another: a line of JSON each, over the children's stdin and stdout.
+
+use std::io::{self, BufRead, Write};
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+use crate::failure::Failure;
+use crate::measure::payload::content::VARIANTS;
+use crate::measure::payload::reduce::Reduced;
+use crate::parameter_server::mode::Mode;
+
+/// What a child is told to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Command {
+    /// To the server: the workers' devices listen there, by number.
+    Attach { workers: Vec<String> },
+    /// Carry out a turn.
+    Turn(Turn),
+    /// To the server: the workers are through with the turn; say how it was.
+    Collect,
+}
+
+/// Some mini-batches in one mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Turn {
+    pub(crate) mode: Mode,
+    /// The first one's number.
+    pub(crate) first: u64,
+    /// How many.
+    pub(crate) steps: u32,
+    /// Whether to look at every byte of what arrives.
+    pub(crate) every_byte: bool,
+}
+
+impl Ready {
+    /// Ready to send tensors in which consuming finds this, by variant.
+    pub(crate) fn to_send(reduced: [Reduced; VARIANTS]) -> Self {
+        let maxima = reduced.map(|variant| variant.maximum.to_bits());
+        Self { maxima, digests: reduced.map(|variant| variant.digest), ..Self::default() }
+    }
+}
+
+impl Turn {
+    /// The numbers of its mini-batches.
+    pub(crate) fn numbers(&self) -> std::ops::Range<u64> {
+        self.first..self.first + u64::from(self.steps)
+    }
+}
+
+/// What a child says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Report {
+    Ready(Ready),
+    Attached,
+    Done(Done),
+    /// It can't go on, and why; whether the request was to blame.
+    Failed {
+        reason: String,
+        usage: bool,
+    },
+}
+
+/// A child is ready for turns.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Ready {
+    /// Where the server serves gRPC.
+    pub(crate) tcp: Option<SocketAddr>,
+    pub(crate) rdma: Option<SocketAddr>,
+    /// Where its answers go by reference.
+    pub(crate) rdma_gather: Option<SocketAddr>,
+    /// Where the tensor device listens.
+    pub(crate) device: Option<String>,
+    /// The provider in use, as a worker knows it: such as `soft`.
+    pub(crate) provider: Option<String>,
+    /// Bits of the largest element of what this child sends, by variant.
+    pub(crate) maxima: [u32; VARIANTS],
+    /// Digest of all of it, by variant.
+    pub(crate) digests: [u64; VARIANTS],
+    /// Whether it sits on the core that it was given.
+    pub(crate) pinned: bool,
+}
+
+/// A turn is over.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Done {
+    /// How long each mini-batch took, at a worker.
+    pub(crate) nanos: Vec<u64>,
+    /// User and system time that the process used.
+    pub(crate) cpu_nanos: u64,
+    /// Bits of the largest element that was received, if anything was consumed.
+    pub(crate) maximum: Option<u32>,
+    /// Sum of the digests of all that was received, if it was consumed.
+    pub(crate) digest: Option<u64>,
+    /// Tensors that were checked.
+    pub(crate) checked: u64,
+}
+
+/// The commands of the parent, as they come; the process ends when the parent does.
+pub(crate) fn commands() -> Result<mpsc::UnboundedReceiver<Command>, Failure> {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let listen = move || {
+        for line in io::stdin().lock().lines() {
+            let Ok(line) = line else { break };
+            let Ok(command) = serde_json::from_str(&line) else { break };
+            if sender.send(command).is_err() {
+                break;
+            }
+        }
+        #[expect(clippy::disallowed_methods, reason = "the parent is gone: there is nobody left to answer")]
+        std::process::exit(0)
+    };
+    let thread = std::thread::Builder::new().name("commands".to_owned()).spawn(listen);
+    thread.map_err(|error| Failure::run(format!("can't start a thread: {error}")))?;
+    Ok(receiver)
+}
+
+/// Says something to the parent.
+pub(crate) fn say(report: &Report) -> Result<(), Failure> {
+    let line = serde_json::to_string(report).map_err(|error| Failure::run(error.to_string()))?;
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
+}
+
+/// Tells the parent of a failure, which reports it: saying it here as well would be saying it twice.
+pub(crate) fn say_failed(result: Result<(), Failure>) -> Result<(), Failure> {
+    match result {
+        Err(failure @ (Failure::Run(_) | Failure::Usage(_))) => {
+            let usage = matches!(failure, Failure::Usage(_));
+            say(&Report::Failed { reason: failure.to_string(), usage })
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_understood_and_keeps_to_a_line() {
+        let turn = Turn { mode: Mode::RdmaCp, first: 7, steps: 3, every_byte: true };
+        assert_eq!(turn.numbers(), 7..10);
+        for command in [Command::Attach { workers: vec!["a:1".to_owned()] }, Command::Turn(turn)] {
+            let line = serde_json::to_string(&command).unwrap();
+            assert!(!line.contains('\n'));
+            assert_eq!(serde_json::from_str::<Command>(&line).unwrap(), command);
+        }
+        let failed = Report::Failed { reason: "two\nlines".to_owned(), usage: false };
+        let ready = Report::Ready(Ready { maxima: [f32::NAN.to_bits(); VARIANTS], ..Ready::default() });
+        for report in [failed, ready, Report::Attached, Report::Done(Done::default())] {
+            let line = serde_json::to_string(&report).unwrap();
+            assert!(!line.contains('\n'));
+            assert_eq!(serde_json::from_str::<Report>(&line).unwrap(), report);
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! The processes of a cell: a server and its workers, from their start to their end.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::time::Instant;
+
+use super::child::{Child, Heard, Who};
+use super::control::{Command, Done, Ready, Report, Turn};
+use crate::failure::Failure;
+use crate::measure::payload::consume::Consume;
+use crate::parameter_server::cells::Cell;
+use crate::parameter_server::mode::Mode;
+use crate::parameter_server::options::ParameterServerOptions;
+use crate::parameter_server::transfer::variables::variant;
+
+/// How long processes may take to be ready, on top of what their memory takes.
+const START: Duration = Duration::from_secs(30);
+/// What a turn may take, on top of what its bytes would at [`SLOWEST`].
+const PATIENCE: Duration = Duration::from_secs(30);
+const SLOWEST: f64 = 20e6;
+/// When a process is lost others may be heard of first, which miss it.
+const EXPLANATION: Duration = Duration::from_millis(500);
+
+/// A server and its workers.
+#[derive(Debug)]
+pub(crate) struct Session {
+    server: Child,
+    workers: Vec<Child>,
+    heard: UnboundedReceiver<(Who, Heard)>,
+    cell: Cell,
+    /// What the processes said when they were ready.
+    server_ready: Ready,
+    workers_ready: Vec<Ready>,
+    /// The number of the next mini-batch.
+    next: u64,
+    /// Whether receivers look for the largest element.
+    reduces: bool,
+}
+
+/// What a turn of all workers was like.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outcome {
+    /// How long the mini-batches took, those of each worker together.
+    pub(crate) nanos: Vec<Vec<u64>>,
+    /// CPU time that all processes used.
+    pub(crate) cpu: Duration,
+    pub(crate) checked: u64,
+}
+
+impl Session {
+    /// Starts the processes, and waits until they are ready.
+    pub(crate) async fn start(
+        cell: Cell,
+        options: &ParameterServerOptions,
+        cores: &[usize],
+    ) -> Result<Self, Failure> {
+        let deadline = Instant::now() + START + slowest(cell.bytes() * (cell.workers as u64 + 1));
+        let (sender, heard) = unbounded_channel();
+        let common = |kind: &str, position: usize| common(kind, cell, options, cores, position);
+        let mut arguments = common("parameter-server-server", 0);
+        arguments.extend(["--workers".to_owned(), cell.workers.to_string()]);
+        let server = Child::start(Who::Server, &arguments, sender.clone())?;
+        let reduces = options.consume == Consume::ReduceMax;
+        let (workers, server_ready, workers_ready) = (Vec::new(), Ready::default(), Vec::new());
+        let mut session =
+            Self { server, workers, heard, cell, server_ready, workers_ready, next: 0, reduces };
+        session.server_ready = match session.hear(deadline, Who::Server).await? {
+            (Who::Server, Report::Ready(ready)) => ready,
+            (who, said) => return Err(unexpected(who, &said)),
+        };
+        for number in 0..cell.workers {
+            let mut arguments = common("parameter-server-worker", number + 1);
+            arguments.extend(["--worker".to_owned(), number.to_string()]);
+            let ready = &session.server_ready;
+            let addresses =
+                [("--tcp", ready.tcp), ("--rdma", ready.rdma), ("--rdma-gather", ready.rdma_gather)];
+            for (flag, address) in addresses {
+                arguments.extend(address.iter().flat_map(|at| [flag.to_owned(), at.to_string()]));
+            }
+            arguments.extend(ready.device.iter().flat_map(|at| ["--device".to_owned(), at.clone()]));
+            session.workers.push(Child::start(Who::Worker(number), &arguments, sender.clone())?);
+        }
+        drop(sender);
+        session.connect(deadline).await?;
+        Ok(session)
+    }
+
+    /// Hears that the workers are ready, and tells the server where they listen.
+    async fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
+        let mut ready = vec![None; self.cell.workers];
+        while let Some(missing) = ready.iter().position(Option::is_none) {
+            match self.hear(deadline, Who::Worker(missing)).await? {
+                (Who::Worker(number), Report::Ready(it)) if number < ready.len() => ready[number] = Some(it),
+                (who, said) => return Err(unexpected(who, &said)),
+            }
+        }
+        self.workers_ready = ready.into_iter().flatten().collect();
+        let workers: Vec<String> =
+            self.workers_ready.iter().filter_map(|ready| ready.device.clone()).collect();
+        if workers.is_empty() {
+            return Ok(());
+        }
+        self.server.tell(&Command::Attach { workers }).await?;
+        match self.hear(deadline, Who::Server).await? {
+            (Who::Server, Report::Attached) => Ok(()),
+            (who, said) => Err(unexpected(who, &said)),
+        }
+    }
+
+    /// The provider in use, if the modes need one.
+    pub(crate) fn provider(&self) -> Option<&str> {
+        self.workers_ready.iter().find_map(|ready| ready.provider.as_deref())
+    }
+
+    /// Whether each process sits on the core that it was given.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.server_ready.pinned && self.workers_ready.iter().all(|ready| ready.pinned)
+    }
+
+    /// Has all workers make some mini-batches at the same time.
+    pub(crate) async fn turn(
+        &mut self,
+        mode: Mode,
+        steps: u32,
+        every_byte: bool,
+    ) -> Result<Outcome, Failure> {
+        let turn = Turn { mode, first: self.next, steps, every_byte };
+        self.next += u64::from(steps);
+        let bytes = 2 * self.cell.bytes() * self.cell.workers as u64;
+        let patience = PATIENCE + slowest(bytes) * steps;
+        let deadline = Instant::now() + patience;
+        let command = Command::Turn(turn);
+        self.server.tell(&command).await?;
+        for worker in &mut self.workers {
+            worker.tell(&command).await?;
+        }
+        let mut done = vec![None; self.workers.len()];
+        while let Some(missing) = done.iter().position(Option::is_none) {
+            match self.hear(deadline, Who::Worker(missing)).await? {
+                (Who::Worker(number), Report::Done(it)) if number < done.len() => done[number] = Some(it),
+                (who, said) => return Err(unexpected(who, &said)),
+            }
+        }
+        self.server.tell(&Command::Collect).await?;
+        let server = match self.hear(deadline, Who::Server).await? {
+            (Who::Server, Report::Done(it)) => it,
+            (who, said) => return Err(unexpected(who, &said)),
+        };
+        let workers: Vec<Done> = done.into_iter().flatten().collect();
+        self.check(turn, &server, &workers)?;
+        let all = || workers.iter().chain([&server]);
+        Ok(Outcome {
+            cpu: Duration::from_nanos(all().map(|done| done.cpu_nanos).sum()),
+            checked: all().map(|done| done.checked).sum(),
+            nanos: workers.into_iter().map(|done| done.nanos).collect(),
+        })
+    }
+
+    /// Whether everything was received, and consuming it found what there is in what was sent.
+    fn check(&self, turn: Turn, server: &Done, workers: &[Done]) -> Result<(), Failure> {
+        let tensors = self.cell.model.variables().len() as u64 * u64::from(turn.steps);
+        let found = |senders: &[&Ready]| {
+            let bits = senders.iter().flat_map(|sender| {
+                turn.numbers().take(sender.maxima.len()).map(|step| sender.maxima[variant(step)])
+            });
+            let largest = bits.map(f32::from_bits).fold(f32::NEG_INFINITY, f32::max);
+            // Of all mini-batches, and not of some that stand for the others.
+            let all =
+                senders.iter().flat_map(|sender| turn.numbers().map(|step| sender.digests[variant(step)]));
+            let digest = all.fold(0, u64::wrapping_add);
+            (self.reduces.then(|| largest.to_bits()), self.reduces.then_some(digest))
+        };
+        let sent: Vec<&Ready> = self.workers_ready.iter().collect();
+        let mut expected = vec![(Who::Server, server, tensors * workers.len() as u64, found(&sent))];
+        for (number, done) in workers.iter().enumerate() {
+            expected.push((Who::Worker(number), done, tensors, found(&[&self.server_ready])));
+        }
+        for (who, done, tensors, (maximum, digest)) in expected {
+            if done.checked != tensors {
+                let text =
+                    format!("{who} received {} tensors and not {tensors} in {}", done.checked, turn.mode);
+                return Err(Failure::run(text));
+            }
+            if done.maximum != maximum {
+                let text = format!("{who} found another largest element than was sent in {}", turn.mode);
+                return Err(Failure::run(text));
+            }
+            if done.digest != digest {
+                let text = format!("{who} received other bytes than were sent in {}", turn.mode);
+                return Err(Failure::run(text));
+            }
+        }
+        Ok(())
+    }
+
+    /// The next thing that a process says, be it `awaited` or another; one that fails or ends is the failure to report.
+    async fn hear(&mut self, deadline: Instant, awaited: Who) -> Result<(Who, Report), Failure> {
+        match tokio::time::timeout_at(deadline, self.heard.recv()).await {
+            Ok(Some((who, Heard::Said(Report::Failed { reason, usage: true })))) => {
+                Err(Failure::Usage(format!("{who}: {reason}")))
+            }
+            Ok(Some((who, Heard::Said(Report::Failed { reason, .. })))) => {
+                Err(self.explain(format!("{who}: {reason}")).await)
+            }
+            Ok(Some((who, Heard::Said(said)))) => Ok((who, said)),
+            Ok(Some((who, Heard::Nonsense(line)))) => {
+                Err(Failure::run(format!("{who} said something that is no report: {line}")))
+            }
+            Ok(Some((who, Heard::Ended(status)))) => Err(ended(who, status)),
+            Ok(None) => Err(Failure::run("all processes have ended")),
+            Err(_) => Err(Failure::run(format!("{awaited} gave no answer in time: it is stuck"))),
+        }
+    }
+
+    /// What a process says may be no more than that it misses another one, whose end is the better explanation.
+    async fn explain(&mut self, reason: String) -> Failure {
+        let deadline = Instant::now() + EXPLANATION;
+        while let Ok(Some((who, heard))) = tokio::time::timeout_at(deadline, self.heard.recv()).await {
+            if let Heard::Ended(status) = heard
+                && !status.is_some_and(|status| status.success())
+            {
+                return ended(who, status);
+            }
+        }
+        Failure::Run(reason)
+    }
+}
+
+/// What all processes are told on their command line.
+fn common(
+    kind: &str,
+    cell: Cell,
+    options: &ParameterServerOptions,
+    cores: &[usize],
+    position: usize,
+) -> Vec<String> {
+    let modes: Vec<&str> = options.modes().iter().map(|mode| mode.name()).collect();
+    let mut arguments = vec![kind.to_owned()];
+    for (flag, value) in [
+        ("--model", cell.model.name().to_owned()),
+        ("--modes", modes.join(",")),
+        ("--inflight", options.inflight.to_string()),
+        ("--consume", options.consume.to_string()),
+        ("--http2", options.http2.name()),
+        ("--provider", options.provider.clone()),
+    ] {
+        arguments.extend([flag.to_owned(), value]);
+    }
+    if let Some(core) = core(cores, position) {
+        arguments.extend(["--core".to_owned(), core.to_string()]);
+    }
+    arguments
+}
+
+/// The server has the first core to itself; workers share the others.
+fn core(cores: &[usize], position: usize) -> Option<usize> {
+    match (cores, position) {
+        ([] | [_], _) => None,
+        ([first, ..], 0) => Some(*first),
+        ([_, others @ ..], worker) => others.get((worker - 1) % others.len()).copied(),
+    }
+}
+
+fn slowest(bytes: u64) -> Duration {
+    Duration::from_secs_f64(bytes as f64 / SLOWEST)
+}
+
+fn ended(who: Who, status: Option<std::process::ExitStatus>) -> Failure {
+    let how = status.map_or_else(|| "nobody knows how".to_owned(), |status| status.to_string());
+    Failure::run(format!("{who} ended in the middle of the run ({how})"))
+}
+
+fn unexpected(who: Who, said: &Report) -> Failure {
+    Failure::run(format!("{who} said {said:?} when nobody had asked"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_has_a_core_to_itself_where_there_are_two() {
+        assert_eq!(core(&[], 0), None);
+        assert_eq!(core(&[3], 1), None);
+        let of = |cores: &[usize]| (0..5).map(|position| core(cores, position)).collect::<Vec<_>>();
+        assert_eq!(of(&[0, 1]), [0, 1, 1, 1, 1].map(Some));
+        assert_eq!(of(&[2, 4, 6]), [2, 4, 6, 4, 6].map(Some));
+    }
+}
