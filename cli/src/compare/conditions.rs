@@ -19,7 +19,7 @@ pub(crate) struct Conditions {
 
 /// The conditions, and what has become of them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Surroundings {
+pub(crate) struct RunContext {
     pub(crate) conditions: Conditions,
     /// Cores that the processes are kept on.
     pub(crate) cores: Option<Cores>,

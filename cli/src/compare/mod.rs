@@ -21,7 +21,7 @@ mod server;
 mod turns;
 mod values;
 
-use self::conditions::{Conditions, Surroundings};
+use self::conditions::{Conditions, RunContext};
 use self::modes::caller;
 use self::modes::grpc::client::GrpcCaller;
 use self::modes::grpc::connect;
@@ -33,11 +33,11 @@ use self::results::gate;
 use self::results::report;
 use self::results::row::{Checks, Row, describe_errors};
 use self::results::table;
-use self::server::hello::Addresses;
 use self::server::process::ServerProcess;
 use self::server::serve;
+use self::server::start_report::Addresses;
 use self::turns::meter::Meter;
-use self::turns::participant::Lane;
+use self::turns::participant::Participant;
 use crate::failure::Failure;
 use crate::measure::machine::costs::Costs;
 use crate::measure::output::files::{check_outputs, write_json};
@@ -45,7 +45,7 @@ use crate::measure::output::progress::progress_bar;
 use crate::measure::process::cores;
 use crate::measure::transport::encode::Encode;
 use crate::measure::transport::http2::Http2;
-use crate::measure::transport::rdma::{Rdma, Verdict};
+use crate::measure::transport::rdma::{Rdma, RdmaConnection};
 
 /// Runs the comparison and shows it.
 pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
@@ -65,8 +65,8 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     let runtime = if plan.is_open_loop() { flavour.build_never_idle() } else { flavour.build() };
     let runtime = runtime.map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
 
-    let surroundings = Surroundings { conditions, cores, costs };
-    let (facts, rows) = runtime.block_on(measure(options, &plan, &surroundings, rdma.as_ref()))?;
+    let context = RunContext { conditions, cores, costs };
+    let (facts, rows) = runtime.block_on(measure(options, &plan, &context, rdma.as_ref()))?;
     table::print(&facts, &rows)?;
     if let Some(path) = &options.json {
         write_json(path, &facts, &rows)?;
@@ -91,21 +91,21 @@ pub(crate) fn serve(options: &ServerOptions) -> Result<(), Failure> {
 async fn measure(
     options: &CompareOptions,
     plan: &Plan,
-    surroundings: &Surroundings,
+    context: &RunContext,
     rdma: Option<&Rdma>,
 ) -> Result<(Facts, Vec<Row>), Failure> {
-    let cores = surroundings.cores;
-    let mut server = ServerProcess::start(rdma.is_some(), options, surroundings).await?;
+    let cores = context.cores;
+    let mut server = ServerProcess::start(rdma.is_some(), options, context).await?;
     let addresses = server.addresses.clone();
     let progress = progress_bar(plan.turns());
     let work = async {
-        let (lanes, verdict) = connect(options, plan, rdma, &addresses).await?;
+        let (participants, verdict) = connect(options, plan, rdma, &addresses).await?;
         let channel = connect::tcp(addresses.tcp, Http2::Default).await?;
         let control = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
         let (progress, checks) = (progress.clone(), Checks::default());
         let pinned = cores.is_some() && addresses.pinned;
         let consumed = plan.modes.iter().any(|mode| mode.reduces(options.consume));
-        let mut meter = Meter { plan, lanes, control, progress, checks, pinned, consumed };
+        let mut meter = Meter { plan, participants, control, progress, checks, pinned, consumed };
         let rows = meter.run().await?;
         Ok((verdict, rows, meter.checks))
     };
@@ -121,8 +121,8 @@ async fn measure(
     tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     server.stop().await;
     let (verdict, rows, checks) = result?;
-    let surroundings = Surroundings { cores: cores.filter(|_| addresses.pinned), ..*surroundings };
-    Ok((Facts::new(plan, options, &surroundings, verdict, checks), rows))
+    let context = RunContext { cores: cores.filter(|_| addresses.pinned), ..*context };
+    Ok((Facts::new(plan, options, &context, verdict, checks), rows))
 }
 
 /// A connection for each mode of the plan.
@@ -131,13 +131,13 @@ async fn connect(
     plan: &Plan,
     rdma: Option<&Rdma>,
     addresses: &Addresses,
-) -> Result<(Vec<Lane>, Option<Verdict>), Failure> {
-    let mut lanes = Vec::new();
+) -> Result<(Vec<Participant>, Option<RdmaConnection>), Failure> {
+    let mut participants = Vec::new();
     let mut verdict = None;
     for mode in &plan.modes {
         let (caller, agreed) = caller::connect(*mode, addresses, options, rdma).await?;
-        lanes.push(Lane::new(*mode, caller));
+        participants.push(Participant::new(*mode, caller));
         verdict = verdict.or(agreed);
     }
-    Ok((lanes, verdict))
+    Ok((participants, verdict))
 }

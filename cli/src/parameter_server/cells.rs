@@ -1,6 +1,6 @@
 //! What is measured, and whether the machine has the memory for it.
 
-use super::mode::Mode;
+use super::mode::TransferMode;
 use super::options::ParameterServerOptions;
 use crate::failure::Failure;
 use crate::measure::machine::memory::available;
@@ -9,12 +9,12 @@ use crate::workload::{Model, Variable};
 
 /// A model, and how many workers train it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cell {
+pub(crate) struct TrainingCell {
     pub(crate) model: Model,
     pub(crate) workers: usize,
 }
 
-impl Cell {
+impl TrainingCell {
     /// Bytes of all variables.
     pub(crate) fn bytes(&self) -> u64 {
         self.model.variables().iter().map(Variable::bytes).sum()
@@ -30,7 +30,7 @@ impl Cell {
 /// What is to become of a cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Planned {
-    pub(crate) cell: Cell,
+    pub(crate) cell: TrainingCell,
     /// Why it can't be measured.
     pub(crate) skipped: Option<String>,
 }
@@ -43,13 +43,13 @@ pub(crate) fn cells(options: &ParameterServerOptions) -> Result<Vec<Planned>, Fa
 fn plan(
     models: &[Model],
     workers: &[usize],
-    modes: &[Mode],
+    modes: &[TransferMode],
     available: Option<u64>,
 ) -> Result<Vec<Planned>, Failure> {
     let cells = models.iter().flat_map(|model| workers.iter().map(|workers| (*model, *workers)));
     let planned: Vec<Planned> = cells
         .map(|(model, workers)| {
-            let cell = Cell { model, workers };
+            let cell = TrainingCell { model, workers };
             let lacking = available.filter(|available| needed(cell, modes) > *available);
             let skipped = lacking.map(|available| {
                 format!(
@@ -73,16 +73,16 @@ fn plan(
 /// Memory that all processes of a cell need together, at the worst. Every process holds its own tensors; slots are there
 /// twice, one set for each direction; and on top of it comes what the hungriest mode has on its way, in both directions by
 /// turns.
-fn needed(cell: Cell, modes: &[Mode]) -> u64 {
+fn needed(cell: TrainingCell, modes: &[TransferMode]) -> u64 {
     let (bytes, workers) = (cell.bytes(), cell.workers as u64);
     let held = bytes * (1 + workers);
     let slots = if modes.iter().any(|mode| mode.uses_slots()) { 2 * bytes * workers } else { 0 };
-    let on_the_way = |mode: &Mode| match mode {
+    let on_the_way = |mode: &TransferMode| match mode {
         // The encoded message, and the receiver's buffer, which may have to grow.
-        Mode::GrpcTcp | Mode::GrpcRdma | Mode::GrpcRdmaGather => 3 * bytes * workers,
+        TransferMode::GrpcTcp | TransferMode::GrpcRdma | TransferMode::GrpcRdmaGather => 3 * bytes * workers,
         // Copies at the server and at the worker, which are kept for the next time.
-        Mode::RdmaCp => 2 * bytes * workers,
-        Mode::RdmaZerocp => 0,
+        TransferMode::RdmaCp => 2 * bytes * workers,
+        TransferMode::RdmaZerocp => 0,
     };
     held + slots + modes.iter().map(on_the_way).max().unwrap_or(0)
 }
@@ -98,14 +98,14 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_left_out_with_both_figures() {
         let plan = |workers: &[usize], modes, available| plan(&[Model::Vgg16], workers, modes, available);
-        let planned = plan(&[1, 8], &Mode::ALL, Some(8 * GIB)).unwrap();
+        let planned = plan(&[1, 8], &TransferMode::ALL, Some(8 * GIB)).unwrap();
         assert_eq!((planned.len(), &planned[0].skipped), (2, &None));
         let reason = planned[1].skipped.as_deref().unwrap();
         assert!(reason.contains("24.5 GiB") && reason.contains("8.00 GiB are available"), "{reason}");
-        let refusal = plan(&[8], &Mode::ALL, Some(8 * GIB)).unwrap_err().to_string();
+        let refusal = plan(&[8], &TransferMode::ALL, Some(8 * GIB)).unwrap_err().to_string();
         assert!(refusal.contains("vgg16, 8 workers: it needs") && refusal.contains("fewer"), "{refusal}");
-        plan(&[8], &Mode::ALL, None).unwrap();
-        let lean = plan(&[8], &[Mode::RdmaZerocp], Some(13 * GIB)).unwrap();
+        plan(&[8], &TransferMode::ALL, None).unwrap();
+        let lean = plan(&[8], &[TransferMode::RdmaZerocp], Some(13 * GIB)).unwrap();
         assert_eq!(lean[0].skipped, None);
     }
 }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use indicatif::ProgressBar;
 
-use super::cells::{Cell, Planned};
-use super::mode::Mode;
+use super::cells::{Planned, TrainingCell};
+use super::mode::TransferMode;
 use super::options::{MAX_STEPS, ParameterServerOptions};
 use crate::failure::Failure;
-use crate::parameter_server::output::row::{Row, Tally};
+use crate::parameter_server::output::row::{TrainingRow, TrainingTally};
 use crate::parameter_server::processes::session::Session;
 
 /// Turns of each mode that count.
@@ -16,7 +16,7 @@ pub(crate) const ROUNDS: u32 = 3;
 
 /// Measures cell after cell.
 #[derive(Debug)]
-pub(crate) struct Meter<'a> {
+pub(crate) struct TrainingMeter<'a> {
     options: &'a ParameterServerOptions,
     cores: Vec<usize>,
     progress: ProgressBar,
@@ -29,13 +29,13 @@ pub(crate) struct Meter<'a> {
     pub(crate) stamps: u64,
 }
 
-impl<'a> Meter<'a> {
+impl<'a> TrainingMeter<'a> {
     pub(crate) fn new(options: &'a ParameterServerOptions, cores: Vec<usize>, progress: ProgressBar) -> Self {
         Self { options, cores, progress, provider: None, pinned: true, every_byte: 0, stamps: 0 }
     }
 
     /// Measures every cell that has the memory for it; a row for each mode.
-    pub(crate) async fn run(&mut self, planned: &[Planned]) -> Result<Vec<Row>, Failure> {
+    pub(crate) async fn run(&mut self, planned: &[Planned]) -> Result<Vec<TrainingRow>, Failure> {
         let turns = u64::from(ROUNDS + 2) * self.options.modes().len() as u64;
         let measured = planned.iter().filter(|it| it.skipped.is_none()).count() as u64;
         self.progress.set_length(turns * measured);
@@ -44,7 +44,7 @@ impl<'a> Meter<'a> {
             match skipped {
                 Some(reason) => {
                     let modes = self.options.modes();
-                    rows.extend(modes.into_iter().map(|mode| Row::skipped(mode, *cell, reason)));
+                    rows.extend(modes.into_iter().map(|mode| TrainingRow::skipped(mode, *cell, reason)));
                 }
                 None => rows.extend(self.cell(*cell).await?),
             }
@@ -52,7 +52,7 @@ impl<'a> Meter<'a> {
         Ok(rows)
     }
 
-    async fn cell(&mut self, cell: Cell) -> Result<Vec<Row>, Failure> {
+    async fn cell(&mut self, cell: TrainingCell) -> Result<Vec<TrainingRow>, Failure> {
         self.progress.set_message(format!("{}  starting", cell.label()));
         let mut session = Session::start(cell, self.options, &self.cores).await?;
         self.pinned &= session.is_pinned();
@@ -62,7 +62,7 @@ impl<'a> Meter<'a> {
         for mode in &modes {
             self.check_every_byte(&mut session, *mode, cell).await?;
             let steps = self.steps(&mut session, *mode).await?;
-            tallies.push(Tally::new(*mode, cell, steps));
+            tallies.push(TrainingTally::new(*mode, cell, steps));
         }
         for round in 0..ROUNDS as usize {
             for turn in 0..modes.len() {
@@ -77,10 +77,10 @@ impl<'a> Meter<'a> {
         for mode in &modes {
             self.check_every_byte(&mut session, *mode, cell).await?;
         }
-        Ok(tallies.into_iter().map(Tally::row).collect())
+        Ok(tallies.into_iter().map(TrainingTally::row).collect())
     }
 
-    fn announce(&self, mode: Mode, cell: Cell) {
+    fn announce(&self, mode: TransferMode, cell: TrainingCell) {
         self.progress.set_message(format!("{}  {mode}", cell.label()));
         self.progress.inc(1);
     }
@@ -89,8 +89,8 @@ impl<'a> Meter<'a> {
     async fn check_every_byte(
         &mut self,
         session: &mut Session,
-        mode: Mode,
-        cell: Cell,
+        mode: TransferMode,
+        cell: TrainingCell,
     ) -> Result<(), Failure> {
         self.announce(mode, cell);
         self.every_byte += session.turn(mode, 1, true).await?.checked;
@@ -98,7 +98,7 @@ impl<'a> Meter<'a> {
     }
 
     /// Mini-batches of a turn: as many as were asked for, or as fit into the time.
-    async fn steps(&mut self, session: &mut Session, mode: Mode) -> Result<u32, Failure> {
+    async fn steps(&mut self, session: &mut Session, mode: TransferMode) -> Result<u32, Failure> {
         if let Some(steps) = self.options.steps {
             return Ok(steps);
         }

@@ -24,9 +24,9 @@ mod processes;
 mod roles;
 mod transfer;
 
-use self::meter::Meter;
+use self::meter::TrainingMeter;
 pub(crate) use self::options::{HELP, ParameterServerOptions, ProcessOptions};
-use self::output::facts::Facts;
+use self::output::facts::TrainingFacts;
 use self::output::show;
 use self::roles::server;
 use self::roles::worker;
@@ -44,7 +44,7 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
     let progress = progress_bar(0);
-    let mut meter = Meter::new(options, cores::allowed(), progress.clone());
+    let mut meter = TrainingMeter::new(options, cores::allowed(), progress.clone());
     let rows = runtime.block_on(async {
         tokio::select! {
             biased;
@@ -54,7 +54,7 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     });
     progress.finish_and_clear();
     let rows = rows?;
-    show::show(options, &Facts::new(options, &meter), &rows)
+    show::show(options, &TrainingFacts::new(options, &meter), &rows)
 }
 
 /// The serving process, which [`run`] starts.

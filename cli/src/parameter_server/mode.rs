@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// A way to move them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Mode {
+pub(crate) enum TransferMode {
     /// A call for each variable over TCP: what the others are measured against.
     GrpcTcp,
     /// The same over this library's connector, RDMA required.
@@ -20,7 +20,7 @@ pub(crate) enum Mode {
     RdmaZerocp,
 }
 
-impl Mode {
+impl TransferMode {
     pub(crate) const ALL: [Self; 5] =
         [Self::GrpcTcp, Self::GrpcRdma, Self::GrpcRdmaGather, Self::RdmaCp, Self::RdmaZerocp];
 
@@ -46,7 +46,7 @@ impl Mode {
     }
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for TransferMode {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(self.name())
     }
@@ -58,10 +58,10 @@ mod tests {
 
     #[test]
     fn names_are_distinct_and_read_back() {
-        for mode in Mode::ALL {
-            assert_eq!(Mode::from_name(mode.name()), Some(mode));
+        for mode in TransferMode::ALL {
+            assert_eq!(TransferMode::from_name(mode.name()), Some(mode));
             assert_eq!(serde_json::to_value(mode).ok(), Some(mode.name().into()));
         }
-        assert_eq!(Mode::from_name("grpc-uds"), None);
+        assert_eq!(TransferMode::from_name("grpc-uds"), None);
     }
 }

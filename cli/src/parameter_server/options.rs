@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::mode::Mode;
+use super::mode::TransferMode;
 use crate::lists::{List, parse_list};
 use crate::measure::payload::consume::Consume;
 use crate::measure::transport::http2::Http2;
@@ -43,7 +43,7 @@ pub(crate) struct ParameterServerOptions {
     /// Modes: grpc-tcp, grpc-rdma, grpc-rdma-gather (values and gradients by reference), rdma-cp (static slots, copied to registered memory first), rdma-zerocp (static slots, from
     /// registered memory) [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
-    pub(crate) modes: Option<List<Mode>>,
+    pub(crate) modes: Option<List<TransferMode>>,
     /// Seconds to measure each mode with each model and number of workers
     #[arg(long, value_name = "SECS", value_parser = units::parse_seconds, default_value = "2")]
     pub(crate) duration: Duration,
@@ -79,8 +79,8 @@ impl ParameterServerOptions {
     }
 
     /// The modes to measure.
-    pub(crate) fn modes(&self) -> Vec<Mode> {
-        self.modes.as_ref().map_or_else(|| Mode::ALL.to_vec(), |list| list.0.clone())
+    pub(crate) fn modes(&self) -> Vec<TransferMode> {
+        self.modes.as_ref().map_or_else(|| TransferMode::ALL.to_vec(), |list| list.0.clone())
     }
 }
 
@@ -97,7 +97,7 @@ pub(crate) struct ProcessOptions {
     pub(crate) worker: u32,
     /// Modes that will be asked for
     #[arg(long, value_parser = parse_modes)]
-    pub(crate) modes: List<Mode>,
+    pub(crate) modes: List<TransferMode>,
     #[arg(long, default_value = "1")]
     pub(crate) inflight: usize,
     #[arg(long, value_parser = parse_consume)]
@@ -143,10 +143,10 @@ fn parse_model(name: &str) -> Result<Model, String> {
     })
 }
 
-fn parse_modes(text: &str) -> Result<List<Mode>, String> {
+fn parse_modes(text: &str) -> Result<List<TransferMode>, String> {
     parse_list(text, |item| {
-        Mode::from_name(item).ok_or_else(|| {
-            let accepted = Mode::ALL.map(Mode::name).join(", ");
+        TransferMode::from_name(item).ok_or_else(|| {
+            let accepted = TransferMode::ALL.map(TransferMode::name).join(", ");
             format!("unknown mode {item:?}; accepted: {accepted}")
         })
     })

@@ -15,10 +15,10 @@ use crate::compare::modes::grpc::client::GrpcCaller;
 use crate::compare::modes::grpc::connect;
 use crate::compare::operations::{Operation, Operations};
 use crate::compare::options::CompareOptions;
-use crate::compare::server::hello::Addresses;
+use crate::compare::server::start_report::Addresses;
 use crate::failure::Failure;
 use crate::measure::transport::http2::Http2;
-use crate::measure::transport::rdma::{Rdma, Verdict};
+use crate::measure::transport::rdma::{Rdma, RdmaConnection};
 
 /// A connection in one mode. Clones share it.
 #[derive(Clone, Debug)]
@@ -99,7 +99,7 @@ pub(crate) async fn connect(
     addresses: &Addresses,
     options: &CompareOptions,
     rdma: Option<&Rdma>,
-) -> Result<(Caller, Option<Verdict>), Failure> {
+) -> Result<(Caller, Option<RdmaConnection>), Failure> {
     let reduces = mode.reduces(options.consume);
     match mode {
         Mode::GrpcTcp

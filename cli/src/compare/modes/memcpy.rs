@@ -17,7 +17,7 @@ use crate::measure::payload::reduce::{Reduced, reduce_all};
 use crate::seeded::mix;
 
 /// How long copies may follow one another before others of this runtime have a turn.
-const TURN: Duration = Duration::from_millis(1);
+const YIELD_AFTER: Duration = Duration::from_millis(1);
 
 /// The mode's client and server in one. Clones share the destination.
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ impl MemcpyCaller {
             return Err(CallError::Consumed { sent, arrived });
         }
         // Nothing here ever waits for anything.
-        if end - destination.yielded > TURN {
+        if end - destination.yielded > YIELD_AFTER {
             destination.yielded = end;
             drop(destination);
             tokio::task::yield_now().await;

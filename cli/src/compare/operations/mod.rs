@@ -41,15 +41,15 @@ pub(crate) enum Operation {
     Set(Arc<[Push]>),
 }
 
-/// The operations of a cell, which callers take in turn. Taking one costs reference counts.
+/// The operations of a cell, which callers take in index. Taking one costs reference counts.
 ///
-/// All buffers of all turns lie in one stretch of memory, each at eight times what its seed is above the first one's, so
-/// the content needs no more than one operation's size however many turns there are.
+/// All buffers of all items lie in one stretch of memory, each at eight times what its seed is above the first one's, so
+/// the content needs no more than one operation's size however many items there are.
 #[derive(Clone, Debug)]
 pub(crate) struct Operations {
     load: Load,
     content: Content,
-    turns: Arc<[Operation]>,
+    items: Arc<[Operation]>,
 }
 
 impl Operation {
@@ -102,10 +102,10 @@ impl Operations {
         let content = usize::try_from(room).ok().and_then(|room| Content::new(room, seed).ok());
         let content =
             content.ok_or_else(|| Failure::usage(format!("{}: there is no memory for it", load.label())))?;
-        let turns = match load {
+        let items = match load {
             Load::Size(bytes) => {
-                let put = |turn| {
-                    let mut content = content.variant(turn);
+                let put = |index| {
+                    let mut content = content.variant(index);
                     // It fits: the content was made for it.
                     let (seed, payload) = (content.seed(), content.cut(bytes as usize));
                     let reduced = consumed.then(|| reduce(&payload));
@@ -115,7 +115,7 @@ impl Operations {
             }
             Load::Workload(workload) => of_workload(workload, &content, consumed),
         };
-        Ok(Self { load, content, turns })
+        Ok(Self { load, content, items })
     }
 
     /// What kind of operations they are.
@@ -128,9 +128,9 @@ impl Operations {
         &self.content
     }
 
-    /// The operation whose turn is `turn`.
-    pub(crate) fn take(&self, turn: usize) -> Operation {
-        self.turns[turn % self.turns.len()].clone()
+    /// The operation whose index is `index`.
+    pub(crate) fn take(&self, index: usize) -> Operation {
+        self.items[index % self.items.len()].clone()
     }
 }
 
@@ -142,14 +142,14 @@ impl Operations {
         let mut memory = self.content.all().to_vec();
         memory.copy_within(torn.start + 64..torn.end + 64, torn.start);
         let content = Content::over(memory.into(), self.content.seed());
-        let tear = |(turn, operation): (usize, &Operation)| {
+        let tear = |(index, operation): (usize, &Operation)| {
             let Operation::Put(put) = operation else { panic!("not a single payload") };
-            let payload = content.variant(turn).cut(put.payload.len());
+            let payload = content.variant(index).cut(put.payload.len());
             assert_eq!(put.reduced.map(|it| it.maximum), put.reduced.map(|_| reduce(&payload).maximum));
             Operation::Put(Put { payload, ..put.clone() })
         };
-        let turns = self.turns.iter().enumerate().map(tear).collect();
-        Self { load: self.load, content, turns }
+        let items = self.items.iter().enumerate().map(tear).collect();
+        Self { load: self.load, content, items }
     }
 }
 
@@ -157,9 +157,9 @@ impl Operations {
 fn of_workload(workload: Workload, content: &Content, consumed: bool) -> Arc<[Operation]> {
     let cycle = workload.operations();
     let layout = Layout::of(Load::Workload(workload), content.seed());
-    let turns = cycle.len().max(VARIANTS);
-    let operation = |(turn, messages): (usize, &Vec<Message>)| {
-        let content = content.variant(turn);
+    let count = cycle.len().max(VARIANTS);
+    let operation = |(index, messages): (usize, &Vec<Message>)| {
+        let content = content.variant(index);
         let mut offsets = layout.offsets(messages.iter().flatten().copied());
         let mut push = |message: &Message| push(&content, message, &mut offsets, consumed);
         let mut pushes: Vec<Push> = messages.iter().map(&mut push).collect();
@@ -168,7 +168,7 @@ fn of_workload(workload: Workload, content: &Content, consumed: bool) -> Arc<[Op
             (_, last) => Operation::Set(pushes.into_iter().chain(last).collect()),
         }
     };
-    cycle.iter().cycle().take(turns).enumerate().map(operation).collect()
+    cycle.iter().cycle().take(count).enumerate().map(operation).collect()
 }
 
 /// A message of buffers of `content` that begin at `offsets`.
@@ -211,9 +211,9 @@ mod tests {
         for workload in [Workload::Mix(Mix::Random), Workload::Model(Model::Gru), Workload::Blocks] {
             let operations = Operations::new(Load::Workload(workload), 11, false).unwrap();
             let cycle = workload.operations();
-            for turn in 0..6 {
-                let messages = &cycle[turn % cycle.len()];
-                let operation = operations.take(turn);
+            for index in 0..6 {
+                let messages = &cycle[index % cycle.len()];
+                let operation = operations.take(index);
                 let pushes = pushes(&operation);
                 assert_eq!(operation.messages(), messages.len() as u64);
                 assert_eq!(operation.bytes(), messages.iter().flatten().sum::<u64>());
@@ -223,7 +223,7 @@ mod tests {
                     assert_eq!(check_buffers(push.seed, &push.buffers, None), None);
                 }
             }
-            let seeds = [0, 1].map(|turn| pushes(&operations.take(turn))[0].seed);
+            let seeds = [0, 1].map(|index| pushes(&operations.take(index))[0].seed);
             assert_ne!(seeds[0], seeds[1], "two in a row have the same content");
         }
     }

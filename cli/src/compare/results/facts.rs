@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::row::Checks;
-use crate::compare::conditions::Surroundings;
+use crate::compare::conditions::RunContext;
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::CompareOptions;
 use crate::compare::plan::Plan;
@@ -14,8 +14,8 @@ use crate::measure::machine::description::Machine;
 use crate::measure::payload::consume::Consume;
 use crate::measure::process::allocator::Allocator;
 use crate::measure::transport::encode::Encode;
-use crate::measure::transport::http2::Sizes;
-use crate::measure::transport::rdma::Verdict;
+use crate::measure::transport::http2::Http2Sizes;
+use crate::measure::transport::rdma::RdmaConnection;
 use crate::units;
 
 /// Where and how a run was made.
@@ -63,7 +63,7 @@ pub(crate) struct Http2Facts {
     pub(crate) setting: String,
     #[serde(skip)]
     pub(crate) description: String,
-    pub(crate) sizes: Option<Sizes>,
+    pub(crate) sizes: Option<Http2Sizes>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -91,15 +91,15 @@ impl Facts {
     pub(crate) fn new(
         plan: &Plan,
         options: &CompareOptions,
-        surroundings: &Surroundings,
-        verdict: Option<Verdict>,
+        context: &RunContext,
+        verdict: Option<RdmaConnection>,
         checks: Checks,
     ) -> Self {
         let (provider, verdict) = match verdict {
             Some(verdict) => (verdict.provider, Some(verdict.reason)),
             None => ("none".to_owned(), None),
         };
-        let Surroundings { conditions, cores, costs } = *surroundings;
+        let RunContext { conditions, cores, costs } = *context;
         let http2 = options.http2;
         Self {
             provider,

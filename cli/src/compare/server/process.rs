@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 
-use super::hello::{Addresses, Hello};
-use crate::compare::conditions::Surroundings;
+use super::start_report::{Addresses, StartReport};
+use crate::compare::conditions::RunContext;
 use crate::compare::options::CompareOptions;
 use crate::failure::Failure;
 
@@ -29,9 +29,9 @@ impl ServerProcess {
     pub(crate) async fn start(
         rdma: bool,
         options: &CompareOptions,
-        surroundings: &Surroundings,
+        context: &RunContext,
     ) -> Result<Self, Failure> {
-        let Surroundings { conditions, cores, .. } = surroundings;
+        let RunContext { conditions, cores, .. } = context;
         let program = std::env::current_exe().map_err(|error| {
             Failure::run(format!("can't find the program to start as the server: {error}"))
         })?;
@@ -66,9 +66,9 @@ impl ServerProcess {
             .map_err(|error| Failure::run(format!("can't hear the server process: {error}")))?;
         }
         match serde_json::from_str(&line) {
-            Ok(Hello::Ready(addresses)) => Ok(Self { child, _stdin: stdin, addresses }),
-            Ok(Hello::Failed { reason, usage: true }) => Err(Failure::Usage(reason)),
-            Ok(Hello::Failed { reason, usage: false }) => Err(Failure::Run(reason)),
+            Ok(StartReport::Ready(addresses)) => Ok(Self { child, _stdin: stdin, addresses }),
+            Ok(StartReport::Failed { reason, usage: true }) => Err(Failure::Usage(reason)),
+            Ok(StartReport::Failed { reason, usage: false }) => Err(Failure::Run(reason)),
             Err(_) => Err(match child.wait().await {
                 Ok(status) => ended(status),
                 Err(error) => Failure::run(format!("the server process did not start: {error}")),

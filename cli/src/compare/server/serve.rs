@@ -14,8 +14,8 @@ use tonic_rdma::gather;
 use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 use tonic_rdma_tensor::RdmaDevice;
 
-use super::hello::{Addresses, Hello};
-use crate::compare::modes::grpc::service::Service;
+use super::start_report::{Addresses, StartReport};
+use crate::compare::modes::grpc::service::TransferService;
 use crate::compare::modes::grpc::source::SourceService;
 use crate::compare::modes::mode::Mode;
 use crate::compare::modes::placement::PlacementService;
@@ -44,10 +44,10 @@ pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
             Err(failure) => {
                 let usage = matches!(failure, Failure::Usage(_));
                 // The parent reports it: saying it here as well would be saying it twice.
-                return announce(&Hello::Failed { reason: failure.to_string(), usage });
+                return announce(&StartReport::Failed { reason: failure.to_string(), usage });
             }
         };
-        announce(&Hello::Ready(addresses))?;
+        announce(&StartReport::Ready(addresses))?;
         match servers.join_next().await {
             Some(Ok(Err(error))) => Err(Failure::run(format!("the server failed: {error}"))),
             Some(Err(error)) => Err(Failure::run(format!("the server crashed: {error}"))),
@@ -68,7 +68,7 @@ fn exit_with_parent() -> Result<(), Failure> {
     thread.map(drop).map_err(|error| Failure::run(format!("can't start a thread: {error}")))
 }
 
-fn announce(hello: &Hello) -> Result<(), Failure> {
+fn announce(hello: &StartReport) -> Result<(), Failure> {
     let line = serde_json::to_string(hello).map_err(|error| Failure::run(error.to_string()))?;
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
@@ -78,7 +78,7 @@ type Servers = JoinSet<Result<(), tonic::transport::Error>>;
 
 async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Servers), Failure> {
     // All of gRPC's modes come to this one service, and every setting treats them alike.
-    let service = Service::reducing(Mode::GrpcTcp.reduces(options.consume));
+    let service = TransferService::reducing(Mode::GrpcTcp.reduces(options.consume));
     let mut servers = Servers::new();
 
     let rdma = if options.rdma { Some(Rdma::new(&options.provider)?) } else { None };
@@ -127,7 +127,7 @@ async fn tensor_device(rdma: &Rdma) -> Result<RdmaDevice, Failure> {
 /// What is served on every listener.
 #[derive(Clone, Debug)]
 struct Services {
-    service: Service,
+    service: TransferService,
     source: SourceService,
     http2: Http2,
 }

@@ -8,7 +8,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::JoinSet;
 use tonic_rdma_proto::transfer::Check;
 
-use super::outcome::Turn;
+use super::outcome::TurnOutcome;
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::caller::Caller;
 use crate::compare::operations::Operations;
@@ -22,7 +22,7 @@ pub(crate) async fn run(
     position: &Position,
     (callers, width): (usize, usize),
     length: Duration,
-    turn: &mut Turn,
+    turn: &mut TurnOutcome,
     missing: &mut u64,
 ) {
     let end = Instant::now() + length;
@@ -65,7 +65,7 @@ fn stays_in_block_on(caller: &Caller) -> bool {
     !polls && Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread
 }
 
-fn count((done, error): (Vec<Done>, Option<CallError>), turn: &mut Turn) {
+fn count((done, error): (Vec<Done>, Option<CallError>), turn: &mut TurnOutcome) {
     for (latency, bytes, messages) in done {
         turn.success(latency, bytes, messages);
     }

@@ -7,9 +7,9 @@ use tokio::time::error::Elapsed;
 use tonic_rdma_proto::transfer::Check;
 
 use super::closed_loop;
-use super::open_loop::{self, Offer};
-use super::outcome::Turn;
-use super::participant::{Lane, PATIENCE, no_answer, patience};
+use super::open_loop::{self, OfferedLoad};
+use super::outcome::TurnOutcome;
+use super::participant::{PATIENCE, Participant, no_answer, patience};
 use super::schedule::poisson_arrivals;
 use super::tally::Tally;
 use crate::compare::modes::call_error::CallError;
@@ -30,7 +30,7 @@ const LEAD_IN: u64 = 4 << 20;
 #[derive(Debug)]
 pub(crate) struct Meter<'a> {
     pub(crate) plan: &'a Plan,
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) participants: Vec<Participant>,
     /// A connection of its own for asking the serving process what CPU time it used.
     pub(crate) control: GrpcCaller,
     pub(crate) progress: ProgressBar,
@@ -65,53 +65,55 @@ impl Meter<'_> {
     async fn cell(&mut self, cell: Cell) -> Result<Vec<Row>, Failure> {
         let operations = Operations::new(cell.load, seed(cell), self.consumed)?;
         let mut tallies = Vec::new();
-        for _ in &self.lanes {
+        for _ in &self.participants {
             tallies.push(Tally::new()?);
         }
-        for (lane, tally) in tallies.iter_mut().enumerate() {
-            self.announce(cell, lane);
-            self.lanes[lane].prepare(&operations, cell, tally).await;
-            self.check_every_byte(lane, &operations, cell, 0, tally).await;
-            self.warm_up(lane, &operations, cell, tally).await;
+        for (participant, tally) in tallies.iter_mut().enumerate() {
+            self.announce(cell, participant);
+            self.participants[participant].prepare(&operations, cell, tally).await;
+            self.check_every_byte(participant, &operations, cell, 0, tally).await;
+            self.warm_up(participant, &operations, cell, tally).await;
             // The warm-up's turns are not the measurement's.
-            self.lanes[lane].position = Position::default();
+            self.participants[participant].position = Position::default();
         }
         let planned = self.plan.rounds(cell);
         for round in 0..planned {
-            for lane in self.plan.order(round) {
-                let tally = &mut tallies[lane];
+            for participant in self.plan.order(round) {
+                let tally = &mut tallies[participant];
                 // A mode whose operations are long has had its time sooner, and does not make others wait.
                 if round < self.plan.min_rounds() || tally.wall < self.plan.duration {
-                    self.announce(cell, lane);
-                    self.timed_turn(lane, &operations, cell, round, tally).await?;
+                    self.announce(cell, participant);
+                    self.timed_turn(participant, &operations, cell, round, tally).await?;
                 }
                 self.progress.inc(1);
             }
         }
-        for (lane, tally) in tallies.iter_mut().enumerate() {
-            self.check_every_byte(lane, &operations, cell, 1, tally).await;
-            self.lanes[lane].release(cell).await;
+        for (participant, tally) in tallies.iter_mut().enumerate() {
+            self.check_every_byte(participant, &operations, cell, 1, tally).await;
+            self.participants[participant].release(cell).await;
         }
-        let row = |(lane, tally): (&Lane, &Tally)| tally.row(lane.mode, cell, self.plan.direction);
-        Ok(self.lanes.iter().zip(&tallies).map(row).collect())
+        let row = |(participant, tally): (&Participant, &Tally)| {
+            tally.row(participant.mode, cell, self.plan.direction)
+        };
+        Ok(self.participants.iter().zip(&tallies).map(row).collect())
     }
 
     /// Begins a mode's turn; false if that failed, and there is nothing to end.
-    async fn begin(&mut self, lane: usize, check: Check, tally: &mut Tally) -> bool {
-        let lane = &mut self.lanes[lane];
-        let failure = failure(tokio::time::timeout(PATIENCE, lane.caller.begin(check)).await);
+    async fn begin(&mut self, participant: usize, check: Check, tally: &mut Tally) -> bool {
+        let participant = &mut self.participants[participant];
+        let failure = failure(tokio::time::timeout(PATIENCE, participant.caller.begin(check)).await);
         let begun = failure.is_ok();
         if let Err((what, _)) = failure {
-            lane.count(&Turn { errors: 1, ..Turn::default() });
+            participant.count(&TurnOutcome { errors: 1, ..TurnOutcome::default() });
             tally.error(1, what);
         }
         begun
     }
 
     /// Ends it, so that others have their turn.
-    async fn end(&mut self, lane: usize, tally: &mut Tally) {
-        let lane = &mut self.lanes[lane];
-        match failure(tokio::time::timeout(PATIENCE, lane.caller.end()).await) {
+    async fn end(&mut self, participant: usize, tally: &mut Tally) {
+        let participant = &mut self.participants[participant];
+        match failure(tokio::time::timeout(PATIENCE, participant.caller.end()).await) {
             Ok(messages) => self.checks.every_byte += messages,
             Err((what, mismatch)) => {
                 self.checks.mismatches += u64::from(mismatch);
@@ -120,37 +122,37 @@ impl Meter<'_> {
         }
     }
 
-    fn announce(&self, cell: Cell, lane: usize) {
-        self.progress.set_message(format!("{}  {}", cell.label(), self.lanes[lane].mode));
+    fn announce(&self, cell: Cell, participant: usize) {
+        self.progress.set_message(format!("{}  {}", cell.label(), self.participants[participant].mode));
     }
 
     /// A turn that does not count. An open loop is led in by one caller: its bound may be thousands.
-    async fn warm_up(&mut self, lane: usize, operations: &Operations, cell: Cell, tally: &mut Tally) {
+    async fn warm_up(&mut self, participant: usize, operations: &Operations, cell: Cell, tally: &mut Tally) {
         let length = (self.plan.duration / 10).min(Duration::from_millis(100));
         let concurrency = if cell.rate.is_some() { (1, 1) } else { cell.concurrency() };
-        if self.lanes[lane].is_idle() || !self.begin(lane, Check::Stamps, tally).await {
+        if self.participants[participant].is_idle() || !self.begin(participant, Check::Stamps, tally).await {
             return;
         }
-        self.closed_turn(lane, operations, cell, concurrency, length).await.count_errors(tally);
-        self.end(lane, tally).await;
+        tally.add_errors(self.closed_turn(participant, operations, cell, concurrency, length).await);
+        self.end(participant, tally).await;
     }
 
     /// One operation outside the timed part, of which the server looks at every byte.
     async fn check_every_byte(
         &mut self,
-        lane: usize,
+        participant: usize,
         operations: &Operations,
         cell: Cell,
         turn: usize,
         tally: &mut Tally,
     ) {
-        if self.lanes[lane].is_idle() || !self.begin(lane, Check::All, tally).await {
+        if self.participants[participant].is_idle() || !self.begin(participant, Check::All, tally).await {
             return;
         }
         let patience = patience(cell, 1);
         let operation = operations.take(turn);
         self.checks.every_byte += operation.messages();
-        let caller = &mut self.lanes[lane].caller;
+        let caller = &mut self.participants[participant].caller;
         match tokio::time::timeout(patience, caller.run(&operation, Check::All, 1)).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
@@ -158,54 +160,54 @@ impl Meter<'_> {
                 tally.error(1, error.to_string());
             }
             Err(_) => {
-                self.lanes[lane].given_up = true;
+                self.participants[participant].given_up = true;
                 tally.error(1, no_answer(patience));
             }
         }
-        self.end(lane, tally).await;
+        self.end(participant, tally).await;
     }
 
     /// A turn whose calls, wall time and CPU time count.
     async fn timed_turn(
         &mut self,
-        lane: usize,
+        participant: usize,
         operations: &Operations,
         cell: Cell,
         round: u32,
         tally: &mut Tally,
     ) -> Result<(), Failure> {
-        if self.lanes[lane].is_idle() || !self.begin(lane, Check::Stamps, tally).await {
+        if self.participants[participant].is_idle() || !self.begin(participant, Check::Stamps, tally).await {
             return Ok(());
         }
         if cell.load.bytes() <= LEAD_IN {
-            self.closed_turn(lane, operations, cell, (1, 1), Duration::ZERO).await.count_errors(tally);
+            tally.add_errors(self.closed_turn(participant, operations, cell, (1, 1), Duration::ZERO).await);
         }
         let offer = cell.rate.map(|rate| self.offer(cell, rate, round));
         let cpu = self.cpu_time().await?;
         let start = Instant::now();
         let turn = match &offer {
-            Some(offer) => self.open_turn(lane, operations, cell, offer).await,
+            Some(offer) => self.open_turn(participant, operations, cell, offer).await,
             None => {
                 let length = self.plan.slice(cell);
-                self.closed_turn(lane, operations, cell, cell.concurrency(), length).await
+                self.closed_turn(participant, operations, cell, cell.concurrency(), length).await
             }
         };
         let wall = start.elapsed();
         let cpu = self.cpu_time().await?.saturating_sub(cpu);
-        self.end(lane, tally).await;
+        self.end(participant, tally).await;
         self.checks.stamps += turn.messages + turn.errors;
-        self.lanes[lane].count(&turn);
+        self.participants[participant].count(&turn);
         tally.add(turn, wall, cpu);
         Ok(())
     }
 
     /// What is offered to every mode in this round.
-    fn offer(&self, cell: Cell, rate: f64, round: u32) -> Offer {
+    fn offer(&self, cell: Cell, rate: f64, round: u32) -> OfferedLoad {
         let length = self.plan.slice(cell);
         let schedule = poisson_arrivals(rate, length, mix(u64::from(round)) ^ rate.to_bits());
         let (bound, width) = cell.concurrency();
         let first = round as usize * schedule.len();
-        Offer { schedule, length, first, bound, width, polite: !self.pinned }
+        OfferedLoad { schedule, length, first, bound, width, polite: !self.pinned }
     }
 
     /// CPU time of both processes since they started.
@@ -223,23 +225,23 @@ impl Meter<'_> {
     /// A turn of as many callers as `concurrency` says, and calls at once of each.
     async fn closed_turn(
         &mut self,
-        lane: usize,
+        participant: usize,
         operations: &Operations,
         cell: Cell,
         concurrency: (usize, usize),
         length: Duration,
-    ) -> Turn {
-        let (mut turn, mut missing) = (Turn::default(), 0);
-        let lane = &mut self.lanes[lane];
-        if lane.is_idle() {
+    ) -> TurnOutcome {
+        let (mut turn, mut missing) = (TurnOutcome::default(), 0);
+        let participant = &mut self.participants[participant];
+        if participant.is_idle() {
             return turn;
         }
         let patience = length + patience(cell, concurrency.0);
-        let (caller, position) = (&lane.caller, &lane.position);
+        let (caller, position) = (&participant.caller, &participant.position);
         let run =
             closed_loop::run(caller, operations, position, concurrency, length, &mut turn, &mut missing);
         if tokio::time::timeout(patience, run).await.is_err() {
-            lane.given_up = true;
+            participant.given_up = true;
             turn.error(missing, no_answer(patience));
         }
         self.checks.mismatches += turn.mismatches;
@@ -247,13 +249,19 @@ impl Meter<'_> {
     }
 
     /// A turn in which operations begin when `offer` says.
-    async fn open_turn(&mut self, lane: usize, operations: &Operations, cell: Cell, offer: &Offer) -> Turn {
-        let lane = &mut self.lanes[lane];
+    async fn open_turn(
+        &mut self,
+        participant: usize,
+        operations: &Operations,
+        cell: Cell,
+        offer: &OfferedLoad,
+    ) -> TurnOutcome {
+        let participant = &mut self.participants[participant];
         let patience = offer.length * 2 + patience(cell, offer.bound);
-        let mut turn = Turn::default();
-        let run = open_loop::run(&lane.caller, operations, offer, &mut turn);
+        let mut turn = TurnOutcome::default();
+        let run = open_loop::run(&participant.caller, operations, offer, &mut turn);
         if tokio::time::timeout(patience, run).await.is_err() {
-            lane.given_up = true;
+            participant.given_up = true;
             let missing = turn.sent - turn.latencies.len() as u64 - turn.errors;
             turn.error(missing, no_answer(patience));
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::task::{JoinError, JoinSet};
 use tonic_rdma_proto::transfer::Check;
 
-use super::outcome::Turn;
+use super::outcome::TurnOutcome;
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::caller::Caller;
 use crate::compare::operations::{Operation, Operations};
@@ -27,7 +27,7 @@ const SPIN: Duration = Duration::from_micros(20);
 
 /// What is to be offered in a turn.
 #[derive(Debug)]
-pub(crate) struct Offer {
+pub(crate) struct OfferedLoad {
     /// When each operation is due, from the beginning, in order.
     pub(crate) schedule: Vec<Duration>,
     pub(crate) length: Duration,
@@ -44,8 +44,13 @@ pub(crate) struct Offer {
 /// Sends what is due when it is due, until `offer.length` is over and the answers are there; an error ends the sending.
 /// What can't be sent within twice the length, since too many are under way, is given up. What is known when this is
 /// dropped stays in `turn`.
-pub(crate) async fn run(caller: &Caller, operations: &Operations, offer: &Offer, turn: &mut Turn) {
-    let Offer { schedule, length, first, bound, width, polite } = offer;
+pub(crate) async fn run(
+    caller: &Caller,
+    operations: &Operations,
+    offer: &OfferedLoad,
+    turn: &mut TurnOutcome,
+) {
+    let OfferedLoad { schedule, length, first, bound, width, polite } = offer;
     let mut generator = Generator::new(turn, *polite);
     let start = Instant::now();
     let give_up = start + 2 * *length;
@@ -79,7 +84,7 @@ struct Ended {
 #[derive(Debug)]
 struct Generator<'a> {
     under_way: JoinSet<Ended>,
-    turn: &'a mut Turn,
+    turn: &'a mut TurnOutcome,
     /// From the beginning to each answer.
     ends: Vec<Duration>,
     polite: bool,
@@ -88,7 +93,7 @@ struct Generator<'a> {
 }
 
 impl<'a> Generator<'a> {
-    fn new(turn: &'a mut Turn, polite: bool) -> Self {
+    fn new(turn: &'a mut TurnOutcome, polite: bool) -> Self {
         Self { under_way: JoinSet::new(), turn, ends: Vec::new(), polite, empty_pass: None }
     }
 
@@ -223,7 +228,7 @@ mod tests {
     #[test]
     fn yields_that_others_worked_in_count_no_more_than_empty_ones() {
         let micros = Duration::from_micros;
-        let mut turn = Turn::default();
+        let mut turn = TurnOutcome::default();
         let mut generator = Generator::new(&mut turn, false);
         for pass in 0..1000 {
             // One in ten is long, even while nothing is under way.
@@ -268,7 +273,7 @@ mod tests {
     }
 
     /// Ten operations at once, of which one at a time may be under way.
-    async fn offer_ten(length: Duration) -> Turn {
+    async fn offer_ten(length: Duration) -> TurnOutcome {
         let incoming = tcp_listener().unwrap();
         let address = incoming.local_addr().unwrap();
         let server = Server::builder().add_service(TransferServer::new(Slow));
@@ -277,8 +282,8 @@ mod tests {
         let caller = Caller::Grpc(GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy));
         let operations = Operations::new(Load::Size(64), 1, false).unwrap();
         let schedule = vec![Duration::ZERO; 10];
-        let offer = Offer { schedule, length, first: 0, bound: 1, width: 1, polite: true };
-        let mut turn = Turn::default();
+        let offer = OfferedLoad { schedule, length, first: 0, bound: 1, width: 1, polite: true };
+        let mut turn = TurnOutcome::default();
         run(&caller, &operations, &offer, &mut turn).await;
         turn
     }

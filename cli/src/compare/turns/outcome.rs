@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use super::tally::Tally;
 use crate::compare::modes::call_error::CallError;
 
 /// What one turn brought.
 #[derive(Debug, Default)]
-pub(crate) struct Turn {
+pub(crate) struct TurnOutcome {
     /// Of each operation that succeeded.
     pub(crate) latencies: Vec<Duration>,
     /// Bytes and messages of these.
@@ -27,7 +26,7 @@ pub(crate) struct Turn {
     pub(crate) backlog: u64,
 }
 
-impl Turn {
+impl TurnOutcome {
     pub(crate) fn success(&mut self, latency: Duration, bytes: u64, messages: u64) {
         self.latencies.push(latency);
         self.bytes += bytes;
@@ -48,12 +47,5 @@ impl Turn {
     /// Whether there were calls and all of them failed.
     pub(crate) fn failed(&self) -> bool {
         self.latencies.is_empty() && self.errors > 0
-    }
-
-    /// Adds the errors of a turn that is not timed.
-    pub(crate) fn count_errors(self, tally: &mut Tally) {
-        if let Some(error) = self.first_error {
-            tally.error(self.errors, error);
-        }
     }
 }

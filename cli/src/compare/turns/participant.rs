@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::outcome::Turn;
+use super::outcome::TurnOutcome;
 use super::tally::Tally;
 use crate::compare::modes::caller::Caller;
 use crate::compare::modes::mode::Mode;
@@ -16,7 +16,7 @@ const SLOWEST: f64 = 20e6;
 
 /// One mode's connection.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct Participant {
     pub(crate) mode: Mode,
     pub(crate) caller: Caller,
     /// Operations begun in this cell after the warm-up.
@@ -29,7 +29,7 @@ pub(crate) struct Lane {
     sits_out: bool,
 }
 
-impl Lane {
+impl Participant {
     pub(crate) fn new(mode: Mode, caller: Caller) -> Self {
         Self {
             mode,
@@ -70,7 +70,7 @@ impl Lane {
     }
 
     /// A mode all of whose calls fail, as when its device is gone, is not tried for ever.
-    pub(super) fn count(&mut self, turn: &Turn) {
+    pub(super) fn count(&mut self, turn: &TurnOutcome) {
         const TURNS: u32 = 3;
         self.failed_turns = if turn.failed() { self.failed_turns + 1 } else { 0 };
         self.given_up |= self.failed_turns >= TURNS;
@@ -96,34 +96,37 @@ mod tests {
     use crate::compare::plan::direction::Direction;
     use crate::measure::transport::encode::Encode;
 
-    fn lane() -> Lane {
+    fn participant() -> Participant {
         let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
-        Lane::new(Mode::GrpcTcp, Caller::Grpc(GrpcCaller::new(nowhere, Mode::GrpcTcp, Encode::Copy)))
+        Participant::new(Mode::GrpcTcp, Caller::Grpc(GrpcCaller::new(nowhere, Mode::GrpcTcp, Encode::Copy)))
     }
 
     #[tokio::test]
     async fn a_mode_sits_out_what_it_can_t_carry_and_no_more() {
         let operations = Operations::new(Load::Size(64), 1, false).unwrap();
-        let mut lane = lane();
+        let mut participant = participant();
         for (bytes, skipped) in [(64, false), (3 << 30, true), (2047 << 20, false)] {
             let cell = Cell::closed(bytes, 1);
             let mut tally = Tally::new().unwrap();
-            lane.prepare(&operations, cell, &mut tally).await;
+            participant.prepare(&operations, cell, &mut tally).await;
             let row = tally.row(Mode::GrpcTcp, cell, Direction::Up);
-            assert_eq!((row.skipped.is_some(), lane.is_idle(), row.errors), (skipped, skipped, 0));
+            assert_eq!((row.skipped.is_some(), participant.is_idle(), row.errors), (skipped, skipped, 0));
         }
     }
 
     #[tokio::test]
     async fn a_mode_whose_calls_all_fail_is_given_up() {
-        let mut lane = lane();
-        let failed = || Turn { errors: 1, ..Turn::default() };
-        let mixed = || Turn { latencies: vec![Duration::from_nanos(1)], errors: 5, ..Turn::default() };
-        for turn in [failed(), failed(), mixed(), failed(), failed(), Turn::default(), failed(), failed()] {
-            lane.count(&turn);
-            assert!(!lane.given_up);
+        let mut participant = participant();
+        let failed = || TurnOutcome { errors: 1, ..TurnOutcome::default() };
+        let mixed =
+            || TurnOutcome { latencies: vec![Duration::from_nanos(1)], errors: 5, ..TurnOutcome::default() };
+        for turn in
+            [failed(), failed(), mixed(), failed(), failed(), TurnOutcome::default(), failed(), failed()]
+        {
+            participant.count(&turn);
+            assert!(!participant.given_up);
         }
-        lane.count(&failed());
-        assert!(lane.given_up);
+        participant.count(&failed());
+        assert!(participant.given_up);
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use super::outcome::Turn;
+use super::outcome::TurnOutcome;
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::cell::Cell;
 use crate::compare::plan::direction::Direction;
@@ -58,8 +58,15 @@ impl Tally {
         self.first_error.get_or_insert(what);
     }
 
+    /// Adds the errors of a turn, timed or not.
+    pub(crate) fn add_errors(&mut self, turn: TurnOutcome) {
+        if let Some(error) = turn.first_error {
+            self.error(turn.errors, error);
+        }
+    }
+
     /// Adds a timed turn.
-    pub(crate) fn add(&mut self, turn: Turn, wall: Duration, cpu: Duration) {
+    pub(crate) fn add(&mut self, turn: TurnOutcome, wall: Duration, cpu: Duration) {
         // What was never sent would have taken longer than it had waited: to leave it out would flatter.
         for latency in turn.latencies.iter().chain(&turn.unsent) {
             self.latencies.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(MAX_LATENCY));
@@ -72,7 +79,7 @@ impl Tally {
         self.offered += turn.sent + turn.unsent.len() as u64;
         self.unsent += turn.unsent.len() as u64;
         self.backlog += turn.backlog;
-        turn.count_errors(self);
+        self.add_errors(turn);
     }
 
     /// Whether the mode fell behind what was offered: something was not sent at all, more than one operation in twenty had
@@ -131,7 +138,7 @@ mod tests {
     #[test]
     fn a_row_counts_what_was_tallied() {
         let mut tally = Tally::new().unwrap();
-        let mut turn = Turn::default();
+        let mut turn = TurnOutcome::default();
         for micros in [1, 2, 3, 50] {
             turn.success(Duration::from_micros(micros), 1000, 1);
         }
@@ -156,7 +163,7 @@ mod tests {
     #[test]
     fn percentiles_of_too_few_operations_are_not_told() {
         let row = |operations: u64| {
-            let (mut tally, mut turn) = (Tally::new().unwrap(), Turn::default());
+            let (mut tally, mut turn) = (Tally::new().unwrap(), TurnOutcome::default());
             (1..=operations).for_each(|micros| turn.success(Duration::from_micros(micros), 64, 1));
             tally.add(turn, millis(1), millis(1));
             tally.row(Mode::GrpcTcp, Cell::closed(64, 1), Direction::Up)
@@ -173,7 +180,7 @@ mod tests {
         let cell = Cell { load: Load::Size(64), inflight: 8, rate: Some(10.0) };
         let row = |wall| {
             let mut tally = Tally::new().unwrap();
-            let mut turn = Turn { sent: 1, backlog: 1, ..Turn::default() };
+            let mut turn = TurnOutcome { sent: 1, backlog: 1, ..TurnOutcome::default() };
             turn.success(wall, 64, 1);
             tally.add(turn, wall, wall);
             tally.row(Mode::GrpcTcp, cell, Direction::Up)
@@ -187,7 +194,8 @@ mod tests {
         let cell = Cell { load: Load::Size(64), inflight: 8, rate: Some(1000.0) };
         let row = |backlog, unsent: Vec<Duration>| {
             let mut tally = Tally::new().unwrap();
-            let mut turn = Turn { sent: 1000 - unsent.len() as u64, backlog, unsent, ..Turn::default() };
+            let mut turn =
+                TurnOutcome { sent: 1000 - unsent.len() as u64, backlog, unsent, ..TurnOutcome::default() };
             for _ in 0..900 {
                 turn.success(millis(1), 64, 1);
             }

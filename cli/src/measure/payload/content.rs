@@ -48,9 +48,9 @@ impl Content {
         room.saturating_add(((VARIANTS - 1) * VARIANT_STRIDE * WORD) as u64)
     }
 
-    /// The seed of the variant whose turn is `turn`, the first one's being `seed`.
-    pub(crate) const fn variant_seed(seed: u64, turn: usize) -> u64 {
-        seed.wrapping_add((turn % VARIANTS * VARIANT_STRIDE) as u64)
+    /// The seed of the variant whose index is `index`, the first one's being `seed`.
+    pub(crate) const fn variant_seed(seed: u64, index: usize) -> u64 {
+        seed.wrapping_add((index % VARIANTS * VARIANT_STRIDE) as u64)
     }
 
     /// What a buffer of `len` bytes takes.
@@ -68,9 +68,9 @@ impl Content {
         }
     }
 
-    /// The same for the operation whose turn is `turn`, with other seeds than the last one's.
-    pub(crate) fn variant(&self, turn: usize) -> Self {
-        self.at(turn % VARIANTS * VARIANT_STRIDE * WORD)
+    /// The same for the operation whose index is `index`, with other seeds than the last one's.
+    pub(crate) fn variant(&self, index: usize) -> Self {
+        self.at(index % VARIANTS * VARIANT_STRIDE * WORD)
     }
 
     /// All that is left, from which variants are cut.
@@ -224,20 +224,20 @@ mod tests {
 
     use super::*;
 
-    /// Seed and content of the payload whose turn is `turn`.
-    fn payload(len: usize, seed: u64, turn: usize) -> (u64, Bytes) {
-        let mut content = Content::new(len, seed).unwrap().variant(turn);
+    /// Seed and content of the payload whose index is `index`.
+    fn payload(len: usize, seed: u64, index: usize) -> (u64, Bytes) {
+        let mut content = Content::new(len, seed).unwrap().variant(index);
         (content.seed(), content.cut(len))
     }
 
     #[test]
     fn right_content_passes_both_checks() {
         for len in [0, 1, 7, 8, 9, 63, 64, 127, 128, 129, 4096, 65_537] {
-            for turn in 0..VARIANTS + 1 {
-                let (seed, content) = payload(len, 77, turn);
+            for index in 0..VARIANTS + 1 {
+                let (seed, content) = payload(len, 77, index);
                 assert_eq!(content.len(), len);
                 assert_eq!(check_all(seed, &content), None);
-                assert_eq!(check_stamps(seed, &content, turn as u64), None);
+                assert_eq!(check_stamps(seed, &content, index as u64), None);
             }
         }
     }
@@ -307,9 +307,9 @@ mod tests {
         let mut memory = vec![0; Content::with_variants(room) as usize];
         fill(7, &mut memory);
         let content = Content::over(memory.into(), 7);
-        for turn in 0..VARIANTS + 1 {
-            let mut variant = content.variant(turn);
-            assert_eq!(variant.seed(), Content::variant_seed(7, turn));
+        for index in 0..VARIANTS + 1 {
+            let mut variant = content.variant(index);
+            assert_eq!(variant.seed(), Content::variant_seed(7, index));
             let mut next = Content::follow(variant.seed());
             for len in lengths {
                 assert_eq!(check_all(next(len), &variant.cut(len as usize)), None);

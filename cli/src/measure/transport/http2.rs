@@ -15,12 +15,12 @@ pub(crate) enum Http2 {
     /// What was found best for `grpc-tcp`.
     Tuned,
     /// What the command line says.
-    Custom(Sizes),
+    Custom(Http2Sizes),
 }
 
 /// HTTP/2 settings of both ends, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Sizes {
+pub(crate) struct Http2Sizes {
     stream_window: u32,
     connection_window: u32,
     max_frame: u32,
@@ -29,7 +29,8 @@ pub(crate) struct Sizes {
 /// Found by measuring grpc-tcp at 64 KiB to 64 MiB with windows from 2 to 64 MiB and frames from 16 KiB to 1 MiB
 /// (`--modes grpc-tcp --http2 STREAM/CONNECTION/FRAME`): frames of 512 KiB carried most from 1 MiB on, and larger
 /// windows no more.
-const TUNED: Sizes = Sizes { stream_window: 16 << 20, connection_window: 32 << 20, max_frame: 512 << 10 };
+const TUNED: Http2Sizes =
+    Http2Sizes { stream_window: 16 << 20, connection_window: 32 << 20, max_frame: 512 << 10 };
 
 /// Largest window (RFC 9113, section 6.9.1).
 const MAX_WINDOW: u64 = (1 << 31) - 1;
@@ -55,14 +56,14 @@ impl Http2 {
         let frame = u32::try_from(*frame).ok().filter(|_| FRAME_SIZES.contains(frame));
         match (window(*stream), window(*connection), frame) {
             (Some(stream_window), Some(connection_window), Some(max_frame)) => {
-                Ok(Self::Custom(Sizes { stream_window, connection_window, max_frame }))
+                Ok(Self::Custom(Http2Sizes { stream_window, connection_window, max_frame }))
             }
             _ => Err(format!("windows take 1 to {MAX_WINDOW} bytes, frames 16384 to 16777215; {accepted}")),
         }
     }
 
     /// The sizes, where they are not left to tonic.
-    pub(crate) fn sizes(self) -> Option<Sizes> {
+    pub(crate) fn sizes(self) -> Option<Http2Sizes> {
         match self {
             Self::Default => None,
             Self::Tuned => Some(TUNED),

@@ -32,7 +32,7 @@ fn usable(name: &str) -> Result<&str, Failure> {
 
 /// What the two ends agreed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct RdmaConnection {
     /// The provider in use, such as `soft`.
     pub(crate) provider: String,
     /// Device and reason, for people.
@@ -72,7 +72,7 @@ impl Rdma {
     }
 
     /// A channel to `endpoint` that is RDMA, never a fallback.
-    pub(crate) async fn connect(&self, endpoint: Endpoint) -> Result<(Channel, Verdict), Failure> {
+    pub(crate) async fn connect(&self, endpoint: Endpoint) -> Result<(Channel, RdmaConnection), Failure> {
         let connector = RdmaConnector::with_config(self.config.clone());
         let channel = endpoint.connect_with_connector(connector.clone()).await.map_err(|error| {
             let cause =
@@ -80,7 +80,7 @@ impl Rdma {
             Failure::run(format!("can't connect over RDMA: {error}{cause}"))
         })?;
         let info = connector.last_connection().ok_or_else(|| Failure::run("no connection was made"))?;
-        let verdict = Verdict {
+        let verdict = RdmaConnection {
             provider: info.provider().unwrap_or("none").to_owned(),
             reason: info.reason().to_owned(),
         };

@@ -6,13 +6,13 @@ use crate::measure::machine::costs::Costs;
 use crate::measure::machine::description::Machine;
 use crate::measure::payload::consume::Consume;
 use crate::measure::process::allocator::Allocator;
-use crate::parameter_server::meter::{Meter, ROUNDS};
+use crate::parameter_server::meter::{ROUNDS, TrainingMeter};
 use crate::parameter_server::options::ParameterServerOptions;
 use crate::units;
 
 /// Where and how a run was made.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Facts {
+pub(crate) struct TrainingFacts {
     /// The RDMA provider that was used; `none` when no mode needed one.
     provider: String,
     version: &'static str,
@@ -32,21 +32,21 @@ pub(crate) struct Facts {
     turns: u32,
     /// An unoptimised build measures itself more than the transport.
     optimised: bool,
-    checks: Checks,
+    checks: TensorChecks,
     #[serde(skip)]
     http2_description: String,
 }
 
 /// Tensors that were looked at; a wrong one ends the run.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Checks {
+struct TensorChecks {
     every_byte: u64,
     stamps: u64,
 }
 
-impl Facts {
+impl TrainingFacts {
     /// Collects the facts once the run is over.
-    pub(crate) fn new(options: &ParameterServerOptions, meter: &Meter<'_>) -> Self {
+    pub(crate) fn new(options: &ParameterServerOptions, meter: &TrainingMeter<'_>) -> Self {
         Self {
             provider: meter.provider.clone().unwrap_or_else(|| "none".to_owned()),
             version: env!("CARGO_PKG_VERSION"),
@@ -61,7 +61,7 @@ impl Facts {
             seconds_per_cell_and_mode: options.duration.as_secs_f64(),
             turns: ROUNDS,
             optimised: !cfg!(debug_assertions),
-            checks: Checks { every_byte: meter.every_byte, stamps: meter.stamps },
+            checks: TensorChecks { every_byte: meter.every_byte, stamps: meter.stamps },
             http2_description: options.http2.to_string(),
         }
     }
@@ -73,7 +73,7 @@ impl Facts {
             Some(steps) => format!("{steps} mini-batches of each worker"),
             None => format!("{} s for each mode in all", units::digits(self.seconds_per_cell_and_mode)),
         };
-        let Checks { every_byte, stamps } = self.checks;
+        let TensorChecks { every_byte, stamps } = self.checks;
         let mut lines = vec![
             ("provider", self.provider.clone()),
             ("allocator", format!("{} in all processes, for all modes", self.allocator)),

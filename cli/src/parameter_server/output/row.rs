@@ -2,14 +2,14 @@
 
 use serde::Serialize;
 
-use crate::parameter_server::cells::Cell;
-use crate::parameter_server::mode::Mode;
+use crate::parameter_server::cells::TrainingCell;
+use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::processes::session::Outcome;
 
 /// One mode with one model and one number of workers.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Row {
-    pub(crate) mode: Mode,
+pub(crate) struct TrainingRow {
+    pub(crate) mode: TransferMode,
     pub(crate) model: &'static str,
     pub(crate) workers: usize,
     /// Variables of the model, and their bytes: as many go each way in a mini-batch.
@@ -30,18 +30,18 @@ pub(crate) struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) skipped: Option<String>,
     #[serde(skip)]
-    pub(crate) cell: Cell,
+    pub(crate) cell: TrainingCell,
 }
 
-impl Row {
+impl TrainingRow {
     /// One that was not measured, and why.
-    pub(crate) fn skipped(mode: Mode, cell: Cell, reason: &str) -> Self {
-        let row = Tally::new(mode, cell, 0).row();
+    pub(crate) fn skipped(mode: TransferMode, cell: TrainingCell, reason: &str) -> Self {
+        let row = TrainingTally::new(mode, cell, 0).row();
         Self { skipped: Some(reason.to_owned()), ..row }
     }
 
     /// How many times the mini-batches of `mode` in the same cell; nothing if there are none.
-    pub(crate) fn times(&self, mode: Mode, rows: &[Self]) -> Option<f64> {
+    pub(crate) fn times(&self, mode: TransferMode, rows: &[Self]) -> Option<f64> {
         let base = rows.iter().find(|row| row.mode == mode && row.cell == self.cell)?.minibatches_per_s;
         (base > 0.0 && self.minibatches_per_s > 0.0).then(|| self.minibatches_per_s / base)
     }
@@ -49,9 +49,9 @@ impl Row {
 
 /// What is known of one mode in one cell, turn after turn.
 #[derive(Debug)]
-pub(crate) struct Tally {
-    mode: Mode,
-    cell: Cell,
+pub(crate) struct TrainingTally {
+    mode: TransferMode,
+    cell: TrainingCell,
     steps: u32,
     nanos: Vec<u64>,
     /// Mini-batches a second of all workers, by turn.
@@ -59,13 +59,13 @@ pub(crate) struct Tally {
     cpu_ms: f64,
 }
 
-impl Tally {
+impl TrainingTally {
     /// Of turns of `steps` mini-batches.
-    pub(crate) fn new(mode: Mode, cell: Cell, steps: u32) -> Self {
+    pub(crate) fn new(mode: TransferMode, cell: TrainingCell, steps: u32) -> Self {
         Self { mode, cell, steps, nanos: Vec::new(), rates: Vec::new(), cpu_ms: 0.0 }
     }
 
-    pub(crate) fn mode(&self) -> Mode {
+    pub(crate) fn mode(&self) -> TransferMode {
         self.mode
     }
 
@@ -84,14 +84,14 @@ impl Tally {
         self.nanos.extend(outcome.nanos.into_iter().flatten());
     }
 
-    pub(crate) fn row(mut self) -> Row {
+    pub(crate) fn row(mut self) -> TrainingRow {
         self.nanos.sort_unstable();
         self.rates.sort_unstable_by(f64::total_cmp);
         let bytes = self.cell.bytes();
         let minibatches = self.nanos.len() as u64;
         let minibatches_per_s = self.rates.get(self.rates.len() / 2).copied().unwrap_or(0.0);
         let millis = |nanos: Option<&u64>| nanos.map_or(0.0, |nanos| *nanos as f64 / 1e6);
-        Row {
+        TrainingRow {
             mode: self.mode,
             model: self.cell.model.name(),
             workers: self.cell.workers,
@@ -118,10 +118,10 @@ mod tests {
     use super::*;
     use crate::workload::Model;
 
-    const CELL: Cell = Cell { model: Model::Gru, workers: 2 };
+    const CELL: TrainingCell = TrainingCell { model: Model::Gru, workers: 2 };
 
-    fn row(mode: Mode, milliseconds: u64) -> Row {
-        let mut tally = Tally::new(mode, CELL, 2);
+    fn row(mode: TransferMode, milliseconds: u64) -> TrainingRow {
+        let mut tally = TrainingTally::new(mode, CELL, 2);
         // The turn in the middle counts, and in it the slower worker.
         for factor in [1, 2, 9] {
             let nanos = |slower| vec![milliseconds * 1_000_000 * factor * slower; 2];
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_row_is_the_median_of_its_turns() {
-        let row = row(Mode::GrpcTcp, 10);
+        let row = row(TransferMode::GrpcTcp, 10);
         assert_eq!((row.minibatches, row.variables, row.bytes), (12, 11, 29_278_112));
         // Four in 2 × 40 ms.
         assert!((row.minibatches_per_s - 50.0).abs() < 1e-9, "{row:?}");
@@ -143,12 +143,12 @@ mod tests {
 
     #[test]
     fn ratios_are_within_a_cell_and_of_what_was_measured() {
-        let rows = [row(Mode::GrpcTcp, 40), row(Mode::RdmaZerocp, 10)];
-        assert_eq!(rows[1].times(Mode::GrpcTcp, &rows), Some(4.0));
-        assert_eq!(rows[1].times(Mode::GrpcRdma, &rows), None);
-        let other = Cell { workers: 3, ..CELL };
-        let skipped = Row::skipped(Mode::GrpcTcp, other, "no memory");
-        assert_eq!((skipped.times(Mode::GrpcTcp, &rows), skipped.minibatches), (None, 0));
+        let rows = [row(TransferMode::GrpcTcp, 40), row(TransferMode::RdmaZerocp, 10)];
+        assert_eq!(rows[1].times(TransferMode::GrpcTcp, &rows), Some(4.0));
+        assert_eq!(rows[1].times(TransferMode::GrpcRdma, &rows), None);
+        let other = TrainingCell { workers: 3, ..CELL };
+        let skipped = TrainingRow::skipped(TransferMode::GrpcTcp, other, "no memory");
+        assert_eq!((skipped.times(TransferMode::GrpcTcp, &rows), skipped.minibatches), (None, 0));
         assert_eq!(serde_json::to_value(&skipped).unwrap()["skipped"], "no memory");
         assert!(serde_json::to_value(&rows[0]).unwrap().get("skipped").is_none());
     }

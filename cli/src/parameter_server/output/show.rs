@@ -4,14 +4,14 @@ use std::io::{self, Write};
 
 use plotters::style::RGBColor;
 
-use super::facts::Facts;
-use super::row::Row;
+use super::facts::TrainingFacts;
+use super::row::TrainingRow;
 use crate::failure::Failure;
 use crate::measure::output::bars::{self, Bars, Series};
 use crate::measure::output::files::{check_outputs, write_json};
 use crate::measure::output::grid::{dash, grid, times};
 use crate::measure::output::page::Page;
-use crate::parameter_server::mode::Mode;
+use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::options::ParameterServerOptions;
 use crate::units;
 
@@ -28,8 +28,8 @@ const HEADINGS: [&str; 10] = [
     "× grpc-rdma",
 ];
 
-/// One for each mode, in the order of [`Mode::ALL`]: told apart without telling red from green.
-const COLOURS: [RGBColor; Mode::ALL.len()] = [
+/// One for each mode, in the order of [`TransferMode::ALL`]: told apart without telling red from green.
+const COLOURS: [RGBColor; TransferMode::ALL.len()] = [
     RGBColor(0x88, 0x88, 0x88),
     RGBColor(0xdd, 0x66, 0x22),
     RGBColor(0xee, 0xaa, 0x44),
@@ -43,7 +43,11 @@ pub(crate) fn check(options: &ParameterServerOptions) -> Result<(), Failure> {
 }
 
 /// Shows the run wherever it was asked for.
-pub(crate) fn show(options: &ParameterServerOptions, facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
+pub(crate) fn show(
+    options: &ParameterServerOptions,
+    facts: &TrainingFacts,
+    rows: &[TrainingRow],
+) -> Result<(), Failure> {
     print(facts, rows)?;
     if let Some(path) = &options.json {
         write_json(path, facts, rows)?;
@@ -54,7 +58,7 @@ pub(crate) fn show(options: &ParameterServerOptions, facts: &Facts, rows: &[Row]
     Ok(())
 }
 
-fn print(facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
+fn print(facts: &TrainingFacts, rows: &[TrainingRow]) -> Result<(), Failure> {
     let mut text = String::new();
     for (name, value) in facts.lines() {
         text.push_str(&format!("{name:>12}: {value}\n"));
@@ -66,12 +70,12 @@ fn print(facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
 }
 
 /// Rows of a cell each, as texts.
-fn groups(rows: &[Row]) -> Vec<Vec<Vec<String>>> {
+fn groups(rows: &[TrainingRow]) -> Vec<Vec<Vec<String>>> {
     let cells = rows.chunk_by(|one, next| one.cell == next.cell);
     cells.map(|cell| cell.iter().map(|row| fields(row, rows)).collect()).collect()
 }
 
-fn fields(row: &Row, rows: &[Row]) -> Vec<String> {
+fn fields(row: &TrainingRow, rows: &[TrainingRow]) -> Vec<String> {
     let measured = |text| if row.skipped.is_none() { text } else { dash() };
     vec![
         row.mode.to_string(),
@@ -82,13 +86,13 @@ fn fields(row: &Row, rows: &[Row]) -> Vec<String> {
         measured(units::micros(row.p50_ms * 1e3)),
         measured(units::digits(row.gbytes_per_s)),
         measured(units::micros(row.cpu_ms_per_minibatch * 1e3)),
-        times(row.times(Mode::GrpcTcp, rows)),
-        times(row.times(Mode::GrpcRdma, rows)),
+        times(row.times(TransferMode::GrpcTcp, rows)),
+        times(row.times(TransferMode::GrpcRdma, rows)),
     ]
 }
 
 /// What the columns mean that do not say so themselves.
-fn legend(rows: &[Row]) -> String {
+fn legend(rows: &[TrainingRow]) -> String {
     let mut legend = "mini-batches/s: of all workers together, median of the turns. p50: how long a worker's mini-batch took, all \
                       variables pulled, then all gradients pushed and consumed. GB/s: both ways together. CPU: user + system \
                       time of all processes."
@@ -101,7 +105,7 @@ fn legend(rows: &[Row]) -> String {
     legend
 }
 
-fn page<'a>(facts: &Facts, rows: &[Row]) -> Result<Page<'a>, Failure> {
+fn page<'a>(facts: &TrainingFacts, rows: &[TrainingRow]) -> Result<Page<'a>, Failure> {
     Ok(Page {
         title: "tonic-rdma parameter-server",
         facts: facts.lines(),
@@ -114,19 +118,19 @@ fn page<'a>(facts: &Facts, rows: &[Row]) -> Result<Page<'a>, Failure> {
 
 /// All models side by side for each number of workers, as in the paper's figure 9; then, where there are several numbers,
 /// how each model scales over them.
-fn plots(rows: &[Row]) -> Result<Vec<String>, String> {
-    let measured: Vec<&Row> = rows.iter().filter(|row| row.skipped.is_none()).collect();
+fn plots(rows: &[TrainingRow]) -> Result<Vec<String>, String> {
+    let measured: Vec<&TrainingRow> = rows.iter().filter(|row| row.skipped.is_none()).collect();
     let mut plots = Vec::new();
     let workers = distinct(measured.iter().map(|row| row.workers));
     for workers in &workers {
-        let of: Vec<&Row> = measured.iter().copied().filter(|row| row.workers == *workers).collect();
+        let of: Vec<&TrainingRow> = measured.iter().copied().filter(|row| row.workers == *workers).collect();
         let plural = if *workers == 1 { "" } else { "s" };
         let title = format!("Mini-batches a second, {workers} worker{plural} (higher is better)");
         plots.push(draw(&title, "model", true, &of, |row| row.model.to_owned())?);
     }
     if workers.len() > 1 {
         for model in distinct(measured.iter().map(|row| row.model)) {
-            let of: Vec<&Row> = measured.iter().copied().filter(|row| row.model == model).collect();
+            let of: Vec<&TrainingRow> = measured.iter().copied().filter(|row| row.model == model).collect();
             let title = format!("{model}: mini-batches a second of all workers (higher is better)");
             plots.push(draw(&title, "workers", false, &of, |row| row.workers.to_string())?);
         }
@@ -139,16 +143,16 @@ fn draw(
     title: &str,
     x_axis: &str,
     logarithmic: bool,
-    rows: &[&Row],
-    name: impl Fn(&Row) -> String,
+    rows: &[&TrainingRow],
+    name: impl Fn(&TrainingRow) -> String,
 ) -> Result<String, String> {
     let groups = distinct(rows.iter().map(|row| name(row)));
-    let series = |(mode, colour): (Mode, RGBColor)| {
+    let series = |(mode, colour): (TransferMode, RGBColor)| {
         let find = |group: &String| rows.iter().find(|row| row.mode == mode && name(row) == *group);
         let values: Vec<_> = groups.iter().map(|group| Some(find(group)?.minibatches_per_s)).collect();
         values.iter().any(Option::is_some).then(|| Series { name: mode.name(), colour, values })
     };
-    let series = Mode::ALL.into_iter().zip(COLOURS).filter_map(series).collect();
+    let series = TransferMode::ALL.into_iter().zip(COLOURS).filter_map(series).collect();
     bars::draw(&Bars { title, x_axis, y_axis: "mini-batches/s", logarithmic, groups, series })
 }
 
@@ -167,36 +171,39 @@ fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use super::super::row::Tally;
+    use super::super::row::TrainingTally;
     use super::*;
-    use crate::parameter_server::cells::Cell;
+    use crate::parameter_server::cells::TrainingCell;
     use crate::parameter_server::processes::session::Outcome;
     use crate::workload::Model;
 
-    fn row(mode: Mode, model: Model, workers: usize) -> Row {
-        let mut tally = Tally::new(mode, Cell { model, workers }, 1);
+    fn row(mode: TransferMode, model: Model, workers: usize) -> TrainingRow {
+        let mut tally = TrainingTally::new(mode, TrainingCell { model, workers }, 1);
         tally.add(Outcome { nanos: vec![vec![50_000_000]; workers], ..Outcome::default() });
         tally.row()
     }
 
     #[test]
     fn plots_are_by_model_and_by_number_of_workers() {
-        let one = [row(Mode::GrpcTcp, Model::Gru, 1), row(Mode::RdmaCp, Model::Vgg16, 1)];
+        let one = [row(TransferMode::GrpcTcp, Model::Gru, 1), row(TransferMode::RdmaCp, Model::Vgg16, 1)];
         let drawn = plots(&one).unwrap();
         assert_eq!(drawn.len(), 1);
         for text in ["gru", "vgg16", "grpc-tcp", "rdma-cp", "mini-batches/s", "1 worker ("] {
             assert!(drawn[0].contains(text), "{text}");
         }
         assert!(!drawn[0].contains("rdma-zerocp"));
-        let several = [&one[..], &[row(Mode::GrpcTcp, Model::Gru, 4)]].concat();
+        let several = [&one[..], &[row(TransferMode::GrpcTcp, Model::Gru, 4)]].concat();
         assert_eq!(plots(&several).unwrap().len(), 2 + 2);
         assert_eq!(plots(&[]).unwrap().len(), 0);
     }
 
     #[test]
     fn what_was_not_measured_is_dashes_and_a_reason() {
-        let cell = Cell { model: Model::Vgg16, workers: 8 };
-        let rows = [row(Mode::GrpcTcp, Model::Gru, 1), Row::skipped(Mode::GrpcTcp, cell, "no memory")];
+        let cell = TrainingCell { model: Model::Vgg16, workers: 8 };
+        let rows = [
+            row(TransferMode::GrpcTcp, Model::Gru, 1),
+            TrainingRow::skipped(TransferMode::GrpcTcp, cell, "no memory"),
+        ];
         assert!(legend(&rows).ends_with("vgg16, 8 workers was not measured: no memory."));
         let text = grid(&HEADINGS, groups(&rows)).to_string();
         let line = text.lines().find(|line| line.contains("vgg16")).unwrap();

@@ -1,4 +1,4 @@
-//! A child process: told what to do, heard through a channel that all children share.
+//! A child process: told what to do, events through a channel that all children share.
 
 use std::process::{ExitStatus, Stdio};
 
@@ -7,17 +7,17 @@ use tokio::process::{ChildStdin, ChildStdout, Command as Program};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 
-use super::control::{Command, Report};
+use super::control::{ChildCommand, Report};
 use crate::failure::Failure;
 
 /// Which process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
+pub(crate) enum ProcessName {
     Server,
     Worker(usize),
 }
 
-impl std::fmt::Display for Who {
+impl std::fmt::Display for ProcessName {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Server => formatter.write_str("the server process"),
@@ -26,50 +26,50 @@ impl std::fmt::Display for Who {
     }
 }
 
-/// What is heard of a process.
+/// What is events of a process.
 #[derive(Debug)]
-pub(crate) enum Heard {
-    Said(Report),
-    /// It said something else.
-    Nonsense(String),
+pub(crate) enum ChildEvent {
+    Report(Report),
+    /// It report something else.
+    Unreadable(String),
     Ended(Option<ExitStatus>),
 }
 
 /// A process that runs; killed when dropped, and ending by itself when this process does.
 #[derive(Debug)]
 pub(crate) struct Child {
-    who: Who,
+    name: ProcessName,
     stdin: ChildStdin,
     listener: AbortHandle,
 }
 
 impl Child {
-    /// Starts this program once more with `arguments`; what it says goes to `heard`.
+    /// Starts this program once more with `arguments`; what it says goes to `events`.
     pub(crate) fn start(
-        who: Who,
+        name: ProcessName,
         arguments: &[String],
-        heard: UnboundedSender<(Who, Heard)>,
+        events: UnboundedSender<(ProcessName, ChildEvent)>,
     ) -> Result<Self, Failure> {
-        let failed = |error: std::io::Error| Failure::run(format!("can't start {who}: {error}"));
+        let failed = |error: std::io::Error| Failure::run(format!("can't start {name}: {error}"));
         let program = std::env::current_exe().map_err(failed)?;
         let mut program = Program::new(program);
         // A group of its own: ctrl-c reaches this process alone, which then ends its children.
         program.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = program.kill_on_drop(true).process_group(0).spawn().map_err(failed)?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(Failure::run(format!("{who} has no pipes")));
+            return Err(Failure::run(format!("{name} has no pipes")));
         };
         let listener = tokio::spawn(async move {
-            listen(who, stdout, &heard).await;
-            let _ = heard.send((who, Heard::Ended(child.wait().await.ok())));
+            listen(name, stdout, &events).await;
+            let _ = events.send((name, ChildEvent::Ended(child.wait().await.ok())));
         });
-        Ok(Self { who, stdin, listener: listener.abort_handle() })
+        Ok(Self { name, stdin, listener: listener.abort_handle() })
     }
 
-    /// Tells it to do something. One that is gone is heard of by its end.
-    pub(crate) async fn tell(&mut self, command: &Command) -> Result<(), Failure> {
+    /// Tells it to do something. One that is gone is events of by its end.
+    pub(crate) async fn send(&mut self, command: &ChildCommand) -> Result<(), Failure> {
         let line = serde_json::to_string(command)
-            .map_err(|error| Failure::run(format!("can't tell {}: {error}", self.who)))?;
+            .map_err(|error| Failure::run(format!("can't tell {}: {error}", self.name)))?;
         let _ = self.stdin.write_all(format!("{line}\n").as_bytes()).await;
         Ok(())
     }
@@ -81,11 +81,12 @@ impl Drop for Child {
     }
 }
 
-async fn listen(who: Who, stdout: ChildStdout, heard: &UnboundedSender<(Who, Heard)>) {
+async fn listen(name: ProcessName, stdout: ChildStdout, events: &UnboundedSender<(ProcessName, ChildEvent)>) {
     let mut lines = BufReader::new(stdout).lines();
     while let Ok(Some(line)) = lines.next_line().await {
-        let said = serde_json::from_str(&line).map_or_else(|_| Heard::Nonsense(line), Heard::Said);
-        if heard.send((who, said)).is_err() {
+        let report =
+            serde_json::from_str(&line).map_or_else(|_| ChildEvent::Unreadable(line), ChildEvent::Report);
+        if events.send((name, report)).is_err() {
             return;
         }
     }

@@ -9,24 +9,24 @@ use tokio::sync::mpsc;
 use crate::failure::Failure;
 use crate::measure::payload::content::VARIANTS;
 use crate::measure::payload::reduce::Reduced;
-use crate::parameter_server::mode::Mode;
+use crate::parameter_server::mode::TransferMode;
 
 /// What a child is told to do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Command {
+pub(crate) enum ChildCommand {
     /// To the server: the workers' devices listen there, by number.
     Attach { workers: Vec<String> },
     /// Carry out a turn.
-    Turn(Turn),
+    Turn(TurnRequest),
     /// To the server: the workers are through with the turn; say how it was.
     Collect,
 }
 
 /// Some mini-batches in one mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Turn {
-    pub(crate) mode: Mode,
+pub(crate) struct TurnRequest {
+    pub(crate) mode: TransferMode,
     /// The first one's number.
     pub(crate) first: u64,
     /// How many.
@@ -43,7 +43,7 @@ impl Ready {
     }
 }
 
-impl Turn {
+impl TurnRequest {
     /// The numbers of its mini-batches.
     pub(crate) fn numbers(&self) -> std::ops::Range<u64> {
         self.first..self.first + u64::from(self.steps)
@@ -100,7 +100,7 @@ pub(crate) struct Done {
 }
 
 /// The commands of the parent, as they come; the process ends when the parent does.
-pub(crate) fn commands() -> Result<mpsc::UnboundedReceiver<Command>, Failure> {
+pub(crate) fn receive_commands() -> Result<mpsc::UnboundedReceiver<ChildCommand>, Failure> {
     let (sender, receiver) = mpsc::unbounded_channel();
     let listen = move || {
         for line in io::stdin().lock().lines() {
@@ -119,18 +119,18 @@ pub(crate) fn commands() -> Result<mpsc::UnboundedReceiver<Command>, Failure> {
 }
 
 /// Says something to the parent.
-pub(crate) fn say(report: &Report) -> Result<(), Failure> {
+pub(crate) fn send_report(report: &Report) -> Result<(), Failure> {
     let line = serde_json::to_string(report).map_err(|error| Failure::run(error.to_string()))?;
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
 }
 
 /// Tells the parent of a failure, which reports it: saying it here as well would be saying it twice.
-pub(crate) fn say_failed(result: Result<(), Failure>) -> Result<(), Failure> {
+pub(crate) fn report_failure(result: Result<(), Failure>) -> Result<(), Failure> {
     match result {
         Err(failure @ (Failure::Run(_) | Failure::Usage(_))) => {
             let usage = matches!(failure, Failure::Usage(_));
-            say(&Report::Failed { reason: failure.to_string(), usage })
+            send_report(&Report::Failed { reason: failure.to_string(), usage })
         }
         other => other,
     }
@@ -144,12 +144,12 @@ mod tests {
 
     #[test]
     fn what_is_said_is_understood_and_keeps_to_a_line() {
-        let turn = Turn { mode: Mode::RdmaCp, first: 7, steps: 3, every_byte: true };
+        let turn = TurnRequest { mode: TransferMode::RdmaCp, first: 7, steps: 3, every_byte: true };
         assert_eq!(turn.numbers(), 7..10);
-        for command in [Command::Attach { workers: vec!["a:1".to_owned()] }, Command::Turn(turn)] {
+        for command in [ChildCommand::Attach { workers: vec!["a:1".to_owned()] }, ChildCommand::Turn(turn)] {
             let line = serde_json::to_string(&command).unwrap();
             assert!(!line.contains('\n'));
-            assert_eq!(serde_json::from_str::<Command>(&line).unwrap(), command);
+            assert_eq!(serde_json::from_str::<ChildCommand>(&line).unwrap(), command);
         }
         let failed = Report::Failed { reason: "two\nlines".to_owned(), usage: false };
         let ready = Report::Ready(Ready { maxima: [f32::NAN.to_bits(); VARIANTS], ..Ready::default() });

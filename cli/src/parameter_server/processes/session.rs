@@ -5,12 +5,12 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::Instant;
 
-use super::child::{Child, Heard, Who};
-use super::control::{Command, Done, Ready, Report, Turn};
+use super::child::{Child, ChildEvent, ProcessName};
+use super::control::{ChildCommand, Done, Ready, Report, TurnRequest};
 use crate::failure::Failure;
 use crate::measure::payload::consume::Consume;
-use crate::parameter_server::cells::Cell;
-use crate::parameter_server::mode::Mode;
+use crate::parameter_server::cells::TrainingCell;
+use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::options::ParameterServerOptions;
 use crate::parameter_server::transfer::variables::variant;
 
@@ -19,7 +19,7 @@ const START: Duration = Duration::from_secs(30);
 /// What a turn may take, on top of what its bytes would at [`SLOWEST`].
 const PATIENCE: Duration = Duration::from_secs(30);
 const SLOWEST: f64 = 20e6;
-/// When a process is lost others may be heard of first, which miss it.
+/// When a process is lost others may be events of first, which miss it.
 const EXPLANATION: Duration = Duration::from_millis(500);
 
 /// A server and its workers.
@@ -27,9 +27,9 @@ const EXPLANATION: Duration = Duration::from_millis(500);
 pub(crate) struct Session {
     server: Child,
     workers: Vec<Child>,
-    heard: UnboundedReceiver<(Who, Heard)>,
-    cell: Cell,
-    /// What the processes said when they were ready.
+    events: UnboundedReceiver<(ProcessName, ChildEvent)>,
+    cell: TrainingCell,
+    /// What the processes report when they were ready.
     server_ready: Ready,
     workers_ready: Vec<Ready>,
     /// The number of the next mini-batch.
@@ -51,23 +51,23 @@ pub(crate) struct Outcome {
 impl Session {
     /// Starts the processes, and waits until they are ready.
     pub(crate) async fn start(
-        cell: Cell,
+        cell: TrainingCell,
         options: &ParameterServerOptions,
         cores: &[usize],
     ) -> Result<Self, Failure> {
         let deadline = Instant::now() + START + slowest(cell.bytes() * (cell.workers as u64 + 1));
-        let (sender, heard) = unbounded_channel();
+        let (sender, events) = unbounded_channel();
         let common = |kind: &str, position: usize| common(kind, cell, options, cores, position);
         let mut arguments = common("parameter-server-server", 0);
         arguments.extend(["--workers".to_owned(), cell.workers.to_string()]);
-        let server = Child::start(Who::Server, &arguments, sender.clone())?;
+        let server = Child::start(ProcessName::Server, &arguments, sender.clone())?;
         let reduces = options.consume == Consume::ReduceMax;
         let (workers, server_ready, workers_ready) = (Vec::new(), Ready::default(), Vec::new());
         let mut session =
-            Self { server, workers, heard, cell, server_ready, workers_ready, next: 0, reduces };
-        session.server_ready = match session.hear(deadline, Who::Server).await? {
-            (Who::Server, Report::Ready(ready)) => ready,
-            (who, said) => return Err(unexpected(who, &said)),
+            Self { server, workers, events, cell, server_ready, workers_ready, next: 0, reduces };
+        session.server_ready = match session.next_report(deadline, ProcessName::Server).await? {
+            (ProcessName::Server, Report::Ready(ready)) => ready,
+            (name, report) => return Err(unexpected(name, &report)),
         };
         for number in 0..cell.workers {
             let mut arguments = common("parameter-server-worker", number + 1);
@@ -79,7 +79,7 @@ impl Session {
                 arguments.extend(address.iter().flat_map(|at| [flag.to_owned(), at.to_string()]));
             }
             arguments.extend(ready.device.iter().flat_map(|at| ["--device".to_owned(), at.clone()]));
-            session.workers.push(Child::start(Who::Worker(number), &arguments, sender.clone())?);
+            session.workers.push(Child::start(ProcessName::Worker(number), &arguments, sender.clone())?);
         }
         drop(sender);
         session.connect(deadline).await?;
@@ -90,9 +90,11 @@ impl Session {
     async fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
         let mut ready = vec![None; self.cell.workers];
         while let Some(missing) = ready.iter().position(Option::is_none) {
-            match self.hear(deadline, Who::Worker(missing)).await? {
-                (Who::Worker(number), Report::Ready(it)) if number < ready.len() => ready[number] = Some(it),
-                (who, said) => return Err(unexpected(who, &said)),
+            match self.next_report(deadline, ProcessName::Worker(missing)).await? {
+                (ProcessName::Worker(number), Report::Ready(it)) if number < ready.len() => {
+                    ready[number] = Some(it)
+                }
+                (name, report) => return Err(unexpected(name, &report)),
             }
         }
         self.workers_ready = ready.into_iter().flatten().collect();
@@ -101,10 +103,10 @@ impl Session {
         if workers.is_empty() {
             return Ok(());
         }
-        self.server.tell(&Command::Attach { workers }).await?;
-        match self.hear(deadline, Who::Server).await? {
-            (Who::Server, Report::Attached) => Ok(()),
-            (who, said) => Err(unexpected(who, &said)),
+        self.server.send(&ChildCommand::Attach { workers }).await?;
+        match self.next_report(deadline, ProcessName::Server).await? {
+            (ProcessName::Server, Report::Attached) => Ok(()),
+            (name, report) => Err(unexpected(name, &report)),
         }
     }
 
@@ -121,31 +123,33 @@ impl Session {
     /// Has all workers make some mini-batches at the same time.
     pub(crate) async fn turn(
         &mut self,
-        mode: Mode,
+        mode: TransferMode,
         steps: u32,
         every_byte: bool,
     ) -> Result<Outcome, Failure> {
-        let turn = Turn { mode, first: self.next, steps, every_byte };
+        let turn = TurnRequest { mode, first: self.next, steps, every_byte };
         self.next += u64::from(steps);
         let bytes = 2 * self.cell.bytes() * self.cell.workers as u64;
         let patience = PATIENCE + slowest(bytes) * steps;
         let deadline = Instant::now() + patience;
-        let command = Command::Turn(turn);
-        self.server.tell(&command).await?;
+        let command = ChildCommand::Turn(turn);
+        self.server.send(&command).await?;
         for worker in &mut self.workers {
-            worker.tell(&command).await?;
+            worker.send(&command).await?;
         }
         let mut done = vec![None; self.workers.len()];
         while let Some(missing) = done.iter().position(Option::is_none) {
-            match self.hear(deadline, Who::Worker(missing)).await? {
-                (Who::Worker(number), Report::Done(it)) if number < done.len() => done[number] = Some(it),
-                (who, said) => return Err(unexpected(who, &said)),
+            match self.next_report(deadline, ProcessName::Worker(missing)).await? {
+                (ProcessName::Worker(number), Report::Done(it)) if number < done.len() => {
+                    done[number] = Some(it)
+                }
+                (name, report) => return Err(unexpected(name, &report)),
             }
         }
-        self.server.tell(&Command::Collect).await?;
-        let server = match self.hear(deadline, Who::Server).await? {
-            (Who::Server, Report::Done(it)) => it,
-            (who, said) => return Err(unexpected(who, &said)),
+        self.server.send(&ChildCommand::Collect).await?;
+        let server = match self.next_report(deadline, ProcessName::Server).await? {
+            (ProcessName::Server, Report::Done(it)) => it,
+            (name, report) => return Err(unexpected(name, &report)),
         };
         let workers: Vec<Done> = done.into_iter().flatten().collect();
         self.check(turn, &server, &workers)?;
@@ -158,7 +162,7 @@ impl Session {
     }
 
     /// Whether everything was received, and consuming it found what there is in what was sent.
-    fn check(&self, turn: Turn, server: &Done, workers: &[Done]) -> Result<(), Failure> {
+    fn check(&self, turn: TurnRequest, server: &Done, workers: &[Done]) -> Result<(), Failure> {
         let tensors = self.cell.model.variables().len() as u64 * u64::from(turn.steps);
         let found = |senders: &[&Ready]| {
             let bits = senders.iter().flat_map(|sender| {
@@ -172,22 +176,22 @@ impl Session {
             (self.reduces.then(|| largest.to_bits()), self.reduces.then_some(digest))
         };
         let sent: Vec<&Ready> = self.workers_ready.iter().collect();
-        let mut expected = vec![(Who::Server, server, tensors * workers.len() as u64, found(&sent))];
+        let mut expected = vec![(ProcessName::Server, server, tensors * workers.len() as u64, found(&sent))];
         for (number, done) in workers.iter().enumerate() {
-            expected.push((Who::Worker(number), done, tensors, found(&[&self.server_ready])));
+            expected.push((ProcessName::Worker(number), done, tensors, found(&[&self.server_ready])));
         }
-        for (who, done, tensors, (maximum, digest)) in expected {
+        for (name, done, tensors, (maximum, digest)) in expected {
             if done.checked != tensors {
                 let text =
-                    format!("{who} received {} tensors and not {tensors} in {}", done.checked, turn.mode);
+                    format!("{name} received {} tensors and not {tensors} in {}", done.checked, turn.mode);
                 return Err(Failure::run(text));
             }
             if done.maximum != maximum {
-                let text = format!("{who} found another largest element than was sent in {}", turn.mode);
+                let text = format!("{name} found another largest element than was sent in {}", turn.mode);
                 return Err(Failure::run(text));
             }
             if done.digest != digest {
-                let text = format!("{who} received other bytes than were sent in {}", turn.mode);
+                let text = format!("{name} received other bytes than were sent in {}", turn.mode);
                 return Err(Failure::run(text));
             }
         }
@@ -195,19 +199,23 @@ impl Session {
     }
 
     /// The next thing that a process says, be it `awaited` or another; one that fails or ends is the failure to report.
-    async fn hear(&mut self, deadline: Instant, awaited: Who) -> Result<(Who, Report), Failure> {
-        match tokio::time::timeout_at(deadline, self.heard.recv()).await {
-            Ok(Some((who, Heard::Said(Report::Failed { reason, usage: true })))) => {
-                Err(Failure::Usage(format!("{who}: {reason}")))
+    async fn next_report(
+        &mut self,
+        deadline: Instant,
+        awaited: ProcessName,
+    ) -> Result<(ProcessName, Report), Failure> {
+        match tokio::time::timeout_at(deadline, self.events.recv()).await {
+            Ok(Some((name, ChildEvent::Report(Report::Failed { reason, usage: true })))) => {
+                Err(Failure::Usage(format!("{name}: {reason}")))
             }
-            Ok(Some((who, Heard::Said(Report::Failed { reason, .. })))) => {
-                Err(self.explain(format!("{who}: {reason}")).await)
+            Ok(Some((name, ChildEvent::Report(Report::Failed { reason, .. })))) => {
+                Err(self.explain(format!("{name}: {reason}")).await)
             }
-            Ok(Some((who, Heard::Said(said)))) => Ok((who, said)),
-            Ok(Some((who, Heard::Nonsense(line)))) => {
-                Err(Failure::run(format!("{who} said something that is no report: {line}")))
+            Ok(Some((name, ChildEvent::Report(report)))) => Ok((name, report)),
+            Ok(Some((name, ChildEvent::Unreadable(line)))) => {
+                Err(Failure::run(format!("{name} report something that is no report: {line}")))
             }
-            Ok(Some((who, Heard::Ended(status)))) => Err(ended(who, status)),
+            Ok(Some((name, ChildEvent::Ended(status)))) => Err(ended(name, status)),
             Ok(None) => Err(Failure::run("all processes have ended")),
             Err(_) => Err(Failure::run(format!("{awaited} gave no answer in time: it is stuck"))),
         }
@@ -216,11 +224,11 @@ impl Session {
     /// What a process says may be no more than that it misses another one, whose end is the better explanation.
     async fn explain(&mut self, reason: String) -> Failure {
         let deadline = Instant::now() + EXPLANATION;
-        while let Ok(Some((who, heard))) = tokio::time::timeout_at(deadline, self.heard.recv()).await {
-            if let Heard::Ended(status) = heard
+        while let Ok(Some((name, events))) = tokio::time::timeout_at(deadline, self.events.recv()).await {
+            if let ChildEvent::Ended(status) = events
                 && !status.is_some_and(|status| status.success())
             {
-                return ended(who, status);
+                return ended(name, status);
             }
         }
         Failure::Run(reason)
@@ -230,7 +238,7 @@ impl Session {
 /// What all processes are told on their command line.
 fn common(
     kind: &str,
-    cell: Cell,
+    cell: TrainingCell,
     options: &ParameterServerOptions,
     cores: &[usize],
     position: usize,
@@ -266,13 +274,13 @@ fn slowest(bytes: u64) -> Duration {
     Duration::from_secs_f64(bytes as f64 / SLOWEST)
 }
 
-fn ended(who: Who, status: Option<std::process::ExitStatus>) -> Failure {
+fn ended(name: ProcessName, status: Option<std::process::ExitStatus>) -> Failure {
     let how = status.map_or_else(|| "nobody knows how".to_owned(), |status| status.to_string());
-    Failure::run(format!("{who} ended in the middle of the run ({how})"))
+    Failure::run(format!("{name} ended in the middle of the run ({how})"))
 }
 
-fn unexpected(who: Who, said: &Report) -> Failure {
-    Failure::run(format!("{who} said {said:?} when nobody had asked"))
+fn unexpected(name: ProcessName, report: &Report) -> Failure {
+    Failure::run(format!("{name} report {report:?} when nobody had asked"))
 }
 
 #[cfg(test)]

@@ -13,24 +13,24 @@ use crate::measure::process::cores;
 use crate::measure::process::runtime::Flavour;
 use crate::measure::transport::listener::tcp_listener;
 use crate::measure::transport::rdma::Rdma;
-use crate::parameter_server::mode::Mode;
+use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::options::ProcessOptions;
-use crate::parameter_server::processes::control::{self, Command, Done, Ready, Report, Turn};
+use crate::parameter_server::processes::control::{self, ChildCommand, Done, Ready, Report, TurnRequest};
 use crate::parameter_server::transfer::check::Receipt;
-use crate::parameter_server::transfer::grpc::Service;
-use crate::parameter_server::transfer::slots::{self, Direction, Receivers, Senders};
+use crate::parameter_server::transfer::grpc::ParameterService;
+use crate::parameter_server::transfer::slots::{self, Receivers, Senders, SlotDirection};
 use crate::parameter_server::transfer::variables::{Layout, Origin, Variables};
 
 /// Serves until stdin ends, which it does when the parent is gone, however it went.
 pub(crate) fn run(options: &ProcessOptions) -> Result<(), Failure> {
     let pinned = options.core.is_some_and(|core| cores::pin(core).is_ok());
-    let commands = control::commands()?;
+    let commands = control::receive_commands()?;
     let runtime = Flavour::IdlePolling.build();
     let runtime = runtime.map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
-    control::say_failed(runtime.block_on(async {
+    control::report_failure(runtime.block_on(async {
         let (mut server, ready) = Server::start(options).await?;
-        control::say(&Report::Ready(Ready { pinned, ..ready }))?;
-        server.obey(commands).await
+        control::send_report(&Report::Ready(Ready { pinned, ..ready }))?;
+        server.run_commands(commands).await
     }))
 }
 
@@ -48,7 +48,7 @@ type Served = Result<(Peer, Receipt), Failure>;
 
 struct Server {
     variables: Arc<Variables>,
-    service: Service,
+    service: ParameterService,
     device: Option<RdmaDevice>,
     peers: Vec<Peer>,
     /// A turn by slots that goes on.
@@ -61,7 +61,8 @@ impl Server {
         let variables = Arc::new(Variables::new(options.model, Origin::Server)?);
         let gradients = (0..options.workers).map(|worker| Layout::new(options.model, Origin::Worker(worker)));
         let gradients: Arc<[Layout]> = gradients.collect::<Result<_, _>>()?;
-        let service = Service::new(Arc::clone(&variables), Arc::clone(&gradients), options.reduces());
+        let service =
+            ParameterService::new(Arc::clone(&variables), Arc::clone(&gradients), options.reduces());
         let mut ready = Ready::to_send(variables.reduced());
         listen(options, &service, &mut ready).await?;
 
@@ -69,7 +70,7 @@ impl Server {
         if options.uses_slots() {
             let made = slots::device(&options.provider).await?;
             for (number, layout) in (0..).zip(gradients.iter()) {
-                let receivers = Receivers::new(&made, Direction::Push, number, layout.clone())?;
+                let receivers = Receivers::new(&made, SlotDirection::Push, number, layout.clone())?;
                 peers.push(Peer { number, receivers, senders: None });
             }
             ready.device = Some(made.endpoint());
@@ -79,22 +80,22 @@ impl Server {
         Ok((Self { variables, service, device, peers, turn, reduces }, ready))
     }
 
-    async fn obey(&mut self, mut commands: UnboundedReceiver<Command>) -> Result<(), Failure> {
+    async fn run_commands(&mut self, mut commands: UnboundedReceiver<ChildCommand>) -> Result<(), Failure> {
         while let Some(command) = commands.recv().await {
             match command {
-                Command::Attach { workers } => {
+                ChildCommand::Attach { workers } => {
                     self.attach(&workers).await?;
-                    control::say(&Report::Attached)?;
+                    control::send_report(&Report::Attached)?;
                 }
-                Command::Turn(turn) => {
+                ChildCommand::Turn(turn) => {
                     let cpu = cores::cpu_time();
                     self.begin(turn);
                     self.watch(&mut commands).await?;
                     let done = self.collect().await?;
                     let cpu_nanos = cores::cpu_time().saturating_sub(cpu).as_nanos() as u64;
-                    control::say(&Report::Done(Done { cpu_nanos, ..done }))?;
+                    control::send_report(&Report::Done(Done { cpu_nanos, ..done }))?;
                 }
-                Command::Collect => return Err(Failure::run("told to collect without a turn")),
+                ChildCommand::Collect => return Err(Failure::run("told to collect without a turn")),
             }
         }
         Ok(())
@@ -106,13 +107,13 @@ impl Server {
         for (peer, endpoint) in self.peers.iter_mut().zip(workers) {
             let channel = slots::channel(device, endpoint).await?;
             let layout = self.variables.layout();
-            peer.senders = Some(Senders::attach(channel, Direction::Pull, peer.number, layout).await?);
+            peer.senders = Some(Senders::attach(channel, SlotDirection::Pull, peer.number, layout).await?);
         }
         Ok(())
     }
 
     /// Begins a turn. Calls come by themselves.
-    fn begin(&mut self, turn: Turn) {
+    fn begin(&mut self, turn: TurnRequest) {
         if turn.mode.uses_slots() {
             for peer in self.peers.drain(..) {
                 self.turn.spawn(serve(peer, turn, Arc::clone(&self.variables), self.reduces));
@@ -121,12 +122,12 @@ impl Server {
     }
 
     /// Waits until the workers are through; a part of the turn that fails before ends it.
-    async fn watch(&mut self, commands: &mut UnboundedReceiver<Command>) -> Result<(), Failure> {
+    async fn watch(&mut self, commands: &mut UnboundedReceiver<ChildCommand>) -> Result<(), Failure> {
         loop {
             tokio::select! {
                 Some(served) = self.turn.join_next() => self.served(served)?,
                 command = commands.recv() => return match command {
-                    Some(Command::Collect) | None => Ok(()),
+                    Some(ChildCommand::Collect) | None => Ok(()),
                     Some(other) => Err(Failure::run(format!("told to {other:?} in the middle of a turn"))),
                 },
             }
@@ -152,20 +153,24 @@ impl Server {
 }
 
 /// Listens for calls, over TCP and RDMA as far as modes ask for it.
-async fn listen(options: &ProcessOptions, service: &Service, ready: &mut Ready) -> Result<(), Failure> {
+async fn listen(
+    options: &ProcessOptions,
+    service: &ParameterService,
+    ready: &mut Ready,
+) -> Result<(), Failure> {
     let tonic = || options.http2.server(Tonic::builder()).add_service(service.clone().server());
     let failed = |error: std::io::Error| Failure::run(format!("can't listen: {error}"));
-    if options.modes.0.contains(&Mode::GrpcTcp) {
+    if options.modes.0.contains(&TransferMode::GrpcTcp) {
         let incoming = tcp_listener()?;
         ready.tcp = Some(incoming.local_addr().map_err(failed)?);
         tokio::spawn(tonic().serve_with_incoming(incoming));
     }
-    if options.modes.0.contains(&Mode::GrpcRdma) {
+    if options.modes.0.contains(&TransferMode::GrpcRdma) {
         let (incoming, address) = Rdma::new(&options.provider)?.bind().await?;
         ready.rdma = Some(address);
         tokio::spawn(tonic().serve_with_incoming(incoming));
     }
-    if options.modes.0.contains(&Mode::GrpcRdmaGather) {
+    if options.modes.0.contains(&TransferMode::GrpcRdmaGather) {
         let (incoming, address) = Rdma::new(&options.provider)?.bind().await?;
         ready.rdma_gather = Some(address);
         let server = options.http2.server(Tonic::builder()).layer(gather::responses());
@@ -176,7 +181,7 @@ async fn listen(options: &ProcessOptions, service: &Service, ready: &mut Ready) 
 }
 
 /// One worker's part of a turn by slots: its variables go out as soon as its last gradients have come.
-async fn serve(mut peer: Peer, turn: Turn, variables: Arc<Variables>, reduces: bool) -> Served {
+async fn serve(mut peer: Peer, turn: TurnRequest, variables: Arc<Variables>, reduces: bool) -> Served {
     let mut receipt = Receipt::of(&turn, reduces);
     let number = peer.number;
     let named = |error: Failure| Failure::run(format!("worker {number}: {error}"));

@@ -6,7 +6,7 @@ use super::variables::Layout;
 use crate::failure::Failure;
 use crate::measure::payload::content::{check_all, check_stamps, check_stamps_of};
 use crate::measure::payload::reduce::{Reduced, Reduction, reduce};
-use crate::parameter_server::processes::control::{Done, Turn};
+use crate::parameter_server::processes::control::{Done, TurnRequest};
 
 /// What was received in a turn.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct Receipt {
 
 /// Where a tensor belongs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct TensorPosition<'a> {
     /// Whose it is.
     pub(crate) layout: &'a Layout,
     pub(crate) index: usize,
@@ -33,12 +33,12 @@ impl Receipt {
     }
 
     /// The same for `turn`.
-    pub(crate) fn of(turn: &Turn, reduces: bool) -> Self {
+    pub(crate) fn of(turn: &TurnRequest, reduces: bool) -> Self {
         Self::new(turn.every_byte, reduces)
     }
 
     /// Takes a tensor that lies in `bytes`.
-    pub(crate) fn take(&mut self, place: Place<'_>, bytes: &[u8]) -> Result<(), Failure> {
+    pub(crate) fn take(&mut self, place: TensorPosition<'_>, bytes: &[u8]) -> Result<(), Failure> {
         let seed = self.expect(place, bytes.len())?;
         let wrong = match self.every_byte {
             true => check_all(seed, bytes),
@@ -51,7 +51,11 @@ impl Receipt {
     }
 
     /// Takes a tensor that lies in a slot, where it is read through the cache.
-    pub(crate) fn take_from_slot(&mut self, place: Place<'_>, arrived: &Arrived<'_>) -> Result<(), Failure> {
+    pub(crate) fn take_from_slot(
+        &mut self,
+        place: TensorPosition<'_>,
+        arrived: &Arrived<'_>,
+    ) -> Result<(), Failure> {
         let seed = self.expect(place, arrived.len())?;
         let (memory, range) = arrived.memory();
         let mut wrong = check_stamps_of(seed, arrived.len(), place.step, |start, word| {
@@ -82,14 +86,14 @@ impl Receipt {
         self.checked += other.checked;
     }
 
-    /// What is said of it when the turn is over.
+    /// What is report of it when the turn is over.
     pub(crate) fn done(&self) -> Done {
         let found = self.reduces.then_some(self.found);
         let (maximum, digest) = (found.map(|it| it.maximum.to_bits()), found.map(|it| it.digest));
         Done { maximum, digest, checked: self.checked, ..Done::default() }
     }
 
-    fn expect(&self, place: Place<'_>, length: usize) -> Result<u64, Failure> {
+    fn expect(&self, place: TensorPosition<'_>, length: usize) -> Result<u64, Failure> {
         match place.layout.expected(place.index, place.step) {
             Some((expected, seed)) if expected == length => Ok(seed),
             Some((expected, _)) => {
@@ -99,7 +103,7 @@ impl Receipt {
         }
     }
 
-    fn accept(&mut self, place: Place<'_>, wrong: Option<u64>) -> Result<(), Failure> {
+    fn accept(&mut self, place: TensorPosition<'_>, wrong: Option<u64>) -> Result<(), Failure> {
         self.checked += 1;
         match wrong {
             None => Ok(()),
@@ -108,7 +112,7 @@ impl Receipt {
     }
 }
 
-impl std::fmt::Display for Place<'_> {
+impl std::fmt::Display for TensorPosition<'_> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "variable {} of mini-batch {}", self.index, self.step)
     }
@@ -126,7 +130,7 @@ mod tests {
     fn what_belongs_elsewhere_or_is_wrong_is_named() {
         let variables = Variables::new(Model::Gru, Origin::Server).unwrap();
         let layout = variables.layout();
-        let place = |index, step| Place { layout, index, step };
+        let place = |index, step| TensorPosition { layout, index, step };
         let bytes = variables.bytes(2, 5).unwrap();
         for every_byte in [false, true] {
             let mut receipt = Receipt::new(every_byte, true);

@@ -12,13 +12,13 @@ use tonic_rdma_proto::parameters::parameter_server_client::ParameterServerClient
 use tonic_rdma_proto::parameters::parameter_server_server::{ParameterServer, ParameterServerServer};
 use tonic_rdma_proto::parameters::{PullReply, PullRequest, PushReply, PushRequest};
 
-use super::check::{Place, Receipt};
+use super::check::{Receipt, TensorPosition};
 use super::variables::{Layout, Variables};
 use crate::failure::Failure;
 use crate::measure::transport::encode::Encode;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::rdma::Rdma;
-use crate::parameter_server::mode::Mode;
+use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::options::ProcessOptions;
 
 /// How long a connection may take to be made.
@@ -26,7 +26,7 @@ const CONNECT: Duration = Duration::from_secs(10);
 
 /// Serves variables, takes gradients. Clones are the same service.
 #[derive(Clone, Debug)]
-pub(crate) struct Service {
+pub(crate) struct ParameterService {
     variables: Arc<Variables>,
     /// What the workers' gradients are to be.
     gradients: Arc<[Layout]>,
@@ -34,7 +34,7 @@ pub(crate) struct Service {
     receipt: Arc<Mutex<Receipt>>,
 }
 
-impl Service {
+impl ParameterService {
     pub(crate) fn new(variables: Arc<Variables>, gradients: Arc<[Layout]>, reduces: bool) -> Self {
         let receipt = Arc::new(Mutex::new(Receipt::new(false, reduces)));
         Self { variables, gradients, reduces, receipt }
@@ -58,7 +58,7 @@ impl Service {
 }
 
 #[tonic::async_trait]
-impl ParameterServer for Service {
+impl ParameterServer for ParameterService {
     async fn pull(&self, request: Request<PullRequest>) -> Result<Response<PullReply>, Status> {
         let PullRequest { variable, step } = request.into_inner();
         let value = self.variables.bytes(variable as usize, step);
@@ -71,7 +71,7 @@ impl ParameterServer for Service {
         let layout = self.gradients.get(worker as usize);
         let layout = layout.ok_or_else(|| Status::not_found(format!("there is no worker {worker}")))?;
         let mut receipt = Receipt::new(every_byte, self.reduces);
-        let place = Place { layout, index: variable as usize, step };
+        let place = TensorPosition { layout, index: variable as usize, step };
         receipt.take(place, &gradient).map_err(|error| Status::data_loss(error.to_string()))?;
         lock(&self.receipt).add(&receipt);
         Ok(Response::new(PushReply {}))
@@ -82,35 +82,37 @@ type Client = ParameterServerClient<GatherRequests<Channel>>;
 
 /// A worker's connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Caller {
+pub(crate) struct ParameterClient {
     client: Client,
     worker: u32,
     inflight: usize,
 }
 
-impl Caller {
+impl ParameterClient {
     /// Connects in `mode`; for RDMA the provider in use comes with it.
     pub(crate) async fn connect(
-        mode: Mode,
+        mode: TransferMode,
         options: &ProcessOptions,
     ) -> Result<(Self, Option<String>), Failure> {
         let missing = || Failure::run(format!("the server does not serve {mode}"));
         let (channel, provider) = match mode {
-            Mode::GrpcTcp => {
+            TransferMode::GrpcTcp => {
                 let endpoint = endpoint(options.tcp.ok_or_else(missing)?, options.http2)?;
                 let channel = endpoint.connect().await;
                 (channel.map_err(|error| Failure::run(format!("can't connect over TCP: {error}")))?, None)
             }
-            Mode::GrpcRdma | Mode::GrpcRdmaGather => {
-                let gathers = mode == Mode::GrpcRdmaGather;
+            TransferMode::GrpcRdma | TransferMode::GrpcRdmaGather => {
+                let gathers = mode == TransferMode::GrpcRdmaGather;
                 let address = if gathers { options.rdma_gather } else { options.rdma };
                 let endpoint = endpoint(address.ok_or_else(missing)?, options.http2)?;
                 let (channel, verdict) = Rdma::new(&options.provider)?.connect(endpoint).await?;
                 (channel, Some(verdict.provider))
             }
-            Mode::RdmaCp | Mode::RdmaZerocp => return Err(Failure::run(format!("{mode} has no calls"))),
+            TransferMode::RdmaCp | TransferMode::RdmaZerocp => {
+                return Err(Failure::run(format!("{mode} has no calls")));
+            }
         };
-        let encode = if mode == Mode::GrpcRdmaGather { Encode::Gather } else { Encode::Copy };
+        let encode = if mode == TransferMode::GrpcRdmaGather { Encode::Gather } else { Encode::Copy };
         let client = ParameterServerClient::new(encode.wrap(channel));
         let client = client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX);
         Ok((Self { client, worker: options.worker, inflight: options.inflight }, provider))
@@ -128,7 +130,7 @@ impl Caller {
             async move {
                 let reply = client.pull(PullRequest { variable: index as u32, step }).await;
                 let value = reply.map_err(|status| failure("pull", index, &status))?.into_inner().value;
-                lock(&receipt).take(Place { layout: &layout, index, step }, &value)
+                lock(&receipt).take(TensorPosition { layout: &layout, index, step }, &value)
             }
         })
         .await

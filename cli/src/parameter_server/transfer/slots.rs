@@ -2,15 +2,15 @@
 
 use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice, Settings, StaticReceiver, StaticSender};
 
-use super::check::{Place, Receipt};
+use super::check::{Receipt, TensorPosition};
 use super::variables::{Layout, Variables};
 use crate::failure::Failure;
 use crate::measure::transport::rdma::Rdma;
-use crate::parameter_server::mode::Mode;
+use crate::parameter_server::mode::TransferMode;
 
 /// Which way tensors go.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Direction {
+pub(crate) enum SlotDirection {
     /// Variables, to a worker.
     Pull,
     /// Gradients, to the server.
@@ -39,7 +39,7 @@ impl Receivers {
     /// Makes slots for all tensors of `layout`, which go to or from `worker`.
     pub(crate) fn new(
         device: &RdmaDevice,
-        direction: Direction,
+        direction: SlotDirection,
         worker: u32,
         layout: Layout,
     ) -> Result<Self, Failure> {
@@ -52,7 +52,7 @@ impl Receivers {
     pub(crate) async fn receive(&mut self, step: u64, receipt: &mut Receipt) -> Result<(), Failure> {
         for (index, slot) in self.slots.iter_mut().enumerate() {
             let arrived = slot.recv().await.map_err(failure)?;
-            receipt.take_from_slot(Place { layout: &self.layout, index, step }, &arrived)?;
+            receipt.take_from_slot(TensorPosition { layout: &self.layout, index, step }, &arrived)?;
         }
         Ok(())
     }
@@ -69,7 +69,7 @@ impl Senders {
     /// Attaches to all slots of the peer's for tensors of `layout`, which go to or from `worker`.
     pub(crate) async fn attach(
         channel: Channel,
-        direction: Direction,
+        direction: SlotDirection,
         worker: u32,
         layout: &Layout,
     ) -> Result<Self, Failure> {
@@ -82,11 +82,16 @@ impl Senders {
     }
 
     /// Sends each tensor as it is in mini-batch `step`, as `mode` does. They may be on their way still when this returns.
-    pub(crate) async fn send(&mut self, mode: Mode, variables: &Variables, step: u64) -> Result<(), Failure> {
+    pub(crate) async fn send(
+        &mut self,
+        mode: TransferMode,
+        variables: &Variables,
+        step: u64,
+    ) -> Result<(), Failure> {
         for (index, slot) in self.slots.iter_mut().enumerate() {
             let tensor = variables.tensor(index, step)?;
             let sent = match mode {
-                Mode::RdmaZerocp => slot.send(&tensor).await,
+                TransferMode::RdmaZerocp => slot.send(&tensor).await,
                 _ => slot.send_bytes(tensor.bytes().map_err(|error| Failure::run(error.to_string()))?).await,
             };
             sent.map_err(failure)?;
@@ -103,10 +108,10 @@ impl Senders {
     }
 }
 
-fn name(direction: Direction, worker: u32, index: usize) -> String {
+fn name(direction: SlotDirection, worker: u32, index: usize) -> String {
     match direction {
-        Direction::Pull => format!("worker {worker}/variable {index}"),
-        Direction::Push => format!("worker {worker}/gradient {index}"),
+        SlotDirection::Pull => format!("worker {worker}/variable {index}"),
+        SlotDirection::Push => format!("worker {worker}/gradient {index}"),
     }
 }
 

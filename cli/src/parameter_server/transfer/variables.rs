@@ -26,13 +26,13 @@ pub(crate) enum Origin {
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     seed: u64,
-    tensors: Arc<[Place]>,
+    tensors: Arc<[TensorSpan]>,
     room: u64,
 }
 
 /// A tensor's place among the others.
 #[derive(Debug)]
-struct Place {
+struct TensorSpan {
     spec: TensorSpec,
     length: usize,
     offset: usize,
@@ -48,7 +48,7 @@ impl Layout {
             let shape = Shape::new(variable.shape());
             let spec = shape.and_then(|shape| TensorSpec::new(Dtype::F32, shape));
             let spec = spec.map_err(|error| Failure::run(format!("a variable of {model:?}: {error}")))?;
-            Ok(Place { spec, length: variable.bytes() as usize, offset })
+            Ok(TensorSpan { spec, length: variable.bytes() as usize, offset })
         };
         let tensors = model.variables().iter().map(place).collect::<Result<Arc<[_]>, Failure>>()?;
         let number = match origin {

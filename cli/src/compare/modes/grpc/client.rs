@@ -16,8 +16,8 @@ use tonic_rdma_proto::transfer::{
     BeginTurnRequest, Check, EndTurnRequest, GetRequest, PutRequest, UsageRequest,
 };
 
-use super::keep_awake::Awake;
-use super::sample::{Look, Sample};
+use super::keep_awake::KeepAwake;
+use super::sample::{Sample, SampleCheck};
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Operation, Operations, Push, Put};
@@ -42,7 +42,7 @@ pub(crate) struct GrpcCaller {
     /// Of the payloads that came down in this turn.
     sample: Sample,
     /// Where the mode never sleeps, this keeps the runtime from it.
-    awake: Option<Awake>,
+    awake: Option<KeepAwake>,
 }
 
 impl GrpcCaller {
@@ -62,7 +62,7 @@ impl GrpcCaller {
             draws: Arc::default(),
             reduces: false,
             sample: Sample::default(),
-            awake: mode.never_sleeps().then(Awake::default),
+            awake: mode.never_sleeps().then(KeepAwake::default),
         }
     }
 
@@ -113,16 +113,16 @@ impl GrpcCaller {
             awake.end();
         }
         let reply = self.turns.end(EndTurnRequest {}).await?.into_inner();
-        let look = match self.direction {
-            Direction::Up => Look {
+        let checked = match self.direction {
+            Direction::Up => SampleCheck {
                 messages: reply.messages,
                 wrong: reply.wrong.map(|wrong| (wrong.buffer, wrong.offset)),
             },
-            Direction::Down => self.sample.look(),
+            Direction::Down => self.sample.check(),
         };
-        match look.wrong {
+        match checked.wrong {
             Some((buffer, offset)) => Err(CallError::BufferContent { buffer, offset }),
-            None => Ok(look.messages),
+            None => Ok(checked.messages),
         }
     }
 

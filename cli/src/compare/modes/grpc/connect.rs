@@ -11,10 +11,10 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::compare::modes::mode::Mode;
-use crate::compare::server::hello::Addresses;
+use crate::compare::server::start_report::Addresses;
 use crate::failure::Failure;
 use crate::measure::transport::http2::Http2;
-use crate::measure::transport::rdma::{Rdma, Verdict};
+use crate::measure::transport::rdma::{Rdma, RdmaConnection};
 
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ pub(crate) async fn connect(
     addresses: &Addresses,
     http2: Http2,
     rdma: Option<&Rdma>,
-) -> Result<(Channel, Option<Verdict>), Failure> {
+) -> Result<(Channel, Option<RdmaConnection>), Failure> {
     match (mode, rdma, addresses.rdma) {
         (Mode::GrpcTcp | Mode::GrpcTcpBusy, ..) => Ok((tcp(addresses.tcp, http2).await?, None)),
         (Mode::GrpcTcpTuned, ..) => Ok((tcp(addresses.tcp_tuned, Http2::Tuned).await?, None)),

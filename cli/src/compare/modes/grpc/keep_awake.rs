@@ -9,11 +9,11 @@ const LOOKS: u32 = 16;
 
 /// Keeps the runtime awake from [`begin`](Self::begin) to [`end`](Self::end). Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Awake {
+pub(crate) struct KeepAwake {
     task: Arc<Mutex<Option<AbortHandle>>>,
 }
 
-impl Awake {
+impl KeepAwake {
     /// From now on the runtime that this is called in does not sleep, if it has one thread: of several, others do.
     pub(crate) fn begin(&self) {
         let task = tokio::spawn(async {
@@ -73,7 +73,7 @@ mod tests {
             });
             let (mut stream, _) = listener.accept().await.unwrap();
             stream.set_nodelay(true).unwrap();
-            let keep = Awake::default();
+            let keep = KeepAwake::default();
             if awake {
                 keep.begin();
             }
@@ -100,7 +100,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_second_beginning_and_an_end_leave_nothing_running() {
-        let awake = Awake::default();
+        let awake = KeepAwake::default();
         awake.begin();
         awake.begin();
         awake.end();

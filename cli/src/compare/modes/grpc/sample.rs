@@ -19,33 +19,33 @@ const LARGEST: u64 = 256 << 20;
 /// a cache, and the larger the messages, the more seldom one takes another's place.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {
-    kept: Arc<Mutex<Kept>>,
+    kept: Arc<Mutex<SampleState>>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct SampleState {
     /// Messages of the turn so far.
     seen: u64,
     draws: Draws,
-    messages: Vec<Message>,
+    messages: Vec<KeptMessage>,
 }
 
 #[derive(Debug)]
-struct Message {
+struct KeptMessage {
     seed: u64,
     buffers: Vec<Bytes>,
 }
 
 /// What the look at a sample found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Look {
+pub(crate) struct SampleCheck {
     /// Messages that were looked at.
     pub(crate) messages: u64,
     /// Buffer, and offset in it, of the first byte that is wrong.
     pub(crate) wrong: Option<(u64, u64)>,
 }
 
-impl Default for Kept {
+impl Default for SampleState {
     fn default() -> Self {
         Self { seen: 0, draws: Draws::new(0x5a3b_1e01), messages: Vec::new() }
     }
@@ -67,7 +67,7 @@ impl Sample {
             _ => (kept.draws.bits() % kept.seen) as usize,
         };
         if place < capacity {
-            let message = Message { seed, buffers: buffers.to_vec() };
+            let message = KeptMessage { seed, buffers: buffers.to_vec() };
             match kept.messages.get_mut(place) {
                 Some(other) => *other = message,
                 None => kept.messages.push(message),
@@ -76,17 +76,17 @@ impl Sample {
     }
 
     /// Looks at every byte of what was kept, and gives it up.
-    pub(crate) fn look(&self) -> Look {
+    pub(crate) fn check(&self) -> SampleCheck {
         let messages = {
             let mut kept = self.lock();
             kept.seen = 0;
             std::mem::take(&mut kept.messages)
         };
         let wrong = messages.iter().find_map(|message| check_buffers(message.seed, &message.buffers, None));
-        Look { messages: messages.len() as u64, wrong }
+        SampleCheck { messages: messages.len() as u64, wrong }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, SampleState> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -119,17 +119,17 @@ mod tests {
     #[test]
     fn small_messages_are_kept_by_the_dozen_and_every_byte_of_them_is_looked_at() {
         let sample = Sample::default();
-        assert_eq!(sample.look(), Look::default());
+        assert_eq!(sample.check(), SampleCheck::default());
         let right = Content::new(10_000, 7).unwrap().cut(10_000);
         for _ in 0..1000 {
             sample.arrived(7, std::slice::from_ref(&right));
         }
-        assert_eq!(sample.look(), Look { messages: 64, wrong: None });
+        assert_eq!(sample.check(), SampleCheck { messages: 64, wrong: None });
         let mut wrong = right.to_vec();
         wrong[5001] ^= 1;
         sample.arrived(7, &[wrong.into()]);
-        assert_eq!(sample.look(), Look { messages: 1, wrong: Some((0, 5001)) });
-        assert_eq!(sample.look(), Look::default());
+        assert_eq!(sample.check(), SampleCheck { messages: 1, wrong: Some((0, 5001)) });
+        assert_eq!(sample.check(), SampleCheck::default());
     }
 
     #[test]
@@ -137,8 +137,8 @@ mod tests {
         let sample = Sample::default();
         let piece = Content::new(1 << 20, 7).unwrap().cut(1 << 20);
         sample.arrived(7, &vec![piece.clone(); 257]);
-        assert_eq!(sample.look().messages, 0);
+        assert_eq!(sample.check().messages, 0);
         sample.arrived(7, &vec![piece; 256]);
-        assert_eq!(sample.look().messages, 1);
+        assert_eq!(sample.check().messages, 1);
     }
 }

@@ -13,7 +13,7 @@ use tonic_rdma_proto::transfer::{
     UsageRequest, WrongByte,
 };
 
-use super::keep_awake::Awake;
+use super::keep_awake::KeepAwake;
 use super::sample::Sample;
 use crate::measure::payload::content::{check_all, check_buffers, check_stamps};
 use crate::measure::payload::reduce::{reduce, reduce_all};
@@ -21,7 +21,7 @@ use crate::measure::process::cores;
 
 /// Takes payloads and says whether they are what their seed demands.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Service {
+pub(crate) struct TransferService {
     /// Calls so far: moves the sampled offsets from call to call.
     calls: Arc<AtomicU64>,
     /// Whether each answer says what consuming the payload finds.
@@ -29,10 +29,10 @@ pub(crate) struct Service {
     /// Of the messages of this turn, where nothing else looks at every byte of them.
     sample: Sample,
     /// Keeps the runtime from sleeping in turns that ask for it.
-    awake: Awake,
+    awake: KeepAwake,
 }
 
-impl Service {
+impl TransferService {
     /// A service that consumes what it takes, if `reduces`.
     pub(crate) fn reducing(reduces: bool) -> Self {
         Self { reduces, ..Self::default() }
@@ -50,7 +50,7 @@ impl Service {
 }
 
 #[tonic::async_trait]
-impl Transfer for Service {
+impl Transfer for TransferService {
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
         let request = request.into_inner();
         let draw = self.calls.fetch_add(1, Ordering::Relaxed);
@@ -86,7 +86,7 @@ impl Transfer for Service {
 }
 
 #[tonic::async_trait]
-impl Tensors for Service {
+impl Tensors for TransferService {
     async fn push(&self, request: Request<PushRequest>) -> Result<Response<PushReply>, Status> {
         let PushRequest { seed, every_byte, buffers } = request.into_inner();
         let draw = self.calls.fetch_add(1, Ordering::Relaxed);
@@ -105,7 +105,7 @@ impl Tensors for Service {
 }
 
 #[tonic::async_trait]
-impl Turns for Service {
+impl Turns for TransferService {
     async fn begin(&self, request: Request<BeginTurnRequest>) -> Result<Response<BeginTurnReply>, Status> {
         if request.into_inner().never_sleep {
             self.awake.begin();
@@ -115,8 +115,8 @@ impl Turns for Service {
 
     async fn end(&self, _: Request<EndTurnRequest>) -> Result<Response<EndTurnReply>, Status> {
         self.awake.end();
-        let look = self.sample.look();
-        let wrong = look.wrong.map(|(buffer, offset)| WrongByte { buffer, offset });
-        Ok(Response::new(EndTurnReply { messages: look.messages, wrong }))
+        let checked = self.sample.check();
+        let wrong = checked.wrong.map(|(buffer, offset)| WrongByte { buffer, offset });
+        Ok(Response::new(EndTurnReply { messages: checked.messages, wrong }))
     }
 }

@@ -12,12 +12,12 @@ use crate::measure::payload::content::{Content, VARIANTS, offset_of, variant_see
 /// Keeps the content of a cell, and cuts each answer from it. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SourceService {
-    made: Arc<Mutex<Option<Made>>>,
+    made: Arc<Mutex<Option<CachedContent>>>,
 }
 
 /// Content, and what it was made for.
 #[derive(Debug)]
-struct Made {
+struct CachedContent {
     origin: u64,
     bytes: usize,
     content: Content,
@@ -44,7 +44,7 @@ impl SourceService {
                 // The last one's memory goes first.
                 *other = None;
                 let content = Content::new(bytes, origin).map_err(|_| no_memory())?;
-                other.insert(Made { origin, bytes, content })
+                other.insert(CachedContent { origin, bytes, content })
             }
         };
         Ok(made.content.at(offset_of(seed, origin) as usize).cut(bytes))
@@ -70,7 +70,7 @@ mod tests {
 
     use super::super::client::GrpcCaller;
     use super::super::connect;
-    use super::super::service::Service;
+    use super::super::service::TransferService;
     use super::*;
     use crate::compare::modes::call_error::CallError;
     use crate::compare::modes::mode::Mode;
@@ -84,13 +84,13 @@ mod tests {
 
     /// A source whose answers are wrong at one byte, or too short.
     #[derive(Clone, Copy, Debug)]
-    enum Liar {
+    enum FaultySource {
         Wrong(usize),
         Short,
     }
 
     #[tonic::async_trait]
-    impl Source for Liar {
+    impl Source for FaultySource {
         async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
             let GetRequest { origin, seed, bytes } = request.into_inner();
             let mut payload = SourceService::default().payload(origin, seed, bytes)?.to_vec();
@@ -105,7 +105,7 @@ mod tests {
     async fn caller(source: SourceServer<impl Source>, operations: &Operations) -> GrpcCaller {
         let incoming = tcp_listener().unwrap();
         let address = incoming.local_addr().unwrap();
-        let turns = TurnsServer::new(Service::default());
+        let turns = TurnsServer::new(TransferService::default());
         let server = Server::builder().add_service(source).add_service(turns);
         tokio::spawn(server.serve_with_incoming(incoming));
         let channel = connect::tcp(address, Http2::Default).await.unwrap();
@@ -129,13 +129,13 @@ mod tests {
         let error = right.run(&other, Check::Stamps, 1).await.unwrap_err();
         assert!(matches!(error, CallError::Consumed { sent: None, .. }), "{error}");
 
-        let mut wrong = caller(SourceServer::new(Liar::Wrong(70_001)), &operations).await;
+        let mut wrong = caller(SourceServer::new(FaultySource::Wrong(70_001)), &operations).await;
         let error = wrong.run(&operations.take(1), Check::All, 1).await.unwrap_err();
         assert!(matches!(error, CallError::Content { offset: 70_001, sent: 100_000 }), "{error}");
-        let mut wrong = caller(SourceServer::new(Liar::Wrong(99_999)), &operations).await;
+        let mut wrong = caller(SourceServer::new(FaultySource::Wrong(99_999)), &operations).await;
         let error = wrong.run(&operations.take(1), Check::Stamps, 1).await.unwrap_err();
         assert!(matches!(error, CallError::Content { offset: 99_999, .. }), "{error}");
-        let mut short = caller(SourceServer::new(Liar::Short), &operations).await;
+        let mut short = caller(SourceServer::new(FaultySource::Short), &operations).await;
         let error = short.run(&operations.take(1), Check::Stamps, 1).await.unwrap_err();
         assert!(matches!(error, CallError::Length { sent: 100_000, arrived: 99_992 }), "{error}");
         assert!(error.is_mismatch());
@@ -144,7 +144,8 @@ mod tests {
     #[tokio::test]
     async fn what_comes_down_torn_is_found_when_the_turn_ends() {
         let operations = Operations::new(Load::Size(1 << 20), 3, true).unwrap();
-        let mut wrong = caller(SourceServer::new(Liar::Wrong(500_000)), &operations).await.reducing(false);
+        let mut wrong =
+            caller(SourceServer::new(FaultySource::Wrong(500_000)), &operations).await.reducing(false);
         for turn in 0..4 {
             wrong.run(&operations.take(turn), Check::Stamps, 1).await.unwrap();
         }

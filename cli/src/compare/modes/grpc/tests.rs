@@ -11,7 +11,7 @@ use tonic_rdma_proto::transfer::turns_server::TurnsServer;
 
 use super::client::GrpcCaller;
 use super::connect::tcp;
-use super::service::Service;
+use super::service::TransferService;
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Operation, Operations, Push, Put};
@@ -24,10 +24,10 @@ use crate::measure::transport::listener::tcp_listener;
 
 /// The address of a service of this process.
 fn serve() -> SocketAddr {
-    serve_with(Service::default())
+    serve_with(TransferService::default())
 }
 
-fn serve_with(service: Service) -> SocketAddr {
+fn serve_with(service: TransferService) -> SocketAddr {
     let incoming = tcp_listener().unwrap();
     let address = incoming.local_addr().unwrap();
     let server = Server::builder().add_service(service.clone().transfer());
@@ -72,7 +72,7 @@ fn message(content: &mut Content, lengths: &[usize]) -> Push {
 
 #[tokio::test]
 async fn what_the_server_found_to_be_the_largest_element_is_compared() {
-    let channel = tcp(serve_with(Service::reducing(true)), Http2::Default).await.unwrap();
+    let channel = tcp(serve_with(TransferService::reducing(true)), Http2::Default).await.unwrap();
     let caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
     let mut reducing = caller.clone().reducing(true);
     let right = put(100_001, 3);
@@ -112,7 +112,7 @@ async fn a_torn_middle_that_stamps_miss_is_found_when_the_turn_ends() {
     assert!(matches!(error, CallError::BufferContent { offset, .. } if at(offset)), "{error}");
 
     // One that consumes finds it in each call.
-    let channel = tcp(serve_with(Service::reducing(true)), Http2::Default).await.unwrap();
+    let channel = tcp(serve_with(TransferService::reducing(true)), Http2::Default).await.unwrap();
     let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy).reducing(true);
     caller.run(&right.take(0), Check::Stamps, 1).await.unwrap();
     let error = caller.run(&torn.take(0), Check::Stamps, 1).await.unwrap_err();

@@ -11,18 +11,18 @@ use tonic_rdma_proto::placement::{BeginRequest, EndRequest, PrepareRequest, Rele
 use tonic_rdma_proto::transfer::Check;
 use tonic_rdma_tensor::{Channel, RdmaDevice};
 
-use super::courtesy::Courtesy;
 use super::geometry::MAX_DEPTH;
 use super::record::Record;
-use super::route::Route;
-use super::stream::Stream;
+use super::sender::TensorSender;
+use super::stream::OperationStream;
+use super::yield_timer::YieldTimer;
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::sequence::{Done, Position};
 use crate::compare::operations::{Operation, Operations};
 use crate::compare::plan::cell::Load;
 use crate::failure::Failure;
-use crate::measure::transport::rdma::{Rdma, Verdict};
+use crate::measure::transport::rdma::{Rdma, RdmaConnection};
 
 /// A channel in one of the modes. Clones share it, and one of them at a time sends.
 #[derive(Clone, Debug)]
@@ -33,13 +33,13 @@ pub(crate) struct PlacementCaller {
     channel: Channel,
     /// Whether the receiver consumes what arrives.
     reduces: bool,
-    lane: Arc<Mutex<Lane>>,
+    state: Arc<Mutex<SendState>>,
 }
 
 /// What whoever sends has to itself.
 #[derive(Debug, Default)]
-struct Lane {
-    route: Option<Route>,
+struct SendState {
+    sender: Option<TensorSender>,
     record: Record,
     /// Whether an operation did not come to its end, upon which records say nothing.
     failed: bool,
@@ -53,15 +53,15 @@ impl PlacementCaller {
         endpoint: &str,
         rdma: &Rdma,
         reduces: bool,
-    ) -> Result<(Self, Verdict), Failure> {
+    ) -> Result<(Self, RdmaConnection), Failure> {
         let failed = |error| Failure::run(format!("{mode}: {error}"));
         let device = RdmaDevice::without_listener(rdma.tensor_settings()).map_err(failed)?;
         let channel = device.channel(endpoint, 0).await.map_err(failed)?;
         let (provider, name) = channel.device();
         let reason = format!("tensors over {name}, arrivals by {:?}", channel.notification());
-        let verdict = Verdict { provider: provider.to_owned(), reason };
+        let verdict = RdmaConnection { provider: provider.to_owned(), reason };
         let control = PlacementClient::new(control);
-        Ok((Self { mode, control, device, channel, reduces, lane: Arc::default() }, verdict))
+        Ok((Self { mode, control, device, channel, reduces, state: Arc::default() }, verdict))
     }
 
     /// Has both ends make places for `operations`, of which up to `inflight` are to be on their way.
@@ -77,15 +77,15 @@ impl PlacementCaller {
         let depth = inflight.clamp(1, MAX_DEPTH) as u32;
         let (mode, seed) = (self.mode.name().to_owned(), operations.content().seed());
         self.control.prepare(PrepareRequest { mode, seed, depth, load: Some(load) }).await?;
-        let route = Route::new(self.mode, (&self.device, &self.channel), operations, depth).await?;
-        *self.lane.lock().await = Lane { route: Some(route), ..Lane::default() };
+        let sender = TensorSender::new(self.mode, (&self.device, &self.channel), operations, depth).await?;
+        *self.state.lock().await = SendState { sender: Some(sender), ..SendState::default() };
         Ok(())
     }
 
     /// Begins a turn: from now on the receiver looks.
     pub(crate) async fn begin(&mut self, check: Check) -> Result<(), CallError> {
-        let mut lane = self.lane.lock().await;
-        (lane.record, lane.failed) = (Record::default(), false);
+        let mut state = self.state.lock().await;
+        (state.record, state.failed) = (Record::default(), false);
         let (mode, every_byte) = (self.mode.name().to_owned(), check == Check::All);
         self.control.begin(BeginRequest { mode, every_byte }).await?;
         Ok(())
@@ -95,46 +95,46 @@ impl PlacementCaller {
     pub(crate) async fn end(&mut self) -> Result<(), CallError> {
         let mode = self.mode.name().to_owned();
         let arrived = Record::from(self.control.end(EndRequest { mode }).await?.into_inner());
-        let lane = self.lane.lock().await;
+        let state = self.state.lock().await;
         match arrived.mismatch() {
             Some((buffer, offset)) => Err(CallError::BufferContent { buffer, offset }),
-            None if lane.failed => Ok(()),
-            None => Ok(lane.record.compare(&arrived)?),
+            None if state.failed => Ok(()),
+            None => Ok(state.record.compare(&arrived)?),
         }
     }
 
     /// Sends `operation`, and says how long it took until the receiver was done with it.
     pub(crate) async fn run(&mut self, operation: &Operation) -> Result<Duration, CallError> {
-        let mut lane = self.lane.lock().await;
-        lane.failed = true;
+        let mut state = self.state.lock().await;
+        state.failed = true;
         let start = Instant::now();
-        let (route, record) = lane.parts()?;
+        let (sender, record) = state.parts()?;
         if self.mode.awaits() {
-            route.send(operation).await?;
-            record.add(route.identity(operation), operation.reduced().filter(|_| self.reduces));
-            route.flush().await?;
+            sender.send(operation).await?;
+            record.add(sender.identity(operation), operation.reduced().filter(|_| self.reduces));
+            sender.flush().await?;
             let elapsed = start.elapsed();
-            lane.failed = false;
+            state.failed = false;
             return Ok(elapsed);
         }
-        let mut courtesy = Courtesy::new();
+        let mut yield_timer = YieldTimer::new();
         let mut started = false;
         loop {
-            if !started && route.is_ready()? {
-                route.start(operation)?;
-                record.add(route.identity(operation), operation.reduced().filter(|_| self.reduces));
+            if !started && sender.is_ready()? {
+                sender.start(operation)?;
+                record.add(sender.identity(operation), operation.reduced().filter(|_| self.reduces));
                 started = true;
             }
-            if started && route.pending()? == 0 {
+            if started && sender.pending()? == 0 {
                 break;
             }
-            courtesy.missed();
-            if courtesy.is_due() {
-                courtesy.give().await;
+            yield_timer.missed();
+            if yield_timer.is_due() {
+                yield_timer.yield_now().await;
             }
         }
         let elapsed = start.elapsed();
-        lane.failed = false;
+        state.failed = false;
         Ok(elapsed)
     }
 
@@ -146,17 +146,17 @@ impl PlacementCaller {
         callers: usize,
         end: Instant,
     ) -> (Vec<Done>, Option<CallError>) {
-        let mut lane = self.lane.lock().await;
-        lane.failed = true;
-        let mut stream = Stream::new(operations, position, callers, end, self.reduces);
-        let error = match lane.parts() {
-            Ok((route, record)) if self.mode.awaits() => {
-                stream.run_awaiting(route, record, callers).await.err()
+        let mut state = self.state.lock().await;
+        state.failed = true;
+        let mut stream = OperationStream::new(operations, position, callers, end, self.reduces);
+        let error = match state.parts() {
+            Ok((sender, record)) if self.mode.awaits() => {
+                stream.run_awaiting(sender, record, callers).await.err()
             }
-            Ok((route, record)) => stream.run(route, record).await.err(),
+            Ok((sender, record)) => stream.run(sender, record).await.err(),
             Err(error) => Some(error),
         };
-        lane.failed = error.is_some();
+        state.failed = error.is_some();
         (stream.done, error)
     }
 
@@ -167,16 +167,16 @@ impl PlacementCaller {
 
     /// Gives the places up.
     pub(crate) async fn release(&mut self) {
-        *self.lane.lock().await = Lane::default();
+        *self.state.lock().await = SendState::default();
         let mode = self.mode.name().to_owned();
         // If the server is gone, so are they.
         let _ = self.control.release(ReleaseRequest { mode }).await;
     }
 }
 
-impl Lane {
-    fn parts(&mut self) -> Result<(&mut Route, &mut Record), CallError> {
-        let route = self.route.as_mut().ok_or(CallError::Unprepared)?;
-        Ok((route, &mut self.record))
+impl SendState {
+    fn parts(&mut self) -> Result<(&mut TensorSender, &mut Record), CallError> {
+        let sender = self.sender.as_mut().ok_or(CallError::Unprepared)?;
+        Ok((sender, &mut self.record))
     }
 }

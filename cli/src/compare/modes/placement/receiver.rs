@@ -7,16 +7,16 @@ use super::record::Record;
 use super::sink::Sink;
 
 #[derive(Debug)]
-pub(super) enum Command {
+pub(super) enum ReceiverCommand {
     Begin { every_byte: bool, begun: oneshot::Sender<()> },
     End { ended: oneshot::Sender<Result<Record, ChannelError>> },
 }
 
 /// A mode's task: it ends when nobody can command it any more.
-pub(super) async fn receive(mut sink: Sink, awaits: bool, mut commands: mpsc::Receiver<Command>) {
+pub(super) async fn receive(mut sink: Sink, awaits: bool, mut commands: mpsc::Receiver<ReceiverCommand>) {
     while let Some(command) = commands.recv().await {
         // An end without a beginning is answered by silence, as is a second beginning.
-        let Command::Begin { every_byte, begun } = command else { continue };
+        let ReceiverCommand::Begin { every_byte, begun } = command else { continue };
         sink.begin(every_byte);
         let _ = begun.send(());
         let goes_on = match awaits {
@@ -30,34 +30,34 @@ pub(super) async fn receive(mut sink: Sink, awaits: bool, mut commands: mpsc::Re
 }
 
 /// Takes what arrives until the turn ends; false if nobody can end it any more.
-async fn poll_turn(sink: &mut Sink, commands: &mut mpsc::Receiver<Command>) -> bool {
+async fn poll_turn(sink: &mut Sink, commands: &mut mpsc::Receiver<ReceiverCommand>) -> bool {
     let mut result = Ok(());
     loop {
         if result.is_ok() {
             result = sink.poll();
         }
-        let command = match (&result, sink.courtesy.is_due()) {
+        let command = match (&result, sink.yield_timer.is_due()) {
             (Ok(()), false) => continue,
             (Ok(()), true) => {
-                sink.courtesy.give().await;
+                sink.yield_timer.yield_now().await;
                 commands.try_recv()
             }
             // Nothing can come any more.
             (Err(_), _) => commands.recv().await.ok_or(mpsc::error::TryRecvError::Disconnected),
         };
         match command {
-            Ok(Command::End { ended }) => {
+            Ok(ReceiverCommand::End { ended }) => {
                 let _ = ended.send(result.map(|()| sink.record()));
                 return true;
             }
-            Ok(Command::Begin { .. }) | Err(mpsc::error::TryRecvError::Empty) => {}
+            Ok(ReceiverCommand::Begin { .. }) | Err(mpsc::error::TryRecvError::Empty) => {}
             Err(mpsc::error::TryRecvError::Disconnected) => return false,
         }
     }
 }
 
 /// Takes what arrives until the turn ends; false if its command channel is closed.
-async fn await_turn(sink: &mut Sink, commands: &mut mpsc::Receiver<Command>) -> bool {
+async fn await_turn(sink: &mut Sink, commands: &mut mpsc::Receiver<ReceiverCommand>) -> bool {
     let mut result = Ok(());
     loop {
         let command = tokio::select! {
@@ -69,11 +69,11 @@ async fn await_turn(sink: &mut Sink, commands: &mut mpsc::Receiver<Command>) -> 
             command = commands.recv() => command,
         };
         match command {
-            Some(Command::End { ended }) => {
+            Some(ReceiverCommand::End { ended }) => {
                 let _ = ended.send(result.map(|()| sink.record()));
                 return true;
             }
-            Some(Command::Begin { .. }) => {}
+            Some(ReceiverCommand::Begin { .. }) => {}
             None => return false,
         }
     }

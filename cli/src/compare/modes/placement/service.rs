@@ -14,8 +14,8 @@ use tonic_rdma_proto::placement::{
 };
 use tonic_rdma_tensor::{ChannelError, RdmaDevice};
 
-use super::receiver::{Command, receive};
-use super::sink::{Order, Sink};
+use super::receiver::{ReceiverCommand, receive};
+use super::sink::{Sink, SinkSettings};
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::cell::Load;
 use crate::measure::payload::consume::Consume;
@@ -32,7 +32,7 @@ pub(crate) struct PlacementService {
 /// A mode's task.
 #[derive(Debug)]
 struct Receiver {
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<ReceiverCommand>,
     task: JoinHandle<()>,
 }
 
@@ -59,7 +59,7 @@ impl PlacementService {
     async fn command<T>(
         &self,
         mode: &str,
-        command: impl FnOnce(oneshot::Sender<T>) -> Command,
+        command: impl FnOnce(oneshot::Sender<T>) -> ReceiverCommand,
     ) -> Result<T, Status> {
         let commands = {
             let receivers = self.receivers.lock().await;
@@ -82,8 +82,8 @@ impl Placement for PlacementService {
         let load = wanted(load)?;
         let mut receivers = self.receivers.lock().await;
         Self::give_up(&mut receivers, mode).await;
-        let order = Order { mode, load, seed, depth, reduces: mode.reduces(self.consume) };
-        let sink = Sink::new(&self.device, &order).map_err(|error| refusal(&error))?;
+        let settings = SinkSettings { mode, load, seed, depth, reduces: mode.reduces(self.consume) };
+        let sink = Sink::new(&self.device, &settings).map_err(|error| refusal(&error))?;
         let (commands, taken) = mpsc::channel(1);
         let task = tokio::spawn(receive(sink, mode.awaits(), taken));
         receivers.insert(mode.name(), Receiver { commands, task });
@@ -92,13 +92,13 @@ impl Placement for PlacementService {
 
     async fn begin(&self, request: Request<BeginRequest>) -> Result<Response<BeginReply>, Status> {
         let BeginRequest { mode, every_byte } = request.into_inner();
-        self.command(&mode, |begun| Command::Begin { every_byte, begun }).await?;
+        self.command(&mode, |begun| ReceiverCommand::Begin { every_byte, begun }).await?;
         Ok(Response::new(BeginReply {}))
     }
 
     async fn end(&self, request: Request<EndRequest>) -> Result<Response<EndReply>, Status> {
         let mode = request.into_inner().mode;
-        let record = self.command(&mode, |ended| Command::End { ended }).await?;
+        let record = self.command(&mode, |ended| ReceiverCommand::End { ended }).await?;
         record.map(|record| Response::new(record.into())).map_err(|error| refusal(&error))
     }
 

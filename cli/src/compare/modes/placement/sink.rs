@@ -5,17 +5,17 @@ use std::time::Instant;
 
 use tonic_rdma_tensor::{Arrived, ChannelError, ExportedRegion, RdmaDevice, Rights, StaticReceiver};
 
-use super::courtesy::Courtesy;
 use super::geometry::{self, Batch, Geometry, header_name, region_name, seeds_in_order, slot_name};
 use super::inspector::{Inspector, both};
 use super::record::Record;
+use super::yield_timer::YieldTimer;
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::cell::Load;
 use crate::measure::payload::reduce::Reduced;
 
 /// What a mode's receiver is made for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Order {
+pub(super) struct SinkSettings {
     pub(super) mode: Mode,
     pub(super) load: Load,
     /// Of the first operation's content.
@@ -33,18 +33,18 @@ pub(super) struct Sink {
     inspector: Inspector,
     record: Record,
     seed: u64,
-    pub(super) courtesy: Courtesy,
+    pub(super) yield_timer: YieldTimer,
 }
 
 #[derive(Debug)]
 enum Places {
-    Slots { slots: Vec<StaticReceiver>, operation: OfSlots },
-    Batch(Batched),
+    Slots { slots: Vec<StaticReceiver>, operation: SlotOperation },
+    Batch(BatchSlot),
 }
 
 /// The operation whose tensors come into slots, one after the other.
 #[derive(Debug)]
-struct OfSlots {
+struct SlotOperation {
     lengths: Arc<[u64]>,
     /// The slot whose tensor comes next, and what is known of the operation so far.
     next: usize,
@@ -56,7 +56,7 @@ struct OfSlots {
 
 /// See [`Geometry::Batch`].
 #[derive(Debug)]
-struct Batched {
+struct BatchSlot {
     batch: Batch,
     header: StaticReceiver,
     region: ExportedRegion,
@@ -65,9 +65,9 @@ struct Batched {
 }
 
 impl Sink {
-    /// Makes the places that `order` asks for.
-    pub(super) fn new(device: &RdmaDevice, order: &Order) -> Result<Self, ChannelError> {
-        let Order { mode, load, seed, depth, reduces } = *order;
+    /// Makes the places that `settings` asks for.
+    pub(super) fn new(device: &RdmaDevice, settings: &SinkSettings) -> Result<Self, ChannelError> {
+        let SinkSettings { mode, load, seed, depth, reduces } = *settings;
         let receiver = |name: String, bytes: u64, depth| {
             let spec =
                 geometry::spec(bytes).map_err(|error| ChannelError::Local(error.to_string().into()))?;
@@ -78,24 +78,24 @@ impl Sink {
                 let slots = lengths.iter().enumerate();
                 let slots = slots.map(|(index, bytes)| receiver(slot_name(mode, index), *bytes, depth));
                 let slots = slots.collect::<Result<_, _>>()?;
-                Places::Slots { slots, operation: OfSlots::new(lengths) }
+                Places::Slots { slots, operation: SlotOperation::new(lengths) }
             }
             Geometry::Batch(batch) => {
                 let bytes = usize::try_from(batch.room.saturating_mul(depth.into())).unwrap_or(usize::MAX);
                 let region = device.export(&region_name(mode), device.allocate(bytes)?, Rights::WRITE)?;
                 let header = receiver(header_name(mode), 8 * batch.words() as u64, depth)?;
-                Places::Batch(Batched { batch, header, region, depth: depth.into(), taken: 0 })
+                Places::Batch(BatchSlot { batch, header, region, depth: depth.into(), taken: 0 })
             }
         };
         let inspector = Inspector::new(reduces);
-        Ok(Self { places, inspector, record: Record::default(), seed, courtesy: Courtesy::new() })
+        Ok(Self { places, inspector, record: Record::default(), seed, yield_timer: YieldTimer::new() })
     }
 
     /// A turn begins.
     pub(super) fn begin(&mut self, every_byte: bool) {
         self.inspector.every_byte = every_byte;
         self.record = Record::default();
-        self.courtesy = Courtesy::new();
+        self.yield_timer = YieldTimer::new();
     }
 
     /// What was in the turn.
@@ -105,13 +105,13 @@ impl Sink {
 
     /// Takes what has arrived, if anything has.
     pub(super) fn poll(&mut self) -> Result<(), ChannelError> {
-        let Self { places, inspector, record, seed, courtesy } = self;
+        let Self { places, inspector, record, seed, yield_timer } = self;
         let found = match places {
             Places::Slots { slots, operation } => {
                 let arrived = slots[operation.next].try_recv()?;
                 arrived.map(|arrived| operation.take(arrived, *seed, inspector, record)).is_some()
             }
-            Places::Batch(Batched { batch, header, region, depth, taken }) => {
+            Places::Batch(BatchSlot { batch, header, region, depth, taken }) => {
                 let start = (*taken % *depth) * batch.room;
                 let arrived = header.try_recv()?;
                 *taken += u64::from(arrived.is_some());
@@ -120,9 +120,9 @@ impl Sink {
             }
         };
         if found {
-            courtesy.found(Instant::now())
+            yield_timer.found(Instant::now())
         } else {
-            courtesy.missed()
+            yield_timer.missed()
         }
         Ok(())
     }
@@ -135,7 +135,7 @@ impl Sink {
                 let arrived = slots[operation.next].recv().await?;
                 operation.take(arrived, *seed, inspector, record);
             }
-            Places::Batch(Batched { batch, header, region, depth, taken }) => {
+            Places::Batch(BatchSlot { batch, header, region, depth, taken }) => {
                 let start = (*taken % *depth) * batch.room;
                 let arrived = header.recv().await?;
                 *taken += 1;
@@ -146,7 +146,7 @@ impl Sink {
     }
 }
 
-impl OfSlots {
+impl SlotOperation {
     fn new(lengths: Arc<[u64]>) -> Self {
         let seeds = vec![0; lengths.len()];
         Self { lengths, next: 0, identity: None, found: None, seeds }

@@ -4,16 +4,16 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::courtesy::Courtesy;
 use super::geometry::MAX_DEPTH;
 use super::record::Record;
-use super::route::Route;
+use super::sender::TensorSender;
+use super::yield_timer::YieldTimer;
 use crate::compare::modes::call_error::CallError;
 use crate::compare::operations::sequence::{Done, Position};
 use crate::compare::operations::{Operation, Operations};
 
 /// Operations that follow one another, several on their way.
-pub(super) struct Stream {
+pub(super) struct OperationStream {
     operations: Operations,
     position: Position,
     end: Instant,
@@ -25,7 +25,7 @@ pub(super) struct Stream {
     pub(super) done: Vec<Done>,
 }
 
-impl Stream {
+impl OperationStream {
     pub(super) fn new(
         operations: Operations,
         position: Position,
@@ -38,31 +38,35 @@ impl Stream {
         Self { operations, position, end, reduces, waiting, under_way, done }
     }
 
-    pub(super) async fn run(&mut self, route: &mut Route, record: &mut Record) -> Result<(), CallError> {
-        let mut courtesy = Courtesy::new();
+    pub(super) async fn run(
+        &mut self,
+        sender: &mut TensorSender,
+        record: &mut Record,
+    ) -> Result<(), CallError> {
+        let mut yield_timer = YieldTimer::new();
         while !self.waiting.is_empty() || !self.under_way.is_empty() {
-            while !self.waiting.is_empty() && route.is_ready()? {
-                self.start(route, record)?;
+            while !self.waiting.is_empty() && sender.is_ready()? {
+                self.start(sender, record)?;
             }
-            let pending = route.pending()? as usize;
+            let pending = sender.pending()? as usize;
             if pending < self.under_way.len() {
                 let now = Instant::now();
                 self.finish(pending, now);
-                courtesy.found(now);
+                yield_timer.found(now);
             } else {
-                courtesy.missed();
+                yield_timer.missed();
             }
-            if courtesy.is_due() {
-                courtesy.give().await;
+            if yield_timer.is_due() {
+                yield_timer.yield_now().await;
             }
         }
         Ok(())
     }
 
-    fn start(&mut self, route: &mut Route, record: &mut Record) -> Result<(), CallError> {
+    fn start(&mut self, sender: &mut TensorSender, record: &mut Record) -> Result<(), CallError> {
         let operation = self.take();
-        route.start(&operation)?;
-        self.started(route, record, &operation);
+        sender.start(&operation)?;
+        self.started(sender, record, &operation);
         Ok(())
     }
 
@@ -72,8 +76,8 @@ impl Stream {
     }
 
     /// `operation` was started.
-    fn started(&mut self, route: &Route, record: &mut Record, operation: &Operation) {
-        record.add(route.identity(operation), operation.reduced().filter(|_| self.reduces));
+    fn started(&mut self, sender: &TensorSender, record: &mut Record, operation: &Operation) {
+        record.add(sender.identity(operation), operation.reduced().filter(|_| self.reduces));
         if let Some(begun) = self.waiting.pop_front() {
             self.under_way.push_back((begun, operation.bytes(), operation.messages()));
         }
@@ -95,7 +99,7 @@ impl Stream {
     /// several, what waits for a buffer waits for the release of the oldest.
     pub(super) async fn run_awaiting(
         &mut self,
-        route: &mut Route,
+        sender: &mut TensorSender,
         record: &mut Record,
         callers: usize,
     ) -> Result<(), CallError> {
@@ -103,37 +107,37 @@ impl Stream {
         loop {
             while !self.waiting.is_empty() {
                 if self.under_way.len() >= depth {
-                    self.wait(route).await?;
+                    self.wait(sender).await?;
                 }
                 let operation = self.take();
-                route.send(&operation).await?;
-                self.started(route, record, &operation);
-                self.look(route)?;
+                sender.send(&operation).await?;
+                self.started(sender, record, &operation);
+                self.look(sender)?;
             }
             if self.under_way.is_empty() {
                 return Ok(());
             }
-            self.wait(route).await?;
+            self.wait(sender).await?;
         }
     }
 
     /// Waits until an operation has ended, the oldest if the slot is full, and counts all that have.
-    async fn wait(&mut self, route: &mut Route) -> Result<(), CallError> {
+    async fn wait(&mut self, sender: &mut TensorSender) -> Result<(), CallError> {
         let under_way = self.under_way.len();
-        self.look(route)?;
+        self.look(sender)?;
         if self.under_way.len() < under_way {
             return Ok(());
         }
-        if under_way > 1 && !route.is_ready()? {
-            route.ready().await?;
+        if under_way > 1 && !sender.is_ready()? {
+            sender.ready().await?;
         } else {
-            route.flush().await?;
+            sender.flush().await?;
         }
-        self.look(route)
+        self.look(sender)
     }
 
-    fn look(&mut self, route: &mut Route) -> Result<(), CallError> {
-        let pending = route.pending()? as usize;
+    fn look(&mut self, sender: &mut TensorSender) -> Result<(), CallError> {
+        let pending = sender.pending()? as usize;
         if pending < self.under_way.len() {
             self.finish(pending, Instant::now());
         }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The one line that the serving process writes to stdout.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Hello {
+pub(crate) enum StartReport {
     /// It serves.
     Ready(Addresses),
     /// It can't serve, and why; whether the request was to blame.

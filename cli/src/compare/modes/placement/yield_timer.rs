@@ -3,24 +3,24 @@
 use std::time::{Duration, Instant};
 
 /// How long others may have to wait.
-const TURN: Duration = Duration::from_micros(100);
+const MAX_HOLD: Duration = Duration::from_micros(100);
 
 /// Looks in vain between two readings of the clock.
 const LOOKS: u32 = 256;
 
 /// From then on nobody is expected to come soon, and looking takes naps.
 const IDLE: Duration = Duration::from_secs(1);
-const NAP: Duration = Duration::from_millis(1);
+const IDLE_SLEEP: Duration = Duration::from_millis(1);
 
 /// Counts looks in vain, and says when others are to have their turn.
 #[derive(Debug)]
-pub(super) struct Courtesy {
+pub(super) struct YieldTimer {
     looks: u32,
     yielded: Instant,
     found: Instant,
 }
 
-impl Courtesy {
+impl YieldTimer {
     pub(super) fn new() -> Self {
         let now = Instant::now();
         Self { looks: 0, yielded: now, found: now }
@@ -40,15 +40,15 @@ impl Courtesy {
     /// Whether others are to have a turn now.
     pub(super) fn is_due(&mut self) -> bool {
         if self.looks == 0 {
-            return self.found - self.yielded > TURN;
+            return self.found - self.yielded > MAX_HOLD;
         }
-        self.looks.is_multiple_of(LOOKS) && self.yielded.elapsed() > TURN
+        self.looks.is_multiple_of(LOOKS) && self.yielded.elapsed() > MAX_HOLD
     }
 
     /// Lets others have their turn: other tasks of this runtime, and, where there are more processes than cores, those.
-    pub(super) async fn give(&mut self) {
+    pub(super) async fn yield_now(&mut self) {
         if self.found.elapsed() > IDLE {
-            tokio::time::sleep(NAP).await;
+            tokio::time::sleep(IDLE_SLEEP).await;
         } else {
             std::thread::yield_now();
             tokio::task::yield_now().await;
@@ -63,16 +63,16 @@ mod tests {
 
     #[test]
     fn a_turn_is_due_after_a_while_whether_or_not_anything_is_found() {
-        let mut courtesy = Courtesy::new();
-        let start = courtesy.yielded;
-        courtesy.found(start + TURN);
-        assert!(!courtesy.is_due());
-        courtesy.found(start + 2 * TURN);
-        assert!(courtesy.is_due());
-        std::thread::sleep(2 * TURN);
+        let mut yield_timer = YieldTimer::new();
+        let start = yield_timer.yielded;
+        yield_timer.found(start + MAX_HOLD);
+        assert!(!yield_timer.is_due());
+        yield_timer.found(start + 2 * MAX_HOLD);
+        assert!(yield_timer.is_due());
+        std::thread::sleep(2 * MAX_HOLD);
         let looks = (1..=LOOKS).map(|_| {
-            courtesy.missed();
-            courtesy.is_due()
+            yield_timer.missed();
+            yield_timer.is_due()
         });
         assert_eq!(looks.filter(|due| *due).count(), 1);
     }

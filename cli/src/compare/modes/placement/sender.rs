@@ -17,21 +17,21 @@ use crate::measure::payload::content::{VARIANTS, offset_of, variant_seed};
 
 /// What a cell's operations take to be sent.
 #[derive(Debug)]
-pub(super) struct Route {
-    pub(super) to: To,
+pub(super) struct TensorSender {
+    pub(super) to: Target,
     /// Of the first operation's content.
     pub(super) seed: u64,
 }
 
 #[derive(Debug)]
-pub(super) enum To {
-    Slots { slots: Vec<StaticSender>, from: From },
-    Batch(Box<Batched>),
+pub(super) enum Target {
+    Slots { slots: Vec<StaticSender>, from: TensorSource },
+    Batch(Box<BatchSender>),
 }
 
 /// Where the tensors of slots lie.
 #[derive(Debug)]
-pub(super) enum From {
+pub(super) enum TensorSource {
     /// In registered memory: by variant of the content, and slot.
     Registered(Vec<Vec<Tensor>>),
     /// In a region for each variant, for the one slot; absent while an operation has it.
@@ -42,7 +42,7 @@ pub(super) enum From {
 
 /// See [`Geometry::Batch`].
 #[derive(Debug)]
-pub(super) struct Batched {
+pub(super) struct BatchSender {
     batch: Batch,
     pub(super) header: StaticSender,
     remote: RemoteRegion,
@@ -56,7 +56,7 @@ pub(super) struct Batched {
     sent: u64,
 }
 
-impl Route {
+impl TensorSender {
     /// Attaches to the places that the server has made for `operations`, and fills registered memory if nothing is to be
     /// copied.
     pub(super) async fn new(
@@ -71,16 +71,16 @@ impl Route {
             Geometry::Slots(lengths) => {
                 let from = match &*lengths {
                     [length] if mode.awaits() => {
-                        From::Regions(regions(device, content.all(), seed, *length)?)
+                        TensorSource::Regions(regions(device, content.all(), seed, *length)?)
                     }
-                    _ if zero_copy => From::Registered(tensors(content.all(), seed, &lengths)?),
-                    _ => From::Anywhere,
+                    _ if zero_copy => TensorSource::Registered(tensors(content.all(), seed, &lengths)?),
+                    _ => TensorSource::Anywhere,
                 };
                 let mut slots = Vec::with_capacity(lengths.len());
                 for (index, length) in lengths.iter().enumerate() {
                     slots.push(channel.static_sender(&slot_name(mode, index), &spec(*length)?).await?);
                 }
-                To::Slots { slots, from }
+                Target::Slots { slots, from }
             }
             Geometry::Batch(batch) => {
                 let remote = channel.region(&region_name(mode)).await?;
@@ -91,7 +91,7 @@ impl Route {
                 if zero_copy {
                     region.copy_from_slice(content.all());
                 }
-                To::Batch(Box::new(Batched {
+                Target::Batch(Box::new(BatchSender {
                     batch,
                     header,
                     remote,
@@ -111,15 +111,15 @@ impl Route {
     pub(super) fn identity(&self, operation: &Operation) -> Option<u64> {
         let (seed, buffer) = operation.buffers().next()?;
         match &self.to {
-            To::Slots { .. } => identify(self.seed, &buffer[..buffer.len().min(8)]),
-            To::Batch(_) => Some(seed),
+            Target::Slots { .. } => identify(self.seed, &buffer[..buffer.len().min(8)]),
+            Target::Batch(_) => Some(seed),
         }
     }
 
     /// Whether the next operation can be started.
     pub(super) fn is_ready(&mut self) -> Result<bool, CallError> {
         match &mut self.to {
-            To::Slots { slots, .. } => {
+            Target::Slots { slots, .. } => {
                 for slot in slots {
                     if !slot.is_ready()? {
                         return Ok(false);
@@ -127,14 +127,14 @@ impl Route {
                 }
                 Ok(true)
             }
-            To::Batch(batched) => Ok(batched.has_region()? && batched.header.is_ready()?),
+            Target::Batch(batched) => Ok(batched.has_region()? && batched.header.is_ready()?),
         }
     }
 
     /// Starts an operation; only when ready.
     pub(super) fn start(&mut self, operation: &Operation) -> Result<(), CallError> {
         match &mut self.to {
-            To::Slots { slots, from: From::Registered(tensors) } => {
+            Target::Slots { slots, from: TensorSource::Registered(tensors) } => {
                 let variant = variant_of(self.seed, operation);
                 for (slot, tensor) in slots.iter_mut().zip(&tensors[variant]) {
                     slot.start_tensor(tensor)?;
@@ -142,13 +142,13 @@ impl Route {
                 Ok(())
             }
             // A sender that polls has no regions: only a future gives them back.
-            To::Slots { slots, from: From::Anywhere | From::Regions(_) } => {
+            Target::Slots { slots, from: TensorSource::Anywhere | TensorSource::Regions(_) } => {
                 for (slot, (_, buffer)) in slots.iter_mut().zip(operation.buffers()) {
                     slot.start_bytes(buffer)?;
                 }
                 Ok(())
             }
-            To::Batch(batched) => batched.start(operation, self.seed),
+            Target::Batch(batched) => batched.start(operation, self.seed),
         }
     }
 
@@ -156,8 +156,8 @@ impl Route {
     pub(super) fn pending(&mut self) -> Result<u64, CallError> {
         match &mut self.to {
             // They come in the order of the slots, and go in that order.
-            To::Slots { slots, .. } => Ok(slots.last_mut().map_or(Ok(0), StaticSender::pending)?),
-            To::Batch(batched) => {
+            Target::Slots { slots, .. } => Ok(slots.last_mut().map_or(Ok(0), StaticSender::pending)?),
+            Target::Batch(batched) => {
                 batched.has_region()?;
                 Ok(batched.header.pending()?)
             }
@@ -167,13 +167,13 @@ impl Route {
     /// Waits until a buffer is free for the next operation.
     pub(super) async fn ready(&mut self) -> Result<(), CallError> {
         match &mut self.to {
-            To::Slots { slots, .. } => {
+            Target::Slots { slots, .. } => {
                 for slot in slots {
                     slot.ready().await?;
                 }
                 Ok(())
             }
-            To::Batch(batched) => Ok(batched.header.ready().await?),
+            Target::Batch(batched) => Ok(batched.header.ready().await?),
         }
     }
 
@@ -181,7 +181,7 @@ impl Route {
     pub(super) async fn send(&mut self, operation: &Operation) -> Result<(), CallError> {
         let variant = variant_of(self.seed, operation);
         match &mut self.to {
-            To::Slots { slots, from: From::Regions(regions) } => {
+            Target::Slots { slots, from: TensorSource::Regions(regions) } => {
                 let place = regions.get_mut(variant).ok_or(CallError::Unprepared)?;
                 let (Some(slot), Some(region)) = (slots.first_mut(), place.take()) else {
                     return Err(CallError::Unprepared);
@@ -190,19 +190,19 @@ impl Route {
                 *place = Some(region);
                 Ok(sent?)
             }
-            To::Slots { slots, from: From::Registered(tensors) } => {
+            Target::Slots { slots, from: TensorSource::Registered(tensors) } => {
                 for (slot, tensor) in slots.iter_mut().zip(&tensors[variant]) {
                     slot.send(tensor).await?;
                 }
                 Ok(())
             }
-            To::Slots { slots, from: From::Anywhere } => {
+            Target::Slots { slots, from: TensorSource::Anywhere } => {
                 for (slot, (_, buffer)) in slots.iter_mut().zip(operation.buffers()) {
                     slot.send_bytes(buffer).await?;
                 }
                 Ok(())
             }
-            To::Batch(batched) => {
+            Target::Batch(batched) => {
                 batched.header.ready().await?;
                 batched.send(operation, self.seed).await
             }
@@ -213,16 +213,16 @@ impl Route {
     pub(super) async fn flush(&mut self) -> Result<(), CallError> {
         match &mut self.to {
             // They are released in the order of the slots.
-            To::Slots { slots, .. } => match slots.last_mut() {
+            Target::Slots { slots, .. } => match slots.last_mut() {
                 Some(slot) => Ok(slot.flush().await?),
                 None => Ok(()),
             },
-            To::Batch(batched) => Ok(batched.header.flush().await?),
+            Target::Batch(batched) => Ok(batched.header.flush().await?),
         }
     }
 }
 
-impl Batched {
+impl BatchSender {
     /// Whether nothing is on its way from the region.
     fn has_region(&mut self) -> Result<bool, CallError> {
         if let Some((region, result)) = self.moving.as_mut().and_then(Memcpy::try_take) {
