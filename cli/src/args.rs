@@ -1,4 +1,4 @@
-//! The command line: what it takes, and one clear line for what it does not.
+//! The command line: the commands, and a message of one line for input that is not accepted.
 
 use std::io::{self, Write};
 
@@ -16,42 +16,43 @@ use crate::tune::{self, TuneOptions};
 #[command(
     name = "tonic-rdma",
     version,
-    about = "Compare RDMA with TCP beneath gRPC, carry others' bytes over RDMA, look at RDMA devices, and tune them"
+    about = "Compare RDMA with TCP beneath gRPC, carry byte streams over RDMA, list RDMA devices, and tune them"
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
-/// What is to be done.
+/// The command to run.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Measure the same gRPC calls over TCP, Unix sockets and RDMA, side by side
     #[command(after_help = compare::HELP)]
     Compare(CompareOptions),
-    /// The serving half of `compare`, which starts it
+    /// The server process of `compare`, which starts it
     #[command(hide = true)]
     CompareServer(ServerOptions),
-    /// Measure what training moves: workers that pull a model's variables and push gradients, by gRPC and by the tensor channel
+    /// Measure the traffic of training: workers pull a model's variables and push gradients, by gRPC and by the tensor
+    /// channel
     #[command(after_help = parameter_server::HELP)]
     ParameterServer(ParameterServerOptions),
-    /// The serving process of `parameter-server`, which starts it
+    /// The server process of `parameter-server`, which starts it
     #[command(hide = true)]
     ParameterServerServer(ProcessOptions),
     /// A worker process of `parameter-server`, which starts it
     #[command(hide = true)]
     ParameterServerWorker(ProcessOptions),
-    /// Carry byte streams between TCP or Unix sockets and RDMA, for clients and servers that know nothing of RDMA
+    /// Carry byte streams between TCP or Unix sockets and RDMA, for clients and servers that have no RDMA of their own
     #[command(after_help = bridge::HELP)]
     Bridge(BridgeOptions),
-    /// List RDMA devices, their limits, and why something can't be used; with --check, test them
+    /// List RDMA devices, their limits, and why a device can't be used; with --check, test them
     Devices(DevicesOptions),
-    /// Measure what both ways of sending cost on a device, and show what is chosen and why
+    /// Measure the cost of both ways of sending on a device, and show which is chosen and why
     #[command(after_help = tune::HELP)]
     Tune(TuneOptions),
 }
 
-/// The command line of this process.
+/// Parses the command line of this process.
 pub(crate) fn parse() -> Result<Command, Failure> {
     match Cli::try_parse() {
         Ok(cli) => Ok(cli.command),
@@ -63,7 +64,7 @@ pub(crate) fn parse() -> Result<Command, Failure> {
                 std::process::exit(0)
             }
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand if std::env::args_os().len() <= 1 => {
-                // On stderr, as it is an error all the same.
+                // To stderr, because a missing command is an error.
                 error.print().map_err(|error| Failure::output(&error))?;
                 #[expect(clippy::disallowed_methods, reason = "nothing has been started yet")]
                 std::process::exit(2)
@@ -73,7 +74,7 @@ pub(crate) fn parse() -> Result<Command, Failure> {
     }
 }
 
-/// clap's message as one line, with what is accepted in place of its usage block.
+/// Returns clap's message as one line, with the accepted words in place of its usage block.
 fn explain(error: &clap::Error) -> String {
     let rendered = error.render().to_string();
     let message = one_line(rendered.split("\n\n").next().unwrap_or_default());
@@ -92,7 +93,7 @@ fn explain(error: &clap::Error) -> String {
             )
         }
         ErrorKind::UnknownArgument => {
-            // clap's usage line is the only place that tells which command was being parsed.
+            // Only clap's usage line names the command that was being parsed.
             let name = std::env::args().nth(1).unwrap_or_default();
             let flags = root.find_subcommand(&name).map(flags).unwrap_or_else(|| flags(&root));
             format!("{message}; accepted: {flags}")
@@ -101,7 +102,7 @@ fn explain(error: &clap::Error) -> String {
     }
 }
 
-/// The flags of `command`.
+/// Returns the flags of `command`.
 fn flags(command: &clap::Command) -> String {
     let own = command.get_arguments().filter_map(|argument| argument.get_long());
     own.filter(|name| *name != "help")

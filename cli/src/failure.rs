@@ -1,12 +1,12 @@
-//! The ways in which a command ends badly, and what each of them is to the shell.
+//! The failures of a command, and the exit status of each.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Why a command did not succeed. Each is reported as one line on stderr.
+/// The reason why a command did not succeed. Each is reported as one line on stderr.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// What was asked for makes no sense or can't be had: exit status 2.
+    /// The command line makes no sense or can't be satisfied: exit status 2.
     #[error("{0}")]
     Usage(String),
     /// The work itself failed: exit status 1.
@@ -15,23 +15,23 @@ pub(crate) enum Failure {
     /// The user pressed ctrl-c: exit status 130, as shells have it.
     #[error("interrupted")]
     Interrupted,
-    /// Whoever read our output has left: nothing to say, and nobody to say it to.
+    /// The reader of stdout has closed it. There is nothing to report: exit status 0.
     #[error("stdout is closed")]
     OutputClosed,
 }
 
 impl Failure {
-    /// A failed run.
+    /// Makes the failure of a run.
     pub(crate) fn run(what: impl Into<String>) -> Self {
         Self::Run(what.into())
     }
 
-    /// A request that can't be met.
+    /// Makes the failure of a command line that can't be satisfied.
     pub(crate) fn usage(what: impl Into<String>) -> Self {
         Self::Usage(what.into())
     }
 
-    /// An error while writing to stdout.
+    /// Makes the failure of a write to stdout.
     pub(crate) fn output(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::OutputClosed,
@@ -39,7 +39,7 @@ impl Failure {
         }
     }
 
-    /// Says what happened on stderr and gives the exit status.
+    /// Reports the failure on stderr, and returns the exit status.
     pub(crate) fn report(&self) -> ExitCode {
         let code = match self {
             Self::Usage(_) => 2,
@@ -47,13 +47,13 @@ impl Failure {
             Self::Interrupted => 130,
             Self::OutputClosed => return ExitCode::SUCCESS,
         };
-        // A closed stderr leaves nobody to tell; the exit status still says it.
+        // stderr may be closed. The exit status still reports the failure.
         let _ = writeln!(io::stderr(), "tonic-rdma: {}", one_line(&self.to_string()));
         ExitCode::from(code)
     }
 }
 
-/// `text` without line breaks and other control characters, which a value from the command line may well contain.
+/// Returns `text` without line breaks and other control characters, which a value of the command line may contain.
 pub(crate) fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for character in text.trim().chars() {

@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct List<T>(pub(crate) Vec<T>);
 
-/// The items of `text` between commas, each as `item` reads it.
+/// Parses the items of `text` between commas with `item`.
 pub(crate) fn parse_list<T: PartialEq>(
     text: &str,
     item: impl Fn(&str) -> Result<T, String>,

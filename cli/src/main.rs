@@ -1,5 +1,5 @@
-//! The `tonic-rdma` command: compares transports, moves a parameter server's traffic over them, carries what others send over
-//! RDMA, says which RDMA devices there are, and tunes them.
+//! The `tonic-rdma` command. It compares transports, measures the traffic of a parameter server, carries the byte
+//! streams of other programs over RDMA, lists RDMA devices, and tunes them.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -24,8 +24,9 @@ use tracing_subscriber::EnvFilter;
 
 use failure::Failure;
 
-/// The same allocator under every mode: it decides large messages more than the transport does, so every report names it.
-/// It is mimalloc unless the environment asks for the system's, as `compare --allocator` does.
+/// The allocator of the process, the same for every mode. Reports name it because it has more influence on large
+/// messages than the transport has. It is mimalloc unless the environment asks for the system's allocator, as `compare
+/// --allocator` does.
 #[global_allocator]
 static ALLOCATOR: tonic_rdma_allocator::Chosen = tonic_rdma_allocator::Chosen;
 
@@ -47,17 +48,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// Sends what is logged to stderr.
+/// Sends log messages to stderr.
 fn log(command: &args::Command) -> Result<(), Failure> {
-    let (told, usual) = match command {
-        // Over what its connections go is what a bridge is asked first.
+    let (filter, usual) = match command {
+        // Operators of a bridge want to see first which transport its connections use.
         args::Command::Bridge(options) => (options.log.as_deref(), "warn,tonic_rdma::bridge=info"),
         _ => (None, "warn"),
     };
-    let filter = match told {
-        Some(told) => EnvFilter::try_new(told).map_err(|error| {
+    let filter = match filter {
+        Some(text) => EnvFilter::try_new(text).map_err(|error| {
             Failure::usage(format!(
-                "--log {told}: {error}; accepted: error, warn, info, debug, trace, or a filter"
+                "--log {text}: {error};  accepted: error, warn, info, debug, trace, or a filter"
             ))
         })?,
         None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual)),

@@ -2,14 +2,13 @@
 //!
 //! ```text
 //!   this process                                     the server process (this program once more)
-//!   plan: cells → measure ── client ── grpc ──────→  server: the services on TCP, Unix socket and RDMA
-//!                  │  │       ├ placement ═══════════ placement: tensors, put into the server's memory
-//!                  │  │       └ memcpy  ←───────────  content: what arrived is checked; consume: and used
-//!                  │  └ closed_loop, open_loop: when the next of the operations begins
-//!                  └→ tally → results → table, json, report
+//!   plan → turns ── modes: grpc ─────────────────→  server: the services on TCP, Unix socket and RDMA
+//!            │            placement ════════════════  placement: tensors, written into the server's memory
+//!            │            memcpy
+//!            └→ results: rows, facts → table, JSON, report
 //! ```
 //!
-//! This owns the measuring and never the transport: RDMA connections are made in `rdma` alone.
+//! This module measures. It never implements a transport: `measure::transport` makes all RDMA connections.
 
 mod conditions;
 pub(crate) mod modes;
@@ -47,7 +46,7 @@ use crate::measure::transport::encode::Encode;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::rdma::{Rdma, RdmaConnection};
 
-/// Runs the comparison and shows it.
+/// Runs the comparison and shows its results.
 pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     let plan = Plan::new(options)?;
     let conditions = Conditions::of(options);
@@ -58,7 +57,7 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
         false => None,
     };
     check_outputs(options.json.as_deref(), options.report.as_deref())?;
-    // Before this process is pinned to one core.
+    // Must precede the pinning of this process to one core.
     let costs = Costs::measure();
     let cores = conditions.cores().filter(|cores| cores::pin(cores.client).is_ok());
     let flavour = conditions.runtime;
@@ -82,12 +81,12 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     }
 }
 
-/// Runs the serving process.
+/// Runs the server process.
 pub(crate) fn serve(options: &ServerOptions) -> Result<(), Failure> {
     serve::run(options)
 }
 
-/// Starts the server, measures, and ends the server, whatever happens.
+/// Starts the server, measures, and ends the server in every case.
 async fn measure(
     options: &CompareOptions,
     plan: &Plan,
@@ -117,7 +116,7 @@ async fn measure(
     };
     progress.finish_and_clear();
     let result = server.explain(result).await;
-    // The connections are gone with the work, and say goodbye before the server is stopped.
+    // The connections have been dropped. They send their last messages before the server stops.
     tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     server.stop().await;
     let (verdict, rows, checks) = result?;
@@ -125,7 +124,7 @@ async fn measure(
     Ok((Facts::new(plan, options, &context, verdict, checks), rows))
 }
 
-/// A connection for each mode of the plan.
+/// Connects each mode of the plan.
 async fn connect(
     options: &CompareOptions,
     plan: &Plan,

@@ -37,74 +37,77 @@ Examples:
   tonic-rdma compare --direction down --sizes 64KiB,16MiB  large replies in place of large requests
   tonic-rdma compare --newcomer --quick --at-least 0.5     the same for CI: fails if RDMA is slower than half of TCP";
 
-/// Options of `compare`.
+/// The options of `compare`.
 #[derive(Debug, Args)]
 pub(crate) struct CompareOptions {
-    /// Modes to compare: grpc-tcp, grpc-tcp-busy (in a runtime that never sleeps, at both ends; not with --runtime multi-thread), grpc-tcp-tuned (as with
-    /// --http2 tuned, whatever that is for the others), grpc-uds, grpc-rdma, grpc-rdma-gather (payloads by reference); without RPC, tensors
-    /// written to where the receiver looks for them: rdma-cp (copied to registered memory first), rdma-zerocp (from where
-    /// they are; both ends poll), rdma-zerocp-await (the same, but both ends wait by futures); and, where memory is the limit, memcpy (no transport: a copy within the client)
-    /// [default: all but memcpy; with --runtime multi-thread not grpc-tcp-busy; with --newcomer neither grpc-tcp-busy nor
-    /// grpc-tcp-tuned]
+    /// Modes to compare. gRPC: grpc-tcp, grpc-tcp-busy (in a runtime that never sleeps, at both ends; not with
+    /// --runtime multi-thread), grpc-tcp-tuned (always with --http2 tuned), grpc-uds, grpc-rdma, grpc-rdma-gather
+    /// (payloads by reference). Tensors without RPC, written to the memory where the receiver expects them: rdma-cp
+    /// (copied to registered memory first), rdma-zerocp (sent from registered memory; both ends poll),
+    /// rdma-zerocp-await (likewise, but both ends wait by futures). No transport: memcpy (a copy within the client, as
+    /// the limit of the memory) [default: all but memcpy; with --runtime multi-thread not grpc-tcp-busy; with
+    /// --newcomer neither grpc-tcp-busy nor grpc-tcp-tuned]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<Mode>>,
     /// Payload sizes, such as 64,4KiB,1MiB,1GiB; gRPC's modes take less than 2GiB [default: 64 to 64MiB]
     #[arg(long, value_name = "LIST", value_parser = parse_sizes)]
     pub(crate) sizes: Option<List<u64>>,
-    /// Traffic of deep learning, beside or in place of sizes: uniform, random, skew (a message of ten buffers); resnet50,
-    /// alexnet, inception-v3, vgg16, lstm, gru, fcn5 (a message for each of the model's variables, all of them being one
-    /// operation); blocks (the same for 4096 blocks of 16 KiB, scattered in memory)
+    /// Traffic of deep learning, beside or in place of sizes: uniform, random, skew (a message of ten buffers);
+    /// resnet50, alexnet, inception-v3, vgg16, lstm, gru, fcn5 (one operation sends a message for each of the model's
+    /// variables); blocks (one operation sends 4096 blocks of 16 KiB that are scattered in memory)
     #[arg(long, value_name = "LIST", value_parser = parse_workloads)]
     pub(crate) workload: Option<List<Workload>>,
-    /// Which way payloads go: up (in the request; the server checks them), down (in the reply; the client checks them, just as
-    /// thoroughly). Tensors without RPC have no way down
+    /// Direction of payloads: up (in the request; the server checks them) or down (in the reply; the client checks them
+    /// just as thoroughly). Modes of tensors without RPC have no direction down
     #[arg(long, value_name = "up|down", hide_possible_values = true, default_value = "up")]
     pub(crate) direction: Direction,
-    /// Numbers of calls in flight at once, such as 1,32 [default: 1 to 512, by size]; with --rate, the most of them
+    /// Numbers of calls in flight at once, such as 1,32 [default: 1 to 512, by size]; with --rate, the largest number
+    /// of them
     #[arg(long, value_name = "LIST", value_parser = parse_inflight)]
     pub(crate) inflight: Option<List<usize>>,
-    /// Open loop: operations offered each second, such as 1000,20000, whatever becomes of them; latency counts from when
-    /// each was due [default size: 64]
+    /// Open loop: operations offered each second, such as 1000,20000, even if answers are late; latency counts from the
+    /// time when each was due [default size: 64]
     #[arg(long, value_name = "LIST", value_parser = parse_rates)]
     pub(crate) rate: Option<List<f64>>,
-    /// Seconds to measure each cell in each mode [default: so that all ends within 90 s]
+    /// Seconds to measure each cell in each mode [default: such that the run ends within 90 s]
     #[arg(long, value_name = "SECS", value_parser = units::parse_seconds)]
     pub(crate) duration: Option<Duration>,
     /// RDMA provider: auto, soft, ibverbs, or the name of a device
     #[arg(long, value_name = "auto|soft|DEVICE", value_parser = parse_provider, default_value = "auto")]
     pub(crate) provider: String,
-    /// The same for the server, where it is to use another device than the client [default: as --provider]
+    /// RDMA provider of the server, if it differs from the client's [default: as --provider]
     #[arg(long, value_name = "auto|soft|DEVICE", value_parser = parse_provider)]
     pub(crate) server_provider: Option<String>,
-    /// HTTP/2 windows and frames, for all modes alike: tonic's defaults, what is best for grpc-tcp, or
+    /// HTTP/2 windows and frames, for all modes: tonic's defaults, the best ones for grpc-tcp, or
     /// STREAM/CONNECTION/FRAME sizes of your own
     #[arg(long, value_name = "default|tuned", value_parser = Http2::parse, default_value = "default")]
     pub(crate) http2: Http2,
-    /// How messages with payloads are encoded: payloads copied into one buffer, as generated code does; or by reference with
-    /// tonic_rdma::gather, in all modes
+    /// Encoding of messages with payloads: copy (into one buffer, as generated code does), or gather (by reference with
+    /// tonic_rdma::gather, in all modes)
     #[arg(long, value_name = "copy|gather", hide_possible_values = true, default_value = "copy")]
     pub(crate) encode: Encode,
-    /// What the receiver does with a payload, after its check and before it answers: auto (modes that carry tensors look for
-    /// the largest element, gRPC's hand the bytes over as they are), reduce-max (all of them do), none
+    /// Use of a payload by the receiver, after its check and before its answer: auto (modes that carry tensors look for
+    /// the largest element, gRPC modes leave the bytes as they are), reduce-max (all modes look for the largest
+    /// element), none
     #[arg(long, value_name = "auto|reduce-max|none", hide_possible_values = true, default_value = "auto")]
     pub(crate) consume: Consume,
     /// Tokio runtime of both processes: idle-polling (current-thread, built with tonic_rdma::runtime::idle_polling),
-    /// current-thread and multi-thread as tokio builds them; without WORKERS it has as many as there are cores [default:
-    /// idle-polling]
+    /// current-thread and multi-thread as tokio builds them; without WORKERS there are as many workers as cores
+    /// [default: idle-polling]
     #[arg(long, value_name = "idle-polling|current-thread|multi-thread[:WORKERS]", value_parser = Flavour::parse)]
     pub(crate) runtime: Option<Flavour>,
-    /// Whether each process is kept on a core of its own, where both have one thread and there are two cores [default: yes]
+    /// Keep each process on a core of its own, if both have one thread and there are two cores [default: yes]
     #[arg(long, value_name = "yes|no", value_parser = parse_yes_or_no)]
     pub(crate) pin: Option<bool>,
-    /// Allocator of both processes: mimalloc, or the system's, which a Rust program has that names none [default: mimalloc]
+    /// Allocator of both processes: mimalloc, or the system's, which a Rust program has by default [default: mimalloc]
     #[arg(long, value_name = "system|mimalloc", hide_possible_values = true)]
     pub(crate) allocator: Option<Allocator>,
-    /// What a program has that chooses nothing: --runtime multi-thread --pin no --allocator system, and cells of its own.
-    /// Each of the three can be given beside it, and then decides
+    /// Settings of a program that chooses nothing: --runtime multi-thread --pin no --allocator system, and cells of its
+    /// own. Each of the three options takes precedence if it is given too
     #[arg(long)]
     pub(crate) newcomer: bool,
-    /// End with exit status 1 if a mode that uses RDMA has less than RATIO times the throughput (operations a second) of
-    /// grpc-tcp in any cell, and name mode, cell and ratio
+    /// End with exit status 1 if a mode that uses RDMA has less than RATIO times the throughput (operations a second)
+    /// of grpc-tcp in any cell, and name mode, cell and ratio
     #[arg(long, value_name = "RATIO", value_parser = parse_ratio)]
     pub(crate) at_least: Option<f64>,
     /// Write the rows as JSON to this file
@@ -118,10 +121,10 @@ pub(crate) struct CompareOptions {
     pub(crate) quick: bool,
 }
 
-/// Options of the serving process.
+/// The options of the server process.
 #[derive(Debug, Args)]
 pub(crate) struct ServerOptions {
-    /// Whether to listen for RDMA peers too
+    /// Listen for RDMA peers too
     #[arg(long)]
     pub(crate) rdma: bool,
     #[arg(long, value_parser = parse_provider)]
@@ -136,7 +139,7 @@ pub(crate) struct ServerOptions {
     pub(crate) consume: Consume,
     #[arg(long, value_parser = Flavour::parse)]
     pub(crate) runtime: Flavour,
-    /// The allocator that it has to have; it is chosen by the environment
+    /// The allocator that the process must have; the environment chooses it
     #[arg(long)]
     pub(crate) allocator: Allocator,
     /// Core to run on

@@ -33,7 +33,7 @@ pub(crate) fn parse_workloads(text: &str) -> Result<List<Workload>, String> {
     })
 }
 
-/// Least and most operations offered each second.
+/// Smallest and largest rate, in operations offered each second.
 const RATES: std::ops::RangeInclusive<f64> = 0.1..=1e6;
 
 pub(crate) fn parse_rates(text: &str) -> Result<List<f64>, String> {
@@ -56,10 +56,10 @@ pub(crate) fn parse_inflight(text: &str) -> Result<List<usize>, String> {
     })
 }
 
-/// Least and most that can be asked for.
+/// Smallest and largest ratio.
 const RATIOS: std::ops::RangeInclusive<f64> = 0.01..=1000.0;
 
-/// A ratio of throughputs, such as `0.5`.
+/// Parses a ratio of throughputs, such as `0.5`.
 pub(crate) fn parse_ratio(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(ratio) if RATIOS.contains(&ratio) => Ok(ratio),
@@ -67,7 +67,7 @@ pub(crate) fn parse_ratio(text: &str) -> Result<f64, String> {
     }
 }
 
-/// `yes` or `no`.
+/// Parses `yes` or `no`.
 pub(crate) fn parse_yes_or_no(text: &str) -> Result<bool, String> {
     match text {
         "yes" => Ok(true),

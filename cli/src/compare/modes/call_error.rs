@@ -7,7 +7,7 @@ use crate::compare::modes::placement::record::Discrepancy;
 use crate::measure::payload::reduce::Reduced;
 use crate::units;
 
-/// Why a call counts as an error.
+/// The reason why a call counts as an error.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     #[error("{}: {}", .0.code().description(), deepest(.0))]
@@ -22,7 +22,7 @@ pub(crate) enum CallError {
     BufferContent { buffer: u64, offset: u64 },
     #[error("the receiver found {arrived:?} in what arrived, and {sent:?} was sent")]
     Consumed { sent: Option<Reduced>, arrived: Option<Reduced> },
-    #[error("{0}")]
+    #[error(transparent)]
     Channel(#[from] ChannelError),
     #[error("{0}")]
     Discrepancy(Discrepancy),
@@ -30,12 +30,12 @@ pub(crate) enum CallError {
     Unprepared,
     #[error("there is no memory for {} more", units::rough_size(*.0))]
     Memory(u64),
-    #[error("{0}")]
+    #[error(transparent)]
     Crash(#[from] JoinError),
 }
 
 impl CallError {
-    /// Whether what arrived was not what was sent.
+    /// Returns whether the content that arrived differs from the content that was sent.
     pub(crate) fn is_mismatch(&self) -> bool {
         match self {
             Self::Status(_) | Self::Channel(_) | Self::Unprepared | Self::Memory(_) | Self::Crash(_) => false,
@@ -54,7 +54,7 @@ impl From<Discrepancy> for CallError {
     }
 }
 
-/// The cause at the bottom: what tonic says itself is seldom more than "transport error".
+/// Returns the message of the innermost cause, because tonic's own message is seldom more than "transport error".
 fn deepest(status: &tonic::Status) -> String {
     let mut message = status.message().to_owned();
     let mut cause = std::error::Error::source(status);

@@ -1,7 +1,8 @@
-//! A mode's client half, whatever carries its bytes, and what can go wrong with it.
+//! The client half of every mode.
 //!
-//! A mode without gRPC is a variant of [`Caller`] with its own `prepare` (buffers, addresses, whatever can be had before the
-//! time begins), `run` (the part that is timed) and `release`; what it needs of the other process, `server` starts.
+//! A mode without gRPC is a variant of [`Caller`] with its own `prepare` (buffers, addresses: everything that can exist
+//! before the measured time begins), `run` (the measured part) and `release`. The server process starts the mode's
+//! other half.
 
 use std::time::Duration;
 
@@ -29,8 +30,8 @@ pub(crate) enum Caller {
 }
 
 impl Caller {
-    /// Makes ready for `operations`, of which up to `inflight` are to be under way, before the time begins: afterwards memory is
-    /// warm.
+    /// Prepares for `operations`, up to `inflight` of them at once, before the measured time begins. Memory is warm
+    /// afterwards.
     pub(crate) async fn prepare(
         &mut self,
         operations: &Operations,
@@ -46,18 +47,18 @@ impl Caller {
         }
     }
 
-    /// The mode's turn begins; in it all of what arrives is looked at as `check` says.
+    /// Begins the mode's turn. The receiver checks everything that arrives in the turn as `check` says.
     pub(crate) async fn begin(&mut self, check: Check) -> Result<(), CallError> {
         match self {
-            // Each message says how it is to be looked at.
+            // Each message says how it is to be checked.
             Self::Grpc(caller) => caller.begin().await,
             Self::Memcpy(_) => Ok(()),
             Self::Placement(caller) => caller.begin(check).await,
         }
     }
 
-    /// The mode's turn ends: others have the core. Says how many messages of it were looked at byte by byte now; an error is about
-    /// what arrived in it.
+    /// Ends the mode's turn, so that other modes have the core, and returns how many of its messages were checked byte
+    /// by byte now. An error is about the content that arrived in the turn.
     pub(crate) async fn end(&mut self) -> Result<u64, CallError> {
         match self {
             Self::Grpc(caller) => caller.end().await,
@@ -67,8 +68,8 @@ impl Caller {
         }
     }
 
-    /// Carries out `operation`, one of those that were prepared for, with up to `width` calls at once if it is a set, and
-    /// says how long that took.
+    /// Carries out `operation`, which must be one of those that were prepared, with up to `width` calls at once if it
+    /// is a set. Returns the time that this took.
     pub(crate) async fn run(
         &mut self,
         operation: &Operation,
@@ -77,13 +78,13 @@ impl Caller {
     ) -> Result<Duration, CallError> {
         match self {
             Self::Grpc(caller) => caller.run(operation, check, width).await,
-            // A set goes as a whole: no call of it has to wait for an answer.
+            // A set is sent as a whole: none of its calls has to wait for an answer.
             Self::Placement(caller) => caller.run(operation).await,
             Self::Memcpy(caller) => caller.run(operation, check).await,
         }
     }
 
-    /// Gives back what was prepared.
+    /// Releases everything that was prepared.
     pub(crate) async fn release(&mut self) {
         match self {
             Self::Grpc(_) => {}

@@ -1,7 +1,7 @@
-//! What everything else is measured against where memory is the limit: the same bytes, copied within the client.
+//! The mode `memcpy`: the same bytes, copied within the client. It shows the limit of the machine's memory.
 //!
-//! Its destination is one buffer, as warm as others' are; whoever copies holds it, so no two copies are ever under way,
-//! however many calls are said to be in flight.
+//! The destination is one buffer, as warm as those of other modes. A copy holds the buffer's lock, so copies never
+//! overlap, whatever the number of calls in flight.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,14 +16,14 @@ use crate::measure::payload::content::{SHARE, check_all, check_stamps};
 use crate::measure::payload::reduce::{Reduced, reduce_all};
 use crate::seeded::mix;
 
-/// How long copies may follow one another before others of this runtime have a turn.
+/// The longest time that copies follow one another before other tasks of the runtime run.
 const YIELD_AFTER: Duration = Duration::from_millis(1);
 
 /// The mode's client and server in one. Clones share the destination.
 #[derive(Clone, Debug)]
 pub(crate) struct MemcpyCaller {
     destination: Arc<Mutex<Destination>>,
-    /// Whether what arrived is consumed.
+    /// Whether the client consumes the copies.
     reduces: bool,
 }
 
@@ -31,9 +31,9 @@ pub(crate) struct MemcpyCaller {
 struct Destination {
     memory: Vec<u8>,
     layout: Layout,
-    /// Operations so far: moves the sampled offsets from one to the next.
+    /// Number of operations so far: it moves the sampled offsets from one to the next.
     draws: u64,
-    /// When others last had a turn.
+    /// Time at which other tasks last ran.
     yielded: Instant,
 }
 
@@ -44,7 +44,7 @@ impl MemcpyCaller {
         Self { destination: Arc::new(Mutex::new(destination)), reduces }
     }
 
-    /// Makes room for the largest of `operations`; a first copy, which is not timed, warms it.
+    /// Allocates memory for the largest of `operations`. A first copy, outside the measured time, warms the memory.
     pub(crate) async fn prepare(&mut self, operations: &Operations) -> Result<(), CallError> {
         let room = layout::room(operations.load());
         let mut destination = self.destination.lock().await;
@@ -57,7 +57,7 @@ impl MemcpyCaller {
         Ok(())
     }
 
-    /// Copies `operation`, checks and consumes what arrived, and says how long that took.
+    /// Copies `operation`, checks and consumes the copy, and returns the time that this took.
     pub(crate) async fn run(&mut self, operation: &Operation, check: Check) -> Result<Duration, CallError> {
         let mut destination = self.destination.lock().await;
         let start = Instant::now();
@@ -70,7 +70,7 @@ impl MemcpyCaller {
         if arrived.is_some() && arrived != sent {
             return Err(CallError::Consumed { sent, arrived });
         }
-        // Nothing here ever waits for anything.
+        // Nothing here ever waits, so other tasks run only if this one yields.
         if end - destination.yielded > YIELD_AFTER {
             destination.yielded = end;
             drop(destination);
@@ -91,13 +91,13 @@ impl Destination {
         let lengths = operation.buffers().map(|(_, buffer)| buffer.len() as u64);
         for ((_, buffer), offset) in operation.buffers().zip(layout.offsets(lengths)) {
             let place = memory.get_mut(offset as usize..).and_then(|rest| rest.get_mut(..buffer.len()));
-            // Made for the largest operation, so this is another cell's.
+            // The memory was made for the largest operation, so this operation belongs to another cell.
             place.ok_or(CallError::Memory(buffer.len() as u64))?.copy_from_slice(buffer);
         }
         Ok(())
     }
 
-    /// Looks at what arrived as other modes' receivers do.
+    /// Checks the copies as the receivers of other modes do.
     fn check(&mut self, operation: &Operation, check: Check, reduces: bool) -> Result<(), CallError> {
         self.draws += 1;
         let (draws, draw) = (self.draws, mix(self.draws));
@@ -119,7 +119,7 @@ impl Destination {
         reduce_all(self.arrived(operation))
     }
 
-    /// The buffers of `operation`, which was copied last.
+    /// Returns the copied buffers of `operation`, which must be the last that was copied.
     fn arrived(&self, operation: &Operation) -> impl Iterator<Item = &[u8]> {
         let lengths = operation.buffers().map(|(_, buffer)| buffer.len() as u64);
         let places = self.layout.offsets(lengths).zip(operation.buffers());
@@ -144,7 +144,7 @@ mod tests {
     ];
 
     #[tokio::test]
-    async fn what_arrives_is_what_was_sent_for_every_load() {
+    async fn copies_equal_the_payloads_for_every_load() {
         let mut caller = MemcpyCaller::new(true);
         for load in LOADS {
             let operations = Operations::new(load, 3, true).unwrap();
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_not_prepared_for_is_an_error() {
+    async fn an_operation_without_preparation_is_an_error() {
         let operation = Operations::new(Load::Size(4096), 3, false).unwrap().take(0);
         let error = MemcpyCaller::new(false).run(&operation, Check::All).await.unwrap_err();
         assert!(matches!(error, CallError::Memory(4096)) && !error.is_mismatch(), "{error}");

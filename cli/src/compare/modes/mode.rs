@@ -1,4 +1,4 @@
-//! What can be compared.
+//! The modes that `compare` can compare.
 
 use std::fmt;
 
@@ -6,37 +6,38 @@ use crate::measure::payload::consume::Consume;
 use crate::measure::process::runtime::Flavour;
 use crate::measure::transport::encode::Encode;
 
-/// A way to carry the same bytes.
+/// A mode: one way to carry the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Mode {
-    /// tonic over a TCP connection on the loopback interface: what the others are measured against.
+    /// tonic over a TCP connection on the loopback interface: the baseline of all other modes.
     GrpcTcp,
-    /// The same in a runtime that looks for arrivals without ever sleeping, at both ends: what TCP has without its wake-ups.
+    /// As `GrpcTcp`, in a runtime that looks for arrivals without ever sleeping, at both ends. It shows TCP without its
+    /// wake-ups.
     GrpcTcpBusy,
-    /// The same with the HTTP/2 windows and frames that suit it best, whatever the other modes have.
+    /// As `GrpcTcp`, with the HTTP/2 windows and frames that suit it best. The other modes keep theirs.
     GrpcTcpTuned,
     /// tonic over a Unix domain socket.
     GrpcUds,
     /// tonic over this library's connector, RDMA required.
     GrpcRdma,
-    /// The same with payloads that go by reference: `tonic_rdma::gather`.
+    /// As `GrpcRdma`, with payloads by reference: `tonic_rdma::gather`.
     GrpcRdmaGather,
-    /// Tensors by static placement, from ordinary memory, which is copied to where the device can read it: RDMA.cp of Xue et al.,
+    /// Tensors by static placement, copied from ordinary memory to registered memory first: RDMA.cp of Xue et al.,
     /// "Fast Distributed Deep Learning over RDMA" (EuroSys 2019).
     RdmaCp,
-    /// The same from registered memory: nothing is copied on the way (RDMA.zerocp).
+    /// As `RdmaCp`, from registered memory, without that copy (RDMA.zerocp).
     RdmaZerocp,
-    /// The same where neither end polls: both wait by futures, as an ordinary service does.
+    /// As `RdmaZerocp`, without polling: both ends wait by futures, as an ordinary service does.
     RdmaZerocpAwait,
-    /// No transport: a copy within the client. What a machine's memory can do at most.
+    /// No transport: a copy within the client. It shows the limit of the machine's memory.
     Memcpy,
 }
 
-/// Largest payload of a gRPC call: with it the message stays below the 2 GiB that protobuf implementations end at.
+/// The largest payload of a gRPC call: with it the message stays below 2 GiB, the limit of protobuf implementations.
 const GRPC_LIMIT: u64 = 2047 << 20;
 
 impl Mode {
-    /// Every mode that exists, in the order of the table.
+    /// All modes, in the order of the table.
     pub(crate) const ALL: [Self; 10] = [
         Self::GrpcTcp,
         Self::GrpcTcpBusy,
@@ -50,8 +51,9 @@ impl Mode {
         Self::Memcpy,
     ];
 
-    /// The modes that are compared if none is named: the ways to carry something. A program that chooses nothing has neither a
-    /// runtime that never sleeps nor tuned windows, so a newcomer's list lacks both. Modes that `runtime` can't do are left out.
+    /// Returns the modes that are compared by default: all that carry bytes, as far as `runtime` can run them. A
+    /// program that chooses nothing has neither a runtime that never sleeps nor tuned windows, so a newcomer's list
+    /// lacks both.
     pub(crate) fn default_list(newcomer: bool, runtime: Flavour) -> Vec<Self> {
         let is_in = |mode: &Self| match mode {
             Self::Memcpy => false,
@@ -62,7 +64,7 @@ impl Mode {
         Self::ALL.into_iter().filter(is_in).collect()
     }
 
-    /// The name on the command line and in the JSON.
+    /// Returns the name on the command line and in the JSON.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::GrpcTcp => "grpc-tcp",
@@ -78,12 +80,12 @@ impl Mode {
         }
     }
 
-    /// The mode called `name`.
+    /// Returns the mode called `name`.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.name() == name)
     }
 
-    /// Whether the mode needs an RDMA device.
+    /// Returns whether the mode needs an RDMA device.
     pub(crate) const fn uses_rdma(self) -> bool {
         match self {
             Self::GrpcRdma | Self::GrpcRdmaGather => true,
@@ -92,7 +94,7 @@ impl Mode {
         }
     }
 
-    /// Whether what arrives is a tensor, for somebody to compute with, and not a message.
+    /// Returns whether the receiver gets a tensor to compute with, and no message.
     pub(crate) const fn carries_tensors(self) -> bool {
         match self {
             Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait => true,
@@ -120,27 +122,28 @@ impl Mode {
         }
     }
 
-    /// Whether both ends look for arrivals without ever sleeping, in a mode that does not by itself.
+    /// Returns whether both ends look for arrivals without ever sleeping, in a mode that sleeps otherwise.
     pub(crate) const fn never_sleeps(self) -> bool {
         matches!(self, Self::GrpcTcpBusy)
     }
 
-    /// Whether the mode is what it says in `runtime`. Of several threads some sleep, whatever one of them does.
+    /// Returns whether `runtime` can run the mode. A multi-thread runtime can't keep all of its threads awake.
     pub(crate) const fn is_for(self, runtime: Flavour) -> bool {
         runtime.is_one_thread() || !self.never_sleeps()
     }
 
-    /// Whether tensors are sent from registered memory, and not copied there first.
+    /// Returns whether tensors are sent from registered memory, without a copy.
     pub(crate) const fn sends_in_place(self) -> bool {
         matches!(self, Self::RdmaZerocp | Self::RdmaZerocpAwait)
     }
 
-    /// Whether tensors are waited for by futures, at both ends, and not by polling.
+    /// Returns whether both ends wait for tensors by futures, without polling.
     pub(crate) const fn awaits(self) -> bool {
         matches!(self, Self::RdmaZerocpAwait)
     }
 
-    /// The largest message in bytes, and what sets that limit; `None` where the machine's memory alone does.
+    /// Returns the largest message in bytes and the reason of this limit, or `None` where only the machine's memory
+    /// limits messages.
     pub(crate) const fn limit(self) -> Option<(u64, &'static str)> {
         match self {
             Self::GrpcTcp
@@ -173,14 +176,14 @@ mod tests {
     }
 
     #[test]
-    fn the_baseline_is_measured_when_it_is_asked_for() {
+    fn memcpy_is_measured_only_on_request() {
         assert_eq!(Mode::default_list(false, Flavour::IdlePolling), Mode::ALL[..9]);
         let newcomer = Mode::default_list(true, Flavour::CurrentThread);
         assert_eq!((newcomer[0], newcomer[1], newcomer.len()), (Mode::GrpcTcp, Mode::GrpcUds, 7));
     }
 
     #[test]
-    fn no_mode_that_never_sleeps_is_compared_in_a_runtime_of_several_threads() {
+    fn modes_that_never_sleep_need_a_runtime_of_one_thread() {
         let several = Flavour::MultiThread(2);
         assert!(!Mode::default_list(false, several).contains(&Mode::GrpcTcpBusy));
         assert_eq!(Mode::default_list(false, several).len(), 8);

@@ -1,4 +1,4 @@
-//! Where the buffers of an operation lie in one stretch of memory, at either end.
+//! The places of an operation's buffers in one stretch of memory, at either end.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::measure::payload::content::Content;
 use crate::workload::Workload;
 use crate::workload::blocks;
 
-/// Where blocks lie at the destination: not where they lie at the source.
+/// Seed of the places of blocks at the destination. It differs from the seeds of the source.
 pub(crate) const DESTINATION_SEED: u64 = 0x0de5_71a7;
 
 /// Places of buffers, as offsets in bytes.
@@ -16,12 +16,12 @@ pub(crate) enum Layout {
     /// One after the other, each on a cache line of its own.
     #[default]
     InOrder,
-    /// Each at a place of its own, found by its index in the operation.
+    /// Each at a place of its own, found by the buffer's index in the operation.
     Scattered(Arc<[u64]>),
 }
 
 impl Layout {
-    /// The layout of `load`'s operations; `seed` decides where scattered buffers lie.
+    /// Returns the layout of `load`'s operations. `seed` determines the places of scattered buffers.
     pub(crate) fn of(load: Load, seed: u64) -> Self {
         match load {
             Load::Workload(Workload::Blocks) => Self::Scattered(blocks::scattered(seed).into()),
@@ -29,7 +29,7 @@ impl Layout {
         }
     }
 
-    /// Where each of the buffers of these lengths begins.
+    /// Returns the offset of each buffer of these lengths.
     pub(crate) fn offsets(&self, lengths: impl IntoIterator<Item = u64>) -> impl Iterator<Item = u64> {
         let mut end = 0;
         lengths.into_iter().enumerate().map(move |(index, len)| match self {
@@ -38,13 +38,13 @@ impl Layout {
                 end += Content::room(len);
                 offset
             }
-            // Only operations of as many blocks as there are places have such a layout.
+            // Only operations with as many blocks as there are places have this layout.
             Self::Scattered(places) => places.get(index).copied().unwrap_or(0),
         })
     }
 }
 
-/// Bytes of memory that any operation of `load` fits into.
+/// Returns the bytes of memory that any operation of `load` fits into.
 pub(crate) fn room(load: Load) -> u64 {
     match load {
         Load::Size(bytes) => Content::room(bytes),

@@ -15,25 +15,25 @@ use crate::measure::payload::content::{Content, VARIANTS};
 use crate::measure::payload::reduce::{Reduced, reduce, reduce_all};
 use crate::workload::{Message, Workload};
 
-/// One payload.
+/// A message of one payload.
 #[derive(Clone, Debug)]
 pub(crate) struct Put {
     pub(crate) seed: u64,
     pub(crate) payload: Bytes,
-    /// What consuming it finds, where a receiver does that.
+    /// The result of consuming the payload, if receivers consume.
     pub(crate) reduced: Option<Reduced>,
 }
 
-/// One message of several buffers.
+/// A message of several buffers.
 #[derive(Clone, Debug)]
 pub(crate) struct Push {
     pub(crate) seed: u64,
     pub(crate) buffers: Vec<Bytes>,
-    /// What consuming all of them finds, where a receiver does that.
+    /// The result of consuming all buffers, if receivers consume.
     pub(crate) reduced: Option<Reduced>,
 }
 
-/// What counts as one: a call, or a set of them.
+/// An operation: a call, or a set of calls.
 #[derive(Clone, Debug)]
 pub(crate) enum Operation {
     Put(Put),
@@ -41,10 +41,11 @@ pub(crate) enum Operation {
     Set(Arc<[Push]>),
 }
 
-/// The operations of a cell, which callers take in index. Taking one costs reference counts.
+/// The operations of a cell, which callers take one after the other. Taking one costs reference counts.
 ///
-/// All buffers of all items lie in one stretch of memory, each at eight times what its seed is above the first one's, so
-/// the content needs no more than one operation's size however many items there are.
+/// All buffers of all operations lie in one stretch of memory. The distance of a buffer from the first one in bytes is
+/// eight times the difference of their seeds. So the content takes the size of one operation, whatever the number of
+/// operations.
 #[derive(Clone, Debug)]
 pub(crate) struct Operations {
     load: Load,
@@ -53,12 +54,12 @@ pub(crate) struct Operations {
 }
 
 impl Operation {
-    /// Bytes of payload.
+    /// Returns the bytes of payload.
     pub(crate) fn bytes(&self) -> u64 {
         self.buffers().map(|(_, buffer)| buffer.len() as u64).sum()
     }
 
-    /// Messages that it sends.
+    /// Returns the number of messages that the operation sends.
     pub(crate) fn messages(&self) -> u64 {
         match self {
             Self::Put(_) | Self::Push(_) => 1,
@@ -66,7 +67,7 @@ impl Operation {
         }
     }
 
-    /// Every buffer, with the seed of its content.
+    /// Returns every buffer, with the seed of its content.
     pub(crate) fn buffers(&self) -> impl Iterator<Item = (u64, &Bytes)> {
         let (put, pushes) = match self {
             Self::Put(put) => (Some((put.seed, &put.payload)), &[][..]),
@@ -76,7 +77,7 @@ impl Operation {
         put.into_iter().chain(pushes.iter().flat_map(Push::seeded))
     }
 
-    /// What consuming all buffers finds, where a receiver does that.
+    /// Returns the result of consuming all buffers, if receivers consume.
     pub(crate) fn reduced(&self) -> Option<Reduced> {
         match self {
             Self::Put(put) => put.reduced,
@@ -96,7 +97,8 @@ impl Push {
 }
 
 impl Operations {
-    /// The operations of `load`, with content after `seed`, and what is known of it if receivers consume it.
+    /// Makes the operations of `load`, with content that begins with `seed`, and the results of consuming them if
+    /// `consumed`.
     pub(crate) fn new(load: Load, seed: u64, consumed: bool) -> Result<Self, Failure> {
         let room = layout::room(load);
         let content = usize::try_from(room).ok().and_then(|room| Content::new(room, seed).ok());
@@ -106,7 +108,7 @@ impl Operations {
             Load::Size(bytes) => {
                 let put = |index| {
                     let mut content = content.variant(index);
-                    // It fits: the content was made for it.
+                    // The payload fits, because the content was made for it.
                     let (seed, payload) = (content.seed(), content.cut(bytes as usize));
                     let reduced = consumed.then(|| reduce(&payload));
                     Operation::Put(Put { seed, payload, reduced })
@@ -118,17 +120,17 @@ impl Operations {
         Ok(Self { load, content, items })
     }
 
-    /// What kind of operations they are.
+    /// Returns the load that the operations carry.
     pub(crate) const fn load(&self) -> Load {
         self.load
     }
 
-    /// The stretch of memory that all buffers lie in.
+    /// Returns the stretch of memory that all buffers lie in.
     pub(crate) const fn content(&self) -> &Content {
         &self.content
     }
 
-    /// The operation whose index is `index`.
+    /// Returns the operation at `index`. The operations repeat after the last one.
     pub(crate) fn take(&self, index: usize) -> Operation {
         self.items[index % self.items.len()].clone()
     }
@@ -136,8 +138,8 @@ impl Operations {
 
 #[cfg(test)]
 impl Operations {
-    /// The same single payloads, but with what another variant has at `torn`, where stamps are not likely to look, and the largest
-    /// element is not either. What was known of them before stays.
+    /// Returns these operations of single payloads with content of another variant at `torn`, where stamps seldom look
+    /// and the largest element is not. The expected results stay those of the right content.
     pub(crate) fn torn(&self, torn: std::ops::Range<usize>) -> Self {
         let mut memory = self.content.all().to_vec();
         memory.copy_within(torn.start + 64..torn.end + 64, torn.start);
@@ -153,7 +155,7 @@ impl Operations {
     }
 }
 
-/// Each operation of the cycle at least once, and as many as there are variants of the content.
+/// Makes each operation of the workload's cycle at least once, and at least one for each variant of the content.
 fn of_workload(workload: Workload, content: &Content, consumed: bool) -> Arc<[Operation]> {
     let cycle = workload.operations();
     let layout = Layout::of(Load::Workload(workload), content.seed());
@@ -171,7 +173,7 @@ fn of_workload(workload: Workload, content: &Content, consumed: bool) -> Arc<[Op
     cycle.iter().cycle().take(count).enumerate().map(operation).collect()
 }
 
-/// A message of buffers of `content` that begin at `offsets`.
+/// Makes a message of buffers of `content` that begin at `offsets`.
 fn push(
     content: &Content,
     message: &Message,
@@ -180,7 +182,7 @@ fn push(
 ) -> Push {
     let mut seed = None;
     let mut buffer = |len: &u64| {
-        // It fits: the content was made for the longest operation.
+        // The buffer fits, because the content was made for the longest operation.
         let mut place = content.at(offsets.next().unwrap_or(0) as usize);
         seed.get_or_insert(place.seed());
         place.cut(*len as usize)
@@ -207,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_are_what_the_workload_says_with_content_to_its_seed() {
+    fn operations_follow_the_workload_and_their_content_follows_its_seed() {
         for workload in [Workload::Mix(Mix::Random), Workload::Model(Model::Gru), Workload::Blocks] {
             let operations = Operations::new(Load::Workload(workload), 11, false).unwrap();
             let cycle = workload.operations();
@@ -229,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_s_buffers_lie_apart_and_blocks_in_no_order() {
+    fn the_buffers_of_a_set_do_not_overlap_and_blocks_are_in_no_order() {
         for workload in [Workload::Model(Model::Gru), Workload::Blocks] {
             let operations = Operations::new(Load::Workload(workload), 1, false).unwrap();
             let ranges: Vec<_> = pushes(&operations.take(0))
@@ -245,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_consumed_is_known_beforehand() {
+    fn results_of_consuming_are_known_beforehand() {
         for load in
             [Load::Size(1000), Load::Workload(Workload::Mix(Mix::Skew)), Load::Workload(Workload::Blocks)]
         {
@@ -257,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn every_buffer_comes_with_the_seed_of_its_content() {
+    fn every_buffer_has_the_seed_of_its_content() {
         for load in
             [Load::Size(100), Load::Workload(Workload::Mix(Mix::Uniform)), Load::Workload(Workload::Blocks)]
         {
@@ -269,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_memory_holds_is_refused_by_name() {
+    fn operations_beyond_the_memory_are_refused() {
         let refusal = Operations::new(Load::Size(1 << 62), 1, false).unwrap_err().to_string();
         assert!(refusal.contains("4294967296 GiB"), "{refusal}");
     }

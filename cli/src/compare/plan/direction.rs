@@ -1,4 +1,4 @@
-//! Which way a payload goes.
+//! The direction of payloads.
 
 use std::fmt;
 
@@ -11,15 +11,15 @@ use crate::compare::modes::mode::Mode;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Direction {
-    /// From the client to the server, which checks it: the request carries the payload, and the reply is small.
+    /// From the client to the server, which checks the payload: requests carry payloads, and replies are small.
     #[default]
     Up,
-    /// From the server to the client, which checks it: the request is small, and the reply carries the payload.
+    /// From the server to the client, which checks the payload: requests are small, and replies carry payloads.
     Down,
 }
 
 impl Direction {
-    /// The name on the command line and in the JSON.
+    /// Returns the name on the command line and in the JSON.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Up => "up",
@@ -27,7 +27,7 @@ impl Direction {
         }
     }
 
-    /// Whether `mode` can carry payloads this way.
+    /// Returns whether `mode` can carry payloads in this direction.
     pub(crate) const fn is_for(self, mode: Mode) -> bool {
         match self {
             Self::Up => true,
@@ -36,7 +36,7 @@ impl Direction {
         }
     }
 
-    /// In words.
+    /// Describes the direction in words.
     pub(crate) const fn describe(self) -> &'static str {
         match self {
             Self::Up => "up: requests carry the payload, the server checks it, replies are small",
@@ -56,14 +56,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_setting_survives_its_way_to_the_other_process() {
+    fn names_are_read_back() {
         for direction in Direction::value_variants() {
             assert_eq!(Direction::from_str(direction.name(), false), Ok(*direction));
         }
     }
 
     #[test]
-    fn only_tensors_have_no_way_down() {
+    fn only_tensors_have_no_direction_down() {
         for mode in Mode::ALL {
             assert_eq!(Direction::Down.is_for(mode), !mode.carries_tensors(), "{mode}");
             assert!(Direction::Up.is_for(mode));

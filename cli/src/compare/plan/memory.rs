@@ -1,4 +1,4 @@
-//! The memory that a run needs, against what the machine has.
+//! The memory that a run needs, compared with the memory that the machine has.
 
 use super::cell::{Cell, Load};
 use super::direction::Direction;
@@ -9,7 +9,7 @@ use crate::measure::machine::memory::available;
 use crate::measure::payload::content::VARIANTS;
 use crate::units;
 
-/// Refuses cells that don't fit into what is available now, before any time is spent.
+/// Refuses cells that need more memory than is available now. This precedes the measuring.
 pub(crate) fn check(cells: &[Cell], modes: &[Mode], direction: Direction) -> Result<(), Failure> {
     fits(cells, modes, direction, available())
 }
@@ -17,7 +17,7 @@ pub(crate) fn check(cells: &[Cell], modes: &[Mode], direction: Direction) -> Res
 fn fits(cells: &[Cell], modes: &[Mode], direction: Direction, available: Option<u64>) -> Result<(), Failure> {
     let need = |cell: &Cell| match direction {
         Direction::Up => needed(*cell, modes),
-        // The server has the content too, to send it from there.
+        // The server also has the content, to send it from there.
         Direction::Down => needed(*cell, modes).saturating_add(room(cell.load)),
     };
     match (cells.iter().max_by_key(|cell| need(cell)), available) {
@@ -31,8 +31,8 @@ fn fits(cells: &[Cell], modes: &[Mode], direction: Direction, available: Option<
     }
 }
 
-/// Memory that both processes need for `cell` at the worst. The modes share the content, and take turns with what their
-/// messages need on the way.
+/// Returns the memory that both processes need for `cell` at most. The modes share the content, and only one mode at a
+/// time has messages in flight.
 fn needed(cell: Cell, modes: &[Mode]) -> u64 {
     let taking_part = || modes.iter().filter(|mode| cell.beyond(**mode).is_none());
     let kept = taking_part().map(|mode| kept(cell, *mode)).fold(0, u64::saturating_add);
@@ -40,7 +40,7 @@ fn needed(cell: Cell, modes: &[Mode]) -> u64 {
     room(cell.load).saturating_add(kept).saturating_add(on_the_way)
 }
 
-/// What `mode` keeps while the cell lasts, other modes' turns included.
+/// Returns the memory that `mode` keeps during the whole cell, including the turns of other modes.
 fn kept(cell: Cell, mode: Mode) -> u64 {
     match mode {
         Mode::GrpcTcp
@@ -49,11 +49,11 @@ fn kept(cell: Cell, mode: Mode) -> u64 {
         | Mode::GrpcUds
         | Mode::GrpcRdma
         | Mode::GrpcRdmaGather => 0,
-        // The places at the receiver, and registered memory to send from: the content, or room for copies of it.
+        // The places at the receiver, and registered memory to send from: the content, or copies of it.
         Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait => {
             let places = room(cell.load).saturating_mul(cell.inflight as u64);
             let sources = match cell.load {
-                // Payloads that move into an operation each have memory of their own.
+                // Payloads that are moved into an operation have memory of their own.
                 Load::Size(_) if mode.awaits() => room(cell.load).saturating_mul(VARIANTS as u64),
                 Load::Size(_) | Load::Workload(_) => room(cell.load),
             };
@@ -63,7 +63,7 @@ fn kept(cell: Cell, mode: Mode) -> u64 {
     }
 }
 
-/// What `mode`'s messages need while they are on the way.
+/// Returns the memory of `mode`'s messages in flight.
 fn on_the_way(cell: Cell, mode: Mode) -> u64 {
     let calls = cell.load.largest_call().saturating_mul(cell.inflight as u64);
     let calls = match cell.load {
@@ -71,7 +71,8 @@ fn on_the_way(cell: Cell, mode: Mode) -> u64 {
         _ => calls,
     };
     match mode {
-        // The encoded message, and the receiver's buffer, which may have to grow; and a message that is kept for a look at it.
+        // The encoded message, and the receiver's buffer, which may have to grow; and one message that is kept for a
+        // check of every byte.
         Mode::GrpcTcp
         | Mode::GrpcTcpBusy
         | Mode::GrpcTcpTuned
@@ -92,7 +93,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn what_does_not_fit_is_refused_with_both_figures() {
+    fn cells_beyond_the_memory_are_refused_with_both_figures() {
         let cells = [Cell::closed(64, 1), Cell::closed(GIB, 512)];
         let refusal = fits(&cells, &Mode::ALL, Direction::Up, Some(8 * GIB)).unwrap_err().to_string();
         assert!(refusal.contains("1 GiB × 512 needs about 3081 GiB"), "{refusal}");
@@ -120,12 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn modes_that_sit_a_cell_out_need_nothing_for_it() {
+    fn modes_that_skip_a_cell_need_no_memory_for_it() {
         assert_eq!(needed(Cell::closed(3 * GIB, 1), &[Mode::GrpcTcp, Mode::Memcpy]), 6 * GIB);
     }
 
     #[test]
-    fn a_set_s_memory_is_bounded_by_the_set() {
+    fn the_memory_of_a_set_is_bounded_by_the_set() {
         let load = Load::Workload(Workload::Model(Model::Vgg16));
         let need = |inflight| needed(Cell { load, inflight, rate: None }, &[Mode::GrpcTcp]);
         let set = room(load);

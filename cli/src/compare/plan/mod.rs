@@ -17,7 +17,8 @@ use crate::compare::turns::schedule::MAX_ARRIVALS;
 use crate::failure::Failure;
 use crate::lists::List;
 
-/// Cells of a run without `--sizes` and `--inflight`: small calls alone and many at once, then one large one at a time.
+/// The cells of a run without `--sizes` and `--inflight`: small calls alone and many at once, then one large call at a
+/// time.
 pub(super) const DEFAULT_CELLS: [Cell; 9] = [
     Cell::closed(64, 1),
     Cell::closed(64, 32),
@@ -39,7 +40,7 @@ pub(super) const QUICK_CELLS: [Cell; 6] = [
     Cell::closed(16 << 20, 1),
 ];
 
-/// The same for `--newcomer`: what README promises to a program that chooses nothing.
+/// The cells of `--newcomer`: those for which README gives figures of a program that chooses nothing.
 pub(super) const NEWCOMER_CELLS: [Cell; 6] = [
     Cell::closed(64, 1),
     Cell::closed(64, 64),
@@ -57,24 +58,24 @@ pub(super) const QUICK_NEWCOMER_CELLS: [Cell; 5] = [
     Cell::closed(16 << 20, 1),
 ];
 
-/// Payload of an open loop that nobody narrowed: any other would be too much for one rate or too little for another.
+/// The payload of an open loop without `--sizes`: another one would be too much for one rate or too little for another.
 const OPEN_LOOP_LOAD: Load = Load::Size(64);
 
-/// A whole run.
+/// The plan of a whole run.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     /// Modes in the order of the table.
     pub(crate) modes: Vec<Mode>,
     /// Cells in the order of the table.
     pub(crate) cells: Vec<Cell>,
-    /// Which way payloads go.
+    /// The direction of payloads.
     pub(crate) direction: Direction,
     /// Time for each mode in each cell.
     pub(crate) duration: Duration,
 }
 
 impl Plan {
-    /// The run that `options` ask for, if the machine has the memory for it.
+    /// Makes the plan of the run that `options` ask for, if the machine has the memory for it.
     pub(crate) fn new(options: &CompareOptions) -> Result<Self, Failure> {
         let direction = options.direction;
         check_direction(direction, options)?;
@@ -98,25 +99,25 @@ impl Plan {
         Ok(Self { modes, cells, direction, duration })
     }
 
-    /// Whether operations begin when they are due, in all cells.
+    /// Returns whether the run is an open loop, in which operations begin when they are due.
     pub(crate) fn is_open_loop(&self) -> bool {
         self.cells.iter().any(|cell| cell.rate.is_some())
     }
 
-    /// Length of one mode's turn: short against the drift of a machine, long against the hand-over. Turns of an open loop are
-    /// long, so that queues can build up, but no longer than their schedule has room for.
+    /// Returns the length of one mode's turn: short against the drift of a machine, long against the change of modes.
+    /// Turns of an open loop are long, so that queues can build up, but not longer than their schedule has room for.
     pub(crate) fn slice(&self, cell: Cell) -> Duration {
         match cell.rate {
             None => (self.duration / 8).clamp(Duration::from_millis(20), Duration::from_millis(200)),
             Some(rate) => {
-                // A whole number of operations, so that what is offered is the rate, however low.
+                // A whole number of operations, so that the offered rate is exact even if it is low.
                 let third = self.duration.as_secs_f64() / f64::from(MIN_ROUNDS);
                 Duration::from_secs_f64((rate * third).ceil().clamp(1.0, MAX_ARRIVALS) / rate)
             }
         }
     }
 
-    /// Turns of each mode in a cell.
+    /// Returns the number of turns of each mode in a cell.
     pub(crate) fn rounds(&self, cell: Cell) -> u32 {
         let turns = self.duration.as_secs_f64() / self.slice(cell).as_secs_f64();
         (turns.ceil() as u32).max(MIN_ROUNDS)
@@ -128,19 +129,19 @@ impl Plan {
         rounds * self.modes.len() as u64
     }
 
-    /// Rounds after which a cell may end once every mode has had its time.
+    /// Returns the number of rounds after which a cell may end once every mode has had its time.
     pub(crate) fn min_rounds(&self) -> u32 {
         MIN_ROUNDS
     }
 
-    /// The modes in the order of round `round`: each leads in turn.
+    /// Returns the modes in the order of round `round`. Each round begins with another mode.
     pub(crate) fn order(&self, round: u32) -> impl Iterator<Item = usize> + use<> {
         let modes = self.modes.len();
         (0..modes).map(move |turn| (turn + round as usize) % modes)
     }
 }
 
-/// Refuses modes and workloads that there is no such direction for.
+/// Refuses modes and workloads that have no such direction.
 fn check_direction(direction: Direction, options: &CompareOptions) -> Result<(), Failure> {
     let modes = options.modes.iter().flat_map(|list| &list.0);
     let sides: Vec<&str> = modes.filter(|mode| !direction.is_for(**mode)).map(|mode| mode.name()).collect();
@@ -161,7 +162,8 @@ fn check_direction(direction: Direction, options: &CompareOptions) -> Result<(),
     }
 }
 
-/// Refuses cells that none of `modes` can carry; where some can, the others' rows will say why they are empty.
+/// Refuses cells that none of `modes` can carry. If some modes can, the rows of the others give the reason why they are
+/// empty.
 fn check_limits(cells: &[Cell], modes: &[Mode]) -> Result<(), Failure> {
     for cell in cells {
         let reasons: Option<Vec<_>> =
@@ -179,7 +181,7 @@ fn check_limits(cells: &[Cell], modes: &[Mode]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Every load with every number in flight at every rate.
+/// Returns every load with every number in flight at every rate.
 fn cells(options: &CompareOptions) -> Vec<Cell> {
     let CompareOptions { sizes, workload, inflight, rate, .. } = options;
     let preset: &[Cell] = match (options.newcomer, options.quick) {
@@ -249,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn workloads_stand_beside_sizes_and_rates_apply_to_all() {
+    fn workloads_add_to_sizes_and_rates_apply_to_all() {
         let skew = Load::Workload(Workload::from_name("skew").unwrap());
         let gru = Load::Workload(Workload::from_name("gru").unwrap());
         let cell = |load, inflight, rate| Cell { load, inflight, rate };
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mode_gets_its_time_and_leads_in_turn() {
+    fn every_mode_gets_its_time_and_begins_some_round() {
         for millis in [1, 100, 200, 2000, 60_000] {
             let plan = plan(Duration::from_millis(millis));
             for rate in [None, Some(0.1), Some(1000.0), Some(1e6)] {
@@ -280,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn only_modes_that_can_take_part_in_a_direction() {
+    fn a_direction_has_only_the_modes_that_can_carry_it() {
         let modes = |arguments: &[&str]| Plan::new(&CompareOptions::of(arguments)).unwrap().modes;
         let down = ["--quick", "--direction", "down"];
         assert_eq!(modes(&["--quick"]), Mode::default_list(false, Flavour::IdlePolling));
@@ -294,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_mode_carries_is_refused_and_what_one_does_is_not() {
+    fn cells_are_refused_only_if_no_mode_carries_them() {
         let cells = [Cell::closed(64, 1), Cell::closed(3 << 30, 1)];
         let grpc = &Mode::ALL[..6];
         let refusal = check_limits(&cells, grpc).unwrap_err().to_string();

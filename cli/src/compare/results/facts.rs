@@ -1,4 +1,4 @@
-//! The circumstances of a run, without which its figures mean nothing.
+//! The facts about a run, without which its figures mean nothing.
 
 use serde::Serialize;
 
@@ -18,10 +18,10 @@ use crate::measure::transport::http2::Http2Sizes;
 use crate::measure::transport::rdma::RdmaConnection;
 use crate::units;
 
-/// Where and how a run was made.
+/// The facts about a run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Facts {
-    /// The RDMA provider that was used; `none` when no mode needed one.
+    /// The RDMA provider in use; `none` if no mode needs one.
     pub(crate) provider: String,
     /// Device and reason of the RDMA connection.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -31,25 +31,25 @@ pub(crate) struct Facts {
     pub(crate) http2: Http2Facts,
     pub(crate) direction: Direction,
     pub(crate) encode: Encode,
-    /// What receivers do with payloads, and the modes in which they look for the largest element.
+    /// Use of payloads by receivers, and the modes in which receivers look for the largest element.
     pub(crate) consume: Consume,
     pub(crate) reducing_modes: Vec<&'static str>,
     /// The tokio runtime of both processes: `idle-polling`, `current-thread` or `multi-thread:WORKERS`.
     pub(crate) runtime: String,
-    /// Whether each process was to have a core of its own, where that makes sense; `cores` says whether it had.
+    /// Whether each process was to have a core of its own, if possible. `cores` has the result.
     pub(crate) pin: bool,
-    /// Whether runtime, pinning and allocator are those of a program that chooses nothing, but for what was chosen.
+    /// Whether runtime, pinning and allocator are those of a program that chooses nothing, except for given options.
     pub(crate) newcomer: bool,
-    /// Cores that the processes were kept on; absent if they were not.
+    /// Cores that the processes were kept on; absent if they were not pinned.
     pub(crate) cores: Option<CoreFacts>,
     pub(crate) machine: Machine,
-    /// What this machine charges for getting from one thread to another.
+    /// The costs of basic operations on this machine.
     pub(crate) round_trips: Costs,
     pub(crate) seconds_per_cell_and_mode: f64,
-    /// An unoptimised build measures itself more than the transport.
+    /// Whether the build is optimised. An unoptimised build measures itself more than the transport.
     pub(crate) optimised: bool,
     pub(crate) checks: Checks,
-    /// What an operation of each workload is.
+    /// Descriptions of the workloads' operations.
     #[serde(skip)]
     workloads: Vec<String>,
     #[serde(skip)]
@@ -73,7 +73,7 @@ pub(crate) struct CoreFacts {
 }
 
 impl Facts {
-    /// What receivers do with payloads, in words.
+    /// Describes the use of payloads by receivers.
     fn receiver(&self) -> String {
         match self.reducing_modes.as_slice() {
             [] => "leaves payloads as they are once they are checked, in all modes".to_owned(),
@@ -126,7 +126,7 @@ impl Facts {
         }
     }
 
-    /// The facts as pairs of name and value, for people.
+    /// Returns the facts as pairs of name and value, for people.
     pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
         let cores = match self.cores {
             Some(cores) => format!("client on core {}, server on core {}", cores.client, cores.server),
@@ -172,12 +172,12 @@ impl Facts {
     }
 }
 
-/// The names of those of `modes` whose receivers consume.
+/// Returns the names of the modes whose receivers look for the largest element.
 fn reducing(modes: &[Mode], consume: Consume) -> Vec<&'static str> {
     modes.iter().filter(|mode| mode.reduces(consume)).map(|mode| mode.name()).collect()
 }
 
-/// A line for each workload among `cells`.
+/// Returns a line for each workload among `cells`.
 fn workloads(cells: &[Cell]) -> Vec<String> {
     let mut lines = Vec::new();
     for cell in cells {

@@ -1,4 +1,4 @@
-//! `--at-least`: what a mode over RDMA has to reach for the command to succeed.
+//! `--at-least`: the ratio to grpc-tcp that modes over RDMA must reach for the command to succeed.
 
 use super::row::{Ratio, Row};
 use crate::compare::modes::mode::Mode;
@@ -7,7 +7,7 @@ use crate::compare::plan::Plan;
 use crate::failure::Failure;
 use crate::units;
 
-/// Refuses a run in which there is nothing to compare, before any time is spent.
+/// Refuses a run that has nothing to compare, before the measuring.
 pub(crate) fn check_plan(options: &CompareOptions, plan: &Plan) -> Result<(), Failure> {
     let Some(ratio) = options.at_least else { return Ok(()) };
     let refuse = |reason: &str| Err(Failure::usage(format!("--at-least {ratio}: {reason}")));
@@ -27,8 +27,8 @@ pub(crate) fn check_plan(options: &CompareOptions, plan: &Plan) -> Result<(), Fa
     Ok(())
 }
 
-/// Fails if a mode that uses RDMA has less than `least` times the throughput of grpc-tcp in the same cell, and names each. What
-/// one of the two can't carry is not compared.
+/// Fails if a mode that uses RDMA has less than `least` times the throughput of grpc-tcp in the same cell, and names
+/// each such mode. Cells that one of the two modes can't carry are not compared.
 pub(crate) fn check_rows(least: f64, rows: &[Row]) -> Result<(), Failure> {
     let uses_rdma = |row: &&Row| Mode::from_name(row.mode).is_some_and(Mode::uses_rdma);
     let short = |row: &Row| {
@@ -52,7 +52,7 @@ mod tests {
     use crate::compare::plan::cell::Cell;
 
     #[test]
-    fn a_mode_that_falls_short_is_named_with_cell_and_ratio() {
+    fn a_mode_below_the_ratio_is_named_with_cell_and_ratio() {
         let (small, large) = (Cell::closed(64, 1), Cell::closed(1 << 20, 8));
         let rows = [
             sample_row("grpc-tcp", small, 100.0),
@@ -64,7 +64,7 @@ mod tests {
             sample_row("grpc-rdma", large, 50.0),
             sample_row("rdma-zerocp-await", large, 10_000.0),
         ];
-        // Half as fast is not less than half.
+        // A mode that is half as fast is not below one half.
         check_rows(0.5, &rows[..5]).unwrap();
         let failure = check_rows(0.5, &rows).unwrap_err().to_string();
         assert!(failure.ends_with("grpc-tcp: rdma-zerocp-await at 1 MiB × 8: 0.0100 times"), "{failure}");
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_not_compared() {
+    fn skipped_cells_are_not_compared() {
         let cell = Cell::closed(3 << 30, 1);
         let mut tcp = sample_row("grpc-tcp", cell, 100.0);
         (tcp.ops, tcp.ops_per_s, tcp.p50_us) = (0, 0.0, 0.0);

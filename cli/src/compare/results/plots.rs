@@ -8,7 +8,7 @@ use crate::compare::plan::cell::Cell;
 use crate::measure::output::bars::{self, Bars, Series};
 use crate::units;
 
-/// One for each mode, in the order of [`Mode::ALL`]: told apart without telling red from green.
+/// A colour for each mode, in the order of [`Mode::ALL`]. Readers who can't tell red from green can tell them apart.
 const COLOURS: [RGBColor; Mode::ALL.len()] = [
     RGBColor(0x88, 0x88, 0x88),
     RGBColor(0xbb, 0xbb, 0xbb),
@@ -22,13 +22,13 @@ const COLOURS: [RGBColor; Mode::ALL.len()] = [
     RGBColor(0x22, 0x22, 0x22),
 ];
 
-/// What a plot shows of a row.
+/// The quantity of a plot.
 #[derive(Clone, Copy)]
 pub(crate) struct Figure {
     pub(crate) title: &'static str,
     pub(crate) axis: &'static str,
     pub(crate) value: fn(&Row, &[Row]) -> Option<f64>,
-    /// Logarithmic axis; otherwise from zero.
+    /// Whether the axis is logarithmic. Otherwise it begins at zero.
     pub(crate) logarithmic: bool,
 }
 
@@ -64,7 +64,7 @@ const CLOSED_LOOP: [Figure; 4] = [
     CPU,
 ];
 
-/// The plots of an open loop: what load does to latency, and who keeps up.
+/// The plots of an open loop: latency under load, and the share of operations that were carried.
 const OPEN_LOOP: [Figure; 5] = [
     MEDIAN,
     Figure {
@@ -88,7 +88,7 @@ const OPEN_LOOP: [Figure; 5] = [
     CPU,
 ];
 
-/// The plots that show `rows`.
+/// Returns the plots of `rows`.
 pub(crate) fn figures(rows: &[Row]) -> &'static [Figure] {
     if is_open_loop(rows) { &OPEN_LOOP } else { &CLOSED_LOOP }
 }
@@ -97,7 +97,7 @@ fn is_open_loop(rows: &[Row]) -> bool {
     rows.iter().any(|row| row.rate.is_some())
 }
 
-/// Name of a cell beneath its bars.
+/// Returns the name of a cell below its bars.
 fn label(cell: &Cell) -> String {
     match (cell.rate, cell.inflight) {
         (Some(rate), _) => format!("{} at {}", cell.load.label(), units::count(rate)),
@@ -106,7 +106,7 @@ fn label(cell: &Cell) -> String {
     }
 }
 
-/// Draws a figure: bars by cell, one for each mode.
+/// Draws a figure: a group of bars for each cell, with a bar for each mode.
 pub(crate) fn draw(figure: &Figure, rows: &[Row]) -> Result<String, String> {
     let cells = cells(rows);
     bars::draw(&Bars {
@@ -123,7 +123,7 @@ pub(crate) fn draw(figure: &Figure, rows: &[Row]) -> Result<String, String> {
     })
 }
 
-/// Cells in the order of the rows.
+/// Returns the cells in the order of the rows.
 fn cells(rows: &[Row]) -> Vec<Cell> {
     let mut cells = Vec::new();
     for row in rows {
@@ -134,7 +134,7 @@ fn cells(rows: &[Row]) -> Vec<Cell> {
     cells
 }
 
-/// The bars of a figure: one for each mode that has rows, in each of `cells`.
+/// Returns the bars of a figure: one for each mode that has rows, in each of `cells`.
 fn series(figure: &Figure, rows: &[Row], cells: &[Cell]) -> Vec<Series> {
     let of = |mode: Mode| rows.iter().filter(move |row| row.mode == mode.name());
     let shown = Mode::ALL.into_iter().zip(COLOURS).filter(|(mode, _)| of(*mode).next().is_some());
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn workloads_and_rates_have_their_names_beneath_the_bars() {
+    fn workloads_and_rates_have_their_names_below_the_bars() {
         let skew = Load::Workload(Workload::Mix(Mix::Skew));
         let cell = |rate| Cell { load: skew, inflight: 8, rate };
         assert_shown(&[sample_row("grpc-tcp", cell(None), 80.0)], &["skew × 8"]);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_show_is_no_error() {
+    fn no_rows_are_no_error() {
         for figure in CLOSED_LOOP.iter().chain(&OPEN_LOOP) {
             assert_eq!(draw(figure, &[]), Ok(String::new()));
         }

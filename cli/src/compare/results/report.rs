@@ -1,4 +1,4 @@
-//! The HTML report: one page that needs nothing else.
+//! The HTML report of a run.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What a run found, in figures.
+//! The rows of a run: figures of each mode in each cell.
 
 use serde::Serialize;
 
@@ -6,58 +6,58 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::plan::cell::Cell;
 use crate::compare::plan::direction::Direction;
 
-/// One mode in one cell.
+/// The figures of one mode in one cell.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) mode: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) workload: Option<&'static str>,
-    /// Payload of an operation; of a workload's, on average.
+    /// Payload of an operation; the average of a workload's operations.
     pub(crate) bytes: u64,
     pub(crate) inflight: usize,
-    /// Which way the payload went.
+    /// The direction of the payload.
     pub(crate) direction: Direction,
     /// Operations offered each second in an open loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rate: Option<f64>,
     pub(crate) ops: u64,
     pub(crate) errors: u64,
-    /// Operations of an open loop that were given up without having been sent.
+    /// Operations of an open loop that were given up before they were sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) unsent: Option<u64>,
     /// Whether the mode fell behind the rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) saturated: Option<bool>,
     pub(crate) p50_us: f64,
-    /// Absent where fewer than 100 operations were timed, of which none stands for the slowest in a hundred.
+    /// Absent if fewer than 100 operations were timed, because none of them is the slowest of a hundred.
     pub(crate) p99_us: Option<f64>,
-    /// The same for one in a thousand.
+    /// Absent if fewer than 1000 operations were timed.
     pub(crate) p999_us: Option<f64>,
     pub(crate) ops_per_s: f64,
     pub(crate) gbytes_per_s: f64,
     pub(crate) cpu_us_per_op: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) first_error: Option<String>,
-    /// Why nothing was measured: the mode can't carry it.
+    /// The reason why the mode was not measured in this cell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) skipped: Option<String>,
     #[serde(skip)]
     pub(crate) cell: Cell,
 }
 
-/// How often content was looked at, and how often it was wrong.
+/// The number of checks of content, and of wrong contents.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Checks {
-    /// Messages of which every byte was looked at.
+    /// Messages whose every byte was checked.
     pub(crate) every_byte: u64,
-    /// Messages of which stamps at sampled offsets were looked at.
+    /// Messages whose stamps at sampled offsets were checked.
     pub(crate) stamps: u64,
-    /// Messages that were not what was sent.
+    /// Messages with wrong content.
     pub(crate) mismatches: u64,
 }
 
 impl Checks {
-    /// The result in words.
+    /// Describes the result.
     pub(crate) fn summary(&self) -> String {
         let Self { every_byte, stamps, mismatches } = self;
         let verdict = match mismatches {
@@ -68,17 +68,17 @@ impl Checks {
     }
 }
 
-/// A row against `grpc-tcp` in the same cell: how many times better. `None` where there is nothing to compare with.
+/// A row compared with `grpc-tcp` in the same cell: how many times better. `None` if there is nothing to compare with.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Ratio {
-    /// p50 of grpc-tcp over p50 of this row.
+    /// p50 of grpc-tcp divided by p50 of this row.
     pub(crate) latency: Option<f64>,
-    /// Operations per second of this row over those of grpc-tcp.
+    /// Operations per second of this row divided by those of grpc-tcp.
     pub(crate) throughput: Option<f64>,
 }
 
 impl Ratio {
-    /// Compares `row` with its cell's `grpc-tcp` among `rows`.
+    /// Compares `row` with the `grpc-tcp` row of its cell among `rows`.
     pub(crate) fn of(row: &Row, rows: &[Row]) -> Self {
         let same_cell = |other: &&Row| other.cell == row.cell;
         let Some(base) = rows.iter().filter(same_cell).find(|other| other.mode == Mode::GrpcTcp.name())
@@ -86,7 +86,7 @@ impl Ratio {
             return Self::default();
         };
         let ratio = |over: f64, under: f64| (over > 0.0 && under > 0.0).then(|| over / under);
-        // The latency of who falls behind is as long as the run makes it.
+        // The latency of a saturated mode grows with the length of the run.
         let settled = [base, row].iter().all(|row| row.saturated != Some(true));
         Self {
             latency: ratio(base.p50_us, row.p50_us).filter(|_| settled),
@@ -95,7 +95,7 @@ impl Ratio {
     }
 }
 
-/// One line about a row with errors.
+/// Describes the errors of a row in one line.
 pub(crate) fn describe_errors(row: &Row) -> String {
     let first = row.first_error.as_deref().unwrap_or("unknown");
     let plural = if row.errors == 1 { "error" } else { "errors" };
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ratios_say_how_many_times_better_in_the_same_cell() {
+    fn ratios_compare_rows_of_the_same_cell() {
         let rows = [
             sample_row("grpc-tcp", Cell::closed(64, 1), 80.0),
             sample_row("grpc-uds", Cell::closed(64, 1), 40.0),
@@ -154,13 +154,13 @@ mod tests {
     }
 
     #[test]
-    fn wrong_content_is_said_loudly() {
+    fn wrong_content_is_in_capital_letters() {
         let checks = Checks { every_byte: 1, stamps: 2, mismatches: 2 };
         assert!(checks.summary().contains("2 WRONG"));
     }
 
     #[test]
-    fn rows_without_a_rate_are_as_they_were_before_there_were_rates() {
+    fn rows_without_a_rate_have_no_fields_of_open_loops() {
         let json = serde_json::to_value(sample_row("grpc-tcp", Cell::closed(64, 1), 80.0)).unwrap();
         let mut names: Vec<_> = json.as_object().unwrap().keys().cloned().collect();
         names.sort();

@@ -1,4 +1,4 @@
-//! The table for the terminal, and what its columns are, here and in the report.
+//! The table for the terminal, and the columns of table and report.
 
 use std::io::{self, Write};
 
@@ -11,13 +11,13 @@ use crate::failure::Failure;
 use crate::measure::output::grid::{dash, grid, times};
 use crate::units;
 
-/// A column: its heading, and what it shows of a row among others.
+/// A column: the heading, and the text of a row among others.
 pub(crate) struct Column {
     pub(crate) heading: &'static str,
     pub(crate) text: fn(&Row, &[Row]) -> String,
 }
 
-/// The columns that `rows` need.
+/// Returns the columns that `rows` need.
 pub(crate) fn columns(rows: &[Row]) -> Vec<Column> {
     let column = |heading, text| Column { heading, text };
     let open_loop = rows.iter().any(|row| row.rate.is_some());
@@ -51,7 +51,7 @@ pub(crate) fn columns(rows: &[Row]) -> Vec<Column> {
     columns
 }
 
-/// What the columns mean that do not say so themselves.
+/// Explains the columns and modes that need an explanation.
 pub(crate) fn legend(rows: &[Row]) -> String {
     let mut legend = "latency ×, throughput ×: how many times better than grpc-tcp in the same cell \
                       (p50, ops/s). CPU/op: user + system time of both processes."
@@ -97,7 +97,7 @@ fn measured(row: &Row, text: String) -> String {
     if row.ops == 0 { dash() } else { text }
 }
 
-/// Prints facts and table on stdout.
+/// Prints facts and table to stdout.
 pub(crate) fn print(facts: &Facts, rows: &[Row]) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     stdout
@@ -133,7 +133,7 @@ mod tests {
     use crate::workload::{Mix, Workload};
 
     #[test]
-    fn a_table_shows_the_ratios_and_dashes_what_is_not_there() {
+    fn a_table_shows_ratios_and_dashes_for_missing_values() {
         let cell = Cell::closed(64, 1);
         let rows = [sample_row("grpc-tcp", cell, 80.0), sample_row("grpc-uds", cell, 32.0)];
         let text = table(&rows).to_string();
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_p99_of_a_handful_is_a_dash() {
+    fn a_p99_of_few_operations_is_a_dash() {
         let mut row = sample_row("grpc-tcp", Cell::closed(64, 1), 80.0);
         (row.ops, row.p99_us) = (99, None);
         let text = table(&[row.clone()]).to_string();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_dashes_and_a_reason() {
+    fn a_skipped_row_has_dashes_and_a_reason() {
         let mut row = sample_row("grpc-tcp", Cell::closed(3 << 30, 1), 80.0);
         (row.ops, row.skipped) = (0, Some("it is too much".to_owned()));
         let rows = [row, sample_row("memcpy", Cell::closed(3 << 30, 1), 32.0)];
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_loop_shows_what_was_offered_and_who_fell_behind() {
+    fn an_open_loop_shows_the_offered_rate_and_saturated_modes() {
         let cell = Cell { load: Load::Workload(Workload::Mix(Mix::Skew)), inflight: 1, rate: Some(20_000.0) };
         let rows = [sample_row("grpc-tcp", cell, 80.0), sample_row("grpc-rdma", cell, 10.0)];
         let text = table(&rows).to_string();

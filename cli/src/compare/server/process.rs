@@ -1,4 +1,4 @@
-//! The serving process as the measuring one sees it.
+//! The server process, as the client starts and ends it.
 
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -11,21 +11,21 @@ use crate::compare::conditions::RunContext;
 use crate::compare::options::CompareOptions;
 use crate::failure::Failure;
 
-/// How long the other process may take to start serving.
+/// Longest time until the server process has started.
 const START: Duration = Duration::from_secs(20);
 
-/// A running server; killed when dropped, and ending by itself when this process does.
+/// A running server. It is killed when this is dropped, and ends by itself when this process ends.
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
     child: Child,
-    /// Its end is the sign for the server to end.
+    /// The server ends when this pipe closes.
     _stdin: Option<ChildStdin>,
-    /// Where it serves.
+    /// The addresses of the server.
     pub(crate) addresses: Addresses,
 }
 
 impl ServerProcess {
-    /// Starts this program once more as the server and waits until it serves.
+    /// Starts this program again as the server, and waits until the server has started.
     pub(crate) async fn start(
         rdma: bool,
         options: &CompareOptions,
@@ -49,7 +49,7 @@ impl ServerProcess {
         if let Some(cores) = cores {
             command.args(["--core", &cores.server.to_string()]);
         }
-        // A group of its own: ctrl-c reaches this process alone, which then ends the server.
+        // The server gets a process group of its own. So ctrl-c reaches this process alone, which then ends the server.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).process_group(0);
         let mut child = command
             .spawn()
@@ -76,7 +76,7 @@ impl ServerProcess {
         }
     }
 
-    /// Waits for the server to end, which it should not: the result is the failure to report.
+    /// Waits for the server to end, which it should not, and returns the failure to report.
     pub(crate) async fn end(&mut self) -> Failure {
         match self.child.wait().await {
             Ok(status) => ended(status),
@@ -84,10 +84,10 @@ impl ServerProcess {
         }
     }
 
-    /// `result`, or the server's end if that is the likely reason for a failure.
+    /// Returns `result`, or the end of the server if that is the likely reason of a failure.
     pub(crate) async fn explain<T>(&mut self, result: Result<T, Failure>) -> Result<T, Failure> {
         match result {
-            // The connections break a moment before the process can be seen to have ended.
+            // Connections break a moment before the end of the process can be seen.
             Err(Failure::Run(reason)) => {
                 let end = tokio::time::timeout(Duration::from_millis(300), self.end()).await;
                 Err(end.unwrap_or(Failure::Run(reason)))
@@ -98,7 +98,7 @@ impl ServerProcess {
 
     /// Ends the server.
     pub(crate) async fn stop(mut self) {
-        // It can only fail when the process is gone already.
+        // Killing fails only if the process has already ended.
         let _ = self.child.kill().await;
     }
 }

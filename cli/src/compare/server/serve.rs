@@ -1,4 +1,4 @@
-//! The serving process: the services Transfer, Tensors and Source on a TCP, a Unix and an RDMA listener at the same time.
+//! The server process: the services Transfer, Tensors and Source on TCP, Unix and RDMA listeners at once.
 
 use std::io::{self, Read, Write};
 use std::net::Ipv4Addr;
@@ -28,7 +28,7 @@ use crate::measure::transport::http2::Http2;
 use crate::measure::transport::listener::{listen_error, tcp_listener};
 use crate::measure::transport::rdma::Rdma;
 
-/// Serves until stdin ends, which it does when the parent is gone, however it went.
+/// Serves until stdin ends. The end of the parent closes stdin in every case.
 pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
     let pinned = options.core.is_some_and(|core| cores::pin(core).is_ok());
     exit_with_parent()?;
@@ -43,7 +43,7 @@ pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
             Ok(started) => started,
             Err(failure) => {
                 let usage = matches!(failure, Failure::Usage(_));
-                // The parent reports it: saying it here as well would be saying it twice.
+                // The parent reports the failure. A second report here would repeat it.
                 return announce(&StartReport::Failed { reason: failure.to_string(), usage });
             }
         };
@@ -56,10 +56,10 @@ pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
     })
 }
 
-/// A thread of its own waits for the end of stdin, so that a busy runtime can't outlive the parent.
+/// Starts a thread that waits for the end of stdin, so that a busy runtime does not outlive the parent.
 fn exit_with_parent() -> Result<(), Failure> {
     let wait = || {
-        // Nothing is ever sent; an error means the same as the end.
+        // Nothing is ever sent. An error means the end, too.
         let _ = io::copy(&mut io::stdin().lock().take(u64::MAX), &mut io::sink());
         #[expect(clippy::disallowed_methods, reason = "the parent is gone: there is nobody left to answer")]
         std::process::exit(0)
@@ -77,7 +77,7 @@ fn announce(hello: &StartReport) -> Result<(), Failure> {
 type Servers = JoinSet<Result<(), tonic::transport::Error>>;
 
 async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Servers), Failure> {
-    // All of gRPC's modes come to this one service, and every setting treats them alike.
+    // All gRPC modes use this one service, and settings apply to all of them.
     let service = TransferService::reducing(Mode::GrpcTcp.reduces(options.consume));
     let mut servers = Servers::new();
 
@@ -118,13 +118,13 @@ async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Serv
     Ok((Addresses { tcp, tcp_tuned, uds, rdma, rdma_gather, tensors, pinned }, servers))
 }
 
-/// A device that tensors are put into.
+/// Makes the device that tensors are written to.
 async fn tensor_device(rdma: &Rdma) -> Result<RdmaDevice, Failure> {
     let bound = RdmaDevice::bind(rdma.tensor_settings(), (Ipv4Addr::LOCALHOST, 0)).await;
     bound.map_err(|error| Failure::run(format!("can't make a device for tensors: {error}")))
 }
 
-/// What is served on every listener.
+/// The services of every listener.
 #[derive(Clone, Debug)]
 struct Services {
     service: TransferService,
@@ -133,8 +133,8 @@ struct Services {
 }
 
 impl Services {
-    /// Serves on one listener, and sends large answers by reference if it `gathers`; `placement` is asked for by one connection
-    /// alone, outside the time.
+    /// Serves on one listener, with large answers by reference if `gathers`. Only one connection, outside the measured
+    /// time, uses `placement`.
     async fn serve<I, IO>(
         self,
         gathers: bool,

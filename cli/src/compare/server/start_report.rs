@@ -4,29 +4,29 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// The one line that the serving process writes to stdout.
+/// The line that the server process writes to stdout.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StartReport {
-    /// It serves.
+    /// The server has started.
     Ready(Addresses),
-    /// It can't serve, and why; whether the request was to blame.
+    /// The server can't start: the reason, and whether the command line is wrong.
     Failed { reason: String, usage: bool },
 }
 
-/// Where the service is to be found.
+/// The addresses of the server process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Addresses {
     pub(crate) tcp: SocketAddr,
-    /// The same with tuned windows and frames.
+    /// TCP with tuned windows and frames.
     pub(crate) tcp_tuned: SocketAddr,
     /// Name in the abstract namespace, which leaves no file behind.
     pub(crate) uds: String,
     pub(crate) rdma: Option<SocketAddr>,
-    /// Where large answers go by reference, which they do for `grpc-rdma-gather`.
+    /// The listener that sends large answers by reference, for `grpc-rdma-gather`.
     pub(crate) rdma_gather: Option<SocketAddr>,
-    /// Where its device for tensors listens, as `host:port`.
+    /// Address of the tensor device, as `host:port`.
     pub(crate) tensors: Option<String>,
-    /// Whether the process sits on the core that it was given.
+    /// Whether the process is pinned to the core that it was given.
     pub(crate) pinned: bool,
 }

@@ -1,4 +1,4 @@
-//! The closed loop: callers of which each makes its next call when it has the answer to the last.
+//! The closed loop: each caller makes its next call when it has the answer to the last one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,8 +14,9 @@ use crate::compare::modes::caller::Caller;
 use crate::compare::operations::Operations;
 use crate::compare::operations::sequence::{Done, Position};
 
-/// Keeps `callers` operations under way until `length` is over, each making `width` calls at once; every caller makes one
-/// at least. What is known when this is dropped stays in `turn`; `missing` counts callers that have not ended.
+/// Keeps `callers` operations in flight until `length` is over, each with `width` calls at once. Every caller makes at
+/// least one. If this future is dropped, `turn` has the results so far. `missing` counts the callers that have not
+/// ended.
 pub(crate) async fn run(
     caller: &Caller,
     operations: &Operations,
@@ -55,11 +56,12 @@ pub(crate) async fn run(
     }
 }
 
-/// Whether a caller that is alone makes its calls in the future that `block_on` was given, and not in a task of its own.
+/// Returns whether a single caller makes its calls in the future that `block_on` was given, and not in a task of its
+/// own.
 ///
-/// In a multi-thread runtime that future runs on the main thread, which is no worker: this is where a program makes them whose
-/// `#[tokio::main]` function calls, waits for the answer, and calls again. A caller that polls is a task even there, on a
-/// worker that it has to itself. In a runtime of one thread all callers are tasks: it makes next to no difference.
+/// In a multi-thread runtime that future runs on the main thread, which is no worker. A program whose `#[tokio::main]`
+/// function calls, waits for the answer, and calls again makes its calls there. A caller that polls is a task even
+/// there, on a worker of its own. In a runtime of one thread all callers are tasks, which makes next to no difference.
 fn stays_in_block_on(caller: &Caller) -> bool {
     let polls = matches!(caller, Caller::Placement(caller) if !caller.awaits());
     !polls && Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread
@@ -74,7 +76,8 @@ fn count((done, error): (Vec<Done>, Option<CallError>), turn: &mut TurnOutcome) 
     }
 }
 
-/// Calls one after the other until `end`, at least once; an error ends it, so that a broken connection can't spin.
+/// Makes calls one after the other until `end`, at least one. An error ends the loop, so that a broken connection does
+/// not cause a busy loop.
 async fn keep_calling(
     mut caller: Caller,
     operations: Operations,

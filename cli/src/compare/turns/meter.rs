@@ -1,4 +1,4 @@
-//! The measuring itself: short turns of each mode, again and again, so that drift hits all alike.
+//! The measuring: short turns of each mode, again and again, so that drift affects all modes alike.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use crate::failure::Failure;
 use crate::measure::process::cores;
 use crate::seeded::mix;
 
-/// Operations up to this size lead each turn in without being counted, so that no mode pays for having slept.
+/// Up to this size an uncounted operation precedes each turn, so that no mode pays for having slept.
 const LEAD_IN: u64 = 4 << 20;
 
 /// Measures cell after cell.
@@ -31,17 +31,17 @@ const LEAD_IN: u64 = 4 << 20;
 pub(crate) struct Meter<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) participants: Vec<Participant>,
-    /// A connection of its own for asking the serving process what CPU time it used.
+    /// A separate connection for requests of the server's CPU time.
     pub(crate) control: GrpcCaller,
     pub(crate) progress: ProgressBar,
     pub(crate) checks: Checks,
     /// Whether each process has a core of its own.
     pub(crate) pinned: bool,
-    /// Whether receivers of any mode consume what arrives.
+    /// Whether receivers of any mode consume payloads.
     pub(crate) consumed: bool,
 }
 
-/// How a turn's beginning or end went wrong.
+/// Returns the outcome of a turn's begin or end. An error is a message, and whether content was wrong.
 fn failure<T>(outcome: Result<Result<T, CallError>, Elapsed>) -> Result<T, (String, bool)> {
     match outcome {
         Ok(Ok(value)) => Ok(value),
@@ -61,7 +61,7 @@ impl Meter<'_> {
         Ok(rows)
     }
 
-    /// Measures all modes in one cell: a row for each.
+    /// Measures all modes in one cell, and returns a row for each.
     async fn cell(&mut self, cell: Cell) -> Result<Vec<Row>, Failure> {
         let operations = Operations::new(cell.load, seed(cell), self.consumed)?;
         let mut tallies = Vec::new();
@@ -73,14 +73,14 @@ impl Meter<'_> {
             self.participants[participant].prepare(&operations, cell, tally).await;
             self.check_every_byte(participant, &operations, cell, 0, tally).await;
             self.warm_up(participant, &operations, cell, tally).await;
-            // The warm-up's turns are not the measurement's.
+            // The warm-up does not count in the sequence of operations.
             self.participants[participant].position = Position::default();
         }
         let planned = self.plan.rounds(cell);
         for round in 0..planned {
             for participant in self.plan.order(round) {
                 let tally = &mut tallies[participant];
-                // A mode whose operations are long has had its time sooner, and does not make others wait.
+                // A mode with long operations has had its time sooner. Other modes don't wait for it.
                 if round < self.plan.min_rounds() || tally.wall < self.plan.duration {
                     self.announce(cell, participant);
                     self.timed_turn(participant, &operations, cell, round, tally).await?;
@@ -98,7 +98,7 @@ impl Meter<'_> {
         Ok(self.participants.iter().zip(&tallies).map(row).collect())
     }
 
-    /// Begins a mode's turn; false if that failed, and there is nothing to end.
+    /// Begins a mode's turn. Returns false if that failed; there is nothing to end then.
     async fn begin(&mut self, participant: usize, check: Check, tally: &mut Tally) -> bool {
         let participant = &mut self.participants[participant];
         let failure = failure(tokio::time::timeout(PATIENCE, participant.caller.begin(check)).await);
@@ -110,7 +110,7 @@ impl Meter<'_> {
         begun
     }
 
-    /// Ends it, so that others have their turn.
+    /// Ends a mode's turn, so that other modes have theirs.
     async fn end(&mut self, participant: usize, tally: &mut Tally) {
         let participant = &mut self.participants[participant];
         match failure(tokio::time::timeout(PATIENCE, participant.caller.end()).await) {
@@ -126,7 +126,7 @@ impl Meter<'_> {
         self.progress.set_message(format!("{}  {}", cell.label(), self.participants[participant].mode));
     }
 
-    /// A turn that does not count. An open loop is led in by one caller: its bound may be thousands.
+    /// Makes a turn that does not count. In an open loop one caller makes it, because the bound may be thousands.
     async fn warm_up(&mut self, participant: usize, operations: &Operations, cell: Cell, tally: &mut Tally) {
         let length = (self.plan.duration / 10).min(Duration::from_millis(100));
         let concurrency = if cell.rate.is_some() { (1, 1) } else { cell.concurrency() };
@@ -137,7 +137,7 @@ impl Meter<'_> {
         self.end(participant, tally).await;
     }
 
-    /// One operation outside the timed part, of which the server looks at every byte.
+    /// Makes one operation outside the measured time. The receiver checks every byte of it.
     async fn check_every_byte(
         &mut self,
         participant: usize,
@@ -167,7 +167,7 @@ impl Meter<'_> {
         self.end(participant, tally).await;
     }
 
-    /// A turn whose calls, wall time and CPU time count.
+    /// Makes a turn whose calls, wall time and CPU time count.
     async fn timed_turn(
         &mut self,
         participant: usize,
@@ -201,7 +201,7 @@ impl Meter<'_> {
         Ok(())
     }
 
-    /// What is offered to every mode in this round.
+    /// Returns the load that is offered to every mode in this round.
     fn offer(&self, cell: Cell, rate: f64, round: u32) -> OfferedLoad {
         let length = self.plan.slice(cell);
         let schedule = poisson_arrivals(rate, length, mix(u64::from(round)) ^ rate.to_bits());
@@ -210,7 +210,7 @@ impl Meter<'_> {
         OfferedLoad { schedule, length, first, bound, width, polite: !self.pinned }
     }
 
-    /// CPU time of both processes since they started.
+    /// Returns the CPU time of both processes since they started.
     async fn cpu_time(&mut self) -> Result<Duration, Failure> {
         let usage = tokio::time::timeout(PATIENCE, self.control.usage()).await;
         match usage {
@@ -222,7 +222,7 @@ impl Meter<'_> {
         }
     }
 
-    /// A turn of as many callers as `concurrency` says, and calls at once of each.
+    /// Makes a turn with as many callers as `concurrency` says, and as many calls at once for each.
     async fn closed_turn(
         &mut self,
         participant: usize,
@@ -248,7 +248,7 @@ impl Meter<'_> {
         turn
     }
 
-    /// A turn in which operations begin when `offer` says.
+    /// Makes a turn in which operations begin when `offer` says.
     async fn open_turn(
         &mut self,
         participant: usize,
@@ -270,7 +270,7 @@ impl Meter<'_> {
     }
 }
 
-/// Cells differ in their seeds too, so that nothing left over from the cell before can pass.
+/// Returns the seed of a cell. Cells have different seeds, so that remains of an earlier cell never pass a check.
 fn seed(cell: Cell) -> u64 {
     let rate = cell.rate.map_or(0, |rate| mix(rate.to_bits()));
     mix(cell.load.bytes() ^ ((cell.inflight as u64) << 40)) ^ rate

@@ -1,11 +1,12 @@
-//! The open loop: operations begin when they are due, whatever has become of those before.
+//! The open loop: operations begin when they are due, even if answers to earlier ones are late.
 //!
-//! Latency counts from when an operation was due, not from when it could be sent, so what piles up behind a slow answer
-//! shows in the figures and is not left out (no coordinated omission).
+//! Latency counts from the time when an operation was due, not from the time when it was sent. So the figures include
+//! the time that operations spend in the queue behind a slow answer (no coordinated omission).
 //!
-//! tokio's timer ticks in milliseconds, so it serves for the longer gaps only. In the shorter ones the generator yields
-//! again and again, which lets answers in, and while there are none to come it spins in place, for moments. So the
-//! runtime is never idle then, and the CPU time of this waiting is measured, to be taken off: it is no operation's.
+//! tokio's timer ticks in milliseconds, so it serves for the longer gaps only. In the shorter gaps the generator yields
+//! again and again, which lets answers in, and spins for moments while no answer is expected. So the runtime is never
+//! idle then. The generator measures the CPU time of this waiting, because it belongs to no operation and is
+//! subtracted.
 
 use std::time::{Duration, Instant};
 
@@ -18,32 +19,32 @@ use crate::compare::modes::caller::Caller;
 use crate::compare::operations::{Operation, Operations};
 use crate::measure::process::cores;
 
-/// Gaps from here on are slept through, but for their end: the timer may be a tick late.
+/// Gaps from this length on are slept through, except for their end, because the timer may be a tick late.
 const SLEEP_FROM: Duration = Duration::from_millis(3);
 const WAKE_EARLY: Duration = Duration::from_millis(2);
 
-/// Longest spin in place, while no answer is to come.
+/// Longest spin, while no answer is expected.
 const SPIN: Duration = Duration::from_micros(20);
 
-/// What is to be offered in a turn.
+/// The load that is offered in a turn.
 #[derive(Debug)]
 pub(crate) struct OfferedLoad {
-    /// When each operation is due, from the beginning, in order.
+    /// The time when each operation is due, from the start of the turn, in order.
     pub(crate) schedule: Vec<Duration>,
     pub(crate) length: Duration,
-    /// Whose turn is first: the same operations for every mode.
+    /// Index of the first operation. It is the same for every mode.
     pub(crate) first: usize,
-    /// Most operations under way; beyond, they wait, and their latency counts.
+    /// Largest number of operations in flight. Operations beyond it wait, and the wait counts as latency.
     pub(crate) bound: usize,
     /// Calls that an operation makes at once.
     pub(crate) width: usize,
-    /// Whether others are to be let on the core while waiting.
+    /// Whether the generator yields the core to other processes while it waits.
     pub(crate) polite: bool,
 }
 
-/// Sends what is due when it is due, until `offer.length` is over and the answers are there; an error ends the sending.
-/// What can't be sent within twice the length, since too many are under way, is given up. What is known when this is
-/// dropped stays in `turn`.
+/// Sends each operation when it is due, until `offer.length` is over and all answers have arrived. An error ends the
+/// sending. Operations that can't be sent within twice the length, because too many are in flight, are given up. If
+/// this future is dropped, `turn` has the results so far.
 pub(crate) async fn run(
     caller: &Caller,
     operations: &Operations,
@@ -71,7 +72,7 @@ pub(crate) async fn run(
     generator.finish(*length).await;
 }
 
-/// One operation's outcome.
+/// The outcome of one operation.
 #[derive(Debug)]
 struct Ended {
     place: Duration,
@@ -85,10 +86,10 @@ struct Ended {
 struct Generator<'a> {
     under_way: JoinSet<Ended>,
     turn: &'a mut TurnOutcome,
-    /// From the beginning to each answer.
+    /// Time of each answer, from the start of the turn.
     ends: Vec<Duration>,
     polite: bool,
-    /// CPU time that a yield takes when there is nothing to do, about the median.
+    /// CPU time of a yield without work for other tasks: an estimate of the median.
     empty_pass: Option<Duration>,
 }
 
@@ -97,7 +98,7 @@ impl<'a> Generator<'a> {
         Self { under_way: JoinSet::new(), turn, ends: Vec::new(), polite, empty_pass: None }
     }
 
-    /// Begins an operation that is due at `place` after `start`.
+    /// Starts an operation that is due at `place` after `start`.
     fn send(
         &mut self,
         caller: &Caller,
@@ -115,9 +116,10 @@ impl<'a> Generator<'a> {
         });
     }
 
-    /// Waits until `due`, counting answers as they come.
+    /// Waits until `due`, and counts answers that arrive.
     async fn wait_until(&mut self, due: Instant) {
-        // From one reading of the clock to the next, so that the readings themselves, no small part, are counted too.
+        // Measures from one reading of the clock to the next, so that the readings themselves, no small part, count
+        // too.
         let mut read = cores::thread_cpu_time();
         let mut since_last = || {
             let before = std::mem::replace(&mut read, cores::thread_cpu_time());
@@ -142,24 +144,25 @@ impl<'a> Generator<'a> {
                 spin(left.min(SPIN));
                 self.turn.waiting += since_last();
             }
-            // Lets the runtime look around once.
+            // Lets the runtime look for arrivals once.
             tokio::task::yield_now().await;
             self.count_pass(since_last(), idle);
         }
     }
 
-    /// Counts what a yield took as waiting, unless others had something to do in it: then no more than an empty one takes.
+    /// Counts the time of a yield as waiting. If other tasks worked in it, only the time of an empty yield counts.
     fn count_pass(&mut self, took: Duration, idle: bool) {
         let empty = self.empty_pass.get_or_insert(took);
         if idle {
-            // Up for what is longer, down for what is shorter: the median is where both are as frequent.
+            // Longer passes raise the estimate and shorter ones lower it: it settles at the median, where both are
+            // equally frequent.
             *empty =
                 empty.mul_f64(if took > *empty { 1.05 } else { 1.0 / 1.05 }).max(Duration::from_nanos(50));
         }
         self.turn.waiting += if took <= 2 * *empty { took } else { *empty };
     }
 
-    /// Waits for fewer than `bound` operations to be under way; false if that is not so by `give_up`.
+    /// Waits until fewer than `bound` operations are in flight. Returns false if that takes longer than `give_up`.
     async fn room(&mut self, bound: usize, give_up: Instant) -> bool {
         while self.under_way.len() >= bound {
             match tokio::time::timeout_at(give_up.into(), self.under_way.join_next()).await {
@@ -190,7 +193,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Waits for the answers that are left.
+    /// Waits for the remaining answers.
     async fn finish(mut self, length: Duration) {
         while let Some(ended) = self.under_way.join_next().await {
             self.count(ended);
@@ -226,12 +229,12 @@ mod tests {
     use crate::measure::transport::listener::tcp_listener;
 
     #[test]
-    fn yields_that_others_worked_in_count_no_more_than_empty_ones() {
+    fn yields_with_work_of_other_tasks_count_as_empty_ones() {
         let micros = Duration::from_micros;
         let mut turn = TurnOutcome::default();
         let mut generator = Generator::new(&mut turn, false);
         for pass in 0..1000 {
-            // One in ten is long, even while nothing is under way.
+            // One pass in ten is long, even while nothing is in flight.
             generator.count_pass(micros(if pass % 10 == 0 { 50 } else { 1 }), true);
         }
         let before = generator.turn.waiting;
@@ -244,7 +247,7 @@ mod tests {
         assert!((micros(180)..micros(230)).contains(&counted), "{counted:?}");
     }
 
-    /// A service that takes its time for every payload.
+    /// A service that answers every payload late.
     #[derive(Debug)]
     struct Slow;
 
@@ -272,7 +275,7 @@ mod tests {
         }
     }
 
-    /// Ten operations at once, of which one at a time may be under way.
+    /// Offers ten operations at once, with one at a time in flight.
     async fn offer_ten(length: Duration) -> TurnOutcome {
         let incoming = tcp_listener().unwrap();
         let address = incoming.local_addr().unwrap();
@@ -289,9 +292,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn latency_counts_from_when_an_operation_was_due() {
+    async fn latency_counts_from_the_due_time() {
         let turn = offer_ten(Duration::from_secs(1)).await;
-        // A machine that is busy with other things may not get to all of them.
+        // A busy machine may not send all of them.
         assert_eq!((turn.latencies.len() as u64, turn.errors), (turn.sent, 0));
         assert!(turn.sent > 1);
         for (before, latency) in turn.latencies.iter().enumerate() {
@@ -300,10 +303,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_can_t_be_sent_is_given_up_and_counts_by_its_wait() {
+    async fn operations_that_are_given_up_count_by_their_wait() {
         let length = Duration::from_millis(15);
         let turn = offer_ten(length).await;
-        // No more than three take ten milliseconds each, one after the other, in thirty.
+        // At most three operations of ten milliseconds each fit into thirty milliseconds, one after the other.
         assert!(turn.sent <= 3 && turn.errors == 0, "{turn:?}");
         assert_eq!(turn.sent, turn.latencies.len() as u64);
         assert_eq!(turn.unsent, vec![length * 2; 10 - turn.sent as usize]);

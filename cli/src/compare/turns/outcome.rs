@@ -4,25 +4,25 @@ use std::time::Duration;
 
 use crate::compare::modes::call_error::CallError;
 
-/// What one turn brought.
+/// The outcome of one turn.
 #[derive(Debug, Default)]
 pub(crate) struct TurnOutcome {
-    /// Of each operation that succeeded.
+    /// The latency of each operation that succeeded.
     pub(crate) latencies: Vec<Duration>,
-    /// Bytes and messages of these.
+    /// Bytes and messages of these operations.
     pub(crate) bytes: u64,
     pub(crate) messages: u64,
     pub(crate) errors: u64,
     pub(crate) first_error: Option<String>,
-    /// Errors that are about what arrived.
+    /// Errors about wrong content.
     pub(crate) mismatches: u64,
-    /// CPU time that the load generator spent waiting for the next operation to be due.
+    /// CPU time that the load generator spent waiting until the next operation was due.
     pub(crate) waiting: Duration,
     /// Operations of an open loop that were sent.
     pub(crate) sent: u64,
-    /// How long those had waited that were given up without having been sent.
+    /// How long each operation had waited that was given up before it was sent.
     pub(crate) unsent: Vec<Duration>,
-    /// Operations without an answer when the offering ended.
+    /// Operations without an answer at the end of the offering.
     pub(crate) backlog: u64,
 }
 
@@ -44,7 +44,7 @@ impl TurnOutcome {
         self.error(1, error.to_string());
     }
 
-    /// Whether there were calls and all of them failed.
+    /// Returns whether there were calls and all of them failed.
     pub(crate) fn failed(&self) -> bool {
         self.latencies.is_empty() && self.errors > 0
     }

@@ -1,4 +1,4 @@
-//! A mode that takes part in a run.
+//! A mode that takes part in a run: its connection and its state.
 
 use std::time::Duration;
 
@@ -10,22 +10,22 @@ use crate::compare::operations::Operations;
 use crate::compare::operations::sequence::Position;
 use crate::compare::plan::cell::Cell;
 
-/// A turn that takes longer than this, and than its bytes would at [`SLOWEST`], is stuck.
+/// A turn that takes longer than this plus the time of its bytes at [`SLOWEST`] (bytes a second) is stuck.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 const SLOWEST: f64 = 20e6;
 
-/// One mode's connection.
+/// A mode with its connection.
 #[derive(Debug)]
 pub(crate) struct Participant {
     pub(crate) mode: Mode,
     pub(crate) caller: Caller,
-    /// Operations begun in this cell after the warm-up.
+    /// Number of operations begun in this cell after the warm-up.
     pub(super) position: Position,
-    /// A call got no answer, or none has succeeded for a while: the connection is not used again.
+    /// Whether a call got no answer, or all calls have failed for a while. The connection is not used again.
     pub(super) given_up: bool,
-    /// Turns in a row in which every call failed.
+    /// Number of consecutive turns in which every call failed.
     failed_turns: u32,
-    /// The mode can't take part in this cell.
+    /// Whether the mode can't take part in this cell.
     sits_out: bool,
 }
 
@@ -41,12 +41,12 @@ impl Participant {
         }
     }
 
-    /// Whether nothing is to be sent.
+    /// Returns whether the mode sends nothing in this cell.
     pub(super) fn is_idle(&self) -> bool {
         self.given_up || self.sits_out
     }
 
-    /// Makes ready for a cell's operations; a mode that can't sits the cell out, and its row says why.
+    /// Prepares for a cell's operations. A mode that can't prepare skips the cell, and its row has the reason.
     pub(super) async fn prepare(&mut self, operations: &Operations, cell: Cell, tally: &mut Tally) {
         tally.skipped = cell.beyond(self.mode);
         self.sits_out = tally.skipped.is_some();
@@ -64,12 +64,12 @@ impl Participant {
         tally.error(1, error);
     }
 
-    /// Gives back what was prepared; who can't do even that is not used again.
+    /// Releases everything that was prepared. A mode that can't do that is not used again.
     pub(super) async fn release(&mut self, cell: Cell) {
         self.given_up |= tokio::time::timeout(patience(cell, 1), self.caller.release()).await.is_err();
     }
 
-    /// A mode all of whose calls fail, as when its device is gone, is not tried for ever.
+    /// Counts turns in which all calls failed, as when the device is gone. The mode is given up after some of them.
     pub(super) fn count(&mut self, turn: &TurnOutcome) {
         const TURNS: u32 = 3;
         self.failed_turns = if turn.failed() { self.failed_turns + 1 } else { 0 };
@@ -77,7 +77,7 @@ impl Participant {
     }
 }
 
-/// How long to wait for operations before they count as lost.
+/// Returns the time to wait for operations before they count as lost.
 pub(super) fn patience(cell: Cell, operations: usize) -> Duration {
     PATIENCE + Duration::from_secs_f64(cell.load.bytes() as f64 * operations as f64 / SLOWEST)
 }
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_mode_sits_out_what_it_can_t_carry_and_no_more() {
+    async fn a_mode_skips_only_the_cells_that_it_can_t_carry() {
         let operations = Operations::new(Load::Size(64), 1, false).unwrap();
         let mut participant = participant();
         for (bytes, skipped) in [(64, false), (3 << 30, true), (2047 << 20, false)] {

@@ -1,13 +1,14 @@
-//! When the operations of an open loop are due.
+//! The schedule of an open loop: the times when operations are due.
 
 use std::time::Duration;
 
 use crate::seeded::Draws;
 
-/// Most operations of one turn: their schedule is made before it begins.
+/// The largest number of operations of one turn: their schedule is made before the turn begins.
 pub(crate) const MAX_ARRIVALS: f64 = 1e6;
 
-/// Poisson arrivals in `length`: as many as `rate` (per second) demands, one at least, at places that `seed` decides.
+/// Draws Poisson arrivals in `length`: as many as `rate` (per second) demands, at least one, at times that `seed`
+/// determines.
 pub(crate) fn poisson_arrivals(rate: f64, length: Duration, seed: u64) -> Vec<Duration> {
     let count = (rate * length.as_secs_f64()).round().clamp(1.0, MAX_ARRIVALS) as usize;
     let mut draws = Draws::new(seed);
@@ -18,7 +19,7 @@ pub(crate) fn poisson_arrivals(rate: f64, length: Duration, seed: u64) -> Vec<Du
             at
         })
         .collect();
-    // A Poisson process of which the number of arrivals is known is one scaled to its length.
+    // A Poisson process with a known number of arrivals is a Poisson process scaled to its length.
     let end = at + draws.gap();
     places.iter().map(|place| length.mul_f64(place / end)).collect()
 }
@@ -28,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrivals_are_as_many_as_the_rate_demands_in_order_and_within_the_turn() {
+    fn arrivals_match_the_rate_and_are_in_order_within_the_turn() {
         let length = Duration::from_millis(500);
         for (rate, count) in [(1000.0, 500), (0.1, 1), (2e6, 1_000_000)] {
             let arrivals = poisson_arrivals(rate, length, 3);
@@ -38,12 +39,13 @@ mod tests {
     }
 
     #[test]
-    fn arrivals_are_those_of_their_seed_and_bunch_as_poisson_does() {
+    fn arrivals_follow_their_seed_and_a_poisson_process() {
         let length = Duration::from_secs(1);
         let arrivals = poisson_arrivals(10_000.0, length, 3);
         assert_eq!(arrivals, poisson_arrivals(10_000.0, length, 3));
         assert_ne!(arrivals, poisson_arrivals(10_000.0, length, 4));
-        // Of exponential gaps a share of 1 − 1/e is shorter than the mean; of regular ones about half or none.
+        // The share of exponential gaps that are shorter than the mean is 1 − 1/e. Of regular gaps it is about one
+        // half, or none.
         let short =
             arrivals.windows(2).filter(|pair| (pair[1] - pair[0]) < Duration::from_micros(100)).count();
         assert!((6_100..6_550).contains(&short), "{short} of 9999");

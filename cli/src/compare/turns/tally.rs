@@ -1,4 +1,4 @@
-//! What turns bring, and what is known of one mode in one cell after them.
+//! The sum of the outcomes of one mode's turns in one cell.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::compare::plan::direction::Direction;
 use crate::compare::results::row::Row;
 use crate::failure::Failure;
 
-/// Longest latency that is told apart, in nanoseconds: longer ones count as this.
+/// The longest latency that is recorded, in nanoseconds: longer ones count as this.
 const MAX_LATENCY: u64 = 600_000_000_000;
 
-/// What is known of one mode in one cell.
+/// The sum of one mode's turns in one cell.
 #[derive(Debug)]
 pub(crate) struct Tally {
     latencies: Histogram<u64>,
@@ -25,7 +25,7 @@ pub(crate) struct Tally {
     /// Time of all timed turns, and CPU time that both processes used in it.
     pub(crate) wall: Duration,
     pub(crate) cpu: Duration,
-    /// Why the mode could not take part.
+    /// The reason why the mode could not take part.
     pub(crate) skipped: Option<String>,
     turns: u64,
     offered: u64,
@@ -67,7 +67,8 @@ impl Tally {
 
     /// Adds a timed turn.
     pub(crate) fn add(&mut self, turn: TurnOutcome, wall: Duration, cpu: Duration) {
-        // What was never sent would have taken longer than it had waited: to leave it out would flatter.
+        // Operations that were never sent would have taken longer than they had waited. Figures without them would be
+        // too good.
         for latency in turn.latencies.iter().chain(&turn.unsent) {
             self.latencies.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(MAX_LATENCY));
         }
@@ -82,8 +83,9 @@ impl Tally {
         self.add_errors(turn);
     }
 
-    /// Whether the mode fell behind what was offered: something was not sent at all, more than one operation in twenty had
-    /// no answer when the offering ended (a handful in each turn is none too many), or all took twice as long.
+    /// Returns whether the mode fell behind the offered rate: an operation was not sent at all, more than one in twenty
+    /// had no answer when the offering ended (up to four in each turn are no sign of it), or the turns took twice as
+    /// long.
     fn saturated(&self, rate: f64) -> bool {
         const HANDFUL: u64 = 4;
         let achieved = self.ops as f64 / self.wall.as_secs_f64().max(1e-9);
@@ -92,7 +94,7 @@ impl Tally {
             || achieved < rate / 2.0
     }
 
-    /// The row of `mode` in `cell`, for payloads that went in `direction`.
+    /// Returns the row of `mode` in `cell`, for payloads that went in `direction`.
     pub(crate) fn row(&self, mode: Mode, cell: Cell, direction: Direction) -> Row {
         let per = |total: f64, parts: f64| if parts > 0.0 { total / parts } else { 0.0 };
         let micros = |quantile| match self.ops {
@@ -155,13 +157,13 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_that_never_answered_has_figures_that_are_numbers() {
+    fn a_mode_without_answers_has_figures_of_zero() {
         let row = Tally::new().unwrap().row(Mode::GrpcTcp, Cell::closed(64, 1), Direction::Up);
         assert_eq!([row.p50_us, row.ops_per_s, row.gbytes_per_s, row.cpu_us_per_op], [0.0; 4]);
     }
 
     #[test]
-    fn percentiles_of_too_few_operations_are_not_told() {
+    fn percentiles_of_too_few_operations_are_absent() {
         let row = |operations: u64| {
             let (mut tally, mut turn) = (Tally::new().unwrap(), TurnOutcome::default());
             (1..=operations).for_each(|micros| turn.success(Duration::from_micros(micros), 64, 1));
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_operations_that_took_far_too_long_are_saturation_too() {
+    fn few_operations_that_take_far_too_long_are_saturation() {
         let cell = Cell { load: Load::Size(64), inflight: 8, rate: Some(10.0) };
         let row = |wall| {
             let mut tally = Tally::new().unwrap();
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn falling_behind_is_saturation_and_what_was_not_sent_counts_by_its_wait() {
+    fn falling_behind_is_saturation_and_unsent_operations_count_by_their_wait() {
         let cell = Cell { load: Load::Size(64), inflight: 8, rate: Some(1000.0) };
         let row = |backlog, unsent: Vec<Duration>| {
             let mut tally = Tally::new().unwrap();

@@ -1,6 +1,6 @@
-//! What this machine charges for getting from one thread to another, for a system call, and for a copy, without which the figures
-//! of two machines can't be compared: a small call over TCP is mostly wake-ups and system calls, one over RDMA has none of them at
-//! best, and a large one is mostly copies.
+//! The costs of basic operations on this machine: a round trip between two threads, a system call, and a copy. The
+//! figures of two machines can't be compared without these costs: a small call over TCP is mostly wake-ups and system
+//! calls, a small call over RDMA has none of them at best, and a large call is mostly copies.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -13,21 +13,22 @@ use serde::Serialize;
 use crate::measure::process::cores::{self, Cores};
 use crate::units;
 
-/// How long each of them is measured.
+/// Time to measure each cost.
 const LENGTH: Duration = Duration::from_millis(10);
 
-/// Round trips between two readings of the clock, where one is hardly longer than a reading.
+/// Round trips between two readings of the clock, because one round trip is hardly longer than a reading.
 const SPINS: u32 = 64;
 
-/// Bytes that are copied: more than caches of a core hold.
+/// Bytes that are copied: more than the caches of a core hold.
 const COPY: usize = 16 << 20;
 
-/// Round trips between two threads, each on a core of its own where there are two, and other costs: medians.
+/// Round trips between two threads, each on a core of its own if there are two, and other costs: medians.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Costs {
-    /// Both look at a word of memory without ever sleeping; absent where they have one core between them.
+    /// A round trip of two threads that poll a word of memory without ever sleeping; absent if they share one core.
     pub(crate) spin_us: Option<f64>,
-    /// Each sleeps until the other wakes it, by eventfd; absent where that could not be done.
+    /// A round trip of two threads that sleep until the other one wakes them by eventfd; absent if it could not be
+    /// measured.
     pub(crate) wake_us: Option<f64>,
     /// A system call that does next to nothing.
     pub(crate) syscall_us: Option<f64>,
@@ -36,7 +37,7 @@ pub(crate) struct Costs {
 }
 
 impl Costs {
-    /// Measures for some 50 ms.
+    /// Measures the costs, for some 50 ms.
     pub(crate) fn measure() -> Self {
         let cores = Cores::choose();
         Self {
@@ -47,7 +48,7 @@ impl Costs {
         }
     }
 
-    /// In words.
+    /// Describes the costs in words.
     pub(crate) fn summary(&self) -> String {
         let took = |micros: Option<f64>| micros.map_or_else(|| "unknown".to_owned(), units::micros);
         let (spin, wake) = (took(self.spin_us), took(self.wake_us));
@@ -64,10 +65,10 @@ fn micros(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }
 
-/// The word that ends the game.
+/// The value that ends the measurement.
 const OVER: u64 = u64::MAX;
 
-/// A system call.
+/// Measures a system call.
 fn system_call() -> Option<Duration> {
     median_of(|| {
         let start = Instant::now();
@@ -78,7 +79,7 @@ fn system_call() -> Option<Duration> {
     })
 }
 
-/// A copy into memory that was written before.
+/// Measures a copy into memory that was written before.
 fn copy() -> Option<Duration> {
     let (from, mut to) = (vec![1_u8; COPY], vec![2_u8; COPY]);
     median_of(|| {
@@ -89,7 +90,7 @@ fn copy() -> Option<Duration> {
     })
 }
 
-/// A round trip of a word that one thread makes odd and the other even.
+/// Measures a round trip of a word that one thread makes odd and the other one even.
 fn spin(cores: Cores) -> Option<Duration> {
     let word = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -124,7 +125,7 @@ fn spin(cores: Cores) -> Option<Duration> {
     })
 }
 
-/// A round trip of two counters, for each of which a thread sleeps.
+/// Measures a round trip of two counters. A thread sleeps until its counter changes.
 fn wake(cores: Option<Cores>) -> Option<Duration> {
     let counter = || eventfd(0, EventfdFlags::CLOEXEC).ok();
     let (ping, pong) = (counter()?, counter()?);
@@ -141,7 +142,7 @@ fn wake(cores: Option<Cores>) -> Option<Duration> {
                 take(&pong)?;
                 Some(start.elapsed())
             });
-            // Any other number ends it.
+            // Any other number ends the measurement.
             give(&ping, 2)?;
             median
         });
@@ -149,12 +150,12 @@ fn wake(cores: Option<Cores>) -> Option<Duration> {
     })
 }
 
-/// Adds to a counter.
+/// Adds `number` to a counter.
 fn give(counter: &OwnedFd, number: u64) -> Option<()> {
     rustix::io::write(counter, &number.to_ne_bytes()).ok().map(drop)
 }
 
-/// Sleeps until a counter is not zero, and takes what is in it.
+/// Sleeps until a counter is not zero, and resets it. Returns its value.
 fn take(counter: &OwnedFd) -> Option<u64> {
     let mut number = [0; 8];
     loop {
@@ -166,7 +167,7 @@ fn take(counter: &OwnedFd) -> Option<u64> {
     }
 }
 
-/// The median of what `sample` finds within [`LENGTH`], once at least.
+/// Returns the median of the results of `sample` within [`LENGTH`], at least one.
 fn median_of(mut sample: impl FnMut() -> Option<Duration>) -> Option<Duration> {
     let mut samples = Vec::with_capacity(1 << 12);
     let start = Instant::now();
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_costs_are_found_where_there_are_two_cores() {
+    fn all_costs_are_measured_if_there_are_two_cores() {
         let costs = Costs::measure();
         assert_eq!(costs.spin_us.is_some(), Cores::choose().is_some());
         assert!(costs.syscall_us > Some(0.0) && costs.memcpy_gbytes_per_s > Some(0.0));
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_measured_is_said() {
+    fn costs_that_could_not_be_measured_are_unknown() {
         let costs =
             Costs { spin_us: None, wake_us: Some(14.0), syscall_us: Some(0.5), memcpy_gbytes_per_s: None };
         let summary = costs.summary();

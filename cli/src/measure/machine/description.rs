@@ -4,7 +4,7 @@ use std::fs;
 
 use serde::Serialize;
 
-/// The machine that it ran on.
+/// The machine of a run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
     pub(crate) cpu: String,
@@ -20,7 +20,7 @@ impl Machine {
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         Self {
             cpu: cpu.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
-            // Not those that this process may use: it has pinned itself to one.
+            // All cores, and not only those that this process may use: it has pinned itself to one.
             cores: cpuinfo.lines().filter(|line| line.starts_with("processor")).count().max(1),
             kernel: kernel.trim().to_owned(),
         }

@@ -1,6 +1,6 @@
 //! The memory that this machine has free.
 
-/// `MemAvailable` of /proc/meminfo, in bytes.
+/// Returns `MemAvailable` of /proc/meminfo, in bytes.
 pub(crate) fn available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

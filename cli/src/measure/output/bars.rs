@@ -1,32 +1,32 @@
-//! Bars in groups, as SVG: the one kind of plot that reports have.
+//! Bar plots as SVG: groups of bars side by side. Reports have no other plots.
 
 use plotters::prelude::*;
 
 use crate::units;
 
-/// Least width of a plot, and height, in pixels.
+/// Least width of a plot, and its height, in pixels.
 const WIDTH: u32 = 860;
 const HEIGHT: u32 = 420;
 
-/// Height of a line of the legend, its margin, and where its lines begin.
+/// Height of a line of the legend, space below it, and left edge of its lines, in pixels.
 const LINE: u32 = 20;
 const MARGIN: u32 = 8;
 const LEFT: u32 = 84;
 
-/// A plot: groups side by side, in each of which every series has one bar at most.
+/// A bar plot: groups side by side, with at most one bar of each series in a group.
 #[derive(Debug)]
 pub(crate) struct Bars<'a> {
     pub(crate) title: &'a str,
     pub(crate) x_axis: &'a str,
     pub(crate) y_axis: &'a str,
-    /// Logarithmic axis; otherwise from zero.
+    /// Whether the axis is logarithmic. Otherwise it begins at zero.
     pub(crate) logarithmic: bool,
-    /// Names beneath the groups.
+    /// Names below the groups.
     pub(crate) groups: Vec<String>,
     pub(crate) series: Vec<Series>,
 }
 
-/// Bars of one colour: a value for each group, where there is one.
+/// Bars of one colour: a value for each group that has one.
 #[derive(Debug)]
 pub(crate) struct Series {
     pub(crate) name: &'static str,
@@ -34,14 +34,14 @@ pub(crate) struct Series {
     pub(crate) values: Vec<Option<f64>>,
 }
 
-/// Draws it; without a value above zero there is nothing to draw.
+/// Draws the plot. Without a value above zero the result is empty.
 pub(crate) fn draw(bars: &Bars<'_>) -> Result<String, String> {
     let mut svg = String::new();
     draw_into(bars, &mut svg).map_err(|error| error.to_string())?;
     Ok(svg)
 }
 
-/// What the vertical axis shows.
+/// The vertical axis.
 struct Axis {
     logarithmic: bool,
     foot: f64,
@@ -49,7 +49,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// One that has room for all values, if any is above zero.
+    /// Makes an axis with room for all values, if any value is above zero.
     fn of(bars: &Bars<'_>) -> Option<Self> {
         let values = bars.series.iter().flat_map(|series| series.values.iter().flatten().copied());
         let (least, most) = values
@@ -61,7 +61,7 @@ impl Axis {
         (most > 0.0).then_some(Self { logarithmic, foot, top })
     }
 
-    /// A logarithmic axis is drawn as the logarithm, so that bars can stand on its foot.
+    /// Returns the height of a value. A logarithmic axis is drawn as the logarithm, so that bars can stand on its foot.
     fn height(&self, value: f64) -> f64 {
         if self.logarithmic { value.log10() } else { value }
     }
@@ -71,7 +71,7 @@ impl Axis {
     }
 }
 
-/// A width at which the names beneath the bars don't touch.
+/// Returns a width at which the names below the bars don't touch.
 fn width(groups: &[String]) -> u32 {
     const CHARACTER: usize = 6;
     const MARGINS: usize = 96;
@@ -80,7 +80,7 @@ fn width(groups: &[String]) -> u32 {
     u32::try_from(names).unwrap_or(WIDTH).max(WIDTH)
 }
 
-/// Where the name of each series stands: the line, and how far from the left.
+/// Returns the place of each series in the legend: the line, and the distance from the left.
 fn legend(series: &[Series], width: u32) -> Vec<(&Series, u32, i32)> {
     const CHARACTER: usize = 8;
     const SWATCH: usize = 42;
@@ -104,7 +104,7 @@ fn draw_into(bars: &Bars<'_>, svg: &mut String) -> Result<(), Box<dyn std::error
     let lines = legend.iter().map(|(_, line, _)| line + 1).max().unwrap_or(0);
     let area = SVGBackend::with_string(svg, (width, HEIGHT + lines * LINE + MARGIN)).into_drawing_area();
     area.fill(&WHITE)?;
-    // Beneath the plot, where no bar is.
+    // The legend is below the plot, where no bar is.
     let (plot, names) = area.split_vertically(HEIGHT);
     let mut chart = ChartBuilder::on(&plot)
         .caption(bars.title, ("sans-serif", 20))
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_legend_stands_beneath_the_plot_and_within_its_width() {
+    fn the_legend_is_below_the_plot_and_within_its_width() {
         let series: Vec<Series> =
             (0..10).map(|_| Series { name: "grpc-rdma-gather", colour: BLACK, values: Vec::new() }).collect();
         let places = legend(&series, WIDTH);
@@ -164,7 +164,7 @@ mod tests {
             let clash = |(_, l, other): &(&Series, u32, i32)| l == line && (other - x).unsigned_abs() < 150;
             assert!(!places[..index].iter().any(clash));
         }
-        // Bars end where the plot does, above the names.
+        // Bars end at the foot of the plot, above the legend.
         let one = Series { name: "one", colour: RGBColor(1, 2, 3), values: vec![Some(1000.0)] };
         let groups = vec!["largest".to_owned()];
         let bars = Bars { title: "", x_axis: "", y_axis: "", logarithmic: false, groups, series: vec![one] };
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_drawn_where_there_are_values_and_named() {
+    fn bars_have_values_and_names() {
         let series = |name, values: &[Option<f64>]| Series { name, colour: BLACK, values: values.to_vec() };
         let mut bars = Bars {
             title: "title",

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// Refuses files that can't be written before the time is spent, not after.
+/// Checks that the output files can be written. This precedes the measuring, so that no run is lost.
 pub(crate) fn check_outputs(json: Option<&Path>, report: Option<&Path>) -> Result<(), Failure> {
     let refuse = |flag: &str, path: &Path, error: std::io::Error| {
         Err(Failure::usage(format!("{flag}: can't write {}: {error}", path.display())))

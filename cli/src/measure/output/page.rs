@@ -9,23 +9,23 @@ h1{font-size:1.5em}table{border-collapse:collapse;margin:1em 0;font-variant-nume
 td,th{padding:.25em .7em;white-space:nowrap;text-align:right;border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}\
 tr.first td{border-top:2px solid #999}dt{float:left;width:8em;color:#666}dd{margin-left:8em}svg{max-width:100%;height:auto}";
 
-/// What a page shows, from top to bottom.
+/// The content of a page, from top to bottom.
 #[derive(Debug)]
 pub(crate) struct Page<'a> {
     pub(crate) title: &'a str,
     /// Names and values.
     pub(crate) facts: Vec<(&'static str, String)>,
-    /// As SVG.
+    /// The plots, as SVG.
     pub(crate) plots: Vec<String>,
     pub(crate) headings: Vec<&'a str>,
     /// Rows in groups, as texts.
     pub(crate) groups: Vec<Vec<Vec<String>>>,
-    /// Paragraphs beneath the table, one a line.
+    /// Paragraphs below the table, one a line.
     pub(crate) legend: String,
 }
 
 impl Page<'_> {
-    /// Writes it to `directory`, as `index.html`.
+    /// Writes the page to `directory`, as `index.html`.
     pub(crate) fn write(&self, directory: &Path) -> Result<(), Failure> {
         let path = directory.join("index.html");
         std::fs::write(&path, self.html())

@@ -1,4 +1,4 @@
-//! What the receiver does with a payload once it is there and before it answers.
+//! The setting `--consume`: the use of a payload by its receiver, before the answer.
 
 use std::fmt;
 
@@ -9,10 +9,12 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Consume {
-    /// As each mode's users have it: a gRPC service gets the bytes as they are, and a receiver of tensors computes with them.
+    /// As the users of each mode have it: a gRPC service leaves the bytes as they are, and a receiver of tensors
+    /// computes with them.
     #[default]
     Auto,
-    /// [`reduce`] in every mode: the largest element, as in §5.1 of Xue et al., "Fast Distributed Deep Learning over RDMA" (EuroSys 2019).
+    /// The largest element in every mode, as in §5.1 of Xue et al., "Fast Distributed Deep Learning over RDMA" (EuroSys
+    /// 2019).
     ReduceMax,
     /// Nothing in any mode.
     None,
@@ -33,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_setting_survives_its_way_to_the_other_process() {
+    fn names_are_read_back() {
         for setting in Consume::value_variants() {
             assert_eq!(Consume::from_str(&setting.to_string(), false), Ok(*setting));
         }

@@ -1,7 +1,8 @@
-//! Payloads whose every byte depends on a seed and on its own position, and the checks for them.
+//! Payloads whose every byte depends on a seed and on its own position, and the checks of such payloads.
 //!
-//! Word `i` (8 bytes, little-endian) of the payload of seed `s` is `mix(s + i)`. So a stale, shifted, zeroed or torn
-//! buffer can't pass, and one buffer holds the payloads of many seeds: that of `s + 8` begins 64 bytes further on.
+//! Word `i` (8 bytes, little-endian) of the payload of seed `s` is `mix(s + i)`. So a check finds a stale, shifted,
+//! zeroed or torn buffer, and one buffer holds the payloads of many seeds: the payload of `s + 8` begins 64 bytes
+//! further on.
 
 use std::collections::TryReserveError;
 
@@ -11,20 +12,22 @@ use crate::seeded::mix;
 
 pub(super) const WORD: usize = 8;
 
-/// Words from one variant to the next: a cache line, so that all variants are aligned alike.
+/// Words from one variant to the next: a cache line, so that all variants have the same alignment.
 const VARIANT_STRIDE: usize = 8;
 
-/// Contents that a caller takes turns with, so that no answer can be right by what came before.
+/// Number of variants of a content. Callers use them one after the other, so that remains of an earlier message never
+/// pass a check.
 pub(crate) const VARIANTS: usize = 4;
 
-/// Most words that the check by stamps looks at.
+/// The largest number of words that the check by stamps reads.
 pub(super) const STAMPS: u64 = 16;
 
-/// Where no look at every byte comes by itself in the timed part, one buffer in so many has it all the same: seldom enough to
-/// change no figure but the very last percentiles.
+/// If nothing else checks every byte in the measured time, one buffer in so many is checked fully. This is seldom
+/// enough to change only the very last percentiles.
 pub(crate) const SHARE: u64 = 256;
 
-/// Content from which buffers are cut one after the other, each on a cache line of its own and so with a seed of its own.
+/// Content from which buffers are cut one after the other. Each buffer begins on a cache line and has a seed of its
+/// own.
 #[derive(Clone, Debug)]
 pub(crate) struct Content {
     seed: u64,
@@ -32,33 +35,33 @@ pub(crate) struct Content {
 }
 
 impl Content {
-    /// Content for buffers that take `room` bytes together, in all its variants.
+    /// Makes content for buffers that take `room` bytes together, in all its variants.
     pub(crate) fn new(room: usize, seed: u64) -> Result<Self, TryReserveError> {
         let rest = generate(seed, room.saturating_add((VARIANTS - 1) * VARIANT_STRIDE * WORD))?.into();
         Ok(Self { seed, rest })
     }
 
-    /// The content of `seed` that lies in `memory`, all its variants: what [`fill`] has put there.
+    /// Returns the content of `seed` that lies in `memory`, with all its variants. [`fill`] must have written it.
     pub(crate) fn over(memory: Bytes, seed: u64) -> Self {
         Self { seed, rest: memory }
     }
 
-    /// Bytes that content for buffers that take `room` bytes together needs in all its variants.
+    /// Returns the bytes that the content needs, with all its variants, for buffers that take `room` bytes together.
     pub(crate) const fn with_variants(room: u64) -> u64 {
         room.saturating_add(((VARIANTS - 1) * VARIANT_STRIDE * WORD) as u64)
     }
 
-    /// The seed of the variant whose index is `index`, the first one's being `seed`.
+    /// Returns the seed of the variant at `index`. The first variant has the seed `seed`.
     pub(crate) const fn variant_seed(seed: u64, index: usize) -> u64 {
         seed.wrapping_add((index % VARIANTS * VARIANT_STRIDE) as u64)
     }
 
-    /// What a buffer of `len` bytes takes.
+    /// Returns the bytes that a buffer of `len` bytes takes.
     pub(crate) const fn room(len: u64) -> u64 {
         len.next_multiple_of((VARIANT_STRIDE * WORD) as u64)
     }
 
-    /// The seeds of buffers that follow one another, by their lengths, the first one's being `seed`.
+    /// Returns a function from the lengths of successive buffers to their seeds. The first buffer has the seed `seed`.
     pub(crate) fn follow(seed: u64) -> impl FnMut(u64) -> u64 {
         let mut next = seed;
         move |len| {
@@ -68,44 +71,44 @@ impl Content {
         }
     }
 
-    /// The same for the operation whose index is `index`, with other seeds than the last one's.
+    /// Returns the content of the variant at `index`. Two successive variants have different seeds.
     pub(crate) fn variant(&self, index: usize) -> Self {
         self.at(index % VARIANTS * VARIANT_STRIDE * WORD)
     }
 
-    /// All that is left, from which variants are cut.
+    /// Returns all remaining bytes, from which variants are cut.
     pub(crate) fn all(&self) -> &Bytes {
         &self.rest
     }
 
-    /// The seed of the buffer that is cut next.
+    /// Returns the seed of the next buffer.
     pub(crate) const fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// The next buffer.
+    /// Cuts the next buffer.
     pub(crate) fn cut(&mut self, len: usize) -> Bytes {
         let buffer = self.rest.slice(..len);
         self.skip(Self::room(len as u64) as usize);
         buffer
     }
 
-    /// What begins `bytes` further on, a multiple of a cache line.
+    /// Returns the content that begins `bytes` further on, a multiple of a cache line.
     pub(crate) fn at(&self, bytes: usize) -> Self {
         let mut content = self.clone();
         content.skip(bytes);
         content
     }
 
-    /// Leaves out `bytes`; nothing is left where there are not as many.
+    /// Skips `bytes`, or everything if fewer are left.
     fn skip(&mut self, bytes: usize) {
         self.rest = self.rest.slice(bytes.min(self.rest.len())..);
         self.seed = self.seed.wrapping_add((bytes / WORD) as u64);
     }
 }
 
-/// Index of the first buffer, and the offset in it, that is not as [`Content`] of `seed` cut into buffers of these
-/// lengths: at every byte, or, with a draw, at stamps in each buffer.
+/// Returns index and offset of the first wrong byte in buffers that were cut from [`Content`] of `seed`. The check
+/// reads every byte, or, with a draw, stamps in each buffer.
 pub(crate) fn check_buffers(seed: u64, buffers: &[Bytes], stamps: Option<u64>) -> Option<(u64, u64)> {
     let mut next = Content::follow(seed);
     for (index, buffer) in buffers.iter().enumerate() {
@@ -121,7 +124,7 @@ pub(crate) fn check_buffers(seed: u64, buffers: &[Bytes], stamps: Option<u64>) -
     None
 }
 
-/// The offset of the first byte of `content` that is not as `seed` demands, looking at every byte.
+/// Returns the offset of the first byte of `content` that differs from the content of `seed`. It reads every byte.
 pub(crate) fn check_all(seed: u64, content: &[u8]) -> Option<u64> {
     let mut words = content.chunks_exact(WORD);
     let mut index = 0u64;
@@ -136,15 +139,16 @@ pub(crate) fn check_all(seed: u64, content: &[u8]) -> Option<u64> {
     differs.then(|| first_difference(seed, index, tail))
 }
 
-/// Like [`check_all`], looking at no more than 16 words: the first, the last, and one in each fourteenth of the content, where
-/// `draw` chooses. So a wrong part that is as long as a seventh is always seen, and a shorter one sooner or later.
+/// As [`check_all`], but reads at most 16 words: the first, the last, and one in each fourteenth of the content, at a
+/// place that `draw` determines. So it always finds a wrong part as long as a seventh, and finds a shorter one in some
+/// of many calls.
 pub(crate) fn check_stamps(seed: u64, content: &[u8], draw: u64) -> Option<u64> {
     check_stamps_of(seed, content.len(), draw, |start, word| {
         word.copy_from_slice(&content[start..start + word.len()]);
     })
 }
 
-/// The same for `len` bytes of which `read` copies those from an offset on, for memory that is no slice.
+/// As [`check_stamps`], for `len` bytes of memory that is no slice. `read` copies bytes from an offset on.
 pub(crate) fn check_stamps_of(
     seed: u64,
     len: usize,
@@ -181,17 +185,17 @@ pub(crate) fn fill(seed: u64, memory: &mut [u8]) {
     }
 }
 
-/// Whether the content of `seed` begins with these bytes, of which the first eight count.
+/// Returns whether the content of `seed` begins with these bytes. At most eight of them count.
 pub(crate) fn begins(seed: u64, start: &[u8]) -> bool {
     start.iter().zip(word_at(seed, 0)).all(|(byte, demanded)| *byte == demanded)
 }
 
-/// The seed of a variant of the content of `seed`.
+/// Returns the seed of a variant of the content of `seed`.
 pub(crate) const fn variant_seed(seed: u64, variant: usize) -> u64 {
     seed.wrapping_add((variant % VARIANTS * VARIANT_STRIDE) as u64)
 }
 
-/// Where in the content of `origin` the content of `seed`, which is part of it, lies: in bytes.
+/// Returns the offset in bytes of the content of `seed` within the content of `origin`, which contains it.
 pub(crate) const fn offset_of(seed: u64, origin: u64) -> u64 {
     seed.wrapping_sub(origin).wrapping_mul(WORD as u64)
 }
@@ -224,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    /// Seed and content of the payload whose index is `index`.
+    /// Returns seed and content of the payload at `index`.
     fn payload(len: usize, seed: u64, index: usize) -> (u64, Bytes) {
         let mut content = Content::new(len, seed).unwrap().variant(index);
         (content.seed(), content.cut(len))
@@ -254,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn stamps_find_a_wrong_byte_sooner_or_later_and_both_ends_at_once() {
+    fn stamps_find_a_wrong_byte_in_some_call_and_at_both_ends_in_each() {
         let (seed, content) = payload(1000, 9, 0);
         for at in [0, 999] {
             let mut wrong = content.to_vec();
@@ -267,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn stamps_find_a_long_part_of_another_variant_at_once() {
+    fn stamps_find_a_long_part_of_another_variant_in_each_call() {
         for len in [1000, 4096, 100_001] {
             let ((seed, right), (_, other)) = (payload(len, 9, 1), payload(len, 9, 2));
             let long = len / 7 + 16;
@@ -301,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_other_memory_is_the_same_content() {
+    fn content_over_other_memory_is_equal() {
         let lengths = [10, 1000, 4096];
         let room = lengths.iter().map(|len| Content::room(*len)).sum();
         let mut memory = vec![0; Content::with_variants(room) as usize];
@@ -318,13 +322,13 @@ mod tests {
     }
 
     #[test]
-    fn content_that_no_memory_holds_is_an_error() {
+    fn content_beyond_the_memory_is_an_error() {
         Content::new(usize::MAX, 1).unwrap_err();
         Content::new(isize::MAX as usize, 1).unwrap_err();
     }
 
     #[test]
-    fn a_place_further_on_has_the_seed_of_what_lies_there() {
+    fn content_further_on_has_its_own_seed() {
         let content = Content::new(4096, 3).unwrap();
         for bytes in [0, 64, 1024] {
             let mut later = content.at(bytes);
@@ -336,7 +340,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_wrong_byte_is_found_where_it_is(
+        fn any_wrong_byte_is_found_at_its_offset(
             seed in any::<u64>(), len in 1usize..3000, at in any::<prop::sample::Index>(), change in 1u8..,
         ) {
             let mut content = generate(seed, len).unwrap();

@@ -5,51 +5,52 @@ use crate::seeded::mix;
 
 const ELEMENT: usize = size_of::<f32>();
 
-/// Running maxima, independent of one another: enough for the widest vectors, and for as many of them as a core has under way.
+/// Number of running maxima, independent of one another: enough for the widest vectors, and for as many of them as a
+/// core processes at once.
 const LANES: usize = 32;
 
-/// Running sums. An addition takes a fourth of the time of a comparison, so fewer will do; with the maxima they just fit into a
-/// core's vector registers.
+/// Number of running sums. An addition takes a fourth of the time of a comparison, so fewer are enough. Together with
+/// the maxima they just fit into a core's vector registers.
 const SUMS: usize = 16;
 
 const BLOCK: usize = LANES * ELEMENT;
 
-/// Bytes whose sums stand for their place together.
+/// Bytes of a group. The digest weights the sums of a group by its place.
 const GROUP: usize = 16 << 10;
 
-/// Payloads up to this many bytes have no digest: the check by stamps looks at every word of them.
+/// Payloads up to this many bytes have no digest, because the check by stamps reads every word of them.
 const ALL_STAMPED: usize = STAMPS as usize * WORD;
 const _: () = assert!(ALL_STAMPED <= LANES * ELEMENT, "one element for each lane");
 
-/// What consuming found of a payload.
+/// The result of consuming a payload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Reduced {
-    /// The largest element, little-endian `f32`; fewer than four bytes at the end are an element whose other bytes are zero. NaN
-    /// counts for nothing; with nothing else the result is −∞, and never NaN.
+    /// The largest element, little-endian `f32`. Fewer than four bytes at the end count as an element whose other bytes
+    /// are zero. NaN does not count. Without any number the result is −∞, and never NaN.
     pub(crate) maximum: f32,
-    /// Made of every byte. A content that differs in one element has another one; so has, all but surely, a payload that
-    /// arrives torn, or is in part an older one. What is not seen: elements that change places within a group of 16 KiB, at a
-    /// distance of a multiple of 64 bytes, as these are in one sum.
+    /// Digest of every byte. Contents that differ in one element have different digests. So have, almost surely, a
+    /// right payload and a torn or partly stale one. The digest does not detect elements that change places within a
+    /// group of 16 KiB at a distance of a multiple of 64 bytes, because they are in one sum.
     pub(crate) digest: u64,
 }
 
 impl Reduced {
-    /// What is found of nothing.
+    /// The result for no payload.
     pub(crate) const NOTHING: Self = Self { maximum: f32::NEG_INFINITY, digest: 0 };
 
-    /// What is found of one payload and another, in either order.
+    /// Combines the results of two payloads, in either order.
     pub(crate) fn and(self, other: Self) -> Self {
         let Self { maximum, digest } = other;
         Self { maximum: larger(maximum, self.maximum), digest: self.digest.wrapping_add(digest) }
     }
 
-    /// The same from its parts, both of which a receiver sends that consumes.
+    /// Makes the result of its parts. A receiver that consumes sends both.
     pub(crate) fn of_parts(maximum: Option<f32>, digest: Option<u64>) -> Option<Self> {
         Some(Self { maximum: maximum?, digest: digest? })
     }
 }
 
-/// A payload that is being consumed, piece by piece.
+/// The reduction of a payload, piece by piece.
 #[derive(Debug)]
 pub(crate) struct Reduction {
     maxima: [f32; LANES],
@@ -64,7 +65,7 @@ impl Reduction {
         Self { maxima: [f32::NEG_INFINITY; LANES], sums: [0; SUMS], length: 0, digest: 0 }
     }
 
-    /// Consumes the next `bytes`: a multiple of 128 of them, but for the last piece.
+    /// Consumes the next `bytes`. Every piece but the last must be a multiple of 128 bytes.
     pub(crate) fn take(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -78,7 +79,7 @@ impl Reduction {
         }
     }
 
-    /// What was found.
+    /// Returns the result.
     pub(crate) fn end(mut self) -> Reduced {
         if self.length > ALL_STAMPED {
             self.fold();
@@ -86,18 +87,18 @@ impl Reduction {
         Reduced { maximum: largest(self.maxima), digest: self.digest }
     }
 
-    /// Adds a group's sums to the digest, so that each counts by its place.
+    /// Adds a group's sums to the digest, weighted by the place of the group.
     fn fold(&mut self) {
         let weighted = self.sums.iter().zip(WEIGHTS).map(|(sum, weight)| u64::from(*sum) * u64::from(weight));
         let group = weighted.fold(0u64, u64::wrapping_add);
-        // Odd, so that no bit of the group is lost.
+        // The factor is odd, so that no bit of the group is lost.
         let place = mix((self.length.div_ceil(GROUP)) as u64) | 1;
         self.digest = self.digest.wrapping_add(group.wrapping_mul(place));
         self.sums = [0; SUMS];
     }
 }
 
-/// What each sum counts: odd, and different.
+/// The weight of each sum: odd, and different.
 const WEIGHTS: [u32; SUMS] = {
     let mut weights = [0; SUMS];
     let mut lane = 0;
@@ -108,7 +109,7 @@ const WEIGHTS: [u32; SUMS] = {
     weights
 };
 
-/// Takes a group, or what there is of one, into the maxima and sums.
+/// Adds a group, or a part of one, to the maxima and sums.
 fn reduce_group(maxima: &mut [f32; LANES], sums: &mut [u32; SUMS], bytes: &[u8]) {
     let (blocks, rest) = bytes.as_chunks();
     reduce_blocks(maxima, sums, blocks);
@@ -119,8 +120,8 @@ fn reduce_group(maxima: &mut [f32; LANES], sums: &mut [u32; SUMS], bytes: &[u8])
     }
 }
 
-// As a function of its own, of arrays that nothing else points to, it is compiled to vector instructions; otherwise it takes 30
-// times as long.
+// As a separate function, of arrays that nothing else points to, this compiles to vector instructions. Otherwise it
+// takes 30 times as long.
 #[inline(never)]
 fn reduce_blocks(maxima: &mut [f32; LANES], sums: &mut [u32; SUMS], blocks: &[[u8; BLOCK]]) {
     let (mut tops, mut totals) = (*maxima, *sums);
@@ -138,7 +139,7 @@ fn reduce_blocks(maxima: &mut [f32; LANES], sums: &mut [u32; SUMS], blocks: &[[u
     (*maxima, *sums) = (tops, totals);
 }
 
-/// Consumes `bytes`, wherever they lie in memory.
+/// Consumes `bytes` at any alignment.
 pub(crate) fn reduce(bytes: &[u8]) -> Reduced {
     if bytes.len() <= ALL_STAMPED {
         let mut maxima = [f32::NEG_INFINITY; LANES];
@@ -157,7 +158,7 @@ pub(crate) fn reduce_all<'a>(buffers: impl IntoIterator<Item = &'a [u8]>) -> Red
     buffers.into_iter().map(reduce).fold(Reduced::NOTHING, Reduced::and)
 }
 
-/// One instruction where `f32::max` is several; a `value` that is NaN is never larger.
+/// Returns the larger number in one instruction, where `f32::max` takes several. A `value` that is NaN is never larger.
 fn larger(value: f32, maximum: f32) -> f32 {
     if value > maximum { value } else { maximum }
 }
@@ -185,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    /// The definition, one element after the other.
+    /// Computes the maximum by its definition, one element after the other.
     fn by_definition(bytes: &[u8]) -> f32 {
         let elements = bytes.chunks(4).map(|part| {
             let mut element = [0; 4];
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_is_found_wherever_it_is() {
+    fn the_largest_element_is_found_at_every_place() {
         for len in [1, 31, 32, 33, 127, 128, 1000] {
             for at in 0..len {
                 let mut values = vec![-2.5f32; len];
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_counts_for_nothing() {
+    fn nan_does_not_count() {
         assert_eq!(reduce(&[]), Reduced::NOTHING);
         assert_eq!(reduce(&f32::NAN.to_le_bytes().repeat(100)).maximum, f32::NEG_INFINITY);
         let mixed = [f32::NAN, 1.0, -f32::NAN, 2.0, f32::NAN].map(f32::to_le_bytes).concat();
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_tells_contents_apart_that_differ_anywhere() {
+    fn contents_that_differ_have_different_digests() {
         for len in [129, 200, 1000, GROUP - 1, GROUP, 3 * GROUP + 130] {
             let right: Vec<u8> = (0..len).map(|at| mix(at as u64) as u8).collect();
             let digest = reduce(&right).digest;
@@ -229,7 +230,7 @@ mod tests {
             }
         }
         assert_eq!(reduce(&[1; ALL_STAMPED]).digest, 0);
-        // Neither may two parts change places.
+        // Two parts that change places change the digest, too.
         let right: Vec<u8> = (0..3 * GROUP).map(|at| mix(at as u64) as u8).collect();
         let swapped = [&right[GROUP..2 * GROUP], &right[..GROUP], &right[2 * GROUP..]].concat();
         assert_ne!(reduce(&swapped).digest, reduce(&right).digest);
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_consumed_as_the_whole_is() {
+    fn pieces_give_the_result_of_the_whole() {
         let bytes: Vec<u8> = (0..5 * GROUP + 77).map(|at| mix(at as u64) as u8).collect();
         for piece in [128, 8 << 10, GROUP, 3 * GROUP + 128] {
             let mut reduction = Reduction::new();
@@ -250,7 +251,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_at_any_address_are_as_the_definition_says(
+        fn any_bytes_at_any_address_match_the_definition(
             bytes in proptest::collection::vec(any::<u8>(), 0..700), skip in 0usize..8,
         ) {
             let bytes = &bytes[skip.min(bytes.len())..];

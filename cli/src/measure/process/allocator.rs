@@ -1,4 +1,4 @@
-//! The allocator of both processes: chosen before a process starts, as it can't change later.
+//! The allocator of both processes. It is chosen before a process starts, because it can't change later.
 
 use std::fmt;
 use std::os::unix::process::CommandExt as _;
@@ -12,13 +12,13 @@ use crate::failure::Failure;
 /// The setting `--allocator`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Allocator {
-    /// The C library's malloc, as every Rust program has it that names no other.
+    /// The C library's malloc, which a Rust program has by default.
     System,
     Mimalloc,
 }
 
 impl Allocator {
-    /// The one that this process has.
+    /// Returns the allocator of this process.
     pub(crate) fn of_this_process() -> Self {
         match in_use() {
             tonic_rdma_allocator::Allocator::System => Self::System,
@@ -26,7 +26,7 @@ impl Allocator {
         }
     }
 
-    /// The name on the command line, in the JSON, and in the environment of a process that is to have it.
+    /// Returns the name on the command line, in the JSON, and in the environment of the process.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::System => tonic_rdma_allocator::Allocator::System.name(),
@@ -34,13 +34,14 @@ impl Allocator {
         }
     }
 
-    /// Makes this process one that has the allocator. Where it has the other, the program starts anew, in this process and with
-    /// the same arguments, and this returns only if that fails. To be called before there is anything to lose.
+    /// Ensures that this process has the allocator. If it has another, the program starts again, in this process and
+    /// with the same arguments; this returns only if that fails. Callers must call this before any other work, which
+    /// would be lost.
     pub(crate) fn ensure(self) -> Result<(), Failure> {
         if Self::of_this_process() == self {
             return Ok(());
         }
-        // Once is enough: a program that has been started for this allocator and has another is broken.
+        // One restart is enough: a program that was started for this allocator and has another is broken.
         if std::env::var_os(VARIABLE).is_some_and(|value| value == self.name()) {
             return Err(self.missing());
         }
@@ -52,12 +53,12 @@ impl Allocator {
         Err(failed(command.exec()))
     }
 
-    /// Has a process that is to be started take this allocator.
+    /// Sets this allocator for a process that is to be started.
     pub(crate) fn choose_for(self, command: &mut Command) {
         command.env(VARIABLE, self.name());
     }
 
-    /// Refuses to go on if this process has another allocator.
+    /// Fails if this process has another allocator.
     pub(crate) fn verify(self) -> Result<(), Failure> {
         if Self::of_this_process() == self { Ok(()) } else { Err(self.missing()) }
     }
@@ -81,14 +82,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_setting_survives_its_way_to_the_other_process() {
+    fn names_are_read_back() {
         for allocator in Allocator::value_variants() {
             assert_eq!(Allocator::from_str(allocator.name(), false), Ok(*allocator));
         }
     }
 
     #[test]
-    fn the_other_allocator_is_found_out() {
+    fn a_wrong_allocator_is_detected() {
         let this = Allocator::of_this_process();
         this.verify().unwrap();
         this.ensure().unwrap();

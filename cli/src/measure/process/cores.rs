@@ -1,10 +1,10 @@
-//! Which cores the two processes run on, and the CPU time that a process has used.
+//! The cores that processes run on, and the CPU time that a process has used.
 
 use std::time::Duration;
 
 use rustix::thread::CpuSet;
 
-/// The cores of the two processes, where there are two to choose from.
+/// The cores of the two processes, if there are two to choose from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cores {
     pub(crate) client: usize,
@@ -12,33 +12,34 @@ pub(crate) struct Cores {
 }
 
 impl Cores {
-    /// Two of the cores that this process may run on; the second not a hardware thread of the first, if possible.
+    /// Chooses two of the cores that this process may run on. If possible, the second is not a hardware thread of the
+    /// first.
     pub(crate) fn choose() -> Option<Self> {
         let allowed = allowed();
         pick(&allowed, siblings(*allowed.first()?))
     }
 }
 
-/// The cores that this process may run on.
+/// Returns the cores that this process may run on.
 pub(crate) fn allowed() -> Vec<usize> {
     let set = rustix::thread::sched_getaffinity(None);
     set.map(|set| (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()).unwrap_or_default()
 }
 
-/// Two of `allowed`, avoiding the first one's hardware threads.
+/// Picks two of `allowed`, and avoids the hardware threads of the first one's physical core.
 fn pick(allowed: &[usize], siblings: Vec<usize>) -> Option<Cores> {
     let (client, rest) = allowed.split_first()?;
     let server = rest.iter().find(|core| !siblings.contains(core)).or(rest.first())?;
     Some(Cores { client: *client, server: *server })
 }
 
-/// The hardware threads of `core`'s physical core; empty where the kernel does not say.
+/// Returns the hardware threads of `core`'s physical core, or none if the kernel does not list them.
 fn siblings(core: usize) -> Vec<usize> {
     let path = format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
     std::fs::read_to_string(path).map(|text| core_list(&text)).unwrap_or_default()
 }
 
-/// The kernel's notation for sets of cores: `0-3,8`.
+/// Parses the kernel's notation for sets of cores: `0-3,8`.
 fn core_list(text: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -55,12 +56,12 @@ pub(crate) fn pin(core: usize) -> std::io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
-/// User and system time that all threads of this process have used.
+/// Returns the user and system time that all threads of this process have used.
 pub(crate) fn cpu_time() -> Duration {
     read(rustix::time::ClockId::ProcessCPUTime)
 }
 
-/// User and system time that this thread has used.
+/// Returns the user and system time that this thread has used.
 pub(crate) fn thread_cpu_time() -> Duration {
     read(rustix::time::ClockId::ThreadCPUTime)
 }
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_core_is_not_a_sibling_where_that_can_be_had() {
+    fn the_second_core_is_not_a_sibling_if_possible() {
         let cores = |client, server| Some(Cores { client, server });
         assert_eq!(pick(&[0, 1, 2, 3], core_list("0-1\n")), cores(0, 2));
         assert_eq!(pick(&[4, 5], core_list("4-5")), cores(4, 5));

@@ -6,24 +6,25 @@ use std::io;
 use tokio::runtime::{Builder, Runtime};
 use tonic_rdma::runtime::idle_polling;
 
-/// Most worker threads that are accepted.
+/// The largest accepted number of worker threads.
 const MAX_WORKERS: usize = 256;
 
 /// A flavour of tokio's runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavour {
-    /// All on the process's main thread, which polls completions when it has nothing else to do:
+    /// Everything runs on the process's main thread, which polls completions when it has nothing else to do:
     /// [`tonic_rdma::runtime::idle_polling`].
     IdlePolling,
-    /// All on the process's main thread, as tokio builds it.
+    /// Everything runs on the process's main thread, as tokio builds it.
     CurrentThread,
-    /// On this many worker threads, as tokio builds it. The future that `block_on` is given stays on the main thread, which
-    /// is not one of them.
+    /// Tasks run on this many worker threads, as tokio builds it. The future that `block_on` gets stays on the main
+    /// thread, which is not a worker.
     MultiThread(usize),
 }
 
 impl Flavour {
-    /// `idle-polling`, `current-thread`, `multi-thread:WORKERS`, or `multi-thread` with as many workers as there are cores.
+    /// Parses `idle-polling`, `current-thread`, `multi-thread:WORKERS`, or `multi-thread` with as many workers as there
+    /// are cores.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             None if text == "idle-polling" => Ok(Self::IdlePolling),
@@ -37,12 +38,12 @@ impl Flavour {
         }
     }
 
-    /// As many workers as this process has cores: what `#[tokio::main]` builds.
+    /// Returns a multi-thread runtime with as many workers as this process has cores, as `#[tokio::main]` builds it.
     pub(crate) fn multi_thread() -> Self {
         Self::MultiThread(std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WORKERS))
     }
 
-    /// Whether all of a process is on one thread.
+    /// Returns whether the whole process runs on one thread.
     pub(crate) const fn is_one_thread(self) -> bool {
         match self {
             Self::IdlePolling | Self::CurrentThread => true,
@@ -50,7 +51,7 @@ impl Flavour {
         }
     }
 
-    /// The runtime.
+    /// Builds the runtime.
     pub(crate) fn build(self) -> io::Result<Runtime> {
         match self {
             Self::IdlePolling => idle_polling(&mut self.builder()).enable_all().build(),
@@ -58,8 +59,8 @@ impl Flavour {
         }
     }
 
-    /// The same without polling when idle, for a load generator that yields until the next request is due: its runtime is
-    /// never idle, and completions are polled by a task of their own.
+    /// Builds the runtime without polling when idle, for a load generator that yields until the next request is due.
+    /// Such a runtime is never idle, and a separate task polls completions.
     pub(crate) fn build_never_idle(self) -> io::Result<Runtime> {
         self.builder().enable_all().build()
     }
@@ -93,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flavour_survives_its_way_to_the_other_process() {
+    fn flavours_are_read_back() {
         for text in ["idle-polling", "current-thread", "multi-thread", "multi-thread:3"] {
             let flavour = Flavour::parse(text).unwrap();
             assert_eq!(Flavour::parse(&flavour.to_string()), Ok(flavour));
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_flavour_is_told_what_is() {
+    fn unknown_flavours_are_refused_with_the_accepted_ones() {
         for bad in ["", "threads", "current-thread:1", "idle-polling:1", "multi", "multi-threads:2"] {
             let accepted = "idle-polling, current-thread, multi-thread";
             assert!(Flavour::parse(bad).unwrap_err().contains(accepted), "{bad:?}");

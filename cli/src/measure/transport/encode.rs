@@ -1,4 +1,5 @@
-//! How a message with a payload is turned into bytes: by the client, or by the server if payloads go down.
+//! The setting `--encode`: how a message with a payload is encoded. The client encodes requests, and the server encodes
+//! replies if payloads go down.
 
 use std::fmt;
 
@@ -9,19 +10,19 @@ use tonic::codegen::http::Request;
 use tonic::transport::Channel;
 use tonic_rdma::gather::{self, GatherRequests};
 
-/// Whether payloads are copied when messages are encoded, in modes that don't say so themselves.
+/// Whether payloads are copied when messages are encoded, in modes without an encoding of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Encode {
-    /// Into one buffer, as all generated code does.
+    /// Payloads are copied into one buffer, as all generated code does.
     #[default]
     Copy,
-    /// By reference, with [`gather`], in all modes.
+    /// Payloads go by reference, with [`gather`], in all modes.
     Gather,
 }
 
 impl Encode {
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Copy => "copy",

@@ -1,4 +1,4 @@
-//! HTTP/2 windows and frames, the same for every mode.
+//! HTTP/2 windows and frames of all modes.
 
 use std::fmt;
 
@@ -10,11 +10,11 @@ use crate::units::{self, parse_size};
 /// Window and frame sizes, or tonic's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Http2 {
-    /// What tonic does when nobody says anything.
+    /// tonic's defaults.
     Default,
-    /// What was found best for `grpc-tcp`.
+    /// The sizes that were found best for `grpc-tcp`.
     Tuned,
-    /// What the command line says.
+    /// The sizes of the command line.
     Custom(Http2Sizes),
 }
 
@@ -26,20 +26,20 @@ pub(crate) struct Http2Sizes {
     max_frame: u32,
 }
 
-/// Found by measuring grpc-tcp at 64 KiB to 64 MiB with windows from 2 to 64 MiB and frames from 16 KiB to 1 MiB
-/// (`--modes grpc-tcp --http2 STREAM/CONNECTION/FRAME`): frames of 512 KiB carried most from 1 MiB on, and larger
-/// windows no more.
+/// The tuned sizes. They were found by measuring grpc-tcp at 64 KiB to 64 MiB with windows from 2 to 64 MiB and frames
+/// from 16 KiB to 1 MiB (`--modes grpc-tcp --http2 STREAM/CONNECTION/FRAME`): frames of 512 KiB carried most from 1 MiB
+/// on, and larger windows carried no more.
 const TUNED: Http2Sizes =
     Http2Sizes { stream_window: 16 << 20, connection_window: 32 << 20, max_frame: 512 << 10 };
 
-/// Largest window (RFC 9113, section 6.9.1).
+/// The largest window (RFC 9113, section 6.9.1).
 const MAX_WINDOW: u64 = (1 << 31) - 1;
 
-/// Smallest and largest SETTINGS_MAX_FRAME_SIZE (RFC 9113, section 6.5.2).
+/// The smallest and the largest SETTINGS_MAX_FRAME_SIZE (RFC 9113, section 6.5.2).
 const FRAME_SIZES: std::ops::RangeInclusive<u64> = (1 << 14)..=(1 << 24) - 1;
 
 impl Http2 {
-    /// `default`, `tuned`, or `STREAM/CONNECTION/FRAME` sizes.
+    /// Parses `default`, `tuned`, or `STREAM/CONNECTION/FRAME` sizes.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text {
             "default" => return Ok(Self::Default),
@@ -62,7 +62,7 @@ impl Http2 {
         }
     }
 
-    /// The sizes, where they are not left to tonic.
+    /// Returns the sizes, or `None` if tonic chooses them.
     pub(crate) fn sizes(self) -> Option<Http2Sizes> {
         match self {
             Self::Default => None,
@@ -71,7 +71,7 @@ impl Http2 {
         }
     }
 
-    /// The name of the setting: `default`, `tuned`, or the sizes as the command line takes them.
+    /// Returns the name of the setting: `default`, `tuned`, or the sizes as the command line takes them.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Default => "default".to_owned(),
@@ -82,7 +82,7 @@ impl Http2 {
         }
     }
 
-    /// `endpoint` with these settings.
+    /// Applies the settings to `endpoint`.
     pub(crate) fn client(self, endpoint: Endpoint) -> Endpoint {
         match self.sizes() {
             None => endpoint,
@@ -93,7 +93,7 @@ impl Http2 {
         }
     }
 
-    /// `server` with these settings.
+    /// Applies the settings to `server`.
     pub(crate) fn server(self, server: Server) -> Server {
         match self.sizes() {
             None => server,
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_setting_survives_its_way_to_the_other_process() {
+    fn settings_are_read_back() {
         for text in ["default", "tuned", "16MiB/32MiB/256KiB"] {
             let setting = Http2::parse(text).unwrap();
             assert_eq!(Http2::parse(&setting.name()), Ok(setting));

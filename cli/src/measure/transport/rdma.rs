@@ -1,4 +1,4 @@
-//! The one place where `compare` and `devices` connect over RDMA.
+//! The RDMA connections of `compare`, `parameter-server` and `devices`. No other file makes any.
 
 use std::net::SocketAddr;
 
@@ -8,13 +8,13 @@ use tonic_rdma_tensor::Settings;
 
 use crate::failure::Failure;
 
-/// How RDMA connections are to be made: the command line over the `RDMA_*` variables.
+/// The settings of RDMA connections: the command line has precedence over the `RDMA_*` variables.
 #[derive(Clone, Debug)]
 pub(crate) struct Rdma {
     config: Config,
 }
 
-/// The device of this name, if it can be used.
+/// Returns the device of this name, if it can be used.
 fn usable(name: &str) -> Result<&str, Failure> {
     let found = tonic_rdma_verbs::devices();
     match found.iter().find(|device| device.name == name).map(|device| &device.state) {
@@ -30,7 +30,7 @@ fn usable(name: &str) -> Result<&str, Failure> {
     }
 }
 
-/// What the two ends agreed on.
+/// The connection that both ends agreed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RdmaConnection {
     /// The provider in use, such as `soft`.
@@ -40,7 +40,8 @@ pub(crate) struct RdmaConnection {
 }
 
 impl Rdma {
-    /// The configuration for `provider` (`auto`, `soft`, `ibverbs`, or a device), refused if a variable or the provider is bad.
+    /// Makes the configuration for `provider` (`auto`, `soft`, `ibverbs`, or a device). It fails if a variable or the
+    /// provider is bad.
     pub(crate) fn new(provider: &str) -> Result<Self, Failure> {
         let config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
         let config = match provider {
@@ -52,12 +53,12 @@ impl Rdma {
         Ok(Self { config: config.policy(Policy::Require) })
     }
 
-    /// The configuration itself, for a tensor device.
+    /// Returns the configuration, for a tensor device.
     pub(crate) fn config(&self) -> &Config {
         &self.config
     }
 
-    /// What a device for tensors is made with: a queue pair to its peer.
+    /// Returns the settings of a tensor device: one queue pair to its peer.
     pub(crate) fn tensor_settings(&self) -> Settings {
         Settings::new(1, 1).config(self.config.clone())
     }
@@ -71,7 +72,7 @@ impl Rdma {
         Ok((incoming, address))
     }
 
-    /// A channel to `endpoint` that is RDMA, never a fallback.
+    /// Connects to `endpoint` over RDMA, without a fallback.
     pub(crate) async fn connect(&self, endpoint: Endpoint) -> Result<(Channel, RdmaConnection), Failure> {
         let connector = RdmaConnector::with_config(self.config.clone());
         let channel = endpoint.connect_with_connector(connector.clone()).await.map_err(|error| {
@@ -88,7 +89,7 @@ impl Rdma {
     }
 }
 
-/// A name that can be a device's; whether it is one, the library says.
+/// Parses a name that can be a device's. The library checks whether the device exists.
 pub(crate) fn parse_provider(text: &str) -> Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte);
     if text.is_empty() || text.len() > 64 || !text.bytes().all(plain) {

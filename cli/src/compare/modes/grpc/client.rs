@@ -1,4 +1,4 @@
-//! gRPC's client half: connections to the serving process, and the calls that are measured.
+//! The client half of the gRPC modes: the calls that are measured.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ use crate::measure::payload::content::{check_all, check_stamps};
 use crate::measure::payload::reduce::{Reduced, reduce};
 use crate::measure::transport::encode::Encode;
 
-/// A connection in one of gRPC's modes. Clones share it.
+/// A connection in one of the gRPC modes. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct GrpcCaller {
     client: TransferClient<GatherRequests<Channel>>,
@@ -34,19 +34,19 @@ pub(crate) struct GrpcCaller {
     source: SourceClient<GatherRequests<Channel>>,
     turns: Box<TurnsClient<GatherRequests<Channel>>>,
     direction: Direction,
-    /// Seed of the content that payloads are asked for from, and how often that was: it moves the sampled offsets.
+    /// Seed of the content that payloads are requested from, and the number of requests: it moves the sampled offsets.
     origin: u64,
     draws: Arc<AtomicU64>,
-    /// Whether the receiver consumes what arrives; the server was told so.
+    /// Whether the receiver consumes payloads; the server was started with this setting.
     reduces: bool,
-    /// Of the payloads that came down in this turn.
+    /// A sample of the payloads that came down in this turn.
     sample: Sample,
-    /// Where the mode never sleeps, this keeps the runtime from it.
+    /// Keeps the runtime awake in a mode that never sleeps.
     awake: Option<KeepAwake>,
 }
 
 impl GrpcCaller {
-    /// A caller on `channel`, without limits on message sizes, to a server that consumes nothing.
+    /// Makes a caller on `channel`, without limits on message sizes, to a server that consumes nothing.
     pub(crate) fn new(channel: Channel, mode: Mode, encode: Encode) -> Self {
         let channel = mode.encoding(encode).wrap(channel);
         let client = TransferClient::new(channel.clone());
@@ -66,22 +66,22 @@ impl GrpcCaller {
         }
     }
 
-    /// The same with payloads that go this way.
+    /// Returns the caller with payloads that go in `direction`.
     pub(crate) fn towards(self, direction: Direction) -> Self {
         Self { direction, ..self }
     }
 
-    /// Makes ready for `operations`. Their buffers come and go with each message.
+    /// Prepares for `operations`. Buffers are allocated with each message.
     pub(crate) fn prepare(&mut self, operations: &Operations) {
         self.origin = operations.content().seed();
     }
 
-    /// The same to a server that answers with the largest element, if `reduces`.
+    /// Returns the caller to a server that answers with the largest element, if `reduces`.
     pub(crate) fn reducing(self, reduces: bool) -> Self {
         Self { reduces, ..self }
     }
 
-    /// Carries out `operation`, with up to `width` calls at once if it is a set, and says how long that took.
+    /// Carries out `operation`, with up to `width` calls at once if it is a set. Returns the time that this took.
     pub(crate) async fn run(
         &mut self,
         operation: &Operation,
@@ -107,7 +107,7 @@ impl GrpcCaller {
         Ok(())
     }
 
-    /// Ends a turn: every byte of some of its messages is looked at where they arrived. Says how many these were.
+    /// Ends a turn. The receiver checks every byte of some messages of the turn. Returns the number of these messages.
     pub(crate) async fn end(&mut self) -> Result<u64, CallError> {
         if let Some(awake) = &self.awake {
             awake.end();
@@ -126,12 +126,12 @@ impl GrpcCaller {
         }
     }
 
-    /// Whether the receiver found what there is in what was sent.
+    /// Checks that the receiver found in the payload what the sender knows of it.
     fn check_reduced(&self, sent: Option<Reduced>, arrived: Option<Reduced>) -> Result<(), CallError> {
         if self.reduces && sent != arrived { Err(CallError::Consumed { sent, arrived }) } else { Ok(()) }
     }
 
-    /// Sends a payload, waits for the answer, and says how long that took.
+    /// Sends a payload and waits for the answer. Returns the time that this took.
     pub(super) async fn put(&mut self, put: &Put, check: Check) -> Result<Duration, CallError> {
         let sent = put.payload.len() as u64;
         let request = PutRequest { seed: put.seed, check: check.into(), payload: put.payload.clone() };
@@ -149,7 +149,8 @@ impl GrpcCaller {
         }
     }
 
-    /// Asks for a payload, checks it and consumes it as the server does on the way up, and says how long all of that took.
+    /// Requests a payload, and checks and consumes it as the server does in the other direction. Returns the time of
+    /// all of it.
     async fn get(&mut self, put: &Put, check: Check) -> Result<Duration, CallError> {
         let sent = put.payload.len() as u64;
         let request = GetRequest { origin: self.origin, seed: put.seed, bytes: sent };
@@ -173,7 +174,7 @@ impl GrpcCaller {
         }
     }
 
-    /// The same for one message of several buffers.
+    /// Sends one message of several buffers and waits for the answer. Returns the time that this took.
     pub(super) async fn push(&mut self, push: &Push, check: Check) -> Result<Duration, CallError> {
         let sent: Vec<u64> = push.buffers.iter().map(|buffer| buffer.len() as u64).collect();
         let every_byte = check == Check::All;
@@ -194,7 +195,8 @@ impl GrpcCaller {
         }
     }
 
-    /// A whole set, in order, with up to `width` calls in flight; the first error ends it.
+    /// Sends a whole set, in order, with up to `width` calls in flight. The first error ends it. Returns the time that
+    /// this took.
     async fn push_set(
         &mut self,
         set: &Arc<[Push]>,
@@ -225,7 +227,7 @@ impl GrpcCaller {
         Ok(start.elapsed())
     }
 
-    /// CPU time that the serving process has used.
+    /// Returns the CPU time that the server process has used.
     pub(crate) async fn usage(&mut self) -> Result<Duration, CallError> {
         let reply = self.client.usage(UsageRequest {}).await?;
         Ok(Duration::from_nanos(reply.into_inner().cpu_nanos))

@@ -16,10 +16,10 @@ use crate::failure::Failure;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::rdma::{Rdma, RdmaConnection};
 
-/// How long a connection may take to be made.
+/// Longest time to make a connection.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// A channel in `mode`, which is one of gRPC's.
+/// Connects in `mode`, which must be a gRPC mode.
 pub(crate) async fn connect(
     mode: Mode,
     addresses: &Addresses,
@@ -31,7 +31,7 @@ pub(crate) async fn connect(
         (Mode::GrpcTcpTuned, ..) => Ok((tcp(addresses.tcp_tuned, Http2::Tuned).await?, None)),
         (Mode::GrpcUds, ..) => Ok((uds(addresses, http2).await?, None)),
         (Mode::GrpcRdma | Mode::GrpcRdmaGather, Some(rdma), Some(address)) => {
-            // Where payloads come from the server, there is a listener that sends them by reference.
+            // For payloads from the server there is a listener that sends them by reference.
             let gathering = addresses.rdma_gather.filter(|_| mode == Mode::GrpcRdmaGather);
             let address = gathering.unwrap_or(address);
             let (channel, verdict) = rdma.connect(endpoint(address, http2)?).await?;
@@ -46,7 +46,7 @@ pub(crate) async fn connect(
     }
 }
 
-/// A TCP connection with nodelay.
+/// Connects over TCP with nodelay.
 pub(crate) async fn tcp(address: SocketAddr, http2: Http2) -> Result<Channel, Failure> {
     endpoint(address, http2)?.connect().await.map_err(|error| connect_error("TCP", &error))
 }
@@ -61,7 +61,7 @@ async fn uds(addresses: &Addresses, http2: Http2) -> Result<Channel, Failure> {
     endpoint.connect_with_connector(connector).await.map_err(|error| connect_error("a Unix socket", &error))
 }
 
-/// Connecting within one host does not block, so it needs no detour through the reactor.
+/// Connects to a Unix socket. This does not block within one host, so the reactor is not needed.
 fn uds_stream(name: &str) -> io::Result<UnixStream> {
     let stream = unix::UnixStream::connect_addr(&unix::SocketAddr::from_abstract_name(name)?)?;
     stream.set_nonblocking(true)?;

@@ -1,23 +1,26 @@
-//! A current-thread runtime that never sleeps, for the turns of a mode that compares so: it looks for arrivals again and again.
+//! A switch that keeps a current-thread runtime from sleeping during the turns of a mode: the runtime looks for
+//! arrivals again and again.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::task::AbortHandle;
 
-/// Looks between two chances for other processes to run, where there are more of them than cores.
+/// Number of looks after which the thread yields to other processes, for machines with more processes than cores.
 const LOOKS: u32 = 16;
 
-/// Keeps the runtime awake from [`begin`](Self::begin) to [`end`](Self::end). Clones share it.
+/// Keeps the runtime awake from [`begin`](Self::begin) to [`end`](Self::end). Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KeepAwake {
     task: Arc<Mutex<Option<AbortHandle>>>,
 }
 
 impl KeepAwake {
-    /// From now on the runtime that this is called in does not sleep, if it has one thread: of several, others do.
+    /// Keeps the current runtime from sleeping from now on, if it has one thread. In a multi-thread runtime the other
+    /// threads still sleep.
     pub(crate) fn begin(&self) {
         let task = tokio::spawn(async {
-            // A task that yields comes last: tokio looks for arrivals, without waiting for any, before its next turn.
+            // A task that yields is polled last: tokio looks for arrivals, without waiting for any, before it polls the
+            // task again.
             for look in 1u32.. {
                 tokio::task::yield_now().await;
                 if look.is_multiple_of(LOOKS) {
@@ -28,7 +31,7 @@ impl KeepAwake {
         self.replace(Some(task.abort_handle()));
     }
 
-    /// From now on it may.
+    /// Lets the runtime sleep again.
     pub(crate) fn end(&self) {
         self.replace(None);
     }
@@ -49,7 +52,7 @@ mod tests {
 
     use super::*;
 
-    /// How often a current-thread runtime went to sleep while bytes went to and fro between it and a thread.
+    /// Returns how often a current-thread runtime went to sleep while bytes went to and fro between it and a thread.
     fn sleeps(awake: bool) -> usize {
         let sleeps = Arc::new(AtomicUsize::new(0));
         let (parks, round_trips) = (Arc::clone(&sleeps), 200);
@@ -99,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_second_beginning_and_an_end_leave_nothing_running() {
+    async fn two_begins_and_an_end_leave_no_task() {
         let awake = KeepAwake::default();
         awake.begin();
         awake.begin();

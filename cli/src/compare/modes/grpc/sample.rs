@@ -1,4 +1,5 @@
-//! Messages of a turn that the receiver keeps until the time is over, to look at every byte of them then.
+//! A sample of a turn's messages. The receiver keeps them until the measured time is over, and checks every byte of
+//! them then.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -7,16 +8,17 @@ use bytes::Bytes;
 use crate::measure::payload::content::check_buffers;
 use crate::seeded::Draws;
 
-/// Most messages that are kept, and bytes in them; one is kept that is larger.
+/// The largest number of kept messages, and of bytes in them. One larger message is kept too.
 const MESSAGES: usize = 64;
 const BYTES: u64 = 1 << 20;
-/// Larger messages are not kept: a turn has few of them, and fresh memory for the next one would be much of what it measures.
+/// Larger messages are not kept: a turn has few of them, and the allocation of memory for the next one would be much of
+/// the measured time.
 const LARGEST: u64 = 256 << 20;
 
-/// A fair sample: of all messages of a turn each is as likely to be in it. Clones share it.
+/// A fair sample: each message of a turn is in it with the same probability. Clones share it.
 ///
-/// To keep a message costs a reference count. Its memory is not free for the next one then, so no more are kept than fit into
-/// a cache, and the larger the messages, the more seldom one takes another's place.
+/// A kept message costs a reference count, and its memory is not free for the next message. So the sample keeps no more
+/// than fits into a cache, and replaces messages more seldom the larger they are.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {
     kept: Arc<Mutex<SampleState>>,
@@ -24,7 +26,7 @@ pub(crate) struct Sample {
 
 #[derive(Debug)]
 struct SampleState {
-    /// Messages of the turn so far.
+    /// Number of messages of the turn so far.
     seen: u64,
     draws: Draws,
     messages: Vec<KeptMessage>,
@@ -36,12 +38,12 @@ struct KeptMessage {
     buffers: Vec<Bytes>,
 }
 
-/// What the look at a sample found.
+/// The result of the check of a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SampleCheck {
-    /// Messages that were looked at.
+    /// Number of messages that were checked.
     pub(crate) messages: u64,
-    /// Buffer, and offset in it, of the first byte that is wrong.
+    /// Buffer, and offset in it, of the first wrong byte.
     pub(crate) wrong: Option<(u64, u64)>,
 }
 
@@ -52,7 +54,7 @@ impl Default for SampleState {
 }
 
 impl Sample {
-    /// A message of `buffers` with the content of `seed` has arrived. It may take the place of an older one.
+    /// Takes note of a message of `buffers` with the content of `seed`. The message may replace an older one.
     pub(crate) fn arrived(&self, seed: u64, buffers: &[Bytes]) {
         let bytes: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
         if bytes > LARGEST {
@@ -63,7 +65,7 @@ impl Sample {
         kept.seen += 1;
         let place = match kept.messages.len() {
             room if room < capacity => room,
-            // The nth stays with a chance of the capacity in n.
+            // The nth message stays with probability capacity / n.
             _ => (kept.draws.bits() % kept.seen) as usize,
         };
         if place < capacity {
@@ -75,7 +77,7 @@ impl Sample {
         }
     }
 
-    /// Looks at every byte of what was kept, and gives it up.
+    /// Checks every byte of the kept messages, and drops them.
     pub(crate) fn check(&self) -> SampleCheck {
         let messages = {
             let mut kept = self.lock();
@@ -99,7 +101,7 @@ mod tests {
     use crate::measure::payload::content::Content;
 
     #[test]
-    fn every_message_of_a_turn_is_kept_as_often_as_any_other() {
+    fn every_message_of_a_turn_is_kept_with_the_same_probability() {
         let sample = Sample::default();
         let payload = Bytes::from(vec![0; BYTES as usize]);
         let mut kept = [0u32; 10];
@@ -117,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn small_messages_are_kept_by_the_dozen_and_every_byte_of_them_is_looked_at() {
+    fn many_small_messages_are_kept_and_every_byte_of_them_is_checked() {
         let sample = Sample::default();
         assert_eq!(sample.check(), SampleCheck::default());
         let right = Content::new(10_000, 7).unwrap().cut(10_000);

@@ -1,4 +1,4 @@
-//! The services that take payloads.
+//! The services that take payloads and check them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,31 +19,31 @@ use crate::measure::payload::content::{check_all, check_buffers, check_stamps};
 use crate::measure::payload::reduce::{reduce, reduce_all};
 use crate::measure::process::cores;
 
-/// Takes payloads and says whether they are what their seed demands.
+/// Takes payloads, and answers whether their content is right.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TransferService {
-    /// Calls so far: moves the sampled offsets from call to call.
+    /// Number of calls so far: it moves the sampled offsets from call to call.
     calls: Arc<AtomicU64>,
-    /// Whether each answer says what consuming the payload finds.
+    /// Whether each answer has the result of consuming the payload.
     reduces: bool,
-    /// Of the messages of this turn, where nothing else looks at every byte of them.
+    /// A sample of the messages of this turn, if nothing else checks every byte of them.
     sample: Sample,
-    /// Keeps the runtime from sleeping in turns that ask for it.
+    /// Keeps the runtime awake in turns that ask for it.
     awake: KeepAwake,
 }
 
 impl TransferService {
-    /// A service that consumes what it takes, if `reduces`.
+    /// Makes a service, which consumes payloads if `reduces`.
     pub(crate) fn reducing(reduces: bool) -> Self {
         Self { reduces, ..Self::default() }
     }
 
-    /// The service for single payloads as a tonic server without limits on message sizes.
+    /// Returns the service for single payloads as a tonic server without limits on message sizes.
     pub(crate) fn transfer(self) -> TransferServer<Self> {
         TransferServer::new(self).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX)
     }
 
-    /// The same for messages of several buffers.
+    /// Returns the service for messages of several buffers as a tonic server without limits on message sizes.
     pub(crate) fn tensors(self) -> TensorsServer<Self> {
         TensorsServer::new(self).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX)
     }

@@ -1,4 +1,4 @@
-//! The service that answers with payloads: the server's half of `--direction down`.
+//! The service that answers with payloads: the server half of `--direction down`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,13 +9,13 @@ use tonic_rdma_proto::transfer::{GetReply, GetRequest};
 
 use crate::measure::payload::content::{Content, VARIANTS, offset_of, variant_seed};
 
-/// Keeps the content of a cell, and cuts each answer from it. Clones share it.
+/// Keeps the content of a cell, and cuts each answer from it. Clones share the content.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SourceService {
     made: Arc<Mutex<Option<CachedContent>>>,
 }
 
-/// Content, and what it was made for.
+/// Content, with the origin and the size that it was made for.
 #[derive(Debug)]
 struct CachedContent {
     origin: u64,
@@ -24,13 +24,13 @@ struct CachedContent {
 }
 
 impl SourceService {
-    /// As a tonic server without limits on message sizes.
+    /// Returns the service as a tonic server without limits on message sizes.
     pub(crate) fn server(self) -> SourceServer<Self> {
         SourceServer::new(self).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX)
     }
 
-    /// The payload of `seed`, a variant of the content of `origin`. The first call for a content makes it; the others cost a
-    /// reference count.
+    /// Returns the payload of `seed`, a variant of the content of `origin`. The first call for a content makes it.
+    /// Further calls cost a reference count.
     fn payload(&self, origin: u64, seed: u64, bytes: u64) -> Result<Bytes, Status> {
         let no_memory = || Status::resource_exhausted(format!("there is no memory for {bytes} bytes"));
         let bytes = usize::try_from(bytes).map_err(|_| no_memory())?;
@@ -41,7 +41,7 @@ impl SourceService {
         let made = match &mut *made {
             Some(made) if (made.origin, made.bytes) == (origin, bytes) => made,
             other => {
-                // The last one's memory goes first.
+                // The memory of the last content is freed first.
                 *other = None;
                 let content = Content::new(bytes, origin).map_err(|_| no_memory())?;
                 other.insert(CachedContent { origin, bytes, content })
@@ -82,7 +82,7 @@ mod tests {
     use crate::measure::transport::http2::Http2;
     use crate::measure::transport::listener::tcp_listener;
 
-    /// A source whose answers are wrong at one byte, or too short.
+    /// A source whose answers have a wrong byte, or are too short.
     #[derive(Clone, Copy, Debug)]
     enum FaultySource {
         Wrong(usize),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_client_finds_what_came_down_wrong() {
+    async fn the_client_finds_wrong_payloads() {
         let operations = Operations::new(Load::Size(100_000), 3, true).unwrap();
         let mut right = caller(SourceService::default().server(), &operations).await;
         for turn in 0..6 {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_comes_down_torn_is_found_when_the_turn_ends() {
+    async fn torn_payloads_are_found_at_the_end_of_the_turn() {
         let operations = Operations::new(Load::Size(1 << 20), 3, true).unwrap();
         let mut wrong =
             caller(SourceServer::new(FaultySource::Wrong(500_000)), &operations).await.reducing(false);
@@ -151,14 +151,14 @@ mod tests {
         }
         let error = wrong.end().await.unwrap_err();
         assert!(matches!(error, CallError::BufferContent { offset: 500_000, .. }), "{error}");
-        // One that consumes finds it in each call.
+        // A client that consumes finds the wrong byte in each call.
         let mut wrong = wrong.reducing(true);
         let error = wrong.run(&operations.take(0), Check::Stamps, 1).await.unwrap_err();
         assert!(matches!(error, CallError::Consumed { .. }), "{error}");
     }
 
     #[test]
-    fn every_variant_of_every_content_is_as_its_seed_demands() {
+    fn every_variant_of_every_content_matches_its_seed() {
         let source = SourceService::default();
         for (origin, bytes) in [(7, 100_001), (7, 64), (u64::MAX - 9, 1)] {
             for variant in 0..VARIANTS {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_t_be_made_is_refused() {
+    fn unknown_seeds_and_too_large_payloads_are_refused() {
         let source = SourceService::default();
         assert_eq!(source.payload(7, 8, 64).unwrap_err().code(), Code::InvalidArgument);
         assert_eq!(source.payload(7, 7, 1 << 62).unwrap_err().code(), Code::ResourceExhausted);

@@ -22,7 +22,7 @@ use crate::measure::transport::encode::Encode;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::listener::tcp_listener;
 
-/// The address of a service of this process.
+/// Starts a service in this process and returns its address.
 fn serve() -> SocketAddr {
     serve_with(TransferService::default())
 }
@@ -71,7 +71,7 @@ fn message(content: &mut Content, lengths: &[usize]) -> Push {
 }
 
 #[tokio::test]
-async fn what_the_server_found_to_be_the_largest_element_is_compared() {
+async fn the_largest_element_that_the_server_found_is_compared() {
     let channel = tcp(serve_with(TransferService::reducing(true)), Http2::Default).await.unwrap();
     let caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
     let mut reducing = caller.clone().reducing(true);
@@ -86,7 +86,7 @@ async fn what_the_server_found_to_be_the_largest_element_is_compared() {
     let error = reducing.push(&Push { reduced: None, ..push }, Check::Stamps).await.unwrap_err();
     assert!(matches!(error, CallError::Consumed { sent: None, arrived: Some(_) }) && error.is_mismatch());
 
-    // A server that was not told to consume is found out.
+    // A server that does not consume is found.
     let channel = tcp(serve(), Http2::Default).await.unwrap();
     let mut reducing = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy).reducing(true);
     let error = reducing.put(&right, Check::Stamps).await.unwrap_err();
@@ -94,7 +94,7 @@ async fn what_the_server_found_to_be_the_largest_element_is_compared() {
 }
 
 #[tokio::test]
-async fn a_torn_middle_that_stamps_miss_is_found_when_the_turn_ends() {
+async fn a_torn_middle_that_stamps_miss_is_found_at_the_end_of_the_turn() {
     let right = Operations::new(Load::Size(1 << 20), 3, true).unwrap();
     let torn = right.torn(500_032..500_096);
     let channel = tcp(serve(), Http2::Default).await.unwrap();
@@ -111,7 +111,7 @@ async fn a_torn_middle_that_stamps_miss_is_found_when_the_turn_ends() {
     let at = |offset: u64| (499_840..500_096).contains(&offset);
     assert!(matches!(error, CallError::BufferContent { offset, .. } if at(offset)), "{error}");
 
-    // One that consumes finds it in each call.
+    // A server that consumes finds the wrong bytes in each call.
     let channel = tcp(serve_with(TransferService::reducing(true)), Http2::Default).await.unwrap();
     let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy).reducing(true);
     caller.run(&right.take(0), Check::Stamps, 1).await.unwrap();
@@ -120,7 +120,7 @@ async fn a_torn_middle_that_stamps_miss_is_found_when_the_turn_ends() {
 }
 
 #[tokio::test]
-async fn a_torn_buffer_of_several_is_found_when_the_turn_ends() {
+async fn a_torn_buffer_of_several_is_found_at_the_end_of_the_turn() {
     let channel = tcp(serve(), Http2::Default).await.unwrap();
     let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
     let mut torn = message(&mut Content::new(200_000, 9).unwrap(), &[10, 100_000, 3]);
@@ -156,7 +156,7 @@ async fn buffers_in_another_order_are_an_error_that_says_so() {
 }
 
 #[tokio::test]
-async fn one_wrong_message_spoils_a_set_however_it_is_pushed() {
+async fn one_wrong_message_fails_a_set_at_every_width() {
     let mut caller =
         GrpcCaller::new(tcp(serve(), Http2::Default).await.unwrap(), Mode::GrpcTcp, Encode::Copy);
     let mut content = Content::new(100_000, 2).unwrap();

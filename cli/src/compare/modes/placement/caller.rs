@@ -1,4 +1,4 @@
-//! The client's half.
+//! The client half of the modes that place tensors.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,29 +24,29 @@ use crate::compare::plan::cell::Load;
 use crate::failure::Failure;
 use crate::measure::transport::rdma::{Rdma, RdmaConnection};
 
-/// A channel in one of the modes. Clones share it, and one of them at a time sends.
+/// A channel in one of the modes. Clones share it, and one clone at a time sends.
 #[derive(Clone, Debug)]
 pub(crate) struct PlacementCaller {
     mode: Mode,
     control: PlacementClient<Grpc>,
     device: RdmaDevice,
     channel: Channel,
-    /// Whether the receiver consumes what arrives.
+    /// Whether the receiver consumes payloads.
     reduces: bool,
     state: Arc<Mutex<SendState>>,
 }
 
-/// What whoever sends has to itself.
+/// The state of the sending: one task at a time holds it.
 #[derive(Debug, Default)]
 struct SendState {
     sender: Option<TensorSender>,
     record: Record,
-    /// Whether an operation did not come to its end, upon which records say nothing.
+    /// Whether an operation failed. The records can't be compared then.
     failed: bool,
 }
 
 impl PlacementCaller {
-    /// Opens a channel to the device that listens on `endpoint`; `control` leads to the same process.
+    /// Opens a channel to the device that listens on `endpoint`. `control` must lead to the same process.
     pub(crate) async fn connect(
         mode: Mode,
         control: Grpc,
@@ -64,7 +64,7 @@ impl PlacementCaller {
         Ok((Self { mode, control, device, channel, reduces, state: Arc::default() }, verdict))
     }
 
-    /// Has both ends make places for `operations`, of which up to `inflight` are to be on their way.
+    /// Makes places for `operations` at both ends, up to `inflight` of them at once.
     pub(crate) async fn prepare(
         &mut self,
         operations: &Operations,
@@ -82,7 +82,7 @@ impl PlacementCaller {
         Ok(())
     }
 
-    /// Begins a turn: from now on the receiver looks.
+    /// Begins a turn: from now on the receiver looks for tensors.
     pub(crate) async fn begin(&mut self, check: Check) -> Result<(), CallError> {
         let mut state = self.state.lock().await;
         (state.record, state.failed) = (Record::default(), false);
@@ -91,7 +91,7 @@ impl PlacementCaller {
         Ok(())
     }
 
-    /// Ends it, and compares what arrived with what was sent.
+    /// Ends the turn, and compares the operations that arrived with those that were sent.
     pub(crate) async fn end(&mut self) -> Result<(), CallError> {
         let mode = self.mode.name().to_owned();
         let arrived = Record::from(self.control.end(EndRequest { mode }).await?.into_inner());
@@ -103,7 +103,7 @@ impl PlacementCaller {
         }
     }
 
-    /// Sends `operation`, and says how long it took until the receiver was done with it.
+    /// Sends `operation`. Returns the time until the receiver released it.
     pub(crate) async fn run(&mut self, operation: &Operation) -> Result<Duration, CallError> {
         let mut state = self.state.lock().await;
         state.failed = true;
@@ -138,7 +138,7 @@ impl PlacementCaller {
         Ok(elapsed)
     }
 
-    /// Keeps `callers` operations under way until `end`, as many callers would; an error ends it.
+    /// Keeps `callers` operations in flight until `end`, as that many callers would. An error ends it.
     pub(crate) async fn keep_sending(
         self,
         operations: Operations,
@@ -160,16 +160,16 @@ impl PlacementCaller {
         (stream.done, error)
     }
 
-    /// Whether operations are waited for by futures.
+    /// Returns whether the mode waits for operations by futures.
     pub(crate) const fn awaits(&self) -> bool {
         self.mode.awaits()
     }
 
-    /// Gives the places up.
+    /// Releases the places of both ends.
     pub(crate) async fn release(&mut self) {
         *self.state.lock().await = SendState::default();
         let mode = self.mode.name().to_owned();
-        // If the server is gone, so are they.
+        // If the server is gone, so are its places.
         let _ = self.control.release(ReleaseRequest { mode }).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Where an operation's buffers lie, as both ends know it.
+//! The places of an operation's buffers, as both ends know them.
 
 use std::sync::Arc;
 
@@ -10,33 +10,33 @@ use crate::compare::plan::cell::Load;
 use crate::measure::payload::content::{VARIANTS, begins, variant_seed};
 use crate::workload::Workload;
 
-/// Operations that may be on their way at once: a slot has no more buffers.
+/// The largest number of operations in flight: a slot has no more buffers.
 pub(super) const MAX_DEPTH: usize = 1024;
 
-/// How a load's operations are placed.
+/// The kind of places that a load's operations have.
 #[derive(Clone, Debug)]
 pub(super) enum Geometry {
-    /// A static slot for each buffer: operations are alike, and of few buffers.
+    /// A static slot for each buffer. It is used if all operations are alike and have few buffers.
     Slots(Arc<[u64]>),
-    /// One region for all buffers, and a static slot for what they are, which comes last.
+    /// One region for all buffers, and a static slot for a header that arrives after them.
     Batch(Batch),
 }
 
-/// See [`Geometry::Batch`].
+/// The places of [`Geometry::Batch`].
 #[derive(Clone, Debug)]
 pub(super) struct Batch {
     /// Bytes of an operation, at either end.
     pub(super) room: u64,
     source: Layout,
     destination: Layout,
-    /// Buffers of an operation.
+    /// Number of buffers of an operation.
     count: usize,
-    /// Their lengths, if they are always the same: they are not sent then.
+    /// Lengths of the buffers, if all operations have the same. The header has no lengths then.
     lengths: Option<Arc<[u64]>>,
 }
 
 impl Geometry {
-    /// For `load`, with content after `seed`.
+    /// Returns the geometry of `load`, whose content begins with `seed`.
     pub(super) fn of(load: Load, seed: u64) -> Self {
         let operation = |workload: Workload| workload.operations().into_iter().next().unwrap_or_default();
         match load {
@@ -59,12 +59,14 @@ impl Geometry {
 }
 
 impl Batch {
-    /// Words of what is sent behind the buffers: the first one's seed, and their lengths if those are not always the same.
+    /// Returns the number of words of the header: the seed of the first buffer, and the lengths of all buffers if those
+    /// vary.
     pub(super) fn words(&self) -> usize {
         if self.lengths.is_some() { 1 } else { 1 + self.count }
     }
 
-    /// Lengths of the buffers, from the words; nothing if they are beyond the room, which nobody sends who keeps to the rules.
+    /// Returns the lengths of the buffers from the words of a header, or `None` if the buffers don't fit into the room,
+    /// which a correct sender never does.
     pub(super) fn lengths(&self, words: &[u64]) -> Option<Arc<[u64]>> {
         if let Some(lengths) = &self.lengths {
             return Some(Arc::clone(lengths));
@@ -76,18 +78,18 @@ impl Batch {
         end.map(|_| lengths.into())
     }
 
-    /// Where each buffer lies at the destination.
+    /// Returns the offset of each buffer at the destination.
     pub(super) fn places(&self, lengths: &[u64]) -> impl Iterator<Item = u64> {
         self.destination.offsets(lengths.to_vec())
     }
 
-    /// The seeds of the buffers, the first one's being `first`.
+    /// Returns the seeds of the buffers. The first buffer has the seed `first`.
     pub(super) fn seeds(&self, first: u64, lengths: &[u64]) -> impl Iterator<Item = u64> {
         seeds(&self.source, first, lengths)
     }
 }
 
-/// The seeds of buffers that lie one after the other.
+/// Returns the seeds of buffers that lie one after the other.
 pub(super) fn seeds_in_order(first: u64, lengths: &[u64]) -> impl Iterator<Item = u64> {
     seeds(&Layout::InOrder, first, lengths)
 }
@@ -100,13 +102,13 @@ fn seeds(layout: &Layout, first: u64, lengths: &[u64]) -> impl Iterator<Item = u
     })
 }
 
-/// The seed of the operation that begins with these bytes, eight or all that it has, after `seed`. Very short ones may be
-/// several: it is the first.
+/// Returns the seed of the operation that begins with these bytes: its first eight, or all that it has. `seed` is the
+/// seed of the first variant. Very short payloads of several variants may be equal; the first variant counts then.
 pub(super) fn identify(seed: u64, start: &[u8]) -> Option<u64> {
     (0..VARIANTS).map(|variant| variant_seed(seed, variant)).find(|seed| begins(*seed, start))
 }
 
-/// Names of a mode's places.
+/// Returns the name of a mode's slot.
 pub(super) fn slot_name(mode: Mode, index: usize) -> String {
     format!("{mode} {index}")
 }
@@ -119,7 +121,7 @@ pub(super) fn region_name(mode: Mode) -> String {
     format!("{mode} region")
 }
 
-/// A tensor of so many bytes.
+/// Returns the type and shape of a tensor of `bytes` bytes.
 pub(super) fn spec(bytes: u64) -> Result<TensorSpec, ShapeError> {
     TensorSpec::new(Dtype::U8, Shape::new(&[bytes])?)
 }
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_lead_out_of_the_room_are_refused() {
+    fn lengths_beyond_the_room_are_refused() {
         let Geometry::Batch(batch) = Geometry::of(Load::Workload(Workload::Mix(Mix::Skew)), 1) else {
             panic!("a mix is a batch")
         };
@@ -183,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_is_told_by_its_first_bytes() {
+    fn an_operation_is_identified_by_its_first_bytes() {
         let operations = Operations::new(Load::Size(100), 5, false).unwrap();
         for turn in 0..8 {
             let operation = operations.take(turn);

@@ -1,4 +1,4 @@
-//! The checks of tensors that have arrived, where they lie.
+//! The checks of tensors that have arrived, in the memory where they lie.
 
 use std::ops::Range;
 
@@ -10,17 +10,17 @@ use crate::measure::payload::content::{SHARE, check_all, check_stamps, check_sta
 use crate::measure::payload::reduce::{Reduced, Reduction, reduce};
 use crate::seeded::mix;
 
-/// Looks at what has arrived, where it is: no other copy of it is made than one that stays in the cache.
+/// Checks arrived tensors in place. The only copies are small enough to stay in the cache.
 #[derive(Debug)]
 pub(super) struct Inspector {
     pub(super) every_byte: bool,
     reduces: bool,
-    /// Buffers so far: moves the sampled offsets from one to the next.
+    /// Number of buffers so far: it moves the sampled offsets from one to the next.
     draws: u64,
     scratch: Box<Scratch>,
 }
 
-/// Room for a buffer that is copied out at once.
+/// Memory for a buffer that is copied at once.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Scratch([u8; SCRATCH]);
@@ -33,7 +33,7 @@ impl Inspector {
         Self { every_byte: false, reduces, draws: 0, scratch: Box::new(Scratch([0; SCRATCH])) }
     }
 
-    /// Which operation it is that begins with what has arrived.
+    /// Returns the seed of the operation that begins with the arrived tensor.
     pub(super) fn identify(&self, arrived: &Arrived<'_>, seed: u64) -> Option<u64> {
         let (memory, range) = arrived.memory();
         let mut start = [0; 8];
@@ -42,7 +42,7 @@ impl Inspector {
         identify(seed, start)
     }
 
-    /// Checks a buffer, and consumes it if it is to be.
+    /// Checks a buffer, and consumes it if the settings say so.
     pub(super) fn look(
         &mut self,
         memory: &SharedRegion,
@@ -52,7 +52,7 @@ impl Inspector {
         record: &mut Record,
     ) -> Option<Reduced> {
         self.draws += 1;
-        // What is consumed is seen as a whole anyway.
+        // Consuming a buffer reads all of it anyway.
         let every_byte = self.every_byte || (!self.reduces && self.draws.is_multiple_of(SHARE));
         let (wrong, reduced) = match range.len() {
             0..=SCRATCH => self.look_at_copy(memory, range, seed, every_byte),
@@ -72,7 +72,7 @@ impl Inspector {
         every_byte: bool,
     ) -> (Option<u64>, Option<Reduced>) {
         let bytes = &mut self.scratch.0[..range.len()];
-        // Stamps alone are read where they are.
+        // Stamps alone are read in place.
         if !every_byte && !self.reduces {
             return (self.stamps(memory, range, seed), None);
         }
@@ -98,7 +98,7 @@ impl Inspector {
             return (wrong, None);
         }
         let (mut done, mut reduction) = (0, Reduction::new());
-        // Pieces are of whole words but for the last.
+        // All pieces but the last have whole words.
         let read = memory.for_each_piece(range, |piece| {
             if every_byte && wrong.is_none() {
                 wrong = check_all(seed.wrapping_add(done / 8), piece).map(|offset| done + offset);
@@ -116,12 +116,12 @@ impl Inspector {
 
     fn stamps(&self, memory: &SharedRegion, range: Range<usize>, seed: u64) -> Option<u64> {
         check_stamps_of(seed, range.len(), mix(self.draws), |start, word| {
-            // It lies within the slot; if not, the word stays zero, which it is not.
+            // The word lies within the slot. If not, the word stays zero, which no content has.
             let _ = memory.copy_out(range.start + start, word);
         })
     }
 
-    /// The same for all buffers of an operation that lie at `start`, and then gives the place back.
+    /// Checks all buffers of an operation that lie at `start`, and then releases the header.
     pub(super) fn look_at_batch(
         &mut self,
         batch: &Batch,

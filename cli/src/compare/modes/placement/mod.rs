@@ -7,10 +7,10 @@
 //!          looks at the count ◀═══════════════════ release ═══       releases: that is the acknowledgement
 //! ```
 //!
-//! Both ends look at memory for as long as a turn of the mode lasts, and no longer: the server must not starve other modes'
-//! services. Both let their runtime have a turn now and then ([`yield_timer`]). In `rdma-zerocp-await` neither looks: both wait by
-//! futures ([`awaited`]). What the receiver found, it says when the turn
-//! has ended, for all operations at once ([`record`]).
+//! Both ends poll memory during a turn of the mode, and only then: otherwise the server would starve the services of
+//! other modes. While they poll they yield to their runtime now and then (`yield_timer`). In `rdma-zerocp-await`
+//! neither polls: both wait by futures. The receiver reports its findings at the end of the turn, for all operations at
+//! once (`record`).
 
 mod caller;
 mod geometry;

@@ -12,10 +12,10 @@ pub(super) enum ReceiverCommand {
     End { ended: oneshot::Sender<Result<Record, ChannelError>> },
 }
 
-/// A mode's task: it ends when nobody can command it any more.
+/// Receives tensors in the turns of a mode. The task ends when its command channel is closed.
 pub(super) async fn receive(mut sink: Sink, awaits: bool, mut commands: mpsc::Receiver<ReceiverCommand>) {
     while let Some(command) = commands.recv().await {
-        // An end without a beginning is answered by silence, as is a second beginning.
+        // An end without a begin, or a second begin, gets no answer.
         let ReceiverCommand::Begin { every_byte, begun } = command else { continue };
         sink.begin(every_byte);
         let _ = begun.send(());
@@ -29,7 +29,7 @@ pub(super) async fn receive(mut sink: Sink, awaits: bool, mut commands: mpsc::Re
     }
 }
 
-/// Takes what arrives until the turn ends; false if nobody can end it any more.
+/// Receives by polling until the turn ends. Returns false if the command channel is closed.
 async fn poll_turn(sink: &mut Sink, commands: &mut mpsc::Receiver<ReceiverCommand>) -> bool {
     let mut result = Ok(());
     loop {
@@ -42,7 +42,7 @@ async fn poll_turn(sink: &mut Sink, commands: &mut mpsc::Receiver<ReceiverComman
                 sink.yield_timer.yield_now().await;
                 commands.try_recv()
             }
-            // Nothing can come any more.
+            // Nothing can arrive after an error.
             (Err(_), _) => commands.recv().await.ok_or(mpsc::error::TryRecvError::Disconnected),
         };
         match command {
@@ -56,7 +56,7 @@ async fn poll_turn(sink: &mut Sink, commands: &mut mpsc::Receiver<ReceiverComman
     }
 }
 
-/// Takes what arrives until the turn ends; false if its command channel is closed.
+/// Receives by futures until the turn ends. Returns false if the command channel is closed.
 async fn await_turn(sink: &mut Sink, commands: &mut mpsc::Receiver<ReceiverCommand>) -> bool {
     let mut result = Ok(());
     loop {

@@ -1,4 +1,4 @@
-//! What was in a turn, made at both ends and compared when the turn is over.
+//! The record of a turn's operations. Both ends make one, and they are compared when the turn is over.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use tonic_rdma_proto::placement::{EndReply, Mismatch};
 use crate::measure::payload::reduce::Reduced;
 use crate::seeded::mix;
 
-/// What is known of the operations of a turn: how many, which, in which order, and what was found in them.
+/// The operations of a turn: their number, identity and order, and the result of consuming them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     operations: u64,
@@ -16,39 +16,39 @@ pub(super) struct Record {
     mismatch: Option<(u64, u64)>,
 }
 
-/// Why the two ends' records differ.
+/// The reason why the records of both ends differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Discrepancy {
-    /// Not as many arrived as were sent.
+    /// The number of operations differs.
     Count { sent: u64, arrived: u64 },
-    /// Others arrived, or in another order.
+    /// Other operations arrived, or in another order.
     Identity,
-    /// The receiver found something else in them.
+    /// The receiver found other content in them.
     Consumed,
 }
 
 impl Record {
-    /// An operation, by the seed of its content, and what was found in it where it is consumed.
+    /// Adds an operation: the seed of its content, and the result of consuming it if it is consumed.
     pub(super) fn add(&mut self, identity: Option<u64>, reduced: Option<Reduced>) {
         self.operations += 1;
-        // What is none is not any that there is: seeds are spread over all 64 bits.
+        // An unknown operation counts as a seed that no operation has: seeds are spread over all 64 bits.
         self.identities = mix(self.identities ^ identity.unwrap_or(u64::MAX));
-        // Zero is zero, whatever its sign.
+        // The sign of zero does not count.
         let maximum = reduced.map_or(u64::MAX, |it| (it.maximum + 0.0).to_bits().into());
         self.consumed = mix(mix(self.consumed ^ maximum) ^ reduced.map_or(0, |it| it.digest));
     }
 
-    /// A wrong byte: buffer, and offset in it. The first one is kept.
+    /// Notes a wrong byte: buffer, and offset in it. Only the first is kept.
     pub(super) fn wrong(&mut self, buffer: u64, offset: u64) {
         self.mismatch.get_or_insert((buffer, offset));
     }
 
-    /// Buffer and offset of the first wrong byte.
+    /// Returns buffer and offset of the first wrong byte.
     pub(super) fn mismatch(&self) -> Option<(u64, u64)> {
         self.mismatch
     }
 
-    /// How the receiver's record differs from this one, the sender's.
+    /// Compares this record, the sender's, with the receiver's.
     pub(super) fn compare(&self, arrived: &Self) -> Result<(), Discrepancy> {
         if self.operations != arrived.operations {
             Err(Discrepancy::Count { sent: self.operations, arrived: arrived.operations })
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn count_order_identity_and_maximum_are_all_told_apart() {
+    fn records_differ_by_count_order_identity_maximum_and_digest() {
         let sent = record(&[(1, 0.5), (2, -0.0), (1, 2.0)]);
         assert_eq!(sent.compare(&record(&[(1, 0.5), (2, 0.0), (1, 2.0)])), Ok(()));
         let (count, other) = (Discrepancy::Count { sent: 3, arrived: 2 }, Discrepancy::Identity);

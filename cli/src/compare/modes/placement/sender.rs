@@ -1,4 +1,4 @@
-//! The sender: where a cell's tensors come from, and the places that they go to.
+//! The sender of a cell's tensors: the memory that they are sent from, and the slots and regions that they are sent to.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use crate::compare::operations::layout::Layout;
 use crate::compare::operations::{Operation, Operations};
 use crate::measure::payload::content::{VARIANTS, offset_of, variant_seed};
 
-/// What a cell's operations take to be sent.
+/// Sends the operations of a cell.
 #[derive(Debug)]
 pub(super) struct TensorSender {
     pub(super) to: Target,
-    /// Of the first operation's content.
+    /// Seed of the first operation's content.
     pub(super) seed: u64,
 }
 
@@ -29,36 +29,36 @@ pub(super) enum Target {
     Batch(Box<BatchSender>),
 }
 
-/// Where the tensors of slots lie.
+/// The memory that tensors of slots are sent from.
 #[derive(Debug)]
 pub(super) enum TensorSource {
-    /// In registered memory: by variant of the content, and slot.
+    /// Registered memory: a tensor for each variant of the content and each slot.
     Registered(Vec<Vec<Tensor>>),
-    /// In a region for each variant, for the one slot; absent while an operation has it.
+    /// A region for each variant, for a single slot. It is absent while an operation uses it.
     Regions(Vec<Option<MemRegion>>),
-    /// Anywhere: each is copied when it is sent.
+    /// Ordinary memory: each tensor is copied when it is sent.
     Anywhere,
 }
 
-/// See [`Geometry::Batch`].
+/// Sends operations as [`Geometry::Batch`] describes.
 #[derive(Debug)]
 pub(super) struct BatchSender {
     batch: Batch,
     pub(super) header: StaticSender,
     remote: RemoteRegion,
     channel: Channel,
-    /// Registered memory that the buffers are sent from; absent while a batch is on its way from there.
+    /// Registered memory that the buffers are sent from. It is absent while a batch is in flight from it.
     region: Option<MemRegion>,
     moving: Option<Memcpy>,
-    /// Whether it is the content itself, and not room for a copy.
+    /// Whether the region holds the content itself, and not copies of buffers.
     holds_content: bool,
     depth: u64,
     sent: u64,
 }
 
 impl TensorSender {
-    /// Attaches to the places that the server has made for `operations`, and fills registered memory if nothing is to be
-    /// copied.
+    /// Attaches to the places that the server has made for `operations`, and fills registered memory if the mode copies
+    /// nothing.
     pub(super) async fn new(
         mode: Mode,
         (device, channel): (&RdmaDevice, &Channel),
@@ -107,7 +107,7 @@ impl TensorSender {
         Ok(Self { to, seed })
     }
 
-    /// What the receiver will take `operation` to be.
+    /// Returns the identity that the receiver will find for `operation`.
     pub(super) fn identity(&self, operation: &Operation) -> Option<u64> {
         let (seed, buffer) = operation.buffers().next()?;
         match &self.to {
@@ -116,7 +116,7 @@ impl TensorSender {
         }
     }
 
-    /// Whether the next operation can be started.
+    /// Returns whether the next operation can be started.
     pub(super) fn is_ready(&mut self) -> Result<bool, CallError> {
         match &mut self.to {
             Target::Slots { slots, .. } => {
@@ -131,7 +131,7 @@ impl TensorSender {
         }
     }
 
-    /// Starts an operation; only when ready.
+    /// Starts an operation. The sender must be ready.
     pub(super) fn start(&mut self, operation: &Operation) -> Result<(), CallError> {
         match &mut self.to {
             Target::Slots { slots, from: TensorSource::Registered(tensors) } => {
@@ -141,7 +141,7 @@ impl TensorSender {
                 }
                 Ok(())
             }
-            // A sender that polls has no regions: only a future gives them back.
+            // A sender that polls has no regions, because only a future gives them back.
             Target::Slots { slots, from: TensorSource::Anywhere | TensorSource::Regions(_) } => {
                 for (slot, (_, buffer)) in slots.iter_mut().zip(operation.buffers()) {
                     slot.start_bytes(buffer)?;
@@ -152,10 +152,10 @@ impl TensorSender {
         }
     }
 
-    /// Operations that were started and whose end the receiver has not told yet.
+    /// Returns the number of operations that were started and not yet released by the receiver.
     pub(super) fn pending(&mut self) -> Result<u64, CallError> {
         match &mut self.to {
-            // They come in the order of the slots, and go in that order.
+            // Tensors are sent and released in the order of the slots.
             Target::Slots { slots, .. } => Ok(slots.last_mut().map_or(Ok(0), StaticSender::pending)?),
             Target::Batch(batched) => {
                 batched.has_region()?;
@@ -177,7 +177,7 @@ impl TensorSender {
         }
     }
 
-    /// Sends an operation once a buffer is free, and waits until its payload is where it belongs.
+    /// Sends an operation once a buffer is free, and waits until its payload has arrived.
     pub(super) async fn send(&mut self, operation: &Operation) -> Result<(), CallError> {
         let variant = variant_of(self.seed, operation);
         match &mut self.to {
@@ -209,10 +209,10 @@ impl TensorSender {
         }
     }
 
-    /// Waits until the receiver has released all that was sent.
+    /// Waits until the receiver has released everything that was sent.
     pub(super) async fn flush(&mut self) -> Result<(), CallError> {
         match &mut self.to {
-            // They are released in the order of the slots.
+            // Tensors are released in the order of the slots.
             Target::Slots { slots, .. } => match slots.last_mut() {
                 Some(slot) => Ok(slot.flush().await?),
                 None => Ok(()),
@@ -223,7 +223,7 @@ impl TensorSender {
 }
 
 impl BatchSender {
-    /// Whether nothing is on its way from the region.
+    /// Returns whether the region is free.
     fn has_region(&mut self) -> Result<bool, CallError> {
         if let Some((region, result)) = self.moving.as_mut().and_then(Memcpy::try_take) {
             (self.region, self.moving) = (Some(region), None);
@@ -235,11 +235,11 @@ impl BatchSender {
     fn start(&mut self, operation: &Operation, origin: u64) -> Result<(), CallError> {
         let (moving, header) = self.start_blocks(operation, origin)?;
         self.moving = Some(moving);
-        // On one queue pair: it comes behind the blocks.
+        // The header arrives after the blocks, because both use one queue pair.
         Ok(self.header.start_bytes(&header)?)
     }
 
-    /// Begins to move the blocks. To be followed by the header that comes with them.
+    /// Starts the copy of the blocks. The caller must send the returned header after it.
     fn start_blocks(&mut self, operation: &Operation, origin: u64) -> Result<(Memcpy, Vec<u8>), CallError> {
         let Some(mut region) = self.region.take() else { return Err(ChannelError::Busy(1).into()) };
         let lengths: Vec<u64> = operation.buffers().map(|(_, buffer)| buffer.len() as u64).collect();
@@ -263,7 +263,7 @@ impl BatchSender {
         Ok((moving, words.flat_map(u64::to_le_bytes).collect()))
     }
 
-    /// Moves an operation's blocks and its header, and waits until the blocks are there.
+    /// Sends an operation's blocks and its header, and waits until the blocks have arrived.
     pub(super) async fn send(&mut self, operation: &Operation, origin: u64) -> Result<(), CallError> {
         let (moving, header) = self.start_blocks(operation, origin)?;
         self.header.start_bytes(&header)?;
@@ -278,13 +278,13 @@ fn blocks(from: impl IntoIterator<Item = u64>, to: impl Iterator<Item = u64>, le
     each.map(|((local, remote), length)| Block { local, remote, length: *length }).collect()
 }
 
-/// The number of the variant that `operation` carries, the first one's seed being `seed`.
+/// Returns the number of the variant that `operation` carries. `seed` is the seed of the first variant.
 pub(super) fn variant_of(seed: u64, operation: &Operation) -> usize {
     let first = operation.buffers().next().map_or(seed, |(seed, _)| seed);
     (0..VARIANTS).find(|it| variant_seed(seed, *it) == first).unwrap_or(0)
 }
 
-/// Registered copies of what `content` begins with in each of its variants.
+/// Makes a registered copy of the first `bytes` bytes of each variant of `content`.
 fn regions(
     device: &RdmaDevice,
     content: &[u8],
@@ -301,10 +301,10 @@ fn regions(
     (0..VARIANTS).map(region).collect()
 }
 
-/// Tensors in a registered copy of `content`: one of each length, for each variant.
+/// Makes tensors in a registered copy of `content`: one of each length, for each variant.
 fn tensors(content: &[u8], seed: u64, lengths: &Arc<[u64]>) -> Result<Vec<Vec<Tensor>>, CallError> {
     let bytes = content.len() as u64;
-    // The pool rounds up.
+    // The pool rounds sizes up.
     let pool = Pool::for_sending(bytes.saturating_mul(2).saturating_add(4 << 20));
     let mut buffer = pool.allocate(content.len()).map_err(|_| CallError::Memory(bytes))?;
     buffer.copy_from_slice(content);

@@ -1,4 +1,5 @@
-//! The server's half: a task for each mode, which looks for tensors while it is the mode's turn and sleeps otherwise.
+//! The server half of the modes that place tensors. Each mode has a task, which looks for tensors during the mode's
+//! turns and sleeps otherwise.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::compare::plan::cell::Load;
 use crate::measure::payload::consume::Consume;
 use crate::workload::Workload;
 
-/// The receivers of all modes that place tensors. Clones are the same.
+/// The receivers of all modes that place tensors. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct PlacementService {
     device: RdmaDevice,
@@ -29,7 +30,7 @@ pub(crate) struct PlacementService {
     receivers: Arc<Mutex<HashMap<&'static str, Receiver>>>,
 }
 
-/// A mode's task.
+/// The task of a mode.
 #[derive(Debug)]
 struct Receiver {
     commands: mpsc::Sender<ReceiverCommand>,
@@ -37,21 +38,21 @@ struct Receiver {
 }
 
 impl PlacementService {
-    /// A service whose tensors arrive at `device`.
+    /// Makes a service whose tensors arrive at `device`.
     pub(crate) fn new(device: RdmaDevice, consume: Consume) -> Self {
         Self { device, consume, receivers: Arc::default() }
     }
 
-    /// As a tonic server.
+    /// Returns the service as a tonic server.
     pub(crate) fn server(self) -> PlacementServer<Self> {
         PlacementServer::new(self)
     }
 
-    /// Gives up what the mode has, so that its names are free.
+    /// Ends the mode's receiver, so that its names are free.
     async fn give_up(receivers: &mut HashMap<&'static str, Receiver>, mode: Mode) {
         if let Some(Receiver { commands, task }) = receivers.remove(mode.name()) {
             drop(commands);
-            // Whether it ended well or not, it has ended.
+            // The task's result does not matter, only its end.
             let _ = task.await;
         }
     }
@@ -109,7 +110,7 @@ impl Placement for PlacementService {
     }
 }
 
-/// The mode of this name, if it places tensors.
+/// Returns the mode of this name, if it places tensors.
 fn placing(name: &str) -> Result<Mode, Status> {
     let mode = Mode::from_name(name).filter(|mode| mode.carries_tensors());
     mode.ok_or_else(|| Status::invalid_argument(format!("{name:?} is no mode that places tensors")))

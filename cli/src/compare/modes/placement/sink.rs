@@ -1,4 +1,4 @@
-//! The receiver: places for a cell's tensors, and what is done with those that arrive.
+//! The receiver of a cell's tensors: the slots and regions that they arrive in.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,20 +13,20 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::plan::cell::Load;
 use crate::measure::payload::reduce::Reduced;
 
-/// What a mode's receiver is made for.
+/// The settings of a mode's receiver.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SinkSettings {
     pub(super) mode: Mode,
     pub(super) load: Load,
-    /// Of the first operation's content.
+    /// Seed of the first operation's content.
     pub(super) seed: u64,
-    /// Operations that may be on their way at once.
+    /// Number of operations that may be in flight at once.
     pub(super) depth: u32,
-    /// Whether what arrives is consumed.
+    /// Whether the receiver consumes payloads.
     pub(super) reduces: bool,
 }
 
-/// See the module's documentation.
+/// Receives the tensors of a cell.
 #[derive(Debug)]
 pub(super) struct Sink {
     places: Places,
@@ -42,11 +42,11 @@ enum Places {
     Batch(BatchSlot),
 }
 
-/// The operation whose tensors come into slots, one after the other.
+/// The operation whose tensors arrive in slots, one after the other.
 #[derive(Debug)]
 struct SlotOperation {
     lengths: Arc<[u64]>,
-    /// The slot whose tensor comes next, and what is known of the operation so far.
+    /// The slot of the next tensor, and the findings in the operation so far.
     next: usize,
     identity: Option<u64>,
     found: Option<Reduced>,
@@ -54,7 +54,7 @@ struct SlotOperation {
     seeds: Vec<u64>,
 }
 
-/// See [`Geometry::Batch`].
+/// The places of [`Geometry::Batch`].
 #[derive(Debug)]
 struct BatchSlot {
     batch: Batch,
@@ -65,7 +65,7 @@ struct BatchSlot {
 }
 
 impl Sink {
-    /// Makes the places that `settings` asks for.
+    /// Makes the places that `settings` ask for.
     pub(super) fn new(device: &RdmaDevice, settings: &SinkSettings) -> Result<Self, ChannelError> {
         let SinkSettings { mode, load, seed, depth, reduces } = *settings;
         let receiver = |name: String, bytes: u64, depth| {
@@ -91,19 +91,19 @@ impl Sink {
         Ok(Self { places, inspector, record: Record::default(), seed, yield_timer: YieldTimer::new() })
     }
 
-    /// A turn begins.
+    /// Begins a turn.
     pub(super) fn begin(&mut self, every_byte: bool) {
         self.inspector.every_byte = every_byte;
         self.record = Record::default();
         self.yield_timer = YieldTimer::new();
     }
 
-    /// What was in the turn.
+    /// Returns the record of the turn.
     pub(super) fn record(&self) -> Record {
         self.record
     }
 
-    /// Takes what has arrived, if anything has.
+    /// Takes the next tensor, if it has arrived.
     pub(super) fn poll(&mut self) -> Result<(), ChannelError> {
         let Self { places, inspector, record, seed, yield_timer } = self;
         let found = match places {
@@ -127,7 +127,7 @@ impl Sink {
         Ok(())
     }
 
-    /// Waits for what comes next, and takes it. Dropping the future loses nothing.
+    /// Waits for the next tensor and takes it. A dropped future loses nothing.
     pub(super) async fn recv(&mut self) -> Result<(), ChannelError> {
         let Self { places, inspector, record, seed, .. } = self;
         match places {
@@ -152,7 +152,7 @@ impl SlotOperation {
         Self { lengths, next: 0, identity: None, found: None, seeds }
     }
 
-    /// Looks at what has arrived in the slot whose turn it was, and releases it.
+    /// Checks the tensor that has arrived in the next slot, and releases the slot.
     fn take(&mut self, arrived: Arrived<'_>, seed: u64, inspector: &mut Inspector, record: &mut Record) {
         let Self { lengths, next, identity, found, seeds } = self;
         if *next == 0 {

@@ -1,4 +1,4 @@
-//! Operations that follow one another, with several on their way.
+//! A stream of operations, several in flight at once.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -12,15 +12,16 @@ use crate::compare::modes::call_error::CallError;
 use crate::compare::operations::sequence::{Done, Position};
 use crate::compare::operations::{Operation, Operations};
 
-/// Operations that follow one another, several on their way.
+/// A stream of operations, several in flight at once.
 pub(super) struct OperationStream {
     operations: Operations,
     position: Position,
     end: Instant,
     reduces: bool,
-    /// When those began whose operation is to be started: at once, or when the one before had ended.
+    /// Start times of the operations that wait to be sent: the start of the stream, or the end of the caller's last
+    /// operation.
     waiting: VecDeque<Instant>,
-    /// Those on their way, which end in this order: when they began, bytes and messages.
+    /// Operations in flight, in the order in which they end: start time, bytes and messages.
     under_way: VecDeque<(Instant, u64, u64)>,
     pub(super) done: Vec<Done>,
 }
@@ -70,12 +71,12 @@ impl OperationStream {
         Ok(())
     }
 
-    /// The operation that is to be started next.
+    /// Returns the operation to start next.
     fn take(&self) -> Operation {
         self.operations.take(self.position.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// `operation` was started.
+    /// Notes that `operation` was started.
     fn started(&mut self, sender: &TensorSender, record: &mut Record, operation: &Operation) {
         record.add(sender.identity(operation), operation.reduced().filter(|_| self.reduces));
         if let Some(begun) = self.waiting.pop_front() {
@@ -83,20 +84,20 @@ impl OperationStream {
         }
     }
 
-    /// All but the last `pending` have ended.
+    /// Notes that all but the last `pending` operations have ended.
     fn finish(&mut self, pending: usize, now: Instant) {
         let ended = self.under_way.len() - pending;
         for (begun, bytes, messages) in self.under_way.drain(..ended) {
             self.done.push((now - begun, bytes, messages));
-            // Its caller makes another.
+            // The operation's caller makes another one.
             if now < self.end {
                 self.waiting.push_back(now);
             }
         }
     }
 
-    /// What [`run`](Self::run) does, without polling. With one operation at a time it is sent, and its release waited for. With
-    /// several, what waits for a buffer waits for the release of the oldest.
+    /// Does the work of [`run`](Self::run) without polling. With one operation at a time it sends the operation and
+    /// waits for its release. With several, an operation that needs a buffer waits for the release of the oldest.
     pub(super) async fn run_awaiting(
         &mut self,
         sender: &mut TensorSender,
@@ -121,7 +122,7 @@ impl OperationStream {
         }
     }
 
-    /// Waits until an operation has ended, the oldest if the slot is full, and counts all that have.
+    /// Waits until an operation has ended, the oldest if the slot is full, and counts all that have ended.
     async fn wait(&mut self, sender: &mut TensorSender) -> Result<(), CallError> {
         let under_way = self.under_way.len();
         self.look(sender)?;

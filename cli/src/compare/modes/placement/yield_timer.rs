@@ -1,18 +1,18 @@
-//! Polling without starving others: what a thread that never sleeps owes its runtime.
+//! The yields of a thread that polls without sleeping, so that it does not starve other tasks.
 
 use std::time::{Duration, Instant};
 
-/// How long others may have to wait.
+/// Longest time between two yields.
 const MAX_HOLD: Duration = Duration::from_micros(100);
 
-/// Looks in vain between two readings of the clock.
+/// Number of looks without a result between two readings of the clock.
 const LOOKS: u32 = 256;
 
-/// From then on nobody is expected to come soon, and looking takes naps.
+/// Time without a result after which nothing is expected soon. The thread sleeps between looks from then on.
 const IDLE: Duration = Duration::from_secs(1);
 const IDLE_SLEEP: Duration = Duration::from_millis(1);
 
-/// Counts looks in vain, and says when others are to have their turn.
+/// Counts looks without a result, and says when to yield.
 #[derive(Debug)]
 pub(super) struct YieldTimer {
     looks: u32,
@@ -26,18 +26,18 @@ impl YieldTimer {
         Self { looks: 0, yielded: now, found: now }
     }
 
-    /// There was something at `now`.
+    /// Notes a result at `now`.
     pub(super) fn found(&mut self, now: Instant) {
         (self.looks, self.found) = (0, now);
     }
 
-    /// There was nothing.
+    /// Notes a look without a result.
     pub(super) fn missed(&mut self) {
         self.looks += 1;
         std::hint::spin_loop();
     }
 
-    /// Whether others are to have a turn now.
+    /// Returns whether it is time to yield.
     pub(super) fn is_due(&mut self) -> bool {
         if self.looks == 0 {
             return self.found - self.yielded > MAX_HOLD;
@@ -45,7 +45,7 @@ impl YieldTimer {
         self.looks.is_multiple_of(LOOKS) && self.yielded.elapsed() > MAX_HOLD
     }
 
-    /// Lets others have their turn: other tasks of this runtime, and, where there are more processes than cores, those.
+    /// Yields to other tasks of this runtime, and to other processes where there are more of them than cores.
     pub(super) async fn yield_now(&mut self) {
         if self.found.elapsed() > IDLE {
             tokio::time::sleep(IDLE_SLEEP).await;
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_is_due_after_a_while_whether_or_not_anything_is_found() {
+    fn a_yield_is_due_after_a_while_with_and_without_results() {
         let mut yield_timer = YieldTimer::new();
         let start = yield_timer.yielded;
         yield_timer.found(start + MAX_HOLD);
