@@ -1,4 +1,4 @@
-//! What is measured, and whether the machine has the memory for it.
+//! The cells of a run, and the check that the machine has the memory for them.
 
 use super::mode::TransferMode;
 use super::options::ParameterServerOptions;
@@ -7,7 +7,7 @@ use crate::measure::machine::memory::available;
 use crate::units;
 use crate::workload::{Model, Variable};
 
-/// A model, and how many workers train it.
+/// A model, and the number of workers that train it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TrainingCell {
     pub(crate) model: Model,
@@ -15,27 +15,27 @@ pub(crate) struct TrainingCell {
 }
 
 impl TrainingCell {
-    /// Bytes of all variables.
+    /// Returns the bytes of all variables.
     pub(crate) fn bytes(&self) -> u64 {
         self.model.variables().iter().map(Variable::bytes).sum()
     }
 
-    /// Its name for people.
+    /// Returns the cell's name for people.
     pub(crate) fn label(&self) -> String {
         let plural = if self.workers == 1 { "" } else { "s" };
         format!("{}, {} worker{plural}", self.model.name(), self.workers)
     }
 }
 
-/// What is to become of a cell.
+/// A cell of the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Planned {
     pub(crate) cell: TrainingCell,
-    /// Why it can't be measured.
+    /// The reason why the cell can't be measured.
     pub(crate) skipped: Option<String>,
 }
 
-/// The cells that were asked for; those without the memory for them are left out, unless that is all.
+/// Returns the cells that `options` ask for. Cells beyond the memory are skipped. If all are, this fails.
 pub(crate) fn cells(options: &ParameterServerOptions) -> Result<Vec<Planned>, Failure> {
     plan(&options.models(), &options.workers.0, &options.modes(), available())
 }
@@ -70,9 +70,9 @@ fn plan(
     }
 }
 
-/// Memory that all processes of a cell need together, at the worst. Every process holds its own tensors; slots are there
-/// twice, one set for each direction; and on top of it comes what the hungriest mode has on its way, in both directions by
-/// turns.
+/// Returns the memory that all processes of a cell need together at most. Every process holds its own tensors. Slots
+/// exist twice, one set for each direction. The mode that needs most memory for messages in flight adds to this, in one
+/// direction at a time.
 fn needed(cell: TrainingCell, modes: &[TransferMode]) -> u64 {
     let (bytes, workers) = (cell.bytes(), cell.workers as u64);
     let held = bytes * (1 + workers);
@@ -80,7 +80,7 @@ fn needed(cell: TrainingCell, modes: &[TransferMode]) -> u64 {
     let on_the_way = |mode: &TransferMode| match mode {
         // The encoded message, and the receiver's buffer, which may have to grow.
         TransferMode::GrpcTcp | TransferMode::GrpcRdma | TransferMode::GrpcRdmaGather => 3 * bytes * workers,
-        // Copies at the server and at the worker, which are kept for the next time.
+        // Copies at the server and at the worker, which are kept for the next mini-batch.
         TransferMode::RdmaCp => 2 * bytes * workers,
         TransferMode::RdmaZerocp => 0,
     };
@@ -96,7 +96,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn what_does_not_fit_is_left_out_with_both_figures() {
+    fn cells_beyond_the_memory_are_skipped_with_both_figures() {
         let plan = |workers: &[usize], modes, available| plan(&[Model::Vgg16], workers, modes, available);
         let planned = plan(&[1, 8], &TransferMode::ALL, Some(8 * GIB)).unwrap();
         assert_eq!((planned.len(), &planned[0].skipped), (2, &None));

@@ -1,4 +1,4 @@
-//! The measuring: short turns of each mode, again and again, so that drift hits all alike.
+//! The measuring: short turns of each mode, again and again, so that drift affects all modes alike.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::parameter_server::output::row::{TrainingRow, TrainingTally};
 use crate::parameter_server::processes::session::Session;
 
-/// Turns of each mode that count.
+/// Number of measured turns of each mode.
 pub(crate) const ROUNDS: u32 = 3;
 
 /// Measures cell after cell.
@@ -20,11 +20,11 @@ pub(crate) struct TrainingMeter<'a> {
     options: &'a ParameterServerOptions,
     cores: Vec<usize>,
     progress: ProgressBar,
-    /// The RDMA provider that was used, if one was.
+    /// The RDMA provider in use, if a mode needs one.
     pub(crate) provider: Option<String>,
-    /// Whether all processes sat on the cores that they were given.
+    /// Whether all processes were pinned to the cores that they were given.
     pub(crate) pinned: bool,
-    /// Tensors of which every byte was looked at, and of which stamps were.
+    /// Number of tensors whose every byte was checked, and of tensors whose stamps were.
     pub(crate) every_byte: u64,
     pub(crate) stamps: u64,
 }
@@ -34,7 +34,7 @@ impl<'a> TrainingMeter<'a> {
         Self { options, cores, progress, provider: None, pinned: true, every_byte: 0, stamps: 0 }
     }
 
-    /// Measures every cell that has the memory for it; a row for each mode.
+    /// Measures every cell that has the memory for it, and returns a row for each mode.
     pub(crate) async fn run(&mut self, planned: &[Planned]) -> Result<Vec<TrainingRow>, Failure> {
         let turns = u64::from(ROUNDS + 2) * self.options.modes().len() as u64;
         let measured = planned.iter().filter(|it| it.skipped.is_none()).count() as u64;
@@ -85,7 +85,7 @@ impl<'a> TrainingMeter<'a> {
         self.progress.inc(1);
     }
 
-    /// A mini-batch outside the timed part, of which receivers look at every byte. It makes memory warm, too.
+    /// Makes a mini-batch outside the measured time. Receivers check every byte of it. It also warms the memory.
     async fn check_every_byte(
         &mut self,
         session: &mut Session,
@@ -97,12 +97,12 @@ impl<'a> TrainingMeter<'a> {
         Ok(())
     }
 
-    /// Mini-batches of a turn: as many as were asked for, or as fit into the time.
+    /// Returns the number of mini-batches of a turn: the one of the command line, or as many as fit into the time.
     async fn steps(&mut self, session: &mut Session, mode: TransferMode) -> Result<u32, Failure> {
         if let Some(steps) = self.options.steps {
             return Ok(steps);
         }
-        // Contents come in turns: one of each is warm then, and what is timed is not the first.
+        // Variants of the content alternate. Two mini-batches warm two of them, and the measured one is not the first.
         let outcome = session.turn(mode, 2, false).await?;
         self.stamps += outcome.checked;
         let longest = outcome.nanos.iter().filter_map(|nanos| nanos.last()).max();

@@ -1,4 +1,4 @@
-//! `parameter-server`: what a training job moves, mini-batch after mini-batch, by every way of moving it (§5.2 and figure 9 of
+//! `parameter-server`: the traffic of a training job, mini-batch after mini-batch, in every mode (§5.2 and figure 9 of
 //! Xue et al., "Fast Distributed Deep Learning over RDMA", EuroSys 2019).
 //!
 //! ```text
@@ -9,11 +9,12 @@
 //!                   consumes gradients  ◀─ push: every gradient ──  each pulls, then pushes, then the next mini-batch
 //! ```
 //!
-//! In gRPC's modes a variable is a call of its own, several of them in flight; in the others a static slot of its own, into
-//! which the server writes without being asked as soon as the worker's last gradients have come. Whoever receives checks and
-//! consumes, in all modes alike; what moves differs from mini-batch to mini-batch, and with its place.
+//! In gRPC modes each variable is a call, with several calls in flight. In the other modes each variable has a static
+//! slot. The server writes into the slots without a request, as soon as the worker's last gradients have arrived. Every
+//! receiver checks and consumes, in all modes. The content differs from mini-batch to mini-batch, and from place to
+//! place.
 //!
-//! This owns the processes and the measuring, never a transport.
+//! This module owns the processes and the measuring, and never a transport.
 
 mod cells;
 mod meter;
@@ -35,9 +36,9 @@ use crate::measure::output::progress::progress_bar;
 use crate::measure::process::cores;
 use crate::measure::transport::rdma::Rdma;
 
-/// Measures, and shows what was found.
+/// Measures, and shows the results.
 pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
-    // A bad variable or provider is refused before the time is spent.
+    // A bad variable or provider is refused before the measuring.
     Rdma::new(&options.provider)?;
     show::check(options)?;
     let cells = cells::cells(options)?;
@@ -57,12 +58,12 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     show::show(options, &TrainingFacts::new(options, &meter), &rows)
 }
 
-/// The serving process, which [`run`] starts.
+/// Runs the server process, which [`run`] starts.
 pub(crate) fn serve(options: &ProcessOptions) -> Result<(), Failure> {
     server::run(options)
 }
 
-/// A worker process, which [`run`] starts.
+/// Runs a worker process, which [`run`] starts.
 pub(crate) fn work(options: &ProcessOptions) -> Result<(), Failure> {
     worker::run(options)
 }

@@ -1,20 +1,20 @@
-//! The ways to move variables and gradients.
+//! The modes: ways to transfer variables and gradients.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A way to move them.
+/// A mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum TransferMode {
-    /// A call for each variable over TCP: what the others are measured against.
+    /// A call for each variable over TCP: the baseline of the other modes.
     GrpcTcp,
-    /// The same over this library's connector, RDMA required.
+    /// A call for each variable over this library's connector, RDMA required.
     GrpcRdma,
-    /// The same with values and gradients that go by reference: `tonic_rdma::gather`.
+    /// As `GrpcRdma`, with values and gradients by reference: `tonic_rdma::gather`.
     GrpcRdmaGather,
-    /// Static slots, from memory that is not registered: copied first (the paper's RDMA.cp).
+    /// Static slots, copied from ordinary memory to registered memory first (the paper's RDMA.cp).
     RdmaCp,
     /// Static slots, from registered memory.
     RdmaZerocp,
@@ -24,7 +24,7 @@ impl TransferMode {
     pub(crate) const ALL: [Self; 5] =
         [Self::GrpcTcp, Self::GrpcRdma, Self::GrpcRdmaGather, Self::RdmaCp, Self::RdmaZerocp];
 
-    /// The name on the command line and in the JSON.
+    /// Returns the name on the command line and in the JSON.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::GrpcTcp => "grpc-tcp",
@@ -35,12 +35,12 @@ impl TransferMode {
         }
     }
 
-    /// The mode called `name`.
+    /// Returns the mode called `name`.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.name() == name)
     }
 
-    /// Whether it goes by static slots, and not by calls.
+    /// Returns whether the mode uses static slots, and not calls.
     pub(crate) const fn uses_slots(self) -> bool {
         matches!(self, Self::RdmaCp | Self::RdmaZerocp)
     }

@@ -1,4 +1,4 @@
-//! The circumstances of a run, without which its figures mean nothing.
+//! The facts about a run, without which its figures mean nothing.
 
 use serde::Serialize;
 
@@ -10,34 +10,34 @@ use crate::parameter_server::meter::{ROUNDS, TrainingMeter};
 use crate::parameter_server::options::ParameterServerOptions;
 use crate::units;
 
-/// Where and how a run was made.
+/// The facts about a run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TrainingFacts {
-    /// The RDMA provider that was used; `none` when no mode needed one.
+    /// The RDMA provider in use; `none` if no mode needs one.
     provider: String,
     version: &'static str,
     allocator: &'static str,
     http2: String,
-    /// Calls that a worker has in flight in gRPC's modes.
+    /// Calls that a worker has in flight in gRPC modes.
     inflight: usize,
     consume: Consume,
     pinned: bool,
     machine: Machine,
-    /// What this machine charges for what is done beneath a call.
+    /// The costs of basic operations on this machine.
     round_trips: Costs,
-    /// Of each worker in each turn, if that was asked for.
+    /// Mini-batches of each worker in each turn, if the command line says how many.
     #[serde(skip_serializing_if = "Option::is_none")]
     steps: Option<u32>,
     seconds_per_cell_and_mode: f64,
     turns: u32,
-    /// An unoptimised build measures itself more than the transport.
+    /// Whether the build is optimised. An unoptimised build measures itself more than the transport.
     optimised: bool,
     checks: TensorChecks,
     #[serde(skip)]
     http2_description: String,
 }
 
-/// Tensors that were looked at; a wrong one ends the run.
+/// Number of tensors that were checked. A wrong tensor ends the run.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct TensorChecks {
     every_byte: u64,
@@ -66,7 +66,7 @@ impl TrainingFacts {
         }
     }
 
-    /// The facts as pairs of name and value, for people.
+    /// Returns the facts as pairs of name and value, for people.
     pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
         let Machine { cpu, cores, kernel } = &self.machine;
         let time = match self.steps {

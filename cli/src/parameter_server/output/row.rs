@@ -1,4 +1,4 @@
-//! What was found, in figures.
+//! The rows of a run: figures of each mode with each model and number of workers.
 
 use serde::Serialize;
 
@@ -6,27 +6,27 @@ use crate::parameter_server::cells::TrainingCell;
 use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::processes::session::Outcome;
 
-/// One mode with one model and one number of workers.
+/// The figures of one mode with one model and one number of workers.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TrainingRow {
     pub(crate) mode: TransferMode,
     pub(crate) model: &'static str,
     pub(crate) workers: usize,
-    /// Variables of the model, and their bytes: as many go each way in a mini-batch.
+    /// Number of the model's variables, and their bytes. A mini-batch moves these bytes in each direction.
     pub(crate) variables: usize,
     pub(crate) bytes: u64,
-    /// Mini-batches that counted, of all workers.
+    /// Measured mini-batches of all workers.
     pub(crate) minibatches: u64,
-    /// Of all workers together: the median of the turns.
+    /// Mini-batches a second of all workers together: the median of the turns.
     pub(crate) minibatches_per_s: f64,
-    /// Median of how long a worker's mini-batch took.
+    /// Median time of a worker's mini-batch.
     pub(crate) p50_ms: f64,
     pub(crate) max_ms: f64,
-    /// Variables and gradients, both ways together.
+    /// Variables and gradients, both directions together.
     pub(crate) gbytes_per_s: f64,
-    /// Of all processes.
+    /// CPU time of all processes.
     pub(crate) cpu_ms_per_minibatch: f64,
-    /// Why nothing was measured.
+    /// The reason why the mode was not measured in this cell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) skipped: Option<String>,
     #[serde(skip)]
@@ -34,33 +34,34 @@ pub(crate) struct TrainingRow {
 }
 
 impl TrainingRow {
-    /// One that was not measured, and why.
+    /// Makes a row that was not measured, with the reason.
     pub(crate) fn skipped(mode: TransferMode, cell: TrainingCell, reason: &str) -> Self {
         let row = TrainingTally::new(mode, cell, 0).row();
         Self { skipped: Some(reason.to_owned()), ..row }
     }
 
-    /// How many times the mini-batches of `mode` in the same cell; nothing if there are none.
+    /// Returns how many times as many mini-batches a second this row has as `mode` has in the same cell, or `None` if
+    /// there are none to compare with.
     pub(crate) fn times(&self, mode: TransferMode, rows: &[Self]) -> Option<f64> {
         let base = rows.iter().find(|row| row.mode == mode && row.cell == self.cell)?.minibatches_per_s;
         (base > 0.0 && self.minibatches_per_s > 0.0).then(|| self.minibatches_per_s / base)
     }
 }
 
-/// What is known of one mode in one cell, turn after turn.
+/// The sum of one mode's turns in one cell.
 #[derive(Debug)]
 pub(crate) struct TrainingTally {
     mode: TransferMode,
     cell: TrainingCell,
     steps: u32,
     nanos: Vec<u64>,
-    /// Mini-batches a second of all workers, by turn.
+    /// Mini-batches a second of all workers, for each turn.
     rates: Vec<f64>,
     cpu_ms: f64,
 }
 
 impl TrainingTally {
-    /// Of turns of `steps` mini-batches.
+    /// Makes a tally of turns of `steps` mini-batches.
     pub(crate) fn new(mode: TransferMode, cell: TrainingCell, steps: u32) -> Self {
         Self { mode, cell, steps, nanos: Vec::new(), rates: Vec::new(), cpu_ms: 0.0 }
     }
@@ -73,7 +74,7 @@ impl TrainingTally {
         self.steps
     }
 
-    /// Adds a turn. It took as long as the slowest worker.
+    /// Adds a turn. Its duration is that of the slowest worker.
     pub(crate) fn add(&mut self, outcome: Outcome) {
         let longest = outcome.nanos.iter().map(|nanos| nanos.iter().sum::<u64>()).max().unwrap_or(0);
         let count: usize = outcome.nanos.iter().map(Vec::len).sum();
@@ -122,7 +123,7 @@ mod tests {
 
     fn row(mode: TransferMode, milliseconds: u64) -> TrainingRow {
         let mut tally = TrainingTally::new(mode, CELL, 2);
-        // The turn in the middle counts, and in it the slower worker.
+        // The median turn counts, and in it the slower worker.
         for factor in [1, 2, 9] {
             let nanos = |slower| vec![milliseconds * 1_000_000 * factor * slower; 2];
             let cpu = Duration::from_millis(8);
@@ -135,14 +136,14 @@ mod tests {
     fn a_row_is_the_median_of_its_turns() {
         let row = row(TransferMode::GrpcTcp, 10);
         assert_eq!((row.minibatches, row.variables, row.bytes), (12, 11, 29_278_112));
-        // Four in 2 × 40 ms.
+        // Four mini-batches in 2 × 40 ms.
         assert!((row.minibatches_per_s - 50.0).abs() < 1e-9, "{row:?}");
         assert_eq!((row.p50_ms, row.max_ms, row.cpu_ms_per_minibatch), (40.0, 180.0, 2.0));
         assert!((row.gbytes_per_s - 50.0 * 2.0 * 29_278_112.0 / 1e9).abs() < 1e-9);
     }
 
     #[test]
-    fn ratios_are_within_a_cell_and_of_what_was_measured() {
+    fn ratios_compare_measured_rows_of_the_same_cell() {
         let rows = [row(TransferMode::GrpcTcp, 40), row(TransferMode::RdmaZerocp, 10)];
         assert_eq!(rows[1].times(TransferMode::GrpcTcp, &rows), Some(4.0));
         assert_eq!(rows[1].times(TransferMode::GrpcRdma, &rows), None);

@@ -1,4 +1,4 @@
-//! What is shown of a run: a table, JSON, a page with plots.
+//! The output of a run: a table, JSON, and a page with plots.
 
 use std::io::{self, Write};
 
@@ -28,7 +28,8 @@ const HEADINGS: [&str; 10] = [
     "× grpc-rdma",
 ];
 
-/// One for each mode, in the order of [`TransferMode::ALL`]: told apart without telling red from green.
+/// A colour for each mode, in the order of [`TransferMode::ALL`]. Readers who can't tell red from green can tell them
+/// apart.
 const COLOURS: [RGBColor; TransferMode::ALL.len()] = [
     RGBColor(0x88, 0x88, 0x88),
     RGBColor(0xdd, 0x66, 0x22),
@@ -37,12 +38,12 @@ const COLOURS: [RGBColor; TransferMode::ALL.len()] = [
     RGBColor(0x22, 0x22, 0x22),
 ];
 
-/// Refuses files that can't be written before the time is spent, not after.
+/// Checks that the output files can be written, before the measuring.
 pub(crate) fn check(options: &ParameterServerOptions) -> Result<(), Failure> {
     check_outputs(options.json.as_deref(), options.report.as_deref())
 }
 
-/// Shows the run wherever it was asked for.
+/// Writes all outputs that `options` ask for.
 pub(crate) fn show(
     options: &ParameterServerOptions,
     facts: &TrainingFacts,
@@ -69,7 +70,7 @@ fn print(facts: &TrainingFacts, rows: &[TrainingRow]) -> Result<(), Failure> {
     written.map_err(|error| Failure::output(&error))
 }
 
-/// Rows of a cell each, as texts.
+/// Returns groups of rows, one for each cell, as texts.
 fn groups(rows: &[TrainingRow]) -> Vec<Vec<Vec<String>>> {
     let cells = rows.chunk_by(|one, next| one.cell == next.cell);
     cells.map(|cell| cell.iter().map(|row| fields(row, rows)).collect()).collect()
@@ -91,7 +92,7 @@ fn fields(row: &TrainingRow, rows: &[TrainingRow]) -> Vec<String> {
     ]
 }
 
-/// What the columns mean that do not say so themselves.
+/// Explains the columns that need an explanation.
 fn legend(rows: &[TrainingRow]) -> String {
     let mut legend = "mini-batches/s: of all workers together, median of the turns. p50: how long a worker's mini-batch took, all \
                       variables pulled, then all gradients pushed and consumed. GB/s: both ways together. CPU: user + system \
@@ -116,8 +117,8 @@ fn page<'a>(facts: &TrainingFacts, rows: &[TrainingRow]) -> Result<Page<'a>, Fai
     })
 }
 
-/// All models side by side for each number of workers, as in the paper's figure 9; then, where there are several numbers,
-/// how each model scales over them.
+/// Draws all models side by side for each number of workers, as in the paper's figure 9. If there are several numbers
+/// of workers, it also draws how each model scales over them.
 fn plots(rows: &[TrainingRow]) -> Result<Vec<String>, String> {
     let measured: Vec<&TrainingRow> = rows.iter().filter(|row| row.skipped.is_none()).collect();
     let mut plots = Vec::new();
@@ -138,7 +139,7 @@ fn plots(rows: &[TrainingRow]) -> Result<Vec<String>, String> {
     Ok(plots)
 }
 
-/// Bars for each mode, in groups that `name` tells apart.
+/// Draws bars for each mode. `name` gives the group of a row.
 fn draw(
     title: &str,
     x_axis: &str,
@@ -156,7 +157,7 @@ fn draw(
     bars::draw(&Bars { title, x_axis, y_axis: "mini-batches/s", logarithmic, groups, series })
 }
 
-/// Each value once, in the order in which they come.
+/// Returns each value once, in their order.
 fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     let mut distinct = Vec::new();
     for value in values {
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_dashes_and_a_reason() {
+    fn a_skipped_row_has_dashes_and_a_reason() {
         let cell = TrainingCell { model: Model::Vgg16, workers: 8 };
         let rows = [
             row(TransferMode::GrpcTcp, Model::Gru, 1),

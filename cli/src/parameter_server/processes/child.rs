@@ -1,4 +1,4 @@
-//! A child process: told what to do, events through a channel that all children share.
+//! A child process: commands go to its stdin, and its reports come through a channel that all children share.
 
 use std::process::{ExitStatus, Stdio};
 
@@ -10,7 +10,7 @@ use tokio::task::AbortHandle;
 use super::control::{ChildCommand, Report};
 use crate::failure::Failure;
 
-/// Which process.
+/// The name of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessName {
     Server,
@@ -26,16 +26,16 @@ impl std::fmt::Display for ProcessName {
     }
 }
 
-/// What is events of a process.
+/// An event of a child process.
 #[derive(Debug)]
 pub(crate) enum ChildEvent {
     Report(Report),
-    /// It report something else.
+    /// The process wrote a line that is no report.
     Unreadable(String),
     Ended(Option<ExitStatus>),
 }
 
-/// A process that runs; killed when dropped, and ending by itself when this process does.
+/// A running child process. It is killed when this is dropped, and ends by itself when this process ends.
 #[derive(Debug)]
 pub(crate) struct Child {
     name: ProcessName,
@@ -44,7 +44,7 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts this program once more with `arguments`; what it says goes to `events`.
+    /// Starts this program again with `arguments`. Its reports go to `events`.
     pub(crate) fn start(
         name: ProcessName,
         arguments: &[String],
@@ -53,7 +53,8 @@ impl Child {
         let failed = |error: std::io::Error| Failure::run(format!("can't start {name}: {error}"));
         let program = std::env::current_exe().map_err(failed)?;
         let mut program = Program::new(program);
-        // A group of its own: ctrl-c reaches this process alone, which then ends its children.
+        // The child gets a process group of its own. So ctrl-c reaches this process alone, which then ends its
+        // children.
         program.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = program.kill_on_drop(true).process_group(0).spawn().map_err(failed)?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
@@ -66,7 +67,7 @@ impl Child {
         Ok(Self { name, stdin, listener: listener.abort_handle() })
     }
 
-    /// Tells it to do something. One that is gone is events of by its end.
+    /// Sends a command. If the child is gone, its end is reported as an event.
     pub(crate) async fn send(&mut self, command: &ChildCommand) -> Result<(), Failure> {
         let line = serde_json::to_string(command)
             .map_err(|error| Failure::run(format!("can't tell {}: {error}", self.name)))?;

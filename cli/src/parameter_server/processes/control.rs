@@ -1,4 +1,4 @@
-//! What this process and its children say to one another: a line of JSON each, over the children's stdin and stdout.
+//! The messages between this process and its children: a line of JSON each, over the children's stdin and stdout.
 
 use std::io::{self, BufRead, Write};
 use std::net::SocketAddr;
@@ -11,32 +11,32 @@ use crate::measure::payload::content::VARIANTS;
 use crate::measure::payload::reduce::Reduced;
 use crate::parameter_server::mode::TransferMode;
 
-/// What a child is told to do.
+/// A command to a child.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ChildCommand {
-    /// To the server: the workers' devices listen there, by number.
+    /// To the server: attach to the slots of the workers' devices, which listen at these addresses.
     Attach { workers: Vec<String> },
     /// Carry out a turn.
     Turn(TurnRequest),
-    /// To the server: the workers are through with the turn; say how it was.
+    /// To the server: the workers have ended the turn; report its result.
     Collect,
 }
 
-/// Some mini-batches in one mode.
+/// A turn: some mini-batches in one mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TurnRequest {
     pub(crate) mode: TransferMode,
-    /// The first one's number.
+    /// The number of the first mini-batch.
     pub(crate) first: u64,
-    /// How many.
+    /// The number of mini-batches.
     pub(crate) steps: u32,
-    /// Whether to look at every byte of what arrives.
+    /// Whether receivers check every byte.
     pub(crate) every_byte: bool,
 }
 
 impl Ready {
-    /// Ready to send tensors in which consuming finds this, by variant.
+    /// Makes the message of a child whose tensors have these results of consuming, for each variant.
     pub(crate) fn to_send(reduced: [Reduced; VARIANTS]) -> Self {
         let maxima = reduced.map(|variant| variant.maximum.to_bits());
         Self { maxima, digests: reduced.map(|variant| variant.digest), ..Self::default() }
@@ -44,20 +44,20 @@ impl Ready {
 }
 
 impl TurnRequest {
-    /// The numbers of its mini-batches.
+    /// Returns the numbers of the turn's mini-batches.
     pub(crate) fn numbers(&self) -> std::ops::Range<u64> {
         self.first..self.first + u64::from(self.steps)
     }
 }
 
-/// What a child says.
+/// A report of a child.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Report {
     Ready(Ready),
     Attached,
     Done(Done),
-    /// It can't go on, and why; whether the request was to blame.
+    /// The child can't continue: the reason, and whether the command line is wrong.
     Failed {
         reason: String,
         usage: bool,
@@ -67,39 +67,39 @@ pub(crate) enum Report {
 /// A child is ready for turns.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Ready {
-    /// Where the server serves gRPC.
+    /// Address of the server's gRPC over TCP.
     pub(crate) tcp: Option<SocketAddr>,
     pub(crate) rdma: Option<SocketAddr>,
-    /// Where its answers go by reference.
+    /// Address of the listener whose answers go by reference.
     pub(crate) rdma_gather: Option<SocketAddr>,
-    /// Where the tensor device listens.
+    /// Address of the tensor device.
     pub(crate) device: Option<String>,
     /// The provider in use, as a worker knows it: such as `soft`.
     pub(crate) provider: Option<String>,
-    /// Bits of the largest element of what this child sends, by variant.
+    /// Bits of the largest element of the tensors that this child sends, for each variant.
     pub(crate) maxima: [u32; VARIANTS],
-    /// Digest of all of it, by variant.
+    /// Digest of these tensors, for each variant.
     pub(crate) digests: [u64; VARIANTS],
-    /// Whether it sits on the core that it was given.
+    /// Whether the process is pinned to the core that it was given.
     pub(crate) pinned: bool,
 }
 
-/// A turn is over.
+/// The result of a turn.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Done {
-    /// How long each mini-batch took, at a worker.
+    /// Time of each mini-batch, at a worker.
     pub(crate) nanos: Vec<u64>,
     /// User and system time that the process used.
     pub(crate) cpu_nanos: u64,
     /// Bits of the largest element that was received, if anything was consumed.
     pub(crate) maximum: Option<u32>,
-    /// Sum of the digests of all that was received, if it was consumed.
+    /// Sum of the digests of everything that was received, if it was consumed.
     pub(crate) digest: Option<u64>,
-    /// Tensors that were checked.
+    /// Number of tensors that were checked.
     pub(crate) checked: u64,
 }
 
-/// The commands of the parent, as they come; the process ends when the parent does.
+/// Receives the commands of the parent. The process ends when the parent does.
 pub(crate) fn receive_commands() -> Result<mpsc::UnboundedReceiver<ChildCommand>, Failure> {
     let (sender, receiver) = mpsc::unbounded_channel();
     let listen = move || {
@@ -118,14 +118,14 @@ pub(crate) fn receive_commands() -> Result<mpsc::UnboundedReceiver<ChildCommand>
     Ok(receiver)
 }
 
-/// Says something to the parent.
+/// Sends a report to the parent.
 pub(crate) fn send_report(report: &Report) -> Result<(), Failure> {
     let line = serde_json::to_string(report).map_err(|error| Failure::run(error.to_string()))?;
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
 }
 
-/// Tells the parent of a failure, which reports it: saying it here as well would be saying it twice.
+/// Reports a failure to the parent, which shows it. A second report here would repeat it.
 pub(crate) fn report_failure(result: Result<(), Failure>) -> Result<(), Failure> {
     match result {
         Err(failure @ (Failure::Run(_) | Failure::Usage(_))) => {
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_understood_and_keeps_to_a_line() {
+    fn messages_are_read_back_and_take_one_line() {
         let turn = TurnRequest { mode: TransferMode::RdmaCp, first: 7, steps: 3, every_byte: true };
         assert_eq!(turn.numbers(), 7..10);
         for command in [ChildCommand::Attach { workers: vec!["a:1".to_owned()] }, ChildCommand::Turn(turn)] {

@@ -14,12 +14,12 @@ use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::options::ParameterServerOptions;
 use crate::parameter_server::transfer::variables::variant;
 
-/// How long processes may take to be ready, on top of what their memory takes.
+/// Longest time until processes are ready, in addition to the time of their memory.
 const START: Duration = Duration::from_secs(30);
-/// What a turn may take, on top of what its bytes would at [`SLOWEST`].
+/// Longest time of a turn, in addition to the time of its bytes at [`SLOWEST`] (bytes a second).
 const PATIENCE: Duration = Duration::from_secs(30);
 const SLOWEST: f64 = 20e6;
-/// When a process is lost others may be events of first, which miss it.
+/// Time to wait for the end of another process after a failure: a process that misses the lost one may report first.
 const EXPLANATION: Duration = Duration::from_millis(500);
 
 /// A server and its workers.
@@ -29,7 +29,7 @@ pub(crate) struct Session {
     workers: Vec<Child>,
     events: UnboundedReceiver<(ProcessName, ChildEvent)>,
     cell: TrainingCell,
-    /// What the processes report when they were ready.
+    /// The reports of the processes when they were ready.
     server_ready: Ready,
     workers_ready: Vec<Ready>,
     /// The number of the next mini-batch.
@@ -38,10 +38,10 @@ pub(crate) struct Session {
     reduces: bool,
 }
 
-/// What a turn of all workers was like.
+/// The outcome of a turn of all workers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
-    /// How long the mini-batches took, those of each worker together.
+    /// Times of the mini-batches, one list for each worker.
     pub(crate) nanos: Vec<Vec<u64>>,
     /// CPU time that all processes used.
     pub(crate) cpu: Duration,
@@ -86,7 +86,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Hears that the workers are ready, and tells the server where they listen.
+    /// Waits until the workers are ready, and sends their addresses to the server.
     async fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
         let mut ready = vec![None; self.cell.workers];
         while let Some(missing) = ready.iter().position(Option::is_none) {
@@ -110,17 +110,17 @@ impl Session {
         }
     }
 
-    /// The provider in use, if the modes need one.
+    /// Returns the provider in use, if a mode needs one.
     pub(crate) fn provider(&self) -> Option<&str> {
         self.workers_ready.iter().find_map(|ready| ready.provider.as_deref())
     }
 
-    /// Whether each process sits on the core that it was given.
+    /// Returns whether each process is pinned to the core that it was given.
     pub(crate) fn is_pinned(&self) -> bool {
         self.server_ready.pinned && self.workers_ready.iter().all(|ready| ready.pinned)
     }
 
-    /// Has all workers make some mini-batches at the same time.
+    /// Makes a turn: all workers make some mini-batches at the same time.
     pub(crate) async fn turn(
         &mut self,
         mode: TransferMode,
@@ -161,7 +161,7 @@ impl Session {
         })
     }
 
-    /// Whether everything was received, and consuming it found what there is in what was sent.
+    /// Checks that every tensor was received, and that consuming found in them what was sent.
     fn check(&self, turn: TurnRequest, server: &Done, workers: &[Done]) -> Result<(), Failure> {
         let tensors = self.cell.model.variables().len() as u64 * u64::from(turn.steps);
         let found = |senders: &[&Ready]| {
@@ -169,7 +169,7 @@ impl Session {
                 turn.numbers().take(sender.maxima.len()).map(|step| sender.maxima[variant(step)])
             });
             let largest = bits.map(f32::from_bits).fold(f32::NEG_INFINITY, f32::max);
-            // Of all mini-batches, and not of some that stand for the others.
+            // The sum is over all mini-batches, and not over one for each variant.
             let all =
                 senders.iter().flat_map(|sender| turn.numbers().map(|step| sender.digests[variant(step)]));
             let digest = all.fold(0, u64::wrapping_add);
@@ -198,7 +198,8 @@ impl Session {
         Ok(())
     }
 
-    /// The next thing that a process says, be it `awaited` or another; one that fails or ends is the failure to report.
+    /// Waits for the next report of any process. `awaited` is the process that is named if none comes in time. A
+    /// process that fails or ends is the failure to report.
     async fn next_report(
         &mut self,
         deadline: Instant,
@@ -221,7 +222,7 @@ impl Session {
         }
     }
 
-    /// What a process says may be no more than that it misses another one, whose end is the better explanation.
+    /// Explains a failure. A process may only report that it misses another one, whose end is the better explanation.
     async fn explain(&mut self, reason: String) -> Failure {
         let deadline = Instant::now() + EXPLANATION;
         while let Ok(Some((name, events))) = tokio::time::timeout_at(deadline, self.events.recv()).await {
@@ -235,7 +236,7 @@ impl Session {
     }
 }
 
-/// What all processes are told on their command line.
+/// Returns the arguments that all processes have.
 fn common(
     kind: &str,
     cell: TrainingCell,
@@ -261,7 +262,7 @@ fn common(
     arguments
 }
 
-/// The server has the first core to itself; workers share the others.
+/// Returns the core of a process. The server has the first core to itself, and workers share the others.
 fn core(cores: &[usize], position: usize) -> Option<usize> {
     match (cores, position) {
         ([] | [_], _) => None,

@@ -1,4 +1,4 @@
-//! The server process: holds the variables, takes the gradients.
+//! The server process: it holds the variables and takes the gradients.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::parameter_server::transfer::grpc::ParameterService;
 use crate::parameter_server::transfer::slots::{self, Receivers, Senders, SlotDirection};
 use crate::parameter_server::transfer::variables::{Layout, Origin, Variables};
 
-/// Serves until stdin ends, which it does when the parent is gone, however it went.
+/// Serves until stdin ends. The end of the parent closes stdin in every case.
 pub(crate) fn run(options: &ProcessOptions) -> Result<(), Failure> {
     let pinned = options.core.is_some_and(|core| cores::pin(core).is_ok());
     let commands = control::receive_commands()?;
@@ -34,16 +34,16 @@ pub(crate) fn run(options: &ProcessOptions) -> Result<(), Failure> {
     }))
 }
 
-/// A worker, as far as slots go.
+/// The slots of a worker.
 #[derive(Debug)]
 struct Peer {
     number: u32,
     receivers: Receivers,
-    /// Once the worker has slots to attach to.
+    /// Known once the worker has slots to attach to.
     senders: Option<Senders>,
 }
 
-/// What a worker's part of a turn leaves.
+/// The result of a worker's part of a turn.
 type Served = Result<(Peer, Receipt), Failure>;
 
 struct Server {
@@ -51,7 +51,7 @@ struct Server {
     service: ParameterService,
     device: Option<RdmaDevice>,
     peers: Vec<Peer>,
-    /// A turn by slots that goes on.
+    /// The parts of a running turn by slots.
     turn: JoinSet<Served>,
     reduces: bool,
 }
@@ -112,7 +112,7 @@ impl Server {
         Ok(())
     }
 
-    /// Begins a turn. Calls come by themselves.
+    /// Begins a turn. Calls need no begin.
     fn begin(&mut self, turn: TurnRequest) {
         if turn.mode.uses_slots() {
             for peer in self.peers.drain(..) {
@@ -121,7 +121,7 @@ impl Server {
         }
     }
 
-    /// Waits until the workers are through; a part of the turn that fails before ends it.
+    /// Waits until the workers have ended the turn. A part of the turn that fails earlier ends it.
     async fn watch(&mut self, commands: &mut UnboundedReceiver<ChildCommand>) -> Result<(), Failure> {
         loop {
             tokio::select! {
@@ -134,7 +134,7 @@ impl Server {
         }
     }
 
-    /// What has come in the turn.
+    /// Returns the result of the turn.
     async fn collect(&mut self) -> Result<Done, Failure> {
         while let Some(served) = self.turn.join_next().await {
             self.served(served)?;
@@ -142,7 +142,7 @@ impl Server {
         Ok(self.service.receipt().done())
     }
 
-    /// A worker's part of the turn is over.
+    /// Notes that a worker's part of the turn has ended.
     fn served(&mut self, served: Result<Served, tokio::task::JoinError>) -> Result<(), Failure> {
         let (peer, receipt) =
             served.map_err(|error| Failure::run(format!("the turn crashed: {error}")))??;
@@ -152,7 +152,7 @@ impl Server {
     }
 }
 
-/// Listens for calls, over TCP and RDMA as far as modes ask for it.
+/// Listens for calls, over TCP and RDMA as the modes need it.
 async fn listen(
     options: &ProcessOptions,
     service: &ParameterService,
@@ -180,7 +180,7 @@ async fn listen(
     Ok(())
 }
 
-/// One worker's part of a turn by slots: its variables go out as soon as its last gradients have come.
+/// Serves one worker's part of a turn by slots: its variables are sent as soon as its last gradients have arrived.
 async fn serve(mut peer: Peer, turn: TurnRequest, variables: Arc<Variables>, reduces: bool) -> Served {
     let mut receipt = Receipt::of(&turn, reduces);
     let number = peer.number;

@@ -1,4 +1,4 @@
-//! A worker process: pulls the variables, pushes gradients, mini-batch after mini-batch.
+//! A worker process: it pulls the variables and pushes gradients, mini-batch after mini-batch.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use crate::parameter_server::transfer::grpc::{ParameterClient, lock};
 use crate::parameter_server::transfer::slots::{self, Receivers, Senders, SlotDirection};
 use crate::parameter_server::transfer::variables::{Layout, Origin, Variables};
 
-/// Works until stdin ends, which it does when the parent is gone, however it went.
+/// Works until stdin ends. The end of the parent closes stdin in every case.
 pub(crate) fn run(options: &ProcessOptions) -> Result<(), Failure> {
     let pinned = options.core.is_some_and(|core| cores::pin(core).is_ok());
     let commands = control::receive_commands()?;
@@ -33,7 +33,7 @@ pub(crate) fn run(options: &ProcessOptions) -> Result<(), Failure> {
 
 struct Worker {
     gradients: Arc<Variables>,
-    /// What the server's variables are to be.
+    /// The expected variables of the server.
     variables: Layout,
     callers: HashMap<TransferMode, ParameterClient>,
     slots: Option<Slots>,
@@ -89,7 +89,7 @@ impl Worker {
         if turn.mode.uses_slots() { self.turn_by_slots(turn).await } else { self.turn_by_calls(turn).await }
     }
 
-    /// The server writes the variables without being asked, as soon as it has had the last gradients.
+    /// Makes a turn by slots. The server writes the variables without a request, as soon as it has the last gradients.
     async fn turn_by_slots(&mut self, turn: TurnRequest) -> Result<Done, Failure> {
         let missing = || Failure::run(format!("no slots for {}", turn.mode));
         let Slots { receivers, senders, .. } = self.slots.as_mut().ok_or_else(missing)?;

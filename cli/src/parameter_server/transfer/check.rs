@@ -1,4 +1,4 @@
-//! What a receiver does with a tensor: looks whether it is the right one, and uses it.
+//! The check and the use of a tensor by its receiver.
 
 use tonic_rdma_tensor::Arrived;
 
@@ -8,7 +8,7 @@ use crate::measure::payload::content::{check_all, check_stamps, check_stamps_of}
 use crate::measure::payload::reduce::{Reduced, Reduction, reduce};
 use crate::parameter_server::processes::control::{Done, TurnRequest};
 
-/// What was received in a turn.
+/// The tensors that were received in a turn, and the results of consuming them.
 #[derive(Clone, Debug)]
 pub(crate) struct Receipt {
     every_byte: bool,
@@ -17,27 +17,27 @@ pub(crate) struct Receipt {
     checked: u64,
 }
 
-/// Where a tensor belongs.
+/// The position of a tensor: a variable or gradient of a mini-batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorPosition<'a> {
-    /// Whose it is.
+    /// The layout of the sender's tensors.
     pub(crate) layout: &'a Layout,
     pub(crate) index: usize,
     pub(crate) step: u64,
 }
 
 impl Receipt {
-    /// Nothing yet; every byte is looked at, or stamps; the largest element is looked for, or not.
+    /// Makes an empty receipt. Tensors are checked at every byte or at stamps, and consumed if `reduces`.
     pub(crate) fn new(every_byte: bool, reduces: bool) -> Self {
         Self { every_byte, reduces, found: Reduced::NOTHING, checked: 0 }
     }
 
-    /// The same for `turn`.
+    /// Makes an empty receipt for `turn`.
     pub(crate) fn of(turn: &TurnRequest, reduces: bool) -> Self {
         Self::new(turn.every_byte, reduces)
     }
 
-    /// Takes a tensor that lies in `bytes`.
+    /// Checks and consumes a tensor that lies in `bytes`.
     pub(crate) fn take(&mut self, place: TensorPosition<'_>, bytes: &[u8]) -> Result<(), Failure> {
         let seed = self.expect(place, bytes.len())?;
         let wrong = match self.every_byte {
@@ -50,7 +50,7 @@ impl Receipt {
         self.accept(place, wrong)
     }
 
-    /// Takes a tensor that lies in a slot, where it is read through the cache.
+    /// Checks and consumes a tensor that lies in a slot, where it is read through the cache.
     pub(crate) fn take_from_slot(
         &mut self,
         place: TensorPosition<'_>,
@@ -59,14 +59,14 @@ impl Receipt {
         let seed = self.expect(place, arrived.len())?;
         let (memory, range) = arrived.memory();
         let mut wrong = check_stamps_of(seed, arrived.len(), place.step, |start, word| {
-            // Within the tensor, and so within the slot; what could not be read is zeros, which are wrong.
+            // The word lies within the tensor, and so within the slot. A failed read leaves zeros, which are wrong.
             let _ = memory.copy_out(range.start + start, word);
         });
         if self.reduces || self.every_byte {
             let (mut at, mut reduction) = (0, Reduction::new());
             arrived.for_each_piece(|piece| {
                 if self.every_byte {
-                    // Pieces are whole cache lines, but for the last.
+                    // All pieces but the last are whole cache lines.
                     let differs = check_all(seed.wrapping_add(at / 8), piece).map(|offset| at + offset);
                     wrong = wrong.or(differs);
                 }
@@ -80,13 +80,13 @@ impl Receipt {
         self.accept(place, wrong)
     }
 
-    /// Adds what another part of the turn received.
+    /// Adds the receipt of another part of the turn.
     pub(crate) fn add(&mut self, other: &Self) {
         self.found = self.found.and(other.found);
         self.checked += other.checked;
     }
 
-    /// What is report of it when the turn is over.
+    /// Returns the result to report at the end of the turn.
     pub(crate) fn done(&self) -> Done {
         let found = self.reduces.then_some(self.found);
         let (maximum, digest) = (found.map(|it| it.maximum.to_bits()), found.map(|it| it.digest));
@@ -127,7 +127,7 @@ mod tests {
     use crate::workload::Model;
 
     #[test]
-    fn what_belongs_elsewhere_or_is_wrong_is_named() {
+    fn misplaced_and_wrong_tensors_are_named() {
         let variables = Variables::new(Model::Gru, Origin::Server).unwrap();
         let layout = variables.layout();
         let place = |index, step| TensorPosition { layout, index, step };
@@ -144,7 +144,7 @@ mod tests {
             let done = receipt.done();
             assert_eq!((done.maximum, done.checked), (Some(reduce(&bytes).maximum.to_bits()), 3));
         }
-        // A few bytes of another mini-batch, where stamps do not look; the largest element is the same.
+        // A few bytes of another mini-batch where stamps do not look. The largest element stays equal.
         let found = |bytes: &[u8]| {
             let mut receipt = Receipt::new(false, true);
             receipt.take(place(2, 5), bytes).unwrap();

@@ -1,4 +1,4 @@
-//! gRPC's modes: a call for each variable and direction.
+//! The gRPC modes: a call for each variable and direction.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,14 +21,14 @@ use crate::measure::transport::rdma::Rdma;
 use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::options::ProcessOptions;
 
-/// How long a connection may take to be made.
+/// Longest time to make a connection.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Serves variables, takes gradients. Clones are the same service.
+/// Serves variables and takes gradients. Clones share the state.
 #[derive(Clone, Debug)]
 pub(crate) struct ParameterService {
     variables: Arc<Variables>,
-    /// What the workers' gradients are to be.
+    /// The expected gradients of the workers.
     gradients: Arc<[Layout]>,
     reduces: bool,
     receipt: Arc<Mutex<Receipt>>,
@@ -40,18 +40,18 @@ impl ParameterService {
         Self { variables, gradients, reduces, receipt }
     }
 
-    /// The service as a tonic server without limits on message sizes.
+    /// Returns the service as a tonic server without limits on message sizes.
     pub(crate) fn server(self) -> ParameterServerServer<Self> {
         let server = ParameterServerServer::new(self);
         server.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX)
     }
 
-    /// Counts what came in another way.
+    /// Adds tensors that came through slots.
     pub(crate) fn add(&self, receipt: &Receipt) {
         lock(&self.receipt).add(receipt);
     }
 
-    /// What has come since this was asked last.
+    /// Returns the receipt since the last call.
     pub(crate) fn receipt(&self) -> Receipt {
         std::mem::replace(&mut *lock(&self.receipt), Receipt::new(false, self.reduces))
     }
@@ -89,7 +89,7 @@ pub(crate) struct ParameterClient {
 }
 
 impl ParameterClient {
-    /// Connects in `mode`; for RDMA the provider in use comes with it.
+    /// Connects in `mode`. For RDMA this also returns the provider in use.
     pub(crate) async fn connect(
         mode: TransferMode,
         options: &ProcessOptions,
@@ -155,7 +155,7 @@ impl ParameterClient {
         .await
     }
 
-    /// Calls for each of `count` variables, in order, with some of the calls in flight at once.
+    /// Makes a call for each of `count` variables, in order, with some of the calls in flight at once.
     async fn each<F>(&self, count: usize, call: impl Fn(Client, usize) -> F) -> Result<(), Failure>
     where
         F: Future<Output = Result<(), Failure>> + Send + 'static,

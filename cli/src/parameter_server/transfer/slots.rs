@@ -1,4 +1,4 @@
-//! Static slots: one for each variable and direction, to one peer.
+//! The static slots of one peer: one for each variable and direction.
 
 use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice, Settings, StaticReceiver, StaticSender};
 
@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::measure::transport::rdma::Rdma;
 use crate::parameter_server::mode::TransferMode;
 
-/// Which way tensors go.
+/// The direction of tensors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SlotDirection {
     /// Variables, to a worker.
@@ -17,18 +17,18 @@ pub(crate) enum SlotDirection {
     Push,
 }
 
-/// The tensor device of this process, on a free port of the loopback interface.
+/// Makes the tensor device of this process, on a free port of the loopback interface.
 pub(crate) async fn device(provider: &str) -> Result<RdmaDevice, Failure> {
     let settings = Settings::new(1, 1).config(Rdma::new(provider)?.config().clone());
     RdmaDevice::bind(settings, "127.0.0.1:0").await.map_err(failure)
 }
 
-/// A channel to the device that listens there.
+/// Opens a channel to the device that listens on `endpoint`.
 pub(crate) async fn channel(device: &RdmaDevice, endpoint: &str) -> Result<Channel, Failure> {
     device.channel(endpoint, 0).await.map_err(failure)
 }
 
-/// The receiving ends.
+/// The receiving ends of the slots.
 #[derive(Debug)]
 pub(crate) struct Receivers {
     slots: Vec<StaticReceiver>,
@@ -48,7 +48,7 @@ impl Receivers {
         Ok(Self { slots, layout })
     }
 
-    /// Receives each tensor of mini-batch `step` once, and consumes it where it lies.
+    /// Receives each tensor of mini-batch `step` once, and consumes it in the slot.
     pub(crate) async fn receive(&mut self, step: u64, receipt: &mut Receipt) -> Result<(), Failure> {
         for (index, slot) in self.slots.iter_mut().enumerate() {
             let arrived = slot.recv().await.map_err(failure)?;
@@ -58,7 +58,7 @@ impl Receivers {
     }
 }
 
-/// The sending ends.
+/// The sending ends of the slots.
 #[derive(Debug)]
 pub(crate) struct Senders {
     slots: Vec<StaticSender>,
@@ -66,7 +66,7 @@ pub(crate) struct Senders {
 }
 
 impl Senders {
-    /// Attaches to all slots of the peer's for tensors of `layout`, which go to or from `worker`.
+    /// Attaches to all slots of the peer for tensors of `layout`, which go to or from `worker`.
     pub(crate) async fn attach(
         channel: Channel,
         direction: SlotDirection,
@@ -81,7 +81,7 @@ impl Senders {
         Ok(Self { slots, _channel: channel })
     }
 
-    /// Sends each tensor as it is in mini-batch `step`, as `mode` does. They may be on their way still when this returns.
+    /// Sends each tensor of mini-batch `step`, as `mode` does. Tensors may still be in flight when this returns.
     pub(crate) async fn send(
         &mut self,
         mode: TransferMode,
@@ -99,7 +99,7 @@ impl Senders {
         Ok(())
     }
 
-    /// Waits until the peer has consumed all of them.
+    /// Waits until the peer has consumed all tensors.
     pub(crate) async fn flush(&mut self) -> Result<(), Failure> {
         for slot in &mut self.slots {
             slot.flush().await.map_err(failure)?;

@@ -1,4 +1,4 @@
-//! The variables of a model, or the gradients for them: what one process holds and sends.
+//! The tensors that one process holds and sends: the variables of a model, or the gradients for them.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ use crate::seeded::mix;
 use crate::units;
 use crate::workload::{Model, Variable};
 
-/// Whose tensors they are: everybody's content differs.
+/// The process that tensors come from. Each process has other content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// The variables themselves.
+    /// The server, with the variables.
     Server,
-    /// This worker's gradients.
+    /// This worker, with its gradients.
     Worker(u32),
 }
 
-/// What is known of somebody's tensors to whoever receives them: types, shapes, and what they contain.
+/// The layout of a process's tensors, as their receivers know it: types, shapes and contents.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     seed: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Layout {
     room: u64,
 }
 
-/// A tensor's place among the others.
+/// A tensor's place in the memory.
 #[derive(Debug)]
 struct TensorSpan {
     spec: TensorSpec,
@@ -39,7 +39,7 @@ struct TensorSpan {
 }
 
 impl Layout {
-    /// Of `origin`'s tensors of `model`, each beginning on a cache line.
+    /// Makes the layout of `origin`'s tensors of `model`. Each begins on a cache line.
     pub(crate) fn new(model: Model, origin: Origin) -> Result<Self, Failure> {
         let mut room = 0;
         let place = |variable: &Variable| {
@@ -59,17 +59,17 @@ impl Layout {
         Ok(Self { seed, tensors, room })
     }
 
-    /// How many there are.
+    /// Returns the number of tensors.
     pub(crate) fn len(&self) -> usize {
         self.tensors.len()
     }
 
-    /// Type and shape of each.
+    /// Returns type and shape of each tensor.
     pub(crate) fn specs(&self) -> impl Iterator<Item = &TensorSpec> {
         self.tensors.iter().map(|place| &place.spec)
     }
 
-    /// Length in bytes, and seed in mini-batch `step`, of tensor `index`; nothing if there are not as many.
+    /// Returns length in bytes, and seed in mini-batch `step`, of tensor `index`, or `None` if there are fewer tensors.
     pub(crate) fn expected(&self, index: usize, step: u64) -> Option<(usize, u64)> {
         let place = self.tensors.get(index)?;
         let seed = Content::variant_seed(self.seed, variant(step));
@@ -77,17 +77,17 @@ impl Layout {
     }
 }
 
-/// Which of the contents a mini-batch has.
+/// Returns the variant of the content that a mini-batch has.
 pub(crate) fn variant(step: u64) -> usize {
     (step % VARIANTS as u64) as usize
 }
 
-/// Tensors with their content, all in one stretch of memory that is registered once, in which every mode has them.
+/// Tensors with their content, all in one stretch of memory. It is registered once, and every mode uses it.
 #[derive(Debug)]
 pub(crate) struct Variables {
     layout: Layout,
     content: Content,
-    /// Keeps count of the memory.
+    /// Accounts for the memory.
     _pool: Pool,
 }
 
@@ -106,18 +106,18 @@ impl Variables {
         Ok(Self { layout, content, _pool: pool })
     }
 
-    /// Types, shapes, contents.
+    /// Returns types, shapes and contents.
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Tensor `index` as it is in mini-batch `step`; nothing if there are not as many.
+    /// Returns the bytes of tensor `index` in mini-batch `step`, or `None` if there are fewer tensors.
     pub(crate) fn bytes(&self, index: usize, step: u64) -> Option<Bytes> {
         let place = self.layout.tensors.get(index)?;
         Some(self.content.variant(variant(step)).at(place.offset).cut(place.length))
     }
 
-    /// The same as a tensor, where it lies in registered memory.
+    /// Returns tensor `index` in mini-batch `step`, in registered memory.
     pub(crate) fn tensor(&self, index: usize, step: u64) -> Result<Tensor, Failure> {
         let (Some(place), Some(bytes)) = (self.layout.tensors.get(index), self.bytes(index, step)) else {
             return Err(Failure::run(format!("there is no variable {index}")));
@@ -126,7 +126,7 @@ impl Variables {
             .map_err(|error| Failure::run(format!("variable {index} is no tensor: {error}")))
     }
 
-    /// What consuming all tensors finds, by variant.
+    /// Returns the result of consuming all tensors, for each variant.
     pub(crate) fn reduced(&self) -> [Reduced; VARIANTS] {
         std::array::from_fn(|variant| {
             let all: Vec<Bytes> =
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tensors_are_the_model_s_in_registered_memory_and_what_receivers_expect() {
+    fn tensors_match_the_model_and_the_receivers_expectation() {
         let variables = Variables::new(Model::Gru, Origin::Worker(1)).unwrap();
         let model = Model::Gru.variables();
         assert_eq!(variables.layout().len(), model.len());
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_s_content_is_another_s() {
+    fn contents_of_models_and_processes_differ() {
         let seed = |model, origin| Layout::new(model, origin).unwrap().expected(0, 0).unwrap().1;
         let seeds = [
             seed(Model::Gru, Origin::Server),
