@@ -69,7 +69,7 @@ pub(crate) fn parse() -> Result<Command, Failure> {
                 #[expect(clippy::disallowed_methods, reason = "nothing has been started yet")]
                 std::process::exit(2)
             }
-            _ => Err(Failure::Usage(explain(&error))),
+            _ => Err(Failure::usage(explain(&error))),
         },
     }
 }

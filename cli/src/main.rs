@@ -15,6 +15,7 @@ mod parameter_server;
 mod seeded;
 mod tune;
 mod units;
+mod value_error;
 mod workload;
 
 use std::io::IsTerminal as _;
@@ -58,7 +59,7 @@ fn log(command: &args::Command) -> Result<(), Failure> {
     let filter = match filter {
         Some(text) => EnvFilter::try_new(text).map_err(|error| {
             Failure::usage(format!(
-                "--log {text}: {error};  accepted: error, warn, info, debug, trace, or a filter"
+                "--log {text}: {error}; accepted: error, warn, info, debug, trace, or a filter"
             ))
         })?,
         None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual)),

@@ -98,12 +98,17 @@ pub(crate) fn digits(value: f64) -> String {
 /// The longest accepted duration of one cell: an hour.
 const MAX_SECONDS: f64 = 3600.0;
 
+/// The error of a text that is no accepted duration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("takes seconds from 0.001 to 3600")]
+pub(crate) struct SecondsError;
+
 /// Parses seconds, more than 0 and at most an hour: `0.2`, `5`, `5s`.
-pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, SecondsError> {
     let number = text.trim().trim_end_matches('s').trim_end();
     match number.parse::<f64>() {
         Ok(seconds) if (1e-3..=MAX_SECONDS).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("takes seconds from 0.001 to 3600".to_owned()),
+        _ => Err(SecondsError),
     }
 }
 

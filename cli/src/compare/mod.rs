@@ -62,7 +62,7 @@ pub(crate) fn run(options: &CompareOptions) -> Result<(), Failure> {
     let cores = conditions.cores().filter(|cores| cores::pin(cores.client).is_ok());
     let flavour = conditions.runtime;
     let runtime = if plan.is_open_loop() { flavour.build_never_idle() } else { flavour.build() };
-    let runtime = runtime.map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
+    let runtime = runtime.map_err(|error| Failure::run("can't start a runtime").because(error))?;
 
     let context = RunContext { conditions, cores, costs };
     let (facts, rows) = runtime.block_on(measure(options, &plan, &context, rdma.as_ref()))?;

@@ -43,7 +43,7 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     show::check(options)?;
     let cells = cells::cells(options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
+    let runtime = runtime.map_err(|error| Failure::run("can't start a runtime").because(error))?;
     let progress = progress_bar(0);
     let mut meter = TrainingMeter::new(options, cores::allowed(), progress.clone());
     let rows = runtime.block_on(async {

@@ -12,6 +12,7 @@ use crate::measure::payload::consume::Consume;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::rdma::parse_provider;
 use crate::units;
+use crate::value_error::ValueError;
 use crate::workload::Model;
 
 /// The largest number of worker processes.
@@ -132,47 +133,47 @@ impl ProcessOptions {
     }
 }
 
-fn parse_models(text: &str) -> Result<List<Model>, String> {
+fn parse_models(text: &str) -> Result<List<Model>, ValueError> {
     parse_list(text, parse_model)
 }
 
-fn parse_model(name: &str) -> Result<Model, String> {
-    Model::ALL.into_iter().find(|model| model.name() == name).ok_or_else(|| {
-        let accepted = Model::ALL.map(Model::name).join(", ");
-        format!("unknown model {name:?}; accepted: {accepted}")
-    })
+fn parse_model(name: &str) -> Result<Model, ValueError> {
+    Model::ALL
+        .into_iter()
+        .find(|model| model.name() == name)
+        .ok_or_else(|| ValueError::unknown_name("model", name, Model::ALL.map(Model::name).join(", ")))
 }
 
-fn parse_modes(text: &str) -> Result<List<TransferMode>, String> {
+fn parse_modes(text: &str) -> Result<List<TransferMode>, ValueError> {
     parse_list(text, |item| {
         TransferMode::from_name(item).ok_or_else(|| {
             let accepted = TransferMode::ALL.map(TransferMode::name).join(", ");
-            format!("unknown mode {item:?}; accepted: {accepted}")
+            ValueError::unknown_name("mode", item, accepted)
         })
     })
 }
 
-fn parse_workers(text: &str) -> Result<List<usize>, String> {
+fn parse_workers(text: &str) -> Result<List<usize>, ValueError> {
     parse_list(text, |item| within(item, "number of workers", MAX_WORKERS))
 }
 
-fn parse_inflight(text: &str) -> Result<usize, String> {
+fn parse_inflight(text: &str) -> Result<usize, ValueError> {
     within(text, "number of calls in flight", MAX_INFLIGHT)
 }
 
-fn within(text: &str, what: &str, most: usize) -> Result<usize, String> {
+fn within(text: &str, kind: &'static str, most: usize) -> Result<usize, ValueError> {
     match text.parse() {
         Ok(number) if (1..=most).contains(&number) && text.bytes().all(|byte| byte.is_ascii_digit()) => {
             Ok(number)
         }
-        _ => Err(format!("bad {what} {text:?}; accepted: whole numbers from 1 to {most}")),
+        _ => Err(ValueError::number(kind, text, format!("whole numbers from 1 to {most}"))),
     }
 }
 
-fn parse_consume(text: &str) -> Result<Consume, String> {
+fn parse_consume(text: &str) -> Result<Consume, ValueError> {
     match text {
         "reduce-max" => Ok(Consume::ReduceMax),
         "none" => Ok(Consume::None),
-        _ => Err("accepted: reduce-max, none".to_owned()),
+        _ => Err(ValueError::unknown("reduce-max, none")),
     }
 }

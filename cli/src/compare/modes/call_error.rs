@@ -20,12 +20,12 @@ pub(crate) enum CallError {
     Buffers { sent: Vec<u64>, arrived: Vec<u64> },
     #[error("byte {offset} of buffer {buffer} arrived wrong")]
     BufferContent { buffer: u64, offset: u64 },
-    #[error("the receiver found {arrived:?} in what arrived, and {sent:?} was sent")]
+    #[error("the receiver found {arrived:?} in the payload, and {sent:?} was sent")]
     Consumed { sent: Option<Reduced>, arrived: Option<Reduced> },
     #[error(transparent)]
     Channel(#[from] ChannelError),
-    #[error("{0}")]
-    Discrepancy(Discrepancy),
+    #[error(transparent)]
+    Discrepancy(#[from] Discrepancy),
     #[error("nothing was prepared for it")]
     Unprepared,
     #[error("there is no memory for {} more", units::rough_size(*.0))]
@@ -45,12 +45,6 @@ impl CallError {
             | Self::BufferContent { .. } => true,
             Self::Consumed { .. } | Self::Discrepancy(_) => true,
         }
-    }
-}
-
-impl From<Discrepancy> for CallError {
-    fn from(discrepancy: Discrepancy) -> Self {
-        Self::Discrepancy(discrepancy)
     }
 }
 

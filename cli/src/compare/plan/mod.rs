@@ -149,7 +149,7 @@ fn check_direction(direction: Direction, options: &CompareOptions) -> Result<(),
         let able: Vec<_> = Mode::ALL.iter().filter(|mode| direction.is_for(**mode)).collect();
         let able: Vec<_> = able.into_iter().map(|mode| mode.name()).collect();
         return Err(Failure::usage(format!(
-            "--direction {direction}: {} can't: a tensor is written by its sender, and answers no request; modes that can: {}",
+            "--direction {direction}: {} can't carry payloads this way, because the sender of a tensor writes it without a request; modes that can: {}",
             sides.join(", "),
             able.join(", "),
         )));

@@ -76,7 +76,7 @@ impl Facts {
     /// Describes the use of payloads by receivers.
     fn receiver(&self) -> String {
         match self.reducing_modes.as_slice() {
-            [] => "leaves payloads as they are once they are checked, in all modes".to_owned(),
+            [] => "only checks payloads, in all modes".to_owned(),
             modes => {
                 let when = match self.direction {
                     Direction::Up => "before it answers",
@@ -158,8 +158,8 @@ impl Facts {
         ]);
         lines.extend(self.workloads.iter().map(|workload| ("workload", workload.clone())));
         if self.open_loop {
-            let what = "Poisson arrivals, the same for all modes; latency counts from when a call was due; CPU/op without \
-                        what the client spends waiting for the next";
+            let what = "Poisson arrivals, the same for all modes; latency counts from the time when a call was due; CPU/op without \
+                        the client's waiting for the next call";
             lines.push(("open loop", what.to_owned()));
         }
         if !self.optimised {

@@ -23,7 +23,7 @@ fn page<'a>(facts: &Facts, rows: &[Row]) -> Result<Page<'a>, Failure> {
     Ok(Page {
         title: "tonic-rdma compare",
         facts: facts.lines(),
-        plots: plots.map_err(|error| Failure::run(format!("can't plot: {error}")))?,
+        plots: plots.map_err(|error| Failure::run("can't make the report").because(error))?,
         headings: columns.iter().map(|column| column.heading).collect(),
         groups: groups.map(|group| group.iter().map(text).collect()).collect(),
         legend: legend(rows),

@@ -66,9 +66,9 @@ pub(crate) fn legend(rows: &[Row]) -> String {
     let carries_tensors = |row: &Row| Mode::from_name(row.mode).is_some_and(Mode::carries_tensors);
     if rows.iter().any(carries_tensors) {
         legend.push_str(
-            "\nrdma-cp, rdma-zerocp: no RPC. A tensor is written to where the receiver looks for it, from a registered copy \
-             (cp) or from where it is (zerocp); an operation ends when the receiver has checked, consumed and released it. \
-             Both ends poll; in rdma-zerocp-await both wait by futures. A set goes as a whole.",
+            "\nrdma-cp, rdma-zerocp: no RPC. A tensor is written to the memory where the receiver expects it, from a registered copy \
+             (cp) or from registered memory (zerocp); an operation ends when the receiver has checked, consumed and released it. \
+             Both ends poll; in rdma-zerocp-await both wait by futures. A set is sent as a whole.",
         );
     }
     if rows.iter().any(|row| row.ops > 0 && row.p99_us.is_none()) {
@@ -76,8 +76,8 @@ pub(crate) fn legend(rows: &[Row]) -> String {
     }
     if rows.iter().any(|row| row.saturated == Some(true)) {
         legend.push_str(
-            "\nsaturated: the mode fell behind what was offered, so its latencies grow with the length of the run; \
-             those of calls that were never sent count as long as they had waited.",
+            "\nsaturated: the mode fell behind the offered rate, so its latencies grow with the length of the run; \
+             calls that were never sent count with the time that they had waited.",
         );
     }
     for row in rows {

@@ -32,9 +32,8 @@ impl ServerProcess {
         context: &RunContext,
     ) -> Result<Self, Failure> {
         let RunContext { conditions, cores, .. } = context;
-        let program = std::env::current_exe().map_err(|error| {
-            Failure::run(format!("can't find the program to start as the server: {error}"))
-        })?;
+        let program = std::env::current_exe()
+            .map_err(|error| Failure::run("can't find the program to start as the server").because(error))?;
         let mut command = Command::new(program);
         let provider = options.server_provider.as_ref().unwrap_or(&options.provider);
         command.args(["compare-server", "--provider", provider, "--http2", &options.http2.name()]);
@@ -51,9 +50,8 @@ impl ServerProcess {
         }
         // The server gets a process group of its own. So ctrl-c reaches this process alone, which then ends the server.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).process_group(0);
-        let mut child = command
-            .spawn()
-            .map_err(|error| Failure::run(format!("can't start the server process: {error}")))?;
+        let mut child =
+            command.spawn().map_err(|error| Failure::run("can't start the server process").because(error))?;
 
         let stdin = child.stdin.take();
         let mut line = String::new();
@@ -61,17 +59,17 @@ impl ServerProcess {
             let mut stdout = BufReader::new(stdout);
             let read = tokio::time::timeout(START, stdout.read_line(&mut line)).await;
             read.map_err(|_| {
-                Failure::run(format!("the server process said nothing for {} s", START.as_secs()))
+                Failure::run(format!("the server process did not start within {} s", START.as_secs()))
             })?
-            .map_err(|error| Failure::run(format!("can't hear the server process: {error}")))?;
+            .map_err(|error| Failure::run("can't read from the server process").because(error))?;
         }
         match serde_json::from_str(&line) {
             Ok(StartReport::Ready(addresses)) => Ok(Self { child, _stdin: stdin, addresses }),
-            Ok(StartReport::Failed { reason, usage: true }) => Err(Failure::Usage(reason)),
-            Ok(StartReport::Failed { reason, usage: false }) => Err(Failure::Run(reason)),
+            Ok(StartReport::Failed { reason, usage: true }) => Err(Failure::usage(reason)),
+            Ok(StartReport::Failed { reason, usage: false }) => Err(Failure::run(reason)),
             Err(_) => Err(match child.wait().await {
                 Ok(status) => ended(status),
-                Err(error) => Failure::run(format!("the server process did not start: {error}")),
+                Err(error) => Failure::run("the server process did not start").because(error),
             }),
         }
     }
@@ -80,7 +78,7 @@ impl ServerProcess {
     pub(crate) async fn end(&mut self) -> Failure {
         match self.child.wait().await {
             Ok(status) => ended(status),
-            Err(error) => Failure::run(format!("lost the server process: {error}")),
+            Err(error) => Failure::run("lost the server process").because(error),
         }
     }
 
@@ -88,9 +86,9 @@ impl ServerProcess {
     pub(crate) async fn explain<T>(&mut self, result: Result<T, Failure>) -> Result<T, Failure> {
         match result {
             // Connections break a moment before the end of the process can be seen.
-            Err(Failure::Run(reason)) => {
+            Err(failure @ Failure::Run { .. }) => {
                 let end = tokio::time::timeout(Duration::from_millis(300), self.end()).await;
-                Err(end.unwrap_or(Failure::Run(reason)))
+                Err(end.unwrap_or(failure))
             }
             other => other,
         }

@@ -33,7 +33,7 @@ pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
     let pinned = options.core.is_some_and(|core| cores::pin(core).is_ok());
     exit_with_parent()?;
     let runtime =
-        options.runtime.build().map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
+        options.runtime.build().map_err(|error| Failure::run("can't start a runtime").because(error))?;
     runtime.block_on(async {
         let started = match options.allocator.verify() {
             Ok(()) => start(options, pinned).await,
@@ -42,15 +42,15 @@ pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
         let (addresses, mut servers) = match started {
             Ok(started) => started,
             Err(failure) => {
-                let usage = matches!(failure, Failure::Usage(_));
+                let usage = failure.is_usage();
                 // The parent reports the failure. A second report here would repeat it.
-                return announce(&StartReport::Failed { reason: failure.to_string(), usage });
+                return announce(&StartReport::Failed { reason: failure.with_causes(), usage });
             }
         };
         announce(&StartReport::Ready(addresses))?;
         match servers.join_next().await {
-            Some(Ok(Err(error))) => Err(Failure::run(format!("the server failed: {error}"))),
-            Some(Err(error)) => Err(Failure::run(format!("the server crashed: {error}"))),
+            Some(Ok(Err(error))) => Err(Failure::run("the server failed").because(error)),
+            Some(Err(error)) => Err(Failure::run("the server crashed").because(error)),
             Some(Ok(Ok(()))) | None => Ok(()),
         }
     })
@@ -61,15 +61,16 @@ fn exit_with_parent() -> Result<(), Failure> {
     let wait = || {
         // Nothing is ever sent. An error means the end, too.
         let _ = io::copy(&mut io::stdin().lock().take(u64::MAX), &mut io::sink());
-        #[expect(clippy::disallowed_methods, reason = "the parent is gone: there is nobody left to answer")]
+        #[expect(clippy::disallowed_methods, reason = "the parent is gone, and nothing waits for an answer")]
         std::process::exit(0)
     };
     let thread = std::thread::Builder::new().name("stdin".to_owned()).spawn(wait);
-    thread.map(drop).map_err(|error| Failure::run(format!("can't start a thread: {error}")))
+    thread.map(drop).map_err(|error| Failure::run("can't start a thread").because(error))
 }
 
 fn announce(hello: &StartReport) -> Result<(), Failure> {
-    let line = serde_json::to_string(hello).map_err(|error| Failure::run(error.to_string()))?;
+    let line = serde_json::to_string(hello)
+        .map_err(|error| Failure::run("can't make JSON of the start report").because(error))?;
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
 }
@@ -90,9 +91,9 @@ async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Serv
     let placement = device.map(|device| PlacementService::new(device, options.consume));
 
     let tcp = tcp_listener()?;
-    let tcp_address = tcp.local_addr().map_err(|error| listen_error("TCP", &error))?;
+    let tcp_address = tcp.local_addr().map_err(|error| listen_error("TCP", error))?;
     let tuned = tcp_listener()?;
-    let tcp_tuned = tuned.local_addr().map_err(|error| listen_error("TCP", &error))?;
+    let tcp_tuned = tuned.local_addr().map_err(|error| listen_error("TCP", error))?;
     let gathers = options.encode == Encode::Gather;
     let (http2, source) = (options.http2, SourceService::default());
     let services = Services { service, source, http2 };
@@ -100,7 +101,7 @@ async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Serv
     let services_tuned = Services { http2: Http2::Tuned, ..services.clone() };
     servers.spawn(services_tuned.serve(gathers, None, tuned));
 
-    let (uds, uds_name) = uds_listener().map_err(|error| listen_error("a Unix socket", &error))?;
+    let (uds, uds_name) = uds_listener().map_err(|error| listen_error("a Unix socket", error))?;
     servers.spawn(services.clone().serve(gathers, None, uds));
 
     let (mut rdma_address, mut rdma_gather) = (None, None);
@@ -121,7 +122,7 @@ async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Serv
 /// Makes the device that tensors are written to.
 async fn tensor_device(rdma: &Rdma) -> Result<RdmaDevice, Failure> {
     let bound = RdmaDevice::bind(rdma.tensor_settings(), (Ipv4Addr::LOCALHOST, 0)).await;
-    bound.map_err(|error| Failure::run(format!("can't make a device for tensors: {error}")))
+    bound.map_err(|error| Failure::run("can't make a device for tensors").because(error))
 }
 
 /// The services of every listener.

@@ -216,7 +216,7 @@ impl Meter<'_> {
         match usage {
             Ok(Ok(server)) => Ok(server + cores::cpu_time()),
             Ok(Err(error)) => {
-                Err(Failure::run(format!("can't ask the server process for its CPU time: {error}")))
+                Err(Failure::run("can't ask the server process for its CPU time").because(error))
             }
             Err(_) => Err(Failure::run(format!("the server process: {}", no_answer(PATIENCE)))),
         }

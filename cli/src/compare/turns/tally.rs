@@ -36,7 +36,7 @@ pub(crate) struct Tally {
 impl Tally {
     pub(crate) fn new() -> Result<Self, Failure> {
         let latencies = Histogram::new_with_bounds(1, MAX_LATENCY, 3)
-            .map_err(|error| Failure::run(format!("can't make a histogram: {error}")))?;
+            .map_err(|error| Failure::run("can't make a histogram").because(error))?;
         Ok(Self {
             latencies,
             ops: 0,

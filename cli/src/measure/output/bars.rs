@@ -1,5 +1,7 @@
 //! Bar plots as SVG: groups of bars side by side. Reports have no other plots.
 
+use std::error::Error;
+
 use plotters::prelude::*;
 
 use crate::units;
@@ -35,11 +37,16 @@ pub(crate) struct Series {
 }
 
 /// Draws the plot. Without a value above zero the result is empty.
-pub(crate) fn draw(bars: &Bars<'_>) -> Result<String, String> {
+pub(crate) fn draw(bars: &Bars<'_>) -> Result<String, PlotError> {
     let mut svg = String::new();
-    draw_into(bars, &mut svg).map_err(|error| error.to_string())?;
+    draw_into(bars, &mut svg).map_err(PlotError)?;
     Ok(svg)
 }
+
+/// The error of a plot that could not be drawn.
+#[derive(Debug, thiserror::Error)]
+#[error("can't draw a plot")]
+pub(crate) struct PlotError(#[source] Box<dyn Error + Send + Sync>);
 
 /// The vertical axis.
 struct Axis {
@@ -96,7 +103,7 @@ fn legend(series: &[Series], width: u32) -> Vec<(&Series, u32, i32)> {
     places
 }
 
-fn draw_into(bars: &Bars<'_>, svg: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+fn draw_into(bars: &Bars<'_>, svg: &mut String) -> Result<(), Box<dyn Error + Send + Sync>> {
     let Some(axis) = Axis::of(bars) else { return Ok(()) };
     let groups = &bars.groups;
     let width = width(groups);
@@ -204,6 +211,6 @@ mod tests {
             }
         }
         bars.series.clear();
-        assert_eq!(draw(&bars), Ok(String::new()));
+        assert_eq!(draw(&bars).unwrap(), "");
     }
 }

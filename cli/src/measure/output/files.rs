@@ -10,7 +10,7 @@ use crate::failure::Failure;
 /// Checks that the output files can be written. This precedes the measuring, so that no run is lost.
 pub(crate) fn check_outputs(json: Option<&Path>, report: Option<&Path>) -> Result<(), Failure> {
     let refuse = |flag: &str, path: &Path, error: std::io::Error| {
-        Err(Failure::usage(format!("{flag}: can't write {}: {error}", path.display())))
+        Err(Failure::usage(format!("{flag}: can't write {}", path.display())).because(error))
     };
     let open = |path: &Path| OpenOptions::new().append(true).create(true).open(path).map(drop);
     if let Some(path) = json
@@ -40,8 +40,8 @@ pub(crate) fn write_json(
         rows: R,
     }
     let mut text = serde_json::to_string_pretty(&Document { facts, rows })
-        .map_err(|error| Failure::run(format!("can't make JSON of the results: {error}")))?;
+        .map_err(|error| Failure::run("can't make JSON of the results").because(error))?;
     text.push('\n');
     std::fs::write(path, text)
-        .map_err(|error| Failure::run(format!("can't write {}: {error}", path.display())))
+        .map_err(|error| Failure::run(format!("can't write {}", path.display())).because(error))
 }

@@ -29,7 +29,7 @@ impl Page<'_> {
     pub(crate) fn write(&self, directory: &Path) -> Result<(), Failure> {
         let path = directory.join("index.html");
         std::fs::write(&path, self.html())
-            .map_err(|error| Failure::run(format!("can't write {}: {error}", path.display())))
+            .map_err(|error| Failure::run(format!("can't write {}", path.display())).because(error))
     }
 
     pub(crate) fn html(&self) -> String {

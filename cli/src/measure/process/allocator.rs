@@ -46,7 +46,7 @@ impl Allocator {
             return Err(self.missing());
         }
         let failed =
-            |error| Failure::run(format!("--allocator {self}: can't start the program anew: {error}"));
+            |error| Failure::run(format!("--allocator {self}: can't start the program again")).because(error);
         let program = std::env::current_exe().map_err(failed)?;
         let mut command = Command::new(program);
         self.choose_for(command.args(std::env::args_os().skip(1)));

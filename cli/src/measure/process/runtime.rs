@@ -6,6 +6,8 @@ use std::io;
 use tokio::runtime::{Builder, Runtime};
 use tonic_rdma::runtime::idle_polling;
 
+use crate::value_error::ValueError;
+
 /// The largest accepted number of worker threads.
 const MAX_WORKERS: usize = 256;
 
@@ -25,16 +27,16 @@ pub(crate) enum Flavour {
 impl Flavour {
     /// Parses `idle-polling`, `current-thread`, `multi-thread:WORKERS`, or `multi-thread` with as many workers as there
     /// are cores.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, ValueError> {
         match text.split_once(':') {
             None if text == "idle-polling" => Ok(Self::IdlePolling),
             None if text == "current-thread" => Ok(Self::CurrentThread),
             None if text == "multi-thread" => Ok(Self::multi_thread()),
             Some(("multi-thread", workers)) => match workers.parse() {
                 Ok(workers @ 1..=MAX_WORKERS) => Ok(Self::MultiThread(workers)),
-                _ => Err(format!("bad number of workers {workers:?}; accepted: 1 to {MAX_WORKERS}")),
+                _ => Err(ValueError::number("number of workers", workers, format!("1 to {MAX_WORKERS}"))),
             },
-            _ => Err("accepted: idle-polling, current-thread, multi-thread, multi-thread:WORKERS".to_owned()),
+            _ => Err(ValueError::unknown("idle-polling, current-thread, multi-thread, multi-thread:WORKERS")),
         }
     }
 
@@ -109,12 +111,12 @@ mod tests {
     fn unknown_flavours_are_refused_with_the_accepted_ones() {
         for bad in ["", "threads", "current-thread:1", "idle-polling:1", "multi", "multi-threads:2"] {
             let accepted = "idle-polling, current-thread, multi-thread";
-            assert!(Flavour::parse(bad).unwrap_err().contains(accepted), "{bad:?}");
+            assert!(Flavour::parse(bad).unwrap_err().to_string().contains(accepted), "{bad:?}");
         }
         for bad in
             ["multi-thread:", "multi-thread:0", "multi-thread:257", "multi-thread:x", "multi-thread:-1"]
         {
-            assert!(Flavour::parse(bad).unwrap_err().contains("1 to 256"), "{bad:?}");
+            assert!(Flavour::parse(bad).unwrap_err().to_string().contains("1 to 256"), "{bad:?}");
         }
     }
 }

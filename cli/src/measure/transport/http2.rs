@@ -6,6 +6,7 @@ use serde::Serialize;
 use tonic::transport::{Endpoint, Server};
 
 use crate::units::{self, parse_size};
+use crate::value_error::ValueError;
 
 /// Window and frame sizes, or tonic's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,17 +41,16 @@ const FRAME_SIZES: std::ops::RangeInclusive<u64> = (1 << 14)..=(1 << 24) - 1;
 
 impl Http2 {
     /// Parses `default`, `tuned`, or `STREAM/CONNECTION/FRAME` sizes.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, ValueError> {
         match text {
             "default" => return Ok(Self::Default),
             "tuned" => return Ok(Self::Tuned),
             _ => {}
         }
-        let accepted =
-            "accepted: default, tuned, or STREAM/CONNECTION/FRAME sizes such as 16MiB/32MiB/256KiB";
+        let accepted = "default, tuned, or STREAM/CONNECTION/FRAME sizes such as 16MiB/32MiB/256KiB";
         let sizes: Option<Vec<u64>> = text.split('/').map(|part| parse_size(part).ok()).collect();
         let Some([stream, connection, frame]) = sizes.as_deref() else {
-            return Err(accepted.to_owned());
+            return Err(ValueError::unknown(accepted));
         };
         let window = |bytes: u64| u32::try_from(bytes).ok().filter(|_| (1..=MAX_WINDOW).contains(&bytes));
         let frame = u32::try_from(*frame).ok().filter(|_| FRAME_SIZES.contains(frame));
@@ -58,7 +58,9 @@ impl Http2 {
             (Some(stream_window), Some(connection_window), Some(max_frame)) => {
                 Ok(Self::Custom(Http2Sizes { stream_window, connection_window, max_frame }))
             }
-            _ => Err(format!("windows take 1 to {MAX_WINDOW} bytes, frames 16384 to 16777215; {accepted}")),
+            _ => Err(ValueError::unknown(format!(
+                "{accepted}; windows take 1 to {MAX_WINDOW} bytes, frames 16384 to 16777215"
+            ))),
         }
     }
 
@@ -140,7 +142,7 @@ mod tests {
         for bad in
             ["", "fast", "1MiB", "1MiB/1MiB", "1MiB/1MiB/1KiB", "2GiB/1MiB/16KiB", "0/1/16384", "a/b/c"]
         {
-            assert!(Http2::parse(bad).unwrap_err().contains("default, tuned"), "{bad:?}");
+            assert!(Http2::parse(bad).unwrap_err().to_string().contains("default, tuned"), "{bad:?}");
         }
     }
 }

@@ -7,12 +7,12 @@ use tonic::transport::server::TcpIncoming;
 
 use crate::failure::Failure;
 
-pub(crate) fn listen_error(what: &str, error: &io::Error) -> Failure {
-    Failure::run(format!("can't listen on {what}: {error}"))
+pub(crate) fn listen_error(what: &str, error: io::Error) -> Failure {
+    Failure::run(format!("can't listen on {what}")).because(error)
 }
 
 /// A listener on a free port of the loopback interface, nodelay on everything that it accepts.
 pub(crate) fn tcp_listener() -> Result<TcpIncoming, Failure> {
     let incoming = TcpIncoming::bind((Ipv4Addr::LOCALHOST, 0).into());
-    Ok(incoming.map_err(|error| listen_error("127.0.0.1", &error))?.with_nodelay(Some(true)))
+    Ok(incoming.map_err(|error| listen_error("127.0.0.1", error))?.with_nodelay(Some(true)))
 }

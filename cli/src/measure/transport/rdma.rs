@@ -7,6 +7,7 @@ use tonic_rdma::{Config, Policy, ProviderChoice, RdmaConnector, RdmaIncoming};
 use tonic_rdma_tensor::Settings;
 
 use crate::failure::Failure;
+use crate::value_error::ValueError;
 
 /// The settings of RDMA connections: the command line has precedence over the `RDMA_*` variables.
 #[derive(Clone, Debug)]
@@ -43,7 +44,8 @@ impl Rdma {
     /// Makes the configuration for `provider` (`auto`, `soft`, `ibverbs`, or a device). It fails if a variable or the
     /// provider is bad.
     pub(crate) fn new(provider: &str) -> Result<Self, Failure> {
-        let config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
+        let config = Config::from_env()
+            .map_err(|error| Failure::usage("an RDMA_* variable is not accepted").because(error))?;
         let config = match provider {
             "auto" => config,
             "soft" => config.provider(ProviderChoice::Soft),
@@ -66,8 +68,7 @@ impl Rdma {
     /// Listens for RDMA peers on a free port of the loopback interface.
     pub(crate) async fn bind(&self) -> Result<(RdmaIncoming, SocketAddr), Failure> {
         let bound = RdmaIncoming::bind_with("127.0.0.1:0", self.config.clone()).await;
-        let incoming =
-            bound.map_err(|error| Failure::run(format!("can't listen for RDMA peers: {error}")))?;
+        let incoming = bound.map_err(|error| Failure::run("can't listen for RDMA peers").because(error))?;
         let address = incoming.local_addr();
         Ok((incoming, address))
     }
@@ -75,11 +76,10 @@ impl Rdma {
     /// Connects to `endpoint` over RDMA, without a fallback.
     pub(crate) async fn connect(&self, endpoint: Endpoint) -> Result<(Channel, RdmaConnection), Failure> {
         let connector = RdmaConnector::with_config(self.config.clone());
-        let channel = endpoint.connect_with_connector(connector.clone()).await.map_err(|error| {
-            let cause =
-                std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-            Failure::run(format!("can't connect over RDMA: {error}{cause}"))
-        })?;
+        let channel = endpoint
+            .connect_with_connector(connector.clone())
+            .await
+            .map_err(|error| Failure::run("can't connect over RDMA").because(error))?;
         let info = connector.last_connection().ok_or_else(|| Failure::run("no connection was made"))?;
         let verdict = RdmaConnection {
             provider: info.provider().unwrap_or("none").to_owned(),
@@ -90,13 +90,11 @@ impl Rdma {
 }
 
 /// Parses a name that can be a device's. The library checks whether the device exists.
-pub(crate) fn parse_provider(text: &str) -> Result<String, String> {
+pub(crate) fn parse_provider(text: &str) -> Result<String, ValueError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte);
     if text.is_empty() || text.len() > 64 || !text.bytes().all(plain) {
-        return Err(
-            "accepted: auto, soft, ibverbs, or the name of a device as `tonic-rdma devices` shows it"
-                .to_owned(),
-        );
+        let accepted = "auto, soft, ibverbs, or the name of a device as `tonic-rdma devices` shows it";
+        return Err(ValueError::unknown(accepted));
     }
     Ok(text.to_owned())
 }

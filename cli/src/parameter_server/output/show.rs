@@ -7,7 +7,7 @@ use plotters::style::RGBColor;
 use super::facts::TrainingFacts;
 use super::row::TrainingRow;
 use crate::failure::Failure;
-use crate::measure::output::bars::{self, Bars, Series};
+use crate::measure::output::bars::{self, Bars, PlotError, Series};
 use crate::measure::output::files::{check_outputs, write_json};
 use crate::measure::output::grid::{dash, grid, times};
 use crate::measure::output::page::Page;
@@ -94,8 +94,8 @@ fn fields(row: &TrainingRow, rows: &[TrainingRow]) -> Vec<String> {
 
 /// Explains the columns that need an explanation.
 fn legend(rows: &[TrainingRow]) -> String {
-    let mut legend = "mini-batches/s: of all workers together, median of the turns. p50: how long a worker's mini-batch took, all \
-                      variables pulled, then all gradients pushed and consumed. GB/s: both ways together. CPU: user + system \
+    let mut legend = "mini-batches/s: of all workers together, median of the turns. p50: time of a worker's mini-batch: all \
+                      variables pulled, then all gradients pushed and consumed. GB/s: both directions together. CPU: user + system \
                       time of all processes."
         .to_owned();
     for cell in rows.chunk_by(|one, next| one.cell == next.cell) {
@@ -110,7 +110,7 @@ fn page<'a>(facts: &TrainingFacts, rows: &[TrainingRow]) -> Result<Page<'a>, Fai
     Ok(Page {
         title: "tonic-rdma parameter-server",
         facts: facts.lines(),
-        plots: plots(rows).map_err(|error| Failure::run(format!("can't plot: {error}")))?,
+        plots: plots(rows).map_err(|error| Failure::run("can't make the report").because(error))?,
         headings: HEADINGS.to_vec(),
         groups: groups(rows),
         legend: legend(rows),
@@ -119,7 +119,7 @@ fn page<'a>(facts: &TrainingFacts, rows: &[TrainingRow]) -> Result<Page<'a>, Fai
 
 /// Draws all models side by side for each number of workers, as in the paper's figure 9. If there are several numbers
 /// of workers, it also draws how each model scales over them.
-fn plots(rows: &[TrainingRow]) -> Result<Vec<String>, String> {
+fn plots(rows: &[TrainingRow]) -> Result<Vec<String>, PlotError> {
     let measured: Vec<&TrainingRow> = rows.iter().filter(|row| row.skipped.is_none()).collect();
     let mut plots = Vec::new();
     let workers = distinct(measured.iter().map(|row| row.workers));
@@ -146,7 +146,7 @@ fn draw(
     logarithmic: bool,
     rows: &[&TrainingRow],
     name: impl Fn(&TrainingRow) -> String,
-) -> Result<String, String> {
+) -> Result<String, PlotError> {
     let groups = distinct(rows.iter().map(|row| name(row)));
     let series = |(mode, colour): (TransferMode, RGBColor)| {
         let find = |group: &String| rows.iter().find(|row| row.mode == mode && name(row) == *group);

@@ -50,7 +50,7 @@ impl Child {
         arguments: &[String],
         events: UnboundedSender<(ProcessName, ChildEvent)>,
     ) -> Result<Self, Failure> {
-        let failed = |error: std::io::Error| Failure::run(format!("can't start {name}: {error}"));
+        let failed = |error: std::io::Error| Failure::run(format!("can't start {name}")).because(error);
         let program = std::env::current_exe().map_err(failed)?;
         let mut program = Program::new(program);
         // The child gets a process group of its own. So ctrl-c reaches this process alone, which then ends its
@@ -70,7 +70,7 @@ impl Child {
     /// Sends a command. If the child is gone, its end is reported as an event.
     pub(crate) async fn send(&mut self, command: &ChildCommand) -> Result<(), Failure> {
         let line = serde_json::to_string(command)
-            .map_err(|error| Failure::run(format!("can't tell {}: {error}", self.name)))?;
+            .map_err(|error| Failure::run(format!("can't send a command to {}", self.name)).because(error))?;
         let _ = self.stdin.write_all(format!("{line}\n").as_bytes()).await;
         Ok(())
     }

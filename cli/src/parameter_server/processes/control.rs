@@ -110,17 +110,18 @@ pub(crate) fn receive_commands() -> Result<mpsc::UnboundedReceiver<ChildCommand>
                 break;
             }
         }
-        #[expect(clippy::disallowed_methods, reason = "the parent is gone: there is nobody left to answer")]
+        #[expect(clippy::disallowed_methods, reason = "the parent is gone, and nothing waits for an answer")]
         std::process::exit(0)
     };
     let thread = std::thread::Builder::new().name("commands".to_owned()).spawn(listen);
-    thread.map_err(|error| Failure::run(format!("can't start a thread: {error}")))?;
+    thread.map_err(|error| Failure::run("can't start a thread").because(error))?;
     Ok(receiver)
 }
 
 /// Sends a report to the parent.
 pub(crate) fn send_report(report: &Report) -> Result<(), Failure> {
-    let line = serde_json::to_string(report).map_err(|error| Failure::run(error.to_string()))?;
+    let line = serde_json::to_string(report)
+        .map_err(|error| Failure::run("can't make JSON of a report").because(error))?;
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
 }
@@ -128,9 +129,9 @@ pub(crate) fn send_report(report: &Report) -> Result<(), Failure> {
 /// Reports a failure to the parent, which shows it. A second report here would repeat it.
 pub(crate) fn report_failure(result: Result<(), Failure>) -> Result<(), Failure> {
     match result {
-        Err(failure @ (Failure::Run(_) | Failure::Usage(_))) => {
-            let usage = matches!(failure, Failure::Usage(_));
-            send_report(&Report::Failed { reason: failure.to_string(), usage })
+        Err(failure @ (Failure::Run { .. } | Failure::Usage { .. })) => {
+            let usage = failure.is_usage();
+            send_report(&Report::Failed { reason: failure.with_causes(), usage })
         }
         other => other,
     }

@@ -207,14 +207,14 @@ impl Session {
     ) -> Result<(ProcessName, Report), Failure> {
         match tokio::time::timeout_at(deadline, self.events.recv()).await {
             Ok(Some((name, ChildEvent::Report(Report::Failed { reason, usage: true })))) => {
-                Err(Failure::Usage(format!("{name}: {reason}")))
+                Err(Failure::usage(format!("{name}: {reason}")))
             }
             Ok(Some((name, ChildEvent::Report(Report::Failed { reason, .. })))) => {
                 Err(self.explain(format!("{name}: {reason}")).await)
             }
             Ok(Some((name, ChildEvent::Report(report)))) => Ok((name, report)),
             Ok(Some((name, ChildEvent::Unreadable(line)))) => {
-                Err(Failure::run(format!("{name} report something that is no report: {line}")))
+                Err(Failure::run(format!("{name} wrote a line that is no report: {line}")))
             }
             Ok(Some((name, ChildEvent::Ended(status)))) => Err(ended(name, status)),
             Ok(None) => Err(Failure::run("all processes have ended")),
@@ -232,7 +232,7 @@ impl Session {
                 return ended(name, status);
             }
         }
-        Failure::Run(reason)
+        Failure::run(reason)
     }
 }
 
@@ -276,12 +276,12 @@ fn slowest(bytes: u64) -> Duration {
 }
 
 fn ended(name: ProcessName, status: Option<std::process::ExitStatus>) -> Failure {
-    let how = status.map_or_else(|| "nobody knows how".to_owned(), |status| status.to_string());
+    let how = status.map_or_else(|| "the exit status is unknown".to_owned(), |status| status.to_string());
     Failure::run(format!("{name} ended in the middle of the run ({how})"))
 }
 
 fn unexpected(name: ProcessName, report: &Report) -> Failure {
-    Failure::run(format!("{name} report {report:?} when nobody had asked"))
+    Failure::run(format!("{name} sent an unexpected report: {report:?}"))
 }
 
 #[cfg(test)]

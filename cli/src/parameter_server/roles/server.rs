@@ -26,7 +26,7 @@ pub(crate) fn run(options: &ProcessOptions) -> Result<(), Failure> {
     let pinned = options.core.is_some_and(|core| cores::pin(core).is_ok());
     let commands = control::receive_commands()?;
     let runtime = Flavour::IdlePolling.build();
-    let runtime = runtime.map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
+    let runtime = runtime.map_err(|error| Failure::run("can't start a runtime").because(error))?;
     control::report_failure(runtime.block_on(async {
         let (mut server, ready) = Server::start(options).await?;
         control::send_report(&Report::Ready(Ready { pinned, ..ready }))?;
@@ -95,7 +95,9 @@ impl Server {
                     let cpu_nanos = cores::cpu_time().saturating_sub(cpu).as_nanos() as u64;
                     control::send_report(&Report::Done(Done { cpu_nanos, ..done }))?;
                 }
-                ChildCommand::Collect => return Err(Failure::run("told to collect without a turn")),
+                ChildCommand::Collect => {
+                    return Err(Failure::run("got the command to collect without a turn"));
+                }
             }
         }
         Ok(())
@@ -128,7 +130,7 @@ impl Server {
                 Some(served) = self.turn.join_next() => self.served(served)?,
                 command = commands.recv() => return match command {
                     Some(ChildCommand::Collect) | None => Ok(()),
-                    Some(other) => Err(Failure::run(format!("told to {other:?} in the middle of a turn"))),
+                    Some(other) => Err(Failure::run(format!("got the command {other:?} in the middle of a turn"))),
                 },
             }
         }
@@ -144,8 +146,7 @@ impl Server {
 
     /// Notes that a worker's part of the turn has ended.
     fn served(&mut self, served: Result<Served, tokio::task::JoinError>) -> Result<(), Failure> {
-        let (peer, receipt) =
-            served.map_err(|error| Failure::run(format!("the turn crashed: {error}")))??;
+        let (peer, receipt) = served.map_err(|error| Failure::run("the turn crashed").because(error))??;
         self.service.add(&receipt);
         self.peers.push(peer);
         Ok(())
@@ -159,7 +160,7 @@ async fn listen(
     ready: &mut Ready,
 ) -> Result<(), Failure> {
     let tonic = || options.http2.server(Tonic::builder()).add_service(service.clone().server());
-    let failed = |error: std::io::Error| Failure::run(format!("can't listen: {error}"));
+    let failed = |error: std::io::Error| Failure::run("can't listen").because(error);
     if options.modes.0.contains(&TransferMode::GrpcTcp) {
         let incoming = tcp_listener()?;
         ready.tcp = Some(incoming.local_addr().map_err(failed)?);
@@ -184,7 +185,7 @@ async fn listen(
 async fn serve(mut peer: Peer, turn: TurnRequest, variables: Arc<Variables>, reduces: bool) -> Served {
     let mut receipt = Receipt::of(&turn, reduces);
     let number = peer.number;
-    let named = |error: Failure| Failure::run(format!("worker {number}: {error}"));
+    let named = |error: Failure| Failure::run(format!("worker {number}")).because(error);
     for step in turn.numbers() {
         let Some(senders) = &mut peer.senders else {
             return Err(named(Failure::run("its slots are not known")));

@@ -23,7 +23,7 @@ pub(crate) fn run(options: &ProcessOptions) -> Result<(), Failure> {
     let pinned = options.core.is_some_and(|core| cores::pin(core).is_ok());
     let commands = control::receive_commands()?;
     let runtime = Flavour::IdlePolling.build();
-    let runtime = runtime.map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
+    let runtime = runtime.map_err(|error| Failure::run("can't start a runtime").because(error))?;
     control::report_failure(runtime.block_on(async {
         let (mut worker, ready) = Worker::start(options).await?;
         control::send_report(&Report::Ready(Ready { pinned, ..ready }))?;

@@ -99,7 +99,7 @@ impl ParameterClient {
             TransferMode::GrpcTcp => {
                 let endpoint = endpoint(options.tcp.ok_or_else(missing)?, options.http2)?;
                 let channel = endpoint.connect().await;
-                (channel.map_err(|error| Failure::run(format!("can't connect over TCP: {error}")))?, None)
+                (channel.map_err(|error| Failure::run("can't connect over TCP").because(error))?, None)
             }
             TransferMode::GrpcRdma | TransferMode::GrpcRdmaGather => {
                 let gathers = mode == TransferMode::GrpcRdmaGather;
@@ -177,14 +177,14 @@ impl ParameterClient {
 fn ended(call: Option<Result<Result<(), Failure>, tokio::task::JoinError>>) -> Result<(), Failure> {
     match call {
         Some(Ok(result)) => result,
-        Some(Err(error)) => Err(Failure::run(format!("a call crashed: {error}"))),
+        Some(Err(error)) => Err(Failure::run("a call crashed").because(error)),
         None => Ok(()),
     }
 }
 
 fn endpoint(address: SocketAddr, http2: Http2) -> Result<Endpoint, Failure> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|error| Failure::run(format!("bad address {address}: {error}")))?;
+        .map_err(|error| Failure::run(format!("bad address {address}")).because(error))?;
     Ok(http2.client(endpoint.tcp_nodelay(true).connect_timeout(CONNECT)))
 }
 

@@ -92,7 +92,14 @@ impl Senders {
             let tensor = variables.tensor(index, step)?;
             let sent = match mode {
                 TransferMode::RdmaZerocp => slot.send(&tensor).await,
-                _ => slot.send_bytes(tensor.bytes().map_err(|error| Failure::run(error.to_string()))?).await,
+                _ => {
+                    slot.send_bytes(
+                        tensor
+                            .bytes()
+                            .map_err(|error| Failure::run("a tensor has no bytes").because(error))?,
+                    )
+                    .await
+                }
             };
             sent.map_err(failure)?;
         }
@@ -116,5 +123,5 @@ fn name(direction: SlotDirection, worker: u32, index: usize) -> String {
 }
 
 fn failure(error: ChannelError) -> Failure {
-    Failure::run(error.to_string())
+    Failure::run("a static slot failed").because(error)
 }

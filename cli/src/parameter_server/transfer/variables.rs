@@ -47,7 +47,8 @@ impl Layout {
             room += Content::room(variable.bytes());
             let shape = Shape::new(variable.shape());
             let spec = shape.and_then(|shape| TensorSpec::new(Dtype::F32, shape));
-            let spec = spec.map_err(|error| Failure::run(format!("a variable of {model:?}: {error}")))?;
+            let spec =
+                spec.map_err(|error| Failure::run(format!("a variable of {model:?}")).because(error))?;
             Ok(TensorSpan { spec, length: variable.bytes() as usize, offset })
         };
         let tensors = model.variables().iter().map(place).collect::<Result<Arc<[_]>, Failure>>()?;
@@ -99,7 +100,7 @@ impl Variables {
         let pool = Pool::for_sending(bytes.next_multiple_of(2 << 20));
         let memory = pool.allocate(bytes as usize);
         let mut memory = memory.map_err(|error| {
-            Failure::run(format!("no memory for variables of {}: {error}", units::rough_size(bytes)))
+            Failure::run(format!("no memory for variables of {}", units::rough_size(bytes))).because(error)
         })?;
         content::fill(layout.seed, &mut memory);
         let content = Content::over(memory.freeze(), layout.seed);
@@ -123,7 +124,7 @@ impl Variables {
             return Err(Failure::run(format!("there is no variable {index}")));
         };
         Tensor::from_bytes(place.spec, bytes)
-            .map_err(|error| Failure::run(format!("variable {index} is no tensor: {error}")))
+            .map_err(|error| Failure::run(format!("variable {index} is no tensor")).because(error))
     }
 
     /// Returns the result of consuming all tensors, for each variant.

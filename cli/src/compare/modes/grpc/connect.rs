@@ -41,14 +41,14 @@ pub(crate) async fn connect(
             Err(Failure::run("the server process does not listen for RDMA peers"))
         }
         (Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait | Mode::Memcpy, ..) => {
-            Err(Failure::run(format!("{mode} is no mode of gRPC")))
+            Err(Failure::run(format!("{mode} is not a gRPC mode")))
         }
     }
 }
 
 /// Connects over TCP with nodelay.
 pub(crate) async fn tcp(address: SocketAddr, http2: Http2) -> Result<Channel, Failure> {
-    endpoint(address, http2)?.connect().await.map_err(|error| connect_error("TCP", &error))
+    endpoint(address, http2)?.connect().await.map_err(|error| connect_error("TCP", error))
 }
 
 async fn uds(addresses: &Addresses, http2: Http2) -> Result<Channel, Failure> {
@@ -58,7 +58,7 @@ async fn uds(addresses: &Addresses, http2: Http2) -> Result<Channel, Failure> {
         async move { stream.map(TokioIo::new) }
     });
     let endpoint = endpoint(addresses.tcp, http2)?;
-    endpoint.connect_with_connector(connector).await.map_err(|error| connect_error("a Unix socket", &error))
+    endpoint.connect_with_connector(connector).await.map_err(|error| connect_error("a Unix socket", error))
 }
 
 /// Connects to a Unix socket. This does not block within one host, so the reactor is not needed.
@@ -70,11 +70,10 @@ fn uds_stream(name: &str) -> io::Result<UnixStream> {
 
 fn endpoint(address: SocketAddr, http2: Http2) -> Result<Endpoint, Failure> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|error| Failure::run(format!("bad address {address}: {error}")))?;
+        .map_err(|error| Failure::run(format!("bad address {address}")).because(error))?;
     Ok(http2.client(endpoint.tcp_nodelay(true).connect_timeout(CONNECT)))
 }
 
-fn connect_error(what: &str, error: &tonic::transport::Error) -> Failure {
-    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-    Failure::run(format!("can't connect to the server process over {what}: {error}{cause}"))
+fn connect_error(what: &str, error: tonic::transport::Error) -> Failure {
+    Failure::run(format!("can't connect to the server process over {what}")).because(error)
 }

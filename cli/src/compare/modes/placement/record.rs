@@ -1,7 +1,5 @@
 //! The record of a turn's operations. Both ends make one, and they are compared when the turn is over.
 
-use std::fmt;
-
 use tonic_rdma_proto::placement::{EndReply, Mismatch};
 
 use crate::measure::payload::reduce::Reduced;
@@ -17,13 +15,16 @@ pub(super) struct Record {
 }
 
 /// The reason why the records of both ends differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Discrepancy {
     /// The number of operations differs.
+    #[error("{sent} operations were sent and {arrived} arrived")]
     Count { sent: u64, arrived: u64 },
     /// Other operations arrived, or in another order.
+    #[error("other operations arrived than were sent, or in another order")]
     Identity,
     /// The receiver found other content in them.
+    #[error("the receiver found something else in what arrived than was sent")]
     Consumed,
 }
 
@@ -75,16 +76,6 @@ impl From<EndReply> for Record {
         let EndReply { operations, identities, consumed, mismatch } = reply;
         let mismatch = mismatch.map(|it| (it.buffer, it.offset));
         Self { operations, identities, consumed, mismatch }
-    }
-}
-
-impl fmt::Display for Discrepancy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Count { sent, arrived } => write!(f, "{sent} operations were sent and {arrived} arrived"),
-            Self::Identity => f.write_str("other operations arrived than were sent, or in another order"),
-            Self::Consumed => f.write_str("the receiver found something else in what arrived than was sent"),
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Both halves in one process.
+//! Tests of both halves in one process.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ use crate::measure::transport::listener::tcp_listener;
 use crate::measure::transport::rdma::Rdma;
 use crate::workload::{Mix, Model, Workload};
 
-/// A receiver of this process, by its control and its device.
+/// Starts a receiver in this process, and returns its control connection and its device.
 async fn serve() -> (Rdma, tonic::transport::Channel, String) {
     let rdma = Rdma::new("soft").unwrap();
     let device = RdmaDevice::bind(rdma.tensor_settings(), "127.0.0.1:0").await.unwrap();
@@ -46,7 +46,7 @@ async fn caller(mode: Mode) -> PlacementCaller {
     caller
 }
 
-/// One turn of one operation.
+/// Makes a turn of one operation.
 async fn turn(caller: &mut PlacementCaller, operation: &Operation, check: Check) -> Result<(), CallError> {
     caller.begin(check).await?;
     let run = caller.run(operation).await;
@@ -55,7 +55,7 @@ async fn turn(caller: &mut PlacementCaller, operation: &Operation, check: Check)
 }
 
 #[tokio::test]
-async fn what_arrives_is_what_was_sent_for_every_load() {
+async fn operations_arrive_unchanged_for_every_load() {
     for mode in [Mode::RdmaCp, Mode::RdmaZerocp, Mode::RdmaZerocpAwait] {
         let mut caller = caller(mode).await;
         for load in [
@@ -93,7 +93,7 @@ async fn wrong_content_another_operation_and_a_wrong_maximum_are_found() {
     assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 70_001 }), "{error}");
     let error = turn(&mut caller, &with(99_999), Check::Stamps).await.unwrap_err();
     assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 99_999 }), "{error}");
-    // Nothing that was ever to be sent.
+    // A seed of no operation.
     let error = turn(&mut caller, &with(0), Check::Stamps).await.unwrap_err();
     assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 0 }), "{error}");
     let other = right.reduced.map(|reduced| Reduced { maximum: -1.0, ..reduced });
@@ -119,7 +119,7 @@ async fn a_torn_middle_is_found_in_every_operation() {
 }
 
 #[tokio::test]
-async fn what_was_not_prepared_or_makes_no_sense_is_an_error() {
+async fn unprepared_and_senseless_requests_are_errors() {
     let operation = Operations::new(Load::Size(64), 3, true).unwrap().take(0);
     let mut unprepared = caller(Mode::RdmaZerocp).await;
     assert!(unprepared.begin(Check::All).await.is_err());
@@ -153,12 +153,12 @@ async fn what_was_not_prepared_or_makes_no_sense_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_turn_that_is_given_up_does_no_harm_to_the_next() {
+async fn a_turn_that_is_given_up_does_not_affect_the_next() {
     let operations = Operations::new(Load::Size(64), 3, true).unwrap();
     for mode in [Mode::RdmaZerocp, Mode::RdmaZerocpAwait] {
         let mut sender = caller(mode).await;
         sender.prepare(&operations, 1).await.unwrap();
-        // No task looks at them, as no turn was begun. Then the places go.
+        // No turn was begun, so no task looks at the slots. Then the slots are released.
         let mut second = sender.clone();
         let operation = operations.take(0);
         let run = tokio::spawn(async move { second.run(&operation).await });
@@ -173,7 +173,7 @@ async fn a_turn_that_is_given_up_does_no_harm_to_the_next() {
 }
 
 #[tokio::test]
-async fn futures_wait_for_as_many_operations_as_are_under_way() {
+async fn futures_wait_for_all_operations_in_flight() {
     for (load, callers) in [
         (Load::Size(64), 1),
         (Load::Size(100_000), 3),
