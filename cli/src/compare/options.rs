@@ -33,7 +33,7 @@ Examples:
   tonic-rdma compare --workload resnet50 --inflight 1,16   all variables of a model, up to 16 calls at once
   tonic-rdma compare --rate 1000,10000,50000               latency under load: calls begin when they are due
   tonic-rdma compare --runtime multi-thread:2 --sizes 64 --inflight 32
-  tonic-rdma compare --newcomer                            what #[tokio::main], the system's malloc and free cores get
+  tonic-rdma compare --newcomer                            with #[tokio::main], the system's malloc, and not pinned
   tonic-rdma compare --direction down --sizes 64KiB,16MiB  large replies in place of large requests
   tonic-rdma compare --newcomer --quick --at-least 0.5     the same for CI: fails if RDMA is slower than half of TCP";
 

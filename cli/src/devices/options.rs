@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-/// Options of `devices`.
+/// The options of `devices`.
 #[derive(Debug, Args)]
 pub(crate) struct DevicesOptions {
     /// Test each usable device: SEND, WRITE and READ between two queue pairs of this process

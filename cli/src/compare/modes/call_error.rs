@@ -1,5 +1,7 @@
 //! The errors of a call.
 
+use std::time::Duration;
+
 use tokio::task::JoinError;
 use tonic_rdma_tensor::ChannelError;
 
@@ -32,13 +34,16 @@ pub(crate) enum CallError {
     Memory(u64),
     #[error(transparent)]
     Crash(#[from] JoinError),
+    #[error("no answer within {} s", .0.as_secs())]
+    NoAnswer(Duration),
 }
 
 impl CallError {
     /// Returns whether the content that arrived differs from the content that was sent.
     pub(crate) fn is_mismatch(&self) -> bool {
         match self {
-            Self::Status(_) | Self::Channel(_) | Self::Unprepared | Self::Memory(_) | Self::Crash(_) => false,
+            Self::Status(_) | Self::Channel(_) | Self::Crash(_) => false,
+            Self::Unprepared | Self::Memory(_) | Self::NoAnswer(_) => false,
             Self::Length { .. }
             | Self::Content { .. }
             | Self::Buffers { .. }

@@ -113,7 +113,7 @@ impl Mode {
         if matches!(self, Self::GrpcRdmaGather) { Encode::Gather } else { setting }
     }
 
-    /// Whether the receiver consumes payloads in this mode.
+    /// Returns whether the receiver consumes payloads in this mode.
     pub(crate) const fn reduces(self, consume: Consume) -> bool {
         match consume {
             Consume::Auto => self.carries_tensors(),

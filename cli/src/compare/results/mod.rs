@@ -1,4 +1,5 @@
-//! The results of a run: rows of figures, the facts about the run, and everything that shows them.
+//! The results of a run: rows of figures and the facts about the run, shown as a table, as JSON and as a page with
+//! plots. `gate` compares them with the ratio of `--at-least`.
 
 pub(crate) mod facts;
 pub(crate) mod gate;

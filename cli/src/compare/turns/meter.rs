@@ -9,7 +9,7 @@ use tonic_rdma_proto::transfer::Check;
 use super::closed_loop;
 use super::open_loop::{self, OfferedLoad};
 use super::outcome::TurnOutcome;
-use super::participant::{PATIENCE, Participant, no_answer, patience};
+use super::participant::{PATIENCE, Participant, patience};
 use super::schedule::poisson_arrivals;
 use super::tally::Tally;
 use crate::compare::modes::call_error::CallError;
@@ -41,13 +41,9 @@ pub(crate) struct Meter<'a> {
     pub(crate) consumed: bool,
 }
 
-/// Returns the outcome of a turn's begin or end. An error is a message, and whether content was wrong.
-fn failure<T>(outcome: Result<Result<T, CallError>, Elapsed>) -> Result<T, (String, bool)> {
-    match outcome {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err((error.to_string(), error.is_mismatch())),
-        Err(_) => Err((no_answer(PATIENCE), false)),
-    }
+/// Returns the result of a turn's begin or end. It is an error if it took too long.
+fn answered<T>(result: Result<Result<T, CallError>, Elapsed>) -> Result<T, CallError> {
+    result.unwrap_or(Err(CallError::NoAnswer(PATIENCE)))
 }
 
 impl Meter<'_> {
@@ -101,23 +97,22 @@ impl Meter<'_> {
     /// Begins a mode's turn. Returns false if that failed; there is nothing to end then.
     async fn begin(&mut self, participant: usize, check: Check, tally: &mut Tally) -> bool {
         let participant = &mut self.participants[participant];
-        let failure = failure(tokio::time::timeout(PATIENCE, participant.caller.begin(check)).await);
-        let begun = failure.is_ok();
-        if let Err((what, _)) = failure {
+        let begun = answered(tokio::time::timeout(PATIENCE, participant.caller.begin(check)).await);
+        if let Err(error) = &begun {
             participant.count(&TurnOutcome { errors: 1, ..TurnOutcome::default() });
-            tally.error(1, what);
+            tally.error(1, error.to_string());
         }
-        begun
+        begun.is_ok()
     }
 
     /// Ends a mode's turn, so that other modes have theirs.
     async fn end(&mut self, participant: usize, tally: &mut Tally) {
         let participant = &mut self.participants[participant];
-        match failure(tokio::time::timeout(PATIENCE, participant.caller.end()).await) {
+        match answered(tokio::time::timeout(PATIENCE, participant.caller.end()).await) {
             Ok(messages) => self.checks.every_byte += messages,
-            Err((what, mismatch)) => {
-                self.checks.mismatches += u64::from(mismatch);
-                tally.error(1, what);
+            Err(error) => {
+                self.checks.mismatches += u64::from(error.is_mismatch());
+                tally.error(1, error.to_string());
             }
         }
     }
@@ -161,7 +156,7 @@ impl Meter<'_> {
             }
             Err(_) => {
                 self.participants[participant].given_up = true;
-                tally.error(1, no_answer(patience));
+                tally.error(1, CallError::NoAnswer(patience).to_string());
             }
         }
         self.end(participant, tally).await;
@@ -207,7 +202,7 @@ impl Meter<'_> {
         let schedule = poisson_arrivals(rate, length, mix(u64::from(round)) ^ rate.to_bits());
         let (bound, width) = cell.concurrency();
         let first = round as usize * schedule.len();
-        OfferedLoad { schedule, length, first, bound, width, polite: !self.pinned }
+        OfferedLoad { schedule, length, first, bound, width, yields: !self.pinned }
     }
 
     /// Returns the CPU time of both processes since they started.
@@ -218,7 +213,8 @@ impl Meter<'_> {
             Ok(Err(error)) => {
                 Err(Failure::run("can't ask the server process for its CPU time").because(error))
             }
-            Err(_) => Err(Failure::run(format!("the server process: {}", no_answer(PATIENCE)))),
+            Err(_) => Err(Failure::run("can't ask the server process for its CPU time")
+                .because(CallError::NoAnswer(PATIENCE))),
         }
     }
 
@@ -242,7 +238,7 @@ impl Meter<'_> {
             closed_loop::run(caller, operations, position, concurrency, length, &mut turn, &mut missing);
         if tokio::time::timeout(patience, run).await.is_err() {
             participant.given_up = true;
-            turn.error(missing, no_answer(patience));
+            turn.error(missing, CallError::NoAnswer(patience).to_string());
         }
         self.checks.mismatches += turn.mismatches;
         turn
@@ -263,7 +259,7 @@ impl Meter<'_> {
         if tokio::time::timeout(patience, run).await.is_err() {
             participant.given_up = true;
             let missing = turn.sent - turn.latencies.len() as u64 - turn.errors;
-            turn.error(missing, no_answer(patience));
+            turn.error(missing, CallError::NoAnswer(patience).to_string());
         }
         self.checks.mismatches += turn.mismatches;
         turn

@@ -39,7 +39,7 @@ pub(crate) struct OfferedLoad {
     /// Calls that an operation makes at once.
     pub(crate) width: usize,
     /// Whether the generator yields the core to other processes while it waits.
-    pub(crate) polite: bool,
+    pub(crate) yields: bool,
 }
 
 /// Sends each operation when it is due, until `offer.length` is over and all answers have arrived. An error ends the
@@ -51,8 +51,8 @@ pub(crate) async fn run(
     offer: &OfferedLoad,
     turn: &mut TurnOutcome,
 ) {
-    let OfferedLoad { schedule, length, first, bound, width, polite } = offer;
-    let mut generator = Generator::new(turn, *polite);
+    let OfferedLoad { schedule, length, first, bound, width, yields } = offer;
+    let mut generator = Generator::new(turn, *yields);
     let start = Instant::now();
     let give_up = start + 2 * *length;
     for (index, place) in schedule.iter().enumerate() {
@@ -88,14 +88,14 @@ struct Generator<'a> {
     turn: &'a mut TurnOutcome,
     /// Time of each answer, from the start of the turn.
     ends: Vec<Duration>,
-    polite: bool,
+    yields: bool,
     /// CPU time of a yield without work for other tasks: an estimate of the median.
     empty_pass: Option<Duration>,
 }
 
 impl<'a> Generator<'a> {
-    fn new(turn: &'a mut TurnOutcome, polite: bool) -> Self {
-        Self { under_way: JoinSet::new(), turn, ends: Vec::new(), polite, empty_pass: None }
+    fn new(turn: &'a mut TurnOutcome, yields: bool) -> Self {
+        Self { under_way: JoinSet::new(), turn, ends: Vec::new(), yields, empty_pass: None }
     }
 
     /// Starts an operation that is due at `place` after `start`.
@@ -136,7 +136,7 @@ impl<'a> Generator<'a> {
                 since_last();
                 continue;
             }
-            if self.polite {
+            if self.yields {
                 std::thread::yield_now();
             }
             let idle = self.under_way.is_empty();
@@ -285,7 +285,7 @@ mod tests {
         let caller = Caller::Grpc(GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy));
         let operations = Operations::new(Load::Size(64), 1, false).unwrap();
         let schedule = vec![Duration::ZERO; 10];
-        let offer = OfferedLoad { schedule, length, first: 0, bound: 1, width: 1, polite: true };
+        let offer = OfferedLoad { schedule, length, first: 0, bound: 1, width: 1, yields: true };
         let mut turn = TurnOutcome::default();
         run(&caller, &operations, &offer, &mut turn).await;
         turn

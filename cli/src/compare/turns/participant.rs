@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::outcome::TurnOutcome;
 use super::tally::Tally;
+use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::caller::Caller;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::Operations;
@@ -26,30 +27,23 @@ pub(crate) struct Participant {
     /// Number of consecutive turns in which every call failed.
     failed_turns: u32,
     /// Whether the mode can't take part in this cell.
-    sits_out: bool,
+    skips: bool,
 }
 
 impl Participant {
     pub(crate) fn new(mode: Mode, caller: Caller) -> Self {
-        Self {
-            mode,
-            caller,
-            position: Position::default(),
-            given_up: false,
-            failed_turns: 0,
-            sits_out: false,
-        }
+        Self { mode, caller, position: Position::default(), given_up: false, failed_turns: 0, skips: false }
     }
 
     /// Returns whether the mode sends nothing in this cell.
     pub(super) fn is_idle(&self) -> bool {
-        self.given_up || self.sits_out
+        self.given_up || self.skips
     }
 
     /// Prepares for a cell's operations. A mode that can't prepare skips the cell, and its row has the reason.
     pub(super) async fn prepare(&mut self, operations: &Operations, cell: Cell, tally: &mut Tally) {
         tally.skipped = cell.beyond(self.mode);
-        self.sits_out = tally.skipped.is_some();
+        self.skips = tally.skipped.is_some();
         if self.is_idle() {
             return;
         }
@@ -57,11 +51,11 @@ impl Participant {
         let patience = patience(cell, inflight);
         let error = match tokio::time::timeout(patience, self.caller.prepare(operations, inflight)).await {
             Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => no_answer(patience),
+            Ok(Err(error)) => error,
+            Err(_) => CallError::NoAnswer(patience),
         };
-        self.sits_out = true;
-        tally.error(1, error);
+        self.skips = true;
+        tally.error(1, error.to_string());
     }
 
     /// Releases everything that was prepared. A mode that can't do that is not used again.
@@ -80,10 +74,6 @@ impl Participant {
 /// Returns the time to wait for operations before they count as lost.
 pub(super) fn patience(cell: Cell, operations: usize) -> Duration {
     PATIENCE + Duration::from_secs_f64(cell.load.bytes() as f64 * operations as f64 / SLOWEST)
-}
-
-pub(super) fn no_answer(patience: Duration) -> String {
-    format!("no answer within {} s", patience.as_secs())
 }
 
 #[cfg(test)]

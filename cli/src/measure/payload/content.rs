@@ -139,16 +139,16 @@ pub(crate) fn check_all(seed: u64, content: &[u8]) -> Option<u64> {
     differs.then(|| first_difference(seed, index, tail))
 }
 
-/// As [`check_all`], but reads at most 16 words: the first, the last, and one in each fourteenth of the content, at a
-/// place that `draw` determines. So it always finds a wrong part as long as a seventh, and finds a shorter one in some
-/// of many calls.
+/// Checks as [`check_all`] does, but reads at most 16 words: the first, the last, and one in each fourteenth of the
+/// content, at a place that `draw` determines. So it always finds a wrong part as long as a seventh, and finds a
+/// shorter one in some of many calls.
 pub(crate) fn check_stamps(seed: u64, content: &[u8], draw: u64) -> Option<u64> {
     check_stamps_of(seed, content.len(), draw, |start, word| {
         word.copy_from_slice(&content[start..start + word.len()]);
     })
 }
 
-/// As [`check_stamps`], for `len` bytes of memory that is no slice. `read` copies bytes from an offset on.
+/// Checks as [`check_stamps`] does, for `len` bytes of memory that is no slice. `read` copies bytes from an offset on.
 pub(crate) fn check_stamps_of(
     seed: u64,
     len: usize,

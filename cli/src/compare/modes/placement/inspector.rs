@@ -43,7 +43,7 @@ impl Inspector {
     }
 
     /// Checks a buffer, and consumes it if the settings say so.
-    pub(super) fn look(
+    pub(super) fn check(
         &mut self,
         memory: &SharedRegion,
         range: Range<usize>,
@@ -55,8 +55,8 @@ impl Inspector {
         // Consuming a buffer reads all of it anyway.
         let every_byte = self.every_byte || (!self.reduces && self.draws.is_multiple_of(SHARE));
         let (wrong, reduced) = match range.len() {
-            0..=SCRATCH => self.look_at_copy(memory, range, seed, every_byte),
-            _ => self.look_in_pieces(memory, range, seed, every_byte),
+            0..=SCRATCH => self.check_copy(memory, range, seed, every_byte),
+            _ => self.check_pieces(memory, range, seed, every_byte),
         };
         if let Some(offset) = wrong {
             record.wrong(index, offset);
@@ -64,7 +64,7 @@ impl Inspector {
         reduced
     }
 
-    fn look_at_copy(
+    fn check_copy(
         &mut self,
         memory: &SharedRegion,
         range: Range<usize>,
@@ -86,7 +86,7 @@ impl Inspector {
         (wrong, self.reduces.then(|| reduce(bytes)))
     }
 
-    fn look_in_pieces(
+    fn check_pieces(
         &self,
         memory: &SharedRegion,
         range: Range<usize>,
@@ -122,7 +122,7 @@ impl Inspector {
     }
 
     /// Checks all buffers of an operation that lie at `start`, and then releases the header.
-    pub(super) fn look_at_batch(
+    pub(super) fn check_batch(
         &mut self,
         batch: &Batch,
         header: Arrived<'_>,
@@ -142,7 +142,7 @@ impl Inspector {
         let buffers = batch.places(&lengths).zip(&*lengths).zip(batch.seeds(first, &lengths));
         for (index, ((place, length), seed)) in (0..).zip(buffers) {
             let begin = (start + place) as usize;
-            let reduced = self.look(memory, begin..begin + *length as usize, seed, index, record);
+            let reduced = self.check(memory, begin..begin + *length as usize, seed, index, record);
             found = both(found, reduced);
         }
         drop(header);

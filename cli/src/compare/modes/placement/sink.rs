@@ -115,8 +115,8 @@ impl Sink {
                 let start = (*taken % *depth) * batch.room;
                 let arrived = header.try_recv()?;
                 *taken += u64::from(arrived.is_some());
-                let look = |arrived| inspector.look_at_batch(batch, arrived, region.memory(), start, record);
-                arrived.map(look).is_some()
+                let check = |arrived| inspector.check_batch(batch, arrived, region.memory(), start, record);
+                arrived.map(check).is_some()
             }
         };
         if found {
@@ -139,7 +139,7 @@ impl Sink {
                 let start = (*taken % *depth) * batch.room;
                 let arrived = header.recv().await?;
                 *taken += 1;
-                inspector.look_at_batch(batch, arrived, region.memory(), start, record);
+                inspector.check_batch(batch, arrived, region.memory(), start, record);
             }
         }
         Ok(())
@@ -162,7 +162,7 @@ impl SlotOperation {
             seeds.iter_mut().zip(seeds_in_order(first, lengths)).for_each(|(to, seed)| *to = seed);
         }
         let (memory, range) = arrived.memory();
-        let reduced = inspector.look(memory, range, seeds[*next], *next as u64, record);
+        let reduced = inspector.check(memory, range, seeds[*next], *next as u64, record);
         *found = both(*found, reduced);
         drop(arrived);
         *next += 1;

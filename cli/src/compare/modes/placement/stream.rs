@@ -113,7 +113,7 @@ impl OperationStream {
                 let operation = self.take();
                 sender.send(&operation).await?;
                 self.started(sender, record, &operation);
-                self.look(sender)?;
+                self.count_ended(sender)?;
             }
             if self.under_way.is_empty() {
                 return Ok(());
@@ -125,7 +125,7 @@ impl OperationStream {
     /// Waits until an operation has ended, the oldest if the slot is full, and counts all that have ended.
     async fn wait(&mut self, sender: &mut TensorSender) -> Result<(), CallError> {
         let under_way = self.under_way.len();
-        self.look(sender)?;
+        self.count_ended(sender)?;
         if self.under_way.len() < under_way {
             return Ok(());
         }
@@ -134,10 +134,10 @@ impl OperationStream {
         } else {
             sender.flush().await?;
         }
-        self.look(sender)
+        self.count_ended(sender)
     }
 
-    fn look(&mut self, sender: &mut TensorSender) -> Result<(), CallError> {
+    fn count_ended(&mut self, sender: &mut TensorSender) -> Result<(), CallError> {
         let pending = sender.pending()? as usize;
         if pending < self.under_way.len() {
             self.finish(pending, Instant::now());
