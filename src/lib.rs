@@ -251,7 +251,7 @@
 //! [`Config::from_env`] starts from it and applies the environment variables `RDMA_*`; its documentation has a table of
 //! them. A value that can't be used is a [`ConfigError`] that names the variable. [`RdmaConnector::new`] and
 //! [`RdmaIncoming::bind`] take the defaults and read no variable but `RDMA_TUNE_CACHE`, which the default asks for
-//! ([`TuneCache::Environment`](endpoint::tuner::TuneCache::Environment)); [`tensor::RdmaDevice::new`] calls `from_env`.
+//! ([`TuneCache::Environment`](TuneCache::Environment)); [`tensor::RdmaDevice::new`] calls `from_env`.
 //!
 //! ```
 //! use tonic_rdma::{Config, Policy, RdmaConnector};

@@ -2,6 +2,9 @@
 
 mod choices;
 mod error;
+mod rules;
+#[cfg(test)]
+mod tests;
 mod tune_cache;
 mod variables;
 
@@ -16,7 +19,8 @@ pub use tune_cache::TuneCache;
 /// Settings of a connector, a listener or a tensor device. [`Config::default`] suits most programs. [`Config::from_env`]
 /// starts from it and applies the `RDMA_*` variables, whose names follow those of TensorFlow's verbs transport.
 ///
-/// A number beyond what a setting takes becomes the nearest one that it takes.
+/// Setters take any value. [`validate`](Self::validate) refuses the values that the variables refuse; connectors, listeners and
+/// tensor devices call it before they use a configuration, so that a bad value is an error that names its setting.
 ///
 /// ```
 /// use std::time::Duration;
@@ -98,16 +102,53 @@ impl Config {
     /// Longest spin by default. It is about as long as three wake-ups, so that a spin in vain costs no more than a successful
     /// one saves.
     const SPIN_LIMIT: Duration = Duration::from_micros(120);
-    /// Lengths that a chunk may have, in bytes: from, to.
-    pub(super) const CHUNKS: [usize; 2] = [4096, 16 << 20];
 
-    /// The limit on pinned memory, if one is set.
+    /// Checks every setting by the rule of its environment variable. [`from_env`](Self::from_env) calls this, and so do
+    /// connectors, listeners and tensor devices before they use a configuration. Setters take any value, so that calls of
+    /// setters can be chained.
+    ///
+    /// ```
+    /// use tonic_rdma::Config;
+    ///
+    /// assert!(Config::default().queue_depth(256).validate().is_ok());
+    /// let error = Config::default().queue_depth(1).validate().unwrap_err();
+    /// assert_eq!((error.setting, error.variable), ("queue_depth", "RDMA_QP_QUEUE_DEPTH"));
+    /// ```
+    ///
+    /// # Errors
+    /// A setting has a value that it does not take. The error names the setting, its variable and the values that it takes.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.device.as_deref().map_or(Ok(()), rules::check_device)?;
+        self.device_port.map_or(Ok(()), |port| rules::DEVICE_PORT.check(port.into()))?;
+        self.gid_index.map_or(Ok(()), |index| rules::GID_INDEX.check(index.into()))?;
+        rules::check_cpus(&self.poll_cpus)?;
+        rules::SPIN_LIMIT.check(self.spin_limit)?;
+        rules::COMPLETION_QUEUES.check(self.completion_queues as u64)?;
+        self.chunk_size.map_or(Ok(()), |bytes| rules::CHUNK_SIZE.check(bytes as u64))?;
+        if let TuneCache::Directory(directory) = &self.tune_cache {
+            rules::check_directory(directory)?;
+        }
+        rules::RECEIVE_SLOTS.check(self.receive_slots.into())?;
+        rules::SLOT_SIZE.check(self.slot_size.into())?;
+        self.max_inline.map_or(Ok(()), |bytes| rules::MAX_INLINE.check(bytes.into()))?;
+        rules::QUEUE_DEPTH.check(self.queue_depth.into())?;
+        self.pinned_limit.map_or(Ok(()), |bytes| rules::PINNED_LIMIT.check(bytes))?;
+        rules::HANDSHAKE_TIMEOUT.check(self.handshake_timeout)?;
+        rules::QP_TIMEOUT.check(self.path.timeout.into())?;
+        rules::QP_RETRY_COUNT.check(self.path.retry_count.into())?;
+        rules::QP_SERVICE_LEVEL.check(self.path.service_level.into())?;
+        rules::QP_TRAFFIC_CLASS.check(self.path.traffic_class.into())?;
+        rules::QP_PKEY_INDEX.check(self.path.pkey_index.into())?;
+        self.path.mtu.map_or(Ok(()), rules::check_mtu)
+    }
+
+    /// Returns the limit on pinned memory, if one is set.
     #[doc(hidden)]
     pub fn pinned(&self) -> Option<u64> {
         self.pinned_limit
     }
 
-    /// Requests on a send queue.
+    /// Returns the length of a send queue, in requests.
     #[doc(hidden)]
     pub fn depth(&self) -> u32 {
         self.queue_depth
@@ -164,16 +205,16 @@ impl Config {
     }
 
     /// Sets how long [`PollMode::Adaptive`] spins for a completion at most before it sleeps. Default: 120 µs, about three
-    /// wake-ups. More gives a lower latency where answers take longer than that, and costs as much processor time; with zero it
-    /// never spins. Variable `RDMA_SPIN_LIMIT`, in microseconds.
+    /// wake-ups. A longer time gives a lower latency where answers take longer than that, and costs as much processor time. Zero
+    /// means never to spin. At most 1 s. Variable `RDMA_SPIN_LIMIT`, in microseconds.
     pub fn spin_limit(mut self, limit: Duration) -> Self {
         self.spin_limit = limit;
         self
     }
 
-    /// Sets the number of completion queues over which connections are spread in turn, at least 1. Default: 1. Variable `RDMA_CQS`.
+    /// Sets the number of completion queues over which connections are spread in turn, 1 to 64. Default: 1. Variable `RDMA_CQS`.
     pub fn completion_queues(mut self, count: usize) -> Self {
-        self.completion_queues = count.max(1);
+        self.completion_queues = count;
         self
     }
 
@@ -185,25 +226,27 @@ impl Config {
         self
     }
 
-    /// Sets the length of the pieces that a rendezvous is read in, in bytes, 4096 to 16 MiB. Default: what suits the device.
+    /// Sets the length of the pieces that a rendezvous is read in, in bytes, 4096 to 16 MiB. Default: the length that suits the
+    /// device.
     /// Variable `RDMA_CHUNK_SIZE`: `auto` or bytes.
     pub fn chunk_size(mut self, bytes: usize) -> Self {
-        self.chunk_size = Some(bytes.clamp(Self::CHUNKS[0], Self::CHUNKS[1]));
+        self.chunk_size = Some(bytes);
         self
     }
 
-    /// Sets where calibrations of devices are kept on disk. Of all configurations of a process the first that uses a device
-    /// counts. Default: [`TuneCache::Environment`]. Variable `RDMA_TUNE_CACHE`: `off` or the path of a directory.
+    /// Sets where calibrations of devices are kept on disk. The first configuration of a process that uses a device counts.
+    /// Default: [`TuneCache::Environment`]. Variable `RDMA_TUNE_CACHE`: `off` or the path of a directory.
     pub fn tune_cache(mut self, cache: TuneCache) -> Self {
         self.tune_cache = cache;
         self
     }
 
-    /// Sets the receive buffers of each connection (the most that it has, if they are shared): `slots` (at least 16) of `size`
-    /// bytes each (at least 1024). An eager message fills one. Default: 96 of 17 408 bytes. Variables `RDMA_RECEIVE_SLOTS` (to 1024) and `RDMA_SLOT_SIZE` (to 65536).
+    /// Sets the receive buffers of each connection: `slots` buffers (16 to 1024) of `size` bytes each (1024 to 65 536). Where
+    /// connections share buffers, `slots` is the most that one connection has. An eager message fills one buffer. Default: 96
+    /// of 17 408 bytes. Variables `RDMA_RECEIVE_SLOTS` and `RDMA_SLOT_SIZE`.
     pub fn receive_buffers(mut self, slots: u32, size: u32) -> Self {
-        self.receive_slots = slots.clamp(16, 1024);
-        self.slot_size = size.clamp(1024, 64 * 1024);
+        self.receive_slots = slots;
+        self.slot_size = size;
         self
     }
 
@@ -213,35 +256,36 @@ impl Config {
         self
     }
 
-    /// Sets the longest message that is handed to the device inline, in bytes. The device takes such a message over at once, so
-    /// that nothing has to be copied or kept for it. Default: as many as the device takes, which is a whole message on the
-    /// software device and some hundred bytes on others. Variable `RDMA_MAX_INLINE`.
+    /// Sets the longest message that is handed to the device inline, in bytes. The device takes the bytes of such a message at
+    /// once, so that this end neither copies nor keeps them. Default: as many as the device takes, which is a whole message on
+    /// the software device and some hundred bytes on others. Variable `RDMA_MAX_INLINE`.
     pub fn max_inline(mut self, bytes: u32) -> Self {
         self.max_inline = Some(bytes);
         self
     }
 
-    /// Sets how many send requests may be outstanding on a queue pair. Default: 1024. Variable `RDMA_QP_QUEUE_DEPTH`, 64 to 4096.
+    /// Sets how many send requests may be outstanding on a queue pair, 64 to 4096. Default: 1024. Variable
+    /// `RDMA_QP_QUEUE_DEPTH`.
     pub fn queue_depth(mut self, depth: u32) -> Self {
-        self.queue_depth = depth.clamp(64, 4096);
+        self.queue_depth = depth;
         self
     }
 
-    /// Sets how much registered memory this process may use over all connections, in bytes. The first connection of a process
-    /// settles it. Default: 2 GiB. Variable `RDMA_PINNED_LIMIT`.
+    /// Sets how much registered memory all connections of this process may use together, in bytes, from 1 MiB on. The setting of
+    /// the first connection counts. Default: 2 GiB. Variable `RDMA_PINNED_LIMIT`.
     pub fn pinned_limit(mut self, bytes: u64) -> Self {
         self.pinned_limit = Some(bytes);
         self
     }
 
-    /// Sets whether tensors may be exchanged beside connections with TLS. No device encrypts what it moves, so tensors cross the
-    /// network as they are, even where calls are encrypted. Default: no. Variable `RDMA_PLAINTEXT_TENSORS`: `refuse`, `allow`.
+    /// Sets whether tensors may be exchanged beside connections with TLS. No device encrypts the bytes that it moves, so tensors
+    /// cross the network unencrypted, even where calls are encrypted. Default: no. Variable `RDMA_PLAINTEXT_TENSORS`: `refuse`, `allow`.
     pub fn plaintext_tensors(mut self, allow: bool) -> Self {
         self.plaintext_tensors = allow;
         self
     }
 
-    /// Whether tensors may be exchanged beside connections with TLS.
+    /// Returns whether tensors may be exchanged beside connections with TLS.
     #[doc(hidden)]
     pub fn allows_plaintext_tensors(&self) -> bool {
         self.plaintext_tensors
@@ -253,33 +297,33 @@ impl Config {
         self
     }
 
-    /// Sets how long the other end may take for each of its messages of the negotiation. Default: 3 s; machines that are very
-    /// busy, or emulated, need more. Variable `RDMA_HANDSHAKE_TIMEOUT`, in milliseconds.
+    /// Sets how long the other end may take for each of its messages of the negotiation, 1 ms to 600 s. Default: 3 s; machines
+    /// that are very busy, or emulated, need more. Variable `RDMA_HANDSHAKE_TIMEOUT`, in milliseconds.
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
         self
     }
 
-    /// Sets after how long a silence this end asks the peer whether it is alive, and how long the peer has to answer. Default:
-    /// 10 s and 30 s.
+    /// Sets after how long a silence this end sends the peer a ping, and how long the peer has to answer. Default: 10 s and
+    /// 30 s.
     pub fn ping(mut self, interval: Duration, timeout: Duration) -> Self {
         self.ping_interval = interval;
         self.ping_timeout = timeout;
         self
     }
 
-    /// Sets how long a closed connection may go on delivering what was written before. Default: 5 s.
+    /// Sets how long a closed connection may go on sending bytes that were written before. Default: 5 s.
     pub fn linger(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self
     }
 
-    /// Returns the attributes that queue pairs are connected with.
+    /// Returns the attributes of new connections' queue pairs.
     pub fn path(&self) -> &PathSettings {
         &self.path
     }
 
-    /// Sets the attributes that queue pairs are connected with. Variables `RDMA_QP_TIMEOUT`, `RDMA_QP_RETRY_COUNT`,
+    /// Sets the attributes of new connections' queue pairs. Variables `RDMA_QP_TIMEOUT`, `RDMA_QP_RETRY_COUNT`,
     /// `RDMA_QP_SL`, `RDMA_QP_MTU`, `RDMA_QP_PKEY_INDEX`, `RDMA_TRAFFIC_CLASS`.
     pub fn path_settings(mut self, path: PathSettings) -> Self {
         self.path = path;

@@ -2,21 +2,21 @@
 
 use std::path::PathBuf;
 
-/// Where calibrations are kept.
+/// The directory in which calibrations are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TuneCache {
-    /// Where the environment says: in the directory that `RDMA_TUNE_CACHE` names (`off`: nowhere), or else in
+    /// The directory that the environment names: `RDMA_TUNE_CACHE` (`off`: nowhere), or else
     /// `$XDG_CACHE_HOME/tonic-rdma` or `$HOME/.cache/tonic-rdma`.
     #[default]
     Environment,
-    /// In this directory, which is made if it is not there.
+    /// This directory, which is created if it does not exist.
     Directory(PathBuf),
-    /// Nowhere: every process measures for itself.
+    /// Nowhere: every process measures.
     Off,
 }
 
 impl TuneCache {
-    /// What a value of `RDMA_TUNE_CACHE` means; `None` if it means nothing.
+    /// Reads a value of `RDMA_TUNE_CACHE`; `None` if the value is empty.
     pub(super) fn parse(value: &str) -> Option<Self> {
         match value {
             "" => None,

@@ -1,4 +1,4 @@
-//! The environment variables that a configuration can be made of.
+//! The environment variables of the settings.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::Config;
 use super::choices::{EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive};
 use super::error::ConfigError;
+use super::rules::{self, Number, Setting, Time};
 use super::tune_cache::TuneCache;
 use tonic_rdma_verbs::PathSettings;
 
@@ -70,59 +71,48 @@ impl Config {
     pub fn from_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
         let mut config = Self::default();
         let variables = Variables { lookup };
-        if let Some(policy) = variables.choice("RDMA_POLICY", POLICIES)? {
-            config.policy = policy;
-        }
-        if let Some(provider) = variables.choice("RDMA_PROVIDER", PROVIDERS)? {
-            config.provider = provider;
-        }
-        config.device = variables.name("RDMA_DEVICE")?;
-        config.device_port = variables.number("RDMA_DEVICE_PORT", 1, 255)?.map(|port| port as u8);
-        config.gid_index = variables.number("RDMA_GID_INDEX", 0, 255)?.map(|index| index as u8);
-        if let Some(mode) = variables.choice("RDMA_POLL_MODE", POLL_MODES)? {
-            config.poll_mode = mode;
-        }
-        if let Some(cpus) = variables.cpus("RDMA_POLL_CPUS")? {
+        variables.choice(&rules::POLICY, POLICIES, &mut config.policy)?;
+        variables.choice(&rules::PROVIDER, PROVIDERS, &mut config.provider)?;
+        config.device = variables.read(&rules::DEVICE, rules::parse_device)?;
+        config.device_port = variables.number(&rules::DEVICE_PORT)?.map(|port| port as u8);
+        config.gid_index = variables.number(&rules::GID_INDEX)?.map(|index| index as u8);
+        variables.choice(&rules::POLL_MODE, POLL_MODES, &mut config.poll_mode)?;
+        if let Some(cpus) = variables.read(&rules::POLL_CPUS, rules::parse_cpus)? {
             config.poll_cpus = cpus;
         }
-        if let Some(micros) = variables.number("RDMA_SPIN_LIMIT", 0, 1_000_000)? {
-            config.spin_limit = Duration::from_micros(micros);
+        if let Some(limit) = variables.time(&rules::SPIN_LIMIT)? {
+            config.spin_limit = limit;
         }
-        if let Some(count) = variables.number("RDMA_CQS", 1, 64)? {
+        if let Some(count) = variables.number(&rules::COMPLETION_QUEUES)? {
             config.completion_queues = count as usize;
         }
-        if let Some(threshold) = variables.threshold("RDMA_EAGER_THRESHOLD")? {
+        if let Some(threshold) = variables.read(&rules::EAGER_THRESHOLD, parse_threshold)? {
             config.eager_threshold = threshold;
         }
-        config.chunk_size = variables.chunk_size("RDMA_CHUNK_SIZE")?;
-        if let Some(cache) = variables.tune_cache("RDMA_TUNE_CACHE")? {
+        if let Some(size) = variables.read(&rules::CHUNK_SIZE.setting, parse_chunk_size)? {
+            config.chunk_size = size;
+        }
+        if let Some(cache) = variables.read(&rules::TUNE_CACHE, parse_tune_cache)? {
             config.tune_cache = cache;
         }
-        if let Some(slots) = variables.number("RDMA_RECEIVE_SLOTS", 16, 1024)? {
+        if let Some(slots) = variables.number(&rules::RECEIVE_SLOTS)? {
             config.receive_slots = slots as u32;
         }
-        if let Some(bytes) = variables.number("RDMA_SLOT_SIZE", 1024, 65536)? {
+        if let Some(bytes) = variables.number(&rules::SLOT_SIZE)? {
             config.slot_size = bytes as u32;
         }
-        if let Some(shared) = variables.choice("RDMA_SHARED_RECEIVE", SHARED_RECEIVE)? {
-            config.shared_receive = shared;
-        }
-        if let Some(bytes) = variables.number("RDMA_MAX_INLINE", 0, u64::from(u32::MAX))? {
-            config.max_inline = Some(bytes as u32);
-        }
-        if let Some(depth) = variables.number("RDMA_QP_QUEUE_DEPTH", 64, 4096)? {
+        variables.choice(&rules::SHARED_RECEIVE, SHARED_RECEIVE, &mut config.shared_receive)?;
+        config.max_inline = variables.number(&rules::MAX_INLINE)?.map(|bytes| bytes as u32);
+        if let Some(depth) = variables.number(&rules::QUEUE_DEPTH)? {
             config.queue_depth = depth as u32;
         }
-        if let Some(bytes) = variables.number("RDMA_PINNED_LIMIT", 1 << 20, 1 << 50)? {
-            config.pinned_limit = Some(bytes);
+        config.pinned_limit = variables.number(&rules::PINNED_LIMIT)?;
+        if let Some(timeout) = variables.time(&rules::HANDSHAKE_TIMEOUT)? {
+            config.handshake_timeout = timeout;
         }
-        if let Some(millis) = variables.number("RDMA_HANDSHAKE_TIMEOUT", 1, 600_000)? {
-            config.handshake_timeout = Duration::from_millis(millis);
-        }
-        if let Some(allow) = variables.choice("RDMA_PLAINTEXT_TENSORS", PLAINTEXT_TENSORS)? {
-            config.plaintext_tensors = allow;
-        }
+        variables.choice(&rules::PLAINTEXT_TENSORS, PLAINTEXT_TENSORS, &mut config.plaintext_tensors)?;
         variables.path(&mut config.path)?;
+        config.validate()?;
         Ok(config)
     }
 }
@@ -137,119 +127,97 @@ const PLAINTEXT_TENSORS: &[(&str, bool)] = &[("refuse", false), ("allow", true)]
 const POLL_MODES: &[(&str, PollMode)] =
     &[("busy", PollMode::Busy), ("adaptive", PollMode::Adaptive), ("event", PollMode::Event)];
 
-/// Reads variables, and says what is wrong with them.
+/// Reads variables by the rules of their settings.
 struct Variables<F> {
     lookup: F,
 }
 
 impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
-    fn text(&self, name: &str) -> Result<Option<String>, ConfigError> {
-        match (self.lookup)(name).map(OsString::into_string) {
+    /// Reads a variable with `parse`; `None` if the variable is not set.
+    fn read<T>(
+        &self,
+        setting: &Setting,
+        parse: impl FnOnce(&str) -> Result<T, ConfigError>,
+    ) -> Result<Option<T>, ConfigError> {
+        match (self.lookup)(setting.variable).map(OsString::into_string) {
             None => Ok(None),
-            Some(Ok(value)) => Ok(Some(value)),
-            Some(Err(raw)) => Err(bad(name, &raw.to_string_lossy(), "takes text in UTF-8".into())),
+            Some(Ok(value)) => parse(&value).map(Some),
+            Some(Err(raw)) => Err(setting.refuse_text(&raw.to_string_lossy(), "takes text in UTF-8")),
         }
     }
 
-    /// The name of a device, as the kernel has them.
-    fn name(&self, variable: &str) -> Result<Option<String>, ConfigError> {
-        const LONGEST: usize = 64;
-        let Some(value) = self.text(variable)? else { return Ok(None) };
-        let fits = (1..=LONGEST).contains(&value.len())
-            && value.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
-        if fits {
-            Ok(Some(value))
-        } else {
-            Err(bad(variable, &value, "takes the name of a device, such as mlx5_0".into()))
-        }
+    fn number(&self, rule: &Number) -> Result<Option<u64>, ConfigError> {
+        self.read(&rule.setting, |text| rule.parse(text))
     }
 
-    fn choice<T: Clone>(&self, name: &str, choices: &[(&str, T)]) -> Result<Option<T>, ConfigError> {
-        let Some(value) = self.text(name)? else { return Ok(None) };
-        match choices.iter().find(|(known, _)| known.eq_ignore_ascii_case(&value)) {
-            Some((_, choice)) => Ok(Some(choice.clone())),
+    fn time(&self, rule: &Time) -> Result<Option<Duration>, ConfigError> {
+        self.read(&rule.number.setting, |text| rule.parse(text))
+    }
+
+    /// Sets `value` to the choice that the variable names, if the variable is set.
+    fn choice<T: Clone>(
+        &self,
+        setting: &Setting,
+        choices: &[(&str, T)],
+        value: &mut T,
+    ) -> Result<(), ConfigError> {
+        let parse = |text: &str| match choices.iter().find(|(known, _)| known.eq_ignore_ascii_case(text)) {
+            Some((_, choice)) => Ok(choice.clone()),
             None => {
                 let known: Vec<&str> = choices.iter().map(|(known, _)| *known).collect();
-                Err(bad(name, &value, format!("takes one of {}", known.join(", "))))
+                Err(setting.refuse_text(text, format!("takes one of {}", known.join(", "))))
             }
+        };
+        if let Some(choice) = self.read(setting, parse)? {
+            *value = choice;
         }
-    }
-
-    fn number(&self, name: &str, least: u64, most: u64) -> Result<Option<u64>, ConfigError> {
-        let Some(value) = self.text(name)? else { return Ok(None) };
-        match value.trim().parse() {
-            Ok(number) if (least..=most).contains(&number) => Ok(Some(number)),
-            _ => Err(bad(name, &value, format!("takes a number from {least} to {most}"))),
-        }
-    }
-
-    fn threshold(&self, name: &str) -> Result<Option<EagerThreshold>, ConfigError> {
-        let Some(value) = self.text(name)? else { return Ok(None) };
-        if value.eq_ignore_ascii_case("auto") {
-            return Ok(Some(EagerThreshold::Auto));
-        }
-        match value.trim().parse() {
-            Ok(bytes) => Ok(Some(EagerThreshold::Bytes(bytes))),
-            Err(_) => Err(bad(name, &value, "takes auto or a number of bytes".into())),
-        }
-    }
-
-    fn chunk_size(&self, name: &str) -> Result<Option<usize>, ConfigError> {
-        let Some(value) = self.text(name)? else { return Ok(None) };
-        if value.eq_ignore_ascii_case("auto") {
-            return Ok(None);
-        }
-        let [least, most] = Config::CHUNKS;
-        match value.trim().parse() {
-            Ok(bytes) if (least..=most).contains(&bytes) => Ok(Some(bytes)),
-            _ => Err(bad(name, &value, format!("takes auto or a number from {least} to {most}"))),
-        }
-    }
-
-    fn tune_cache(&self, name: &str) -> Result<Option<TuneCache>, ConfigError> {
-        let Some(value) = self.text(name)? else { return Ok(None) };
-        match TuneCache::parse(&value) {
-            Some(cache) => Ok(Some(cache)),
-            None => Err(bad(name, &value, "takes off or the path of a directory".into())),
-        }
-    }
-
-    fn cpus(&self, name: &str) -> Result<Option<Vec<usize>>, ConfigError> {
-        let Some(value) = self.text(name)? else { return Ok(None) };
-        let cpus: Result<Vec<usize>, _> = value.split(',').map(|cpu| cpu.trim().parse()).collect();
-        match cpus {
-            Ok(cpus) if cpus.iter().all(|&cpu| cpu < 1024) => Ok(Some(cpus)),
-            _ => Err(bad(name, &value, "takes CPU numbers below 1024, separated by commas".into())),
-        }
+        Ok(())
     }
 
     fn path(&self, path: &mut PathSettings) -> Result<(), ConfigError> {
-        if let Some(code) = self.number("RDMA_QP_TIMEOUT", 0, 31)? {
+        if let Some(code) = self.number(&rules::QP_TIMEOUT)? {
             path.timeout = code as u8;
         }
-        if let Some(count) = self.number("RDMA_QP_RETRY_COUNT", 0, 7)? {
+        if let Some(count) = self.number(&rules::QP_RETRY_COUNT)? {
             path.retry_count = count as u8;
         }
-        if let Some(level) = self.number("RDMA_QP_SL", 0, 15)? {
+        if let Some(level) = self.number(&rules::QP_SERVICE_LEVEL)? {
             path.service_level = level as u8;
         }
-        if let Some(class) = self.number("RDMA_TRAFFIC_CLASS", 0, 255)? {
+        if let Some(class) = self.number(&rules::QP_TRAFFIC_CLASS)? {
             path.traffic_class = class as u8;
         }
-        if let Some(index) = self.number("RDMA_QP_PKEY_INDEX", 0, 65535)? {
+        if let Some(index) = self.number(&rules::QP_PKEY_INDEX)? {
             path.pkey_index = index as u16;
         }
-        let mtus = [256, 512, 1024, 2048, 4096].map(|mtu: u16| (mtu.to_string(), mtu));
-        let mtus: Vec<(&str, u16)> = mtus.iter().map(|(text, mtu)| (text.as_str(), *mtu)).collect();
-        if let Some(mtu) = self.choice("RDMA_QP_MTU", &mtus)? {
+        if let Some(mtu) = self.read(&rules::QP_MTU, rules::parse_mtu)? {
             path.mtu = Some(mtu);
         }
         Ok(())
     }
 }
 
-fn bad(variable: &str, value: &str, accepted: String) -> ConfigError {
-    ConfigError { variable: variable.into(), value: value.into(), accepted }
+fn is_auto(text: &str) -> bool {
+    text.eq_ignore_ascii_case("auto")
+}
+
+fn parse_threshold(text: &str) -> Result<EagerThreshold, ConfigError> {
+    if is_auto(text) {
+        return Ok(EagerThreshold::Auto);
+    }
+    let bytes = text.trim().parse().map(EagerThreshold::Bytes);
+    bytes.map_err(|_| rules::EAGER_THRESHOLD.refuse_text(text, "takes auto or a number of bytes"))
+}
+
+fn parse_chunk_size(text: &str) -> Result<Option<usize>, ConfigError> {
+    if is_auto(text) {
+        return Ok(None);
+    }
+    rules::CHUNK_SIZE.parse(text).map(|bytes| Some(bytes as usize))
+}
+
+fn parse_tune_cache(text: &str) -> Result<TuneCache, ConfigError> {
+    TuneCache::parse(text).ok_or_else(|| rules::refuse_directory(text))
 }
 
 #[cfg(test)]

@@ -33,7 +33,8 @@ impl Dialer {
     /// Servers remembered at most.
     const MEMORY: usize = 4096;
 
-    /// Makes a dialer with this configuration.
+    /// Makes a dialer with this configuration. [`dial`](Self::dial) returns an error if the configuration has a value that can't
+    /// be used; [`Config::validate`] finds that earlier.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -65,8 +66,10 @@ impl Dialer {
     /// Connects to `host`:`port` as the policy says.
     ///
     /// # Errors
-    /// The server can't be reached within the connect timeout, or the policy requires RDMA and there is none.
+    /// The configuration has a value that can't be used, the server can't be reached within the connect timeout, or the policy
+    /// requires RDMA and there is none.
     pub async fn dial(&self, host: &str, port: u16) -> Result<EndpointStream, ConnectError> {
+        self.config.validate()?;
         let authority = format!("{host}:{port}");
         let tcp = self.tcp(host, port, &authority).await?;
         let stream = if self.config.policy == Policy::TcpOnly {

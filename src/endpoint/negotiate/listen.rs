@@ -49,11 +49,13 @@ impl Listener {
     /// ```
     ///
     /// # Errors
-    /// The socket has no local address.
+    /// The configuration has a value that can't be used ([`ConfigError`](crate::ConfigError), as the error's source), or the
+    /// socket has no local address.
     ///
     /// # Panics
     /// Outside a tokio runtime.
     pub fn new(listener: TcpListener, config: Config) -> io::Result<Self> {
+        config.validate().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let address = listener.local_addr()?;
         let (sender, connections) = mpsc::channel(Self::WAITING);
         let task = tokio::spawn(accept(listener, config, sender)).abort_handle();
