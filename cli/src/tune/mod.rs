@@ -165,7 +165,7 @@ impl Report {
                 Origin::Disk => "disk",
             },
             kept: kept.as_ref().ok().map(|path| path.display().to_string()),
-            not_kept: kept.as_ref().err().cloned(),
+            not_kept: kept.as_ref().err().map(ToString::to_string),
             threshold_bytes: calibration.threshold(),
             registered_threshold_bytes: calibration.registered_threshold(),
             chunk_bytes: calibration.chunk(),
