@@ -117,6 +117,9 @@ mod sync;
 mod telemetry;
 mod work;
 
+#[cfg(feature = "allocator")]
+#[doc(hidden)]
+pub mod allocator;
 #[cfg(feature = "ibverbs")]
 pub mod ibverbs;
 pub mod memory;
