@@ -31,7 +31,7 @@ use failure::Failure;
 /// messages than the transport has. It is mimalloc unless the environment asks for the system's allocator, as `compare
 /// --allocator` does.
 #[global_allocator]
-static ALLOCATOR: tonic_rdma_allocator::Chosen = tonic_rdma_allocator::Chosen;
+static ALLOCATOR: tonic_rdma_verbs::allocator::Chosen = tonic_rdma_verbs::allocator::Chosen;
 
 fn main() -> ExitCode {
     let outcome =

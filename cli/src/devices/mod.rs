@@ -99,7 +99,7 @@ impl Device {
     fn new(found: FoundDevice) -> Self {
         let (limits, reason) = match &found.state {
             Ok(attributes) => (limits(attributes), None),
-            Err(reason) => (Vec::new(), Some(reason.clone())),
+            Err(reason) => (Vec::new(), Some(reason.to_string())),
         };
         let usable = reason.is_none();
         let gid = |gid: FoundGid| Gid { index: gid.index, address: gid.address, chosen: gid.chosen };

@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use clap::ValueEnum;
-use tonic_rdma_allocator::{VARIABLE, in_use};
+use tonic_rdma_verbs::allocator::{VARIABLE, in_use};
 
 use crate::failure::Failure;
 
@@ -21,16 +21,16 @@ impl Allocator {
     /// Returns the allocator of this process.
     pub(crate) fn of_this_process() -> Self {
         match in_use() {
-            tonic_rdma_allocator::Allocator::System => Self::System,
-            tonic_rdma_allocator::Allocator::Mimalloc => Self::Mimalloc,
+            tonic_rdma_verbs::allocator::Allocator::System => Self::System,
+            tonic_rdma_verbs::allocator::Allocator::Mimalloc => Self::Mimalloc,
         }
     }
 
     /// Returns the name on the command line, in the JSON, and in the environment of the process.
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::System => tonic_rdma_allocator::Allocator::System.name(),
-            Self::Mimalloc => tonic_rdma_allocator::Allocator::Mimalloc.name(),
+            Self::System => tonic_rdma_verbs::allocator::Allocator::System.name(),
+            Self::Mimalloc => tonic_rdma_verbs::allocator::Allocator::Mimalloc.name(),
         }
     }
 
