@@ -1,4 +1,5 @@
-//! Tries every command line of README and the book: what a page shows, the parser accepts, and what it names exists.
+//! Tries every command line of README and the book: the parser must accept the commands of a page, and the names in a
+//! page must exist.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 use std::collections::BTreeSet;
@@ -17,7 +18,7 @@ const PROGRAMS: [&str; 1] = ["apt"];
 const OPTIONS_OF_OTHERS: [&str; 2] = ["--network", "--ulimit"];
 
 #[test]
-fn every_command_line_is_one_that_is_accepted() {
+fn every_command_line_is_accepted() {
     let mut seen = 0;
     let mut faults = Vec::new();
     for (page, text) in pages() {
@@ -31,14 +32,14 @@ fn every_command_line_is_one_that_is_accepted() {
 }
 
 #[test]
-fn what_is_said_in_passing_is_accepted_too() {
+fn commands_and_options_in_sentences_are_accepted() {
     let known = options();
     let mut faults = Vec::new();
     for (page, text) in pages() {
         for code in inline_code(&text) {
             let words: Vec<&str> = code.split_whitespace().collect();
             match words.first() {
-                // What is required may be left out in passing.
+                // A mention in a sentence may leave out required arguments.
                 Some(&"tonic-rdma") if words.len() > 1 => faults.extend(
                     refusal(&words)
                         .filter(|(kind, _)| *kind != ErrorKind::MissingRequiredArgument)
@@ -69,7 +70,7 @@ fn the_benchmarks_explain_every_mode() {
 }
 
 #[test]
-fn what_is_not_accepted_is_found_out() {
+fn wrong_command_lines_are_found() {
     for line in [
         "tonic-rdma compare --quick --report out",
         "RUST_LOG=debug tonic-rdma devices",
@@ -157,13 +158,13 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
     refusal(&[&["tonic-rdma"], passed].concat()).map(|(_, text)| text)
 }
 
-/// Whether the command's package has this feature, and so the library.
+/// Returns whether the command's package, and so the library, has this feature.
 fn has_feature(feature: &str) -> bool {
     let manifest = fs::read_to_string(root().join("cli/Cargo.toml")).unwrap();
     manifest.lines().any(|line| line.starts_with(&format!("{feature} = [")))
 }
 
-/// The long options of all commands.
+/// Returns the long options of all commands.
 fn options() -> BTreeSet<String> {
     let mut root = Cli::command();
     root.build();
