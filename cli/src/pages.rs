@@ -80,6 +80,7 @@ fn wrong_command_lines_are_found() {
         "cargo run --example greeter-client -- 127.0.0.1:50051 1000",
         "cargo test",
         "cargo install --path cli",
+        "cargo test -p tonic-rdma-verbs --features ibverbs --test devices",
         "examples/run-all",
         "apt install gcc",
     ] {
@@ -95,6 +96,8 @@ fn wrong_command_lines_are_found() {
         "cargo run --example no-such",
         "cargo test --test no-such",
         "cargo bench --bench no-such",
+        "cargo test -p tonic-rdma-verbs --test no-such",
+        "cargo test -p tonic-rdma-quic",
         "examples/run-none",
         "curl https://example.com/",
     ] {
@@ -134,7 +137,13 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
         None => (words, &[][..]),
     };
     let value = |option: &str| own.windows(2).find(|pair| pair[0] == option).map(|pair| pair[1]);
-    if let Some(feature) = value("--features").filter(|feature| !has_feature(feature)) {
+    let folder = value("-p").map(|package| package.strip_prefix("tonic-rdma-").unwrap_or("."));
+    if let Some(folder) = folder.filter(|folder| !root().join(folder).join("Cargo.toml").is_file()) {
+        return Some(format!("there is no package in {folder}"));
+    }
+    if let Some(feature) =
+        value("--features").filter(|feature| !has_feature(folder.unwrap_or("cli"), feature))
+    {
         return Some(format!("there is no feature {feature}"));
     }
     for (option, places) in [
@@ -144,7 +153,8 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
         ("--path", &["NAME"]),
     ] {
         let Some(name) = value(option) else { continue };
-        if !places.iter().any(|place| root().join(place.replace("NAME", name)).exists()) {
+        let base = root().join(folder.unwrap_or("."));
+        if !places.iter().any(|place| base.join(place.replace("NAME", name)).exists()) {
             return Some(format!("there is no {name} for {option}"));
         }
     }
@@ -158,9 +168,9 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
     refusal(&[&["tonic-rdma"], passed].concat()).map(|(_, text)| text)
 }
 
-/// Returns whether the command's package, and so the library, has this feature.
-fn has_feature(feature: &str) -> bool {
-    let manifest = fs::read_to_string(root().join("cli/Cargo.toml")).unwrap();
+/// Returns whether the package in `folder` has this feature. The features of the command's package are the library's.
+fn has_feature(folder: &str, feature: &str) -> bool {
+    let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
     manifest.lines().any(|line| line.starts_with(&format!("{feature} = [")))
 }
 
