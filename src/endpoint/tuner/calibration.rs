@@ -55,9 +55,9 @@ pub struct ChunkPoint {
 }
 
 impl Calibration {
-    /// How much faster rendezvous has to be, because it takes more registered memory than eager messages.
+    /// Factor by which rendezvous has to be faster, because it takes more registered memory than eager messages.
     const MARGIN: f64 = 1.05;
-    /// How much faster than the default another chunk size has to be. Repeated measurements of one device differ by 5 %.
+    /// Factor by which another chunk size has to be faster than the default. Repeated measurements of one device differ by 5 %.
     const CLEARLY: f64 = 1.1;
 
     /// Returns the conditions that the calibration holds for.

@@ -7,7 +7,7 @@
 //!  RDMA_EAGER_THRESHOLD=bytes ──────────────────────────────▶ Configured   (nothing is measured)
 //!  auto:  built-in default ─────────────────────────────────▶ Default      until the next line is there, or for good
 //!         cache on disk, else a calibration in a thread ────▶ Calibration  once for each process and device
-//!         trials on the connection, one size at a time ─────▶ Online       where they say otherwise, clearly
+//!         trials on the connection, one size at a time ─────▶ Online       where they differ clearly
 //! ```
 //!
 //! The book's page on the tuner describes each step and its measured gain.

@@ -79,7 +79,7 @@ struct Cell {
     switched: bool,
     /// Writes since the last trial.
     since: u32,
-    /// How often the gap between trials was doubled.
+    /// Number of times that the gap between trials was doubled.
     patience: u8,
     /// Samples since the last verdict, and those of them in which the other mode was faster.
     samples: u8,
