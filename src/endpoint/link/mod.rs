@@ -17,7 +17,7 @@ use crate::protocol::{self, ReadRequest, SlotIndex};
 use crate::wire::Header;
 use receive::Receives;
 use source::{MAX_SLICES, Source};
-use tonic_rdma_verbs::internal::Registrations;
+use tonic_rdma_verbs::internal::SlabRegistrations;
 use tonic_rdma_verbs::memory::{Block, Pool};
 use tonic_rdma_verbs::{Operation, Payload, QueuePair, RemoteSegment, Rkey, SendRequest};
 use work_id::{WorkId, WorkKind};
@@ -36,7 +36,7 @@ pub(crate) struct Link {
     posted: u64,
     completed: u64,
     /// Registered memory of the application that messages are sent from.
-    registrations: Registrations,
+    registrations: SlabRegistrations,
     /// Memory of messages that were not sent inline, each with the number of its send.
     sources: VecDeque<(u64, Source)>,
 }
@@ -54,7 +54,7 @@ impl Link {
         queue_pair: Arc<dyn QueuePair>,
         connection: u32,
         pool: Pool,
-        registrations: Registrations,
+        registrations: SlabRegistrations,
         receives: Receives,
     ) -> Result<Self, ConnectionFault> {
         receives.post_first(&*queue_pair, connection)?;

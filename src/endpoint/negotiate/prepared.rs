@@ -18,7 +18,7 @@ use crate::endpoint::tuner::{Chooser, DeviceTuner};
 use crate::protocol;
 use crate::wire::Header;
 use crate::wire::hello::Offer;
-use tonic_rdma_verbs::internal::Registrations;
+use tonic_rdma_verbs::internal::SlabRegistrations;
 use tonic_rdma_verbs::memory::{Block, Pool, PoolSettings, Quota};
 use tonic_rdma_verbs::{Access, Context, ProtectionDomain, QueuePair, QueuePairCapacity};
 
@@ -121,7 +121,7 @@ impl Prepared {
         let limits = self.limits(peer);
         let chooser = Chooser::new(&self.config, || DeviceTuner::of(&self.context, &self.config));
         let queue_pair = Arc::clone(&self.queue_pair);
-        let registrations = Registrations::new(self.domain, Arc::clone(self.pool.budget()));
+        let registrations = SlabRegistrations::new(self.domain, Arc::clone(self.pool.budget()));
         let member = Member::new(self.reactor, self.queue, |key| {
             let receives = match self.memory {
                 ReceiveMemory::Own(block) => {
