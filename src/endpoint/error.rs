@@ -105,6 +105,15 @@ pub enum NegotiationError {
 }
 
 /// The reason why a connection does not use RDMA.
+///
+/// ```
+/// use tonic_rdma::{ConnectError, RdmaUnavailable};
+///
+/// fn is_stock_server(error: &ConnectError) -> bool {
+///     matches!(error, ConnectError::RdmaRequired { reason: RdmaUnavailable::StockServer(_), .. })
+/// }
+/// # let _ = is_stock_server;
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RdmaUnavailable {

@@ -16,7 +16,7 @@ pub enum Provider {
     Ibverbs,
 }
 
-/// The reason why a provider's device was not opened.
+/// The reason why a provider's device was not opened. [`NoDevice`] has an example.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -29,6 +29,16 @@ pub enum OpenError {
 }
 
 /// The reason why no provider's device was opened.
+///
+/// ```
+/// use tonic_rdma::{NoDevice, OpenError, RdmaUnavailable};
+///
+/// fn needs_feature(reason: &RdmaUnavailable) -> bool {
+///     let RdmaUnavailable::NoDevice(NoDevice::Failed(failed)) = reason else { return false };
+///     failed.iter().any(|(_, error)| matches!(error, OpenError::NotBuilt))
+/// }
+/// # let _ = needs_feature;
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoDevice {

@@ -7,6 +7,12 @@ use std::sync::Arc;
 pub(super) const NEVER: usize = usize::MAX;
 
 /// The way in which the bytes of a write get to the peer.
+///
+/// ```
+/// use tonic_rdma::TransferMode;
+///
+/// assert_eq!(TransferMode::Rendezvous.to_string(), "by rendezvous");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TransferMode {
     /// This end sends the bytes into receive buffers that the peer has posted.
@@ -40,6 +46,12 @@ impl fmt::Display for TransferMode {
 }
 
 /// The state of a connection when a large write begins.
+///
+/// ```
+/// use tonic_rdma::WriteLoad;
+///
+/// assert_eq!(WriteLoad::Light.to_string(), "light load");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WriteLoad {
     /// A message of the peer has arrived since the last large write began: requests and answers.
@@ -58,6 +70,12 @@ impl fmt::Display for WriteLoad {
 }
 
 /// The source of a threshold.
+///
+/// ```
+/// use tonic_rdma::ThresholdSource;
+///
+/// assert_eq!(ThresholdSource::Configured.to_string(), "set by configuration");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ThresholdSource {
@@ -93,10 +111,20 @@ impl fmt::Display for ThresholdSource {
     }
 }
 
-/// The transfer mode of a write, and its reason.
+/// The transfer mode of a write, and its reason. Its text is a sentence:
 ///
 /// ```text
 /// 64 KiB by rendezvous: threshold 32 KiB, set by calibration of rxe0
+/// ```
+///
+/// ```
+/// use tonic_rdma::{RdmaConnectInfo, TransferDecision, TransferMode, WriteLoad};
+///
+/// fn is_by_rendezvous(info: &RdmaConnectInfo, size: usize) -> bool {
+///     let decision: Option<TransferDecision> = info.why(size, WriteLoad::Light);
+///     decision.is_some_and(|decision| decision.mode == TransferMode::Rendezvous)
+/// }
+/// # let _ = is_by_rendezvous;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
