@@ -1,4 +1,5 @@
 //! Generated code for the protos in the folder above.
+#![forbid(unsafe_code)]
 #![allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
 
 /// The descriptors of these protos, for gRPC's reflection service.

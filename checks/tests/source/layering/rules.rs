@@ -112,19 +112,23 @@ pub(crate) fn floors(package: &Package, crates: &[(&str, &str, u8)]) -> Vec<Stri
     let mut violations = Vec::new();
     for (path, module) in &package.modules {
         let top = path.split("::").next().unwrap_or_default();
-        if !floors.is_empty() && !top.is_empty() && !DOORS.contains(&top) && floor_of(top).is_none() {
+        let is_front = module.file == package.modules[""].file || DOORS.contains(&top);
+        if !floors.is_empty() && !is_front && floor_of(top).is_none() {
             violations.push(format!("{}: `{top}` has no floor: give it one", module.file));
         }
         for import in imports(package, path) {
             let place = format!("{}: `{}`", module.file, import.path.join("::"));
             if let (Some(own), Some(other)) = (crate_floor(&package.name), crate_floor(&import.path[0]))
                 && other >= own
+                && import.path[0] != package.name
             {
                 violations.push(format!("{place} is a crate that is not below this one"));
             }
             let Some(own) = floor_of(top) else { continue };
             match import.target.as_ref().map(top_of) {
                 Some(other) if other == top => {}
+                // `pub(crate)` in a macro.
+                Some("") if import.path == ["crate"] => {}
                 Some("") => violations.push(format!("{place} is defined at the root of the crate")),
                 Some(other) => match floor_of(other) {
                     Some(floor) if floor < own => {}
@@ -377,7 +381,7 @@ mod tests {
         assert_eq!(
             found(
                 "tests/new.rs",
-                "/// unsafe\n#![forbid(unsafe_code)] fn unsafe_name() { \"unsafe\"; } // unsafe"
+                "#![forbid(unsafe_code)]\n/// unsafe\nfn unsafe_name() { \"unsafe\"; } // unsafe"
             ),
             0
         );

@@ -23,7 +23,7 @@ pub(crate) struct Import {
 /// counts.
 pub(crate) fn imports(package: &Package, module: &str) -> BTreeSet<Import> {
     let import = |path: Vec<String>| {
-        let target = package.resolve(module, &path);
+        let target = package.resolve_roughly(module, &path);
         Import { module: module.to_owned(), path, target }
     };
     mentions(&package.modules[module]).into_iter().map(import).collect()
@@ -90,7 +90,7 @@ impl<'ast> Visit<'ast> for Collector {
 
 /// Returns the words of a text of tokens that `::` joins, such as `a :: b`. Macros write `$crate` with a blank.
 fn paths_in(tokens: &str) -> Vec<Vec<String>> {
-    let tokens = tokens.replace("::", " :: ");
+    let tokens = without_strings(tokens).replace("::", " :: ");
     let mut paths: Vec<Vec<String>> = Vec::new();
     let mut joined = false;
     for word in tokens.split(|letter: char| letter.is_whitespace() || "$(){}[]<>,;&*!?=.".contains(letter)) {
@@ -107,6 +107,20 @@ fn paths_in(tokens: &str) -> Vec<Vec<String>> {
         joined = word == "::" || (joined && word.is_empty());
     }
     paths
+}
+
+/// Returns the text without what stands between quotation marks, documentation included.
+fn without_strings(tokens: &str) -> String {
+    let (mut text, mut in_string, mut escaped) = (String::new(), false, false);
+    for letter in tokens.chars() {
+        match letter {
+            '"' if !escaped => in_string = !in_string,
+            _ if !in_string => text.push(letter),
+            _ => {}
+        }
+        escaped = in_string && letter == '\\' && !escaped;
+    }
+    text
 }
 
 fn attributes(item: &Item) -> &[Attribute] {
@@ -141,7 +155,10 @@ mod tests {
         assert_eq!(found("struct S { f: a::T<b::U> }"), ["a::T", "b::U"]);
         assert_eq!(found("fn f() { a::g(); x.h() }"), ["::h", "a::g", "x"]);
         assert_eq!(found("fn f() { println!(\"{}\", a::b::g(c)) }"), ["a::b::g", "c", "println"]);
-        assert_eq!(found("macro_rules! m { () => { $crate::a::f() } }"), ["crate::a::f", "macro_rules"]);
+        assert_eq!(
+            found("macro_rules! m { () => { /** d::e */ $crate::a::f(\"b::c\") } }"),
+            ["crate::a::f", "doc"]
+        );
         assert_eq!(found("fn f() { use a::b; }"), ["a::b"]);
     }
 

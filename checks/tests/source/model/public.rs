@@ -166,7 +166,7 @@ impl Walker<'_> {
                 let after = code(&item.generics);
                 self.add(Kind::Named, "enum ", &path, &after, text, module, false);
                 for variant in &item.variants {
-                    let (path, after) = (format!("{path}::{}", variant.ident), code(&variant.fields));
+                    let (path, after) = (format!("{path}::{}", variant.ident), fields(&variant.fields));
                     self.add(Kind::Part, "variant ", &path, &after, docs(&variant.attrs), module, false);
                 }
             }
@@ -280,6 +280,20 @@ impl Walker<'_> {
     }
 }
 
+/// Returns the fields of a variant, without their documentation.
+fn fields(fields: &Fields) -> String {
+    let types = |field: &syn::Field| match &field.ident {
+        Some(name) => format!("{name}: {}", code(&field.ty)),
+        None => code(&field.ty),
+    };
+    let all = fields.iter().map(types).collect::<Vec<_>>().join(", ");
+    match fields {
+        Fields::Named(_) => format!(" {{ {all} }}"),
+        Fields::Unnamed(_) => format!("({all})"),
+        Fields::Unit => String::new(),
+    }
+}
+
 /// Returns what stands before and after the name in a function's declaration.
 fn signature(signature: &Signature) -> (String, String) {
     let text = code(signature);
@@ -347,7 +361,7 @@ mod tests {
             ),
             (
                 "src/b.rs",
-                "pub enum E { V(u8), W } pub(crate) struct C; pub trait T: Send { type O; fn m(&self); } impl super::a::A<u8> { pub const N: usize = 1; }",
+                "pub enum E { V(u8), W, /** Doc. */ X { /** Doc. */ a: u8 } } pub(crate) struct C; pub trait T: Send { type O; fn m(&self); } impl super::a::A<u8> { pub const N: usize = 1; }",
             ),
         ];
         let files = files.map(|(path, text)| (path.to_owned(), text.to_owned()));
@@ -364,6 +378,7 @@ mod tests {
                 "enum p::b::E",
                 "variant p::b::E::V(u8)",
                 "variant p::b::E::W",
+                "variant p::b::E::X { a: u8 }",
                 "trait p::b::T: Send",
                 "type p::b::T::O",
                 "fn p::b::T::m(&self)",

@@ -34,6 +34,12 @@ impl Package {
         self.resolve_within(module, path, DEPTH)
     }
 
+    /// Returns what `path` leads to, or the module that it leads into if the last name is of another crate or of a macro.
+    pub(crate) fn resolve_roughly(&self, module: &str, path: &[String]) -> Option<Target> {
+        let shorter = || self.resolve_roughly(module, path.split_last()?.1);
+        self.resolve(module, path).or_else(shorter)
+    }
+
     fn resolve_within(&self, module: &str, path: &[String], depth: u8) -> Option<Target> {
         let depth = depth.checked_sub(1)?;
         let (first, rest) = path.split_first()?;

@@ -27,15 +27,15 @@ pub(crate) fn rings(package: &Package, size: usize) -> Vec<Vec<String>> {
     rings.into_iter().collect()
 }
 
-/// Returns the imports between two files of a ring, one line each: what to mend.
+/// Returns the imports between the files of a ring, a line for each pair of files with one of the paths.
 pub(crate) fn ties(package: &Package, ring: &[String]) -> Vec<String> {
-    let mut lines = BTreeSet::new();
+    let mut lines = BTreeMap::new();
     for (from, to, path) in edges(package) {
         if from != to && ring.contains(&from) && ring.contains(&to) {
-            lines.insert(format!("    {from} -> {to} by {path}"));
+            lines.insert((from, to), path);
         }
     }
-    lines.into_iter().collect()
+    lines.into_iter().map(|((from, to), path)| format!("    {from} -> {to} by {path}")).collect()
 }
 
 fn edges(package: &Package) -> Vec<(String, String, String)> {
