@@ -11,13 +11,14 @@
 //!
 //! # Packages
 //!
-//! | package | has | add it with |
+//! | package | has | line in `Cargo.toml` |
 //! |---|---|---|
-//! | `tonic-rdma`, this one | the transport for tonic, [`gather`] and [`memory`] | `cargo add tonic-rdma` |
-//! | [`tonic-rdma-tensor`](https://docs.rs/tonic-rdma-tensor) | tensors without a call for each: slots, rendezvous and regions, written by one-sided RDMA | `cargo add tonic-rdma-tensor` |
-//! | [`tonic-rdma-verbs`](https://docs.rs/tonic-rdma-verbs) | RDMA devices and registered memory, without tonic | `cargo add tonic-rdma-verbs` |
+//! | `tonic-rdma`, this one | the transport for tonic, [`gather`] and [`memory`] | `tonic-rdma = { path = "../tonic-rdma" }` |
+//! | [`tonic-rdma-tensor`](https://docs.rs/tonic-rdma-tensor) | tensors without a call for each: slots, rendezvous and regions, written by one-sided RDMA | `tonic-rdma-tensor = { path = "../tonic-rdma/tensor" }` |
+//! | [`tonic-rdma-verbs`](https://docs.rs/tonic-rdma-verbs) | RDMA devices and registered memory, without tonic | `tonic-rdma-verbs = { path = "../tonic-rdma/verbs" }` |
 //!
-//! The packages have one version number. `tonic-rdma-verbs` has all of the unsafe code.
+//! They are not on crates.io yet, so these lines name a clone of the repository beside your crate. `tonic-rdma-verbs` has all of
+//! the unsafe code.
 //!
 //! # Two lines
 //!
