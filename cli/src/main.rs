@@ -19,7 +19,9 @@ mod workload;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use failure::Failure;
 
@@ -53,15 +55,21 @@ fn log(command: &args::Command) -> Result<(), Failure> {
         args::Command::Bridge(options) => (options.log.as_deref(), "warn,tonic_rdma::bridge=info"),
         _ => (None, "warn"),
     };
-    let filter = match told {
-        Some(told) => EnvFilter::try_new(told).map_err(|error| {
-            Failure::usage(format!(
-                "--log {told}: {error}; accepted: error, warn, info, debug, trace, or a filter"
-            ))
-        })?,
-        None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual)),
+    let variable = std::env::var("RUST_LOG").ok();
+    let (from, filter) = match (told, &variable) {
+        (Some(told), _) => ("--log ", told),
+        (None, Some(variable)) => ("RUST_LOG=", variable.as_str()),
+        (None, None) => ("", usual),
     };
-    let tty = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(tty).with_writer(std::io::stderr).init();
+    let targets: Targets = filter.parse().map_err(|error| {
+        Failure::usage(format!(
+            "{from}{filter}: {error}; accepted: error, warn, info, debug, trace, off, or targets with a level each, \
+             such as warn,tonic_rdma::bridge=info"
+        ))
+    })?;
+    let lines = tracing_subscriber::fmt::layer()
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
+    tracing_subscriber::registry().with(lines).with(targets).init();
     Ok(())
 }
