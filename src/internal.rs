@@ -3,7 +3,8 @@
 //! Any release may change or remove these names. Programs use the names at the root of the crate.
 
 pub use crate::endpoint::{
-    Kind, Pace, Participant, Provider, Queue, Reactor, Seen, Untold, Watched, WorkId, may_spin,
+    Observation, Pace, Participant, Polled, Provider, Queue, QueueFull, Reactor, UnannouncedArrival, Watched,
+    WorkId, WorkKind, may_spin,
 };
 
 pub use crate::endpoint::tuner;

@@ -252,11 +252,11 @@ mod wire;
 #[doc(hidden)]
 pub mod internal;
 
-pub use endpoint::tuner::{Decision, Load, SetBy, Subject, TuneCache, Way};
+pub use endpoint::tuner::{CalibrationKey, ThresholdSource, TransferDecision, TransferMode, WriteLoad};
 pub use endpoint::{
     Config, ConfigError, ConnectError, ConnectionFault, CounterSnapshot, Dialer, EagerThreshold,
     EndpointStream, Listener, NegotiationError, Policy, PollMode, ProviderChoice, RdmaConnectInfo,
-    SharedReceive, StockClients, Verdict,
+    SharedReceive, StockClients, TuneCache, Verdict,
 };
 pub use protocol::{AbortCode, Violation};
 pub use transport::balance::{

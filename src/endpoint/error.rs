@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::config::ConfigError;
 use crate::wire::hello::HelloError;
 
 /// Why a peer could not be connected to. It is a source of the `tonic::transport::Error` that a client gets:
@@ -27,6 +28,9 @@ use crate::wire::hello::HelloError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
+    /// The configuration has a setting with a value that can't be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The name does not resolve.
     #[error("{authority}: {source}")]
     Resolve {

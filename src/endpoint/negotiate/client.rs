@@ -4,20 +4,21 @@ use std::sync::Arc;
 
 use tokio::net::TcpStream;
 
-use super::{Talk, confirm, proven};
+use super::control_stream::ControlStream;
+use super::identity;
+use super::proof::{self, confirm};
+use super::session::{Established, PeerEnd, Prepared};
 use crate::endpoint::config::Config;
-use crate::endpoint::device;
 use crate::endpoint::error::NegotiationError;
-use crate::endpoint::identity;
 use crate::endpoint::journal::Journal;
-use crate::endpoint::session::{Established, PeerEnd, Prepared};
+use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{ClientHello, Confirm, Message, Verdict};
 use tonic_rdma_verbs::QueuePairAddress;
 
 /// What a negotiation came to.
 #[derive(Debug)]
-pub(in crate::endpoint) enum Outcome {
+pub(super) enum Outcome {
     /// A connection, over RDMA or over the same TCP connection.
     Connected(EndpointStream),
     /// The server does not know our hello: TCP has to be dialled anew.
@@ -25,7 +26,7 @@ pub(in crate::endpoint) enum Outcome {
 }
 
 /// Says hello and goes on from there.
-pub(in crate::endpoint) async fn negotiate(
+pub(super) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
     journal: &Arc<Journal>,
@@ -33,24 +34,24 @@ pub(in crate::endpoint) async fn negotiate(
     let wanted = config.clone();
     let (local, peer) = (tcp.local_addr()?, tcp.peer_addr()?);
     let prepare =
-        move || device::open(&wanted, local, peer).and_then(|(_, context)| Prepared::new(context, &wanted));
+        move || provider::open(&wanted, local, peer).and_then(|(_, context)| Prepared::new(context, &wanted));
     let prepared = blocking(prepare).await;
-    let mut talk = Talk::new(tcp, config.handshake_timeout, journal);
+    let mut control = ControlStream::new(tcp, config.handshake_timeout, journal);
     // Without a device there is nothing to offer, but the hello tells the server who we are, and that TCP will do.
     let offers = prepared.iter().map(Prepared::offer).collect();
     let hello = ClientHello { identity: identity::local(), offers };
-    talk.send(&Message::ClientHello(hello)).await?;
-    let verdict = match talk.receive().await {
+    control.send(&Message::ClientHello(hello)).await?;
+    let verdict = match control.receive().await {
         Ok(Message::ServerHello(hello)) => hello.verdict,
         Ok(other) => return Err(NegotiationError::OutOfTurn(other.name())),
         Err(error) => return Ok(Outcome::Stock(error)),
     };
     let prepared = match prepared {
         Ok(prepared) => prepared,
-        Err(reason) => return Ok(Outcome::Connected(talk.into_stream(reason)?)),
+        Err(reason) => return Ok(Outcome::Connected(control.into_tcp(reason)?)),
     };
     let stream = match verdict {
-        Verdict::Decline { reason } => talk.into_stream(format!("the server declined: {reason}"))?,
+        Verdict::Decline { reason } => control.into_tcp(format!("the server declined: {reason}"))?,
         Verdict::Accept { offer: 0, queue_pair, receive_slots, slot_size } => {
             let peer = QueuePairAddress::new(queue_pair)
                 .map(|address| PeerEnd { address, receive_slots, slot_size })
@@ -59,7 +60,7 @@ pub(in crate::endpoint) async fn negotiate(
                 Ok(peer) => blocking(move || prepared.connect(&peer)).await,
                 Err(reason) => Err(reason),
             };
-            finish(talk, connected).await?
+            finish(control, connected).await?
         }
         Verdict::Accept { .. } => return Err(NegotiationError::OutOfTurn("an answer to an offer not made")),
     };
@@ -68,7 +69,7 @@ pub(in crate::endpoint) async fn negotiate(
 
 /// Tells the server what we read in its memory, and hears what it read in ours.
 async fn finish(
-    mut talk: Talk,
+    mut control: ControlStream,
     connected: Result<Established, String>,
 ) -> Result<EndpointStream, NegotiationError> {
     let reached = match connected {
@@ -80,15 +81,15 @@ async fn finish(
     let established = match reached {
         Ok(established) => established,
         Err(reason) => {
-            talk.send(&Message::Confirm(Confirm::Failed { reason: reason.clone() })).await?;
-            return talk.into_stream(reason);
+            control.send(&Message::Confirm(Confirm::Failed { reason: reason.clone() })).await?;
+            return control.into_tcp(reason);
         }
     };
-    talk.send(&confirm(established.probe())).await?;
-    match talk.receive().await? {
-        Message::Confirm(answer) => match proven(established.probe(), &answer) {
-            Ok(()) => talk.into_rdma(established),
-            Err(reason) => talk.into_stream(reason),
+    control.send(&confirm(established.probe())).await?;
+    match control.receive().await? {
+        Message::Confirm(answer) => match proof::check(established.probe(), &answer) {
+            Ok(()) => control.into_rdma(established),
+            Err(reason) => control.into_tcp(reason),
         },
         other => Err(NegotiationError::OutOfTurn(other.name())),
     }

@@ -6,14 +6,15 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::client::blocking;
+use super::control_stream::ControlStream;
+use super::identity;
+use super::proof::{self, confirm};
+use super::session::{Established, PeerEnd, Prepared};
 use super::sniff::{Peer, sniff};
-use super::{Talk, confirm, proven};
 use crate::endpoint::config::{Config, Policy, StockClients};
-use crate::endpoint::device::Provider;
 use crate::endpoint::error::NegotiationError;
-use crate::endpoint::identity;
 use crate::endpoint::journal::Journal;
-use crate::endpoint::session::{Established, PeerEnd, Prepared};
+use crate::endpoint::provider::Provider;
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{
     ClientHello, Confirm, HelloError, HostIdentity, Message, Offer, ServerHello, VERSION, Verdict,
@@ -21,23 +22,23 @@ use crate::wire::hello::{
 use tonic_rdma_verbs::QueuePairAddress;
 
 /// Finds out who is there and goes on from there.
-pub(in crate::endpoint) async fn negotiate(
+pub(super) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
     journal: &Arc<Journal>,
 ) -> Result<EndpointStream, NegotiationError> {
-    let mut talk = Talk::new(tcp, config.handshake_timeout, journal);
-    let peer = timeout(talk.patience, first_bytes(&mut talk, config.stock_clients)).await;
+    let mut control = ControlStream::new(tcp, config.handshake_timeout, journal);
+    let peer = timeout(control.patience(), first_bytes(&mut control, config.stock_clients)).await;
     let peer = match (peer, config.stock_clients) {
-        (Ok(Err(NegotiationError::Closed | NegotiationError::Io(_))), _) if talk.received.is_empty() => {
+        (Ok(Err(NegotiationError::Closed | NegotiationError::Io(_))), _) if control.received().is_empty() => {
             return Err(NegotiationError::Nothing);
         }
         (Ok(peer), _) => peer?,
         (Err(_), StockClients::Any) => Peer::Unknown,
-        (Err(_), StockClients::Grpc) => return Err(NegotiationError::Silent(talk.patience)),
+        (Err(_), StockClients::Grpc) => return Err(NegotiationError::Silent(control.patience())),
     };
     let stock = match peer {
-        Peer::Rdma => return answer(talk, config).await,
+        Peer::Rdma => return answer(control, config).await,
         Peer::Http => "a stock client, without TLS",
         Peer::Tls => "a stock client, with TLS",
         Peer::Garbage if config.stock_clients == StockClients::Any => "a stock client",
@@ -45,22 +46,22 @@ pub(in crate::endpoint) async fn negotiate(
             "a stock client that waits, or has said all"
         }
         Peer::Garbage | Peer::Unknown => {
-            let shown = talk.received.len().min(16);
-            return Err(NegotiationError::Garbage(talk.received[..shown].to_vec()));
+            let shown = control.received().len().min(16);
+            return Err(NegotiationError::Garbage(control.received()[..shown].to_vec()));
         }
     };
     match config.policy {
         Policy::Require => Err(NegotiationError::RdmaRequired(format!("this is {stock}"))),
-        Policy::Prefer | Policy::TcpOnly => talk.into_stream(stock),
+        Policy::Prefer | Policy::TcpOnly => control.into_tcp(stock),
     }
 }
 
 /// Waits until the peer has said enough to tell who it is, or says nothing more.
-async fn first_bytes(talk: &mut Talk, clients: StockClients) -> Result<Peer, NegotiationError> {
+async fn first_bytes(control: &mut ControlStream, clients: StockClients) -> Result<Peer, NegotiationError> {
     loop {
-        match (sniff(&talk.received), clients) {
-            (Peer::Unknown, StockClients::Grpc) => talk.more().await?,
-            (Peer::Unknown, StockClients::Any) => match talk.more().await {
+        match (sniff(control.received()), clients) {
+            (Peer::Unknown, StockClients::Grpc) => control.read_more().await?,
+            (Peer::Unknown, StockClients::Any) => match control.read_more().await {
                 Err(NegotiationError::Closed) => return Ok(Peer::Unknown),
                 more => more?,
             },
@@ -69,23 +70,23 @@ async fn first_bytes(talk: &mut Talk, clients: StockClients) -> Result<Peer, Neg
     }
 }
 
-async fn answer(mut talk: Talk, config: &Config) -> Result<EndpointStream, NegotiationError> {
-    let established = match talk.receive().await {
+async fn answer(mut control: ControlStream, config: &Config) -> Result<EndpointStream, NegotiationError> {
+    let established = match control.receive().await {
         Ok(Message::ClientHello(hello)) => accept(hello, config).await,
         Ok(other) => return Err(NegotiationError::OutOfTurn(other.name())),
         Err(NegotiationError::Hello(HelloError::Version { seen })) => {
             // What follows in that version is unknown, so there is no going on: the client dials TCP anew.
             let reason = format!("the client speaks version {seen}, this end {VERSION}");
-            decline(&mut talk, &reason).await?;
+            decline(&mut control, &reason).await?;
             return Err(HelloError::Version { seen }.into());
         }
         Err(error) => return Err(error),
     };
     match established {
-        Ok((established, offer)) => conclude(talk, established, offer, config).await,
+        Ok((established, offer)) => conclude(control, established, offer, config).await,
         Err(reason) => {
-            decline(&mut talk, &reason).await?;
-            fall_back(talk, reason, config)
+            decline(&mut control, &reason).await?;
+            fall_back(control, reason, config)
         }
     }
 }
@@ -130,7 +131,7 @@ async fn meet(offer: &Offer, client: &HostIdentity, config: &Config) -> Result<E
 }
 
 async fn conclude(
-    mut talk: Talk,
+    mut control: ControlStream,
     established: Established,
     offer: u8,
     config: &Config,
@@ -141,33 +142,34 @@ async fn conclude(
         receive_slots: established.receive_slots(),
         slot_size: established.slot_size(),
     };
-    talk.send(&Message::ServerHello(ServerHello { verdict })).await?;
-    let read = match talk.receive_after(Established::CONNECTING).await? {
-        Message::Confirm(read) => read,
-        other => return Err(NegotiationError::OutOfTurn(other.name())),
-    };
-    match (proven(established.probe(), &read), read) {
+    control.send(&Message::ServerHello(ServerHello { verdict })).await?;
+    let read = control.receive_confirm(Established::CONNECTING).await?;
+    match (proof::check(established.probe(), &read), read) {
         (Ok(()), _) => {
-            talk.send(&confirm(established.probe())).await?;
-            talk.into_rdma(established)
+            control.send(&confirm(established.probe())).await?;
+            control.into_rdma(established)
         }
         // The client has given up RDMA and goes on over TCP without waiting for an answer.
-        (Err(reason), Confirm::Failed { .. }) => fall_back(talk, reason, config),
+        (Err(reason), Confirm::Failed { .. }) => fall_back(control, reason, config),
         (Err(reason), Confirm::Connected { .. }) => {
-            talk.send(&Message::Confirm(Confirm::Failed { reason: reason.clone() })).await?;
-            fall_back(talk, reason, config)
+            control.send(&Message::Confirm(Confirm::Failed { reason: reason.clone() })).await?;
+            fall_back(control, reason, config)
         }
     }
 }
 
-async fn decline(talk: &mut Talk, reason: &str) -> Result<(), NegotiationError> {
+async fn decline(control: &mut ControlStream, reason: &str) -> Result<(), NegotiationError> {
     let verdict = Verdict::Decline { reason: reason.into() };
-    talk.send(&Message::ServerHello(ServerHello { verdict })).await
+    control.send(&Message::ServerHello(ServerHello { verdict })).await
 }
 
-fn fall_back(talk: Talk, reason: String, config: &Config) -> Result<EndpointStream, NegotiationError> {
+fn fall_back(
+    control: ControlStream,
+    reason: String,
+    config: &Config,
+) -> Result<EndpointStream, NegotiationError> {
     match config.policy {
         Policy::Require => Err(NegotiationError::RdmaRequired(reason)),
-        Policy::Prefer | Policy::TcpOnly => talk.into_stream(reason),
+        Policy::Prefer | Policy::TcpOnly => control.into_tcp(reason),
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::calibration::{Calibration, ChunkPoint, DEFAULT_CHUNK, Point};
+use super::key::CalibrationKey;
 use super::loopback::Loopback;
-use super::subject::Subject;
 use crate::endpoint::config::Config;
 use tonic_rdma_verbs::Context;
 
@@ -54,14 +54,14 @@ pub fn calibrate(
     config: &Config,
     budget: Duration,
 ) -> Result<Calibration, CalibrationError> {
-    let subject = Subject::new(context.attributes(), config.slot_size);
+    let key = CalibrationKey::new(context.attributes(), config.slot_size);
     let mut loopback = Loopback::new(context, config, 1 << *SIZES.end())?;
     let end = Instant::now() + budget;
     loopback.eager(1 << 20)?;
     let small = small_messages(&mut loopback, budget / 16)?;
     let chunks = chunks(&mut loopback, Instant::now() + budget / 5)?;
     let mut calibration = Calibration {
-        subject,
+        key,
         points: Vec::new(),
         chunks,
         post_cost: small.post,

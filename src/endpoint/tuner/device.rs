@@ -9,9 +9,9 @@ use super::cache;
 use super::calibrate::{CalibrationError, calibrate};
 use super::calibration::{Calibration, DEFAULT_CHUNK, NEVER};
 use super::decision::Bytes;
-use super::subject::Subject;
+use super::key::CalibrationKey;
 use crate::endpoint::config::Config;
-use crate::endpoint::lock;
+use crate::endpoint::lock::lock;
 use tonic_rdma_verbs::Context;
 
 /// What is known of a device, or will be.
@@ -47,7 +47,7 @@ impl DeviceTuner {
         let tuner = Arc::new(Self::unknown(&attributes.name, default_threshold(attributes.provider)));
         devices.insert(key, Arc::clone(&tuner));
         drop(devices);
-        if let Some(calibration) = cached(config, &Subject::new(attributes, config.slot_size)) {
+        if let Some(calibration) = cached(config, &CalibrationKey::new(attributes, config.slot_size)) {
             tuner.settle(Ok(calibration));
         } else {
             tuner.measure(context, config);
@@ -112,10 +112,10 @@ fn default_threshold(provider: &str) -> usize {
     if provider == "soft" { NEVER } else { OTHERS }
 }
 
-fn cached(config: &Config, subject: &Subject) -> Option<Calibration> {
-    let loaded = directory(config).and_then(|directory| cache::load(&directory, subject));
+fn cached(config: &Config, key: &CalibrationKey) -> Option<Calibration> {
+    let loaded = directory(config).and_then(|directory| cache::load(&directory, key));
     loaded.unwrap_or_else(|reason| {
-        tracing::debug!(device = subject.device, reason, "no calibration from disk");
+        tracing::debug!(device = key.device, reason, "no calibration from disk");
         None
     })
 }
@@ -191,9 +191,9 @@ pub fn tune(
     fresh: bool,
     budget: Duration,
 ) -> Result<Tuned, CalibrationError> {
-    let subject = Subject::new(context.attributes(), config.slot_size);
-    if !fresh && let Some(calibration) = cached(config, &subject) {
-        let kept = directory(config).map(|directory| cache::file(&directory, &subject));
+    let key = CalibrationKey::new(context.attributes(), config.slot_size);
+    if !fresh && let Some(calibration) = cached(config, &key) {
+        let kept = directory(config).map(|directory| cache::file(&directory, &key));
         return Ok(Tuned { calibration, origin: Origin::Disk, kept });
     }
     let calibration = calibrate(context, config, budget)?;
@@ -203,8 +203,8 @@ pub fn tune(
 
 #[cfg(test)]
 mod tests {
-    use super::super::cache::TuneCache;
     use super::*;
+    use crate::endpoint::config::TuneCache;
 
     #[test]
     fn a_calibration_is_measured_once_and_then_read() {
@@ -237,6 +237,6 @@ mod tests {
                 None => std::thread::sleep(Duration::from_millis(5)),
             }
         };
-        assert_eq!(outcome.as_ref().unwrap().subject().slot_size, 2000);
+        assert_eq!(outcome.as_ref().unwrap().key().slot_size, 2000);
     }
 }

@@ -12,8 +12,8 @@ use super::calibrate::CalibrationError;
 use crate::endpoint::config::Config;
 use crate::endpoint::fault::ConnectionFault;
 use crate::endpoint::link::Link;
-use crate::endpoint::receive::{Receives, Ring};
-use crate::endpoint::work_id::{Kind, WorkId};
+use crate::endpoint::link::receive::{Receives, Ring};
+use crate::endpoint::link::work_id::{WorkId, WorkKind};
 use crate::protocol::{ReadId, ReadRequest, SlotIndex};
 use crate::wire::{Chunk, ChunkError, Header, MAX_CHUNKS};
 use tonic_rdma_verbs::internal::Registrations;
@@ -299,11 +299,11 @@ impl Loopback {
         let id = WorkId::from_bits(completion.wr_id);
         let end = &mut self.ends[id.connection as usize % 2];
         match id.kind {
-            Kind::Receive | Kind::SharedReceive => {
+            WorkKind::Receive | WorkKind::SharedReceive => {
                 end.arrived.push_back((id.value, completion.byte_len as usize));
             }
-            Kind::Send => end.link.sends_completed(id.value),
-            Kind::Read => end.landed.push(id.value),
+            WorkKind::Send => end.link.sends_completed(id.value),
+            WorkKind::Read => end.landed.push(id.value),
         }
         Ok(())
     }
