@@ -16,4 +16,4 @@ mod header;
 pub mod hello;
 
 pub use chunk::{Chunk, ChunkError, MAX_CHUNKS};
-pub use header::{Header, HeaderError, Kind};
+pub use header::{Header, HeaderError, MessageKind};

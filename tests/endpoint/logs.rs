@@ -101,7 +101,11 @@ fn role() {
     let words: Vec<&str> = role.split(' ').collect();
     let log = |path| {
         let log = std::fs::File::create(Path::new(path)).unwrap();
-        tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_ansi(false).with_writer(log).init();
+        tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::INFO)
+            .with_ansi(false)
+            .with_writer(log)
+            .init();
     };
     match words[..] {
         ["serve", path] => {

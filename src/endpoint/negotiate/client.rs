@@ -13,7 +13,7 @@ use crate::endpoint::error::NegotiationError;
 use crate::endpoint::journal::Journal;
 use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
-use crate::wire::hello::{ClientHello, Confirm, Message, Verdict};
+use crate::wire::hello::{Answer, ClientHello, Confirm, Message};
 use tonic_rdma_verbs::QueuePairAddress;
 
 /// What a negotiation came to.
@@ -41,8 +41,8 @@ pub(super) async fn negotiate(
     let offers = prepared.iter().map(Prepared::offer).collect();
     let hello = ClientHello { identity: identity::local(), offers };
     control.send(&Message::ClientHello(hello)).await?;
-    let verdict = match control.receive().await {
-        Ok(Message::ServerHello(hello)) => hello.verdict,
+    let answer = match control.receive().await {
+        Ok(Message::ServerHello(hello)) => hello.answer,
         Ok(other) => return Err(NegotiationError::OutOfTurn(other.name())),
         Err(error) => return Ok(Outcome::Stock(error)),
     };
@@ -50,9 +50,9 @@ pub(super) async fn negotiate(
         Ok(prepared) => prepared,
         Err(reason) => return Ok(Outcome::Connected(control.into_tcp(reason)?)),
     };
-    let stream = match verdict {
-        Verdict::Decline { reason } => control.into_tcp(format!("the server declined: {reason}"))?,
-        Verdict::Accept { offer: 0, queue_pair, receive_slots, slot_size } => {
+    let stream = match answer {
+        Answer::Decline { reason } => control.into_tcp(format!("the server declined: {reason}"))?,
+        Answer::Accept { offer: 0, queue_pair, receive_slots, slot_size } => {
             let peer = QueuePairAddress::new(queue_pair)
                 .map(|address| PeerEnd { address, receive_slots, slot_size })
                 .ok_or_else(|| "the server's queue pair address is too long".to_owned());
@@ -62,7 +62,7 @@ pub(super) async fn negotiate(
             };
             finish(control, connected).await?
         }
-        Verdict::Accept { .. } => return Err(NegotiationError::OutOfTurn("an answer to an offer not made")),
+        Answer::Accept { .. } => return Err(NegotiationError::OutOfTurn("an answer to an offer not made")),
     };
     Ok(Outcome::Connected(stream))
 }
