@@ -8,7 +8,7 @@ use std::fs;
 
 use tonic_rdma_checks::{read, root};
 
-use crate::model::{Kind, Package, PublicItem, public_items};
+use crate::model::{Kind, Package, PublicItem, Target, public_items};
 
 /// The published crates with their sources, and the types that a macro defines.
 pub(crate) const PUBLISHED: &[(&str, &str, &[&str])] = &[
@@ -75,6 +75,28 @@ fn one_thing_has_one_name() {
 }
 
 #[test]
+fn types_in_public_declarations_can_be_named() {
+    for (name, folder, of_macros) in PUBLISHED {
+        let items = public_items(&Package::read(name, folder), of_macros);
+        assert_eq!(unreachable_types(&items), [""; 0], "{name}: users can't name these types");
+    }
+}
+
+#[test]
+fn a_type_that_users_cannot_name_is_found_out() {
+    let unreachable = |text: &str| {
+        let files = [("src/lib.rs".to_owned(), text.to_owned())];
+        unreachable_types(&public_items(&Package::from_files("p", "src", files), &[])).len()
+    };
+    let hidden = "mod a { pub struct Hidden; pub struct Shown; } pub use a::Shown;";
+    assert_eq!(unreachable(&format!("{hidden} pub fn f() -> a::Shown {{}}")), 0);
+    assert_eq!(unreachable(&format!("{hidden} pub fn f() -> Vec<a::Hidden> {{}}")), 1);
+    assert_eq!(unreachable(&format!("{hidden} pub enum E {{ V(a::Hidden) }}")), 1);
+    assert_eq!(unreachable(&format!("{hidden} pub struct S {{ pub x: a::Hidden, y: a::Hidden }}")), 1);
+    assert_eq!(unreachable(&format!("{hidden} impl Shown {{ pub fn f(_: &a::Hidden) {{}} }}")), 1);
+}
+
+#[test]
 fn what_changes_is_found_out() {
     let api = |text: &str| {
         let files = [("src/lib.rs".to_owned(), text.to_owned())];
@@ -104,6 +126,13 @@ fn count(items: &BTreeSet<PublicItem>) -> usize {
         .map(|item| (&item.path, item.kind))
         .collect::<BTreeSet<_>>()
         .len()
+}
+
+/// Returns the public declarations with a type of the crate that has no public path.
+fn unreachable_types(items: &BTreeSet<PublicItem>) -> Vec<String> {
+    let reached: BTreeSet<&Target> = items.iter().filter_map(|item| item.target.as_ref()).collect();
+    let hidden = |item: &PublicItem| item.types.iter().any(|target| !reached.contains(target));
+    items.iter().filter(|item| hidden(item)).map(|item| item.line.clone()).collect()
 }
 
 /// Returns the lines that are gone and those that are new.

@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(found("fn f() { println!(\"{}\", a::b::g(c)) }"), ["a::b::g", "c", "println"]);
         assert_eq!(
             found("macro_rules! m { () => { /** d::e */ $crate::a::f(\"b::c\") } }"),
-            ["crate::a::f", "doc"]
+            ["crate::a::f", "doc", "macro_rules"]
         );
         assert_eq!(found("fn f() { use a::b; }"), ["a::b"]);
     }

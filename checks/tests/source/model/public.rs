@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use syn::visit::{self, Visit};
 use syn::{Attribute, Fields, ImplItem, Item, ReturnType, Signature, TraitItem, Type};
 
 use super::package::{Package, join};
@@ -21,6 +22,10 @@ pub(crate) struct PublicItem {
     pub(crate) defined: String,
     /// True for a function that takes no `self` and returns its type.
     pub(crate) constructs: bool,
+    /// The package's own items in its declaration.
+    pub(crate) types: BTreeSet<Target>,
+    /// The item itself, if it is a type, a trait, a constant or an alias.
+    pub(crate) target: Option<Target>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,7 +61,8 @@ impl PublicItem {
 /// Returns the public items of `package`, sorted. Names of other crates are left out. `of_macros` are the types that a macro
 /// defines, which are in no source.
 pub(crate) fn public_items(package: &Package, of_macros: &[&str]) -> BTreeSet<PublicItem> {
-    let mut walker = Walker { package, of_macros, found: BTreeSet::new() };
+    let mut walker =
+        Walker { package, of_macros, found: BTreeSet::new(), types: BTreeSet::new(), target: None };
     walker.module("", "");
     walker.found
 }
@@ -65,9 +71,34 @@ struct Walker<'a> {
     package: &'a Package,
     of_macros: &'a [&'a str],
     found: BTreeSet<PublicItem>,
+    /// The package's items in the declaration that is to be added next.
+    types: BTreeSet<Target>,
+    /// The item that is to be added next.
+    target: Option<Target>,
+}
+
+/// Collects the paths of types and traits.
+#[derive(Default)]
+struct Paths(Vec<Vec<String>>);
+
+impl<'ast> Visit<'ast> for Paths {
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        self.0.push(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
+        visit::visit_path(self, path);
+    }
+
+    fn visit_attribute(&mut self, _: &'ast Attribute) {}
 }
 
 impl Walker<'_> {
+    /// Notes the types that a declaration in `module` names.
+    fn note(&mut self, module: &str, visit: impl FnOnce(&mut Paths)) {
+        let mut paths = Paths::default();
+        visit(&mut paths);
+        let found = paths.0.iter().filter_map(|path| self.package.resolve(module, path));
+        self.types.extend(found.filter(|target| matches!(target, Target::Item { .. })));
+    }
+
     /// Lists `module`, which users know as `front`.
     fn module(&mut self, module: &str, front: &str) {
         let package = self.package;
@@ -142,9 +173,11 @@ impl Walker<'_> {
         let original = defined_name(item).unwrap_or_default();
         let path = join(front, renamed.unwrap_or(&original));
         let text = docs(attributes);
+        self.target = Some(Target::Item { module: module.to_owned(), name: original.clone() });
         match item {
             Item::Fn(item) => {
                 let (before, after) = signature(&item.sig);
+                self.note(module, |paths| paths.visit_signature(&item.sig));
                 self.add(Kind::Function, &before, &path, &after, text, module, false);
                 return;
             }
@@ -153,6 +186,7 @@ impl Walker<'_> {
                 self.add(Kind::Named, "const ", &path, &after, text, module, false);
             }
             Item::Type(item) => {
+                self.note(module, |paths| paths.visit_type(&item.ty));
                 let after = format!("{} = {}", code(&item.generics), code(&item.ty));
                 self.add(Kind::Named, "type ", &path, &after, text, module, false);
                 return;
@@ -166,6 +200,7 @@ impl Walker<'_> {
                 let after = code(&item.generics);
                 self.add(Kind::Named, "enum ", &path, &after, text, module, false);
                 for variant in &item.variants {
+                    self.note(module, |paths| paths.visit_fields(&variant.fields));
                     let (path, after) = (format!("{path}::{}", variant.ident), fields(&variant.fields));
                     self.add(Kind::Part, "variant ", &path, &after, docs(&variant.attrs), module, false);
                 }
@@ -192,6 +227,7 @@ impl Walker<'_> {
         for (index, field) in fields.iter().enumerate().filter(|(_, field)| is_public(&field.vis)) {
             let name = field.ident.as_ref().map_or(index.to_string(), ToString::to_string);
             let after = format!(": {}", code(&field.ty));
+            self.note(module, |paths| paths.visit_type(&field.ty));
             self.add(
                 Kind::Part,
                 "field ",
@@ -208,6 +244,7 @@ impl Walker<'_> {
         match item {
             TraitItem::Fn(item) if !item.attrs.iter().any(is_hidden) => {
                 let (before, after) = signature(&item.sig);
+                self.note(module, |paths| paths.visit_signature(&item.sig));
                 let path = format!("{path}::{}", item.sig.ident);
                 self.add(Kind::Method, &before, &path, &after, docs(&item.attrs), module, false);
             }
@@ -238,19 +275,20 @@ impl Walker<'_> {
                     continue;
                 }
                 for item in &block.items {
-                    self.impl_item(item, name, path, module);
+                    self.impl_item(item, name, path, module, place);
                 }
             }
         }
     }
 
-    fn impl_item(&mut self, item: &ImplItem, of: &str, path: &str, module: &str) {
+    fn impl_item(&mut self, item: &ImplItem, of: &str, path: &str, module: &str, place: &str) {
         match item {
             ImplItem::Fn(item) if is_public(&item.vis) => {
                 if item.attrs.iter().any(|attribute| is_hidden(attribute) || is_test(attribute)) {
                     return;
                 }
                 let (before, after) = signature(&item.sig);
+                self.note(place, |paths| paths.visit_signature(&item.sig));
                 let path = format!("{path}::{}", item.sig.ident);
                 let constructs = constructs(&item.sig, of);
                 self.add(Kind::Method, &before, &path, &after, docs(&item.attrs), module, constructs);
@@ -276,7 +314,9 @@ impl Walker<'_> {
     ) {
         let line = format!("{before}{}::{path}{after}", self.package.name);
         let (path, defined) = (path.to_owned(), defined.to_owned());
-        self.found.insert(PublicItem { path, kind, line, docs, defined, constructs });
+        let types = std::mem::take(&mut self.types);
+        let target = self.target.take();
+        self.found.insert(PublicItem { path, kind, line, docs, defined, constructs, types, target });
     }
 }
 

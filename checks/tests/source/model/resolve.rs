@@ -71,6 +71,12 @@ impl Package {
             return Some(Target::Module(child));
         }
         let leaves: Vec<Leaf> = content.uses().flat_map(|item| leaves(&item.tree)).collect();
+        // `#[macro_export]` puts a macro at the root.
+        if module.is_empty()
+            && let Some(home) = self.exported_macro(name)
+        {
+            return Some(Target::Item { module: home, name: name.to_owned() });
+        }
         // `use name::name` must not look for `name` in itself.
         let from_elsewhere = |leaf: &&Leaf| leaf.path.first().map(String::as_str) != Some(name);
         let named = leaves.iter().find(|leaf| leaf.name.as_deref() == Some(name)).filter(from_elsewhere);
@@ -84,6 +90,21 @@ impl Package {
                 _ => None,
             },
         )
+    }
+
+    /// Returns the module that defines an exported macro.
+    fn exported_macro(&self, name: &str) -> Option<String> {
+        let defines = |item: &Item| match item {
+            Item::Macro(call) => {
+                call.ident.as_ref().is_some_and(|ident| ident == name)
+                    && call.attrs.iter().any(|attribute| attribute.path().is_ident("macro_export"))
+            }
+            _ => false,
+        };
+        self.modules
+            .iter()
+            .find(|(_, content)| content.items.iter().any(defines))
+            .map(|(path, _)| path.clone())
     }
 
     /// Returns the file that defines what a path leads to.

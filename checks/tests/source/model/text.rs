@@ -69,9 +69,15 @@ pub(crate) fn code(piece: &impl ToTokens) -> String {
         text = text.replace(wide, narrow);
     }
     // The closing bracket before an arrow, and what the replacements above drew together too closely.
-    for (narrow, wide) in
-        [("->", " -> "), ("  ", " "), ("=(", "= ("), (":(", ": ("), (":&", ": &"), (":[", ": [")]
-    {
+    for (narrow, wide) in [
+        ("->", " -> "),
+        ("  ", " "),
+        ("=(", "= ("),
+        (":(", ": ("),
+        (":&", ": &"),
+        (":[", ": ["),
+        (":?", ": ?"),
+    ] {
         text = text.replace(narrow, wide);
     }
     text = text.replace("  ", " ");
