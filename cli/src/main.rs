@@ -1,5 +1,5 @@
-//! The `tonic-rdma` command: compares transports, moves a parameter server's traffic over them, carries what others send over
-//! RDMA, says which RDMA devices there are, and tunes them.
+//! The `tonic-rdma` command. It compares transports, measures the traffic of a parameter server, carries the byte
+//! streams of other programs over RDMA, lists RDMA devices, and tunes them.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -8,12 +8,14 @@ mod compare;
 mod devices;
 mod failure;
 mod lists;
+mod measure;
 #[cfg(test)]
 mod pages;
 mod parameter_server;
 mod seeded;
 mod tune;
 mod units;
+mod value_error;
 mod workload;
 
 use std::io::IsTerminal as _;
@@ -25,10 +27,11 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use failure::Failure;
 
-/// The same allocator under every mode: it decides large messages more than the transport does, so every report names it.
-/// It is mimalloc unless the environment asks for the system's, as `compare --allocator` does.
+/// The allocator of the process, the same for every mode. Reports name it because it has more influence on large
+/// messages than the transport has. It is mimalloc unless the environment asks for the system's allocator, as `compare
+/// --allocator` does.
 #[global_allocator]
-static ALLOCATOR: tonic_rdma_allocator::Chosen = tonic_rdma_allocator::Chosen;
+static ALLOCATOR: tonic_rdma_verbs::allocator::Chosen = tonic_rdma_verbs::allocator::Chosen;
 
 fn main() -> ExitCode {
     let outcome =
@@ -48,22 +51,22 @@ fn main() -> ExitCode {
     }
 }
 
-/// Sends what is logged to stderr.
+/// Sends log messages to stderr.
 fn log(command: &args::Command) -> Result<(), Failure> {
-    let (told, usual) = match command {
-        // Over what its connections go is what a bridge is asked first.
+    let (option, usual) = match command {
+        // Operators of a bridge want to see first which transport its connections use.
         args::Command::Bridge(options) => (options.log.as_deref(), "warn,tonic_rdma::bridge=info"),
         _ => (None, "warn"),
     };
     let variable = std::env::var("RUST_LOG").ok();
-    let (from, filter) = match (told, &variable) {
-        (Some(told), _) => ("--log ", told),
+    let (origin, filter) = match (option, &variable) {
+        (Some(option), _) => ("--log ", option),
         (None, Some(variable)) => ("RUST_LOG=", variable.as_str()),
         (None, None) => ("", usual),
     };
     let targets: Targets = filter.parse().map_err(|error| {
         Failure::usage(format!(
-            "{from}{filter}: {error}; accepted: error, warn, info, debug, trace, off, or targets with a level each, \
+            "{origin}{filter}: {error}; accepted: error, warn, info, debug, trace, off, or targets with a level each, \
              such as warn,tonic_rdma::bridge=info"
         ))
     })?;

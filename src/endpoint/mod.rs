@@ -40,7 +40,7 @@ pub use config::{
     TuneCache,
 };
 pub use counters::CounterSnapshot;
-pub use error::{ConnectError, NegotiationError};
+pub use error::{ConnectError, NegotiationError, RdmaUnavailable};
 pub use fault::ConnectionFault;
 pub use info::{RdmaConnectInfo, Verdict};
 pub use link::work_id::{WorkId, WorkKind};
@@ -49,5 +49,5 @@ pub use polling::{
     Observation, Pace, Participant, Polled, Queue, QueueFull, Reactor, UnannouncedArrival, Watched,
     idle_polling, may_spin,
 };
-pub use provider::Provider;
+pub use provider::{NoDevice, OpenError, Provider};
 pub use stream::EndpointStream;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::config::{Config, ProviderChoice};
-use tonic_rdma_verbs::{Context, soft};
+use tonic_rdma_verbs::{Context, VerbsError, soft};
 
 /// The driver of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,35 @@ pub enum Provider {
     Soft,
     /// Devices with a driver in the kernel.
     Ibverbs,
+}
+
+/// The reason why a provider's device was not opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The provider refused.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    /// The build has no ibverbs provider.
+    #[error("this build has no ibverbs provider (cargo feature ibverbs)")]
+    NotBuilt,
+}
+
+/// The reason why no provider's device was opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoDevice {
+    /// Every provider that was tried failed.
+    #[error("{}", joined(.0))]
+    Failed(Vec<(Provider, OpenError)>),
+    /// The configuration names a device of one provider, and wants another provider.
+    #[error("the configuration names a device of another provider than the one it wants")]
+    Contradiction,
+}
+
+fn joined(failed: &[(Provider, OpenError)]) -> String {
+    let each = failed.iter().map(|(provider, error)| format!("{provider}: {error}"));
+    each.collect::<Vec<_>>().join("; ")
 }
 
 impl Provider {
@@ -46,9 +75,9 @@ impl Provider {
     ///
     /// # Errors
     /// There is no such device, or it can't be used.
-    pub fn open(self, config: &Config) -> Result<Arc<dyn Context>, String> {
+    pub fn open(self, config: &Config) -> Result<Arc<dyn Context>, OpenError> {
         match self {
-            Self::Soft => soft::open().map_err(|error| error.to_string()),
+            Self::Soft => Ok(soft::open()?),
             Self::Ibverbs => open_ibverbs(config),
         }
     }
@@ -68,38 +97,35 @@ pub(super) fn open(
     config: &Config,
     local: SocketAddr,
     peer: SocketAddr,
-) -> Result<(Provider, Arc<dyn Context>), String> {
+) -> Result<Arc<dyn Context>, NoDevice> {
     let order = if local.ip().to_canonical() == peer.ip().to_canonical() {
         Provider::ALL
     } else {
         [Provider::Ibverbs, Provider::Soft]
     };
-    let mut obstacles = Vec::new();
+    let mut failed = Vec::new();
     for provider in order.into_iter().filter(|provider| provider.is_wanted(config)) {
         match provider.open(config) {
-            Ok(context) => return Ok((provider, context)),
-            Err(reason) => obstacles.push(format!("{provider}: {reason}")),
+            Ok(context) => return Ok(context),
+            Err(error) => failed.push((provider, error)),
         }
     }
-    if obstacles.is_empty() {
-        obstacles.push("the configuration names a device of another provider than the one it wants".into());
-    }
-    Err(obstacles.join("; "))
+    Err(if failed.is_empty() { NoDevice::Contradiction } else { NoDevice::Failed(failed) })
 }
 
 #[cfg(feature = "ibverbs")]
-fn open_ibverbs(config: &Config) -> Result<Arc<dyn Context>, String> {
+fn open_ibverbs(config: &Config) -> Result<Arc<dyn Context>, OpenError> {
     let mut options = tonic_rdma_verbs::ibverbs::OpenOptions::new();
     options.device.clone_from(&config.device);
     options.port = config.device_port;
     options.gid_index = config.gid_index.map(u32::from);
     options.mtu = config.path.mtu;
-    tonic_rdma_verbs::ibverbs::open(&options).map_err(|error| error.to_string())
+    Ok(tonic_rdma_verbs::ibverbs::open(&options)?)
 }
 
 #[cfg(not(feature = "ibverbs"))]
-fn open_ibverbs(_config: &Config) -> Result<Arc<dyn Context>, String> {
-    Err("this build has no ibverbs provider (cargo feature ibverbs)".into())
+fn open_ibverbs(_config: &Config) -> Result<Arc<dyn Context>, OpenError> {
+    Err(OpenError::NotBuilt)
 }
 
 #[cfg(test)]
@@ -129,11 +155,10 @@ mod tests {
     #[test]
     fn within_a_host_memory_comes_first() {
         let host = |text: &str| -> SocketAddr { text.parse().unwrap() };
-        let (provider, _) =
-            open(&Config::default(), host("127.0.0.1:1"), host("[::ffff:127.0.0.1]:2")).unwrap();
-        assert_eq!(provider, Provider::Soft);
+        let context = open(&Config::default(), host("127.0.0.1:1"), host("[::ffff:127.0.0.1]:2")).unwrap();
+        assert_eq!(context.attributes().provider, Provider::Soft.name());
         let missing = Config::default().provider(ProviderChoice::Ibverbs).device("none0");
-        let reason = open(&missing, host("10.0.0.1:1"), host("10.0.0.2:2")).unwrap_err();
+        let reason = open(&missing, host("10.0.0.1:1"), host("10.0.0.2:2")).unwrap_err().to_string();
         assert!(reason.starts_with("ibverbs: "), "{reason}");
     }
 }

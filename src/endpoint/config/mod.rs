@@ -14,7 +14,7 @@ use tonic_rdma_verbs::PathSettings;
 
 pub use choices::{EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients};
 pub use error::ConfigError;
-pub use tune_cache::TuneCache;
+pub use tune_cache::{NoDirectory, TuneCache};
 
 /// Settings of a connector, a listener or a tensor device. [`Config::default`] suits most programs. [`Config::from_env`]
 /// starts from it and applies the `RDMA_*` variables, whose names follow those of TensorFlow's verbs transport.

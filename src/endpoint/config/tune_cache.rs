@@ -15,6 +15,24 @@ pub enum TuneCache {
     Off,
 }
 
+/// The reason why there is no directory for calibrations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoDirectory {
+    /// The configuration wants no cache.
+    #[error("the cache is off")]
+    Off,
+    /// The environment wants no cache.
+    #[error("the cache is off (RDMA_TUNE_CACHE)")]
+    OffByVariable,
+    /// The variable is set to nothing.
+    #[error("RDMA_TUNE_CACHE is empty")]
+    Empty,
+    /// No variable names a directory.
+    #[error("neither XDG_CACHE_HOME nor HOME is set")]
+    Unknown,
+}
+
 impl TuneCache {
     /// Reads a value of `RDMA_TUNE_CACHE`; `None` if the value is empty.
     pub(super) fn parse(value: &str) -> Option<Self> {
@@ -25,31 +43,31 @@ impl TuneCache {
         }
     }
 
-    /// The directory; the error says why there is none.
-    pub(crate) fn directory(&self) -> Result<PathBuf, String> {
+    /// Returns the directory.
+    pub(crate) fn directory(&self) -> Result<PathBuf, NoDirectory> {
         match self {
             Self::Directory(directory) => Ok(directory.clone()),
-            Self::Off => Err("the cache is off".into()),
+            Self::Off => Err(NoDirectory::Off),
             Self::Environment => from_environment(|name| std::env::var_os(name)),
         }
     }
 }
 
-fn from_environment(lookup: impl Fn(&str) -> Option<std::ffi::OsString>) -> Result<PathBuf, String> {
+fn from_environment(lookup: impl Fn(&str) -> Option<std::ffi::OsString>) -> Result<PathBuf, NoDirectory> {
     if let Some(value) = lookup("RDMA_TUNE_CACHE") {
         return match value.to_str().map(TuneCache::parse) {
             Some(Some(TuneCache::Directory(directory))) => Ok(directory),
-            Some(Some(_)) => Err("the cache is off (RDMA_TUNE_CACHE)".into()),
-            Some(None) => Err("RDMA_TUNE_CACHE is empty".into()),
+            Some(Some(_)) => Err(NoDirectory::OffByVariable),
+            Some(None) => Err(NoDirectory::Empty),
             None => Ok(value.into()),
         };
     }
-    // A relative path here means nothing: XDG Base Directory Specification.
+    // The XDG Base Directory Specification says to ignore relative paths.
     let absolute = |name| lookup(name).map(PathBuf::from).filter(|path| path.is_absolute());
     match (absolute("XDG_CACHE_HOME"), absolute("HOME")) {
         (Some(cache), _) => Ok(cache.join("tonic-rdma")),
         (None, Some(home)) => Ok(home.join(".cache").join("tonic-rdma")),
-        (None, None) => Err("neither XDG_CACHE_HOME nor HOME is set".into()),
+        (None, None) => Err(NoDirectory::Unknown),
     }
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::Connection;
 use crate::endpoint::fault::ConnectionFault;
+use crate::endpoint::polling::Queue;
 use crate::endpoint::polling::Reactor;
-use crate::endpoint::polling::{Queue, QueueFull};
 
 /// A connection that takes part in polling. Dropping it ends the connection, if it has not ended, and takes it out.
 #[derive(Debug)]
@@ -24,8 +24,7 @@ impl Member {
         queue: Arc<Queue>,
         make: impl FnOnce(u32) -> Result<Arc<Connection>, ConnectionFault>,
     ) -> Result<Self, ConnectionFault> {
-        let (key, connection) =
-            queue.add(make).map_err(|full: QueueFull| ConnectionFault::Local(full.to_string().into()))??;
+        let (key, connection) = queue.add(make).map_err(ConnectionFault::local)??;
         Ok(Self { connection, queue, key, _reactor: reactor })
     }
 }

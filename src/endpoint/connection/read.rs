@@ -20,7 +20,7 @@ impl State {
                 // Delivery of the READs in progress frees memory.
                 Err(PoolError::QuotaExhausted { .. }) if !self.landings.is_empty() => return Ok(()),
                 Err(PoolError::Budget { .. }) if self.shortage.keep_waiting(now) => return Ok(()),
-                Err(error) => return Err(ConnectionFault::Local(error.to_string().into())),
+                Err(error) => return Err(ConnectionFault::local(error)),
             };
             self.link.post_read(&request, &block)?;
             self.protocol.start_read();
@@ -47,13 +47,13 @@ impl State {
                 }
                 Part::Rendezvous { read, offset, length } => match self.landings.get(&read) {
                     Some(block) => (block, 0, offset, length),
-                    None => return Err(ConnectionFault::Local("a read without its memory".into())),
+                    None => return Err(ConnectionFault::local("a read without its memory")),
                 },
             };
             let count = self.quota.take(length, offset + length, buffer.remaining());
             block
                 .copy_out_to(start + offset..start + offset + count, buffer)
-                .map_err(|error| ConnectionFault::Local(error.to_string().into()))?;
+                .map_err(ConnectionFault::local)?;
             self.consume(count);
         }
         Ok(before - buffer.remaining())

@@ -85,10 +85,7 @@ impl State {
             (count, taken, room) = (count + 1, taken + part, room - part);
         }
         let payload = self.staging.len() + taken;
-        let header = self
-            .protocol
-            .send_eager(payload)
-            .map_err(|error| ConnectionFault::Local(error.to_string().into()))?;
+        let header = self.protocol.send_eager(payload).map_err(ConnectionFault::local)?;
         message[0] = IoSlice::new(&header);
         message[1] = IoSlice::new(&self.staging);
         // Header and gathered writes were copied, here or by the device.
@@ -128,10 +125,7 @@ impl State {
         if count == 0 {
             return Ok(None);
         }
-        let offer = self
-            .protocol
-            .send_rendezvous(&chunks[..count])
-            .map_err(|error| ConnectionFault::Local(error.to_string().into()))?;
+        let offer = self.protocol.send_rendezvous(&chunks[..count]).map_err(ConnectionFault::local)?;
         self.link.post_message(&[IoSlice::new(offer.as_bytes())])?;
         self.sources.extend(blocks.into_iter().flatten());
         counters.rendezvous_sent.add(1);
@@ -155,9 +149,7 @@ fn copy_range(
             continue;
         }
         let part = (slice.len() - skip).min(length);
-        block
-            .copy_in(offset, &slice[skip..skip + part])
-            .map_err(|error| ConnectionFault::Local(error.to_string().into()))?;
+        block.copy_in(offset, &slice[skip..skip + part]).map_err(ConnectionFault::local)?;
         (offset, length, skip) = (offset + part, length - part, 0);
         if length == 0 {
             break;

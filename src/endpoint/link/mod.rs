@@ -17,7 +17,7 @@ use crate::protocol::{self, ReadRequest, SlotIndex};
 use crate::wire::Header;
 use receive::Receives;
 use source::{MAX_SLICES, Source};
-use tonic_rdma_verbs::internal::Registrations;
+use tonic_rdma_verbs::internal::SlabRegistrations;
 use tonic_rdma_verbs::memory::{Block, Pool};
 use tonic_rdma_verbs::{Operation, Payload, QueuePair, RemoteSegment, Rkey, SendRequest};
 use work_id::{WorkId, WorkKind};
@@ -36,7 +36,7 @@ pub(crate) struct Link {
     posted: u64,
     completed: u64,
     /// Registered memory of the application that messages are sent from.
-    registrations: Registrations,
+    registrations: SlabRegistrations,
     /// Memory of messages that were not sent inline, each with the number of its send.
     sources: VecDeque<(u64, Source)>,
 }
@@ -44,13 +44,17 @@ pub(crate) struct Link {
 impl Link {
     /// Most slices of one message.
     pub(crate) const SLICES: usize = MAX_SLICES;
+    /// Most outstanding READs of one connection.
+    pub(crate) const READS: u32 = 16;
+    /// Most inline bytes, a full receive buffer.
+    pub(crate) const MAX_INLINE: u32 = 64 * 1024 + 512;
 
     /// Takes over a queue pair in Init or a later state, and posts its own receive buffers.
     pub(crate) fn new(
         queue_pair: Arc<dyn QueuePair>,
         connection: u32,
         pool: Pool,
-        registrations: Registrations,
+        registrations: SlabRegistrations,
         receives: Receives,
     ) -> Result<Self, ConnectionFault> {
         receives.post_first(&*queue_pair, connection)?;
@@ -155,7 +159,7 @@ impl Link {
 
     /// Posts a READ of a chunk that the peer offered, into `block`.
     pub(crate) fn post_read(&mut self, request: &ReadRequest, block: &Block) -> Result<(), ConnectionFault> {
-        let into = block.segment(0..request.length as usize).map_err(local)?;
+        let into = block.segment(0..request.length as usize).map_err(ConnectionFault::local)?;
         let remote = RemoteSegment { address: request.address, rkey: Rkey(request.rkey) };
         let operation = Operation::Read { into: &[into], remote };
         let wr_id = self.id(WorkKind::Read, request.id.0);
@@ -166,14 +170,14 @@ impl Link {
     pub(crate) fn head<const LENGTH: usize>(&self, slot: u32) -> Result<[u8; LENGTH], ConnectionFault> {
         let mut head = [0; LENGTH];
         let (block, start) = self.receives.slot(slot)?;
-        block.copy_out(start, &mut head).map_err(local)?;
+        block.copy_out(start, &mut head).map_err(ConnectionFault::local)?;
         Ok(head)
     }
 
     /// Copies the bytes after the header of a received message into `body`, which it fills.
     pub(crate) fn body(&self, slot: u32, body: &mut [u8]) -> Result<(), ConnectionFault> {
         let (block, start) = self.receives.slot(slot)?;
-        block.copy_out(start + Header::LENGTH, body).map_err(local)
+        block.copy_out(start + Header::LENGTH, body).map_err(ConnectionFault::local)
     }
 
     /// Returns the memory of the receive buffer `slot`, and the offset of the buffer in it.
@@ -184,8 +188,4 @@ impl Link {
     fn id(&self, kind: WorkKind, value: u32) -> u64 {
         WorkId { kind, connection: self.connection, value }.to_bits()
     }
-}
-
-fn local(error: impl std::fmt::Display) -> ConnectionFault {
-    ConnectionFault::Local(error.to_string().into())
 }

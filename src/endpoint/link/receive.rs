@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::shared_receive::{Promise, SharedBuffers};
+use super::shared_receive::{BufferError, Promise, SharedBuffers};
 use super::work_id::{WorkId, WorkKind};
 use crate::endpoint::fault::ConnectionFault;
 use crate::protocol;
@@ -90,9 +90,7 @@ impl Receives {
                 let into = std::slice::from_ref(&ring.segments[slot as usize]);
                 Ok(queue_pair.post_receive(&[ReceiveRequest { wr_id, into }])?)
             }
-            Self::Shared(share) => {
-                share.buffers().post(slot).map_err(|reason| ConnectionFault::Local(reason.into()))
-            }
+            Self::Shared(share) => share.buffers().post(slot).map_err(ConnectionFault::local),
         }
     }
 
@@ -110,7 +108,7 @@ impl Receives {
             Self::Own(ring) => Ok((&ring.block, slot as usize * ring.slot_size)),
             Self::Shared(share) => {
                 let found = share.buffers().slot(slot);
-                found.ok_or_else(|| ConnectionFault::Local(format!("no receive buffer {slot}").into()))
+                found.ok_or_else(|| ConnectionFault::local(BufferError::Unknown(slot)))
             }
         }
     }

@@ -13,10 +13,10 @@ use super::work_id::{WorkId, WorkKind};
 use crate::endpoint::budget::budget;
 use crate::endpoint::config::Config;
 use crate::endpoint::lock::lock;
-use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolSettings, Quota};
+use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolError, PoolSettings, Quota};
 use tonic_rdma_verbs::{
-    Access, Context, LocalSegment, ProtectionDomain, QueuePairNumber, ReceiveRequest, SharedReceiveQueue,
-    VerbsError,
+    Access, Context, LocalSegment, OutOfBounds, PostError, ProtectionDomain, QueuePairNumber, ReceiveRequest,
+    SharedReceiveQueue, VerbsError,
 };
 
 /// The shared receive buffers of one completion queue.
@@ -59,7 +59,29 @@ pub(crate) enum NoBuffers {
     #[error("all {0} receive buffers that connections share are promised; RDMA_CQS adds queues")]
     Promised(u32),
     #[error("no memory for shared receive buffers: {0}")]
-    Memory(String),
+    Memory(AddError),
+}
+
+/// The reason why no buffers were added.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AddError {
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    #[error(transparent)]
+    Bounds(#[from] OutOfBounds),
+    #[error(transparent)]
+    Post(#[from] PostError),
+    #[error("there are as many as there can be")]
+    Full,
+}
+
+/// The reason why a buffer was not posted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BufferError {
+    #[error("no receive buffer {0}")]
+    Unknown(u32),
+    #[error(transparent)]
+    Post(#[from] PostError),
 }
 
 impl SharedBuffers {
@@ -135,12 +157,12 @@ impl SharedBuffers {
     }
 
     /// Posts a buffer again that holds a message.
-    pub(crate) fn post(&self, slot: u32) -> Result<(), String> {
-        let Some((step, index)) = self.step(slot) else { return Err(format!("no receive buffer {slot}")) };
+    pub(crate) fn post(&self, slot: u32) -> Result<(), BufferError> {
+        let Some((step, index)) = self.step(slot) else { return Err(BufferError::Unknown(slot)) };
         if step.owners[index].swap(0, Ordering::Relaxed) != 0 {
             lock(&self.counts).held -= 1;
         }
-        self.queue.post_receive(&[request(slot, &step.segments[index])]).map_err(|error| error.to_string())
+        Ok(self.queue.post_receive(&[request(slot, &step.segments[index])])?)
     }
 
     /// Posts every buffer again that the connection of the queue pair `owner` holds, because the connection has ended.
@@ -179,23 +201,20 @@ impl SharedBuffers {
         Ok(())
     }
 
-    fn add_step(&self, number: u32) -> Result<(), String> {
-        let text = |error: &dyn std::fmt::Display| error.to_string();
-        let block = self.pool.lease(Self::STEP as usize * self.slot_size, Quota::Receive);
-        let block = block.map_err(|error| text(&error))?;
+    fn add_step(&self, number: u32) -> Result<(), AddError> {
+        let block = self.pool.lease(Self::STEP as usize * self.slot_size, Quota::Receive)?;
         let segment = |index: u32| {
             let start = index as usize * self.slot_size;
             block.segment(start..start + self.slot_size)
         };
-        let segments = (0..Self::STEP).map(segment).collect::<Result<Vec<_>, _>>();
-        let segments = segments.map_err(|error| text(&error))?;
+        let segments = (0..Self::STEP).map(segment).collect::<Result<Vec<_>, _>>()?;
         let owners = std::array::from_fn(|_| AtomicU32::new(0));
-        let place = self.steps.get(number as usize).ok_or("there are as many as there can be")?;
+        let place = self.steps.get(number as usize).ok_or(AddError::Full)?;
         let step = place.get_or_init(|| Step { block, segments, owners });
         let first = number * Self::STEP;
         let requests: Vec<_> =
             (first..).zip(&step.segments).map(|(slot, segment)| request(slot, segment)).collect();
-        self.queue.post_receive(&requests).map_err(|error| text(&error))
+        Ok(self.queue.post_receive(&requests)?)
     }
 }
 
@@ -259,7 +278,6 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use tonic_rdma_verbs::PostError;
 
     const SLOT: usize = 1024;
 

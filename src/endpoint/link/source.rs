@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 
 use crate::endpoint::fault::ConnectionFault;
-use tonic_rdma_verbs::internal::{Registrations, find_sendable};
+use tonic_rdma_verbs::internal::{SlabRegistrations, find_sendable};
 use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
 use tonic_rdma_verbs::{LocalSegment, OutOfBounds};
 
@@ -42,7 +42,7 @@ pub(super) fn gather(
     slices: &[IoSlice<'_>],
     most: usize,
     pool: &Pool,
-    registrations: &mut Registrations,
+    registrations: &mut SlabRegistrations,
     mut keep: impl FnMut(Source),
 ) -> Result<Gathered, ConnectionFault> {
     let mut placed = [None; MAX_SLICES];
@@ -61,8 +61,8 @@ pub(super) fn gather(
         }
     }
     let length: usize = slices.iter().map(|slice| slice.len()).sum();
-    let mut block = pool.lease(length - in_place, Quota::Send).map_err(local)?;
-    let segments = arrange(slices, &placed, &mut block).map_err(local)?;
+    let mut block = pool.lease(length - in_place, Quota::Send).map_err(ConnectionFault::local)?;
+    let segments = arrange(slices, &placed, &mut block).map_err(ConnectionFault::local)?;
     keep(Source::Copy(block));
     Ok(Gathered { in_place, ..segments })
 }
@@ -106,8 +106,4 @@ impl Gathered {
         self.segments[self.count] = segment;
         self.count += 1;
     }
-}
-
-fn local(error: impl std::fmt::Display) -> ConnectionFault {
-    ConnectionFault::Local(error.to_string().into())
 }

@@ -1,5 +1,6 @@
 //! The TCP connection that a negotiation goes over.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::session::Established;
+use super::established::Established;
 use crate::endpoint::error::NegotiationError;
 use crate::endpoint::info::{RdmaConnectInfo, Verdict};
 use crate::endpoint::journal::Journal;
@@ -83,8 +84,8 @@ impl ControlStream {
     }
 
     /// Goes on as plain TCP, because of `reason`.
-    pub(super) fn into_tcp(self, reason: impl Into<Arc<str>>) -> Result<EndpointStream, NegotiationError> {
-        let info = RdmaConnectInfo::tcp(self.tcp.peer_addr()?, self.tcp.local_addr()?, reason);
+    pub(super) fn into_tcp(self, reason: &impl Display) -> Result<EndpointStream, NegotiationError> {
+        let info = RdmaConnectInfo::tcp(self.tcp.peer_addr()?, self.tcp.local_addr()?, reason.to_string());
         Ok(EndpointStream::tcp(self.tcp, self.received.freeze(), info))
     }
 

@@ -1,6 +1,7 @@
-//! Connecting: TCP, then negotiation, then TCP anew where the server is a stock one.
+//! Connecting: TCP, then negotiation, then a new TCP connection where the server is a stock one.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -9,14 +10,14 @@ use tokio::time::timeout;
 
 use super::client::{self, Outcome};
 use crate::endpoint::config::{Config, Policy};
-use crate::endpoint::error::{ConnectError, NegotiationError};
-use crate::endpoint::info::{RdmaConnectInfo, Verdict};
+use crate::endpoint::error::{ConnectError, NegotiationError, RdmaUnavailable};
+use crate::endpoint::info::RdmaConnectInfo;
 use crate::endpoint::journal::Journal;
 use crate::endpoint::lock::lock;
 use crate::endpoint::stream::EndpointStream;
 
-/// Makes connections, and remembers which servers are stock ones. Clones share what they remember. Programs that use tonic have
-/// [`RdmaConnector`](crate::RdmaConnector) instead; this is for protocols of your own over the byte stream.
+/// Makes connections, and remembers which servers are stock ones. Clones share this memory. It is for protocols of your own
+/// over the byte stream; programs that use tonic have [`RdmaConnector`](crate::RdmaConnector) instead.
 #[derive(Clone, Debug)]
 pub struct Dialer {
     config: Config,
@@ -24,13 +25,13 @@ pub struct Dialer {
     journal: Arc<Journal>,
 }
 
-/// A server that has no RDMA: since when that is known, and from what.
-type Stock = (Instant, Arc<str>);
+/// A server without RDMA: the time of the attempt, and its error.
+type Stock = (Instant, Arc<NegotiationError>);
 
 impl Dialer {
-    /// For how long a stock server is not asked again.
+    /// Time before the next negotiation with a stock server.
     const REMEMBERED: Duration = Duration::from_secs(60);
-    /// Servers remembered at most.
+    /// Most servers that are remembered.
     const MEMORY: usize = 4096;
 
     /// Makes a dialer with this configuration. [`dial`](Self::dial) returns an error if the configuration has a value that can't
@@ -63,7 +64,7 @@ impl Dialer {
         Self { config, stock: Arc::default(), journal: Arc::default() }
     }
 
-    /// Connects to `host`:`port` as the policy says.
+    /// Connects to `host`:`port`, by the rules of the configuration's policy.
     ///
     /// # Errors
     /// The configuration has a value that can't be used, the server can't be reached within the connect timeout, or the policy
@@ -72,57 +73,60 @@ impl Dialer {
         self.config.validate()?;
         let authority = format!("{host}:{port}");
         let tcp = self.tcp(host, port, &authority).await?;
-        let stream = if self.config.policy == Policy::TcpOnly {
-            plain(tcp, "the policy is tcp-only")?
-        } else if let Some(reason) = self.known_as_stock(&authority) {
-            plain(tcp, &reason)?
+        let (stream, reason) = if self.config.policy == Policy::TcpOnly {
+            (plain(tcp, "the policy is tcp-only")?, None)
+        } else if let Some(error) = self.known_as_stock(&authority) {
+            let reason = RdmaUnavailable::StockServer(error);
+            (plain(tcp, &reason)?, Some(reason))
         } else {
             self.negotiate(tcp, host, port, &authority).await?
         };
-        if self.config.policy == Policy::Require && stream.info().verdict() == Verdict::Tcp {
-            return Err(ConnectError::RdmaRequired { authority, reason: stream.info().reason().into() });
+        if self.config.policy == Policy::Require
+            && let Some(reason) = reason
+        {
+            return Err(ConnectError::RdmaRequired { authority, reason });
         }
         self.journal.connected(&authority, stream.info());
         Ok(stream)
     }
 
+    /// Negotiates over `tcp`. Returns the stream, and the reason if the stream is TCP.
     async fn negotiate(
         &self,
         tcp: TcpStream,
         host: &str,
         port: u16,
         authority: &str,
-    ) -> Result<EndpointStream, ConnectError> {
+    ) -> Result<(EndpointStream, Option<RdmaUnavailable>), ConnectError> {
         let mut outcome = client::negotiate(tcp, &self.config, &self.journal).await;
         if let Ok(Outcome::Stock(NegotiationError::Closed | NegotiationError::Io(_))) = outcome {
-            // One of ours that is going away hangs up just as some stock servers do on what they don't understand. Asked
-            // again, it is gone, or back and answers: it is not to be taken for a stock server.
+            // A server of this crate that shuts down closes the connection, as some stock servers do when they do not understand
+            // the hello. The second attempt finds it gone, or started again: it must not be taken for a stock server.
             let tcp = self.tcp(host, port, authority).await?;
             outcome = client::negotiate(tcp, &self.config, &self.journal).await;
         }
-        let reason: Arc<str> = match outcome {
-            Ok(Outcome::Connected(stream)) => return Ok(stream),
-            Ok(Outcome::Stock(error)) => self.remember(authority, &error),
-            Err(error) => format!("the negotiation failed: {error}").into(),
+        let reason = match outcome {
+            Ok(Outcome::Rdma(stream)) => return Ok((stream, None)),
+            Ok(Outcome::Tcp(stream, reason)) => return Ok((stream, Some(reason))),
+            Ok(Outcome::Stock(error)) => RdmaUnavailable::StockServer(self.remember(authority, error)),
+            Err(error) => RdmaUnavailable::Negotiation(Box::new(error)),
         };
         if self.config.policy == Policy::Require {
-            return Err(ConnectError::RdmaRequired {
-                authority: authority.into(),
-                reason: reason.to_string(),
-            });
+            return Err(ConnectError::RdmaRequired { authority: authority.into(), reason });
         }
-        plain(self.tcp(host, port, authority).await?, &reason)
+        let stream = plain(self.tcp(host, port, authority).await?, &reason)?;
+        Ok((stream, Some(reason)))
     }
 
-    /// Notes that a server is a stock one, or silent, and says so.
-    fn remember(&self, authority: &str, error: &NegotiationError) -> Arc<str> {
-        let reason: Arc<str> = format!("the server does not understand our hello ({error})").into();
+    /// Notes that a server is a stock one, or silent.
+    fn remember(&self, authority: &str, error: NegotiationError) -> Arc<NegotiationError> {
+        let error = Arc::new(error);
         let mut stock = lock(&self.stock);
         if stock.len() >= Self::MEMORY {
             stock.clear();
         }
-        stock.insert(authority.into(), (Instant::now(), Arc::clone(&reason)));
-        reason
+        stock.insert(authority.into(), (Instant::now(), Arc::clone(&error)));
+        error
     }
 
     async fn tcp(&self, host: &str, port: u16, authority: &str) -> Result<TcpStream, ConnectError> {
@@ -147,16 +151,17 @@ impl Dialer {
             .unwrap_or_else(|_| Err(ConnectError::Timeout { authority: authority.into(), timeout: limit }))
     }
 
-    fn known_as_stock(&self, authority: &str) -> Option<Arc<str>> {
+    fn known_as_stock(&self, authority: &str) -> Option<Arc<NegotiationError>> {
         let stock = lock(&self.stock);
-        let (since, reason) = stock.get(authority)?;
-        (since.elapsed() < Self::REMEMBERED).then(|| Arc::clone(reason))
+        let (since, error) = stock.get(authority)?;
+        (since.elapsed() < Self::REMEMBERED).then(|| Arc::clone(error))
     }
 }
 
-fn plain(tcp: TcpStream, reason: &str) -> Result<EndpointStream, ConnectError> {
+/// Makes a stream of plain TCP, because of `reason`.
+fn plain(tcp: TcpStream, reason: impl Display) -> Result<EndpointStream, ConnectError> {
     let unspecified = || std::net::SocketAddr::from(([0, 0, 0, 0], 0));
     let addresses = tcp.peer_addr().and_then(|peer| Ok((peer, tcp.local_addr()?)));
     let (peer, local) = addresses.map_err(|source| ConnectError::Tcp { peer: unspecified(), source })?;
-    Ok(EndpointStream::tcp(tcp, bytes::Bytes::new(), RdmaConnectInfo::tcp(peer, local, reason)))
+    Ok(EndpointStream::tcp(tcp, bytes::Bytes::new(), RdmaConnectInfo::tcp(peer, local, reason.to_string())))
 }

@@ -1,10 +1,11 @@
-//! Who this process is, as far as a peer on the same host can tell.
+//! The identity of this process, by which a peer finds out whether both can share memory.
 
 use std::os::unix::fs::MetadataExt;
 
+use crate::endpoint::error::RdmaUnavailable;
 use crate::wire::hello::HostIdentity;
 
-/// This process's identity, for its hello. What can't be read is zero, which equals nobody's.
+/// Returns this process's identity, for its hello. A part that can't be read is zero, which never counts as equal.
 pub(super) fn local() -> HostIdentity {
     HostIdentity {
         boot_id: boot_id().unwrap_or_default(),
@@ -14,21 +15,18 @@ pub(super) fn local() -> HostIdentity {
     }
 }
 
-/// Why two processes can't share a software device; `None` if nothing speaks against it.
-pub(super) fn obstacle(ours: &HostIdentity, theirs: &HostIdentity) -> Option<String> {
+/// Checks that two processes can share a software device.
+pub(super) fn check(ours: &HostIdentity, theirs: &HostIdentity) -> Result<(), RdmaUnavailable> {
     if ours.boot_id != theirs.boot_id || ours.boot_id == [0; 16] {
-        return Some("the software device reaches this host only, and the peer is on another".into());
+        return Err(RdmaUnavailable::OtherHost);
     }
     if ours.network_namespace != theirs.network_namespace {
-        return Some("the peer is in another network namespace, out of the software device's reach".into());
+        return Err(RdmaUnavailable::OtherNamespace);
     }
     if ours.uid != theirs.uid {
-        return Some(format!(
-            "the peer runs as another user (uid {} here, {} there), and memory is shared with one's own alone",
-            ours.uid, theirs.uid
-        ));
+        return Err(RdmaUnavailable::OtherUser { ours: ours.uid, theirs: theirs.uid });
     }
-    None
+    Ok(())
 }
 
 fn boot_id() -> Option<[u8; 16]> {

@@ -3,14 +3,16 @@
 //!
 //! Owns dialling, listening, and the agreement of both ends on a device. Never moves the connection's data.
 
+mod blocking;
 mod client;
 mod control_stream;
 mod dial;
+mod established;
 mod identity;
 mod listen;
+mod prepared;
 mod proof;
 mod server;
-mod session;
 mod sniff;
 
 pub use dial::Dialer;

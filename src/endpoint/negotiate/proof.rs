@@ -1,5 +1,6 @@
 //! The proof that both ends reach one another's memory.
 
+use crate::endpoint::error::RdmaUnavailable;
 use crate::wire::hello::{Confirm, Message};
 use tonic_rdma_verbs::Probe;
 
@@ -9,12 +10,10 @@ pub(super) fn confirm(probe: Probe) -> Message {
 }
 
 /// Checks that the peer read the value that this end wrote.
-pub(super) fn check(probe: Probe, peer: &Confirm) -> Result<(), String> {
+pub(super) fn check(probe: Probe, peer: &Confirm) -> Result<(), RdmaUnavailable> {
     match peer {
-        Confirm::Failed { reason } => Err(format!("the peer can't: {reason}")),
+        Confirm::Failed { reason } => Err(RdmaUnavailable::PeerFailed(reason.clone())),
         Confirm::Connected { nonce } if *nonce == probe.ours => Ok(()),
-        Confirm::Connected { .. } => {
-            Err("the peer read something else than was written here: memory is not shared".into())
-        }
+        Confirm::Connected { .. } => Err(RdmaUnavailable::MemoryNotShared),
     }
 }

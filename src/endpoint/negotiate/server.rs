@@ -5,14 +5,15 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::client::blocking;
+use super::blocking::blocking;
 use super::control_stream::ControlStream;
+use super::established::{Established, PeerEnd};
 use super::identity;
+use super::prepared::Prepared;
 use super::proof::{self, confirm};
-use super::session::{Established, PeerEnd, Prepared};
 use super::sniff::{Peer, sniff};
 use crate::endpoint::config::{Config, Policy, StockClients};
-use crate::endpoint::error::NegotiationError;
+use crate::endpoint::error::{NegotiationError, RdmaUnavailable};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::provider::Provider;
 use crate::endpoint::stream::EndpointStream;
@@ -21,7 +22,7 @@ use crate::wire::hello::{
 };
 use tonic_rdma_verbs::QueuePairAddress;
 
-/// Finds out who is there and goes on from there.
+/// Finds out what kind of peer it is, and goes on over RDMA or TCP.
 pub(super) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
@@ -51,12 +52,12 @@ pub(super) async fn negotiate(
         }
     };
     match config.policy {
-        Policy::Require => Err(NegotiationError::RdmaRequired(format!("this is {stock}"))),
-        Policy::Prefer | Policy::TcpOnly => control.into_tcp(stock),
+        Policy::Require => Err(NegotiationError::RdmaRequired(RdmaUnavailable::StockClient(stock))),
+        Policy::Prefer | Policy::TcpOnly => control.into_tcp(&stock),
     }
 }
 
-/// Waits until the peer has said enough to tell who it is, or says nothing more.
+/// Waits until the first bytes show the kind of peer, or the peer sends no more.
 async fn first_bytes(control: &mut ControlStream, clients: StockClients) -> Result<Peer, NegotiationError> {
     loop {
         match (sniff(control.received()), clients) {
@@ -75,7 +76,7 @@ async fn answer(mut control: ControlStream, config: &Config) -> Result<EndpointS
         Ok(Message::ClientHello(hello)) => accept(hello, config).await,
         Ok(other) => return Err(NegotiationError::OutOfTurn(other.name())),
         Err(NegotiationError::Hello(HelloError::Version { seen })) => {
-            // What follows in that version is unknown, so there is no going on: the client dials TCP anew.
+            // The rest of a hello of another version is unknown, so this connection ends: the client makes a new one.
             let reason = format!("the client speaks version {seen}, this end {VERSION}");
             decline(&mut control, &reason).await?;
             return Err(HelloError::Version { seen }.into());
@@ -85,43 +86,41 @@ async fn answer(mut control: ControlStream, config: &Config) -> Result<EndpointS
     match established {
         Ok((established, offer)) => conclude(control, established, offer, config).await,
         Err(reason) => {
-            decline(&mut control, &reason).await?;
+            decline(&mut control, &reason.to_string()).await?;
             fall_back(control, reason, config)
         }
     }
 }
 
-/// Takes the first offer that this end can meet.
-async fn accept(hello: ClientHello, config: &Config) -> Result<(Established, u8), String> {
+/// Connects to the first offer that this end can accept; returns its number, too.
+async fn accept(hello: ClientHello, config: &Config) -> Result<(Established, u8), RdmaUnavailable> {
     if config.policy == Policy::TcpOnly {
-        return Err("the server's policy is tcp-only".into());
+        return Err(RdmaUnavailable::TcpOnly);
     }
-    let mut obstacles = Vec::new();
+    let mut reasons = Vec::new();
     for (offer, index) in hello.offers.iter().zip(0..) {
         match meet(offer, &hello.identity, config).await {
             Ok(established) => return Ok((established, index)),
-            Err(obstacle) => obstacles.push(obstacle),
+            Err(reason) => reasons.push(reason),
         }
     }
-    if obstacles.is_empty() {
-        return Err("the client has no RDMA device".into());
+    if reasons.is_empty() {
+        return Err(RdmaUnavailable::NothingOffered);
     }
-    Err(obstacles.join("; "))
+    Err(RdmaUnavailable::NoOfferFits(reasons))
 }
 
-/// Connects to one offer; the error says why that can't be.
-async fn meet(offer: &Offer, client: &HostIdentity, config: &Config) -> Result<Established, String> {
+/// Connects to one offer.
+async fn meet(offer: &Offer, client: &HostIdentity, config: &Config) -> Result<Established, RdmaUnavailable> {
     let provider = Provider::named(&offer.provider).filter(|provider| provider.is_wanted(config));
     let Some(provider) = provider else {
-        return Err(format!("this end does not use the provider offered, {:?}", offer.provider));
+        return Err(RdmaUnavailable::ProviderNotUsed(offer.provider.clone()));
     };
-    if provider == Provider::Soft
-        && let Some(obstacle) = identity::obstacle(&identity::local(), client)
-    {
-        return Err(obstacle);
+    if provider == Provider::Soft {
+        identity::check(&identity::local(), client)?;
     }
     let peer = PeerEnd {
-        address: QueuePairAddress::new(offer.queue_pair.clone()).ok_or("queue pair address too long")?,
+        address: QueuePairAddress::new(offer.queue_pair.clone()).ok_or(RdmaUnavailable::BadAddress)?,
         receive_slots: offer.receive_slots,
         slot_size: offer.slot_size,
     };
@@ -149,10 +148,10 @@ async fn conclude(
             control.send(&confirm(established.probe())).await?;
             control.into_rdma(established)
         }
-        // The client has given up RDMA and goes on over TCP without waiting for an answer.
+        // The client has given up RDMA, and goes on over TCP without an answer.
         (Err(reason), Confirm::Failed { .. }) => fall_back(control, reason, config),
         (Err(reason), Confirm::Connected { .. }) => {
-            control.send(&Message::Confirm(Confirm::Failed { reason: reason.clone() })).await?;
+            control.send(&Message::Confirm(Confirm::Failed { reason: reason.to_string() })).await?;
             fall_back(control, reason, config)
         }
     }
@@ -165,11 +164,11 @@ async fn decline(control: &mut ControlStream, reason: &str) -> Result<(), Negoti
 
 fn fall_back(
     control: ControlStream,
-    reason: String,
+    reason: RdmaUnavailable,
     config: &Config,
 ) -> Result<EndpointStream, NegotiationError> {
     match config.policy {
         Policy::Require => Err(NegotiationError::RdmaRequired(reason)),
-        Policy::Prefer | Policy::TcpOnly => control.into_tcp(reason),
+        Policy::Prefer | Policy::TcpOnly => control.into_tcp(&reason),
     }
 }

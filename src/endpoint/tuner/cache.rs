@@ -1,7 +1,7 @@
 //! Calibrations on disk: a file for each device, in the user's cache directory.
 //!
-//! A cache is a convenience: whatever is wrong with it, the device is measured anew. It is read and written by this user
-//! alone: a directory that is a link or belongs to somebody else is left alone, and so is a file.
+//! If the cache can't be used, the device is measured. Only files and directories of this user are read and written, and
+//! links are not followed.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use super::calibration::Calibration;
+use super::error::CacheError;
 use super::format;
 use super::key::CalibrationKey;
 
-/// The file of a key.
+/// Returns the file for a key.
 pub(super) fn file(directory: &Path, key: &CalibrationKey) -> PathBuf {
     let plain = |text: &str| -> String {
         let keep = |character: char| character.is_ascii_alphanumeric() || "_-".contains(character);
@@ -24,63 +25,60 @@ pub(super) fn file(directory: &Path, key: &CalibrationKey) -> PathBuf {
     directory.join(format!("{}-{}-{slot_size}{build}", plain(provider), plain(device)))
 }
 
-/// Reads the calibration of a key; `None` if there is none, the error says why one can't be used.
-pub(super) fn load(directory: &Path, key: &CalibrationKey) -> Result<Option<Calibration>, String> {
+/// Reads the calibration for a key; `None` if there is no file.
+pub(super) fn load(directory: &Path, key: &CalibrationKey) -> Result<Option<Calibration>, CacheError> {
     let path = file(directory, key);
-    let failed = |what: &dyn std::fmt::Display| format!("{}: {what}", path.display());
-    match directory.symlink_metadata() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(&error)),
-        Ok(_) => ours(directory).map_err(|reason| failed(&reason))?,
+    match check_owner(directory) {
+        Err(CacheError::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        checked => checked?,
     }
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
     let file = match std::fs::OpenOptions::new().read(true).custom_flags(flags).open(&path) {
-        Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(&error)),
+        opened => opened.map_err(at(&path))?,
     };
-    let metadata = file.metadata().map_err(|error| failed(&error))?;
+    let metadata = file.metadata().map_err(at(&path))?;
     if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
-        return Err(failed(&"no file of this user's"));
+        return Err(CacheError::Foreign { path, problem: "it is no file of this user" });
     }
     let mut text = String::new();
-    file.take(format::LONGEST).read_to_string(&mut text).map_err(|error| failed(&error))?;
-    format::decode(&text, key).map(Some).map_err(|error| failed(&error))
+    file.take(format::LONGEST).read_to_string(&mut text).map_err(at(&path))?;
+    format::decode(&text, key).map(Some).map_err(|error| CacheError::Format { path, error })
 }
 
-/// Writes a calibration, in place of what there was; where, or why not.
-pub(super) fn store(directory: &Path, calibration: &Calibration) -> Result<PathBuf, String> {
+/// Writes a calibration in place of an older one; returns the file.
+pub(super) fn store(directory: &Path, calibration: &Calibration) -> Result<PathBuf, CacheError> {
     let path = file(directory, calibration.key());
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(at(directory))?;
+    check_owner(directory)?;
     let fresh = path.with_extension(format!("{}-new", std::process::id()));
-    let written = make(directory).and_then(|()| {
-        let mut options = std::fs::OpenOptions::new();
-        let mut file = options.write(true).create_new(true).mode(0o600).open(&fresh)?;
-        let renamed = file
-            .write_all(format::encode(calibration).as_bytes())
-            .and_then(|()| std::fs::rename(&fresh, &path));
-        if renamed.is_err() {
-            let _ = std::fs::remove_file(&fresh);
-        }
-        renamed
-    });
-    written.map(|()| path).map_err(|error| format!("{}: {error}", directory.display()))
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(0o600).open(&fresh).map_err(at(&fresh))?;
+    let renamed =
+        file.write_all(format::encode(calibration).as_bytes()).and_then(|()| std::fs::rename(&fresh, &path));
+    if renamed.is_err() {
+        let _ = std::fs::remove_file(&fresh);
+    }
+    renamed.map_err(at(&path))?;
+    Ok(path)
 }
 
-fn make(directory: &Path) -> io::Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    ours(directory).map_err(io::Error::other)
+/// Checks that the directory is no link and belongs to this user.
+fn check_owner(directory: &Path) -> Result<(), CacheError> {
+    let metadata = directory.symlink_metadata().map_err(at(directory))?;
+    let problem = if !metadata.is_dir() {
+        "it is no directory (links are not followed)"
+    } else if metadata.uid() != rustix::process::geteuid().as_raw() {
+        "it belongs to another user"
+    } else {
+        return Ok(());
+    };
+    Err(CacheError::Foreign { path: directory.into(), problem })
 }
 
-/// Checks that the directory is no link and this user's.
-fn ours(directory: &Path) -> Result<(), &'static str> {
-    let metadata = directory.symlink_metadata().map_err(|_| "it can't be looked at")?;
-    if !metadata.is_dir() {
-        return Err("it is no directory (links are not followed)");
-    }
-    if metadata.uid() != rustix::process::geteuid().as_raw() {
-        return Err("it belongs to another user");
-    }
-    Ok(())
+/// Makes errors of the system errors at `path`.
+fn at(path: &Path) -> impl FnOnce(io::Error) -> CacheError {
+    move |error| CacheError::Io { path: path.into(), error }
 }
 
 #[cfg(test)]
@@ -88,7 +86,7 @@ mod tests {
     use super::super::calibration::tests::sample;
     use super::*;
 
-    /// A directory of this test's own, gone with it.
+    /// A directory of one test, removed on drop.
     struct Place(PathBuf);
 
     impl Place {
@@ -110,11 +108,11 @@ mod tests {
         let place = Place::new("stored");
         let directory = place.0.join("deep").join("down");
         let (first, second) = (sample(&[(1024, 1, 9)]), sample(&[(2048, 2, 9)]));
-        assert_eq!(load(&directory, first.key()), Ok(None));
+        assert_eq!(load(&directory, first.key()).unwrap(), None);
         let path = store(&directory, &first).unwrap();
-        assert_eq!(load(&directory, first.key()), Ok(Some(first.clone())));
-        assert_eq!(store(&directory, &second), Ok(path.clone()));
-        assert_eq!(load(&directory, first.key()), Ok(Some(second)));
+        assert_eq!(load(&directory, first.key()).unwrap(), Some(first.clone()));
+        assert_eq!(store(&directory, &second).unwrap(), path);
+        assert_eq!(load(&directory, first.key()).unwrap(), Some(second));
         let left: Vec<_> =
             std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert_eq!(left, [path], "nothing else is left behind");
@@ -127,11 +125,11 @@ mod tests {
         let path = store(&place.0, &calibration).unwrap();
         for bytes in [&b"nonsense"[..], &[0xff; 100], &[b'x'; 1 << 20], b""] {
             std::fs::write(&path, bytes).unwrap();
-            let error = load(&place.0, calibration.key()).unwrap_err();
+            let error = load(&place.0, calibration.key()).unwrap_err().to_string();
             assert!(error.contains(path.to_str().unwrap()), "{error}");
         }
         store(&place.0, &calibration).unwrap();
-        assert_eq!(load(&place.0, calibration.key()), Ok(Some(calibration)));
+        assert_eq!(load(&place.0, calibration.key()).unwrap(), Some(calibration));
     }
 
     #[test]

@@ -5,8 +5,6 @@ use std::time::Duration;
 use super::decision::Bytes;
 use super::key::CalibrationKey;
 
-/// A threshold that no write reaches.
-pub(super) const NEVER: usize = usize::MAX;
 /// Bytes of a chunk unless measurement says better.
 pub(super) const DEFAULT_CHUNK: usize = 256 * 1024;
 

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::calibration::{Calibration, DEFAULT_CHUNK, NEVER};
-use super::decision::{ThresholdSource, TransferDecision, TransferMode, WriteLoad};
+use super::calibration::{Calibration, DEFAULT_CHUNK};
+use super::decision::{NEVER, ThresholdSource, TransferDecision, TransferMode, WriteLoad};
 use super::device::DeviceTuner;
 use super::online::{Change, Class, Online};
 use crate::endpoint::config::{Config, EagerThreshold};

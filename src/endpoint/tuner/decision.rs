@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::calibration::NEVER;
+/// A threshold that no write reaches.
+pub(super) const NEVER: usize = usize::MAX;
 
 /// How the bytes of a write get to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

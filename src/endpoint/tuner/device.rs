@@ -6,9 +6,10 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::cache;
-use super::calibrate::{CalibrationError, calibrate};
-use super::calibration::{Calibration, DEFAULT_CHUNK, NEVER};
-use super::decision::Bytes;
+use super::calibrate::calibrate;
+use super::calibration::{Calibration, DEFAULT_CHUNK};
+use super::decision::{Bytes, NEVER};
+use super::error::{CacheError, CalibrationError};
 use super::key::CalibrationKey;
 use crate::endpoint::config::Config;
 use crate::endpoint::lock::lock;
@@ -90,7 +91,7 @@ impl DeviceTuner {
             Ok(calibration) => {
                 // First, so that whoever sees the outcome finds the file, too.
                 if let Err(reason) = keep(&config, &calibration) {
-                    tracing::debug!(device = &*tuner.device, reason, "the calibration is not kept on disk");
+                    tracing::debug!(device = &*tuner.device, %reason, "the calibration is not kept on disk");
                 }
                 tuner.settle(Ok(calibration));
             }
@@ -98,7 +99,7 @@ impl DeviceTuner {
         };
         let started = std::thread::Builder::new().name("rdma-tune".into()).spawn(work);
         if let Err(error) = started {
-            self.settle(Err(format!("no thread to measure in: {error}").into()));
+            self.settle(Err(CalibrationError::NoThread(error).to_string().into()));
         }
     }
 }
@@ -115,44 +116,45 @@ fn default_threshold(provider: &str) -> usize {
 fn cached(config: &Config, key: &CalibrationKey) -> Option<Calibration> {
     let loaded = directory(config).and_then(|directory| cache::load(&directory, key));
     loaded.unwrap_or_else(|reason| {
-        tracing::debug!(device = key.device, reason, "no calibration from disk");
+        tracing::debug!(device = key.device, %reason, "no calibration from disk");
         None
     })
 }
 
-/// Where calibrations are kept; the error says why they are not.
-fn directory(config: &Config) -> Result<PathBuf, String> {
+/// Returns the directory of calibrations.
+fn directory(config: &Config) -> Result<PathBuf, CacheError> {
     match config.max_inline {
-        None => config.tune_cache.directory(),
-        Some(_) => Err("a limit on inline bytes is set (RDMA_MAX_INLINE), which it would be of".into()),
+        None => Ok(config.tune_cache.directory()?),
+        Some(_) => Err(CacheError::InlineLimit),
     }
 }
 
-fn keep(config: &Config, calibration: &Calibration) -> Result<PathBuf, String> {
+/// Writes a calibration to disk; returns the file.
+fn keep(config: &Config, calibration: &Calibration) -> Result<PathBuf, CacheError> {
     if !calibration.is_steady() {
-        return Err("measurements did not agree: the machine was busy".into());
+        return Err(CacheError::Unsteady);
     }
     cache::store(&directory(config)?, calibration)
 }
 
-/// A calibration, where it came from, and where it is kept.
-#[derive(Clone, Debug)]
+/// A calibration, its origin, and the file that has it.
+#[derive(Debug)]
 #[non_exhaustive]
 pub struct Tuned {
-    /// What was measured.
+    /// The calibration.
     pub calibration: Calibration,
-    /// Whether now or before.
+    /// Measured now, or read from disk.
     pub origin: Origin,
-    /// The file that it is kept in, or why it is not.
-    pub kept: Result<PathBuf, String>,
+    /// The file that has the calibration, or the reason why there is none.
+    pub kept: Result<PathBuf, CacheError>,
 }
 
-/// Where a calibration came from.
+/// The origin of a calibration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It was measured now.
+    /// Measured now.
     Measured,
-    /// It was read from disk.
+    /// Read from disk.
     Disk,
 }
 

@@ -13,17 +13,23 @@ const FIRST: &str = "tonic-rdma calibration 1";
 /// Longest text, in bytes.
 pub(super) const LONGEST: u64 = 16 << 10;
 
-/// Why a text is no calibration of the key.
+/// The reason why a text is no calibration for a key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum FormatError {
+#[non_exhaustive]
+pub enum FormatError {
+    /// The first line is not that of this version.
     #[error("it is of another version of the format, or none of ours")]
     Version,
+    /// The checksum does not fit.
     #[error("its sum is wrong: it was damaged, or changed by hand")]
     Sum,
+    /// A line is missing, or has a value that can't have been measured.
     #[error("line {0:?} is wrong")]
     Line(String),
+    /// It was made with another key; the field that differs.
     #[error("it is of another {0}")]
     Key(&'static str),
+    /// The points are not in order, or there are none.
     #[error("the sizes are not in order, or there are none")]
     Sizes,
 }
