@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_says_where() {
+    fn the_environment_names_the_directory() {
         let place = |variables: &[(&str, &str)]| {
             from_environment(|asked| {
                 variables.iter().find(|(name, _)| *name == asked).map(|(_, value)| value.into())

@@ -28,7 +28,7 @@ use super::journal::ConnectionEnd;
 use super::link::Link;
 use super::lock::lock;
 use super::polling::Participant;
-use super::tuner::{Chooser, Explained};
+use super::tuner::{Chooser, Explanation};
 use crate::protocol::{self, AbortCode};
 use tonic_rdma_verbs::memory::sites;
 use tonic_rdma_verbs::{QueuePairNumber, WorkCompletion};
@@ -74,9 +74,9 @@ impl Connection {
         &self.counters
     }
 
-    /// Returns the state that explains the transfer mode of writes.
-    pub(crate) fn explained(&self) -> Arc<Explained> {
-        Arc::clone(lock(&self.state).chooser.explained())
+    /// Returns the explanation of the transfer mode of writes.
+    pub(crate) fn explanation(&self) -> Arc<Explanation> {
+        Arc::clone(lock(&self.state).chooser.explanation())
     }
 
     /// Adds the counters to the process's metrics.
