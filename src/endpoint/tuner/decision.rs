@@ -7,6 +7,14 @@ use std::sync::Arc;
 pub(super) const NEVER: usize = usize::MAX;
 
 /// The way in which the bytes of a write get to the peer.
+///
+/// ```
+/// use tonic_rdma::{RdmaConnectInfo, TransferMode, WriteLoad};
+///
+/// fn goes_by_rendezvous(info: &RdmaConnectInfo, size: usize) -> bool {
+///     info.why(size, WriteLoad::Heavy).is_some_and(|decision| decision.mode == TransferMode::Rendezvous)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TransferMode {
     /// This end sends the bytes into receive buffers that the peer has posted.
@@ -40,6 +48,12 @@ impl fmt::Display for TransferMode {
 }
 
 /// The state of a connection when a large write begins.
+///
+/// ```
+/// use tonic_rdma::WriteLoad;
+///
+/// assert_eq!(WriteLoad::Light.to_string(), "light load");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WriteLoad {
     /// A message of the peer has arrived since the last large write began: requests and answers.
@@ -58,6 +72,15 @@ impl fmt::Display for WriteLoad {
 }
 
 /// The source of a threshold.
+///
+/// ```
+/// use tonic_rdma::{RdmaConnectInfo, ThresholdSource, WriteLoad};
+///
+/// fn is_measured(info: &RdmaConnectInfo) -> bool {
+///     let decision = info.why(64 << 10, WriteLoad::Light);
+///     decision.is_some_and(|decision| matches!(decision.set_by, ThresholdSource::Calibration { .. }))
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ThresholdSource {
@@ -97,6 +120,17 @@ impl fmt::Display for ThresholdSource {
 ///
 /// ```text
 /// 64 KiB by rendezvous: threshold 32 KiB, set by calibration of rxe0
+/// ```
+///
+/// ```
+/// use tonic_rdma::{RdmaConnectInfo, TransferDecision, WriteLoad};
+///
+/// fn print(info: &RdmaConnectInfo) {
+///     let decision: Option<TransferDecision> = info.why(64 << 10, WriteLoad::Light);
+///     if let Some(decision) = decision {
+///         println!("{decision}");
+///     }
+/// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -52,7 +52,9 @@ fn defaults_values_and_examples_are_the_code_s() {
 #[test]
 fn pages_name_no_variable_that_is_not_there() {
     let known = asked_for();
-    let tests: String = files_of(&root().join("tests"), "rs").iter().map(|path| read(path)).collect();
+    let folders = ["tests", "checks/tests", "cli/tests", "tensor/tests", "verbs/tests"];
+    let tests = folders.iter().flat_map(|folder| files_of(&root().join(folder), "rs"));
+    let tests: String = tests.map(|path| read(&path)).collect();
     for page in pages::all() {
         for name in names(&page.text) {
             let is_known = known.contains(&name) || tests.contains(&format!("\"{name}\""));
