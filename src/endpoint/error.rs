@@ -75,6 +75,13 @@ pub enum ConnectError {
 }
 
 /// The reason why a negotiation failed.
+///
+/// ```
+/// use tonic_rdma::NegotiationError;
+///
+/// let error = NegotiationError::Silent(std::time::Duration::from_secs(10));
+/// assert!(error.to_string().contains("no complete message"));
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NegotiationError {
@@ -109,10 +116,13 @@ pub enum NegotiationError {
 /// ```
 /// use tonic_rdma::{ConnectError, RdmaUnavailable};
 ///
-/// fn is_stock_server(error: &ConnectError) -> bool {
-///     matches!(error, ConnectError::RdmaRequired { reason: RdmaUnavailable::StockServer(_), .. })
+/// /// Returns why RDMA was required and not there.
+/// fn reason(error: &ConnectError) -> Option<&RdmaUnavailable> {
+///     match error {
+///         ConnectError::RdmaRequired { reason, .. } => Some(reason),
+///         _ => None,
+///     }
 /// }
-/// # let _ = is_stock_server;
 /// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -16,7 +16,13 @@ pub enum Provider {
     Ibverbs,
 }
 
-/// The reason why a provider's device was not opened. [`NoDevice`] has an example.
+/// The reason why a provider's device was not opened.
+///
+/// ```
+/// use tonic_rdma::OpenError;
+///
+/// assert!(OpenError::NotBuilt.to_string().contains("ibverbs"));
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -31,13 +37,15 @@ pub enum OpenError {
 /// The reason why no provider's device was opened.
 ///
 /// ```
-/// use tonic_rdma::{NoDevice, OpenError, RdmaUnavailable};
+/// use tonic_rdma::NoDevice;
 ///
-/// fn needs_feature(reason: &RdmaUnavailable) -> bool {
-///     let RdmaUnavailable::NoDevice(NoDevice::Failed(failed)) = reason else { return false };
-///     failed.iter().any(|(_, error)| matches!(error, OpenError::NotBuilt))
+/// fn devices_tried(error: &NoDevice) -> usize {
+///     match error {
+///         NoDevice::Failed(tried) => tried.len(),
+///         _ => 0,
+///     }
 /// }
-/// # let _ = needs_feature;
+/// # assert_eq!(devices_tried(&NoDevice::Contradiction), 0);
 /// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -17,6 +17,21 @@ use crate::protocol::AbortCode;
 
 /// A connection after its negotiation: RDMA, or TCP as the fallback. Bytes arrive as they were written, in order. Each
 /// direction closes independently, as with TCP. Implements tokio's and hyper's IO traits.
+///
+/// ```
+/// use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+/// use tonic_rdma::EndpointStream;
+///
+/// async fn echo(mut stream: EndpointStream) -> std::io::Result<()> {
+///     let mut bytes = [0; 4096];
+///     loop {
+///         match stream.read(&mut bytes).await? {
+///             0 => return stream.shutdown().await,
+///             count => stream.write_all(&bytes[..count]).await?,
+///         }
+///     }
+/// }
+/// ```
 #[derive(Debug)]
 pub struct EndpointStream {
     inner: Inner,

@@ -3,6 +3,13 @@
 use std::path::PathBuf;
 
 /// The directory in which calibrations are kept.
+///
+/// ```
+/// use tonic_rdma::{Config, TuneCache};
+///
+/// let config = Config::default().tune_cache(TuneCache::Off);
+/// # drop(config);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TuneCache {
     /// The directory that the environment names: `RDMA_TUNE_CACHE` (`off`: nowhere), or else

@@ -135,7 +135,7 @@ impl Connection {
         }
         state.check_sending()?;
         state.flush_wanted = true;
-        match state.flush_staging(&self.counters, Instant::now()) {
+        match state.flush_staging(&self.counters) {
             Ok(true) => Poll::Ready(Ok(())),
             Ok(false) => {
                 state.writer = Some(context.waker().clone());
@@ -221,7 +221,7 @@ impl Connection {
         state.flush_wanted = true;
         (state.reader, state.writer, state.closer) = (None, None, None);
         if state.obstacle().is_none()
-            && let Err(fault) = state.flush_staging(&self.counters, now)
+            && let Err(fault) = state.flush_staging(&self.counters)
         {
             state.end(fault, &self.changed);
         }

@@ -20,6 +20,20 @@ use crate::endpoint::stream::EndpointStream;
 
 /// A stream of connections after their negotiation. Negotiations run at the same time, so that a slow or silent peer delays no
 /// other peer. Dropping the listener closes the port.
+///
+/// ```
+/// use tokio::net::TcpListener;
+/// use tokio_stream::StreamExt as _;
+/// use tonic_rdma::{Config, Listener};
+///
+/// # async fn example() -> std::io::Result<()> {
+/// let mut listener = Listener::new(TcpListener::bind("0.0.0.0:7000").await?, Config::default())?;
+/// while let Some(stream) = listener.next().await {
+///     println!("{} connected over {}", stream.info().peer_addr(), stream.info().verdict());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Listener {
     connections: mpsc::Receiver<EndpointStream>,

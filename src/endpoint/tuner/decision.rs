@@ -9,9 +9,11 @@ pub(super) const NEVER: usize = usize::MAX;
 /// The way in which the bytes of a write get to the peer.
 ///
 /// ```
-/// use tonic_rdma::TransferMode;
+/// use tonic_rdma::{RdmaConnectInfo, TransferMode, WriteLoad};
 ///
-/// assert_eq!(TransferMode::Rendezvous.to_string(), "by rendezvous");
+/// fn goes_by_rendezvous(info: &RdmaConnectInfo, size: usize) -> bool {
+///     info.why(size, WriteLoad::Heavy).is_some_and(|decision| decision.mode == TransferMode::Rendezvous)
+/// }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TransferMode {
@@ -72,9 +74,12 @@ impl fmt::Display for WriteLoad {
 /// The source of a threshold.
 ///
 /// ```
-/// use tonic_rdma::ThresholdSource;
+/// use tonic_rdma::{RdmaConnectInfo, ThresholdSource, WriteLoad};
 ///
-/// assert_eq!(ThresholdSource::Configured.to_string(), "set by configuration");
+/// fn is_measured(info: &RdmaConnectInfo) -> bool {
+///     let decision = info.why(64 << 10, WriteLoad::Light);
+///     decision.is_some_and(|decision| matches!(decision.set_by, ThresholdSource::Calibration { .. }))
+/// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -111,20 +116,21 @@ impl fmt::Display for ThresholdSource {
     }
 }
 
-/// The transfer mode of a write, and its reason. Its text is a sentence:
+/// The transfer mode of a write, and its reason.
 ///
 /// ```text
 /// 64 KiB by rendezvous: threshold 32 KiB, set by calibration of rxe0
 /// ```
 ///
 /// ```
-/// use tonic_rdma::{RdmaConnectInfo, TransferDecision, TransferMode, WriteLoad};
+/// use tonic_rdma::{RdmaConnectInfo, TransferDecision, WriteLoad};
 ///
-/// fn is_by_rendezvous(info: &RdmaConnectInfo, size: usize) -> bool {
-///     let decision: Option<TransferDecision> = info.why(size, WriteLoad::Light);
-///     decision.is_some_and(|decision| decision.mode == TransferMode::Rendezvous)
+/// fn print(info: &RdmaConnectInfo) {
+///     let decision: Option<TransferDecision> = info.why(64 << 10, WriteLoad::Light);
+///     if let Some(decision) = decision {
+///         println!("{decision}");
+///     }
 /// }
-/// # let _ = is_by_rendezvous;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -4,6 +4,13 @@ use tonic_rdma_verbs::DeviceAttributes;
 
 /// The conditions that a calibration holds for. A calibration of another device, driver, processor or version of this crate
 /// is not used.
+///
+/// ```
+/// use tonic_rdma::CalibrationKey;
+///
+/// let key = CalibrationKey::new(&tonic_rdma_verbs::soft::attributes(), 64 << 10);
+/// assert_eq!(key.provider, "soft");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct CalibrationKey {
