@@ -25,7 +25,8 @@ use super::tuner::{Chooser, Explained};
 use super::work_id::{Kind, WorkId};
 use crate::protocol::{self, AbortCode, Event, ReadId, SlotIndex};
 use crate::wire::{Header, Kind as MessageKind};
-use tonic_rdma_verbs::memory::{Block, sites};
+use tonic_rdma_verbs::internal::sent_slices;
+use tonic_rdma_verbs::memory::Block;
 use tonic_rdma_verbs::{CompletionStatus, QueuePairNumber, WorkCompletion};
 
 /// See the module's documentation.
@@ -185,7 +186,7 @@ impl Connection {
         state.check_writable()?;
         match state.write(slices, &self.counters, Instant::now()) {
             Ok(Some(written)) => {
-                sites::sent_slices(slices, written);
+                sent_slices(slices, written);
                 state.chooser.taken(written);
                 Poll::Ready(Ok(written))
             }
