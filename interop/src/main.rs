@@ -4,6 +4,7 @@
 
 mod args;
 mod client;
+mod compression;
 mod content;
 mod deadline;
 mod failure;
@@ -16,7 +17,6 @@ mod tests;
 mod throughput;
 mod tls;
 mod transport;
-mod wire;
 
 use std::process::ExitCode;
 

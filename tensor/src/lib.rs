@@ -140,8 +140,8 @@ pub use reduce::{reduce_max, reduce_max_f32, reduce_max_f64};
 pub use region::{ExportedRegion, RemoteRegion, Rights};
 pub use settings::Settings;
 pub use types::{
-    AllocateError, Dtype, Element, Metadata, MetadataLayout, Shape, ShapeError, Strides, Tensor, TensorError,
-    TensorMut, TensorSpec, UnknownDtype, deserialize, serialize,
+    AllocateError, Dtype, Element, ForeignError, Metadata, MetadataLayout, Shape, ShapeError, Strides,
+    Tensor, TensorError, TensorMut, TensorSpec, UnknownDtype, deserialize, serialize,
 };
 
 pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};

@@ -7,20 +7,20 @@ use tonic::codec::CompressionEncoding;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::args::SoakOptions;
+use crate::client::options::SoakOptions;
+use crate::compression::ClientCompression;
 use crate::deadline::Deadline;
 use crate::failure::chain;
 use crate::proto::checked::checked_client::CheckedClient;
 use crate::proto::testing::test_service_client::TestServiceClient;
 use crate::proto::testing::unimplemented_service_client::UnimplementedServiceClient;
 use crate::transport::Target;
-use crate::wire::ClientWire;
 
 /// Most bytes of a message, either way.
 const MESSAGE: usize = 72 << 20;
 
 /// A channel that shows compression and keeps deadlines.
-pub(crate) type Wire = Deadline<ClientWire<Channel>>;
+pub(crate) type CaseChannel = Deadline<ClientCompression<Channel>>;
 
 /// Why a case is not simply ok.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ pub(super) fn ensure_zeros(what: &str, body: &Bytes, size: usize) -> Outcome {
 /// A connection for one case.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
-    wire: Wire,
+    channel: CaseChannel,
     /// For cases that connect again.
     pub(super) target: Target,
     pub(super) soak: SoakOptions,
@@ -83,34 +83,34 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn new(channel: Channel, target: Target, soak: SoakOptions) -> Self {
-        Self { wire: Deadline::new(ClientWire::new(channel)), target, soak }
+        Self { channel: Deadline::new(ClientCompression::new(channel)), target, soak }
     }
 
     /// The official service.
-    pub(super) fn official(&self) -> TestServiceClient<Wire> {
-        TestServiceClient::new(self.wire.clone())
+    pub(super) fn official(&self) -> TestServiceClient<CaseChannel> {
+        TestServiceClient::new(self.channel.clone())
             .max_decoding_message_size(MESSAGE)
             .max_encoding_message_size(MESSAGE)
     }
 
     /// The official service, with replies that may be compressed.
-    pub(super) fn official_accepting(&self) -> TestServiceClient<Wire> {
+    pub(super) fn official_accepting(&self) -> TestServiceClient<CaseChannel> {
         self.official().accept_compressed(CompressionEncoding::Gzip)
     }
 
     /// The official service, with all messages compressed, and replies that may be.
-    pub(super) fn official_compressed(&self) -> TestServiceClient<Wire> {
+    pub(super) fn official_compressed(&self) -> TestServiceClient<CaseChannel> {
         self.official_accepting().send_compressed(CompressionEncoding::Gzip)
     }
 
     /// The service that no server has.
-    pub(super) fn unimplemented(&self) -> UnimplementedServiceClient<Wire> {
-        UnimplementedServiceClient::new(self.wire.clone())
+    pub(super) fn unimplemented(&self) -> UnimplementedServiceClient<CaseChannel> {
+        UnimplementedServiceClient::new(self.channel.clone())
     }
 
     /// Our service.
-    pub(super) fn checked(&self) -> CheckedClient<Wire> {
-        CheckedClient::new(self.wire.clone())
+    pub(super) fn checked(&self) -> CheckedClient<CaseChannel> {
+        CheckedClient::new(self.channel.clone())
             .max_decoding_message_size(MESSAGE)
             .max_encoding_message_size(MESSAGE)
     }

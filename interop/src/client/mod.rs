@@ -1,24 +1,16 @@
 //! The client: runs cases one after the other, each on a connection of its own, and tells how each ended.
 
-mod cancel;
 mod case;
 mod cases;
-mod checked;
-mod checked_calls;
-mod compressed;
-mod metadata;
-mod official;
-mod soak;
-mod status;
-mod streaming;
+mod options;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 pub(crate) use case::{Ending, Session};
 pub(crate) use cases::{Case, all, find};
+pub(crate) use options::{ClientOptions, SoakOptions};
 
-use crate::args::{ClientOptions, SoakOptions};
 use crate::transport::Target;
 use crate::{Failure, output};
 
@@ -76,7 +68,7 @@ async fn attempt(
     soak: SoakOptions,
     verdict: &mut String,
 ) -> Result<(), Ending> {
-    let limit = if case.soaks { LIMIT + soak::timeout(&soak) } else { LIMIT };
+    let limit = if case.soaks { LIMIT + cases::soak_timeout(&soak) } else { LIMIT };
     let running = async {
         let connected = target.connect().await.map_err(|error| Ending::Failed(error.to_string()))?;
         *verdict = connected.verdict;

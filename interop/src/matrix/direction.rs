@@ -4,8 +4,6 @@ use std::fmt;
 
 use clap::ValueEnum;
 
-use crate::peer::Peer;
-
 /// Who calls whom. The first two are controls, and so are the first two with TLS: no code of ours carries a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Direction {
@@ -83,11 +81,6 @@ impl Direction {
 
     pub(crate) fn is_control(self) -> bool {
         self.control() == self
-    }
-
-    /// Whether the peer takes part: no stock library comes into our own.
-    pub(crate) fn suits(self, peer: Peer) -> bool {
-        self.without_tls() != Self::Ours || peer == Peer::Tonic
     }
 
     pub(crate) fn name(self) -> &'static str {

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use tokio::process::Command;
 
-use crate::direction::Side;
-use crate::options::Plan;
+use crate::direction::{Direction, Side};
+use crate::places::Places;
 
 /// A gRPC library that nobody here wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -29,7 +29,7 @@ pub(crate) enum Peer {
 
 /// What the programs of a peer take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
+pub(crate) enum CommandLine {
     /// Our command line (interop/README.md).
     Ours,
     /// That of the official programs: a case a process, and a server that has to be told its port.
@@ -77,31 +77,36 @@ impl Peer {
         }
     }
 
-    pub(crate) fn manner(self) -> Manner {
-        if matches!(self, Self::Ruby | Self::CppOfficial) { Manner::Official } else { Manner::Ours }
+    pub(crate) fn command_line(self) -> CommandLine {
+        if matches!(self, Self::Ruby | Self::CppOfficial) { CommandLine::Official } else { CommandLine::Ours }
+    }
+
+    /// Returns whether the peer takes part in `direction`. Only tonic is in the directions of our own client and server.
+    pub(crate) fn takes_part_in(self, direction: Direction) -> bool {
+        direction.without_tls() != Direction::Ours || self == Self::Tonic
     }
 
     /// Why the peer can't take part here.
-    pub(crate) fn unavailable(self, plan: &Plan) -> Option<String> {
-        let installed = self.installed(plan)?;
+    pub(crate) fn unavailable(self, places: &Places) -> Option<String> {
+        let installed = self.installed(places)?;
         if installed.exists() {
             return None;
         }
         // Whoever installs leaves the reason.
-        let reason = std::fs::read_to_string(plan.stock.join(self.name()).join("unavailable")).ok();
+        let reason = std::fs::read_to_string(places.stock.join(self.name()).join("unavailable")).ok();
         Some(reason.map_or(format!("{} is not there", installed.display()), |it| it.trim().to_owned()))
     }
 
     /// What has to be there, where that is not only what cargo has built.
-    fn installed(self, plan: &Plan) -> Option<PathBuf> {
+    fn installed(self, places: &Places) -> Option<PathBuf> {
         match self {
             Self::Tonic => None,
-            Self::Python => Some(plan.stock.join("python/bin/python")),
-            Self::Node => Some(plan.stock.join("node/node_modules/@grpc/grpc-js")),
-            Self::Ruby => Some(plan.stock.join("ruby/official/client.rb")),
-            Self::Go => Some(plan.stock.join("go/peer")),
-            Self::Cpp => Some(plan.stock.join("cpp/peer")),
-            Self::CppOfficial => Some(plan.stock.join("cpp-official/interop_client")),
+            Self::Python => Some(places.stock.join("python/bin/python")),
+            Self::Node => Some(places.stock.join("node/node_modules/@grpc/grpc-js")),
+            Self::Ruby => Some(places.stock.join("ruby/official/client.rb")),
+            Self::Go => Some(places.stock.join("go/peer")),
+            Self::Cpp => Some(places.stock.join("cpp/peer")),
+            Self::CppOfficial => Some(places.stock.join("cpp-official/interop_client")),
         }
     }
 
@@ -144,30 +149,30 @@ impl Peer {
     }
 
     /// The folder with the certificates that the official programs have, and take no others.
-    pub(crate) fn test_certificates(self, plan: &Plan) -> PathBuf {
+    pub(crate) fn test_certificates(self, places: &Places) -> PathBuf {
         match self {
-            Self::Ruby => self.official(plan).join("../../spec/testdata"),
-            _ => plan.stock.join(self.name()).join("certificates"),
+            Self::Ruby => self.official(places).join("../../spec/testdata"),
+            _ => places.stock.join(self.name()).join("certificates"),
         }
     }
 
     /// Why the peer has no TLS here.
-    pub(crate) fn lacks_tls(self, plan: &Plan) -> Option<String> {
-        let needed = self.test_certificates(plan).join("server1.key");
-        let lacking = self.manner() == Manner::Official && !needed.exists();
+    pub(crate) fn lacks_tls(self, places: &Places) -> Option<String> {
+        let needed = self.test_certificates(places).join("server1.key");
+        let lacking = self.command_line() == CommandLine::Official && !needed.exists();
         lacking.then(|| {
             format!("{}'s package has no certificates: {} is not there", self.name(), needed.display())
         })
     }
 
     /// The folder is a link; the programs look for their messages beside where they really are.
-    fn official(self, plan: &Plan) -> PathBuf {
-        let folder = plan.stock.join(self.name()).join("official");
+    fn official(self, places: &Places) -> PathBuf {
+        let folder = places.stock.join(self.name()).join("official");
         folder.canonicalize().unwrap_or(folder)
     }
 
-    pub(crate) fn client(self, plan: &Plan, port: u16, cases: &str) -> Command {
-        let mut command = self.program(plan, Side::Client);
+    pub(crate) fn client(self, places: &Places, port: u16, cases: &str) -> Command {
+        let mut command = self.program(places, Side::Client);
         command
             .arg("--server_host=127.0.0.1")
             .arg(format!("--server_port={port}"))
@@ -183,42 +188,42 @@ impl Peer {
         command
     }
 
-    pub(crate) fn server(self, plan: &Plan, port: u16) -> Command {
-        let mut command = self.program(plan, Side::Server);
+    pub(crate) fn server(self, places: &Places, port: u16) -> Command {
+        let mut command = self.program(places, Side::Server);
         command.arg(format!("--port={port}"));
         command
     }
 
-    fn program(self, plan: &Plan, side: Side) -> Command {
+    fn program(self, places: &Places, side: Side) -> Command {
         let side = side.to_string();
         let mut command;
         match self {
             Self::Tonic => {
-                command = Command::new(&plan.interop);
+                command = Command::new(&places.interop);
                 command.args([&side, "--transport=tcp"]);
             }
             Self::Python => {
-                command = Command::new(plan.stock.join("python/bin/python"));
+                command = Command::new(places.stock.join("python/bin/python"));
                 command.arg("interop/stock/python").arg(side).env("PYTHONDONTWRITEBYTECODE", "1");
             }
             Self::Node => {
                 command = Command::new("node");
                 command.arg("interop/stock/node/peer.js").arg(side);
-                command.env("NODE_PATH", plan.stock.join("node/node_modules"));
+                command.env("NODE_PATH", places.stock.join("node/node_modules"));
             }
             Self::Ruby => {
                 command = Command::new("ruby");
-                command.arg(self.official(plan).join(format!("{side}.rb")));
+                command.arg(self.official(places).join(format!("{side}.rb")));
             }
             Self::Go | Self::Cpp => {
-                command = Command::new(plan.stock.join(self.name()).join("peer"));
+                command = Command::new(places.stock.join(self.name()).join("peer"));
                 command.arg(side);
             }
             Self::CppOfficial => {
-                command = Command::new(plan.stock.join(self.name()).join(format!("interop_{side}")));
+                command = Command::new(places.stock.join(self.name()).join(format!("interop_{side}")));
             }
         }
-        command.current_dir(&plan.root);
+        command.current_dir(&places.root);
         command
     }
 }

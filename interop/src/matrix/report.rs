@@ -6,19 +6,18 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::Failure;
-use crate::compare;
 use crate::direction::Direction;
-use crate::options::Plan;
-use crate::outcome::{Outcome, Outcomes};
+use crate::outcome::judge::judge;
+use crate::outcome::{Outcome, Outcomes, upstream};
 use crate::peer::Peer;
-use crate::upstream;
+use crate::plan::Plan;
 
 /// Columns of a peer's name.
 const WIDTH: usize = 12;
 
 /// One peer in one direction.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct RunResult {
     pub(crate) peer: Peer,
     pub(crate) direction: Direction,
     pub(crate) results: Outcomes,
@@ -32,8 +31,8 @@ pub(crate) struct Report {
     directions: Vec<Direction>,
     skipped: BTreeMap<Peer, String>,
     /// What each peer calls itself, or why that is not known.
-    names: BTreeMap<Peer, Result<String, String>>,
-    runs: BTreeMap<(Peer, Direction), Run>,
+    names: BTreeMap<Peer, Result<String, Failure>>,
+    runs: BTreeMap<(Peer, Direction), RunResult>,
 }
 
 #[expect(clippy::print_stdout, reason = "a command says what came of it")]
@@ -55,7 +54,7 @@ impl Report {
     }
 
     /// Notes what a peer calls itself, with its version.
-    pub(crate) fn name(&mut self, peer: Peer, name: Result<String, String>) {
+    pub(crate) fn name(&mut self, peer: Peer, name: Result<String, Failure>) {
         match &name {
             Ok(name) => println!("{peer:<WIDTH$} is {name}"),
             Err(reason) => println!("{peer:<WIDTH$} does not tell its version: {reason}"),
@@ -63,7 +62,7 @@ impl Report {
         self.names.insert(peer, name);
     }
 
-    pub(crate) fn add(&mut self, run: Run) {
+    pub(crate) fn add(&mut self, run: RunResult) {
         let passed = run.results.values().filter(|it| **it == Outcome::Passed).count();
         let (peer, direction) = (run.peer, run.direction);
         println!(
@@ -83,7 +82,7 @@ impl Report {
             for (case, outcome) in &mut run.results {
                 let control = control.map(|results| results.get(case).unwrap_or(&absent));
                 let known = upstream::find(*peer, direction.side(), case);
-                *outcome = compare::judge(outcome, control, known);
+                *outcome = judge(outcome, control, known);
             }
         }
     }
@@ -199,7 +198,7 @@ mod tests {
             let results = [(case.to_owned(), outcome.clone())].into();
             (
                 (Peer::Python, *direction),
-                Run { peer: Peer::Python, direction: *direction, results, seconds: 0.0 },
+                RunResult { peer: Peer::Python, direction: *direction, results, seconds: 0.0 },
             )
         });
         let mut report = Report {
@@ -227,7 +226,7 @@ mod tests {
         let mut unrun = report(&[(Direction::TcpTonic, Outcome::Passed)], "ping_pong");
         let results = [("empty_unary".to_owned(), Outcome::NotApplicable("why".to_owned()))].into();
         let (peer, direction) = (Peer::Python, Direction::Fallback);
-        unrun.runs.insert((peer, direction), Run { peer, direction, results, seconds: 0.0 });
+        unrun.runs.insert((peer, direction), RunResult { peer, direction, results, seconds: 0.0 });
         unrun.judge();
         assert!(!unrun.as_expected());
     }
@@ -237,7 +236,7 @@ mod tests {
         let mut report = report(&[(Direction::Direct, Outcome::Passed)], "ping_pong");
         report.name(Peer::Python, Ok("grpc-python/1.0".to_owned()));
         assert!(report.as_expected());
-        report.name(Peer::Go, Err("why".to_owned()));
+        report.name(Peer::Go, Err("why".into()));
         assert!(!report.as_expected());
     }
 

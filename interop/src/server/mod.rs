@@ -4,18 +4,20 @@ mod callers;
 mod checked;
 mod echo;
 mod limits;
+mod options;
 mod streams;
 mod test_service;
+
+pub(crate) use options::ServerOptions;
 
 use tonic::codec::CompressionEncoding;
 use tonic::service::{AxumRouter, Routes};
 
-use crate::args::ServerOptions;
+use crate::compression::ServerCompression;
 use crate::proto::DESCRIPTORS;
 use crate::proto::checked::checked_server::CheckedServer;
 use crate::proto::testing::test_service_server::TestServiceServer;
 use crate::transport::Listener;
-use crate::wire::ServerWire;
 use crate::{Failure, output};
 
 /// Listens, prints the port, and serves until interrupted. Says on the standard error which programs call.
@@ -59,7 +61,7 @@ pub(crate) async fn routes() -> Result<Routes, Failure> {
     };
     let broken = |error| Failure::new(format!("the descriptors can't be used for reflection: {error}"));
 
-    let mut routes = Routes::new(echo::Echo::new(ServerWire::new(test_service)))
+    let mut routes = Routes::new(echo::Echo::new(ServerCompression::new(test_service)))
         .add_service(checked)
         .add_service(health_service)
         // Older tools know the first version alone.

@@ -8,13 +8,13 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::limits::{self, zeros};
 use super::streams::{End, Replies, Sender, replies};
+use crate::compression::{Flags, Received, Wanted};
 use crate::proto::testing::test_service_server::TestService;
 use crate::proto::testing::{
     BoolValue, EchoStatus, Empty, Payload, PayloadType, ResponseParameters, SimpleRequest, SimpleResponse,
     StreamingInputCallRequest, StreamingInputCallResponse, StreamingOutputCallRequest,
     StreamingOutputCallResponse,
 };
-use crate::wire::{Flags, Received, Wanted};
 
 /// The service. It holds nothing between calls.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
-//! What drives a [`rendezvous`](super::rendezvous): the device's offers, each link's requests, and the memory of both.
+//! Drives the [`rendezvous`](super::rendezvous): the device's offers, each link's requests, and the memory of both.
 //!
-//! The two state machines say what is to be done, in order, under a lock; it is done outside, by one thread at a time
-//! ([`Outbox`]), since doing it may end a link, which the machines then have to be told.
+//! The two state machines return their actions in order, under a lock. One thread at a time carries the actions out, without
+//! the lock ([`Outbox`]), because an action may end a link, and the machines then have to learn of the end.
 
 mod offers;
 mod outbox;
@@ -21,7 +21,7 @@ use super::link::Link;
 use super::rendezvous::PeerId;
 use crate::wire::tensor_frame::Frame;
 
-/// A link's part in the rendezvous: what the peer asks for here, and what is asked of the peer.
+/// A link's part in the rendezvous: the peer's requests to this device, and this device's requests to the peer.
 #[derive(Debug)]
 pub(super) struct Exchange {
     peer: PeerId,
@@ -34,7 +34,7 @@ impl Exchange {
         Self { peer: offers.new_peer(), offers, requests }
     }
 
-    /// From now on the peer's requests can be answered.
+    /// Registers the link, so that the peer's requests can be answered from now on.
     pub(super) fn begin(&self, link: &Arc<Link>) {
         self.offers.add_peer(self.peer, link);
     }
@@ -43,7 +43,7 @@ impl Exchange {
         &self.requests
     }
 
-    /// A frame of the peer's.
+    /// Handles a frame from the peer.
     pub(super) fn handle(
         &self,
         link: &Arc<Link>,
@@ -63,7 +63,7 @@ impl Exchange {
         }
     }
 
-    /// The link has ended, and its queue pairs are gone.
+    /// Ends all requests on the link, which has ended. Its queue pairs are gone.
     pub(super) fn link_ended(&self, fault: &ChannelError) {
         self.offers.remove_peer(self.peer);
         self.requests.link_ended(fault);

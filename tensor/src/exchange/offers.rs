@@ -1,4 +1,4 @@
-//! What this device offers by name and step.
+//! The tensors that this device offers by name and step.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,7 +20,7 @@ use crate::wire::tensor_frame::{RequestId, Sink, TensorRequest};
 use tonic_rdma_verbs::internal::{BlockCopy, Blocks, Local, RemotePlace, Transfer, Way};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
-/// What [`RdmaDevice::put`] offers under a name and step.
+/// The argument of [`RdmaDevice::put`]: a tensor, or the reason why there is none.
 ///
 /// ```
 /// use tonic::Status;
@@ -36,18 +36,18 @@ use tonic_rdma_verbs::{RemoteSegment, Rkey};
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
 pub enum Offer {
-    /// A tensor. From registered memory ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) it goes as it is; one that lies elsewhere
-    /// is copied for the device, and one that is not contiguous, or has strings, is serialised.
+    /// A tensor. The device sends it from registered memory ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) without a
+    /// copy. It copies a tensor in other memory, and serialises a tensor of strings or one that is not contiguous.
     Tensor(Tensor),
-    /// Dead: the branch of the graph that would have computed it was not taken.
+    /// The tensor is dead: the branch of the graph that would have computed it was not taken.
     Dead,
-    /// It could not be computed.
+    /// The tensor could not be computed.
     Failed(tonic::Status),
 }
 
 impl RdmaDevice {
-    /// Offers (`name`, `step`) to the first `readers` peers that ask for it, or have asked
-    /// ([`Channel::request`](super::super::Channel::request)). It stays until they have it, or until
+    /// Offers (`name`, `step`) to the first `readers` peers that ask for it ([`Channel::request`](super::super::Channel::request)),
+    /// before the offer or after it. The offer stays until all of them have the tensor, or until
     /// [`Settings::rendezvous_timeout`] is over.
     ///
     /// ```
@@ -65,7 +65,7 @@ impl RdmaDevice {
     /// ```
     ///
     /// # Errors
-    /// Name and step are on offer already, the limit on offers or their bytes is reached, or the name is empty or too long.
+    /// Name and step are on offer already, a limit on offers or on their bytes is reached, or the name is empty or too long.
     pub fn put(&self, name: &str, step: u64, offer: Offer, readers: u32) -> Result<(), ChannelError> {
         let offered = match offer {
             Offer::Tensor(tensor) => {
@@ -79,21 +79,21 @@ impl RdmaDevice {
         self.shared.offers.put(name, step, offered, readers)
     }
 
-    /// Takes an offer back. Returns how many readers it still waited for, or `None` if it was not on offer. Readers that are
-    /// being served still get it.
+    /// Takes an offer back. Returns the number of readers that it still waited for, or `None` if it was not on offer. A reader
+    /// whose write is under way still gets the tensor.
     pub fn withdraw(&self, name: &str, step: u64) -> Option<u32> {
         lock(&self.shared.offers.provider).withdraw(name, step)
     }
 
-    /// Returns how many offers there are, how many bytes they have, and how many requests wait for one.
+    /// Returns the number of offers, of their bytes, and of requests that wait.
     pub fn held(&self) -> super::super::rendezvous::Held {
         lock(&self.shared.offers.provider).held()
     }
 }
 
-/// See the module's documentation.
+/// The offers of a device, and the links to the peers that may ask for them.
 pub(crate) struct Offers {
-    me: Weak<Self>,
+    this: Weak<Self>,
     provider: Mutex<Provider<Payload>>,
     outbox: Outbox<ProviderAction<Payload>>,
     links: Mutex<HashMap<PeerId, Weak<Link>>>,
@@ -102,10 +102,10 @@ pub(crate) struct Offers {
 }
 
 impl Offers {
-    /// How often it is looked what has waited for too long.
+    /// Interval between two checks of the deadlines.
     const TICK: Duration = Duration::from_millis(250);
 
-    /// Must be called within a runtime.
+    /// Makes an empty collection, and spawns the task that checks the deadlines. It needs a tokio runtime.
     pub(crate) fn new(settings: &Settings, landing: &Arc<Landing>) -> Arc<Self> {
         let timeout = Some(settings.rendezvous_timeout);
         let provider = Provider::new(ProviderSettings {
@@ -113,15 +113,15 @@ impl Offers {
             offer_timeout: timeout,
             ..ProviderSettings::default()
         });
-        let offers = Arc::new_cyclic(|me| Self {
-            me: me.clone(),
+        let offers = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
             provider: Mutex::new(provider),
             outbox: Outbox::new(),
             links: Mutex::default(),
             next_peer: AtomicU64::new(0),
             landing: Arc::clone(landing),
         });
-        tokio::spawn(watch_the_clock(Arc::downgrade(&offers)));
+        tokio::spawn(check_deadlines(Arc::downgrade(&offers)));
         offers
     }
 
@@ -172,7 +172,7 @@ impl Offers {
         self.outbox.run(|action| match action {
             ProviderAction::Send { peer, message } => {
                 if let Some(link) = self.link(peer) {
-                    // If that fails the link does, which comes back as `remove_peer`.
+                    // If the send fails, the link ends, and calls `remove_peer`.
                     let _ = link.port(0).send_frame(&message.frame());
                 }
             }
@@ -197,7 +197,7 @@ impl Offers {
         });
     }
 
-    /// Writes a tensor into the sink of whoever asked for it.
+    /// Writes a tensor into the requester's sink.
     fn write(
         &self,
         peer: PeerId,
@@ -212,14 +212,14 @@ impl Offers {
         let start = RemoteSegment { address: sink.address, rkey: Rkey(sink.rkey) };
         let place = RemotePlace { start, length: sink.length };
         let blocks = Blocks::One(BlockCopy { local: offset, remote: 0, length });
-        let (me, landing) = (self.me.clone(), Arc::clone(&self.landing));
+        let (this, landing) = (self.this.clone(), Arc::clone(&self.landing));
         let token = Token::call(move |outcome| {
             if let Local::Region(copy) = outcome.local {
                 landing.put(copy);
             }
-            // What failed has ended the link, and its requests with it.
+            // A failed write has ended the link, and its requests with it.
             if outcome.result.is_ok()
-                && let Some(offers) = me.upgrade()
+                && let Some(offers) = this.upgrade()
             {
                 offers.with(|provider| provider.written(peer, request_id, checksum, Instant::now()));
             }
@@ -234,8 +234,8 @@ impl Offers {
     }
 }
 
-/// Ends what has waited for too long, for as long as there is a device.
-async fn watch_the_clock(offers: Weak<Offers>) {
+/// Ends requests and offers whose deadline has passed, until the device is dropped.
+async fn check_deadlines(offers: Weak<Offers>) {
     loop {
         tokio::time::sleep(Offers::TICK).await;
         let Some(offers) = offers.upgrade() else { return };

@@ -1,4 +1,4 @@
-//! What is asked of one peer by name and step.
+//! Requests to one peer, by name and step.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,22 +20,22 @@ use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::Access;
 use tonic_rdma_verbs::internal::Grant;
 
-/// What the future of [`Channel::request`] yields.
+/// The result of [`Channel::request`].
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
 pub enum Requested {
     /// The tensor.
     Tensor(Tensor),
-    /// It is dead: the branch of the graph that would have computed it was not taken.
+    /// The tensor is dead: the branch of the graph that would have computed it was not taken.
     Dead,
 }
 
 impl Channel {
-    /// Asks the peer for the tensor `name` of `step`, whether the peer offers it already or not
-    /// ([`RdmaDevice::put`](super::super::RdmaDevice::put)). The peer writes it straight into memory of this device's. From the
-    /// second step on that takes one message and one write, unless the tensor's type or shape has changed.
+    /// Asks the peer for the tensor `name` of `step`, before or after the peer offers it
+    /// ([`RdmaDevice::put`](super::super::RdmaDevice::put)). The peer writes the tensor straight into memory of this device. From
+    /// the second step on, this takes one message and one write, unless the tensor's type or shape has changed.
     ///
-    /// Dropping the future withdraws the request.
+    /// Dropping the future cancels the request.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -55,25 +55,25 @@ impl Channel {
     ///
     /// # Errors
     /// [`Refused`](ChannelError::Refused) with the peer's status: the tensor could not be computed, was not offered in time, or
-    /// was asked for twice.
+    /// this device asked for it twice.
     pub fn request(&self, name: &str, step: u64) -> Request {
         self.link().exchange().requests().request(self.link(), name, step)
     }
 }
 
 /// The future of [`Channel::request`].
-#[must_use = "dropping it withdraws the request"]
+#[must_use = "dropping the future cancels the request"]
 pub struct Request {
     link: Arc<Link>,
     state: RequestState,
 }
 
 enum RequestState {
-    Over(Option<ChannelError>),
+    Ended(Option<ChannelError>),
     Waiting(RequestId, Arc<PendingAnswer>),
 }
 
-/// Where the answer comes.
+/// The cell that takes the answer to a request.
 #[derive(Debug, Default)]
 struct PendingAnswer {
     state: Mutex<AnswerState>,
@@ -85,14 +85,14 @@ struct AnswerState {
     waker: Option<Waker>,
 }
 
-/// Memory that the peer may write, until the grant goes.
+/// Memory that the peer may write until the grant is dropped.
 #[derive(Debug)]
 struct SinkMemory {
     grant: Grant,
     memory: SharedRegion,
 }
 
-/// See the module's documentation.
+/// The requests on one link.
 pub(crate) struct Requests {
     requester: Mutex<Requester<SinkMemory>>,
     outbox: Outbox<RequesterAction<SinkMemory>>,
@@ -116,7 +116,7 @@ impl Requests {
     }
 
     fn request(&self, link: &Arc<Link>, name: &str, step: u64) -> Request {
-        let refused = |error| Request { link: Arc::clone(link), state: RequestState::Over(Some(error)) };
+        let refused = |error| Request { link: Arc::clone(link), state: RequestState::Ended(Some(error)) };
         if let Some(fault) = link.fault() {
             return refused(fault.clone());
         }
@@ -161,7 +161,7 @@ impl Requests {
         for action in actions {
             match action {
                 RequesterAction::Finished { request_id, .. } => {
-                    self.tell(request_id, Err(fault.clone()), &mut wakers);
+                    self.finish(request_id, Err(fault.clone()), &mut wakers);
                 }
                 RequesterAction::Free(sink) => self.free(sink),
                 RequesterAction::Send(_) | RequesterAction::Allocate { .. } => {}
@@ -170,7 +170,8 @@ impl Requests {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// For those that are not polling a queue. What is done may be another thread's, whose requests end by it.
+    /// Carries out the actions and wakes the tasks whose requests have ended. For callers that don't poll a queue. The actions
+    /// may belong to other threads.
     fn run_and_wake(&self, link: &Arc<Link>) {
         let mut wakers = Vec::new();
         self.run(link, &mut wakers);
@@ -180,7 +181,7 @@ impl Requests {
     fn run(&self, link: &Arc<Link>, wakers: &mut Vec<Waker>) {
         self.outbox.run(|action| match action {
             RequesterAction::Send(message) => {
-                // If that fails the link does, which comes back as `link_ended`.
+                // If the send fails, the link ends, and calls `link_ended`.
                 let _ = link.port(0).send_frame(&message.frame());
             }
             RequesterAction::Allocate { request_id, metadata } => {
@@ -197,12 +198,12 @@ impl Requests {
             RequesterAction::Free(sink) => self.free(sink),
             RequesterAction::Finished { request_id, result } => {
                 let result = self.result(link, request_id, result);
-                self.tell(request_id, result, wakers);
+                self.finish(request_id, result, wakers);
             }
         });
     }
 
-    /// Memory for a tensor, which the peer may write.
+    /// Makes a sink for a tensor, which the peer may write.
     fn sink(&self, link: &Link, metadata: WireMetadata) -> Result<(SinkMemory, SinkLocation), ChannelError> {
         Metadata::try_from(metadata).map_err(ChannelError::local)?;
         let memory = self.landing.take(metadata.bytes)?.share();
@@ -228,10 +229,11 @@ impl Requests {
                 message: failure.text.into(),
             }),
             RequestOutcome::Arrived { metadata, sink: SinkMemory { grant, memory }, checksum } => {
-                // The peer's right ends here: what is shown from now on does not change.
+                // The peer's right to write ends here, so the bytes do not change any more.
                 drop(grant);
                 let region = memory.try_into_region();
-                let region = region.map_err(|_| ChannelError::local("a sink that somebody still has"))?;
+                let region =
+                    region.map_err(|_| ChannelError::local("another reference to the sink is left"))?;
                 let bytes = self.landing.freeze(region, metadata.bytes);
                 if let Some(expected) = checksum {
                     verify(request_id, &bytes, expected).map_err(ChannelError::local)?;
@@ -250,7 +252,7 @@ impl Requests {
         }
     }
 
-    fn tell(&self, id: RequestId, result: Result<Requested, ChannelError>, wakers: &mut Vec<Waker>) {
+    fn finish(&self, id: RequestId, result: Result<Requested, ChannelError>, wakers: &mut Vec<Waker>) {
         let Some(pending) = lock(&self.waiting).remove(&id) else { return };
         let mut state = lock(&pending.state);
         state.result = Some(result);
@@ -273,7 +275,7 @@ impl Future for Request {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.state {
-            RequestState::Over(error) => match error.take() {
+            RequestState::Ended(error) => match error.take() {
                 Some(error) => Poll::Ready(Err(error)),
                 None => Poll::Pending,
             },

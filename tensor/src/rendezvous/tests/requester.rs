@@ -71,7 +71,7 @@ fn the_first_request_asks_what_it_is_the_next_brings_a_sink() {
 fn another_shape_means_another_sink() {
     let mut requester = exposed();
     let told = requester.handle_metadata(RequestId(0), metadata(&[9]));
-    let state = "with a sink made for what the tensor was said to be";
+    let state = "with a sink made for the metadata that the peer sent";
     let twice = Violation::Unexpected { frame: "metadata", request_id: RequestId(0), state };
     assert_eq!(told, Err(twice), "it was told once");
 
@@ -246,7 +246,7 @@ fn answers_that_may_not_be_are_violations() {
     let waiting = "waiting for a sink";
     assert_eq!(requester.handle_written(RequestId(0), None), Err(unexpected("written", waiting)));
     assert_eq!(requester.handle_metadata(RequestId(0), metadata(&[1])), Err(unexpected("metadata", waiting)));
-    let there = "for a tensor that was said to be there";
+    let there = "for a tensor whose metadata the peer sent";
     assert_eq!(requester.handle_dead(RequestId(0)), Err(unexpected("dead", there)));
 
     let mut requester = exposed();

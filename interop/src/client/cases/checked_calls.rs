@@ -5,8 +5,8 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use super::case::{Ending, Outcome, Session, ensure, ensure_eq};
 use super::streaming::{ensure_end, next_reply};
+use crate::client::case::{Ending, Outcome, Session, ensure, ensure_eq};
 use crate::content::Content;
 use crate::proto::checked::{CheckedReply, CheckedRequest};
 

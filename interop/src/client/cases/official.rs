@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::task::JoinSet;
 use tonic::{Code, Request};
 
-use super::case::{Ending, Outcome, Session, ensure, ensure_code, ensure_eq, ensure_zeros};
+use crate::client::case::{Ending, Outcome, Session, ensure, ensure_code, ensure_eq, ensure_zeros};
 use crate::proto::testing::{Empty, Payload, SimpleRequest};
 
 const REQUEST: usize = 271_828;

@@ -3,13 +3,13 @@
 
 use tonic::{Code, Request};
 
-use super::case::{Outcome, Session, ensure_code, ensure_eq, ensure_zeros};
 use super::official::{large, zeros};
 use super::streaming::{ensure_end, ensure_reply, next_reply};
+use crate::client::case::{Outcome, Session, ensure_code, ensure_eq, ensure_zeros};
+use crate::compression::{Flags, Received, Sent, Wanted};
 use crate::proto::testing::{
     BoolValue, ResponseParameters, SimpleRequest, StreamingInputCallRequest, StreamingOutputCallRequest,
 };
-use crate::wire::{Flags, Received, Sent, Wanted};
 
 const YES: Option<BoolValue> = Some(BoolValue { value: true });
 const NO: Option<BoolValue> = Some(BoolValue { value: false });

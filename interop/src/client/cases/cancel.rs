@@ -6,8 +6,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request};
 
-use super::case::{Ending, Outcome, Session, ensure_code};
 use super::streaming::{ensure_reply, next_reply, output_request};
+use crate::client::case::{Ending, Outcome, Session, ensure_code};
 use crate::proto::testing::StreamingInputCallRequest;
 
 /// Long enough for a call's head to be on its way.

@@ -2,7 +2,7 @@
 
 use tonic::Code;
 
-use super::case::{Ending, Outcome, Session, ensure_code, ensure_eq};
+use crate::client::case::{Ending, Outcome, Session, ensure_code, ensure_eq};
 use crate::proto::testing::{EchoStatus, SimpleRequest, StreamingOutputCallRequest};
 
 pub(super) const SPECIAL: &str = "\t\ntest with whitespace\r\nand Unicode BMP ☺ and non-BMP 😈\t\n";

@@ -8,9 +8,9 @@ mod flags;
 mod plain;
 mod server;
 
-pub(crate) use client::ClientWire;
+pub(crate) use client::ClientCompression;
 pub(crate) use flags::Flags;
-pub(crate) use server::ServerWire;
+pub(crate) use server::ServerCompression;
 
 use http_body_util::BodyExt as _;
 use tonic::body::Body;

@@ -7,13 +7,13 @@ use bytes::Bytes;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::case::{Ending, Outcome, Session, ensure, ensure_zeros};
 use super::official::payload;
-use crate::args::SoakOptions;
+use crate::client::case::{Ending, Outcome, Session, ensure, ensure_zeros};
+use crate::client::options::SoakOptions;
 use crate::proto::testing::SimpleRequest;
 
 /// What a whole soak may take.
-pub(super) fn timeout(options: &SoakOptions) -> Duration {
+pub(crate) fn timeout(options: &SoakOptions) -> Duration {
     let default = u64::from(options.iterations) * u64::from(options.max_latency_ms);
     let given = options.overall_timeout_seconds.map(|seconds| Duration::from_secs(seconds.into()));
     given.unwrap_or(Duration::from_millis(default))

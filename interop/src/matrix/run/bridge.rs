@@ -8,8 +8,8 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::Failure;
-use crate::options::Plan;
-use crate::process::{self, Running};
+use crate::plan::Plan;
+use crate::run::process::{self, Running};
 
 /// The counter of connections, with what carried either end as labels.
 const CONNECTIONS: &str = "tonic_rdma_bridge_connections_total";
@@ -45,7 +45,7 @@ impl Bridge {
         rdma_end: &'static str,
     ) -> Result<Self, Failure> {
         let metrics = process::free_port()?;
-        let mut command = Command::new(&plan.command);
+        let mut command = Command::new(&plan.places.command);
         command
             .args(["bridge", "--policy", "require", "--log", "info"])
             .args(["--listen", listen, "--connect", connect])
@@ -55,7 +55,7 @@ impl Bridge {
         let port = line
             .strip_prefix("listening on ")
             .and_then(|rest| rest.split(',').next()?.rsplit(':').next()?.parse().ok())
-            .ok_or_else(|| format!("the bridge began with {line:?}, which names no port"))?;
+            .ok_or_else(|| Failure::from(format!("the bridge began with {line:?}, which names no port")))?;
         Ok(Self { running, port, metrics, rdma_end, device: plan.device() })
     }
 

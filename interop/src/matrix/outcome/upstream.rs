@@ -6,12 +6,12 @@ use crate::peer::Peer;
 
 /// A case that fails.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownFailure {
     pub(crate) peer: Peer,
     pub(crate) side: Side,
     pub(crate) case: &'static str,
     /// Words of the failure, in the control and in every direction: one of these.
-    pub(crate) says: &'static [&'static str],
+    pub(crate) messages: &'static [&'static str],
     /// It fails in some runs and passes in others, here or in the control.
     pub(crate) at_times: bool,
     pub(crate) reason: &'static str,
@@ -45,7 +45,7 @@ const TWICE: &str = "C-core 1.51's server may send a call's trailers a second ti
 const NO_ENCODING: &str =
     "the library's server refuses an encoding it doesn't know with INTERNAL; gRPC has UNIMPLEMENTED for that";
 
-const KNOWN: [Known; 17] = [
+const KNOWN: [KnownFailure; 17] = [
     server(Peer::Python, "client_compressed_unary", &[NOT_REFUSED], UNSEEN),
     server(Peer::Python, "client_compressed_streaming", &[NOT_REFUSED], UNSEEN),
     server(Peer::Python, "checked_zstd", &[BAD_ENCODING], NO_ENCODING),
@@ -67,15 +67,15 @@ const KNOWN: [Known; 17] = [
 
 type Words = &'static [&'static str];
 
-const fn server(peer: Peer, case: &'static str, says: Words, reason: &'static str) -> Known {
-    Known { peer, side: Side::Server, case, says, at_times: false, reason }
+const fn server(peer: Peer, case: &'static str, messages: Words, reason: &'static str) -> KnownFailure {
+    KnownFailure { peer, side: Side::Server, case, messages, at_times: false, reason }
 }
 
-const fn at_times(peer: Peer, case: &'static str, says: Words, reason: &'static str) -> Known {
-    Known { at_times: true, ..server(peer, case, says, reason) }
+const fn at_times(peer: Peer, case: &'static str, messages: Words, reason: &'static str) -> KnownFailure {
+    KnownFailure { at_times: true, ..server(peer, case, messages, reason) }
 }
 
 /// Returns the entry of a case that is known to fail with the peer over plain TCP and tonic's own transport.
-pub(crate) fn find(peer: Peer, side: Side, case: &str) -> Option<&'static Known> {
+pub(crate) fn find(peer: Peer, side: Side, case: &str) -> Option<&'static KnownFailure> {
     KNOWN.iter().find(|known| (known.peer, known.side, known.case) == (peer, side, case))
 }

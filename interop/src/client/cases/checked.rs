@@ -4,11 +4,11 @@ use tonic::Code;
 use tonic::codec::CompressionEncoding;
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-use super::case::{Ending, Outcome, Session, ensure_code, ensure_eq};
 use super::checked_calls::Asking;
 use super::compressed::flags;
 use super::status::SPECIAL;
 use super::streaming::{ensure_end, next_reply};
+use crate::client::case::{Ending, Outcome, Session, ensure_code, ensure_eq};
 use crate::proto::checked::FailRequest;
 
 /// Content that begins anew after 4000 bytes: some libraries send plain what does not become smaller.

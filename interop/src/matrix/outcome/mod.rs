@@ -1,5 +1,8 @@
 //! What came of a case.
 
+pub(crate) mod judge;
+pub(crate) mod upstream;
+
 use std::collections::BTreeMap;
 
 /// What came of a case, and why.
@@ -52,7 +55,7 @@ pub(crate) fn own_words(reason: &str) -> &str {
 }
 
 /// How the reason begins where a client has said nothing of a case.
-pub(crate) const UNTOLD: &str = "the client told nothing of it";
+pub(crate) const NO_LINE: &str = "the client told nothing of it";
 
 /// Reads what a client printed (see interop/README.md). A case without a line has failed, for `otherwise`.
 pub(crate) fn read(output: &str, cases: &[String], otherwise: &str) -> Outcomes {

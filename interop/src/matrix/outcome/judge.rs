@@ -1,15 +1,15 @@
 //! Holds a case against the control: the same peer and the same case, over plain TCP and tonic's own transport.
 //!
 //! A case has to come out as it does there. What passes in the control has to pass here, so that neither a failure nor an
-//! `n/a` of our transport goes unseen. What fails in both is expected only if [`upstream`](crate::upstream) lists it, and if
+//! `n/a` of our transport goes unseen. What fails in both is expected only if [`upstream`](super::upstream) lists it, and if
 //! both fail of what the list says. What fails at times has no such control: there the words decide alone.
 
-use crate::outcome::{Outcome, own_words};
-use crate::upstream::Known;
+use super::upstream::KnownFailure;
+use super::{Outcome, own_words};
 
 /// Returns what `outcome` amounts to. `control` is the control's outcome as it came from the peers; there is none for a
 /// control itself, and none where the controls were not run.
-pub(crate) fn judge(outcome: &Outcome, control: Option<&Outcome>, known: Option<&Known>) -> Outcome {
+pub(crate) fn judge(outcome: &Outcome, control: Option<&Outcome>, known: Option<&KnownFailure>) -> Outcome {
     match known {
         Some(known) => listed(outcome, control, known),
         None => unlisted(outcome, control),
@@ -17,21 +17,21 @@ pub(crate) fn judge(outcome: &Outcome, control: Option<&Outcome>, known: Option<
 }
 
 /// Judges a case that is listed as one that fails.
-fn listed(outcome: &Outcome, control: Option<&Outcome>, known: &Known) -> Outcome {
+fn listed(outcome: &Outcome, control: Option<&Outcome>, known: &KnownFailure) -> Outcome {
     let as_listed = |it: &Outcome| match it {
-        Outcome::Failed(words) => known.says.iter().any(|says| own_words(words).contains(says)),
+        Outcome::Failed(words) => known.messages.iter().any(|message| own_words(words).contains(message)),
         _ => false,
     };
     match (outcome, control) {
         (Outcome::Failed(words), _) if !as_listed(outcome) => Outcome::Failed(format!(
             "upstream.rs lists it with {:?}, and it failed otherwise: {words}",
-            known.says
+            known.messages
         )),
         (Outcome::Failed(_), _) if known.at_times => Outcome::Upstream(known.reason),
         _ if known.at_times => unlisted(outcome, control),
         (Outcome::Failed(words), Some(control)) if !as_listed(control) => Outcome::Failed(format!(
             "upstream.rs lists it with {:?}, and the control {}; here: {words}",
-            known.says,
+            known.messages,
             described(control)
         )),
         (Outcome::Failed(_), _) => Outcome::Upstream(known.reason),
@@ -67,11 +67,11 @@ mod tests {
     use crate::direction::Side;
     use crate::peer::Peer;
 
-    const KNOWN: Known = Known {
+    const KNOWN: KnownFailure = KnownFailure {
         peer: Peer::Python,
         side: Side::Server,
         case: "checked_zstd",
-        says: &["expected Unimplemented, found Internal"],
+        messages: &["expected Unimplemented, found Internal"],
         at_times: false,
         reason: "why",
     };
@@ -85,7 +85,7 @@ mod tests {
     }
 
     /// What is to be looked at says why.
-    fn error(outcome: &Outcome, control: Option<&Outcome>, known: Option<&Known>) -> String {
+    fn error(outcome: &Outcome, control: Option<&Outcome>, known: Option<&KnownFailure>) -> String {
         let judged = judge(outcome, control, known);
         assert!(!judged.expected(), "{judged:?}");
         judged.reason().to_owned()
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn what_fails_at_times_may_pass_and_fails_of_nothing_else() {
-        let known = Known { at_times: true, ..KNOWN };
+        let known = KnownFailure { at_times: true, ..KNOWN };
         let as_listed = failed("expected Unimplemented, found Internal");
         for control in [None, Some(&Outcome::Passed), Some(&as_listed)] {
             assert_eq!(judge(&as_listed, control, Some(&known)), Outcome::Upstream("why"));
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn what_the_server_said_is_not_why_the_case_failed() {
-        let words = format!("reset{}expected Unimplemented, found Internal]", crate::outcome::SERVER_SAID);
+        let words = format!("reset{}expected Unimplemented, found Internal]", super::super::SERVER_SAID);
         assert!(error(&failed(&words), None, Some(&KNOWN)).contains("failed otherwise"));
     }
 

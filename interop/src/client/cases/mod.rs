@@ -1,9 +1,20 @@
 //! The cases by name.
 
+mod cancel;
+mod checked;
+mod checked_calls;
+mod compressed;
+mod metadata;
+mod official;
+mod soak;
+mod status;
+mod streaming;
+
 use std::pin::Pin;
 
+pub(crate) use soak::timeout as soak_timeout;
+
 use super::case::{Outcome, Session};
-use super::{cancel, checked, checked_calls, compressed, metadata, official, soak, status, streaming};
 use crate::Failure;
 
 type Running = Pin<Box<dyn Future<Output = Outcome> + Send>>;
@@ -71,7 +82,7 @@ const CLOUD: &str = "it needs credentials of Google's cloud, and a server there"
 const LOAD_REPORTS: &str = "tonic has no load reporting (ORCA)";
 
 /// Official cases that are not here.
-pub(super) static ABSENT: &[Absent] = &[
+pub(crate) static ABSENT: &[Absent] = &[
     Absent { name: "compute_engine_creds", reason: CLOUD },
     Absent { name: "jwt_token_creds", reason: CLOUD },
     Absent { name: "oauth2_auth_token", reason: CLOUD },

@@ -4,8 +4,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use super::case::{Ending, Outcome, Session, ensure_eq, ensure_zeros};
 use super::official::zeros;
+use crate::client::case::{Ending, Outcome, Session, ensure_eq, ensure_zeros};
 use crate::proto::testing::{
     ResponseParameters, StreamingInputCallRequest, StreamingOutputCallRequest, StreamingOutputCallResponse,
 };

@@ -4,9 +4,9 @@ use tokio_stream::StreamExt as _;
 use tonic::Request;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
-use super::case::{Ending, Outcome, Session, ensure, ensure_eq};
 use super::official::large;
 use super::streaming::{ensure_reply, output_request};
+use crate::client::case::{Ending, Outcome, Session, ensure, ensure_eq};
 
 const INITIAL: &str = "x-grpc-test-echo-initial";
 const TRAILING: &str = "x-grpc-test-echo-trailing-bin";
