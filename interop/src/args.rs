@@ -1,4 +1,4 @@
-//! The command line. Flags are those of gRPC's official interop programs.
+//! The command line. The flags are the ones of gRPC's official interop programs.
 
 use clap::{Parser, Subcommand};
 
@@ -13,21 +13,21 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// What is to be done.
+/// A command of the program.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve grpc.testing.TestService and tonic_rdma.interop.v1.Checked; prints the port first
     Server(ServerOptions),
     /// Run cases against a server; prints a line for each
     Client(ClientOptions),
-    /// Serve a tensor device for stock clients to look at; prints the port first
+    /// Serve a tensor device for stock clients; prints the port first
     Tensors,
     /// Compare our listener with tonic's own, both called by a stock client over TCP
     Throughput(ThroughputOptions),
-    /// A server of `throughput`, which starts it
+    /// Server that `throughput` starts
     #[command(hide = true)]
     ThroughputServer(ServedOptions),
-    /// The client of `throughput`, which starts it
+    /// Client that `throughput` starts
     #[command(hide = true)]
     ThroughputClient(LoadOptions),
 }

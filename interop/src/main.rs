@@ -1,5 +1,5 @@
-//! gRPC's interoperability tests over our transport: `interop server` and `interop client` take the flags of the official
-//! programs and have their cases, and some of ours. `interop throughput` measures what our listener costs stock clients.
+//! gRPC's interoperability tests over our transport. `interop server` and `interop client` take the flags of the official
+//! programs, and have the official cases and some more. `interop throughput` measures the cost of our listener for stock clients.
 #![forbid(unsafe_code)]
 
 mod args;

@@ -14,7 +14,7 @@ pub(crate) struct ClientOptions {
     /// Port to connect to
     #[arg(long = "server_port", required_unless_present = "list")]
     pub(crate) server_port: Option<u16>,
-    /// Host to ask for, in certificates and in the requests' authority [default: that of --server_host]
+    /// Host in certificates and in the requests' authority [default: the one of --server_host]
     #[arg(long = "server_host_override", value_name = "HOST")]
     pub(crate) server_host_override: Option<String>,
     /// Cases to run, in this order, or `all`; --list names them
@@ -25,16 +25,16 @@ pub(crate) struct ClientOptions {
         required_unless_present = "list"
     )]
     pub(crate) test_case: Vec<String>,
-    /// List the cases, one a line
+    /// List the cases, one on each line
     #[arg(long)]
     pub(crate) list: bool,
-    /// With --list: the official cases that can't be had here as well, and why
+    /// With --list: also list the official cases that are missing here, with the reason
     #[arg(long, requires = "list")]
     pub(crate) all: bool,
-    /// What carries the calls: our transport, or tonic's own TCP as a control
+    /// Transport of the calls: ours, or tonic's own TCP as a control
     #[arg(long, default_value = "rdma")]
     pub(crate) transport: Transport,
-    /// Fail unless the connection comes out as this
+    /// Fail unless the connection uses this transport
     #[arg(long)]
     pub(crate) require: Option<Transport>,
     /// Fail unless the connection uses this RDMA device, such as rxe0
@@ -49,19 +49,19 @@ pub(crate) struct ClientOptions {
 /// Options of the cases `rpc_soak` and `channel_soak`.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct SoakOptions {
-    /// Calls that each thread makes
+    /// Number of calls of each thread
     #[arg(long = "soak_iterations", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub(crate) iterations: u32,
-    /// Threads (here: tasks) that call at once
+    /// Number of threads (here: tasks) that call at a time
     #[arg(long = "soak_num_threads", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) threads: u32,
-    /// Calls that may fail
+    /// Number of calls that may fail
     #[arg(long = "soak_max_failures", default_value_t = 0)]
     pub(crate) max_failures: u32,
-    /// A call that takes longer than this has failed, in milliseconds
+    /// Time after which a call counts as failed, in milliseconds
     #[arg(long = "soak_per_iteration_max_acceptable_latency_ms", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_latency_ms: u32,
-    /// Time for the whole case, in seconds [default: iterations times the latency]
+    /// Time limit of the whole case, in seconds [default: iterations times the latency]
     #[arg(long = "soak_overall_timeout_seconds", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) overall_timeout_seconds: Option<u32>,
     /// Bytes of each request's payload
@@ -72,7 +72,7 @@ pub(crate) struct SoakOptions {
     pub(crate) response_size: u32,
 }
 
-/// The server takes requests of up to 16 MiB.
+/// Returns the parser of payload sizes. The server takes requests of up to 16 MiB.
 fn payload() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(0..=16_000_000)
 }

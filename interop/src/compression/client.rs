@@ -1,4 +1,4 @@
-//! The client's side.
+//! The client's side of compression flags.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,7 +1,7 @@
-//! Compression message by message, which tonic neither shows nor offers: it compresses all messages of a call or none, and
-//! hands them over decompressed. The official cases ask for more, so services here look at the flag in front of each message.
+//! Compression of single messages. tonic compresses all messages of a call or none, and returns them decompressed. The official
+//! cases need more, so the services here read the flag before each message.
 //!
-//! Never changes what a message says, nor whether a call fails.
+//! They do not change the content of a message, or the result of a call.
 
 mod client;
 mod flags;
@@ -15,20 +15,20 @@ pub(crate) use server::ServerCompression;
 use http_body_util::BodyExt as _;
 use tonic::body::Body;
 
-/// Flags of the messages received: in a request's extensions on a server, in a response's on a client.
+/// Flags of the received messages: in a request's extensions on a server, in a response's extensions on a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Received(pub(crate) Flags);
 
-/// Flags of the messages sent, among a response's extensions on a client.
+/// Flags of the sent messages, in a response's extensions on a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent(pub(crate) Flags);
 
-/// Which of the messages to send are to be compressed, in order, where compression is on at all. Goes into the extensions of
-/// a request on a client, of a response on a server. Messages that it says nothing of are sent as tonic does.
+/// Flags for the messages to send, in order, if compression is on. A client puts them into the extensions of a request, a server
+/// into those of a response. Messages without a flag are sent in tonic's way.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted(pub(crate) Flags);
 
-/// `body`, the flags of whose messages go to `flags` as they pass.
+/// Returns a body that adds the flags of its messages to `flags`.
 fn observed(body: Body, flags: Flags) -> Body {
     let mut scanner = flags::Scanner::new(flags);
     Body::new(body.map_frame(move |frame| {
@@ -39,7 +39,7 @@ fn observed(body: Body, flags: Flags) -> Body {
     }))
 }
 
-/// `body`, with those messages decompressed that are not wanted compressed.
+/// Returns a body that decompresses the messages whose flag in `wanted` is false.
 fn as_wanted(body: Body, wanted: Flags) -> Body {
     Body::new(body.map_frame(move |frame| frame.map_data(|data| plain::as_wanted(data, &wanted))))
 }

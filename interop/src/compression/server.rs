@@ -1,4 +1,4 @@
-//! The server's side.
+//! The server's side of compression flags.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,10 +1,12 @@
-//! Runs stock gRPC peers against our transport, in all directions, and tells whether all went as expected.
+//! Runs stock gRPC peers against our transport, in all directions, and reports whether all outcomes are as expected.
 //!
-//! Each case is held against a control: the same peer, plain TCP, tonic's own transport. It has to come out as it does there
-//! ([`outcome::judge`]). What fails there too is the peer's or tonic's, and has to be known to [`outcome::upstream`], with the reason.
+//! Each case is compared with a control: the same peer over plain TCP and tonic's own transport. It has to have the outcome of
+//! the control
+//! ([`outcome::judge`]). A case that fails there too is a fault of the peer or of tonic, and has to be listed in [`outcome::upstream`], with the reason.
 
 mod certificates;
 mod direction;
+mod failure;
 mod options;
 mod outcome;
 mod peer;
@@ -23,6 +25,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::direction::Direction;
+use crate::failure::Failure;
 use crate::options::Options;
 use crate::outcome::Outcome;
 use crate::peer::Peer;
@@ -30,16 +33,13 @@ use crate::plan::Plan;
 use crate::report::{Report, RunResult};
 use crate::run::combination;
 
-/// What kept the matrix from being run.
-type Failure = Box<dyn std::error::Error + Send + Sync>;
-
-#[expect(clippy::print_stderr, reason = "a command says what went wrong")]
+#[expect(clippy::print_stderr, reason = "a command reports its errors")]
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let options = Options::parse();
     let outcome = tokio::select! {
         outcome = run(options) => outcome,
-        // What was started ends with the future that held it.
+        // Dropping the future ends the processes that it started.
         signal = interrupted() => Err(signal),
     };
     match outcome {
@@ -64,7 +64,7 @@ async fn interrupted() -> Failure {
     }
 }
 
-/// Runs all that was asked for and prints what came of it: whether that is as expected.
+/// Runs all combinations and prints the report. Returns whether all outcomes are as expected.
 async fn run(options: Options) -> Result<bool, Failure> {
     let json = options.json.clone();
     let jobs = options.jobs;
@@ -73,7 +73,7 @@ async fn run(options: Options) -> Result<bool, Failure> {
     let combinations = combinations(&plan, &mut report);
     let mut peers: Vec<_> = combinations.iter().map(|(peer, _)| *peer).collect();
     peers.dedup();
-    // It is a call of the control's.
+    // Asking for the name is a call of the control.
     for peer in peers.into_iter().filter(|_| plan.controls) {
         report.name(peer, combination::name(&plan, peer).await);
     }
@@ -83,7 +83,7 @@ async fn run(options: Options) -> Result<bool, Failure> {
         let (plan, slots) = (Arc::clone(&plan), Arc::clone(&slots));
         running.spawn(async move {
             let _slot = slots.acquire_owned().await?;
-            Ok::<RunResult, Failure>(one(&plan, peer, direction).await)
+            Ok::<RunResult, Failure>(run_one(&plan, peer, direction).await)
         });
     }
     while let Some(finished) = running.join_next().await {
@@ -97,7 +97,7 @@ async fn run(options: Options) -> Result<bool, Failure> {
     Ok(report.as_expected())
 }
 
-/// What runs, and in `report` the peers that can't.
+/// Returns the combinations to run, and adds the peers that can't run to `report`.
 fn combinations(plan: &Plan, report: &mut Report) -> Vec<(Peer, Direction)> {
     let mut combinations = Vec::new();
     for peer in &plan.peers {
@@ -111,8 +111,8 @@ fn combinations(plan: &Plan, report: &mut Report) -> Vec<(Peer, Direction)> {
     combinations
 }
 
-/// All cases of one peer in one direction.
-async fn one(plan: &Plan, peer: Peer, direction: Direction) -> RunResult {
+/// Runs all cases of one peer in one direction.
+async fn run_one(plan: &Plan, peer: Peer, direction: Direction) -> RunResult {
     let started = std::time::Instant::now();
     let results = match combination::run(plan, peer, direction).await {
         Ok(results) => results,

@@ -4,35 +4,35 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-use crate::Failure;
 use crate::direction::Direction;
+use crate::failure::Failure;
 use crate::peer::Peer;
 
-/// Runs stock gRPC peers against our transport, in all directions. Started by `interop/matrix`, which installs the peers;
-/// from the repository's root.
+/// Runs stock gRPC peers against our transport, in all directions. `interop/matrix` installs the peers and starts this program
+/// in the repository's root.
 #[derive(Debug, Parser)]
 #[command(name = "interop-matrix", version)]
 pub(crate) struct Options {
     /// Peers, of: tonic, python, node, ruby, go, cpp, cpp-official [default: all]
     #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
     pub(crate) peers: Vec<Peer>,
-    /// Directions [default: all]; the controls that belong to them run as well
+    /// Directions [default: all]; their controls run as well
     #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
     pub(crate) directions: Vec<Direction>,
-    /// Run nothing that was not asked for: what is n/a, or known to fail, passes for that without a look at the control, and
-    /// peers are not asked for their versions
+    /// Run no controls: a case that is n/a, or known to fail, counts as such without a control, and peers are not asked for
+    /// their versions
     #[arg(long)]
     pub(crate) no_controls: bool,
-    /// Cases [default: all that `interop client --list` names; with TLS those that it can change]
+    /// Cases [default: all that `interop client --list` names; with TLS the cases that TLS can change]
     #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
     pub(crate) cases: Vec<String>,
-    /// What carries RDMA: soft, or a device of the feature ibverbs, such as rxe0 (rxe and siw: the first of the kind)
+    /// Device for RDMA: soft, or a device of the feature ibverbs, such as rxe0 (rxe and siw: the first device of this kind)
     #[arg(long, default_value = "soft")]
     pub(crate) provider: String,
-    /// Write every single result to this file
+    /// Write all results to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Combinations of peer and direction at once
+    /// Number of combinations of peer and direction that run at a time
     #[arg(long, value_name = "NUMBER", default_value = "2", value_parser = jobs)]
     pub(crate) jobs: usize,
     /// Folder with the installed peers

@@ -1,4 +1,4 @@
-//! The peers, and how their programs are run.
+//! The peers, and the commands that run their programs.
 
 use std::path::PathBuf;
 
@@ -8,35 +8,35 @@ use tokio::process::Command;
 use crate::direction::{Direction, Side};
 use crate::places::Places;
 
-/// A gRPC library that nobody here wrote.
+/// A gRPC library of another project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Peer {
     /// tonic with its own transport.
     Tonic,
-    /// grpcio, which is C-core.
+    /// grpcio, on C-core.
     Python,
     /// grpc-js, on the HTTP/2 of Node.
     Node,
-    /// The official client and server of Debian's ruby-grpc, as they are.
+    /// The official client and server of Debian's ruby-grpc, unchanged.
     Ruby,
-    /// grpc-go, with an HTTP/2 of its own.
+    /// grpc-go, with its own HTTP/2.
     Go,
-    /// C++ on C-core, which shows what is compressed.
+    /// C++ on C-core, which reports compression.
     Cpp,
-    /// gRPC's own client and server in C++, from the source of Debian's grpc, as they are.
+    /// gRPC's own client and server in C++, from the source of Debian's grpc, unchanged.
     CppOfficial,
 }
 
-/// What the programs of a peer take.
+/// The command line of a peer's programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CommandLine {
     /// Our command line (interop/README.md).
     Ours,
-    /// That of the official programs: a case a process, and a server that has to be told its port.
+    /// The command line of the official programs: one case for each process, and a server that needs a port.
     Official,
 }
 
-/// Cases of the official client that Ruby's package has.
+/// Cases of the official client in Ruby's package.
 const RUBY: [&str; 15] = [
     "empty_unary",
     "large_unary",
@@ -55,13 +55,13 @@ const RUBY: [&str; 15] = [
     "timeout_on_sleeping_server",
 ];
 
-/// Cases of ours that call the official service.
+/// Our cases that call the official service.
 const CHECKED_OFFICIAL: [&str; 2] = ["checked_binary_metadata", "checked_large_metadata"];
 
 /// Official cases that gRPC's client in C++ lacks.
 const NOT_IN_CPP: [&str; 2] = ["cacheable_unary", "concurrent_large_unary"];
 
-/// Official cases that it has and our client has not.
+/// Official cases that gRPC's client in C++ has, and our client lacks.
 const MORE_IN_CPP: [&str; 2] = ["half_duplex", "pick_first_unary"];
 
 impl Peer {
@@ -86,18 +86,18 @@ impl Peer {
         direction.without_tls() != Direction::Ours || self == Self::Tonic
     }
 
-    /// Why the peer can't take part here.
+    /// Returns the reason why the peer can't run, or `None` if it can.
     pub(crate) fn unavailable(self, places: &Places) -> Option<String> {
         let installed = self.installed(places)?;
         if installed.exists() {
             return None;
         }
-        // Whoever installs leaves the reason.
+        // The installer writes the reason to this file.
         let reason = std::fs::read_to_string(places.stock.join(self.name()).join("unavailable")).ok();
         Some(reason.map_or(format!("{} is not there", installed.display()), |it| it.trim().to_owned()))
     }
 
-    /// What has to be there, where that is not only what cargo has built.
+    /// Returns a file or folder that has to exist, or `None` for a peer that cargo builds.
     fn installed(self, places: &Places) -> Option<PathBuf> {
         match self {
             Self::Tonic => None,
@@ -110,7 +110,7 @@ impl Peer {
         }
     }
 
-    /// Why the peer's program does not have the case, where the program does not tell itself.
+    /// Returns the reason why the peer's program lacks the case, if the program does not report it itself.
     pub(crate) fn lacks(self, side: Side, case: &str) -> Option<String> {
         if (self, side, case) == (Self::Ruby, Side::Server, "concurrent_large_unary") {
             return Some(
@@ -129,13 +129,13 @@ impl Peer {
         (!has).then(|| format!("{}'s official {side} does not have it", self.name()))
     }
 
-    /// Returns cases beyond those of our client, which this one's official client has.
+    /// Returns the cases of the peer's official client that our client lacks.
     pub(crate) fn more_cases(self, side: Side) -> &'static [&'static str] {
         if (self, side) == (Self::CppOfficial, Side::Client) { &MORE_IN_CPP } else { &[] }
     }
 
-    /// Returns the words that an official client has to log for the case. gRPC's own in C++ gives two cases up, and ends with
-    /// 0, if the server does not refuse the first call.
+    /// Returns the text that an official client has to log for the case. gRPC's client in C++ stops two cases, and ends with 0, if
+    /// the server does not refuse the first call.
     pub(crate) fn proof(self, case: &str) -> Option<&'static str> {
         match (self, case) {
             (Self::CppOfficial, "client_compressed_unary") => {
@@ -148,7 +148,7 @@ impl Peer {
         }
     }
 
-    /// The folder with the certificates that the official programs have, and take no others.
+    /// Returns the folder with the certificates of the official programs, which take no others.
     pub(crate) fn test_certificates(self, places: &Places) -> PathBuf {
         match self {
             Self::Ruby => self.official(places).join("../../spec/testdata"),
@@ -156,7 +156,7 @@ impl Peer {
         }
     }
 
-    /// Why the peer has no TLS here.
+    /// Returns the reason why the peer has no TLS here, or `None` if it has.
     pub(crate) fn lacks_tls(self, places: &Places) -> Option<String> {
         let needed = self.test_certificates(places).join("server1.key");
         let lacking = self.command_line() == CommandLine::Official && !needed.exists();
@@ -165,7 +165,8 @@ impl Peer {
         })
     }
 
-    /// The folder is a link; the programs look for their messages beside where they really are.
+    /// Returns the folder of the official programs. It resolves links, because the programs look for their messages beside their
+    /// real location.
     fn official(self, places: &Places) -> PathBuf {
         let folder = places.stock.join(self.name()).join("official");
         folder.canonicalize().unwrap_or(folder)
@@ -178,7 +179,7 @@ impl Peer {
             .arg(format!("--server_port={port}"))
             .arg(format!("--test_case={cases}"));
         if self == Self::CppOfficial {
-            // Its own bounds for the soaks are 0.
+            // The program's default limits of the soaks are 0.
             command.args(["--soak_iterations=100", "--soak_overall_timeout_seconds=30"]);
             command.arg("--soak_per_iteration_max_acceptable_latency_ms=30000");
             if self.proof(cases).is_some() {

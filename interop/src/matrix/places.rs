@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Paths of the programs that the matrix starts.
 #[derive(Debug)]

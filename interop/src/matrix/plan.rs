@@ -4,13 +4,14 @@ use clap::ValueEnum as _;
 
 use crate::certificates::Certificates;
 use crate::direction::Direction;
+use crate::failure::Failure;
 use crate::options::Options;
 use crate::peer::Peer;
 use crate::places::Places;
 use crate::run::process;
-use crate::{Failure, tls};
+use crate::tls;
 
-/// What is to run, with what.
+/// The combinations and cases to run, with the programs for them.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) peers: Vec<Peer>,
@@ -18,19 +19,21 @@ pub(crate) struct Plan {
     /// Whether the controls are run as well.
     pub(crate) controls: bool,
     cases: Vec<String>,
-    /// Whether certain cases were asked for.
+    /// Whether the options name cases.
     some_cases: bool,
-    /// Cases with TLS.
+    /// Cases for directions with TLS.
     tls_cases: Vec<String>,
-    /// There if a direction has TLS.
+    /// Certificates, if a direction has TLS.
     pub(crate) certificates: Option<Certificates>,
     pub(crate) provider: String,
     pub(crate) places: Places,
 }
 
 impl Plan {
+    /// Makes the plan.
+    ///
     /// # Errors
-    /// A case is unknown, or what is to be run is not there.
+    /// A case is unknown, or one of our programs is not built.
     pub(crate) async fn make(options: Options) -> Result<Self, Failure> {
         let places = Places::find(&options.stock)?;
         let known =
@@ -63,13 +66,13 @@ impl Plan {
         self.cases.iter().cloned().chain(more.iter().map(|case| (*case).to_owned())).collect()
     }
 
-    /// Settings of our transport, for our own programs and the bridges.
+    /// Returns the variables that configure our transport in our programs and the bridges.
     pub(crate) fn rdma(&self) -> Vec<(&'static str, String)> {
         let provider = if self.provider == "soft" { "soft" } else { "ibverbs" };
         vec![("RDMA_PROVIDER", provider.to_owned()), ("RDMA_DEVICE", self.device())]
     }
 
-    /// The device that has to carry RDMA.
+    /// Returns the device that RDMA has to use.
     pub(crate) fn device(&self) -> String {
         match self.provider.as_str() {
             kind @ ("soft" | "rxe" | "siw") => format!("{kind}0"),
@@ -82,7 +85,7 @@ fn or_all<T: Clone>(chosen: Vec<T>, all: &[T]) -> Vec<T> {
     if chosen.is_empty() { all.to_vec() } else { chosen }
 }
 
-/// Each once, and a failure can be held against its control.
+/// Returns the chosen directions with their controls, each once.
 fn with_controls(chosen: Vec<Direction>) -> Vec<Direction> {
     let controls: Vec<_> = chosen.iter().map(|direction| direction.control()).collect();
     let all = Direction::value_variants().iter();
@@ -102,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_chosen_is_all() {
+    fn no_choice_means_all() {
         assert_eq!(or_all(Vec::new(), &[1, 2]), [1, 2]);
         assert_eq!(or_all(vec![2], &[1, 2]), [2]);
     }

@@ -1,4 +1,4 @@
-//! TLS in the matrix: whose certificates a combination has, the flags for them, and connections that must be refused.
+//! TLS in the matrix: the certificates of a combination, the flags for them, and the connections that must be refused.
 
 use std::path::PathBuf;
 
@@ -7,8 +7,7 @@ use crate::outcome::{NO_LINE, Outcome};
 use crate::peer::{CommandLine, Peer};
 use crate::places::Places;
 
-/// Cases that directions with TLS have, unless others are asked for: TLS changes bytes and how connections begin and end,
-/// not what is called.
+/// Default cases of directions with TLS. TLS changes the bytes, and the start and the end of connections, but not the calls.
 pub(crate) const CASES: [&str; 10] = [
     "empty_unary",
     "large_unary",
@@ -22,22 +21,23 @@ pub(crate) const CASES: [&str; 10] = [
     "checked_half_close",
 ];
 
-/// What a client does fault: the connection has to be refused, by the one or the other.
+/// A fault of a client. The client or the server has to refuse the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientFault {
-    /// It trusts an authority that did not sign the server's certificate.
+    /// The client trusts an authority that did not sign the server's certificate.
     Authority,
-    /// It asks for a host that the server's certificate is not for.
+    /// The client asks for a host that the server's certificate is not for.
     Host,
-    /// It shows no certificate to a server that demands one.
+    /// The client sends no certificate to a server that requires one.
     NoCertificate,
 }
 
 impl ClientFault {
-    /// The first may be refused without a word, so those come after it that a server has to be there for.
+    /// All faults. The server may refuse the first one without a message. The others need a running server, and show that it still
+    /// runs.
     pub(crate) const ALL: [Self; 3] = [Self::NoCertificate, Self::Authority, Self::Host];
 
-    /// What it is called where cases are listed.
+    /// Returns the name of the case in lists.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Authority => "tls_wrong_authority",
@@ -46,7 +46,7 @@ impl ClientFault {
         }
     }
 
-    /// What the client's outcome says of the refusal.
+    /// Returns the outcome of the refusal from the outcome of the call.
     pub(crate) fn judge(self, outcome: Outcome) -> Outcome {
         let Outcome::Failed(reason) = outcome else {
             return match outcome {
@@ -54,15 +54,15 @@ impl ClientFault {
                 other => other,
             };
         };
-        let words = reason.to_lowercase();
-        let has = |any: &[&str]| any.iter().any(|it| words.contains(it));
+        let text = reason.to_lowercase();
+        let has = |any: &[&str]| any.iter().any(|it| text.contains(it));
         if reason.starts_with(NO_LINE) {
             return Outcome::Failed(reason);
         }
         if has(&["not done after", "did not end within", "deadline", "took too long"]) {
             return Outcome::Failed(format!("refused by time-out alone: {reason}"));
         }
-        // In TLS 1.3 a client is done before the server has looked at its certificate: it may see an end, and no more.
+        // In TLS 1.3 a client has finished before the server checks its certificate. It may see the end of the connection only.
         let clear = self == Self::NoCertificate || has(&["certificate", "hostname", "ssl handshake", "x509"]);
         if clear { Outcome::Passed } else { Outcome::Failed(format!("refused, and not for TLS: {reason}")) }
     }
@@ -75,15 +75,16 @@ pub(crate) struct Tls {
     authority: PathBuf,
     other_authority: PathBuf,
     server: (PathBuf, PathBuf),
-    /// With it TLS is mutual.
+    /// Certificate and key of the client. With them TLS is mutual.
     client: Option<(PathBuf, PathBuf)>,
     host: &'static str,
-    /// The peer's client asks for the host of its own certificate, whatever it is told.
+    /// Whether the peer's client always asks for the host of its own certificate.
     host_is_fixed: bool,
 }
 
 impl Tls {
-    /// The certificates of this run; for the official programs those inside of their package, since they take no others.
+    /// Returns the certificates of this run. For the official programs it returns the ones in their package, because they take no
+    /// others.
     pub(crate) fn new(places: &Places, certificates: &Certificates, peer: Peer) -> Self {
         let other_authority = certificates.file("other-ca.pem");
         match peer.command_line() {
@@ -111,7 +112,7 @@ impl Tls {
         }
     }
 
-    /// Flags of a server on `manner`'s command line.
+    /// Returns the flags of a server with this command line.
     pub(crate) fn server(&self, command_line: CommandLine) -> Vec<String> {
         let mut flags = vec!["--use_tls=true".to_owned()];
         if command_line == CommandLine::Ours {
@@ -122,7 +123,7 @@ impl Tls {
         flags
     }
 
-    /// Flags of a client, and what it does `wrong`.
+    /// Returns the flags of a client with this `fault`.
     pub(crate) fn client(&self, command_line: CommandLine, fault: Option<ClientFault>) -> Vec<String> {
         let host = if fault == Some(ClientFault::Host) { "elsewhere.interop.test" } else { self.host };
         let mut flags = vec!["--use_tls=true".to_owned(), "--use_test_ca=true".to_owned()];
@@ -141,14 +142,14 @@ impl Tls {
         flags
     }
 
-    /// Why a client, of the given manner, can't do this wrong.
+    /// Returns the reason why a client with this command line can't have this fault, or `None` if it can.
     pub(crate) fn lacks(&self, client: CommandLine, fault: ClientFault) -> Option<&'static str> {
         match fault {
             ClientFault::Authority if client == CommandLine::Official => {
                 Some("the official client trusts the authority inside its package, and takes no other")
             }
             ClientFault::Host if client == CommandLine::Official && self.host_is_fixed => {
-                Some("the official client asks for the host of its own certificate, whatever it is told")
+                Some("the official client always asks for the host of its own certificate")
             }
             ClientFault::NoCertificate if self.command_line == CommandLine::Official => {
                 Some("the official programs have no mutual TLS")
@@ -171,14 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_that_is_refused_has_passed() {
+    fn a_refused_fault_has_passed() {
         let refused = failed("invalid peer certificate: UnknownIssuer");
         assert_eq!(ClientFault::Authority.judge(refused), Outcome::Passed);
         assert_eq!(ClientFault::NoCertificate.judge(failed("Socket closed")), Outcome::Passed);
     }
 
     #[test]
-    fn a_wrong_that_nobody_minds_has_failed() {
+    fn an_accepted_fault_has_failed() {
         assert!(matches!(ClientFault::Authority.judge(Outcome::Passed), Outcome::Failed(_)));
     }
 
@@ -187,8 +188,8 @@ mod tests {
         for reason in ["not done after 30 s", "DEADLINE_EXCEEDED: certificate", "connection refused"] {
             assert!(matches!(ClientFault::Host.judge(failed(reason)), Outcome::Failed(_)), "{reason}");
         }
-        // The client has not even tried.
-        let untold = format!("{NO_LINE}: exit status: 2: --client_cert_file: no certificate in it");
-        assert!(matches!(ClientFault::NoCertificate.judge(failed(&untold)), Outcome::Failed(_)));
+        // The client made no call.
+        let no_line = format!("{NO_LINE}: exit status: 2: --client_cert_file: no certificate in it");
+        assert!(matches!(ClientFault::NoCertificate.judge(failed(&no_line)), Outcome::Failed(_)));
     }
 }

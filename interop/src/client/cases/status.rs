@@ -1,4 +1,4 @@
-//! Calls that end with the status that they ask for.
+//! Calls that end with the status in their request.
 
 use tonic::Code;
 

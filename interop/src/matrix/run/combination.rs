@@ -1,11 +1,11 @@
-//! One peer in one direction: servers and bridges are started, the cases run, and all is ended.
+//! Runs the cases of one peer in one direction, with the servers and bridges that they need.
 
 use std::time::Duration;
 
 use tokio::process::Command;
 
-use crate::Failure;
 use crate::direction::{Direction, Side};
+use crate::failure::Failure;
 use crate::outcome::{NO_LINE, Outcome, Outcomes, SERVER_SAID, printable, read};
 use crate::peer::{CommandLine, Peer};
 use crate::plan::Plan;
@@ -13,31 +13,31 @@ use crate::run::bridge::Bridge;
 use crate::run::process::{self, Running};
 use crate::tls::{ClientFault, Tls};
 
-/// Clients give a case 30 s themselves; one that does not is killed.
+/// Time limit of one case. Clients apply a limit of 30 s themselves; this one ends other clients.
 const CASE: Duration = Duration::from_secs(40);
-/// All cases of a client that runs them one after the other.
+/// Time limit of a client that runs all cases one after the other.
 const ALL: Duration = Duration::from_secs(300);
 
-/// The case of connections that are to be refused.
-const CALLED: &str = "empty_unary";
+/// The case for connections that have to be refused.
+const REFUSAL_CASE: &str = "empty_unary";
 
-/// What stands between the client and the cases' answers, as long as this lives.
+/// The servers and bridges of one combination. Dropping it ends them.
 struct Combination<'a> {
     plan: &'a Plan,
     peer: Peer,
     direction: Direction,
-    /// There if the direction has TLS.
+    /// Certificates, if the direction has TLS.
     tls: Option<Tls>,
     server: Running,
     bridges: Vec<Bridge>,
-    /// Where the client goes.
+    /// Port that the client connects to.
     port: u16,
 }
 
 /// Runs the cases.
 ///
 /// # Errors
-/// What is needed for them did not start, or no RDMA was used where it had to be: no case counts as passed then.
+/// A program did not start, or a connection did not use RDMA although it had to. No case counts as passed then.
 pub(crate) async fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result<Outcomes, Failure> {
     if let Some(reason) = peer.lacks_tls(&plan.places).filter(|_| direction.has_tls()) {
         let cases = plan.cases(peer, direction).into_iter();
@@ -51,7 +51,7 @@ pub(crate) async fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result
     let mut outcomes = combination.call(&cases, None).await?;
     outcomes.extend(combination.faults().await?);
     if !cases.is_empty() {
-        combination.prove().await?;
+        combination.check_rdma().await?;
     }
     combination.explain(&mut outcomes).await;
     let lacking = lacking.into_iter().filter_map(|case| {
@@ -62,18 +62,19 @@ pub(crate) async fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result
     Ok(outcomes)
 }
 
-/// Returns what the peer's client calls itself: its library, with the version.
+/// Returns the name that the peer's client sends: its library and version.
 ///
 /// # Errors
-/// The client made no call, or told no name.
+/// The client made no call, or sent no name.
 pub(crate) async fn name(plan: &Plan, peer: Peer) -> Result<String, Failure> {
     let (mut server, port) = our_server(plan, None, "tcp").await?;
-    let called = process::finish("the client", &mut peer.client(&plan.places, port, CALLED), CASE).await?;
+    let called =
+        process::finish("the client", &mut peer.client(&plan.places, port, REFUSAL_CASE), CASE).await?;
     let name = server.log().await.lines().find_map(|line| line.strip_prefix("called by "));
     match name {
         Some(name) if called.succeeded() => Ok(printable(name)),
         Some(_) => Err(called.describe().into()),
-        None => Err(format!("the client told the server no name; {}", called.describe()).into()),
+        None => Err(format!("the client sent the server no name; {}", called.describe()).into()),
     }
 }
 
@@ -100,7 +101,7 @@ impl<'a> Combination<'a> {
         Ok(Self { plan, peer, direction, tls, server, bridges, port })
     }
 
-    /// Has the client make the calls. What it does fault there, it does in all of them.
+    /// Runs the cases. The client has the `fault` in all of them.
     async fn call(&self, cases: &[String], fault: Option<ClientFault>) -> Result<Outcomes, Failure> {
         if self.command_line() == CommandLine::Official {
             return self.one_by_one(cases, fault).await;
@@ -110,7 +111,7 @@ impl<'a> Combination<'a> {
         Ok(read(&ended.output, cases, &otherwise))
     }
 
-    /// Official clients take a case a process.
+    /// Runs the cases of an official client, one process for each case.
     async fn one_by_one(&self, cases: &[String], fault: Option<ClientFault>) -> Result<Outcomes, Failure> {
         let mut outcomes = Outcomes::new();
         for case in cases {
@@ -118,7 +119,7 @@ impl<'a> Combination<'a> {
             let proof = if self.direction.side() == Side::Client { self.peer.proof(case) } else { None };
             let outcome = match proof {
                 _ if !ended.succeeded() => Outcome::Failed(ended.describe()),
-                Some(proof) if !ended.says(proof) => {
+                Some(proof) if !ended.logged(proof) => {
                     Outcome::Failed(format!("it ended without {proof:?} in its log: {}", ended.describe()))
                 }
                 _ => Outcome::Passed,
@@ -128,7 +129,7 @@ impl<'a> Combination<'a> {
         Ok(outcomes)
     }
 
-    /// With TLS: what has to be refused is.
+    /// Checks, with TLS, that the server or the client refuses connections with each fault.
     async fn faults(&self) -> Result<Outcomes, Failure> {
         let mut outcomes = Outcomes::new();
         let Some(tls) = &self.tls else { return Ok(outcomes) };
@@ -136,8 +137,8 @@ impl<'a> Combination<'a> {
             let outcome = match tls.lacks(self.command_line(), fault) {
                 Some(reason) => Outcome::NotApplicable(reason.to_owned()),
                 None => {
-                    let mut called = self.call(&[CALLED.to_owned()], Some(fault)).await?;
-                    fault.judge(called.remove(CALLED).ok_or("the client was not run")?)
+                    let mut called = self.call(&[REFUSAL_CASE.to_owned()], Some(fault)).await?;
+                    fault.judge(called.remove(REFUSAL_CASE).ok_or("the client was not run")?)
                 }
             };
             outcomes.insert(fault.name().to_owned(), outcome);
@@ -145,7 +146,7 @@ impl<'a> Combination<'a> {
         Ok(outcomes)
     }
 
-    /// How the client's program is used.
+    /// Returns the command line that the client's program takes.
     fn command_line(&self) -> CommandLine {
         if self.direction.side() == Side::Client { self.peer.command_line() } else { CommandLine::Ours }
     }
@@ -166,7 +167,7 @@ impl<'a> Combination<'a> {
         command.arg("client").arg(format!("--server_port={}", self.port)).arg(format!("--test_case={cases}"));
         match self.direction.without_tls() {
             Direction::TcpTonic => command.arg("--transport=tcp"),
-            // That it looked for RDMA and found none.
+            // The client asks for RDMA, and has to fall back to TCP.
             Direction::Fallback => command.args(["--transport=rdma", "--require=tcp"]),
             _ => command
                 .args(["--transport=rdma", "--require=rdma"])
@@ -176,14 +177,14 @@ impl<'a> Combination<'a> {
         command
     }
 
-    async fn prove(&mut self) -> Result<(), Failure> {
+    async fn check_rdma(&mut self) -> Result<(), Failure> {
         for bridge in &mut self.bridges {
-            bridge.prove().await?;
+            bridge.check_rdma().await?;
         }
         Ok(())
     }
 
-    /// Adds to what failed what the servers said, which may tell why.
+    /// Adds the output of servers and bridges to the first failure, because it may have the cause.
     async fn explain(&mut self, outcomes: &mut Outcomes) {
         let Some(first) = outcomes.values_mut().find_map(|outcome| match outcome {
             Outcome::Failed(reason) => Some(reason),
