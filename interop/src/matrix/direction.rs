@@ -23,13 +23,19 @@ pub(crate) enum Direction {
     Fallback,
     /// Our client, RDMA, our server.
     Ours,
-    /// [`TonicTcp`](Self::TonicTcp) with TLS. In all directions with TLS it reaches from client to server: a bridge can't read it.
+    /// Like `tonic-tcp`, with TLS. In all directions TLS reaches from client to server, so a bridge can't read the calls.
     TonicTls,
+    /// Like `tcp-tonic`, with TLS.
     TlsTonic,
+    /// Like `direct`, with TLS.
     DirectTls,
+    /// Like `bridge`, with TLS.
     BridgeTls,
+    /// Like `from-bridge`, with TLS.
     FromBridgeTls,
+    /// Like `fallback`, with TLS.
     FallbackTls,
+    /// Like `ours`, with TLS.
     OursTls,
 }
 

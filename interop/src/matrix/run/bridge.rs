@@ -59,7 +59,7 @@ impl Bridge {
         Ok(Self { running, port, metrics, rdma_end, device: plan.device() })
     }
 
-    /// Checks that the bridge had connections, all of them over RDMA and the required device. Ends the bridge if not.
+    /// Checks that the bridge had connections, all of them over RDMA and the required device. Ends the bridge.
     pub(crate) async fn check_rdma(&mut self) -> Result<(), Failure> {
         let counters = match timeout(Duration::from_secs(10), scrape(self.metrics)).await {
             Ok(Ok(counters)) => counters,

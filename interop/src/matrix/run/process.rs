@@ -75,7 +75,7 @@ impl Running {
     /// Ends the program, and returns the end of its standard error.
     pub(crate) async fn errors(&mut self) -> String {
         let ended = match self.child.try_wait() {
-            // A program that this process has killed has an exit status too.
+            // `errors` is `None` after this process has killed the program.
             Ok(Some(status)) if self.errors.is_some() => format!("{} ended by itself, {status}; ", self.name),
             _ => String::new(),
         };
