@@ -18,8 +18,9 @@ use super::proto::{
     AttachReply, AttachRequest, ConfirmReply, ConfirmRequest, Kind, OpenReply, OpenRequest, Place,
 };
 use super::region::Export;
+use super::settings::Settings;
 use super::types::Metadata;
-use super::{ChannelError, Settings, lock};
+use super::{ChannelError, lock};
 use crate::wire::tensor_frame::MAX_NAME;
 use crate::wire::tensor_metadata::Metadata as WireMetadata;
 use tonic_rdma::internal::Provider;
@@ -58,11 +59,11 @@ pub(super) async fn open(
         )));
     }
     let count = request.queue_pairs.len();
-    if !(1..=Settings::MAX_QPS as usize).contains(&count) {
-        let most = Settings::MAX_QPS;
+    if !(1..=Settings::MAX_QUEUE_PAIRS as usize).contains(&count) {
+        let most = Settings::MAX_QUEUE_PAIRS;
         return Err(Status::invalid_argument(format!("{count} queue pairs: a link has from 1 to {most}")));
     }
-    let most = shared.settings.links;
+    let most = shared.settings.max_links;
     let place = Arc::clone(&shared.places).try_acquire_owned();
     let place = place
         .map_err(|_| Status::resource_exhausted(format!("there are {most} links, which is the limit")))?;
@@ -97,7 +98,7 @@ pub(super) async fn open(
     let accepted = Accepted { link: weak.clone(), opener: caller, unconfirmed: Some(unconfirmed) };
     lock(&shared.accepted).insert(id, accepted);
     let ended = Box::pin(link.ended());
-    tokio::spawn(keep(link, Arc::downgrade(shared), confirmed, shared.settings.patience, place));
+    tokio::spawn(keep(link, Arc::downgrade(shared), confirmed, shared.settings.answer_timeout, place));
     Ok(Answers { link: weak, first: Some(reply), ended })
 }
 

@@ -3,7 +3,8 @@
 use http::Extensions;
 use tonic::Status;
 
-use super::Settings;
+use super::error::ALLOW_PLAINTEXT;
+use super::settings::Settings;
 use tonic_rdma::{RdmaConnectInfo, RdmaRequestExt as _};
 
 /// Whoever made a call. A link belongs to the connection that it was opened over: whatever that proved about its other end,
@@ -27,7 +28,7 @@ impl Caller {
             None => "this call came by a listener other than RdmaIncoming, and could have come over TLS",
         };
         Err(Status::failed_precondition(format!(
-            "{obstacle}, and tensors would cross the network unencrypted beside it: if that is acceptable, set {SETTING} here"
+            "{obstacle}, and tensors would cross the network unencrypted beside it: if that is acceptable, set {ALLOW_PLAINTEXT} here"
         )))
     }
 
@@ -45,6 +46,3 @@ impl Caller {
         }
     }
 }
-
-/// What allows it.
-pub(super) const SETTING: &str = "Settings::plaintext_tensors(true) or RDMA_PLAINTEXT_TENSORS=allow";

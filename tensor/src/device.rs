@@ -18,9 +18,9 @@ use super::placement::Placement;
 use super::proto::tensor_device_server::TensorDeviceServer;
 use super::region::Export;
 use super::service::Service;
-use super::{Channel, ChannelError, MemRegion, Settings, lock, open};
+use super::settings::Settings;
+use super::{Channel, ChannelError, DeviceBuilder, MemRegion, lock, open};
 use crate::wire::tensor_frame::MAX_NAME;
-use tonic_rdma::Config;
 use tonic_rdma::RdmaIncoming;
 use tonic_rdma_verbs::memory::Budget;
 
@@ -30,18 +30,17 @@ use tonic_rdma_verbs::memory::Budget;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
-/// use tonic_rdma_tensor::{Direction, RdmaDevice, Rights};
+/// use tonic_rdma_tensor::{RdmaDevice, Rights};
 ///
-/// let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+/// let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 /// let parameters = server.export("parameters", server.allocate(1 << 20)?, Rights::READ_WRITE)?;
 ///
-/// let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+/// let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 /// let channel = worker.channel(&server.endpoint(), 0).await?;
 /// let remote = channel.region("parameters").await?;
 /// let mut gradients = worker.allocate(4096)?;
 /// gradients.fill(7);
-/// let (gradients, result) = channel.memcpy(gradients, 0, &remote, 8192, 4096, Direction::LocalToRemote).await;
-/// result?;
+/// let gradients = channel.write(&remote).at(8192).from(gradients, ..).await?;
 ///
 /// let mut first = [0; 4];
 /// parameters.memory().copy_out(8192, &mut first).unwrap();
@@ -90,60 +89,23 @@ impl Offered {
 }
 
 impl RdmaDevice {
-    /// Makes a device with `cqs` completion queues and `qps_per_peer` queue pairs to each peer, spread over the queues in
-    /// turn, that listens on `local_endpoint` (port 0 takes a free one). It reads the environment for which RDMA device to
-    /// use ([`Config::from_env`](tonic_rdma::Config::from_env)).
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
-    /// use tonic_rdma_tensor::RdmaDevice;
-    ///
-    /// let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// println!("peers reach it at {}", device.endpoint());
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// The address can't be listened on, a variable has a bad value, or a number is 0 or above
-    /// [`Settings::MAX_CQS`] or [`Settings::MAX_QPS`].
-    ///
-    /// # Panics
-    /// Outside a tokio runtime.
-    pub async fn new(
-        cqs: u32,
-        qps_per_peer: u32,
-        local_endpoint: impl ToSocketAddrs,
-    ) -> Result<Self, ChannelError> {
-        let config = Config::from_env().map_err(ChannelError::local)?;
-        Self::bind(Settings::new(cqs, qps_per_peer).config(config), local_endpoint).await
+    /// Returns a builder of a device, with the default settings. [`DeviceBuilder::bind`] has an example.
+    pub fn builder() -> DeviceBuilder {
+        DeviceBuilder::default()
     }
 
-    /// Makes a device with these settings that listens on `local_endpoint` (port 0 takes a free one). It reads no variable
-    /// but `RDMA_TUNE_CACHE`, and that one only if the settings ask for it.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
-    /// use tonic_rdma_tensor::{RdmaDevice, Settings};
-    ///
-    /// let settings = Settings::new(1, 4).validate(true);
-    /// let device = RdmaDevice::bind(settings, "127.0.0.1:0").await?;
-    /// # assert!(device.local_addr().is_some());
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub async fn bind(settings: Settings, local_endpoint: impl ToSocketAddrs) -> Result<Self, ChannelError> {
+    /// Makes a device that listens on `local_endpoint`.
+    pub(super) async fn listening(
+        settings: Settings,
+        local_endpoint: impl ToSocketAddrs,
+    ) -> Result<Self, ChannelError> {
         let incoming = RdmaIncoming::bind_with(local_endpoint, settings.config.clone())
             .await
-            .map_err(|error| ChannelError::Local(format!("can't listen for tensor peers: {error}").into()))?;
-        let device = Self::make(settings, Some(incoming.local_addr()))?;
+            .map_err(|error| ChannelError::local(ListenError(error)))?;
+        let device = Self::make(settings, Some(incoming.local_addr()));
         let connections = incoming.filter_map(Result::ok).map(Ok::<_, std::io::Error>);
-        let mut server = device.shared.settings.tls.server(device.settings()).map_err(ChannelError::local)?;
+        let settings = &device.shared.settings;
+        let mut server = settings.tls.server(settings.answer_timeout).map_err(ChannelError::local)?;
         let server = server.add_service(device.service()).serve_with_incoming(connections);
         let task = tokio::spawn(async move {
             if let Err(error) = server.await {
@@ -154,52 +116,16 @@ impl RdmaDevice {
         Ok(device)
     }
 
-    /// Makes a device that does not listen by itself. Add its [`service`](Self::service) to a server of your own, whose port
-    /// then serves your calls and tensors; or leave it out, and only open channels.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use tonic::transport::Server;
-    /// use tonic_rdma::RdmaIncoming;
-    /// use tonic_rdma_tensor::{RdmaDevice, Settings};
-    ///
-    /// let device = RdmaDevice::without_listener(Settings::new(1, 2))?;
-    /// let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
-    /// let address = incoming.local_addr();
-    /// // Your services go beside it.
-    /// tokio::spawn(Server::builder().add_service(device.service()).serve_with_incoming(incoming));
-    ///
-    /// let peer = RdmaDevice::without_listener(Settings::new(1, 2))?;
-    /// let channel = peer.channel(&address.to_string(), 0).await?;
-    /// assert!(channel.is_open());
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// A number in the settings is 0 or too large.
-    ///
-    /// # Panics
-    /// Outside a tokio runtime.
-    pub fn without_listener(settings: Settings) -> Result<Self, ChannelError> {
+    /// Makes a device that does not listen.
+    pub(super) fn unbound(settings: Settings) -> Self {
         Self::make(settings, None)
     }
 
-    fn make(settings: Settings, address: Option<SocketAddr>) -> Result<Self, ChannelError> {
-        let numbers = [
-            ("cqs", settings.cqs, Settings::MAX_CQS),
-            ("qps_per_peer", settings.qps_per_peer, Settings::MAX_QPS),
-        ];
-        for (name, given, most) in numbers {
-            if !(1..=most).contains(&given) {
-                return Err(ChannelError::Local(format!("{name}: {given} is not within 1 to {most}").into()));
-            }
-        }
+    fn make(settings: Settings, address: Option<SocketAddr>) -> Self {
         let limit = settings.config.pinned();
         let budget = Budget::for_process(false, Some(limit.unwrap_or(u64::MAX)));
         let landing = Landing::new(&budget);
-        let places = settings.links.min(Semaphore::MAX_PERMITS);
+        let places = settings.max_links.min(Semaphore::MAX_PERMITS);
         let shared = Arc::new(Shared {
             offers: Offers::new(&settings, &landing),
             landing,
@@ -213,11 +139,11 @@ impl RdmaDevice {
             offered: Mutex::default(),
             server: Mutex::default(),
         });
-        Ok(Self { shared })
+        Self { shared }
     }
 
     /// Returns the gRPC service by which peers find this device's memory, for a tonic server of your own: see
-    /// [`without_listener`](Self::without_listener) for a whole example.
+    /// [`DeviceBuilder::without_listener`] for a whole example.
     ///
     /// ```no_run
     /// # async fn serve(device: tonic_rdma_tensor::RdmaDevice) -> Result<(), Box<dyn std::error::Error>> {
@@ -241,18 +167,13 @@ impl RdmaDevice {
         self.shared.address
     }
 
-    /// Returns its settings.
-    pub fn settings(&self) -> &Settings {
-        &self.shared.settings
-    }
-
     /// Allocates memory that the device can read and write (table 1: `AllocateMemRegion`): `size` bytes, zeroed, in a mapping
     /// of its own. It is registered with each peer's queue pairs when it is first used with them.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
-    /// # let device = tonic_rdma_tensor::RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let device = tonic_rdma_tensor::RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// let mut region = device.allocate(1 << 20)?;
     /// region[..4].copy_from_slice(&1.5_f32.to_le_bytes()); // it is a `&mut [u8]`
     /// # assert_eq!(region.len(), 1 << 20);
@@ -275,8 +196,8 @@ impl RdmaDevice {
     /// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
     /// use tonic_rdma_tensor::RdmaDevice;
     ///
-    /// let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// // Two queue pairs, over which operations happen side by side.
     /// let small = worker.channel(&server.endpoint(), 0).await?;
     /// let large = worker.channel(&server.endpoint(), 1).await?;
@@ -287,7 +208,7 @@ impl RdmaDevice {
     ///
     /// # Errors
     /// The peer can't be reached or refuses, there is no RDMA between the two, or it is reached over TLS and
-    /// [`Settings::plaintext_tensors`] does not allow that.
+    /// [`DeviceBuilder::plaintext_tensors`] does not allow that.
     pub async fn channel(&self, remote: &str, qp_index: u32) -> Result<Channel, ChannelError> {
         let remote: Arc<str> = remote.into();
         let cell = {
@@ -313,6 +234,11 @@ impl RdmaDevice {
         Ok(name)
     }
 }
+
+/// The listener of a device could not be made.
+#[derive(Debug, thiserror::Error)]
+#[error("can't listen for tensor peers")]
+struct ListenError(#[source] std::io::Error);
 
 /// A name that may be used.
 pub(super) fn checked(name: &str) -> Result<Arc<str>, ChannelError> {

@@ -44,11 +44,11 @@
 //! let spec = TensorSpec::new(Dtype::F32, Shape::new(&[1024, 1000])?)?;
 //!
 //! // The parameter server: a place for worker 0's gradients, with one buffer.
-//! let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 //! let mut gradients = server.static_receiver("worker0/fc8", &spec, 1)?;
 //!
 //! // The worker.
-//! let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 //! let mut fc8 = worker.channel(&server.endpoint(), 0).await?.static_sender("worker0/fc8", &spec).await?;
 //! let mut region = worker.allocate(4 * 1024 * 1000)?;
 //! for step in 1..=3 {
@@ -101,9 +101,11 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod builder;
 mod caller;
 mod channel;
 pub mod convert;
+mod copy;
 mod device;
 mod error;
 mod exchange;
@@ -116,12 +118,12 @@ mod placement;
 mod proto;
 mod reduce;
 mod region;
-pub mod rendezvous;
+mod rendezvous;
 mod service;
 mod settings;
 mod spin;
 mod tls;
-pub mod types;
+mod types;
 mod wire;
 
 #[doc(hidden)]
@@ -129,16 +131,18 @@ pub mod internal;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use channel::{Block, Channel, Direction};
+pub use builder::DeviceBuilder;
+pub use channel::Channel;
+pub use copy::{BlockCopy, RegionRead, RegionWrite};
 pub use device::RdmaDevice;
-pub use error::ChannelError;
+pub use error::{Cause, ChannelError, MemcpyError};
 pub use exchange::{Offer, Request, Requested};
 pub use link::Notification;
 pub use memcpy::Memcpy;
 pub use placement::{Arrived, DynamicReceiver, DynamicSender, StaticReceiver, StaticSender};
 pub use reduce::{reduce_max, reduce_max_f32, reduce_max_f64};
 pub use region::{ExportedRegion, RemoteRegion, Rights};
-pub use settings::Settings;
+pub use rendezvous::Held;
 pub use types::{
     AllocateError, Dtype, Element, Metadata, MetadataLayout, Shape, ShapeError, Strides, Tensor, TensorError,
     TensorMut, TensorSpec, UnknownDtype, deserialize, serialize,

@@ -1,4 +1,4 @@
-//! The future of a memcpy.
+//! The future of a copy between a region here and memory of the peer.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -6,84 +6,123 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::link::Link;
-use super::link::token::{Outcome, Slot, Token};
-use super::{ChannelError, MemRegion};
+use super::link::token::{Outcome, OutcomeCell, Token};
+use super::{ChannelError, MemRegion, MemcpyError};
 use tonic_rdma_verbs::internal::Local;
 
-/// The future of [`Channel::memcpy`](super::Channel::memcpy). It yields the region that moved in, and the result. Dropping it
-/// cancels nothing: the memory is freed when the device is done with it.
+/// A copy between a region here and memory of the peer that has begun: the paper's `Memcpy` (table 1). As a future it yields
+/// the region that had moved in. Dropping it cancels nothing: the device frees the memory when the copy has ended.
+///
+/// It comes from [`RegionWrite::from`](super::RegionWrite::from), [`RegionRead::into`](super::RegionRead::into) and
+/// [`StaticSender::start_region`](super::StaticSender::start_region), which have examples.
 #[derive(Debug)]
 #[must_use = "the region comes back with it"]
 pub struct Memcpy {
-    state: State,
+    progress: Progress,
 }
 
 #[derive(Debug)]
-enum State {
-    Over(Option<(MemRegion, Result<(), ChannelError>)>),
-    Running { slot: Arc<Slot>, link: Arc<Link>, port: u32 },
+enum Progress {
+    Ended(Option<Result<MemRegion, MemcpyError>>),
+    Running { outcome: Arc<OutcomeCell>, link: Arc<Link>, port: u32 },
 }
 
 impl Memcpy {
-    /// One that ended before it began.
+    /// Makes the future of a copy that did not begin.
     pub(super) fn refused(region: MemRegion, error: ChannelError) -> Self {
-        Self { state: State::Over(Some((region, Err(error)))) }
+        Self { progress: Progress::Ended(Some(Err(MemcpyError::new(region, error)))) }
     }
 
-    /// One that is over already.
+    /// Makes the future of a copy that has ended already.
     pub(super) fn done(region: MemRegion) -> Self {
-        Self { state: State::Over(Some((region, Ok(())))) }
+        Self { progress: Progress::Ended(Some(Ok(region))) }
     }
 
-    /// One that waits for the transfer that the token goes with.
+    /// Makes the future of a transfer, and the token that goes with the transfer.
     pub(super) fn new(link: Arc<Link>, port: u32) -> (Self, Token) {
-        let slot = Arc::new(Slot::default());
-        let token = Token::future(&slot);
-        (Self { state: State::Running { slot, link, port } }, token)
+        let outcome = Arc::new(OutcomeCell::default());
+        let token = Token::future(&outcome);
+        (Self { progress: Progress::Running { outcome, link, port } }, token)
     }
 
-    /// Takes the region and the result if the operation has ended, without waiting.
-    pub fn try_take(&mut self) -> Option<(MemRegion, Result<(), ChannelError>)> {
-        match &mut self.state {
-            State::Over(outcome) => outcome.take(),
-            State::Running { slot, link, port } => {
-                let found = slot.take().or_else(|| {
+    /// Takes the region if the copy has ended, without waiting. Takes completions from the queue to find out.
+    pub fn try_take(&mut self) -> Option<Result<MemRegion, MemcpyError>> {
+        match &mut self.progress {
+            Progress::Ended(result) => result.take(),
+            Progress::Running { outcome, link, port } => {
+                let found = outcome.take().or_else(|| {
                     link.poll(*port);
-                    slot.take()
+                    outcome.take()
                 });
-                found.and_then(outcome)
+                found.and_then(result_of)
             }
+        }
+    }
+
+    /// Calls `then` with the result instead of waiting for it. The thread that polls the queue calls `then`, as a rule the
+    /// thread of the runtime, so `then` must not wait.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+    /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let exported = server.export("log", server.allocate(4096)?, Rights::WRITE)?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let remote = channel.region("log").await?;
+    /// let (sender, done) = tokio::sync::oneshot::channel();
+    /// let region = worker.allocate(1024)?;
+    /// channel.write(&remote).from(region, ..).on_completion(|result| {
+    ///     let _ = sender.send(result);
+    /// });
+    /// let _region = done.await.expect("it is called once")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on_completion(self, then: impl FnOnce(Result<MemRegion, MemcpyError>) + Send + 'static) {
+        match self.progress {
+            Progress::Ended(Some(result)) => then(result),
+            Progress::Ended(None) => {}
+            Progress::Running { outcome, .. } => outcome.call(move |outcome| {
+                if let Some(result) = result_of(outcome) {
+                    then(result);
+                }
+            }),
         }
     }
 }
 
 impl Future for Memcpy {
-    type Output = (MemRegion, Result<(), ChannelError>);
+    type Output = Result<MemRegion, MemcpyError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Some(taken) = self.try_take() {
-            return Poll::Ready(taken);
+        if let Some(result) = self.try_take() {
+            return Poll::Ready(result);
         }
-        // What is long goes on with each poll of the queue.
-        if let State::Running { slot, link, port } = &self.state
-            && link.spin(*port, || slot.is_over())
-            && let Some(taken) = self.try_take()
+        // A long copy goes on with each poll of the queue.
+        if let Progress::Running { outcome, link, port } = &self.progress
+            && link.spin(*port, || outcome.is_over())
+            && let Some(result) = self.try_take()
         {
-            return Poll::Ready(taken);
+            return Poll::Ready(result);
         }
-        match &self.state {
-            State::Over(_) => Poll::Pending,
-            State::Running { slot, .. } => match slot.poll(context).map(outcome) {
-                Poll::Ready(Some(taken)) => Poll::Ready(taken),
+        match &self.progress {
+            Progress::Ended(_) => Poll::Pending,
+            Progress::Running { outcome, .. } => match outcome.poll(context).map(result_of) {
+                Poll::Ready(Some(result)) => Poll::Ready(result),
                 Poll::Ready(None) | Poll::Pending => Poll::Pending,
             },
         }
     }
 }
 
-fn outcome(outcome: Outcome) -> Option<(MemRegion, Result<(), ChannelError>)> {
+fn result_of(outcome: Outcome) -> Option<Result<MemRegion, MemcpyError>> {
     match outcome.local {
-        Local::Region(region) => Some((region, outcome.result)),
+        Local::Region(region) => Some(match outcome.result {
+            Ok(()) => Ok(region),
+            Err(error) => Err(MemcpyError::new(region, error)),
+        }),
         _ => None,
     }
 }

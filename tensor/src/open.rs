@@ -5,7 +5,6 @@ use std::sync::{Arc, Weak};
 use tokio::time::timeout;
 use tonic::transport::Endpoint;
 
-use super::ChannelError;
 use super::accept::VERSION;
 use super::channel::{Channel, Control, refused};
 use super::device::Shared;
@@ -13,15 +12,16 @@ use super::link::{Link, LinkId, PeerEnd, Prepared};
 use super::proto::tensor_device_client::TensorDeviceClient;
 use super::proto::{ConfirmRequest, OpenReply, OpenRequest, Place, QueuePair};
 use super::tls::chain;
+use super::{ChannelError, error::Cause};
 use tonic_rdma::Verdict;
 use tonic_rdma::internal::Provider;
 use tonic_rdma::{RdmaConnectInfo, RdmaConnector};
 use tonic_rdma_verbs::internal::RemotePlace;
 use tonic_rdma_verbs::{QueuePairAddress, RemoteSegment, Rkey};
 
-/// Connects to the device that listens on `endpoint`, within the patience of the settings.
+/// Connects to the device that listens on `endpoint`, within the answer timeout of the settings.
 pub(super) async fn open(shared: Arc<Shared>, endpoint: Arc<str>) -> Result<Channel, ChannelError> {
-    let limit = shared.settings.patience;
+    let limit = shared.settings.answer_timeout;
     let opened = timeout(limit, Opening { shared, endpoint }.run()).await;
     opened.unwrap_or(Err(ChannelError::TimedOut { what: "opening a link", limit }))
 }
@@ -35,7 +35,7 @@ impl Opening {
     async fn run(self) -> Result<Channel, ChannelError> {
         let (mut client, provider) = self.connect().await?;
         let settings = &self.shared.settings;
-        let prepared = Prepared::new(provider, settings.qps_per_peer, &self.shared)?;
+        let prepared = Prepared::new(provider, settings.queue_pairs_per_peer, &self.shared)?;
         let request = request(&prepared, provider, &self.shared);
         let answers = client.open(request).await.map_err(|status| self.refused(&status))?;
         let mut answers = answers.into_inner();
@@ -51,7 +51,7 @@ impl Opening {
         self.confirm(&mut client, &link).await?;
         tokio::spawn(watch(Arc::downgrade(&link), answers));
         let endpoint = Arc::clone(&self.endpoint);
-        Ok(Channel::new(link, Control { endpoint, client, patience: settings.patience }))
+        Ok(Channel::new(link, Control { endpoint, client, patience: settings.answer_timeout }))
     }
 
     /// Connects over the ordinary transport, and learns which RDMA device that is.
@@ -61,7 +61,7 @@ impl Opening {
         let endpoint = self.target()?;
         let connector = RdmaConnector::with_config(self.shared.settings.config.clone());
         let channel = endpoint.connect_with_connector(connector.clone()).await;
-        let channel = channel.map_err(|error| self.no_rdma(chain(&error)))?;
+        let channel = channel.map_err(|error| self.no_rdma(ConnectError(error)))?;
         let info: Option<RdmaConnectInfo> = connector.last_connection();
         let info = info.ok_or_else(|| self.no_rdma("no connection was made"))?;
         if info.verdict() != Verdict::Rdma {
@@ -115,8 +115,8 @@ impl Opening {
         refused(&self.endpoint, status)
     }
 
-    fn no_rdma(&self, reason: impl Into<String>) -> ChannelError {
-        ChannelError::NoRdma { endpoint: Arc::clone(&self.endpoint), reason: reason.into().into() }
+    fn no_rdma(&self, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> ChannelError {
+        ChannelError::NoRdma { endpoint: Arc::clone(&self.endpoint), cause: Cause::new(cause) }
     }
 }
 
@@ -214,6 +214,12 @@ async fn watch(link: Weak<Link>, mut answers: tonic::Streaming<OpenReply>) {
         () = ended => {}
     }
 }
+
+/// The call's connection could not be made. The message contains those of all sources, because tonic's outermost one says
+/// nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", chain(.0))]
+struct ConnectError(tonic::transport::Error);
 
 /// Ends a link when dropped, unless it has ended.
 struct EndsLink {

@@ -89,7 +89,7 @@ impl RdmaDevice {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
-    /// # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// let mut parameters = device.allocate(1 << 20)?;
     /// parameters.fill(0);
     /// let exported = device.export("parameters", parameters, Rights::READ)?;
@@ -117,7 +117,7 @@ impl RdmaDevice {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Rights};
-    /// # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// let memory = device.allocate(4096)?.share();
     /// let readers = device.export_shared("readers", memory.clone(), Rights::READ)?;
     /// let writer = device.export_shared("writer", memory, Rights::WRITE)?;
@@ -397,12 +397,11 @@ impl Drop for RemoteShared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Settings;
 
     /// As long as one of them has it, a link that ends or a call that attaches has the export too.
     #[tokio::test]
     async fn a_withdrawn_region_comes_back_though_the_service_has_its_export_for_a_moment_longer() {
-        let device = RdmaDevice::bind(Settings::new(1, 1), "127.0.0.1:0").await.unwrap();
+        let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
         let region = device.allocate(4096).unwrap();
         let exported = device.export("region", region, Rights::READ_WRITE).unwrap();
         let elsewhere = Arc::clone(&exported.export);

@@ -1,146 +1,72 @@
-//! Settings of a device.
+//! The settings of a device, checked.
 
 use std::time::Duration;
 
-use super::Notification;
 use super::tls::Tls;
+use super::{ChannelError, Notification};
 use tonic_rdma::Config;
 
-/// Settings of an [`RdmaDevice`](super::RdmaDevice).
-///
-/// ```
-/// use std::time::Duration;
-/// use tonic_rdma::Config;
-/// use tonic_rdma_tensor::Settings;
-///
-/// let settings = Settings::new(1, 2)
-///     .config(Config::from_env()?)
-///     .longest_tensor(1 << 30)
-///     .rendezvous_timeout(Duration::from_secs(10));
-/// # drop(settings);
-/// # Ok::<(), tonic_rdma::ConfigError>(())
-/// ```
+/// What [`DeviceBuilder`](super::DeviceBuilder) was given; each field has the name of its method.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use]
-pub struct Settings {
-    pub(super) config: Config,
-    pub(super) cqs: u32,
-    pub(super) qps_per_peer: u32,
-    pub(super) notification: Option<Notification>,
-    pub(super) piece: u64,
-    pub(super) window: u64,
-    pub(super) patience: Duration,
-    pub(super) links: usize,
-    pub(super) longest: u64,
-    pub(super) validate: bool,
-    pub(super) rendezvous_timeout: Duration,
-    pub(super) plaintext: Option<bool>,
-    pub(super) tls: Tls,
+pub(crate) struct Settings {
+    pub(crate) config: Config,
+    pub(crate) completion_queues: u32,
+    pub(crate) queue_pairs_per_peer: u32,
+    pub(crate) notification: Option<Notification>,
+    pub(crate) max_request_bytes: u64,
+    pub(crate) max_outstanding_bytes: u64,
+    pub(crate) answer_timeout: Duration,
+    pub(crate) max_links: usize,
+    pub(crate) max_tensor_bytes: u64,
+    pub(crate) checksums: bool,
+    pub(crate) rendezvous_timeout: Duration,
+    pub(crate) plaintext_tensors: Option<bool>,
+    pub(crate) tls: Tls,
 }
 
-impl Settings {
-    /// Most queue pairs that a link may have.
-    pub const MAX_QPS: u32 = 64;
-    /// Most completion queues that a device may have.
-    pub const MAX_CQS: u32 = 64;
-
-    /// Makes settings for `cqs` completion queues, over which the `qps_per_peer` queue pairs of each link are spread in turn.
-    ///
-    /// ```
-    /// use tonic_rdma_tensor::Settings;
-    ///
-    /// let settings = Settings::new(1, 2);
-    /// # drop(settings);
-    /// ```
-    pub fn new(cqs: u32, qps_per_peer: u32) -> Self {
+impl Default for Settings {
+    fn default() -> Self {
         Self {
             config: Config::default(),
-            cqs,
-            qps_per_peer,
+            completion_queues: 1,
+            queue_pairs_per_peer: 1,
             notification: None,
-            piece: 64 << 20,
-            window: 256 << 20,
-            patience: Duration::from_secs(10),
-            links: 1024,
-            longest: 64 << 30,
-            validate: false,
+            max_request_bytes: 64 << 20,
+            max_outstanding_bytes: 256 << 20,
+            answer_timeout: Duration::from_secs(10),
+            max_links: 1024,
+            max_tensor_bytes: 64 << 30,
+            checksums: false,
             rendezvous_timeout: Duration::from_secs(60),
-            plaintext: None,
+            plaintext_tensors: None,
             tls: Tls::default(),
         }
     }
+}
 
-    /// Sets which RDMA device to use, how to poll it, and how much memory to pin, as for connections. Default:
-    /// [`Config::default`].
-    pub fn config(mut self, config: Config) -> Self {
-        self.config = config;
-        self
+impl Settings {
+    /// The most queue pairs that a link may have.
+    pub(crate) const MAX_QUEUE_PAIRS: u32 = 64;
+    /// The most completion queues that a device may have.
+    pub(crate) const MAX_COMPLETION_QUEUES: u32 = 64;
+
+    /// Returns an error that names the first number that is out of range.
+    pub(crate) fn check(&self) -> Result<(), ChannelError> {
+        let request = self.max_request_bytes;
+        let numbers = [
+            ("completion_queues", self.completion_queues.into(), 1..=u64::from(Self::MAX_COMPLETION_QUEUES)),
+            ("queue_pairs_per_peer", self.queue_pairs_per_peer.into(), 1..=u64::from(Self::MAX_QUEUE_PAIRS)),
+            ("max_request_bytes", request, 4096..=1 << 31),
+            ("max_outstanding_bytes", self.max_outstanding_bytes, request..=u64::MAX),
+        ];
+        match numbers.into_iter().find(|(_, given, accepted)| !accepted.contains(given)) {
+            Some((setting, given, accepted)) => Err(ChannelError::BadSetting { setting, given, accepted }),
+            None => Ok(()),
+        }
     }
 
-    /// Demands this way of telling the peer of arrivals. Default: the best one that both devices have.
-    pub fn notification(mut self, notification: Notification) -> Self {
-        self.notification = Some(notification);
-        self
-    }
-
-    /// Sets the most bytes of one request, and the most bytes outstanding on a queue pair, beyond which no further request is
-    /// posted. Default: 64 MiB and 256 MiB. On the software device the thread that posts a request carries it out, and other
-    /// work of that thread waits as long.
-    pub fn pieces(mut self, piece: u64, window: u64) -> Self {
-        self.piece = piece.clamp(4096, 1 << 31);
-        self.window = window.max(self.piece);
-        self
-    }
-
-    /// Sets how long a peer may take to answer when a link or a slot is made, or to confirm a link that it has opened.
-    /// Default: 10 s.
-    pub fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
-        self
-    }
-
-    /// Sets how many links peers may open. Default: 1024.
-    pub fn max_links(mut self, links: usize) -> Self {
-        self.links = links;
-        self
-    }
-
-    /// Sets the longest tensor, in bytes, that a peer may have this device make room for. Default: 64 GiB.
-    pub fn longest_tensor(mut self, bytes: u64) -> Self {
-        self.longest = bytes;
-        self
-    }
-
-    /// Sets whether each tensor of a rendezvous carries a checksum, which is verified on arrival. It helps to find a fault, and
-    /// costs reading each tensor once more at both ends. Default: no.
-    pub fn validate(mut self, validate: bool) -> Self {
-        self.validate = validate;
-        self
-    }
-
-    /// Sets how long an offered tensor waits for its readers, and a request for its tensor. Default: 60 s.
-    pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
-        self.rendezvous_timeout = timeout;
-        self
-    }
-
-    /// Sets whether to make links over connections with TLS. By default a device refuses to, at either end, and on every RDMA
-    /// device: TLS encrypts calls, and would seem to protect tensors, which no device encrypts. It overrides
-    /// [`Config::plaintext_tensors`](crate::Config::plaintext_tensors).
-    ///
-    /// ```
-    /// use tonic_rdma_tensor::Settings;
-    ///
-    /// // The network is trusted: tensors may cross it unencrypted.
-    /// let settings = Settings::new(1, 2).plaintext_tensors(true);
-    /// # drop(settings);
-    /// ```
-    pub fn plaintext_tensors(mut self, allow: bool) -> Self {
-        self.plaintext = Some(allow);
-        self
-    }
-
-    pub(super) fn allows_plaintext(&self) -> bool {
-        self.plaintext.unwrap_or_else(|| self.config.allows_plaintext_tensors())
+    /// Returns whether tensors may go unencrypted to peers that are reached over TLS.
+    pub(crate) fn allows_plaintext(&self) -> bool {
+        self.plaintext_tensors.unwrap_or_else(|| self.config.allows_plaintext_tensors())
     }
 }

@@ -3,12 +3,11 @@
 use std::fmt;
 #[cfg(feature = "_tls-any")]
 use std::sync::Arc;
+use std::time::Duration;
 
 #[cfg(feature = "_tls-any")]
 use tonic::transport::{ClientTlsConfig, ServerTlsConfig};
 use tonic::transport::{Endpoint, Server};
-
-use super::Settings;
 
 /// What a device was given for TLS.
 #[derive(Clone, Default)]
@@ -19,52 +18,17 @@ pub(super) struct Tls {
     server: Option<Arc<ServerTlsConfig>>,
 }
 
-#[cfg(feature = "_tls-any")]
-impl Settings {
-    /// Sets how to reach peers over TLS: which authority to trust, and the certificate to show. A peer's `host:port` then
-    /// means `https://host:port`. Tensors are not encrypted by that; see [`plaintext_tensors`](Self::plaintext_tensors).
-    ///
-    /// ```no_run
-    /// # fn settings() -> std::io::Result<tonic_rdma_tensor::Settings> {
-    /// use tonic::transport::{Certificate, ClientTlsConfig, Identity};
-    /// use tonic_rdma_tensor::Settings;
-    ///
-    /// let authority = Certificate::from_pem(std::fs::read("ca.pem")?);
-    /// let identity = Identity::from_pem(std::fs::read("worker.pem")?, std::fs::read("worker.key")?);
-    /// let tls = ClientTlsConfig::new().ca_certificate(authority).identity(identity);
-    /// let settings = Settings::new(1, 2).client_tls(tls).plaintext_tensors(true);
-    /// # Ok(settings)
-    /// # }
-    /// ```
-    pub fn client_tls(mut self, config: ClientTlsConfig) -> Self {
-        self.tls.client = Some(Arc::new(config));
-        self
-    }
-
-    /// Sets the TLS that a device listens with, if it listens by itself. A handshake may take as long as
-    /// [`patience`](Self::patience) says. Tensors are not encrypted by that; see
-    /// [`plaintext_tensors`](Self::plaintext_tensors).
-    ///
-    /// ```no_run
-    /// # async fn device() -> Result<tonic_rdma_tensor::RdmaDevice, Box<dyn std::error::Error>> {
-    /// use tonic::transport::{Certificate, Identity, ServerTlsConfig};
-    /// use tonic_rdma_tensor::{RdmaDevice, Settings};
-    ///
-    /// let identity = Identity::from_pem(std::fs::read("server.pem")?, std::fs::read("server.key")?);
-    /// let authority = Certificate::from_pem(std::fs::read("ca.pem")?);
-    /// let tls = ServerTlsConfig::new().identity(identity).client_ca_root(authority);
-    /// let settings = Settings::new(1, 2).server_tls(tls).plaintext_tensors(true);
-    /// let device = RdmaDevice::bind(settings, "0.0.0.0:50052").await?;
-    /// # Ok(device)
-    /// # }
-    /// ```
-    pub fn server_tls(mut self, config: ServerTlsConfig) -> Self {
-        self.tls.server = Some(Arc::new(config));
-        self
-    }
-}
-
 impl Tls {
+    #[cfg(feature = "_tls-any")]
+    pub(super) fn set_client(&mut self, config: ClientTlsConfig) {
+        self.client = Some(Arc::new(config));
+    }
+
+    #[cfg(feature = "_tls-any")]
+    pub(super) fn set_server(&mut self, config: ServerTlsConfig) {
+        self.server = Some(Arc::new(config));
+    }
+
     /// What `host:port` is short for.
     pub(super) fn client_scheme(&self) -> &'static str {
         #[cfg(feature = "_tls-any")]
@@ -83,71 +47,65 @@ impl Tls {
         ""
     }
 
-    /// The same endpoint, reached over TLS.
+    /// Returns `endpoint`, reached over TLS.
     #[cfg(feature = "_tls-any")]
-    pub(super) fn secure(&self, endpoint: Endpoint) -> Result<Endpoint, String> {
-        let config = self.client.as_deref();
-        let config = config.ok_or("https needs Settings::client_tls, which says whom to trust")?;
-        let secured = endpoint.tls_config(config.clone());
-        secured.map_err(|error| format!("what Settings::client_tls has can't be used: {}", chain(&error)))
+    pub(super) fn secure(&self, endpoint: Endpoint) -> Result<Endpoint, TlsError> {
+        let config = self.client.as_deref().ok_or(TlsError::NoAuthority)?;
+        endpoint.tls_config(config.clone()).map_err(|error| TlsError::Client(chain(&error), error))
     }
 
-    /// The same endpoint, reached over TLS.
+    /// Returns an error: no TLS is compiled in.
     #[cfg(not(feature = "_tls-any"))]
-    pub(super) fn secure(&self, _: Endpoint) -> Result<Endpoint, String> {
-        Err("https needs tonic-rdma's feature tls-ring or tls-aws-lc".into())
+    pub(super) fn secure(&self, _: Endpoint) -> Result<Endpoint, TlsError> {
+        Err(TlsError::NoFeature)
     }
 
-    /// The server of a device that listens by itself.
-    pub(super) fn server(&self, settings: &Settings) -> Result<Server, String> {
+    /// Returns the server of a device that listens by itself. A handshake may take as long as `timeout`.
+    #[cfg(feature = "_tls-any")]
+    pub(super) fn server(&self, timeout: Duration) -> Result<Server, TlsError> {
         let server = Server::builder();
-        #[cfg(feature = "_tls-any")]
-        if let Some(config) = self.server.as_deref() {
-            let config = config.clone().timeout(settings.patience);
-            let secured = server.tls_config(config);
-            return secured
-                .map_err(|error| format!("what Settings::server_tls has can't be used: {}", chain(&error)));
-        }
-        let _ = settings;
-        Ok(server)
+        let Some(config) = self.server.as_deref() else { return Ok(server) };
+        let secured = server.tls_config(config.clone().timeout(timeout));
+        secured.map_err(|error| TlsError::Server(chain(&error), error))
+    }
+
+    /// Returns the server of a device that listens by itself.
+    #[cfg(not(feature = "_tls-any"))]
+    pub(super) fn server(&self, _: Duration) -> Result<Server, TlsError> {
+        Ok(Server::builder())
     }
 }
 
-/// An error and what caused it, without what is said twice.
+/// The reason why TLS can't be used. Messages contain those of all sources, because tonic's outermost one says nothing.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TlsError {
+    #[cfg(feature = "_tls-any")]
+    #[error("https needs DeviceBuilder::client_tls, which says which authority to trust")]
+    NoAuthority,
+    #[cfg(not(feature = "_tls-any"))]
+    #[error("https needs tonic-rdma-tensor's feature tls-ring or tls-aws-lc")]
+    NoFeature,
+    #[cfg(feature = "_tls-any")]
+    #[error("the settings of DeviceBuilder::client_tls can't be used: {0}")]
+    Client(String, tonic::transport::Error),
+    #[cfg(feature = "_tls-any")]
+    #[error("the settings of DeviceBuilder::server_tls can't be used: {0}")]
+    Server(String, tonic::transport::Error),
+}
+
+/// Returns the message of `error` and of all its sources, and leaves out what an earlier message contains.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
+        let message = error.to_string();
+        if !text.contains(&message) {
+            text = format!("{text}: {message}");
         }
         cause = error.source();
     }
     text
 }
-
-/// The same object, or none.
-impl PartialEq for Tls {
-    #[cfg(feature = "_tls-any")]
-    fn eq(&self, other: &Self) -> bool {
-        fn same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
-            match (one, other) {
-                (Some(one), Some(other)) => Arc::ptr_eq(one, other),
-                (None, None) => true,
-                _ => false,
-            }
-        }
-        same(self.client.as_ref(), other.client.as_ref()) && same(self.server.as_ref(), other.server.as_ref())
-    }
-
-    #[cfg(not(feature = "_tls-any"))]
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Tls {}
 
 impl fmt::Debug for Tls {
     /// Leaves out what was given: tonic shows private keys.

@@ -11,10 +11,11 @@ use super::super::link::Link;
 use super::super::link::token::Token;
 use super::super::payload::Payload;
 use super::super::rendezvous::{
-    Failure, Offer as Offered, PeerId, Provider, ProviderAction, ProviderSettings, checksum,
+    Failure, Held, Offer as Offered, PeerId, Provider, ProviderAction, ProviderSettings, checksum,
 };
+use super::super::settings::Settings;
 use super::super::types::Tensor;
-use super::super::{ChannelError, RdmaDevice, Settings, lock};
+use super::super::{ChannelError, RdmaDevice, lock};
 use super::Outbox;
 use crate::wire::tensor_frame::{Request, RequestId, Sink};
 use tonic_rdma_verbs::internal::{BlockCopy, Blocks, Local, RemotePlace, Transfer, Way};
@@ -48,13 +49,13 @@ pub enum Offer {
 impl RdmaDevice {
     /// Offers (`name`, `step`) to the first `readers` peers that ask for it, or have asked
     /// ([`Channel::request`](super::super::Channel::request)). It stays until they have it, or until
-    /// [`Settings::rendezvous_timeout`] is over.
+    /// [`DeviceBuilder::rendezvous_timeout`](super::super::DeviceBuilder::rendezvous_timeout) is over.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Shape, Tensor, TensorSpec};
-    /// # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
     /// let tensor = Tensor::copy_from(spec, &[1, 2, 3, 4])?;
     /// device.put("loss", 17, Offer::Tensor(tensor), 2)?; // two workers ask for it
@@ -86,7 +87,7 @@ impl RdmaDevice {
     }
 
     /// Returns how many offers there are, how many bytes they have, and how many requests wait for one.
-    pub fn held(&self) -> super::super::rendezvous::Held {
+    pub fn held(&self) -> Held {
         lock(&self.shared.offers.provider).held()
     }
 }

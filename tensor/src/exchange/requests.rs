@@ -12,8 +12,9 @@ use super::super::link::Link;
 use super::super::rendezvous::{
     Failure, Placement, Requested as Answer, Requester, RequesterAction, RequesterSettings, Violation, verify,
 };
+use super::super::settings::Settings;
 use super::super::types::{Metadata, Tensor, deserialize};
-use super::super::{Channel, ChannelError, Settings, SharedRegion, lock};
+use super::super::{Channel, ChannelError, SharedRegion, lock};
 use super::Outbox;
 use crate::wire::tensor_frame::{Frame, RequestId};
 use crate::wire::tensor_metadata::Metadata as WireMetadata;
@@ -41,8 +42,8 @@ impl Channel {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorSpec};
-    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
     /// # server.put("loss", 17, Offer::Tensor(Tensor::copy_from(spec, &[1, 2, 3, 4])?), 1)?;
@@ -103,8 +104,8 @@ pub(crate) struct Requests {
 impl Requests {
     pub(crate) fn new(settings: &Settings, landing: &Arc<Landing>) -> Self {
         let requester = Requester::new(RequesterSettings {
-            max_tensor_bytes: settings.longest,
-            validate: settings.validate,
+            max_tensor_bytes: settings.max_tensor_bytes,
+            validate: settings.checksums,
             ..RequesterSettings::default()
         });
         Self {

@@ -34,12 +34,15 @@ pub(super) use prepare::{PeerEnd, Prepared};
 pub(super) use wait::Wait;
 use words::{PeerWords, Words};
 
+use super::error::Cause;
 use super::exchange::Exchange;
 use super::landing::Landing;
 use super::{ChannelError, lock};
 use crate::wire::tensor_frame::Frame;
+use token::Token;
 use tonic_rdma::internal::{Pace, Queue, Reactor, Seen, may_spin};
-use tonic_rdma_verbs::internal::{Anchors, Grant};
+use tonic_rdma_verbs::internal::{Anchors, Grant, Notice, Transfer, Way};
+
 use tonic_rdma_verbs::memory::{Lease, SharedRegion};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 
@@ -282,8 +285,11 @@ impl Link {
     }
 
     /// The peer broke the protocol.
-    pub(super) fn violation(&self, reason: impl fmt::Display) -> ChannelError {
-        ChannelError::Violation { peer: Arc::clone(&self.peer), reason: reason.to_string().into() }
+    pub(super) fn violation(
+        &self,
+        error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> ChannelError {
+        ChannelError::Violation { peer: Arc::clone(&self.peer), cause: Cause::new(error) }
     }
 
     /// Gives a slot or region a pair of words. A pair serves once in the link's life, so that what comes late for its last
@@ -358,6 +364,33 @@ impl Link {
             self.port(port).send_frame(&Frame::Bell { slot: end.peer_pair() })?;
         }
         Ok(())
+    }
+
+    /// Submits a write, at the end of which the peer is told that `epoch` has arrived at `end`: by a word, where the peer
+    /// sees `word`, with the write's completion, or by a frame behind it.
+    pub(super) fn submit_noticed(
+        &self,
+        transfer: Transfer<Token>,
+        length: u64,
+        end: &End,
+        epoch: u64,
+        port: u32,
+        word: impl FnOnce() -> Option<RemoteSegment>,
+    ) -> Result<(), ChannelError> {
+        let (slot, port) = (end.peer_pair(), self.port(port));
+        match self.notification() {
+            Notification::Word => match word() {
+                Some(place) => port.submit(transfer.notify(Notice::Word(place, epoch)), length, Way::Write),
+                None => Err(self.fail(self.violation("it has no such words"))),
+            },
+            Notification::Immediate => {
+                port.submit(transfer.notify(Notice::Immediate(slot)), length, Way::Write)
+            }
+            Notification::Message => {
+                port.submit(transfer, length, Way::Write)?;
+                port.send_frame(&Frame::Placed { slot, epoch })
+            }
+        }
     }
 
     /// Tells the peer that this end sleeps until `epoch`.

@@ -434,7 +434,7 @@ impl Participant for Port {
 
     fn fail_with_device(&self) {
         if let Some(reason) = self.with_queue_pair(|queue_pair| queue_pair.failure()).flatten() {
-            self.fail(ChannelError::Local(format!("the device ended the link: {reason}").into()));
+            self.fail(ChannelError::local(format!("the device ended the link: {reason}")));
         }
     }
 }

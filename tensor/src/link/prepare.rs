@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio::sync::watch;
 
+use super::super::ChannelError;
 use super::super::device::Shared;
 use super::super::exchange::Exchange;
 use super::super::landing::Landing;
-use super::super::{ChannelError, Settings};
+use super::super::settings::Settings;
 use super::token::Token;
 use super::words::{PeerWords, Words};
 use super::{Link, LinkId, Notification, Port, Seat};
@@ -52,7 +53,7 @@ impl Prepared {
         let config = &settings.config;
         let context = provider.open(config).map_err(ChannelError::local)?;
         let attributes = context.attributes().clone();
-        let queues = config.clone().completion_queues(settings.cqs as usize);
+        let queues = config.clone().completion_queues(settings.completion_queues as usize);
         let reactor = Reactor::current(&context, &queues).map_err(ChannelError::local)?;
         let domain = context.alloc_protection_domain().map_err(ChannelError::local)?;
         let pool_settings = PoolSettings { access: Access::LOCAL_WRITE, ..PoolSettings::default() };
@@ -68,8 +69,8 @@ impl Prepared {
         };
         let limits = Limits {
             requests: capacity.send_requests,
-            message: attributes.max_message_size.min(settings.piece),
-            window: settings.window,
+            message: attributes.max_message_size.min(settings.max_request_bytes),
+            window: settings.max_outstanding_bytes,
         };
         let port = |index: u32| {
             let queue = Arc::clone(reactor.assign());

@@ -27,7 +27,7 @@ enum Who {
     /// Nobody.
     Nobody,
     /// A future.
-    Future(Arc<Slot>),
+    Future(Arc<OutcomeCell>),
     /// A function, called by whoever polls the queue: it must not wait.
     Function(Box<dyn FnOnce(Outcome) + Send>),
 }
@@ -43,14 +43,23 @@ struct Ring {
 
 /// Where a future finds the end of its transfer.
 #[derive(Debug, Default)]
-pub(crate) struct Slot {
-    state: Mutex<State>,
+pub(crate) struct OutcomeCell {
+    state: Mutex<Settlement>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Settlement {
     outcome: Option<Outcome>,
-    waker: Option<Waker>,
+    waiter: Waiter,
+}
+
+/// The receiver of an outcome that is not there yet.
+#[derive(Default)]
+enum Waiter {
+    #[default]
+    None,
+    Task(Waker),
+    Function(Box<dyn FnOnce(Outcome) + Send>),
 }
 
 impl Token {
@@ -60,7 +69,7 @@ impl Token {
     }
 
     /// A future is told.
-    pub(crate) fn future(slot: &Arc<Slot>) -> Self {
+    pub(crate) fn future(slot: &Arc<OutcomeCell>) -> Self {
         Self { who: Who::Future(Arc::clone(slot)), ring: None }
     }
 
@@ -93,22 +102,33 @@ impl Token {
             Who::Nobody => {}
             Who::Future(slot) => {
                 let mut state = lock(&slot.state);
-                state.outcome = Some(outcome);
-                wakers.extend(state.waker.take());
+                match std::mem::take(&mut state.waiter) {
+                    Waiter::Function(function) => {
+                        drop(state);
+                        function(outcome);
+                    }
+                    waiter => {
+                        state.outcome = Some(outcome);
+                        wakers.extend(match waiter {
+                            Waiter::Task(waker) => Some(waker),
+                            _ => None,
+                        });
+                    }
+                }
             }
             Who::Function(function) => function(outcome),
         }
     }
 }
 
-impl Slot {
+impl OutcomeCell {
     /// Takes the outcome once it is there.
     pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Outcome> {
         let mut state = lock(&self.state);
         match state.outcome.take() {
             Some(outcome) => Poll::Ready(outcome),
             None => {
-                state.waker = Some(context.waker().clone());
+                state.waiter = Waiter::Task(context.waker().clone());
                 Poll::Pending
             }
         }
@@ -118,7 +138,7 @@ impl Slot {
     pub(crate) fn is_ready(&self, context: &Context<'_>) -> bool {
         let mut state = lock(&self.state);
         if state.outcome.is_none() {
-            state.waker = Some(context.waker().clone());
+            state.waiter = Waiter::Task(context.waker().clone());
         }
         state.outcome.is_some()
     }
@@ -126,6 +146,18 @@ impl Slot {
     /// Whether the outcome is there.
     pub(crate) fn is_over(&self) -> bool {
         lock(&self.state).outcome.is_some()
+    }
+
+    /// Calls `function` with the outcome: now if the outcome is there, otherwise from the thread that polls the queue.
+    pub(crate) fn call(&self, function: impl FnOnce(Outcome) + Send + 'static) {
+        let mut state = lock(&self.state);
+        match state.outcome.take() {
+            Some(outcome) => {
+                drop(state);
+                function(outcome);
+            }
+            None => state.waiter = Waiter::Function(Box::new(function)),
+        }
     }
 
     /// Takes the outcome if it is there.
@@ -139,6 +171,16 @@ impl fmt::Debug for Who {
         f.write_str(match self {
             Self::Nobody => "Nobody",
             Self::Future(_) => "Future",
+            Self::Function(_) => "Function",
+        })
+    }
+}
+
+impl fmt::Debug for Waiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "None",
+            Self::Task(_) => "Task",
             Self::Function(_) => "Function",
         })
     }

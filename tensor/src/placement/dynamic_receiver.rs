@@ -7,7 +7,7 @@ use std::task::Poll;
 use tokio::task::consume_budget;
 
 use super::super::landing::Landing;
-use super::super::link::token::{Slot, Token};
+use super::super::link::token::{OutcomeCell, Token};
 use super::super::proto::Kind;
 use super::super::types::{Metadata, Tensor, deserialize};
 use super::super::{ChannelError, RdmaDevice};
@@ -29,7 +29,7 @@ pub struct DynamicReceiver {
 #[derive(Debug)]
 struct Reading {
     metadata: Metadata,
-    slot: Arc<Slot>,
+    slot: Arc<OutcomeCell>,
     by: Attached,
 }
 
@@ -42,8 +42,8 @@ impl RdmaDevice {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
-    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// let mut slot = server.dynamic_receiver("tokens", 4)?;
     ///
@@ -59,7 +59,7 @@ impl RdmaDevice {
     /// The name is taken or no name, there is no memory, or `depth` is 0 or more than 1024.
     pub fn dynamic_receiver(&self, name: &str, depth: u32) -> Result<DynamicReceiver, ChannelError> {
         let receiver = Receiver::new(self, name, Kind::Dynamic, None, Note::LENGTH, depth)?;
-        let (landing, longest) = (Arc::clone(&self.shared.landing), self.shared.settings.longest);
+        let (landing, longest) = (Arc::clone(&self.shared.landing), self.shared.settings.max_tensor_bytes);
         Ok(DynamicReceiver { receiver, landing, longest, reading: None })
     }
 }
@@ -71,8 +71,8 @@ impl DynamicReceiver {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
-    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let mut slot = server.dynamic_receiver("tokens", 4)?;
     /// # let mut sender = channel.dynamic_sender("tokens").await?;
@@ -120,8 +120,8 @@ impl DynamicReceiver {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
-    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let mut slot = server.dynamic_receiver("tokens", 4)?;
     /// # let mut sender = channel.dynamic_sender("tokens").await?;
@@ -166,7 +166,7 @@ impl DynamicReceiver {
             return Err(wrong(format!("a tensor of {length} bytes, of which {} are taken", self.longest)));
         }
         let region = self.landing.take(length)?;
-        let slot = Arc::new(Slot::default());
+        let slot = Arc::new(OutcomeCell::default());
         let blocks = Blocks::One(BlockCopy { local: 0, remote: 0, length });
         let token = Token::future(&slot);
         self.reading = Some(Reading { metadata, slot, by: by.clone() });

@@ -27,8 +27,8 @@ impl Channel {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
-    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// let mut slot = server.dynamic_receiver("tokens", 4)?; // at the peer
     ///
@@ -58,8 +58,8 @@ impl DynamicSender {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorSpec};
-    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let mut slot = server.dynamic_receiver("activations", 4)?;
     /// # let mut sender = channel.dynamic_sender("activations").await?;
@@ -78,6 +78,37 @@ impl DynamicSender {
     /// The receiver has gone, or there is no memory for a copy.
     pub async fn send(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
         self.sender.ready().await?;
+        self.offer(tensor)
+    }
+
+    /// Offers a tensor as [`send`](Self::send) does, and returns at once.
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send), or [`Busy`](ChannelError::Busy) if the slot has no room.
+    pub fn start(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
+        if !self.is_ready()? {
+            return Err(ChannelError::Busy(1));
+        }
+        self.offer(tensor)
+    }
+
+    /// Returns whether the slot has room for the next tensor.
+    ///
+    /// # Errors
+    /// The receiver has gone.
+    pub fn is_ready(&mut self) -> Result<bool, ChannelError> {
+        self.sender.is_ready()
+    }
+
+    /// Waits until the slot has room for the next tensor.
+    ///
+    /// # Errors
+    /// The receiver has gone.
+    pub async fn ready(&mut self) -> Result<(), ChannelError> {
+        self.sender.ready().await
+    }
+
+    fn offer(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
         self.forget();
         let payload = Payload::of(tensor)?;
         let (grant, place) = match payload.bytes() {
@@ -107,10 +138,14 @@ impl DynamicSender {
         Ok(())
     }
 
-    /// Returns how many tensors the peer may be reading.
-    pub fn lent(&mut self) -> usize {
+    /// Returns how many of the tensors that were sent the peer has not read yet.
+    ///
+    /// # Errors
+    /// The receiver has gone.
+    pub fn pending(&mut self) -> Result<u64, ChannelError> {
+        let pending = self.sender.pending();
         self.forget();
-        self.lent.len()
+        pending
     }
 
     /// Takes the right to what was read away.

@@ -34,8 +34,8 @@ impl RdmaDevice {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
     /// let mut slot = server.static_receiver("loss", &spec, 2)?;
@@ -83,8 +83,8 @@ impl StaticReceiver {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
     /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
@@ -114,8 +114,8 @@ impl StaticReceiver {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
     /// # let mut slot = server.static_receiver("loss", &spec, 1)?;

@@ -6,7 +6,7 @@ use super::super::link::token::Token;
 use super::super::memcpy::Memcpy;
 use super::super::proto::Kind;
 use super::super::types::{Metadata, Tensor, TensorSpec};
-use super::super::{Channel, ChannelError, MemRegion};
+use super::super::{Channel, ChannelError, MemRegion, MemcpyError};
 use super::Sender;
 use tonic_rdma_verbs::internal::Local;
 
@@ -25,8 +25,8 @@ impl Channel {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
     /// let mut slot = server.static_receiver("loss", &spec, 1)?; // at the peer
@@ -101,16 +101,15 @@ impl StaticSender {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
     /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
     /// # let mut sender = channel.static_sender("loss", &spec).await?;
     /// let mut region = worker.allocate(1024)?;
     /// region.fill(1);
-    /// let (region, sent) = sender.send_region(region).await;
-    /// sent?;
+    /// let region = sender.send_region(region).await?;
     /// assert!(slot.try_recv()?.is_some());
     /// # drop(region);
     /// # Ok(())
@@ -119,10 +118,10 @@ impl StaticSender {
     ///
     /// # Errors
     /// The region is shorter than the tensor, or the receiver has gone. The region comes back in any case.
-    pub async fn send_region(&mut self, region: MemRegion) -> (MemRegion, Result<(), ChannelError>) {
+    pub async fn send_region(&mut self, region: MemRegion) -> Result<MemRegion, MemcpyError> {
         match self.sender.ready().await {
-            Ok(()) => self.start(region).await,
-            Err(error) => (region, Err(error)),
+            Ok(()) => self.start_region(region).await,
+            Err(error) => Err(MemcpyError::new(region, error)),
         }
     }
 
@@ -132,22 +131,21 @@ impl StaticSender {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
     /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
     /// # let mut sender = channel.static_sender("loss", &spec).await?;
     /// let mut region = worker.allocate(1024)?;
     /// region.fill(1);
-    /// let mut sending = sender.start(region);
-    /// let (region, sent) = loop {
+    /// let mut sending = sender.start_region(region);
+    /// let region = loop {
     ///     match sending.try_take() {
     ///         Some(result) => break result,
     ///         None => std::hint::spin_loop(), // or other work
     ///     }
-    /// };
-    /// sent?;
+    /// }?;
     /// # drop((region, slot));
     /// # Ok(())
     /// # }
@@ -156,7 +154,7 @@ impl StaticSender {
     /// # Errors
     /// As [`send_region`](Self::send_region), or [`Busy`](ChannelError::Busy) if no buffer is free. The future has the error,
     /// and the region.
-    pub fn start(&mut self, region: MemRegion) -> Memcpy {
+    pub fn start_region(&mut self, region: MemRegion) -> Memcpy {
         let length = self.payload();
         if let Err(error) = self.check_ready().and_then(|()| self.check_length(region.len())) {
             return Memcpy::refused(region, error);
@@ -180,8 +178,8 @@ impl StaticSender {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     /// # let channel = worker.channel(&server.endpoint(), 0).await?;
     /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
     /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
@@ -209,7 +207,7 @@ impl StaticSender {
     ///
     /// # Errors
     /// As [`send`](Self::send), or [`Busy`](ChannelError::Busy) if no buffer is free.
-    pub fn start_tensor(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
+    pub fn start(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
         self.check_spec(tensor)?;
         self.check_ready()?;
         self.place(tensor)
