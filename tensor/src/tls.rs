@@ -107,6 +107,29 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// Settings are equal if they are one object, or none.
+impl PartialEq for Tls {
+    #[cfg(feature = "_tls-any")]
+    fn eq(&self, other: &Self) -> bool {
+        fn is_same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
+            match (one, other) {
+                (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+                (None, None) => true,
+                _ => false,
+            }
+        }
+        is_same(self.client.as_ref(), other.client.as_ref())
+            && is_same(self.server.as_ref(), other.server.as_ref())
+    }
+
+    #[cfg(not(feature = "_tls-any"))]
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Tls {}
+
 impl fmt::Debug for Tls {
     /// Leaves out what was given: tonic shows private keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,9 +1,7 @@
 //! What is wrong gets an error that says so, and nothing else is touched.
 
 use tonic::Code;
-use tonic_rdma_tensor::{
-    BlockCopy, ChannelError, DeviceBuilder, Dtype, RdmaDevice, Rights, Shape, TensorSpec,
-};
+use tonic_rdma_tensor::{BlockCopy, ChannelError, Dtype, RdmaDevice, Rights, Shape, TensorSpec};
 
 use crate::pair;
 

@@ -134,7 +134,6 @@ async fn send(device: RdmaDevice, endpoint: &str) {
     let _never = channel.static_sender("never", &spec(64)).await.unwrap();
     let remote = channel.region("region").await.unwrap();
     let mut region = device.allocate(LONG).unwrap();
-    let mut result;
     for step in 0..STEPS {
         rest(step, 4).await;
         small.send(&tensor(step, 64)).await.unwrap();
