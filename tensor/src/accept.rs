@@ -22,7 +22,7 @@ use super::settings::Settings;
 use super::types::Metadata;
 use super::{ChannelError, lock};
 use crate::wire::tensor_frame::MAX_NAME;
-use crate::wire::tensor_metadata::Metadata as WireMetadata;
+use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma::internal::Provider;
 
 /// Version of the service that this end speaks.

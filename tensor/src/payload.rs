@@ -9,7 +9,7 @@ use super::ChannelError;
 use super::landing::Landing;
 use super::link::Link;
 use super::types::{Tensor, serialize};
-use crate::wire::tensor_metadata::Metadata;
+use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::Access;
 use tonic_rdma_verbs::internal::{Grant, Local};
 use tonic_rdma_verbs::memory::Lease;
@@ -17,7 +17,7 @@ use tonic_rdma_verbs::memory::Lease;
 /// What moves of a tensor. Clones are the same bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Payload {
-    metadata: Metadata,
+    metadata: WireMetadata,
     content: Content,
 }
 
@@ -44,7 +44,7 @@ impl Payload {
         }
     }
 
-    pub(super) fn metadata(&self) -> Metadata {
+    pub(super) fn metadata(&self) -> WireMetadata {
         self.metadata
     }
 

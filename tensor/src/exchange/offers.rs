@@ -11,13 +11,13 @@ use super::super::link::Link;
 use super::super::link::token::Token;
 use super::super::payload::Payload;
 use super::super::rendezvous::{
-    Failure, Held, Offer as Offered, PeerId, Provider, ProviderAction, ProviderSettings, checksum,
+    Failure, Held, OfferedTensor, PeerId, Provider, ProviderAction, ProviderSettings, checksum,
 };
 use super::super::settings::Settings;
 use super::super::types::Tensor;
 use super::super::{ChannelError, RdmaDevice, lock};
 use super::Outbox;
-use crate::wire::tensor_frame::{Request, RequestId, Sink};
+use crate::wire::tensor_frame::{RequestId, Sink, TensorRequest};
 use tonic_rdma_verbs::internal::{BlockCopy, Blocks, Local, RemotePlace, Transfer, Way};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
@@ -72,10 +72,10 @@ impl RdmaDevice {
             Offer::Tensor(tensor) => {
                 let payload = Payload::of(&tensor)?;
                 let metadata = payload.metadata();
-                Offered::Tensor(payload, metadata)
+                OfferedTensor::Tensor(payload, metadata)
             }
-            Offer::Dead => Offered::Dead,
-            Offer::Failed(status) => Offered::Failed(Failure::new(status.code(), status.message())),
+            Offer::Dead => OfferedTensor::Dead,
+            Offer::Failed(status) => OfferedTensor::Failed(Failure::new(status.code(), status.message())),
         };
         self.shared.offers.put(name, step, offered, readers)
     }
@@ -139,7 +139,7 @@ impl Offers {
         self.with(|provider| provider.peer_gone(peer, Instant::now()));
     }
 
-    pub(super) fn handle_request(&self, peer: PeerId, request: &Request<'_>) {
+    pub(super) fn handle_request(&self, peer: PeerId, request: &TensorRequest<'_>) {
         self.with(|provider| provider.handle_request(peer, request, Instant::now()));
     }
 
@@ -147,7 +147,13 @@ impl Offers {
         self.with(|provider| provider.handle_cancel(peer, request_id, Instant::now()));
     }
 
-    fn put(&self, name: &str, step: u64, offer: Offered<Payload>, readers: u32) -> Result<(), ChannelError> {
+    fn put(
+        &self,
+        name: &str,
+        step: u64,
+        offer: OfferedTensor<Payload>,
+        readers: u32,
+    ) -> Result<(), ChannelError> {
         let mut provider = lock(&self.provider);
         let actions = provider.offer(name, step, offer, readers, Instant::now());
         self.outbox.add(actions.map_err(ChannelError::local)?);

@@ -8,18 +8,18 @@ use super::super::lock;
 /// Actions that wait to be carried out.
 #[derive(Debug)]
 pub(super) struct Outbox<A> {
-    state: Mutex<State<A>>,
+    state: Mutex<ActionQueue<A>>,
 }
 
 #[derive(Debug)]
-struct State<A> {
+struct ActionQueue<A> {
     actions: VecDeque<A>,
     busy: bool,
 }
 
 impl<A> Outbox<A> {
     pub(super) fn new() -> Self {
-        Self { state: Mutex::new(State { actions: VecDeque::new(), busy: false }) }
+        Self { state: Mutex::new(ActionQueue { actions: VecDeque::new(), busy: false }) }
     }
 
     /// Adds actions. Called under the lock of whoever decides their order.

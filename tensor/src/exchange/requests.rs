@@ -10,14 +10,14 @@ use std::task::{Context, Poll, Waker};
 use super::super::landing::Landing;
 use super::super::link::Link;
 use super::super::rendezvous::{
-    Failure, Placement, Requested as Answer, Requester, RequesterAction, RequesterSettings, Violation, verify,
+    Failure, RequestOutcome, Requester, RequesterAction, RequesterSettings, SinkLocation, Violation, verify,
 };
 use super::super::settings::Settings;
 use super::super::types::{Metadata, Tensor, deserialize};
 use super::super::{Channel, ChannelError, SharedRegion, lock};
 use super::Outbox;
 use crate::wire::tensor_frame::{Frame, RequestId};
-use crate::wire::tensor_metadata::Metadata as WireMetadata;
+use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::Access;
 use tonic_rdma_verbs::internal::Grant;
 
@@ -66,38 +66,38 @@ impl Channel {
 #[must_use = "dropping it withdraws the request"]
 pub struct Request {
     link: Arc<Link>,
-    state: State,
+    state: RequestState,
 }
 
-enum State {
+enum RequestState {
     Over(Option<ChannelError>),
-    Waiting(RequestId, Arc<Pending>),
+    Waiting(RequestId, Arc<PendingAnswer>),
 }
 
 /// Where the answer comes.
 #[derive(Debug, Default)]
-struct Pending {
-    state: Mutex<Settled>,
+struct PendingAnswer {
+    state: Mutex<AnswerState>,
 }
 
 #[derive(Debug, Default)]
-struct Settled {
+struct AnswerState {
     result: Option<Result<Requested, ChannelError>>,
     waker: Option<Waker>,
 }
 
 /// Memory that the peer may write, until the grant goes.
 #[derive(Debug)]
-struct Sink {
+struct SinkMemory {
     grant: Grant,
     memory: SharedRegion,
 }
 
 /// See the module's documentation.
 pub(crate) struct Requests {
-    requester: Mutex<Requester<Sink>>,
-    outbox: Outbox<RequesterAction<Sink>>,
-    waiting: Mutex<HashMap<RequestId, Arc<Pending>>>,
+    requester: Mutex<Requester<SinkMemory>>,
+    outbox: Outbox<RequesterAction<SinkMemory>>,
+    waiting: Mutex<HashMap<RequestId, Arc<PendingAnswer>>>,
     landing: Arc<Landing>,
 }
 
@@ -117,7 +117,7 @@ impl Requests {
     }
 
     fn request(&self, link: &Arc<Link>, name: &str, step: u64) -> Request {
-        let refused = |error| Request { link: Arc::clone(link), state: State::Over(Some(error)) };
+        let refused = |error| Request { link: Arc::clone(link), state: RequestState::Over(Some(error)) };
         if let Some(fault) = link.fault() {
             return refused(fault.clone());
         }
@@ -126,12 +126,12 @@ impl Requests {
             Ok(begun) => begun,
             Err(error) => return refused(ChannelError::local(error)),
         };
-        let pending = Arc::new(Pending::default());
+        let pending = Arc::new(PendingAnswer::default());
         lock(&self.waiting).insert(id, Arc::clone(&pending));
         self.outbox.add([action]);
         drop(requester);
         self.run_and_wake(link);
-        Request { link: Arc::clone(link), state: State::Waiting(id, pending) }
+        Request { link: Arc::clone(link), state: RequestState::Waiting(id, pending) }
     }
 
     pub(super) fn handle(
@@ -204,31 +204,31 @@ impl Requests {
     }
 
     /// Memory for a tensor, which the peer may write.
-    fn sink(&self, link: &Link, metadata: WireMetadata) -> Result<(Sink, Placement), ChannelError> {
+    fn sink(&self, link: &Link, metadata: WireMetadata) -> Result<(SinkMemory, SinkLocation), ChannelError> {
         Metadata::try_from(metadata).map_err(ChannelError::local)?;
         let memory = self.landing.take(metadata.bytes)?.share();
         let length = metadata.bytes.max(1) as usize;
         let grant = link.grant(&memory, 0..length, Access::REMOTE_WRITE)?;
         let place = grant.place();
         let placement =
-            Placement { address: place.start.address, rkey: place.start.rkey.0, length: place.length };
-        Ok((Sink { grant, memory }, placement))
+            SinkLocation { address: place.start.address, rkey: place.start.rkey.0, length: place.length };
+        Ok((SinkMemory { grant, memory }, placement))
     }
 
     fn result(
         &self,
         link: &Link,
         request_id: RequestId,
-        answer: Answer<Sink>,
+        answer: RequestOutcome<SinkMemory>,
     ) -> Result<Requested, ChannelError> {
         match answer {
-            Answer::Dead => Ok(Requested::Dead),
-            Answer::Failed(failure) => Err(ChannelError::Refused {
+            RequestOutcome::Dead => Ok(Requested::Dead),
+            RequestOutcome::Failed(failure) => Err(ChannelError::Refused {
                 endpoint: Arc::clone(link.peer()),
                 code: failure.code,
                 message: failure.text.into(),
             }),
-            Answer::Arrived { metadata, sink: Sink { grant, memory }, checksum } => {
+            RequestOutcome::Arrived { metadata, sink: SinkMemory { grant, memory }, checksum } => {
                 // The peer's right ends here: what is shown from now on does not change.
                 drop(grant);
                 let region = memory.try_into_region();
@@ -243,8 +243,8 @@ impl Requests {
         }
     }
 
-    fn free(&self, sink: Sink) {
-        let Sink { grant, memory } = sink;
+    fn free(&self, sink: SinkMemory) {
+        let SinkMemory { grant, memory } = sink;
         drop(grant);
         if let Ok(region) = memory.try_into_region() {
             self.landing.put(region);
@@ -274,11 +274,11 @@ impl Future for Request {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.state {
-            State::Over(error) => match error.take() {
+            RequestState::Over(error) => match error.take() {
                 Some(error) => Poll::Ready(Err(error)),
                 None => Poll::Pending,
             },
-            State::Waiting(_, pending) => {
+            RequestState::Waiting(_, pending) => {
                 let mut state = lock(&pending.state);
                 match state.result.take() {
                     Some(result) => Poll::Ready(result),
@@ -294,7 +294,7 @@ impl Future for Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        if let State::Waiting(id, _) = self.state {
+        if let RequestState::Waiting(id, _) = self.state {
             self.link.exchange().requests().cancel(&self.link, id);
         }
     }

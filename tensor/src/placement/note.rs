@@ -2,24 +2,24 @@
 //! will come.
 
 use super::super::ChannelError;
-use crate::wire::tensor_metadata::Metadata;
+use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::internal::RemotePlace;
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 /// Where a tensor is, and what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Note {
-    pub(super) metadata: Metadata,
+    pub(super) metadata: WireMetadata,
     pub(super) place: RemotePlace,
 }
 
 impl Note {
-    /// Metadata, address, length, key, and four bytes of nothing.
-    pub(super) const LENGTH: usize = Metadata::LENGTH + 24;
+    /// WireMetadata, address, length, key, and four bytes of nothing.
+    pub(super) const LENGTH: usize = WireMetadata::LENGTH + 24;
 
     pub(super) fn encode(&self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
-        let (metadata, rest) = bytes.split_at_mut(Metadata::LENGTH);
+        let (metadata, rest) = bytes.split_at_mut(WireMetadata::LENGTH);
         metadata.copy_from_slice(&self.metadata.encode());
         rest[..8].copy_from_slice(&self.place.start.address.to_le_bytes());
         rest[8..16].copy_from_slice(&self.place.length.to_le_bytes());
@@ -28,8 +28,8 @@ impl Note {
     }
 
     pub(super) fn decode(bytes: &[u8; Self::LENGTH]) -> Result<Self, ChannelError> {
-        let (metadata, rest) = bytes.split_at(Metadata::LENGTH);
-        let metadata = Metadata::decode(metadata).map_err(ChannelError::local)?;
+        let (metadata, rest) = bytes.split_at(WireMetadata::LENGTH);
+        let metadata = WireMetadata::decode(metadata).map_err(ChannelError::local)?;
         let &[a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, l3, l4, l5, l6, l7, k0, k1, k2, k3, ..] = rest
         else {
             return Err(ChannelError::local("a note that ends early"));

@@ -43,7 +43,7 @@ impl Channel {
     pub async fn static_sender(&self, name: &str, spec: &TensorSpec) -> Result<StaticSender, ChannelError> {
         let metadata = Metadata::dense(*spec).map_err(ChannelError::local)?;
         let length = usize::try_from(metadata.bytes()).map_err(ChannelError::local)?;
-        let wire = crate::wire::tensor_metadata::Metadata::from(metadata).encode().to_vec();
+        let wire = crate::wire::tensor_metadata::WireMetadata::from(metadata).encode().to_vec();
         let sender = Sender::attach(self, name, Kind::Static, wire, length).await?;
         Ok(StaticSender { sender, spec: *spec })
     }

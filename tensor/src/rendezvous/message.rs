@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use tonic::Code;
 
-use super::{Request, RequestId, Sink};
+use super::{RequestId, Sink, TensorRequest};
 use crate::wire::tensor_frame::{Frame, MAX_NAME};
-use crate::wire::tensor_metadata::Metadata;
+use crate::wire::tensor_metadata::WireMetadata;
 
 /// A link to a peer, by a number that the driver gives and never gives again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -15,12 +15,12 @@ pub struct PeerId(pub u64);
 
 /// What a tensor is asked for by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Key {
+pub(super) struct TensorKey {
     pub(super) name: Arc<str>,
     pub(super) step: u64,
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for TensorKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tensor {:?} of step {}", self.name, self.step)
     }
@@ -75,7 +75,7 @@ pub enum Message {
         /// Number of the request.
         request_id: RequestId,
         /// What the tensor is.
-        metadata: Metadata,
+        metadata: WireMetadata,
     },
     /// See [`Frame::Written`].
     Written {
@@ -108,7 +108,7 @@ impl Message {
     pub fn frame(&self) -> Frame<'_> {
         match *self {
             Self::Request { request_id, ref name, step, sink, checksum_wanted } => {
-                Frame::Request(Request { request_id, step, sink, checksum_wanted, name })
+                Frame::Request(TensorRequest { request_id, step, sink, checksum_wanted, name })
             }
             Self::Metadata { request_id, metadata } => Frame::Metadata { request_id, metadata },
             Self::Written { request_id, checksum } => Frame::Written { request_id, checksum },

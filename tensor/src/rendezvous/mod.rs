@@ -56,7 +56,7 @@
 //!
 //! - Frames of one link in the order in which they were said, both ways; `Written` after its write has completed.
 //! - A sink's grant is exact and for one request. It is revoked, and the device knows, before the sink is looked at or
-//!   freed ([`Requested::Arrived`], [`Free`](RequesterAction::Free)).
+//!   freed ([`RequestOutcome::Arrived`], [`Free`](RequesterAction::Free)).
 //! - When a link is gone its queue pairs are, too, before [`Requester::peer_gone`] gives the sinks back.
 //! - A tensor that is being written stays until the device says that it is done with it, whatever the provider says.
 
@@ -64,21 +64,21 @@ mod checksum;
 mod deadlines;
 mod error;
 mod message;
-mod peer;
+mod offer_table;
+mod peer_record;
 mod provider;
-mod recent;
+mod recent_set;
 mod requester;
 mod settings;
-mod shelf;
 #[cfg(test)]
 mod tests;
 
 pub use checksum::{ChecksumMismatch, checksum, verify};
 pub use error::{RequestError, Violation};
 pub use message::{Failure, Message, PeerId};
+pub use offer_table::{OfferError, OfferedTensor};
 pub use provider::{Held, Provider, ProviderAction};
-pub use requester::{Placement, Requested, Requester, RequesterAction};
+pub use requester::{RequestOutcome, Requester, RequesterAction, SinkLocation};
 pub use settings::{ProviderSettings, RequesterSettings};
-pub use shelf::{Offer, OfferError};
 
-pub use crate::wire::tensor_frame::{Request, RequestId, Sink};
+pub use crate::wire::tensor_frame::{RequestId, Sink, TensorRequest};

@@ -9,10 +9,10 @@ use tonic::Code;
 
 use super::checksum::checksum;
 use super::deadlines::Deadlines;
-use super::message::{Key, Message, PeerId, is_name};
-use super::peer::{Peer, Pending, Refusal, State};
-use super::shelf::{Offer, OfferError, Reader, Shelf};
-use super::{ProviderSettings, Request, RequestId, Sink};
+use super::message::{Failure, Message, PeerId, TensorKey, is_name};
+use super::offer_table::{OfferError, OfferTable, OfferedTensor, Reader};
+use super::peer_record::{PeerRecord, ReceivedRequest, ReceivedState};
+use super::{ProviderSettings, RequestId, Sink, TensorRequest};
 use crate::wire::tensor_frame::FrameError;
 
 /// What is to be done at the provider.
@@ -54,8 +54,8 @@ pub enum ProviderAction<T> {
 #[derive(Debug)]
 pub struct Provider<T> {
     settings: ProviderSettings,
-    shelf: Shelf<T>,
-    peers: HashMap<PeerId, Peer>,
+    table: OfferTable<T>,
+    peers: HashMap<PeerId, PeerRecord>,
     deadlines: Deadlines<Due>,
     actions: Vec<ProviderAction<T>>,
 }
@@ -74,7 +74,7 @@ pub struct Held {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Due {
     Request(PeerId, RequestId),
-    Offer(Key),
+    Offer(TensorKey),
 }
 
 /// What becomes of a share.
@@ -87,8 +87,8 @@ enum Share {
 impl<T: Clone> Provider<T> {
     /// A provider that offers nothing yet.
     pub fn new(settings: ProviderSettings) -> Self {
-        let shelf = Shelf::new(&settings);
-        Self { settings, shelf, peers: HashMap::new(), deadlines: Deadlines::new(), actions: Vec::new() }
+        let table = OfferTable::new(&settings);
+        Self { settings, table, peers: HashMap::new(), deadlines: Deadlines::new(), actions: Vec::new() }
     }
 
     /// Offers (`name`, `step`) to as many peers as `readers` says, whether they have asked already or not.
@@ -99,15 +99,15 @@ impl<T: Clone> Provider<T> {
         &mut self,
         name: &str,
         step: u64,
-        offer: Offer<T>,
+        offer: OfferedTensor<T>,
         readers: u32,
         now: Instant,
     ) -> Result<Vec<ProviderAction<T>>, OfferError> {
         if !is_name(name) {
             return Err(OfferError::Name { length: name.len() });
         }
-        let key = Key { name: name.into(), step };
-        self.shelf.put(&key, offer, readers)?;
+        let key = TensorKey { name: name.into(), step };
+        self.table.put(&key, offer, readers)?;
         self.deadlines.set(&Due::Offer(key.clone()), now, self.settings.offer_timeout);
         self.match_tags(&key, now);
         Ok(self.take_actions())
@@ -116,19 +116,19 @@ impl<T: Clone> Provider<T> {
     /// Lets an offer go. Requests that have a share of it keep it. Says how many readers it still waited for, none if
     /// there is no such offer.
     pub fn withdraw(&mut self, name: &str, step: u64) -> Option<u32> {
-        let key = Key { name: name.into(), step };
+        let key = TensorKey { name: name.into(), step };
         self.deadlines.clear(&Due::Offer(key.clone()));
-        self.shelf.close(&key)
+        self.table.close(&key)
     }
 
     /// A peer asks for a tensor, for the first time or again with a sink.
     pub fn handle_request(
         &mut self,
         id: PeerId,
-        request: &Request<'_>,
+        request: &TensorRequest<'_>,
         now: Instant,
     ) -> Vec<ProviderAction<T>> {
-        let peer = self.peers.entry(id).or_insert_with(|| Peer::new(&self.settings));
+        let peer = self.peers.entry(id).or_insert_with(|| PeerRecord::new(&self.settings));
         let request_id = request.request_id;
         if peer.requests.contains_key(&request_id) {
             self.handle_again((id, request_id), request, now);
@@ -136,7 +136,7 @@ impl<T: Clone> Provider<T> {
             let key = peer.check_first(request, &self.settings);
             match key.and_then(|key| self.check_share(id, key)) {
                 Ok(key) => self.accept((id, request_id), key, request, now),
-                Err((code, text)) => self.refuse((id, request_id), code, &text, now),
+                Err(failure) => self.refuse((id, request_id), failure, now),
             }
         }
         self.take_actions()
@@ -150,8 +150,9 @@ impl<T: Clone> Provider<T> {
         error: &FrameError,
         now: Instant,
     ) -> Vec<ProviderAction<T>> {
-        self.peers.entry(peer).or_insert_with(|| Peer::new(&self.settings));
-        self.refuse((peer, request_id), Code::InvalidArgument, &error.to_string(), now);
+        self.peers.entry(peer).or_insert_with(|| PeerRecord::new(&self.settings));
+        let failure = Failure::new(Code::InvalidArgument, error.to_string());
+        self.refuse((peer, request_id), failure, now);
         self.take_actions()
     }
 
@@ -164,8 +165,8 @@ impl<T: Clone> Provider<T> {
         now: Instant,
     ) -> Vec<ProviderAction<T>> {
         let reader = (peer, request_id);
-        if matches!(self.state(reader), Some(State::Waiting | State::AwaitingSink)) {
-            self.refuse(reader, Code::Cancelled, "cancelled by the requester", now);
+        if matches!(self.state(reader), Some(ReceivedState::Waiting | ReceivedState::AwaitingSink)) {
+            self.refuse(reader, Failure::new(Code::Cancelled, "cancelled by the requester"), now);
         }
         self.take_actions()
     }
@@ -181,8 +182,8 @@ impl<T: Clone> Provider<T> {
     ) -> Vec<ProviderAction<T>> {
         let reader = (peer, request_id);
         match self.state(reader) {
-            Some(State::Writing) => self.say_written(reader, checksum, now),
-            Some(State::Answered) => self.finish(reader, Share::UsedUp, now),
+            Some(ReceivedState::Writing) => self.say_written(reader, checksum, now),
+            Some(ReceivedState::Answered) => self.finish(reader, Share::UsedUp, now),
             _ => {}
         }
         self.take_actions()
@@ -198,12 +199,12 @@ impl<T: Clone> Provider<T> {
     ) -> Vec<ProviderAction<T>> {
         let reader = (peer, request_id);
         match self.state(reader) {
-            Some(State::Writing) => {
+            Some(ReceivedState::Writing) => {
                 let text = format!("the tensor could not be written: {why}");
                 self.say(reader, Message::status(request_id, Code::Internal, text));
                 self.finish(reader, Share::GivenBack, now);
             }
-            Some(State::Answered) => self.finish(reader, Share::GivenBack, now),
+            Some(ReceivedState::Answered) => self.finish(reader, Share::GivenBack, now),
             _ => {}
         }
         self.take_actions()
@@ -230,9 +231,9 @@ impl<T: Clone> Provider<T> {
             match due {
                 Due::Request(peer, request_id) => self.expire((peer, request_id), now),
                 Due::Offer(key) => {
-                    let readers = self.shelf.close(&key).unwrap_or(0);
+                    let readers = self.table.close(&key).unwrap_or(0);
                     if readers > 0 {
-                        let Key { name, step } = key;
+                        let TensorKey { name, step } = key;
                         self.actions.push(ProviderAction::Expired { name, step, readers });
                     }
                 }
@@ -244,46 +245,47 @@ impl<T: Clone> Provider<T> {
     /// What is kept at the moment.
     pub fn held(&self) -> Held {
         let requests = self.peers.values().map(|peer| peer.requests.len()).sum();
-        Held { offers: self.shelf.offers(), bytes: self.shelf.bytes(), requests }
+        Held { offers: self.table.offers(), bytes: self.table.bytes(), requests }
     }
 
     /// What is on offer knows longer than the peer's own list who had it.
-    fn check_share(&self, peer: PeerId, key: Key) -> Result<Key, Refusal> {
-        if self.shelf.has_served(&key, peer) {
-            return Err((Code::AlreadyExists, format!("{key} was delivered already")));
+    fn check_share(&self, peer: PeerId, key: TensorKey) -> Result<TensorKey, Failure> {
+        if self.table.has_served(&key, peer) {
+            return Err(Failure::new(Code::AlreadyExists, format!("{key} was delivered already")));
         }
         Ok(key)
     }
 
-    fn accept(&mut self, reader: Reader, key: Key, request: &Request<'_>, now: Instant) {
-        let Request { sink, checksum_wanted, .. } = *request;
+    fn accept(&mut self, reader: Reader, key: TensorKey, request: &TensorRequest<'_>, now: Instant) {
+        let TensorRequest { sink, checksum_wanted, .. } = *request;
         let Some(peer) = self.peers.get_mut(&reader.0) else { return };
         peer.asked.insert(key.clone());
-        let pending = Pending { key: key.clone(), sink, checksum_wanted, state: State::Waiting };
+        let pending =
+            ReceivedRequest { key: key.clone(), sink, checksum_wanted, state: ReceivedState::Waiting };
         peer.requests.insert(reader.1, pending);
         self.deadlines.set(&Due::Request(reader.0, reader.1), now, self.settings.request_timeout);
-        self.shelf.wait(&key, reader);
+        self.table.wait(&key, reader);
         self.match_tags(&key, now);
     }
 
     /// A request whose number is that of one without a last answer.
-    fn handle_again(&mut self, reader: Reader, request: &Request<'_>, now: Instant) {
+    fn handle_again(&mut self, reader: Reader, request: &TensorRequest<'_>, now: Instant) {
         let Some(pending) = self.peers.get_mut(&reader.0).and_then(|peer| peer.requests.get_mut(&reader.1))
         else {
             return;
         };
-        match pending.check_again(request, self.shelf.offer(&pending.key)) {
+        match pending.check_again(request, self.table.offer(&pending.key)) {
             Ok(sink) => {
                 pending.sink = Some(sink);
                 self.answer(reader, now);
             }
-            Err((code, text)) => self.refuse(reader, code, &text, now),
+            Err(failure) => self.refuse(reader, failure, now),
         }
     }
 
     /// Gives shares to those who wait for them.
-    fn match_tags(&mut self, key: &Key, now: Instant) {
-        while let Some(reader) = self.shelf.share(key) {
+    fn match_tags(&mut self, key: &TensorKey, now: Instant) {
+        while let Some(reader) = self.table.share(key) {
             self.answer(reader, now);
         }
     }
@@ -296,11 +298,11 @@ impl<T: Clone> Provider<T> {
             return;
         };
         // Who has a share keeps the offer.
-        let Some(offer) = self.shelf.offer(&pending.key) else { return };
+        let Some(offer) = self.table.offer(&pending.key) else { return };
         let due = Due::Request(peer, request_id);
         match (offer, pending.sink.take()) {
-            (Offer::Tensor(tensor, metadata), Some(sink)) if *metadata == sink.metadata => {
-                pending.state = State::Writing;
+            (OfferedTensor::Tensor(tensor, metadata), Some(sink)) if *metadata == sink.metadata => {
+                pending.state = ReceivedState::Writing;
                 self.deadlines.clear(&due);
                 if metadata.bytes == 0 {
                     return self.say_written(reader, Some(checksum(&[])), now);
@@ -309,19 +311,19 @@ impl<T: Clone> Provider<T> {
                 let write = ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted };
                 self.actions.push(write);
             }
-            (&Offer::Tensor(_, metadata), _) => {
-                pending.state = State::AwaitingSink;
+            (&OfferedTensor::Tensor(_, metadata), _) => {
+                pending.state = ReceivedState::AwaitingSink;
                 self.deadlines.set(&due, now, self.settings.request_timeout);
                 self.say(reader, Message::Metadata { request_id, metadata });
             }
-            (Offer::Failed(failure), _) => {
-                pending.state = State::Answered;
+            (OfferedTensor::Failed(failure), _) => {
+                pending.state = ReceivedState::Answered;
                 let failure = failure.clone();
                 self.say(reader, Message::Status { request_id, failure });
                 self.finish(reader, Share::UsedUp, now);
             }
-            (Offer::Dead, _) => {
-                pending.state = State::Answered;
+            (OfferedTensor::Dead, _) => {
+                pending.state = ReceivedState::Answered;
                 self.say(reader, Message::Dead { request_id });
                 self.finish(reader, Share::UsedUp, now);
             }
@@ -342,18 +344,18 @@ impl<T: Clone> Provider<T> {
     fn expire(&mut self, reader: Reader, now: Instant) {
         let Some(pending) = self.pending(reader) else { return };
         let text = match pending.state {
-            State::Waiting => format!("{} was not offered in time", pending.key),
+            ReceivedState::Waiting => format!("{} was not offered in time", pending.key),
             _ => format!("no sink for {} came in time", pending.key),
         };
-        self.refuse(reader, Code::DeadlineExceeded, &text, now);
+        self.refuse(reader, Failure::new(Code::DeadlineExceeded, text), now);
     }
 
     /// Answers with a status. A request of this number that is there ends by it: the peer can't tell the two apart.
-    fn refuse(&mut self, reader: Reader, code: Code, text: &str, now: Instant) {
-        self.say(reader, Message::status(reader.1, code, text));
+    fn refuse(&mut self, reader: Reader, failure: Failure, now: Instant) {
+        self.say(reader, Message::Status { request_id: reader.1, failure });
         match self.pending(reader) {
-            Some(pending) if matches!(pending.state, State::Writing | State::Answered) => {
-                pending.state = State::Answered;
+            Some(pending) if matches!(pending.state, ReceivedState::Writing | ReceivedState::Answered) => {
+                pending.state = ReceivedState::Answered;
             }
             Some(_) => self.finish(reader, Share::GivenBack, now),
             None => self.remember(reader),
@@ -365,24 +367,24 @@ impl<T: Clone> Provider<T> {
         let (id, request_id) = reader;
         self.deadlines.clear(&Due::Request(id, request_id));
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        let Some(Pending { key, state, .. }) = peer.requests.remove(&request_id) else { return };
+        let Some(ReceivedRequest { key, state, .. }) = peer.requests.remove(&request_id) else { return };
         peer.asked.remove(&key);
         peer.finished.insert(request_id);
         match (state, share) {
-            (State::Waiting, _) => self.shelf.leave(&key, reader),
+            (ReceivedState::Waiting, _) => self.table.leave(&key, reader),
             (_, Share::UsedUp) => {
                 peer.delivered.insert(key.clone());
-                self.shelf.use_up(&key, id);
+                self.table.use_up(&key, id);
             }
             (_, Share::GivenBack) => {
-                if state == State::AwaitingSink {
+                if state == ReceivedState::AwaitingSink {
                     peer.lapsed.insert(request_id);
                 }
-                self.shelf.give_back(&key);
+                self.table.give_back(&key);
                 self.match_tags(&key, now);
             }
         }
-        if self.shelf.offer(&key).is_none() {
+        if self.table.offer(&key).is_none() {
             self.deadlines.clear(&Due::Offer(key));
         }
     }
@@ -393,11 +395,11 @@ impl<T: Clone> Provider<T> {
         }
     }
 
-    fn state(&self, reader: Reader) -> Option<State> {
+    fn state(&self, reader: Reader) -> Option<ReceivedState> {
         Some(self.peers.get(&reader.0)?.requests.get(&reader.1)?.state)
     }
 
-    fn pending(&mut self, reader: Reader) -> Option<&mut Pending> {
+    fn pending(&mut self, reader: Reader) -> Option<&mut ReceivedRequest> {
         self.peers.get_mut(&reader.0)?.requests.get_mut(&reader.1)
     }
 
@@ -411,7 +413,7 @@ impl<T: Clone> Provider<T> {
 
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
-        let quiet = |peer: &Peer| peer.requests.is_empty() && peer.asked.is_empty();
-        self.shelf.is_empty() && self.deadlines.is_empty() && self.peers.values().all(quiet)
+        let quiet = |peer: &PeerRecord| peer.requests.is_empty() && peer.asked.is_empty();
+        self.table.is_empty() && self.deadlines.is_empty() && self.peers.values().all(quiet)
     }
 }

@@ -10,14 +10,14 @@ use tonic::Code;
 use super::error::{RequestError, Violation};
 use super::message::{Failure, Message, is_name};
 use super::{RequestId, RequesterSettings, Sink};
-use crate::wire::tensor_metadata::Metadata;
+use crate::wire::tensor_metadata::WireMetadata;
 
 /// Where a sink is, for the provider's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct SinkLocation {
     /// Virtual address.
     pub address: u64,
-    /// Key of a region that is the sink and nothing else, and that this peer alone may write.
+    /// TensorKey of a region that is the sink and nothing else, and that this peer alone may write.
     pub rkey: u32,
     /// Length in bytes.
     pub length: u64,
@@ -34,7 +34,7 @@ pub enum RequesterAction<S> {
         /// For which request.
         request_id: RequestId,
         /// What it is for: the peer's word, at most as long as [`RequesterSettings::max_tensor_bytes`] allows.
-        metadata: Metadata,
+        metadata: WireMetadata,
     },
     /// Nothing will be written here any more: revoke the grant, then free it.
     Free(S),
@@ -43,17 +43,17 @@ pub enum RequesterAction<S> {
         /// The request.
         request_id: RequestId,
         /// What became of it.
-        result: Requested<S>,
+        result: RequestOutcome<S>,
     },
 }
 
 /// What became of a request.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Requested<S> {
+pub enum RequestOutcome<S> {
     /// The tensor is in the sink, whose grant is to be revoked now.
     Arrived {
         /// What it is.
-        metadata: Metadata,
+        metadata: WireMetadata,
         /// Where it is.
         sink: S,
         /// What [`verify`](super::verify) shall find, if [`RequesterSettings::validate`] is set.
@@ -70,35 +70,35 @@ pub enum Requested<S> {
 pub struct Requester<S> {
     settings: RequesterSettings,
     /// What tensors were when they were last told of.
-    cache: Option<LruCache<Arc<str>, Metadata>>,
-    requests: BTreeMap<RequestId, Pending<S>>,
+    cache: Option<LruCache<Arc<str>, WireMetadata>>,
+    requests: BTreeMap<RequestId, OwnRequest<S>>,
     next: u64,
     gone: Option<String>,
     actions: Vec<RequesterAction<S>>,
 }
 
 #[derive(Debug)]
-struct Pending<S> {
+struct OwnRequest<S> {
     name: Arc<str>,
     step: u64,
     /// Whether the peer has said what the tensor is. It does so once.
     told: bool,
-    state: State<S>,
+    state: OwnRequestState<S>,
 }
 
 #[derive(Debug)]
-enum State<S> {
+enum OwnRequestState<S> {
     /// The driver makes a sink. If `told` the peer knows of the request, otherwise not.
-    Allocating(Metadata),
+    Allocating(WireMetadata),
     /// Asked, with nothing to write to.
     Asked,
     /// Asked, with a sink that the peer may be writing.
-    Exposed { metadata: Metadata, sink: S },
+    Exposed { metadata: WireMetadata, sink: S },
     /// Nobody wants the answer, but the peer may be writing.
     Cancelled(Option<S>),
 }
 
-impl<S> State<S> {
+impl<S> OwnRequestState<S> {
     fn name(&self) -> &'static str {
         match self {
             Self::Allocating(_) => "waiting for a sink",
@@ -141,11 +141,14 @@ impl<S> Requester<S> {
         let cached = self.cache.as_mut().and_then(|cache| cache.get(&name).copied());
         let (state, action) = match cached {
             Some(metadata) => {
-                (State::Allocating(metadata), RequesterAction::Allocate { request_id, metadata })
+                (OwnRequestState::Allocating(metadata), RequesterAction::Allocate { request_id, metadata })
             }
-            None => (State::Asked, RequesterAction::Send(self.ask(request_id, name.clone(), step, None))),
+            None => (
+                OwnRequestState::Asked,
+                RequesterAction::Send(self.ask(request_id, name.clone(), step, None)),
+            ),
         };
-        self.requests.insert(request_id, Pending { name, step, told: false, state });
+        self.requests.insert(request_id, OwnRequest { name, step, told: false, state });
         Ok((request_id, action))
     }
 
@@ -154,20 +157,20 @@ impl<S> Requester<S> {
         &mut self,
         request_id: RequestId,
         sink: S,
-        place: Placement,
+        place: SinkLocation,
     ) -> Vec<RequesterAction<S>> {
         let pending = self.requests.get_mut(&request_id);
-        let Some((pending, metadata)) = pending.and_then(Pending::allocating) else {
+        let Some((pending, metadata)) = pending.and_then(OwnRequest::allocating) else {
             return vec![RequesterAction::Free(sink)];
         };
-        let Placement { address, rkey, length } = place;
+        let SinkLocation { address, rkey, length } = place;
         if length < metadata.bytes {
             let text = format!("a sink of {length} bytes was made for a tensor of {}", metadata.bytes);
             let mut actions = self.sink_failed(request_id, Failure::new(Code::Internal, text));
             actions.push(RequesterAction::Free(sink));
             return actions;
         }
-        pending.state = State::Exposed { metadata, sink };
+        pending.state = OwnRequestState::Exposed { metadata, sink };
         let (name, step) = (pending.name.clone(), pending.step);
         let sink = Sink { metadata, address, rkey, length };
         vec![RequesterAction::Send(self.ask(request_id, name, step, Some(sink)))]
@@ -175,13 +178,13 @@ impl<S> Requester<S> {
 
     /// There is no sink to be had for what [`RequesterAction::Allocate`] wanted, and so no tensor.
     pub fn sink_failed(&mut self, request_id: RequestId, failure: Failure) -> Vec<RequesterAction<S>> {
-        let Some((pending, _)) = self.requests.get_mut(&request_id).and_then(Pending::allocating) else {
+        let Some((pending, _)) = self.requests.get_mut(&request_id).and_then(OwnRequest::allocating) else {
             return Vec::new();
         };
         // The next request asks what it is.
         let name = pending.name.clone();
         self.cache.as_mut().and_then(|cache| cache.pop(&name));
-        self.finish(request_id, Requested::Failed(failure));
+        self.finish(request_id, RequestOutcome::Failed(failure));
         self.give_up(request_id);
         self.take_actions()
     }
@@ -199,7 +202,7 @@ impl<S> Requester<S> {
     pub fn handle_metadata(
         &mut self,
         request_id: RequestId,
-        metadata: Metadata,
+        metadata: WireMetadata,
     ) -> Result<Vec<RequesterAction<S>>, Violation> {
         let pending = self.answered("metadata", request_id)?;
         let (name, told) = (pending.name.clone(), std::mem::replace(&mut pending.told, true));
@@ -208,11 +211,11 @@ impl<S> Requester<S> {
         if told {
             return unexpected;
         }
-        let old_sink = match std::mem::replace(&mut pending.state, State::Allocating(metadata)) {
-            State::Asked => None,
-            State::Exposed { metadata: before, sink } if before != metadata => Some(sink),
+        let old_sink = match std::mem::replace(&mut pending.state, OwnRequestState::Allocating(metadata)) {
+            OwnRequestState::Asked => None,
+            OwnRequestState::Exposed { metadata: before, sink } if before != metadata => Some(sink),
             // It was said before the peer knew that it is cancelled. The last answer is to come.
-            cancelled @ State::Cancelled(_) => {
+            cancelled @ OwnRequestState::Cancelled(_) => {
                 pending.state = cancelled;
                 return Ok(Vec::new());
             }
@@ -241,7 +244,7 @@ impl<S> Requester<S> {
     ) -> Result<Vec<RequesterAction<S>>, Violation> {
         let wanted = self.settings.validate;
         let pending = self.answered("written", request_id)?;
-        if !matches!(pending.state, State::Exposed { .. } | State::Cancelled(Some(_))) {
+        if !matches!(pending.state, OwnRequestState::Exposed { .. } | OwnRequestState::Cancelled(Some(_))) {
             let state = pending.state.name();
             return Err(Violation::Unexpected { frame: "written", request_id, state });
         }
@@ -249,10 +252,10 @@ impl<S> Requester<S> {
             return Err(Violation::Checksum { request_id, wanted });
         }
         match self.requests.remove(&request_id).map(|pending| pending.state) {
-            Some(State::Exposed { metadata, sink }) => {
-                self.finish(request_id, Requested::Arrived { metadata, sink, checksum });
+            Some(OwnRequestState::Exposed { metadata, sink }) => {
+                self.finish(request_id, RequestOutcome::Arrived { metadata, sink, checksum });
             }
-            Some(State::Cancelled(Some(sink))) => self.actions.push(RequesterAction::Free(sink)),
+            Some(OwnRequestState::Cancelled(Some(sink))) => self.actions.push(RequesterAction::Free(sink)),
             _ => {}
         }
         Ok(self.take_actions())
@@ -270,7 +273,7 @@ impl<S> Requester<S> {
     ) -> Result<Vec<RequesterAction<S>>, Violation> {
         self.answered("status", request_id)?;
         let code = i32::try_from(code).map_or(Code::Unknown, Code::from_i32);
-        self.end(request_id, Requested::Failed(Failure::new(code, text)));
+        self.end(request_id, RequestOutcome::Failed(Failure::new(code, text)));
         Ok(self.take_actions())
     }
 
@@ -284,7 +287,7 @@ impl<S> Requester<S> {
             let state = "for a tensor that was said to be there";
             return Err(Violation::Unexpected { frame: "dead", request_id, state });
         }
-        self.end(request_id, Requested::Dead);
+        self.end(request_id, RequestOutcome::Dead);
         Ok(self.take_actions())
     }
 
@@ -294,7 +297,7 @@ impl<S> Requester<S> {
         self.gone = Some(why.to_owned());
         while let Some((&request_id, _)) = self.requests.first_key_value() {
             let failure = Failure::new(Code::Unavailable, format!("the link has ended: {why}"));
-            self.end(request_id, Requested::Failed(failure));
+            self.end(request_id, RequestOutcome::Failed(failure));
         }
         self.take_actions()
     }
@@ -305,15 +308,19 @@ impl<S> Requester<S> {
     }
 
     /// A request that the peer may answer.
-    fn answered(&mut self, frame: &'static str, request_id: RequestId) -> Result<&mut Pending<S>, Violation> {
+    fn answered(
+        &mut self,
+        frame: &'static str,
+        request_id: RequestId,
+    ) -> Result<&mut OwnRequest<S>, Violation> {
         let pending = self.requests.get_mut(&request_id).filter(|pending| pending.is_asked());
         pending.ok_or(Violation::Unknown { frame, request_id })
     }
 
     /// A request that is over without a tensor.
-    fn end(&mut self, request_id: RequestId, result: Requested<S>) {
+    fn end(&mut self, request_id: RequestId, result: RequestOutcome<S>) {
         let Some(pending) = self.requests.remove(&request_id) else { return };
-        let cancelled = matches!(pending.state, State::Cancelled(_));
+        let cancelled = matches!(pending.state, OwnRequestState::Cancelled(_));
         if let Some(sink) = pending.state.into_sink() {
             self.actions.push(RequesterAction::Free(sink));
         }
@@ -336,16 +343,16 @@ impl<S> Requester<S> {
             self.requests.remove(&request_id);
             return;
         }
-        match std::mem::replace(&mut pending.state, State::Cancelled(None)) {
-            State::Cancelled(sink) => pending.state = State::Cancelled(sink),
+        match std::mem::replace(&mut pending.state, OwnRequestState::Cancelled(None)) {
+            OwnRequestState::Cancelled(sink) => pending.state = OwnRequestState::Cancelled(sink),
             state => {
-                pending.state = State::Cancelled(state.into_sink());
+                pending.state = OwnRequestState::Cancelled(state.into_sink());
                 self.actions.push(RequesterAction::Send(Message::Cancel { request_id }));
             }
         }
     }
 
-    fn finish(&mut self, request_id: RequestId, result: Requested<S>) {
+    fn finish(&mut self, request_id: RequestId, result: RequestOutcome<S>) {
         self.actions.push(RequesterAction::Finished { request_id, result });
     }
 
@@ -358,21 +365,21 @@ impl<S> Requester<S> {
     }
 }
 
-impl<S> Pending<S> {
+impl<S> OwnRequest<S> {
     /// Whether the peer knows of it.
     fn is_asked(&self) -> bool {
-        self.told || !matches!(self.state, State::Allocating(_))
+        self.told || !matches!(self.state, OwnRequestState::Allocating(_))
     }
 
-    fn allocating(&mut self) -> Option<(&mut Self, Metadata)> {
+    fn allocating(&mut self) -> Option<(&mut Self, WireMetadata)> {
         match self.state {
-            State::Allocating(metadata) => Some((self, metadata)),
+            OwnRequestState::Allocating(metadata) => Some((self, metadata)),
             _ => None,
         }
     }
 }
 
-impl<S> State<S> {
+impl<S> OwnRequestState<S> {
     fn into_sink(self) -> Option<S> {
         match self {
             Self::Exposed { sink, .. } => Some(sink),

@@ -12,10 +12,12 @@
 //! Every tensor that exists is in order: its spec, its strides and its memory were checked against one another when it was
 //! made. Only whether the bytes of a `bool` are 0 or 1 is looked at later, when its elements are read.
 
+mod checks;
 mod copy;
 mod dtype;
 mod element;
 mod error;
+mod metadata;
 mod serialize;
 mod shape;
 mod spec;
@@ -30,9 +32,10 @@ mod view;
 pub use dtype::{Dtype, UnknownDtype};
 pub use element::Element;
 pub use error::TensorError;
+pub use metadata::{Metadata, MetadataLayout};
 pub use serialize::{deserialize, serialize};
 pub use shape::{Shape, ShapeError};
-pub use spec::{Metadata, MetadataLayout, TensorSpec};
+pub use spec::TensorSpec;
 pub use strides::Strides;
 pub use tensor::Tensor;
 pub use tensor_mut::{AllocateError, TensorMut};

@@ -10,9 +10,8 @@
 
 use bytes::Bytes;
 
+use super::metadata::{STRING_PREFIX, is_string_length};
 use super::{Dtype, Metadata, MetadataLayout, Tensor, TensorError, TensorSpec};
-
-const LENGTH: usize = size_of::<u64>();
 
 /// Returns the bytes that move for a tensor, and what the peer has to know of them. Copies nothing if the elements have a size
 /// and lie one after the other.
@@ -70,19 +69,11 @@ pub fn deserialize(metadata: &Metadata, bytes: Bytes) -> Result<Tensor, TensorEr
     }
 }
 
-/// Whether elements of variable length can be serialised as so many bytes.
-pub(super) fn is_possible(spec: &TensorSpec, bytes: u64) -> bool {
-    let elements = spec.shape().elements();
-    let least = elements.checked_mul(LENGTH as u64);
-    bytes <= isize::MAX as u64
-        && if elements == 0 { bytes == 0 } else { least.is_some_and(|least| least <= bytes) }
-}
-
 fn serialize_strings(tensor: &Tensor) -> Result<Bytes, TensorError> {
     let mut total = 0_usize;
     for string in tensor.strings()? {
         // The same string may be there many times over.
-        total = total.checked_add(LENGTH + string.len()).ok_or(TensorError::Memory(u64::MAX))?;
+        total = total.checked_add(STRING_PREFIX + string.len()).ok_or(TensorError::Memory(u64::MAX))?;
     }
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(total).map_err(|_| TensorError::Memory(total as u64))?;
@@ -98,11 +89,11 @@ fn serialize_strings(tensor: &Tensor) -> Result<Bytes, TensorError> {
 fn deserialize_strings(spec: &TensorSpec, bytes: &Bytes) -> Result<Tensor, TensorError> {
     let fault = |element, fault| TensorError::Serialized { spec: Box::new(*spec), element, fault };
     let elements = spec.shape().elements();
-    if !is_possible(spec, bytes.len() as u64) {
+    if !is_string_length(spec, bytes.len() as u64) {
         return Err(fault(0, "too short for so many, or too long for none"));
     }
-    let mut at = elements as usize * LENGTH;
-    let (lengths, _) = bytes[..at].as_chunks::<LENGTH>();
+    let mut at = elements as usize * STRING_PREFIX;
+    let (lengths, _) = bytes[..at].as_chunks::<STRING_PREFIX>();
     let mut strings = Vec::new();
     strings.try_reserve_exact(lengths.len()).map_err(|_| TensorError::Memory(bytes.len() as u64))?;
     for (element, length) in lengths.iter().enumerate() {

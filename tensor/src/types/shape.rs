@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use crate::wire::tensor_metadata::{Dims, MAX_RANK};
+use crate::wire::tensor_metadata::{MAX_RANK, WireShape};
 
 /// Elements of a tensor at most: what `isize` counts, as for any memory in Rust.
 const MAX_ELEMENTS: u64 = isize::MAX as u64;
 
 /// Lengths of the dimensions of a tensor, the slowest first.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Shape(Dims);
+pub struct Shape(WireShape);
 
 /// No shape that a tensor can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,7 +48,7 @@ impl Shape {
     /// There are more dimensions than [`MAX_RANK`](Self::MAX_RANK), or the product of those that are not 0 does not fit into
     /// `isize`.
     pub fn new(dims: &[u64]) -> Result<Self, ShapeError> {
-        let dims = Dims::new(dims).map_err(|_| ShapeError::Rank(dims.len()))?;
+        let dims = WireShape::new(dims).map_err(|_| ShapeError::Rank(dims.len()))?;
         Self::try_from(dims)
     }
 
@@ -81,15 +81,15 @@ impl Shape {
     }
 
     /// The wire's form.
-    pub(super) fn to_wire(self) -> Dims {
+    pub(super) fn to_wire(self) -> WireShape {
         self.0
     }
 }
 
-impl TryFrom<Dims> for Shape {
+impl TryFrom<WireShape> for Shape {
     type Error = ShapeError;
 
-    fn try_from(dims: Dims) -> Result<Self, ShapeError> {
+    fn try_from(dims: WireShape) -> Result<Self, ShapeError> {
         let mut lengths = dims.as_slice().iter().filter(|&&length| length != 0);
         let product = lengths.try_fold(1_u64, |product, &length| product.checked_mul(length));
         match product {

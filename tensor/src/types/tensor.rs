@@ -4,9 +4,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytemuck::checked::CheckedCastError;
 use bytes::Bytes;
 
+use super::checks::{cast, check_alignment, check_length, fixed_size};
 use super::copy::{Rows, pack};
 use super::storage::{Heap, Storage};
 use super::{Dtype, Element, Metadata, Shape, Strides, TensorError, TensorMut, TensorSpec};
@@ -134,7 +134,7 @@ impl Tensor {
     /// The strides lead out of the bytes or are not as many as the dimensions, the elements have a variable length, or the
     /// memory is not aligned for them.
     pub fn from_strided(spec: TensorSpec, strides: Strides, bytes: Bytes) -> Result<Self, TensorError> {
-        let (_, size) = spec.fixed()?;
+        let (_, size) = fixed_size(&spec)?;
         let available = (bytes.len() / size) as u64;
         let extent = strides.extent(spec.shape());
         if strides.steps().len() != spec.shape().rank() || extent.is_none_or(|extent| extent > available) {
@@ -263,7 +263,7 @@ impl Tensor {
     /// The elements have a variable length, or `destination` has another length.
     pub fn copy_to(&self, destination: &mut [u8]) -> Result<(), TensorError> {
         check_length(&self.spec, destination)?;
-        let (_, size) = self.spec.fixed()?;
+        let (_, size) = fixed_size(&self.spec)?;
         let rows = Rows::new(self.shape(), &self.strides, self.offset);
         pack(self.storage.bytes(), size, rows, destination);
         Ok(())
@@ -322,7 +322,7 @@ impl Tensor {
 
     /// Range of the storage, in bytes, from the first element to the last.
     pub(crate) fn span_range(&self) -> Result<Range<usize>, TensorError> {
-        let (_, size) = self.spec.fixed()?;
+        let (_, size) = fixed_size(&self.spec)?;
         let extent = self.strides.extent(self.shape()).unwrap_or(0) as usize;
         // Within the storage, as every constructor saw to.
         Ok(self.offset * size..(self.offset + extent) * size)
@@ -347,43 +347,4 @@ impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tensor({}, strides {:?})", self.spec, self.strides)
     }
-}
-
-/// The elements that `bytes` are.
-pub(super) fn cast<T: Element>(dtype: Dtype, bytes: &[u8]) -> Result<&[T], TensorError> {
-    if bytes.is_empty() {
-        // Whose address may be anything.
-        return Ok(&[]);
-    }
-    bytemuck::checked::try_cast_slice(bytes).map_err(|error| cast_error(dtype, bytes, error))
-}
-
-/// What a failed cast of `bytes` means.
-pub(super) fn cast_error(dtype: Dtype, bytes: &[u8], error: CheckedCastError) -> TensorError {
-    match error {
-        CheckedCastError::PodCastError(_) => {
-            TensorError::Misaligned { dtype, address: bytes.as_ptr() as usize }
-        }
-        CheckedCastError::InvalidBitPattern => {
-            // Of all types, bool alone has such.
-            let index = bytes.iter().position(|&byte| byte > 1).unwrap_or(0);
-            TensorError::Value { dtype, index }
-        }
-    }
-}
-
-pub(super) fn check_length(spec: &TensorSpec, bytes: &[u8]) -> Result<(), TensorError> {
-    let (expected, _) = spec.fixed()?;
-    if bytes.len() == expected {
-        return Ok(());
-    }
-    Err(TensorError::Length { spec: Box::new(*spec), expected: expected as u64, bytes: bytes.len() as u64 })
-}
-
-pub(super) fn check_alignment(spec: &TensorSpec, bytes: &[u8]) -> Result<(), TensorError> {
-    let (dtype, address) = (spec.dtype(), bytes.as_ptr() as usize);
-    if bytes.is_empty() || address.is_multiple_of(dtype.align()) {
-        return Ok(());
-    }
-    Err(TensorError::Misaligned { dtype, address })
 }

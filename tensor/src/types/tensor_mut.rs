@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::checks::{cast, cast_error, check_alignment, check_length, fixed_size};
 use super::storage::{Heap, Storage};
-use super::tensor::{cast, cast_error, check_alignment, check_length};
 use super::{Element, Tensor, TensorError, TensorSpec};
 use tonic_rdma_verbs::memory::{Pool, PoolError, RegisteredBuf};
 
@@ -55,7 +55,7 @@ impl TensorMut {
     /// # Errors
     /// The elements have a variable length, or the system has no memory.
     pub fn zeroed(spec: TensorSpec) -> Result<Self, TensorError> {
-        let (length, _) = spec.fixed()?;
+        let (length, _) = fixed_size(&spec)?;
         Ok(Self::from_heap(spec, Heap::zeroed(length)?))
     }
 
@@ -75,7 +75,7 @@ impl TensorMut {
     /// # Errors
     /// The elements have a variable length, or the pool has no memory.
     pub fn in_pool(spec: TensorSpec, pool: &Pool) -> Result<Self, AllocateError> {
-        let (length, _) = spec.fixed()?;
+        let (length, _) = fixed_size(&spec)?;
         Ok(Self::from_buffer(spec, pool.allocate(length)?)?)
     }
 

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::*;
-use crate::wire::tensor_metadata as wire;
+use crate::wire::tensor_metadata::{WireLayout, WireMetadata, WireShape};
 use tonic_rdma_verbs::memory::Pool;
 
 fn spec(dtype: Dtype, dims: &[u64]) -> TensorSpec {
@@ -147,7 +147,7 @@ proptest! {
         let (metadata, bytes) = serialize(&tensor).unwrap();
         prop_assert_eq!(metadata.bytes(), bytes.len() as u64);
         // As a peer has it: from the wire, at any address.
-        let metadata = Metadata::try_from(wire::Metadata::decode(&wire::Metadata::from(metadata).encode()).unwrap()).unwrap();
+        let metadata = Metadata::try_from(WireMetadata::decode(&WireMetadata::from(metadata).encode()).unwrap()).unwrap();
         let arrived = Bytes::from([&vec![0; shift][..], &bytes].concat()).slice(shift..);
         let arrived = deserialize(&metadata, arrived).unwrap();
         prop_assert_eq!(arrived.spec(), tensor.spec());
@@ -164,7 +164,7 @@ proptest! {
         }
         let (metadata, bytes) = serialize(&tensor).unwrap();
         prop_assert_eq!(metadata.layout, MetadataLayout::Serialized { length: bytes.len() as u64 });
-        let metadata = Metadata::try_from(wire::Metadata::from(metadata)).unwrap();
+        let metadata = Metadata::try_from(WireMetadata::from(metadata)).unwrap();
         let arrived = deserialize(&metadata, bytes).unwrap();
         prop_assert!(arrived.strings().unwrap().eq(tensor.strings().unwrap()));
         prop_assert!(arrived.strings().unwrap().eq(tensor.to_contiguous().unwrap().strings().unwrap()));
@@ -178,10 +178,10 @@ proptest! {
         dims in prop::collection::vec(prop_oneof![0..9_u64, any::<u64>()], 0..=16),
         bytes in prop_oneof![0..600_u64, any::<u64>()],
     ) {
-        let layout = if dense { wire::Layout::Dense } else { wire::Layout::Serialized };
-        let said = wire::Metadata { dtype, layout, shape: wire::Dims::new(&dims).unwrap(), bytes };
+        let layout = if dense { WireLayout::Dense } else { WireLayout::Serialized };
+        let said = WireMetadata { dtype, layout, shape: WireShape::new(&dims).unwrap(), bytes };
         if let Ok(metadata) = Metadata::try_from(said) {
-            prop_assert_eq!(wire::Metadata::from(metadata), said);
+            prop_assert_eq!(WireMetadata::from(metadata), said);
             prop_assert!(metadata.bytes() <= isize::MAX as u64);
         }
     }
@@ -205,10 +205,10 @@ proptest! {
 #[test]
 fn lengths_that_no_memory_has_are_errors_before_any_is_asked_for() {
     for (dims, bytes) in [(&[1 << 60][..], 16), (&[1 << 40, 1 << 20], 1 << 62), (&[0, 5], 8), (&[2], 15)] {
-        let said = wire::Metadata {
+        let said = WireMetadata {
             dtype: Dtype::String.code(),
-            layout: wire::Layout::Serialized,
-            shape: wire::Dims::new(dims).unwrap(),
+            layout: WireLayout::Serialized,
+            shape: WireShape::new(dims).unwrap(),
             bytes,
         };
         let error = Metadata::try_from(said).unwrap_err();
@@ -223,18 +223,18 @@ fn lengths_that_no_memory_has_are_errors_before_any_is_asked_for() {
 #[test]
 fn metadata_that_says_two_things_is_an_error() {
     let said = |dtype: Dtype, layout, bytes| {
-        let shape = wire::Dims::new(&[2, 3]).unwrap();
-        Metadata::try_from(wire::Metadata { dtype: dtype.code(), layout, shape, bytes })
+        let shape = WireShape::new(&[2, 3]).unwrap();
+        Metadata::try_from(WireMetadata { dtype: dtype.code(), layout, shape, bytes })
     };
-    assert!(said(Dtype::F32, wire::Layout::Dense, 24).is_ok());
+    assert!(said(Dtype::F32, WireLayout::Dense, 24).is_ok());
     assert_eq!(
-        said(Dtype::F32, wire::Layout::Dense, 25).unwrap_err().to_string(),
+        said(Dtype::F32, WireLayout::Dense, 25).unwrap_err().to_string(),
         "metadata of float32[2, 3] with 25 bytes dense, which can't be"
     );
-    assert!(said(Dtype::F32, wire::Layout::Serialized, 20).is_err());
-    assert!(said(Dtype::String, wire::Layout::Dense, 48).is_err());
-    assert!(said(Dtype::String, wire::Layout::Serialized, 47).is_err());
-    assert!(said(Dtype::String, wire::Layout::Serialized, 48).is_ok());
+    assert!(said(Dtype::F32, WireLayout::Serialized, 20).is_err());
+    assert!(said(Dtype::String, WireLayout::Dense, 48).is_err());
+    assert!(said(Dtype::String, WireLayout::Serialized, 47).is_err());
+    assert!(said(Dtype::String, WireLayout::Serialized, 48).is_ok());
 }
 
 #[test]

@@ -14,20 +14,20 @@ pub const MAX_RANK: usize = 16;
 
 /// What a tensor is, as a peer says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Metadata {
+pub struct WireMetadata {
     /// Code of the type of the elements.
     pub dtype: u16,
     /// How the bytes stand for the elements.
-    pub layout: Layout,
+    pub layout: WireLayout,
     /// Length of each dimension.
-    pub shape: Dims,
+    pub shape: WireShape,
     /// Bytes that move.
     pub bytes: u64,
 }
 
 /// How bytes stand for elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
+pub enum WireLayout {
     /// One element after the other, row-major, in the sender's memory as it is in the receiver's.
     Dense,
     /// A serialised form, for elements of variable length and for those that don't lie one after the other.
@@ -36,7 +36,7 @@ pub enum Layout {
 
 /// The lengths of at most [`MAX_RANK`] dimensions.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Dims {
+pub struct WireShape {
     rank: u8,
     /// Zero from `rank` on.
     lengths: [u64; MAX_RANK],
@@ -46,10 +46,10 @@ pub struct Dims {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MetadataError {
     /// Another number of bytes than metadata has.
-    #[error("tensor metadata of {0} bytes, not {length}", length = Metadata::LENGTH)]
+    #[error("tensor metadata of {0} bytes, not {length}", length = WireMetadata::LENGTH)]
     Length(usize),
     /// A version that is not spoken here.
-    #[error("tensor metadata of version {0}, not {version}", version = Metadata::VERSION)]
+    #[error("tensor metadata of version {0}, not {version}", version = WireMetadata::VERSION)]
     Version(u8),
     /// No such layout.
     #[error("tensor metadata with unknown layout {0}")]
@@ -70,7 +70,7 @@ pub enum MetadataError {
     },
 }
 
-impl Metadata {
+impl WireMetadata {
     /// Bytes of encoded metadata.
     pub const LENGTH: usize = 16 + 8 * MAX_RANK;
     const VERSION: u8 = 1;
@@ -102,7 +102,7 @@ impl Metadata {
         if bytes[0] != Self::VERSION {
             return Err(MetadataError::Version(bytes[0]));
         }
-        let layout = Layout::from_code(bytes[1])?;
+        let layout = WireLayout::from_code(bytes[1])?;
         if let Some(at) = [3, 6, 7].into_iter().find(|&at| bytes[at] != 0) {
             return Err(MetadataError::Reserved(at));
         }
@@ -110,7 +110,7 @@ impl Metadata {
         for (length, word) in lengths.iter_mut().zip(bytes[16..].as_chunks::<8>().0) {
             *length = u64::from_le_bytes(*word);
         }
-        let shape = Dims::from_parts(bytes[2], lengths)?;
+        let shape = WireShape::from_parts(bytes[2], lengths)?;
         let dtype = u16::from_le_bytes([bytes[4], bytes[5]]);
         let mut length = [0; 8];
         length.copy_from_slice(&bytes[8..16]);
@@ -118,7 +118,7 @@ impl Metadata {
     }
 }
 
-impl Layout {
+impl WireLayout {
     const fn code(self) -> u8 {
         match self {
             Self::Dense => 1,
@@ -135,7 +135,7 @@ impl Layout {
     }
 }
 
-impl Dims {
+impl WireShape {
     /// The shape of `lengths`.
     ///
     /// # Errors
@@ -171,7 +171,7 @@ impl Dims {
     }
 }
 
-impl std::fmt::Debug for Dims {
+impl std::fmt::Debug for WireShape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.as_slice().fmt(f)
     }
@@ -183,45 +183,49 @@ mod tests {
 
     use super::*;
 
-    fn metadata() -> impl Strategy<Value = Metadata> {
+    fn metadata() -> impl Strategy<Value = WireMetadata> {
         let lengths = prop::collection::vec(any::<u64>(), 0..=MAX_RANK);
         (any::<u16>(), any::<bool>(), lengths, any::<u64>()).prop_map(|(dtype, dense, lengths, bytes)| {
-            let layout = if dense { Layout::Dense } else { Layout::Serialized };
-            Metadata { dtype, layout, shape: Dims::new(&lengths).unwrap(), bytes }
+            let layout = if dense { WireLayout::Dense } else { WireLayout::Serialized };
+            WireMetadata { dtype, layout, shape: WireShape::new(&lengths).unwrap(), bytes }
         })
     }
 
     proptest! {
         #[test]
         fn survives_the_wire(metadata in metadata()) {
-            prop_assert_eq!(Metadata::decode(&metadata.encode()), Ok(metadata));
+            prop_assert_eq!(WireMetadata::decode(&metadata.encode()), Ok(metadata));
         }
 
         /// Whatever decodes encodes to the same bytes: there is one way to write metadata.
         #[test]
         fn any_bytes_are_metadata_or_an_error(
             metadata in metadata(),
-            changes in prop::collection::vec((0..Metadata::LENGTH, any::<u8>()), 0..3),
+            changes in prop::collection::vec((0..WireMetadata::LENGTH, any::<u8>()), 0..3),
         ) {
             let mut bytes = metadata.encode();
             for (at, value) in changes {
                 bytes[at] = value;
             }
-            if let Ok(metadata) = Metadata::decode(&bytes) {
+            if let Ok(metadata) = WireMetadata::decode(&bytes) {
                 prop_assert_eq!(metadata.encode(), bytes);
             }
         }
 
         #[test]
         fn any_length_is_fine_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            prop_assert!(bytes.len() == Metadata::LENGTH || Metadata::decode(&bytes) == Err(MetadataError::Length(bytes.len())));
+            prop_assert!(bytes.len() == WireMetadata::LENGTH || WireMetadata::decode(&bytes) == Err(MetadataError::Length(bytes.len())));
         }
     }
 
     #[test]
     fn faults_are_named() {
-        let good =
-            Metadata { dtype: 1, layout: Layout::Dense, shape: Dims::new(&[2, 3]).unwrap(), bytes: 24 };
+        let good = WireMetadata {
+            dtype: 1,
+            layout: WireLayout::Dense,
+            shape: WireShape::new(&[2, 3]).unwrap(),
+            bytes: 24,
+        };
         let cases = [
             (0, 9, MetadataError::Version(9)),
             (1, 0, MetadataError::Layout(0)),
@@ -236,9 +240,9 @@ mod tests {
         for (at, value, expected) in cases {
             let mut bytes = good.encode();
             bytes[at] = value;
-            assert_eq!(Metadata::decode(&bytes), Err(expected));
+            assert_eq!(WireMetadata::decode(&bytes), Err(expected));
         }
-        assert_eq!(Dims::new(&[1; 17]), Err(MetadataError::Rank(17)));
-        assert_eq!(Dims::new(&[]).unwrap().rank(), 0);
+        assert_eq!(WireShape::new(&[1; 17]), Err(MetadataError::Rank(17)));
+        assert_eq!(WireShape::new(&[]).unwrap().rank(), 0);
     }
 }

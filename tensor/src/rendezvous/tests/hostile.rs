@@ -8,17 +8,17 @@ const HOSTILE: PeerId = PeerId(66);
 const HONEST: PeerId = PeerId(1);
 const STEPS: u64 = 4;
 
-fn any_metadata(random: &mut Random) -> Metadata {
+fn any_metadata(random: &mut Random) -> WireMetadata {
     let bytes = [8, 8, 8, 0, u64::MAX][random.below(5) as usize];
-    Metadata { bytes, dtype: 10 + random.below(2) as u16, ..metadata(&[2]) }
+    WireMetadata { bytes, dtype: 10 + random.below(2) as u16, ..metadata(&[2]) }
 }
 
 /// A request that makes sense, or not.
-fn any_request(random: &mut Random) -> Request<'static> {
+fn any_request(random: &mut Random) -> TensorRequest<'static> {
     let metadata = any_metadata(random);
     let (address, length) = (random.below(2) * (u64::MAX - 9), random.below(12));
     let sink = Sink { metadata, address, rkey: random.below(3) as u32, length };
-    Request {
+    TensorRequest {
         request_id: RequestId(random.below(8)),
         step: random.below(STEPS + 1),
         sink: random.chance(70).then_some(sink),
@@ -44,7 +44,7 @@ fn whatever_a_peer_asks_the_others_get_theirs() {
             if asks_first {
                 actions.extend(ask(&mut provider, step, now));
             }
-            let offer = Offer::Tensor(step, metadata(&[2]));
+            let offer = OfferedTensor::Tensor(step, metadata(&[2]));
             actions.extend(provider.offer("loss", step, offer, 2, now).unwrap());
             abuse(&mut provider, &mut random, now);
             if !asks_first {
@@ -67,7 +67,7 @@ fn whatever_a_peer_asks_the_others_get_theirs() {
 
 fn ask(provider: &mut Provider<u64>, step: u64, now: Instant) -> Vec<ProviderAction<u64>> {
     let (request_id, sink) = (RequestId(step), Some(sink(metadata(&[2]))));
-    let request = Request { request_id, step, sink, checksum_wanted: false, name: "loss" };
+    let request = TensorRequest { request_id, step, sink, checksum_wanted: false, name: "loss" };
     provider.handle_request(HONEST, &request, now)
 }
 
@@ -152,7 +152,7 @@ struct Memory;
 struct Log {
     asked: u64,
     live: usize,
-    allocations: Vec<(RequestId, Metadata)>,
+    allocations: Vec<(RequestId, WireMetadata)>,
     cancelled: Vec<RequestId>,
     results: Vec<RequestId>,
 }
@@ -161,7 +161,7 @@ impl Log {
     fn allocate(&mut self, requester: &mut Requester<Memory>) -> Vec<RequesterAction<Memory>> {
         let Some((request_id, metadata)) = self.allocations.pop() else { return Vec::new() };
         self.live += 1;
-        requester.sink_ready(request_id, Memory, Placement { address: 0, rkey: 0, length: metadata.bytes })
+        requester.sink_ready(request_id, Memory, SinkLocation { address: 0, rkey: 0, length: metadata.bytes })
     }
 
     /// Who has its result can't lose interest.
@@ -181,7 +181,7 @@ impl Log {
                 }
                 RequesterAction::Free(Memory) => self.live -= 1,
                 RequesterAction::Finished { request_id, result } => {
-                    if let Requested::Arrived { sink: Memory, .. } = result {
+                    if let RequestOutcome::Arrived { sink: Memory, .. } = result {
                         self.live -= 1;
                     }
                     assert!(!self.cancelled.contains(&request_id), "a result that nobody waits for");

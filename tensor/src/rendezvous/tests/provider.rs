@@ -28,14 +28,14 @@ fn provider_with(settings: ProviderSettings) -> Provider {
 
 impl Provider {
     fn offer(&mut self, name: &str, step: u64, readers: u32) -> Vec<Action> {
-        self.try_offer(name, step, Offer::Tensor("tensor", metadata(&[2, 3])), readers).unwrap()
+        self.try_offer(name, step, OfferedTensor::Tensor("tensor", metadata(&[2, 3])), readers).unwrap()
     }
 
     fn try_offer(
         &mut self,
         name: &str,
         step: u64,
-        offer: Offer<&'static str>,
+        offer: OfferedTensor<&'static str>,
         readers: u32,
     ) -> Result<Vec<Action>, OfferError> {
         self.provider.offer(name, step, offer, readers, self.now)
@@ -46,7 +46,7 @@ impl Provider {
     }
 
     fn ask_for(&mut self, peer: PeerId, id: u64, name: &str, step: u64, sink: Option<Sink>) -> Vec<Action> {
-        let request = Request { request_id: RequestId(id), step, sink, checksum_wanted: false, name };
+        let request = TensorRequest { request_id: RequestId(id), step, sink, checksum_wanted: false, name };
         self.provider.handle_request(peer, &request, self.now)
     }
 
@@ -145,8 +145,8 @@ fn a_tensor_that_was_told_of_is_kept_for_who_was_told() {
 fn a_tensor_of_no_bytes_is_there_at_once() {
     let mut provider = provider();
     let nothing = metadata(&[0, 3]);
-    provider.try_offer("loss", 1, Offer::Tensor("tensor", nothing), 1).unwrap();
-    let request = Request {
+    provider.try_offer("loss", 1, OfferedTensor::Tensor("tensor", nothing), 1).unwrap();
+    let request = TensorRequest {
         request_id: RequestId(1),
         step: 1,
         sink: Some(sink(nothing)),
@@ -166,7 +166,7 @@ fn a_checksum_comes_if_it_was_wanted() {
     {
         let mut provider = provider();
         provider.offer("loss", 1, 1);
-        let request = Request {
+        let request = TensorRequest {
             request_id: RequestId(1),
             step: 1,
             sink: here(),
@@ -190,9 +190,9 @@ fn dead_and_failed_tensors_are_told_to_each_reader() {
     let mut provider = provider();
     provider.ask(PS, 1, 1, None);
     let dead = |peer, id| ProviderAction::Send { peer, message: Message::Dead { request_id: RequestId(id) } };
-    assert_eq!(provider.try_offer("loss", 1, Offer::Dead, 2), Ok(vec![dead(PS, 1)]));
+    assert_eq!(provider.try_offer("loss", 1, OfferedTensor::Dead, 2), Ok(vec![dead(PS, 1)]));
     assert_eq!(provider.ask(OTHER, 5, 1, here()), [dead(OTHER, 5)]);
-    let failed = Offer::Failed(Failure::new(Code::Aborted, "the loss is NaN"));
+    let failed = OfferedTensor::Failed(Failure::new(Code::Aborted, "the loss is NaN"));
     provider.try_offer("loss", 2, failed, 1).unwrap();
     assert_eq!(refused(&provider.ask(PS, 2, 2, here()), PS, 2, Code::Aborted), "the loss is NaN");
     assert!(provider.provider.is_idle());
@@ -249,7 +249,7 @@ fn a_sink_that_does_not_fit_is_refused() {
 
 #[test]
 fn asking_again_is_for_the_same_tensor_with_a_sink_for_it() {
-    let other_type = Metadata { dtype: 12, ..metadata(&[2, 3]) };
+    let other_type = WireMetadata { dtype: 12, ..metadata(&[2, 3]) };
     let cases = [
         ("loss", 1, None, "without a sink"),
         ("loss", 2, here(), "for another"),
@@ -303,7 +303,7 @@ fn a_peer_has_as_many_requests_as_it_may() {
 fn offers_are_bounded() {
     let settings = ProviderSettings { max_offers: 2, max_bytes: 30, ..ProviderSettings::default() };
     let mut provider = provider_with(settings);
-    let tensor = |lengths: &[u64]| Offer::Tensor("tensor", metadata(lengths));
+    let tensor = |lengths: &[u64]| OfferedTensor::Tensor("tensor", metadata(lengths));
     let (name, step) = ("loss".to_owned(), 1);
     let cases = [
         ("", tensor(&[1]), 1, OfferError::Name { length: 0 }),
@@ -311,7 +311,7 @@ fn offers_are_bounded() {
         ("loss", tensor(&[8]), 1, OfferError::TooMuch { bytes: 32, kept: 0, limit: 30 }),
         (
             "loss",
-            Offer::Failed(Failure::new(Code::Ok, "")),
+            OfferedTensor::Failed(Failure::new(Code::Ok, "")),
             1,
             OfferError::NoFailure { name: name.clone(), step },
         ),
@@ -322,21 +322,21 @@ fn offers_are_bounded() {
     assert!(provider.provider.is_idle());
     provider.try_offer("loss", 1, tensor(&[2]), 1).unwrap();
     assert_eq!(
-        provider.try_offer("loss", 1, Offer::Dead, 1),
+        provider.try_offer("loss", 1, OfferedTensor::Dead, 1),
         Err(OfferError::AlreadyOffered { name: name.clone(), step })
     );
-    let endless = Metadata { bytes: u64::MAX, ..metadata(&[1]) };
+    let endless = WireMetadata { bytes: u64::MAX, ..metadata(&[1]) };
     assert!(matches!(
-        provider.try_offer("loss", 2, Offer::Tensor("tensor", endless), 1),
+        provider.try_offer("loss", 2, OfferedTensor::Tensor("tensor", endless), 1),
         Err(OfferError::TooMuch { kept: 8, .. })
     ));
     provider.try_offer("loss", 2, tensor(&[5]), 1).unwrap();
-    let error = provider.try_offer("loss", 3, Offer::Dead, 1).unwrap_err();
+    let error = provider.try_offer("loss", 3, OfferedTensor::Dead, 1).unwrap_err();
     assert_eq!(error, OfferError::TooMany { kept: 2 });
     assert_eq!(tonic::Status::from(error).code(), Code::ResourceExhausted);
     assert_eq!(provider.provider.withdraw("loss", 1), Some(1));
     assert_eq!(provider.provider.withdraw("loss", 1), None);
-    assert_eq!(provider.try_offer("loss", 3, Offer::Dead, 1), Ok(vec![]));
+    assert_eq!(provider.try_offer("loss", 3, OfferedTensor::Dead, 1), Ok(vec![]));
 }
 
 #[test]

@@ -10,8 +10,8 @@ fn requester() -> Requester<&'static str> {
     Requester::new(RequesterSettings::default())
 }
 
-fn place(length: u64) -> Placement {
-    Placement { address: 4096, rkey: 7, length }
+fn place(length: u64) -> SinkLocation {
+    SinkLocation { address: 4096, rkey: 7, length }
 }
 
 fn asks(id: u64, step: u64, lengths: Option<&[u64]>) -> Action {
@@ -32,16 +32,16 @@ fn cancel(id: u64) -> Action {
     RequesterAction::Send(Message::Cancel { request_id: RequestId(id) })
 }
 
-fn finished(id: u64, result: Requested<&'static str>) -> Action {
+fn finished(id: u64, result: RequestOutcome<&'static str>) -> Action {
     RequesterAction::Finished { request_id: RequestId(id), result }
 }
 
 fn arrived(id: u64, lengths: &[u64], sink: &'static str) -> Action {
-    finished(id, Requested::Arrived { metadata: metadata(lengths), sink, checksum: None })
+    finished(id, RequestOutcome::Arrived { metadata: metadata(lengths), sink, checksum: None })
 }
 
 fn failed(id: u64, code: Code, text: &str) -> Action {
-    finished(id, Requested::Failed(Failure::new(code, text)))
+    finished(id, RequestOutcome::Failed(Failure::new(code, text)))
 }
 
 /// A requester whose request 0 has a sink for a tensor of 2 × 3.
@@ -100,9 +100,9 @@ fn statuses_and_death_free_the_sink() {
     requester.request("loss", 2).unwrap();
     requester.sink_ready(RequestId(1), "sink", place(24));
     let told = requester.handle_dead(RequestId(1));
-    assert_eq!(told, Ok(vec![RequesterAction::Free("sink"), finished(1, Requested::Dead)]));
+    assert_eq!(told, Ok(vec![RequesterAction::Free("sink"), finished(1, RequestOutcome::Dead)]));
     requester.request("gain", 2).unwrap();
-    assert_eq!(requester.handle_dead(RequestId(2)), Ok(vec![finished(2, Requested::Dead)]));
+    assert_eq!(requester.handle_dead(RequestId(2)), Ok(vec![finished(2, RequestOutcome::Dead)]));
     assert_eq!(requester.pending(), 0);
 }
 
@@ -165,7 +165,8 @@ fn without_a_sink_the_request_is_taken_back() {
     requester.handle_written(RequestId(0), None).unwrap();
     requester.request("loss", 2).unwrap();
     let actions = requester.sink_ready(RequestId(1), "short", place(23));
-    let [RequesterAction::Finished { result: Requested::Failed(failure), .. }, free] = &actions[..] else {
+    let [RequesterAction::Finished { result: RequestOutcome::Failed(failure), .. }, free] = &actions[..]
+    else {
         panic!("{actions:?}");
     };
     assert!(failure.text.contains("23") && failure.text.contains("24"), "{failure}");
@@ -179,7 +180,8 @@ fn a_tensor_that_is_too_long_is_refused_before_there_is_memory_for_it() {
     let mut requester = Requester::<&str>::new(settings);
     requester.request("loss", 1).unwrap();
     let actions = requester.handle_metadata(RequestId(0), metadata(&[26])).unwrap();
-    let [RequesterAction::Finished { result: Requested::Failed(failure), .. }, last] = &actions[..] else {
+    let [RequesterAction::Finished { result: RequestOutcome::Failed(failure), .. }, last] = &actions[..]
+    else {
         panic!("{actions:?}");
     };
     assert_eq!(failure.code, Code::ResourceExhausted);
@@ -276,7 +278,7 @@ fn with_validation_each_tensor_has_a_checksum() {
     let actions = requester.handle_written(RequestId(0), checksum).unwrap();
     assert_eq!(
         actions,
-        [finished(0, Requested::Arrived { metadata: metadata(&[2]), sink: "sink", checksum })]
+        [finished(0, RequestOutcome::Arrived { metadata: metadata(&[2]), sink: "sink", checksum })]
     );
     assert_eq!(verify(RequestId(0), b"8 bytes.", expected), Ok(()));
     let mismatch = verify(RequestId(0), b"8 bytes,", expected).unwrap_err();

@@ -63,7 +63,7 @@ impl Trouble {
 
 /// What is said of a tensor, once.
 enum Truth {
-    Tensor(Metadata, Weak<Vec<u8>>, Vec<u8>),
+    Tensor(WireMetadata, Weak<Vec<u8>>, Vec<u8>),
     Dead,
     Failed(Failure),
 }
@@ -172,10 +172,10 @@ impl Run {
 
     fn offer_this(&mut self, name: &'static str, step: u64) {
         let (offer, truth) = match self.random.below(8) {
-            0 => (Offer::Dead, Truth::Dead),
+            0 => (OfferedTensor::Dead, Truth::Dead),
             1 => {
                 let failure = Failure::new(Code::DataLoss, format!("{name} of step {step} is lost"));
-                (Offer::Failed(failure.clone()), Truth::Failed(failure))
+                (OfferedTensor::Failed(failure.clone()), Truth::Failed(failure))
             }
             _ => {
                 // The shape changes from step to step, not always.
@@ -183,7 +183,7 @@ impl Run {
                 let bytes = (0..metadata.bytes).map(|_| self.random.below(256) as u8).collect::<Vec<_>>();
                 let handle: Handle = Arc::new(bytes.clone());
                 let truth = Truth::Tensor(metadata, Arc::downgrade(&handle), bytes);
-                (Offer::Tensor(handle, metadata), truth)
+                (OfferedTensor::Tensor(handle, metadata), truth)
             }
         };
         self.truth.insert((name, step), truth);

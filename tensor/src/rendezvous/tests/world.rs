@@ -51,7 +51,7 @@ pub(super) struct Asked {
 /// What came.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Came {
-    Tensor(Metadata, Vec<u8>),
+    Tensor(WireMetadata, Vec<u8>),
     Dead,
     Failed(Failure),
 }
@@ -68,7 +68,7 @@ pub(super) struct Peer {
     /// Memory that the provider may write, by address.
     granted: HashMap<u64, Vec<u8>>,
     next_address: u64,
-    allocations: Vec<(RequestId, Metadata)>,
+    allocations: Vec<(RequestId, WireMetadata)>,
     to_provider: VecDeque<Vec<u8>>,
     to_requester: VecDeque<Vec<u8>>,
 }
@@ -156,7 +156,7 @@ impl World {
         }
     }
 
-    pub(super) fn offer(&mut self, name: &str, step: u64, offer: Offer<Handle>, readers: u32) {
+    pub(super) fn offer(&mut self, name: &str, step: u64, offer: OfferedTensor<Handle>, readers: u32) {
         let actions = self.provider.offer(name, step, offer, readers, self.now);
         self.offered.insert((name.to_owned(), step), (self.now, readers));
         self.follow(actions.unwrap());
@@ -378,7 +378,7 @@ impl Peer {
             let address = self.next_address;
             self.next_address += length + 1;
             self.granted.insert(address, vec![0xee; length as usize]);
-            let place = Placement { address, rkey: address as u32, length };
+            let place = SinkLocation { address, rkey: address as u32, length };
             self.requester.sink_ready(request_id, SinkMemory(address), place)
         };
         self.follow(actions);
@@ -406,9 +406,9 @@ impl Peer {
         }
     }
 
-    fn finished(&mut self, request_id: RequestId, result: Requested<SinkMemory>) {
+    fn finished(&mut self, request_id: RequestId, result: RequestOutcome<SinkMemory>) {
         let came = match result {
-            Requested::Arrived { metadata, sink: SinkMemory(address), checksum } => {
+            RequestOutcome::Arrived { metadata, sink: SinkMemory(address), checksum } => {
                 let mut bytes = self.granted.remove(&address).expect("a sink that is there");
                 bytes.truncate(metadata.bytes as usize);
                 if let Some(checksum) = checksum {
@@ -416,8 +416,8 @@ impl Peer {
                 }
                 Came::Tensor(metadata, bytes)
             }
-            Requested::Dead => Came::Dead,
-            Requested::Failed(failure) => Came::Failed(failure),
+            RequestOutcome::Dead => Came::Dead,
+            RequestOutcome::Failed(failure) => Came::Failed(failure),
         };
         let asked = self.asked.get_mut(&request_id).expect("a result of what was asked");
         assert!(!asked.cancelled, "{request_id}: a result that nobody waits for");

@@ -16,7 +16,7 @@ mod tests;
 
 pub use error::{FrameError, RequestFault};
 
-use super::tensor_metadata::Metadata;
+use super::tensor_metadata::WireMetadata;
 
 /// Longest frame, header included, in bytes: what every receive posted for frames has room for.
 pub const MAX_FRAME: usize = 2048;
@@ -66,13 +66,13 @@ pub enum Frame<'a> {
         epoch: u64,
     },
     /// Asks for a tensor.
-    Request(Request<'a>),
+    Request(TensorRequest<'a>),
     /// The tensor is not what the request says, or the request says nothing: ask again with a sink for this.
     Metadata {
         /// The request that it answers.
         request_id: RequestId,
         /// What the tensor is.
-        metadata: Metadata,
+        metadata: WireMetadata,
     },
     /// The tensor is in the sink.
     Written {
@@ -106,7 +106,7 @@ pub enum Frame<'a> {
 
 /// Asks for the tensor (`name`, `step`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request<'a> {
+pub struct TensorRequest<'a> {
     /// Number of the request. Asking again after a [`Frame::Metadata`] repeats it.
     pub request_id: RequestId,
     /// Step of the computation.
@@ -123,7 +123,7 @@ pub struct Request<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sink {
     /// What it is made for.
-    pub metadata: Metadata,
+    pub metadata: WireMetadata,
     /// Its virtual address at the requester.
     pub address: u64,
     /// Key of the region that it lies in.

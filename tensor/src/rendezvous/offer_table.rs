@@ -4,23 +4,23 @@ use std::collections::{HashMap, VecDeque};
 
 use tonic::Code;
 
-use super::message::{Failure, Key, PeerId};
+use super::message::{Failure, PeerId, TensorKey};
 use super::{ProviderSettings, RequestId};
 use crate::wire::tensor_frame::MAX_NAME;
-use crate::wire::tensor_metadata::Metadata;
+use crate::wire::tensor_metadata::WireMetadata;
 
 /// What becomes of a tensor that somebody may ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Offer<T> {
+pub enum OfferedTensor<T> {
     /// It is here: a handle of it, and what it is.
-    Tensor(T, Metadata),
+    Tensor(T, WireMetadata),
     /// It is dead: the branch of the graph that would have computed it was not taken.
     Dead,
     /// It could not be computed.
     Failed(Failure),
 }
 
-impl<T> Offer<T> {
+impl<T> OfferedTensor<T> {
     fn bytes(&self) -> u64 {
         match self {
             Self::Tensor(_, metadata) => metadata.bytes,
@@ -98,8 +98,8 @@ impl From<OfferError> for tonic::Status {
 pub(super) type Reader = (PeerId, RequestId);
 
 #[derive(Debug)]
-pub(super) struct Shelf<T> {
-    entries: HashMap<Key, Entry<T>>,
+pub(super) struct OfferTable<T> {
+    entries: HashMap<TensorKey, Entry<T>>,
     offers: usize,
     bytes: u64,
     max_offers: usize,
@@ -116,7 +116,7 @@ struct Entry<T> {
 
 #[derive(Debug)]
 struct Kept<T> {
-    offer: Offer<T>,
+    offer: OfferedTensor<T>,
     /// Shares that are not used up.
     left: u32,
     /// Those of them that belong to a request.
@@ -127,7 +127,7 @@ struct Kept<T> {
     served: Vec<PeerId>,
 }
 
-impl<T> Shelf<T> {
+impl<T> OfferTable<T> {
     pub(super) fn new(settings: &ProviderSettings) -> Self {
         let ProviderSettings { max_offers, max_bytes, .. } = *settings;
         Self { entries: HashMap::new(), offers: 0, bytes: 0, max_offers, max_bytes }
@@ -141,7 +141,12 @@ impl<T> Shelf<T> {
         self.bytes
     }
 
-    pub(super) fn put(&mut self, key: &Key, offer: Offer<T>, readers: u32) -> Result<(), OfferError> {
+    pub(super) fn put(
+        &mut self,
+        key: &TensorKey,
+        offer: OfferedTensor<T>,
+        readers: u32,
+    ) -> Result<(), OfferError> {
         let (name, step) = (key.name.to_string(), key.step);
         if self.offer(key).is_some() {
             return Err(OfferError::AlreadyOffered { name, step });
@@ -149,7 +154,7 @@ impl<T> Shelf<T> {
         if readers == 0 {
             return Err(OfferError::NoReaders { name, step });
         }
-        if matches!(&offer, Offer::Failed(failure) if failure.code == Code::Ok) {
+        if matches!(&offer, OfferedTensor::Failed(failure) if failure.code == Code::Ok) {
             return Err(OfferError::NoFailure { name, step });
         }
         if self.offers >= self.max_offers {
@@ -167,17 +172,17 @@ impl<T> Shelf<T> {
         Ok(())
     }
 
-    pub(super) fn offer(&self, key: &Key) -> Option<&Offer<T>> {
+    pub(super) fn offer(&self, key: &TensorKey) -> Option<&OfferedTensor<T>> {
         self.entries.get(key)?.kept.as_ref().map(|kept| &kept.offer)
     }
 
     /// A request waits for a share.
-    pub(super) fn wait(&mut self, key: &Key, reader: Reader) {
+    pub(super) fn wait(&mut self, key: &TensorKey, reader: Reader) {
         self.entry(key).waiting.push_back(reader);
     }
 
     /// A request waits no more.
-    pub(super) fn leave(&mut self, key: &Key, reader: Reader) {
+    pub(super) fn leave(&mut self, key: &TensorKey, reader: Reader) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.waiting.retain(|waiting| *waiting != reader);
         }
@@ -185,7 +190,7 @@ impl<T> Shelf<T> {
     }
 
     /// The next request that gets a share.
-    pub(super) fn share(&mut self, key: &Key) -> Option<Reader> {
+    pub(super) fn share(&mut self, key: &TensorKey) -> Option<Reader> {
         let entry = self.entries.get_mut(key)?;
         let kept = entry.kept.as_mut().filter(|kept| kept.taken < kept.left && !kept.closed)?;
         let reader = entry.waiting.pop_front()?;
@@ -194,13 +199,13 @@ impl<T> Shelf<T> {
     }
 
     /// Whether a peer has used up a share of what is on offer.
-    pub(super) fn has_served(&self, key: &Key, peer: PeerId) -> bool {
+    pub(super) fn has_served(&self, key: &TensorKey, peer: PeerId) -> bool {
         let kept = self.entries.get(key).and_then(|entry| entry.kept.as_ref());
         kept.is_some_and(|kept| kept.served.contains(&peer))
     }
 
     /// A share is used up, by `peer`.
-    pub(super) fn use_up(&mut self, key: &Key, peer: PeerId) {
+    pub(super) fn use_up(&mut self, key: &TensorKey, peer: PeerId) {
         self.change(key, |kept| {
             kept.served.push(peer);
             kept.taken -= 1;
@@ -209,7 +214,7 @@ impl<T> Shelf<T> {
     }
 
     /// A share is given back.
-    pub(super) fn give_back(&mut self, key: &Key) {
+    pub(super) fn give_back(&mut self, key: &TensorKey) {
         self.change(key, |kept| {
             kept.taken -= 1;
             kept.left -= u32::from(kept.closed);
@@ -218,7 +223,7 @@ impl<T> Shelf<T> {
 
     /// No further request gets a share, also not one that is given back. Says how many nobody has, none if there is no
     /// such offer.
-    pub(super) fn close(&mut self, key: &Key) -> Option<u32> {
+    pub(super) fn close(&mut self, key: &TensorKey) -> Option<u32> {
         let kept = self.entries.get_mut(key)?.kept.as_mut()?;
         let free = kept.left - kept.taken;
         self.change(key, |kept| {
@@ -228,11 +233,11 @@ impl<T> Shelf<T> {
         Some(free)
     }
 
-    fn entry(&mut self, key: &Key) -> &mut Entry<T> {
+    fn entry(&mut self, key: &TensorKey) -> &mut Entry<T> {
         self.entries.entry(key.clone()).or_insert_with(|| Entry { kept: None, waiting: VecDeque::new() })
     }
 
-    fn change(&mut self, key: &Key, change: impl FnOnce(&mut Kept<T>)) {
+    fn change(&mut self, key: &TensorKey, change: impl FnOnce(&mut Kept<T>)) {
         let Some(entry) = self.entries.get_mut(key) else { return };
         entry.kept.as_mut().map(change);
         if let Some(spent) = entry.kept.take_if(|kept| kept.left == 0) {
@@ -242,7 +247,7 @@ impl<T> Shelf<T> {
         self.tidy(key);
     }
 
-    fn tidy(&mut self, key: &Key) {
+    fn tidy(&mut self, key: &TensorKey) {
         if self.entries.get(key).is_some_and(|entry| entry.kept.is_none() && entry.waiting.is_empty()) {
             self.entries.remove(key);
         }

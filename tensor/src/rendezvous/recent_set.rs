@@ -5,13 +5,13 @@ use std::hash::Hash;
 
 /// A set that forgets the oldest.
 #[derive(Debug)]
-pub(super) struct Recent<K> {
+pub(super) struct RecentSet<K> {
     most: usize,
     order: VecDeque<K>,
     set: HashSet<K>,
 }
 
-impl<K: Clone + Eq + Hash> Recent<K> {
+impl<K: Clone + Eq + Hash> RecentSet<K> {
     pub(super) fn new(most: usize) -> Self {
         Self { most, order: VecDeque::new(), set: HashSet::new() }
     }
@@ -39,13 +39,13 @@ mod tests {
 
     #[test]
     fn forgets_the_oldest() {
-        let mut recent = Recent::new(2);
+        let mut recent = RecentSet::new(2);
         for what in [1, 2, 2, 1, 3] {
             recent.insert(what);
         }
         assert_eq!([1, 2, 3].map(|what| recent.contains(&what)), [false, true, true]);
         assert_eq!((recent.order.len(), recent.set.len()), (2, 2));
-        let mut nothing = Recent::new(0);
+        let mut nothing = RecentSet::new(0);
         nothing.insert(1);
         assert!(!nothing.contains(&1));
     }
