@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tonic_rdma::ConfigError;
 use tonic_rdma_verbs::CompletionStatus;
+use tonic_rdma_verbs::memory::MemRegion;
 
-use super::MemRegion;
-use super::types::TensorError;
+use crate::types::TensorError;
 use crate::wire::tensor_frame::MAX_NAME;
 
 /// The settings that allow tensors beside TLS, for error messages.

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-use super::super::lock;
+use crate::lock::lock;
 
 /// Actions that wait to be carried out.
 #[derive(Debug)]
-pub(super) struct Outbox<A> {
+pub(crate) struct Outbox<A> {
     state: Mutex<ActionQueue<A>>,
 }
 
@@ -18,17 +18,17 @@ struct ActionQueue<A> {
 }
 
 impl<A> Outbox<A> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { state: Mutex::new(ActionQueue { actions: VecDeque::new(), busy: false }) }
     }
 
     /// Adds actions. Called under the lock of whoever decides their order.
-    pub(super) fn add(&self, actions: impl IntoIterator<Item = A>) {
+    pub(crate) fn add(&self, actions: impl IntoIterator<Item = A>) {
         lock(&self.state).actions.extend(actions);
     }
 
     /// Carries out all there are, and those that come of it, unless somebody is at it already: then that one does.
-    pub(super) fn run(&self, mut carry_out: impl FnMut(A)) {
+    pub(crate) fn run(&self, mut carry_out: impl FnMut(A)) {
         {
             let mut state = lock(&self.state);
             if std::mem::replace(&mut state.busy, true) {

@@ -7,21 +7,23 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use super::super::landing::Landing;
-use super::super::link::Link;
-use super::super::rendezvous::{
+use super::Outbox;
+use crate::device::settings::Settings;
+use crate::error::ChannelError;
+use crate::link::Link;
+use crate::lock::lock;
+use crate::memory::landing::Landing;
+use crate::rendezvous::{
     Failure, RequestOutcome, Requester, RequesterAction, RequesterSettings, SinkLocation, Violation, verify,
 };
-use super::super::settings::Settings;
-use super::super::types::{Metadata, Tensor, deserialize};
-use super::super::{Channel, ChannelError, SharedRegion, lock};
-use super::Outbox;
+use crate::types::{Metadata, Tensor, deserialize};
 use crate::wire::tensor_frame::{Frame, RequestId};
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::Access;
 use tonic_rdma_verbs::internal::Grant;
+use tonic_rdma_verbs::memory::SharedRegion;
 
-/// What the future of [`Channel::request`] yields.
+/// What the future of [`Channel::request`](crate::Channel::request) yields.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
 pub enum Requested {
@@ -31,41 +33,11 @@ pub enum Requested {
     Dead,
 }
 
-impl Channel {
-    /// Asks the peer for the tensor `name` of `step`, whether the peer offers it already or not
-    /// ([`RdmaDevice::put`](super::super::RdmaDevice::put)). The peer writes it straight into memory of this device's. From the
-    /// second step on that takes one message and one write, unless the tensor's type or shape has changed.
-    ///
-    /// Dropping the future withdraws the request.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorSpec};
-    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
-    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
-    /// # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
-    /// # server.put("loss", 17, Offer::Tensor(Tensor::copy_from(spec, &[1, 2, 3, 4])?), 1)?;
-    /// if let Requested::Tensor(loss) = channel.request("loss", 17).await? {
-    ///     assert_eq!(loss.as_slice::<u8>()?, [1, 2, 3, 4]);
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// [`Refused`](ChannelError::Refused) with the peer's status: the tensor could not be computed, was not offered in time, or
-    /// was asked for twice.
-    pub fn request(&self, name: &str, step: u64) -> Request {
-        self.link().exchange().requests().request(self.link(), name, step)
-    }
-}
-
-/// The future of [`Channel::request`].
+/// The future of [`Channel::request`](crate::Channel::request).
 #[must_use = "dropping it withdraws the request"]
 pub struct Request {
     link: Arc<Link>,
+    requests: Arc<Requests>,
     state: RequestState,
 }
 
@@ -116,8 +88,9 @@ impl Requests {
         }
     }
 
-    fn request(&self, link: &Arc<Link>, name: &str, step: u64) -> Request {
-        let refused = |error| Request { link: Arc::clone(link), state: RequestState::Over(Some(error)) };
+    pub(crate) fn request(self: &Arc<Self>, link: &Arc<Link>, name: &str, step: u64) -> Request {
+        let request = |state| Request { link: Arc::clone(link), requests: Arc::clone(self), state };
+        let refused = |error| request(RequestState::Over(Some(error)));
         if let Some(fault) = link.fault() {
             return refused(fault.clone());
         }
@@ -131,10 +104,10 @@ impl Requests {
         self.outbox.add([action]);
         drop(requester);
         self.run_and_wake(link);
-        Request { link: Arc::clone(link), state: RequestState::Waiting(id, pending) }
+        request(RequestState::Waiting(id, pending))
     }
 
-    pub(super) fn handle(
+    pub(crate) fn handle(
         &self,
         link: &Arc<Link>,
         frame: Frame<'_>,
@@ -154,7 +127,7 @@ impl Requests {
         Ok(())
     }
 
-    pub(super) fn link_ended(&self, fault: &ChannelError) {
+    pub(crate) fn link_ended(&self, fault: &ChannelError) {
         let mut requester = lock(&self.requester);
         let actions = requester.peer_gone(&fault.to_string());
         drop(requester);
@@ -295,7 +268,7 @@ impl Future for Request {
 impl Drop for Request {
     fn drop(&mut self) {
         if let RequestState::Waiting(id, _) = self.state {
-            self.link.exchange().requests().cancel(&self.link, id);
+            self.requests.cancel(&self.link, id);
         }
     }
 }
