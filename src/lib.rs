@@ -63,7 +63,7 @@
 //! | feature | adds | needs |
 //! |---|---|---|
 //! | `ibverbs` | RDMA devices with a driver in the kernel (InfiniBand, RoCE, iWARP), through libibverbs, which the program looks for when it runs | on Debian: `cmake make python3 pkg-config libclang-dev libnl-3-dev libnl-route-3-dev libibverbs-dev librdmacm-dev`; running: `libibverbs1 librdmacm1 ibverbs-providers` |
-//! | `tls-ring` | tonic's TLS with ring: `RdmaRequestExt::peer_certificates`, and TLS for tensor devices (`tensor::Settings::client_tls`, `server_tls`) | a C compiler |
+//! | `tls-ring` | tonic's TLS with ring: `RdmaRequestExt::peer_certificates`, and TLS for tensor devices (`tonic_rdma_tensor::DeviceBuilder::client_tls`, `server_tls`) | a C compiler |
 //! | `tls-aws-lc` | the same with AWS-LC | a C compiler; on some platforms also CMake |
 //! | `ndarray` | tensors from and to arrays of [ndarray](https://docs.rs/ndarray): `Tensor::from_array`, `as_array` | |
 //! | `safetensors` | tensors from and to files of the safetensors format: `tensor::convert::read_safetensors`, `SafetensorsView` | |
@@ -164,8 +164,8 @@
 //! # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
 //! use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
 //!
-//! let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?; // completion queues, queue pairs for each peer
-//! let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 //! let channel = worker.channel(&device.endpoint(), 0).await?;
 //!
 //! // A static slot: tensors of one type and shape, one RDMA WRITE each.
@@ -174,8 +174,7 @@
 //! let mut sender = channel.static_sender("worker0/gradients", &spec).await?;
 //! let mut region = worker.allocate(256)?;
 //! region.fill(1);
-//! let (_region, sent) = sender.send_region(region).await; // the region comes back
-//! sent?;
+//! let _region = sender.send_region(region).await?; // the region comes back
 //! let arrived = slot.recv().await?;
 //! assert_eq!(arrived.len(), 256);
 //! # Ok(())
@@ -188,8 +187,8 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
-//! # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-//! # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! # let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 //! # let channel = worker.channel(&device.endpoint(), 0).await?;
 //! let mut slot = device.dynamic_receiver("tokens", 4)?;
 //! let mut sender = channel.dynamic_sender("tokens").await?;
@@ -207,8 +206,8 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorSpec};
-//! # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-//! # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! # let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 //! # let channel = worker.channel(&device.endpoint(), 0).await?;
 //! # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
 //! # let tensor = Tensor::copy_from(spec, &[1, 2, 3, 4])?;
@@ -227,17 +226,16 @@
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # use tonic_rdma_tensor::{Direction, RdmaDevice, Rights};
-//! # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-//! # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! # use tonic_rdma_tensor::{RdmaDevice, Rights};
+//! # let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 //! # let channel = worker.channel(&device.endpoint(), 0).await?;
 //! let cache = device.export("cache", device.allocate(1 << 20)?, Rights::READ_WRITE)?;
 //! let remote = channel.region("cache").await?;
 //! let mut block = worker.allocate(4096)?;
 //! block.fill(9);
-//! // 4096 bytes, from offset 0 of the block to offset 8192 of the cache
-//! let (_block, copied) = channel.memcpy(block, 0, &remote, 8192, 4096, Direction::LocalToRemote).await;
-//! copied?;
+//! // all 4096 bytes of the block, to offset 8192 of the cache
+//! let _block = channel.write(&remote).at(8192).from(block, ..).await?;
 //! let mut first = [0; 1];
 //! cache.memory().copy_out(8192, &mut first)?;
 //! assert_eq!(first, [9]);
@@ -251,7 +249,7 @@
 //! [`Config::from_env`] starts from it and applies the environment variables `RDMA_*`; its documentation has a table of
 //! them. A value that can't be used is a [`ConfigError`] that names the variable. [`RdmaConnector::new`] and
 //! [`RdmaIncoming::bind`] take the defaults and read no variable but `RDMA_TUNE_CACHE`, which the default asks for
-//! ([`TuneCache::Environment`](endpoint::tuner::TuneCache::Environment)); [`tensor::RdmaDevice::new`] calls `from_env`.
+//! ([`TuneCache::Environment`](endpoint::tuner::TuneCache::Environment)); `tonic_rdma_tensor::RdmaDevice::builder` calls `from_env`.
 //!
 //! ```
 //! use tonic_rdma::{Config, Policy, RdmaConnector};

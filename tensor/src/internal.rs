@@ -1,5 +1,10 @@
-//! The formats, for tests and benches.
+//! The formats and the state machine of the rendezvous, for tests and benches.
 //!
 //! Nothing here is a promise: any release may change or remove it.
 
 pub use crate::wire::{tensor_frame, tensor_metadata};
+
+/// See [`crate::rendezvous`].
+pub mod rendezvous {
+    pub use crate::rendezvous::*;
+}

@@ -44,11 +44,11 @@
 //! let spec = TensorSpec::new(Dtype::F32, Shape::new(&[1024, 1000])?)?;
 //!
 //! // The parameter server: a place for worker 0's gradients, with one buffer.
-//! let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 //! let mut gradients = server.static_receiver("worker0/fc8", &spec, 1)?;
 //!
 //! // The worker.
-//! let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 //! let mut fc8 = worker.channel(&server.endpoint(), 0).await?.static_sender("worker0/fc8", &spec).await?;
 //! let mut region = worker.allocate(4 * 1024 * 1000)?;
 //! for step in 1..=3 {
@@ -100,53 +100,46 @@
 //! The book's page on tensors has the measurements, and the design.
 #![forbid(unsafe_code)]
 
-mod accept;
-mod caller;
 mod channel;
+mod control;
 pub mod convert;
 mod device;
 mod error;
 mod exchange;
-mod landing;
 mod link;
-mod memcpy;
-mod open;
-mod payload;
-mod placement;
-mod proto;
+mod lock;
+mod memory;
+mod name;
 mod reduce;
-mod region;
-pub mod rendezvous;
-mod service;
-mod settings;
-mod spin;
-mod tls;
-pub mod types;
+mod regions;
+mod rendezvous;
+mod slots;
+mod types;
 mod wire;
 
 #[doc(hidden)]
 pub mod internal;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-pub use channel::{Block, Channel, Direction};
+pub use channel::Channel;
+pub use channel::copy::{BlockCopy, RegionRead, RegionWrite};
+pub use channel::memcpy::Memcpy;
 pub use device::RdmaDevice;
-pub use error::ChannelError;
+pub use device::builder::DeviceBuilder;
+pub use error::{Cause, ChannelError, MemcpyError};
 pub use exchange::{Offer, Request, Requested};
-pub use link::Notification;
-pub use memcpy::Memcpy;
-pub use placement::{Arrived, DynamicReceiver, DynamicSender, StaticReceiver, StaticSender};
+pub use link::notification::Notification;
 pub use reduce::{reduce_max, reduce_max_f32, reduce_max_f64};
-pub use region::{ExportedRegion, RemoteRegion, Rights};
-pub use settings::Settings;
+pub use regions::exported::ExportedRegion;
+pub use regions::remote::RemoteRegion;
+pub use regions::rights::Rights;
+pub use rendezvous::Held;
+pub use slots::dynamic_receiver::DynamicReceiver;
+pub use slots::dynamic_sender::DynamicSender;
+pub use slots::static_receiver::{Arrived, StaticReceiver};
+pub use slots::static_sender::StaticSender;
 pub use types::{
     AllocateError, Dtype, Element, ForeignError, Metadata, MetadataLayout, Shape, ShapeError, Strides,
     Tensor, TensorError, TensorMut, TensorSpec, UnknownDtype, deserialize, serialize,
 };
 
 pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
-
-/// Locks. State behind our locks is consistent whenever one is released, so a panic elsewhere poisons nothing.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use tonic::transport::{Channel, Endpoint};
 use tonic_rdma::{Config, Policy, ProviderChoice, RdmaConnector, RdmaIncoming};
-use tonic_rdma_tensor::Settings;
+use tonic_rdma_tensor::{DeviceBuilder, RdmaDevice};
 
 use crate::failure::Failure;
 
@@ -58,8 +58,8 @@ impl Rdma {
     }
 
     /// What a device for tensors is made with: a queue pair to its peer.
-    pub(crate) fn tensor_settings(&self) -> Settings {
-        Settings::new(1, 1).config(self.config.clone())
+    pub(crate) fn tensor_device(&self) -> DeviceBuilder {
+        RdmaDevice::builder().config(self.config.clone())
     }
 
     /// Listens for RDMA peers on a free port of the loopback interface.

@@ -160,7 +160,7 @@ async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Serv
 
 /// A device that tensors are put into.
 async fn tensor_device(rdma: &Rdma) -> Result<RdmaDevice, Failure> {
-    let bound = RdmaDevice::bind(rdma.tensor_settings(), (Ipv4Addr::LOCALHOST, 0)).await;
+    let bound = rdma.tensor_device().bind((Ipv4Addr::LOCALHOST, 0)).await;
     bound.map_err(|error| Failure::run(format!("can't make a device for tensors: {error}")))
 }
 

@@ -1,6 +1,6 @@
 //! Static slots: one for each variable and direction, to one peer.
 
-use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice, Settings, StaticReceiver, StaticSender};
+use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice, StaticReceiver, StaticSender};
 
 use super::check::{Place, Receipt};
 use super::mode::Mode;
@@ -19,8 +19,8 @@ pub(crate) enum Direction {
 
 /// The tensor device of this process, on a free port of the loopback interface.
 pub(crate) async fn device(provider: &str) -> Result<RdmaDevice, Failure> {
-    let settings = Settings::new(1, 1).config(Rdma::new(provider)?.config().clone());
-    RdmaDevice::bind(settings, "127.0.0.1:0").await.map_err(failure)
+    let settings = RdmaDevice::builder().config(Rdma::new(provider)?.config().clone());
+    settings.bind("127.0.0.1:0").await.map_err(failure)
 }
 
 /// A channel to the device that listens there.

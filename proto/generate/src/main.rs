@@ -28,7 +28,7 @@ const TARGETS: &[Target] = &[
     Target {
         protos: &["tensor_device.proto"],
         include: "proto",
-        folder: "tensor/src/proto",
+        folder: "tensor/src/control/proto",
         codec: None,
         descriptors: false,
     },

@@ -8,43 +8,43 @@ mod outbox;
 mod requests;
 
 pub use offers::Offer;
-pub(super) use offers::Offers;
+pub(crate) use offers::Offers;
 use outbox::Outbox;
-pub(super) use requests::Requests;
+pub(crate) use requests::Requests;
 pub use requests::{Request, Requested};
 
 use std::sync::Arc;
 use std::task::Waker;
 
-use super::ChannelError;
-use super::link::Link;
-use super::rendezvous::PeerId;
+use crate::error::ChannelError;
+use crate::link::{Link, RendezvousFrames};
+use crate::rendezvous::PeerId;
 use crate::wire::tensor_frame::Frame;
 
 /// A link's part in the rendezvous: the peer's requests to this device, and this device's requests to the peer.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(crate) struct Exchange {
     peer: PeerId,
     offers: Arc<Offers>,
-    requests: Requests,
+    requests: Arc<Requests>,
 }
 
 impl Exchange {
-    pub(super) fn new(offers: Arc<Offers>, requests: Requests) -> Self {
-        Self { peer: offers.new_peer(), offers, requests }
+    pub(crate) fn new(offers: Arc<Offers>, requests: Requests) -> Self {
+        Self { peer: offers.new_peer(), offers, requests: Arc::new(requests) }
     }
 
-    /// Registers the link, so that the peer's requests can be answered from now on.
-    pub(super) fn begin(&self, link: &Arc<Link>) {
+    pub(crate) fn requests(&self) -> &Arc<Requests> {
+        &self.requests
+    }
+}
+
+impl RendezvousFrames for Exchange {
+    fn begin(&self, link: &Arc<Link>) {
         self.offers.add_peer(self.peer, link);
     }
 
-    pub(super) fn requests(&self) -> &Requests {
-        &self.requests
-    }
-
-    /// Handles a frame from the peer.
-    pub(super) fn handle(
+    fn handle(
         &self,
         link: &Arc<Link>,
         frame: Frame<'_>,
@@ -63,8 +63,7 @@ impl Exchange {
         }
     }
 
-    /// Ends all requests on the link, which has ended. Its queue pairs are gone.
-    pub(super) fn link_ended(&self, fault: &ChannelError) {
+    fn link_ended(&self, fault: &ChannelError) {
         self.offers.remove_peer(self.peer);
         self.requests.link_ended(fault);
     }

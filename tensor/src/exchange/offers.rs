@@ -6,21 +6,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use super::super::landing::Landing;
-use super::super::link::Link;
-use super::super::link::token::Token;
-use super::super::payload::Payload;
-use super::super::rendezvous::{
-    Failure, OfferedTensor, PeerId, Provider, ProviderAction, ProviderSettings, checksum,
-};
-use super::super::types::Tensor;
-use super::super::{ChannelError, RdmaDevice, Settings, lock};
 use super::Outbox;
+use crate::device::settings::Settings;
+use crate::error::ChannelError;
+use crate::link::Link;
+use crate::link::token::Token;
+use crate::lock::lock;
+use crate::memory::landing::Landing;
+use crate::memory::payload::Payload;
+use crate::rendezvous::{
+    Failure, Held, OfferedTensor, PeerId, Provider, ProviderAction, ProviderSettings, checksum,
+};
+use crate::types::Tensor;
 use crate::wire::tensor_frame::{RequestId, Sink, TensorRequest};
 use tonic_rdma_verbs::internal::{BlockCopy, Blocks, Local, RemotePlace, Transfer, Way};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
-/// The argument of [`RdmaDevice::put`]: a tensor, or the reason why there is none.
+/// The argument of [`RdmaDevice::put`](crate::RdmaDevice::put): a tensor, or the reason why there is none.
 ///
 /// ```
 /// use tonic::Status;
@@ -43,52 +45,6 @@ pub enum Offer {
     Dead,
     /// The tensor could not be computed.
     Failed(tonic::Status),
-}
-
-impl RdmaDevice {
-    /// Offers (`name`, `step`) to the first `readers` peers that ask for it ([`Channel::request`](super::super::Channel::request)),
-    /// before the offer or after it. The offer stays until all of them have the tensor, or until
-    /// [`Settings::rendezvous_timeout`] is over.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Shape, Tensor, TensorSpec};
-    /// # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
-    /// let tensor = Tensor::copy_from(spec, &[1, 2, 3, 4])?;
-    /// device.put("loss", 17, Offer::Tensor(tensor), 2)?; // two workers ask for it
-    /// assert_eq!(device.held().bytes, 4);
-    /// assert_eq!(device.withdraw("loss", 17), Some(2)); // neither has
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// Name and step are on offer already, a limit on offers or on their bytes is reached, or the name is empty or too long.
-    pub fn put(&self, name: &str, step: u64, offer: Offer, readers: u32) -> Result<(), ChannelError> {
-        let offered = match offer {
-            Offer::Tensor(tensor) => {
-                let payload = Payload::of(&tensor)?;
-                let metadata = payload.metadata();
-                OfferedTensor::Tensor(payload, metadata)
-            }
-            Offer::Dead => OfferedTensor::Dead,
-            Offer::Failed(status) => OfferedTensor::Failed(Failure::new(status.code(), status.message())),
-        };
-        self.shared.offers.put(name, step, offered, readers)
-    }
-
-    /// Takes an offer back. Returns the number of readers that it still waited for, or `None` if it was not on offer. A reader
-    /// whose write is under way still gets the tensor.
-    pub fn withdraw(&self, name: &str, step: u64) -> Option<u32> {
-        lock(&self.shared.offers.provider).withdraw(name, step)
-    }
-
-    /// Returns the number of offers, of their bytes, and of requests that wait.
-    pub fn held(&self) -> super::super::rendezvous::Held {
-        lock(&self.shared.offers.provider).held()
-    }
 }
 
 /// The offers of a device, and the links to the peers that may ask for them.
@@ -125,40 +81,51 @@ impl Offers {
         offers
     }
 
-    pub(super) fn new_peer(&self) -> PeerId {
+    pub(crate) fn new_peer(&self) -> PeerId {
         PeerId(self.next_peer.fetch_add(1, Ordering::Relaxed))
     }
 
-    pub(super) fn add_peer(&self, peer: PeerId, link: &Arc<Link>) {
+    pub(crate) fn add_peer(&self, peer: PeerId, link: &Arc<Link>) {
         lock(&self.links).insert(peer, Arc::downgrade(link));
     }
 
-    pub(super) fn remove_peer(&self, peer: PeerId) {
+    pub(crate) fn remove_peer(&self, peer: PeerId) {
         lock(&self.links).remove(&peer);
         self.with(|provider| provider.peer_gone(peer, Instant::now()));
     }
 
-    pub(super) fn handle_request(&self, peer: PeerId, request: &TensorRequest<'_>) {
+    pub(crate) fn handle_request(&self, peer: PeerId, request: &TensorRequest<'_>) {
         self.with(|provider| provider.handle_request(peer, request, Instant::now()));
     }
 
-    pub(super) fn handle_cancel(&self, peer: PeerId, request_id: RequestId) {
+    pub(crate) fn handle_cancel(&self, peer: PeerId, request_id: RequestId) {
         self.with(|provider| provider.handle_cancel(peer, request_id, Instant::now()));
     }
 
-    fn put(
-        &self,
-        name: &str,
-        step: u64,
-        offer: OfferedTensor<Payload>,
-        readers: u32,
-    ) -> Result<(), ChannelError> {
+    pub(crate) fn put(&self, name: &str, step: u64, offer: Offer, readers: u32) -> Result<(), ChannelError> {
+        let offer = match offer {
+            Offer::Tensor(tensor) => {
+                let payload = Payload::of(&tensor)?;
+                let metadata = payload.metadata();
+                OfferedTensor::Tensor(payload, metadata)
+            }
+            Offer::Dead => OfferedTensor::Dead,
+            Offer::Failed(status) => OfferedTensor::Failed(Failure::new(status.code(), status.message())),
+        };
         let mut provider = lock(&self.provider);
         let actions = provider.offer(name, step, offer, readers, Instant::now());
         self.outbox.add(actions.map_err(ChannelError::local)?);
         drop(provider);
         self.run();
         Ok(())
+    }
+
+    pub(crate) fn withdraw(&self, name: &str, step: u64) -> Option<u32> {
+        lock(&self.provider).withdraw(name, step)
+    }
+
+    pub(crate) fn held(&self) -> Held {
+        lock(&self.provider).held()
     }
 
     fn with(&self, change: impl FnOnce(&mut Provider<Payload>) -> Vec<ProviderAction<Payload>>) {

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-use super::super::lock;
+use crate::lock::lock;
 
 /// Actions that wait to be carried out, in order.
 #[derive(Debug)]
-pub(super) struct Outbox<A> {
+pub(crate) struct Outbox<A> {
     state: Mutex<ActionQueue<A>>,
 }
 
@@ -18,18 +18,18 @@ struct ActionQueue<A> {
 }
 
 impl<A> Outbox<A> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { state: Mutex::new(ActionQueue { actions: VecDeque::new(), busy: false }) }
     }
 
     /// Adds actions. The caller holds the lock of the state machine that made them, so that their order is right.
-    pub(super) fn add(&self, actions: impl IntoIterator<Item = A>) {
+    pub(crate) fn add(&self, actions: impl IntoIterator<Item = A>) {
         lock(&self.state).actions.extend(actions);
     }
 
     /// Carries out all actions, and the actions that these add. If another thread is doing so already, it returns at once, and
     /// that thread carries them out.
-    pub(super) fn run(&self, mut carry_out: impl FnMut(A)) {
+    pub(crate) fn run(&self, mut carry_out: impl FnMut(A)) {
         {
             let mut state = lock(&self.state);
             if std::mem::replace(&mut state.busy, true) {

@@ -7,20 +7,23 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use super::super::landing::Landing;
-use super::super::link::Link;
-use super::super::rendezvous::{
+use super::Outbox;
+use crate::device::settings::Settings;
+use crate::error::ChannelError;
+use crate::link::Link;
+use crate::lock::lock;
+use crate::memory::landing::Landing;
+use crate::rendezvous::{
     Failure, RequestOutcome, Requester, RequesterAction, RequesterSettings, SinkLocation, Violation, verify,
 };
-use super::super::types::{Metadata, Tensor, deserialize};
-use super::super::{Channel, ChannelError, Settings, SharedRegion, lock};
-use super::Outbox;
+use crate::types::{Metadata, Tensor, deserialize};
 use crate::wire::tensor_frame::{Frame, RequestId};
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::Access;
 use tonic_rdma_verbs::internal::Grant;
+use tonic_rdma_verbs::memory::SharedRegion;
 
-/// The result of [`Channel::request`].
+/// The result of [`Channel::request`](crate::Channel::request).
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
 pub enum Requested {
@@ -30,41 +33,11 @@ pub enum Requested {
     Dead,
 }
 
-impl Channel {
-    /// Asks the peer for the tensor `name` of `step`, before or after the peer offers it
-    /// ([`RdmaDevice::put`](super::super::RdmaDevice::put)). The peer writes the tensor straight into memory of this device. From
-    /// the second step on, this takes one message and one write, unless the tensor's type or shape has changed.
-    ///
-    /// Dropping the future cancels the request.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorSpec};
-    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
-    /// # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
-    /// # server.put("loss", 17, Offer::Tensor(Tensor::copy_from(spec, &[1, 2, 3, 4])?), 1)?;
-    /// if let Requested::Tensor(loss) = channel.request("loss", 17).await? {
-    ///     assert_eq!(loss.as_slice::<u8>()?, [1, 2, 3, 4]);
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// [`Refused`](ChannelError::Refused) with the peer's status: the tensor could not be computed, was not offered in time, or
-    /// this device asked for it twice.
-    pub fn request(&self, name: &str, step: u64) -> Request {
-        self.link().exchange().requests().request(self.link(), name, step)
-    }
-}
-
-/// The future of [`Channel::request`].
+/// The future of [`Channel::request`](crate::Channel::request).
 #[must_use = "dropping the future cancels the request"]
 pub struct Request {
     link: Arc<Link>,
+    requests: Arc<Requests>,
     state: RequestState,
 }
 
@@ -103,8 +76,8 @@ pub(crate) struct Requests {
 impl Requests {
     pub(crate) fn new(settings: &Settings, landing: &Arc<Landing>) -> Self {
         let requester = Requester::new(RequesterSettings {
-            max_tensor_bytes: settings.longest,
-            validate: settings.validate,
+            max_tensor_bytes: settings.max_tensor_bytes,
+            validate: settings.checksums,
             ..RequesterSettings::default()
         });
         Self {
@@ -115,8 +88,9 @@ impl Requests {
         }
     }
 
-    fn request(&self, link: &Arc<Link>, name: &str, step: u64) -> Request {
-        let refused = |error| Request { link: Arc::clone(link), state: RequestState::Ended(Some(error)) };
+    pub(crate) fn request(self: &Arc<Self>, link: &Arc<Link>, name: &str, step: u64) -> Request {
+        let request = |state| Request { link: Arc::clone(link), requests: Arc::clone(self), state };
+        let refused = |error| request(RequestState::Ended(Some(error)));
         if let Some(fault) = link.fault() {
             return refused(fault.clone());
         }
@@ -130,10 +104,10 @@ impl Requests {
         self.outbox.add([action]);
         drop(requester);
         self.run_and_wake(link);
-        Request { link: Arc::clone(link), state: RequestState::Waiting(id, pending) }
+        request(RequestState::Waiting(id, pending))
     }
 
-    pub(super) fn handle(
+    pub(crate) fn handle(
         &self,
         link: &Arc<Link>,
         frame: Frame<'_>,
@@ -153,7 +127,7 @@ impl Requests {
         Ok(())
     }
 
-    pub(super) fn link_ended(&self, fault: &ChannelError) {
+    pub(crate) fn link_ended(&self, fault: &ChannelError) {
         let mut requester = lock(&self.requester);
         let actions = requester.peer_gone(&fault.to_string());
         drop(requester);
@@ -296,7 +270,7 @@ impl Future for Request {
 impl Drop for Request {
     fn drop(&mut self) {
         if let RequestState::Waiting(id, _) = self.state {
-            self.link.exchange().requests().cancel(&self.link, id);
+            self.requests.cancel(&self.link, id);
         }
     }
 }

@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::Waker;
 
-use super::super::ChannelError;
-use super::super::lock;
-use super::Link;
-use super::lane::Lane;
-use super::token::{Outcome, Token};
+use crate::error::{Cause, ChannelError};
+use crate::link::credits::Credits;
+use crate::link::token::{Outcome, Token};
+use crate::lock::lock;
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
 use tonic_rdma::internal::{Kind, Participant, WorkId};
 use tonic_rdma_verbs::internal::{BlockCopy, Blocks, Finished, InFlight, Local, Transfer, Way};
@@ -20,6 +19,27 @@ use tonic_rdma_verbs::{
     CompletionOpcode, CompletionStatus, Operation, Payload, Probe, QueuePairNumber, ReceiveRequest,
     RemoteSegment, Rkey, WorkCompletion,
 };
+
+/// The link that a port belongs to.
+pub(crate) trait PortOwner: Send + Sync {
+    /// Takes what has come on the queue of a port.
+    fn poll(&self, port: u32);
+
+    /// Returns the name of the peer.
+    fn peer(&self) -> &Arc<str>;
+
+    /// Returns why the link has ended, if it has.
+    fn fault(&self) -> Option<&ChannelError>;
+
+    /// Ends the link with `error`, unless it has ended. Returns why it ended.
+    fn fail(&self, error: ChannelError) -> ChannelError;
+
+    /// Notes that the peer has written the slot with this pair of words: the next epoch, or this one.
+    fn placed(&self, pair: u32, epoch: Option<u64>) -> Result<(), ChannelError>;
+
+    /// Takes a frame of the peer. Tasks to wake are added to `wakers`.
+    fn handle(self: Arc<Self>, frame: Frame<'_>, wakers: &mut Vec<Waker>) -> Result<(), ChannelError>;
+}
 
 /// See the module's documentation.
 pub(crate) struct Port {
@@ -30,8 +50,8 @@ pub(crate) struct Port {
     key: u32,
     inline: usize,
     pool: Pool,
-    state: Mutex<State>,
-    link: OnceLock<Weak<Link>>,
+    state: Mutex<PortState>,
+    owner: OnceLock<Weak<dyn PortOwner>>,
     written: AtomicU64,
     read: AtomicU64,
     /// Whether completions should be taken before more is posted: an end that only looks at memory polls no queue.
@@ -39,11 +59,11 @@ pub(crate) struct Port {
 }
 
 #[derive(Debug)]
-struct State {
+struct PortState {
     /// Nothing once the link has ended. Before `receives`: the queue pair goes before the memory that it receives in.
     flights: Option<InFlight<Token>>,
     receives: Block,
-    lane: Lane,
+    credits: Credits,
     /// Frames that wait for the peer to have a receive for them.
     backlog: VecDeque<Box<[u8]>>,
 }
@@ -57,14 +77,14 @@ enum Arrival {
 
 impl Port {
     /// Receives posted: frames and notices that the peer may send before this end takes one.
-    pub(super) const RECEIVES: u32 = 256;
+    pub(crate) const RECEIVES: u32 = 256;
     /// Frames that may wait.
     const BACKLOG: usize = 1 << 16;
     /// Transfers that may wait on a channel.
     pub(crate) const WAITING: usize = 1 << 16;
 
     /// Takes over a queue pair in Init or later, and posts its receives.
-    pub(super) fn new(
+    pub(crate) fn new(
         flights: InFlight<Token>,
         index: u32,
         key: u32,
@@ -74,10 +94,10 @@ impl Port {
         let receives = pool.lease(length, Quota::Receive).map_err(ChannelError::memory)?;
         let (number, inline) =
             (flights.queue_pair().number(), flights.queue_pair().capacity().inline as usize);
-        let state = State {
+        let state = PortState {
             flights: Some(flights),
             receives,
-            lane: Lane::new(Self::RECEIVES),
+            credits: Credits::new(Self::RECEIVES),
             backlog: VecDeque::new(),
         };
         for slot in 0..Self::RECEIVES {
@@ -90,7 +110,7 @@ impl Port {
             inline,
             pool,
             state: Mutex::new(state),
-            link: OnceLock::new(),
+            owner: OnceLock::new(),
             written: AtomicU64::new(0),
             read: AtomicU64::new(0),
             crowded: AtomicBool::new(false),
@@ -98,13 +118,13 @@ impl Port {
     }
 
     /// The link that it belongs to, and the receives that the peer has posted.
-    pub(super) fn belong(&self, link: &Arc<Link>, peer_receives: u32) {
-        lock(&self.state).lane.set_peer_receives(peer_receives);
-        let _ = self.link.set(Arc::downgrade(link));
+    pub(crate) fn belong(&self, owner: Weak<dyn PortOwner>, peer_receives: u32) {
+        lock(&self.state).credits.set_peer_receives(peer_receives);
+        let _ = self.owner.set(owner);
     }
 
     /// Lets `then` use the queue pair; nothing if the link has ended.
-    pub(super) fn with_queue_pair<T>(
+    pub(crate) fn with_queue_pair<T>(
         &self,
         then: impl FnOnce(&dyn tonic_rdma_verbs::QueuePair) -> T,
     ) -> Option<T> {
@@ -159,7 +179,7 @@ impl Port {
         self.make_room();
         let mut state = lock(&self.state);
         if immediate.is_some() {
-            state.lane.sent();
+            state.credits.sent();
         }
         let Some(flights) = &mut state.flights else {
             drop(state);
@@ -188,8 +208,8 @@ impl Port {
         let mut buffer = [0; MAX_FRAME];
         self.make_room();
         let mut state = lock(&self.state);
-        let length = frame.encode(state.lane.granted(), &mut buffer).map_err(ChannelError::local)?;
-        let result = if state.backlog.is_empty() && state.lane.may_send() {
+        let length = frame.encode(state.credits.granted(), &mut buffer).map_err(ChannelError::local)?;
+        let result = if state.backlog.is_empty() && state.credits.may_send() {
             state.post_frame(&buffer[..length], self)
         } else if state.backlog.len() < Self::BACKLOG {
             state.backlog.push_back(buffer[..length].into());
@@ -202,7 +222,7 @@ impl Port {
     }
 
     /// Ends it: every transfer is over, with its memory.
-    pub(super) fn end(&self, fault: &ChannelError) {
+    pub(crate) fn end(&self, fault: &ChannelError) {
         let flights = lock(&self.state).flights.take();
         let Some(flights) = flights else { return };
         let mut wakers = Vec::new();
@@ -217,9 +237,9 @@ impl Port {
     /// Takes completions if many are due.
     fn make_room(&self) {
         if self.crowded.load(Ordering::Relaxed)
-            && let Some(link) = self.link()
+            && let Some(owner) = self.owner()
         {
-            link.poll(self.index);
+            owner.poll(self.index);
         }
     }
 
@@ -227,19 +247,19 @@ impl Port {
         WorkId { kind: Kind::Send, connection: self.key, value: number }.to_bits()
     }
 
-    fn link(&self) -> Option<Arc<Link>> {
-        self.link.get().and_then(Weak::upgrade)
+    fn owner(&self) -> Option<Arc<dyn PortOwner>> {
+        self.owner.get().and_then(Weak::upgrade)
     }
 
     /// Why it has ended.
     fn fault(&self) -> ChannelError {
-        let fault = self.link().and_then(|link| link.fault().cloned());
+        let fault = self.owner().and_then(|link| link.fault().cloned());
         fault.unwrap_or_else(|| ChannelError::local("the link has ended"))
     }
 
     /// Ends the link with `error`, unless it has ended, and says why it did.
     fn fail(&self, error: ChannelError) -> ChannelError {
-        match self.link() {
+        match self.owner() {
             Some(link) => link.fail(error),
             None => error,
         }
@@ -276,11 +296,11 @@ impl Port {
             }
         };
         state.post_receive(id.value, self.key)?;
-        state.lane.reposted();
-        if state.lane.owes_credit() {
+        state.credits.reposted();
+        if state.credits.owes_credit() {
             let mut buffer = [0; MAX_FRAME];
             let length =
-                Frame::Credit.encode(state.lane.granted(), &mut buffer).map_err(ChannelError::local)?;
+                Frame::Credit.encode(state.credits.granted(), &mut buffer).map_err(ChannelError::local)?;
             state.post_frame(&buffer[..length], self)?;
         }
         Ok(Some(arrival))
@@ -289,7 +309,7 @@ impl Port {
     fn lost(&self, status: CompletionStatus) -> ChannelError {
         match status {
             CompletionStatus::WorkRequestFlushed | CompletionStatus::RetryExceeded => {
-                let peer = self.link().map_or_else(|| "".into(), |link| Arc::clone(link.peer()));
+                let peer = self.owner().map_or_else(|| "".into(), |link| Arc::clone(link.peer()));
                 let reason = match status {
                     CompletionStatus::RetryExceeded => "its device acknowledges nothing any more",
                     _ => "its end of the RDMA connection is closed",
@@ -307,13 +327,16 @@ impl Port {
         frame: &[u8; MAX_FRAME],
         wakers: &mut Vec<Waker>,
     ) -> Result<(), ChannelError> {
-        let Some(link) = self.link() else { return Ok(()) };
+        let Some(owner) = self.owner() else { return Ok(()) };
         match arrival {
-            Arrival::Immediate(slot) => link.placed(slot, None),
+            Arrival::Immediate(slot) => owner.placed(slot, None),
             Arrival::Frame(length) => {
-                let decoded = Frame::decode(&frame[..length]).map_err(|error| link.violation(error))?;
+                let decoded = Frame::decode(&frame[..length]).map_err(|error| ChannelError::Violation {
+                    peer: Arc::clone(owner.peer()),
+                    cause: Cause::new(error),
+                })?;
                 self.granted(decoded.granted)?;
-                link.handle(decoded.frame, wakers)
+                owner.handle(decoded.frame, wakers)
             }
         }
     }
@@ -321,8 +344,8 @@ impl Port {
     /// The peer has posted receives; what waited for them goes.
     fn granted(&self, granted: u32) -> Result<(), ChannelError> {
         let mut state = lock(&self.state);
-        state.lane.peer_granted(granted);
-        while state.lane.may_send()
+        state.credits.peer_granted(granted);
+        while state.credits.may_send()
             && let Some(frame) = state.backlog.pop_front()
         {
             state.post_frame(&frame, self)?;
@@ -331,7 +354,7 @@ impl Port {
     }
 }
 
-impl State {
+impl PortState {
     fn post_receive(&self, slot: u32, key: u32) -> Result<(), ChannelError> {
         let Some(flights) = &self.flights else { return Ok(()) };
         let start = slot as usize * MAX_FRAME;
@@ -342,7 +365,7 @@ impl State {
     }
 
     fn post_frame(&mut self, frame: &[u8], port: &Port) -> Result<(), ChannelError> {
-        self.lane.sent();
+        self.credits.sent();
         let Some(flights) = &mut self.flights else { return Err(port.fault()) };
         let inline = frame.len() <= port.inline;
         if inline {
@@ -386,7 +409,7 @@ fn whole(local: Local, length: usize, way: Way, start: RemoteSegment) -> Transfe
         way,
         blocks,
         tonic_rdma_verbs::internal::RemotePlace { start, length },
-        Token::quiet(),
+        Token::unobserved(),
     )
 }
 
@@ -434,7 +457,7 @@ impl Participant for Port {
 
     fn fail_with_device(&self) {
         if let Some(reason) = self.with_queue_pair(|queue_pair| queue_pair.failure()).flatten() {
-            self.fail(ChannelError::Local(format!("the device ended the link: {reason}").into()));
+            self.fail(ChannelError::local(format!("the device ended the link: {reason}")));
         }
     }
 }

@@ -1,20 +1,22 @@
 //! A link's making: queue pairs, then those of the peer, then the proof that both see one another's memory.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use tokio::sync::watch;
 
-use super::super::device::Shared;
-use super::super::exchange::Exchange;
-use super::super::landing::Landing;
-use super::super::{ChannelError, Settings};
-use super::token::Token;
-use super::words::{PeerWords, Words};
-use super::{Link, LinkId, Notification, Port, Seat};
+use crate::device::settings::Settings;
+use crate::error::ChannelError;
+use crate::link::notification::Notification;
+use crate::link::polled_port::PolledPort;
+use crate::link::port::{Port, PortOwner};
+use crate::link::token::Token;
+use crate::link::words::{PeerWords, Words};
+use crate::link::{Link, LinkId, RendezvousFrames};
+use crate::memory::landing::Landing;
 use tonic_rdma::internal::{Provider, Reactor};
 use tonic_rdma_verbs::internal::{Anchors, InFlight, Limits, LocalRegistrations, RemotePlace};
-use tonic_rdma_verbs::memory::{MemRegion, Pool, PoolSettings};
+use tonic_rdma_verbs::memory::{Budget, MemRegion, Pool, PoolSettings};
 use tonic_rdma_verbs::{Access, Context, ProtectionDomain, QueuePairAddress, QueuePairCapacity};
 
 /// Queue pairs with their memory, not connected yet.
@@ -23,7 +25,7 @@ pub(crate) struct Prepared {
     context: Arc<dyn Context>,
     domain: Arc<dyn ProtectionDomain>,
     words: Words,
-    ports: Vec<Seat>,
+    ports: Vec<PolledPort>,
     settings: Settings,
     landing: Arc<Landing>,
 }
@@ -47,12 +49,17 @@ impl Prepared {
     const INLINE: u32 = 4096 + 64;
 
     /// Creates queue pairs on the device that `provider` opens.
-    pub(crate) fn new(provider: Provider, queue_pairs: u32, shared: &Shared) -> Result<Self, ChannelError> {
-        let (settings, budget) = (&shared.settings, &shared.budget);
+    pub(crate) fn new(
+        provider: Provider,
+        queue_pairs: u32,
+        settings: &Settings,
+        budget: &Arc<Budget>,
+        landing: &Arc<Landing>,
+    ) -> Result<Self, ChannelError> {
         let config = &settings.config;
         let context = provider.open(config).map_err(ChannelError::local)?;
         let attributes = context.attributes().clone();
-        let queues = config.clone().completion_queues(settings.cqs as usize);
+        let queues = config.clone().completion_queues(settings.completion_queues as usize);
         let reactor = Reactor::current(&context, &queues).map_err(ChannelError::local)?;
         let domain = context.alloc_protection_domain().map_err(ChannelError::local)?;
         let pool_settings = PoolSettings { access: Access::LOCAL_WRITE, ..PoolSettings::default() };
@@ -68,8 +75,8 @@ impl Prepared {
         };
         let limits = Limits {
             requests: capacity.send_requests,
-            message: attributes.max_message_size.min(settings.piece),
-            window: settings.window,
+            message: attributes.max_message_size.min(settings.max_request_bytes),
+            window: settings.max_outstanding_bytes,
         };
         let port = |index: u32| {
             let queue = Arc::clone(reactor.assign());
@@ -82,17 +89,17 @@ impl Prepared {
             let made = queue.add(|key| Port::new(flights, index, key, pool.clone()).map(Arc::new));
             let (key, port) = made.map_err(ChannelError::local)??;
             let pace = reactor.pace_of_callers().map(Mutex::new);
-            Ok(Seat { port, queue, key, pace, _reactor: Arc::clone(&reactor) })
+            Ok(PolledPort { port, queue, key, pace, _reactor: Arc::clone(&reactor) })
         };
         let ports = (0..queue_pairs).map(port).collect::<Result<Vec<_>, ChannelError>>()?;
-        let (settings, landing) = (settings.clone(), Arc::clone(&shared.landing));
+        let (settings, landing) = (settings.clone(), Arc::clone(landing));
         Ok(Self { context, domain, words, ports, settings, landing })
     }
 
     /// Address and receives of each queue pair, for the peer.
     pub(crate) fn queue_pairs(&self) -> Vec<(Vec<u8>, u32)> {
-        let address = |seat: &Seat| {
-            let bytes = seat.port.with_queue_pair(|it| it.local_address().as_bytes().to_vec());
+        let address = |polled: &PolledPort| {
+            let bytes = polled.port.with_queue_pair(|it| it.local_address().as_bytes().to_vec());
             (bytes.unwrap_or_default(), Port::RECEIVES)
         };
         self.ports.iter().map(address).collect()
@@ -110,7 +117,8 @@ impl Prepared {
 
     /// Whether this end is told of what was written by memory alone.
     pub(crate) fn places_in_order(&self) -> bool {
-        let in_order = |seat: &Seat| seat.port.with_queue_pair(|it| it.places_in_order()).unwrap_or(false);
+        let in_order =
+            |polled: &PolledPort| polled.port.with_queue_pair(|it| it.places_in_order()).unwrap_or(false);
         self.settings.notification.is_none_or(|wanted| wanted == Notification::Word)
             && self.ports.iter().all(in_order)
     }
@@ -127,7 +135,7 @@ impl Prepared {
         self,
         id: LinkId,
         peer: &PeerEnd,
-        exchange: Exchange,
+        rendezvous: Arc<dyn RendezvousFrames>,
     ) -> Result<Arc<Link>, ChannelError> {
         let notification = self.agree(peer)?;
         if peer.queue_pairs.len() != self.ports.len() {
@@ -136,9 +144,9 @@ impl Prepared {
         }
         let peer_words =
             PeerWords::new(peer.words).ok_or_else(|| ChannelError::local("the peer's words are too few"))?;
-        for (seat, (address, _)) in self.ports.iter().zip(&peer.queue_pairs) {
+        for (polled, (address, _)) in self.ports.iter().zip(&peer.queue_pairs) {
             let path = self.settings.config.path();
-            let connected = seat.port.with_queue_pair(|queue_pair| {
+            let connected = polled.port.with_queue_pair(|queue_pair| {
                 queue_pair.to_rtr(address, path)?;
                 queue_pair.to_rts(path)
             });
@@ -156,18 +164,18 @@ impl Prepared {
             domain: self.domain,
             words: self.words,
             peer_words,
-            ends: Mutex::default(),
+            pairs: Mutex::default(),
             fault: OnceLock::new(),
             failed: AtomicBool::new(false),
             ended: watch::Sender::new(false),
             landing: self.landing,
             kept: Mutex::default(),
             anchors,
-            exchange,
+            rendezvous,
         });
-        link.exchange.begin(&link);
+        link.rendezvous.begin(&link);
         for (port, (_, receives)) in link.ports().zip(&peer.queue_pairs) {
-            port.belong(&link, *receives);
+            port.belong(Arc::downgrade(&link) as Weak<dyn PortOwner>, *receives);
         }
         Ok(link)
     }

@@ -9,8 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 
-use super::super::{ChannelError, lock};
-use super::{End, Link, Notification};
+use crate::error::ChannelError;
+use crate::link::Link;
+use crate::link::notification::Notification;
+use crate::link::word_pair::WordPair;
+use crate::lock::lock;
 use tonic_rdma::internal::{Untold, Watched};
 use tonic_rdma_verbs::memory::SharedRegion;
 
@@ -27,7 +30,7 @@ pub(crate) struct Wait {
 #[derive(Debug)]
 struct Word {
     link: Arc<Link>,
-    end: Arc<End>,
+    pair: Arc<WordPair>,
     port: u32,
     memory: SharedRegion,
     offset: usize,
@@ -44,16 +47,16 @@ impl Wait {
     /// Waits until the word at `offset` of `memory` is at least `target`; if `exactly`, until it equals `target`.
     pub(crate) fn until(
         link: &Arc<Link>,
-        end: &Arc<End>,
+        pair: &Arc<WordPair>,
         port: u32,
         (memory, offset): (&SharedRegion, usize),
         target: u64,
         exactly: bool,
     ) -> Self {
-        let (link, end, memory) = (Arc::clone(link), Arc::clone(end), memory.clone());
+        let (link, pair, memory) = (Arc::clone(link), Arc::clone(pair), memory.clone());
         let (waker, asked, bells) =
-            (Mutex::new(None), AtomicBool::new(false), end.bells().load(Ordering::Relaxed));
-        let word = Word { link, end, port, memory, offset, exactly, target, waker, asked, bells };
+            (Mutex::new(None), AtomicBool::new(false), pair.bells().load(Ordering::Relaxed));
+        let word = Word { link, pair, port, memory, offset, exactly, target, waker, asked, bells };
         Self { word: Arc::new(word), watching: false, spins: true }
     }
 
@@ -121,7 +124,7 @@ impl Watched for Word {
         let asked = self.asked.load(Ordering::Relaxed);
         let by_bell = self.link.notification() == Notification::Word;
         (by_bell && self.is_reached()).then(|| Untold {
-            told: Arc::clone(self.end.bells()),
+            told: Arc::clone(self.pair.bells()),
             before: self.bells,
             asked,
         })
@@ -130,7 +133,7 @@ impl Watched for Word {
     fn ask_for_completion(&self) {
         // If that fails the link does, which the wait finds. What can't be asked for, the poller's nap finds.
         if !self.asked.swap(true, Ordering::Relaxed) {
-            let _ = self.link.say_asleep(&self.end, self.target, self.port);
+            let _ = self.link.say_asleep(&self.pair, self.target, self.port);
         }
     }
 }

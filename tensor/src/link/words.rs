@@ -7,14 +7,14 @@
 //! - the **sleeper**: the epoch that the peer waits for in its sleep. Whoever brings it rings a bell: a frame, whose
 //!   completion wakes the peer.
 
-use super::super::ChannelError;
+use crate::error::ChannelError;
 use tonic_rdma_verbs::internal::{Grant, RemotePlace};
 use tonic_rdma_verbs::memory::SharedRegion;
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 
 /// This end's page.
 #[derive(Debug)]
-pub(super) struct Words {
+pub(crate) struct Words {
     memory: SharedRegion,
     grant: Grant,
 }
@@ -26,60 +26,60 @@ const SLEEPER: usize = 8;
 
 impl Words {
     /// Bytes of a page.
-    pub(super) const LENGTH: usize = PAIRS * PAIR;
+    pub(crate) const LENGTH: usize = PAIRS * PAIR;
 
     /// Lets the peers of `domain` write `memory`.
-    pub(super) fn new(memory: SharedRegion, domain: &dyn ProtectionDomain) -> Result<Self, ChannelError> {
+    pub(crate) fn new(memory: SharedRegion, domain: &dyn ProtectionDomain) -> Result<Self, ChannelError> {
         let grant = Grant::of_region(domain, &memory, Access::REMOTE_WRITE).map_err(ChannelError::memory)?;
         Ok(Self { memory, grant })
     }
 
     /// Where the peer writes.
-    pub(super) fn place(&self) -> RemotePlace {
+    pub(crate) fn place(&self) -> RemotePlace {
         self.grant.place()
     }
 
     /// Pairs that a page has.
-    pub(super) const PAIRS: usize = PAIRS;
+    pub(crate) const PAIRS: usize = PAIRS;
 
     /// The memory, and where the count of a pair is in it.
-    pub(super) fn count(&self, pair: u32) -> (&SharedRegion, usize) {
+    pub(crate) fn count(&self, pair: u32) -> (&SharedRegion, usize) {
         (&self.memory, pair as usize * PAIR)
     }
 
     /// The epoch that the peer sleeps for.
-    pub(super) fn sleeper(&self, pair: u32) -> u64 {
+    pub(crate) fn sleeper(&self, pair: u32) -> u64 {
         self.memory.load_u64(pair as usize * PAIR + SLEEPER).unwrap_or(0)
     }
 
     /// Sets the count of a pair, on behalf of a peer whose device can't.
-    pub(super) fn set_count(&self, pair: u32, value: u64) {
+    pub(crate) fn set_count(&self, pair: u32, value: u64) {
         let _ = self.memory.store_u64(pair as usize * PAIR, value);
     }
 }
 
 /// The peer's page.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PeerWords(RemotePlace);
+pub(crate) struct PeerWords(RemotePlace);
 
 impl PeerWords {
     /// The page at `place`, if it has a page's length.
-    pub(super) fn new(place: RemotePlace) -> Option<Self> {
+    pub(crate) fn new(place: RemotePlace) -> Option<Self> {
         (place.length >= Words::LENGTH as u64).then_some(Self(place))
     }
 
     /// Whether there is such a pair.
-    pub(super) fn has(pair: u32) -> bool {
+    pub(crate) fn has(pair: u32) -> bool {
         (pair as usize) < PAIRS
     }
 
     /// Where the count of a pair is.
-    pub(super) fn count(&self, pair: u32) -> Option<RemoteSegment> {
+    pub(crate) fn count(&self, pair: u32) -> Option<RemoteSegment> {
         self.0.at(u64::from(pair) * PAIR as u64, 8)
     }
 
     /// Where the sleeper of a pair is.
-    pub(super) fn sleeper(&self, pair: u32) -> Option<RemoteSegment> {
+    pub(crate) fn sleeper(&self, pair: u32) -> Option<RemoteSegment> {
         self.0.at(u64::from(pair) * PAIR as u64 + SLEEPER as u64, 8)
     }
 }

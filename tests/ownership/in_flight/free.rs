@@ -1,7 +1,7 @@
-use tonic_rdma_tensor::{Channel, Direction, MemRegion, RemoteRegion};
+use tonic_rdma_tensor::{Channel, MemRegion, RemoteRegion};
 
 async fn free(channel: Channel, region: MemRegion, remote: RemoteRegion) {
-    let copy = channel.memcpy(region, 0, &remote, 0, 8, Direction::LocalToRemote);
+    let copy = channel.write(&remote).from(region, ..8);
     drop(region);
     let _ = copy.await;
 }

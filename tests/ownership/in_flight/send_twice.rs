@@ -1,8 +1,8 @@
-use tonic_rdma_tensor::{Channel, Direction, MemRegion, RemoteRegion};
+use tonic_rdma_tensor::{Channel, MemRegion, RemoteRegion};
 
 async fn send_twice(channel: Channel, region: MemRegion, remote: RemoteRegion) {
-    let one = channel.memcpy(region, 0, &remote, 0, 8, Direction::LocalToRemote);
-    let two = channel.memcpy(region, 8, &remote, 8, 8, Direction::LocalToRemote);
+    let one = channel.write(&remote).from(region, ..8);
+    let two = channel.write(&remote).at(8).from(region, 8..16);
     let _ = (one.await, two.await);
 }
 

@@ -1,7 +1,7 @@
-use tonic_rdma_tensor::{Channel, Direction, MemRegion, RemoteRegion};
+use tonic_rdma_tensor::{Channel, MemRegion, RemoteRegion};
 
 async fn write(channel: Channel, mut region: MemRegion, remote: RemoteRegion) {
-    let copy = channel.memcpy(region, 0, &remote, 0, 8, Direction::LocalToRemote);
+    let copy = channel.write(&remote).from(region, ..8);
     region[0] = 1;
     let _ = copy.await;
 }

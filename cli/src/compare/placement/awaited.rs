@@ -9,7 +9,7 @@ use super::super::operations::Operation;
 use super::caller::Stream;
 use super::geometry::MAX_DEPTH;
 use super::record::Record;
-use super::route::{From, Route, To, variant_of};
+use super::route::{From, Route, To, keep, variant_of};
 use super::service::Command;
 use super::sink::Sink;
 
@@ -36,9 +36,7 @@ impl Route {
                 let (Some(slot), Some(region)) = (slots.first_mut(), place.take()) else {
                     return Err(CallError::Unprepared);
                 };
-                let (region, sent) = slot.send_region(region).await;
-                *place = Some(region);
-                Ok(sent?)
+                Ok(keep(place, slot.send_region(region).await)?)
             }
             To::Slots { slots, from: From::Registered(tensors) } => {
                 for (slot, tensor) in slots.iter_mut().zip(&tensors[variant]) {

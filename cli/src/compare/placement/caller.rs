@@ -56,7 +56,7 @@ impl PlacementCaller {
         reduces: bool,
     ) -> Result<(Self, Verdict), Failure> {
         let failed = |error| Failure::run(format!("{mode}: {error}"));
-        let device = RdmaDevice::without_listener(rdma.tensor_settings()).map_err(failed)?;
+        let device = rdma.tensor_device().without_listener().map_err(failed)?;
         let channel = device.channel(endpoint, 0).await.map_err(failed)?;
         let (provider, name) = channel.device();
         let reason = format!("tensors over {name}, arrivals by {:?}", channel.notification());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tonic_rdma_tensor::{
-    Arrived, ChannelError, ExportedRegion, RdmaDevice, Rights, SharedRegion, StaticReceiver,
+    Arrived, ChannelError, ExportedRegion, RdmaDevice, Rights, SharedRegion, StaticReceiver, TensorError,
 };
 
 use super::super::cell::Load;
@@ -103,8 +103,7 @@ impl Sink {
     pub(super) fn new(device: &RdmaDevice, order: &Order) -> Result<Self, ChannelError> {
         let Order { mode, load, seed, depth, reduces } = *order;
         let receiver = |name: String, bytes: u64, depth| {
-            let spec =
-                geometry::spec(bytes).map_err(|error| ChannelError::Local(error.to_string().into()))?;
+            let spec = geometry::spec(bytes).map_err(TensorError::from)?;
             device.static_receiver(&name, &spec, depth)
         };
         let places = match Geometry::of(load, seed) {

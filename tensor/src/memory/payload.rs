@@ -1,0 +1,91 @@
+//! A tensor's bytes, in the form in which they move.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::error::ChannelError;
+use crate::link::Link;
+use crate::memory::landing::Landing;
+use crate::types::{Tensor, serialize};
+use crate::wire::tensor_metadata::WireMetadata;
+use tonic_rdma_verbs::Access;
+use tonic_rdma_verbs::internal::{Grant, Local};
+use tonic_rdma_verbs::memory::Lease;
+
+/// What moves of a tensor. Clones are the same bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Payload {
+    metadata: WireMetadata,
+    content: Content,
+}
+
+#[derive(Clone, Debug)]
+enum Content {
+    /// In memory that devices can read.
+    Registered(Lease, Range<usize>),
+    /// Anywhere else.
+    Bytes(Bytes),
+}
+
+impl Payload {
+    /// What moves of `tensor`: its elements as they are if they lie one after the other and have a size, otherwise its
+    /// serialised form.
+    pub(crate) fn of(tensor: &Tensor) -> Result<Self, ChannelError> {
+        match (tensor.metadata(), tensor.registered()) {
+            (Some(metadata), Some((lease, range))) => {
+                Ok(Self { metadata: metadata.into(), content: Content::Registered(lease, range) })
+            }
+            _ => {
+                let (metadata, bytes) = serialize(tensor).map_err(ChannelError::local)?;
+                Ok(Self { metadata: metadata.into(), content: Content::Bytes(bytes) })
+            }
+        }
+    }
+
+    pub(crate) fn metadata(&self) -> WireMetadata {
+        self.metadata
+    }
+
+    /// How many.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.metadata.bytes
+    }
+
+    /// The bytes themselves.
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        match &self.content {
+            Content::Registered(lease, range) => lease.get(range.clone()).unwrap_or_default(),
+            Content::Bytes(bytes) => bytes,
+        }
+    }
+
+    /// Memory to write them from, and where in it they begin.
+    pub(crate) fn local(&self, landing: &Landing) -> Result<(Local, u64), ChannelError> {
+        match &self.content {
+            Content::Registered(lease, range) => Ok((Local::Lease(lease.clone()), range.start as u64)),
+            Content::Bytes(bytes) => {
+                let mut copy = landing.take(bytes.len() as u64)?;
+                copy[..bytes.len()].copy_from_slice(bytes);
+                Ok((Local::Region(copy), 0))
+            }
+        }
+    }
+
+    /// Lets the peer of `link` read them.
+    pub(crate) fn grant(&self, link: &Arc<Link>) -> Result<Grant, ChannelError> {
+        match &self.content {
+            Content::Registered(lease, range) => {
+                let part = lease.part(range.clone()).map_err(ChannelError::local)?;
+                link.grant_lease(&part)
+            }
+            Content::Bytes(bytes) => {
+                let mut copy = link.landing().take(bytes.len() as u64)?;
+                copy[..bytes.len()].copy_from_slice(bytes);
+                let (copy, range) = (copy.share(), 0..bytes.len());
+                link.grant(&copy, range, Access::REMOTE_READ)
+            }
+        }
+    }
+}

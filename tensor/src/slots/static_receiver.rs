@@ -1,0 +1,166 @@
+//! Receiving tensors of a shape known beforehand, in the place where the sender put them.
+
+use std::ops::Range;
+
+use crate::error::ChannelError;
+use crate::slots::receiver::Receiver;
+use crate::types::{Tensor, TensorSpec};
+use tonic_rdma_verbs::memory::SharedRegion;
+
+/// The receiving end of a static slot (§3.2), from [`RdmaDevice::static_receiver`](crate::RdmaDevice::static_receiver): buffers that wait for one tensor each.
+#[derive(Debug)]
+pub struct StaticReceiver {
+    receiver: Receiver,
+    spec: TensorSpec,
+}
+
+/// A tensor that has arrived, where the sender put it. Dropping it gives the buffer back to the sender.
+///
+/// Its bytes are read by copying, as a hostile peer could change them meanwhile: [`copy_to`](Self::copy_to) at once, or
+/// [`for_each_piece`](Self::for_each_piece) through the first-level cache. A program that trusts its peer may read them where
+/// they are, by [`memory`](Self::memory) and [`SharedRegion::as_slice`].
+#[derive(Debug)]
+pub struct Arrived<'a> {
+    receiver: &'a mut StaticReceiver,
+    start: usize,
+}
+
+impl StaticReceiver {
+    pub(crate) fn new(receiver: Receiver, spec: TensorSpec) -> Self {
+        Self { receiver, spec }
+    }
+
+    /// Returns type and shape of what it takes.
+    pub fn spec(&self) -> &TensorSpec {
+        &self.spec
+    }
+
+    /// Takes the next tensor if it has arrived. It costs one load of memory that stays in the cache until the sender writes
+    /// to it, so a thread may ask again and again, between other work.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
+    /// # let mut sender = channel.static_sender("loss", &spec).await?;
+    /// # sender.send_bytes(&[0; 1024]).await?;
+    /// loop {
+    ///     if let Some(arrived) = slot.try_recv()? {
+    ///         assert_eq!(arrived.len(), 1024);
+    ///         break;
+    ///     }
+    ///     std::hint::spin_loop(); // or other work
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The sender has gone, and whatever it had completed was taken. Once another has attached, its tensors come.
+    pub fn try_recv(&mut self) -> Result<Option<Arrived<'_>>, ChannelError> {
+        let start = self.receiver.take()?;
+        Ok(start.map(|start| Arrived { receiver: self, start }))
+    }
+
+    /// Waits for the next tensor. Dropping the future loses nothing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
+    /// # let mut sender = channel.static_sender("loss", &spec).await?;
+    /// # sender.send_bytes(&[1; 1024]).await?;
+    /// let arrived = slot.recv().await?;
+    /// let mut sum = 0_u64;
+    /// arrived.for_each_piece(|bytes| sum += bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>());
+    /// assert_eq!(sum, 1024);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`try_recv`](Self::try_recv).
+    pub async fn recv(&mut self) -> Result<Arrived<'_>, ChannelError> {
+        let start = loop {
+            self.receiver.wait().await?;
+            if let Some(start) = self.receiver.take()? {
+                break start;
+            }
+        };
+        Ok(Arrived { receiver: self, start })
+    }
+}
+
+impl Arrived<'_> {
+    /// Returns type and shape of the tensor.
+    pub fn spec(&self) -> &TensorSpec {
+        &self.receiver.spec
+    }
+
+    /// Returns the length in bytes.
+    pub fn len(&self) -> usize {
+        self.receiver.receiver.slot().layout.payload
+    }
+
+    /// Returns whether the tensor has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the slot's memory, and the range of it that the tensor lies in, in bytes.
+    pub fn memory(&self) -> (&SharedRegion, Range<usize>) {
+        let slot = self.receiver.receiver.slot();
+        (&slot.memory, self.start..self.start + slot.layout.payload)
+    }
+
+    /// Copies the whole tensor to `destination`, which has exactly its length.
+    ///
+    /// # Errors
+    /// `destination` has another length.
+    pub fn copy_to(&self, destination: &mut [u8]) -> Result<(), ChannelError> {
+        let (memory, range) = self.memory();
+        if destination.len() != range.len() {
+            let found = format!("{} bytes", destination.len());
+            return Err(ChannelError::Mismatch {
+                name: self.receiver.receiver.slot().name.clone(),
+                expected: format!("{} bytes", range.len()).into(),
+                found: found.into(),
+            });
+        }
+        memory.copy_out(range.start, destination).map_err(ChannelError::local)
+    }
+
+    /// Hands its bytes to `then`, piece by piece, through a buffer that stays in the cache. The first byte of each piece is
+    /// aligned to 64 bytes, and every piece but the last has a multiple of them.
+    pub fn for_each_piece(&self, then: impl FnMut(&[u8])) {
+        let (memory, range) = self.memory();
+        // The range is the slot's own.
+        let _ = memory.for_each_piece(range, then);
+    }
+
+    /// Copies it out of the slot.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn to_tensor(&self) -> Result<Tensor, ChannelError> {
+        let mut bytes = vec![0; self.len()];
+        self.copy_to(&mut bytes)?;
+        Tensor::from_bytes(self.receiver.spec, bytes.into()).map_err(ChannelError::local)
+    }
+}
+
+impl Drop for Arrived<'_> {
+    fn drop(&mut self) {
+        self.receiver.receiver.release();
+    }
+}
