@@ -17,7 +17,7 @@ use crate::{Failure, output};
 /// Time limit of a case. Soaks have additional time.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Runs the cases, or lists them. Returns a failure if a case fails.
+/// Runs the cases, or lists them. Returns the exit code of failure if a case fails.
 pub(crate) async fn run(options: &ClientOptions) -> Result<ExitCode, Failure> {
     if options.list {
         list(options.all)?;

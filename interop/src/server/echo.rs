@@ -15,7 +15,7 @@ use tower_service::Service;
 const INITIAL: HeaderName = HeaderName::from_static("x-grpc-test-echo-initial");
 const TRAILING: HeaderName = HeaderName::from_static("x-grpc-test-echo-trailing-bin");
 
-/// A service that sends both metadata back.
+/// A service that sends the metadata back.
 #[derive(Clone, Debug)]
 pub(super) struct Echo<S> {
     inner: S,

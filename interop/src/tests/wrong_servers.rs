@@ -175,7 +175,7 @@ async fn refused_compressed_requests_are_found() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn missing_metadata_are_found() {
+async fn missing_metadata_is_found() {
     let strip = |response| {
         map_trailers(response, |headers| {
             for name in ["x-grpc-test-echo-trailing-bin", "x-checked-bin", "cache-control"] {

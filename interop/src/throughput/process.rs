@@ -70,7 +70,7 @@ pub(crate) fn serve(options: &ServedOptions) -> Result<(), Failure> {
         };
         listener.serve(None, routes().await?, parent_is_gone).await
     });
-    // The thread that reads standard input can't be told to stop.
+    // The thread that reads standard input can't be stopped.
     runtime.shutdown_background();
     served
 }

@@ -10,7 +10,7 @@ use crate::wire::tensor_frame::MAX_NAME;
 #[non_exhaustive]
 pub enum RequestError {
     /// No request can carry the name.
-    #[error("a tensor with a name of {length} bytes, of which 1 to {MAX_NAME} are allowed")]
+    #[error("the name of the tensor has {length} bytes, and 1 to {MAX_NAME} are allowed")]
     Name {
         /// Length of the name, in bytes.
         length: usize,

@@ -34,7 +34,7 @@ impl<T> OfferedTensor<T> {
 #[non_exhaustive]
 pub enum OfferError {
     /// No request can carry the name.
-    #[error("a tensor with a name of {length} bytes, of which 1 to {MAX_NAME} are allowed")]
+    #[error("the name of the tensor has {length} bytes, and 1 to {MAX_NAME} are allowed")]
     Name {
         /// Length of the name, in bytes.
         length: usize,

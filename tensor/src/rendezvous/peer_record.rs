@@ -68,7 +68,8 @@ impl PeerRecord {
             return Err(Failure::new(Code::AlreadyExists, format!("{request_id} was answered before")));
         }
         if !is_name(name) {
-            let text = format!("a name of {} bytes, of which 1 to {MAX_NAME} are allowed", name.len());
+            let text =
+                format!("the name of the tensor has {} bytes, and 1 to {MAX_NAME} are allowed", name.len());
             return Err(Failure::new(Code::InvalidArgument, text));
         }
         let key = TensorKey { name: name.into(), step };
@@ -134,7 +135,7 @@ enum SinkFault {
     BeyondAddresses { length: u64, address: u64 },
 }
 
-/// Checks that the sink is as long as its metadata says. The device finds out whether the memory exists.
+/// Checks that the sink is as long as its metadata states. The device finds out whether the memory exists.
 fn check_sink(sink: &Sink) -> Result<(), SinkFault> {
     let Sink { metadata, address, length, .. } = *sink;
     if length < metadata.bytes {

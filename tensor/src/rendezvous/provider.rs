@@ -34,7 +34,7 @@ pub enum ProviderAction<T> {
         request_id: RequestId,
         /// The tensor.
         tensor: T,
-        /// The memory to write to. Its metadata are the tensor's, it is at least as long, and not empty.
+        /// The memory to write to. Its metadata is the tensor's. It is at least as long as the tensor, and not empty.
         sink: Sink,
         /// Whether [`Provider::written`] needs a checksum.
         checksum_wanted: bool,

@@ -7,7 +7,7 @@ use super::Dtype;
 
 /// A Rust type that is an element of a tensor. Complex numbers are `[f32; 2]` and `[f64; 2]`: real and imaginary part.
 pub trait Element: sealed::Sealed + CheckedBitPattern + NoUninit + Send + Sync + 'static {
-    /// The element type of the tensor.
+    /// Type of tensors with such elements.
     const DTYPE: Dtype;
 }
 

@@ -45,11 +45,11 @@ pub enum TensorError {
         available: u64,
     },
     /// The elements have another type.
-    #[error("a tensor of {actual} asked for elements of {asked}")]
+    #[error("the elements of the tensor are {actual}, not {asked}")]
     WrongDtype {
         /// Type of the tensor's elements.
         actual: Dtype,
-        /// Type asked for.
+        /// Type that the caller asked for.
         asked: Dtype,
     },
     /// The elements do not lie one after the other.
@@ -105,7 +105,7 @@ pub enum TensorError {
         fault: &'static str,
     },
     /// The system has no memory.
-    #[error("no memory for {0} bytes")]
+    #[error("the system has no memory for {0} bytes")]
     Memory(u64),
     /// A tensor can't be converted from or to the form of another library.
     #[error("{library}: {fault}")]

@@ -1,4 +1,4 @@
-//! Metadata of a tensor: a peer needs them before the tensor's bytes move.
+//! Metadata of a tensor: a peer needs it before the tensor's bytes move.
 
 use super::checks::fixed_size;
 use super::{Dtype, Shape, TensorError, TensorSpec};

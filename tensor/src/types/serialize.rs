@@ -6,7 +6,7 @@
 //!  ├─ length of element 0: u64, little-endian ─┼─ … ─┼─ length of element n-1 ─┼─ bytes of 0 ─┼─ … ─┼─ bytes of n-1 ─┤
 //! ```
 //!
-//! The metadata have the number of elements and the length of the whole form.
+//! The metadata has the number of elements and the length of the whole form.
 
 use bytes::Bytes;
 
@@ -53,7 +53,7 @@ pub fn serialize(tensor: &Tensor) -> Result<(Metadata, Bytes), TensorError> {
 /// ```
 ///
 /// # Errors
-/// The bytes are no tensor with these metadata, or the system has no memory. The memory that it allocates is in proportion to
+/// The bytes are no tensor with this metadata, or the system has no memory. The memory that it allocates is in proportion to
 /// the number of bytes.
 pub fn deserialize(metadata: &Metadata, bytes: Bytes) -> Result<Tensor, TensorError> {
     let spec = metadata.spec;

@@ -170,7 +170,7 @@ proptest! {
         prop_assert!(arrived.strings().unwrap().eq(tensor.to_contiguous().unwrap().strings().unwrap()));
     }
 
-    /// A peer's metadata are an error, or convert back to equal metadata.
+    /// A peer's metadata is an error, or converts back to equal metadata.
     #[test]
     fn hostile_metadata_is_an_error_or_valid(
         dtype in prop_oneof![0..20_u16, any::<u16>()],
@@ -285,7 +285,7 @@ fn errors_name_what_does_not_fit() {
     let tensor = Tensor::from_bytes(f32s, aligned.slice(..8)).unwrap();
     assert_eq!(
         tensor.as_slice::<i32>().unwrap_err().to_string(),
-        "a tensor of float32 asked for elements of int32"
+        "the elements of the tensor are float32, not int32"
     );
     assert!(Tensor::from_bytes(spec(Dtype::String, &[8]), aligned.clone()).is_err());
     assert!(tensor.strings().is_err());
@@ -293,7 +293,7 @@ fn errors_name_what_does_not_fit() {
     assert_eq!(strings.bytes(), Err(TensorError::Variable(Dtype::String)));
     assert_eq!(
         strings.as_slice::<u8>().unwrap_err().to_string(),
-        "a tensor of string asked for elements of uint8"
+        "the elements of the tensor are string, not uint8"
     );
     assert!(Tensor::from_strings(Shape::new(&[2]).unwrap(), ["a"]).is_err());
     for (start, end) in [(0, 3), (2, 1), (u64::MAX, u64::MAX)] {

@@ -6,8 +6,8 @@
 //!  │ version │ layout │ rank │ zero │ dtype │ zero │ length in bytes │ dimension 0   │ … dimension 15    │
 //! ```
 //!
-//! Dimensions from the rank on are zero. Codes of types are plain integers here. [`Metadata`](crate::Metadata) is the checked
-//! form: it knows the types, and checks that the length belongs to the shape.
+//! Dimensions from the rank on are zero. Codes of types are plain integers here. `Metadata` of `types` is the checked form: it
+//! knows the types, and checks that the length belongs to the shape.
 
 /// Maximum number of dimensions of a tensor.
 pub const MAX_RANK: usize = 16;

@@ -96,8 +96,8 @@ mod tests {
         let control = Some(&Outcome::Passed);
         assert_eq!(judge(&Outcome::Passed, control, None), Outcome::Passed);
         assert_eq!(judge(&failed("lost"), control, None), failed("lost"));
-        let said = error(&not_applicable(), control, None);
-        assert_eq!(said, "n/a here (the library can't), and the control passed");
+        let message = error(&not_applicable(), control, None);
+        assert_eq!(message, "n/a here (the library can't), and the control passed");
     }
 
     #[test]
@@ -126,8 +126,8 @@ mod tests {
             assert!(error(&other, control, Some(&KNOWN)).ends_with("failed otherwise: connection reset"));
         }
         for control in [Outcome::Passed, not_applicable(), other] {
-            let said = error(&as_listed, Some(&control), Some(&KNOWN));
-            assert!(said.contains("and the control"), "{said}");
+            let message = error(&as_listed, Some(&control), Some(&KNOWN));
+            assert!(message.contains("and the control"), "{message}");
         }
     }
 
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn the_servers_output_is_not_the_reason_of_a_failure() {
-        let words = format!("reset{}expected Unimplemented, found Internal]", super::super::SERVER_SAID);
+        let words = format!("reset{}expected Unimplemented, found Internal]", super::super::SERVER_OUTPUT);
         assert!(error(&failed(&words), None, Some(&KNOWN)).contains("failed otherwise"));
     }
 

@@ -47,11 +47,11 @@ impl Outcome {
 pub(crate) type Outcomes = BTreeMap<String, Outcome>;
 
 /// Separator between the reason of a case and the server's output.
-pub(crate) const SERVER_SAID: &str = " [server: ";
+pub(crate) const SERVER_OUTPUT: &str = " [server: ";
 
 /// Returns the reason without the server's output.
 pub(crate) fn own_words(reason: &str) -> &str {
-    reason.split(SERVER_SAID).next().unwrap_or_default()
+    reason.split(SERVER_OUTPUT).next().unwrap_or_default()
 }
 
 /// Start of the reason if the client printed no line for a case.

@@ -70,15 +70,15 @@ impl Bridge {
         };
         let (rdma, other) = count_connections(&counters, self.rdma_end);
         if rdma == 0 || other != 0 {
-            let said = self.running.errors().await;
+            let errors = self.running.errors().await;
             return Err(
-                format!("the bridge carried {rdma} connections over RDMA, {other} not: {said}").into()
+                format!("the bridge carried {rdma} connections over RDMA, {other} not: {errors}").into()
             );
         }
         // The bridge must not use other devices: `plan.rdma()` names this one.
         if !names_device(self.running.log().await, &self.device) {
-            let said = self.running.errors().await;
-            return Err(format!("the bridge's log has no connection over {}: {said}", self.device).into());
+            let errors = self.running.errors().await;
+            return Err(format!("the bridge's log has no connection over {}: {errors}", self.device).into());
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use tokio::process::Command;
 
 use crate::direction::{Direction, Side};
 use crate::failure::Failure;
-use crate::outcome::{NO_LINE, Outcome, Outcomes, SERVER_SAID, printable, read};
+use crate::outcome::{NO_LINE, Outcome, Outcomes, SERVER_OUTPUT, printable, read};
 use crate::peer::{CommandLine, Peer};
 use crate::plan::Plan;
 use crate::run::bridge::Bridge;
@@ -192,7 +192,7 @@ impl<'a> Combination<'a> {
         }) else {
             return;
         };
-        *first += &format!("{SERVER_SAID}{}]", self.server.errors().await);
+        *first += &format!("{SERVER_OUTPUT}{}]", self.server.errors().await);
         for bridge in &mut self.bridges {
             *first += &format!(" [bridge: {}]", bridge.log().await);
         }

@@ -86,8 +86,8 @@ impl Running {
     pub(crate) async fn log(&mut self) -> &str {
         if let Some(errors) = self.errors.take() {
             let _ = self.child.kill().await;
-            let said = timeout(Duration::from_secs(5), errors).await;
-            self.log = said.ok().and_then(Result::ok).unwrap_or_default();
+            let text = timeout(Duration::from_secs(5), errors).await;
+            self.log = text.ok().and_then(Result::ok).unwrap_or_default();
         }
         &self.log
     }
@@ -116,8 +116,8 @@ impl Ended {
     pub(crate) fn describe(&self) -> String {
         let how =
             self.status.map_or("it took too long and was killed".to_owned(), |status| status.to_string());
-        let said = if self.errors.trim().is_empty() { &self.output } else { &self.errors };
-        format!("{how}: {}", tail(said))
+        let text = if self.errors.trim().is_empty() { &self.output } else { &self.errors };
+        format!("{how}: {}", tail(text))
     }
 }
 

@@ -73,7 +73,7 @@ fn another_shape_means_another_sink() {
     let actions = requester.handle_metadata(RequestId(0), metadata(&[9]));
     let state = "with a sink made for the metadata that the peer sent";
     let twice = Violation::Unexpected { frame: "metadata", request_id: RequestId(0), state };
-    assert_eq!(actions, Err(twice), "the metadata come once");
+    assert_eq!(actions, Err(twice), "the metadata comes once");
 
     let mut requester = exposed();
     requester.handle_written(RequestId(0), None).unwrap();
@@ -162,7 +162,7 @@ fn a_request_without_a_sink_is_cancelled() {
     assert_eq!(
         requester.request("loss", 2),
         Ok((RequestId(1), asks(1, 2, None))),
-        "the metadata are asked for again"
+        "the requester asks for the metadata again"
     );
 
     let mut requester = exposed();
@@ -261,7 +261,7 @@ fn wrong_answers_are_violations() {
     // The peer does not know of this request.
     requester.request("loss", 2).unwrap();
     assert_eq!(requester.handle_status(RequestId(1), 5, ""), Err(unknown("status", 1)));
-    // Metadata that are equal to the sink's are a violation.
+    // Metadata that is equal to the sink's is a violation.
     requester.sink_ready(RequestId(1), "sink", place(24));
     assert!(requester.handle_metadata(RequestId(1), metadata(&[2, 3])).is_err());
 }

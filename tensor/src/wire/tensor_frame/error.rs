@@ -22,7 +22,7 @@ pub enum FrameError {
     /// The reserved bytes are not zero.
     #[error("a frame whose reserved bytes are not zero")]
     Reserved,
-    /// The frame is not as long as its header says, or longer than any frame.
+    /// The frame is not as long as its header states, or longer than any frame.
     #[error("a frame of {received} bytes whose header states a body of {promised}")]
     Length {
         /// Number of bytes received.
@@ -44,7 +44,7 @@ pub enum FrameError {
     /// The text of a status is not UTF-8.
     #[error("a status whose text is not UTF-8")]
     Text,
-    /// The metadata in an answer are malformed.
+    /// The metadata in an answer is malformed.
     #[error("the metadata in the answer to {request_id}: {fault}")]
     Metadata {
         /// The request that the frame answers.
@@ -61,7 +61,7 @@ pub enum FrameError {
         fault: RequestFault,
     },
     /// No frame may carry the name.
-    #[error("a name of {0} bytes, of which 1 to {MAX_NAME} are allowed")]
+    #[error("the name of the tensor has {0} bytes, and 1 to {MAX_NAME} are allowed")]
     Name(usize),
 }
 
@@ -75,7 +75,7 @@ pub enum RequestFault {
     /// The body ends too soon.
     #[error("a body of {0} bytes, which ends too soon")]
     Short(usize),
-    /// The metadata of the sink are malformed.
+    /// The metadata of the sink is malformed.
     #[error("the sink's metadata: {0}")]
     Metadata(MetadataError),
     /// The name is not UTF-8.
