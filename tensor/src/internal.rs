@@ -1,4 +1,4 @@
-//! The formats and the state machine of the rendezvous, for tests and benches.
+//! The formats, the service, and the state machine of the rendezvous, for tests and benches.
 //!
 //! Nothing here is a promise: any release may change or remove it.
 
@@ -7,4 +7,9 @@ pub use crate::wire::{tensor_frame, tensor_metadata};
 /// See [`crate::rendezvous`].
 pub mod rendezvous {
     pub use crate::rendezvous::*;
+}
+
+/// The generated code of `proto/tensor_device.proto`.
+pub mod tensor_device {
+    pub use crate::control::proto::*;
 }

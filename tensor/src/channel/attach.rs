@@ -1,4 +1,4 @@
-//! The ways to reach what a peer offers by name: regions, slots, and tensors of a step.
+//! Regions, slots and tensors that a channel finds by name.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,7 @@ use crate::slots::static_sender::StaticSender;
 use crate::types::{Metadata, TensorSpec};
 
 impl Channel {
-    /// Looks up the peer's region of this name, and takes a right to it (§3.2: address distribution).
+    /// Finds the peer's region of this name, and takes a right to it (§3.2: address distribution).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -35,7 +35,7 @@ impl Channel {
     /// ```
     ///
     /// # Errors
-    /// The peer has none of this name, or something else under it.
+    /// The peer has no region of this name.
     pub async fn region(&self, name: &str) -> Result<RemoteRegion, ChannelError> {
         let name = check_name(name)?;
         let (ours, reply) =
@@ -68,7 +68,7 @@ impl Channel {
     /// ```
     ///
     /// # Errors
-    /// The peer has no such slot, it takes something else, or another sender is attached.
+    /// The peer has no such slot, the slot takes other tensors, or another sender is attached.
     pub async fn static_sender(&self, name: &str, spec: &TensorSpec) -> Result<StaticSender, ChannelError> {
         let metadata = Metadata::dense(*spec).map_err(ChannelError::local)?;
         let length = usize::try_from(metadata.bytes()).map_err(ChannelError::local)?;
@@ -102,9 +102,9 @@ impl Channel {
         Ok(DynamicSender::new(sender))
     }
 
-    /// Asks the peer for the tensor `name` of `step`, whether the peer offers it already or not
-    /// ([`RdmaDevice::put`](crate::RdmaDevice::put)). The peer writes it straight into memory of this device's. From the
-    /// second step on that takes one message and one write, unless the tensor's type or shape has changed.
+    /// Asks the peer for the tensor `name` of `step`. The peer may offer the tensor before or after this call
+    /// ([`RdmaDevice::put`](crate::RdmaDevice::put)), and writes it straight into memory of this device. From the second step
+    /// on a request takes one message and one write, unless the tensor's type or shape has changed.
     ///
     /// Dropping the future withdraws the request.
     ///
@@ -126,7 +126,7 @@ impl Channel {
     ///
     /// # Errors
     /// [`Refused`](ChannelError::Refused) with the peer's status: the tensor could not be computed, was not offered in time, or
-    /// was asked for twice.
+    /// was requested twice.
     pub fn request(&self, name: &str, step: u64) -> Request {
         self.requests.request(&self.link, name, step)
     }

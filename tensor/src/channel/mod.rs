@@ -1,4 +1,4 @@
-//! Channels: one queue pair to one peer.
+//! Channels: operations on the memory of one peer, over one queue pair.
 
 mod attach;
 pub(crate) mod copy;

@@ -1,4 +1,4 @@
-//! Accepting links, and giving their peers rights: the server's side.
+//! The server's side of the service: accepts links, and gives their peers rights.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -23,8 +23,8 @@ use crate::lock::lock;
 use crate::wire::tensor_frame::MAX_NAME;
 use tonic_rdma::internal::Provider;
 
-/// The answers to an `Open`: one, and then nothing until the link ends. Dropping it, as tonic does when the peer's connection
-/// ends, ends the link.
+/// The stream of answers to an `Open`: one answer, and then nothing until the link ends. tonic drops the stream when the peer's
+/// connection ends, and that ends the link.
 pub(crate) struct Answers {
     link: Weak<Link>,
     first: Option<OpenReply>,
@@ -88,21 +88,21 @@ pub(crate) async fn open(
     Ok(Answers { link: weak, first: Some(reply), ended })
 }
 
-/// Keeps a link until it ends, and ends one that its peer does not confirm in time. Not left to the call's answers: a peer
-/// that takes none would keep them from being looked at.
+/// Keeps a link until it ends, and ends a link that its peer does not confirm in time. A task of its own does this, because a
+/// peer that takes no answers would keep the stream of answers from being polled.
 async fn keep(
     link: Arc<Link>,
     shared: Weak<Shared>,
     confirmed: oneshot::Receiver<()>,
-    patience: Duration,
+    limit: Duration,
     place: OwnedSemaphorePermit,
 ) {
     tokio::select! {
         () = link.ended() => {}
-        told = tokio::time::timeout(patience, confirmed) => match told {
+        result = tokio::time::timeout(limit, confirmed) => match result {
             Ok(_) => link.ended().await,
             Err(_) => {
-                link.fail(ChannelError::TimedOut { what: "the peer's confirmation", limit: patience });
+                link.fail(ChannelError::TimedOut { what: "the peer's confirmation", limit });
             }
         }
     }
@@ -112,7 +112,7 @@ async fn keep(
     drop((link, place));
 }
 
-/// The peer has connected its end; both have read what the other keeps for them.
+/// Confirms a link: both ends have connected, and both have read the evidence in the memory of the other end.
 pub(crate) fn confirm(
     shared: &Shared,
     request: &ConfirmRequest,
@@ -129,13 +129,13 @@ pub(crate) fn confirm(
     }
     let unconfirmed = lock(&shared.accepted).get_mut(&id).and_then(|it| it.unconfirmed.take());
     if let Some(keeper) = unconfirmed {
-        // It listens for as long as the link lives.
+        // The keeper listens for as long as the link lives.
         let _ = keeper.send(());
     }
     Ok(ConfirmReply { read: probes.iter().map(|probe| probe.peers.unwrap_or(0)).collect() })
 }
 
-/// Gives a peer its right to what is on offer under a name.
+/// Gives a peer its right to the region or slot of a name.
 pub(crate) fn attach(
     shared: &Shared,
     request: &AttachRequest,
@@ -162,7 +162,7 @@ pub(crate) fn attach(
     offered.attach(&link, request)
 }
 
-/// The link of this name, if it is the caller's.
+/// Returns the link of this name, if the caller opened it.
 fn find(shared: &Shared, id: &[u8], caller: &Caller) -> Result<(LinkId, Arc<Link>), Status> {
     let missing = || Status::not_found("no such link");
     let id = LinkId::try_from(id).map_err(|_| missing())?;
@@ -176,7 +176,7 @@ fn find(shared: &Shared, id: &[u8], caller: &Caller) -> Result<(LinkId, Arc<Link
     Ok((id, link.link.upgrade().ok_or_else(missing)?))
 }
 
-/// A name that can't be guessed.
+/// Returns a name that can't be guessed.
 fn new_id() -> Result<LinkId, rustix::io::Errno> {
     let mut id = LinkId::default();
     rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;

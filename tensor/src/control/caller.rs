@@ -1,4 +1,4 @@
-//! Who calls the service: over which connection, and whether tensors may be exchanged beside that.
+//! The callers of the service, and whether tensors may be exchanged beside their connection.
 
 use http::Extensions;
 use tonic::Status;
@@ -7,10 +7,11 @@ use crate::device::settings::Settings;
 use crate::error::ALLOW_PLAINTEXT;
 use tonic_rdma::{RdmaConnectInfo, RdmaRequestExt as _};
 
-/// Whoever made a call. A link belongs to the connection that it was opened over: whatever that proved about its other end,
-/// such as a certificate in the TLS handshake, holds for the link too, and what names the link is worth nothing elsewhere.
+/// The caller of the service. A link belongs to the connection that it was opened over. So everything that the other end proved
+/// on this connection, such as a certificate in the TLS handshake, holds for the link too. The name of a link is worth nothing
+/// on another connection.
 pub(crate) struct Caller {
-    /// `None` for whoever came in by a listener that is not ours.
+    /// `None` if the call came by a listener that is not ours.
     info: Option<RdmaConnectInfo>,
 }
 
@@ -19,7 +20,7 @@ impl Caller {
         Self { info: extensions.connection().cloned() }
     }
 
-    /// Refuses a caller whose connection is encrypted, or of which that is not known, unless tensors may be plaintext all the same.
+    /// Refuses a caller whose connection is encrypted, or may be, unless the settings allow unencrypted tensors.
     pub(crate) fn admit(&self, settings: &Settings) -> Result<(), Status> {
         let obstacle = match &self.info {
             _ if settings.allows_plaintext() => return Ok(()),
@@ -32,12 +33,13 @@ impl Caller {
         )))
     }
 
-    /// As people know it.
+    /// Returns the name of the caller for log lines and errors.
     pub(crate) fn name(&self) -> String {
         self.info.as_ref().map_or_else(|| "a peer".to_owned(), |info| info.peer_addr().to_string())
     }
 
-    /// Whether both calls came over the same connection. Of those by other listeners that is not known.
+    /// Returns whether both calls came over one connection. For calls by other listeners this is unknown, and the answer is
+    /// yes.
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (&self.info, &other.info) {
             (Some(one), Some(other)) => one.is_same_connection(other),

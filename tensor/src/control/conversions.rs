@@ -23,23 +23,23 @@ pub(crate) enum BadReply {
     Receives(u32),
 }
 
-/// What a message says of the queue pairs here.
+/// Returns the queue pairs of this end, as messages describe them.
 pub(crate) fn queue_pairs(prepared: &Prepared) -> Vec<QueuePair> {
     let queue_pairs = prepared.queue_pairs().into_iter();
     queue_pairs.map(|(address, receives)| QueuePair { address: address.into(), receives }).collect()
 }
 
-/// What a message says of the words here.
+/// Returns the place of this end's words, as messages describe it.
 pub(crate) fn words(prepared: &Prepared) -> Place {
     place(&prepared.words())
 }
 
-/// A range of memory, in a message.
+/// Returns a range of memory, as messages describe it.
 pub(crate) fn place(place: &RemotePlace) -> Place {
     Place { address: place.start.address, rkey: place.start.rkey.0, length: place.length }
 }
 
-/// What both kinds of message say about an end's device.
+/// The abilities of a device, which both kinds of message have.
 pub(crate) trait Abilities {
     fn places_in_order(&self) -> bool;
     fn immediate(&self) -> bool;
@@ -65,7 +65,7 @@ impl Abilities for OpenRequest {
     }
 }
 
-/// The peer's end, from a message.
+/// Returns the end of the peer that a message describes.
 pub(crate) fn peer_end(
     name: Arc<str>,
     queue_pairs: &[QueuePair],

@@ -1,4 +1,4 @@
-//! Opening a link, from the client's side.
+//! The client's side of the service: opens a link.
 
 use std::sync::{Arc, Weak};
 
@@ -20,7 +20,7 @@ use tonic_rdma::Verdict;
 use tonic_rdma::internal::Provider;
 use tonic_rdma::{RdmaConnectInfo, RdmaConnector};
 
-/// Connects to the device that listens on `endpoint`, within the answer timeout of the settings.
+/// Opens a link to the device that listens on `endpoint`, within the answer timeout of the settings.
 pub(crate) async fn open(shared: Arc<Shared>, endpoint: Arc<str>) -> Result<OpenedLink, ChannelError> {
     let limit = shared.settings.answer_timeout;
     let opened = timeout(limit, Opening { shared, endpoint }.run()).await;
@@ -53,7 +53,7 @@ impl Opening {
         let id = LinkId::try_from(&reply.link[..]).map_err(|_| self.no_rdma("it named no link"))?;
         let peer = peer_end(Arc::clone(&self.endpoint), &reply.queue_pairs, reply.words, &reply)
             .map_err(|reason| self.no_rdma(reason))?;
-        // Talks to the peer's device.
+        // This may block, because it needs the peer's device.
         let exchange = Arc::new(self.shared.exchange());
         let requests = Arc::clone(exchange.requests());
         let connected = tokio::task::spawn_blocking(move || prepared.connect(id, &peer, exchange)).await;
@@ -65,7 +65,7 @@ impl Opening {
         Ok(OpenedLink { link, requests, service })
     }
 
-    /// Connects over the ordinary transport, and learns which RDMA device that is.
+    /// Connects over the ordinary transport, and learns which RDMA device the connection uses.
     async fn connect(
         &self,
     ) -> Result<(TensorDeviceClient<tonic::transport::Channel>, Provider), ChannelError> {
@@ -83,7 +83,7 @@ impl Opening {
         Ok((TensorDeviceClient::new(channel), provider))
     }
 
-    /// Where to connect, and how. Over TLS only if tensors may go beside it.
+    /// Returns the endpoint to connect to. Refuses TLS unless the settings allow unencrypted tensors.
     fn target(&self) -> Result<Endpoint, ChannelError> {
         let settings = &self.shared.settings;
         let bad = |error: &dyn std::fmt::Display| {
@@ -143,8 +143,8 @@ fn request(prepared: &Prepared, provider: Provider, shared: &Shared) -> OpenRequ
     }
 }
 
-/// Ends the link when the call that stands for it does, and the call when the link has ended. A runtime that shuts down drops this,
-/// and ends the link too: nothing would poll for it any more.
+/// Ends the link when its call ends, and ends the call when the link has ended. A runtime that shuts down drops this future.
+/// That ends the link too, because nothing would poll for the link any more.
 async fn watch(link: Weak<Link>, mut answers: tonic::Streaming<OpenReply>) {
     let ended = match link.upgrade() {
         Some(link) => link.ended(),
@@ -158,13 +158,13 @@ async fn watch(link: Weak<Link>, mut answers: tonic::Streaming<OpenReply>) {
     }
 }
 
-/// The call's connection could not be made. The message contains those of all sources, because tonic's outermost one says
-/// nothing.
+/// The connection of the call could not be made. The message contains those of all sources, because tonic's outermost message
+/// says nothing.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", chain(.0))]
 struct ConnectError(tonic::transport::Error);
 
-/// Ends a link when dropped, unless it has ended.
+/// Ends a link when dropped, unless the link has ended.
 struct EndsLink {
     link: Weak<Link>,
     error: ChannelError,

@@ -1,4 +1,4 @@
-//! The service of a peer, as the opener of a link calls it.
+//! The service of a peer, as the end that opened the link calls it.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -21,7 +21,8 @@ pub(crate) struct PeerService {
 }
 
 impl PeerService {
-    /// Attaches to what the peer offers under `name`: takes a pair of words here, and asks for the peer's.
+    /// Attaches to the region or slot `name` of the peer. Takes a pair of words here, and learns the peer's pair from the
+    /// answer.
     pub(crate) async fn attach(
         &self,
         link: &Arc<Link>,
@@ -31,7 +32,7 @@ impl PeerService {
         metadata: Vec<u8>,
     ) -> Result<(Arc<WordPair>, AttachReply), ChannelError> {
         let owner = no_owner();
-        // What the peer's pair is, its answer says; until then nothing is told to it.
+        // The peer's pair is unknown until the answer, and until then nothing is reported to it.
         let ours = link.add_pair(|number| WordPair::new(number, u32::MAX, Arrivals::Count, owner))?;
         let request = AttachRequest {
             link: link.id().to_vec().into(),
@@ -57,7 +58,7 @@ impl PeerService {
         }
     }
 
-    /// What the peer's status means here.
+    /// Returns the error for a status of the peer.
     fn refused(&self, link: &Link, status: &tonic::Status) -> ChannelError {
         if let Some(fault) = link.fault() {
             return fault.clone();
@@ -66,7 +67,7 @@ impl PeerService {
     }
 }
 
-/// The owner of what nobody waits for.
+/// Returns the owner of a pair that needs no report of the link's end.
 pub(crate) fn no_owner() -> Weak<dyn Owner> {
     struct Nobody;
     impl Owner for Nobody {
@@ -75,9 +76,9 @@ pub(crate) fn no_owner() -> Weak<dyn Owner> {
     Weak::<Nobody>::new()
 }
 
-/// What a status of a peer's means.
+/// Returns the error for a status of the peer at `endpoint`.
 pub(crate) fn refused(endpoint: &Arc<str>, status: &tonic::Status) -> ChannelError {
-    // Of a connection that could not be made, or has ended, the status itself says little.
+    // If the connection could not be made or has ended, only the sources of the status say why.
     let message = match std::error::Error::source(status) {
         Some(cause) => format!("{}: {}", status.message(), chain(cause)),
         None => status.message().to_owned(),

@@ -14,7 +14,7 @@ use crate::control::proto::{
 };
 use crate::device::shared::Shared;
 
-/// See the module's documentation.
+/// The service. It answers while the device exists.
 pub(crate) struct Service {
     shared: Weak<Shared>,
 }

@@ -36,7 +36,7 @@ impl RdmaDevice {
         self.export_shared(name, region.share(), rights)
     }
 
-    /// Offers memory that is shared already. It may be on offer under several names, with different rights.
+    /// Offers shared memory to all peers. One memory may be on offer under several names, with different rights.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -52,7 +52,7 @@ impl RdmaDevice {
     /// ```
     ///
     /// # Errors
-    /// As [`export`](Self::export).
+    /// The errors of [`export`](Self::export).
     pub fn export_shared(
         &self,
         name: &str,

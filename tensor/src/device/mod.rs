@@ -1,4 +1,4 @@
-//! The device: this process, as peers see it.
+//! The device: this process, as its peers see it.
 
 pub(crate) mod builder;
 mod exports;
@@ -33,8 +33,8 @@ use crate::memory::landing::Landing;
 use tonic_rdma::RdmaIncoming;
 use tonic_rdma_verbs::memory::{Budget, MemRegion};
 
-/// This process as a device with memory: the paper's `RdmaDev` (table 1). It listens for peers that want to reach its
-/// memory, and opens channels to theirs. Clones are the same device; when the last one is dropped, its links end.
+/// This process as a device with memory: the paper's `RdmaDev` (table 1). A device listens for peers that want to reach its
+/// memory, and opens channels to peers. Clones are one device. The links of the device end when the last clone is dropped.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -117,8 +117,8 @@ impl RdmaDevice {
         Self { shared }
     }
 
-    /// Returns the gRPC service by which peers find this device's memory, for a tonic server of your own: see
-    /// [`DeviceBuilder::without_listener`] for a whole example.
+    /// Returns the gRPC service by which peers find the memory of this device, for a tonic server of your own.
+    /// [`DeviceBuilder::without_listener`] has a whole example.
     ///
     /// ```no_run
     /// # async fn serve(device: tonic_rdma_tensor::RdmaDevice) -> Result<(), Box<dyn std::error::Error>> {
@@ -132,18 +132,19 @@ impl RdmaDevice {
         TensorDeviceServer::new(Service::new(&self.shared))
     }
 
-    /// Returns where it listens, as peers name it: `host:port`, or `https://host:port` with TLS. Empty if it does not listen.
+    /// Returns the address that the device listens on, as peers write it: `host:port`, or `https://host:port` with TLS. Empty
+    /// if the device does not listen.
     pub fn endpoint(&self) -> String {
         self.shared.endpoint()
     }
 
-    /// Returns the address that it listens on, if it listens by itself.
+    /// Returns the address that the device listens on, if it listens by itself.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.shared.address
     }
 
     /// Allocates memory that the device can read and write (table 1: `AllocateMemRegion`): `size` bytes, zeroed, in a mapping
-    /// of its own. It is registered with each peer's queue pairs when it is first used with them.
+    /// of their own. Each link registers the memory when it uses the memory for the first time.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -162,9 +163,9 @@ impl RdmaDevice {
         MemRegion::allocate(size, &self.shared.budget).map_err(ChannelError::memory)
     }
 
-    /// Opens a channel over queue pair `qp_index`, modulo their number, to the device that listens on `remote`, which is
-    /// `host:port`, `http://host:port` or `https://host:port` (table 1: `GetChannel`). The first call for a peer connects;
-    /// later ones find the link.
+    /// Opens a channel to the device that listens on `remote`: `host:port`, `http://host:port` or `https://host:port` (table 1:
+    /// `GetChannel`). The channel uses queue pair `qp_index`, modulo their number. The first call for a peer connects, and
+    /// later calls find the link.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -188,7 +189,7 @@ impl RdmaDevice {
         let remote: Arc<str> = remote.into();
         let cell = {
             let mut opened = self.shared.opened.lock().await;
-            // What ended goes, and what was not opened in the end.
+            // Removes links that have ended, and attempts that have failed.
             opened.retain(|_, cell| cell.get().map_or(Arc::strong_count(cell) > 1, Channel::is_open));
             Arc::clone(opened.entry(Arc::clone(&remote)).or_default())
         };

@@ -6,9 +6,9 @@ use crate::exchange::Offer;
 use crate::rendezvous::Held;
 
 impl RdmaDevice {
-    /// Offers (`name`, `step`) to the first `readers` peers that ask for it, or have asked
-    /// ([`Channel::request`](crate::Channel::request)). It stays until they have it, or until
-    /// [`DeviceBuilder::rendezvous_timeout`](crate::DeviceBuilder::rendezvous_timeout) is over.
+    /// Offers tensor (`name`, `step`) to the first `readers` peers that ask for it with
+    /// [`Channel::request`](crate::Channel::request), before or after this call. The offer stays until all readers have the
+    /// tensor, or until [`DeviceBuilder::rendezvous_timeout`](crate::DeviceBuilder::rendezvous_timeout) is over.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -25,18 +25,18 @@ impl RdmaDevice {
     /// ```
     ///
     /// # Errors
-    /// Name and step are on offer already, the limit on offers or their bytes is reached, or the name is empty or too long.
+    /// Name and step are on offer already, the limit on offers or on their bytes is reached, or the name is empty or too long.
     pub fn put(&self, name: &str, step: u64, offer: Offer, readers: u32) -> Result<(), ChannelError> {
         self.shared.offers.put(name, step, offer, readers)
     }
 
-    /// Takes an offer back. Returns how many readers it still waited for, or `None` if it was not on offer. Readers that are
-    /// being served still get it.
+    /// Withdraws an offer. Returns how many readers had not asked yet, or `None` if there was no such offer. A reader that is
+    /// being served still gets the tensor.
     pub fn withdraw(&self, name: &str, step: u64) -> Option<u32> {
         self.shared.offers.withdraw(name, step)
     }
 
-    /// Returns how many offers there are, how many bytes they have, and how many requests wait for one.
+    /// Returns the number of offers, the number of their bytes, and the number of requests that wait for an offer.
     pub fn held(&self) -> Held {
         self.shared.offers.held()
     }

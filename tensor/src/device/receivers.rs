@@ -14,8 +14,8 @@ use crate::slots::static_receiver::StaticReceiver;
 use crate::types::TensorSpec;
 
 impl RdmaDevice {
-    /// Makes a slot for tensors of type and shape `spec`, with `depth` buffers: as many tensors can be on their way before the
-    /// first was taken. One peer at a time can attach to it by `name`, with
+    /// Makes a slot for tensors of type and shape `spec`, with `depth` buffers: so many tensors can be sent before the first
+    /// one is taken. One peer at a time can attach to the slot by `name`, with
     /// [`Channel::static_sender`](crate::Channel::static_sender).
     ///
     /// ```
@@ -39,8 +39,8 @@ impl RdmaDevice {
     /// ```
     ///
     /// # Errors
-    /// The name is taken or no name, there is no memory, `depth` is 0 or more than 1024, or tensors of that type have no
-    /// fixed length.
+    /// The name is in use, empty or too long, there is no memory, `depth` is 0 or more than 1024, or tensors of that type have
+    /// no fixed length.
     pub fn static_receiver(
         &self,
         name: &str,
@@ -57,8 +57,8 @@ impl RdmaDevice {
         Ok(StaticReceiver::new(receiver, *spec))
     }
 
-    /// Makes a slot for tensors of any type and shape, of which `depth` can be waiting. One peer at a time can attach to it by
-    /// `name`, with [`Channel::dynamic_sender`](crate::Channel::dynamic_sender). What arrives lies in memory of this
+    /// Makes a slot for tensors of any type and shape, of which `depth` can wait. One peer at a time can attach to the slot by
+    /// `name`, with [`Channel::dynamic_sender`](crate::Channel::dynamic_sender). A tensor that arrives lies in memory of this
     /// device, which is used again when the tensor is dropped.
     ///
     /// ```
@@ -79,7 +79,7 @@ impl RdmaDevice {
     /// ```
     ///
     /// # Errors
-    /// The name is taken or no name, there is no memory, or `depth` is 0 or more than 1024.
+    /// The name is in use, empty or too long, there is no memory, or `depth` is 0 or more than 1024.
     pub fn dynamic_receiver(&self, name: &str, depth: u32) -> Result<DynamicReceiver, ChannelError> {
         let receiver = self.receiver(name, Kind::Dynamic, None, Announcement::LENGTH, depth)?;
         let landing = Arc::clone(&self.shared.landing);

@@ -21,17 +21,17 @@ use crate::memory::landing::Landing;
 use tonic_rdma::internal::Provider;
 use tonic_rdma_verbs::memory::Budget;
 
-/// What the device's parts share.
+/// The shared state of a device.
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) budget: Arc<Budget>,
     pub(crate) address: Option<SocketAddr>,
     pub(crate) runtime: tokio::runtime::Handle,
-    /// Links that peers opened, by what names them.
+    /// The links that peers opened.
     pub(crate) accepted: Mutex<HashMap<LinkId, Accepted>>,
-    /// How many more may be opened by peers.
+    /// The number of links that peers may still open.
     pub(crate) places: Arc<Semaphore>,
-    /// Links that were opened here, by endpoint.
+    /// The links that were opened here, by endpoint.
     pub(crate) opened: tokio::sync::Mutex<HashMap<Arc<str>, Arc<OnceCell<Channel>>>>,
     pub(crate) offered: Mutex<HashMap<Arc<str>, Weak<dyn Offered>>>,
     pub(crate) offers: Arc<Offers>,
@@ -73,18 +73,18 @@ impl Shared {
         all.iter().filter_map(|(name, offered)| Some((Arc::clone(name), offered.upgrade()?))).collect()
     }
 
-    /// A new link's part in the rendezvous.
+    /// Makes a new link's part in the rendezvous.
     pub(crate) fn exchange(&self) -> Exchange {
         Exchange::new(Arc::clone(&self.offers), Requests::new(&self.settings, &self.landing))
     }
 
-    /// Where it listens, as peers name it.
+    /// Returns the address that the device listens on, as peers write it.
     pub(crate) fn endpoint(&self) -> String {
         let prefix = self.settings.tls.server_prefix();
         self.address.map(|address| format!("{prefix}{address}")).unwrap_or_default()
     }
 
-    /// Links that live, of either origin.
+    /// Returns the links that peers opened and that have not ended.
     pub(crate) fn links(&self) -> Vec<Arc<Link>> {
         let accepted = lock(&self.accepted);
         let links = accepted.values().filter_map(|it| it.link.upgrade());

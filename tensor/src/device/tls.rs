@@ -9,7 +9,7 @@ use std::time::Duration;
 use tonic::transport::{ClientTlsConfig, ServerTlsConfig};
 use tonic::transport::{Endpoint, Server};
 
-/// What a device was given for TLS.
+/// The TLS settings of a device.
 #[derive(Clone, Default)]
 pub(crate) struct Tls {
     #[cfg(feature = "_tls-any")]
@@ -29,7 +29,7 @@ impl Tls {
         self.server = Some(Arc::new(config));
     }
 
-    /// What `host:port` is short for.
+    /// Returns the scheme that `host:port` stands for.
     pub(crate) fn client_scheme(&self) -> &'static str {
         #[cfg(feature = "_tls-any")]
         if self.client.is_some() {
@@ -38,7 +38,7 @@ impl Tls {
         "http"
     }
 
-    /// What a peer has to write before the address of this device.
+    /// Returns the prefix that peers write before the address of this device.
     pub(crate) fn server_prefix(&self) -> &'static str {
         #[cfg(feature = "_tls-any")]
         if self.server.is_some() {
@@ -107,7 +107,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Settings are equal if they are one object, or none.
+/// Two settings are equal if they hold one object, or none.
 impl PartialEq for Tls {
     #[cfg(feature = "_tls-any")]
     fn eq(&self, other: &Self) -> bool {
@@ -131,7 +131,7 @@ impl PartialEq for Tls {
 impl Eq for Tls {}
 
 impl fmt::Debug for Tls {
-    /// Leaves out what was given: tonic shows private keys.
+    /// Hides the settings, because tonic shows private keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tls")
             .field("client", &self.client_scheme())

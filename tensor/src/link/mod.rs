@@ -1,14 +1,14 @@
-//! A link: two processes whose devices know one another. Queue pairs, words, and who has which slot.
+//! A link: the RDMA connection between this process and one peer.
 //!
 //! ```text
-//!   Link ─┬─ Port ×N     a queue pair each: transfers in flight, frames beside them
-//!         ├─ Words       what the peer writes here without a word: releases, and that it sleeps
-//!         └─ End ×M      slots and regions by their pair of words: what arrives for whom
+//!   Link ─┬─ Port ×N       one queue pair each: transfers in flight, and frames beside them
+//!         ├─ Words         memory of this end that the peer writes: releases, and notes that the peer sleeps
+//!         └─ WordPair ×M   one for each slot and region: the words of both ends that belong to it
 //! ```
 //!
-//! How an arrival is told depends on what both devices can do ([`Notification`]), but where it is seen does not: it is
-//! always a word in memory that has reached a value. Where the device does not place in order, this end writes that word
-//! itself, when the completion says so.
+//! The two devices decide how an end learns of an arrival ([`Notification`]). The arrival itself is always a word in memory
+//! that reaches a value. Where the device does not place in order, this end writes that word itself, when a completion reports
+//! the arrival.
 
 pub(crate) mod credits;
 pub(crate) mod notification;
@@ -61,7 +61,7 @@ pub(crate) trait RendezvousFrames: fmt::Debug + Send + Sync {
     fn link_ended(&self, fault: &ChannelError);
 }
 
-/// See the module's documentation.
+/// A link to one peer: its queue pairs, its words, and its slots and regions.
 pub(crate) struct Link {
     id: LinkId,
     peer: Arc<str>,
@@ -75,28 +75,28 @@ pub(crate) struct Link {
     pairs: Mutex<Vec<Option<Arc<WordPair>>>>,
     fault: OnceLock<ChannelError>,
     failed: AtomicBool,
-    /// Tells whoever keeps the link that it has ended.
+    /// Becomes true when the link has ended.
     ended: watch::Sender<bool>,
     landing: Arc<Landing>,
-    /// What the peer may still use of what was given up here.
+    /// Rights of the peer that last until the link ends, because the peer may still use the memory.
     kept: Mutex<Vec<Grant>>,
-    /// On the software device.
+    /// `Some` on the software device.
     anchors: Option<Mutex<Anchors>>,
     rendezvous: Arc<dyn RendezvousFrames>,
 }
 
-/// Names a link to those who have a right to it.
+/// The name of a link. A peer that knows the name, on the connection that opened the link, may use the link.
 pub(crate) type LinkId = [u8; 16];
 
 impl Link {
-    /// Pairs of words that each end has: slots and regions that a link serves in its life.
+    /// The number of word pairs of each end. One pair serves one slot or region for the life of the link.
     pub(crate) const PAIRS: usize = Words::PAIRS;
 
     pub(crate) fn id(&self) -> &LinkId {
         &self.id
     }
 
-    /// The peer's device, where it listens or called from.
+    /// Returns the address of the peer's device: where it listens, or where it called from.
     pub(crate) fn peer(&self) -> &Arc<str> {
         &self.peer
     }
@@ -126,7 +126,7 @@ impl Link {
         Grant::of_part(&*self.domain, memory, range, access).map_err(ChannelError::memory)
     }
 
-    /// Lets the peer read what `lease` has.
+    /// Gives the peer the right to read the memory of `lease`.
     pub(crate) fn grant_lease(&self, lease: &Lease) -> Result<Grant, ChannelError> {
         if let Some(anchors) = &self.anchors {
             lock(anchors).lease(lease);
@@ -134,7 +134,7 @@ impl Link {
         Grant::of_lease(&*self.domain, lease).map_err(ChannelError::memory)
     }
 
-    /// The port of queue pair `index`, which is taken modulo their number.
+    /// Returns the port of queue pair `index`, modulo their number.
     pub(crate) fn port(&self, index: u32) -> &Arc<Port> {
         &self.ports[index as usize % self.ports.len()].port
     }
@@ -143,20 +143,20 @@ impl Link {
         self.ports.iter().map(|polled| &polled.port)
     }
 
-    /// Takes what has come on the queue of a port.
+    /// Takes the completions of the queue of a port.
     pub(crate) fn poll(&self, port: u32) {
         self.ports[port as usize % self.ports.len()].queue.poll();
     }
 
-    /// Takes what has come on any.
+    /// Takes the completions of all queues.
     pub(crate) fn poll_all(&self) {
         for polled in &self.ports {
             polled.queue.poll();
         }
     }
 
-    /// Looks for what `has_come` says, for as long as that pays, and takes what comes on the port's queue meanwhile. Not
-    /// at all where the runtime's only thread has others to serve.
+    /// Calls `has_come` again and again for as long as that pays, and takes the completions of the port's queue meanwhile.
+    /// Returns whether the word has come. Returns false at once if other tasks need the only thread of the runtime.
     pub(crate) fn spin(&self, port: u32, has_come: impl Fn() -> bool) -> bool {
         let polled = &self.ports[port as usize % self.ports.len()];
         let Some(mut pace) = polled.pace.as_ref().and_then(|pace| pace.try_lock().ok()) else { return false };
@@ -164,13 +164,13 @@ impl Link {
             return false;
         }
         let look = || {
-            // A task that this poll woke may wait for this thread: it goes first.
+            // A task that this poll woke may wait for this thread, so that task goes first.
             if has_come() || polled.queue.poll().woken > 0 { Seen::Wanted } else { Seen::Nothing }
         };
         pace.spin(|| (), look) && has_come()
     }
 
-    /// What was waited for has come to one that slept.
+    /// Notes that a word has come to a future that slept, for the pace of the next one.
     pub(crate) fn slept_for(&self, port: u32) {
         if let Some(pace) = &self.ports[port as usize % self.ports.len()].pace
             && let Ok(mut pace) = pace.try_lock()
@@ -179,22 +179,22 @@ impl Link {
         }
     }
 
-    /// The queue of a port, to be told when a word is there.
+    /// Returns the queue of a port, which looks at watched words.
     pub(crate) fn queue(&self, port: u32) -> &Arc<Queue> {
         &self.ports[port as usize % self.ports.len()].queue
     }
 
-    /// Why it has ended, if it has.
+    /// Returns why the link has ended, if it has.
     pub(crate) fn fault(&self) -> Option<&ChannelError> {
         self.failed.load(Ordering::Acquire).then(|| self.fault.get()).flatten()
     }
 
-    /// An error if it has ended.
+    /// Returns an error if the link has ended.
     pub(crate) fn check(&self) -> Result<(), ChannelError> {
         self.fault().map_or(Ok(()), |fault| Err(fault.clone()))
     }
 
-    /// Looks whether a device has noticed the end of a queue pair, which a thread that only looks at memory would not.
+    /// Asks the devices whether a queue pair has ended. A thread that only looks at memory takes no completion that says so.
     pub(crate) fn look(&self) -> Result<(), ChannelError> {
         self.check()?;
         let ended = |port: &Arc<Port>| {
@@ -208,7 +208,7 @@ impl Link {
         Ok(())
     }
 
-    /// Waits until it has ended, without holding it.
+    /// Waits until the link has ended, without holding the link.
     pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut ended = self.ended.subscribe();
         async move {
@@ -216,21 +216,21 @@ impl Link {
         }
     }
 
-    /// Regions to land in, and to copy to.
+    /// Returns the pool of regions for tensors that arrive, and for copies of tensors that are sent.
     pub(crate) fn landing(&self) -> &Arc<Landing> {
         &self.landing
     }
 
-    /// Keeps rights of the peer's until the link pairs.
+    /// Keeps rights of the peer until the link ends.
     pub(crate) fn keep(&self, grants: impl IntoIterator<Item = Grant>) {
         lock(&self.kept).extend(grants);
     }
 
-    /// Ends it because of `error`, or finds that it has ended; yields the reason why it did. Everything in flight is over
-    /// when this returns, and memory is where it belongs.
+    /// Ends the link because of `error`, unless it has ended. Returns why it ended. When this returns, nothing is in flight,
+    /// and all memory is back with its owner.
     pub(crate) fn fail(&self, error: ChannelError) -> ChannelError {
         let fault = self.end(error);
-        // Those that wait for a word of the peer's learn that it never comes.
+        // Futures that wait for a word of the peer find that the link has ended.
         for polled in &self.ports {
             polled.queue.wake_watched();
         }
@@ -265,7 +265,7 @@ impl Link {
         fault.clone()
     }
 
-    /// The peer broke the protocol.
+    /// Makes the error of a peer that broke the protocol.
     pub(crate) fn violation(
         &self,
         error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -273,7 +273,7 @@ impl Link {
         ChannelError::Violation { peer: Arc::clone(&self.peer), cause: Cause::new(error) }
     }
 
-    /// Gives a slot or region a pair of words. A pair serves once in the link's life, so that what comes late for its last
+    /// Gives a slot or region a pair of words. A pair serves once in the life of the link, so that a late write for its last
     /// owner does no harm to the next.
     pub(crate) fn add_pair(&self, make: impl FnOnce(u32) -> WordPair) -> Result<Arc<WordPair>, ChannelError> {
         let mut pairs = lock(&self.pairs);
@@ -287,7 +287,7 @@ impl Link {
         Ok(pair)
     }
 
-    /// Forgets a pair: what arrives for it from now on is ignored.
+    /// Removes a pair. Later arrivals for the pair are ignored.
     pub(crate) fn remove_pair(&self, pair: &WordPair) {
         let mut pairs = lock(&self.pairs);
         let removed = pairs.get_mut(pair.number() as usize).and_then(Option::take);
@@ -299,24 +299,24 @@ impl Link {
         lock(&self.pairs).get(pair as usize).cloned().flatten()
     }
 
-    /// The memory and offset of the count of a pair.
+    /// Returns the memory of a pair's count, and its offset.
     pub(crate) fn count(&self, pair: u32) -> (&SharedRegion, usize) {
         self.words.count(pair)
     }
 
-    /// The count of a pair.
+    /// Returns the count of a pair.
     pub(crate) fn load_count(&self, pair: u32) -> u64 {
         let (memory, offset) = self.words.count(pair);
         memory.load_u64(offset).unwrap_or(0)
     }
 
-    /// Where the peer keeps the count of its pair, for a notice.
+    /// Returns the place of a pair's count at the peer, for a notice.
     pub(crate) fn peer_count(&self, pair: u32) -> Option<RemoteSegment> {
         self.peer_words.count(pair)
     }
 
-    /// Tells the peer that `epoch` has been reached at `end`: a release, or a change to a region.
-    pub(crate) fn tell(
+    /// Reports to the peer that `epoch` has been reached at `pair`: a release, or a change of a region.
+    pub(crate) fn report(
         &self,
         pair: &WordPair,
         epoch: u64,
@@ -333,8 +333,8 @@ impl Link {
         self.ring_sleeper(pair, epoch, port)
     }
 
-    /// Submits a write, at the end of which the peer is told that `epoch` has arrived at `end`: by a word, where the peer
-    /// sees `word`, with the write's completion, or by a frame behind it.
+    /// Submits a write that brings `epoch` to `pair` of the peer. The peer learns of it from the word at `word`, from the
+    /// completion of the write, or from a frame behind the write.
     pub(crate) fn submit_noticed(
         &self,
         transfer: Transfer<Token>,
@@ -360,7 +360,7 @@ impl Link {
         }
     }
 
-    /// Tells the peer that this end sleeps until `epoch`.
+    /// Writes to the peer that this end sleeps until `epoch`.
     pub(crate) fn say_asleep(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), ChannelError> {
         if self.notification != Notification::Word {
             return Ok(());
@@ -391,10 +391,9 @@ impl PortOwner for Link {
         Self::fail(self, error)
     }
 
-    /// The slot with this pair has been written, for the first time or with this epoch.
     fn placed(&self, pair: u32, epoch: Option<u64>) -> Result<(), ChannelError> {
         let Some(found) = self.pair_of(pair) else {
-            // It was given up here while the peer wrote.
+            // The slot was given up here while the peer wrote.
             return Ok(());
         };
         match found.arrivals() {
@@ -406,11 +405,10 @@ impl PortOwner for Link {
         }
     }
 
-    /// A frame of the peer's.
     fn handle(self: Arc<Self>, frame: Frame<'_>, wakers: &mut Vec<Waker>) -> Result<(), ChannelError> {
         match frame {
             Frame::Credit => Ok(()),
-            // Its completion has woken the poller, which is all that it is for.
+            // The completion of this frame has woken the poller, and that is the purpose of the frame.
             Frame::Bell { slot } => {
                 if let Some(pair) = self.pair_of(slot) {
                     pair.ring();
@@ -434,13 +432,12 @@ impl PortOwner for Link {
 }
 
 impl Bell for Link {
-    /// Rings the peer's bell if it sleeps until `epoch`, which has just been brought.
     fn ring_sleeper(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), ChannelError> {
         if self.notification != Notification::Word {
             return Ok(());
         }
-        // SYNC: what was brought comes before this look; the peer says that it sleeps before it looks for the last time. One
-        // of us sees the other.
+        // SYNC: this end brings the epoch and then reads the sleeper. The peer writes the sleeper and then looks for the epoch
+        // a last time. So at least one end sees the word of the other end.
         fence(Ordering::SeqCst);
         if self.words.sleeper(pair.number()) == epoch {
             self.port(port).send_frame(&Frame::Bell { slot: pair.peer_number() })?;
@@ -451,13 +448,13 @@ impl Bell for Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Each wait holds the link: there is none to wake.
+        // Each wait holds the link, so no wait is left to wake.
         self.end(ChannelError::Closed(Arc::clone(&self.peer)));
     }
 }
 
 impl fmt::Debug for Link {
-    /// Names the link; all that belongs to it would fill pages.
+    /// Shows the link's name only, because all its parts would fill pages.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("peer", &self.peer).field("device", &self.device).finish_non_exhaustive()
     }

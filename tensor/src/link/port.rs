@@ -41,12 +41,12 @@ pub(crate) trait PortOwner: Send + Sync {
     fn handle(self: Arc<Self>, frame: Frame<'_>, wakers: &mut Vec<Waker>) -> Result<(), ChannelError>;
 }
 
-/// See the module's documentation.
+/// One queue pair of a link, with its transfers in flight and its frames.
 pub(crate) struct Port {
     number: QueuePairNumber,
-    /// Its place among the link's ports.
+    /// The number of the port in its link.
     index: u32,
-    /// What its requests carry, so that completions find it.
+    /// The number of the port in its queue. Work requests carry it, so that their completions find the port.
     key: u32,
     inline: usize,
     pool: Pool,
@@ -54,21 +54,22 @@ pub(crate) struct Port {
     owner: OnceLock<Weak<dyn PortOwner>>,
     written: AtomicU64,
     read: AtomicU64,
-    /// Whether completions should be taken before more is posted: an end that only looks at memory polls no queue.
+    /// Whether completions must be taken before more is posted. A sender that only looks at memory polls no queue.
     crowded: AtomicBool,
 }
 
 #[derive(Debug)]
 struct PortState {
-    /// Nothing once the link has ended. Before `receives`: the queue pair goes before the memory that it receives in.
+    /// `None` once the link has ended. Declared before `receives`, because the queue pair has to go before the memory that it
+    /// receives in.
     flights: Option<InFlight<Token>>,
     receives: Block,
     credits: Credits,
-    /// Frames that wait for the peer to have a receive for them.
+    /// Frames that wait until the peer has a receive for them.
     backlog: VecDeque<Box<[u8]>>,
 }
 
-/// What has come in.
+/// The content of a completed receive.
 #[derive(Clone, Copy, Debug)]
 enum Arrival {
     Frame(usize),
@@ -76,11 +77,11 @@ enum Arrival {
 }
 
 impl Port {
-    /// Receives posted: frames and notices that the peer may send before this end takes one.
+    /// The number of receives that are posted: frames and notices that the peer may send before this end takes one.
     pub(crate) const RECEIVES: u32 = 256;
-    /// Frames that may wait.
+    /// The number of frames that may wait.
     const BACKLOG: usize = 1 << 16;
-    /// Transfers that may wait on a channel.
+    /// The number of transfers that may wait on a port.
     pub(crate) const WAITING: usize = 1 << 16;
 
     /// Takes over a queue pair in Init or later, and posts its receives.
@@ -117,13 +118,13 @@ impl Port {
         })
     }
 
-    /// The link that it belongs to, and the receives that the peer has posted.
+    /// Sets the link that the port belongs to, and the number of receives that the peer has posted.
     pub(crate) fn belong(&self, owner: Weak<dyn PortOwner>, peer_receives: u32) {
         lock(&self.state).credits.set_peer_receives(peer_receives);
         let _ = self.owner.set(owner);
     }
 
-    /// Lets `then` use the queue pair; nothing if the link has ended.
+    /// Lends the queue pair to `then`. Returns `None` if the link has ended.
     pub(crate) fn with_queue_pair<T>(
         &self,
         then: impl FnOnce(&dyn tonic_rdma_verbs::QueuePair) -> T,
@@ -131,17 +132,17 @@ impl Port {
         lock(&self.state).flights.as_ref().map(|flights| then(flights.queue_pair()))
     }
 
-    /// Evidence that both ends see one another's memory.
+    /// Returns the evidence that both ends see one another's memory.
     pub(crate) fn probe(&self) -> Probe {
         self.with_queue_pair(|queue_pair| queue_pair.probe()).unwrap_or_default()
     }
 
-    /// Bytes written and read by transfers.
+    /// Returns the bytes that transfers have written and read.
     pub(crate) fn moved(&self) -> (u64, u64) {
         (self.written.load(Ordering::Relaxed), self.read.load(Ordering::Relaxed))
     }
 
-    /// Bytes that a request may carry inline.
+    /// Returns the number of bytes that a request may carry inline.
     pub(crate) fn inline(&self) -> usize {
         self.inline
     }
@@ -149,7 +150,7 @@ impl Port {
     /// Starts a transfer.
     ///
     /// # Errors
-    /// Gives it back if it can't be started, with the reason.
+    /// The transfer can't start. Its token gets the same error, and the memory.
     pub(crate) fn submit(&self, transfer: Transfer<Token>, bytes: u64, way: Way) -> Result<(), ChannelError> {
         let counter = if way == Way::Read { &self.read } else { &self.written };
         counter.fetch_add(bytes, Ordering::Relaxed);
@@ -167,8 +168,8 @@ impl Port {
         result.map_err(|error| self.fail(ChannelError::local(error)))
     }
 
-    /// Writes `slices`, few bytes and in a place of the peer's, one after the other; the caller's memory is free at once, and
-    /// nobody is told when they are there.
+    /// Writes `slices`, one after the other, to a place of the peer. For few bytes: the caller's memory is free when this
+    /// returns, and no token reports the end of the write.
     pub(crate) fn write_small(
         &self,
         slices: &[IoSlice<'_>],
@@ -203,7 +204,7 @@ impl Port {
         }
     }
 
-    /// Sends a frame, or keeps it until the peer has a receive for it.
+    /// Sends a frame, or keeps the frame until the peer has a receive for it.
     pub(crate) fn send_frame(&self, frame: &Frame<'_>) -> Result<(), ChannelError> {
         let mut buffer = [0; MAX_FRAME];
         self.make_room();
@@ -221,7 +222,7 @@ impl Port {
         result.map_err(|error| self.fail(error))
     }
 
-    /// Ends it: every transfer is over, with its memory.
+    /// Ends the port: all transfers are over, and their memory is back with its owners.
     pub(crate) fn end(&self, fault: &ChannelError) {
         let flights = lock(&self.state).flights.take();
         let Some(flights) = flights else { return };
@@ -251,13 +252,13 @@ impl Port {
         self.owner.get().and_then(Weak::upgrade)
     }
 
-    /// Why it has ended.
+    /// Returns why the link has ended.
     fn fault(&self) -> ChannelError {
         let fault = self.owner().and_then(|link| link.fault().cloned());
         fault.unwrap_or_else(|| ChannelError::local("the link has ended"))
     }
 
-    /// Ends the link with `error`, unless it has ended, and says why it did.
+    /// Ends the link with `error`, unless it has ended. Returns why it ended.
     fn fail(&self, error: ChannelError) -> ChannelError {
         match self.owner() {
             Some(link) => link.fail(error),
@@ -265,7 +266,7 @@ impl Port {
         }
     }
 
-    /// Takes one completion: what has come in, and what went wrong.
+    /// Takes one completion. Returns what has arrived, if the completion is a receive.
     fn take(
         &self,
         completion: &WorkCompletion,
@@ -320,7 +321,7 @@ impl Port {
         }
     }
 
-    /// Hands what has come in to the link.
+    /// Hands an arrival to the link.
     fn arrived(
         &self,
         arrival: Arrival,
@@ -341,7 +342,7 @@ impl Port {
         }
     }
 
-    /// The peer has posted receives; what waited for them goes.
+    /// Notes that the peer has posted receives, and sends the frames that waited for them.
     fn granted(&self, granted: u32) -> Result<(), ChannelError> {
         let mut state = lock(&self.state);
         state.credits.peer_granted(granted);
@@ -388,10 +389,10 @@ impl PortState {
     }
 }
 
-/// What a message has for a place.
+/// The remote place of a Send, which has none.
 const NOWHERE: RemoteSegment = RemoteSegment { address: 0, rkey: Rkey(0) };
 
-/// A transfer of a few bytes that have to wait.
+/// Makes a transfer of a few bytes that have to wait.
 fn queued(bytes: Vec<u8>, way: Way, remote: RemoteSegment, immediate: Option<u32>) -> Transfer<Token> {
     let length = bytes.len();
     let transfer = whole(Local::Bytes(bytes), length, way, remote);
@@ -413,7 +414,7 @@ fn whole(local: Local, length: usize, way: Way, start: RemoteSegment) -> Transfe
     )
 }
 
-/// Tells a transfer's owner that it did not begin.
+/// Reports to the owner of a transfer that the transfer did not begin.
 fn refuse(transfer: Transfer<Token>, error: ChannelError) -> ChannelError {
     let Finished { token, local, .. } = transfer.refuse();
     let mut wakers = Vec::new();
@@ -422,7 +423,7 @@ fn refuse(transfer: Transfer<Token>, error: ChannelError) -> ChannelError {
     error
 }
 
-/// Tells a transfer's owner how it ended.
+/// Reports to the owner of a transfer how the transfer ended.
 fn deliver(finished: Finished<Token>, fault: Option<&ChannelError>, wakers: &mut Vec<Waker>) {
     let Finished { token, local, status } = finished;
     let result = match (status, fault) {
@@ -463,7 +464,7 @@ impl Participant for Port {
 }
 
 impl fmt::Debug for Port {
-    /// Names the port; all that belongs to it would fill pages.
+    /// Shows the port's name only, because all its parts would fill pages.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Port")
             .field("queue_pair", &self.number)

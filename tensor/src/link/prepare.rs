@@ -1,4 +1,4 @@
-//! A link's making: queue pairs, then those of the peer, then the proof that both see one another's memory.
+//! The making of a link: first the queue pairs here, then their connection to those of the peer.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -19,7 +19,7 @@ use tonic_rdma_verbs::internal::{Anchors, InFlight, Limits, LocalRegistrations, 
 use tonic_rdma_verbs::memory::{Budget, MemRegion, Pool, PoolSettings};
 use tonic_rdma_verbs::{Access, Context, ProtectionDomain, QueuePairAddress, QueuePairCapacity};
 
-/// Queue pairs with their memory, not connected yet.
+/// Queue pairs and their memory, not connected yet.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     context: Arc<dyn Context>,
@@ -30,22 +30,23 @@ pub(crate) struct Prepared {
     landing: Arc<Landing>,
 }
 
-/// What the peer said about its end.
+/// The end of the peer, as the peer describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerEnd {
     pub(crate) name: Arc<str>,
-    /// Address and receives of each queue pair.
+    /// The address of each queue pair, and the number of its receives.
     pub(crate) queue_pairs: Vec<(QueuePairAddress, u32)>,
     pub(crate) words: RemotePlace,
     pub(crate) places_in_order: bool,
     pub(crate) immediate: bool,
 }
 
-/// What the peer may do to queue pairs; what it may do to memory, the grants say.
+/// The operations that a queue pair allows the peer. The grants limit which memory the peer may touch.
 const ACCESS: fn() -> Access = || Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
 
 impl Prepared {
-    /// Inline bytes to ask for. Beyond a few hundred a network card takes none; the software device copies either way.
+    /// The number of inline bytes to ask for. A network card takes some hundred at most. The software device copies all bytes
+    /// in any case.
     const INLINE: u32 = 4096 + 64;
 
     /// Creates queue pairs on the device that `provider` opens.
@@ -96,7 +97,7 @@ impl Prepared {
         Ok(Self { context, domain, words, ports, settings, landing })
     }
 
-    /// Address and receives of each queue pair, for the peer.
+    /// Returns the address of each queue pair, and the number of its receives, for the peer.
     pub(crate) fn queue_pairs(&self) -> Vec<(Vec<u8>, u32)> {
         let address = |polled: &PolledPort| {
             let bytes = polled.port.with_queue_pair(|it| it.local_address().as_bytes().to_vec());
@@ -105,17 +106,17 @@ impl Prepared {
         self.ports.iter().map(address).collect()
     }
 
-    /// Where the peer writes its words.
+    /// Returns the place that the peer writes its words to.
     pub(crate) fn words(&self) -> RemotePlace {
         self.words.place()
     }
 
-    /// The device's name.
+    /// Returns the name of the device.
     pub(crate) fn device(&self) -> &str {
         &self.context.attributes().name
     }
 
-    /// Whether this end is told of what was written by memory alone.
+    /// Returns whether this end can learn of writes from memory alone.
     pub(crate) fn places_in_order(&self) -> bool {
         let in_order =
             |polled: &PolledPort| polled.port.with_queue_pair(|it| it.places_in_order()).unwrap_or(false);
@@ -123,14 +124,14 @@ impl Prepared {
             && self.ports.iter().all(in_order)
     }
 
-    /// Whether the device has immediate data.
+    /// Returns whether the device has immediate data.
     pub(crate) fn immediate(&self) -> bool {
         let wanted = self.settings.notification;
         wanted != Some(Notification::Message) && self.context.attributes().immediate
     }
 
-    /// Connects to the peer's end. Talks to the peer's device, so it may block for as long as
-    /// [`QueuePair::to_rtr`](tonic_rdma_verbs::QueuePair::to_rtr) may.
+    /// Connects to the end of the peer. This may block, as [`QueuePair::to_rtr`](tonic_rdma_verbs::QueuePair::to_rtr) does,
+    /// because it needs the peer's device.
     pub(crate) fn connect(
         self,
         id: LinkId,
@@ -180,7 +181,7 @@ impl Prepared {
         Ok(link)
     }
 
-    /// How arrivals are told on this link.
+    /// Returns how the ends of this link learn of arrivals.
     fn agree(&self, peer: &PeerEnd) -> Result<Notification, ChannelError> {
         let wanted = self.settings.notification;
         let found = if self.places_in_order() && peer.places_in_order {

@@ -1,4 +1,4 @@
-//! What a transfer's owner is told, and how.
+//! Tokens: how the owner of a transfer learns that the transfer has ended.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
@@ -9,15 +9,15 @@ use crate::link::word_pair::WordPair;
 use crate::lock::lock;
 use tonic_rdma_verbs::internal::Local;
 
-/// A transfer's end.
+/// The end of a transfer.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// The memory that had moved in.
+    /// The memory that had moved into the transfer.
     pub(crate) local: Local,
     pub(crate) result: Result<(), ChannelError>,
 }
 
-/// Recipient is told, and whose bell is to be rung.
+/// The recipient of a transfer's outcome, and the bell to ring.
 #[derive(Debug)]
 pub(crate) struct Token {
     recipient: Recipient,
@@ -25,11 +25,11 @@ pub(crate) struct Token {
 }
 
 enum Recipient {
-    /// None.
+    /// The outcome is dropped.
     None,
-    /// A future.
+    /// A future waits for the outcome.
     Future(Arc<OutcomeCell>),
-    /// A function, called by whoever polls the queue: it must not wait.
+    /// The thread that polls the queue calls a function, which must not wait.
     Function(Box<dyn FnOnce(Outcome) + Send>),
 }
 
@@ -39,7 +39,7 @@ pub(crate) trait Bell: Send + Sync {
     fn ring_sleeper(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), ChannelError>;
 }
 
-/// The peer may sleep until what was written is there.
+/// A bell to ring when a transfer has ended, because the peer may sleep until then.
 struct Ring {
     bell: Weak<dyn Bell>,
     pair: Arc<WordPair>,
@@ -47,7 +47,7 @@ struct Ring {
     port: u32,
 }
 
-/// Where a future finds the end of its transfer.
+/// The place where a future finds the outcome of its transfer.
 #[derive(Debug, Default)]
 pub(crate) struct OutcomeCell {
     state: Mutex<Settlement>,
@@ -69,22 +69,22 @@ enum Waiter {
 }
 
 impl Token {
-    /// None is told.
+    /// Makes a token that drops the outcome.
     pub(crate) fn unobserved() -> Self {
         Self { recipient: Recipient::None, ring: None }
     }
 
-    /// A future is told.
-    pub(crate) fn future(slot: &Arc<OutcomeCell>) -> Self {
-        Self { recipient: Recipient::Future(Arc::clone(slot)), ring: None }
+    /// Makes a token that puts the outcome into `cell`.
+    pub(crate) fn future(cell: &Arc<OutcomeCell>) -> Self {
+        Self { recipient: Recipient::Future(Arc::clone(cell)), ring: None }
     }
 
-    /// `function` is called, by whoever polls the queue.
+    /// Makes a token that calls `function`, from the thread that polls the queue.
     pub(crate) fn call(function: impl FnOnce(Outcome) + Send + 'static) -> Self {
         Self { recipient: Recipient::Function(Box::new(function)), ring: None }
     }
 
-    /// Rings the peer's bell besides, if it sleeps until `epoch` then.
+    /// Adds a bell: if the peer sleeps until `epoch` when the transfer has ended, the peer is woken.
     pub(crate) fn ring(self, bell: Weak<dyn Bell>, pair: &Arc<WordPair>, epoch: u64, port: u32) -> Self {
         Self { ring: Some(Ring { bell, pair: Arc::clone(pair), epoch, port }), ..self }
     }
@@ -96,18 +96,18 @@ impl Token {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Tells. The task to wake is added to `wakers`.
+    /// Delivers the outcome. The task to wake is added to `wakers`.
     pub(crate) fn deliver(self, outcome: Outcome, wakers: &mut Vec<Waker>) {
         if let (Ok(()), Some(ring)) = (&outcome.result, self.ring)
             && let Some(bell) = ring.bell.upgrade()
         {
-            // If that fails the link does, which its owner learns.
+            // If the bell fails, the link fails too, and the owner learns that.
             let _ = bell.ring_sleeper(&ring.pair, ring.epoch, ring.port);
         }
         match self.recipient {
             Recipient::None => {}
-            Recipient::Future(slot) => {
-                let mut state = lock(&slot.state);
+            Recipient::Future(cell) => {
+                let mut state = lock(&cell.state);
                 match std::mem::take(&mut state.waiter) {
                     Waiter::Function(function) => {
                         drop(state);
@@ -128,7 +128,7 @@ impl Token {
 }
 
 impl OutcomeCell {
-    /// Takes the outcome once it is there.
+    /// Takes the outcome if it is there. Otherwise the task is woken when it is.
     pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Outcome> {
         let mut state = lock(&self.state);
         match state.outcome.take() {
@@ -140,7 +140,7 @@ impl OutcomeCell {
         }
     }
 
-    /// Whether the outcome is there; the task is woken when it is.
+    /// Returns whether the outcome is there. If not, the task is woken when it is.
     pub(crate) fn is_ready(&self, context: &Context<'_>) -> bool {
         let mut state = lock(&self.state);
         if state.outcome.is_none() {
@@ -149,7 +149,7 @@ impl OutcomeCell {
         state.outcome.is_some()
     }
 
-    /// Whether the outcome is there.
+    /// Returns whether the outcome is there.
     pub(crate) fn is_over(&self) -> bool {
         lock(&self.state).outcome.is_some()
     }

@@ -1,4 +1,4 @@
-//! One end of a slot or region on a link.
+//! The pair of words of a slot or region.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -6,49 +6,49 @@ use std::sync::{Arc, Weak};
 use crate::error::ChannelError;
 use tonic_rdma_verbs::memory::SharedRegion;
 
-/// A slot's or region's place on a link: its pair of words here, and the peer's.
+/// The words that belong to one slot or region on a link: a pair here, and a pair at the peer.
 pub(crate) struct WordPair {
     number: u32,
     peer_number: u32,
     arrivals: Arrivals,
     owner: Weak<dyn Owner>,
-    /// Bells of the peer's for this pair.
+    /// The number of bells that the peer rang for this pair.
     bells: Arc<AtomicU64>,
 }
 
-/// Whom the end of the link concerns.
+/// The owner of a pair, which learns when the link ends.
 pub(crate) trait Owner: Send + Sync {
-    /// The link has ended with `fault`.
+    /// Handles the end of the link, which ended with `fault`.
     fn link_ended(&self, fault: &ChannelError);
 }
 
-/// Where it shows that something has arrived.
+/// The memory that shows an arrival.
 #[derive(Debug)]
 pub(crate) enum Arrivals {
-    /// In the tail of each buffer.
+    /// The tail of each buffer.
     Tails(Tails),
-    /// In the pair's count.
+    /// The count of the pair.
     Count,
 }
 
-/// The buffers of a slot: `depth` of them, `stride` bytes apart, each with the epoch of its content at `tail`.
+/// The buffers of a slot: `depth` of them, `stride` bytes apart. At offset `tail` each has the epoch of its content.
 #[derive(Debug)]
 pub(crate) struct Tails {
     pub(crate) memory: SharedRegion,
     pub(crate) depth: u32,
     pub(crate) stride: usize,
     pub(crate) tail: usize,
-    /// The epoch that comes next, where completions tell.
+    /// The next epoch, where completions report arrivals.
     pub(crate) next: Arc<AtomicU64>,
 }
 
 impl Tails {
-    /// Where the tail of `epoch` is.
+    /// Returns the offset of the tail of `epoch`.
     pub(crate) fn offset(&self, epoch: u64) -> usize {
         (epoch % u64::from(self.depth)) as usize * self.stride + self.tail
     }
 
-    /// The next one has arrived, as a completion tells: writes its tail.
+    /// Writes the tail of the next epoch, because a completion reports its arrival.
     pub(crate) fn arrived(&self, epoch: Option<u64>) -> Result<(), ChannelError> {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
         if let Some(epoch) = epoch.filter(|epoch| *epoch != next) {
@@ -63,28 +63,28 @@ impl WordPair {
         Self { number, peer_number, arrivals, owner, bells: Arc::default() }
     }
 
-    /// The same pair, now that the peer's is known, for an end that receives only counts.
+    /// Returns the pair with its number at the peer, for an end that receives only counts.
     pub(crate) fn towards(&self, peer_number: u32, owner: Weak<dyn Owner>) -> Self {
         let bells = Arc::clone(&self.bells);
         Self { number: self.number, peer_number, arrivals: Arrivals::Count, owner, bells }
     }
 
-    /// The peer rang the bell for it.
+    /// Counts a bell of the peer.
     pub(crate) fn ring(&self) {
         self.bells.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts them.
+    /// Returns the counter of bells.
     pub(crate) fn bells(&self) -> &Arc<AtomicU64> {
         &self.bells
     }
 
-    /// Its words here.
+    /// Returns the number of the pair here.
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
-    /// Its words at the peer.
+    /// Returns the number of the pair at the peer.
     pub(crate) fn peer_number(&self) -> u32 {
         self.peer_number
     }

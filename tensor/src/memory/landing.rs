@@ -1,5 +1,5 @@
-//! Where tensors land that come by themselves: regions that are used again while warm, as fresh pages cost more than the
-//! bytes that go into them.
+//! Regions for tensors that arrive. They are used again while they are in the cache, because fresh pages cost more than the
+//! bytes that are written to them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use crate::lock::lock;
 use tonic_rdma_verbs::memory::Budget;
 use tonic_rdma_verbs::memory::MemRegion;
 
-/// Regions that nobody uses at the moment, by length.
+/// Idle regions, by length.
 #[derive(Debug)]
 pub(crate) struct Landing {
     budget: Arc<Budget>,
@@ -25,14 +25,14 @@ struct Idle {
 }
 
 impl Landing {
-    /// Bytes kept at most.
+    /// The number of bytes that are kept at most.
     const KEPT: usize = 2 << 30;
 
     pub(crate) fn new(budget: &Arc<Budget>) -> Arc<Self> {
         Arc::new(Self { budget: Arc::clone(budget), idle: Mutex::default() })
     }
 
-    /// A region of at least `length` bytes, whatever they are.
+    /// Returns a region of at least `length` bytes, with any content.
     pub(crate) fn take(&self, length: u64) -> Result<MemRegion, ChannelError> {
         let length = usize::try_from(length).map_err(ChannelError::memory)?;
         let page = rustix::param::page_size();
@@ -45,7 +45,7 @@ impl Landing {
         }
         drop(idle);
         MemRegion::allocate(length, &self.budget).or_else(|_| {
-            // What is kept for other lengths may be what is missing.
+            // Regions of other lengths may hold the memory that is missing.
             *lock(&self.idle) = Idle::default();
             MemRegion::allocate(length, &self.budget).map_err(ChannelError::memory)
         })
@@ -57,7 +57,7 @@ impl Landing {
         if idle.bytes + region.len() > Self::KEPT {
             let old = std::mem::take(&mut *idle);
             drop(idle);
-            // Unmapping takes system calls.
+            // Freed outside the lock, because unmapping takes system calls.
             drop(old);
             idle = lock(&self.idle);
         }
@@ -67,7 +67,7 @@ impl Landing {
         }
     }
 
-    /// The first `length` bytes of a region, which comes back when the last reference to them goes.
+    /// Returns the first `length` bytes of a region. The region comes back when the last reference to the bytes is dropped.
     pub(crate) fn freeze(self: &Arc<Self>, region: MemRegion, length: u64) -> Bytes {
         Bytes::from_owner(Landed { region: Some(region), landing: Arc::clone(self) }).slice(..length as usize)
     }

@@ -1,4 +1,4 @@
-//! A tensor's bytes, in the form in which they move.
+//! The bytes of a tensor, in the form in which they move.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tonic_rdma_verbs::Access;
 use tonic_rdma_verbs::internal::{Grant, Local};
 use tonic_rdma_verbs::memory::Lease;
 
-/// What moves of a tensor. Clones are the same bytes.
+/// The bytes of a tensor that move, and their metadata. Clones share the bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Payload {
     metadata: WireMetadata,
@@ -23,15 +23,15 @@ pub(crate) struct Payload {
 
 #[derive(Clone, Debug)]
 enum Content {
-    /// In memory that devices can read.
+    /// Memory that devices can read.
     Registered(Lease, Range<usize>),
-    /// Anywhere else.
+    /// Any other memory.
     Bytes(Bytes),
 }
 
 impl Payload {
-    /// What moves of `tensor`: its elements as they are if they lie one after the other and have a size, otherwise its
-    /// serialised form.
+    /// Returns the payload of `tensor`: the elements themselves if they lie one after the other and have a fixed size,
+    /// otherwise the serialised form.
     pub(crate) fn of(tensor: &Tensor) -> Result<Self, ChannelError> {
         match (tensor.metadata(), tensor.registered()) {
             (Some(metadata), Some((lease, range))) => {
@@ -48,12 +48,12 @@ impl Payload {
         self.metadata
     }
 
-    /// How many.
+    /// Returns the number of bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.metadata.bytes
     }
 
-    /// The bytes themselves.
+    /// Returns the bytes.
     pub(crate) fn as_slice(&self) -> &[u8] {
         match &self.content {
             Content::Registered(lease, range) => lease.get(range.clone()).unwrap_or_default(),
@@ -61,7 +61,7 @@ impl Payload {
         }
     }
 
-    /// Memory to write them from, and where in it they begin.
+    /// Returns memory to write the bytes from, and their offset in it.
     pub(crate) fn local(&self, landing: &Landing) -> Result<(Local, u64), ChannelError> {
         match &self.content {
             Content::Registered(lease, range) => Ok((Local::Lease(lease.clone()), range.start as u64)),
@@ -73,7 +73,7 @@ impl Payload {
         }
     }
 
-    /// Lets the peer of `link` read them.
+    /// Gives the peer of `link` the right to read the bytes.
     pub(crate) fn grant(&self, link: &Arc<Link>) -> Result<Grant, ChannelError> {
         match &self.content {
             Content::Registered(lease, range) => {

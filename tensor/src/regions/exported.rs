@@ -1,4 +1,4 @@
-//! Regions that peers may read or write at any place.
+//! Regions that this device exports to its peers.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,36 +27,36 @@ use tonic_rdma_verbs::internal::{Grant, RemotePlace};
 use tonic_rdma_verbs::memory::MemRegion;
 use tonic_rdma_verbs::memory::SharedRegion;
 
-/// A region on offer to peers. Dropping it withdraws the offer and takes their rights away.
+/// A region on offer to peers. Dropping it withdraws the offer, and takes the rights of all peers away.
 #[derive(Debug)]
 pub struct ExportedRegion {
     export: Arc<Export>,
     memory: SharedRegion,
 }
 
-/// What is shared with the service, and with links that may end at any time: they may have it for a moment longer than
-/// [`ExportedRegion`] lives, so it gives up the memory when that is dropped.
+/// The part of an exported region that the service and the links have. They may hold it for a moment longer than
+/// [`ExportedRegion`] lives, so it gives up the memory when [`ExportedRegion`] is dropped.
 pub(crate) struct Export {
     name: Arc<str>,
-    /// None once it is withdrawn.
+    /// `None` once the region is withdrawn.
     memory: Mutex<Option<SharedRegion>>,
     length: u64,
     rights: Rights,
-    /// Peers that attached, and their rights; gone with their link.
+    /// The peers that attached, and their rights. An entry goes with its link.
     attached: Mutex<HashMap<LinkId, Attached>>,
-    /// Why the last one went, until another comes.
+    /// Why the last peer went, until another one attaches.
     lost: Mutex<Option<ChannelError>>,
     notices: AtomicU64,
-    /// Notices of peers that have gone, which were not taken yet.
+    /// The notices of lost peers that were not taken yet.
     left: AtomicU64,
-    /// Told when a peer comes or has gone.
+    /// Notified when a peer attaches or is lost.
     changed: Notify,
 }
 
 struct Attached {
     link: Weak<Link>,
     pair: Arc<WordPair>,
-    /// Notices of this peer's that were taken.
+    /// The number of this peer's notices that were taken.
     taken: u64,
     place: RemotePlace,
     _grant: Grant,
@@ -85,7 +85,7 @@ impl ExportedRegion {
         export
     }
 
-    /// Returns the name that it is offered under.
+    /// Returns the name of the region.
     pub fn name(&self) -> &str {
         &self.export.name
     }
@@ -95,40 +95,40 @@ impl ExportedRegion {
         &self.memory
     }
 
-    /// Takes a notice of a peer's ([`Channel::memcpy_batch`](crate::Channel::memcpy_batch)), and returns whether there was one.
-    /// All that this peer wrote before it is there. Looking costs a load for each peer that is attached.
+    /// Takes one notice of a peer ([`RegionWrite::notify`](crate::RegionWrite::notify)), and returns whether there was one. All
+    /// bytes that this peer wrote before the notice are there. This costs one load for each attached peer.
     pub fn try_notice(&self) -> bool {
         self.export.take_notice() || (self.export.poll() && self.export.take_notice())
     }
 
-    /// Waits for a notice of a peer's ([`Channel::memcpy_batch`](crate::Channel::memcpy_batch)), and takes it. While no peer is
-    /// attached yet, it waits for one.
+    /// Waits for a notice of a peer ([`RegionWrite::notify`](crate::RegionWrite::notify)), and takes it. While no peer is
+    /// attached, it waits for one.
     ///
     /// # Errors
-    /// The last peer that was attached has gone, and no other has come since.
+    /// The last attached peer is lost, and no other peer has attached since.
     pub async fn notice(&self) -> Result<(), ChannelError> {
         consume_budget().await;
         loop {
-            // A peer may attach while we wait. Before the look: none that comes after it is missed.
+            // A peer may attach during the wait. The wait for that begins before the look, so that no peer is missed.
             let mut changed = pin!(self.export.changed.notified());
             if self.try_notice() {
                 return Ok(());
             }
             let mut waits = match self.export.waits() {
                 Ok(waits) => waits,
-                // What the last peer told of before it went may have come since.
+                // A notice that the last peer sent before it was lost may have come since.
                 Err(_) if self.try_notice() => return Ok(()),
                 Err(gone) => return Err(gone),
             };
             poll_fn(|context| {
-                let told = waits.iter_mut().any(|wait| Pin::new(wait).poll(context).is_ready());
-                if told { Poll::Ready(()) } else { changed.as_mut().poll(context) }
+                let came = waits.iter_mut().any(|wait| Pin::new(wait).poll(context).is_ready());
+                if came { Poll::Ready(()) } else { changed.as_mut().poll(context) }
             })
             .await;
         }
     }
 
-    /// Withdraws the offer, and gives the region back unless something else still holds the memory.
+    /// Withdraws the offer. Returns the region, unless something else still holds the memory.
     pub fn withdraw(self) -> Option<MemRegion> {
         let memory = self.memory.clone();
         drop(self);
@@ -140,7 +140,7 @@ impl Drop for ExportedRegion {
     fn drop(&mut self) {
         let (memory, attached) = {
             let mut attached = lock(&self.export.attached);
-            // Under the lock that `attach` holds when it looks: from here on no peer can attach.
+            // `attach` looks at the memory under this lock, so from here on no peer can attach.
             (lock(&self.export.memory).take(), std::mem::take(&mut *attached))
         };
         drop(memory);
@@ -159,10 +159,10 @@ impl Attached {
 }
 
 impl Export {
-    /// The next notice of each peer.
+    /// Returns a wait for the next notice of each peer.
     ///
     /// # Errors
-    /// The last one has gone, and no other has come since.
+    /// The last peer is lost, and no other peer has attached since.
     fn waits(&self) -> Result<Vec<Wait>, ChannelError> {
         let attached = lock(&self.attached);
         let waits: Vec<_> = attached
@@ -183,13 +183,13 @@ impl Export {
         }
     }
 
-    /// Takes a notice of some peer's.
+    /// Takes a notice of any peer. Returns whether there was one.
     fn take_notice(&self) -> bool {
         let mut attached = lock(&self.attached);
         if let Some(it) = attached.values_mut().find(|it| it.count() > it.taken) {
             it.taken += 1;
         } else {
-            // Under the lock, as all changes to it are.
+            // All changes of this number happen under the lock of `attached`.
             let Some(left) = self.left.load(Ordering::Relaxed).checked_sub(1) else { return false };
             self.left.store(left, Ordering::Relaxed);
         }
@@ -197,20 +197,21 @@ impl Export {
         true
     }
 
-    /// Takes completions that may bring notices; false if notices come without. Not under the lock: a link may end.
+    /// Takes completions that may bring notices. Returns false if notices come without completions. Works outside the lock,
+    /// because a link may end.
     fn poll(&self) -> bool {
         let links: Vec<_> = lock(&self.attached).values().filter_map(|it| it.link.upgrade()).collect();
-        let told = |link: &&Arc<Link>| link.notification() != Notification::Word;
-        links.iter().filter(told).map(|link| link.poll_all()).count() > 0
+        let by_completion = |link: &&Arc<Link>| link.notification() != Notification::Word;
+        links.iter().filter(by_completion).map(|link| link.poll_all()).count() > 0
     }
 
-    /// Peers that are attached.
+    /// Returns the names of the attached peers.
     fn peers(&self) -> Vec<String> {
         let attached = lock(&self.attached);
         attached.values().filter_map(|it| Some(it.link.upgrade()?.peer().to_string())).collect()
     }
 
-    /// Gives the peer of `link` its right; once for each link, then the same again.
+    /// Gives the peer of `link` its right. A second call for a link returns the right of the first one.
     fn attach_peer(
         self: &Arc<Self>,
         link: &Arc<Link>,
@@ -264,13 +265,14 @@ impl Owner for Export {
         let ended = |it: &Attached| it.link.upgrade().is_none_or(|link| link.fault().is_some());
         let mut attached = lock(&self.attached);
         let gone: Vec<_> = attached.extract_if(|_, it| ended(it)).collect();
-        // The peer writes its count: it may be anything, and is not to be taken for more than a peer can have on its way.
+        // The peer writes its count, so the count may be anything. It is limited to the number of operations that a peer can
+        // have in flight.
         let left = gone.iter().map(|(_, it)| it.count().saturating_sub(it.taken).min(Port::WAITING as u64));
         let left = left.fold(self.left.load(Ordering::Relaxed), u64::saturating_add);
         self.left.store(left, Ordering::Relaxed);
         drop(attached);
-        // Their rights end with this: outside the lock, as it may wait for a peer. Before the end is told: then the region can be
-        // had back.
+        // This ends the rights of the lost peers. It happens outside the lock, because it may wait for a peer, and before the
+        // end is reported, so that the owner can then get the region back.
         drop(gone);
         *lock(&self.lost) = Some(fault.clone());
         self.changed.notify_waiters();
@@ -291,7 +293,7 @@ mod tests {
     use super::*;
     use crate::device::RdmaDevice;
 
-    /// As long as one of them has it, a link that ends or a call that attaches has the export too.
+    /// A link that ends, or a call that attaches, holds the export for a moment longer.
     #[tokio::test]
     async fn a_withdrawn_region_comes_back_though_the_service_has_its_export_for_a_moment_longer() {
         let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();

@@ -9,7 +9,7 @@ use crate::regions::rights::Rights;
 use tonic_rdma_verbs::RemoteSegment;
 use tonic_rdma_verbs::internal::RemotePlace;
 
-/// A peer's region, as far as the peer lets us use it. Clones are the same.
+/// A region of a peer, with the rights that the peer gave. Clones are one region.
 #[derive(Clone, Debug)]
 pub struct RemoteRegion {
     pub(crate) shared: Arc<RemoteShared>,
@@ -21,14 +21,14 @@ pub(crate) struct RemoteShared {
     pub(crate) link: Arc<Link>,
     pub(crate) place: RemotePlace,
     pub(crate) rights: Rights,
-    /// Its words here, and at the peer.
+    /// The pair of words of the region, here and at the peer.
     pub(crate) pair: Arc<WordPair>,
-    /// Changes that the peer was told of.
+    /// The number of notices that the peer was sent.
     pub(crate) notices: Mutex<u64>,
 }
 
 impl RemoteRegion {
-    /// Returns the name that it was offered under.
+    /// Returns the name of the region.
     pub fn name(&self) -> &str {
         &self.shared.name
     }
@@ -38,17 +38,17 @@ impl RemoteRegion {
         self.shared.place.length
     }
 
-    /// Returns whether it has no bytes.
+    /// Returns whether the region has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns what this end may do with it.
+    /// Returns the rights of this end.
     pub fn rights(&self) -> Rights {
         self.shared.rights
     }
 
-    /// The place of `length` bytes at `offset`.
+    /// Returns the place of `length` bytes at `offset`.
     pub(crate) fn at(&self, offset: u64, length: u64) -> Result<RemoteSegment, ChannelError> {
         let available = self.len();
         let out = ChannelError::OutOfRange { which: "remote", offset, length, available };

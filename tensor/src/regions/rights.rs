@@ -2,7 +2,7 @@
 
 use tonic_rdma_verbs::Access;
 
-/// What peers may do with a region.
+/// The rights of peers to a region.
 ///
 /// ```
 /// use tonic_rdma_tensor::Rights;
@@ -11,18 +11,18 @@ use tonic_rdma_verbs::Access;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rights {
-    /// They may read it.
+    /// Whether peers may read the region.
     pub read: bool,
-    /// They may write it.
+    /// Whether peers may write the region.
     pub write: bool,
 }
 
 impl Rights {
-    /// Reading alone.
+    /// The right to read.
     pub const READ: Self = Self { read: true, write: false };
-    /// Writing alone.
+    /// The right to write.
     pub const WRITE: Self = Self { read: false, write: true };
-    /// Both.
+    /// The rights to read and to write.
     pub const READ_WRITE: Self = Self { read: true, write: true };
 
     pub(crate) fn access(self) -> Access {

@@ -1,5 +1,6 @@
-//! Receiving tensors of any shape, by reading them.
+//! Receivers of tensors of any shape, which read each tensor from the sender.
 
+use std::error::Error;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
@@ -15,8 +16,8 @@ use crate::slots::slot::Attached;
 use crate::types::{Metadata, Tensor, deserialize};
 use tonic_rdma_verbs::internal::{BlockCopy, Blocks, Local, Transfer, Way};
 
-/// The receiving end of a dynamic slot (§3.3), from [`RdmaDevice::dynamic_receiver`](crate::RdmaDevice::dynamic_receiver): it learns what a tensor is and where,
-/// makes room, and reads it.
+/// The receiving end of a dynamic slot (§3.3), from [`RdmaDevice::dynamic_receiver`](crate::RdmaDevice::dynamic_receiver). It
+/// learns the shape and the place of a tensor, allocates memory, and reads the tensor.
 #[derive(Debug)]
 pub struct DynamicReceiver {
     receiver: Receiver,
@@ -29,7 +30,7 @@ pub struct DynamicReceiver {
 #[derive(Debug)]
 struct Reading {
     metadata: Metadata,
-    slot: Arc<OutcomeCell>,
+    outcome: Arc<OutcomeCell>,
     by: Attached,
 }
 
@@ -38,7 +39,7 @@ impl DynamicReceiver {
         Self { receiver, landing, longest, reading: None }
     }
 
-    /// Takes the next tensor if it is here. Begins to read the next one if the sender has offered it.
+    /// Takes the next tensor if it is here. Begins to read the next tensor if the sender has announced one.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -62,7 +63,7 @@ impl DynamicReceiver {
     /// ```
     ///
     /// # Errors
-    /// The sender has gone, or what it says of its tensor can't be; its link ends then.
+    /// The sender is lost, or it announced an impossible tensor, which ends its link.
     pub fn try_recv(&mut self) -> Result<Option<Tensor>, ChannelError> {
         if self.reading.is_none() {
             let Some(start) = self.receiver.take()? else { return Ok(None) };
@@ -73,9 +74,9 @@ impl DynamicReceiver {
             }
         }
         let Some(reading) = &self.reading else { return Ok(None) };
-        let outcome = reading.slot.take().or_else(|| {
+        let outcome = reading.outcome.take().or_else(|| {
             reading.by.link.poll(reading.by.port);
-            reading.slot.take()
+            reading.outcome.take()
         });
         let Some(outcome) = outcome else { return Ok(None) };
         let Some(Reading { metadata, by, .. }) = self.reading.take() else { return Ok(None) };
@@ -106,7 +107,7 @@ impl DynamicReceiver {
     /// ```
     ///
     /// # Errors
-    /// As [`try_recv`](Self::try_recv).
+    /// The errors of [`try_recv`](Self::try_recv).
     pub async fn recv(&mut self) -> Result<Tensor, ChannelError> {
         consume_budget().await;
         loop {
@@ -116,7 +117,7 @@ impl DynamicReceiver {
             match &self.reading {
                 None => self.receiver.wait().await?,
                 Some(reading) => {
-                    poll_fn(|context| match reading.slot.is_ready(context) {
+                    poll_fn(|context| match reading.outcome.is_ready(context) {
                         true => Poll::Ready(()),
                         false => Poll::Pending,
                     })
@@ -126,29 +127,30 @@ impl DynamicReceiver {
         }
     }
 
-    /// Reads what the note that has come tells of.
+    /// Begins to read the tensor that the announcement at `start` describes.
     fn begin(&mut self, start: usize) -> Result<(), ChannelError> {
         let by = self.receiver.attached()?;
-        let mut note = [0; Announcement::LENGTH];
-        self.receiver.slot().memory.copy_out(start, &mut note).map_err(ChannelError::local)?;
-        let wrong = |error: String| by.link.fail(by.link.violation(error));
-        let note = Announcement::decode(&note).map_err(|error| wrong(error.to_string()))?;
-        let metadata = Metadata::try_from(note.metadata).map_err(|error| wrong(error.to_string()))?;
+        let mut bytes = [0; Announcement::LENGTH];
+        self.receiver.slot().memory.copy_out(start, &mut bytes).map_err(ChannelError::local)?;
+        let fail = |cause: Box<dyn Error + Send + Sync>| by.link.fail(by.link.violation(cause));
+        let announced = Announcement::decode(&bytes).map_err(|error| fail(error.into()))?;
+        let metadata = Metadata::try_from(announced.metadata).map_err(|error| fail(error.into()))?;
         let length = metadata.bytes();
         if length > self.longest {
-            return Err(wrong(format!("a tensor of {length} bytes, of which {} are taken", self.longest)));
+            let longest = self.longest;
+            return Err(fail(format!("a tensor of {length} bytes, which is longer than {longest}").into()));
         }
         let region = self.landing.take(length)?;
-        let slot = Arc::new(OutcomeCell::default());
+        let outcome = Arc::new(OutcomeCell::default());
         let blocks = Blocks::One(BlockCopy { local: 0, remote: 0, length });
-        let token = Token::future(&slot);
-        self.reading = Some(Reading { metadata, slot, by: by.clone() });
+        let token = Token::future(&outcome);
+        self.reading = Some(Reading { metadata, outcome, by: by.clone() });
         if length == 0 {
             token.finish(Local::Region(region));
             return Ok(());
         }
-        let transfer = Transfer::new(Local::Region(region), Way::Read, blocks, note.place, token);
-        // What is refused is told as any other end is.
+        let transfer = Transfer::new(Local::Region(region), Way::Read, blocks, announced.place, token);
+        // The token reports a refusal.
         let _ = by.link.port(by.port).submit(transfer, length, Way::Read);
         Ok(())
     }

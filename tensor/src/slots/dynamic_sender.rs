@@ -1,4 +1,4 @@
-//! Sending tensors of any shape: what they are and where they lie.
+//! Senders of tensors of any shape, which announce each tensor to the receiver.
 
 use std::collections::VecDeque;
 
@@ -10,12 +10,12 @@ use crate::types::Tensor;
 use tonic_rdma_verbs::internal::{Grant, RemotePlace};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
-/// The sending end of a dynamic slot (§3.3), from [`Channel::dynamic_sender`](crate::Channel::dynamic_sender). The peer reads each tensor from where it lies,
-/// and has the right to for as long as that takes.
+/// The sending end of a dynamic slot (§3.3), from [`Channel::dynamic_sender`](crate::Channel::dynamic_sender). The peer reads
+/// each tensor from the sender's memory, and has the right to do so until it has read the tensor.
 #[derive(Debug)]
 pub struct DynamicSender {
     sender: Sender,
-    /// What the peer may be reading, by the epoch whose release frees it.
+    /// The rights that the peer may be using, and the epochs whose release ends them.
     lent: VecDeque<(u64, Option<Grant>)>,
 }
 
@@ -24,11 +24,11 @@ impl DynamicSender {
         Self { sender, lent: VecDeque::new() }
     }
 
-    /// Offers the peer a tensor to read, once the slot has room. The peer reads it from registered memory
-    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) where it is; a tensor that lies elsewhere is copied first, and one that is not
+    /// Announces a tensor to the peer, once the slot has room. The peer reads the tensor from registered memory
+    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)). A tensor in other memory is copied first. A tensor that is not
     /// contiguous, or has strings, is serialised.
     ///
-    /// It returns before the peer has read the tensor: [`flush`](Self::flush) waits for that.
+    /// This returns before the peer has read the tensor. [`flush`](Self::flush) waits for that.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -51,16 +51,16 @@ impl DynamicSender {
     /// ```
     ///
     /// # Errors
-    /// The receiver has gone, or there is no memory for a copy.
+    /// The receiver is lost, or there is no memory for a copy.
     pub async fn send(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
         self.sender.ready().await?;
         self.offer(tensor)
     }
 
-    /// Offers a tensor as [`send`](Self::send) does, and returns at once.
+    /// Announces a tensor as [`send`](Self::send) does, and returns at once.
     ///
     /// # Errors
-    /// Those of [`send`](Self::send), or [`Busy`](ChannelError::Busy) if the slot has no room.
+    /// The errors of [`send`](Self::send), and [`Busy`](ChannelError::Busy) if the slot has no room.
     pub fn start(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
         if !self.is_ready()? {
             return Err(ChannelError::Busy(1));
@@ -71,7 +71,7 @@ impl DynamicSender {
     /// Returns whether the slot has room for the next tensor.
     ///
     /// # Errors
-    /// The receiver has gone.
+    /// The receiver is lost.
     pub fn is_ready(&mut self) -> Result<bool, ChannelError> {
         self.sender.is_ready()
     }
@@ -79,7 +79,7 @@ impl DynamicSender {
     /// Waits until the slot has room for the next tensor.
     ///
     /// # Errors
-    /// The receiver has gone.
+    /// The receiver is lost.
     pub async fn ready(&mut self) -> Result<(), ChannelError> {
         self.sender.ready().await
     }
@@ -96,16 +96,16 @@ impl DynamicSender {
             }
         };
         let epoch = self.sender.next();
-        let note = Announcement { metadata: payload.metadata(), place };
-        self.sender.send_copied(&note.encode())?;
+        let announcement = Announcement { metadata: payload.metadata(), place };
+        self.sender.send_copied(&announcement.encode())?;
         self.lent.push_back((epoch, grant));
         Ok(())
     }
 
-    /// Waits until the peer has read everything. [`send`](Self::send) has an example.
+    /// Waits until the peer has read all tensors. [`send`](Self::send) has an example.
     ///
     /// # Errors
-    /// The receiver has gone.
+    /// The receiver is lost.
     pub async fn flush(&mut self) -> Result<(), ChannelError> {
         if let Some((last, _)) = self.lent.back() {
             self.sender.wait_for(*last).await?;
@@ -114,17 +114,17 @@ impl DynamicSender {
         Ok(())
     }
 
-    /// Returns how many of the tensors that were sent the peer has not read yet.
+    /// Returns how many of the sent tensors the peer has not read yet.
     ///
     /// # Errors
-    /// The receiver has gone.
+    /// The receiver is lost.
     pub fn pending(&mut self) -> Result<u64, ChannelError> {
         let pending = self.sender.pending();
         self.forget();
         pending
     }
 
-    /// Takes the right to what was read away.
+    /// Takes away the rights to tensors that the peer has read.
     fn forget(&mut self) {
         let released = self.sender.released();
         while self.lent.front().is_some_and(|(epoch, _)| *epoch <= released) {
@@ -136,7 +136,7 @@ impl DynamicSender {
 impl Drop for DynamicSender {
     fn drop(&mut self) {
         self.forget();
-        // Rights that the peer still uses stay until the link ends: taken away now, they would end it.
+        // Rights that the peer still uses stay until the link ends, because taking them away now would end the link.
         let lent = self.lent.drain(..).filter_map(|(_, grant)| grant);
         self.sender.link().keep(lent);
     }

@@ -1,11 +1,11 @@
 //! The layout of a slot's buffers.
 
-/// How a slot's buffers lie in its memory.
+/// The layout of a slot's buffers in its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// Bytes of what is placed.
+    /// The bytes of a payload.
     pub(crate) payload: usize,
-    /// Offset of the tail: the payload's end, rounded up.
+    /// The offset of the tail: the end of the payload, rounded up.
     pub(crate) tail: usize,
     pub(crate) stride: usize,
     pub(crate) depth: u32,
@@ -26,7 +26,7 @@ impl Layout {
         self.stride * self.depth as usize
     }
 
-    /// Where the buffer of `epoch` begins.
+    /// Returns the offset of the buffer of `epoch`.
     pub(crate) fn start(&self, epoch: u64) -> usize {
         (epoch % u64::from(self.depth)) as usize * self.stride
     }

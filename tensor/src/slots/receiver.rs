@@ -1,4 +1,4 @@
-//! The receiving end of a slot, whatever it holds.
+//! The receiving end of a slot of either kind.
 
 use std::future::{Future as _, poll_fn};
 use std::pin::{Pin, pin};
@@ -18,19 +18,19 @@ use crate::types::TensorSpec;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma_verbs::memory::MemRegion;
 
-/// See the module's documentation.
+/// The receiving end of a slot.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     slot: Arc<Slot>,
-    /// Who writes, as of the last time that it was looked up, and which sender of the slot's that was.
+    /// The sender that was attached when the receiver last looked, and the number of that sender.
     attached: Option<Attached>,
     sender: u64,
-    /// Times that nothing had come, so that now and then somebody looks whether the sender lives.
+    /// The number of looks that found nothing. After many of them the receiver asks whether the sender lives.
     misses: u32,
 }
 
 impl Receiver {
-    /// Every so many times that nothing has come, the devices are looked at.
+    /// The number of looks that find nothing, after which the receiver asks the devices.
     const LOOK_EVERY: u32 = 1 << 12;
 
     pub(crate) fn new(
@@ -58,20 +58,20 @@ impl Receiver {
         &self.slot
     }
 
-    /// Whether the next one has come. What had come before the sender went is still to be had.
+    /// Returns whether the next tensor has come. Tensors that came before the sender was lost are still received.
     pub(crate) fn poll(&mut self) -> Result<bool, ChannelError> {
         if self.slot.is_arrived() {
             return Ok(true);
         }
         let missed = self.missed();
-        // What came last before the sender went may have come since.
+        // The sender's last tensor may have come since, before the sender was lost.
         if self.slot.is_arrived() {
             return Ok(true);
         }
         missed.map(|()| false)
     }
 
-    /// Nothing has come: is anybody there?
+    /// Looks for a reason why nothing has come: takes completions, and checks that the sender lives.
     #[inline(never)]
     fn missed(&mut self) -> Result<(), ChannelError> {
         self.misses = self.misses.wrapping_add(1);
@@ -90,12 +90,12 @@ impl Receiver {
         Ok(())
     }
 
-    /// Waits for the next one.
+    /// Waits for the next tensor.
     pub(crate) async fn wait(&mut self) -> Result<(), ChannelError> {
-        // A peer that always has something must not keep this task's thread from others.
+        // A peer that always has a tensor ready must not keep this task's thread from other tasks.
         consume_budget().await;
         while !self.poll()? {
-            // A sender that comes begins with another epoch. Before the look: none that comes after it is missed.
+            // A new sender begins with another epoch. The wait for that begins before the look, so that no sender is missed.
             let mut changed = pin!(self.slot.changed.notified());
             let Some(attached) = self.slot.attached()? else {
                 changed.await;
@@ -105,7 +105,7 @@ impl Receiver {
             let tail = self.slot.layout.start(next) + self.slot.layout.tail;
             let word = (&self.slot.memory, tail);
             let mut come = Wait::until(&attached.link, &attached.pair, attached.port, word, next, true);
-            // An error of the link is told by `poll`, once what came before it was taken.
+            // `poll` reports an error of the link, after the tensors that came before it.
             poll_fn(|context| match Pin::new(&mut come).poll(context) {
                 Poll::Ready(_) => Poll::Ready(()),
                 Poll::Pending => changed.as_mut().poll(context),
@@ -115,12 +115,12 @@ impl Receiver {
         Ok(())
     }
 
-    /// Takes what has come, if it has: from now on nobody may write there. Its offset in the memory.
+    /// Takes the next tensor if it has come, and keeps a new sender from its buffer. Returns the buffer's offset in the memory.
     pub(crate) fn take(&mut self) -> Result<Option<usize>, ChannelError> {
         if !self.poll()? || !self.slot.hold(Holder::Receiver) {
             return Ok(None);
         }
-        // A new sender may have come in between, and what the last one sent is void.
+        // A new sender may have attached in between, which voids the tensors of the last one.
         if !self.slot.is_arrived() {
             self.slot.let_go();
             return Ok(None);
@@ -129,12 +129,12 @@ impl Receiver {
         Ok(Some(self.slot.layout.start(self.slot.next.load(Ordering::Relaxed))))
     }
 
-    /// Takes [`take`](Self::take) back: it is there to be taken.
+    /// Undoes [`take`](Self::take): the tensor can be taken again.
     pub(crate) fn put_back(&mut self) {
         self.slot.let_go();
     }
 
-    /// Learns who writes now.
+    /// Looks up the sender, if a new one has attached.
     fn look_up(&mut self) -> Result<(), ChannelError> {
         let sender = self.slot.senders.load(Ordering::SeqCst);
         if self.attached.is_none() || self.sender != sender {
@@ -144,25 +144,25 @@ impl Receiver {
         Ok(())
     }
 
-    /// Gives it back to the sender.
+    /// Gives the buffer back to the sender.
     pub(crate) fn release(&mut self) {
         let epoch = self.slot.next.fetch_add(1, Ordering::SeqCst);
-        // Before others may attach: the buffer is the sender's that filled it.
+        // Done before a new sender can attach, because the buffer belongs to the sender that filled it.
         if self.look_up().is_err() {
             self.attached = None;
         }
         self.slot.let_go();
         if let Some(Attached { link, pair, port, .. }) = &self.attached {
             let frame = Frame::Released { slot: pair.peer_number(), epoch };
-            // If that fails the link does, which the next call tells.
-            let _ = link.tell(pair, epoch, *port, &frame);
+            // If the report fails, the link fails too, and the next call returns that error.
+            let _ = link.report(pair, epoch, *port, &frame);
         }
     }
 
-    /// The link by which it came.
+    /// Returns the link by which the tensor came.
     pub(crate) fn attached(&mut self) -> Result<Attached, ChannelError> {
         self.look_up()?;
-        self.attached.clone().ok_or_else(|| ChannelError::local("nobody is attached"))
+        self.attached.clone().ok_or_else(|| ChannelError::local("no sender is attached"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The sending end of a slot, whatever it holds.
+//! The sending end of a slot of either kind.
 
 use std::io::IoSlice;
 use std::sync::{Arc, Weak};
@@ -19,27 +19,28 @@ use crate::wire::tensor_frame::Frame;
 use tonic_rdma_verbs::RemoteSegment;
 use tonic_rdma_verbs::internal::{BlockCopy, Blocks, Local, RemotePlace, Transfer, Way};
 
-/// See the module's documentation.
+/// The sending end of a slot.
 #[derive(Debug)]
 pub(crate) struct Sender {
     name: Arc<str>,
     link: Arc<Link>,
     pair: Arc<WordPair>,
-    /// Nothing is kept at this end but the pair of words.
+    /// The pair of words here. It is all that a sender keeps on its own side.
     ours: Arc<WordPair>,
     port: u32,
     place: RemotePlace,
     layout: Layout,
-    /// The epoch that comes next, and the first.
+    /// The next epoch, and the first one.
     next: u64,
     first: u64,
     misses: u32,
 }
 
 impl Sender {
-    /// Every so many times that a release has not come, the devices are looked at.
+    /// The number of looks without a release, after which the devices are asked.
     const LOOK_EVERY: u32 = 1 << 12;
-    /// The same for the queue, where what is long waits for what was posted before it.
+    /// The number of looks without a release, after which the queue is polled. A long transfer waits for the completions of
+    /// earlier ones.
     const POLL_EVERY: u32 = 1 << 4;
 
     /// Makes the sender of a slot, for payloads of `payload` bytes, from the peer's reply.
@@ -88,28 +89,28 @@ impl Sender {
         self.port
     }
 
-    /// The epoch of what is sent next.
+    /// Returns the epoch of the next payload.
     pub(crate) fn next(&self) -> u64 {
         self.next
     }
 
-    /// The epoch of what was sent first.
+    /// Returns the epoch of the first payload.
     pub(crate) fn first(&self) -> u64 {
         self.first
     }
 
-    /// The epoch up to which all was released.
+    /// Returns the last epoch that the receiver has released.
     pub(crate) fn released(&self) -> u64 {
         self.link.load_count(self.pair.number())
     }
 
-    /// What must have been released before the next one can go; 0 if nothing.
+    /// Returns the epoch that the receiver must release before the next payload can go, or 0.
     fn due(&self) -> u64 {
         let depth = u64::from(self.layout.depth);
         if self.next - self.first < depth { 0 } else { self.next - depth }
     }
 
-    /// Whether there is a buffer free.
+    /// Returns whether a buffer is free.
     pub(crate) fn is_ready(&mut self) -> Result<bool, ChannelError> {
         if self.released() < self.due() {
             self.missed()?;
@@ -118,7 +119,7 @@ impl Sender {
         Ok(self.released() >= self.due())
     }
 
-    /// How many were sent and are not released yet.
+    /// Returns how many payloads were sent and are not released yet.
     pub(crate) fn pending(&mut self) -> Result<u64, ChannelError> {
         if self.unreleased() > 0 {
             self.missed()?;
@@ -127,13 +128,13 @@ impl Sender {
         Ok(self.unreleased())
     }
 
-    /// The peer writes the count: it is not taken for more than was sent.
+    /// The peer writes the count, so the result is limited to the number of payloads that were sent.
     fn unreleased(&self) -> u64 {
         let all = self.next - self.first;
         self.next.saturating_sub(1).saturating_sub(self.released()).min(all)
     }
 
-    /// What is waited for is not there: does anybody live?
+    /// Looks for a reason why a release has not come: takes completions, and checks that the receiver lives.
     fn missed(&mut self) -> Result<(), ChannelError> {
         self.misses = self.misses.wrapping_add(1);
         if self.link.notification() != Notification::Word || self.misses.is_multiple_of(Self::POLL_EVERY) {
@@ -145,9 +146,9 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits for one.
+    /// Waits until a buffer is free.
     pub(crate) async fn ready(&mut self) -> Result<(), ChannelError> {
-        // A peer that takes all at once must not keep this task's thread from others.
+        // A peer that releases at once must not keep this task's thread from other tasks.
         consume_budget().await;
         while !self.is_ready()? {
             self.wait_for(self.due()).await?;
@@ -155,7 +156,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits until `epoch` was released.
+    /// Waits until the receiver has released `epoch`.
     pub(crate) async fn wait_for(&self, epoch: u64) -> Result<(), ChannelError> {
         if self.released() >= epoch {
             return Ok(());
@@ -164,12 +165,12 @@ impl Sender {
         Wait::until(&self.link, &self.pair, self.port, word, epoch, false).await
     }
 
-    /// Whether payloads go without a transfer.
+    /// Returns whether a payload is sent inline, without a transfer.
     pub(crate) fn is_small(&self) -> bool {
         self.layout.tail + 8 <= self.link.port(self.port).inline()
     }
 
-    /// Sends a small payload, whose memory is free again when this returns. Only when ready.
+    /// Sends a small payload. The caller's memory is free when this returns. A buffer must be free.
     pub(crate) fn send_small(&mut self, payload: &[u8]) -> Result<(), ChannelError> {
         debug_assert!(payload.len() == self.layout.payload && self.is_small());
         let (epoch, place) = (self.next, self.buffer());
@@ -195,7 +196,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends a copy of `payload`, whose memory is free again when this returns. Only when ready.
+    /// Sends a copy of `payload`. The caller's memory is free when this returns. A buffer must be free.
     pub(crate) fn send_copied(&mut self, payload: &[u8]) -> Result<(), ChannelError> {
         if self.is_small() {
             return self.send_small(payload);
@@ -211,7 +212,7 @@ impl Sender {
         self.send(Local::Region(copy), 0, token)
     }
 
-    /// Sends the payload that lies at `offset` of `local`. Only when ready.
+    /// Sends the payload at `offset` of `local`. A buffer must be free.
     pub(crate) fn send(&mut self, local: Local, offset: u64, token: Token) -> Result<(), ChannelError> {
         let (epoch, start) = (self.next, self.buffer());
         self.next += 1;
@@ -230,7 +231,7 @@ impl Sender {
         link
     }
 
-    /// Where the next payload goes.
+    /// Returns the place of the next payload.
     fn buffer(&self) -> RemoteSegment {
         let offset = self.layout.start(self.next) as u64;
         RemoteSegment { address: self.place.start.address + offset, ..self.place.start }

@@ -21,43 +21,43 @@ use tonic_rdma_verbs::Access;
 use tonic_rdma_verbs::internal::{Grant, RemotePlace};
 use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 
-/// Buffers that a slot may have.
+/// The number of buffers that a slot may have.
 pub(crate) const MAX_DEPTH: u32 = 1024;
 
-/// A slot at its receiver.
+/// The receiving side of a slot.
 pub(crate) struct Slot {
     pub(crate) name: Arc<str>,
     kind: Kind,
-    /// What a static slot takes.
+    /// The tensors that a static slot takes.
     spec: Option<TensorSpec>,
     pub(crate) layout: Layout,
     pub(crate) memory: SharedRegion,
-    /// The epoch that comes next.
+    /// The next epoch.
     pub(crate) next: AtomicU64,
-    /// Who has the buffers to itself at the moment, see [`Holder`].
+    /// The [`Holder`] of the buffers.
     holder: AtomicU8,
-    /// Counts senders.
+    /// The number of senders that have ever attached.
     pub(crate) senders: AtomicU64,
     attachment: Mutex<Attachment>,
-    /// Whether a sender was there and has gone, so that the receiver looks why.
+    /// Whether a sender was lost, so that the receiver looks for the reason.
     pub(crate) lost: AtomicBool,
     pub(crate) arrived: AtomicU64,
-    /// Told when a sender comes or has gone.
+    /// Notified when a sender attaches or is lost.
     pub(crate) changed: Notify,
 }
 
-/// Who writes to a slot.
+/// The sender of a slot.
 #[derive(Debug)]
 enum Attachment {
-    /// Nobody yet.
+    /// No sender has attached yet.
     Vacant,
     Attached {
         by: Attached,
         _grant: Grant,
     },
-    /// The last one is going: its right is being taken away.
+    /// The last sender is being removed: its right is being taken away.
     Leaving(ChannelError),
-    /// The last one is gone.
+    /// The last sender is lost.
     Lost(ChannelError),
 }
 
@@ -68,18 +68,19 @@ pub(crate) struct Attached {
     pub(crate) port: u32,
 }
 
-/// Who keeps others from the buffers.
+/// The party that has the buffers to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Holder {
     Nobody,
-    /// It looks at what has arrived: a new sender must not write there.
+    /// The receiver looks at a tensor that has arrived, so a new sender must not write there.
     Receiver,
-    /// A new sender is being attached: what the last one sent is not taken any more.
+    /// A new sender is being attached, so the tensors of the last one are not taken any more.
     Attaching,
 }
 
-/// How many epochs a new sender begins after the last one, however many the last one had not used.
+/// The distance from the epochs of one sender to those of the next one. It exceeds the number of epochs that a sender leaves
+/// unused.
 const LEAP: u64 = 1 << 32;
 
 impl Slot {
@@ -114,7 +115,7 @@ impl Slot {
         self.spec.as_ref()
     }
 
-    /// Bytes of a buffer.
+    /// Returns the bytes of a payload.
     pub(crate) fn payload(&self) -> u64 {
         self.layout.payload as u64
     }
@@ -123,17 +124,17 @@ impl Slot {
         self.layout.depth
     }
 
-    /// Bytes from one buffer to the next, and to the tail in each.
+    /// Returns the distance from one buffer to the next, and the offset of the tail in each, in bytes.
     pub(crate) fn shape(&self) -> (u64, u64) {
         (self.layout.stride as u64, self.layout.tail as u64)
     }
 
-    /// Tensors that have come.
+    /// Returns the number of tensors that have arrived.
     pub(crate) fn arrived(&self) -> u64 {
         self.arrived.load(Ordering::Relaxed)
     }
 
-    /// The peer that writes to it.
+    /// Returns the name of the peer that writes to the slot.
     pub(crate) fn peer(&self) -> Option<String> {
         match &*lock(&self.attachment) {
             Attachment::Attached { by, .. } => Some(by.link.peer().to_string()),
@@ -141,10 +142,11 @@ impl Slot {
         }
     }
 
-    /// Lets a sender of the peer of `link` write, from now on alone. Yields its number, its memory, and the first epoch.
+    /// Lets a sender of the peer of `link` write, and no other sender. Returns the number of its pair, its memory, and its
+    /// first epoch.
     ///
     /// # Errors
-    /// Another peer is attached or has not quite gone, or what the last sender sent is still in use.
+    /// Another peer is attached or is still being removed, or the last tensor is still in use.
     pub(crate) fn attach_sender(
         self: &Arc<Self>,
         link: &Arc<Link>,
@@ -178,7 +180,7 @@ impl Slot {
             Attachment::Vacant => self.next.load(Ordering::SeqCst),
             _ => self.next.fetch_add(LEAP, Ordering::SeqCst) + LEAP,
         };
-        // The same peer's last sender loses its right: what it may still have on its way comes too late.
+        // The last sender of this peer loses its right, so a write that it still has in flight comes too late.
         if let Attachment::Attached { by, .. } = std::mem::replace(attachment, Attachment::Vacant) {
             link.remove_pair(&by.pair);
         }
@@ -200,7 +202,7 @@ impl Slot {
         Ok((number, place, first))
     }
 
-    /// Keeps others from the buffers; false if somebody does already.
+    /// Takes the buffers for `holder`. Returns false if they have a holder already.
     pub(crate) fn hold(&self, holder: Holder) -> bool {
         let nobody = Holder::Nobody as u8;
         self.holder.compare_exchange(nobody, holder as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
@@ -210,14 +212,14 @@ impl Slot {
         self.holder.store(Holder::Nobody as u8, Ordering::SeqCst);
     }
 
-    /// Whether what comes next is there.
+    /// Returns whether the next tensor has arrived.
     pub(crate) fn is_arrived(&self) -> bool {
         let next = self.next.load(Ordering::Relaxed);
         let tail = self.layout.start(next) + self.layout.tail;
         self.memory.load_u64(tail).is_ok_and(|epoch| epoch == next)
     }
 
-    /// Who writes, if anybody does; an error if the last one has gone.
+    /// Returns the sender, if there is one, or an error if the last one is lost.
     pub(crate) fn attached(&self) -> Result<Option<Attached>, ChannelError> {
         match &*lock(&self.attachment) {
             Attachment::Vacant => Ok(None),
@@ -227,7 +229,7 @@ impl Slot {
     }
 }
 
-/// Why a peer can't attach.
+/// The reason why a peer can't attach.
 #[derive(Debug)]
 pub(crate) enum AttachError {
     Taken(String),
@@ -301,7 +303,8 @@ impl Owner for Slot {
         let before = std::mem::replace(&mut *attachment, Attachment::Leaving(fault.clone()));
         self.lost.store(true, Ordering::SeqCst);
         drop(attachment);
-        // The peer's right ends with this, before anybody else gets one: outside the lock, as it may wait for the peer.
+        // This ends the peer's right, before another sender gets one. It happens outside the lock, because it may wait for the
+        // peer.
         drop(before);
         *lock(&self.attachment) = Attachment::Lost(fault.clone());
         self.changed.notify_waiters();

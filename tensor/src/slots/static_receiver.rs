@@ -1,4 +1,4 @@
-//! Receiving tensors of a shape known beforehand, in the place where the sender put them.
+//! Receivers of tensors of a known shape, which find each tensor in their own memory.
 
 use std::ops::Range;
 
@@ -7,18 +7,19 @@ use crate::slots::receiver::Receiver;
 use crate::types::{Tensor, TensorSpec};
 use tonic_rdma_verbs::memory::SharedRegion;
 
-/// The receiving end of a static slot (§3.2), from [`RdmaDevice::static_receiver`](crate::RdmaDevice::static_receiver): buffers that wait for one tensor each.
+/// The receiving end of a static slot (§3.2), from [`RdmaDevice::static_receiver`](crate::RdmaDevice::static_receiver): buffers
+/// for one tensor each.
 #[derive(Debug)]
 pub struct StaticReceiver {
     receiver: Receiver,
     spec: TensorSpec,
 }
 
-/// A tensor that has arrived, where the sender put it. Dropping it gives the buffer back to the sender.
+/// A tensor that has arrived. It lies where the sender put it. Dropping it gives the buffer back to the sender.
 ///
-/// Its bytes are read by copying, as a hostile peer could change them meanwhile: [`copy_to`](Self::copy_to) at once, or
-/// [`for_each_piece`](Self::for_each_piece) through the first-level cache. A program that trusts its peer may read them where
-/// they are, by [`memory`](Self::memory) and [`SharedRegion::as_slice`].
+/// Its bytes are read by copying, because a hostile peer could change them meanwhile. [`copy_to`](Self::copy_to) copies all
+/// bytes at once, and [`for_each_piece`](Self::for_each_piece) copies them through the first-level cache. A program that trusts
+/// its peer may read them in place, by [`memory`](Self::memory) and [`SharedRegion::as_slice`].
 #[derive(Debug)]
 pub struct Arrived<'a> {
     receiver: &'a mut StaticReceiver,
@@ -30,13 +31,13 @@ impl StaticReceiver {
         Self { receiver, spec }
     }
 
-    /// Returns type and shape of what it takes.
+    /// Returns the type and shape of the tensors.
     pub fn spec(&self) -> &TensorSpec {
         &self.spec
     }
 
-    /// Takes the next tensor if it has arrived. It costs one load of memory that stays in the cache until the sender writes
-    /// to it, so a thread may ask again and again, between other work.
+    /// Takes the next tensor if it has arrived. This costs one load of memory, which stays in the cache until the sender writes
+    /// to it. So a thread may call this again and again, between other work.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -61,7 +62,8 @@ impl StaticReceiver {
     /// ```
     ///
     /// # Errors
-    /// The sender has gone, and whatever it had completed was taken. Once another has attached, its tensors come.
+    /// The sender is lost, and all tensors that it had completed were taken. Once another sender has attached, its tensors
+    /// come.
     pub fn try_recv(&mut self) -> Result<Option<Arrived<'_>>, ChannelError> {
         let start = self.receiver.take()?;
         Ok(start.map(|start| Arrived { receiver: self, start }))
@@ -89,7 +91,7 @@ impl StaticReceiver {
     /// ```
     ///
     /// # Errors
-    /// As [`try_recv`](Self::try_recv).
+    /// The errors of [`try_recv`](Self::try_recv).
     pub async fn recv(&mut self) -> Result<Arrived<'_>, ChannelError> {
         let start = loop {
             self.receiver.wait().await?;
@@ -102,7 +104,7 @@ impl StaticReceiver {
 }
 
 impl Arrived<'_> {
-    /// Returns type and shape of the tensor.
+    /// Returns the type and shape of the tensor.
     pub fn spec(&self) -> &TensorSpec {
         &self.receiver.spec
     }
@@ -117,13 +119,13 @@ impl Arrived<'_> {
         self.len() == 0
     }
 
-    /// Returns the slot's memory, and the range of it that the tensor lies in, in bytes.
+    /// Returns the slot's memory, and the range of the tensor in it, in bytes.
     pub fn memory(&self) -> (&SharedRegion, Range<usize>) {
         let slot = self.receiver.receiver.slot();
         (&slot.memory, self.start..self.start + slot.layout.payload)
     }
 
-    /// Copies the whole tensor to `destination`, which has exactly its length.
+    /// Copies the whole tensor to `destination`, which must have the tensor's length.
     ///
     /// # Errors
     /// `destination` has another length.
@@ -140,15 +142,15 @@ impl Arrived<'_> {
         memory.copy_out(range.start, destination).map_err(ChannelError::local)
     }
 
-    /// Hands its bytes to `then`, piece by piece, through a buffer that stays in the cache. The first byte of each piece is
-    /// aligned to 64 bytes, and every piece but the last has a multiple of them.
+    /// Calls `then` with the bytes, piece by piece, through a buffer that stays in the cache. The first byte of each piece is
+    /// aligned to 64 bytes. The length of every piece but the last is a multiple of 64 bytes.
     pub fn for_each_piece(&self, then: impl FnMut(&[u8])) {
         let (memory, range) = self.memory();
-        // The range is the slot's own.
+        // The range is the slot's own, so it lies within the memory.
         let _ = memory.for_each_piece(range, then);
     }
 
-    /// Copies it out of the slot.
+    /// Copies the tensor out of the slot.
     ///
     /// # Errors
     /// There is no memory for it.

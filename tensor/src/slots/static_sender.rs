@@ -1,4 +1,4 @@
-//! Sending tensors of a shape known beforehand, into the place that waits for them.
+//! Senders of tensors of a known shape, which write each tensor into the receiver's memory.
 
 use std::sync::Arc;
 
@@ -11,8 +11,14 @@ use crate::types::{Tensor, TensorSpec};
 use tonic_rdma_verbs::internal::Local;
 use tonic_rdma_verbs::memory::MemRegion;
 
-/// The sending end of a static slot (§3.2), from [`Channel::static_sender`](crate::Channel::static_sender). Each tensor is in the receiver's buffer when the
-/// receiver sees it: nothing is copied on the way, and the receiver's processor does nothing for it.
+/// The sending end of a static slot (§3.2), from [`Channel::static_sender`](crate::Channel::static_sender). A tensor is in the
+/// receiver's buffer when the receiver sees it. The receiver's processor does nothing for that.
+///
+/// | | waits for a free buffer | returns at once |
+/// |---|---|---|
+/// | a tensor | [`send`](Self::send) | [`start`](Self::start) |
+/// | a region | [`send_region`](Self::send_region) | [`start_region`](Self::start_region) |
+/// | bytes, which are copied | [`send_bytes`](Self::send_bytes) | [`start_bytes`](Self::start_bytes) |
 #[derive(Debug)]
 pub struct StaticSender {
     sender: Sender,
@@ -24,17 +30,17 @@ impl StaticSender {
         Self { sender, spec }
     }
 
-    /// Returns type and shape of what it sends.
+    /// Returns the type and shape of the tensors.
     pub fn spec(&self) -> &TensorSpec {
         &self.spec
     }
 
-    /// Returns whether a buffer is free for the next tensor. It costs one load, as [`StaticReceiver::try_recv`] does.
+    /// Returns whether a buffer is free for the next tensor. This costs one load, as [`StaticReceiver::try_recv`] does.
     ///
-    /// [`StaticReceiver::try_recv`]: super::StaticReceiver::try_recv
+    /// [`StaticReceiver::try_recv`]: crate::StaticReceiver::try_recv
     ///
     /// # Errors
-    /// The receiver has gone.
+    /// The receiver is lost.
     pub fn is_ready(&mut self) -> Result<bool, ChannelError> {
         self.sender.is_ready()
     }
@@ -42,24 +48,24 @@ impl StaticSender {
     /// Waits until a buffer is free.
     ///
     /// # Errors
-    /// The receiver has gone.
+    /// The receiver is lost.
     pub async fn ready(&mut self) -> Result<(), ChannelError> {
         self.sender.ready().await
     }
 
-    /// Returns how many of the tensors that were sent have not been taken and released yet. It costs one load, so a thread
-    /// that only polls may ask again and again, to learn that a tensor has arrived.
+    /// Returns how many of the sent tensors the receiver has not taken and released yet. This costs one load, so a thread that
+    /// polls may call it again and again, to learn that a tensor has been taken.
     ///
     /// # Errors
-    /// The receiver has gone.
+    /// The receiver is lost.
     pub fn pending(&mut self) -> Result<u64, ChannelError> {
         self.sender.pending()
     }
 
-    /// Waits until everything that was sent has been taken, and released.
+    /// Waits until the receiver has taken and released all tensors.
     ///
     /// # Errors
-    /// The receiver has gone.
+    /// The receiver is lost.
     pub async fn flush(&mut self) -> Result<(), ChannelError> {
         let last = self.sender.next().saturating_sub(1);
         if last < self.sender.first() {
@@ -68,8 +74,8 @@ impl StaticSender {
         self.sender.wait_for(last).await
     }
 
-    /// Sends the first bytes of `region`, as many as the tensor has, once a buffer is free. The region comes back when they are
-    /// in the receiver's buffer.
+    /// Sends the beginning of `region`, as many bytes as the tensor has, once a buffer is free. The region comes back when the
+    /// bytes are in the receiver's buffer.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -91,7 +97,7 @@ impl StaticSender {
     /// ```
     ///
     /// # Errors
-    /// The region is shorter than the tensor, or the receiver has gone. The region comes back in any case.
+    /// The region is shorter than the tensor, or the receiver is lost. The error has the region.
     pub async fn send_region(&mut self, region: MemRegion) -> Result<MemRegion, MemcpyError> {
         match self.sender.ready().await {
             Ok(()) => self.start_region(region).await,
@@ -126,8 +132,8 @@ impl StaticSender {
     /// ```
     ///
     /// # Errors
-    /// As [`send_region`](Self::send_region), or [`Busy`](ChannelError::Busy) if no buffer is free. The future has the error,
-    /// and the region.
+    /// The errors of [`send_region`](Self::send_region), and [`Busy`](ChannelError::Busy) if no buffer is free. The future
+    /// yields the error, which has the region.
     pub fn start_region(&mut self, region: MemRegion) -> Memcpy {
         let length = self.payload();
         if let Err(error) = self.check_ready().and_then(|()| self.check_length(region.len())) {
@@ -140,13 +146,14 @@ impl StaticSender {
             };
         }
         let (memcpy, token) = Memcpy::new(Arc::clone(self.sender.link()), self.sender.port());
-        // What is refused is told as any other end is.
+        // The token reports a refusal.
         let _ = self.sender.send(Local::Region(region), 0, token);
         memcpy
     }
 
-    /// Sends a tensor once a buffer is free. If it lies in registered memory ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)), it
-    /// goes from there; otherwise it is copied to where the device can take it from. The tensor may be dropped at once.
+    /// Sends a tensor once a buffer is free. A tensor in registered memory
+    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) goes from there. A tensor in other memory is copied to
+    /// registered memory first. The caller may drop the tensor at once.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -170,7 +177,7 @@ impl StaticSender {
     /// ```
     ///
     /// # Errors
-    /// It is of another type or shape than the slot, or the receiver has gone.
+    /// The tensor has another type or shape than the slot, or the receiver is lost.
     pub async fn send(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
         self.check_spec(tensor)?;
         self.sender.ready().await?;
@@ -180,14 +187,14 @@ impl StaticSender {
     /// Begins to send a tensor as [`send`](Self::send) does, and returns at once.
     ///
     /// # Errors
-    /// As [`send`](Self::send), or [`Busy`](ChannelError::Busy) if no buffer is free.
+    /// The errors of [`send`](Self::send), and [`Busy`](ChannelError::Busy) if no buffer is free.
     pub fn start(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
         self.check_spec(tensor)?;
         self.check_ready()?;
         self.place(tensor)
     }
 
-    /// Begins to send a tensor of the right type and shape, a buffer being free.
+    /// Begins to send a tensor of the right type and shape. A buffer must be free.
     fn place(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
         if !self.sender.is_small()
             && let Some((lease, range)) = tensor.registered()
@@ -201,11 +208,11 @@ impl StaticSender {
         self.sender.send_copied(contiguous.bytes().map_err(ChannelError::local)?)
     }
 
-    /// Copies `bytes` to registered memory and sends them from there, once a buffer is free: what a transport has to do whose
-    /// user's tensors are anywhere (the paper's RDMA.cp).
+    /// Copies `bytes` to registered memory and sends them from there, once a buffer is free. A transport that does not allocate
+    /// its users' tensors has to do this (the paper's RDMA.cp).
     ///
     /// # Errors
-    /// They are not as many as the tensor has, or the receiver has gone.
+    /// The number of bytes is not that of the tensor, or the receiver is lost.
     pub async fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), ChannelError> {
         self.check_length_exactly(bytes.len())?;
         self.sender.ready().await?;
@@ -215,7 +222,7 @@ impl StaticSender {
     /// Begins to send bytes as [`send_bytes`](Self::send_bytes) does, and returns at once.
     ///
     /// # Errors
-    /// As [`send_bytes`](Self::send_bytes), or [`Busy`](ChannelError::Busy) if no buffer is free.
+    /// The errors of [`send_bytes`](Self::send_bytes), and [`Busy`](ChannelError::Busy) if no buffer is free.
     pub fn start_bytes(&mut self, bytes: &[u8]) -> Result<(), ChannelError> {
         self.check_length_exactly(bytes.len())?;
         self.check_ready()?;
