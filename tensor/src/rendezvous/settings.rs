@@ -20,7 +20,8 @@ pub struct ProviderSettings {
 }
 
 impl Default for ProviderSettings {
-    /// Returns the defaults: 16 384 offers of 16 GiB together, 1 024 requests of each peer, a minute for a request, ten for an offer.
+    /// Returns the defaults: 16 384 offers of 16 GiB together, 1 024 requests of each peer, one minute for a request, and ten
+    /// minutes for an offer.
     fn default() -> Self {
         Self {
             max_offers: 16_384,
