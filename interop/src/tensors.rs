@@ -1,11 +1,11 @@
-//! A tensor device for stock clients to look at.
+//! A tensor device for stock clients.
 
 use tonic_rdma::Config;
 use tonic_rdma_tensor::{Dtype, RdmaDevice, Rights, Shape, TensorSpec};
 
 use crate::{Failure, output};
 
-/// Offers a region and two slots, into one of which a tensor has come; prints the port, and stays.
+/// Serves a device with a region and two slots, one of which has received a tensor. Prints the port, and runs without end.
 pub(crate) async fn serve() -> Result<(), Failure> {
     offer().await.map_err(Failure::from)
 }

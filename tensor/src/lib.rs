@@ -229,8 +229,8 @@ pub use slots::dynamic_sender::DynamicSender;
 pub use slots::static_receiver::{Arrived, StaticReceiver};
 pub use slots::static_sender::StaticSender;
 pub use types::{
-    AllocateError, Dtype, Element, Metadata, MetadataLayout, Shape, ShapeError, Strides, Tensor, TensorError,
-    TensorMut, TensorSpec, UnknownDtype, deserialize, serialize,
+    AllocateError, Dtype, Element, ForeignError, Metadata, MetadataLayout, Shape, ShapeError, Strides,
+    Tensor, TensorError, TensorMut, TensorSpec, UnknownDtype, deserialize, serialize,
 };
 
 pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};

@@ -1,7 +1,7 @@
-//! What drives a [`rendezvous`](super::rendezvous): the device's offers, each link's requests, and the memory of both.
+//! Drives the [`rendezvous`](super::rendezvous): the device's offers, each link's requests, and the memory of both.
 //!
-//! The two state machines say what is to be done, in order, under a lock; it is done outside, by one thread at a time
-//! ([`Outbox`]), since doing it may end a link, which the machines then have to be told.
+//! The two state machines return their actions in order, under a lock. One thread at a time carries the actions out, without
+//! the lock ([`Outbox`]), because an action may end a link, and the machines then have to learn of the end.
 
 mod offers;
 mod outbox;
@@ -21,7 +21,7 @@ use crate::link::{Link, RendezvousFrames};
 use crate::rendezvous::PeerId;
 use crate::wire::tensor_frame::Frame;
 
-/// A link's part in the rendezvous: what the peer asks for here, and what is asked of the peer.
+/// A link's part in the rendezvous: the peer's requests to this device, and this device's requests to the peer.
 #[derive(Debug)]
 pub(crate) struct Exchange {
     peer: PeerId,

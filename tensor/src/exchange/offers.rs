@@ -1,4 +1,4 @@
-//! What this device offers by name and step.
+//! The tensors that this device offers by name and step.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,7 +22,7 @@ use crate::wire::tensor_frame::{RequestId, Sink, TensorRequest};
 use tonic_rdma_verbs::internal::{BlockCopy, Blocks, Local, RemotePlace, Transfer, Way};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
-/// What [`RdmaDevice::put`](crate::RdmaDevice::put) offers under a name and step.
+/// The argument of [`RdmaDevice::put`](crate::RdmaDevice::put): a tensor, or the reason why there is none.
 ///
 /// ```
 /// use tonic::Status;
@@ -38,18 +38,18 @@ use tonic_rdma_verbs::{RemoteSegment, Rkey};
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
 pub enum Offer {
-    /// A tensor. From registered memory ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) it goes as it is; one that lies elsewhere
-    /// is copied for the device, and one that is not contiguous, or has strings, is serialised.
+    /// A tensor. The device sends it from registered memory ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) without a
+    /// copy. It copies a tensor in other memory, and serialises a tensor of strings or one that is not contiguous.
     Tensor(Tensor),
-    /// Dead: the branch of the graph that would have computed it was not taken.
+    /// The tensor is dead: the branch of the graph that would have computed it was not taken.
     Dead,
-    /// It could not be computed.
+    /// The tensor could not be computed.
     Failed(tonic::Status),
 }
 
-/// See the module's documentation.
+/// The offers of a device, and the links to the peers that may ask for them.
 pub(crate) struct Offers {
-    me: Weak<Self>,
+    this: Weak<Self>,
     provider: Mutex<Provider<Payload>>,
     outbox: Outbox<ProviderAction<Payload>>,
     links: Mutex<HashMap<PeerId, Weak<Link>>>,
@@ -58,10 +58,10 @@ pub(crate) struct Offers {
 }
 
 impl Offers {
-    /// How often it is looked what has waited for too long.
+    /// Interval between two checks of the deadlines.
     const TICK: Duration = Duration::from_millis(250);
 
-    /// Must be called within a runtime.
+    /// Makes an empty collection, and spawns the task that checks the deadlines. It needs a tokio runtime.
     pub(crate) fn new(settings: &Settings, landing: &Arc<Landing>) -> Arc<Self> {
         let timeout = Some(settings.rendezvous_timeout);
         let provider = Provider::new(ProviderSettings {
@@ -69,15 +69,15 @@ impl Offers {
             offer_timeout: timeout,
             ..ProviderSettings::default()
         });
-        let offers = Arc::new_cyclic(|me| Self {
-            me: me.clone(),
+        let offers = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
             provider: Mutex::new(provider),
             outbox: Outbox::new(),
             links: Mutex::default(),
             next_peer: AtomicU64::new(0),
             landing: Arc::clone(landing),
         });
-        tokio::spawn(watch_the_clock(Arc::downgrade(&offers)));
+        tokio::spawn(check_deadlines(Arc::downgrade(&offers)));
         offers
     }
 
@@ -139,7 +139,7 @@ impl Offers {
         self.outbox.run(|action| match action {
             ProviderAction::Send { peer, message } => {
                 if let Some(link) = self.link(peer) {
-                    // If that fails the link does, which comes back as `remove_peer`.
+                    // If the send fails, the link ends, and calls `remove_peer`.
                     let _ = link.port(0).send_frame(&message.frame());
                 }
             }
@@ -164,7 +164,7 @@ impl Offers {
         });
     }
 
-    /// Writes a tensor into the sink of whoever asked for it.
+    /// Writes a tensor into the requester's sink.
     fn write(
         &self,
         peer: PeerId,
@@ -179,14 +179,14 @@ impl Offers {
         let start = RemoteSegment { address: sink.address, rkey: Rkey(sink.rkey) };
         let place = RemotePlace { start, length: sink.length };
         let blocks = Blocks::One(BlockCopy { local: offset, remote: 0, length });
-        let (me, landing) = (self.me.clone(), Arc::clone(&self.landing));
+        let (this, landing) = (self.this.clone(), Arc::clone(&self.landing));
         let token = Token::call(move |outcome| {
             if let Local::Region(copy) = outcome.local {
                 landing.put(copy);
             }
-            // What failed has ended the link, and its requests with it.
+            // A failed write has ended the link, and its requests with it.
             if outcome.result.is_ok()
-                && let Some(offers) = me.upgrade()
+                && let Some(offers) = this.upgrade()
             {
                 offers.with(|provider| provider.written(peer, request_id, checksum, Instant::now()));
             }
@@ -201,8 +201,8 @@ impl Offers {
     }
 }
 
-/// Ends what has waited for too long, for as long as there is a device.
-async fn watch_the_clock(offers: Weak<Offers>) {
+/// Ends requests and offers whose deadline has passed, until the device is dropped.
+async fn check_deadlines(offers: Weak<Offers>) {
     loop {
         tokio::time::sleep(Offers::TICK).await;
         let Some(offers) = offers.upgrade() else { return };

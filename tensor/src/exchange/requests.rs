@@ -1,4 +1,4 @@
-//! What is asked of one peer by name and step.
+//! Requests to one peer, by name and step.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,18 +23,18 @@ use tonic_rdma_verbs::Access;
 use tonic_rdma_verbs::internal::Grant;
 use tonic_rdma_verbs::memory::SharedRegion;
 
-/// What the future of [`Channel::request`](crate::Channel::request) yields.
+/// The result of [`Channel::request`](crate::Channel::request).
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
 pub enum Requested {
     /// The tensor.
     Tensor(Tensor),
-    /// It is dead: the branch of the graph that would have computed it was not taken.
+    /// The tensor is dead: the branch of the graph that would have computed it was not taken.
     Dead,
 }
 
 /// The future of [`Channel::request`](crate::Channel::request).
-#[must_use = "dropping it withdraws the request"]
+#[must_use = "dropping the future cancels the request"]
 pub struct Request {
     link: Arc<Link>,
     requests: Arc<Requests>,
@@ -42,11 +42,11 @@ pub struct Request {
 }
 
 enum RequestState {
-    Over(Option<ChannelError>),
+    Ended(Option<ChannelError>),
     Waiting(RequestId, Arc<PendingAnswer>),
 }
 
-/// Where the answer comes.
+/// The cell that takes the answer to a request.
 #[derive(Debug, Default)]
 struct PendingAnswer {
     state: Mutex<AnswerState>,
@@ -58,14 +58,14 @@ struct AnswerState {
     waker: Option<Waker>,
 }
 
-/// Memory that the peer may write, until the grant goes.
+/// Memory that the peer may write until the grant is dropped.
 #[derive(Debug)]
 struct SinkMemory {
     grant: Grant,
     memory: SharedRegion,
 }
 
-/// See the module's documentation.
+/// The requests on one link.
 pub(crate) struct Requests {
     requester: Mutex<Requester<SinkMemory>>,
     outbox: Outbox<RequesterAction<SinkMemory>>,
@@ -90,7 +90,7 @@ impl Requests {
 
     pub(crate) fn request(self: &Arc<Self>, link: &Arc<Link>, name: &str, step: u64) -> Request {
         let request = |state| Request { link: Arc::clone(link), requests: Arc::clone(self), state };
-        let refused = |error| request(RequestState::Over(Some(error)));
+        let refused = |error| request(RequestState::Ended(Some(error)));
         if let Some(fault) = link.fault() {
             return refused(fault.clone());
         }
@@ -135,7 +135,7 @@ impl Requests {
         for action in actions {
             match action {
                 RequesterAction::Finished { request_id, .. } => {
-                    self.tell(request_id, Err(fault.clone()), &mut wakers);
+                    self.finish(request_id, Err(fault.clone()), &mut wakers);
                 }
                 RequesterAction::Free(sink) => self.free(sink),
                 RequesterAction::Send(_) | RequesterAction::Allocate { .. } => {}
@@ -144,7 +144,8 @@ impl Requests {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// For those that are not polling a queue. What is done may be another thread's, whose requests end by it.
+    /// Carries out the actions and wakes the tasks whose requests have ended. For callers that don't poll a queue. The actions
+    /// may belong to other threads.
     fn run_and_wake(&self, link: &Arc<Link>) {
         let mut wakers = Vec::new();
         self.run(link, &mut wakers);
@@ -154,7 +155,7 @@ impl Requests {
     fn run(&self, link: &Arc<Link>, wakers: &mut Vec<Waker>) {
         self.outbox.run(|action| match action {
             RequesterAction::Send(message) => {
-                // If that fails the link does, which comes back as `link_ended`.
+                // If the send fails, the link ends, and calls `link_ended`.
                 let _ = link.port(0).send_frame(&message.frame());
             }
             RequesterAction::Allocate { request_id, metadata } => {
@@ -171,12 +172,12 @@ impl Requests {
             RequesterAction::Free(sink) => self.free(sink),
             RequesterAction::Finished { request_id, result } => {
                 let result = self.result(link, request_id, result);
-                self.tell(request_id, result, wakers);
+                self.finish(request_id, result, wakers);
             }
         });
     }
 
-    /// Memory for a tensor, which the peer may write.
+    /// Makes a sink for a tensor, which the peer may write.
     fn sink(&self, link: &Link, metadata: WireMetadata) -> Result<(SinkMemory, SinkLocation), ChannelError> {
         Metadata::try_from(metadata).map_err(ChannelError::local)?;
         let memory = self.landing.take(metadata.bytes)?.share();
@@ -202,10 +203,11 @@ impl Requests {
                 message: failure.text.into(),
             }),
             RequestOutcome::Arrived { metadata, sink: SinkMemory { grant, memory }, checksum } => {
-                // The peer's right ends here: what is shown from now on does not change.
+                // The peer's right to write ends here, so the bytes do not change any more.
                 drop(grant);
                 let region = memory.try_into_region();
-                let region = region.map_err(|_| ChannelError::local("a sink that somebody still has"))?;
+                let region =
+                    region.map_err(|_| ChannelError::local("another reference to the sink is left"))?;
                 let bytes = self.landing.freeze(region, metadata.bytes);
                 if let Some(expected) = checksum {
                     verify(request_id, &bytes, expected).map_err(ChannelError::local)?;
@@ -224,7 +226,7 @@ impl Requests {
         }
     }
 
-    fn tell(&self, id: RequestId, result: Result<Requested, ChannelError>, wakers: &mut Vec<Waker>) {
+    fn finish(&self, id: RequestId, result: Result<Requested, ChannelError>, wakers: &mut Vec<Waker>) {
         let Some(pending) = lock(&self.waiting).remove(&id) else { return };
         let mut state = lock(&pending.state);
         state.result = Some(result);
@@ -247,7 +249,7 @@ impl Future for Request {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.state {
-            RequestState::Over(error) => match error.take() {
+            RequestState::Ended(error) => match error.take() {
                 Some(error) => Poll::Ready(Err(error)),
                 None => Poll::Pending,
             },

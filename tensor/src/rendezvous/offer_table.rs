@@ -1,4 +1,4 @@
-//! What is offered, and who waits for it: tags are matched here, whichever comes first.
+//! The offers, and the requests that wait for them. An offer and a request match in either order.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,14 +9,14 @@ use super::{ProviderSettings, RequestId};
 use crate::wire::tensor_frame::MAX_NAME;
 use crate::wire::tensor_metadata::WireMetadata;
 
-/// What becomes of a tensor that somebody may ask for.
+/// An offer of a tensor, or of the reason why there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OfferedTensor<T> {
-    /// It is here: a handle of it, and what it is.
+    /// A handle of the tensor, and its metadata.
     Tensor(T, WireMetadata),
-    /// It is dead: the branch of the graph that would have computed it was not taken.
+    /// The tensor is dead: the branch of the graph that would have computed it was not taken.
     Dead,
-    /// It could not be computed.
+    /// The tensor could not be computed.
     Failed(Failure),
 }
 
@@ -29,54 +29,56 @@ impl<T> OfferedTensor<T> {
     }
 }
 
-/// Why an offer was not taken.
+/// An offer that the provider did not accept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OfferError {
-    /// A name that nobody can ask for.
-    #[error("a tensor with a name of {length} bytes, of which 1 to {MAX_NAME} are allowed")]
+    /// No request can carry the name.
+    #[error("the name of the tensor has {length} bytes, and 1 to {MAX_NAME} are allowed")]
     Name {
-        /// Its length.
+        /// Length of the name, in bytes.
         length: usize,
     },
-    /// An offer for nobody.
+    /// The number of readers is 0.
     #[error("tensor {name:?} of step {step} is offered to no reader")]
     NoReaders {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Its step.
+        /// Step of the tensor.
         step: u64,
     },
-    /// A failure whose code says that all is well.
-    #[error("tensor {name:?} of step {step} is offered as failed with the code of success")]
+    /// A failure with the code of success.
+    #[error("tensor {name:?} of step {step} is offered as failed, but with the code of success")]
     NoFailure {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Its step.
+        /// Step of the tensor.
         step: u64,
     },
-    /// It is on offer.
+    /// The tensor is on offer already.
     #[error("tensor {name:?} of step {step} is on offer already")]
     AlreadyOffered {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Its step.
+        /// Step of the tensor.
         step: u64,
     },
-    /// No room for one more.
+    /// There is no room for one more offer.
     #[error(
-        "{kept} offers wait for their readers, which is as many as may (max_offers): nobody asks for them"
+        "{kept} offers wait for their readers already, and no more may (max_offers): no reader asks for them"
     )]
     TooMany {
-        /// How many are kept.
+        /// Number of offers that wait.
         kept: usize,
     },
-    /// No room for that much more.
-    #[error("{bytes} bytes on top of {kept} that wait for their readers, of {limit} allowed (max_bytes)")]
+    /// There is no room for so many more bytes.
+    #[error(
+        "an offer of {bytes} bytes beside {kept} bytes that wait for their readers, of {limit} allowed (max_bytes)"
+    )]
     TooMuch {
-        /// Bytes of this offer.
+        /// Bytes of the new offer.
         bytes: u64,
-        /// Bytes that are kept.
+        /// Bytes of the offers that wait.
         kept: u64,
         /// The limit.
         limit: u64,
@@ -94,7 +96,7 @@ impl From<OfferError> for tonic::Status {
     }
 }
 
-/// A request, by whose it is and its number.
+/// A request: its peer and its number.
 pub(super) type Reader = (PeerId, RequestId);
 
 #[derive(Debug)]
@@ -106,24 +108,24 @@ pub(super) struct OfferTable<T> {
     max_bytes: u64,
 }
 
-/// At least one of the two is there.
+/// An entry has an offer, or requests that wait, or both.
 #[derive(Debug)]
 struct Entry<T> {
     kept: Option<Kept<T>>,
-    /// Requests that have no share of it, in the order in which they came.
+    /// Requests without a share of the offer, in the order in which they came.
     waiting: VecDeque<Reader>,
 }
 
 #[derive(Debug)]
 struct Kept<T> {
     offer: OfferedTensor<T>,
-    /// Shares that are not used up.
+    /// Number of shares that are not used up.
     left: u32,
-    /// Those of them that belong to a request.
+    /// Number of those shares that belong to a request.
     taken: u32,
-    /// No further request gets one.
+    /// Whether no further request gets a share.
     closed: bool,
-    /// Who has used up one: no peer gets that of another, however often it asks.
+    /// Peers that have used up a share. No peer gets the share of another peer, however often it asks.
     served: Vec<PeerId>,
 }
 
@@ -176,12 +178,12 @@ impl<T> OfferTable<T> {
         self.entries.get(key)?.kept.as_ref().map(|kept| &kept.offer)
     }
 
-    /// A request waits for a share.
+    /// Adds a request that waits for a share.
     pub(super) fn wait(&mut self, key: &TensorKey, reader: Reader) {
         self.entry(key).waiting.push_back(reader);
     }
 
-    /// A request waits no more.
+    /// Removes a request that waits.
     pub(super) fn leave(&mut self, key: &TensorKey, reader: Reader) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.waiting.retain(|waiting| *waiting != reader);
@@ -189,7 +191,7 @@ impl<T> OfferTable<T> {
         self.tidy(key);
     }
 
-    /// The next request that gets a share.
+    /// Gives a share to the next request that waits, and returns the request.
     pub(super) fn share(&mut self, key: &TensorKey) -> Option<Reader> {
         let entry = self.entries.get_mut(key)?;
         let kept = entry.kept.as_mut().filter(|kept| kept.taken < kept.left && !kept.closed)?;
@@ -198,13 +200,13 @@ impl<T> OfferTable<T> {
         Some(reader)
     }
 
-    /// Whether a peer has used up a share of what is on offer.
+    /// Returns whether the peer has used up a share of the offer.
     pub(super) fn has_served(&self, key: &TensorKey, peer: PeerId) -> bool {
         let kept = self.entries.get(key).and_then(|entry| entry.kept.as_ref());
         kept.is_some_and(|kept| kept.served.contains(&peer))
     }
 
-    /// A share is used up, by `peer`.
+    /// Uses up a share of `peer`.
     pub(super) fn use_up(&mut self, key: &TensorKey, peer: PeerId) {
         self.change(key, |kept| {
             kept.served.push(peer);
@@ -213,7 +215,7 @@ impl<T> OfferTable<T> {
         });
     }
 
-    /// A share is given back.
+    /// Takes a share back.
     pub(super) fn give_back(&mut self, key: &TensorKey) {
         self.change(key, |kept| {
             kept.taken -= 1;
@@ -221,8 +223,8 @@ impl<T> OfferTable<T> {
         });
     }
 
-    /// No further request gets a share, also not one that is given back. Says how many nobody has, none if there is no
-    /// such offer.
+    /// Closes the offer: no further request gets a share, also not one that comes back. Returns the number of shares that no
+    /// request has, or `None` if there is no such offer.
     pub(super) fn close(&mut self, key: &TensorKey) -> Option<u32> {
         let kept = self.entries.get_mut(key)?.kept.as_mut()?;
         let free = kept.left - kept.taken;

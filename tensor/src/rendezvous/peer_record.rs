@@ -1,4 +1,4 @@
-//! What a provider keeps of each link, and what it makes of what comes from there.
+//! The provider's record of each link, and the checks of requests from that link.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -10,21 +10,21 @@ use super::recent_set::RecentSet;
 use super::{ProviderSettings, RequestId, Sink, TensorRequest};
 use crate::wire::tensor_frame::MAX_NAME;
 
-/// What is kept of a link.
+/// The record of one link.
 #[derive(Debug)]
 pub(super) struct PeerRecord {
     pub(super) requests: BTreeMap<RequestId, ReceivedRequest>,
-    /// What they are for: nothing twice at a time.
+    /// Tensors that the requests are for. A peer can't have two requests for one tensor at a time.
     pub(super) asked: HashSet<TensorKey>,
-    /// What was delivered, for what is not on offer any more.
+    /// Tensors that were delivered. This serves tensors that are not on offer any more.
     pub(super) delivered: RecentSet<TensorKey>,
     /// Requests that have their last answer.
     pub(super) finished: RecentSet<RequestId>,
-    /// Requests that ended here while they waited for a sink. The peer may have asked again before it knew.
+    /// Requests that ended here while they waited for a sink. The peer may have asked again before it learnt that.
     pub(super) lapsed: RecentSet<RequestId>,
 }
 
-/// A request without a last answer, or whose tensor is still being written.
+/// A request without a last answer, or with a write that is still under way.
 #[derive(Debug)]
 pub(super) struct ReceivedRequest {
     pub(super) key: TensorKey,
@@ -33,16 +33,16 @@ pub(super) struct ReceivedRequest {
     pub(super) state: ReceivedState,
 }
 
-/// What a request waits for.
+/// The event that a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReceivedState {
-    /// An offer. In all other states it has a share of one.
+    /// An offer. In all other states the request has a share of an offer.
     Waiting,
-    /// The peer, which has to ask again.
+    /// The peer, which has to ask again with a sink.
     AwaitingSink,
-    /// The device. The last answer is to come.
+    /// The device. The last answer follows.
     Writing,
-    /// Nothing, or the device: the last answer was given.
+    /// Nothing, or the device. The last answer was sent.
     Answered,
 }
 
@@ -57,7 +57,7 @@ impl PeerRecord {
         }
     }
 
-    /// Whether the peer may ask this, with a number that no request of its has.
+    /// Checks a request whose number is new, and returns the tensor that it asks for.
     pub(super) fn check_first(
         &self,
         request: &TensorRequest<'_>,
@@ -68,7 +68,8 @@ impl PeerRecord {
             return Err(Failure::new(Code::AlreadyExists, format!("{request_id} was answered before")));
         }
         if !is_name(name) {
-            let text = format!("a name of {} bytes, of which 1 to {MAX_NAME} are allowed", name.len());
+            let text =
+                format!("the name of the tensor has {} bytes, and 1 to {MAX_NAME} are allowed", name.len());
             return Err(Failure::new(Code::InvalidArgument, text));
         }
         let key = TensorKey { name: name.into(), step };
@@ -78,13 +79,13 @@ impl PeerRecord {
         }
         if self.requests.len() >= settings.max_requests_per_peer {
             let text =
-                format!("{} requests are pending, which is as many as a peer may have", self.requests.len());
+                format!("{} requests of this peer are pending already, and no more may", self.requests.len());
             return Err(Failure::new(Code::ResourceExhausted, text));
         }
         if self.asked.contains(&key) {
             return Err(Failure::new(
                 Code::AlreadyExists,
-                format!("{key} was asked for already, and is pending"),
+                format!("{key} is asked for already, and that request is pending"),
             ));
         }
         if self.delivered.contains(&key) {
@@ -95,7 +96,7 @@ impl PeerRecord {
 }
 
 impl ReceivedRequest {
-    /// The sink that the peer asks again with, for what is on offer.
+    /// Checks a repeated request against the offer, and returns its sink.
     pub(super) fn check_again<T>(
         &self,
         request: &TensorRequest<'_>,
@@ -104,10 +105,13 @@ impl ReceivedRequest {
         let (id, key) = (request.request_id, &self.key);
         let invalid = |text: String| Failure::new(Code::InvalidArgument, text);
         if self.state != ReceivedState::AwaitingSink {
-            return Err(Failure::new(Code::AlreadyExists, format!("{id} is that of {key}, and is pending")));
+            return Err(Failure::new(
+                Code::AlreadyExists,
+                format!("{id} is in use for {key}, and is pending"),
+            ));
         }
         if (&*key.name, key.step) != (request.name, request.step) {
-            return Err(invalid(format!("{id} was for {key}, and asks again for another")));
+            return Err(invalid(format!("{id} was for {key}, and asks again for another tensor")));
         }
         let Some(sink) = request.sink else {
             return Err(invalid(format!("{id} asks again without a sink for {key}")));
@@ -115,7 +119,9 @@ impl ReceivedRequest {
         check_sink(&sink).map_err(|fault| invalid(format!("{key}: {fault}")))?;
         match offer {
             Some(OfferedTensor::Tensor(_, metadata)) if *metadata == sink.metadata => Ok(sink),
-            _ => Err(invalid(format!("the sink for {key} is not made for what the provider said it is"))),
+            _ => Err(invalid(format!(
+                "the sink for {key} is not made for the metadata that the provider sent"
+            ))),
         }
     }
 }
@@ -129,7 +135,7 @@ enum SinkFault {
     BeyondAddresses { length: u64, address: u64 },
 }
 
-/// Checks that the sink is as long as its metadata says. The device finds out whether the memory exists.
+/// Checks that the sink is as long as its metadata states. The device finds out whether the memory exists.
 fn check_sink(sink: &Sink) -> Result<(), SinkFault> {
     let Sink { metadata, address, length, .. } = *sink;
     if length < metadata.bytes {

@@ -1,4 +1,4 @@
-//! The end that has the tensors.
+//! The provider: the end that has the tensors.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,42 +15,42 @@ use super::peer_record::{PeerRecord, ReceivedRequest, ReceivedState};
 use super::{ProviderSettings, RequestId, Sink, TensorRequest};
 use crate::wire::tensor_frame::FrameError;
 
-/// What is to be done at the provider.
+/// An action for the driver of a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProviderAction<T> {
-    /// Send this.
+    /// Send a message.
     Send {
-        /// To whom.
+        /// The link to send on.
         peer: PeerId,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// Write the tensor's bytes to the start of the sink, and say so with [`Provider::written`]. The handle stays with
-    /// the operation until the device is done with it, whatever happens here.
+    /// Write the tensor's bytes to the start of the sink, then call [`Provider::written`]. The handle stays with the
+    /// operation until the device is done with the tensor, whatever happens to the request.
     Write {
-        /// To whom.
+        /// The link to write on.
         peer: PeerId,
-        /// In answer to what.
+        /// The request that the write answers.
         request_id: RequestId,
         /// The tensor.
         tensor: T,
-        /// Where; its metadata is the tensor's, it is at least as long, and not empty.
+        /// The memory to write to. Its metadata is the tensor's. It is at least as long as the tensor, and not empty.
         sink: Sink,
-        /// Whether [`Provider::written`] has to be told a checksum.
+        /// Whether [`Provider::written`] needs a checksum.
         checksum_wanted: bool,
     },
-    /// An offer was let go because its readers did not come in time.
+    /// An offer has ended because its readers did not come in time.
     Expired {
         /// Name of the tensor.
         name: Arc<str>,
-        /// Its step.
+        /// Step of the tensor.
         step: u64,
-        /// How many did not come.
+        /// Number of readers that did not come.
         readers: u32,
     },
 }
 
-/// Matches what this process offers with what its peers ask for. See the [module](super).
+/// Matches the offers of this process with the requests of its peers.
 #[derive(Debug)]
 pub struct Provider<T> {
     settings: ProviderSettings,
@@ -60,24 +60,25 @@ pub struct Provider<T> {
     actions: Vec<ProviderAction<T>>,
 }
 
-/// What is kept at the moment.
+/// Amount of offers and requests that a provider holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Offers that have readers to come, or readers that are not done.
+    /// Number of offers that wait for readers, or have readers that are not done.
     pub offers: usize,
-    /// Bytes of their tensors.
+    /// Bytes of the tensors of these offers.
     pub bytes: u64,
-    /// Requests of all peers that have no last answer.
+    /// Number of requests, of all peers, without a last answer.
     pub requests: usize,
 }
 
+/// The subject of a deadline.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Due {
     Request(PeerId, RequestId),
     Offer(TensorKey),
 }
 
-/// What becomes of a share.
+/// The end of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Share {
     UsedUp,
@@ -85,16 +86,16 @@ enum Share {
 }
 
 impl<T: Clone> Provider<T> {
-    /// A provider that offers nothing yet.
+    /// Makes a provider without offers.
     pub fn new(settings: ProviderSettings) -> Self {
         let table = OfferTable::new(&settings);
         Self { settings, table, peers: HashMap::new(), deadlines: Deadlines::new(), actions: Vec::new() }
     }
 
-    /// Offers (`name`, `step`) to as many peers as `readers` says, whether they have asked already or not.
+    /// Offers (`name`, `step`) to `readers` peers. A peer may ask before the offer or after it.
     ///
     /// # Errors
-    /// [`OfferError`]; nothing has changed then.
+    /// [`OfferError`]. Nothing has changed then.
     pub fn offer(
         &mut self,
         name: &str,
@@ -109,19 +110,19 @@ impl<T: Clone> Provider<T> {
         let key = TensorKey { name: name.into(), step };
         self.table.put(&key, offer, readers)?;
         self.deadlines.set(&Due::Offer(key.clone()), now, self.settings.offer_timeout);
-        self.match_tags(&key, now);
+        self.match_requests(&key, now);
         Ok(self.take_actions())
     }
 
-    /// Lets an offer go. Requests that have a share of it keep it. Says how many readers it still waited for, none if
-    /// there is no such offer.
+    /// Withdraws an offer. Requests with a share keep the share. Returns the number of readers that the offer still waited
+    /// for, or `None` if there is no such offer.
     pub fn withdraw(&mut self, name: &str, step: u64) -> Option<u32> {
         let key = TensorKey { name: name.into(), step };
         self.deadlines.clear(&Due::Offer(key.clone()));
         self.table.close(&key)
     }
 
-    /// A peer asks for a tensor, for the first time or again with a sink.
+    /// Handles a peer's request, the first one or the repeated one with a sink.
     pub fn handle_request(
         &mut self,
         id: PeerId,
@@ -142,7 +143,7 @@ impl<T: Clone> Provider<T> {
         self.take_actions()
     }
 
-    /// A peer sent a request that is none, but has a number ([`FrameError::Request`]): it is refused.
+    /// Refuses a malformed request that has a number ([`FrameError::Request`]).
     pub fn handle_malformed(
         &mut self,
         peer: PeerId,
@@ -156,8 +157,8 @@ impl<T: Clone> Provider<T> {
         self.take_actions()
     }
 
-    /// A peer has no use for a request any more. What is being written is written to the end; a request that has its
-    /// last answer is none.
+    /// Handles the cancellation of a request. A write that is under way goes on to its end. A request with a last answer is
+    /// over, so nothing happens.
     pub fn handle_cancel(
         &mut self,
         peer: PeerId,
@@ -171,8 +172,8 @@ impl<T: Clone> Provider<T> {
         self.take_actions()
     }
 
-    /// The device has written what [`ProviderAction::Write`] said, and `checksum` is of the tensor's bytes if it was
-    /// wanted.
+    /// Notes that the device has done a [`ProviderAction::Write`]. `checksum` is the one of the tensor's bytes, if the action
+    /// asked for it.
     pub fn written(
         &mut self,
         peer: PeerId,
@@ -182,14 +183,14 @@ impl<T: Clone> Provider<T> {
     ) -> Vec<ProviderAction<T>> {
         let reader = (peer, request_id);
         match self.state(reader) {
-            Some(ReceivedState::Writing) => self.say_written(reader, checksum, now),
+            Some(ReceivedState::Writing) => self.send_written(reader, checksum, now),
             Some(ReceivedState::Answered) => self.finish(reader, Share::UsedUp, now),
             _ => {}
         }
         self.take_actions()
     }
 
-    /// What [`ProviderAction::Write`] said could not be written, and the link lives. The tensor stays for others.
+    /// Notes that a [`ProviderAction::Write`] failed while the link goes on. The tensor stays for other readers.
     pub fn write_failed(
         &mut self,
         peer: PeerId,
@@ -201,7 +202,7 @@ impl<T: Clone> Provider<T> {
         match self.state(reader) {
             Some(ReceivedState::Writing) => {
                 let text = format!("the tensor could not be written: {why}");
-                self.say(reader, Message::status(request_id, Code::Internal, text));
+                self.send(reader, Message::status(request_id, Code::Internal, text));
                 self.finish(reader, Share::GivenBack, now);
             }
             Some(ReceivedState::Answered) => self.finish(reader, Share::GivenBack, now),
@@ -210,7 +211,7 @@ impl<T: Clone> Provider<T> {
         self.take_actions()
     }
 
-    /// A link is gone, and its requests with it. What they did not get is for others.
+    /// Ends the requests of a link that has ended. Their shares are for other peers.
     pub fn peer_gone(&mut self, id: PeerId, now: Instant) -> Vec<ProviderAction<T>> {
         let requests = self.peers.get(&id).map(|peer| peer.requests.keys().copied().collect::<Vec<_>>());
         for request_id in requests.unwrap_or_default() {
@@ -220,12 +221,12 @@ impl<T: Clone> Provider<T> {
         self.take_actions()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) has something to do next.
+    /// Returns the time at which to call [`handle_timeout`](Self::handle_timeout) next.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.deadlines.next()
     }
 
-    /// Ends what has waited for too long.
+    /// Ends the requests and offers that have waited for too long.
     pub fn handle_timeout(&mut self, now: Instant) -> Vec<ProviderAction<T>> {
         while let Some(due) = self.deadlines.pop(now) {
             match due {
@@ -242,13 +243,13 @@ impl<T: Clone> Provider<T> {
         self.take_actions()
     }
 
-    /// What is kept at the moment.
+    /// Returns the amount of offers and requests that the provider holds.
     pub fn held(&self) -> Held {
         let requests = self.peers.values().map(|peer| peer.requests.len()).sum();
         Held { offers: self.table.offers(), bytes: self.table.bytes(), requests }
     }
 
-    /// What is on offer knows longer than the peer's own list who had it.
+    /// Checks that the peer has not had this offer yet. The offer remembers its readers longer than the peer's record does.
     fn check_share(&self, peer: PeerId, key: TensorKey) -> Result<TensorKey, Failure> {
         if self.table.has_served(&key, peer) {
             return Err(Failure::new(Code::AlreadyExists, format!("{key} was delivered already")));
@@ -265,10 +266,10 @@ impl<T: Clone> Provider<T> {
         peer.requests.insert(reader.1, pending);
         self.deadlines.set(&Due::Request(reader.0, reader.1), now, self.settings.request_timeout);
         self.table.wait(&key, reader);
-        self.match_tags(&key, now);
+        self.match_requests(&key, now);
     }
 
-    /// A request whose number is that of one without a last answer.
+    /// Handles a request with the number of a request that has no last answer.
     fn handle_again(&mut self, reader: Reader, request: &TensorRequest<'_>, now: Instant) {
         let Some(pending) = self.peers.get_mut(&reader.0).and_then(|peer| peer.requests.get_mut(&reader.1))
         else {
@@ -283,21 +284,21 @@ impl<T: Clone> Provider<T> {
         }
     }
 
-    /// Gives shares to those who wait for them.
-    fn match_tags(&mut self, key: &TensorKey, now: Instant) {
+    /// Gives shares to the requests that wait for this tensor.
+    fn match_requests(&mut self, key: &TensorKey, now: Instant) {
         while let Some(reader) = self.table.share(key) {
             self.answer(reader, now);
         }
     }
 
-    /// Answers a request that has a share.
+    /// Answers a request with a share.
     fn answer(&mut self, reader: Reader, now: Instant) {
         let (peer, request_id) = reader;
         let Some(pending) = self.peers.get_mut(&peer).and_then(|peer| peer.requests.get_mut(&request_id))
         else {
             return;
         };
-        // Who has a share keeps the offer.
+        // A request with a share keeps the offer in the table.
         let Some(offer) = self.table.offer(&pending.key) else { return };
         let due = Due::Request(peer, request_id);
         match (offer, pending.sink.take()) {
@@ -305,7 +306,7 @@ impl<T: Clone> Provider<T> {
                 pending.state = ReceivedState::Writing;
                 self.deadlines.clear(&due);
                 if metadata.bytes == 0 {
-                    return self.say_written(reader, Some(checksum(&[])), now);
+                    return self.send_written(reader, Some(checksum(&[])), now);
                 }
                 let (tensor, checksum_wanted) = (tensor.clone(), pending.checksum_wanted);
                 let write = ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted };
@@ -314,30 +315,30 @@ impl<T: Clone> Provider<T> {
             (&OfferedTensor::Tensor(_, metadata), _) => {
                 pending.state = ReceivedState::AwaitingSink;
                 self.deadlines.set(&due, now, self.settings.request_timeout);
-                self.say(reader, Message::Metadata { request_id, metadata });
+                self.send(reader, Message::Metadata { request_id, metadata });
             }
             (OfferedTensor::Failed(failure), _) => {
                 pending.state = ReceivedState::Answered;
                 let failure = failure.clone();
-                self.say(reader, Message::Status { request_id, failure });
+                self.send(reader, Message::Status { request_id, failure });
                 self.finish(reader, Share::UsedUp, now);
             }
             (OfferedTensor::Dead, _) => {
                 pending.state = ReceivedState::Answered;
-                self.say(reader, Message::Dead { request_id });
+                self.send(reader, Message::Dead { request_id });
                 self.finish(reader, Share::UsedUp, now);
             }
         }
     }
 
-    fn say_written(&mut self, reader: Reader, checksum: Option<u64>, now: Instant) {
+    fn send_written(&mut self, reader: Reader, checksum: Option<u64>, now: Instant) {
         let wanted = self.pending(reader).is_some_and(|pending| pending.checksum_wanted);
         let message = match (wanted, checksum) {
             (true, None) => Message::status(reader.1, Code::Internal, "no checksum was computed"),
             (true, Some(_)) => Message::Written { request_id: reader.1, checksum },
             (false, _) => Message::Written { request_id: reader.1, checksum: None },
         };
-        self.say(reader, message);
+        self.send(reader, message);
         self.finish(reader, Share::UsedUp, now);
     }
 
@@ -350,9 +351,9 @@ impl<T: Clone> Provider<T> {
         self.refuse(reader, Failure::new(Code::DeadlineExceeded, text), now);
     }
 
-    /// Answers with a status. A request of this number that is there ends by it: the peer can't tell the two apart.
+    /// Answers with a status. It also ends a pending request of this number, because the peer can't tell the two apart.
     fn refuse(&mut self, reader: Reader, failure: Failure, now: Instant) {
-        self.say(reader, Message::Status { request_id: reader.1, failure });
+        self.send(reader, Message::Status { request_id: reader.1, failure });
         match self.pending(reader) {
             Some(pending) if matches!(pending.state, ReceivedState::Writing | ReceivedState::Answered) => {
                 pending.state = ReceivedState::Answered;
@@ -362,7 +363,7 @@ impl<T: Clone> Provider<T> {
         }
     }
 
-    /// A request is over.
+    /// Ends a request.
     fn finish(&mut self, reader: Reader, share: Share, now: Instant) {
         let (id, request_id) = reader;
         self.deadlines.clear(&Due::Request(id, request_id));
@@ -381,7 +382,7 @@ impl<T: Clone> Provider<T> {
                     peer.lapsed.insert(request_id);
                 }
                 self.table.give_back(&key);
-                self.match_tags(&key, now);
+                self.match_requests(&key, now);
             }
         }
         if self.table.offer(&key).is_none() {
@@ -403,7 +404,7 @@ impl<T: Clone> Provider<T> {
         self.peers.get_mut(&reader.0)?.requests.get_mut(&reader.1)
     }
 
-    fn say(&mut self, reader: Reader, message: Message) {
+    fn send(&mut self, reader: Reader, message: Message) {
         self.actions.push(ProviderAction::Send { peer: reader.0, message });
     }
 
@@ -413,7 +414,7 @@ impl<T: Clone> Provider<T> {
 
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
-        let quiet = |peer: &PeerRecord| peer.requests.is_empty() && peer.asked.is_empty();
-        self.table.is_empty() && self.deadlines.is_empty() && self.peers.values().all(quiet)
+        let is_idle = |peer: &PeerRecord| peer.requests.is_empty() && peer.asked.is_empty();
+        self.table.is_empty() && self.deadlines.is_empty() && self.peers.values().all(is_idle)
     }
 }

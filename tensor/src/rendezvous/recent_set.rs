@@ -1,35 +1,35 @@
-//! The last few of what there was.
+//! A set with a bound.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::Hash;
 
-/// A set that forgets the oldest.
+/// A set that forgets its oldest item when it is full.
 #[derive(Debug)]
 pub(super) struct RecentSet<K> {
-    most: usize,
+    capacity: usize,
     order: VecDeque<K>,
     set: HashSet<K>,
 }
 
 impl<K: Clone + Eq + Hash> RecentSet<K> {
-    pub(super) fn new(most: usize) -> Self {
-        Self { most, order: VecDeque::new(), set: HashSet::new() }
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { capacity, order: VecDeque::new(), set: HashSet::new() }
     }
 
-    pub(super) fn insert(&mut self, what: K) {
-        if self.most == 0 || !self.set.insert(what.clone()) {
+    pub(super) fn insert(&mut self, item: K) {
+        if self.capacity == 0 || !self.set.insert(item.clone()) {
             return;
         }
-        if self.order.len() == self.most
+        if self.order.len() == self.capacity
             && let Some(oldest) = self.order.pop_front()
         {
             self.set.remove(&oldest);
         }
-        self.order.push_back(what);
+        self.order.push_back(item);
     }
 
-    pub(super) fn contains(&self, what: &K) -> bool {
-        self.set.contains(what)
+    pub(super) fn contains(&self, item: &K) -> bool {
+        self.set.contains(item)
     }
 }
 

@@ -1,10 +1,10 @@
-//! Checks of bytes against the type and shape that they shall have.
+//! Checks of bytes against a type and a shape.
 
 use bytemuck::checked::CheckedCastError;
 
 use super::{Dtype, Element, TensorError, TensorSpec};
 
-/// Returns the number of bytes of all elements, and of one.
+/// Returns the number of bytes of all elements, and of one element.
 ///
 /// # Errors
 /// [`TensorError::Variable`] if the elements have no fixed size.
@@ -13,23 +13,23 @@ pub(super) fn fixed_size(spec: &TensorSpec) -> Result<(usize, usize), TensorErro
     Ok((spec.shape().elements() as usize * size, size))
 }
 
-/// The elements that `bytes` are.
+/// Returns the elements in `bytes`.
 pub(super) fn cast<T: Element>(dtype: Dtype, bytes: &[u8]) -> Result<&[T], TensorError> {
     if bytes.is_empty() {
-        // Whose address may be anything.
+        // An empty slice may have any address, which a cast would refuse.
         return Ok(&[]);
     }
     bytemuck::checked::try_cast_slice(bytes).map_err(|error| cast_error(dtype, bytes, error))
 }
 
-/// What a failed cast of `bytes` means.
+/// Returns the error for a failed cast of `bytes`.
 pub(super) fn cast_error(dtype: Dtype, bytes: &[u8], error: CheckedCastError) -> TensorError {
     match error {
         CheckedCastError::PodCastError(_) => {
             TensorError::Misaligned { dtype, address: bytes.as_ptr() as usize }
         }
         CheckedCastError::InvalidBitPattern => {
-            // Of all types, bool alone has such.
+            // Only bool has invalid bit patterns.
             let index = bytes.iter().position(|&byte| byte > 1).unwrap_or(0);
             TensorError::Value { dtype, index }
         }

@@ -1,29 +1,29 @@
-//! What a peer has to know of a tensor before its bytes move.
+//! Metadata of a tensor: a peer needs it before the tensor's bytes move.
 
 use super::checks::fixed_size;
 use super::{Dtype, Shape, TensorError, TensorSpec};
 use crate::wire::tensor_metadata::{WireLayout, WireMetadata};
 
-/// Bytes of the length that stands before each element of variable length, see [`serialize`](super::serialize()).
+/// Bytes of an element's length in the serialised form of elements of variable length.
 pub(super) const STRING_PREFIX: usize = size_of::<u64>();
 
-/// What a peer learns of a tensor before its bytes move, checked. [`WireMetadata`] is its form on the wire.
+/// Type, shape and form of a tensor that moves. A peer needs them before the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metadata {
     /// Type and shape.
     pub spec: TensorSpec,
-    /// How its bytes move.
+    /// Form of the bytes.
     pub layout: MetadataLayout,
 }
 
-/// How bytes stand for the elements of a tensor that moves.
+/// Form in which the bytes of a tensor move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetadataLayout {
-    /// As the elements themselves, row-major.
+    /// The elements as they lie in memory, row-major.
     Dense,
-    /// In the form of [`serialize`](super::serialize).
+    /// The form of [`serialize`](super::serialize()).
     Serialized {
-        /// Bytes of that form.
+        /// Number of bytes of that form.
         length: u64,
     },
 }
@@ -46,7 +46,7 @@ impl Metadata {
         Ok(Self { spec, layout: MetadataLayout::Dense })
     }
 
-    /// Returns how many bytes move.
+    /// Returns the number of bytes that move.
     pub fn bytes(&self) -> u64 {
         match self.layout {
             MetadataLayout::Dense => self.spec.bytes().unwrap_or(0),
@@ -73,7 +73,7 @@ impl TryFrom<WireMetadata> for Metadata {
     type Error = TensorError;
 
     /// # Errors
-    /// An unknown type, a shape that overflows, or a length that no such tensor has.
+    /// The type is unknown, the shape overflows, or no such tensor has this length.
     fn try_from(metadata: WireMetadata) -> Result<Self, TensorError> {
         let spec = TensorSpec::new(Dtype::try_from(metadata.dtype)?, Shape::try_from(metadata.shape)?)?;
         let bytes = metadata.bytes;

@@ -32,7 +32,7 @@ impl TensorSpec {
     /// ```
     ///
     /// # Errors
-    /// [`ShapeError::Bytes`] if its length in bytes does not fit into `isize`.
+    /// [`ShapeError::Bytes`] if the length in bytes does not fit into `isize`.
     pub fn new(dtype: Dtype, shape: Shape) -> Result<Self, ShapeError> {
         shape.bytes(dtype.size().unwrap_or(1))?;
         Ok(Self { dtype, shape })
@@ -48,15 +48,15 @@ impl TensorSpec {
         &self.shape
     }
 
-    /// Returns the number of bytes of all elements, if their type has a size.
+    /// Returns the number of bytes of all elements, or `None` if elements have a variable length.
     pub fn bytes(&self) -> Option<u64> {
-        // Can't overflow: `new` saw to it.
+        // This can't overflow, because `new` has checked it.
         Some(self.shape.elements() * self.dtype.size()? as u64)
     }
 }
 
 impl fmt::Display for TensorSpec {
-    /// As `float32[2, 3]`.
+    /// Writes type and shape, such as `float32[2, 3]`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.dtype, self.shape)
     }

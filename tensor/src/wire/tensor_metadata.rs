@@ -1,4 +1,4 @@
-//! What a tensor is: type, shape, and how many bytes stand for it.
+//! The wire form of a tensor's metadata: type, shape, and number of bytes.
 //!
 //! ```text
 //!  0         1        2      3      4       6      8                 16              24                 144
@@ -6,31 +6,31 @@
 //!  │ version │ layout │ rank │ zero │ dtype │ zero │ length in bytes │ dimension 0   │ … dimension 15    │
 //! ```
 //!
-//! Dimensions from the rank on are zero. Codes of types are plain integers here: what they mean, and whether the length
-//! is that of such a shape, is for `tensor` to say.
+//! Dimensions from the rank on are zero. Codes of types are plain integers here. `Metadata` of `types` is the checked form: it
+//! knows the types, and checks that the length belongs to the shape.
 
-/// Dimensions of a tensor at most.
+/// Maximum number of dimensions of a tensor.
 pub const MAX_RANK: usize = 16;
 
-/// What a tensor is, as a peer says it.
+/// A peer's description of a tensor, not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireMetadata {
     /// Code of the type of the elements.
     pub dtype: u16,
-    /// How the bytes stand for the elements.
+    /// Form of the bytes.
     pub layout: WireLayout,
     /// Length of each dimension.
     pub shape: WireShape,
-    /// Bytes that move.
+    /// Number of bytes that move.
     pub bytes: u64,
 }
 
-/// How bytes stand for elements.
+/// Form in which the bytes of a tensor move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireLayout {
-    /// One element after the other, row-major, in the sender's memory as it is in the receiver's.
+    /// One element after the other, row-major, as they lie in memory.
     Dense,
-    /// A serialised form, for elements of variable length and for those that don't lie one after the other.
+    /// A serialised form, for elements of variable length and for elements that don't lie one after the other.
     Serialized,
 }
 
@@ -42,25 +42,25 @@ pub struct WireShape {
     lengths: [u64; MAX_RANK],
 }
 
-/// What is wrong with metadata.
+/// A fault of encoded metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MetadataError {
-    /// Another number of bytes than metadata has.
+    /// The number of bytes is wrong.
     #[error("tensor metadata of {0} bytes, not {length}", length = WireMetadata::LENGTH)]
     Length(usize),
-    /// A version that is not spoken here.
+    /// This end does not know the version.
     #[error("tensor metadata of version {0}, not {version}", version = WireMetadata::VERSION)]
     Version(u8),
-    /// No such layout.
+    /// There is no such layout.
     #[error("tensor metadata with unknown layout {0}")]
     Layout(u8),
-    /// Too many dimensions.
+    /// There are too many dimensions.
     #[error("tensor metadata with rank {0}, more than {MAX_RANK}")]
     Rank(usize),
-    /// A field that is always zero is not.
+    /// A reserved byte is not zero.
     #[error("tensor metadata with reserved byte {0} not zero")]
     Reserved(usize),
-    /// A dimension that the rank does not count is not zero.
+    /// A dimension beyond the rank is not zero.
     #[error("tensor metadata of rank {rank} with a dimension {dimension}")]
     Unused {
         /// The rank.
@@ -71,11 +71,11 @@ pub enum MetadataError {
 }
 
 impl WireMetadata {
-    /// Bytes of encoded metadata.
+    /// Number of bytes of encoded metadata.
     pub const LENGTH: usize = 16 + 8 * MAX_RANK;
     const VERSION: u8 = 1;
 
-    /// The bytes.
+    /// Encodes the metadata.
     pub fn encode(&self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
         bytes[0] = Self::VERSION;
@@ -90,11 +90,10 @@ impl WireMetadata {
         bytes
     }
 
-    /// Reads metadata.
+    /// Decodes metadata. It does not check whether the type exists, or whether a tensor can have this shape.
     ///
     /// # Errors
-    /// Bytes that no metadata of this version has. Whether there is such a type, and whether a tensor of such a shape
-    /// can be, is not looked at here.
+    /// [`MetadataError`]: no metadata of this version has these bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, MetadataError> {
         let Ok(bytes) = <&[u8; Self::LENGTH]>::try_from(bytes) else {
             return Err(MetadataError::Length(bytes.len()));
@@ -136,7 +135,7 @@ impl WireLayout {
 }
 
 impl WireShape {
-    /// The shape of `lengths`.
+    /// Makes the shape with these lengths.
     ///
     /// # Errors
     /// [`MetadataError::Rank`] if there are more than [`MAX_RANK`].
@@ -160,12 +159,12 @@ impl WireShape {
         }
     }
 
-    /// The lengths, one for each dimension.
+    /// Returns the lengths, one for each dimension.
     pub fn as_slice(&self) -> &[u64] {
         &self.lengths[..usize::from(self.rank)]
     }
 
-    /// Number of dimensions.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.rank.into()
     }
@@ -197,7 +196,7 @@ mod tests {
             prop_assert_eq!(WireMetadata::decode(&metadata.encode()), Ok(metadata));
         }
 
-        /// Whatever decodes encodes to the same bytes: there is one way to write metadata.
+        /// Bytes that decode encode to the same bytes: there is one way to write metadata.
         #[test]
         fn any_bytes_are_metadata_or_an_error(
             metadata in metadata(),

@@ -1,4 +1,4 @@
-//! Peers that say anything: nothing panics, nothing is kept for them beyond the bounds, and nobody else notices.
+//! Hostile peers: nothing panics, the bounds hold, and other peers are not affected.
 
 use super::world::Random;
 use super::*;
@@ -13,7 +13,7 @@ fn any_metadata(random: &mut Random) -> WireMetadata {
     WireMetadata { bytes, dtype: 10 + random.below(2) as u16, ..metadata(&[2]) }
 }
 
-/// A request that makes sense, or not.
+/// Returns a random request, valid or not.
 fn any_request(random: &mut Random) -> TensorRequest<'static> {
     let metadata = any_metadata(random);
     let (address, length) = (random.below(2) * (u64::MAX - 9), random.below(12));
@@ -27,12 +27,12 @@ fn any_request(random: &mut Random) -> TensorRequest<'static> {
     }
 }
 
-/// Whatever one peer asks, another gets what is offered to both, whenever it asks, and the one no more than its share.
+/// Another peer gets its share of each offer at any time, and the hostile peer gets no more than its own share.
 #[test]
-fn whatever_a_peer_asks_the_others_get_theirs() {
+fn a_hostile_requester_does_not_affect_other_peers() {
     for seed in 0..3_000 {
         let mut random = Random::new(seed);
-        // What is forgotten of a peer does not give it another's share.
+        // A provider that forgets a peer's requests does not give the peer another share.
         let max_remembered = random.below(3) as usize;
         let settings =
             ProviderSettings { max_requests_per_peer: 4, max_remembered, ..ProviderSettings::default() };
@@ -90,10 +90,9 @@ fn abuse(provider: &mut Provider<u64>, random: &mut Random, now: Instant) {
     }
 }
 
-/// Whatever a peer answers, each request gets one result and each sink is freed once; no tensor is taken for one that
-/// was not written.
+/// With any answers of a peer, each request gets one result, each sink is freed once, and no unwritten tensor arrives.
 #[test]
-fn whatever_a_peer_answers_each_request_gets_one_result() {
+fn each_request_gets_one_result_from_a_hostile_provider() {
     let mut violations = 0;
     for seed in 0..3_000 {
         let mut random = Random::new(seed);
@@ -131,7 +130,7 @@ fn whatever_a_peer_answers_each_request_gets_one_result() {
         }
         log.follow(requester.peer_gone("the end"));
         assert_eq!(requester.pending(), 0, "seed {seed}");
-        assert_eq!(log.live, 0, "seed {seed}: sinks that were not freed");
+        assert_eq!(log.sinks, 0, "seed {seed}: sinks that were not freed");
         for id in 0..log.asked {
             let results = log.results.iter().filter(|result| **result == RequestId(id)).count();
             let cancelled = log.cancelled.contains(&RequestId(id));
@@ -144,14 +143,14 @@ fn whatever_a_peer_answers_each_request_gets_one_result() {
     assert!(violations > 1_000, "the peers are hostile");
 }
 
-/// A sink that is not copied.
+/// A sink without content.
 #[derive(Debug)]
 struct Memory;
 
 #[derive(Default)]
 struct Log {
     asked: u64,
-    live: usize,
+    sinks: usize,
     allocations: Vec<(RequestId, WireMetadata)>,
     cancelled: Vec<RequestId>,
     results: Vec<RequestId>,
@@ -160,11 +159,11 @@ struct Log {
 impl Log {
     fn allocate(&mut self, requester: &mut Requester<Memory>) -> Vec<RequesterAction<Memory>> {
         let Some((request_id, metadata)) = self.allocations.pop() else { return Vec::new() };
-        self.live += 1;
+        self.sinks += 1;
         requester.sink_ready(request_id, Memory, SinkLocation { address: 0, rkey: 0, length: metadata.bytes })
     }
 
-    /// Who has its result can't lose interest.
+    /// Notes a cancellation, which has no effect on a request with a result.
     fn cancelled(&mut self, request_id: RequestId) {
         if request_id.0 < self.asked && !self.results.contains(&request_id) {
             self.cancelled.push(request_id);
@@ -179,12 +178,12 @@ impl Log {
                     assert!(metadata.bytes <= RequesterSettings::default().max_tensor_bytes);
                     self.allocations.push((request_id, metadata));
                 }
-                RequesterAction::Free(Memory) => self.live -= 1,
+                RequesterAction::Free(Memory) => self.sinks -= 1,
                 RequesterAction::Finished { request_id, result } => {
                     if let RequestOutcome::Arrived { sink: Memory, .. } = result {
-                        self.live -= 1;
+                        self.sinks -= 1;
                     }
-                    assert!(!self.cancelled.contains(&request_id), "a result that nobody waits for");
+                    assert!(!self.cancelled.contains(&request_id), "a result for a cancelled request");
                     self.results.push(request_id);
                 }
             }

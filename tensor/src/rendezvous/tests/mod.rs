@@ -1,4 +1,4 @@
-//! The rendezvous by itself: rule by rule, and whatever order things happen in.
+//! Tests of the rendezvous without a driver: single rules, and random orders of events.
 
 mod hostile;
 mod provider;

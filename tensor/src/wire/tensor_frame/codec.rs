@@ -1,4 +1,4 @@
-//! Frames to bytes and back.
+//! Encodes and decodes frames.
 
 use bytes::BufMut;
 
@@ -8,15 +8,15 @@ use super::{
 };
 use crate::wire::tensor_metadata::WireMetadata;
 
-// The longest request has room in a frame, so that writing one can't fail for want of it.
+// A frame has room for the longest request, so that encoding a request can't fail for lack of room.
 const _: () = assert!(HEADER + 17 + Sink::LENGTH + MAX_NAME <= MAX_FRAME);
 
 impl<'a> Frame<'a> {
-    /// Writes the frame to the start of `buffer` and gives its length. `granted`: the receives that this end has ever
-    /// posted for frames.
+    /// Writes the frame to the start of `buffer`, and returns its length. `granted` is the number of receives that this end
+    /// has ever posted for frames.
     ///
     /// # Errors
-    /// [`FrameError::Name`] for a name that is empty or too long, [`FrameError::Code`] for a status that is no error.
+    /// [`FrameError::Name`] for a name that is empty or too long, [`FrameError::Code`] for a status with a code that is no error.
     pub fn encode(&self, granted: u32, buffer: &mut [u8; MAX_FRAME]) -> Result<usize, FrameError> {
         let (header, mut body) = buffer.split_at_mut(HEADER);
         let room = body.len();
@@ -30,10 +30,10 @@ impl<'a> Frame<'a> {
         Ok(HEADER + length)
     }
 
-    /// Reads a frame, which is all of `bytes`.
+    /// Decodes a frame, which fills all of `bytes`. It does not check whether the frame makes sense at this time.
     ///
     /// # Errors
-    /// Bytes that no frame of this version has. Whether the frame makes sense now is not looked at here.
+    /// [`FrameError`]: no frame of this version has these bytes.
     pub fn decode(bytes: &'a [u8]) -> Result<Decoded<'a>, FrameError> {
         let (header, body) = bytes.split_first_chunk::<HEADER>().ok_or(FrameError::Short(bytes.len()))?;
         let &[m0, m1, m2, version, kind, z0, z1, z2, g0, g1, g2, g3, l0, l1, l2, l3] = header;
@@ -133,7 +133,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// What it is, for errors.
+    /// Returns the name of the frame's kind, for errors.
     pub fn name(&self) -> &'static str {
         self.kind().name()
     }
@@ -161,7 +161,7 @@ impl<'a> TensorRequest<'a> {
         Ok(())
     }
 
-    /// Once the number is known every fault is the request's, so that it can be refused by name.
+    /// Decodes a request. Every fault after the request's number names the request, so that a status can refuse it.
     fn decode(bytes: &'a [u8]) -> Result<Self, FrameError> {
         let mut body = Body { kind: FrameKind::Request, whole: bytes.len(), rest: bytes };
         let request_id = body.request_id()?;
@@ -205,13 +205,13 @@ fn check_code(code: u32) -> Result<u32, FrameError> {
     if (1..=16).contains(&code) { Ok(code) } else { Err(FrameError::Code(code)) }
 }
 
-/// The longest beginning of `text` that is at most `most` bytes long.
+/// Returns the longest start of `text` that is at most `most` bytes long.
 fn cut(text: &str, most: usize) -> &str {
     let end = (0..=text.len().min(most)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     &text[..end]
 }
 
-/// Kinds of frame, as the header has them.
+/// Kind of a frame, with its code in the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FrameKind {
     Credit = 1,
@@ -259,7 +259,7 @@ impl FrameKind {
     }
 }
 
-/// A body that is being read.
+/// A body that is being decoded.
 struct Body<'a> {
     kind: FrameKind,
     whole: usize,

@@ -76,7 +76,7 @@ fn sink() -> Sink {
     Sink { metadata, address: 4096, rkey: 5, length: 24 }
 }
 
-/// Whatever decodes is a frame that encodes to the same bytes, save for a name that is not for this end to write.
+/// Checks that bytes which decode encode to the same bytes. A name that this end may not write is an exception.
 fn is_a_frame_or_an_error(bytes: &[u8]) {
     let Ok(Decoded { granted, frame }) = Frame::decode(bytes) else { return };
     match frame {
@@ -94,7 +94,7 @@ proptest! {
     }
 
     #[test]
-    fn no_beginning_of_a_frame_is_one(sample in samples()) {
+    fn the_start_of_a_frame_is_no_frame(sample in samples()) {
         let bytes = encoded(sample.frame(), 0);
         for end in 0..bytes.len() {
             prop_assert!(Frame::decode(&bytes[..end]).is_err());
@@ -102,7 +102,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_frame_is_another_or_an_error(sample in samples(), by in 1..=255_u8) {
+    fn a_damaged_frame_is_another_frame_or_an_error(sample in samples(), by in 1..=255_u8) {
         let mut bytes = encoded(sample.frame(), 9);
         for at in 0..bytes.len() {
             bytes[at] ^= by;
@@ -168,14 +168,14 @@ fn a_fault_in_a_request_names_the_request() {
 }
 
 #[test]
-fn a_name_that_is_too_long_is_refused_on_writing_and_left_to_the_provider_on_reading() {
+fn encoding_refuses_a_long_name_and_decoding_leaves_it_to_the_provider() {
     let mut buffer = [0; MAX_FRAME];
     for length in [0, MAX_NAME + 1, 10 << 20] {
         let name = "n".repeat(length);
         assert_eq!(request(&name, None).encode(0, &mut buffer), Err(FrameError::Name(length)));
     }
-    let said = FrameError::Name(MAX_NAME + 1).to_string();
-    assert!(said.contains("1025") && said.contains("1024"), "{said}");
+    let message = FrameError::Name(MAX_NAME + 1).to_string();
+    assert!(message.contains("1025") && message.contains("1024"), "{message}");
 
     let mut bytes = encoded(request(&"n".repeat(MAX_NAME), None), 0);
     bytes.push(b'n');

@@ -1,32 +1,32 @@
-//! The flags in front of messages: one byte that says whether the message is compressed, then four of its length.
+//! The flags before messages. Each message has one byte for compression, and four bytes of length before it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes in front of each message.
+/// Number of bytes before each message.
 pub(super) const PREFIX: usize = 5;
 
-/// Most flags that wait for somebody to ask; later ones are lost, so that a peer can't fill memory with them.
+/// Maximum number of stored flags. Later flags are dropped, so that a peer can't fill memory.
 const WAITING: usize = 64 << 10;
 
-/// Whether messages are compressed, in order. Clones share one queue.
+/// The compression flags of messages, in order. Clones share one queue.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flags {
     shared: Arc<Mutex<VecDeque<bool>>>,
 }
 
 impl Flags {
-    /// The flag of the next message that was not asked for yet.
+    /// Removes the first flag, and returns it.
     pub(crate) fn next(&self) -> Option<bool> {
         self.lock().pop_front()
     }
 
-    /// All that were not asked for yet.
+    /// Removes all flags, and returns them.
     pub(crate) fn rest(&self) -> Vec<bool> {
         self.lock().drain(..).collect()
     }
 
-    /// Adds the next message's.
+    /// Adds the flag of the next message.
     pub(crate) fn push(&self, compressed: bool) {
         let mut waiting = self.lock();
         if waiting.len() < WAITING {
@@ -45,13 +45,13 @@ impl<const COUNT: usize> From<[bool; COUNT]> for Flags {
     }
 }
 
-/// Finds the flags in a body, however it is cut into frames.
+/// Finds the flags in a body, with any division into frames.
 #[derive(Debug)]
 pub(super) struct Scanner {
     prefix: [u8; PREFIX],
-    /// Bytes of the prefix that have come.
+    /// Number of bytes of the prefix that have arrived.
     filled: usize,
-    /// Bytes of the message that have not.
+    /// Number of bytes of the message that are missing.
     remaining: usize,
     flags: Flags,
 }
@@ -79,7 +79,7 @@ impl Scanner {
     }
 }
 
-/// Whether a message is compressed, and its length.
+/// Returns whether a message is compressed, and its length.
 pub(super) fn parse([flag, length @ ..]: [u8; PREFIX]) -> (bool, usize) {
     (flag != 0, u32::from_be_bytes(length) as usize)
 }
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_are_found_however_the_body_is_cut() {
+    fn flags_are_found_with_any_division_of_the_body() {
         let mut body = Vec::new();
         let messages = [(true, 300usize), (false, 0), (true, 0), (false, 1), (true, 5)];
         for (compressed, length) in messages {
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_nobody_asks_for_are_bounded() {
+    fn stored_flags_are_bounded() {
         let flags = Flags::default();
         let mut scanner = Scanner::new(flags.clone());
         for _ in 0..WAITING + 10 {

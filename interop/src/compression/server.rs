@@ -1,4 +1,4 @@
-//! The server's side.
+//! The server's side of compression flags.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,21 +12,21 @@ use super::{Flags, Received, Wanted, as_wanted, observed};
 
 /// A service whose requests have [`Received`] among their extensions, and whose responses may have [`Wanted`].
 #[derive(Clone, Debug)]
-pub(crate) struct ServerWire<S> {
+pub(crate) struct ServerCompression<S> {
     inner: S,
 }
 
-impl<S> ServerWire<S> {
+impl<S> ServerCompression<S> {
     pub(crate) fn new(inner: S) -> Self {
         Self { inner }
     }
 }
 
-impl<S: NamedService> NamedService for ServerWire<S> {
+impl<S: NamedService> NamedService for ServerCompression<S> {
     const NAME: &'static str = S::NAME;
 }
 
-impl<S> Service<http::Request<Body>> for ServerWire<S>
+impl<S> Service<http::Request<Body>> for ServerCompression<S>
 where
     S: Service<http::Request<Body>, Response = http::Response<Body>>,
     S::Future: Send + 'static,

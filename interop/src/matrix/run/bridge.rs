@@ -1,4 +1,4 @@
-//! Bridges between TCP and RDMA, and the proof that they carried RDMA.
+//! Bridges between TCP and RDMA, and the check that they used RDMA.
 
 use std::time::Duration;
 
@@ -7,33 +7,33 @@ use tokio::net::TcpStream;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::Failure;
-use crate::options::Plan;
-use crate::process::{self, Running};
+use crate::failure::Failure;
+use crate::plan::Plan;
+use crate::run::process::{self, Running};
 
-/// The counter of connections, with what carried either end as labels.
+/// The counter of connections. Its labels are the transports of the two ends.
 const CONNECTIONS: &str = "tonic_rdma_bridge_connections_total";
 
-/// A bridge that runs until this is dropped.
+/// A bridge. Dropping it ends the process.
 #[derive(Debug)]
 pub(crate) struct Bridge {
     running: Running,
-    /// Where it listens.
+    /// Port that it listens on.
     pub(crate) port: u16,
     metrics: u16,
-    /// The label that has to say `rdma`.
+    /// The label that has to be `rdma`.
     rdma_end: &'static str,
-    /// What has to be the device.
+    /// The device that the connections have to use.
     device: String,
 }
 
 impl Bridge {
-    /// Listens on TCP and goes on over RDMA, or not at all.
+    /// Starts a bridge that listens on TCP and connects over RDMA alone.
     pub(crate) async fn to_rdma(plan: &Plan, port: u16) -> Result<Self, Failure> {
         Self::start(plan, "tcp://127.0.0.1:0", &format!("rdma://127.0.0.1:{port}"), "target").await
     }
 
-    /// Listens for RDMA alone and goes on over TCP.
+    /// Starts a bridge that listens for RDMA alone and connects over TCP.
     pub(crate) async fn from_rdma(plan: &Plan, port: u16) -> Result<Self, Failure> {
         Self::start(plan, "rdma://127.0.0.1:0", &format!("tcp://127.0.0.1:{port}"), "client").await
     }
@@ -45,7 +45,7 @@ impl Bridge {
         rdma_end: &'static str,
     ) -> Result<Self, Failure> {
         let metrics = process::free_port()?;
-        let mut command = Command::new(&plan.command);
+        let mut command = Command::new(&plan.places.command);
         command
             .args(["bridge", "--policy", "require", "--log", "info"])
             .args(["--listen", listen, "--connect", connect])
@@ -55,12 +55,12 @@ impl Bridge {
         let port = line
             .strip_prefix("listening on ")
             .and_then(|rest| rest.split(',').next()?.rsplit(':').next()?.parse().ok())
-            .ok_or_else(|| format!("the bridge began with {line:?}, which names no port"))?;
+            .ok_or_else(|| Failure::from(format!("the bridge began with {line:?}, which names no port")))?;
         Ok(Self { running, port, metrics, rdma_end, device: plan.device() })
     }
 
-    /// That it carried something, and all of it over RDMA and the device that was asked for. Ends it.
-    pub(crate) async fn prove(&mut self) -> Result<(), Failure> {
+    /// Checks that the bridge had connections, all of them over RDMA and the required device. Ends the bridge.
+    pub(crate) async fn check_rdma(&mut self) -> Result<(), Failure> {
         let counters = match timeout(Duration::from_secs(10), scrape(self.metrics)).await {
             Ok(Ok(counters)) => counters,
             Ok(Err(error)) => {
@@ -68,24 +68,22 @@ impl Bridge {
             }
             Err(_) => return Err("the bridge's metrics did not come".into()),
         };
-        let (rdma, other) = carried(&counters, self.rdma_end);
+        let (rdma, other) = count_connections(&counters, self.rdma_end);
         if rdma == 0 || other != 0 {
-            let said = self.running.errors().await;
+            let errors = self.running.errors().await;
             return Err(
-                format!("the bridge carried {rdma} connections over RDMA, {other} not: {said}").into()
+                format!("the bridge carried {rdma} connections over RDMA, {other} not: {errors}").into()
             );
         }
-        // Other devices were never to be looked at: `plan.rdma()` names this one.
-        if !says(self.running.log().await, &self.device) {
-            let said = self.running.errors().await;
-            return Err(
-                format!("the bridge does not tell of a connection over {}: {said}", self.device).into()
-            );
+        // The bridge must not use other devices: `plan.rdma()` names this one.
+        if !names_device(self.running.log().await, &self.device) {
+            let errors = self.running.errors().await;
+            return Err(format!("the bridge's log has no connection over {}: {errors}", self.device).into());
         }
         Ok(())
     }
 
-    /// The end of its log.
+    /// Ends the bridge, and returns the end of its log.
     pub(crate) async fn log(&mut self) -> String {
         self.running.errors().await
     }
@@ -99,8 +97,8 @@ async fn scrape(port: u16) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Connections whose `end` was RDMA, and others.
-fn carried(counters: &str, end: &str) -> (u64, u64) {
+/// Returns the number of connections whose `end` was RDMA, and of others.
+fn count_connections(counters: &str, end: &str) -> (u64, u64) {
     let label = format!("{end}=\"rdma\"");
     let mut counts = (0, 0);
     for line in counters.lines().filter(|line| line.starts_with(CONNECTIONS)) {
@@ -114,8 +112,8 @@ fn carried(counters: &str, end: &str) -> (u64, u64) {
     counts
 }
 
-/// Whether the bridge's log has a connection over RDMA that uses the device.
-fn says(log: &str, device: &str) -> bool {
+/// Returns whether the bridge's log has a connection over RDMA that uses the device.
+fn names_device(log: &str, device: &str) -> bool {
     log.lines()
         .filter(|line| line.contains(" over rdma: "))
         .any(|line| line.split(|it: char| !it.is_alphanumeric() && it != '_').any(|word| word == device))
@@ -126,23 +124,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_are_told_apart_by_what_carried_them() {
+    fn connections_are_counted_by_transport() {
         let counters = "# TYPE tonic_rdma_bridge_connections_total counter\n\
             tonic_rdma_bridge_connections_total{route=\"a\",client=\"tcp\",target=\"rdma\"} 3\n\
             tonic_rdma_bridge_connections_total{route=\"a\",client=\"tcp\",target=\"tcp\"} 2\n\
             tonic_rdma_bridge_bytes_total{route=\"a\",target=\"rdma\"} 99\n";
-        assert_eq!(carried(counters, "target"), (3, 2));
-        assert_eq!(carried(counters, "client"), (0, 5));
-        assert_eq!(carried("", "client"), (0, 0));
+        assert_eq!(count_connections(counters, "target"), (3, 2));
+        assert_eq!(count_connections(counters, "client"), (0, 5));
+        assert_eq!(count_connections("", "client"), (0, 0));
     }
 
     #[test]
-    fn the_device_is_one_that_a_connection_uses() {
+    fn the_device_is_the_one_of_a_connection() {
         let log = "INFO opened rxe1\nINFO route=\"a\" suppressed=0 clients come over rdma: both ends have an RDMA \
             device, this one rxe0\n";
-        assert!(says(log, "rxe0"));
-        assert!(!says(log, "rxe"));
-        assert!(!says(log, "rxe1"));
-        assert!(!says("", "rxe0"));
+        assert!(names_device(log, "rxe0"));
+        assert!(!names_device(log, "rxe"));
+        assert!(!names_device(log, "rxe1"));
+        assert!(!names_device("", "rxe0"));
     }
 }

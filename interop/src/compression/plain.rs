@@ -1,4 +1,4 @@
-//! Takes single messages out of compression. tonic compressed them a moment ago: what is read here is our own.
+//! Decompresses single messages. tonic has compressed them in this process, so they can be trusted.
 
 use std::io::Read as _;
 
@@ -7,10 +7,10 @@ use flate2::read::GzDecoder;
 
 use super::flags::{Flags, PREFIX, parse};
 
-/// `data` with those messages decompressed that are not wanted compressed.
+/// Returns `data` after decompression of the messages whose flag in `wanted` is false.
 ///
-/// tonic's encoder puts whole messages into a frame, and the services that send some messages plain use gzip. If either
-/// were otherwise the data would be left as it is, and the peer, which checks the flags, would tell.
+/// tonic's encoder puts whole messages into a frame, and the services that send some messages plain use gzip. Other data stay
+/// unchanged, and the peer, which checks the flags, reports a failure.
 pub(super) fn as_wanted(data: Bytes, wanted: &Flags) -> Bytes {
     let Some(messages) = messages(&data) else { return data };
     let mut result = BytesMut::with_capacity(data.len());
@@ -30,7 +30,7 @@ pub(super) fn as_wanted(data: Bytes, wanted: &Flags) -> Bytes {
 
 struct Message<'a> {
     compressed: bool,
-    /// With its prefix.
+    /// The message with its prefix.
     all: &'a [u8],
 }
 
@@ -42,7 +42,7 @@ impl Message<'_> {
     }
 }
 
-/// The messages of `data`; none if it does not end with the end of one.
+/// Returns the messages of `data`, or `None` if the last message is incomplete.
 fn messages(mut data: &[u8]) -> Option<Vec<Message<'_>>> {
     let mut found = Vec::new();
     while let Some(prefix) = data.first_chunk() {
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_sent_as_wanted() {
+    fn unwanted_compression_is_removed() {
         let data =
             [message(true, b"one"), message(true, b"two"), message(false, b"three"), message(true, b"")];
         let expected =
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_left_alone() {
+    fn other_data_stay_unchanged() {
         for data in [&[1, 0, 0][..], &[1, 0, 0, 0, 9, 1], &[1, 0, 0, 0, 1, 0]] {
             let data = Bytes::copy_from_slice(data);
             assert_eq!(as_wanted(data.clone(), &Flags::from([false])), data);

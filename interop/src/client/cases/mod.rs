@@ -1,30 +1,41 @@
-//! The cases by name.
+//! The cases, by name.
+
+mod cancel;
+mod checked;
+mod checked_calls;
+mod compressed;
+mod metadata;
+mod official;
+mod soak;
+mod status;
+mod streaming;
 
 use std::pin::Pin;
 
+pub(crate) use soak::timeout as soak_timeout;
+
 use super::case::{Outcome, Session};
-use super::{cancel, checked, checked_calls, compressed, metadata, official, soak, status, streaming};
 use crate::Failure;
 
-type Running = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+type CaseFuture = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
-/// A case.
+/// A test case.
 #[derive(Debug)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    pub(crate) run: fn(Session) -> Running,
-    /// It takes the time that the soak's options give it.
+    pub(crate) run: fn(Session) -> CaseFuture,
+    /// Whether the options of the soak set the case's time limit.
     pub(crate) soaks: bool,
 }
 
-/// An official case that is not here.
+/// An official case that is missing here.
 #[derive(Debug)]
-pub(crate) struct Absent {
+pub(crate) struct AbsentCase {
     pub(crate) name: &'static str,
     pub(crate) reason: &'static str,
 }
 
-/// Cases named like their functions.
+/// Makes cases with the names of their functions.
 macro_rules! cases {
     ($($module:ident :: { $($name:ident),* $(,)? }),* $(,)?) => {
         [$($(Case {
@@ -70,36 +81,33 @@ static CASES: &[Case] = &cases![
 const CLOUD: &str = "it needs credentials of Google's cloud, and a server there";
 const LOAD_REPORTS: &str = "tonic has no load reporting (ORCA)";
 
-/// Official cases that are not here.
-pub(super) static ABSENT: &[Absent] = &[
-    Absent { name: "compute_engine_creds", reason: CLOUD },
-    Absent { name: "jwt_token_creds", reason: CLOUD },
-    Absent { name: "oauth2_auth_token", reason: CLOUD },
-    Absent { name: "per_rpc_creds", reason: CLOUD },
-    Absent { name: "google_default_credentials", reason: CLOUD },
-    Absent { name: "compute_engine_channel_credentials", reason: CLOUD },
-    Absent { name: "orca_per_rpc", reason: LOAD_REPORTS },
-    Absent { name: "orca_oob", reason: LOAD_REPORTS },
-    Absent {
-        name: "long_lived_channel",
-        reason: "it is a duration, not another kind of call; channel and calls are what rpc_soak has",
-    },
-    Absent {
+/// Official cases that are missing here.
+pub(crate) static ABSENT: &[AbsentCase] = &[
+    AbsentCase { name: "compute_engine_creds", reason: CLOUD },
+    AbsentCase { name: "jwt_token_creds", reason: CLOUD },
+    AbsentCase { name: "oauth2_auth_token", reason: CLOUD },
+    AbsentCase { name: "per_rpc_creds", reason: CLOUD },
+    AbsentCase { name: "google_default_credentials", reason: CLOUD },
+    AbsentCase { name: "compute_engine_channel_credentials", reason: CLOUD },
+    AbsentCase { name: "orca_per_rpc", reason: LOAD_REPORTS },
+    AbsentCase { name: "orca_oob", reason: LOAD_REPORTS },
+    AbsentCase { name: "long_lived_channel", reason: "the case differs from rpc_soak in its duration only" },
+    AbsentCase {
         name: "half_duplex",
-        reason: "the descriptions have dropped it; the server still has the method",
+        reason: "the descriptions do not have this case any more; the server still has the method",
     },
 ];
 
-/// All cases, in the order in which `all` runs them.
+/// Returns all cases, in the order in which `all` runs them.
 pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
     CASES.iter()
 }
 
-/// The case of that name, or why it is not here.
+/// Returns the case with this name, or the reason why it is missing here.
 ///
 /// # Errors
-/// Nobody knows the name.
-pub(crate) fn find(name: &str) -> Result<Result<&'static Case, &'static Absent>, Failure> {
+/// There is no such case.
+pub(crate) fn find(name: &str) -> Result<Result<&'static Case, &'static AbsentCase>, Failure> {
     let absent = || ABSENT.iter().find(|case| case.name == name);
     let found = CASES.iter().find(|case| case.name == name).map(Ok).or_else(|| absent().map(Err));
     found.ok_or_else(|| {

@@ -1,27 +1,27 @@
-//! Compression of the official list. A server that takes no notice is found by the first call of each case: a message that
-//! it has to refuse, or a flag that has to be set.
+//! Compression cases of the official list. The first call of each case finds a server that ignores compression: the server has to
+//! refuse its message, or to set a flag.
 
 use tonic::{Code, Request};
 
-use super::case::{Outcome, Session, ensure_code, ensure_eq, ensure_zeros};
 use super::official::{large, zeros};
 use super::streaming::{ensure_end, ensure_reply, next_reply};
+use crate::client::case::{Outcome, Session, ensure_code, ensure_eq, ensure_zeros};
+use crate::compression::{Flags, Received, Sent, Wanted};
 use crate::proto::testing::{
     BoolValue, ResponseParameters, SimpleRequest, StreamingInputCallRequest, StreamingOutputCallRequest,
 };
-use crate::wire::{Flags, Received, Sent, Wanted};
 
 const YES: Option<BoolValue> = Some(BoolValue { value: true });
 const NO: Option<BoolValue> = Some(BoolValue { value: false });
 
-/// A request whose messages are compressed as said.
-fn sent_as<T, const COUNT: usize>(message: T, compressed: [bool; COUNT]) -> Request<T> {
+/// Makes a request whose messages are compressed as `compressed` states.
+fn with_flags<T, const COUNT: usize>(message: T, compressed: [bool; COUNT]) -> Request<T> {
     let mut request = Request::new(message);
     request.extensions_mut().insert(Wanted(Flags::from(compressed)));
     request
 }
 
-/// The flags that were received and sent so far.
+/// Returns the flags received and sent so far.
 pub(super) fn flags(extensions: &http::Extensions) -> (Vec<bool>, Vec<bool>) {
     let received = extensions.get().map(|Received(flags)| flags.rest());
     let sent = extensions.get().map(|Sent(flags)| flags.rest());
@@ -30,7 +30,7 @@ pub(super) fn flags(extensions: &http::Extensions) -> (Vec<bool>, Vec<bool>) {
 
 pub(super) async fn client_compressed_unary(session: Session) -> Outcome {
     let mut client = session.official_compressed();
-    let probe = sent_as(SimpleRequest { expect_compressed: YES, ..large() }, [false]);
+    let probe = with_flags(SimpleRequest { expect_compressed: YES, ..large() }, [false]);
     let refused = client.unary_call(probe).await;
     ensure_code(
         "the probe, plain while the server is to expect it compressed",
@@ -39,7 +39,7 @@ pub(super) async fn client_compressed_unary(session: Session) -> Outcome {
     )?;
 
     for (expect_compressed, compressed) in [(YES, true), (NO, false)] {
-        let request = sent_as(SimpleRequest { expect_compressed, ..large() }, [compressed]);
+        let request = with_flags(SimpleRequest { expect_compressed, ..large() }, [compressed]);
         let reply = client.unary_call(request).await?;
         ensure_eq("the flag of the request", flags(reply.extensions()).1, vec![compressed])?;
         ensure_zeros("the reply", &reply.into_inner().payload.unwrap_or_default().body, 314_159)?;
@@ -47,8 +47,8 @@ pub(super) async fn client_compressed_unary(session: Session) -> Outcome {
     Ok(())
 }
 
-/// The requests go plain: they do not announce compression by `expect_compressed`, and gRPC's own server in C++ refuses what
-/// comes compressed without it.
+/// Sends plain requests: they do not announce compression by `expect_compressed`, and gRPC's own server in C++ refuses compressed
+/// requests without this field.
 pub(super) async fn server_compressed_unary(session: Session) -> Outcome {
     let mut client = session.official_accepting();
     for (response_compressed, compressed) in [(YES, true), (NO, false)] {
@@ -63,7 +63,7 @@ pub(super) async fn client_compressed_streaming(session: Session) -> Outcome {
     let mut client = session.official_compressed();
     let message =
         |size, expect_compressed| StreamingInputCallRequest { payload: zeros(size), expect_compressed };
-    let probe = sent_as(tokio_stream::iter([message(27_182, YES)]), [false]);
+    let probe = with_flags(tokio_stream::iter([message(27_182, YES)]), [false]);
     let refused = client.streaming_input_call(probe).await;
     ensure_code(
         "the probe, plain while the server is to expect it compressed",
@@ -72,7 +72,7 @@ pub(super) async fn client_compressed_streaming(session: Session) -> Outcome {
     )?;
 
     let messages = tokio_stream::iter([message(27_182, YES), message(45_904, NO)]);
-    let reply = client.streaming_input_call(sent_as(messages, [true, false])).await?;
+    let reply = client.streaming_input_call(with_flags(messages, [true, false])).await?;
     ensure_eq("the flags of the requests", flags(reply.extensions()).1, vec![true, false])?;
     ensure_eq("bytes that the server counted", reply.into_inner().aggregated_payload_size, 73_086)
 }

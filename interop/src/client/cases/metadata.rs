@@ -1,41 +1,41 @@
-//! What calls carry beside messages.
+//! Metadata of calls.
 
 use tokio_stream::StreamExt as _;
 use tonic::Request;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
-use super::case::{Ending, Outcome, Session, ensure, ensure_eq};
 use super::official::large;
 use super::streaming::{ensure_reply, output_request};
+use crate::client::case::{Ending, Outcome, Session, ensure, ensure_eq};
 
 const INITIAL: &str = "x-grpc-test-echo-initial";
 const TRAILING: &str = "x-grpc-test-echo-trailing-bin";
 
-/// As the official description has it.
+/// Sends the metadata of the official description.
 pub(super) async fn custom_metadata(session: Session) -> Outcome {
-    echoed(&session, "test_initial_metadata_value", &[0xab, 0xab, 0xab]).await
+    check_echo(&session, "test_initial_metadata_value", &[0xab, 0xab, 0xab]).await
 }
 
-/// Every byte that there is, and text whose spaces have to stay.
+/// Sends every byte value, and text whose spaces have to stay.
 pub(super) async fn checked_binary_metadata(session: Session) -> Outcome {
     let all: Vec<u8> = (0..=255).collect();
-    echoed(&session, "a value,  with spaces; and = \"signs\" ~", &all).await?;
-    // Lengths that base64 pads in every way.
+    check_echo(&session, "a value,  with spaces; and = \"signs\" ~", &all).await?;
+    // Base64 pads these lengths in all possible ways.
     for length in [0, 1, 2, 3] {
-        echoed(&session, "x", &all[255 - length..255]).await?;
+        check_echo(&session, "x", &all[255 - length..255]).await?;
     }
     Ok(())
 }
 
-/// More than fits into one small frame.
+/// sends more metadata than fits into one small frame.
 pub(super) async fn checked_large_metadata(session: Session) -> Outcome {
     let initial: String = (0..3000u32).map(|index| char::from(b'!' + (index * 31 % 90) as u8)).collect();
     let trailing: Vec<u8> = (0..2000u32).map(|index| (index * 31 % 251) as u8).collect();
-    echoed(&session, &initial, &trailing).await
+    check_echo(&session, &initial, &trailing).await
 }
 
-/// Both values come back from a unary and from a streaming call, each in its place.
-async fn echoed(session: &Session, initial: &str, trailing: &[u8]) -> Outcome {
+/// Checks that both values come back from a unary and from a streaming call, as header and as trailer.
+async fn check_echo(session: &Session, initial: &str, trailing: &[u8]) -> Outcome {
     let with_metadata = |metadata: &mut MetadataMap| {
         let value = MetadataValue::try_from(initial);
         let value = value.map_err(|error| Ending::Failed(format!("{initial:?} is no header: {error}")))?;

@@ -4,8 +4,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use super::case::{Ending, Outcome, Session, ensure_eq, ensure_zeros};
 use super::official::zeros;
+use crate::client::case::{Ending, Outcome, Session, ensure_eq, ensure_zeros};
 use crate::proto::testing::{
     ResponseParameters, StreamingInputCallRequest, StreamingOutputCallRequest, StreamingOutputCallResponse,
 };
@@ -23,13 +23,13 @@ pub(super) fn output_request(responses: &[usize], payload: usize) -> StreamingOu
     }
 }
 
-/// The next reply, which has to be there.
+/// Returns the next reply. It fails at the end of the stream.
 pub(super) async fn next_reply<M>(what: &str, replies: &mut Streaming<M>) -> Result<M, Ending> {
     let reply = replies.message().await?;
     reply.ok_or_else(|| Ending::Failed(format!("{what}: expected a reply, found the end of the stream")))
 }
 
-/// Nothing more comes, and the call ends with success.
+/// Checks that there is no further reply, and that the call succeeds.
 pub(super) async fn ensure_end<M: std::fmt::Debug>(replies: &mut Streaming<M>) -> Outcome {
     match replies.message().await? {
         None => Ok(()),
@@ -66,7 +66,7 @@ pub(super) async fn ping_pong(session: Session) -> Outcome {
         let sent = sender.send(output_request(&[RESPONSES[index]], REQUESTS[index])).await;
         sent.map_err(|_| Ending::Failed(format!("the call ended before request {index}")))
     };
-    // The first goes ahead of the call: many servers don't even send a head before they have a reply.
+    // The first request goes before the call, because many servers send no head before they have a reply.
     send(0).await?;
     let call = session.official().full_duplex_call(ReceiverStream::new(requests)).await?;
     let mut replies = call.into_inner();

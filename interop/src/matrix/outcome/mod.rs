@@ -1,17 +1,20 @@
-//! What came of a case.
+//! Outcomes of cases.
+
+pub(crate) mod judge;
+pub(crate) mod upstream;
 
 use std::collections::BTreeMap;
 
-/// What came of a case, and why.
+/// The outcome of a case, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
-    /// The peer's library can't.
+    /// The peer's library can't run the case.
     NotApplicable(String),
     Failed(String),
-    /// It fails without our transport too, for this known reason.
+    /// The case fails without our transport too, for this known reason.
     Upstream(&'static str),
-    /// It does not fail, and is listed as one that does.
+    /// The case does not fail, although it is listed as a failure.
     Stale(&'static str),
 }
 
@@ -34,7 +37,7 @@ impl Outcome {
         }
     }
 
-    /// Whether nobody has to look at it.
+    /// Returns whether the outcome needs no attention.
     pub(crate) fn expected(&self) -> bool {
         !matches!(self, Self::Failed(_) | Self::Stale(_))
     }
@@ -43,18 +46,19 @@ impl Outcome {
 /// Outcomes by case.
 pub(crate) type Outcomes = BTreeMap<String, Outcome>;
 
-/// What stands between a case's own reason and what the server said.
-pub(crate) const SERVER_SAID: &str = " [server: ";
+/// Separator between the reason of a case and the server's output.
+pub(crate) const SERVER_OUTPUT: &str = " [server: ";
 
-/// Returns the reason without what the server said.
+/// Returns the reason without the server's output.
 pub(crate) fn own_words(reason: &str) -> &str {
-    reason.split(SERVER_SAID).next().unwrap_or_default()
+    reason.split(SERVER_OUTPUT).next().unwrap_or_default()
 }
 
-/// How the reason begins where a client has said nothing of a case.
-pub(crate) const UNTOLD: &str = "the client told nothing of it";
+/// Start of the reason if the client printed no line for a case.
+pub(crate) const NO_LINE: &str = "the client printed no line for it";
 
-/// Reads what a client printed (see interop/README.md). A case without a line has failed, for `otherwise`.
+/// Reads the output of a client, whose form interop/README.md describes. A case without a line has failed for the reason
+/// `otherwise`.
 pub(crate) fn read(output: &str, cases: &[String], otherwise: &str) -> Outcomes {
     let mut outcomes: Outcomes =
         cases.iter().map(|case| (case.clone(), Outcome::Failed(otherwise.to_owned()))).collect();
@@ -72,7 +76,7 @@ pub(crate) fn read(output: &str, cases: &[String], otherwise: &str) -> Outcomes 
     outcomes
 }
 
-/// Reasons come from peers: nothing in them may speak to a terminal, nor fill it.
+/// Removes control characters, and cuts the text. Reasons come from peers, and must not control or fill a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().take(400).map(|it| if it.is_control() { ' ' } else { it }).collect()
 }
@@ -86,21 +90,21 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_a_client_are_read() {
+    fn a_clients_lines_are_read() {
         assert_eq!(outcome("over rdma\nping_pong ok\n"), Outcome::Passed);
         assert_eq!(outcome("ping_pong failed: too late"), Outcome::Failed("too late".to_owned()));
         assert_eq!(outcome("ping_pong skipped: can't"), Outcome::NotApplicable("can't".to_owned()));
     }
 
     #[test]
-    fn a_case_without_a_line_that_says_ok_has_failed() {
+    fn a_case_without_a_line_has_failed() {
         for output in ["", "ping_pong", "ping_pong okay", "ping_pong2 ok", "empty_unary ok"] {
             assert_eq!(outcome(output), Outcome::Failed("no line".to_owned()), "{output}");
         }
     }
 
     #[test]
-    fn a_reason_says_nothing_to_a_terminal() {
+    fn a_reason_has_no_control_characters() {
         assert_eq!(outcome("ping_pong failed: \u{1b}[2Jred"), Outcome::Failed(" [2Jred".to_owned()));
         assert_eq!(printable(&"x".repeat(1000)).len(), 400);
     }

@@ -1,8 +1,8 @@
-//! Calls that end with the status that they ask for.
+//! Calls that end with the status in their request.
 
 use tonic::Code;
 
-use super::case::{Ending, Outcome, Session, ensure_code, ensure_eq};
+use crate::client::case::{Ending, Outcome, Session, ensure_code, ensure_eq};
 use crate::proto::testing::{EchoStatus, SimpleRequest, StreamingOutputCallRequest};
 
 pub(super) const SPECIAL: &str = "\t\ntest with whitespace\r\nand Unicode BMP ☺ and non-BMP 😈\t\n";

@@ -1,4 +1,4 @@
-//! The client's side.
+//! The client's side of compression flags.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,17 +11,17 @@ use super::{Flags, Received, Sent, Wanted, as_wanted, observed};
 
 /// A channel whose responses have [`Received`] and [`Sent`] among their extensions, and whose requests may have [`Wanted`].
 #[derive(Clone, Debug)]
-pub(crate) struct ClientWire<S> {
+pub(crate) struct ClientCompression<S> {
     inner: S,
 }
 
-impl<S> ClientWire<S> {
+impl<S> ClientCompression<S> {
     pub(crate) fn new(inner: S) -> Self {
         Self { inner }
     }
 }
 
-impl<S> Service<http::Request<Body>> for ClientWire<S>
+impl<S> Service<http::Request<Body>> for ClientCompression<S>
 where
     S: Service<http::Request<Body>, Response = http::Response<Body>>,
     S::Future: Send + 'static,

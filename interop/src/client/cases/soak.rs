@@ -1,4 +1,4 @@
-//! The same call again and again: on one channel, or each on a new one.
+//! One call many times: on one channel, or each time on a new channel.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use bytes::Bytes;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::case::{Ending, Outcome, Session, ensure, ensure_zeros};
 use super::official::payload;
-use crate::args::SoakOptions;
+use crate::client::case::{Ending, Outcome, Session, ensure, ensure_zeros};
+use crate::client::options::SoakOptions;
 use crate::proto::testing::SimpleRequest;
 
-/// What a whole soak may take.
-pub(super) fn timeout(options: &SoakOptions) -> Duration {
+/// Returns the time limit of a whole soak.
+pub(crate) fn timeout(options: &SoakOptions) -> Duration {
     let default = u64::from(options.iterations) * u64::from(options.max_latency_ms);
     let given = options.overall_timeout_seconds.map(|seconds| Duration::from_secs(seconds.into()));
     given.unwrap_or(Duration::from_millis(default))
@@ -33,9 +33,9 @@ async fn soak(session: Session, new_channels: bool) -> Outcome {
     let body = Arc::new(body);
     let mut threads = JoinSet::new();
     for _ in 0..options.threads {
-        threads.spawn(calls(session.clone(), new_channels, body.clone()));
+        threads.spawn(run_thread(session.clone(), new_channels, body.clone()));
     }
-    // What is not done by then has failed.
+    // Calls that are not done at the deadline have failed.
     let deadline = Instant::now() + timeout(&options);
     let (mut done, mut failures) = (0, Vec::new());
     while let Ok(Some(ended)) = tokio::time::timeout_at(deadline, threads.join_next()).await {
@@ -53,8 +53,8 @@ async fn soak(session: Session, new_channels: bool) -> Outcome {
     })
 }
 
-/// What went wrong, for each call that did.
-async fn calls(session: Session, new_channels: bool, body: Arc<Bytes>) -> Vec<String> {
+/// Makes the calls of one thread, and returns the reason of each failure.
+async fn run_thread(session: Session, new_channels: bool, body: Arc<Bytes>) -> Vec<String> {
     let mut failures = Vec::new();
     for iteration in 0..session.soak.iterations {
         let started = Instant::now();

@@ -1,18 +1,18 @@
-//! Compression and status details, with content that is checked.
+//! Compression and status details, with checked content.
 
 use tonic::Code;
 use tonic::codec::CompressionEncoding;
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-use super::case::{Ending, Outcome, Session, ensure_code, ensure_eq};
-use super::checked_calls::Asking;
+use super::checked_calls::CheckedContent;
 use super::compressed::flags;
 use super::status::SPECIAL;
 use super::streaming::{ensure_end, next_reply};
+use crate::client::case::{Ending, Outcome, Session, ensure_code, ensure_eq};
 use crate::proto::checked::FailRequest;
 
-/// Content that begins anew after 4000 bytes: some libraries send plain what does not become smaller.
-const REPEATING: Asking = Asking { period: 1000 };
+/// Content that repeats after 4000 bytes, because some libraries send content plain that does not compress.
+const REPEATING: CheckedContent = CheckedContent { period: 1000 };
 
 const SIZES: [usize; 3] = [20_000, 1 << 20, 4 << 20];
 
@@ -20,7 +20,7 @@ pub(super) async fn checked_gzip(session: Session) -> Outcome {
     compressed_both_ways(session, CompressionEncoding::Gzip).await
 }
 
-/// Most other libraries have no zstd, and have to say so.
+/// Skips the case if the server reports that it has no zstd; most other libraries have none.
 pub(super) async fn checked_zstd(session: Session) -> Outcome {
     let probe = session
         .checked()
@@ -62,7 +62,7 @@ async fn compressed_both_ways(session: Session, encoding: CompressionEncoding) -
     ensure_eq("flags of the stream, received and sent", flags(&extensions), (all.clone(), all))
 }
 
-/// A google.rpc.Status arrives whole, beside a message that has to be escaped, and a trailer.
+/// Checks that a google.rpc.Status arrives complete, with a message that needs escapes, and a trailer.
 pub(super) async fn checked_status_details(session: Session) -> Outcome {
     let mut details =
         ErrorDetails::with_error_info("CHECKED", "interop.test", [("key".to_owned(), "😈".to_owned())]);

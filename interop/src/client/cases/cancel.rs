@@ -1,4 +1,4 @@
-//! Calls that end before their time.
+//! Calls that the client cancels, or whose deadline passes.
 
 use std::time::Duration;
 
@@ -6,30 +6,30 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request};
 
-use super::case::{Ending, Outcome, Session, ensure_code};
 use super::streaming::{ensure_reply, next_reply, output_request};
+use crate::client::case::{Ending, Outcome, Session, ensure_code};
 use crate::proto::testing::StreamingInputCallRequest;
 
-/// Long enough for a call's head to be on its way.
-const BEGUN: Duration = Duration::from_millis(20);
+/// Time after which a call's head is on its way.
+const HEAD_SENT: Duration = Duration::from_millis(20);
 
 pub(super) async fn cancel_after_begin(session: Session) -> Outcome {
     let mut request = Request::new(tokio_stream::pending::<StreamingInputCallRequest>());
     let handle = request.cancellation_handle();
     let mut client = session.official();
     let (ended, ()) = tokio::join!(client.streaming_input_call(request), async {
-        tokio::time::sleep(BEGUN).await;
+        tokio::time::sleep(HEAD_SENT).await;
         handle.cancel();
     });
     ensure_code("the cancelled call", ended, Code::Cancelled)?;
-    still_there(&session).await
+    check_connection(&session).await
 }
 
 pub(super) async fn cancel_after_first_response(session: Session) -> Outcome {
     let (sender, requests) = mpsc::channel(1);
     let mut request = Request::new(ReceiverStream::new(requests));
     let handle = request.cancellation_handle();
-    // Ahead of the call: many servers don't even send a head before they have a reply.
+    // The request goes before the call, because many servers send no head before they have a reply.
     let sent = sender.send(output_request(&[31_415], 27_182)).await;
     sent.map_err(|_| Ending::Failed("the first request could not be given to the call".to_owned()))?;
     let mut replies = session.official().full_duplex_call(request).await?.into_inner();
@@ -37,7 +37,7 @@ pub(super) async fn cancel_after_first_response(session: Session) -> Outcome {
     ensure_reply("the first reply", reply, 31_415)?;
     handle.cancel();
     ensure_code("the cancelled call", replies.message().await, Code::Cancelled)?;
-    still_there(&session).await
+    check_connection(&session).await
 }
 
 pub(super) async fn timeout_on_sleeping_server(session: Session) -> Outcome {
@@ -46,17 +46,17 @@ pub(super) async fn timeout_on_sleeping_server(session: Session) -> Outcome {
     request.set_timeout(Duration::from_millis(1));
     let sent = sender.send(output_request(&[], 27_182)).await;
     sent.map_err(|_| Ending::Failed("the request could not be given to the call".to_owned()))?;
-    // The sender stays: the server waits for more.
+    // The sender stays open, so that the server waits for more requests.
     let ended = match session.official().full_duplex_call(request).await {
         Ok(reply) => reply.into_inner().message().await,
         Err(status) => Err(status),
     };
     ensure_code("the call, whose deadline passed", ended, Code::DeadlineExceeded)?;
     drop(sender);
-    still_there(&session).await
+    check_connection(&session).await
 }
 
-/// A call's end is not the connection's.
-async fn still_there(session: &Session) -> Outcome {
+/// Checks that the connection still works after the end of a call.
+async fn check_connection(session: &Session) -> Outcome {
     super::official::empty_unary(session.clone()).await
 }

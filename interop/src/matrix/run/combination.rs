@@ -1,59 +1,59 @@
-//! One peer in one direction: servers and bridges are started, the cases run, and all is ended.
+//! Runs the cases of one peer in one direction, with the servers and bridges that they need.
 
 use std::time::Duration;
 
 use tokio::process::Command;
 
-use crate::Failure;
-use crate::bridge::Bridge;
 use crate::direction::{Direction, Side};
-use crate::options::Plan;
-use crate::outcome::{Outcome, Outcomes, SERVER_SAID, UNTOLD, printable, read};
-use crate::peer::{Manner, Peer};
-use crate::process::{self, Running};
-use crate::tls::{Tls, Wrong};
+use crate::failure::Failure;
+use crate::outcome::{NO_LINE, Outcome, Outcomes, SERVER_OUTPUT, printable, read};
+use crate::peer::{CommandLine, Peer};
+use crate::plan::Plan;
+use crate::run::bridge::Bridge;
+use crate::run::process::{self, Running};
+use crate::tls::{ClientFault, Tls};
 
-/// Clients give a case 30 s themselves; one that does not is killed.
+/// Time limit of one case. Clients apply a limit of 30 s themselves; this one ends other clients.
 const CASE: Duration = Duration::from_secs(40);
-/// All cases of a client that runs them one after the other.
+/// Time limit of a client that runs all cases one after the other.
 const ALL: Duration = Duration::from_secs(300);
 
-/// The case of connections that are to be refused.
-const CALLED: &str = "empty_unary";
+/// The case for connections that have to be refused.
+const REFUSAL_CASE: &str = "empty_unary";
 
-/// What stands between the client and the cases' answers, as long as this lives.
-struct Stage<'a> {
+/// The servers and bridges of one combination. Dropping it ends them.
+struct Combination<'a> {
     plan: &'a Plan,
     peer: Peer,
     direction: Direction,
-    /// There if the direction has TLS.
+    /// Certificates, if the direction has TLS.
     tls: Option<Tls>,
     server: Running,
     bridges: Vec<Bridge>,
-    /// Where the client goes.
+    /// Port that the client connects to.
     port: u16,
 }
 
 /// Runs the cases.
 ///
 /// # Errors
-/// What is needed for them did not start, or no RDMA was used where it had to be: no case counts as passed then.
+/// A program did not start, or a connection did not use RDMA although it had to. No case counts as passed then.
 pub(crate) async fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result<Outcomes, Failure> {
-    if let Some(reason) = peer.lacks_tls(plan).filter(|_| direction.has_tls()) {
+    if let Some(reason) = peer.lacks_tls(&plan.places).filter(|_| direction.has_tls()) {
         let cases = plan.cases(peer, direction).into_iter();
         return Ok(cases.map(|case| (case, Outcome::NotApplicable(reason.clone()))).collect());
     }
-    let mut stage = Stage::set(plan, peer, direction).await?;
+    let mut combination = Combination::start(plan, peer, direction).await?;
     let (cases, lacking): (Vec<_>, Vec<_>) = plan
         .cases(peer, direction)
         .into_iter()
         .partition(|case| peer.lacks(direction.side(), case).is_none());
-    let mut outcomes = stage.call(&cases, None).await?;
-    outcomes.extend(stage.wrongs().await?);
+    let mut outcomes = combination.call(&cases, None).await?;
+    outcomes.extend(combination.faults().await?);
     if !cases.is_empty() {
-        stage.prove().await?;
+        combination.check_rdma().await?;
     }
-    stage.explain(&mut outcomes).await;
+    combination.explain(&mut outcomes).await;
     let lacking = lacking.into_iter().filter_map(|case| {
         let reason = peer.lacks(direction.side(), &case)?;
         Some((case, Outcome::NotApplicable(reason)))
@@ -62,25 +62,26 @@ pub(crate) async fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result
     Ok(outcomes)
 }
 
-/// Returns what the peer's client calls itself: its library, with the version.
+/// Returns the name that the peer's client sends: its library and version.
 ///
 /// # Errors
-/// The client made no call, or told no name.
+/// The client made no call, or sent no name.
 pub(crate) async fn name(plan: &Plan, peer: Peer) -> Result<String, Failure> {
     let (mut server, port) = our_server(plan, None, "tcp").await?;
-    let called = process::finish("the client", &mut peer.client(plan, port, CALLED), CASE).await?;
+    let called =
+        process::finish("the client", &mut peer.client(&plan.places, port, REFUSAL_CASE), CASE).await?;
     let name = server.log().await.lines().find_map(|line| line.strip_prefix("called by "));
     match name {
         Some(name) if called.succeeded() => Ok(printable(name)),
         Some(_) => Err(called.describe().into()),
-        None => Err(format!("the client told the server no name; {}", called.describe()).into()),
+        None => Err(format!("the client sent the server no name; {}", called.describe()).into()),
     }
 }
 
-impl<'a> Stage<'a> {
-    async fn set(plan: &'a Plan, peer: Peer, direction: Direction) -> Result<Self, Failure> {
+impl<'a> Combination<'a> {
+    async fn start(plan: &'a Plan, peer: Peer, direction: Direction) -> Result<Self, Failure> {
         let certificates = plan.certificates.as_ref().filter(|_| direction.has_tls());
-        let tls = certificates.map(|certificates| Tls::of(plan, certificates, peer));
+        let tls = certificates.map(|certificates| Tls::new(&plan.places, certificates, peer));
         let (server, mut port) = match direction.without_tls() {
             Direction::TonicTcp | Direction::Bridges => our_server(plan, tls.as_ref(), "tcp").await?,
             Direction::Direct | Direction::Bridge | Direction::Ours => {
@@ -100,25 +101,25 @@ impl<'a> Stage<'a> {
         Ok(Self { plan, peer, direction, tls, server, bridges, port })
     }
 
-    /// Has the client make the calls. What it does wrong there, it does in all of them.
-    async fn call(&self, cases: &[String], wrong: Option<Wrong>) -> Result<Outcomes, Failure> {
-        if self.manner() == Manner::Official {
-            return self.one_by_one(cases, wrong).await;
+    /// Runs the cases. The client has the `fault` in all of them.
+    async fn call(&self, cases: &[String], fault: Option<ClientFault>) -> Result<Outcomes, Failure> {
+        if self.command_line() == CommandLine::Official {
+            return self.one_by_one(cases, fault).await;
         }
-        let ended = process::finish("the client", &mut self.client(&cases.join(","), wrong), ALL).await?;
-        let otherwise = format!("{UNTOLD}: {}", ended.describe());
+        let ended = process::finish("the client", &mut self.client(&cases.join(","), fault), ALL).await?;
+        let otherwise = format!("{NO_LINE}: {}", ended.describe());
         Ok(read(&ended.output, cases, &otherwise))
     }
 
-    /// Official clients take a case a process.
-    async fn one_by_one(&self, cases: &[String], wrong: Option<Wrong>) -> Result<Outcomes, Failure> {
+    /// Runs the cases of an official client, one process for each case.
+    async fn one_by_one(&self, cases: &[String], fault: Option<ClientFault>) -> Result<Outcomes, Failure> {
         let mut outcomes = Outcomes::new();
         for case in cases {
-            let ended = process::finish("the client", &mut self.client(case, wrong), CASE).await?;
+            let ended = process::finish("the client", &mut self.client(case, fault), CASE).await?;
             let proof = if self.direction.side() == Side::Client { self.peer.proof(case) } else { None };
             let outcome = match proof {
                 _ if !ended.succeeded() => Outcome::Failed(ended.describe()),
-                Some(proof) if !ended.says(proof) => {
+                Some(proof) if !ended.logged(proof) => {
                     Outcome::Failed(format!("it ended without {proof:?} in its log: {}", ended.describe()))
                 }
                 _ => Outcome::Passed,
@@ -128,45 +129,45 @@ impl<'a> Stage<'a> {
         Ok(outcomes)
     }
 
-    /// With TLS: what has to be refused is.
-    async fn wrongs(&self) -> Result<Outcomes, Failure> {
+    /// Checks, with TLS, that the server or the client refuses connections with each fault.
+    async fn faults(&self) -> Result<Outcomes, Failure> {
         let mut outcomes = Outcomes::new();
         let Some(tls) = &self.tls else { return Ok(outcomes) };
-        for wrong in Wrong::ALL {
-            let outcome = match tls.lacks(self.manner(), wrong) {
+        for fault in ClientFault::ALL {
+            let outcome = match tls.lacks(self.command_line(), fault) {
                 Some(reason) => Outcome::NotApplicable(reason.to_owned()),
                 None => {
-                    let mut called = self.call(&[CALLED.to_owned()], Some(wrong)).await?;
-                    wrong.judge(called.remove(CALLED).ok_or("the client was not run")?)
+                    let mut called = self.call(&[REFUSAL_CASE.to_owned()], Some(fault)).await?;
+                    fault.judge(called.remove(REFUSAL_CASE).ok_or("the client was not run")?)
                 }
             };
-            outcomes.insert(wrong.name().to_owned(), outcome);
+            outcomes.insert(fault.name().to_owned(), outcome);
         }
         Ok(outcomes)
     }
 
-    /// How the client's program is used.
-    fn manner(&self) -> Manner {
-        if self.direction.side() == Side::Client { self.peer.manner() } else { Manner::Ours }
+    /// Returns the command line that the client's program takes.
+    fn command_line(&self) -> CommandLine {
+        if self.direction.side() == Side::Client { self.peer.command_line() } else { CommandLine::Ours }
     }
 
-    fn client(&self, cases: &str, wrong: Option<Wrong>) -> Command {
+    fn client(&self, cases: &str, fault: Option<ClientFault>) -> Command {
         let mut command = match self.direction.side() {
-            Side::Client => self.peer.client(self.plan, self.port, cases),
+            Side::Client => self.peer.client(&self.plan.places, self.port, cases),
             Side::Server => self.our_client(cases),
         };
         if let Some(tls) = &self.tls {
-            command.args(tls.client(self.manner(), wrong));
+            command.args(tls.client(self.command_line(), fault));
         }
         command
     }
 
     fn our_client(&self, cases: &str) -> Command {
-        let mut command = Command::new(&self.plan.interop);
+        let mut command = Command::new(&self.plan.places.interop);
         command.arg("client").arg(format!("--server_port={}", self.port)).arg(format!("--test_case={cases}"));
         match self.direction.without_tls() {
             Direction::TcpTonic => command.arg("--transport=tcp"),
-            // That it looked for RDMA and found none.
+            // The client asks for RDMA, and has to fall back to TCP.
             Direction::Fallback => command.args(["--transport=rdma", "--require=tcp"]),
             _ => command
                 .args(["--transport=rdma", "--require=rdma"])
@@ -176,14 +177,14 @@ impl<'a> Stage<'a> {
         command
     }
 
-    async fn prove(&mut self) -> Result<(), Failure> {
+    async fn check_rdma(&mut self) -> Result<(), Failure> {
         for bridge in &mut self.bridges {
-            bridge.prove().await?;
+            bridge.check_rdma().await?;
         }
         Ok(())
     }
 
-    /// Adds to what failed what the servers said, which may tell why.
+    /// Adds the output of servers and bridges to the first failure, because it may have the cause.
     async fn explain(&mut self, outcomes: &mut Outcomes) {
         let Some(first) = outcomes.values_mut().find_map(|outcome| match outcome {
             Outcome::Failed(reason) => Some(reason),
@@ -191,7 +192,7 @@ impl<'a> Stage<'a> {
         }) else {
             return;
         };
-        *first += &format!("{SERVER_SAID}{}]", self.server.errors().await);
+        *first += &format!("{SERVER_OUTPUT}{}]", self.server.errors().await);
         for bridge in &mut self.bridges {
             *first += &format!(" [bridge: {}]", bridge.log().await);
         }
@@ -199,20 +200,20 @@ impl<'a> Stage<'a> {
 }
 
 async fn our_server(plan: &Plan, tls: Option<&Tls>, transport: &str) -> Result<(Running, u16), Failure> {
-    let mut command = Command::new(&plan.interop);
+    let mut command = Command::new(&plan.places.interop);
     command.args(["server", "--port=0"]).arg(format!("--transport={transport}")).envs(plan.rdma());
-    command.args(tls.map(|tls| tls.server(Manner::Ours)).unwrap_or_default());
+    command.args(tls.map(|tls| tls.server(CommandLine::Ours)).unwrap_or_default());
     listening(Running::start("our server", &mut command).await?)
 }
 
 async fn stock_server(plan: &Plan, tls: Option<&Tls>, peer: Peer) -> Result<(Running, u16), Failure> {
     let name = format!("{peer}'s server");
-    let port = if peer.manner() == Manner::Official { process::free_port()? } else { 0 };
-    let mut command = peer.server(plan, port);
-    command.args(tls.map(|tls| tls.server(peer.manner())).unwrap_or_default());
-    match peer.manner() {
-        Manner::Ours => listening(Running::start(&name, &mut command).await?),
-        Manner::Official => Ok((Running::start_silent(&name, &mut command, port).await?, port)),
+    let port = if peer.command_line() == CommandLine::Official { process::free_port()? } else { 0 };
+    let mut command = peer.server(&plan.places, port);
+    command.args(tls.map(|tls| tls.server(peer.command_line())).unwrap_or_default());
+    match peer.command_line() {
+        CommandLine::Ours => listening(Running::start(&name, &mut command).await?),
+        CommandLine::Official => Ok((Running::start_silent(&name, &mut command, port).await?, port)),
     }
 }
 

@@ -1,28 +1,28 @@
-//! Every shape of call, with content that both ends check.
+//! All kinds of calls, with content that both ends check.
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use super::case::{Ending, Outcome, Session, ensure, ensure_eq};
 use super::streaming::{ensure_end, next_reply};
+use crate::client::case::{Ending, Outcome, Session, ensure, ensure_eq};
 use crate::content::Content;
 use crate::proto::checked::{CheckedReply, CheckedRequest};
 
 const SIZES: [usize; 6] = [0, 1, 1000, 20_000, 1 << 20, 8 << 20];
 
-/// Calls of `checked_concurrent`, all in flight at once.
+/// Number of calls of `checked_concurrent` in flight at a time.
 const CONCURRENT: u32 = 100;
 
-/// What the requests of one case have in common, and their number.
+/// Common content of the requests of one case.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asking {
+pub(super) struct CheckedContent {
     pub(super) period: u32,
 }
 
-impl Asking {
-    /// Call `index`: so much there, so much back, and content that no other call has.
+impl CheckedContent {
+    /// Returns the request of call `index`, with `there` bytes, for a reply of `back` bytes. Its content is unique.
     pub(super) fn request(self, index: u32, there: usize, back: usize) -> CheckedRequest {
         let seed = seed(index);
         CheckedRequest {
@@ -35,7 +35,7 @@ impl Asking {
         }
     }
 
-    /// The reply is the one to [`request`](Self::request) with the same arguments.
+    /// Checks the reply to the [`request`](Self::request) with these arguments.
     pub(super) fn check(self, reply: &CheckedReply, index: u32, there: usize, back: usize) -> Outcome {
         let what = format!("call {index}, {there} bytes there and {back} back");
         ensure_eq(&format!("{what}: bytes that the server received"), reply.received_bytes, there as u64)?;
@@ -47,15 +47,15 @@ impl Asking {
     }
 }
 
-/// Of the request of call `index`; the reply's has all bits the other way round.
+/// Returns the seed of the request of call `index`. The seed of the reply has all bits inverted.
 fn seed(index: u32) -> u32 {
     index.wrapping_mul(0x0101_0107).wrapping_add(1)
 }
 
 /// Content without a period.
-const PLAIN: Asking = Asking { period: 0 };
+const PLAIN: CheckedContent = CheckedContent { period: 0 };
 
-/// The payload of `reply` is `content`, of `bytes` bytes.
+/// Checks that the payload of `reply` is `content`, with `bytes` bytes.
 fn ensure_content(what: &str, reply: &CheckedReply, content: Content, bytes: usize) -> Outcome {
     ensure_eq(&format!("{what}: seed of the reply"), reply.seed, content.seed)?;
     ensure_eq(&format!("{what}: bytes of the reply"), reply.payload.len(), bytes)?;
@@ -70,7 +70,7 @@ pub(super) async fn checked_unary(session: Session) -> Outcome {
             let reply = client.unary(PLAIN.request(index, there, back)).await?;
             PLAIN.check(reply.get_ref(), index, there, back)?;
         }
-        // Small there, large back.
+        // A small request with a large reply.
         let reply = client.unary(PLAIN.request(index, 1, there)).await?;
         PLAIN.check(reply.get_ref(), index, 1, there)?;
     }
@@ -106,13 +106,13 @@ pub(super) async fn checked_client_streaming(session: Session) -> Outcome {
 
 pub(super) async fn checked_server_streaming(session: Session) -> Outcome {
     for (count, bytes) in [(0, 100), (1, 8 << 20), (20, 300_000), (500, 1000)] {
-        produced(&session, count, bytes).await?;
+        check_replies(&session, count, bytes).await?;
     }
     Ok(())
 }
 
-/// `count` replies to one request, at whose end the client's side of the call is closed.
-async fn produced(session: &Session, count: u32, bytes: usize) -> Outcome {
+/// Checks `count` replies to one request, after which the client's side of the call is closed.
+async fn check_replies(session: &Session, count: u32, bytes: usize) -> Outcome {
     let request = CheckedRequest { count, ..PLAIN.request(count, 5000, bytes) };
     let seed = request.reply_seed;
     let mut replies = session.checked().produce(request).await?.into_inner();
@@ -133,7 +133,7 @@ pub(super) async fn checked_ping_pong(session: Session) -> Outcome {
         let sent = sender.send(PLAIN.request(index, there, back(index))).await;
         sent.map_err(|_| Ending::Failed(format!("request {index}: the call ended before it")))
     };
-    // The first goes ahead of the call: many servers don't even send a head before they have a reply.
+    // The first request goes before the call, because many servers send no head before they have a reply.
     send(0, SIZES[0]).await?;
     let mut replies = session.checked().exchange(ReceiverStream::new(requests)).await?.into_inner();
     for (index, there) in (0..).zip(SIZES) {
@@ -147,8 +147,8 @@ pub(super) async fn checked_ping_pong(session: Session) -> Outcome {
     ensure_end(&mut replies).await
 }
 
-/// The client is done long before the server: all its requests are sent, and its stream is closed, before the first of many
-/// replies is looked at, which windows keep at the server.
+/// Sends all requests and closes the client's stream before it reads the first of many replies. The flow control windows keep
+/// the replies at the server.
 pub(super) async fn checked_half_close(session: Session) -> Outcome {
     const COUNT: u32 = 64;
     const BYTES: usize = 256 << 10;
@@ -160,5 +160,5 @@ pub(super) async fn checked_half_close(session: Session) -> Outcome {
         PLAIN.check(&reply, index, 10, BYTES)?;
     }
     ensure_end(&mut replies).await?;
-    produced(&session, 5000, 1000).await
+    check_replies(&session, 5000, 1000).await
 }

@@ -1,4 +1,4 @@
-//! Programs that are started, waited for within a limit, and ended.
+//! Processes: starts programs, waits for them within a limit, and ends them.
 
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -8,23 +8,23 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::outcome::printable;
 
-/// How long a server may take until it listens: interpreters take long on a slow machine.
+/// Time limit for a server to listen. Interpreters start slowly on a slow machine.
 const START: Duration = Duration::from_secs(60);
-/// What is kept of a program's output, of either kind.
+/// Bytes that are kept of a program's standard output, and of its standard error.
 const KEPT: usize = 256 << 10;
 
-/// A program that runs until this is dropped.
+/// A running program. Dropping it ends the program.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
     name: String,
-    /// What it writes to stderr, until that has been taken.
+    /// Reader of the standard error, until its result is taken.
     errors: Option<JoinHandle<String>>,
     log: String,
-    /// Nobody reads on, but a pipe that is closed would end the program.
+    /// Reader of the standard output. It reads on, because a closed pipe would end the program.
     _output: JoinHandle<String>,
 }
 
@@ -33,7 +33,7 @@ impl Running {
         Self { child, name: name.to_owned(), errors: Some(errors), log: String::new(), _output: output }
     }
 
-    /// Starts a program that tells on its first line when it is ready: the program, and that line.
+    /// Starts a program that prints a line when it is ready. Returns the program and the line.
     pub(crate) async fn start(name: &str, command: &mut Command) -> Result<(Self, String), Failure> {
         let mut child = spawn(name, command)?;
         let errors = keep(child.stderr.take());
@@ -51,7 +51,7 @@ impl Running {
         }
     }
 
-    /// Starts a program that says nothing, and waits until something listens on the port.
+    /// Starts a program that prints nothing, and waits until a server listens on the port.
     pub(crate) async fn start_silent(name: &str, command: &mut Command, port: u16) -> Result<Self, Failure> {
         let mut child = spawn(name, command)?;
         let errors = keep(child.stderr.take());
@@ -72,31 +72,31 @@ impl Running {
         Ok(running)
     }
 
-    /// Ends it: the end of what it wrote to stderr.
+    /// Ends the program, and returns the end of its standard error.
     pub(crate) async fn errors(&mut self) -> String {
         let ended = match self.child.try_wait() {
-            // One that we have killed has been waited for.
+            // `errors` is `None` after this process has killed the program.
             Ok(Some(status)) if self.errors.is_some() => format!("{} ended by itself, {status}; ", self.name),
             _ => String::new(),
         };
         ended + &tail(self.log().await)
     }
 
-    /// Ends it: what it wrote to stderr.
+    /// Ends the program, and returns its standard error.
     pub(crate) async fn log(&mut self) -> &str {
         if let Some(errors) = self.errors.take() {
             let _ = self.child.kill().await;
-            let said = timeout(Duration::from_secs(5), errors).await;
-            self.log = said.ok().and_then(Result::ok).unwrap_or_default();
+            let text = timeout(Duration::from_secs(5), errors).await;
+            self.log = text.ok().and_then(Result::ok).unwrap_or_default();
         }
         &self.log
     }
 }
 
-/// What a program that has ended left.
+/// Exit status and output of a program that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// None: it took too long.
+    /// The exit status, or `None` if the program took too long.
     pub(crate) status: Option<ExitStatus>,
     pub(crate) output: String,
     errors: String,
@@ -107,17 +107,17 @@ impl Ended {
         self.status.is_some_and(|status| status.success())
     }
 
-    /// Returns whether the words are in what it wrote to stderr.
-    pub(crate) fn says(&self, words: &str) -> bool {
+    /// Returns whether the standard error has these words.
+    pub(crate) fn logged(&self, words: &str) -> bool {
         self.errors.contains(words)
     }
 
-    /// How it ended, and the end of what it said.
+    /// Describes the exit status, and quotes the end of the output.
     pub(crate) fn describe(&self) -> String {
         let how =
             self.status.map_or("it took too long and was killed".to_owned(), |status| status.to_string());
-        let said = if self.errors.trim().is_empty() { &self.output } else { &self.errors };
-        format!("{how}: {}", tail(said))
+        let text = if self.errors.trim().is_empty() { &self.output } else { &self.errors };
+        format!("{how}: {}", tail(text))
     }
 }
 
@@ -132,7 +132,7 @@ pub(crate) async fn finish(name: &str, command: &mut Command, limit: Duration) -
             None
         }
     };
-    // A grandchild may hold the pipes: what has come by now is enough.
+    // A child of the program may hold the pipes open, so the wait has a limit.
     let mut texts = Vec::new();
     for text in [output, errors] {
         texts.push(timeout(Duration::from_secs(5), text).await.ok().and_then(Result::ok).unwrap_or_default());
@@ -141,7 +141,10 @@ pub(crate) async fn finish(name: &str, command: &mut Command, limit: Duration) -
     Ok(Ended { status, output: texts.pop().unwrap_or_default(), errors })
 }
 
-/// The lines that a program prints; an error if it fails.
+/// Runs a program, and returns the lines that it prints.
+///
+/// # Errors
+/// The program can't start, or fails.
 pub(crate) async fn lines(command: &mut Command) -> Result<Vec<String>, Failure> {
     let name = format!("{:?}", command.as_std());
     let ended = finish(&name, command, START).await?;
@@ -152,14 +155,14 @@ pub(crate) async fn lines(command: &mut Command) -> Result<Vec<String>, Failure>
 }
 
 fn spawn(name: &str, command: &mut Command) -> Result<Child, Failure> {
-    // What they say is shown without colours.
+    // The report shows the output without colours.
     command.env("NO_COLOR", "1");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let program = command.as_std().get_program().to_owned();
     command.spawn().map_err(|error| format!("{name}: can't start {}: {error}", program.display()).into())
 }
 
-/// Reads to the end, and keeps the last of it.
+/// Reads to the end, and keeps the last bytes.
 fn keep(pipe: Option<impl AsyncRead + Unpin + Send + 'static>) -> JoinHandle<String> {
     tokio::spawn(async move {
         let mut kept = Vec::new();
@@ -175,17 +178,18 @@ fn keep(pipe: Option<impl AsyncRead + Unpin + Send + 'static>) -> JoinHandle<Str
     })
 }
 
-/// The last lines, or those from a panic on. Ruby's and C++'s lines of where it was are left out, as they come after what it was.
+/// Returns the last lines, or the lines from a panic on. It skips the stack traces of Ruby and C++, which come after the error.
 fn tail(text: &str) -> String {
-    let place = |line: &str| ["\tfrom ", "    @ ", "PC: @ "].iter().any(|begins| line.starts_with(begins));
-    let telling = |line: &&str| !line.trim().is_empty() && !place(line);
-    let lines: Vec<_> = text.lines().filter(telling).collect();
+    let is_stack_frame =
+        |line: &str| ["\tfrom ", "    @ ", "PC: @ "].iter().any(|begins| line.starts_with(begins));
+    let is_useful = |line: &&str| !line.trim().is_empty() && !is_stack_frame(line);
+    let lines: Vec<_> = text.lines().filter(is_useful).collect();
     let panic = lines.iter().rposition(|line| line.contains("panicked at"));
     let last = lines[panic.unwrap_or(lines.len().saturating_sub(6))..].join(" | ");
-    if last.is_empty() { "it said nothing".to_owned() } else { printable(&last) }
+    if last.is_empty() { "no output".to_owned() } else { printable(&last) }
 }
 
-/// A port that is free now, for programs that can't pick one themselves.
+/// Returns a port that is free now, for programs that can't choose one themselves.
 pub(crate) fn free_port() -> Result<u16, Failure> {
     Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

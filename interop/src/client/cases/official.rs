@@ -6,16 +6,16 @@ use bytes::Bytes;
 use tokio::task::JoinSet;
 use tonic::{Code, Request};
 
-use super::case::{Ending, Outcome, Session, ensure, ensure_code, ensure_eq, ensure_zeros};
+use crate::client::case::{Ending, Outcome, Session, ensure, ensure_code, ensure_eq, ensure_zeros};
 use crate::proto::testing::{Empty, Payload, SimpleRequest};
 
 const REQUEST: usize = 271_828;
 const RESPONSE: usize = 314_159;
 
-/// Calls of `concurrent_large_unary`, as the descriptions have it.
+/// Number of calls of `concurrent_large_unary`, from the official descriptions.
 const CONCURRENT: usize = 1000;
 
-/// A payload of zeros.
+/// Returns a payload of zeros.
 pub(super) fn zeros(size: usize) -> Option<Payload> {
     payload(vec![0; size].into())
 }
@@ -24,7 +24,7 @@ pub(super) fn payload(body: Bytes) -> Option<Payload> {
     Some(Payload { body, ..Default::default() })
 }
 
-/// What `large_unary` asks for.
+/// Returns the request of `large_unary`.
 pub(super) fn large() -> SimpleRequest {
     large_of(vec![0; REQUEST].into())
 }
@@ -60,9 +60,9 @@ pub(super) async fn concurrent_large_unary(session: Session) -> Outcome {
     Ok(())
 }
 
-/// A server's reply is the time, and may come from a cache on the way; nothing asks a cache here, so that what is checked is
-/// that the reply is a time and says that it may be kept. The times are not compared: gRPC's own server in C++ sends the
-/// nanoseconds of the second alone, and a clock may be set back.
+/// Checks that the reply is a time, and that caches may keep it. In the official case the second reply may come from a cache; here
+/// there is none. The times are not compared, because gRPC's own server in C++ sends the nanoseconds within the second, and a
+/// clock may go back.
 pub(super) async fn cacheable_unary(session: Session) -> Outcome {
     let before = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let body: Bytes = before.to_string().into();

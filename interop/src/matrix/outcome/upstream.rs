@@ -1,33 +1,33 @@
-//! Cases that fail without any of our transport, of what, and why. An entry that does not fail any more is an error, so that the
-//! list stays true.
+//! Cases that fail without our transport too, with their messages and reasons. An entry for a case that does not fail any more is
+//! an error, so that the list stays true.
 
 use crate::direction::Side;
 use crate::peer::Peer;
 
-/// A case that fails.
+/// A case that is known to fail.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownFailure {
     pub(crate) peer: Peer,
     pub(crate) side: Side,
     pub(crate) case: &'static str,
-    /// Words of the failure, in the control and in every direction: one of these.
-    pub(crate) says: &'static [&'static str],
-    /// It fails in some runs and passes in others, here or in the control.
+    /// Messages of the failure. One of them is in the failure of the control and of every direction.
+    pub(crate) messages: &'static [&'static str],
+    /// Whether the case fails in some runs and passes in others, here or in the control.
     pub(crate) at_times: bool,
     pub(crate) reason: &'static str,
 }
 
-/// What our client says where a server does not refuse what it should.
+/// Message of our client if a server does not refuse a request that it has to refuse.
 const NOT_REFUSED: &str =
     "plain while the server is to expect it compressed: expected InvalidArgument, found success";
-/// What it says of a reply that came plain and was to be compressed, of one to a case of ours, and of one in a stream.
+/// Messages of our client if a reply comes plain and not compressed: in an official case, in our case, and in a stream.
 const PLAIN: &str = "the flag of the reply: expected [true], found [false]";
 const PLAIN_OF_OURS: &str = "bytes received: expected [true], found [false]";
 const PLAIN_IN_STREAM: &str = "the flags of the replies: expected [true, false], found [false, false]";
-/// What it says where grpcio's server ends a call because of its encoding.
+/// Message of our client if grpcio's server ends a call because of its encoding.
 const BAD_ENCODING: &str =
     "a call that was to succeed ended with Internal (\"Error parsing 'grpc-encoding' metadata\")";
-/// What it says of the next call where HTTP/2 has ended the connection, for what the peer sent.
+/// Messages of our client for the next call, if HTTP/2 has ended the connection because of the peer's frames.
 const CONNECTION_ERROR: &[&str] = &[
     "a call that was to succeed ended with Internal (\"h2 protocol error: http2 error\": transport error: http2 error: \
      connection error detected: unspecific protocol error detected)",
@@ -38,14 +38,14 @@ const CONNECTION_ERROR: &[&str] = &[
 const UNSEEN: &str = "the library does not show a server whether a message came compressed";
 const UNCOMPRESSED: &str = "the library's server never compresses a reply";
 const UNASKED: &str =
-    "the library's server compresses the replies to what came compressed, all of them, and no others";
-const ZEROS: &str = "the official server looks at nothing that has to do with compression";
+    "the library's server compresses the replies to compressed requests, and no other replies";
+const ZEROS: &str = "the official server ignores all fields about compression";
 const TWICE: &str = "C-core 1.51's server may send a call's trailers a second time after it has reset the stream, if the \
                      deadline passes while it ends the call; HTTP/2 ends the connection for that";
 const NO_ENCODING: &str =
     "the library's server refuses an encoding it doesn't know with INTERNAL; gRPC has UNIMPLEMENTED for that";
 
-const KNOWN: [Known; 17] = [
+const KNOWN: [KnownFailure; 17] = [
     server(Peer::Python, "client_compressed_unary", &[NOT_REFUSED], UNSEEN),
     server(Peer::Python, "client_compressed_streaming", &[NOT_REFUSED], UNSEEN),
     server(Peer::Python, "checked_zstd", &[BAD_ENCODING], NO_ENCODING),
@@ -65,17 +65,17 @@ const KNOWN: [Known; 17] = [
     at_times(Peer::CppOfficial, "timeout_on_sleeping_server", CONNECTION_ERROR, TWICE),
 ];
 
-type Words = &'static [&'static str];
+type Messages = &'static [&'static str];
 
-const fn server(peer: Peer, case: &'static str, says: Words, reason: &'static str) -> Known {
-    Known { peer, side: Side::Server, case, says, at_times: false, reason }
+const fn server(peer: Peer, case: &'static str, messages: Messages, reason: &'static str) -> KnownFailure {
+    KnownFailure { peer, side: Side::Server, case, messages, at_times: false, reason }
 }
 
-const fn at_times(peer: Peer, case: &'static str, says: Words, reason: &'static str) -> Known {
-    Known { at_times: true, ..server(peer, case, says, reason) }
+const fn at_times(peer: Peer, case: &'static str, messages: Messages, reason: &'static str) -> KnownFailure {
+    KnownFailure { at_times: true, ..server(peer, case, messages, reason) }
 }
 
 /// Returns the entry of a case that is known to fail with the peer over plain TCP and tonic's own transport.
-pub(crate) fn find(peer: Peer, side: Side, case: &str) -> Option<&'static Known> {
+pub(crate) fn find(peer: Peer, side: Side, case: &str) -> Option<&'static KnownFailure> {
     KNOWN.iter().find(|known| (known.peer, known.side, known.case) == (peer, side, case))
 }
