@@ -41,7 +41,7 @@ use crate::lock::lock;
 use crate::memory::landing::Landing;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma::internal::{Queue, Seen, may_spin};
-use tonic_rdma_verbs::internal::{Anchors, Grant, Notice, Transfer, Way};
+use tonic_rdma_verbs::internal::{Grant, KeptRegistrations, Notice, Transfer, TransferKind};
 use tonic_rdma_verbs::memory::{Lease, SharedRegion};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 
@@ -81,7 +81,7 @@ pub(crate) struct Link {
     /// Rights of the peer that last until the link ends, because the peer may still use the memory.
     kept: Mutex<Vec<Grant>>,
     /// `Some` on the software device.
-    anchors: Option<Mutex<Anchors>>,
+    anchors: Option<Mutex<KeptRegistrations>>,
     rendezvous: Arc<dyn RendezvousFrames>,
 }
 
@@ -347,14 +347,16 @@ impl Link {
         let (slot, port) = (pair.peer_number(), self.port(port));
         match self.notification() {
             Notification::Word => match word() {
-                Some(place) => port.submit(transfer.notify(Notice::Word(place, epoch)), length, Way::Write),
+                Some(place) => {
+                    port.submit(transfer.notify(Notice::Word(place, epoch)), length, TransferKind::Write)
+                }
                 None => Err(self.fail(self.violation("it has no such words"))),
             },
             Notification::Immediate => {
-                port.submit(transfer.notify(Notice::Immediate(slot)), length, Way::Write)
+                port.submit(transfer.notify(Notice::Immediate(slot)), length, TransferKind::Write)
             }
             Notification::Message => {
-                port.submit(transfer, length, Way::Write)?;
+                port.submit(transfer, length, TransferKind::Write)?;
                 port.send_frame(&Frame::Placed { slot, epoch })
             }
         }
