@@ -40,7 +40,7 @@ use crate::link::words::{PeerWords, Words};
 use crate::lock::lock;
 use crate::memory::landing::Landing;
 use crate::wire::tensor_frame::Frame;
-use tonic_rdma::internal::{Queue, Seen, may_spin};
+use tonic_rdma::internal::{Observation, Queue, may_spin};
 use tonic_rdma_verbs::internal::{Grant, KeptRegistrations, Notice, Transfer, TransferKind};
 use tonic_rdma_verbs::memory::{Lease, SharedRegion};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
@@ -165,7 +165,11 @@ impl Link {
         }
         let look = || {
             // A task that this poll woke may wait for this thread, so that task goes first.
-            if has_come() || polled.queue.poll().woken > 0 { Seen::Wanted } else { Seen::Nothing }
+            if has_come() || polled.queue.poll().woken > 0 {
+                Observation::Wanted
+            } else {
+                Observation::Nothing
+            }
         };
         pace.spin(|| (), look) && has_come()
     }
