@@ -118,7 +118,7 @@ async fn message(tcp: &mut TcpStream) -> Vec<u8> {
 
 /// An end that waits for its peer's part of the negotiation for longer than any test takes.
 fn patient() -> Config {
-    Config::default().handshake_timeout(Duration::from_secs(3600))
+    Config::default().handshake_timeout(Duration::from_secs(600))
 }
 
 /// Peers that have connected first and stop at each stage of the negotiation delay no other peer, though they keep their

@@ -1,5 +1,6 @@
 //! `tune`: what both ways of sending cost on a device, which is chosen from which length on, and why.
 
+mod options;
 mod plot;
 
 use std::io::Write;
@@ -13,7 +14,7 @@ use tonic_rdma::Config;
 use tonic_rdma::internal::tuner::{Calibration, ChunkPoint, Origin, Point, Tuned, tune};
 use tonic_rdma_verbs::{self, Context};
 
-use crate::args::TuneOptions;
+pub(crate) use self::options::{HELP, TuneOptions};
 use crate::failure::Failure;
 use crate::units;
 
@@ -105,7 +106,7 @@ fn open(name: Option<&str>) -> Result<Arc<dyn Context>, Failure> {
         }));
     };
     let unusable = |why: &str| Failure::usage(format!("device {:?} can't be used: {why}", device.name));
-    device.state.as_ref().map_err(|why| unusable(why))?;
+    device.state.as_ref().map_err(|why| unusable(&why.to_string()))?;
     tonic_rdma_verbs::open(&device.name).map_err(|error| unusable(&error.to_string()))
 }
 
@@ -140,7 +141,7 @@ fn better(point: &Point) -> &'static str {
 impl Report {
     fn new(tuned: &Tuned) -> Self {
         let Tuned { calibration, origin, kept, .. } = tuned;
-        let subject = calibration.subject();
+        let key = calibration.key();
         let size = |point: &Point| Size {
             bytes: point.bytes,
             eager_us: micros(point.eager),
@@ -154,18 +155,18 @@ impl Report {
             rendezvous_us: micros(point.rendezvous),
         };
         Self {
-            device: subject.device.clone(),
-            provider: subject.provider.clone(),
-            driver: subject.driver.clone(),
-            version: subject.version.clone(),
-            processor: subject.cpu.clone(),
-            slot_bytes: subject.slot_size,
+            device: key.device.clone(),
+            provider: key.provider.clone(),
+            driver: key.driver.clone(),
+            version: key.version.clone(),
+            processor: key.cpu.clone(),
+            slot_bytes: key.slot_size,
             origin: match origin {
                 Origin::Measured => "measured",
                 Origin::Disk => "disk",
             },
             kept: kept.as_ref().ok().map(|path| path.display().to_string()),
-            not_kept: kept.as_ref().err().cloned(),
+            not_kept: kept.as_ref().err().map(ToString::to_string),
             threshold_bytes: calibration.threshold(),
             registered_threshold_bytes: calibration.registered_threshold(),
             chunk_bytes: calibration.chunk(),

@@ -9,7 +9,7 @@ use crate::link::Link;
 use crate::link::token::Bell;
 use crate::lock::lock;
 use crate::regions::remote::RemoteRegion;
-use tonic_rdma_verbs::internal::{self, Blocks, Local, Transfer, Way};
+use tonic_rdma_verbs::internal::{self, CopyRanges, LocalMemory, Transfer, TransferKind};
 use tonic_rdma_verbs::memory::MemRegion;
 
 /// One block of [`RegionWrite::blocks_from`] or [`RegionRead::blocks_into`]. All numbers are bytes.
@@ -110,13 +110,13 @@ impl<'a> RegionWrite<'a> {
     /// regions, the peer gave no right to write, the remote region is another link's, or the link has failed.
     pub fn from(self, region: MemRegion, range: impl RangeBounds<usize>) -> Memcpy {
         match one_block(&region, range) {
-            Ok(block) => self.target.start(region, &[block], Way::Write, self.notify),
+            Ok(block) => self.target.start(region, &[block], TransferKind::Write, self.notify),
             Err(error) => Memcpy::refused(region, error),
         }
     }
 
     /// Writes many blocks of `region` in one operation, such as thousands of pages of a cache. They are written in their
-    /// order. Blocks that follow one another at both ends become one request.
+    /// order. CopyRanges that follow one another at both ends become one request.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -141,7 +141,7 @@ impl<'a> RegionWrite<'a> {
     /// # Errors
     /// Those of [`from`](Self::from).
     pub fn blocks_from(self, region: MemRegion, blocks: &[BlockCopy]) -> Memcpy {
-        self.target.start(region, blocks, Way::Write, self.notify)
+        self.target.start(region, blocks, TransferKind::Write, self.notify)
     }
 }
 
@@ -164,22 +164,22 @@ impl<'a> RegionRead<'a> {
     /// regions, the peer gave no right to read, the remote region is another link's, or the link has failed.
     pub fn into(self, region: MemRegion, range: impl RangeBounds<usize>) -> Memcpy {
         match one_block(&region, range) {
-            Ok(block) => self.target.start(region, &[block], Way::Read, false),
+            Ok(block) => self.target.start(region, &[block], TransferKind::Read, false),
             Err(error) => Memcpy::refused(region, error),
         }
     }
 
-    /// Reads many blocks into `region` in one operation. Blocks that follow one another at both ends become one request.
+    /// Reads many blocks into `region` in one operation. CopyRanges that follow one another at both ends become one request.
     ///
     /// # Errors
     /// Those of [`into`](Self::into).
     pub fn blocks_into(self, region: MemRegion, blocks: &[BlockCopy]) -> Memcpy {
-        self.target.start(region, blocks, Way::Read, false)
+        self.target.start(region, blocks, TransferKind::Read, false)
     }
 }
 
 impl Target<'_> {
-    fn start(self, region: MemRegion, blocks: &[BlockCopy], way: Way, notify: bool) -> Memcpy {
+    fn start(self, region: MemRegion, blocks: &[BlockCopy], way: TransferKind, notify: bool) -> Memcpy {
         let checked = match self.check(&region, blocks, way) {
             Ok(blocks) => blocks,
             Err(error) => return Memcpy::refused(region, error),
@@ -187,7 +187,8 @@ impl Target<'_> {
         let length = blocks.iter().map(|block| block.length).sum();
         let Self { link, port: number, remote, .. } = self;
         let (memcpy, token) = Memcpy::new(Arc::clone(link), number);
-        let transfer = |token| Transfer::new(Local::Region(region), way, checked, remote.shared.place, token);
+        let transfer =
+            |token| Transfer::new(LocalMemory::Region(region), way, checked, remote.shared.place, token);
         if !notify {
             // The token reports a refusal.
             let _ = link.port(number).submit(transfer(token), length, way);
@@ -206,23 +207,28 @@ impl Target<'_> {
 
     /// Returns the blocks with their offsets in the whole remote region, if the peer allows the operation and all bytes lie
     /// within both regions.
-    fn check(&self, region: &MemRegion, blocks: &[BlockCopy], way: Way) -> Result<Blocks, ChannelError> {
+    fn check(
+        &self,
+        region: &MemRegion,
+        blocks: &[BlockCopy],
+        way: TransferKind,
+    ) -> Result<CopyRanges, ChannelError> {
         let remote = self.remote;
         if !Arc::ptr_eq(&remote.shared.link, self.link) {
             return Err(ChannelError::local(format!("{:?} is a region of another link", remote.name())));
         }
         let (what, allowed) = match way {
-            Way::Read => ("read", remote.rights().read),
+            TransferKind::Read => ("read", remote.rights().read),
             _ => ("write", remote.rights().write),
         };
         if !allowed {
             return Err(ChannelError::NotPermitted { what, name: Arc::clone(&remote.shared.name) });
         }
         match blocks {
-            [block] => Ok(Blocks::One(self.check_block(region, block)?)),
+            [block] => Ok(CopyRanges::One(self.check_block(region, block)?)),
             blocks => {
                 let blocks = blocks.iter().map(|block| self.check_block(region, block));
-                Ok(Blocks::Many(blocks.collect::<Result<_, _>>()?))
+                Ok(CopyRanges::Many(blocks.collect::<Result<_, _>>()?))
             }
         }
     }
@@ -231,7 +237,7 @@ impl Target<'_> {
         &self,
         region: &MemRegion,
         block: &BlockCopy,
-    ) -> Result<internal::BlockCopy, ChannelError> {
+    ) -> Result<internal::CopyRange, ChannelError> {
         let BlockCopy { local, remote, length } = *block;
         let available = region.len() as u64;
         if local.checked_add(length).is_none_or(|end| end > available) {
@@ -240,7 +246,7 @@ impl Target<'_> {
         // An offset beyond the address space lies outside every region.
         let remote = remote.saturating_add(self.offset);
         self.remote.at(remote, length)?;
-        Ok(internal::BlockCopy { local, remote, length })
+        Ok(internal::CopyRange { local, remote, length })
     }
 }
 

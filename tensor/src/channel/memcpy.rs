@@ -9,7 +9,7 @@ use crate::error::ChannelError;
 use crate::error::MemcpyError;
 use crate::link::Link;
 use crate::link::token::{Outcome, OutcomeCell, Token};
-use tonic_rdma_verbs::internal::Local;
+use tonic_rdma_verbs::internal::LocalMemory;
 use tonic_rdma_verbs::memory::MemRegion;
 
 /// A copy between a region here and memory of the peer that has begun: the paper's `Memcpy` (table 1). As a future it yields
@@ -121,7 +121,7 @@ impl Future for Memcpy {
 
 fn result_of(outcome: Outcome) -> Option<Result<MemRegion, MemcpyError>> {
     match outcome.local {
-        Local::Region(region) => Some(match outcome.result {
+        LocalMemory::Region(region) => Some(match outcome.result {
             Ok(()) => Ok(region),
             Err(error) => Err(MemcpyError::new(region, error)),
         }),

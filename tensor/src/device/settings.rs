@@ -53,6 +53,7 @@ impl Settings {
 
     /// Returns an error that names the first number that is out of range.
     pub(crate) fn check(&self) -> Result<(), ChannelError> {
+        self.config.validate()?;
         let request = self.max_request_bytes;
         let numbers = [
             ("completion_queues", self.completion_queues.into(), 1..=u64::from(Self::MAX_COMPLETION_QUEUES)),

@@ -40,8 +40,8 @@ use crate::link::words::{PeerWords, Words};
 use crate::lock::lock;
 use crate::memory::landing::Landing;
 use crate::wire::tensor_frame::Frame;
-use tonic_rdma::internal::{Queue, Seen, may_spin};
-use tonic_rdma_verbs::internal::{Anchors, Grant, Notice, Transfer, Way};
+use tonic_rdma::internal::{Observation, Queue, may_spin};
+use tonic_rdma_verbs::internal::{Grant, KeptRegistrations, Notice, Transfer, TransferKind};
 use tonic_rdma_verbs::memory::{Lease, SharedRegion};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 
@@ -81,7 +81,7 @@ pub(crate) struct Link {
     /// Rights of the peer that last until the link ends, because the peer may still use the memory.
     kept: Mutex<Vec<Grant>>,
     /// `Some` on the software device.
-    anchors: Option<Mutex<Anchors>>,
+    anchors: Option<Mutex<KeptRegistrations>>,
     rendezvous: Arc<dyn RendezvousFrames>,
 }
 
@@ -165,7 +165,11 @@ impl Link {
         }
         let look = || {
             // A task that this poll woke may wait for this thread, so that task goes first.
-            if has_come() || polled.queue.poll().woken > 0 { Seen::Wanted } else { Seen::Nothing }
+            if has_come() || polled.queue.poll().woken > 0 {
+                Observation::Wanted
+            } else {
+                Observation::Nothing
+            }
         };
         pace.spin(|| (), look) && has_come()
     }
@@ -347,14 +351,16 @@ impl Link {
         let (slot, port) = (pair.peer_number(), self.port(port));
         match self.notification() {
             Notification::Word => match word() {
-                Some(place) => port.submit(transfer.notify(Notice::Word(place, epoch)), length, Way::Write),
+                Some(place) => {
+                    port.submit(transfer.notify(Notice::Word(place, epoch)), length, TransferKind::Write)
+                }
                 None => Err(self.fail(self.violation("it has no such words"))),
             },
             Notification::Immediate => {
-                port.submit(transfer.notify(Notice::Immediate(slot)), length, Way::Write)
+                port.submit(transfer.notify(Notice::Immediate(slot)), length, TransferKind::Write)
             }
             Notification::Message => {
-                port.submit(transfer, length, Way::Write)?;
+                port.submit(transfer, length, TransferKind::Write)?;
                 port.send_frame(&Frame::Placed { slot, epoch })
             }
         }

@@ -12,8 +12,10 @@ use crate::link::credits::Credits;
 use crate::link::token::{Outcome, Token};
 use crate::lock::lock;
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
-use tonic_rdma::internal::{Kind, Participant, WorkId};
-use tonic_rdma_verbs::internal::{BlockCopy, Blocks, Finished, InFlight, Local, Transfer, Way};
+use tonic_rdma::internal::{Participant, WorkId, WorkKind};
+use tonic_rdma_verbs::internal::{
+    CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Transfer, TransferKind,
+};
 use tonic_rdma_verbs::memory::{Block, Pool, Quota};
 use tonic_rdma_verbs::{
     CompletionOpcode, CompletionStatus, Operation, Payload, Probe, QueuePairNumber, ReceiveRequest,
@@ -151,8 +153,13 @@ impl Port {
     ///
     /// # Errors
     /// The transfer can't start. Its token gets the same error, and the memory.
-    pub(crate) fn submit(&self, transfer: Transfer<Token>, bytes: u64, way: Way) -> Result<(), ChannelError> {
-        let counter = if way == Way::Read { &self.read } else { &self.written };
+    pub(crate) fn submit(
+        &self,
+        transfer: Transfer<Token>,
+        bytes: u64,
+        way: TransferKind,
+    ) -> Result<(), ChannelError> {
+        let counter = if way == TransferKind::Read { &self.read } else { &self.written };
         counter.fetch_add(bytes, Ordering::Relaxed);
         let mut state = lock(&self.state);
         let Some(flights) = &mut state.flights else {
@@ -192,8 +199,8 @@ impl Port {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
-                let result =
-                    flights.submit(queued(bytes, Way::Write, remote, immediate), |number| self.id(number));
+                let result = flights
+                    .submit(queued(bytes, TransferKind::Write, remote, immediate), |number| self.id(number));
                 drop(state);
                 result.map_err(|error| self.fail(ChannelError::local(error)))
             }
@@ -245,7 +252,7 @@ impl Port {
     }
 
     fn id(&self, number: u32) -> u64 {
-        WorkId { kind: Kind::Send, connection: self.key, value: number }.to_bits()
+        WorkId { kind: WorkKind::Send, connection: self.key, value: number }.to_bits()
     }
 
     fn owner(&self) -> Option<Arc<dyn PortOwner>> {
@@ -271,12 +278,12 @@ impl Port {
         &self,
         completion: &WorkCompletion,
         frame: &mut [u8; MAX_FRAME],
-        finished: &mut Vec<Finished<Token>>,
+        finished: &mut Vec<FinishedTransfer<Token>>,
     ) -> Result<Option<Arrival>, ChannelError> {
         let id = WorkId::from_bits(completion.wr_id);
         let mut state = lock(&self.state);
         let Some(flights) = &mut state.flights else { return Ok(None) };
-        if id.kind != Kind::Receive {
+        if id.kind != WorkKind::Receive {
             flights.completed(id.value, completion.status, |it| finished.push(it));
             if completion.status != CompletionStatus::Success {
                 return Err(self.lost(completion.status));
@@ -360,7 +367,7 @@ impl PortState {
         let Some(flights) = &self.flights else { return Ok(()) };
         let start = slot as usize * MAX_FRAME;
         let into = self.receives.segment(start..start + MAX_FRAME).map_err(ChannelError::local)?;
-        let wr_id = WorkId { kind: Kind::Receive, connection: key, value: slot }.to_bits();
+        let wr_id = WorkId { kind: WorkKind::Receive, connection: key, value: slot }.to_bits();
         let request = ReceiveRequest { wr_id, into: &[into] };
         flights.queue_pair().post_receive(&[request]).map_err(ChannelError::local)
     }
@@ -379,11 +386,11 @@ impl PortState {
             }
         }
         let transfer = if inline {
-            queued(frame.to_vec(), Way::Send, NOWHERE, None)
+            queued(frame.to_vec(), TransferKind::Send, NOWHERE, None)
         } else {
             let mut block = port.pool.lease(frame.len(), Quota::Send).map_err(ChannelError::memory)?;
             block.copy_in(0, frame).map_err(ChannelError::local)?;
-            whole(Local::Block(block), frame.len(), Way::Send, NOWHERE)
+            whole(LocalMemory::Block(block), frame.len(), TransferKind::Send, NOWHERE)
         };
         flights.submit(transfer, |number| port.id(number)).map_err(ChannelError::local)
     }
@@ -393,18 +400,23 @@ impl PortState {
 const NOWHERE: RemoteSegment = RemoteSegment { address: 0, rkey: Rkey(0) };
 
 /// Makes a transfer of a few bytes that have to wait.
-fn queued(bytes: Vec<u8>, way: Way, remote: RemoteSegment, immediate: Option<u32>) -> Transfer<Token> {
+fn queued(
+    bytes: Vec<u8>,
+    way: TransferKind,
+    remote: RemoteSegment,
+    immediate: Option<u32>,
+) -> Transfer<Token> {
     let length = bytes.len();
-    let transfer = whole(Local::Bytes(bytes), length, way, remote);
+    let transfer = whole(LocalMemory::Bytes(bytes), length, way, remote);
     match immediate {
         Some(value) => transfer.notify(tonic_rdma_verbs::internal::Notice::Immediate(value)),
         None => transfer,
     }
 }
 
-fn whole(local: Local, length: usize, way: Way, start: RemoteSegment) -> Transfer<Token> {
+fn whole(local: LocalMemory, length: usize, way: TransferKind, start: RemoteSegment) -> Transfer<Token> {
     let length = length as u64;
-    let blocks = Blocks::One(BlockCopy { local: 0, remote: 0, length });
+    let blocks = CopyRanges::One(CopyRange { local: 0, remote: 0, length });
     Transfer::new(
         local,
         way,
@@ -416,7 +428,7 @@ fn whole(local: Local, length: usize, way: Way, start: RemoteSegment) -> Transfe
 
 /// Reports to the owner of a transfer that the transfer did not begin.
 fn refuse(transfer: Transfer<Token>, error: ChannelError) -> ChannelError {
-    let Finished { token, local, .. } = transfer.refuse();
+    let FinishedTransfer { token, local, .. } = transfer.refuse();
     let mut wakers = Vec::new();
     token.deliver(Outcome { local, result: Err(error.clone()) }, &mut wakers);
     wakers.into_iter().for_each(Waker::wake);
@@ -424,8 +436,8 @@ fn refuse(transfer: Transfer<Token>, error: ChannelError) -> ChannelError {
 }
 
 /// Reports to the owner of a transfer how the transfer ended.
-fn deliver(finished: Finished<Token>, fault: Option<&ChannelError>, wakers: &mut Vec<Waker>) {
-    let Finished { token, local, status } = finished;
+fn deliver(finished: FinishedTransfer<Token>, fault: Option<&ChannelError>, wakers: &mut Vec<Waker>) {
+    let FinishedTransfer { token, local, status } = finished;
     let result = match (status, fault) {
         (CompletionStatus::Success, _) => Ok(()),
         (CompletionStatus::WorkRequestFlushed | CompletionStatus::RetryExceeded, Some(fault)) => {

@@ -15,7 +15,9 @@ use crate::link::words::{PeerWords, Words};
 use crate::link::{Link, LinkId, RendezvousFrames};
 use crate::memory::landing::Landing;
 use tonic_rdma::internal::{Provider, Reactor};
-use tonic_rdma_verbs::internal::{Anchors, InFlight, Limits, LocalRegistrations, RemotePlace};
+use tonic_rdma_verbs::internal::{
+    InFlight, KeptRegistrations, LocalRegistrations, RemotePlace, TransferLimits,
+};
 use tonic_rdma_verbs::memory::{Budget, MemRegion, Pool, PoolSettings};
 use tonic_rdma_verbs::{Access, Context, ProtectionDomain, QueuePairAddress, QueuePairCapacity};
 
@@ -74,7 +76,7 @@ impl Prepared {
             receive_segments: 1,
             inline: attributes.max_inline.min(Self::INLINE),
         };
-        let limits = Limits {
+        let limits = TransferLimits {
             requests: capacity.send_requests,
             message: attributes.max_message_size.min(settings.max_request_bytes),
             window: settings.max_outstanding_bytes,
@@ -154,7 +156,8 @@ impl Prepared {
             connected.transpose().map_err(ChannelError::local)?;
         }
         let attributes = self.context.attributes();
-        let anchors = (!attributes.locks_memory).then(|| Mutex::new(Anchors::new(Arc::clone(&self.domain))));
+        let anchors =
+            (!attributes.locks_memory).then(|| Mutex::new(KeptRegistrations::new(Arc::clone(&self.domain))));
         let link = Arc::new(Link {
             id,
             peer: Arc::clone(&peer.name),

@@ -7,13 +7,13 @@ use std::task::{Context, Poll, Waker};
 use crate::error::ChannelError;
 use crate::link::word_pair::WordPair;
 use crate::lock::lock;
-use tonic_rdma_verbs::internal::Local;
+use tonic_rdma_verbs::internal::LocalMemory;
 
 /// The end of a transfer.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// The memory that had moved into the transfer.
-    pub(crate) local: Local,
+    pub(crate) local: LocalMemory,
     pub(crate) result: Result<(), ChannelError>,
 }
 
@@ -90,7 +90,7 @@ impl Token {
     }
 
     /// Ends a transfer that needs no device.
-    pub(crate) fn finish(self, local: Local) {
+    pub(crate) fn finish(self, local: LocalMemory) {
         let mut wakers = Vec::new();
         self.deliver(Outcome { local, result: Ok(()) }, &mut wakers);
         wakers.into_iter().for_each(Waker::wake);

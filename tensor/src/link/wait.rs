@@ -15,7 +15,7 @@ use crate::link::Link;
 use crate::link::notification::Notification;
 use crate::link::word_pair::WordPair;
 use crate::lock::lock;
-use tonic_rdma::internal::{Untold, Watched};
+use tonic_rdma::internal::{UnannouncedArrival, Watched};
 use tonic_rdma_verbs::memory::SharedRegion;
 
 /// A future that is ready once a word has its value, or once the link has ended.
@@ -122,11 +122,11 @@ impl Watched for Word {
         come
     }
 
-    fn untold(&self) -> Option<Untold> {
+    fn unannounced(&self) -> Option<UnannouncedArrival> {
         let asked = self.asked.load(Ordering::Relaxed);
         let by_bell = self.link.notification() == Notification::Word;
-        (by_bell && self.is_reached()).then(|| Untold {
-            told: Arc::clone(self.pair.bells()),
+        (by_bell && self.is_reached()).then(|| UnannouncedArrival {
+            announcements: Arc::clone(self.pair.bells()),
             before: self.bells,
             asked,
         })

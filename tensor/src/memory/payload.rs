@@ -11,7 +11,7 @@ use crate::memory::landing::Landing;
 use crate::types::{Tensor, serialize};
 use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::Access;
-use tonic_rdma_verbs::internal::{Grant, Local};
+use tonic_rdma_verbs::internal::{Grant, LocalMemory};
 use tonic_rdma_verbs::memory::Lease;
 
 /// The bytes of a tensor that move, and their metadata. Clones share the bytes.
@@ -62,13 +62,13 @@ impl Payload {
     }
 
     /// Returns memory to write the bytes from, and their offset in it.
-    pub(crate) fn local(&self, landing: &Landing) -> Result<(Local, u64), ChannelError> {
+    pub(crate) fn local(&self, landing: &Landing) -> Result<(LocalMemory, u64), ChannelError> {
         match &self.content {
-            Content::Registered(lease, range) => Ok((Local::Lease(lease.clone()), range.start as u64)),
+            Content::Registered(lease, range) => Ok((LocalMemory::Lease(lease.clone()), range.start as u64)),
             Content::Bytes(bytes) => {
                 let mut copy = landing.take(bytes.len() as u64)?;
                 copy[..bytes.len()].copy_from_slice(bytes);
-                Ok((Local::Region(copy), 0))
+                Ok((LocalMemory::Region(copy), 0))
             }
         }
     }

@@ -14,7 +14,7 @@ use crate::slots::announcement::Announcement;
 use crate::slots::receiver::Receiver;
 use crate::slots::slot::Attached;
 use crate::types::{Metadata, Tensor, deserialize};
-use tonic_rdma_verbs::internal::{BlockCopy, Blocks, Local, Transfer, Way};
+use tonic_rdma_verbs::internal::{CopyRange, CopyRanges, LocalMemory, Transfer, TransferKind};
 
 /// The receiving end of a dynamic slot (§3.3), from [`RdmaDevice::dynamic_receiver`](crate::RdmaDevice::dynamic_receiver). It
 /// learns the shape and the place of a tensor, allocates memory, and reads the tensor.
@@ -82,7 +82,7 @@ impl DynamicReceiver {
         let Some(Reading { metadata, by, .. }) = self.reading.take() else { return Ok(None) };
         self.receiver.release();
         outcome.result?;
-        let Local::Region(region) = outcome.local else { return Ok(None) };
+        let LocalMemory::Region(region) = outcome.local else { return Ok(None) };
         let bytes = self.landing.freeze(region, metadata.bytes());
         let tensor = deserialize(&metadata, bytes).map_err(|error| by.link.fail(by.link.violation(error)))?;
         Ok(Some(tensor))
@@ -142,16 +142,17 @@ impl DynamicReceiver {
         }
         let region = self.landing.take(length)?;
         let outcome = Arc::new(OutcomeCell::default());
-        let blocks = Blocks::One(BlockCopy { local: 0, remote: 0, length });
+        let blocks = CopyRanges::One(CopyRange { local: 0, remote: 0, length });
         let token = Token::future(&outcome);
         self.reading = Some(Reading { metadata, outcome, by: by.clone() });
         if length == 0 {
-            token.finish(Local::Region(region));
+            token.finish(LocalMemory::Region(region));
             return Ok(());
         }
-        let transfer = Transfer::new(Local::Region(region), Way::Read, blocks, announced.place, token);
+        let transfer =
+            Transfer::new(LocalMemory::Region(region), TransferKind::Read, blocks, announced.place, token);
         // The token reports a refusal.
-        let _ = by.link.port(by.port).submit(transfer, length, Way::Read);
+        let _ = by.link.port(by.port).submit(transfer, length, TransferKind::Read);
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ use crate::error::MemcpyError;
 use crate::link::token::Token;
 use crate::slots::sender::Sender;
 use crate::types::{Tensor, TensorSpec};
-use tonic_rdma_verbs::internal::Local;
+use tonic_rdma_verbs::internal::LocalMemory;
 use tonic_rdma_verbs::memory::MemRegion;
 
 /// The sending end of a static slot (§3.2), from [`Channel::static_sender`](crate::Channel::static_sender). A tensor is in the
@@ -147,7 +147,7 @@ impl StaticSender {
         }
         let (memcpy, token) = Memcpy::new(Arc::clone(self.sender.link()), self.sender.port());
         // The token reports a refusal.
-        let _ = self.sender.send(Local::Region(region), 0, token);
+        let _ = self.sender.send(LocalMemory::Region(region), 0, token);
         memcpy
     }
 
@@ -199,7 +199,7 @@ impl StaticSender {
         if !self.sender.is_small()
             && let Some((lease, range)) = tensor.registered()
         {
-            return self.sender.send(Local::Lease(lease), range.start as u64, Token::unobserved());
+            return self.sender.send(LocalMemory::Lease(lease), range.start as u64, Token::unobserved());
         }
         if let Ok(bytes) = tensor.bytes() {
             return self.sender.send_copied(bytes);
