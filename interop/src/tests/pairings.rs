@@ -29,7 +29,7 @@ async fn a_stock_server() {
     all_cases_pass(Rdma, Tcp, Tcp).await;
 }
 
-/// The control: a failure here is no fault of our transport.
+/// Runs the control. A failure here is no fault of our transport.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stock_alone() {
     all_cases_pass(Tcp, Tcp, Tcp).await;

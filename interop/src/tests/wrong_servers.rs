@@ -142,7 +142,7 @@ async fn missing_compression_of_replies_is_found() {
     check_cases(Faults { request: refuse, ..NONE }, &caught, &fine).await;
 }
 
-/// A server that accepts messages with any flag.
+/// Tests a server that accepts messages with any flag.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ignored_flags_of_requests_are_found() {
     let forgive = |mut response: http::Response<Body>| {
@@ -155,7 +155,7 @@ async fn ignored_flags_of_requests_are_found() {
     check_cases(Faults { response: forgive, ..NONE }, &caught, &["server_compressed_unary"]).await;
 }
 
-/// A server that refuses compressed messages without an announcement, like gRPC's own server in C++.
+/// Tests a server that refuses compressed messages without an announcement, like gRPC's own server in C++.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_compressed_requests_are_found() {
     let refuse = |request: http::Request<Body>| {

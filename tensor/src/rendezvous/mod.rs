@@ -35,7 +35,7 @@
 //! | request, at the provider | waits for | left by |
 //! |---|---|---|
 //! | waiting | an offer of (name, step) | a sink that fits: writing; otherwise `Metadata`: awaiting a sink |
-//! | awaiting a sink | the same request with a sink | the sink fits: writing |
+//! | awaiting a sink | the request again, with a sink | the sink fits: writing |
 //! | writing | the device | completion: `Written`, over |
 //!
 //! **Each offer states its number of readers.** A request that matches an offer takes a share. The last answer uses the share

@@ -72,6 +72,8 @@ impl From<Metadata> for WireMetadata {
 impl TryFrom<WireMetadata> for Metadata {
     type Error = TensorError;
 
+    /// Checks metadata from the wire.
+    ///
     /// # Errors
     /// The type is unknown, the shape overflows, or no such tensor has this length.
     fn try_from(metadata: WireMetadata) -> Result<Self, TensorError> {

@@ -170,7 +170,7 @@ proptest! {
         prop_assert!(arrived.strings().unwrap().eq(tensor.to_contiguous().unwrap().strings().unwrap()));
     }
 
-    /// A peer's metadata is an error, or converts back to equal metadata.
+    /// Checks that a peer's metadata is an error, or converts back to equal metadata.
     #[test]
     fn hostile_metadata_is_an_error_or_valid(
         dtype in prop_oneof![0..20_u16, any::<u16>()],

@@ -196,7 +196,7 @@ mod tests {
             prop_assert_eq!(WireMetadata::decode(&metadata.encode()), Ok(metadata));
         }
 
-        /// Bytes that decode encode to the same bytes: there is one way to write metadata.
+        /// Checks that bytes which decode encode to the same bytes: there is one way to write metadata.
         #[test]
         fn any_bytes_are_metadata_or_an_error(
             metadata in metadata(),

@@ -27,7 +27,7 @@ pub(super) async fn checked_binary_metadata(session: Session) -> CaseResult {
     Ok(())
 }
 
-/// sends more metadata than fits into one small frame.
+/// Sends more metadata than fits into one small frame.
 pub(super) async fn checked_large_metadata(session: Session) -> CaseResult {
     let initial: String = (0..3000u32).map(|index| char::from(b'!' + (index * 31 % 90) as u8)).collect();
     let trailing: Vec<u8> = (0..2000u32).map(|index| (index * 31 % 251) as u8).collect();
