@@ -78,7 +78,7 @@ pub(super) struct End {
     pub(super) gone: Option<Gone>,
     /// When its timer goes off next. It is set when it went off, not when a message arrives: as the driver does it.
     timer: Option<Instant>,
-    last_heard: Instant,
+    last_received: Instant,
     /// Whether it gave up, or learned that its peer did.
     gave_up: bool,
     /// Whether it gave up because the peer did not answer a ping.
@@ -245,7 +245,7 @@ impl Pair {
         let length = message.0.len();
         let body = if header.kind == MessageKind::Eager { &[][..] } else { &message.0[Header::LENGTH..] };
         let outcome = end.connection.handle_receive(slot, &header, body, length, self.now);
-        end.last_heard = self.now;
+        end.last_received = self.now;
         match header.kind {
             MessageKind::Eager => end.unread.push_back((length - Header::LENGTH, None)),
             MessageKind::Rts => end.expect_chunks(body),
@@ -419,7 +419,7 @@ impl End {
             unread: VecDeque::new(),
             chunks_seen: 0,
             gone: None,
-            last_heard: now,
+            last_received: now,
             gave_up: false,
             timed_out: false,
         }
@@ -436,7 +436,7 @@ impl End {
         self.timer = self.connection.poll_timeout();
         assert!(self.timer.is_none_or(|next| next > now), "a timer that goes off for ever");
         if self.timer.is_none() && !self.gave_up {
-            let silence = now - self.last_heard;
+            let silence = now - self.last_received;
             assert!(silence >= self.patience(), "end {} gave up after {silence:?}", self.index);
             (self.timed_out, self.gave_up) = (true, true);
         }
@@ -454,7 +454,7 @@ impl End {
         if let Some(interval) = self.settings.ping_interval
             && waits
         {
-            let silence = now - self.last_heard;
+            let silence = now - self.last_received;
             assert!(silence < self.patience() + interval, "end {} waits for {silence:?}", self.index);
         }
     }
