@@ -31,7 +31,7 @@ struct Application {
     to_write: u64,
     largest: u64,
     rendezvous_percent: u64,
-    /// The probability of a read, and the largest number of bytes of a read.
+    /// The percentage of steps that read, and the largest number of bytes of a read.
     read_percent: u64,
     read_most: u64,
     /// The number of its next steps in which it does nothing.
