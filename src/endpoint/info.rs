@@ -11,8 +11,7 @@ use super::tuner::{Explanation, TransferDecision, WriteLoad};
 /// [`RdmaConnector::last_connection`](crate::RdmaConnector::last_connection).
 ///
 /// ```
-/// use tonic_rdma::internal::tuner::WriteLoad;
-/// use tonic_rdma::{RdmaConnectInfo, Verdict};
+/// use tonic_rdma::{RdmaConnectInfo, Verdict, WriteLoad};
 ///
 /// fn describe(info: &RdmaConnectInfo) -> String {
 ///     match info.verdict() {

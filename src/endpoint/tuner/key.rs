@@ -32,7 +32,7 @@ impl CalibrationKey {
     /// Makes the key for the device with these attributes in this process, with receive buffers of `slot_size` bytes.
     ///
     /// ```
-    /// use tonic_rdma::internal::tuner::CalibrationKey;
+    /// use tonic_rdma::CalibrationKey;
     ///
     /// let device = tonic_rdma_verbs::open("soft0")?;
     /// let key = CalibrationKey::new(device.attributes(), 17_408);
