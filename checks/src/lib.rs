@@ -1,9 +1,10 @@
 //! Reads the files of the repository, for the tests of this package.
 //!
 //! `tests/source` checks the source: layers, public API, documentation, and the lists of README and the book.
-//! `tests/readme` runs the code of README and the book. It is a program of its own because its tests share the process's one
+//! `tests/readme` runs the code of README and the book. It is a separate program because its tests share the process's one
 //! recorder of metrics.
 #![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "for tests")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,6 @@ pub fn root() -> &'static Path {
 ///
 /// # Panics
 /// The file can't be read.
-#[allow(clippy::panic, reason = "for tests")]
 pub fn read(file: &Path) -> String {
     fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }

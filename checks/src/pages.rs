@@ -1,11 +1,11 @@
-//! Reads the pages: README, the other pages beside it, and what is below `docs`.
+//! Reads the pages: README, the other pages beside it, and all pages below `docs`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::{files_of, read, root};
 
-/// Where the book's pages are, which its web site is made of.
+/// The folder of the book's pages, which the web site is made of.
 pub const BOOK: &str = "docs/book/src";
 
 /// A page of Markdown, with the files that it includes.
@@ -39,7 +39,7 @@ pub fn of_book(prefix: &str) -> Vec<Page> {
     found
 }
 
-/// Returns the sources of the library and of the command, without those of their tests.
+/// Returns the sources of the packages and of the command, without the sources of tests.
 pub fn sources() -> Vec<(PathBuf, String)> {
     let files = ["src", "tensor/src", "verbs/src", "cli/src"]
         .into_iter()
@@ -104,7 +104,7 @@ pub fn inline_code(prose: &str) -> (Vec<String>, String) {
     (code, rest)
 }
 
-/// Puts the files in that mdBook would put in.
+/// Includes the files that mdBook includes.
 fn with_includes(path: &Path, text: &str) -> String {
     let folder = path.parent().unwrap();
     let line =

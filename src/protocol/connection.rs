@@ -10,7 +10,7 @@ use super::settings::{Settings, SettingsError};
 use super::violation::Violation;
 use crate::wire::{Chunk, Header, MAX_CHUNKS, MessageKind};
 
-/// One end of a connection. The [module](super) describes how callers drive it.
+/// One end of a connection. Callers drive it by commands, inputs (`handle_*`) and outputs (`poll_*`).
 #[derive(Debug)]
 pub struct Connection {
     outbound: Outbound,

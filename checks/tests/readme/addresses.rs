@@ -1,5 +1,5 @@
-//! The pages' hosts and ports on this machine. `ps0:50051` is no host here, and port 50051 may be another program's, so these
-//! names stand in for the library's and tonic's own: they listen on a free port and remember for which address that is.
+//! Maps the hosts and ports of the pages to free ports of this machine. This machine has no host `ps0`, and another program may use port
+//! 50051. The types here have the names of types of the library and of tonic; they listen on a free port, and remember the page's address.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,16 +11,16 @@ use tokio::sync::watch;
 use tonic_rdma::Config;
 use tonic_rdma_tensor::{Channel, ChannelError};
 
-/// Where the addresses of the pages are. The tests run one at a time, see `running`.
+/// The addresses of the pages, and their addresses on this machine. `running` runs one test at a time.
 static LISTENING: LazyLock<watch::Sender<BTreeMap<String, SocketAddr>>> =
     LazyLock::new(watch::Sender::default);
 
-/// Forgets all of them.
+/// Forgets all addresses.
 pub(crate) fn forget() {
     LISTENING.send_replace(BTreeMap::new());
 }
 
-/// Has `address`, as a page writes it, stand for this one. A server that listens on all addresses is the pages' host `ps0`.
+/// Maps `address`, as a page writes it, to `here`. A server that listens on all addresses is the pages' host `ps0`.
 pub(crate) fn listens(address: &str, here: SocketAddr) {
     let address = address.replace("0.0.0.0", "ps0");
     LISTENING.send_modify(|all| {
@@ -28,7 +28,7 @@ pub(crate) fn listens(address: &str, here: SocketAddr) {
     });
 }
 
-/// Waits until the server that the pages have at `address` listens.
+/// Waits until a server listens for `address`.
 pub(crate) async fn ready(address: &str) -> SocketAddr {
     let mut listening = LISTENING.subscribe();
     let all = listening.wait_for(|all| all.contains_key(address)).await.unwrap();

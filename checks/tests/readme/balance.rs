@@ -23,14 +23,14 @@ fn calls_go_to_both_servers() {
             servers.spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
         }
         let mut client = client();
-        let mut heard = BTreeSet::new();
+        let mut greeted = BTreeSet::new();
         for turn in 0..TURNS {
             let reply = client.say_hello(HelloRequest { name: turn.to_string() }).await?.into_inner();
             let (who, greeting) = reply.message.split_once(' ').unwrap();
             assert_eq!(greeting, format!("greets {turn} over rdma"));
-            heard.insert(who.to_owned());
+            greeted.insert(who.to_owned());
         }
-        assert_eq!(heard, ["ps0", "ps1"].map(String::from).into());
+        assert_eq!(greeted, ["ps0", "ps1"].map(String::from).into());
         Ok(())
     });
 }

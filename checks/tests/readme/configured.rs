@@ -1,4 +1,4 @@
-//! The book's examples of configuration, and of what a connection tells.
+//! The book's examples of configuration, and of the information about a connection.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use super::addresses::{Endpoint, RdmaIncoming};
 use super::running::{self, Outcome, TURNS, default_runtime};
 
 #[test]
-fn both_ends_tell_what_carries_a_connection() {
+fn both_ends_know_what_carries_a_connection() {
     running::run(default_runtime(), async {
         let (stop, stopped) = oneshot::channel::<()>();
         let (incoming, _) = configured().await?;
-        let server = layered().add_service(GreeterServer::new(Tells));
+        let server = layered().add_service(GreeterServer::new(CarriedBy));
         let server = tokio::spawn(server.serve_with_incoming_shutdown(incoming, async {
             let _ = stopped.await;
         }));
@@ -88,12 +88,12 @@ fn layered() -> Server<tower::layer::util::Stack<tonic_rdma::RemoteAddresses, to
     server
 }
 
-/// Says what carried the call, and where it came from.
+/// A service that answers with the transport of the call, and the address of the client.
 #[derive(Debug)]
-struct Tells;
+struct CarriedBy;
 
 #[tonic::async_trait]
-impl Greeter for Tells {
+impl Greeter for CarriedBy {
     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         use tonic_rdma::RdmaRequestExt as _;
         let carried_by = request.connection().map(|info| info.verdict());

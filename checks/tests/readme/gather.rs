@@ -12,7 +12,7 @@ use super::addresses::{self, Endpoint};
 use super::put::{Takes, byte};
 use super::running::{self, Outcome, TURNS, default_runtime};
 
-/// Bytes of a payload: enough to go by reference.
+/// The length of a payload in bytes, long enough to go by reference.
 pub(crate) const LENGTH: usize = 128 << 10;
 
 pub(crate) type Client = TransferClient<GatherRequests<Channel>>;
@@ -41,7 +41,7 @@ fn from_registered_memory() {
     });
 }
 
-/// Starts a server and connects to it; it goes with the runtime.
+/// Starts a server and connects to it. The server ends with the runtime.
 pub(crate) async fn connect() -> Outcome<Client> {
     let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
     addresses::listens("ps0:50051", incoming.local_addr());

@@ -1,4 +1,4 @@
-//! A greeter that says what carried the call.
+//! A greeter whose answers name the transport of the call.
 
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
@@ -11,7 +11,7 @@ use super::running::{Outcome, TURNS};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Greets {
-    /// Tells servers apart.
+    /// The name of the server.
     pub(crate) name: &'static str,
 }
 
@@ -31,7 +31,7 @@ impl Greeter for Greets {
     }
 }
 
-/// Has the server `ps0` greet a thousand times.
+/// Makes a thousand calls, and checks that the server `ps0` answers each.
 pub(crate) async fn greet_often(channel: Channel) -> Outcome {
     let mut client = GreeterClient::new(channel);
     for turn in 0..TURNS {

@@ -4,17 +4,17 @@ use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma_proto::transfer::transfer_server::Transfer;
 use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
 
-/// All bytes of a payload are the same, another in each turn.
+/// Returns the value of all bytes of a payload, which differs between turns.
 pub(crate) fn byte(turn: u64) -> u8 {
     turn as u8 ^ 0x5a
 }
 
-/// Demands that all bytes are as they should be in this turn.
+/// Checks that all bytes have the value of this turn.
 pub(crate) fn check(bytes: &[u8], turn: u64) {
     assert!(bytes == vec![byte(turn); bytes.len()], "turn {turn}: another payload than was sent");
 }
 
-/// Expects turns one after the other, from 0.
+/// The service. It expects the turns in order, from 0.
 #[derive(Debug, Default)]
 pub(crate) struct Takes {
     turns: std::sync::atomic::AtomicU64,

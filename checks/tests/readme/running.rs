@@ -1,4 +1,4 @@
-//! Runs one test at a time, to its end, and demands that nothing in it waited for a timer.
+//! Runs one test at a time, to its end, and checks that no wait in it ended by a timer.
 
 use std::error::Error;
 use std::future::Future;
@@ -9,18 +9,18 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
-/// What a `main` of a page's returns.
+/// The result of a page's `main`.
 pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// How often what repeats is repeated.
+/// The number of repetitions of a block that a program repeats.
 pub(crate) const TURNS: u64 = 1000;
 
-/// Long enough for any test on a busy machine; a test that takes longer hangs.
+/// The time limit of a test. It is long enough for a busy machine, so a test that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Waits that the safety net ended: each took some 20 ms.
+/// The metric of waits that a timer ended. Each of them takes some 20 ms.
 const NAPS: &str = "tonic_rdma_tensor_naps_total";
-/// Connections, of which there are some in every test.
+/// The metric of connections. Every test makes some.
 const NEGOTIATIONS: &str = "tonic_rdma_negotiations_total";
 
 /// The process has one recorder, so one test at a time writes to it.
@@ -31,26 +31,26 @@ static METRICS: LazyLock<Mutex<Snapshotter>> = LazyLock::new(|| {
     Mutex::new(snapshotter)
 });
 
-/// What `#[tokio::main]` makes.
+/// Makes the runtime of `#[tokio::main]`.
 pub(crate) fn default_runtime() -> Runtime {
     Builder::new_multi_thread().enable_all().build().unwrap()
 }
 
-/// Runs one end in a runtime of its own, as if it were another process: the two ends then poll by themselves, and have to wake one
-/// another. Says how it ended.
+/// Runs one end in its own runtime, as in another process: the two ends then poll independently, and must wake one another. Returns a
+/// receiver of the result.
 pub(crate) fn apart(
     runtime: Runtime,
     end: impl Future<Output = Outcome> + Send + 'static,
 ) -> oneshot::Receiver<Outcome> {
-    let (tell, ended) = oneshot::channel();
-    std::thread::spawn(move || tell.send(runtime.block_on(end)));
+    let (sender, ended) = oneshot::channel();
+    std::thread::spawn(move || sender.send(runtime.block_on(end)));
     ended
 }
 
 /// Runs `test` in this runtime.
 pub(crate) fn run(runtime: Runtime, test: impl Future<Output = Outcome>) {
     let metrics = METRICS.lock().unwrap_or_else(PoisonError::into_inner);
-    // What an earlier test left that failed.
+    // An earlier test that failed may have left some.
     drop(metrics.snapshot());
     super::addresses::forget();
     let outcome = runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await });

@@ -1,4 +1,4 @@
-//! "Large messages": buffers placed by what was sent.
+//! "Large messages": buffers in registered memory, chosen by the allocator.
 
 use tonic_rdma::memory::Pool;
 use tonic_rdma::memory::sites::{SiteAllocator, SitePlacement, SiteSettings};
@@ -9,7 +9,7 @@ use super::put::byte;
 use super::running::{self, Outcome, TURNS, default_runtime};
 
 #[test]
-fn what_is_sent_moves_to_registered_memory() {
+fn sent_buffers_move_to_registered_memory() {
     running::run(default_runtime(), async {
         let (mut client, sites) = (connect().await?, allocator(pool()));
         for turn in 0..TURNS {

@@ -1,4 +1,4 @@
-//! "TLS": mutual TLS, and what a service learns of its caller.
+//! "TLS": mutual TLS, and the information that a service has about its caller.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
 use super::running::{self, Outcome, TURNS, default_runtime};
 
 #[test]
-fn both_ends_know_one_another() {
+fn both_ends_check_the_certificate_of_the_other() {
     running::run(default_runtime(), async {
         let authority = authority()?;
         let trusted = Certificate::from_pem(authority.pem());
         let incoming = RdmaIncoming::bind("127.0.0.1:0").await?;
         let address = incoming.local_addr();
-        let service = GreeterServer::new(Asks);
+        let service = GreeterServer::new(Inspects);
         tokio::spawn(serve(issue(&authority, "server")?, trusted.clone(), service, incoming));
 
         let identity = issue(&authority, "worker")?;
@@ -38,7 +38,7 @@ fn both_ends_know_one_another() {
 async fn serve(
     identity: Identity,
     authority: Certificate,
-    service: GreeterServer<Asks>,
+    service: GreeterServer<Inspects>,
     incoming: RdmaIncoming,
 ) -> Outcome {
     let tls = ServerTlsConfig::new().identity(identity).client_ca_root(authority).timeout(Duration::from_secs(10));
@@ -46,12 +46,12 @@ async fn serve(
     Ok(())
 }
 
-/// Says how many certificates the caller has shown, and what carried the call.
+/// A service that answers with the number of the caller's certificates, and the transport of the call.
 #[derive(Debug)]
-struct Asks;
+struct Inspects;
 
 #[tonic::async_trait]
-impl Greeter for Asks {
+impl Greeter for Inspects {
     #[rustfmt::skip]
     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         // in a service: whose certificate it is, and what carries the call

@@ -1,4 +1,4 @@
-//! "Two lines": a server and a client of it, in the default runtime and in the one that polls when it is idle.
+//! "Two lines": a server and its client, in the default runtime and in the runtime that polls when it is idle.
 
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;

@@ -83,7 +83,7 @@ fn types_in_public_declarations_can_be_named() {
 }
 
 #[test]
-fn a_type_that_users_cannot_name_is_found_out() {
+fn a_type_that_users_cannot_name_is_found() {
     let unreachable = |text: &str| {
         let files = [("src/lib.rs".to_owned(), text.to_owned())];
         unreachable_types(&public_items(&Package::from_files("p", "src", files), &[])).len()
@@ -97,7 +97,7 @@ fn a_type_that_users_cannot_name_is_found_out() {
 }
 
 #[test]
-fn what_changes_is_found_out() {
+fn a_changed_item_is_found() {
     let api = |text: &str| {
         let files = [("src/lib.rs".to_owned(), text.to_owned())];
         public_items(&Package::from_files("p", "src", files), &[])

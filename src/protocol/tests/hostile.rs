@@ -1,4 +1,4 @@
-//! A peer that sends what it may not: each violation is named, and nothing panics.
+//! A peer that violates the protocol: each violation is named, and nothing panics.
 
 use std::time::Instant;
 
@@ -110,7 +110,7 @@ fn more_messages_than_were_granted() {
     for sequence in 0..16 {
         assert_eq!(receive(&mut it, header(MessageKind::Eager, sequence, 1), &[]), Ok(()));
     }
-    // Five more could be sent, but the peer does not know.
+    // The peer may send five more, but this was not announced to it.
     let refused = receive(&mut it, header(MessageKind::Eager, 16, 1), &[]);
     assert_eq!(refused, Err(Violation::Overdrawn { granted: 16 }));
 }
@@ -122,7 +122,7 @@ fn more_credits_back_than_there_are_to_spare() {
     };
     let refused = |seen, most| Err(Violation::Returned { seen, most });
     assert_eq!(give_back(&mut connection(), 1), refused(1, 0));
-    // Ten more that the peer was not told of can't come back.
+    // The peer can't return ten credits that were not announced.
     let mut it = connection();
     it.widen(10);
     assert_eq!(give_back(&mut it, 16), refused(16, 10));
@@ -169,8 +169,8 @@ fn headers() -> impl Strategy<Value = (Header, Vec<u8>)> {
 }
 
 proptest! {
-    /// Messages of any kind in any order, mostly in sequence: the connection takes them or names the violation, and
-    /// its answers stay within its limits.
+    /// Messages of any kind in any order, mostly in sequence: the connection takes them or names the violation, and its answers stay
+    /// within its limits.
     #[test]
     fn any_messages(messages in prop::collection::vec((headers(), 0..10_u8), 1..40)) {
         let mut it = connection();

@@ -1,10 +1,10 @@
-//! The model: what two queue pairs do with what the protocol asks for, in any order that verbs allow.
+//! A model of two queue pairs, which carries out the protocol's requests in any order that verbs allow.
 //!
-//! Of one queue, things happen in order: sends arrive as posted, send completions come as posted, and so do READs'.
-//! Between queues nothing is promised: a message may arrive before or after the completion of the send that carried it,
-//! a READ before or after a later message, a slot be posted again late.
+//! Events of one queue are in order: sends arrive, and sends and READs complete, in the order of posting. There is no order between queues:
+//! a message may arrive before or after the completion of its send, a READ may land before or after a later message, and a slot may be
+//! posted again late.
 //!
-//! An end may leave its connection ([`Gone`]): its process hangs, or its device fails a request and so its queue pair.
+//! An end may leave its connection ([`Gone`]): its process hangs, or its device fails a request and with it the queue pair.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::protocol::{
 };
 use crate::wire::{Header, MessageKind};
 
-/// A small generator of numbers, the same for the same seed.
+/// A small generator of numbers. The same seed gives the same numbers.
 #[derive(Debug)]
 pub(super) struct Random(u64);
 
@@ -36,33 +36,33 @@ impl Random {
     }
 }
 
-/// The byte at a place of an end's stream.
+/// Returns the byte at a position of an end's stream.
 pub(super) fn content(end: usize, position: u64) -> u8 {
     (position.wrapping_mul(0x9e37_79b9) >> 7) as u8 ^ (end as u8).wrapping_mul(0x5a)
 }
 
-/// A message on its way, or in a slot.
+/// A message on the wire, or in a slot.
 #[derive(Clone, Debug)]
 struct Message(Vec<u8>);
 
-/// One end: its connection, its memory, its queues.
+/// One end: its connection, its memory and its queues.
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) connection: Connection,
     index: usize,
     settings: Settings,
-    /// Slots in posting order; those of a shared receive queue that are kept for this end.
+    /// The slots in the order of posting: the slots of a shared receive queue that are kept for this end.
     posted: VecDeque<SlotIndex>,
-    /// Slots there ever were, and how many are kept for this end now.
+    /// The count of slots since the start, and the number that is kept for this end now.
     next_slot: u32,
     kept: u32,
     slots: HashMap<SlotIndex, Message>,
-    /// Sends that have not completed locally.
+    /// The sends that have not completed locally.
     outstanding_sends: u32,
-    /// READs that have not completed, in order.
+    /// The READs that have not completed, in order.
     reads: VecDeque<ReadRequest>,
     landings: HashMap<ReadId, Vec<u8>>,
-    /// Chunks offered, oldest first, and the memory that the peer reads.
+    /// The offered chunks, the oldest first, with the memory that the peer reads.
     sources: VecDeque<u64>,
     memory: HashMap<u64, Vec<u8>>,
     next_address: u64,
@@ -70,39 +70,39 @@ pub(super) struct End {
     pub(super) read: u64,
     pub(super) buffers: usize,
     pub(super) events: Vec<Event>,
-    /// Released slots that are not posted again yet.
+    /// The released slots that are not posted again yet.
     released: VecDeque<SlotIndex>,
-    /// What has arrived and was not read: bytes, and the READ that brings them if they came by rendezvous.
+    /// The parts that have arrived and were not read: the number of bytes, and the READ of a rendezvous.
     unread: VecDeque<(usize, Option<ReadId>)>,
     chunks_seen: u32,
     pub(super) gone: Option<Gone>,
-    /// When its timer goes off next. It is set when it went off, not when a message arrives: as the driver does it.
+    /// The time at which its timer expires. The timer is set again when it expires, and not when a message arrives, as in the driver.
     timer: Option<Instant>,
-    last_heard: Instant,
-    /// Whether it gave up, or learned that its peer did.
+    last_received: Instant,
+    /// True if it aborted, or received an abort.
     gave_up: bool,
-    /// Whether it gave up because the peer did not answer a ping.
+    /// True if it aborted because the peer did not answer a ping.
     pub(super) timed_out: bool,
 }
 
-/// Why an end takes no further part.
+/// The reason why an end has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gone {
-    /// Its process does nothing any more; its device and its memory are still there.
+    /// Its process hangs. Its device and its memory still work.
     Hangs,
-    /// Its queue pair has failed: nothing arrives, nothing is sent, and its memory can't be read. Its application may still
-    /// read what had arrived.
+    /// Its queue pair has failed: nothing arrives, nothing is sent, and its memory can't be read. Its application can still read the data
+    /// that had arrived.
     Failed,
 }
 
-/// Both ends, and what is between them.
+/// Both ends, and the wire between them.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) ends: [End; 2],
-    /// Messages on their way to each end.
+    /// The messages on the wire to each end.
     wire: [VecDeque<Message>; 2],
     pub(super) now: Instant,
-    /// What went over the wire, for transcripts.
+    /// The messages that went over the wire, for transcripts.
     pub(super) log: Vec<(usize, MessageKind)>,
     pub(super) violation: Option<Violation>,
 }
@@ -115,12 +115,12 @@ impl Pair {
         Self { ends, wire, now, log, violation: None }
     }
 
-    /// Both ends alike.
+    /// Makes two ends with the same settings.
     pub(super) fn alike(settings: Settings) -> Self {
         Self::new([settings.clone(), settings])
     }
 
-    /// Time passes, and each end's timer goes off when it is due.
+    /// Moves the time forward. Each end's timer expires when it is due.
     pub(super) fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         let next = |pair: &Self| {
@@ -136,31 +136,31 @@ impl Pair {
         self.ends.iter().for_each(|end| end.check_silence(until));
     }
 
-    /// An end gives up.
+    /// Aborts the connection at one end.
     pub(super) fn abort(&mut self, end: usize, code: AbortCode) {
         self.ends[end].gave_up = true;
         self.ends[end].connection.abort(code);
     }
 
-    /// The process of `end` does nothing from now on.
+    /// Lets the process of `end` hang.
     pub(super) fn hang(&mut self, end: usize) {
         self.ends[end].gone = Some(Gone::Hangs);
     }
 
-    /// A send or a READ of `end` fails, and all that was posted after it: a READ has no result, and of the messages that have
-    /// not arrived yet only the first `arriving` do.
+    /// Fails a send or a READ of `end`, and all requests posted after it. A READ has no result. Of the messages on the wire only the first
+    /// `arriving` arrive.
     pub(super) fn fail(&mut self, end: usize, arriving: usize) {
         self.ends[end].gone = Some(Gone::Failed);
         self.ends[end].reads.clear();
         self.wire[1 - end].truncate(arriving);
     }
 
-    /// Messages that have not arrived yet.
+    /// Returns the number of messages on the wire.
     pub(super) fn on_the_way_to(&self, end: usize) -> usize {
         self.wire[end].len()
     }
 
-    /// An end sends a message: takes a place on its queue and on the wire.
+    /// Sends a message, which takes a place on the queue and on the wire.
     fn post(&mut self, from: usize, message: Vec<u8>) {
         let end = &mut self.ends[from];
         end.outstanding_sends += 1;
@@ -169,12 +169,12 @@ impl Pair {
         let header = Header::decode(message[..Header::LENGTH].try_into().unwrap()).unwrap();
         self.log.push((from, header.kind));
         self.wire[1 - from].push_back(Message(message));
-        // Receiver not ready must never happen: there is a slot for everything on the wire.
+        // There must be a slot for each message on the wire, so that "receiver not ready" never happens.
         let ready = self.ends[1 - from].posted.len();
         assert!(self.wire[1 - from].len() <= ready, "a message without a slot to go to");
     }
 
-    /// Writes up to `length` bytes eagerly; how many were taken.
+    /// Writes up to `length` bytes eagerly, and returns the number of bytes taken.
     pub(super) fn write_eager(&mut self, from: usize, length: usize) -> usize {
         let end = &mut self.ends[from];
         let count = if end.gone.is_some() { 0 } else { end.connection.eager_room().min(length) };
@@ -188,7 +188,7 @@ impl Pair {
         count
     }
 
-    /// Offers chunks of these lengths; how many were taken.
+    /// Offers chunks of these lengths, and returns the number of chunks taken.
     pub(super) fn write_rendezvous(&mut self, from: usize, lengths: &[usize]) -> usize {
         let end = &mut self.ends[from];
         let count = if end.gone.is_some() { 0 } else { end.connection.rendezvous_room().min(lengths.len()) };
@@ -233,7 +233,7 @@ impl Pair {
         taken
     }
 
-    /// The oldest message on its way to `to` arrives; false if there is none.
+    /// Lets the oldest message to `to` arrive. Returns false if there is none.
     pub(super) fn arrive(&mut self, to: usize) -> bool {
         let end = &mut self.ends[to];
         if end.gone.is_some() {
@@ -245,7 +245,7 @@ impl Pair {
         let length = message.0.len();
         let body = if header.kind == MessageKind::Eager { &[][..] } else { &message.0[Header::LENGTH..] };
         let outcome = end.connection.handle_receive(slot, &header, body, length, self.now);
-        end.last_heard = self.now;
+        end.last_received = self.now;
         match header.kind {
             MessageKind::Eager => end.unread.push_back((length - Header::LENGTH, None)),
             MessageKind::Rts => end.expect_chunks(body),
@@ -257,7 +257,7 @@ impl Pair {
         true
     }
 
-    /// The oldest send of `end` completes locally; false if there is none.
+    /// Completes the oldest send of `end` locally. Returns false if there is none.
     pub(super) fn complete_send(&mut self, end: usize) -> bool {
         let end = &mut self.ends[end];
         if end.gone.is_some() || end.outstanding_sends == 0 {
@@ -268,7 +268,7 @@ impl Pair {
         true
     }
 
-    /// The oldest READ of `end` lands; false if there is none.
+    /// Lets the oldest READ of `end` land. Returns false if there is none.
     pub(super) fn complete_read(&mut self, end: usize) -> bool {
         if self.ends[end].gone.is_some() || self.ends[1 - end].gone == Some(Gone::Failed) {
             return false;
@@ -283,7 +283,7 @@ impl Pair {
         true
     }
 
-    /// A released slot of `end` is posted again; false if there is none.
+    /// Posts a released slot of `end` again. Returns false if there is none.
     pub(super) fn repost(&mut self, end: usize) -> bool {
         let end = &mut self.ends[end];
         if end.gone.is_some() {
@@ -296,7 +296,7 @@ impl Pair {
         true
     }
 
-    /// A shared receive queue keeps `slots` more for `end`.
+    /// Keeps `slots` more slots of a shared receive queue for `end`.
     pub(super) fn widen(&mut self, end: usize, slots: u32) {
         let end = &mut self.ends[end];
         end.posted.extend((end.next_slot..end.next_slot + slots).map(SlotIndex));
@@ -305,7 +305,7 @@ impl Pair {
         end.connection.widen(slots);
     }
 
-    /// Carries out what `end`'s connection wants done; false if that is nothing.
+    /// Carries out the requests of `end`'s connection. Returns false if there are none.
     pub(super) fn serve(&mut self, end: usize) -> bool {
         if self.ends[end].gone.is_some() {
             return false;
@@ -331,7 +331,7 @@ impl Pair {
         busy
     }
 
-    /// Everything that can happen happens, until nothing does. `read` says whether the applications read.
+    /// Runs all events until none is left. With `read`, the applications read.
     pub(super) fn settle(&mut self, read: bool) {
         self.drive_bounded(100_000, |pair| {
             let happened = [0, 1].map(|end| Action::ALL.map(|action| pair.act(action, end, read)));
@@ -339,11 +339,11 @@ impl Pair {
         });
     }
 
-    /// The same in an order that `random` chooses: what can happen at one end may wait for any time while other things do.
+    /// Runs all events in an order that `random` chooses: an event of one end may wait for any time.
     pub(super) fn settle_in_any_order(&mut self, read: bool, random: &mut Random) {
         const ACTIONS: usize = 2 * Action::ALL.len();
         self.drive_bounded(1_000_000, |pair| {
-            // Each once, beginning anywhere and with any step that leaves none out.
+            // Each event once, from a random start, with a random step that leaves none out.
             let (start, step) =
                 (random.below(ACTIONS as u64) as usize, [1, 5, 7, 11][random.below(4) as usize]);
             (0..ACTIONS).any(|index| {
@@ -374,7 +374,7 @@ impl Pair {
     }
 }
 
-/// What can happen at an end without anything new to say.
+/// An event at an end that needs no new data.
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Serve,
@@ -419,7 +419,7 @@ impl End {
             unread: VecDeque::new(),
             chunks_seen: 0,
             gone: None,
-            last_heard: now,
+            last_received: now,
             gave_up: false,
             timed_out: false,
         }
@@ -436,25 +436,25 @@ impl End {
         self.timer = self.connection.poll_timeout();
         assert!(self.timer.is_none_or(|next| next > now), "a timer that goes off for ever");
         if self.timer.is_none() && !self.gave_up {
-            let silence = now - self.last_heard;
+            let silence = now - self.last_received;
             assert!(silence >= self.patience(), "end {} gave up after {silence:?}", self.index);
             (self.timed_out, self.gave_up) = (true, true);
         }
     }
 
-    /// How long a peer is silent at least before it is given up.
+    /// Returns the shortest silence after which the peer is given up.
     fn patience(&self) -> Duration {
         self.settings.ping_interval.unwrap() + self.settings.ping_timeout
     }
 
-    /// Checks that a silent peer was given up in time. The ping may be late by an interval, as the timer may have been set before
-    /// the peer's last message came.
+    /// Checks that a silent peer was given up in time. The ping may be late by an interval, because the timer may have been set before the
+    /// peer's last message arrived.
     fn check_silence(&self, now: Instant) {
         let waits = self.gone.is_none() && !self.gave_up;
         if let Some(interval) = self.settings.ping_interval
             && waits
         {
-            let silence = now - self.last_heard;
+            let silence = now - self.last_received;
             assert!(silence < self.patience() + interval, "end {} waits for {silence:?}", self.index);
         }
     }
@@ -490,7 +490,7 @@ impl End {
         Chunk { address, rkey: 7, length: length as u64 }
     }
 
-    /// Slots that need not be kept any more go to other connections; they are posted, or about to be.
+    /// Gives the slots that this end need not keep any more to other connections. They are posted, or about to be posted.
     fn let_go(&mut self) -> bool {
         let window = self.connection.window();
         assert!(window >= self.settings.receive_slots && window <= self.kept, "the window of {}", self.index);
@@ -511,7 +511,7 @@ impl End {
         self.events.push(event);
     }
 
-    /// The next READ, if there is a buffer for it.
+    /// Returns the next READ, if there is a buffer for it.
     fn next_read(&mut self) -> Option<ReadRequest> {
         if self.reads.len() + self.landings.len() >= self.buffers {
             return None;
@@ -522,8 +522,7 @@ impl End {
         Some(request)
     }
 
-    /// Whether no more slots are kept for it than at the start, and as many as the peer was not told of: less than a
-    /// quarter.
+    /// Returns true if the slots kept for it are at most those at the start and those not announced to the peer (less than a quarter).
     pub(super) fn has_least_window(&self) -> bool {
         3 * self.connection.window() <= 4 * self.settings.receive_slots
     }

@@ -1,8 +1,8 @@
-//! Seeded schedules: whatever order things happen in, bytes arrive as they were written, no end waits for ever, no
-//! queue overflows, and both ends fall silent. An end may hang, or its device fail a send or a READ: the other end finds
-//! that out by ping, neither early nor late, and its reader gets all that had arrived.
+//! Seeded schedules. In any order of events, bytes arrive as they were written, no end waits forever, no queue overflows, and both ends
+//! become silent. If an end hangs, or its device fails a send or a READ, the other end finds that by ping, neither early nor late, and its
+//! reader gets all data that had arrived.
 //!
-//! `TONIC_RDMA_SCHEDULES` sets how many, `TONIC_RDMA_SEED` runs a single one.
+//! `TONIC_RDMA_SCHEDULES` sets the number of schedules; `TONIC_RDMA_SEED` runs a single one.
 
 use std::time::Duration;
 
@@ -25,16 +25,16 @@ fn any_schedule() {
     }
 }
 
-/// What an application does.
+/// The behaviour of an application.
 #[derive(Debug)]
 struct Application {
     to_write: u64,
     largest: u64,
     rendezvous_percent: u64,
-    /// How often it reads, and how much at most.
+    /// The percentage of steps that read, and the largest number of bytes of a read.
     read_percent: u64,
     read_most: u64,
-    /// For how many more of its turns it does nothing.
+    /// The number of its next steps in which it does nothing.
     paused: u64,
 }
 
@@ -53,7 +53,7 @@ impl Application {
     }
 }
 
-/// How long either end may take to answer a ping: in some schedules so short that the random steps are too slow for it.
+/// The time that either end has to answer a ping. In some schedules it is too short for the random steps.
 fn ping_timeout(random: &mut Random) -> Duration {
     [2 * INTERVAL, 10 * INTERVAL, 40 * INTERVAL][random.below(3) as usize]
 }
@@ -70,13 +70,13 @@ fn settings(random: &mut Random) -> Settings {
     }
 }
 
-/// How a schedule ends.
+/// The end of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Orderly,
-    /// One end gives up.
+    /// One end aborts.
     Abort(usize),
-    /// One end does nothing any more, from one moment to the next.
+    /// One end hangs.
     Hang(usize),
     /// A send or a READ of one end fails, and its queue pair with it.
     Failure(usize),
@@ -102,7 +102,7 @@ fn run(seed: u64) {
         [0, 1].into_iter().find(|&end| pair.ends[end].timed_out)
     });
     match (gave_up, ending) {
-        // The other end is alive, and learns of it by its own ping.
+        // The other end is alive, and finds the failure by its own ping.
         (Some(end), _) => given_up(&mut pair, end, &mut random),
         (None, Ending::Orderly) => finish(&mut pair, &mut applications, &mut random),
         (None, Ending::Abort(end)) => abort(&mut pair, end, &mut random),
@@ -112,7 +112,7 @@ fn run(seed: u64) {
     assert_eq!(pair.violation, None);
 }
 
-/// One thing happens, at one end.
+/// Runs one event at one end.
 fn step(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Random) {
     let end = random.below(2) as usize;
     let what = random.below(10);
@@ -157,7 +157,7 @@ fn write(pair: &mut Pair, end: usize, application: &mut Application, random: &mu
     }
 }
 
-/// Both write all that they have and close, both read: everything arrives, and then nothing more is said.
+/// Lets both ends write everything, close and read. Everything arrives, and then no more messages are sent.
 fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Random) {
     for application in applications.iter_mut() {
         application.read_percent = 100;
@@ -184,7 +184,7 @@ fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Ran
     }
 }
 
-/// Both say nothing for a while, but that they are alive: each gives back the credits that it has beyond those of the start.
+/// Lets both ends be idle, with pings only. Each returns the credits that it has beyond those at the start.
 fn idle(pair: &mut Pair, random: &mut Random) {
     pair.widen(random.below(2) as usize, 1 + random.below(30) as u32);
     pair.settle_in_any_order(true, random);
@@ -198,7 +198,7 @@ fn idle(pair: &mut Pair, random: &mut Random) {
     }
 }
 
-/// One end gives up: the other learns of it, and both fall silent.
+/// Aborts at one end. The other end receives the abort, and both become silent.
 fn abort(pair: &mut Pair, end: usize, random: &mut Random) {
     pair.abort(end, AbortCode::RESET);
     pair.settle_in_any_order(false, random);
@@ -209,7 +209,7 @@ fn abort(pair: &mut Pair, end: usize, random: &mut Random) {
     assert_eq!(pair.write_eager(end, 10) + pair.write_eager(1 - end, 10), 0, "data after an abort");
 }
 
-/// One end hangs: what it had said is read, then it is found by ping.
+/// Lets one end hang. The other end reads the data that had arrived, and then finds the failure by ping.
 fn hang(pair: &mut Pair, hanging: usize, random: &mut Random) {
     let alive = 1 - hanging;
     pair.hang(hanging);
@@ -217,7 +217,7 @@ fn hang(pair: &mut Pair, hanging: usize, random: &mut Random) {
     assert_eq!(pair.ends[alive].read, pair.ends[hanging].written, "bytes that end {alive} got");
 }
 
-/// A send or a READ of one end fails: that end reads what it has, and the other finds it by ping.
+/// Fails a send or a READ of one end. This end reads the data that it has, and the other end finds the failure by ping.
 fn fail(pair: &mut Pair, failed: usize, random: &mut Random) {
     let alive = 1 - failed;
     let arriving = random.below(1 + pair.on_the_way_to(alive) as u64) as usize;
@@ -229,7 +229,7 @@ fn fail(pair: &mut Pair, failed: usize, random: &mut Random) {
     assert_eq!(pair.log.len(), before, "messages of connections that are over");
 }
 
-/// One end has given the other up: it says nothing more, and is given up itself.
+/// One end has given up the other end. It sends no more messages, and the other end gives it up, too.
 fn given_up(pair: &mut Pair, end: usize, random: &mut Random) {
     says_nothing_more(pair, end);
     pair.read(end, usize::MAX);
@@ -239,7 +239,7 @@ fn given_up(pair: &mut Pair, end: usize, random: &mut Random) {
     }
 }
 
-/// The end that is left reads and writes until nothing moves, and gives the other up when that has not answered a ping.
+/// Lets the remaining end read and write until nothing moves. It gives up the other end, which does not answer a ping.
 fn go_on_alone(pair: &mut Pair, alive: usize, random: &mut Random) {
     while pair.write_eager(alive, 50) + pair.write_rendezvous(alive, &[300]) > 0 {
         pair.settle_in_any_order(random.chance(50), random);
@@ -253,7 +253,7 @@ fn go_on_alone(pair: &mut Pair, alive: usize, random: &mut Random) {
     assert_eq!(pair.read(alive, usize::MAX), 0, "bytes that were read late");
 }
 
-/// A connection that gave up takes no data, posts nothing, and wants no timer.
+/// Checks that a connection that aborted takes no data, posts nothing, and needs no timer.
 fn says_nothing_more(pair: &mut Pair, end: usize) {
     let before = pair.log.len();
     pair.serve(end);

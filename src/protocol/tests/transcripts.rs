@@ -10,7 +10,7 @@ fn small() -> Settings {
     Settings { receive_slots: 16, slot_size: 256, send_queue: 32, max_reads: 4, ..Settings::default() }
 }
 
-/// Checks what went over the wire: (end, kind) of each message.
+/// Checks the messages that went over the wire: (end, kind) of each.
 fn transcript(pair: &Pair, expected: &[(usize, MessageKind)]) {
     assert_eq!(pair.log, expected);
 }
@@ -37,7 +37,7 @@ fn a_rendezvous_is_read_and_acknowledged() {
     let mut pair = Pair::alike(small());
     assert_eq!(pair.write_rendezvous(0, &[5000, 3000]), 2);
     pair.settle(true);
-    // Each chunk is acknowledged when it has landed; two control messages are worth an acknowledgement themselves.
+    // Each chunk is acknowledged when it has landed. Two control messages need an acknowledgement of their own.
     transcript(&pair, &[(0, Rts), (1, Ack), (1, Ack), (0, Ack)]);
     assert_eq!(pair.ends[1].read, 8000);
     assert_eq!(pair.ends[0].events, [Event::SourcesDone { count: 1 }, Event::SourcesDone { count: 1 }]);
@@ -81,7 +81,7 @@ fn a_reader_that_stops_stops_the_writer_and_credits_set_it_going_again() {
     assert_eq!(pair.ends[0].connection.blocked_on(), Some(Blocked::Credits));
     pair.settle(true);
     assert_eq!(pair.ends[0].connection.blocked_on(), None);
-    // Twelve slots were freed, and a quarter of the sixteen is worth an acknowledgement.
+    // Twelve slots were freed, and a quarter of the sixteen needs an acknowledgement.
     let answers: Vec<MessageKind> =
         pair.log.iter().filter(|(end, _)| *end == 1).map(|(_, kind)| *kind).collect();
     assert_eq!(answers, [Ack, Ack, Ack]);
@@ -197,7 +197,7 @@ fn a_ping_that_was_answered_is_followed_by_another() {
     for _ in 0..3 {
         pair.pass(Duration::from_secs(10));
         pair.serve(0);
-        // Whoever waits for the time sets it now, and learns of no answer.
+        // The driver sets its timer now. No event tells it of the answer.
         let due = pair.ends[0].connection.poll_timeout().unwrap();
         assert!(due <= pair.now + Duration::from_secs(10), "{:?} from now", due - pair.now);
         pair.settle(true);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use syn::visit::{self, Visit};
 
-use crate::model::{Import, Package, Target, code, imports, rings as rings_of, ties};
+use crate::model::{Import, Package, Target, code, imports, rings as rings_of, ties, without_strings};
 
 /// Floors of the modules at the root of a crate. A module imports from lower floors only; two modules of one floor don't know one
 /// another.
@@ -192,7 +192,7 @@ impl<'ast> Visit<'ast> for Unsafe {
     }
 
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
-        self.0 |= call.tokens.to_string().split_whitespace().any(|word| word == "unsafe");
+        self.0 |= without_strings(&call.tokens.to_string()).split_whitespace().any(|word| word == "unsafe");
     }
 
     fn visit_attribute(&mut self, attribute: &'ast syn::Attribute) {

@@ -7,7 +7,7 @@ use syn::{Attribute, Item, Visibility};
 
 use super::package::{Module, Package};
 use super::resolve::{Target, leaves};
-use super::text::is_test;
+use super::text::{is_test, without_strings};
 
 /// A path in the code of a module.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,20 +107,6 @@ fn paths_in(tokens: &str) -> Vec<Vec<String>> {
         joined = word == "::" || (joined && word.is_empty());
     }
     paths
-}
-
-/// Returns the text without what stands between quotation marks, documentation included.
-fn without_strings(tokens: &str) -> String {
-    let (mut text, mut in_string, mut escaped) = (String::new(), false, false);
-    for letter in tokens.chars() {
-        match letter {
-            '"' if !escaped => in_string = !in_string,
-            _ if !in_string => text.push(letter),
-            _ => {}
-        }
-        escaped = in_string && letter == '\\' && !escaped;
-    }
-    text
 }
 
 fn attributes(item: &Item) -> &[Attribute] {

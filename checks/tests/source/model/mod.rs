@@ -12,4 +12,4 @@ pub(crate) use package::Package;
 pub(crate) use public::{Kind, PublicItem, public_items};
 pub(crate) use resolve::Target;
 pub(crate) use rings::{rings, ties};
-pub(crate) use text::{code, docs};
+pub(crate) use text::{code, docs, without_strings};

@@ -145,7 +145,6 @@ pub(crate) fn leaves(tree: &UseTree) -> Vec<Leaf> {
             };
             leaves(&path.tree).into_iter().map(within).collect()
         }
-        _ => Vec::new(),
     }
 }
 

@@ -84,6 +84,20 @@ pub(crate) fn code(piece: &impl ToTokens) -> String {
     text
 }
 
+/// Returns the tokens of a macro without its texts, documentation included.
+pub(crate) fn without_strings(tokens: &str) -> String {
+    let (mut text, mut in_string, mut escaped) = (String::new(), false, false);
+    for letter in tokens.chars() {
+        match letter {
+            '"' if !escaped => in_string = !in_string,
+            _ if !in_string => text.push(letter),
+            _ => {}
+        }
+        escaped = in_string && letter == '\\' && !escaped;
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

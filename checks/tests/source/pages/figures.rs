@@ -2,7 +2,7 @@
 
 use tonic_rdma_checks::{read, root};
 
-/// What stands before a table, with the name of its file, and after it.
+/// The marks before a table (with the name of its file) and after it.
 const MARK: &str = "<!-- figures: ";
 const END: &str = "<!-- end -->";
 

@@ -1,5 +1,5 @@
-//! Follows the links of all pages: to files, to headings, and to files that a page names in code. A page of the book that the
-//! summary does not have can't be found by readers, so that is a fault, too.
+//! Follows the links of all pages: to files, to headings, and to files that a page names in code. A page of the book without a link in
+//! the summary is a fault, too, because readers can't find it.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -59,7 +59,7 @@ fn pages_are_short() {
 }
 
 #[test]
-fn what_leads_nowhere_is_found_out() {
+fn links_that_lead_nowhere_are_found() {
     let target = Page { path: "docs/book/src/b.md".into(), text: "# B\n## One `two`: three!\n".into() };
     let found = |text: &str| {
         let page = Page { path: "docs/book/src/a.md".into(), text: format!("# A\n\n{text}\n") };
@@ -83,7 +83,7 @@ fn what_leads_nowhere_is_found_out() {
 }
 
 #[test]
-fn an_orphan_is_found_out() {
+fn a_page_without_a_link_is_found() {
     let page = |path: &str, text: &str| Page { path: path.into(), text: text.into() };
     let mut pages = vec![
         page("docs/book/src/SUMMARY.md", "- [A](a.md)\n  - [B](c/b.md)\n"),
@@ -111,7 +111,7 @@ fn exists(path: &Path) -> bool {
     root().join(path).exists()
 }
 
-/// Returns what is wrong with a page's links.
+/// Returns the faults of a page's links.
 fn faults(page: &Page, pages: &[Page], exists: impl Fn(&Path) -> bool) -> Vec<String> {
     let (code, text) = pages::inline_code(&page.prose());
     let mut faults: Vec<String> =
@@ -131,7 +131,7 @@ fn fault(page: &Page, target: &str, pages: &[Page], exists: impl Fn(&Path) -> bo
     if target.contains("://") || target.starts_with("mailto:") {
         return (!target.starts_with("https://")).then(|| format!("{target} is not https"));
     }
-    // What is included is checked where it is included.
+    // Such a file is checked in the page that includes it.
     if page.path.starts_with("docs/book/figures") {
         return None;
     }
@@ -166,7 +166,7 @@ fn resolve(page: &Path, file: &str) -> PathBuf {
     path
 }
 
-/// Returns where the links and pictures of a text lead.
+/// Returns the targets of the links and pictures of a text.
 fn targets(text: &str) -> Vec<String> {
     text.split("](")
         .skip(1)

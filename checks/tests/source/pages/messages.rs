@@ -1,5 +1,5 @@
-//! Finds the messages that the book quotes in the code: reasons, errors and lines of the log. And finds the code's warnings and
-//! errors on the book's page of the log.
+//! Looks up the messages that the book quotes (reasons, errors and lines of the log) in the code, and the code's warnings and errors on
+//! the book's page of the log.
 
 use std::collections::BTreeSet;
 
@@ -59,8 +59,8 @@ fn warnings_are_found_with_their_messages() {
     assert_eq!(found("debug!(\"one\"); throttled!(debug, \"two\"); compile_error!(\"three\")"), [""; 0]);
 }
 
-/// Returns the messages of the warnings and errors that `code` logs, without backticks and with `…` for what differs; an empty
-/// one for a line without a message.
+/// Returns the messages of the warnings and errors that `code` logs, without backticks and with `…` for parameters. A line without a
+/// message gives an empty text.
 fn warnings(code: &str) -> Vec<String> {
     let calls = ["warn!(", "error!(", "throttled!("].into_iter().flat_map(|call| {
         code.match_indices(call).map(move |(at, _)| (&code[..at], code[at + call.len()..].trim_start(), call))
@@ -72,7 +72,7 @@ fn warnings(code: &str) -> Vec<String> {
     calls.filter(is_one).map(|(_, arguments, _)| message(arguments)).collect()
 }
 
-/// Returns the text that is an argument by itself, and not the value of a field.
+/// Returns the text that is an argument of its own, and not the value of a field.
 fn message(arguments: &str) -> String {
     let (mut depth, mut last, mut rest) = (0, ',', arguments.chars());
     while let Some(letter) = rest.next() {
@@ -114,7 +114,7 @@ fn without_parameters(format: &str) -> String {
     text.replace('`', "")
 }
 
-/// Returns what stands between the parts of a message that differ.
+/// Returns the parts of a message between its parameters.
 fn pieces(message: &str) -> impl Iterator<Item = &str> {
     message.split('…').map(|piece| piece.trim_matches([' ', '(', ')'])).filter(|piece| !piece.is_empty())
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tonic_rdma_checks::pages;
 
-/// What a metric is, as the code or the page has it.
+/// The kinds and labels of a metric, in the code or on the page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Metric {
     kinds: BTreeSet<String>,
@@ -23,7 +23,7 @@ fn the_page_has_every_metric_of_the_code_and_no_other() {
 }
 
 #[test]
-fn what_differs_is_found_out() {
+fn differences_are_found() {
     let source = r#"
         const LATE: &str = "tonic_rdma_late_seconds";
         fn f() {
@@ -74,7 +74,7 @@ fn differences(code: &Metrics, page: &Metrics) -> Vec<String> {
     names.into_iter().filter_map(difference).collect()
 }
 
-/// Reads the page's tables, and demands that units fit names.
+/// Reads the page's tables, and checks that units fit names.
 fn on_the_page() -> Metrics {
     let mut metrics = Metrics::new();
     for (head, cells) in pages::of_book("metrics.md").iter().flat_map(|page| page.rows()) {
@@ -101,7 +101,7 @@ fn on_the_page() -> Metrics {
     metrics
 }
 
-/// Reads the names out of the code: all texts that begin with `tonic_rdma_`, and what macros of `metrics` do with them.
+/// Reads the metrics of the code: all texts that begin with `tonic_rdma_`, and the calls of the macros of `metrics` with them.
 fn recorded(sources: &[String]) -> Metrics {
     const PREFIX: &str = "\"tonic_rdma_";
     let mut metrics = Metrics::new();
@@ -143,7 +143,7 @@ fn calls<'a>(source: &'a str, kind: &str) -> Vec<&'a str> {
     own.map(|(at, _)| arguments(&source[at + name.len()..])).collect()
 }
 
-/// Returns what comes before the parenthesis that closes.
+/// Returns the text before the closing parenthesis.
 fn arguments(rest: &str) -> &str {
     let mut depth = 1;
     for (at, letter) in rest.char_indices() {

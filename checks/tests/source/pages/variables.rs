@@ -1,4 +1,4 @@
-//! Compares the book's pages of variables with the code: names, defaults, what each takes, examples.
+//! Compares the book's pages of variables with the code: names, defaults, values and examples.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,7 @@ use tonic_rdma::Config;
 use tonic_rdma_checks::pages;
 use tonic_rdma_checks::{files_of, read, root};
 
-/// What a page says of a variable: its lines "- Default: ", "- Takes: " and so on, by their first word.
+/// The lines of a page about a variable ("- Default: ", "- Takes: " and so on), by their first word.
 type Section = BTreeMap<String, String>;
 
 #[test]
@@ -78,7 +78,7 @@ fn asked_for() -> BTreeSet<String> {
     });
     assert_eq!(config, Ok(Config::default()));
     let mut asked = asked.into_inner();
-    // What is read beside the configuration.
+    // Variables that are not a part of the configuration.
     for (_, source) in pages::sources() {
         for call in ["var_os(\"RDMA_", "var(\"RDMA_", "env = \"RDMA_"] {
             let names = source.split(call).skip(1).filter_map(|rest| rest.split_once('"'));
@@ -88,7 +88,7 @@ fn asked_for() -> BTreeSet<String> {
     asked
 }
 
-/// Reads the sections of the pages: each has a variable's name as its heading.
+/// Reads the sections of the pages. The heading of each is a variable's name.
 fn sections() -> BTreeMap<String, Section> {
     let mut sections = BTreeMap::new();
     for page in pages::of_book("variables") {

@@ -1,26 +1,26 @@
-//! Compares the pages with this crate.
+//! Compares the Rust code of the pages with the code in `checks/tests/readme`.
 //!
-//! A block is compared part by part, and a part is what stands between two blank lines: a server and its client are two parts of
-//! a block, and two functions here. A part's lines have to follow one another in one of this crate's files, comments included;
-//! only the white space at their ends and the length of it within may differ. A line that tells the reader to "fill it" may be
-//! followed by lines of the test's that do. A part that begins with the comment `// build.rs` has to be in a build script.
+//! A block is compared part by part. Blank lines separate parts: a server and its client are two parts of a block, and two functions of the
+//! tests. The lines of a part must follow one another in one of the files, comments included; only white space may differ. After a line
+//! that asks the reader to "fill it", the test may have lines that do so. A part that begins with the comment `// build.rs` must be in
+//! `proto/generate`.
 
 use std::path::{Path, PathBuf};
 
 use tonic_rdma_checks::{files_of, read, root};
 
-/// Where a test's own code may stand between two lines of a part.
+/// The text of a line after which a test may have its own code.
 const GAP: &str = "fill it";
-/// How many lines of that there may be.
+/// The number of such lines that a test may have.
 const LONGEST_GAP: usize = 10;
-/// The first line of what belongs into a build script, and the scripts where it has to be found.
+/// The first line of a part for a build script, and the files that must have the part.
 const BUILD_SCRIPT: &str = "// build.rs";
 const BUILD_SCRIPTS: [&str; 1] = ["proto/generate/src/main.rs"];
 
 /// One block of Rust of a page.
 struct Block {
     page: PathBuf,
-    /// Number of its first line.
+    /// The number of its first line.
     line: usize,
     text: String,
 }
@@ -47,7 +47,7 @@ fn every_block_runs_here() {
 }
 
 #[test]
-fn what_differs_is_found_out() {
+fn differences_are_found() {
     let source = [lines("fn main() {\n    // a\n    let  x = 1;\n    x.fill(1);\n    send(x);\n}")];
     let find = |text: &str| missing(&block(text), &source, &[]).len();
     assert_eq!(find("// a\nlet x   = 1;\n"), 0);
@@ -61,7 +61,7 @@ fn what_differs_is_found_out() {
 }
 
 #[test]
-fn blocks_of_rust_are_told_from_others() {
+fn only_blocks_of_rust_are_read() {
     let page = "a\n```sh\nls\n```\n```rust\none\n```\n- ```rust,no_run\n  two\n  ```\n```text\nthree\n```\n";
     let found: Vec<_> = blocks(Path::new("page"), page).into_iter().map(|it| (it.line, it.text)).collect();
     assert_eq!(found, [(6, "one\n".into()), (9, "  two\n".into())]);
@@ -71,7 +71,7 @@ fn block(text: &str) -> Block {
     Block { page: "page".into(), line: 1, text: text.into() }
 }
 
-/// The first lines of those of its parts that are in none of the files.
+/// Returns the first lines of the parts that are in none of the files.
 fn missing(block: &Block, sources: &[Vec<String>], scripts: &[Vec<String>]) -> Vec<String> {
     let lines = lines(&block.text);
     let parts = lines.split(String::is_empty).filter(|part| !part.is_empty());
@@ -83,7 +83,7 @@ fn missing(block: &Block, sources: &[Vec<String>], scripts: &[Vec<String>]) -> V
     absent.map(|part| format!("{page}, block in line {line}: {}", part[0])).collect()
 }
 
-/// Whether a file has these lines.
+/// Returns true if a file has these lines.
 fn holds(file: &[String], part: &[String]) -> bool {
     (0..file.len()).any(|start| begins(&file[start..], part))
 }
@@ -97,12 +97,12 @@ fn begins(file: &[String], part: &[String]) -> bool {
     (1..file.len().min(gap + 1) + 1).any(|next| begins(&file[next..], rest))
 }
 
-/// Lines, their white space normalised.
+/// Returns the lines of a text, with single blanks between words.
 fn lines(text: &str) -> Vec<String> {
     text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// The blocks of Rust of a page.
+/// Returns the blocks of Rust of a page.
 fn blocks(page: &Path, text: &str) -> Vec<Block> {
     let mut blocks = Vec::new();
     let mut lines = text.lines().zip(1..);
