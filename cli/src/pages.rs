@@ -138,12 +138,15 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
     }
     for (option, places) in [
         ("--example", &["examples/NAME.rs"][..]),
-        ("--test", &["tests/NAME.rs", "tests/NAME/main.rs", "cli/tests/NAME.rs"]),
+        ("--test", &["tests/NAME.rs", "tests/NAME/main.rs"]),
         ("--bench", &["benches/NAME.rs", "benches/NAME/main.rs"]),
         ("--path", &["NAME"]),
     ] {
         let Some(name) = value(option) else { continue };
-        if !places.iter().any(|place| root().join(place.replace("NAME", name)).exists()) {
+        let exists = |package: &str| {
+            places.iter().any(|place| root().join(package).join(place.replace("NAME", name)).exists())
+        };
+        if !["", "cli", "tensor", "verbs"].into_iter().any(exists) {
             return Some(format!("there is no {name} for {option}"));
         }
     }

@@ -13,10 +13,6 @@
 mod allocations;
 mod system_calls;
 
-#[allow(dead_code, reason = "each test crate uses its part")]
-#[path = "../support/support.rs"]
-mod support;
-
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;

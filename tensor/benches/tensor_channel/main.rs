@@ -1,0 +1,203 @@
+//! What the tensor channel costs between two processes: there and the acknowledgement back, by every kind of placement, and
+//! bytes beside `memcpy`.
+//!
+//! ```sh
+//! cargo bench -p tonic-rdma-tensor --bench tensor_channel
+//! ```
+//!
+//! Two processes, on a core each where there are two; both spin, but in `asleep`. The other one is this binary once more, see
+//! `peer`.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
+#![allow(clippy::panic, missing_docs, reason = "the same")]
+
+mod peer;
+
+use std::hint::black_box;
+
+use divan::Bencher;
+use divan::counter::BytesCount;
+use tonic_rdma::memory::Pool;
+use tonic_rdma_tensor::{Block, Direction, MemRegion, Requested, StaticSender, Tensor, TensorMut};
+
+use peer::{Peer, Role, bytes, relax};
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    match arguments.split_first() {
+        Some((first, rest)) if first == peer::ARGUMENT => peer::run(rest),
+        _ => divan::main(),
+    }
+}
+
+/// Lengths of tensors, in bytes.
+const LENGTHS: [u64; 5] = [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20];
+
+/// A tensor into a static slot, seen there in memory, and its release seen here: nobody sleeps.
+#[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
+fn static_slot(bencher: Bencher<'_, '_>, length: u64) {
+    let peer = Peer::start(Role::Static, length);
+    let mut sender =
+        peer.block_on(async { peer.channel().static_sender("slot", &bytes(length)).await.unwrap() });
+    let mut region = Some(peer.region(length));
+    let mut round_trip = || {
+        let mut sending = sender.start(region.take().unwrap());
+        let (back, result) = loop {
+            match sending.try_take() {
+                Some(taken) => break taken,
+                None => relax(),
+            }
+        };
+        result.unwrap();
+        region = Some(back);
+        wait_ready(&mut sender);
+    };
+    (0..100).for_each(|_| round_trip());
+    bencher.counter(BytesCount::new(length)).bench_local(round_trip);
+}
+
+fn wait_ready(sender: &mut StaticSender) {
+    while !sender.is_ready().unwrap() {
+        relax();
+    }
+}
+
+/// The same by futures, in runtimes that poll when they are idle.
+#[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
+fn static_slot_async(bencher: Bencher<'_, '_>, length: u64) {
+    let peer = Peer::start(Role::StaticAsync, length);
+    let mut sender =
+        peer.block_on(async { peer.channel().static_sender("slot", &bytes(length)).await.unwrap() });
+    let mut region = Some(peer.region(length));
+    let mut round_trip = || {
+        peer.block_on(async {
+            let (back, result) = sender.send_region(region.take().unwrap()).await;
+            result.unwrap();
+            region = Some(back);
+            sender.flush().await.unwrap();
+        });
+    };
+    (0..100).for_each(|_| round_trip());
+    bencher.counter(BytesCount::new(length)).bench_local(round_trip);
+}
+
+/// A tensor by its metadata, which the peer then reads.
+#[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
+fn dynamic_slot(bencher: Bencher<'_, '_>, length: u64) {
+    let peer = Peer::start(Role::Dynamic, length);
+    let mut sender = peer.block_on(async { peer.channel().dynamic_sender("slot").await.unwrap() });
+    let (_pool, tensor) = registered(length);
+    let mut round_trip = || {
+        peer.block_on(async {
+            sender.send(&tensor).await.unwrap();
+            sender.flush().await.unwrap();
+        });
+    };
+    (0..100).for_each(|_| round_trip());
+    bencher.counter(BytesCount::new(length)).bench_local(round_trip);
+}
+
+/// A tensor by name and step, of a shape that is known already.
+#[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
+fn rendezvous(bencher: Bencher<'_, '_>, length: u64) {
+    let peer = Peer::start(Role::Provider, length);
+    let mut step = 0;
+    let mut round_trip = || {
+        peer.block_on(async {
+            let Requested::Tensor(tensor) = peer.channel().request("tensor", step).await.unwrap() else {
+                panic!("a dead tensor")
+            };
+            step += 1;
+            black_box(tensor);
+        });
+    };
+    (0..100).for_each(|_| round_trip());
+    bencher.counter(BytesCount::new(length)).bench_local(round_trip);
+}
+
+fn registered(length: u64) -> (Pool, Tensor) {
+    let pool = Pool::for_sending(2 * length.max(1 << 20));
+    let mut tensor = TensorMut::in_pool(bytes(length), &pool).unwrap();
+    tensor.bytes_mut().fill(1);
+    (pool, tensor.freeze())
+}
+
+/// One memcpy into the peer's region, or out of it.
+#[divan::bench(args = LENGTHS, consts = [true, false], sample_count = 300, max_time = 2)]
+fn memcpy<const WRITE: bool>(bencher: Bencher<'_, '_>, length: u64) {
+    let peer = Peer::start(Role::Region, length);
+    let remote = peer.block_on(async { peer.channel().region("region").await.unwrap() });
+    let direction = if WRITE { Direction::LocalToRemote } else { Direction::RemoteToLocal };
+    let mut region = Some(peer.region(length));
+    let mut copy = || {
+        let local = region.take().unwrap();
+        let mut memcpy = peer.channel().memcpy(local, 0, &remote, 0, length, direction);
+        region = Some(finish(&mut memcpy));
+    };
+    (0..20).for_each(|_| copy());
+    bencher.counter(BytesCount::new(length)).bench_local(copy);
+}
+
+fn finish(memcpy: &mut tonic_rdma_tensor::Memcpy) -> MemRegion {
+    loop {
+        if let Some((region, result)) = memcpy.try_take() {
+            result.unwrap();
+            return region;
+        }
+        relax();
+    }
+}
+
+/// The C library's, from memory like it to memory like it.
+#[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
+fn memcpy_of_libc(bencher: Bencher<'_, '_>, length: u64) {
+    let peer = Peer::start(Role::Region, 64);
+    let (from, mut to) = (peer.region(length), peer.region(length));
+    let mut copy = || to.copy_from_slice(black_box(&from));
+    (0..20).for_each(|_| copy());
+    bencher.counter(BytesCount::new(length)).bench_local(copy);
+}
+
+/// Blocks of a batch, and their length.
+const BLOCKS: u64 = 4096;
+const BLOCK: u64 = 16 << 10;
+
+/// Every second block, in another order at the peer.
+fn blocks() -> Vec<Block> {
+    let place = |index: u64| 2 * BLOCK * ((index * 1361) % BLOCKS);
+    (0..BLOCKS).map(|index| Block { local: 2 * BLOCK * index, remote: place(index), length: BLOCK }).collect()
+}
+
+/// Scattered blocks in one operation.
+#[divan::bench(sample_count = 100, max_time = 2)]
+fn batch_of_blocks(bencher: Bencher<'_, '_>) {
+    let length = 2 * BLOCKS * BLOCK;
+    let peer = Peer::start(Role::Region, length);
+    let remote = peer.block_on(async { peer.channel().region("region").await.unwrap() });
+    let blocks = blocks();
+    let mut region = Some(peer.region(length));
+    let mut batch = || {
+        let local = region.take().unwrap();
+        let direction = Direction::LocalToRemote;
+        region = Some(finish(&mut peer.channel().memcpy_batch(local, &remote, &blocks, direction, false)));
+    };
+    (0..3).for_each(|_| batch());
+    bencher.counter(BytesCount::new(BLOCKS * BLOCK)).bench_local(batch);
+}
+
+/// The same blocks by the C library.
+#[divan::bench(sample_count = 100, max_time = 2)]
+fn blocks_of_libc(bencher: Bencher<'_, '_>) {
+    let length = 2 * BLOCKS * BLOCK;
+    let peer = Peer::start(Role::Region, 64);
+    let (from, mut to) = (peer.region(length), peer.region(length));
+    let blocks = blocks();
+    let mut copy = || {
+        for block in black_box(&blocks) {
+            let (local, remote, length) =
+                (block.local as usize, block.remote as usize, block.length as usize);
+            to[remote..remote + length].copy_from_slice(&from[local..local + length]);
+        }
+    };
+    (0..3).for_each(|_| copy());
+    bencher.counter(BytesCount::new(BLOCKS * BLOCK)).bench_local(copy);
+}

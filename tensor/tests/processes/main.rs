@@ -1,0 +1,83 @@
+//! Devices of two processes, one of which is killed. These tests count what the whole process holds, so they run one after the
+//! other.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests, some of which tell how long it took"
+)]
+
+mod child;
+mod receiver_dies;
+mod sender_dies;
+mod takeover;
+
+use std::future::Future;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use support::{Content, Runtime};
+use tonic_rdma::Config;
+use tonic_rdma_tensor::{ChannelError, Dtype, RdmaDevice, Settings, Shape, Tensor, TensorSpec};
+
+/// How soon a death has to be noticed, on a busy machine; it is told how soon it was.
+const SOON: Duration = Duration::from_secs(5);
+/// Bytes of what is called large: many requests of [`settings`].
+const LARGE: usize = 16 << 20;
+
+/// Runs a test with the process to itself.
+fn alone<T>(runtime: Runtime, test: impl Future<Output = T>) -> T {
+    static PROCESS: Mutex<()> = Mutex::new(());
+    let _process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    runtime.run(test)
+}
+
+/// Small requests and a small window, so that most of what is large waits for its turn.
+fn settings() -> Settings {
+    Settings::new(1, 2).config(Config::from_env().unwrap()).pieces(256 << 10, 1 << 20)
+}
+
+async fn device() -> RdmaDevice {
+    RdmaDevice::bind(settings(), "127.0.0.1:0").await.unwrap()
+}
+
+fn spec(length: usize) -> TensorSpec {
+    TensorSpec::new(Dtype::U8, Shape::new(&[length as u64]).unwrap()).unwrap()
+}
+
+/// A tensor with its seed in front, and content that depends on it behind.
+fn tensor(seed: u64, length: usize) -> Tensor {
+    Tensor::from_bytes(spec(length), content(seed, length).into()).unwrap()
+}
+
+fn content(seed: u64, length: usize) -> Vec<u8> {
+    let mut bytes = Content::new(seed).take(length);
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    bytes
+}
+
+/// The seed of a tensor all of whose bytes are of that seed.
+fn seed_of(bytes: &[u8]) -> u64 {
+    let seed = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    assert!(bytes == content(seed, bytes.len()), "the bytes of the tensor with seed {seed} are not its own");
+    seed
+}
+
+/// Waits for what must fail, as the peer was killed at `killed`.
+async fn lost<T>(
+    what: &str,
+    killed: Instant,
+    future: impl Future<Output = Result<T, ChannelError>>,
+) -> ChannelError {
+    let result = tokio::time::timeout(SOON, future).await;
+    let result = result.unwrap_or_else(|_| panic!("{what}: not noticed within {SOON:?}"));
+    let error = result.err().unwrap_or_else(|| panic!("{what}: it should have failed"));
+    println!("{what}: {error}, after {:?}", killed.elapsed());
+    error
+}
+
+/// That `error` says that the peer is gone.
+fn is_lost(what: &str, error: &ChannelError) {
+    assert!(matches!(error, ChannelError::PeerLost { .. }), "{what}: {error}");
+}

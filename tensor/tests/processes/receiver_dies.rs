@@ -1,0 +1,183 @@
+//! The process is killed whose device is written, read, or asked.
+
+use std::time::{Duration, Instant};
+
+use tonic_rdma_tensor::{Block, Channel, Direction, RdmaDevice, Requested};
+
+use crate::{LARGE, alone, content, device, is_lost, lost, seed_of, spec, tensor};
+use support::Child;
+use support::{Runtime, descriptors_and_mappings, settled};
+
+/// What goes on when it dies.
+async fn die(runtime: Runtime, what: &str, test: impl AsyncFn(&str, &RdmaDevice, &Channel, &mut Child)) {
+    // What the runtime and the soft device make once is made.
+    drop(device().await);
+    let before = descriptors_and_mappings();
+    {
+        let healthy = device().await;
+        let ours = device().await;
+        let mut doomed = Child::start(&[], "receive");
+        let channel = ours.channel(&doomed.word, 0).await.unwrap();
+        test(what, &ours, &channel, &mut doomed).await;
+        let fault = channel.closed().await;
+        is_lost(what, &fault);
+        assert!(!channel.is_open());
+        let again = ours.channel(channel.endpoint(), 1).await;
+        assert!(again.is_err(), "{what}: nobody is there, and yet there is a channel");
+        // The device goes on.
+        let other = ours.channel(&healthy.endpoint(), 0).await.unwrap();
+        let mut receiver = healthy.static_receiver("slot", &spec(1000), 1).unwrap();
+        let mut sender = other.static_sender("slot", &spec(1000)).await.unwrap();
+        sender.send_bytes(&content(7, 1000)).await.unwrap();
+        let mut found = vec![0; 1000];
+        receiver.recv().await.unwrap().copy_to(&mut found).unwrap();
+        assert_eq!(seed_of(&found), 7);
+    }
+    settled(before).await;
+    println!("{what}, {runtime:?}: nothing was left behind");
+}
+
+fn kill(peer: &mut Child) -> Instant {
+    peer.process.kill().unwrap();
+    peer.process.wait().unwrap();
+    Instant::now()
+}
+
+/// Kills the peer once something is under way.
+async fn after_a_moment(peer: &mut Child, moment: u64) -> Instant {
+    tokio::time::sleep(Duration::from_millis(moment)).await;
+    kill(peer)
+}
+
+#[test]
+fn in_the_middle_of_a_memcpy() {
+    for runtime in [Runtime::Idle, Runtime::MultiThread] {
+        alone(runtime, async {
+            for direction in [Direction::LocalToRemote, Direction::RemoteToLocal] {
+                die(runtime, &format!("{direction:?}"), async |what, ours, channel, doomed| {
+                    let remote = channel.region("region").await.unwrap();
+                    // Far more than the window, waiting one behind the other.
+                    let copies: Vec<_> = (0..20)
+                        .map(|_| {
+                            let local = ours.allocate(LARGE).unwrap();
+                            channel.memcpy(local, 0, &remote, 0, LARGE as u64, direction)
+                        })
+                        .collect();
+                    let last = ours.allocate(8).unwrap();
+                    let killed = after_a_moment(doomed, 1).await;
+                    for copy in copies {
+                        let (region, result) = tokio::time::timeout(crate::SOON, copy).await.unwrap();
+                        assert_eq!(region.len(), LARGE, "the memory is the caller's again");
+                        // What was over before is.
+                        if let Err(error) = result {
+                            is_lost(what, &error);
+                        }
+                    }
+                    let next = async { channel.memcpy(last, 0, &remote, 0, 8, direction).await.1 };
+                    is_lost(what, &lost(what, killed, next).await);
+                })
+                .await;
+            }
+        });
+    }
+}
+
+#[test]
+fn in_the_middle_of_a_batch() {
+    alone(Runtime::Idle, async {
+        die(Runtime::Idle, "batch", async |what, ours, channel, doomed| {
+            let remote = channel.region("region").await.unwrap();
+            let blocks: Vec<_> = (0..8192)
+                .rev()
+                .map(|at| Block { local: at * 2048, remote: at * 2048, length: 1000 })
+                .collect();
+            let killed = after_a_moment(doomed, 0).await;
+            let local = ours.allocate(LARGE).unwrap();
+            let batch = channel.memcpy_batch(local, &remote, &blocks, Direction::LocalToRemote, true);
+            is_lost(what, &lost(what, killed, async { batch.await.1 }).await);
+        })
+        .await;
+    });
+}
+
+#[test]
+fn while_the_sender_waits_for_room() {
+    alone(Runtime::Idle, async {
+        die(Runtime::Idle, "slots", async |what, ours, channel, doomed| {
+            let mut sender = channel.static_sender("not taken", &spec(100)).await.unwrap();
+            sender.send_bytes(&content(1, 100)).await.unwrap();
+            assert!(!sender.is_ready().unwrap());
+            let mut large = channel.static_sender("large", &spec(LARGE)).await.unwrap();
+            let region = ours.allocate(LARGE).unwrap();
+            let large = tokio::spawn(async move {
+                let mut region = region;
+                loop {
+                    let result;
+                    (region, result) = large.send_region(region).await;
+                    result?;
+                }
+                #[expect(unreachable_code, reason = "the type")]
+                Ok::<(), tonic_rdma_tensor::ChannelError>(())
+            });
+            let mut notes = channel.dynamic_sender("not read").await.unwrap();
+            notes.send(&tensor(1, LARGE)).await.unwrap();
+            let waiting = tokio::spawn(async move { (sender.ready().await, sender) });
+            let flushing = tokio::spawn(async move { notes.flush().await });
+            let killed = after_a_moment(doomed, 20).await;
+            let flushed = async { flushing.await.unwrap() };
+            is_lost(what, &lost("a note that is not read", killed, flushed).await);
+            is_lost(what, &lost("a large tensor", killed, async { large.await.unwrap() }).await);
+            let (result, mut sender) = waiting.await.unwrap();
+            is_lost(what, &lost("a slot that is not taken", killed, async { result }).await);
+            is_lost(what, &sender.is_ready().unwrap_err());
+            is_lost(what, &sender.start_bytes(&content(2, 100)).unwrap_err());
+        })
+        .await;
+    });
+}
+
+#[test]
+fn while_tensors_are_read_from_here() {
+    alone(Runtime::Idle, async {
+        die(Runtime::Idle, "dynamic", async |what, _, channel, doomed| {
+            let mut sender = channel.dynamic_sender("dynamic").await.unwrap();
+            let sent = tensor(1, LARGE);
+            for _ in 0..3 {
+                sender.send(&sent).await.unwrap();
+            }
+            let killed = kill(doomed);
+            let error = lost(what, killed, async {
+                loop {
+                    sender.send(&sent).await?;
+                }
+                #[expect(unreachable_code, reason = "the type")]
+                Ok(())
+            });
+            is_lost(what, &error.await);
+        })
+        .await;
+    });
+}
+
+#[test]
+fn the_provider_of_what_is_asked_for() {
+    alone(Runtime::Idle, async {
+        die(Runtime::Idle, "provider", async |what, _, channel, doomed| {
+            let Requested::Tensor(first) = channel.request("weights", 0).await.unwrap() else { panic!() };
+            assert_eq!(seed_of(first.bytes().unwrap()), 0);
+            let never = channel.request("never", 1);
+            let (one, other) = (channel.request("weights", 1), channel.request("weights", 2));
+            let killed = after_a_moment(doomed, 1).await;
+            is_lost(what, &lost("a request for what is not there", killed, never).await);
+            for (step, request) in [(1, one), (2, other)] {
+                match tokio::time::timeout(crate::SOON, request).await.unwrap() {
+                    Ok(Requested::Tensor(tensor)) => assert_eq!(seed_of(tensor.bytes().unwrap()), step),
+                    Ok(Requested::Dead) => panic!("nobody said so"),
+                    Err(error) => is_lost(what, &error),
+                }
+            }
+            is_lost(what, &lost("the next request", killed, channel.request("weights", 3)).await);
+        })
+        .await;
+    });
+}

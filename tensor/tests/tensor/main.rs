@@ -1,0 +1,103 @@
+//! The tensor channel between two devices.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests, some of which say why they skip"
+)]
+
+mod dlpack;
+mod dynamic_placement;
+mod hostile_calls;
+mod hostile_queue_pair;
+mod large;
+mod memcpy;
+mod raw_peer;
+mod refusals;
+mod rendezvous;
+mod soak;
+mod static_placement;
+mod tls;
+mod tls_links;
+mod waits;
+
+use std::time::{Duration, Instant};
+
+use tonic_rdma::Config;
+use tonic_rdma_tensor::{
+    Channel, Direction, ExportedRegion, Notification, RdmaDevice, RemoteRegion, Rights, Settings,
+};
+
+type Pair = (RdmaDevice, RdmaDevice, Channel);
+
+/// Two devices, and a channel from the second to the first. On the RDMA device that the environment says.
+async fn pair_with(settings: Settings) -> Pair {
+    let settings = settings.config(Config::from_env().unwrap());
+    let server = RdmaDevice::bind(settings.clone(), "127.0.0.1:0").await.unwrap();
+    let client = RdmaDevice::bind(settings, "127.0.0.1:0").await.unwrap();
+    let channel = client.channel(&server.endpoint(), 0).await.unwrap();
+    (server, client, channel)
+}
+
+async fn pair() -> Pair {
+    pair_with(Settings::new(1, 2)).await
+}
+
+/// Every way to tell of an arrival that the device has: from the best one, which it takes by itself, downwards.
+async fn ways() -> Vec<Notification> {
+    let (_server, _client, channel) = pair().await;
+    let all = [Notification::Word, Notification::Immediate, Notification::Message];
+    all.into_iter().skip_while(|way| *way != channel.notification()).collect()
+}
+
+/// Content that depends on its place and on `seed`.
+fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    (0..length as u64)
+        .map(|at| ((at ^ seed.wrapping_mul(0x9e37)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8)
+        .collect()
+}
+
+/// Waits until `done`, or fails.
+async fn eventually(what: &str, mut done: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !done().await {
+        assert!(Instant::now() < deadline, "waited for {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// A device that others treat badly, and a peer of it that behaves and has to be served all the time.
+struct Served {
+    server: RdmaDevice,
+    endpoint: String,
+    client: RdmaDevice,
+    channel: Channel,
+    remote: RemoteRegion,
+    exported: ExportedRegion,
+}
+
+impl Served {
+    async fn new((server, client, channel): Pair) -> Self {
+        let memory = server.allocate(1 << 16).unwrap();
+        let exported = server.export("region", memory, Rights::READ_WRITE).unwrap();
+        let remote = channel.region("region").await.unwrap();
+        Self { endpoint: server.endpoint(), server, client, channel, remote, exported }
+    }
+
+    /// Writes and reads back.
+    async fn check(&self) {
+        let length = self.remote.len();
+        let content = pattern(self.exported.memory().load_u64(0).unwrap() + 1, length as usize);
+        let mut local = self.client.allocate(length as usize).unwrap();
+        local.copy_from_slice(&content);
+        let to = self.channel.memcpy(local, 0, &self.remote, 0, length, Direction::LocalToRemote);
+        let (mut local, result) = to.await;
+        result.unwrap();
+        local.fill(0);
+        let from = self.channel.memcpy(local, 0, &self.remote, 0, length, Direction::RemoteToLocal);
+        let (local, result) = from.await;
+        result.unwrap();
+        assert!(local[..] == content[..]);
+    }
+}

@@ -1,0 +1,40 @@
+//! A process of its own, because these tests count what the whole process holds (descriptors, mappings, threads, memory) or use
+//! up its budget of registered memory. They run one after another.
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "tests"
+)]
+
+mod churn;
+mod cost;
+mod death;
+mod hang;
+mod last_words;
+mod leaks;
+mod shortage;
+
+use std::future::Future;
+use std::sync::{Mutex, PoisonError};
+
+use support::Runtime;
+
+/// Runs a test while no other test of this process runs.
+fn alone<T>(runtime: Runtime, test: impl Future<Output = T>) -> T {
+    static PROCESS: Mutex<()> = Mutex::new(());
+    let _process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    runtime.run(test)
+}
+
+mod child {
+    /// Does nothing when run as a test. In a child process, plays the role that the parent gave it.
+    #[test]
+    fn role() {
+        let Ok(role) = std::env::var(support::ROLE) else { return };
+        support::play(&role);
+    }
+}

@@ -1,0 +1,42 @@
+//! A task that keeps its thread keeps no other connection waiting.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use support::echo_stream;
+use support::{Runtime, config, pair};
+
+/// One connection's reader blocks its worker, woken by the poll task itself, until the other connection has had its round trip.
+/// Round by round, so that the poll task is found on either worker.
+#[test]
+fn a_reader_that_blocks_its_thread_does_not_stop_the_others() {
+    const ROUNDS: usize = 50;
+    Runtime::MultiThread.run(async {
+        let (mut blocked, mut blocking) = pair(config()).await;
+        let (mut client, server) = pair(config()).await;
+        tokio::spawn(echo_stream(server));
+        let (go, wait) = mpsc::channel::<()>();
+        let reader = tokio::spawn(async move {
+            for round in 0..ROUNDS {
+                blocking.read_u8().await.unwrap();
+                let waited = wait.recv_timeout(Duration::from_secs(20));
+                waited.unwrap_or_else(|_| panic!("round {round}: the other connection stood still"));
+            }
+        });
+        for round in 0..ROUNDS {
+            blocked.write_u8(1).await.unwrap();
+            blocked.flush().await.unwrap();
+            // Most rounds find the reader in its wait, some before it.
+            if round % 4 != 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            client.write_all(b"round").await.unwrap();
+            client.flush().await.unwrap();
+            client.read_exact(&mut [0; 5]).await.unwrap();
+            go.send(()).unwrap();
+        }
+        reader.await.unwrap();
+    });
+}

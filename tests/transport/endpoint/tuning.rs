@@ -1,0 +1,161 @@
+//! What decides between eager messages and rendezvous, and how it is explained.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tonic_rdma::EndpointStream;
+use tonic_rdma::internal::tuner::{Decision, Load, SetBy, Subject, TuneCache, Way};
+use tonic_rdma::{Config, EagerThreshold};
+
+use support::{Runtime, config, pair};
+
+/// A directory of a test's own, gone with it.
+pub(crate) struct Place(pub(crate) PathBuf);
+
+impl Place {
+    pub(crate) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("tonic-rdma-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn cache(&self) -> TuneCache {
+        TuneCache::Directory(self.0.clone())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn why(stream: &EndpointStream, size: usize) -> Decision {
+    stream.info().why(size, Load::Light).unwrap()
+}
+
+/// Sends `content` and waits until it has arrived.
+async fn transfer(client: &mut EndpointStream, server: &mut EndpointStream, content: &[u8]) {
+    let mut received = vec![0; content.len()];
+    let write = async {
+        client.write_all(content).await.unwrap();
+        client.flush().await.unwrap();
+    };
+    let ((), read) = tokio::join!(write, server.read_exact(&mut received));
+    read.unwrap();
+    assert!(received == content);
+}
+
+/// Sends enough for the connection to look for a calibration, until it has one or has given up.
+async fn settled(config: Config) -> Decision {
+    let (mut client, mut server) = pair(config).await;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        transfer(&mut client, &mut server, &[7; 100_000]).await;
+        let decision = why(&client, 100_000);
+        match &decision.set_by {
+            SetBy::Default { reason } if &**reason == "the calibration is under way" => {
+                assert!(Instant::now() < deadline, "the calibration does not end");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            _ => return decision,
+        }
+    }
+}
+
+#[test]
+fn a_threshold_that_is_set_is_explained_so() {
+    Runtime::Idle.run(async {
+        let config = config().eager_threshold(EagerThreshold::Bytes(64 * 1024)).chunk_size(32 * 1024);
+        let (client, server) = pair(config).await;
+        for end in [&client, &server] {
+            let decision = why(end, 1 << 20);
+            assert_eq!(decision.to_string(), "1 MiB by rendezvous: threshold 64 KiB, set by configuration");
+            assert_eq!((decision.set_by, decision.chunk), (SetBy::Configured, 32 * 1024));
+            assert_eq!(why(end, 1000).way, Way::Eager);
+        }
+    });
+}
+
+#[test]
+fn without_one_the_device_is_measured_while_connections_go_on() {
+    let place = Place::new("measured");
+    // A length of receive buffers that no other test has: a process measures a device once for each.
+    let config = config().receive_buffers(64, 3000).tune_cache(place.cache());
+    let decision = Runtime::Idle.run(settled(config));
+    assert!(matches!(decision.set_by, SetBy::Calibration { .. }), "{decision}");
+    assert_eq!(
+        decision.threshold.is_some_and(|threshold| threshold <= 100_000),
+        decision.way == Way::Rendezvous
+    );
+}
+
+/// Puts a calibration of the software device with receive buffers of `slot_size` bytes into the cache, in the format that
+/// the library writes: what is on users' disks stays readable.
+fn put(place: &Place, slot_size: u32, sizes: &str) {
+    let subject = Subject::new(&tonic_rdma_verbs::soft::attributes(), slot_size);
+    let Subject { provider, device, driver, version, cpu, .. } = subject;
+    let body = format!(
+        "tonic-rdma calibration 1\nprovider={provider}\ndevice={device}\ndriver={driver}\nversion={version}\n\
+         processor={cpu}\nslot size={slot_size}\npost_ns=90\nmessage_ns=140\nround_trip_ns=500\n{sizes}"
+    );
+    let sum = body.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    let build = if cfg!(debug_assertions) { "-debug" } else { "" };
+    let file = place.0.join(format!("soft-soft0-{slot_size}{build}"));
+    std::fs::write(&file, format!("{body}sum={sum:016x}\n")).unwrap();
+}
+
+/// What the disk says is believed from the first write on, and obeyed: here that rendezvous pays from 32 KiB on.
+#[test]
+fn a_calibration_on_disk_is_followed() {
+    let place = Place::new("followed");
+    put(&place, 3100, "size=16384 1000 3000 300\nsize=32768 9000 3000 300\nsize=65536 18000 5000 300\n");
+    Runtime::Idle.run(async {
+        let config = Config::default().receive_buffers(64, 3100).tune_cache(place.cache());
+        let (mut client, mut server) = pair(config).await;
+        assert_eq!(
+            why(&client, 32_768).to_string(),
+            "32 KiB by rendezvous: threshold 32 KiB, set by calibration of soft0"
+        );
+        transfer(&mut client, &mut server, &[7; 100_000]).await;
+        assert_eq!(client.info().counters().rendezvous_sent_bytes, 100_000);
+        transfer(&mut client, &mut server, &[9; 20_000]).await;
+        assert_eq!(client.info().counters().rendezvous_sent_bytes, 100_000, "20 KB go eagerly");
+    });
+}
+
+#[test]
+fn a_bad_file_is_ignored() {
+    let place = Place::new("ignored");
+    put(&place, 3200, "size=16384 1000 99000000000 300\n");
+    let config = Config::default().receive_buffers(64, 3200).tune_cache(place.cache());
+    let decision = Runtime::Idle.run(settled(config));
+    assert!(matches!(decision.set_by, SetBy::Calibration { .. }), "{decision}");
+}
+
+#[test]
+fn a_cache_that_can_not_be_used_is_no_failure() {
+    let place = Place::new("unusable");
+    let file = place.0.join("file");
+    std::fs::write(&file, "").unwrap();
+    let config = Config::default().receive_buffers(64, 3300).tune_cache(TuneCache::Directory(file));
+    let decision = Runtime::Idle.run(settled(config));
+    assert!(matches!(decision.set_by, SetBy::Calibration { .. }), "{decision}");
+}
+
+#[test]
+fn nothing_is_explained_over_tcp() {
+    use tokio_stream::StreamExt as _;
+    Runtime::Idle.run(async {
+        let mut listener = support::listen(Config::default().policy(tonic_rdma::Policy::TcpOnly)).await;
+        let dialer = tonic_rdma::Dialer::new(Config::default());
+        let port = listener.local_addr().port();
+        let (client, server) = tokio::join!(dialer.dial("127.0.0.1", port), listener.next());
+        assert_eq!(client.unwrap().info().why(1, Load::Light), None);
+        drop(server);
+    });
+}
