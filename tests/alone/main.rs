@@ -1,5 +1,4 @@
-//! A process of its own, because these tests count what the whole process holds (descriptors, mappings, threads, memory) or use
-//! up its budget of registered memory. They run one after another.
+//! A process of its own, because these tests count what the whole process holds (descriptors, mappings, threads, memory). They run one after another.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::unwrap_used,
@@ -13,8 +12,6 @@
 mod churn;
 mod cost;
 mod death;
-mod hang;
-mod last_words;
 mod leaks;
 mod shortage;
 
@@ -35,6 +32,9 @@ mod child {
     #[test]
     fn role() {
         let Ok(role) = std::env::var(support::ROLE) else { return };
-        support::play(&role);
+        match &*role {
+            "shortage" => super::shortage::play(),
+            role => support::play(role),
+        }
     }
 }

@@ -1,7 +1,9 @@
 //! The byte stream, its negotiation and its polling, and tonic over it.
 
 mod blocking;
+mod hang;
 mod isolation;
+mod last_words;
 pub(crate) mod logs;
 mod negotiation;
 mod observability;

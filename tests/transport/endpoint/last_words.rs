@@ -60,7 +60,7 @@ fn check(received: &[u8], written: Written) {
 fn what_was_flushed_arrives_though_the_writer_exits_at_once() {
     for runtime in [Runtime::Idle, Runtime::MultiThread] {
         for written in EAGER {
-            super::alone(runtime, async {
+            runtime.run(async {
                 let mut listener = listen(config()).await;
                 let (mut child, stream) = writer("write-and-exit", &mut listener, written).await;
                 check(&read_to_the_death(stream).await, written);
@@ -75,7 +75,7 @@ fn what_was_flushed_arrives_though_the_writer_exits_at_once() {
 #[test]
 fn what_was_flushed_waits_for_a_reader_that_comes_after_the_writers_end() {
     for written in EAGER.into_iter().chain([RENDEZVOUS]) {
-        super::alone(Runtime::Idle, async {
+        Runtime::Idle.run(async {
             let mut listener = listen(config()).await;
             let (mut child, mut stream) = writer("write-and-exit", &mut listener, written).await;
             // Blocks the runtime, so that nothing is fetched.
@@ -95,7 +95,7 @@ fn what_was_flushed_waits_for_a_reader_that_comes_after_the_writers_end() {
 #[test]
 fn what_was_delivered_stays_though_the_writer_exits() {
     for written in [EAGER[2], RENDEZVOUS, Written { length: 5_000_000, ..RENDEZVOUS }] {
-        super::alone(Runtime::Idle, async {
+        Runtime::Idle.run(async {
             let mut listener = listen(config()).await;
             let (mut child, mut stream) = writer("deliver-and-exit", &mut listener, written).await;
             let mut received = Vec::new();
@@ -113,7 +113,7 @@ fn what_was_delivered_stays_though_the_writer_exits() {
 #[test]
 fn what_had_arrived_before_a_kill_is_read_first() {
     for written in EAGER.into_iter().chain([RENDEZVOUS]) {
-        super::alone(Runtime::Idle, async {
+        Runtime::Idle.run(async {
             let mut listener = listen(config()).await;
             let (mut child, mut stream) = writer("write-and-wait", &mut listener, written).await;
             // The writer waits, so that all of it arrives, and none of it is read.

@@ -1,18 +1,15 @@
-//! A peer's process is stopped, not dead: its sockets stay open and say nothing. Pings find that out.
+//! A peer's process is stopped but not dead: its sockets stay open and nothing arrives. Pings find such a peer.
 
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use support::{Child, Runtime, config, listen};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_stream::StreamExt as _;
-use tonic_rdma::{Config, Verdict};
-use tonic_rdma::{ConnectionFault, Dialer, EndpointStream};
+use tonic_rdma::{Config, ConnectionFault, Dialer, EndpointStream, Verdict};
 
-use support::Child;
-use support::{Runtime, config, listen};
-
-/// Long enough for a peer that is alive on a busy machine.
-const ANSWER: Duration = Duration::from_secs(10);
+/// Time for an answer to a ping. A live peer on a busy machine answers within it.
+const ANSWER: Duration = Duration::from_secs(4);
 
 fn pinging() -> Config {
     config().ping(Duration::from_millis(300), ANSWER)
@@ -44,39 +41,43 @@ fn check(error: &std::io::Error) {
     assert!(matches!(fault, Some(ConnectionFault::NoAnswer(within)) if *within == ANSWER), "{error:?}");
 }
 
-/// A reader that waits and a writer that is blocked learn it, and a connection to a peer that answers goes on, however long
-/// it says nothing else.
-#[test]
-fn a_server_that_hangs_is_found_by_ping() {
-    for runtime in [Runtime::Idle, Runtime::MultiThread] {
-        super::alone(runtime, async {
-            let (hanging, healthy) = (Child::start(&[], "echo"), Child::start(&[], "echo"));
-            let (mut reader, mut writer) = (dial(&hanging).await, dial(&hanging).await);
-            let mut other = dial(&healthy).await;
-            for stream in [&mut reader, &mut writer, &mut other] {
-                round_trip(stream).await;
-            }
-            stop(&hanging);
-            let read = async { reader.read(&mut [0]).await.expect_err("the peer says nothing") };
-            let write = async {
-                loop {
-                    if let Err(error) = writer.write_all(&[1; 100_000]).await {
-                        break error;
-                    }
-                }
-            };
-            let (read, written) = tokio::join!(read, write);
-            check(&read);
-            check(&written);
-            round_trip(&mut other).await;
-        });
+/// A waiting reader and a blocked writer get the error. An idle connection to a peer that answers goes on.
+async fn server_hangs() {
+    let (hanging, healthy) = (Child::start(&[], "echo"), Child::start(&[], "echo"));
+    let (mut reader, mut writer) = (dial(&hanging).await, dial(&hanging).await);
+    let mut other = dial(&healthy).await;
+    for stream in [&mut reader, &mut writer, &mut other] {
+        round_trip(stream).await;
     }
+    stop(&hanging);
+    let read = async { reader.read(&mut [0]).await.expect_err("the peer sends nothing") };
+    let write = async {
+        loop {
+            if let Err(error) = writer.write_all(&[1; 100_000]).await {
+                break error;
+            }
+        }
+    };
+    let (read, written) = tokio::join!(read, write);
+    check(&read);
+    check(&written);
+    round_trip(&mut other).await;
 }
 
-/// The same at the server's end, in the middle of a client's upload.
+/// The runtimes wait at one time, because each of them waits for [`ANSWER`].
+#[test]
+fn a_server_that_hangs_is_found_by_ping() {
+    std::thread::scope(|scope| {
+        for runtime in [Runtime::Idle, Runtime::MultiThread] {
+            scope.spawn(move || runtime.run(server_hangs()));
+        }
+    });
+}
+
+/// The server gets the error in the middle of a client's upload.
 #[test]
 fn a_client_that_hangs_is_found_by_ping() {
-    super::alone(Runtime::Idle, async {
+    Runtime::Idle.run(async {
         let mut listener = listen(pinging()).await;
         let role = format!("load {}", listener.local_addr());
         let client = tokio::task::spawn_blocking(move || Child::start(&[], &role));
@@ -87,7 +88,7 @@ fn a_client_that_hangs_is_found_by_ping() {
         stop(&client);
         let error = loop {
             match stream.read(&mut bytes).await {
-                Ok(count) => assert!(count > 0, "a hang is no orderly end"),
+                Ok(count) => assert!(count > 0, "a hang must not look like an orderly end"),
                 Err(error) => break error,
             }
         };
