@@ -7,6 +7,7 @@
     reason = "tests, some of which say why they skip"
 )]
 
+mod child;
 mod dlpack;
 mod dynamic_placement;
 mod hostile_calls;
@@ -24,6 +25,7 @@ mod waits;
 
 use std::time::{Duration, Instant};
 
+use support::Content;
 use tonic_rdma::Config;
 use tonic_rdma_tensor::{
     Channel, Direction, ExportedRegion, Notification, RdmaDevice, RemoteRegion, Rights, Settings,
@@ -51,11 +53,9 @@ async fn ways() -> Vec<Notification> {
     all.into_iter().skip_while(|way| *way != channel.notification()).collect()
 }
 
-/// Content that depends on its place and on `seed`.
+/// Returns content that depends on `seed` and on the place of each byte.
 fn pattern(seed: u64, length: usize) -> Vec<u8> {
-    (0..length as u64)
-        .map(|at| ((at ^ seed.wrapping_mul(0x9e37)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8)
-        .collect()
+    Content::new(seed).take(length)
 }
 
 /// Waits until `done`, or fails.

@@ -12,6 +12,7 @@ use tonic_rdma_tensor::{Direction, Offer, RdmaDevice, Requested, Rights, Setting
 use tonic_rdma_tensor::{Dtype, Shape};
 
 use super::pattern;
+use support::{Child, announce};
 
 const NAPS: &str = "tonic_rdma_tensor_naps_total";
 /// Tensors that each combination moves, and how often an end lets the other wait.
@@ -173,8 +174,16 @@ fn between(receiver: End, sender: End) {
     });
 }
 
+/// Runs in a child, because the count is for the whole process.
 #[test]
 fn no_wait_is_ended_by_the_clock() {
+    let child = Child::start(&[], "waits");
+    assert_eq!(child.word, "counted");
+    child.ends();
+}
+
+/// Plays the role `waits`.
+pub(crate) fn play() {
     naps();
     for receiver in End::ALL {
         for sender in End::ALL {
@@ -182,6 +191,7 @@ fn no_wait_is_ended_by_the_clock() {
             assert_eq!(naps(), 0, "waits ended by the clock: {sender:?} to {receiver:?}");
         }
     }
+    announce("counted");
 }
 
 #[test]
