@@ -1,4 +1,4 @@
-//! Many connections: one after the other, and all at once.
+//! Many connections: one after another, and all at one time.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use support::Child;
 use support::echo_stream;
 use support::{Runtime, descriptors_and_mappings, listen, settled};
 
-/// Resident memory of this process, in bytes.
+/// Returns the resident memory of this process, in bytes.
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
@@ -84,14 +84,14 @@ fn five_hundred_and_twelve_connections_at_once() {
     });
 }
 
-/// CPU time of a process so far, in clock ticks.
+/// Returns the CPU time of a process so far, in clock ticks.
 fn ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
-/// A share of CPU time, which a busy machine can only make smaller.
+/// Limits the CPU time of an idle server. A busy machine can only make it smaller.
 #[test]
 fn a_hundred_idle_connections_let_the_server_sleep() {
     super::alone(Runtime::Idle, async {

@@ -1,4 +1,4 @@
-//! What a connection holds, as the book says it: two descriptors, and up to 1.6 MiB of receive buffers, touched as they are used.
+//! A connection holds two descriptors and up to 1.6 MiB of receive buffers, which take memory only after their first use.
 
 use std::os::unix::fs::MetadataExt as _;
 
@@ -9,8 +9,8 @@ use tonic_rdma::{Dialer, EndpointStream};
 use support::Child;
 use support::Runtime;
 
-/// Descriptors of this process; and of the memory that it shares with peers behind them, in bytes, how much there is, and how
-/// much was ever touched.
+/// The descriptors of this process, and the memory behind them that it shares with peers: the size and the part that was ever
+/// touched, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     descriptors: i64,
@@ -23,7 +23,7 @@ impl Held {
         let mut held = Self { descriptors: 0, shared: 0, touched: 0 };
         for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
             let path = entry.unwrap().path();
-            // The descriptor of the directory itself is gone by the time it is looked at.
+            // The descriptor of this directory is closed by now.
             let Ok(target) = std::fs::read_link(&path) else { continue };
             held.descriptors += 1;
             if target.to_str().is_some_and(|target| target.starts_with("/memfd:tonic-rdma "))
@@ -46,7 +46,7 @@ impl Held {
 }
 
 async fn dial(peer: &Child) -> EndpointStream {
-    // A fixed threshold: the tuner, which would open queue pairs of its own in the background, is not asked.
+    // With a fixed threshold the tuner does not run. It would open queue pairs of its own in the background.
     let dialer = Dialer::new(Config::default().eager_threshold(EagerThreshold::Bytes(64 << 10)));
     let stream = dialer.dial("127.0.0.1", peer.word.parse().unwrap()).await.unwrap();
     assert_eq!(stream.info().verdict(), Verdict::Rdma, "{}", stream.info().reason());
@@ -66,7 +66,7 @@ fn a_connection_holds_two_descriptors_and_its_receive_buffers() {
     const MOST: i64 = (16 << 20) / 10;
     super::alone(Runtime::Idle, async {
         let peer = Child::start(&[], "echo");
-        // The first connection also opens the device, and the way to the peer's process.
+        // The first connection also opens the device, and the connection to the peer's process.
         let mut streams = vec![dial(&peer).await];
         round_trip(&mut streams[0]).await;
         let before = Held::now();

@@ -1,4 +1,4 @@
-//! A peer is killed in the middle of things: the other end learns of it soon, and its other connections go on.
+//! A peer is killed under load: the other end gets the error soon, and its other connections go on.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use tonic_rdma::{Dialer, EndpointStream};
 use support::{Child, echo_stream};
 use support::{Runtime, config, descriptors_and_mappings, listen, settled};
 
-/// How soon a death has to be noticed: the promise, not a measurement.
+/// The time within which the library promises to notice a death.
 const SOON: Duration = Duration::from_secs(1);
 
 async fn dial(port: &str) -> EndpointStream {
@@ -20,7 +20,7 @@ async fn dial(port: &str) -> EndpointStream {
     stream
 }
 
-/// Sends and takes back `length` bytes.
+/// Sends `length` bytes and reads them back.
 async fn round_trip(stream: &mut EndpointStream, length: usize) -> std::io::Result<()> {
     let (bytes, mut echo) = (vec![6; length], vec![0; length]);
     let (mut read, mut write) = tokio::io::split(stream);

@@ -1,4 +1,4 @@
-//! Nothing is left behind: counted for the whole process, so each of these tests has it to itself.
+//! Servers and channels that ended leave no descriptors, mappings, tasks or threads.
 
 use tokio::runtime::Handle;
 use tonic::transport::channel::Change;
@@ -30,7 +30,7 @@ fn of_a_server_that_shut_down() {
         }
         settled(before).await;
         until(|| self::tasks() <= tasks).await;
-        // Threads of the runtime's pool for what may block come and go; each round would leave one more.
+        // The number of threads in the runtime's blocking pool varies. A leak would add one thread each round.
         assert!(threads() < running + 8, "{running} threads before, {} after", threads());
     });
 }
@@ -49,7 +49,7 @@ fn of_a_balanced_channel() {
             let channel = balance_list([running.endpoint(), nobody.endpoint()], Over::Rdma.connector());
             let mut client = GreeterClient::new(channel.clone());
             assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
-            // A call in flight ends as it would have though nobody holds the channel any more.
+            // A call in flight must still finish after the drop of the channel.
             let calls = habits.calls();
             let held = tokio::spawn(async move { say(&mut client, "hold").await });
             until(|| habits.calls() > calls).await;

@@ -1,4 +1,5 @@
-//! A process of its own, because these tests count what the whole process holds (descriptors, mappings, threads, memory). They run one after another.
+//! A process of its own, because these tests count what the whole process holds (descriptors, mappings, threads, memory).
+//! They run one after another.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::unwrap_used,

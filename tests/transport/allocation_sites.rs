@@ -1,4 +1,4 @@
-//! Allocation sites learn from what gRPC calls really send: over RDMA and TCP, gathered and copied, both ways.
+//! Allocation sites learn from what gRPC calls send: over RDMA and TCP, gathered and copied, in both directions.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest}
 
 const LENGTH: usize = 300_000;
 
-/// Checks what is put, and answers a stream with buffers of its own.
+/// A service that checks the payload of a put, and answers a stream with buffers of its own.
 struct Worker {
     sites: SiteAllocator,
 }
@@ -55,7 +55,7 @@ impl Transfer for Worker {
     }
 }
 
-/// Content that depends on the seed and on the position.
+/// Returns content that depends on the seed and on the position.
 fn content(seed: u64, length: usize) -> impl Iterator<Item = u8> {
     (0..length as u64).map(move |at| ((at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
 }
@@ -70,7 +70,7 @@ fn allocator() -> SiteAllocator {
     SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default())
 }
 
-/// A server that gathers, and allocates from `sites`.
+/// Starts a server that gathers, and allocates from `sites`.
 async fn serve(sites: &SiteAllocator) -> SocketAddr {
     let incoming = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
     let address = incoming.local_addr();
@@ -93,7 +93,7 @@ fn over_rdma() -> Config {
     Config::default().policy(Policy::Require)
 }
 
-/// Puts `payload` by any client, and checks that all of it arrived.
+/// Puts `payload`, and checks that all of it arrived.
 macro_rules! put {
     ($client:expr, $seed:expr, $payload:expr) => {{
         let payload: Bytes = $payload;
@@ -112,7 +112,7 @@ fn named(sites: &SiteAllocator, wanted: &str) -> SiteStatus {
     sites.report().sites.into_iter().find(is_wanted).unwrap()
 }
 
-/// A training loop's worth of buffers, of which only the gradients are sent by reference over RDMA.
+/// Allocates the buffers of a training loop. Only the gradients are sent by reference over RDMA.
 async fn exactly_the_sites_that_send_are_registered(config: Config) {
     let sites = allocator();
     let address = serve(&sites).await;

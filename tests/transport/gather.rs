@@ -1,4 +1,4 @@
-//! Large fields by reference, between generated code of ours and stock code, over RDMA and TCP.
+//! Sends large fields by reference, between our codec and the stock codec, over RDMA and TCP.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -20,7 +20,7 @@ use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
 
-/// Around the threshold, around a DATA frame, and several windows.
+/// Lengths around the threshold, around a DATA frame, and of several windows.
 const SIZES: [usize; 9] = [
     0,
     1,
@@ -63,7 +63,7 @@ impl Transfer for Echo {
     }
 }
 
-/// Content that depends on the seed and on the position.
+/// Returns content that depends on the seed and on the position.
 fn content(seed: u64, length: usize) -> impl Iterator<Item = u8> {
     (0..length as u64).map(move |at| ((at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
 }
@@ -76,7 +76,7 @@ fn messages() -> impl Stream<Item = PutRequest> {
     tokio_stream::iter(SIZES.iter().zip(0..)).map(|(&length, seed)| message(seed, length))
 }
 
-/// A server that gathers, on a port for RDMA and a port for TCP; channels to both.
+/// Starts a server that gathers, on a port for RDMA and a port for TCP. Returns channels to both.
 async fn channels() -> [Channel; 2] {
     let service = || TransferServer::new(Echo).max_decoding_message_size(usize::MAX);
     let incoming = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
@@ -105,10 +105,10 @@ async fn every_size_arrives_whole() {
     }
 }
 
-/// A device that takes nothing large inline, as network cards are, both ends of a connection, and large messages from
-/// memory that the device can read: the payload goes from there to the peer, past the codec, HTTP/2 and the endpoint.
+/// Uses settings of a network card, which sends nothing large inline, and registered memory for the messages. The payload must go
+/// from there to the peer without a copy by the codec, HTTP/2 or the endpoint.
 #[tokio::test]
-async fn registered_payloads_are_copied_by_nobody_on_the_sending_side() {
+async fn registered_payloads_are_not_copied_on_the_sending_side() {
     const LENGTH: usize = 3 << 20;
     const MESSAGES: u64 = 5;
     let config = Config::from_env().unwrap().max_inline(200).eager_threshold(EagerThreshold::Bytes(64 << 10));
@@ -157,7 +157,7 @@ async fn streams_keep_their_messages_apart_both_ways() {
 async fn stock_code_understands_it_and_is_understood() {
     let path = || PathAndQuery::from_static("/tonic_rdma.transfer.v1.Transfer/Echo");
     for channel in channels().await {
-        // tonic's own codec at this end, ours at the other.
+        // The stock codec in the client, ours in the server.
         let mut stock = Grpc::new(channel.clone()).max_decoding_message_size(usize::MAX);
         stock.ready().await.unwrap();
         let codec = tonic_prost::ProstCodec::<PutRequest, PutRequest>::default();
@@ -165,14 +165,14 @@ async fn stock_code_understands_it_and_is_understood() {
         let replies: Vec<PutRequest> = replies.map(Result::unwrap).collect().await;
         assert!(replies == messages().collect::<Vec<_>>().await, "the echo differs");
 
-        // Our codec without anybody who takes what it could leave out.
+        // Our codec over a transport that takes no payload by reference.
         let mut plain = TransferClient::new(channel);
         let reply = plain.put(message(5, 1 << 20)).await.unwrap().into_inner();
         assert_eq!((reply.bytes, reply.first_mismatch), (1 << 20, 0));
     }
 }
 
-/// Hands back what it is sent, a frame at a time.
+/// Sends every frame back.
 #[derive(Clone)]
 struct Mirror;
 

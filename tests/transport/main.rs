@@ -13,6 +13,6 @@
 mod allocation_sites;
 mod child;
 mod endpoint;
+mod features;
 mod gather;
-mod habits;
 mod tls;

@@ -1,4 +1,4 @@
-//! A task that keeps its thread keeps no other connection waiting.
+//! A task that blocks its thread does not delay other connections.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use support::echo_stream;
 use support::{Runtime, config, pair};
 
-/// One connection's reader blocks its worker, woken by the poll task itself, until the other connection has had its round trip.
-/// Round by round, so that the poll task is found on either worker.
+/// The poll task wakes one connection's reader, which blocks its worker until the other connection has made a round trip. Many
+/// rounds, so that the poll task runs on either worker.
 #[test]
 fn a_reader_that_blocks_its_thread_does_not_stop_the_others() {
     const ROUNDS: usize = 50;
@@ -28,7 +28,7 @@ fn a_reader_that_blocks_its_thread_does_not_stop_the_others() {
         for round in 0..ROUNDS {
             blocked.write_u8(1).await.unwrap();
             blocked.flush().await.unwrap();
-            // Most rounds find the reader in its wait, some before it.
+            // In most rounds the reader waits already, in some not yet.
             if round % 4 != 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }

@@ -1,4 +1,4 @@
-//! Processes that can't share memory, or have none to share, end on TCP, and are told why.
+//! Two processes that can't share memory, or have no memory left, use TCP and get the reason.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ fn succeeds(command: &[&str]) -> bool {
     Command::new(command[0]).args(&command[1..]).output().is_ok_and(|output| output.status.success())
 }
 
-/// A pair of network namespaces with a link between them; removed on drop.
+/// A pair of network namespaces with a link between them, removed on drop.
 struct Namespaces;
 
 impl Namespaces {
@@ -55,7 +55,7 @@ fn two_network_namespaces_end_on_tcp() {
     let client = Child::start(&["ip", "netns", "exec", b], &format!("dial 10.211.7.1:{}", server.word));
     assert!(client.word.starts_with("tcp:"), "{}", client.word);
     assert!(client.word.contains("network namespace"), "{}", client.word);
-    // Within one of them the same peers share memory.
+    // Peers in one namespace share memory.
     let client = Child::start(&["ip", "netns", "exec", a], &format!("dial 10.211.7.1:{}", server.word));
     assert!(client.word.starts_with("rdma:"), "{}", client.word);
 }
@@ -67,7 +67,7 @@ fn two_users_end_on_tcp() {
         println!("skipped: becoming another user needs root and setpriv");
         return;
     }
-    // The other user has to be able to read this binary.
+    // The other user must be able to run this binary.
     let binary = std::env::current_exe().unwrap();
     if !succeeds(&[&as_nobody[..], &["test", "-x", binary.to_str().unwrap()]].concat()) {
         println!("skipped: another user can't run this binary where it is");

@@ -1,4 +1,4 @@
-//! What the log says: no warning where all went well, one where a transfer was cut short, and few lines whatever peers do.
+//! The log: no warning after success, one warning for a transfer that was cut short, and few lines in a flood of events.
 
 use std::io::{self, Read as _};
 use std::path::Path;
@@ -18,18 +18,18 @@ use super::tuning::Place;
 use support::Child;
 use support::{Content, Runtime, config, listen};
 
-/// Collects what is logged.
+/// Collects log lines.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    /// The lines that have `text`, so far.
+    /// Returns the lines with `text` so far.
     fn lines(&self, text: &str) -> Vec<String> {
         let log = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
         log.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
     }
 
-    /// Waits until there are as many lines with `text`; the caller has a deadline.
+    /// Waits until there are `count` lines with `text`. The caller has a deadline.
     async fn has(&self, count: usize, text: &str) {
         while self.lines(text).len() < count {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -48,7 +48,7 @@ impl io::Write for Log {
     }
 }
 
-/// What `test` logs, on this thread.
+/// Returns what `test` logs on this thread.
 pub(crate) fn logged(test: impl FnOnce()) -> String {
     let log = Log::default();
     logging(&log, test);
@@ -72,8 +72,7 @@ fn all_went_well(whose: &str, log: &str) {
     assert!(!bad, "{whose}:\n{log}");
 }
 
-/// A process that serves, and one that calls and leaves: neither warns of anything, on any of its threads, however the
-/// client leaves.
+/// A server process and a client process log no warning on any thread, whether the client returns or exits.
 #[test]
 fn two_processes_that_part_in_good_order_warn_of_nothing() {
     for how in ["returns", "exits"] {
@@ -87,7 +86,7 @@ fn two_processes_that_part_in_good_order_warn_of_nothing() {
         server.ends();
         for (whose, log) in ["server", "client"].iter().zip(&logs) {
             let log = std::fs::read_to_string(log).unwrap();
-            // Calls, and the tensor devices' own.
+            // One connection for the calls, and one of the tensor devices.
             assert!(log.matches("connected over rdma").count() >= 2, "{how}, {whose}:\n{log}");
             all_went_well(&format!("{how}, {whose}"), &log);
         }
@@ -104,7 +103,7 @@ pub(crate) fn play(role: &str) -> bool {
     match words[..] {
         ["log-serve", path] => {
             log(path);
-            Runtime::MultiThread.run_for_ever(serve_until_told());
+            Runtime::MultiThread.run_for_ever(serve_until_stdin_closes());
         }
         ["log-call", path, addresses, how] => {
             log(path);
@@ -124,13 +123,13 @@ async fn device() -> RdmaDevice {
     RdmaDevice::bind(Settings::new(1, 1).config(config()), "127.0.0.1:0").await.unwrap()
 }
 
-/// Waits, off the runtime, until the parent closes stdin.
-async fn told() {
+/// Waits, on a blocking thread, until the parent closes stdin.
+async fn stdin_closed() {
     let wait = || io::stdin().read_to_end(&mut Vec::new());
     tokio::task::spawn_blocking(wait).await.unwrap().unwrap();
 }
 
-async fn serve_until_told() {
+async fn serve_until_stdin_closes() {
     let running = serve("127.0.0.1:0", config()).await;
     let device = device().await;
     let mut slot = device.static_receiver("slot", &spec(), 1).unwrap();
@@ -140,7 +139,7 @@ async fn serve_until_told() {
             Content::new(7).check(tensor.to_tensor().unwrap().bytes().unwrap());
         }
     });
-    told().await;
+    stdin_closed().await;
     take.abort();
     running.stop.send(()).unwrap();
     running.server.await.unwrap().unwrap();
@@ -160,24 +159,24 @@ async fn call(addresses: &str, exits: bool) {
     let tensor = Tensor::from_bytes(spec(), Content::new(7).take(100_000).into()).unwrap();
     sender.send(&tensor).await.unwrap();
     support::announce("called");
-    told().await;
+    stdin_closed().await;
     if exits {
         #[expect(clippy::disallowed_methods, reason = "programs do so, with connections open")]
         std::process::exit(0);
     }
 }
 
-/// Connects, has a round trip, and leaves it at that.
+/// Connects, makes one round trip, and waits.
 async fn hold(host: &str, port: u16) {
     let mut stream = Dialer::new(config()).dial(host, port).await.unwrap();
     stream.write_all(b"there and back").await.unwrap();
     stream.flush().await.unwrap();
     stream.read_exact(&mut [0; 14]).await.unwrap();
     support::announce("holding");
-    told().await;
+    stdin_closed().await;
 }
 
-/// Both ends in one process, whichever leaves first.
+/// Both ends are in one process, and each of them closes first in turn.
 #[test]
 fn ends_that_leave_in_good_order_warn_of_nothing() {
     for server_first in [false, true] {
@@ -199,7 +198,7 @@ fn ends_that_leave_in_good_order_warn_of_nothing() {
     }
 }
 
-/// A killed peer is a warning where a write was waiting for it, and information otherwise.
+/// A killed peer causes a warning if a write was waiting for the peer, and an info line otherwise.
 #[test]
 fn a_killed_peer_is_a_warning_where_a_write_was_waiting() {
     for busy in [false, true] {
@@ -217,7 +216,7 @@ fn a_killed_peer_is_a_warning_where_a_write_was_waiting() {
                 stream.flush().await.unwrap();
                 let mut peer = starting.await.unwrap();
                 if busy {
-                    // More than can be on its way: the peer reads none of it, and the writer comes to wait for credits.
+                    // The peer reads nothing, so that the writer comes to wait for credits.
                     let (bytes, info) = (vec![1; 1 << 20], stream.info().clone());
                     let write = async { while stream.write_all(&bytes).await.is_ok() {} };
                     let waits = async {
@@ -243,7 +242,7 @@ fn a_killed_peer_is_a_warning_where_a_write_was_waiting() {
     }
 }
 
-/// Health probes connect and close, or reset.
+/// Health probes connect and then close or reset.
 #[test]
 fn connections_without_a_byte_are_no_warning() {
     const PROBES: usize = 20;
@@ -263,7 +262,7 @@ fn connections_without_a_byte_are_no_warning() {
     assert_eq!(log.lines("DEBUG").len(), log.lines("").len(), "{:?}", log.lines(""));
 }
 
-/// How many lines with `text` there are, and how many more they say were left out.
+/// Returns the number of lines with `text`, and the number of suppressed lines that these lines name.
 fn accounted_for(log: &Log, text: &str) -> (usize, usize) {
     let lines = log.lines(text);
     let suppressed = lines.iter().map(|line| {
@@ -274,8 +273,8 @@ fn accounted_for(log: &Log, text: &str) -> (usize, usize) {
     (lines.len(), suppressed.sum())
 }
 
-/// Makes `one` happen often, and then until its line is written again. Of all that happened every one is a line or counted
-/// by one, and lines are no more than the burst and one a second.
+/// Repeats `one` many times, and then until its line appears again. Every event must be a line or be counted in a line, and there
+/// must be at most the burst and one line a second.
 async fn flood(log: &Log, text: &str, mut one: impl AsyncFnMut()) {
     const FLOOD: usize = 100;
     const BURST: usize = 10;
@@ -309,7 +308,7 @@ fn a_flood_of_garbage_is_a_few_warnings_that_name_the_peer() {
             flood(&log, "connection refused", async || {
                 let mut tcp = TcpStream::connect(listener.local_addr()).await.unwrap();
                 tcp.write_all(b"SSH-2.0-scanner\r\n").await.unwrap();
-                // Its line is written before it is closed, or in the same turn.
+                // The listener writes the line before it closes the connection, or in the same poll.
                 let _ = tcp.read(&mut [0]).await;
             })
             .await;
@@ -348,7 +347,7 @@ fn a_flood_of_connections_is_a_few_lines() {
                 drop((client, server));
             })
             .await;
-            // The listener's lines of TCP are used up; that does not hide a connection over RDMA.
+            // The listener has used up its lines for TCP. That must not hide a connection over RDMA.
             let rdma = Dialer::new(config());
             let (client, server) = tokio::join!(
                 async {
@@ -359,7 +358,7 @@ fn a_flood_of_connections_is_a_few_lines() {
                 listener.next()
             );
             drop((client, server));
-            // The dialer's and the listener's.
+            // One line of the dialer and one of the listener.
             assert_eq!(log.lines("connected over rdma").len(), 2);
         });
     });

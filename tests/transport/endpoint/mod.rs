@@ -3,7 +3,6 @@
 mod blocking;
 mod hang;
 mod isolation;
-mod last_words;
 pub(crate) mod logs;
 mod negotiation;
 mod observability;
@@ -12,3 +11,4 @@ mod shared_receive;
 mod stream;
 mod tonic_over_rdma;
 mod tuning;
+mod writer_dies;

@@ -1,4 +1,4 @@
-//! Who may connect, over what, and what becomes of those who misbehave.
+//! Negotiation: the transport that each pair of policies gives, and the treatment of peers that misbehave.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn raw(listener: &Listener, bytes: &[u8]) -> TcpStream {
     tcp
 }
 
-/// What the policies of client and server come to.
+/// Checks the transport for each pair of policies.
 #[test]
 fn policies() {
     use Policy::{Prefer, Require, TcpOnly};
@@ -85,9 +85,9 @@ fn stock_clients_are_handed_on_with_their_first_bytes() {
     });
 }
 
-/// Connects a client of ours to `listener` by way of a relay that passes on its hello and nothing more, so that it stops in the
-/// middle of the negotiation: the listener has a queue pair for it by then. Returns the relay's connection to the listener, and
-/// the client with the relay's connection to it.
+/// Connects one of our clients to `listener` through a relay that passes only the hello on. The client stops in the middle of
+/// the negotiation, when the listener has a queue pair for it. Returns the relay's connection to the listener, and a task with
+/// the client.
 async fn half_negotiated(listener: &Listener) -> (TcpStream, tokio::task::JoinHandle<()>) {
     let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = relay.local_addr().unwrap().port();
@@ -98,7 +98,7 @@ async fn half_negotiated(listener: &Listener) -> (TcpStream, tokio::task::JoinHa
     let (mut from, _) = relay.accept().await.unwrap();
     let hello = message(&mut from).await;
     let mut to = raw(listener, &hello).await;
-    // The listener's hello: it waits for the client's next message now.
+    // The listener has sent its hello, and now waits for the client's next message.
     message(&mut to).await;
     let keeping = tokio::spawn(async move {
         let _from = from;
@@ -116,15 +116,15 @@ async fn message(tcp: &mut TcpStream) -> Vec<u8> {
     received
 }
 
-/// An end that waits for its peer's part of the negotiation for longer than any test takes.
+/// Returns settings that wait for the peer's part of the negotiation for longer than any test takes.
 fn patient() -> Config {
     Config::default().handshake_timeout(Duration::from_secs(3600))
 }
 
-/// Peers that have connected first and stop at each stage of the negotiation delay no other peer, though they keep their
-/// connections all the time: others negotiate and talk meanwhile. A listener that negotiates with one after the other would hang.
+/// Some peers connect first, stop at each stage of the negotiation, and keep their connections. Other peers negotiate and exchange
+/// data meanwhile. A listener that negotiates with one peer after another would hang.
 #[test]
-fn peers_that_stop_in_the_middle_delay_nobody() {
+fn peers_that_stop_in_the_middle_delay_no_other_peer() {
     const OF_EACH_KIND: usize = 20;
     Runtime::Idle.run(async {
         let mut listener = listen(patient()).await;
@@ -161,7 +161,7 @@ fn peers_that_stop_in_the_middle_delay_nobody() {
     });
 }
 
-/// Each of these is dropped within the handshake timeout.
+/// The listener drops each of these peers within the handshake timeout.
 #[test]
 fn misbehaving_peers_are_dropped() {
     Runtime::Idle.run(async {
@@ -180,7 +180,7 @@ fn misbehaving_peers_are_dropped() {
         assert_eq!((client.info().verdict(), server.info().verdict()), (Verdict::Rdma, Verdict::Rdma));
         for (index, mut tcp) in rude.into_iter().enumerate() {
             let mut answer = Vec::new();
-            // A reset is as good an end as an orderly one.
+            // The end may be a reset or an orderly end.
             let end = tokio::time::timeout(Duration::from_secs(10), tcp.read_to_end(&mut answer)).await;
             assert!(end.is_ok(), "peer {index} was not dropped");
         }
@@ -188,7 +188,7 @@ fn misbehaving_peers_are_dropped() {
 }
 
 #[test]
-fn a_client_of_another_version_is_told_so() {
+fn a_client_of_another_version_gets_the_reason() {
     Runtime::Idle.run(async {
         let listener = listen(Config::default()).await;
         let mut tcp = raw(&listener, &[&MAGIC[..], &[0xff, 0x7f, 1, 0, 0, 0, 0, 0]].concat()).await;
@@ -198,7 +198,7 @@ fn a_client_of_another_version_is_told_so() {
     });
 }
 
-/// A server that answers a hello in `answer`'s way, any number of times, and echoes what a plain client says.
+/// Starts a server that answers each hello with `answer`, and echoes the bytes of a plain client.
 async fn stock_server(answer: &'static [u8], silent: bool) -> (u16, tokio::task::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -258,7 +258,7 @@ fn stock_servers_are_dialled_anew_over_tcp_and_remembered() {
 #[test]
 fn a_connection_that_takes_too_long_is_given_up() {
     Runtime::Idle.run(async {
-        // A port whose backlog is full, so that the kernel answers nobody any more.
+        // The backlog of the port is full, so that the kernel answers no further client.
         let full = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         full.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
         full.listen(0).unwrap();
@@ -277,7 +277,7 @@ fn a_connection_that_takes_too_long_is_given_up() {
 }
 
 #[test]
-fn nobody_there_is_an_error_that_names_the_address() {
+fn an_address_without_a_listener_is_an_error_that_names_the_address() {
     Runtime::Idle.run(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -1,4 +1,4 @@
-//! What users can see: metrics, events, counters.
+//! Metrics, log events and counters.
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -62,7 +62,7 @@ fn what_was_negotiated_and_why_is_logged() {
     assert!(log.contains("rdma connection closed"), "{log}");
 }
 
-/// A client that exits drops its runtime, with connections in tasks that never end: to the server that is an end, no loss.
+/// A client that exits drops its runtime, with connections in tasks that never end. The server sees an orderly end and no loss.
 #[test]
 fn a_runtime_that_is_dropped_says_goodbye() {
     let log = logged(|| {

@@ -1,4 +1,4 @@
-//! Content that the device takes from where the application put it: pools for sending.
+//! Pools for sending: the device reads the content directly from the memory of the application.
 
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -10,14 +10,14 @@ use support::{Content, Runtime, config, pair};
 const LENGTH: usize = 300_000;
 const ROUNDS: usize = 40;
 
-/// A device that takes nothing large inline, as network cards are: there the source of a message has to be registered.
-/// Rendezvous would copy it, and must not be taken for it.
+/// Returns settings of a network card, which sends nothing large inline, so that the source of a message must be registered.
+/// The threshold keeps these messages out of rendezvous, which would copy them.
 fn nothing_inline() -> Config {
     config().max_inline(200).eager_threshold(EagerThreshold::Bytes(64 << 10))
 }
 
-/// Sends what `make` makes of the content, `ROUNDS` times, each time from memory that the time before used. Returns the
-/// share of the bytes that were not copied.
+/// Sends the buffer that `make` makes of the content, `ROUNDS` times, each time from the memory of the round before. Returns
+/// the share of the bytes that were not copied.
 async fn share_in_place(config: Config, make: impl Fn(&[u8]) -> Bytes) -> f64 {
     let (mut client, mut server) = pair(config).await;
     let (mut sent, mut received) = (Content::new(3), Content::new(3));
@@ -25,7 +25,7 @@ async fn share_in_place(config: Config, make: impl Fn(&[u8]) -> Bytes) -> f64 {
         for _ in 0..ROUNDS {
             let bytes = make(&sent.take(LENGTH));
             client.write_all(&bytes).await.unwrap();
-            // The memory is free for the next, though not all of it can have arrived.
+            // The memory is free for the next round, although part of the content may still be on its way.
             drop(bytes);
         }
         client.shutdown().await.unwrap();

@@ -1,6 +1,6 @@
-//! Receive buffers that connections share, on a device with shared receive queues: with `RDMA_DEVICE` set to one, and
-//! the process to itself (`--test-threads=1`). Elsewhere connections have buffers of their own, and the same must hold
-//! but for the memory.
+//! Receive buffers that connections share. This needs `RDMA_DEVICE` with shared receive queues, and no other test at the same
+//! time (`--test-threads=1`). On other devices each connection has its own buffers, and the test checks everything except the
+//! memory.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ const CONNECTIONS: usize = 50;
 const MESSAGES: usize = 40;
 const LENGTH: usize = 500;
 
-/// Memory that this process has pinned, in bytes.
+/// Returns the memory that this process has pinned, in bytes.
 fn pinned() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmPin:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// Small messages one way, all at once, and checked.
+/// Sends a burst of small messages in one direction, and checks them.
 async fn burst(seed: u64, client: &mut EndpointStream, server: &mut EndpointStream) {
     let (mut sent, mut received) = (Content::new(seed), Content::new(seed));
     let send = async {
@@ -65,11 +65,11 @@ fn receive_memory_does_not_grow_with_connections() {
         }
         let grown = pinned() - before;
         println!("{CONNECTIONS} connections, both ends: {grown} bytes more pinned than for one");
-        // A hundred ends with buffers of their own would have more than 160 MiB.
+        // With buffers of their own, a hundred ends would need more than 160 MiB.
         assert!(grown < 10 << 20, "{grown} bytes more pinned");
 
         connections = burst_over_all(connections).await;
-        // Some end with messages that nobody has read.
+        // Some connections end with unread messages.
         for (mut client, server) in connections.split_off(CONNECTIONS / 2) {
             for _ in 0..10 {
                 client.write_all(&[7; LENGTH]).await.unwrap();
@@ -77,14 +77,14 @@ fn receive_memory_does_not_grow_with_connections() {
             }
             drop((server, client));
         }
-        // After a while of silence, credits beyond those of the start go back; and come again.
+        // After some idle time the connections return the credits beyond their first ones, and get credits again later.
         tokio::time::sleep(Duration::from_secs(1)).await;
         for _ in 0..3 {
             connections = burst_over_all(connections).await;
         }
         let grown = pinned().saturating_sub(before);
         println!("after bursts: {grown} bytes more pinned than for one idle connection");
-        // What they sent from goes when they have been idle for a while; what they received in stays.
+        // Idle connections free their memory for sending, and keep the receive buffers.
         tokio::time::sleep(Duration::from_secs(1)).await;
         let grown = pinned().saturating_sub(before);
         println!("idle again: {grown} bytes more");

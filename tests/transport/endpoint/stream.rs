@@ -86,17 +86,17 @@ fn every_threshold_and_chunk_size_carries_the_same_bytes() {
     Runtime::Idle.run(both_ways(tiny, 4 * MIB, 100_000, false));
 }
 
-/// Sizes up to 64 MiB, both directions at once, one of the readers slow. `SOAK_MIB` says how much goes each way.
+/// Sends sizes up to 64 MiB in both directions at once, with one slow reader. `SOAK_MIB` sets the amount for each direction.
 #[test]
 fn soak() {
     let total = std::env::var("SOAK_MIB").map_or(256, |mib| mib.parse().unwrap()) * MIB;
-    // How long that takes depends on how much it is, and on the device: only its steps have a limit.
+    // The total time depends on the amount and the device, so only the steps have a time limit.
     Runtime::Idle.run_for_ever(both_ways(config(), total, 64 * MIB, false));
     Runtime::MultiThread.run_for_ever(both_ways(config(), total * 3 / 4, 64 * MIB, true));
 }
 
 #[test]
-fn counters_tell_which_way_the_bytes_went() {
+fn counters_show_how_the_bytes_were_sent() {
     Runtime::Idle.run(async {
         let config = config().eager_threshold(EagerThreshold::Bytes(64 * 1024));
         let (mut client, mut server) = pair(config).await;
@@ -173,10 +173,9 @@ fn what_was_written_before_a_drop_arrives() {
     });
 }
 
-/// Whoever gives up in the middle, such as a server that refuses a certificate, says why, does not flush, and does not read what
-/// is still to come.
+/// An end that gives up, such as a server that refuses a certificate, writes the reason, does not flush, and reads nothing more.
 #[test]
-fn last_words_arrive_before_an_abort() {
+fn the_last_write_arrives_before_an_abort() {
     everywhere(|config| async move {
         let (mut client, mut server) = pair(config).await;
         client.write_all(b"a question, and more").await.unwrap();
@@ -191,9 +190,9 @@ fn last_words_arrive_before_an_abort() {
     });
 }
 
-/// Who has said all and has all leaves, while the other still acknowledges what it has from it. That is no failure.
+/// An end that has sent and received everything closes while its peer still acknowledges data. That is no failure.
 #[test]
-fn whoever_is_done_first_may_leave() {
+fn the_end_that_is_done_first_may_close() {
     const ROUNDS: u64 = 60;
     const AT_ONCE: u64 = 4;
     let (address_to, address_from) = std::sync::mpsc::channel();
@@ -205,7 +204,7 @@ fn whoever_is_done_first_may_leave() {
                 let mut ends = JoinSet::new();
                 for _ in 0..AT_ONCE {
                     let stream = listener.next().await.unwrap();
-                    ends.spawn(talk(stream, Rng::with_seed(7)));
+                    ends.spawn(exchange(stream, Rng::with_seed(7)));
                 }
                 ends.join_all().await;
             }
@@ -219,7 +218,7 @@ fn whoever_is_done_first_may_leave() {
             for seed in 1..=AT_ONCE {
                 let stream = dialer.dial("127.0.0.1", port).await.unwrap();
                 assert_eq!(stream.info().verdict(), Verdict::Rdma);
-                ends.spawn(talk(stream, Rng::with_seed(round * AT_ONCE + seed)));
+                ends.spawn(exchange(stream, Rng::with_seed(round * AT_ONCE + seed)));
             }
             ends.join_all().await;
         }
@@ -227,8 +226,8 @@ fn whoever_is_done_first_may_leave() {
     server.join().unwrap();
 }
 
-/// Says something, hears all that the other has to say, and leaves as soon as it may.
-async fn talk(mut stream: EndpointStream, mut random: Rng) {
+/// Sends some content, reads everything from the peer, and closes as soon as possible.
+async fn exchange(mut stream: EndpointStream, mut random: Rng) {
     let (mut reader, mut writer) = split(&mut stream);
     let write = async {
         let mut content = Content::new(5);
@@ -253,7 +252,7 @@ async fn talk(mut stream: EndpointStream, mut random: Rng) {
 }
 
 #[test]
-fn a_writer_learns_that_nobody_reads_any_more() {
+fn a_writer_gets_an_error_after_the_reader_has_closed() {
     everywhere(|config| async move {
         let (mut client, server) = pair(config).await;
         drop(server);
@@ -272,8 +271,8 @@ fn a_writer_learns_that_nobody_reads_any_more() {
     });
 }
 
-/// What `poll_write` and `poll_flush` took is on its way: the receiver, in a runtime of its own, gets it although the
-/// sender's runtime never runs again.
+/// The bytes that `poll_write` and `poll_flush` took reach a receiver in another runtime, although the sender's runtime is
+/// blocked.
 #[test]
 fn data_moves_while_the_senders_runtime_is_blocked() {
     for mode in [PollMode::Adaptive, PollMode::Event] {
@@ -289,7 +288,7 @@ fn data_moves_while_the_senders_runtime_is_blocked() {
                 let mut bytes = [0; 10_000];
                 server.read_exact(&mut bytes).await.unwrap();
                 done_to.send(bytes.to_vec()).unwrap();
-                // Answer only after the other end has checked, so that it was blocked all the time.
+                // The answer comes after the other end has checked, so that the other end was blocked all the time.
                 server.write_all(b"got it").await.unwrap();
                 server.flush().await.unwrap();
                 let _ = server.read(&mut [0]).await;
@@ -311,9 +310,9 @@ fn data_moves_while_the_senders_runtime_is_blocked() {
     }
 }
 
-/// A task that never waits keeps the runtime from being idle, where it polls: what arrives is noticed all the same.
+/// A runtime polls when it is idle. Data must arrive also while a task that never waits keeps the runtime busy.
 #[test]
-fn a_runtime_that_is_never_idle_still_hears() {
+fn a_runtime_that_is_never_idle_still_receives() {
     for runtime in Runtime::ALL {
         runtime.run(async {
             let (mut client, mut server) = pair(config()).await;

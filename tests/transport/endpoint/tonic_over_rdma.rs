@@ -17,7 +17,7 @@ use support::{Content, Runtime, config, everywhere};
 
 const LIMIT: usize = 128 << 20;
 
-/// Checks what arrives against the content that the seed stands for.
+/// A service that compares each payload with the content of its seed.
 #[derive(Debug)]
 struct Checking;
 

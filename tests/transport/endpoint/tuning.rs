@@ -1,4 +1,4 @@
-//! What decides between eager messages and rendezvous, and how it is explained.
+//! The choice between eager messages and rendezvous, and its explanation.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use tonic_rdma::{Config, EagerThreshold};
 
 use support::{Runtime, config, pair};
 
-/// A directory of a test's own, gone with it.
+/// A temporary directory of one test, removed on drop.
 pub(crate) struct Place(pub(crate) PathBuf);
 
 impl Place {
@@ -48,7 +48,7 @@ async fn transfer(client: &mut EndpointStream, server: &mut EndpointStream, cont
     assert!(received == content);
 }
 
-/// Sends enough for the connection to look for a calibration, until it has one or has given up.
+/// Sends data until the connection has a calibration or has given up.
 async fn settled(config: Config) -> Decision {
     let (mut client, mut server) = pair(config).await;
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -82,7 +82,7 @@ fn a_threshold_that_is_set_is_explained_so() {
 #[test]
 fn without_one_the_device_is_measured_while_connections_go_on() {
     let place = Place::new("measured");
-    // A length of receive buffers that no other test has: a process measures a device once for each.
+    // No other test has receive buffers of this length: a process measures a device once for each length.
     let config = config().receive_buffers(64, 3000).tune_cache(place.cache());
     let decision = Runtime::Idle.run(settled(config));
     assert!(matches!(decision.set_by, SetBy::Calibration { .. }), "{decision}");
@@ -92,8 +92,8 @@ fn without_one_the_device_is_measured_while_connections_go_on() {
     );
 }
 
-/// Puts a calibration of the software device with receive buffers of `slot_size` bytes into the cache, in the format that
-/// the library writes: what is on users' disks stays readable.
+/// Writes a calibration of the software device with receive buffers of `slot_size` bytes into the cache. The format is the
+/// library's, because files on users' disks must stay readable.
 fn put(place: &Place, slot_size: u32, sizes: &str) {
     let subject = Subject::new(&tonic_rdma_verbs::soft::attributes(), slot_size);
     let Subject { provider, device, driver, version, cpu, .. } = subject;
@@ -109,7 +109,7 @@ fn put(place: &Place, slot_size: u32, sizes: &str) {
     std::fs::write(&file, format!("{body}sum={sum:016x}\n")).unwrap();
 }
 
-/// What the disk says is believed from the first write on, and obeyed: here that rendezvous pays from 32 KiB on.
+/// The connection follows the calibration on disk from the first write on: rendezvous from 32 KiB on.
 #[test]
 fn a_calibration_on_disk_is_followed() {
     let place = Place::new("followed");

@@ -1,4 +1,4 @@
-//! One channel over several servers with TLS: one whose certificate is no good gets no calls, and is told of.
+//! One channel over several servers with TLS. A server with a bad certificate gets no calls, and the channel shows the reason.
 
 use tonic_rdma::EndpointState;
 use tonic_rdma::{BalancedChannel, RdmaConnector, balance_list};
@@ -28,7 +28,7 @@ async fn calls_go_to_the_servers_that_can_be_trusted() {
 }
 
 #[tokio::test]
-async fn why_no_server_can_be_trusted_is_told() {
+async fn the_reason_why_no_server_can_be_trusted_is_shown() {
     let (authority, other) = (Authority::new("authority"), Authority::new("another authority"));
     let bad = serve(Some(other.server())).await;
     let endpoints = [endpoint(bad.address, Some(authority.client()))];

@@ -1,4 +1,4 @@
-//! Handshakes that can't succeed: each ends with an error that says why, and whoever behaves goes on.
+//! Handshakes that fail: each ends with an error that gives the reason, and correct clients are still served.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use super::greeting::{Running, greet, greet_stock, serve};
 use support::Authority;
 use support::{config, within};
 
-/// A server that demands certificates, and the authority for those.
+/// Starts a server that demands certificates. Returns the authority for them too.
 async fn guarded() -> (Authority, Running) {
     let authority = Authority::new("authority");
     let running = serve(Some(authority.mutual_server().timeout(Duration::from_secs(1)))).await;
     (authority, running)
 }
 
-/// Somebody with the right certificate is served, over RDMA and over TCP.
+/// Checks that a client with the right certificate is served, over RDMA and over TCP.
 async fn check(authority: &Authority, running: &Running) {
     let tls = || Some(authority.client_named("good"));
     let said = greet(running.address, tls()).await.unwrap();
@@ -40,7 +40,7 @@ async fn clients_that_the_server_refuses() {
     for (tls, expected) in refused {
         let error = greet(running.address, Some(tls.clone())).await.unwrap_err();
         assert!(error.contains(expected), "{expected} over RDMA: {error}");
-        // TCP may lose the alert to the reset that follows it, where the client had sent more than was read.
+        // On TCP, the reset after the alert may discard the alert, if the client had sent bytes that were not read.
         greet_stock(running.address, Some(tls)).await.unwrap_err();
         check(&authority, &running).await;
     }
@@ -109,12 +109,12 @@ fn certificates_that_are_none() {
     }
 }
 
-/// Whoever connects and then says nothing, or half of a handshake, is shown the door; meanwhile others are served.
+/// A client that connects and sends nothing or half of a handshake is disconnected. Other clients are served meanwhile.
 #[tokio::test]
 async fn handshakes_that_do_not_go_on() {
     let (authority, running) = guarded().await;
     let dialer = Dialer::new(config());
-    // A record of 512 bytes is announced, of which some come.
+    // The start of a record of 512 bytes.
     let begun = [22, 3, 1, 2, 0, 1, 0, 1, 252];
     let mut over_rdma = Vec::new();
     for said in [&[][..], &begun[..1], &begun] {
@@ -136,7 +136,7 @@ async fn handshakes_that_do_not_go_on() {
     check(&authority, &running).await;
 }
 
-/// A server that takes the connection, and never answers the handshake.
+/// The server accepts the connection, and never answers the handshake.
 #[tokio::test]
 async fn a_server_that_does_not_go_on() {
     use tokio_stream::StreamExt as _;

@@ -1,4 +1,4 @@
-//! A service that says who called and how, and clients of it.
+//! A service that answers with the client's name and the kind of connection, and clients of this service.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ struct Explaining;
 #[tonic::async_trait]
 impl Greeter for Explaining {
     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
-        // As the book says: tonic's own method knows tonic's own listeners alone.
+        // tonic's method works only with tonic's own listeners, as the book says.
         if request.peer_certs().is_some() {
             return Err(Status::internal("tonic's peer_certs has certificates"));
         }
@@ -39,7 +39,7 @@ impl Greeter for Explaining {
     }
 }
 
-/// Common name and alternative names.
+/// Returns the common name and the URIs of a certificate.
 fn names(certificate: &[u8]) -> String {
     let (_, certificate) = X509Certificate::from_der(certificate).unwrap();
     let common = certificate.subject().iter_common_name().next().unwrap().as_str().unwrap();
@@ -51,7 +51,7 @@ fn names(certificate: &[u8]) -> String {
     format!("{common} ({})", uris.collect::<Vec<_>>().join(", "))
 }
 
-/// A server that goes with its handle.
+/// A running server, stopped on drop.
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,
     task: AbortHandle,
@@ -63,7 +63,7 @@ impl Drop for Running {
     }
 }
 
-/// Serves greetings, and where they come from as tonic tells it.
+/// Serves greetings that contain the peer address according to tonic.
 pub(crate) async fn serve(tls: Option<ServerTlsConfig>) -> Running {
     let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
     let address = incoming.local_addr();
@@ -83,7 +83,7 @@ pub(crate) fn endpoint(address: SocketAddr, tls: Option<ClientTlsConfig>) -> End
     }
 }
 
-/// What the server says to a client of ours.
+/// Returns the answer to one of our clients.
 pub(crate) async fn greet(address: SocketAddr, tls: Option<ClientTlsConfig>) -> Result<String, String> {
     let (endpoint, connector) = (endpoint(address, tls), RdmaConnector::with_config(config()));
     within(async {
@@ -93,7 +93,7 @@ pub(crate) async fn greet(address: SocketAddr, tls: Option<ClientTlsConfig>) -> 
     .await
 }
 
-/// What it says to a stock client.
+/// Returns the answer to a stock client.
 pub(crate) async fn greet_stock(address: SocketAddr, tls: Option<ClientTlsConfig>) -> Result<String, String> {
     let endpoint = endpoint(address, tls);
     within(async { ask(endpoint.connect().await.map_err(|error| chain(&error))?).await }).await

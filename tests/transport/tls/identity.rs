@@ -1,4 +1,4 @@
-//! Who the client is, as the service sees it.
+//! The client's identity, as the service sees it.
 
 use super::greeting::{greet, serve};
 use support::Authority;

@@ -1,4 +1,4 @@
-//! https, over RDMA and over TCP, for our clients and stock ones.
+//! https over RDMA and over TCP, for our clients and stock clients.
 
 use tonic_rdma::{Policy, RdmaConnector, Verdict};
 
@@ -49,7 +49,7 @@ async fn our_client_reaches_a_stock_server_with_tls() {
     let incoming = tonic::transport::server::TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = incoming.local_addr().unwrap();
     let server = tonic::transport::Server::builder().tls_config(authority.server()).unwrap();
-    // It has no service of that name; an answer that says so has come through TLS.
+    // The server has no such service. The answer UNIMPLEMENTED shows that the call came through TLS.
     let server = { server }.add_routes(tonic::service::Routes::default()).serve_with_incoming(incoming);
     let server = tokio::spawn(server);
     let error = greet(address, Some(authority.client())).await.unwrap_err();
@@ -58,7 +58,7 @@ async fn our_client_reaches_a_stock_server_with_tls() {
 }
 
 #[tokio::test]
-async fn without_tls_nobody_is_known() {
+async fn without_tls_the_client_has_no_name() {
     let running = serve(None).await;
     let said = greet(running.address, None).await.unwrap();
     assert!(said.starts_with("nobody over rdma without TLS, from 127.0.0.1:"), "{said}");

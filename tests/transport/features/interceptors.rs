@@ -1,4 +1,4 @@
-//! Interceptors, of a client and of a server.
+//! Interceptors of a client and of a server.
 
 use tonic::metadata::MetadataValue;
 use tonic::transport::Server;

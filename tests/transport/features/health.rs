@@ -11,7 +11,7 @@ use support::ScriptedGreeter;
 use support::{Over, unchanged};
 
 #[test]
-fn check_and_watch_tell_the_status() {
+fn check_and_watch_report_the_status() {
     let outcome = unchanged(check_and_watch);
     assert_eq!(outcome, (1, Code::NotFound, vec![1, 2, 1]), "SERVING is 1, NOT_SERVING 2");
 }

@@ -1,4 +1,4 @@
-//! A process writes, flushes and is gone: what had arrived is read first, and then the reader learns of the death.
+//! A process writes, flushes and ends. The reader first gets the bytes that had arrived, and then the error.
 
 use std::io::ErrorKind;
 
@@ -10,7 +10,7 @@ use tonic_rdma::{EndpointStream, Listener};
 use support::{Child, WRITER_SEED};
 use support::{Content, Runtime, config, listen};
 
-/// Content and the pieces that it is written in, and from which length on a write is offered by rendezvous.
+/// The length of the content and of the pieces written, and the length from which a write goes by rendezvous.
 #[derive(Clone, Copy, Debug)]
 struct Written {
     length: usize,
@@ -18,16 +18,16 @@ struct Written {
     threshold: u64,
 }
 
-/// Goes into the reader's receive buffers.
+/// Messages that go into the reader's receive buffers.
 const EAGER: [Written; 3] = [
     Written { length: 1, piece: 1, threshold: u64::MAX },
     Written { length: 5_000, piece: 100, threshold: u64::MAX },
     Written { length: 500_000, piece: 100_000, threshold: u64::MAX },
 ];
-/// Stays in the writer's memory until the reader has fetched it.
+/// A message that stays in the writer's memory until the reader has fetched it.
 const RENDEZVOUS: Written = Written { length: 600_000, piece: 600_000, threshold: 1 };
 
-/// Starts a child that connects to `listener` in this role and writes.
+/// Starts a child that connects to `listener` and writes in this role.
 async fn writer(role: &'static str, listener: &mut Listener, written: Written) -> (Child, EndpointStream) {
     let arguments = format!("{role} {} {} {}", listener.local_addr(), written.length, written.piece);
     let threshold = format!("RDMA_EAGER_THRESHOLD={}", written.threshold);
@@ -37,12 +37,12 @@ async fn writer(role: &'static str, listener: &mut Listener, written: Written) -
     (child.await.unwrap(), stream)
 }
 
-/// Waits until the connection has failed, and reads nothing before.
+/// Waits until the connection has failed, without reading.
 async fn failed(stream: &mut EndpointStream) {
     std::future::poll_fn(|context| stream.poll_delivered(context)).await.expect_err("the writer has gone");
 }
 
-/// Reads until the end, which has to be that of a process that left without a word, and returns what came before.
+/// Reads until the connection fails, checks that the error is that of a dead process, and returns the bytes before.
 async fn read_to_the_death(mut stream: EndpointStream) -> Vec<u8> {
     let mut received = Vec::new();
     let end = stream.read_to_end(&mut received).await;
@@ -70,15 +70,15 @@ fn what_was_flushed_arrives_though_the_writer_exits_at_once() {
     }
 }
 
-/// Not even the reader's runtime runs before the writer has gone. What lies in the writer's memory is lost then, and the reader
-/// learns that: it sees no orderly end.
+/// The reader's runtime is blocked until the writer has ended. The bytes in the writer's memory are lost then, and the reader gets
+/// an error and no orderly end.
 #[test]
 fn what_was_flushed_waits_for_a_reader_that_comes_after_the_writers_end() {
     for written in EAGER.into_iter().chain([RENDEZVOUS]) {
         Runtime::Idle.run(async {
             let mut listener = listen(config()).await;
             let (mut child, mut stream) = writer("write-and-exit", &mut listener, written).await;
-            // Blocks the runtime, so that nothing is fetched.
+            // Blocks the runtime, so that the reader fetches nothing.
             assert!(child.process.wait().unwrap().success());
             failed(&mut stream).await;
             let received = read_to_the_death(stream).await;
@@ -91,7 +91,7 @@ fn what_was_flushed_waits_for_a_reader_that_comes_after_the_writers_end() {
     }
 }
 
-/// A writer that waits until all was delivered may exit then, whatever it wrote.
+/// A writer that has waited for the delivery may exit, after any kind of write.
 #[test]
 fn what_was_delivered_stays_though_the_writer_exits() {
     for written in [EAGER[2], RENDEZVOUS, Written { length: 5_000_000, ..RENDEZVOUS }] {
@@ -109,14 +109,14 @@ fn what_was_delivered_stays_though_the_writer_exits() {
     }
 }
 
-/// Nothing is read before the writer was killed and the connection has failed.
+/// The test reads nothing before the kill of the writer and the failure of the connection.
 #[test]
 fn what_had_arrived_before_a_kill_is_read_first() {
     for written in EAGER.into_iter().chain([RENDEZVOUS]) {
         Runtime::Idle.run(async {
             let mut listener = listen(config()).await;
             let (mut child, mut stream) = writer("write-and-wait", &mut listener, written).await;
-            // The writer waits, so that all of it arrives, and none of it is read.
+            // The writer waits, so that everything arrives before the kill.
             loop {
                 let counters = stream.info().counters();
                 let arrived = counters.eager_received_bytes + counters.rendezvous_received_bytes;

@@ -1,4 +1,4 @@
-//! One channel over several endpoints, some of them down.
+//! One channel over several endpoints, some of which are down.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ async fn servers<const COUNT: usize>(over: Over) -> [(RunningServer, ScriptedGre
     servers.try_into().ok().unwrap()
 }
 
-/// Whether the endpoint added as number `index` is up.
+/// Returns whether the endpoint that was added as number `index` is up.
 pub(crate) fn is_up(channel: &BalancedChannel, index: usize) -> bool {
     matches!(channel.endpoints()[index].state, EndpointState::Up(_))
 }
@@ -145,7 +145,7 @@ fn a_killed_server_costs_what_was_in_flight_and_comes_back() {
         let later = answers.load(Ordering::SeqCst) + 200;
         until(|| answers.load(Ordering::SeqCst) > later).await;
         let failed_in_all = failed.load(Ordering::SeqCst);
-        // A caller may lose the call in flight, and one more that it gave to the connection before the end of that was seen.
+        // A caller may lose the call in flight, and one more call that it made before the channel saw the end of the connection.
         assert!(failed_in_all <= 2 * CALLERS, "{failed_in_all} calls of {CALLERS} callers failed");
 
         doomed = start().await;
@@ -161,7 +161,7 @@ fn a_killed_server_costs_what_was_in_flight_and_comes_back() {
     });
 }
 
-/// A server that takes every connection and closes it, and how many it took.
+/// Starts a server that closes every connection. Returns the count of its connections too.
 async fn hangs_up() -> (Endpoint, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = Endpoint::from_shared(format!("http://{}", listener.local_addr().unwrap())).unwrap();
@@ -192,8 +192,8 @@ fn an_endpoint_that_is_down_gets_no_calls_and_few_dials() {
         assert_eq!(habits.calls(), calls);
         let state = channel.endpoints()[0].state.clone();
         assert!(!matches!(state, EndpointState::Up(_)), "{state:?}");
-        // Not how soon, but how often at most: each dial is at least 80 ms after the one before, and takes three
-        // connections while the server is not known to be a stock one.
+        // An upper limit for the number of dials: each dial comes at least 80 ms after the one before, and makes three
+        // connections until the dialer knows whether the server is a stock one.
         let dials = 1 + started.elapsed().as_millis() / 80;
         let taken = taken.load(Ordering::SeqCst) as u128;
         assert!(taken <= 3 * dials, "{taken} connections in {dials} dials");
@@ -210,7 +210,7 @@ fn without_any_that_is_up_a_call_fails_with_the_last_reason() {
         assert_eq!(code, Code::Unavailable);
         assert!(message.starts_with("all 2 endpoints are down"), "{message}");
         assert!(message.contains("Connection refused"), "{message}");
-        // One that comes up is found though nobody calls.
+        // The channel finds an endpoint that comes up, without a call.
         let _running = over.serve_on(&other, &ScriptedGreeter::new()).await;
         until(|| is_up(&channel, 1)).await;
         assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
@@ -228,7 +228,7 @@ fn a_server_that_shuts_down_gracefully_keeps_its_stream_and_loses_new_calls() {
         let channel = balance_list([leaving.endpoint(), staying.endpoint()], over.connector());
         all_up(&channel).await;
         let mut client = GreeterClient::new(channel.clone());
-        // One stream on each: which is on which does not matter.
+        // One stream on each server, in any order.
         let mut chats = Vec::new();
         for _ in 0..2 {
             let (names, sent) = tokio::sync::mpsc::channel(1);
@@ -236,8 +236,8 @@ fn a_server_that_shuts_down_gracefully_keeps_its_stream_and_loses_new_calls() {
             chats.push((names, client.chat(sent).await.unwrap().into_inner()));
         }
         let server = leaving.shut_down();
-        // A call whose stream the server's last GOAWAY refuses fails, and so does the first that the old connection does not take:
-        // that one tells that it is leaving.
+        // A call fails if the server's last GOAWAY refuses its stream. The first call that the old connection does not take fails
+        // too, and shows that the server is leaving.
         let mut failed = 0;
         while is_up(&channel, 0) {
             failed += usize::from(say(&mut client, "hello").await.is_err());
@@ -257,7 +257,7 @@ fn a_server_that_shuts_down_gracefully_keeps_its_stream_and_loses_new_calls() {
 }
 
 #[test]
-fn a_server_that_never_answers_holds_nobody_up() {
+fn a_server_that_never_answers_delays_no_call() {
     Runtime::Idle.run(async {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = Endpoint::from_shared(format!("http://{}", silent.local_addr().unwrap())).unwrap();

@@ -14,7 +14,7 @@ const SHORT: Duration = Duration::from_millis(100);
 
 type Outcome = Result<String, (Code, String)>;
 
-/// A call that nobody lets go; the server drops it when its time is up.
+/// Makes a call that the test never releases. The server drops it at the deadline.
 async fn time_out(
     over: Over,
     server: fn(Server) -> Server,
@@ -49,7 +49,7 @@ fn a_servers_deadline() {
 
 #[test]
 fn a_calls_deadline() {
-    // Client and server both keep it, and which one is first is not told.
+    // Client and server both enforce the deadline, and either may be first.
     let outcome = unchanged(async |over: Over| {
         time_out(over, |server| server, |client| client, Some(SHORT)).await.map_err(|(code, _)| code)
     });

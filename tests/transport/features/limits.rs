@@ -1,4 +1,4 @@
-//! How many calls at once: limits of a server, of a connection and of a channel, and shedding what is above.
+//! Limits on concurrent calls: of a server, of a connection and of a channel, and load shedding above the limit.
 
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint, Server};
@@ -9,8 +9,8 @@ use support::{ScriptedGreeter, outcome, say};
 
 const CALLS: usize = 6;
 
-/// Holds [`CALLS`] calls as far as `server` and `client` allow, lets them go one by one, and says how many were held at
-/// once at most.
+/// Holds [`CALLS`] calls as far as `server` and `client` allow, and releases them one by one. Returns the largest number held at
+/// one time.
 async fn held_at_once(
     over: Over,
     server: fn(Server) -> Server,
@@ -20,7 +20,7 @@ async fn held_at_once(
     let habits = ScriptedGreeter::new();
     let running = over.serve(&habits, server).await;
     let channel = over.connect(client(running.endpoint())).await.unwrap();
-    // Until the server's settings have come, a client does not know how many streams it may open.
+    // Before the server's settings arrive, a client does not know how many streams it may open.
     say(&mut GreeterClient::new(channel.clone()), "hello").await.unwrap();
     let calls: Vec<_> = (0..CALLS).map(|_| hold(&channel)).collect();
     until(|| habits.held() == allowed).await;

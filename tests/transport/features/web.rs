@@ -1,4 +1,4 @@
-//! An HTTP/1 client that speaks gRPC-Web, on the same port.
+//! A gRPC-Web client over HTTP/1, on the port of the other clients.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -23,7 +23,7 @@ async fn browse(over: Over) -> (String, String) {
         .add_service(GreeterServer::new(ScriptedGreeter::new()));
     let running = over.serve_at("127.0.0.1:0", router).await;
 
-    // HelloRequest { name: "web" }, behind gRPC's prefix.
+    // gRPC's prefix, and HelloRequest { name: "web" }.
     let message = [0, 0, 0, 0, 5, 0x0a, 3, b'w', b'e', b'b'];
     let head = format!(
         "POST /tonic_rdma.greeter.v1.Greeter/SayHello HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\

@@ -8,12 +8,12 @@ use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
 use support::{Over, unchanged};
 use support::{ScriptedGreeter, say};
 
-/// What tonic decodes at most, unless told otherwise.
+/// The longest message that tonic decodes by default.
 const DEFAULT: usize = 4 << 20;
 
 type Outcome = Result<usize, (Code, String)>;
 
-/// A message of exactly so many bytes, there and back.
+/// Sends a message of exactly `bytes` bytes to the server and back.
 async fn echo(client: &mut GreeterClient<Channel>, bytes: usize) -> Outcome {
     let name: String = (0..bytes - overhead(bytes)).map(|at| char::from(b'a' + (at % 23) as u8)).collect();
     match say(client, name.clone()).await {
@@ -25,7 +25,7 @@ async fn echo(client: &mut GreeterClient<Channel>, bytes: usize) -> Outcome {
     }
 }
 
-/// Field number and length, in front of a string of about that size.
+/// Returns the length of the field number and the length prefix of a string of about this size.
 fn overhead(bytes: usize) -> usize {
     match bytes {
         0..128 => 2,
@@ -72,7 +72,7 @@ fn limits_can_be_raised_and_lowered() {
         let mut frugal = client.clone().max_encoding_message_size(1000);
         [raised, servers, echo(&mut frugal, 1000).await, echo(&mut frugal, 1001).await]
     });
-    // What a client finds too long it has begun to send: the call ends as a broken one.
+    // A client notices the limit after it has begun to send, so the call ends as a broken one.
     let expected = [Ok(2 * DEFAULT), Err(Code::OutOfRange), Ok(1000), Err(Code::Internal)];
     assert_eq!(codes(&outcomes), expected);
 }

@@ -1,4 +1,4 @@
-//! Endpoints that come and go while a channel is in use.
+//! Endpoints that are added and removed while a channel is in use.
 
 use tokio::sync::mpsc::Sender;
 use tonic::Code;
@@ -54,7 +54,7 @@ fn a_change_is_in_force_for_the_next_call() {
 }
 
 #[test]
-fn one_is_connected_though_nobody_calls() {
+fn an_endpoint_is_connected_before_the_first_call() {
     Runtime::Idle.run(async {
         let running = Over::Rdma.serve(&ScriptedGreeter::new(), |server| server).await;
         let (channel, changes): (_, Changes) = balance_channel(1, Over::Rdma.connector());

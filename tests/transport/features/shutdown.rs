@@ -1,4 +1,4 @@
-//! Graceful shutdown: what is in flight finishes, what is new is refused, and the port is free.
+//! Graceful shutdown: calls in flight finish, new calls are refused, and the port is free afterwards.
 
 use tokio_stream::StreamExt as _;
 use tonic::Code;
@@ -29,7 +29,7 @@ async fn shut_down(over: Over) -> (String, Vec<String>) {
 
     let server = running.shut_down();
     while over.connect(port.endpoint()).await.is_ok() {}
-    // GOAWAY may be on its way yet; then the channel dials anew, in vain.
+    // GOAWAY may still be on its way. After it the channel dials again, and fails.
     while say(&mut client, "hello").await.map_err(|status| status.code()) != Err(Code::Unavailable) {}
     assert!(!server.is_finished(), "the server did not wait for its calls");
 

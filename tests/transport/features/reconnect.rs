@@ -1,4 +1,4 @@
-//! Channels whose server comes late, goes, and comes back.
+//! Channels whose server starts late, stops, and starts again.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ async fn outlive(over: Over) {
     for _ in 0..3 {
         running.end().await;
         let code = say(&mut client, "hello").await.unwrap_err().code();
-        // CANCELLED where the call was given to the old connection before the end of that was seen; seen over stock TCP too.
+        // CANCELLED if the channel gave the call to the old connection before it saw its end. This happens over stock TCP too.
         assert!([Code::Unavailable, Code::Cancelled].contains(&code), "{code:?}");
         let code = say(&mut client, "hello").await.unwrap_err().code();
         assert_eq!(code, Code::Unavailable);
@@ -47,7 +47,7 @@ async fn outlive(over: Over) {
     }
 }
 
-/// What a server does that is going away just when somebody dials.
+/// Behaves like a server that goes away just when a client dials.
 #[test]
 fn a_server_that_hung_up_once_is_not_taken_for_a_stock_one() {
     Runtime::Idle.run(async {
@@ -78,7 +78,7 @@ fn a_connection_that_is_old_enough_is_replaced() {
         let running = over.serve(&ScriptedGreeter::new(), |server| server.max_connection_age(age)).await;
         let mut client = over.client(&running).await;
         let first = say(&mut client, "peer").await.unwrap();
-        // A call that meets the end of its connection may fail, as over TCP.
+        // A call at the moment of the connection's end may fail, as over TCP.
         while say(&mut client, "peer").await.is_ok_and(|now| now == first) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

@@ -1,4 +1,4 @@
-//! HTTP/2's keepalive finds a peer that hangs: here, a process that was stopped.
+//! HTTP/2's keepalive finds a peer that hangs, here a stopped process.
 
 use std::time::Duration;
 

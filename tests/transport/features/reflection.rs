@@ -1,4 +1,4 @@
-//! gRPC's reflection service, version 1: which services there are, and the file that has a symbol.
+//! gRPC's reflection service, version 1: the list of services, and the file that defines a symbol.
 
 use tokio_stream::StreamExt as _;
 use tonic::transport::Server;

@@ -1,4 +1,4 @@
-//! What the server sees of a channel's settings: its user agent and its origin.
+//! Settings of a channel that the server sees: user agent and origin.
 
 use tonic::transport::Server;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
