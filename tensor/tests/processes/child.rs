@@ -1,4 +1,4 @@
-//! What a process that is going to be killed does.
+//! The roles of the process that the test kills.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{LARGE, content, device, spec, tensor};
 use support::Runtime;
 use support::{ROLE, announce};
 
-/// Nothing when run as a test; in a child, its role.
+/// Does nothing when run as a test. In a child process, plays the role that the parent gave it.
 #[test]
 fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -24,7 +24,7 @@ fn role() {
     }
 }
 
-/// Offers all there is, takes what comes into some slots, and nothing from others.
+/// Exports memory, offers tensors and slots, and receives from some of the slots only.
 async fn receive() {
     let device = device().await;
     let region = device.allocate(LARGE).unwrap();
@@ -50,7 +50,7 @@ async fn receive() {
     tokio::join!(take, read);
 }
 
-/// Does one thing to the device at `endpoint`, again and again.
+/// Repeats one operation on the device at `endpoint`.
 async fn send(what: &str, endpoint: &str) {
     let device = device().await;
     let channel = device.channel(endpoint, 0).await.unwrap();
@@ -97,7 +97,7 @@ async fn batch(device: &RdmaDevice, channel: &Channel) {
     }
 }
 
-/// Attaches as soon as it can: the death of the one before may not have been noticed yet.
+/// Attaches as soon as possible. The receiver may not have noticed the death of the last sender yet.
 async fn attached<T>(attach: impl AsyncFn() -> Result<T, ChannelError>) -> T {
     loop {
         match attach().await {
@@ -126,7 +126,7 @@ async fn notes(channel: &Channel) {
     }
 }
 
-/// Offers one tensor; the parent asks for it and for others, which never come.
+/// Offers some tensors. The parent requests these and others that never come.
 async fn offers(device: &RdmaDevice) {
     for step in 0..4 {
         device.put("weights", step, Offer::Tensor(tensor(step, LARGE)), 1).unwrap();
@@ -142,8 +142,8 @@ async fn requests(channel: &Channel) {
     never.await.unwrap();
 }
 
-/// Attaches to the slot as soon as it can, and writes as fast as it goes: the upper half of a seed says which process, the
-/// lower which tensor.
+/// Attaches to the slot as soon as possible, and sends without a pause. The upper half of a seed is the number of the process, the
+/// lower half the number of the tensor.
 async fn rush(endpoint: &str, process: u64) {
     let length = 300_001;
     let device = device().await;

@@ -1,11 +1,12 @@
-//! Devices of two processes, one of which is killed. These tests count what the whole process holds, so they run one after the
-//! other.
+//! A process of its own, because these tests count what the whole process holds (descriptors and mappings). They run one after
+//! another. Each has devices in two processes, and kills one of the processes.
+#![forbid(unsafe_code)]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     clippy::print_stdout,
-    reason = "tests, some of which tell how long it took"
+    reason = "tests, some of which print a time"
 )]
 
 mod child;
@@ -21,19 +22,19 @@ use support::{Content, Runtime};
 use tonic_rdma::Config;
 use tonic_rdma_tensor::{ChannelError, Dtype, RdmaDevice, Settings, Shape, Tensor, TensorSpec};
 
-/// How soon a death has to be noticed, on a busy machine; it is told how soon it was.
+/// Time within which a death must be noticed on a busy machine. The tests print the actual time.
 const SOON: Duration = Duration::from_secs(5);
-/// Bytes of what is called large: many requests of [`settings`].
+/// Length of a large tensor in bytes: many requests of [`settings`].
 const LARGE: usize = 16 << 20;
 
-/// Runs a test with the process to itself.
+/// Runs a test while no other test of this process runs.
 fn alone<T>(runtime: Runtime, test: impl Future<Output = T>) -> T {
     static PROCESS: Mutex<()> = Mutex::new(());
     let _process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
     runtime.run(test)
 }
 
-/// Small requests and a small window, so that most of what is large waits for its turn.
+/// Returns settings with small requests and a small window, so that most requests of a large tensor wait.
 fn settings() -> Settings {
     Settings::new(1, 2).config(Config::from_env().unwrap()).pieces(256 << 10, 1 << 20)
 }
@@ -46,7 +47,7 @@ fn spec(length: usize) -> TensorSpec {
     TensorSpec::new(Dtype::U8, Shape::new(&[length as u64]).unwrap()).unwrap()
 }
 
-/// A tensor with its seed in front, and content that depends on it behind.
+/// Returns a tensor that begins with its seed, followed by content of this seed.
 fn tensor(seed: u64, length: usize) -> Tensor {
     Tensor::from_bytes(spec(length), content(seed, length).into()).unwrap()
 }
@@ -57,14 +58,14 @@ fn content(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// The seed of a tensor all of whose bytes are of that seed.
+/// Returns the seed of a tensor, and checks that all bytes belong to this seed.
 fn seed_of(bytes: &[u8]) -> u64 {
     let seed = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     assert!(bytes == content(seed, bytes.len()), "the bytes of the tensor with seed {seed} are not its own");
     seed
 }
 
-/// Waits for what must fail, as the peer was killed at `killed`.
+/// Waits for an operation that must fail, because the peer was killed at `killed`.
 async fn lost<T>(
     what: &str,
     killed: Instant,
@@ -77,7 +78,7 @@ async fn lost<T>(
     error
 }
 
-/// That `error` says that the peer is gone.
+/// Checks that `error` is the loss of the peer.
 fn is_lost(what: &str, error: &ChannelError) {
     assert!(matches!(error, ChannelError::PeerLost { .. }), "{what}: {error}");
 }

@@ -1,4 +1,4 @@
-//! The process is killed whose device is written, read, or asked.
+//! A process is killed while its device is written, read or asked for tensors.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use crate::{LARGE, alone, content, device, is_lost, lost, seed_of, spec, tensor}
 use support::Child;
 use support::{Runtime, descriptors_and_mappings, settled};
 
-/// What goes on when it dies.
+/// Runs `test` against a child that dies, and checks that the own device goes on.
 async fn die(runtime: Runtime, what: &str, test: impl AsyncFn(&str, &RdmaDevice, &Channel, &mut Child)) {
-    // What the runtime and the soft device make once is made.
+    // The runtime and the software device create their lasting parts here, before the count.
     drop(device().await);
     let before = descriptors_and_mappings();
     {
@@ -24,7 +24,7 @@ async fn die(runtime: Runtime, what: &str, test: impl AsyncFn(&str, &RdmaDevice,
         assert!(!channel.is_open());
         let again = ours.channel(channel.endpoint(), 1).await;
         assert!(again.is_err(), "{what}: nobody is there, and yet there is a channel");
-        // The device goes on.
+        // The own device still works.
         let other = ours.channel(&healthy.endpoint(), 0).await.unwrap();
         let mut receiver = healthy.static_receiver("slot", &spec(1000), 1).unwrap();
         let mut sender = other.static_sender("slot", &spec(1000)).await.unwrap();
@@ -43,7 +43,7 @@ fn kill(peer: &mut Child) -> Instant {
     Instant::now()
 }
 
-/// Kills the peer once something is under way.
+/// Kills the peer after a moment, when operations are under way.
 async fn after_a_moment(peer: &mut Child, moment: u64) -> Instant {
     tokio::time::sleep(Duration::from_millis(moment)).await;
     kill(peer)
@@ -56,7 +56,7 @@ fn in_the_middle_of_a_memcpy() {
             for direction in [Direction::LocalToRemote, Direction::RemoteToLocal] {
                 die(runtime, &format!("{direction:?}"), async |what, ours, channel, doomed| {
                     let remote = channel.region("region").await.unwrap();
-                    // Far more than the window, waiting one behind the other.
+                    // Much more than the window, so that requests wait in a queue.
                     let copies: Vec<_> = (0..20)
                         .map(|_| {
                             let local = ours.allocate(LARGE).unwrap();
@@ -68,7 +68,7 @@ fn in_the_middle_of_a_memcpy() {
                     for copy in copies {
                         let (region, result) = tokio::time::timeout(crate::SOON, copy).await.unwrap();
                         assert_eq!(region.len(), LARGE, "the memory is the caller's again");
-                        // What was over before is.
+                        // Requests that had completed stay complete.
                         if let Err(error) = result {
                             is_lost(what, &error);
                         }
@@ -160,7 +160,7 @@ fn while_tensors_are_read_from_here() {
 }
 
 #[test]
-fn the_provider_of_what_is_asked_for() {
+fn the_provider_of_requested_tensors() {
     alone(Runtime::Idle, async {
         die(Runtime::Idle, "provider", async |what, _, channel, doomed| {
             let Requested::Tensor(first) = channel.request("weights", 0).await.unwrap() else { panic!() };

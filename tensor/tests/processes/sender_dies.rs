@@ -1,4 +1,4 @@
-//! The process is killed that writes, reads, offers or asks; the device that it did that to goes on.
+//! A process that writes, reads, offers or requests is killed. The device at the other end goes on.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::{LARGE, alone, content, device, is_lost, lost, seed_of, spec, tensor}
 use support::Child;
 use support::{Runtime, descriptors_and_mappings, settled};
 
-/// Lets a child do `what` to a device, of which `test` gets hold, to kill it when it likes.
+/// Starts children that do `what` to a device, and passes the device to `test`, which kills the children.
 async fn die(what: &str, test: impl AsyncFn(&RdmaDevice, &mut dyn FnMut() -> Child)) {
     drop(device().await);
     let before = descriptors_and_mappings();
@@ -16,7 +16,7 @@ async fn die(what: &str, test: impl AsyncFn(&RdmaDevice, &mut dyn FnMut() -> Chi
         let ours = device().await;
         let (endpoint, role) = (ours.endpoint(), format!("send {what}"));
         test(&ours, &mut || {
-            // It says its word when it has a channel, for which this process has to answer it.
+            // The child announces itself after it has a channel. This process must serve that call meanwhile.
             let role = format!("{role} {endpoint}");
             tokio::task::block_in_place(|| Child::start(&[], &role))
         })
@@ -36,7 +36,7 @@ async fn a_moment(moment: u64) {
 }
 
 #[test]
-fn whoever_copies_to_and_from_a_region() {
+fn a_process_that_copies_to_and_from_a_region() {
     alone(Runtime::MultiThread, async {
         for what in ["write", "read", "batch"] {
             die(what, async |ours, start| {
@@ -45,7 +45,7 @@ fn whoever_copies_to_and_from_a_region() {
                 for round in 0..3 {
                     let peer = start();
                     if what == "batch" {
-                        // The last one's end is told until the next one is there.
+                        // The end of the last child is reported until the next child is attached.
                         while let Err(error) = region.notice().await {
                             assert!(round > 0, "{error}");
                             a_moment(1).await;
@@ -63,7 +63,7 @@ fn whoever_copies_to_and_from_a_region() {
                     };
                     is_lost(what, &lost(what, killed, end).await);
                 }
-                // Nobody has a right to it any more: it can be had back.
+                // No peer has rights to the memory any more, so the owner gets it back.
                 let mut back = region.withdraw();
                 assert!(back.is_some(), "{what}: the region is still out");
                 back.as_mut().unwrap().fill(0);
@@ -74,7 +74,7 @@ fn whoever_copies_to_and_from_a_region() {
 }
 
 #[test]
-fn whoever_writes_to_a_static_slot() {
+fn a_process_that_writes_to_a_static_slot() {
     alone(Runtime::MultiThread, async {
         for (what, length) in [("small", 100), ("large", LARGE)] {
             die(what, async |ours, start| {
@@ -83,7 +83,7 @@ fn whoever_writes_to_a_static_slot() {
                     let peer = start();
                     let mut found = vec![0; length];
                     for expected in 0..2 {
-                        // The last one's end is told until the next one is there.
+                        // The end of the last child is reported until the next child is attached.
                         while let Err(error) = slot.recv().await.and_then(|it| it.copy_to(&mut found)) {
                             is_lost(what, &error);
                             assert!(round > 0 && expected == 0, "{error}");
@@ -92,7 +92,7 @@ fn whoever_writes_to_a_static_slot() {
                         assert_eq!(seed_of(&found), expected, "round {round}");
                     }
                     let killed = kill(peer);
-                    // What was whole is still to be had, in order.
+                    // Complete tensors can still be received, in order.
                     let mut expected = 2;
                     let rest = async {
                         loop {
@@ -113,7 +113,7 @@ fn whoever_writes_to_a_static_slot() {
 }
 
 #[test]
-fn whoever_lends_tensors() {
+fn a_process_that_lends_tensors() {
     alone(Runtime::MultiThread, async {
         die("notes", async |ours, start| {
             let mut slot = ours.dynamic_receiver("dynamic", 3).unwrap();
@@ -122,13 +122,13 @@ fn whoever_lends_tensors() {
                 let first = loop {
                     match slot.recv().await {
                         Ok(first) => break first,
-                        // The last one's end is told until the next one is there.
+                        // The end of the last child is reported until the next child is attached.
                         Err(error) => assert!(round > 0, "{error}"),
                     }
                     a_moment(1).await;
                 };
                 assert_eq!(seed_of(first.bytes().unwrap()), 1);
-                // In some rounds before the note, in others with a note that nobody has read, or in the middle of that.
+                // In some rounds the kill comes before the note, in others after an unread note or during the read.
                 if round % 3 == 1 {
                     a_moment(20).await;
                 }
@@ -151,14 +151,14 @@ fn whoever_lends_tensors() {
 }
 
 #[test]
-fn whoever_asks() {
+fn a_process_that_requests() {
     alone(Runtime::MultiThread, async {
         die("requests", async |ours, start| {
             let sent = tensor(1, LARGE);
             for round in 0..3 {
                 for step in 0..20 {
                     let offer = Offer::Tensor(sent.clone());
-                    // What the last one took is gone; the rest is on offer still.
+                    // The tensors that the last child took are gone. The others are still on offer.
                     match ours.put("weights", step, offer, 1) {
                         Ok(()) => {}
                         Err(error) => assert!(round > 0, "{error}"),
@@ -177,7 +177,7 @@ fn whoever_asks() {
                 ours.withdraw("weights", step);
             }
             assert_eq!((ours.held().offers, ours.held().bytes), (0, 0));
-            // Others get what they ask for.
+            // Other peers still get their tensors.
             let other = device().await;
             let channel = other.channel(&ours.endpoint(), 0).await.unwrap();
             ours.put("biases", 1, Offer::Tensor(tensor(9, 1000)), 1).unwrap();

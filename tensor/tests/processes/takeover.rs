@@ -1,5 +1,5 @@
-//! Senders are killed in the middle of things, one after the other, and the next one takes the slot over at once: whatever the
-//! receiver is given is whole, in order, and new. `TENSOR_KILLS` says how many.
+//! Senders are killed one after another while they send, and the next sender takes the slot over at once. The receiver gets only
+//! complete and new tensors, in order. `TENSOR_KILLS` sets the number of kills.
 
 use std::time::{Duration, Instant};
 
@@ -22,13 +22,13 @@ fn nothing_torn_or_stale_is_ever_shown() {
             let mut random = fastrand::Rng::with_seed(kills);
             let mut found = vec![0; LENGTH];
             let (mut last, mut taken) = (None, 0_u64);
-            // One is always waiting for the other's death.
+            // The next sender already waits for the death of this one.
             let mut next = start(1);
             for process in 1..=kills {
                 let doomed = std::mem::replace(&mut next, tokio::task::block_in_place(|| start(process + 1)));
                 let until = Instant::now() + Duration::from_micros(random.u64(0..12_000));
                 let mut doomed = Some(doomed);
-                // Until some tensors of the next one have come; the last one has nobody behind it to be waited for.
+                // Waits for some tensors of the next process.
                 let mut of_the_next = 0;
                 let deadline = Instant::now() + Duration::from_secs(20);
                 while of_the_next < 2 {
@@ -36,7 +36,7 @@ fn nothing_torn_or_stale_is_ever_shown() {
                     if Instant::now() >= until {
                         drop(doomed.take());
                     }
-                    // The last one's end is no news.
+                    // The end of the last sender is expected.
                     let Ok(arrived) = slot.try_recv() else {
                         tokio::time::sleep(Duration::from_micros(100)).await;
                         continue;

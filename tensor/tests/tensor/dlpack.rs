@@ -1,4 +1,4 @@
-//! Tensors through DLPack: to another library and back, and from one that gets things wrong.
+//! Tensors through DLPack: to another library and back, and from a library with wrong tensors.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorError, TensorMut, TensorSpec
 
 const F32: DlDataType = DlDataType { code: 2, bits: 32, lanes: 1 };
 
-/// A tensor of another library, which counts how often it is deleted.
+/// A tensor of another library, with a count of its deletions.
 struct Foreign {
     managed: DlManagedTensor,
     shape: Vec<i64>,
@@ -22,7 +22,7 @@ struct Foreign {
 }
 
 impl Foreign {
-    /// Row-major, unless there are `strides`.
+    /// Creates a tensor, which is row-major if `strides` is empty.
     fn new(elements: &Arc<Vec<f32>>, shape: &[i64], strides: &[i64]) -> (Box<Self>, Arc<AtomicUsize>) {
         let deleted = Arc::new(AtomicUsize::new(0));
         let mut foreign = Box::new(Self {
@@ -55,8 +55,8 @@ impl Foreign {
         let foreign = Box::leak(self);
         let context = NonNull::from(foreign);
         // SAFETY:
-        // - the box was just leaked, and its deleter alone frees it, and
-        // - its pointers are those of vectors in it, as long as `ndim` says; elements are read, from any thread.
+        // - the box was just leaked, and only its deleter frees it, and
+        // - its pointers point to its vectors, which have `ndim` elements; threads only read the elements.
         unsafe {
             (*context.as_ptr()).managed.manager_ctx = context.as_ptr().cast();
             Imported::from_raw(NonNull::new(&raw mut (*context.as_ptr()).managed).unwrap())
@@ -64,7 +64,7 @@ impl Foreign {
     }
 
     unsafe extern "C" fn delete(managed: *mut DlManagedTensor) {
-        // SAFETY: `import` put the box there, and a second call would show in the count, under a sanitizer.
+        // SAFETY: `import` put the box there. The tests check that there is only one call.
         let foreign = unsafe { Box::from_raw((*managed).manager_ctx.cast::<Self>()) };
         foreign.deleted.fetch_add(1, Ordering::SeqCst);
     }
@@ -91,7 +91,7 @@ fn memory_of_another_library_is_borrowed_and_given_back_once() {
 #[test]
 fn strides_and_offsets_are_followed() {
     let elements = elements();
-    // Columns 1 and 4 of four rows of six, columns first.
+    // Columns 1 and 4 of four rows of six elements, in column-major order.
     let (mut foreign, deleted) = Foreign::new(&elements, &[2, 4], &[3, 6]);
     foreign.managed.dl_tensor.byte_offset = 4;
     let tensor = Tensor::from_dlpack(foreign.import().unwrap()).unwrap();
@@ -109,7 +109,7 @@ fn a_tensor_goes_out_and_comes_back() {
         tensor.bytes_mut().iter_mut().enumerate().for_each(|(place, byte)| *byte = (place % 2) as u8);
         let view = tensor.freeze().slice(1..3).unwrap().transpose();
         let exported = view.to_dlpack().unwrap().into_raw();
-        // SAFETY: just exported, by tensors that nobody writes to and any thread may drop.
+        // SAFETY: just exported, from tensors that no thread writes and any thread may drop.
         let back = Tensor::from_dlpack(unsafe { Imported::from_raw(exported) }.unwrap()).unwrap();
         assert_eq!((back.spec(), back.strides()), (view.spec(), view.strides()));
         assert_eq!(back.to_contiguous().unwrap().bytes(), view.to_contiguous().unwrap().bytes());
@@ -140,7 +140,7 @@ fn exported_memory_lives_until_the_consumer_is_done() {
     let managed = tensor.to_dlpack().unwrap().into_raw();
     drop(tensor);
     assert_eq!(dropped(), 0);
-    // SAFETY: as a consumer does it: reads the memory, then calls the deleter once.
+    // SAFETY: a consumer reads the memory, and then calls the deleter once.
     unsafe {
         assert_eq!(*managed.as_ref().dl_tensor.data.cast::<u8>().add(3), 4);
         (managed.as_ref().deleter.unwrap())(managed.as_ptr());
@@ -149,7 +149,7 @@ fn exported_memory_lives_until_the_consumer_is_done() {
 }
 
 #[test]
-fn what_can_not_be_taken_over_is_named_and_given_back() {
+fn a_bad_tensor_is_refused_with_the_reason_and_deleted() {
     type Change = fn(&mut Foreign);
     let cases: [(Change, &str); 10] = [
         (|f| f.managed.dl_tensor.device.device_type = 2, "device type 2, which is no host memory"),
@@ -173,7 +173,7 @@ fn what_can_not_be_taken_over_is_named_and_given_back() {
 }
 
 #[test]
-fn what_no_tensor_here_can_be_is_given_back() {
+fn a_tensor_of_an_unsupported_kind_is_deleted() {
     let cases: [(&[i64], DlDataType, &str); 3] = [
         (&[24], DlDataType { code: 8, bits: 8, lanes: 1 }, "unknown type: code 8"),
         (&[6], DlDataType { code: 2, bits: 32, lanes: 4 }, "4 lanes"),

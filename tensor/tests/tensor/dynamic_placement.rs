@@ -1,9 +1,9 @@
-//! Tensors of any shape, which the receiver reads.
+//! Tensors of any shape, which the receiver reads from the sender.
 
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{Dtype, Settings, Shape, Tensor, TensorMut, TensorSpec};
 
-use crate::{pair_with, pattern, ways};
+use crate::{notifications, pair_with, pattern};
 
 fn tensor(pool: Option<&Pool>, seed: u64, dims: &[u64]) -> Tensor {
     let spec = TensorSpec::new(Dtype::U16, Shape::new(dims).unwrap()).unwrap();
@@ -18,7 +18,7 @@ fn tensor(pool: Option<&Pool>, seed: u64, dims: &[u64]) -> Tensor {
 
 #[tokio::test]
 async fn shapes_that_change() {
-    for way in ways().await {
+    for way in notifications().await {
         let (server, _client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
         let mut receiver = server.dynamic_receiver("activations", 2).unwrap();
         let mut sender = channel.dynamic_sender("activations").await.unwrap();
@@ -41,7 +41,7 @@ async fn shapes_that_change() {
 }
 
 #[tokio::test]
-async fn what_can_t_go_as_it_is_goes_serialised() {
+async fn tensors_without_a_fixed_layout_go_serialised() {
     let (server, _client, channel) = pair_with(Settings::new(1, 1)).await;
     let mut receiver = server.dynamic_receiver("any", 4).unwrap();
     let mut sender = channel.dynamic_sender("any").await.unwrap();

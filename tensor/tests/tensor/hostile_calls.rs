@@ -1,4 +1,4 @@
-//! Calls that no device of ours makes: each gets the status that says what is wrong, and peers that behave are served.
+//! Calls that our devices never make: each gets the right status, and correct peers are still served.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ async fn opening() {
         assert_eq!(status.code(), Code::FailedPrecondition, "garbage for an address: {status}");
     }
     served.check().await;
-    // Words that are not there harm nobody but who named them.
+    // Invalid words harm only the peer that sent them.
     let mut request = peer.request();
     request.words = Some(Place { address: u64::MAX, rkey: 7, length: u64::MAX });
     request.queue_pairs.push(QueuePair { address: Bytes::from_static(b"?"), receives: 16 });
@@ -105,7 +105,7 @@ async fn attaching() {
         assert_eq!(status.code(), Code::InvalidArgument, "garbage for metadata: {status}");
     }
     served.check().await;
-    // Twice by the same peer: the second takes the first one's place. By another: it is taken.
+    // A second call of one peer replaces the first. A call of another peer is refused.
     let first = link.peer.client.attach(good.clone()).await.unwrap().into_inner();
     let second = link.peer.client.attach(good).await.unwrap().into_inner();
     assert!(second.epoch > first.epoch, "{} after {}", second.epoch, first.epoch);
@@ -113,13 +113,13 @@ async fn attaching() {
     let request = other.attach_request("dynamic", Kind::Dynamic);
     let taken = other.peer.client.attach(request).await.unwrap_err();
     assert_eq!(taken.code(), Code::AlreadyExists, "{taken}");
-    // A region may be had twice, and is the same.
+    // A peer may attach a region twice, and gets one place.
     assert_eq!(link.attach("region").await, link.attach("region").await);
     served.check().await;
 }
 
 #[tokio::test]
-async fn links_that_nobody_confirms() {
+async fn links_without_a_confirmation() {
     let patience = Duration::from_millis(300);
     let settings = Settings::new(1, 1).patience(patience).max_links(4);
     let served = Served::new(pair_with(settings).await).await;
@@ -134,14 +134,14 @@ async fn links_that_nobody_confirms() {
     let early = link.peer.client.attach(request).await.unwrap_err();
     assert_eq!(early.code(), Code::FailedPrecondition, "{early}");
     served.check().await;
-    // Their calls are still open, but the links are not.
+    // The calls are still open, but the links have ended.
     eventually("their end", async || describe(&served.endpoint).await.links.len() == 1).await;
     let late = links[1].confirm(vec![0]).await.unwrap_err();
     assert_eq!(late.code(), Code::NotFound, "{late}");
     for _ in 0..3 {
         links.push(RawPeer::new(&served.endpoint).await.link().await);
     }
-    // Who has confirmed stays.
+    // The confirmed link stays.
     tokio::time::sleep(2 * patience).await;
     assert_eq!(describe(&served.endpoint).await.links.len(), 4);
     served.check().await;
@@ -159,7 +159,7 @@ async fn confirming_without_seeing_the_memory() {
     served.check().await;
 }
 
-/// One after the other, and never more at once than there may be.
+/// Opens links one after another, up to the limit at one time.
 #[tokio::test]
 async fn a_thousand_links() {
     let served = Served::new(pair_with(Settings::new(1, 1).max_links(20)).await).await;

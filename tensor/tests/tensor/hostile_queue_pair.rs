@@ -1,4 +1,4 @@
-//! What a peer can do with its queue pair: it harms its own link, and nothing else.
+//! A peer that misuses its queue pair harms only its own link.
 
 use tonic_rdma_proto::tensor_device::{Kind, Place};
 use tonic_rdma_tensor::internal::tensor_frame::{Frame, MAGIC, MAX_FRAME, Request, RequestId};
@@ -46,7 +46,7 @@ async fn writing_where_it_may_not() {
             4 => at(&link.words, link.words.length - 7),
             5 => RemoteSegment { rkey: Rkey(open.rkey ^ 0x5555), ..at(&open, 0) },
             6 => RemoteSegment { address: u64::MAX - 3, ..at(&open, 0) },
-            // The key of another link's, which is over.
+            // The key of a link that has ended.
             _ => at(&first, 0),
         };
         link.write(&[9; 8], place, None);
@@ -57,7 +57,7 @@ async fn writing_where_it_may_not() {
         memory.copy_out(0, &mut found).unwrap();
         assert!(found.iter().all(|byte| *byte == 5), "nothing was touched");
     }
-    // What it may write it can.
+    // The peer can write where it has the right.
     let mut link = link(&served).await;
     let open = link.attach("open").await;
     link.write(&[9; 8], at(&open, 4088), None);
@@ -78,7 +78,7 @@ async fn frames_that_are_none() {
         let length = [0, 1, 3, 15, 16, 17, 400, MAX_FRAME][seed as usize % 8];
         let mut frame = pattern(seed, length);
         if seed >= 30 && length > 16 {
-            // As far as the header goes, it is one.
+            // The header is a valid frame header.
             frame[..3].copy_from_slice(&MAGIC);
             frame[3] = 1;
             frame[4] = (seed % 12) as u8;
@@ -117,7 +117,7 @@ async fn frames_that_make_no_sense() {
         link.send(&encoded(&frame));
         ends(&format!("the end after {frame:?}"), &served, &mut link).await;
     }
-    // Slots that there are not, and epochs that are not due.
+    // Slots that do not exist, and epochs that are not due.
     let mut link = link(&served).await;
     for frame in [
         Frame::Placed { slot: u32::MAX, epoch: 1 },
@@ -142,7 +142,7 @@ fn slot_metadata(spec: &TensorSpec) -> Vec<u8> {
     tonic_rdma_tensor::internal::tensor_metadata::Metadata::from(metadata).encode().to_vec()
 }
 
-/// Requests for tensors that never come are bounded.
+/// The number of requests for tensors that never come is limited.
 #[tokio::test]
 async fn a_flood_of_requests() {
     let served = Served::new(pair().await).await;

@@ -1,4 +1,4 @@
-//! Tensors larger than a request may be, and than 32 bits count. They take gigabytes and some time: run them with
+//! Tensors above the limit of a request, and above 32 bits. These tests need gigabytes and some time. Run them with
 //! `cargo test --release -p tonic-rdma-tensor --test tensor -- --ignored large::`.
 
 use tonic_rdma_tensor::{Direction, Dtype, MemRegion, Rights, Shape, TensorSpec};
@@ -7,7 +7,7 @@ use crate::pair;
 
 const GIB: u64 = 1 << 30;
 
-/// Whether there are `needed` bytes of memory; says so if not.
+/// Returns whether `needed` bytes of memory are available. Prints the skip if not.
 fn has_memory(needed: u64) -> bool {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
     let line = meminfo.lines().find(|line| line.starts_with("MemAvailable:")).unwrap();
@@ -18,7 +18,7 @@ fn has_memory(needed: u64) -> bool {
     available >= needed
 }
 
-/// A word that says where it is.
+/// Returns a word that depends on its place.
 fn word(seed: u64, index: usize) -> u64 {
     (index as u64 ^ seed << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -29,7 +29,7 @@ fn fill(bytes: &mut [u8], seed: u64) {
     }
 }
 
-/// Checks `bytes`, which begin with the word of number `first`.
+/// Checks `bytes`, which begin with word number `first`.
 fn check(bytes: &[u8], seed: u64, first: usize) {
     for (index, chunk) in bytes.chunks_exact(8).enumerate() {
         let expected = word(seed, first + index);

@@ -33,7 +33,7 @@ use tonic_rdma_tensor::{
 
 type Pair = (RdmaDevice, RdmaDevice, Channel);
 
-/// Two devices, and a channel from the second to the first. On the RDMA device that the environment says.
+/// Creates two devices, and a channel from the second to the first. `RDMA_DEVICE` chooses the RDMA device.
 async fn pair_with(settings: Settings) -> Pair {
     let settings = settings.config(Config::from_env().unwrap());
     let server = RdmaDevice::bind(settings.clone(), "127.0.0.1:0").await.unwrap();
@@ -46,11 +46,11 @@ async fn pair() -> Pair {
     pair_with(Settings::new(1, 2)).await
 }
 
-/// Every way to tell of an arrival that the device has: from the best one, which it takes by itself, downwards.
-async fn ways() -> Vec<Notification> {
+/// Returns the kinds of notification that the device supports, from its own choice, which is the best, downwards.
+async fn notifications() -> Vec<Notification> {
     let (_server, _client, channel) = pair().await;
     let all = [Notification::Word, Notification::Immediate, Notification::Message];
-    all.into_iter().skip_while(|way| *way != channel.notification()).collect()
+    all.into_iter().skip_while(|kind| *kind != channel.notification()).collect()
 }
 
 /// Returns content that depends on `seed` and on the place of each byte.
@@ -58,7 +58,7 @@ fn pattern(seed: u64, length: usize) -> Vec<u8> {
     Content::new(seed).take(length)
 }
 
-/// Waits until `done`, or fails.
+/// Waits until `done` returns true, or fails.
 async fn eventually(what: &str, mut done: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !done().await {
@@ -67,7 +67,7 @@ async fn eventually(what: &str, mut done: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// A device that others treat badly, and a peer of it that behaves and has to be served all the time.
+/// A device under attack, and a correct peer that the device must always serve.
 struct Served {
     server: RdmaDevice,
     endpoint: String,
@@ -85,7 +85,7 @@ impl Served {
         Self { endpoint: server.endpoint(), server, client, channel, remote, exported }
     }
 
-    /// Writes and reads back.
+    /// Writes through the correct peer, and reads back.
     async fn check(&self) {
         let length = self.remote.len();
         let content = pattern(self.exported.memory().load_u64(0).unwrap() + 1, length as usize);

@@ -1,11 +1,11 @@
-//! Bytes between a region here and one of the peer's.
+//! Copies of bytes between a local region and a region of the peer.
 
 use std::sync::mpsc;
 use std::time::Duration;
 
 use tonic_rdma_tensor::{Block, Direction, Rights, Settings};
 
-use crate::{pair, pair_with, pattern, ways};
+use crate::{notifications, pair, pair_with, pattern};
 
 #[tokio::test]
 async fn there_and_back() {
@@ -91,7 +91,7 @@ async fn without_sleeping() {
 
 #[tokio::test]
 async fn thousands_of_blocks_and_one_notice() {
-    for way in ways().await {
+    for way in notifications().await {
         let (server, client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
         assert_eq!(channel.notification(), way);
         let (count, length) = (4096_u64, 512_u64);
@@ -101,7 +101,7 @@ async fn thousands_of_blocks_and_one_notice() {
         assert!(!exported.try_notice());
         let content = pattern(3, size);
         let mut local = client.allocate(size).unwrap();
-        // Every second block, in another order there.
+        // Every second block, in another order at the peer.
         let place = |index: u64| ((index * 1361) % count) * 2 * length;
         let blocks: Vec<_> = (0..count)
             .map(|index| Block { local: 2 * index * length, remote: place(index), length })
@@ -135,7 +135,7 @@ async fn a_dropped_future_leaves_the_region_with_the_device() {
     let mut local = client.allocate(1 << 20).unwrap();
     local.copy_from_slice(&content);
     drop(channel.memcpy(local, 0, &remote, 0, 1 << 20, Direction::LocalToRemote));
-    // What comes after it on the channel is over after it.
+    // A later operation on the channel ends after this one.
     let after = client.allocate(8).unwrap();
     channel.memcpy(after, 0, &remote, 0, 0, Direction::LocalToRemote).await.1.unwrap();
     let mut there = vec![0; 1 << 20];

@@ -1,4 +1,4 @@
-//! A peer that speaks the protocol by hand, so that it can break it: calls of its own, and a queue pair of its own.
+//! A peer that makes every call and posts every work request by hand, so that it can break the protocol.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -21,18 +21,18 @@ use tonic_rdma_verbs::{
 /// Bytes of a page of words.
 const WORDS: usize = 1 << 18;
 
-/// Calls a device as any stock client could.
+/// Connects to a device as any stock client can.
 pub(crate) async fn client(endpoint: &str) -> TensorDeviceClient<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{endpoint}")).unwrap();
     TensorDeviceClient::new(endpoint.connect().await.unwrap()).max_encoding_message_size(64 << 20)
 }
 
-/// What a device says about itself.
+/// Returns the description that a device gives of itself.
 pub(crate) async fn describe(endpoint: &str) -> DescribeReply {
     client(endpoint).await.describe(DescribeRequest {}).await.unwrap().into_inner()
 }
 
-/// One queue pair and its words, not connected yet.
+/// A queue pair and its words, not connected yet.
 pub(crate) struct RawPeer {
     pub(crate) client: TensorDeviceClient<Channel>,
     pair: Arc<dyn QueuePair>,
@@ -47,7 +47,7 @@ pub(crate) struct RawLink {
     pub(crate) peer: RawPeer,
     pub(crate) id: Bytes,
     pub(crate) words: Place,
-    /// The link lasts as long as this call.
+    /// The call that keeps the link open.
     answers: Streaming<OpenReply>,
 }
 
@@ -56,7 +56,7 @@ impl RawPeer {
         Self::over(client(endpoint).await)
     }
 
-    /// One that makes its calls by `client`.
+    /// Creates a peer that makes its calls through `client`.
     pub(crate) fn over(client: TensorDeviceClient<Channel>) -> Self {
         let context = soft::open().unwrap();
         let domain = context.alloc_protection_domain().unwrap();
@@ -76,7 +76,7 @@ impl RawPeer {
         Self { client, pair, queue, words, _domain: domain, context }
     }
 
-    /// A request to open a link that is as it should be.
+    /// Returns a correct request to open a link.
     pub(crate) fn request(&self) -> OpenRequest {
         let address = self.pair.local_address().as_bytes().to_vec().into();
         OpenRequest {
@@ -94,7 +94,7 @@ impl RawPeer {
         }
     }
 
-    /// Opens a link, and leaves it unconfirmed.
+    /// Opens a link without a confirmation.
     pub(crate) async fn open(mut self) -> Result<RawLink, Status> {
         let request = self.request();
         let mut answers = self.client.open(request).await?.into_inner();
@@ -121,7 +121,7 @@ impl RawLink {
         self.peer.client.confirm(request).await.map(|_| ())
     }
 
-    /// A request for a region's memory that is as it should be.
+    /// Returns a correct request for the memory of a region.
     pub(crate) fn attach_request(&self, name: &str, kind: Kind) -> AttachRequest {
         AttachRequest {
             link: self.id.clone(),
@@ -133,7 +133,7 @@ impl RawLink {
         }
     }
 
-    /// The memory of the region `name`.
+    /// Attaches the region `name` and returns its place.
     pub(crate) async fn attach(&mut self, name: &str) -> Place {
         let request = self.attach_request(name, Kind::Region);
         self.peer.client.attach(request).await.unwrap().into_inner().place.unwrap()
@@ -148,7 +148,7 @@ impl RawLink {
         self.post(Operation::Send { data: Payload::Inline(&[IoSlice::new(bytes)]), immediate: None });
     }
 
-    /// Posts it; not if the queue pair has ended or is full, which a peer like this does not mind.
+    /// Posts a request. Ignores the error of a queue pair that has ended or is full.
     fn post(&self, operation: Operation<'_>) {
         let mut completions = [tonic_rdma_verbs::WorkCompletion::EMPTY; 64];
         while self.peer.queue.poll(&mut completions) > 0 {}
@@ -161,7 +161,7 @@ impl RawLink {
         assert!(!matches!(end.expect(what), Ok(Some(_))), "a second answer");
     }
 
-    /// Whether its queue pair is over, as far as it has noticed.
+    /// Returns whether the queue pair has failed, as far as this peer has noticed.
     pub(crate) fn has_ended(&self) -> bool {
         self.peer.pair.state() == QueuePairState::Error
     }

@@ -1,4 +1,4 @@
-//! What is wrong gets an error that says so, and nothing else is touched.
+//! Wrong requests get an error with the reason, and change nothing.
 
 use tonic::Code;
 use tonic_rdma_tensor::{

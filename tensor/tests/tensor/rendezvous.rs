@@ -1,4 +1,4 @@
-//! Tensors by name and step, whichever of the two comes first.
+//! Tensors by name and step. The offer or the request may come first.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tonic_rdma_tensor::{
     ChannelError, Dtype, Offer, Requested, Settings, Shape, Tensor, TensorMut, TensorSpec,
 };
 
-use crate::{pair, pair_with, pattern, ways};
+use crate::{notifications, pair, pair_with, pattern};
 
 fn tensor(seed: u64, length: u64) -> Tensor {
     let spec = TensorSpec::new(Dtype::U8, Shape::new(&[length]).unwrap()).unwrap();
@@ -25,7 +25,7 @@ fn arrived(requested: Result<Requested, ChannelError>) -> Tensor {
 
 #[tokio::test]
 async fn request_or_tensor_first_and_shapes_that_change() {
-    for way in ways().await {
+    for way in notifications().await {
         for validate in [false, true] {
             let settings = Settings::new(1, 2).notification(way).validate(validate);
             let (server, _client, channel) = pair_with(settings).await;

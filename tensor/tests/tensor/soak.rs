@@ -1,5 +1,5 @@
-//! Everything at once, for a while: all operations, sizes from nothing to 4 MiB at odd offsets, over several queue pairs and
-//! completion queues, both directions at once. Every byte is checked. `TENSOR_SOAK_MIB` says how much each of the parts moves.
+//! All operations at one time: sizes from 0 to 4 MiB at odd offsets, over several queue pairs and completion queues, in both
+//! directions. The tests check every byte. `TENSOR_SOAK_MIB` sets the amount that each part moves.
 
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{
@@ -7,13 +7,13 @@ use tonic_rdma_tensor::{
     TensorMut, TensorSpec,
 };
 
-use crate::{pair_with, pattern, ways};
+use crate::{notifications, pair_with, pattern};
 use fastrand::Rng;
 use support::random_length;
 
 const MOST: usize = 4 << 20;
 
-/// How much each part moves, in bytes.
+/// Returns the bytes that each part moves.
 fn total() -> usize {
     std::env::var("TENSOR_SOAK_MIB").map_or(1, |mib| mib.parse().unwrap()) << 20
 }
@@ -31,7 +31,7 @@ fn tensor(pool: Option<&Pool>, seed: u64, length: usize) -> Tensor {
     tensor.freeze()
 }
 
-/// Two devices, and a channel each way over queue pair `port`.
+/// Two devices, and a channel from one to the other.
 #[derive(Clone)]
 struct Ends {
     here: RdmaDevice,
@@ -39,7 +39,7 @@ struct Ends {
     to: Channel,
 }
 
-/// Writes and reads anywhere in a region of its own, one block and many.
+/// Writes and reads at random places of its own region, one block and many blocks.
 async fn memcpy(ends: Ends, seed: u64, total: usize) {
     let (mut random, name) = (Rng::with_seed(seed), format!("region {seed}"));
     let memory = ends.there.allocate(2 * MOST).unwrap();
@@ -76,7 +76,7 @@ async fn memcpy(ends: Ends, seed: u64, total: usize) {
                 local
             }
         };
-        // Reads back more than was written, elsewhere.
+        // Reads more bytes back than were written, to another place.
         let (start, into) = (at - random.usize(0..=at), random.usize(0..MOST));
         let length = (at - start + length + random.usize(0..1000)).min(2 * MOST - start.max(into));
         let back = ends.to.memcpy(
@@ -98,7 +98,7 @@ async fn memcpy(ends: Ends, seed: u64, total: usize) {
     assert!(found == expected, "{name} at the end");
 }
 
-/// The same bytes in up to ten blocks, in any order.
+/// Cuts a block into up to ten blocks, in any order.
 fn cut(whole: Block, random: &mut Rng) -> Vec<Block> {
     let mut ends: Vec<_> = (0..random.u32(0..10)).map(|_| random.u64(0..=whole.length)).collect();
     ends.push(whole.length);
@@ -115,7 +115,7 @@ fn cut(whole: Block, random: &mut Rng) -> Vec<Block> {
     blocks
 }
 
-/// A static slot of one length.
+/// Sends through a static slot of one length.
 async fn static_slot(ends: Ends, seed: u64, length: usize, total: usize) {
     let name = format!("static {seed}");
     let rounds = (total / length.max(1000)) as u64;
@@ -168,7 +168,7 @@ async fn dynamic_slot(ends: Ends, seed: u64, total: usize) {
     tokio::join!(send, receive);
 }
 
-/// Offers there, requests from here, either of them first.
+/// Offers tensors at one device and requests them from the other, in either order.
 async fn rendezvous(ends: Ends, seed: u64, total: usize) {
     let (name, pool) = (format!("offer {seed}"), Pool::for_sending(64 << 20));
     for (step, length) in lengths(seed, total).into_iter().enumerate() {
@@ -190,7 +190,7 @@ async fn rendezvous(ends: Ends, seed: u64, total: usize) {
     }
 }
 
-/// Lengths that add up to `total`.
+/// Draws lengths that add up to about `total`.
 fn lengths(seed: u64, total: usize) -> Vec<usize> {
     let (mut random, mut sum) = (Rng::with_seed(seed), 0);
     let mut lengths = Vec::new();
@@ -205,7 +205,7 @@ fn lengths(seed: u64, total: usize) -> Vec<usize> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_at_once() {
     let total = total();
-    for (index, way) in ways().await.into_iter().enumerate() {
+    for (index, way) in notifications().await.into_iter().enumerate() {
         let settings = Settings::new(2, 3).notification(way).pieces(1 << 20, 4 << 20);
         let (one, other, _) = pair_with(settings).await;
         let mut parts = tokio::task::JoinSet::new();

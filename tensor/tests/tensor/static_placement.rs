@@ -1,9 +1,9 @@
-//! Tensors of a known shape, into the place that waits for them.
+//! Tensors of a known shape, which the sender writes into the receiver's slot.
 
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{Dtype, Settings, Shape, Tensor, TensorMut, TensorSpec};
 
-use crate::{pair, pair_with, pattern, ways};
+use crate::{notifications, pair, pair_with, pattern};
 
 fn bytes(length: u64) -> TensorSpec {
     TensorSpec::new(Dtype::U8, Shape::new(&[length]).unwrap()).unwrap()
@@ -11,7 +11,7 @@ fn bytes(length: u64) -> TensorSpec {
 
 #[tokio::test]
 async fn every_length_by_every_way() {
-    for way in ways().await {
+    for way in notifications().await {
         let (server, client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
         for length in [0_u64, 1, 7, 8, 64, 4095, 4096, 4097, 65_536, 1_000_003] {
             let (name, spec) = (format!("slot {length}"), bytes(length));
@@ -40,7 +40,7 @@ async fn every_length_by_every_way() {
 
 #[tokio::test]
 async fn as_many_are_under_way_as_there_are_buffers() {
-    for way in ways().await {
+    for way in notifications().await {
         let (server, _client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
         let spec = bytes(100);
         let mut receiver = server.static_receiver("slot", &spec, 3).unwrap();
@@ -75,7 +75,7 @@ async fn a_sender_takes_the_place_of_the_same_peer_s_last_one() {
         assert!(error.to_string().contains("still in use"), "{error}");
         drop(arrived);
     }
-    // What was sent and not taken goes with its sender: it is older than what comes next.
+    // Tensors that were sent but not received are dropped with their sender, because they are older than the next ones.
     let mut sender = channel.static_sender("slot", &spec).await.unwrap();
     sender.send_bytes(&[1; 100]).await.unwrap();
     let mut sender = channel.static_sender("slot", &spec).await.unwrap();
@@ -112,7 +112,7 @@ async fn tensors_from_anywhere() {
     let _: Tensor = Tensor::copy_from(bytes(3), &[1, 2, 3]).unwrap();
 }
 
-/// More than a send queue holds, at both ends, and nobody's runtime gets to poll anything.
+/// Both ends send more than a send queue holds, and neither runtime gets to poll.
 #[test]
 fn ends_that_only_look_at_memory_go_on_for_ever() {
     use std::sync::mpsc;
@@ -153,10 +153,10 @@ fn ends_that_only_look_at_memory_go_on_for_ever() {
     serving.join().unwrap();
 }
 
-/// As a thread does that has a core of its own: nothing but looking, and the runtime never polls anything.
+/// Both ends only look at memory, as a thread with its own core does. The runtime never polls.
 #[tokio::test]
 async fn thousands_by_looking_alone() {
-    for way in ways().await {
+    for way in notifications().await {
         let (server, _client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
         for length in [64_u64, 100_000] {
             let (name, spec) = (format!("slot {length}"), bytes(length));

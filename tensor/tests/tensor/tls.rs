@@ -1,4 +1,4 @@
-//! Tensor devices beside TLS: refused unless somebody says that plaintext is acceptable.
+//! Tensor devices beside TLS: refused unless the settings accept plaintext.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ fn settings() -> Settings {
     Settings::new(1, 1).config(config())
 }
 
-/// A device whose service is part of a server with TLS.
+/// Creates a device whose service is part of a server with TLS.
 async fn behind_tls(settings: Settings, tls: ServerTlsConfig) -> (RdmaDevice, SocketAddr, AbortHandle) {
     let device = RdmaDevice::without_listener(settings).unwrap();
     let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
@@ -29,7 +29,7 @@ fn client(settings: Settings) -> RdmaDevice {
     RdmaDevice::without_listener(settings).unwrap()
 }
 
-/// Writes into what the server exports, which looks whether it is there.
+/// Writes into memory that the server exports, and checks the content there.
 async fn write(server: &RdmaDevice, client: &RdmaDevice, channel: &Channel) {
     let exported = server.export("region", server.allocate(4096).unwrap(), Rights::READ_WRITE).unwrap();
     let remote = channel.region("region").await.unwrap();
@@ -79,7 +79,7 @@ async fn tensors_move_beside_tls_where_both_ends_allow_it() {
     let allowed = settings().plaintext_tensors(true);
     let (server, address, task) = behind_tls(allowed.clone(), authority.mutual_server()).await;
     let client = client(allowed.client_tls(authority.client_named("worker")));
-    // With a configuration for TLS, TLS is meant.
+    // A client with settings for TLS uses TLS without `https://`.
     let channel = within(client.channel(&address.to_string(), 0)).await.unwrap();
     write(&server, &client, &channel).await;
     task.abort();
@@ -89,7 +89,7 @@ async fn tensors_move_beside_tls_where_both_ends_allow_it() {
 async fn the_variable_allows_it_and_the_setting_goes_before() {
     let variables = |name: &str| match name {
         "RDMA_PLAINTEXT_TENSORS" => Some("allow".into()),
-        // Such as the device that the server uses.
+        // The other variables, such as the device, are the environment's.
         name => std::env::var_os(name),
     };
     let config = tonic_rdma::Config::from_variables(variables).unwrap();
@@ -126,7 +126,7 @@ async fn a_device_may_listen_with_tls_by_itself() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_reached_is_said() {
+async fn an_unreachable_peer_is_an_error_with_the_reason() {
     let authority = Authority::new("authority");
     let settings = settings().plaintext_tensors(true);
     let server =
@@ -139,11 +139,11 @@ async fn what_can_not_be_reached_is_said() {
         let error = within(secure.channel(bad, 0)).await.unwrap_err();
         assert!(error.to_string().contains(bad), "{error}");
     }
-    // A port without TLS, and one with TLS that is taken for one without.
+    // TLS to a port without TLS, and plaintext to a port with TLS.
     let without = RdmaDevice::bind(settings.clone(), "127.0.0.1:0").await.unwrap();
     assert!(within(secure.channel(&without.endpoint(), 0)).await.is_err());
     assert!(within(plain.channel(server.endpoint().trim_start_matches("https://"), 0)).await.is_err());
-    // And plaintext by choice, from a client that has certificates too.
+    // Plaintext by choice, from a client that also has certificates.
     let channel = within(secure.channel(&format!("http://{}", without.endpoint()), 0)).await.unwrap();
     write(&without, &secure, &channel).await;
     let garbage = tonic::transport::Identity::from_pem("none", "none");
@@ -152,7 +152,7 @@ async fn what_can_not_be_reached_is_said() {
     assert!(error.to_string().contains("Settings::server_tls"), "{error}");
 }
 
-/// What was given for TLS has private keys in it.
+/// The settings for TLS contain private keys.
 #[test]
 fn settings_do_not_show_keys() {
     let authority = Authority::new("authority");

@@ -1,4 +1,4 @@
-//! A link belongs to the connection that opened it: what names it is worth nothing over another, whoever has that.
+//! A link belongs to the connection that opened it. Its identifier is useless over another connection, for any client.
 
 use tonic::transport::{ClientTlsConfig, Endpoint};
 use tonic::{Code, Status};
@@ -12,7 +12,7 @@ use support::config;
 
 type Client = TensorDeviceClient<tonic::transport::Channel>;
 
-/// A device that listens with TLS, demands certificates, and has something to offer.
+/// A device that listens with TLS and demands certificates, and the authority for them.
 struct Served {
     device: RdmaDevice,
     authority: Authority,
@@ -45,14 +45,14 @@ async fn no_other_connection_can_use_it() {
     let _exported = served.device.export("region", memory, Rights::READ_WRITE).unwrap();
     let tls = served.authority.client_named("worker-1");
     let mut link = RawPeer::over(served.client(tls.clone()).await).link().await;
-    // One with another certificate, and another connection of the same client's.
+    // A client with another certificate, and another connection of this client.
     let others = [served.authority.client_named("worker-2"), tls];
     for tls in others {
         let mut other = served.client(tls).await;
         refused(other.attach(link.attach_request("region", Kind::Region)).await);
         refused(other.confirm(ConfirmRequest { link: link.id.clone(), read: vec![0] }).await);
     }
-    // Nor has it harmed the one that it belongs to.
+    // The refused calls have not harmed the link.
     let place = link.attach("region").await;
     assert_eq!(place.length, 4096);
 }
@@ -66,12 +66,12 @@ async fn no_other_connection_can_confirm_it() {
     refused(other.confirm(ConfirmRequest { link: link.id.clone(), read: vec![0] }).await);
     let status = link.peer.client.attach(link.attach_request("region", Kind::Region)).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
-    // A confirmation that is wrong ends it, if it comes from its peer.
+    // A wrong confirmation from the right connection ends the link.
     assert_eq!(link.confirm(vec![0]).await.unwrap_err().code(), Code::FailedPrecondition);
     link.ended("the link goes on").await;
 }
 
-/// Without TLS too.
+/// Checks the ownership without TLS.
 #[tokio::test]
 async fn a_plaintext_link_belongs_to_its_connection() {
     let device = RdmaDevice::bind(Settings::new(1, 1).config(config()), "127.0.0.1:0").await.unwrap();

@@ -1,7 +1,7 @@
-//! Futures that wait for a peer: each is woken by what it waits for, never by the clock.
+//! Futures that wait for a peer: the awaited event wakes each of them, and never the clock.
 //!
-//! Two runtimes, as two processes would have them, in every combination of runtime and way of polling. Now and then the ends
-//! let one another wait until all pollers sleep, so that some waits begin before the pollers sleep and some after.
+//! Two runtimes, as in two processes, in every combination of runtime and mode of polling. From time to time an end pauses until
+//! all pollers sleep, so that some waits begin before the pollers sleep and some after.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use super::pattern;
 use support::{Child, announce};
 
 const NAPS: &str = "tonic_rdma_tensor_naps_total";
-/// Tensors that each combination moves, and how often an end lets the other wait.
+/// Tensors that each combination moves, and the steps between two pauses.
 const STEPS: u64 = 30;
 const REST_EVERY: u64 = 7;
-/// Longer than any poller spins.
+/// A pause longer than any poller spins.
 const REST: Duration = Duration::from_millis(2);
 const LONG: usize = 300_000;
 
-/// Waits of this process that only the safety net ended, since the last call.
+/// Returns the number of waits of this process that only the safety net ended, since the last call.
 fn naps() -> u64 {
     static METRICS: OnceLock<Snapshotter> = OnceLock::new();
     let metrics = METRICS.get_or_init(|| {
@@ -38,7 +38,7 @@ fn naps() -> u64 {
         .sum()
 }
 
-/// How an end's runtime is built, and how it polls.
+/// The runtime of an end, and its mode of polling.
 #[derive(Clone, Copy, Debug)]
 enum End {
     MultiThread(PollMode),
@@ -85,7 +85,7 @@ fn tensor(step: u64, length: usize) -> Tensor {
     Tensor::from_bytes(spec(length), pattern(step, length).into()).unwrap()
 }
 
-/// Lets the other end wait, at other steps than that lets this one wait.
+/// Pauses at some steps. Each place in the loop has another `offset`, so that both ends pause at different steps.
 async fn rest(step: u64, offset: u64) {
     if (step + offset).is_multiple_of(REST_EVERY) {
         tokio::time::sleep(REST).await;
@@ -100,7 +100,7 @@ async fn receive(device: RdmaDevice, ready: tokio::sync::oneshot::Sender<String>
     let region = device.export("region", device.allocate(LONG).unwrap(), Rights::WRITE).unwrap();
     ready.send(device.endpoint()).unwrap();
     for step in 0..STEPS {
-        // From here on something else is waited for all the time: a poller that sleeps already knows of a wait.
+        // From here on another wait is always pending, so that a sleeping poller already knows of a wait.
         if step == STEPS / 2
             && let Some(mut never) = never.take()
         {
@@ -123,7 +123,7 @@ async fn receive(device: RdmaDevice, ready: tokio::sync::oneshot::Sender<String>
         region.memory().copy_out(0, &mut bytes).unwrap();
         assert!(bytes == pattern(step, LONG));
     }
-    // The sender's last wait.
+    // The end of the sender.
     small.recv().await.unwrap_err();
 }
 
@@ -195,7 +195,7 @@ pub(crate) fn play() {
 }
 
 #[test]
-fn a_receiver_that_waits_hears_of_the_peers_next_sender() {
+fn a_waiting_receiver_follows_the_peer_to_its_next_sender() {
     for end in End::ALL {
         end.run(async {
             let server = RdmaDevice::bind(end.device(), "127.0.0.1:0").await.unwrap();
@@ -210,7 +210,7 @@ fn a_receiver_that_waits_hears_of_the_peers_next_sender() {
             let channel = client.channel(&server.endpoint(), 0).await.unwrap();
             let first = channel.static_sender("slot", &spec(64)).await.unwrap();
             tokio::time::sleep(REST).await;
-            // Now it waits for this one, which goes and sends nothing.
+            // The receiver now waits for this sender, which leaves without sending.
             drop(first);
             let mut second = channel.static_sender("slot", &spec(64)).await.unwrap();
             tokio::time::sleep(REST).await;
@@ -220,7 +220,7 @@ fn a_receiver_that_waits_hears_of_the_peers_next_sender() {
     }
 }
 
-/// Runs `work` beside a task that counts how often it had the thread; that count.
+/// Runs `work` beside a task that counts its own turns on the thread. Returns the count.
 async fn beside_a_ticker(work: impl Future<Output = ()>) -> u64 {
     let ticks = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let ticking = std::sync::Arc::clone(&ticks);
@@ -263,7 +263,7 @@ fn a_loop_that_never_has_to_wait_lets_the_other_tasks_of_its_thread_run() {
 }
 
 #[test]
-fn an_owner_that_waits_hears_of_a_peer_that_attaches() {
+fn a_waiting_owner_is_notified_by_a_peer_that_attaches_later() {
     for end in End::ALL {
         end.run(async {
             let server = RdmaDevice::bind(end.device(), "127.0.0.1:0").await.unwrap();
