@@ -1,5 +1,4 @@
-//! What is done to tensors on the way: the largest element, as receivers consume them, beside reading the memory alone;
-//! packing; metadata.
+//! Measures operations on tensors: the largest element, beside a plain read of the memory; packing; metadata.
 
 use std::hint::black_box;
 
@@ -8,7 +7,7 @@ use divan::counter::BytesCount;
 use tonic_rdma_tensor::internal::tensor_metadata as wire;
 use tonic_rdma_tensor::{Dtype, Metadata, Shape, Tensor, TensorMut, TensorSpec, reduce_max_f32};
 
-/// In bytes.
+/// Lengths of tensors in bytes.
 const LENGTHS: [usize; 3] = [4 << 10, 1 << 20, 64 << 20];
 
 fn main() {
@@ -21,7 +20,7 @@ fn reduce_max(bencher: Bencher<'_, '_>, length: usize) {
     bencher.counter(BytesCount::new(length)).bench_local(|| reduce_max_f32(black_box(&values)));
 }
 
-/// The least that can be done with every word.
+/// Reads every word, which is the least work.
 #[divan::bench(args = LENGTHS)]
 fn read(bencher: Bencher<'_, '_>, length: usize) {
     let words: Vec<u64> = (0..length as u64 / 8).collect();
@@ -37,7 +36,7 @@ fn read(bencher: Bencher<'_, '_>, length: usize) {
     });
 }
 
-/// A square of as many bytes, by columns.
+/// Packs a square tensor by columns.
 #[divan::bench(args = LENGTHS)]
 fn pack_transposed(bencher: Bencher<'_, '_>, length: usize) {
     let side = (length as u64 / 4).isqrt();
@@ -46,7 +45,7 @@ fn pack_transposed(bencher: Bencher<'_, '_>, length: usize) {
     bencher.counter(BytesCount::new(length)).bench_local(|| tensor.copy_to(black_box(&mut packed)));
 }
 
-/// From the typed form to bytes and back.
+/// Encodes metadata to bytes and decodes it.
 #[divan::bench]
 fn metadata(bencher: Bencher<'_, '_>) {
     let metadata = zeros(&[2, 3, 4, 5]).metadata();
@@ -56,7 +55,7 @@ fn metadata(bencher: Bencher<'_, '_>) {
     });
 }
 
-#[expect(clippy::expect_used, reason = "a bench has nobody to tell")]
+#[expect(clippy::expect_used, reason = "a bench stops at an error")]
 fn zeros(dims: &[u64]) -> Tensor {
     let spec = Shape::new(dims).and_then(|shape| TensorSpec::new(Dtype::F32, shape)).expect("a shape");
     TensorMut::zeroed(spec).expect("memory").freeze()

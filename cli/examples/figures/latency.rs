@@ -6,7 +6,7 @@ use crate::bars::{self, Bars, Series};
 use crate::page::Figure;
 use crate::units;
 
-/// The modes that are drawn, and their colours: told apart without telling red from green.
+/// The modes in the drawing, with colours that people who confuse red and green can distinguish.
 const MODES: [(&str, RGBColor); 5] = [
     ("grpc-tcp", RGBColor(0x88, 0x88, 0x88)),
     ("grpc-tcp-busy", RGBColor(0xbb, 0xbb, 0xbb)),
@@ -15,7 +15,7 @@ const MODES: [(&str, RGBColor); 5] = [
     ("rdma-zerocp", RGBColor(0x66, 0x22, 0x88)),
 ];
 
-/// Draws the medians of the cells that `figure` shows.
+/// Draws the medians of the cells in `figure`.
 pub(crate) fn draw(figure: &Figure) -> Result<String, String> {
     let cells = figure.cells()?;
     let group = |cell: &Vec<crate::columns::Row<'_>>| {

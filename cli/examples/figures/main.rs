@@ -1,14 +1,14 @@
-//! Turns stored runs of `tonic-rdma` into the tables of README and of the book. `benches/figures` is what to call.
+//! Turns stored runs of `tonic-rdma` into the tables of README and of the book. `benches/figures` calls it.
 //!
 //! ```text
-//! figures store FOLDER NAME COLUMNS ROWS DATE (LABEL COMMAND FILE)...   keeps runs as NAME.json, and renders them
+//! figures store FOLDER NAME COLUMNS ROWS DATE (LABEL COMMAND FILE)...   stores runs as NAME.json, and renders them
 //! figures columns COLUMNS                                               fails if they can't be shown
-//! figures render FOLDER                                                 renders all that is kept there
-//! figures check FOLDER                                                  fails if a page is not what its runs give
+//! figures render FOLDER                                                 renders all stored figures
+//! figures check FOLDER                                                  fails if a page differs from its runs
 //! ```
 //!
-//! `NAME.json` has the commands, the columns, the rows that are shown, the date, and the JSON of each run; `NAME.md` is made of
-//! that alone. From `headline.json` comes `latency.svg` as well.
+//! `NAME.json` has the commands, the columns, the selected rows, the date, and the JSON of each run. `NAME.md` is made only from
+//! this file. `headline.json` also gives `latency.svg`.
 #![forbid(unsafe_code)]
 
 #[allow(dead_code, reason = "the command uses the rest")]
@@ -44,20 +44,20 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
-            // A closed stderr leaves the exit status to say it.
+            // If stderr is closed, the exit status still shows the failure.
             let _ = writeln!(io::stderr(), "figures: {reason}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// Keeps runs, and renders them.
+/// Stores runs, and renders them.
 fn store(folder: &Path, name: &str, [columns, rows, date]: [&str; 3], runs: &[&str]) -> Result<(), String> {
     let run = |parts: &[&str]| {
         let (label, command, file) = (parts[0].to_owned(), parts[1].to_owned(), Path::new(parts[2]));
         let parsed = serde_json::from_str(&read(file)?);
         let mut result: serde_json::Value = parsed.map_err(|error| format!("{}: {error}", file.display()))?;
-        // The version's first two numbers say what matters; the rest is this machine's own.
+        // The first two numbers of the version are enough. The rest is a detail of this machine.
         if let Some(kernel) = result.pointer_mut("/machine/kernel") {
             let version: Vec<&str> = kernel.as_str().unwrap_or_default().split('.').take(2).collect();
             *kernel = version.join(".").into();
@@ -70,14 +70,14 @@ fn store(folder: &Path, name: &str, [columns, rows, date]: [&str; 3], runs: &[&s
     let mut json = serde_json::to_string_pretty(&figure).map_err(|error| error.to_string())?;
     json.push('\n');
     fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    // A table that can't be made must not replace one that could.
+    // A table that can't be made must not replace a good one.
     for (file, content) in pages(name, &figure)? {
         write(&folder.join(file), &content)?;
     }
     write(&folder.join(format!("{name}.json")), &json)
 }
 
-/// Renders everything that is kept in `folder`.
+/// Renders all figures stored in `folder`.
 fn render(folder: &Path) -> Result<(), String> {
     for (file, content) in all_pages(folder)? {
         write(&folder.join(file), &content)?;
@@ -85,7 +85,7 @@ fn render(folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Fails if a page in `folder` is not what its runs give, is missing, or has no runs.
+/// Fails if a page in `folder` differs from its runs, is missing, or has no runs.
 fn check(folder: &Path) -> Result<(), String> {
     let mut made = all_pages(folder)?;
     let mut wrong = Vec::new();
@@ -103,7 +103,7 @@ fn check(folder: &Path) -> Result<(), String> {
     }
 }
 
-/// Every file that what is kept in `folder` gives, by name.
+/// Returns every file that the figures in `folder` give, by name.
 fn all_pages(folder: &Path) -> Result<BTreeMap<String, String>, String> {
     let mut made = BTreeMap::new();
     for file in files(folder)? {
@@ -118,11 +118,11 @@ fn all_pages(folder: &Path) -> Result<BTreeMap<String, String>, String> {
     Ok(made)
 }
 
-/// The files that one figure gives.
+/// Returns the files that one figure gives.
 fn pages(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, String> {
     let mut pages = vec![(format!("{name}.md"), figure.markdown()?)];
     if name == "headline" {
-        // Without empty lines, where Markdown would take the picture for ended.
+        // Markdown would end the picture at an empty line.
         let picture = latency::draw(figure)?.replace("\n\n", "\n");
         pages.push(("latency.svg".to_owned(), picture));
     }
@@ -208,7 +208,7 @@ mod tests {
         let page = stored(folder.path(), columns, "");
         let kept = folder.path().join("kept");
         check(&kept).unwrap();
-        // Someone adds the p99 of 99 operations by hand.
+        // A p99 of 99 operations, added by hand.
         let file = kept.join("headline.md");
         write(&file, &page.replacen('–', "1.80 ms", 1)).unwrap();
         assert!(check(&kept).unwrap_err().contains("headline.md is not what its JSON gives"));
@@ -244,7 +244,7 @@ mod tests {
 
     /// The tables that README and the book show.
     #[test]
-    fn stored_tables_are_what_their_runs_give() {
+    fn stored_tables_match_their_runs() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/book/figures");
         if folder.exists() {
             check(&folder).unwrap();

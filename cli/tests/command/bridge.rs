@@ -1,5 +1,4 @@
-//! `tonic-rdma bridge` between clients and servers that know nothing of it: what arrives, how it ends, and what becomes of it
-//! when something dies.
+//! `tonic-rdma bridge` between clients and servers without RDMA: the bytes, the ends of streams, and the death of each process.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -7,14 +6,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use super::bridges::{
-    self, Bridge, PATIENCE, Pair, content, eventually, first_that_speaks, prepare, spawn_echo, spawn_sink,
+    self, Bridge, PATIENCE, Pair, content, eventually, first_that_sends, prepare, spawn_echo, spawn_sink,
     stopped,
 };
 
-/// Bytes that fill every buffer on the way many times.
+/// More bytes than all buffers on the way hold.
 const PLENTY: usize = 8 << 20;
 
-/// Sends `sent` while it reads what comes back, ends its direction, and reads to the end.
+/// Sends `sent` and ends its direction, and reads to the end at the same time.
 fn exchange(mut stream: TcpStream, sent: &[u8]) -> io::Result<Vec<u8>> {
     prepare(&stream);
     let (mut writer, all) = (stream.try_clone()?, sent.to_vec());
@@ -95,7 +94,7 @@ fn several_routes_and_plenty_both_ways() {
 #[test]
 fn a_direction_that_has_ended_leaves_the_other_alone() {
     let pair = Pair::new();
-    // The client ends first: the server hears it, and has plenty to say after that.
+    // The client ends first. The server sees the end, and sends much data after it.
     let (mut client, mut server) = pair.connected();
     client.write_all(b"question").unwrap();
     client.shutdown(Shutdown::Write).unwrap();
@@ -105,7 +104,7 @@ fn a_direction_that_has_ended_leaves_the_other_alone() {
     let answer = content(PLENTY, 3);
     let (sent, mut writer) = (answer.clone(), server);
     let sender = std::thread::spawn(move || writer.write_all(&sent));
-    // A slow reader: all is delivered, even long after the server is gone.
+    // A slow reader gets all data, even long after the server has closed.
     std::thread::sleep(Duration::from_millis(300));
     let mut got = Vec::new();
     client.read_to_end(&mut got).unwrap();
@@ -133,7 +132,7 @@ fn a_reader_that_does_not_read_stops_the_writer() {
     let before = pair.resident();
     client.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
     let (piece, mut sent) = (content(1 << 20, 4), 0);
-    // Until nothing more is taken for a second.
+    // Writes until the bridge takes nothing for a second.
     let stopped = loop {
         match client.write(&piece[sent % piece.len()..]) {
             Ok(count) => sent += count,
@@ -144,7 +143,7 @@ fn a_reader_that_does_not_read_stops_the_writer() {
     assert_eq!(stopped.kind(), io::ErrorKind::WouldBlock, "{stopped}");
     let grown = pair.resident().saturating_sub(before);
     assert!(grown < 64 << 20, "{grown} bytes more are resident");
-    // All of it is still on its way.
+    // All of the data still arrives.
     client.shutdown(Shutdown::Write).unwrap();
     let mut got = Vec::new();
     server.read_to_end(&mut got).unwrap();
@@ -161,7 +160,7 @@ fn a_thousand_connections_at_once() {
     for (index, client) in clients.iter_mut().enumerate() {
         client.write_all(&content(1000, index as u64)).unwrap();
     }
-    // Each was answered while all the others are open.
+    // Each connection got an answer while all the others were open.
     for (index, client) in clients.iter_mut().enumerate() {
         let mut got = vec![0; 1000];
         client.read_exact(&mut got).unwrap_or_else(|error| panic!("connection {index}: {error}"));
@@ -172,7 +171,7 @@ fn a_thousand_connections_at_once() {
     eventually("all are closed", || pair.far.metric("tonic_rdma_bridge_connections{") == 0.0);
 }
 
-/// An echo of short messages without a thread for each connection.
+/// Starts a server that echoes short messages without a thread for each connection.
 fn spawn_echo_all() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -194,7 +193,7 @@ fn spawn_echo_all() -> String {
 }
 
 #[test]
-fn whoever_is_killed_cuts_the_stream_short() {
+fn a_killed_process_cuts_the_stream_short() {
     for victim in ["near", "far"] {
         let mut pair = Pair::new();
         let (mut client, mut server) = pair.connected();
@@ -227,7 +226,7 @@ fn a_reset_is_passed_on_both_ways() {
     eventually("the connections are over", || pair.far.metric("tonic_rdma_bridge_connections{") == 0.0);
 }
 
-/// Stock clients often leave with something unread, which resets the connection.
+/// Stock clients often close with unread data, which resets the connection.
 #[test]
 fn a_client_that_leaves_with_unread_data_is_no_failure() {
     const CLIENTS: f64 = 5.0;
@@ -245,7 +244,7 @@ fn a_client_that_leaves_with_unread_data_is_no_failure() {
         ends_with_reset(&mut server);
     }
     eventually("resets are counted", || failed("reset") == (CLIENTS, CLIENTS));
-    // The target resets after the client has said all.
+    // The target resets after the client's end.
     let (mut client, mut server) = pair.connected();
     client.write_all(b"last words").unwrap();
     client.shutdown(Shutdown::Write).unwrap();
@@ -262,20 +261,21 @@ fn a_client_that_leaves_with_unread_data_is_no_failure() {
         assert!(!log.contains("WARN") && !log.contains("connection reset"), "{log}");
     }
 
-    // A target that resets in the middle is one.
+    // A reset by the target before that is a failure.
     let (mut client, server) = pair.connected();
     socket2::SockRef::from(&server).set_linger(Some(Duration::ZERO)).unwrap();
     drop(server);
     ends_with_reset(&mut client);
     eventually("it is counted", || failed("broken") == (1.0, 1.0));
-    assert!(pair.near.said("connection reset") && pair.far.said("connection reset"));
+    pair.near.logs("connection reset");
+    pair.far.logs("connection reset");
 }
 
 #[test]
 fn the_same_bytes_go_over_tcp_where_rdma_is_not_wanted() {
     let server = spawn_echo("127.0.0.1:0");
     let target = format!("tcp://{server}");
-    // Bytes that look like nothing, like HTTP, and like the beginning of our own hello.
+    // Bytes of no protocol, of HTTP, and like the start of our own hello.
     let beginnings: [&[u8]; 4] = [b"\0\x01\x02", b"PRI * HTTP/2.0\r\n\r\n", b"SSH-2.0-x\r\n", b"\x16"];
     for (near, far) in [("prefer", "tcp-only"), ("tcp-only", "prefer"), ("tcp-only", "tcp-only")] {
         let far = Bridge::start("rdma://127.0.0.1:0", &target, &["--policy", far]);
@@ -287,11 +287,11 @@ fn the_same_bytes_go_over_tcp_where_rdma_is_not_wanted() {
         assert!(far.metric("client=\"tcp\"") > 0.0);
     }
     let far = Bridge::start("rdma://127.0.0.1:0", &target, &["--policy", "tcp-only"]);
-    // Time for an attempt to be refused, on an emulated processor too.
+    // Enough time for a refused attempt, even on an emulated processor.
     let near =
         Bridge::start("tcp://127.0.0.1:0", &far.address, &["--policy", "require", "--connect-timeout", "3"]);
     ends_with_reset(&mut near.connect());
-    assert!(near.said("RDMA is required"));
+    near.logs("RDMA is required");
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn a_killed_bridge_cuts_the_stream_short_over_tcp_too() {
     let near = Bridge::start("tcp://127.0.0.1:0", &far.address, &[]);
     let mut client = near.connect();
     client.write_all(b"x").unwrap();
-    let mut server = first_that_speaks(&sink);
+    let mut server = first_that_sends(&sink);
     far.kill();
     ends_with_reset(&mut client);
     ends_with_reset(&mut server);
@@ -313,7 +313,7 @@ fn a_target_that_comes_late_is_found() {
     let address = reserved.local_addr().unwrap();
     drop(reserved);
     let bridge = Bridge::start("tcp://127.0.0.1:0", &format!("tcp://{address}"), &[]);
-    assert!(bridge.said("the target is not there yet"));
+    bridge.logs("the target is not there yet");
     let client = bridge.connect();
     let exchanged = std::thread::spawn(move || exchange(client, b"patience"));
     std::thread::sleep(Duration::from_millis(700));
@@ -328,7 +328,7 @@ fn a_target_that_never_comes_ends_in_a_reset_and_one_line() {
     let bridge = Bridge::start("tcp://127.0.0.1:0", address, &["--connect-timeout", "0.4"]);
     let mut clients: Vec<_> = (0..5).map(|_| bridge.connect()).collect();
     clients.iter_mut().for_each(ends_with_reset);
-    assert!(bridge.said("target unreachable: no connection within 400ms"));
+    bridge.logs("target unreachable: no connection within 400ms");
     let attempts = bridge.metric("tonic_rdma_bridge_dial_failures_total");
     assert!((5.0..100.0).contains(&attempts), "{attempts} attempts");
     let output = stopped(&[
@@ -348,8 +348,8 @@ fn a_signal_lets_connections_end_and_a_second_one_does_not() {
     let mut pair = Pair::new();
     let (mut client, mut server) = pair.connected();
     pair.near.signal("TERM");
-    // Until then whoever asks is let in, and counts as a connection.
-    assert!(pair.near.said("draining"));
+    // Before this line the bridge still accepts clients, which would count as connections.
+    pair.near.logs("draining");
     eventually("the port is closed", || {
         TcpStream::connect(pair.near.address.trim_start_matches("tcp://")).is_err()
     });
@@ -364,15 +364,15 @@ fn a_signal_lets_connections_end_and_a_second_one_does_not() {
     let mut pair = Pair::new();
     let (mut client, _server) = pair.connected();
     pair.near.signal("TERM");
-    // Until then whoever asks is let in, and counts as a connection.
-    assert!(pair.near.said("draining"));
+    // Before this line the bridge still accepts clients, which would count as connections.
+    pair.near.logs("draining");
     eventually("the port is closed", || {
         TcpStream::connect(pair.near.address.trim_start_matches("tcp://")).is_err()
     });
     pair.near.signal("INT");
     ends_with_reset(&mut client);
     assert_eq!(pair.near.ended(), Some(1));
-    assert!(pair.near.said("1 connection had not ended"));
+    pair.near.logs("1 connection had not ended");
 }
 
 #[test]
@@ -389,7 +389,7 @@ fn drain_has_an_end() {
 }
 
 #[test]
-fn the_service_manager_is_told() {
+fn the_service_manager_is_notified() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notify");
     let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
@@ -423,7 +423,7 @@ fn a_socket_left_behind_is_replaced_and_nothing_else_is() {
     first.kill();
     assert!(path.exists());
     let second = Bridge::start(&listen, &target, &[]);
-    assert!(second.said("replacing a socket that no process listens on"));
+    second.logs("replacing a socket that no process listens on");
     UnixStream::connect(&path).unwrap();
     drop(second);
     std::fs::write(&path, "precious").unwrap();
@@ -449,7 +449,7 @@ fn more_clients_than_there_may_be_wait() {
 }
 
 #[test]
-fn health_is_told_and_what_is_not_there_is_too() {
+fn health_and_unknown_pages_are_answered() {
     let server = spawn_echo("127.0.0.1:0");
     let bridge = Bridge::start("tcp://127.0.0.1:0", &format!("tcp://{server}"), &[]);
     let _open = bridge.connect();
@@ -514,7 +514,7 @@ fn bad_input_is_named() {
     }
 }
 
-/// `BRIDGE_SOAK_MIB` each way over several connections; CI's run is short, 10 GiB is `BRIDGE_SOAK_MIB=10240`.
+/// Sends `BRIDGE_SOAK_MIB` in each direction over several connections. The run in CI is short; `BRIDGE_SOAK_MIB=10240` is 10 GiB.
 #[test]
 fn no_byte_is_lost_or_moved() {
     let mib: usize =

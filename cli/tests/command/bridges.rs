@@ -1,4 +1,4 @@
-//! Bridges as processes, and what stands at their ends.
+//! Bridges as processes, and the clients and servers at their ends.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -11,16 +11,16 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::process::tonic_rdma;
 
-/// How long anything may take before the test calls it hung.
+/// Time for any step. A step that takes longer hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Names the device that bridges are to use, one of the feature `ibverbs`; the soft one otherwise.
+/// The variable that names the device of the bridges (feature `ibverbs`). Without it they use the software device.
 const DEVICE: &str = "RDMA_TEST_DEVICE";
 
-/// A running bridge; killed when dropped.
+/// A running bridge, ended on drop.
 pub(crate) struct Bridge {
     child: Child,
-    /// Where its first route listens.
+    /// The address that its first route listens on.
     pub(crate) address: String,
     lines: BufReader<std::process::ChildStdout>,
     stderr: Arc<Mutex<String>>,
@@ -45,14 +45,14 @@ impl Bridge {
         Self { child, address, lines, stderr }
     }
 
-    /// Where the next route listens.
+    /// Returns the address that the next route listens on.
     pub(crate) fn another_route(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
         listening(&line).unwrap()
     }
 
-    /// A client, over TCP.
+    /// Connects a client over TCP.
     pub(crate) fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address.split_once("://").unwrap().1).unwrap();
         prepare(&stream);
@@ -70,29 +70,28 @@ impl Bridge {
         assert!(sent.success());
     }
 
-    /// Its exit status, once it has ended by itself.
+    /// Waits until the bridge has ended by itself, and returns its exit status.
     pub(crate) fn ended(&mut self) -> Option<i32> {
         eventually("it has ended", || self.child.try_wait().unwrap().is_some());
         self.child.wait().unwrap().code()
     }
 
-    /// Whether `what` is on stderr, now or soon.
-    pub(crate) fn said(&self, what: &str) -> bool {
-        eventually(&format!("{what:?} was said"), || self.stderr.lock().unwrap().contains(what));
-        true
+    /// Waits until `text` is on stderr.
+    pub(crate) fn logs(&self, text: &str) {
+        eventually(&format!("{text:?} on stderr"), || self.stderr.lock().unwrap().contains(text));
     }
 
-    /// What is on stderr so far.
+    /// Returns the text on stderr so far.
     pub(crate) fn log(&self) -> String {
         self.stderr.lock().unwrap().clone()
     }
 
-    /// The sum over all metrics whose line contains `what`.
+    /// Returns the sum over all metrics whose line contains `what`.
     pub(crate) fn metric(&self, what: &str) -> f64 {
         self.metric_of(what, "")
     }
 
-    /// The sum over all metrics whose line contains `what` and `label`.
+    /// Returns the sum over all metrics whose line contains `what` and `label`.
     pub(crate) fn metric_of(&self, what: &str, label: &str) -> f64 {
         let all = self.http("GET /metrics");
         let values =
@@ -100,11 +99,11 @@ impl Bridge {
         values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
-    /// The answer to a request, with its head.
+    /// Returns the answer to a request, with its head.
     pub(crate) fn http(&self, request: &str) -> String {
-        self.said("metrics at http://");
-        let said = self.stderr.lock().unwrap().clone();
-        let address = said.split("metrics at http://").nth(1).unwrap().split('/').next().unwrap();
+        self.logs("metrics at http://");
+        let log = self.log();
+        let address = log.split("metrics at http://").nth(1).unwrap().split('/').next().unwrap();
         let mut stream = TcpStream::connect(address).unwrap();
         prepare(&stream);
         write!(stream, "{request} HTTP/1.1\r\nhost: bridge\r\n\r\n").unwrap();
@@ -113,13 +112,13 @@ impl Bridge {
         answer
     }
 
-    /// Bytes of memory that it has touched and holds.
+    /// Returns the resident memory of the bridge in bytes.
     pub(crate) fn resident(&self) -> u64 {
         let pages = std::fs::read_to_string(format!("/proc/{}/statm", self.child.id())).unwrap();
         pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
     }
 
-    /// CPU time that it has used, in hundredths of a second.
+    /// Returns the CPU time of the bridge, in hundredths of a second.
     pub(crate) fn cpu_ticks(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
@@ -128,7 +127,7 @@ impl Bridge {
 }
 
 impl Drop for Bridge {
-    /// Asks it to end, so that it cleans up behind itself; waits no longer than a moment.
+    /// Asks the bridge to end, so that it removes its files. Kills it after some seconds.
     fn drop(&mut self) {
         for _ in 0..2 {
             let _ = Command::new("kill")
@@ -155,7 +154,7 @@ fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// What a bridge says that does not even start.
+/// Returns the stderr of a bridge that does not start.
 pub(crate) fn stopped(arguments: &[&str]) -> String {
     let output = command(arguments).stdin(Stdio::null()).output().unwrap();
     assert!(matches!(output.status.code(), Some(1 | 2)), "{output:?}");
@@ -167,7 +166,7 @@ fn listening(line: &str) -> Option<String> {
     Some(line.strip_prefix("listening on ")?.split_once(", connecting to ")?.0.to_owned())
 }
 
-/// Gathers what comes, in a thread.
+/// Collects lines in a thread.
 fn collect(from: impl Read + Send + 'static) -> Arc<Mutex<String>> {
     let text = Arc::new(Mutex::new(String::new()));
     let gathered = Arc::clone(&text);
@@ -181,7 +180,7 @@ fn collect(from: impl Read + Send + 'static) -> Arc<Mutex<String>> {
     text
 }
 
-/// Two bridges with RDMA between them, and a server of the test's behind.
+/// Two bridges with RDMA between them, and a server of the test behind the second.
 pub(crate) struct Pair {
     pub(crate) near: Bridge,
     pub(crate) far: Bridge,
@@ -200,20 +199,20 @@ impl Pair {
         Self { near, far, accepted: None }
     }
 
-    /// Both ends of a new connection.
+    /// Makes a connection and returns both ends.
     pub(crate) fn connected(&self) -> (TcpStream, TcpStream) {
         let mut client = self.near.connect();
         client.write_all(b"!").unwrap();
-        (client, first_that_speaks(self.accepted.as_ref().unwrap()))
+        (client, first_that_sends(self.accepted.as_ref().unwrap()))
     }
 
-    /// Bytes that both bridges have touched and hold.
+    /// Returns the resident memory of both bridges in bytes.
     pub(crate) fn resident(&self) -> u64 {
         self.near.resident() + self.far.resident()
     }
 }
 
-/// A server whose connections the test takes.
+/// Starts a server whose connections the test receives.
 pub(crate) fn spawn_sink() -> (String, mpsc::Receiver<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -230,9 +229,9 @@ pub(crate) fn spawn_sink() -> (String, mpsc::Receiver<TcpStream>) {
     (address, accepted)
 }
 
-/// The next connection that says something, its first byte taken off. Those that bridges make to see whether a target is
-/// there say nothing.
-pub(crate) fn first_that_speaks(accepted: &mpsc::Receiver<TcpStream>) -> TcpStream {
+/// Waits for the next connection that sends a byte, and reads this byte. Bridges also make connections without a byte, to look
+/// whether the target is there.
+pub(crate) fn first_that_sends(accepted: &mpsc::Receiver<TcpStream>) -> TcpStream {
     loop {
         let mut server = accepted.recv_timeout(PATIENCE).unwrap();
         if server.read(&mut [0]).unwrap() == 1 {
@@ -241,7 +240,7 @@ pub(crate) fn first_that_speaks(accepted: &mpsc::Receiver<TcpStream>) -> TcpStre
     }
 }
 
-/// A server that sends back what comes, and ends when its client has.
+/// Starts a server that sends everything back, and ends each connection after its client.
 pub(crate) fn spawn_echo(address: &str) -> String {
     let listener = TcpListener::bind(address).unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -263,20 +262,14 @@ pub(crate) fn prepare(stream: &TcpStream) {
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
 }
 
-/// Bytes that differ at every position and from seed to seed.
+/// Returns random bytes of this seed.
 pub(crate) fn content(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = vec![0; length];
-    for word in bytes.chunks_mut(8) {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        word.copy_from_slice(&state.to_le_bytes()[..word.len()]);
-    }
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes
 }
 
-/// Sends `length` bytes and the end; what they digest to.
+/// Sends `length` bytes and the end. Returns their digest.
 pub(crate) fn send(stream: &mut TcpStream, mut length: usize, seed: u64) -> u64 {
     let (mut piece, mut digest, mut page) = (content(128 << 10, seed), Xxh3::new(), 0u64);
     while length > 0 {
@@ -293,7 +286,7 @@ pub(crate) fn send(stream: &mut TcpStream, mut length: usize, seed: u64) -> u64 
     digest.digest()
 }
 
-/// Receives to the end; how many bytes came, and what they digest to.
+/// Receives to the end. Returns the number of bytes and their digest.
 pub(crate) fn receive(stream: &mut TcpStream) -> (usize, u64) {
     let (mut piece, mut digest, mut total) = (vec![0; 128 << 10], Xxh3::new(), 0);
     loop {
@@ -307,10 +300,10 @@ pub(crate) fn receive(stream: &mut TcpStream) -> (usize, u64) {
     }
 }
 
-/// Waits until something is so.
-pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+/// Waits until `condition` returns true.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
-    while !is_so() {
+    while !condition() {
         assert!(Instant::now() < until, "not within {PATIENCE:?}: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -20,7 +20,7 @@ const MODES: [&str; 9] = [
     "rdma-zerocp-await",
 ];
 
-/// Whether a percentile is there where enough operations were timed, and nowhere else.
+/// Checks that a percentile is there if and only if enough operations were timed.
 fn assert_percentile(row: &Value, name: &str, operations: u64) {
     let enough = row["ops"].as_u64().unwrap() + row["unsent"].as_u64().unwrap_or(0) >= operations;
     assert_eq!(row[name].as_f64().is_some_and(|micros| micros > 0.0), enough, "{name} in {row}");
@@ -46,7 +46,7 @@ fn a_comparison_is_measured_checked_and_written() {
     ]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
-    // What succeeds has nothing to warn of.
+    // A successful run prints no warning.
     assert_eq!(said, "");
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(
@@ -139,7 +139,7 @@ fn a_copy_of_scattered_blocks_is_a_row_like_any_other() {
     let arguments = ["--modes", "memcpy", "--workload", "blocks", "--sizes", "1MiB", "--duration", "0.05"];
     let (written, printed) = compare(&arguments);
     assert_eq!(written["provider"], "none");
-    // The size first, then the workload; both are checked at every byte before and after.
+    // The size comes first, then the workload. Every byte of both is checked before and after.
     let rows = written["rows"].as_array().unwrap();
     assert_eq!((&rows[1]["workload"], &rows[1]["bytes"]), (&"blocks".into(), &(4096 * 16_384).into()));
     assert_eq!(written["checks"]["every_byte"], 2 * (1 + 4096));
@@ -172,7 +172,7 @@ fn tensors_are_placed_one_by_one_in_sets_in_batches_and_in_an_open_loop() {
 }
 
 #[test]
-fn an_open_loop_offers_what_it_is_told_and_says_who_falls_behind() {
+fn an_open_loop_offers_its_rate_and_names_modes_that_fall_behind() {
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().to_str().unwrap();
     let arguments = ["--rate", "20,200", "--sizes", "64", "--workload", "uniform", "--duration", "0.2"];
@@ -182,7 +182,7 @@ fn an_open_loop_offers_what_it_is_told_and_says_who_falls_behind() {
     for row in rows {
         assert_eq!(row["errors"], 0, "{row}");
         assert!(row["saturated"].is_boolean() && row["unsent"].is_u64(), "{row}");
-        // Three turns, each a third of the time and as much longer as makes the number of calls a whole one.
+        // Three turns. Each takes a third of the time, made longer until the number of calls is whole.
         let offered = row["ops"].as_u64().unwrap() + row["unsent"].as_u64().unwrap();
         assert_eq!(offered, if row["rate"] == 20.0 { 3 * 2 } else { 3 * 14 }, "{row}");
         assert_percentile(row, "p99_us", 100);
@@ -193,7 +193,7 @@ fn an_open_loop_offers_what_it_is_told_and_says_who_falls_behind() {
 }
 
 #[test]
-fn a_rate_that_nobody_can_keep_up_with_ends_and_is_called_saturated() {
+fn a_rate_above_the_capacity_ends_and_is_called_saturated() {
     let arguments =
         ["--modes", "grpc-tcp,grpc-rdma", "--sizes", "1MiB", "--inflight", "2", "--duration", "0.1"];
     let (written, printed) = compare(&[&arguments[..], &["--rate", "300000"]].concat());
@@ -204,7 +204,7 @@ fn a_rate_that_nobody_can_keep_up_with_ends_and_is_called_saturated() {
     assert!(printed.contains("saturated"), "{printed}");
 }
 
-/// The serving process of a comparison, found by its parent.
+/// Returns the server process of a comparison, a child of `parent`.
 fn child_of(parent: u32) -> Option<u32> {
     let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
     children.split_whitespace().next()?.parse().ok()

@@ -1,4 +1,4 @@
-//! `compare` under the conditions that it is asked for: runtimes, cores, allocators, and what is demanded of the result.
+//! Conditions of `compare`: runtimes, cores, allocators, and the demanded ratio.
 
 use std::process::Stdio;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::process::{compare, refused, run, tonic_rdma};
 
-/// A little of everything.
+/// Options of a short run with several sizes and modes.
 const SHORT: [&str; 6] = [
     "--sizes",
     "64,100KiB",
@@ -16,7 +16,7 @@ const SHORT: [&str; 6] = [
     "0.05",
 ];
 
-/// What a short run says, once all of it has succeeded.
+/// Makes a short run that must succeed. Returns its JSON and its output.
 fn short(arguments: &[&str]) -> (Value, String) {
     let (written, printed) = compare(&[&SHORT[..], arguments].concat());
     let rows = written["rows"].as_array().unwrap();
@@ -52,7 +52,7 @@ fn every_runtime_is_compared_and_named_in_closed_and_open_loops() {
         for rate in [&["--inflight", "1"][..], &["--inflight", "3"], &["--rate", "100"]] {
             let (written, printed) = short(&[&["--runtime", runtime][..], rate].concat());
             assert_eq!((&written["runtime"], &written["pin"]), (&runtime.into(), &true.into()));
-            // On a machine with one core nothing is pinned.
+            // Nothing is pinned on a machine with one core.
             assert!(pinned || written["cores"].is_null(), "{written}");
             assert!(printed.contains(runtime), "{printed}");
         }
@@ -71,7 +71,7 @@ fn processes_are_left_on_all_cores_where_that_is_asked_for() {
 #[test]
 fn both_processes_have_the_allocator_that_is_asked_for() {
     for allocator in ["system", "mimalloc"] {
-        // The client says what it has, and the server refuses to serve with another.
+        // The client sends the name of its allocator, and a server with another allocator refuses to serve.
         let (written, printed) = short(&["--allocator", allocator]);
         assert_eq!(written["allocator"], allocator);
         assert!(printed.contains(&format!("allocator: {allocator} in both processes")), "{printed}");
@@ -101,7 +101,7 @@ fn a_server_with_another_allocator_than_the_client_refuses_to_serve() {
     let mut command = tonic_rdma(&[&arguments[..], &more].concat());
     command.env_remove("TONIC_RDMA_ALLOCATOR").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut server = command.spawn().unwrap();
-    // Its end would be the sign to end.
+    // The server ends when its stdin closes.
     let stdin = server.stdin.take();
     let said: Value = serde_json::from_reader(server.stdout.take().unwrap()).unwrap();
     drop(stdin);
@@ -125,7 +125,7 @@ fn a_newcomer_has_no_choices_made() {
 
 #[test]
 fn a_mode_that_falls_short_ends_the_command_with_its_name() {
-    // No call by gRPC is a thousand times as fast as another.
+    // No mode of gRPC is a thousand times as fast as another.
     let arguments = ["compare", "--modes", "grpc-tcp,grpc-rdma", "--sizes", "64,1MiB", "--duration", "0.05"];
     let output = run(&[&arguments[..], &["--at-least", "1000"]].concat());
     refused(&output, 1, &["1000 times", "grpc-tcp", "grpc-rdma at 64 B × 1: ", "grpc-rdma at 1 MiB × 1: "]);
@@ -136,7 +136,7 @@ fn a_mode_that_falls_short_ends_the_command_with_its_name() {
 }
 
 #[test]
-fn what_the_machine_charges_for_wake_ups_is_said() {
+fn the_cost_of_wake_ups_is_shown() {
     let (written, printed) = short(&[]);
     assert!(written["round_trips"]["wake_us"].as_f64().unwrap() > 0.0, "{written}");
     assert!(printed.contains("this machine: a round trip between two threads takes"), "{printed}");

@@ -3,7 +3,7 @@
 use super::process::{compare, refused, run, tonic_rdma};
 
 #[test]
-fn what_has_no_way_down_is_refused() {
+fn modes_without_a_direction_down_are_refused() {
     for (arguments, named) in [
         (&["--direction", "sideways"][..], &["sideways", "up", "down"][..]),
         (
@@ -23,13 +23,13 @@ fn payloads_go_both_ways_with_the_same_modes_of_grpc() {
         for more in
             [&["--encode", "gather"][..], &["--consume", "reduce-max"], &["--newcomer"], &["--rate", "200"]]
         {
-            // A newcomer has neither a runtime that never sleeps nor tuned windows.
+            // `--newcomer` has neither a runtime that never sleeps nor tuned windows.
             let is_in = |mode: &&str| more[0] != "--newcomer" || !mode.starts_with("grpc-tcp-");
             let modes: Vec<&str> = usual.into_iter().filter(is_in).collect();
             let arguments = ["--direction", direction, "--sizes", "1,100KiB,3MiB", "--duration", "0.05"];
             let list = modes.join(",");
             let listed = ["--modes", &list];
-            // Down, these are the modes that there are.
+            // These are all modes of the direction down.
             let listed = if direction == "down" { &listed[..0] } else { &listed[..] };
             let (written, printed) = compare(&[&arguments[..], listed, more].concat());
             assert_eq!(
@@ -59,7 +59,7 @@ fn a_copy_within_the_client_is_the_same_either_way() {
 }
 
 #[test]
-fn help_says_what_there_is() {
+fn help_names_the_direction() {
     let output = tonic_rdma(&["compare", "--help"]).output().unwrap();
     let help = String::from_utf8_lossy(&output.stdout);
     for flag in ["--runtime", "--pin", "--allocator", "--newcomer", "--at-least", "--direction"] {

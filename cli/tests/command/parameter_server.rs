@@ -1,4 +1,4 @@
-//! `tonic-rdma parameter-server` as a shell sees it.
+//! `parameter-server`: its rows, its output, and the end of its processes.
 
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -13,7 +13,7 @@ fn parameter_server(arguments: &[&str]) -> Command {
     tonic_rdma(&[&["parameter-server"], arguments].concat())
 }
 
-/// The JSON of a run that must succeed, and what it printed.
+/// Makes a run that must succeed. Returns its JSON and its output.
 fn measure(arguments: &[&str]) -> (Value, String) {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("rows.json");
@@ -38,7 +38,7 @@ fn all_modes_are_measured_checked_and_written() {
     let (written, printed) =
         measure(&["--models", "gru", "--steps", "2", "--report", report.to_str().unwrap()]);
     assert_eq!((&written["provider"], &written["turns"]), (&"soft".into(), &3.into()));
-    // Each way: two mini-batches in each mode at every byte, and three turns of two at stamps; eleven variables.
+    // In each direction, of eleven variables: every byte of two mini-batches in each mode, and the stamps of three turns of two.
     assert_eq!(written["checks"]["every_byte"], 5 * 2 * 2 * 11);
     assert_eq!(written["checks"]["stamps"], 5 * 3 * 2 * 2 * 11);
     let rows = written["rows"].as_array().unwrap();
@@ -100,7 +100,7 @@ fn bad_input_is_named_in_one_line() {
     assert!(output.status.code() == Some(2) && said.contains("RDMA_PROVIDER"), "{said}");
 }
 
-/// The processes of a run that have `kind` on their command line.
+/// Returns the processes of a run that have `kind` on their command line.
 fn children_of(parent: u32, kind: &str) -> Vec<u32> {
     let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
     let children = children.unwrap_or_default();
@@ -111,7 +111,7 @@ fn children_of(parent: u32, kind: &str) -> Vec<u32> {
     children.split_whitespace().filter_map(|child| child.parse().ok()).filter(is_of_kind).collect()
 }
 
-/// A run of two workers that would go on for an hour.
+/// Starts a run of two workers that would take an hour.
 fn start(modes: &str) -> Child {
     let arguments = ["--models", "gru", "--workers", "2", "--duration", "3600", "--modes", modes];
     parameter_server(&arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
@@ -126,7 +126,7 @@ fn ended(parent: Child) -> Output {
 }
 
 #[test]
-fn whoever_is_killed_is_named_in_every_mode() {
+fn a_killed_process_is_named_in_every_mode() {
     for mode in ["grpc-tcp", "grpc-rdma-gather", "rdma-zerocp"] {
         for (kind, name) in
             [("parameter-server-worker", "worker process"), ("parameter-server-server", "the server process")]
@@ -135,7 +135,7 @@ fn whoever_is_killed_is_named_in_every_mode() {
             let workers = wait_for("no workers", || {
                 Some(children_of(parent.id(), "parameter-server-worker")).filter(|found| found.len() == 2)
             });
-            // In the middle of something, whatever it is.
+            // Kills the process while it works.
             std::thread::sleep(Duration::from_millis(500));
             let victim = children_of(parent.id(), kind)[0];
             kill(victim);

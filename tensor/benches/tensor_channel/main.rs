@@ -1,14 +1,13 @@
-//! What the tensor channel costs between two processes: there and the acknowledgement back, by every kind of placement, and
-//! bytes beside `memcpy`.
+//! Measures the tensor channel between two processes: a tensor there and the acknowledgement back, for every kind of placement, and
+//! copies of bytes beside `memcpy`.
 //!
 //! ```sh
 //! cargo bench -p tonic-rdma-tensor --bench tensor_channel
 //! ```
 //!
-//! Two processes, on a core each where there are two; both spin, but in `asleep`. The other one is this binary once more, see
-//! `peer`.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
-#![allow(clippy::panic, missing_docs, reason = "the same")]
+//! Each process has a core if there are two. Both spin, except in `asleep`. The other process is this binary again (`peer`).
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench stops at an error")]
+#![allow(clippy::panic, missing_docs, reason = "a bench stops at an error")]
 
 mod peer;
 
@@ -32,7 +31,7 @@ fn main() {
 /// Lengths of tensors, in bytes.
 const LENGTHS: [u64; 5] = [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20];
 
-/// A tensor into a static slot, seen there in memory, and its release seen here: nobody sleeps.
+/// Sends a tensor into a static slot. Both ends look at memory, for the tensor and for its release, and never sleep.
 #[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
 fn static_slot(bencher: Bencher<'_, '_>, length: u64) {
     let peer = Peer::start(Role::Static, length);
@@ -61,7 +60,7 @@ fn wait_ready(sender: &mut StaticSender) {
     }
 }
 
-/// The same by futures, in runtimes that poll when they are idle.
+/// Sends a tensor into a static slot by futures, in runtimes that poll when idle.
 #[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
 fn static_slot_async(bencher: Bencher<'_, '_>, length: u64) {
     let peer = Peer::start(Role::StaticAsync, length);
@@ -80,7 +79,7 @@ fn static_slot_async(bencher: Bencher<'_, '_>, length: u64) {
     bencher.counter(BytesCount::new(length)).bench_local(round_trip);
 }
 
-/// A tensor by its metadata, which the peer then reads.
+/// Sends the metadata of a tensor, which the peer then reads.
 #[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
 fn dynamic_slot(bencher: Bencher<'_, '_>, length: u64) {
     let peer = Peer::start(Role::Dynamic, length);
@@ -96,7 +95,7 @@ fn dynamic_slot(bencher: Bencher<'_, '_>, length: u64) {
     bencher.counter(BytesCount::new(length)).bench_local(round_trip);
 }
 
-/// A tensor by name and step, of a shape that is known already.
+/// Requests a tensor by name and step, of a known shape.
 #[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
 fn rendezvous(bencher: Bencher<'_, '_>, length: u64) {
     let peer = Peer::start(Role::Provider, length);
@@ -121,7 +120,7 @@ fn registered(length: u64) -> (Pool, Tensor) {
     (pool, tensor.freeze())
 }
 
-/// One memcpy into the peer's region, or out of it.
+/// Makes one memcpy into the peer's region, or out of it.
 #[divan::bench(args = LENGTHS, consts = [true, false], sample_count = 300, max_time = 2)]
 fn memcpy<const WRITE: bool>(bencher: Bencher<'_, '_>, length: u64) {
     let peer = Peer::start(Role::Region, length);
@@ -147,7 +146,7 @@ fn finish(memcpy: &mut tonic_rdma_tensor::Memcpy) -> MemRegion {
     }
 }
 
-/// The C library's, from memory like it to memory like it.
+/// Makes one `memcpy` of the C library, between regions of this process.
 #[divan::bench(args = LENGTHS, sample_count = 300, max_time = 2)]
 fn memcpy_of_libc(bencher: Bencher<'_, '_>, length: u64) {
     let peer = Peer::start(Role::Region, 64);
@@ -157,17 +156,17 @@ fn memcpy_of_libc(bencher: Bencher<'_, '_>, length: u64) {
     bencher.counter(BytesCount::new(length)).bench_local(copy);
 }
 
-/// Blocks of a batch, and their length.
+/// The number of blocks of a batch, and their length.
 const BLOCKS: u64 = 4096;
 const BLOCK: u64 = 16 << 10;
 
-/// Every second block, in another order at the peer.
+/// Returns every second block, in another order at the peer.
 fn blocks() -> Vec<Block> {
     let place = |index: u64| 2 * BLOCK * ((index * 1361) % BLOCKS);
     (0..BLOCKS).map(|index| Block { local: 2 * BLOCK * index, remote: place(index), length: BLOCK }).collect()
 }
 
-/// Scattered blocks in one operation.
+/// Copies scattered blocks in one operation.
 #[divan::bench(sample_count = 100, max_time = 2)]
 fn batch_of_blocks(bencher: Bencher<'_, '_>) {
     let length = 2 * BLOCKS * BLOCK;
@@ -184,7 +183,7 @@ fn batch_of_blocks(bencher: Bencher<'_, '_>) {
     bencher.counter(BytesCount::new(BLOCKS * BLOCK)).bench_local(batch);
 }
 
-/// The same blocks by the C library.
+/// Copies the blocks by the C library.
 #[divan::bench(sample_count = 100, max_time = 2)]
 fn blocks_of_libc(bencher: Bencher<'_, '_>) {
     let length = 2 * BLOCKS * BLOCK;

@@ -1,4 +1,4 @@
-//! The other process: this binary once more, which serves until its standard input ends.
+//! The other process: this binary, started again, which serves until its standard input ends.
 
 use std::future::Future;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
@@ -17,18 +17,18 @@ use tonic_rdma_tensor::{
 /// First argument of the other process.
 pub(crate) const ARGUMENT: &str = "peer";
 
-/// What it does.
+/// The role of the other process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Takes tensors out of a static slot, by polling.
+    /// Receives tensors from a static slot by polling.
     Static,
-    /// The same by `recv().await`.
+    /// Receives tensors from a static slot by `recv().await`.
     StaticAsync,
-    /// Reads tensors that a dynamic slot tells of.
+    /// Receives tensors from a dynamic slot.
     Dynamic,
     /// Offers tensors, a few steps ahead.
     Provider,
-    /// Has a region.
+    /// Exports a region.
     Region,
 }
 
@@ -40,12 +40,12 @@ const ROLES: [(Role, &str); 5] = [
     (Role::Region, "region"),
 ];
 
-/// A tensor of so many bytes.
+/// Returns the spec of a tensor of this many bytes.
 pub(crate) fn bytes(length: u64) -> TensorSpec {
     TensorSpec::new(Dtype::U8, Shape::new(&[length]).unwrap()).unwrap()
 }
 
-/// Between two looks at memory.
+/// Pauses between two looks at memory.
 pub(crate) fn relax() {
     std::hint::spin_loop();
 }
@@ -54,7 +54,7 @@ fn runtime() -> Runtime {
     idle_polling(&mut tokio::runtime::Builder::new_current_thread()).enable_all().build().unwrap()
 }
 
-/// Keeps this thread on core `index`, if there are as many.
+/// Pins this thread to core `index`, if there are enough cores.
 fn pin(index: usize) {
     let mut cores = CpuSet::new();
     cores.set(index);
@@ -67,7 +67,7 @@ fn core(index: usize) -> usize {
     cores[index % cores.len()]
 }
 
-/// The other process, as the one that measures has it, and the channel to it; ends on drop.
+/// A handle to the other process, with a channel to it. The drop ends the process.
 pub(crate) struct Peer {
     process: Child,
     input: Option<ChildStdin>,
@@ -106,7 +106,7 @@ impl Peer {
         self.runtime.block_on(future)
     }
 
-    /// A region of this process', used before.
+    /// Returns a region of this process, already touched.
     pub(crate) fn region(&self, length: u64) -> MemRegion {
         let mut region = self.device.allocate(length as usize).unwrap();
         region.fill(1);
@@ -121,13 +121,13 @@ impl Drop for Peer {
     }
 }
 
-/// Core `index` of those that there were before anybody was pinned.
+/// Returns core `index` of the cores that the process had at its start.
 fn all_cores(index: usize) -> usize {
     static CORES: std::sync::OnceLock<[usize; 2]> = std::sync::OnceLock::new();
     CORES.get_or_init(|| [core(0), core(1)])[index]
 }
 
-/// The other process.
+/// Runs the other process.
 pub(crate) fn run(arguments: &[String]) {
     let [role, length, core] = arguments else { panic!("peer ROLE LENGTH CORE, not {arguments:?}") };
     let role = ROLES.iter().find(|(_, name)| name == role).expect("a role").0;

@@ -1,4 +1,4 @@
-//! Waits of this process that only the safety net ended, as the library's metric counts them.
+//! Counts the waits of this process that only the safety net ended, by the library's metric.
 
 use std::sync::LazyLock;
 
@@ -13,14 +13,14 @@ static METRICS: LazyLock<Snapshotter> = LazyLock::new(|| {
     snapshotter
 });
 
-/// Counts from now on.
+/// Starts the count.
 pub(crate) fn begin() {
-    counted();
+    waits();
 }
 
-/// How many there were since this was asked last.
-pub(crate) fn counted() -> u64 {
-    // A snapshot begins every counter anew.
+/// Returns the count since the last call.
+pub(crate) fn waits() -> u64 {
+    // A snapshot resets every counter.
     let metrics = METRICS.snapshot().into_vec();
     let naps = metrics.iter().filter(|(key, ..)| key.key().name() == NAPS);
     naps.map(|(.., value)| if let DebugValue::Counter(count) = value { *count } else { 0 }).sum()
