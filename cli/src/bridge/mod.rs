@@ -233,7 +233,7 @@ fn announce(routes: &[Listening]) -> Result<(), Failure> {
 /// Notifies systemd, if it started this process (`Type=notify`).
 fn notify(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
-        tracing::warn!(%error, "the service manager can't be told");
+        tracing::warn!(%error, "can't notify the service manager");
     }
 }
 

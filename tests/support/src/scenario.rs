@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use socket2::{Domain, Socket, Type};
+use tokio::net::TcpSocket;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::body::Body;
@@ -51,7 +51,7 @@ pub fn unchanged<T: PartialEq + Debug, F: Future<Output = T>>(scenario: impl Fn(
 /// A port that the kernel gives to no other socket, and on which no server listens yet.
 pub struct Port {
     /// Bound, but not listening: the kernel refuses connections, and a server may listen on the same port.
-    _socket: Socket,
+    _socket: TcpSocket,
     /// The address with the port.
     pub address: SocketAddr,
 }
@@ -59,10 +59,10 @@ pub struct Port {
 impl Port {
     /// Reserves a port of 127.0.0.1.
     pub fn reserve() -> Self {
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        socket.set_reuse_address(true).unwrap();
-        socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
-        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = socket.local_addr().unwrap();
         Self { _socket: socket, address }
     }
 

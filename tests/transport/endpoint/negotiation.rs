@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_stream::StreamExt as _;
 use tonic_rdma::internal::wire::hello::{Decoded, MAGIC, Message};
 use tonic_rdma::{Config, Policy, Verdict};
@@ -259,10 +259,10 @@ fn stock_servers_are_dialled_anew_over_tcp_and_remembered() {
 fn a_connection_that_takes_too_long_is_given_up() {
     Runtime::Idle.run(async {
         // The backlog of the port is full, so that the kernel answers no further client.
-        let full = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        full.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
-        full.listen(0).unwrap();
-        let address = full.local_addr().unwrap().as_socket().unwrap();
+        let full = TcpSocket::new_v4().unwrap();
+        full.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let full = full.listen(0).unwrap();
+        let address = full.local_addr().unwrap();
         let patience = Duration::from_millis(200);
         let mut waiting = Vec::new();
         while let Ok(connected) = tokio::time::timeout(patience, TcpStream::connect(address)).await {
