@@ -9,7 +9,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma::gather::{self, GatherRequests};
 use tonic_rdma::memory::Pool;
-use tonic_rdma::memory::sites::{Placement, SiteAllocator, SiteSettings};
+use tonic_rdma::memory::sites::{SiteAllocator, SitePlacement, SiteSettings};
 use tonic_rdma::{Config, RdmaConnector, RdmaIncoming};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
@@ -96,7 +96,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     let report = sites.report();
-    let registered = report.sites.iter().filter(|site| site.placement == Placement::Registered);
+    let registered = report.sites.iter().filter(|site| site.placement == SitePlacement::Registered);
     let (placed, all) =
         registered.fold((0, 0), |(placed, all), site| (placed + site.registered, all + site.buffers));
     println!("{placed} of {all} gradients were in registered memory");

@@ -30,7 +30,7 @@ impl Greeter for MyGreeter {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    tracing_subscriber::fmt().with_env_filter("info").init();
+    tracing_subscriber::fmt().init();
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:50051".into());
 
     let incoming = RdmaIncoming::bind_with(&*address, Config::from_env()?).await?; // changed: was TcpIncoming::bind

@@ -1,59 +1,97 @@
-//! The ways in which a command ends badly, and what each of them is to the shell.
+//! The failures of a command, and the exit status of each.
 
+use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Why a command did not succeed. Each is reported as one line on stderr.
+/// The error that caused a failure.
+type Cause = Box<dyn Error + Send + Sync>;
+
+/// The reason why a command did not succeed. Each is reported as one line on stderr.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// What was asked for makes no sense or can't be had: exit status 2.
-    #[error("{0}")]
-    Usage(String),
+    /// The command line makes no sense or can't be satisfied: exit status 2.
+    #[error("{message}")]
+    Usage { message: String, source: Option<Cause> },
     /// The work itself failed: exit status 1.
-    #[error("{0}")]
-    Run(String),
+    #[error("{message}")]
+    Run { message: String, source: Option<Cause> },
     /// The user pressed ctrl-c: exit status 130, as shells have it.
     #[error("interrupted")]
     Interrupted,
-    /// Whoever read our output has left: nothing to say, and nobody to say it to.
+    /// The reader of stdout has closed it. There is nothing to report: exit status 0.
     #[error("stdout is closed")]
     OutputClosed,
 }
 
 impl Failure {
-    /// A failed run.
-    pub(crate) fn run(what: impl Into<String>) -> Self {
-        Self::Run(what.into())
+    /// Makes the failure of a run.
+    pub(crate) fn run(message: impl Into<String>) -> Self {
+        Self::Run { message: message.into(), source: None }
     }
 
-    /// A request that can't be met.
-    pub(crate) fn usage(what: impl Into<String>) -> Self {
-        Self::Usage(what.into())
+    /// Makes the failure of a command line that can't be satisfied.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::Usage { message: message.into(), source: None }
     }
 
-    /// An error while writing to stdout.
-    pub(crate) fn output(error: &io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::BrokenPipe => Self::OutputClosed,
-            _ => Self::Run(format!("can't write to stdout: {error}")),
+    /// Adds the error that caused the failure.
+    pub(crate) fn because(self, cause: impl Into<Cause>) -> Self {
+        let source = Some(cause.into());
+        match self {
+            Self::Usage { message, .. } => Self::Usage { message, source },
+            Self::Run { message, .. } => Self::Run { message, source },
+            other => other,
         }
     }
 
-    /// Says what happened on stderr and gives the exit status.
+    /// Makes the failure of a write to stdout.
+    pub(crate) fn output(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::OutputClosed,
+            _ => Self::run(format!("can't write to stdout: {error}")),
+        }
+    }
+
+    /// Returns whether the command line is wrong.
+    pub(crate) const fn is_usage(&self) -> bool {
+        matches!(self, Self::Usage { .. })
+    }
+
+    /// Returns the message with the messages of all causes, in one line.
+    pub(crate) fn with_causes(&self) -> String {
+        one_line(&chain(self))
+    }
+
+    /// Reports the failure on stderr, and returns the exit status.
     pub(crate) fn report(&self) -> ExitCode {
         let code = match self {
-            Self::Usage(_) => 2,
-            Self::Run(_) => 1,
+            Self::Usage { .. } => 2,
+            Self::Run { .. } => 1,
             Self::Interrupted => 130,
             Self::OutputClosed => return ExitCode::SUCCESS,
         };
-        // A closed stderr leaves nobody to tell; the exit status still says it.
-        let _ = writeln!(io::stderr(), "tonic-rdma: {}", one_line(&self.to_string()));
+        // stderr may be closed. The exit status still reports the failure.
+        let _ = writeln!(io::stderr(), "tonic-rdma: {}", self.with_causes());
         ExitCode::from(code)
     }
 }
 
-/// `text` without line breaks and other control characters, which a value from the command line may well contain.
+/// Joins the messages of `error` and of its causes. Some errors repeat the message of their cause, which is left out then.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let message = cause.to_string();
+        if !text.contains(&message) {
+            text = format!("{text}: {message}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
+/// Returns `text` without line breaks and other control characters, which a value of the command line may contain.
 pub(crate) fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for character in text.trim().chars() {
@@ -73,5 +111,14 @@ mod tests {
     #[test]
     fn a_message_stays_on_one_line() {
         assert_eq!(one_line("a\nb\tc\u{1b}[0m\n"), "a b c\\u{1b}[0m");
+    }
+
+    #[test]
+    fn a_report_has_every_cause_once() {
+        let lost = Failure::run("the connection is lost").because(io::Error::other("reset"));
+        let failure = Failure::run("can't measure").because(lost);
+        assert_eq!(failure.with_causes(), "can't measure: the connection is lost: reset");
+        let failure = Failure::usage("can't write: no space").because(io::Error::other("no space"));
+        assert_eq!(failure.with_causes(), "can't write: no space");
     }
 }

@@ -1,5 +1,5 @@
-//! The `tonic-rdma` command: compares transports, moves a parameter server's traffic over them, carries what others send over
-//! RDMA, says which RDMA devices there are, and tunes them.
+//! The `tonic-rdma` command. It compares transports, measures the traffic of a parameter server, carries the byte
+//! streams of other programs over RDMA, lists RDMA devices, and tunes them.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -8,25 +8,30 @@ mod compare;
 mod devices;
 mod failure;
 mod lists;
+mod measure;
 #[cfg(test)]
 mod pages;
 mod parameter_server;
 mod seeded;
 mod tune;
 mod units;
+mod value_error;
 mod workload;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use failure::Failure;
 
-/// The same allocator under every mode: it decides large messages more than the transport does, so every report names it.
-/// It is mimalloc unless the environment asks for the system's, as `compare --allocator` does.
+/// The allocator of the process, the same for every mode. Reports name it because it has more influence on large
+/// messages than the transport has. It is mimalloc unless the environment asks for the system's allocator, as `compare
+/// --allocator` does.
 #[global_allocator]
-static ALLOCATOR: tonic_rdma_allocator::Chosen = tonic_rdma_allocator::Chosen;
+static ALLOCATOR: tonic_rdma_verbs::allocator::Chosen = tonic_rdma_verbs::allocator::Chosen;
 
 fn main() -> ExitCode {
     let outcome =
@@ -46,22 +51,28 @@ fn main() -> ExitCode {
     }
 }
 
-/// Sends what is logged to stderr.
+/// Sends log messages to stderr.
 fn log(command: &args::Command) -> Result<(), Failure> {
-    let (told, usual) = match command {
-        // Over what its connections go is what a bridge is asked first.
+    let (option, usual) = match command {
+        // Operators of a bridge want to see first which transport its connections use.
         args::Command::Bridge(options) => (options.log.as_deref(), "warn,tonic_rdma::bridge=info"),
         _ => (None, "warn"),
     };
-    let filter = match told {
-        Some(told) => EnvFilter::try_new(told).map_err(|error| {
-            Failure::usage(format!(
-                "--log {told}: {error}; accepted: error, warn, info, debug, trace, or a filter"
-            ))
-        })?,
-        None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual)),
+    let variable = std::env::var("RUST_LOG").ok();
+    let (origin, filter) = match (option, &variable) {
+        (Some(option), _) => ("--log ", option),
+        (None, Some(variable)) => ("RUST_LOG=", variable.as_str()),
+        (None, None) => ("", usual),
     };
-    let tty = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(tty).with_writer(std::io::stderr).init();
+    let targets: Targets = filter.parse().map_err(|error| {
+        Failure::usage(format!(
+            "{origin}{filter}: {error}; accepted: error, warn, info, debug, trace, off, or targets with a level each, \
+             such as warn,tonic_rdma::bridge=info"
+        ))
+    })?;
+    let lines = tracing_subscriber::fmt::layer()
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
+    tracing_subscriber::registry().with(lines).with(targets).init();
     Ok(())
 }

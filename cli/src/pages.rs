@@ -9,7 +9,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
 
 use crate::args::Cli;
-use crate::compare::mode::Mode;
+use crate::compare::modes::mode::Mode;
 
 /// Programs that are not of this repository, and that pages may tell their readers to start.
 const PROGRAMS: [&str; 1] = ["apt"];

@@ -20,18 +20,19 @@ impl Draws {
         Self { seed: mix(seed), drawn: 0 }
     }
 
-    /// The next draw, of 64 bits.
+    /// Draws 64 bits.
     pub(crate) fn bits(&mut self) -> u64 {
         self.drawn += 1;
         mix(self.seed.wrapping_add(self.drawn.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
-    /// One of `0..choices`, each as likely: the bias of the remainder is below 2⁻⁶⁰ for the few choices there are.
+    /// Draws one of `0..choices`, each with the same probability: the bias of the remainder is below 2⁻⁶⁰ for the few
+    /// choices here.
     pub(crate) fn choice(&mut self, choices: usize) -> usize {
         (self.bits() % choices.max(1) as u64) as usize
     }
 
-    /// An exponential draw of mean 1: the gap between two arrivals of a Poisson process of rate 1.
+    /// Draws from the exponential distribution of mean 1: the gap between two arrivals of a Poisson process of rate 1.
     pub(crate) fn gap(&mut self) -> f64 {
         // 53 bits, and never zero, so that the logarithm is finite.
         let uniform = ((self.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64;

@@ -1,4 +1,4 @@
-//! Sizes and times as people write them, both ways.
+//! Sizes and times as people write them: parsers and formatters.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// What [`parse_size`] takes, for messages.
+/// The forms that [`parse_size`] accepts, for messages.
 pub(crate) const SIZE_FORMS: &str =
     "a whole number of bytes, optionally with B, KiB, MiB or GiB (64, 4KiB, 1GiB)";
 
-/// Why a text is not a size.
+/// The reason why a text is not a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SizeError {
     #[error("the size is empty")]
@@ -21,7 +21,7 @@ pub(crate) enum SizeError {
     Overflow,
 }
 
-/// Bytes meant by `text`: `64`, `4KiB`, `1 MiB`, `1gib`.
+/// Parses a number of bytes: `64`, `4KiB`, `1 MiB`, `1gib`.
 pub(crate) fn parse_size(text: &str) -> Result<u64, SizeError> {
     let text = text.trim();
     if text.is_empty() {
@@ -39,12 +39,12 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, SizeError> {
         "gib" => GIB,
         _ => return Err(SizeError::Form),
     };
-    // Digits only: all that can go wrong is the magnitude.
+    // Only the magnitude can be wrong, because these are digits.
     let number: u64 = number.parse().map_err(|_| SizeError::Overflow)?;
     number.checked_mul(factor).ok_or(SizeError::Overflow)
 }
 
-/// `bytes` in the largest unit that divides it: `64 B`, `4 KiB`, `1 GiB`.
+/// Formats `bytes` in the largest unit that divides it: `64 B`, `4 KiB`, `1 GiB`.
 pub(crate) fn size(bytes: u64) -> String {
     match bytes {
         0 => "0 B".to_owned(),
@@ -55,7 +55,7 @@ pub(crate) fn size(bytes: u64) -> String {
     }
 }
 
-/// `bytes` rounded to three digits, for amounts that nobody chose: `7.9 GiB`.
+/// Formats `bytes` with three digits, for measured amounts: `7.9 GiB`.
 pub(crate) fn rough_size(bytes: u64) -> String {
     let value = bytes as f64;
     match bytes {
@@ -66,7 +66,7 @@ pub(crate) fn rough_size(bytes: u64) -> String {
     }
 }
 
-/// Microseconds with a unit that keeps them readable: `11.5 µs`, `1.70 ms`, `2.1 s`.
+/// Formats microseconds with a unit that keeps them readable: `11.5 µs`, `1.70 ms`, `2.1 s`.
 pub(crate) fn micros(value: f64) -> String {
     match value {
         v if v >= 1e6 => format!("{} s", digits(v / 1e6)),
@@ -75,7 +75,7 @@ pub(crate) fn micros(value: f64) -> String {
     }
 }
 
-/// A count with a metric suffix: `113 k`, `2.1 M`.
+/// Formats a count with a metric suffix: `113 k`, `2.1 M`.
 pub(crate) fn count(value: f64) -> String {
     match value {
         v if v >= 1e6 => format!("{} M", digits(v / 1e6)),
@@ -84,7 +84,7 @@ pub(crate) fn count(value: f64) -> String {
     }
 }
 
-/// Three significant digits, without an exponent.
+/// Formats three significant digits, without an exponent.
 pub(crate) fn digits(value: f64) -> String {
     match value.abs() {
         v if v >= 99.95 => format!("{value:.0}"),
@@ -95,15 +95,20 @@ pub(crate) fn digits(value: f64) -> String {
     }
 }
 
-/// Longest duration of one cell that is accepted: an hour.
+/// The longest accepted duration of one cell: an hour.
 const MAX_SECONDS: f64 = 3600.0;
 
-/// Seconds, more than 0 and at most an hour: `0.2`, `5`, `5s`.
-pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
+/// The error of a text that is no accepted duration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("takes seconds from 0.001 to 3600")]
+pub(crate) struct SecondsError;
+
+/// Parses seconds, more than 0 and at most an hour: `0.2`, `5`, `5s`.
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, SecondsError> {
     let number = text.trim().trim_end_matches('s').trim_end();
     match number.parse::<f64>() {
         Ok(seconds) if (1e-3..=MAX_SECONDS).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("takes seconds from 0.001 to 3600".to_owned()),
+        _ => Err(SecondsError),
     }
 }
 

@@ -10,7 +10,7 @@ use super::source::{self, Source};
 use super::work_id::{Kind, WorkId};
 use crate::protocol::{self, ReadRequest, SlotIndex};
 use crate::wire::Header;
-use tonic_rdma_verbs::internal::Registrations;
+use tonic_rdma_verbs::internal::SlabRegistrations;
 use tonic_rdma_verbs::memory::{Block, Pool};
 use tonic_rdma_verbs::{Operation, Payload, QueuePair, RemoteSegment, Rkey, SendRequest};
 
@@ -28,7 +28,7 @@ pub(crate) struct Link {
     posted: u64,
     completed: u64,
     /// Memory of the application's that we send from.
-    registrations: Registrations,
+    registrations: SlabRegistrations,
     /// What messages that did not go inline hold on to, by the count of sends up to and with them.
     sources: VecDeque<(u64, Source)>,
 }
@@ -42,7 +42,7 @@ impl Link {
         queue_pair: Arc<dyn QueuePair>,
         connection: u32,
         pool: Pool,
-        registrations: Registrations,
+        registrations: SlabRegistrations,
         receives: Receives,
     ) -> Result<Self, ConnectionFault> {
         receives.post_first(&*queue_pair, connection)?;

@@ -24,7 +24,7 @@ use super::tuner::{Chooser, DeviceTuner};
 use crate::protocol;
 use crate::wire::Header;
 use crate::wire::hello::Offer;
-use tonic_rdma_verbs::internal::Registrations;
+use tonic_rdma_verbs::internal::SlabRegistrations;
 use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolSettings, Quota};
 use tonic_rdma_verbs::{
     Access, Context, Probe, ProtectionDomain, QueuePair, QueuePairAddress, QueuePairCapacity,
@@ -159,7 +159,7 @@ impl Prepared {
         let limits = self.limits(peer);
         let chooser = Chooser::new(&self.config, || DeviceTuner::of(&self.context, &self.config));
         let queue_pair = Arc::clone(&self.queue_pair);
-        let registrations = Registrations::new(self.domain, Arc::clone(self.pool.budget()));
+        let registrations = SlabRegistrations::new(self.domain, Arc::clone(self.pool.budget()));
         let member = Member::new(self.reactor, self.queue, |key| {
             let receives = match self.memory {
                 ReceiveMemory::Own(block) => {

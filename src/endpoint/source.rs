@@ -4,7 +4,7 @@ use std::io::IoSlice;
 
 use super::fault::ConnectionFault;
 use super::link::Link;
-use tonic_rdma_verbs::internal::{Registrations, find_sendable};
+use tonic_rdma_verbs::internal::{SlabRegistrations, find_sendable};
 use tonic_rdma_verbs::memory::{Block, Lease, Pool, Quota};
 use tonic_rdma_verbs::{LocalSegment, OutOfBounds};
 
@@ -41,7 +41,7 @@ pub(super) fn gather(
     slices: &[IoSlice<'_>],
     most: usize,
     pool: &Pool,
-    registrations: &mut Registrations,
+    registrations: &mut SlabRegistrations,
     mut keep: impl FnMut(Source),
 ) -> Result<Gathered, ConnectionFault> {
     let mut placed = [None; Link::SLICES];

@@ -15,7 +15,9 @@ use super::region::{RemoteRegion, RemoteShared, Rights};
 use super::tls::chain;
 use super::{ChannelError, MemRegion, Notification};
 use crate::wire::tensor_frame::Frame;
-use tonic_rdma_verbs::internal::{BlockCopy, Blocks, Local, Notice, RemotePlace, Transfer, Way};
+use tonic_rdma_verbs::internal::{
+    CopyRange, CopyRanges, LocalMemory, Notice, RemotePlace, Transfer, TransferKind,
+};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 /// Which way [`Channel::memcpy`] moves bytes.
@@ -143,7 +145,7 @@ impl Channel {
         direction: Direction,
     ) -> Memcpy {
         let block = Block { local: local_offset, remote: remote_offset, length };
-        let blocks = Blocks::One(block.into());
+        let blocks = CopyRanges::One(block.into());
         match self.check(&local, remote, std::slice::from_ref(&block), direction) {
             Ok(()) => self.start(local, remote, blocks, length, direction, false),
             Err(error) => Memcpy::refused(local, error),
@@ -188,13 +190,13 @@ impl Channel {
             return then(local, Err(error));
         }
         let token = Token::call(move |outcome| {
-            if let Local::Region(region) = outcome.local {
+            if let LocalMemory::Region(region) = outcome.local {
                 then(region, outcome.result);
             }
         });
-        let blocks = Blocks::One(block.into());
+        let blocks = CopyRanges::One(block.into());
         let transfer =
-            Transfer::new(Local::Region(local), way(direction), blocks, remote.shared.place, token);
+            Transfer::new(LocalMemory::Region(local), way(direction), blocks, remote.shared.place, token);
         // A refusal is told as any other end is.
         let _ = self.link.port(self.port).submit(transfer, length, way(direction));
     }
@@ -245,7 +247,7 @@ impl Channel {
             return Memcpy::refused(local, error);
         }
         let length = blocks.iter().map(|block| block.length).sum();
-        let blocks = Blocks::Many(blocks.iter().map(|block| (*block).into()).collect());
+        let blocks = CopyRanges::Many(blocks.iter().map(|block| (*block).into()).collect());
         self.start(local, remote, blocks, length, direction, notify)
     }
 
@@ -253,15 +255,16 @@ impl Channel {
         &self,
         local: MemRegion,
         remote: &RemoteRegion,
-        blocks: Blocks,
+        blocks: CopyRanges,
         length: u64,
         direction: Direction,
         notify: bool,
     ) -> Memcpy {
         let (memcpy, token) = Memcpy::new(Arc::clone(&self.link), self.port);
         let port = self.link.port(self.port);
-        let transfer =
-            |token| Transfer::new(Local::Region(local), way(direction), blocks, remote.shared.place, token);
+        let transfer = |token| {
+            Transfer::new(LocalMemory::Region(local), way(direction), blocks, remote.shared.place, token)
+        };
         if !notify {
             let _ = port.submit(transfer(token), length, way(direction));
             return memcpy;
@@ -404,14 +407,14 @@ pub(super) fn place_of(reply: &AttachReply) -> Result<RemotePlace, ChannelError>
     Ok(RemotePlace { start, length: place.length })
 }
 
-fn way(direction: Direction) -> Way {
+fn way(direction: Direction) -> TransferKind {
     match direction {
-        Direction::LocalToRemote => Way::Write,
-        Direction::RemoteToLocal => Way::Read,
+        Direction::LocalToRemote => TransferKind::Write,
+        Direction::RemoteToLocal => TransferKind::Read,
     }
 }
 
-impl From<Block> for BlockCopy {
+impl From<Block> for CopyRange {
     fn from(block: Block) -> Self {
         Self { local: block.local, remote: block.remote, length: block.length }
     }
@@ -432,14 +435,16 @@ impl Link {
         let (slot, port) = (end.peer_pair(), self.port(port));
         match self.notification() {
             Notification::Word => match word() {
-                Some(place) => port.submit(transfer.notify(Notice::Word(place, epoch)), length, Way::Write),
+                Some(place) => {
+                    port.submit(transfer.notify(Notice::Word(place, epoch)), length, TransferKind::Write)
+                }
                 None => Err(self.fail(self.violation("it has no such words"))),
             },
             Notification::Immediate => {
-                port.submit(transfer.notify(Notice::Immediate(slot)), length, Way::Write)
+                port.submit(transfer.notify(Notice::Immediate(slot)), length, TransferKind::Write)
             }
             Notification::Message => {
-                port.submit(transfer, length, Way::Write)?;
+                port.submit(transfer, length, TransferKind::Write)?;
                 port.send_frame(&Frame::Placed { slot, epoch })
             }
         }

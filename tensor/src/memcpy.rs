@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use super::link::Link;
 use super::link::token::{Outcome, Slot, Token};
 use super::{ChannelError, MemRegion};
-use tonic_rdma_verbs::internal::Local;
+use tonic_rdma_verbs::internal::LocalMemory;
 
 /// The future of [`Channel::memcpy`](super::Channel::memcpy). It yields the region that moved in, and the result. Dropping it
 /// cancels nothing: the memory is freed when the device is done with it.
@@ -83,7 +83,7 @@ impl Future for Memcpy {
 
 fn outcome(outcome: Outcome) -> Option<(MemRegion, Result<(), ChannelError>)> {
     match outcome.local {
-        Local::Region(region) => Some((region, outcome.result)),
+        LocalMemory::Region(region) => Some((region, outcome.result)),
         _ => None,
     }
 }

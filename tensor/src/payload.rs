@@ -11,7 +11,7 @@ use super::link::Link;
 use super::types::{Tensor, serialize};
 use crate::wire::tensor_metadata::Metadata;
 use tonic_rdma_verbs::Access;
-use tonic_rdma_verbs::internal::{Grant, Local};
+use tonic_rdma_verbs::internal::{Grant, LocalMemory};
 use tonic_rdma_verbs::memory::Lease;
 
 /// What moves of a tensor. Clones are the same bytes.
@@ -62,13 +62,13 @@ impl Payload {
     }
 
     /// Memory to write them from, and where in it they begin.
-    pub(super) fn local(&self, landing: &Landing) -> Result<(Local, u64), ChannelError> {
+    pub(super) fn local(&self, landing: &Landing) -> Result<(LocalMemory, u64), ChannelError> {
         match &self.content {
-            Content::Registered(lease, range) => Ok((Local::Lease(lease.clone()), range.start as u64)),
+            Content::Registered(lease, range) => Ok((LocalMemory::Lease(lease.clone()), range.start as u64)),
             Content::Bytes(bytes) => {
                 let mut copy = landing.take(bytes.len() as u64)?;
                 copy[..bytes.len()].copy_from_slice(bytes);
-                Ok((Local::Region(copy), 0))
+                Ok((LocalMemory::Region(copy), 0))
             }
         }
     }

@@ -1,7 +1,7 @@
 //! "Large messages": buffers placed by what was sent.
 
 use tonic_rdma::memory::Pool;
-use tonic_rdma::memory::sites::{Placement, SiteAllocator, SiteSettings};
+use tonic_rdma::memory::sites::{SiteAllocator, SitePlacement, SiteSettings};
 use tonic_rdma_proto::transfer::PutRequest;
 
 use super::gather::{Client, LENGTH, connect, pool};
@@ -17,7 +17,7 @@ fn what_is_sent_moves_to_registered_memory() {
         }
         let report = sites.report();
         assert_eq!(report.sites.len(), 1);
-        assert_eq!(report.sites[0].placement, Placement::Registered);
+        assert_eq!(report.sites[0].placement, SitePlacement::Registered);
         assert_eq!(report.sites[0].buffers, TURNS);
         assert_eq!(report.sites[0].registered, TURNS - 1, "all but the first");
         Ok(())

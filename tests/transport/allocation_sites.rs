@@ -7,7 +7,9 @@ use tokio_stream::StreamExt;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma::memory::Pool;
-use tonic_rdma::memory::sites::{Placement, Site, SiteAllocator, SiteBuf, SiteSettings, SiteStatus, Why};
+use tonic_rdma::memory::sites::{
+    PlacementReason, Site, SiteAllocator, SiteBuf, SitePlacement, SiteSettings, SiteStatus,
+};
 use tonic_rdma::{Config, EagerThreshold, Policy, RdmaConnector, RdmaIncoming, gather};
 use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
@@ -124,7 +126,7 @@ async fn exactly_the_sites_that_send_are_registered(config: Config) {
         let gradients = filled(sites.allocate(LENGTH), step).freeze();
         let summary = filled(sites.allocate(gather::THRESHOLD - 1), step).freeze();
         let logs = filled(sites.allocate(LENGTH), step).freeze();
-        assert_eq!(activations.placement(), Placement::Heap, "computed on");
+        assert_eq!(activations.placement(), SitePlacement::Heap, "computed on");
         assert_eq!(is_registered(&sites, &gradients), step > 1, "sent, in step {step}");
         assert!(!is_registered(&sites, &summary), "copied by the encoder");
         assert!(!is_registered(&sites, &logs), "sent over TCP");
@@ -160,7 +162,7 @@ async fn what_is_copied_by_a_client_that_does_not_gather_teaches_nothing() {
         put!(plain, step, payload);
         sites.next_iteration();
     }
-    assert_eq!((named(&sites, "payload").why, named(&sites, "payload").sent), (Why::NotSent, 0));
+    assert_eq!((named(&sites, "payload").why, named(&sites, "payload").sent), (PlacementReason::NotSent, 0));
 }
 
 #[tokio::test]

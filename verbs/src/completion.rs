@@ -1,4 +1,4 @@
-//! Completion queues and what they yield.
+//! Completion queues and their completions.
 
 use std::any::Any;
 use std::fmt::{self, Debug};
@@ -8,24 +8,24 @@ use super::{QueuePairNumber, VerbsError};
 
 /// A completion queue (`struct ibv_cq` with its completion channel).
 ///
-/// It can be polled, or armed and waited for. Arming is one-shot: the event descriptor becomes readable with the
-/// first completion that is added after [`arm`](Self::arm). A completion that came before it does not count, so:
-/// arm, then poll once more, then wait.
+/// A caller either polls it, or arms it and waits. Arming is one-shot: the event descriptor becomes readable with the
+/// first completion that is added after [`arm`](Self::arm). An earlier completion makes no event. So arm, then poll
+/// once more, then wait.
 pub trait CompletionQueue: Any + Send + Sync + Debug {
-    /// Takes up to `completions.len()` completions and returns how many. Never blocks.
+    /// Takes up to `completions.len()` completions and returns their number. Never blocks.
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize;
 
     /// Asks for one event with the next completion.
     fn arm(&self) -> Result<(), VerbsError>;
 
-    /// Takes back an [`arm`](Self::arm) that has not fired. A hint that spares peers a wake-up; a device without it
-    /// does nothing, and the event may come all the same.
+    /// Takes back an [`arm`](Self::arm) that has not fired, to spare peers a wake-up. This is a hint: a device
+    /// without support does nothing, and the event may still come.
     fn disarm(&self) {}
 
     /// Returns the descriptor that becomes readable with an event; non-blocking.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
-    /// Takes every event that has come, so that [`event_fd`](Self::event_fd) is not readable any more.
+    /// Takes every event that has come. [`event_fd`](Self::event_fd) is then not readable any more.
     fn acknowledge_events(&self);
 }
 
@@ -34,13 +34,13 @@ pub trait CompletionQueue: Any + Send + Sync + Debug {
 pub struct WorkCompletion {
     /// The identifier that the request was posted with.
     pub wr_id: u64,
-    /// How it ended. All fields but `wr_id` and `queue_pair` mean something on success alone.
+    /// The result. All fields except `wr_id` and `queue_pair` are valid on success alone.
     pub status: CompletionStatus,
-    /// What ended.
+    /// The kind of the request.
     pub opcode: CompletionOpcode,
-    /// Bytes received; for a receive alone.
+    /// Number of bytes received; valid for a receive alone.
     pub byte_len: u64,
-    /// Immediate data; for a receive that came with it.
+    /// Immediate data; `Some` for a receive that came with immediate data.
     pub immediate: Option<u32>,
     /// The queue pair that the request was posted on.
     pub queue_pair: QueuePairNumber,
@@ -58,7 +58,7 @@ impl WorkCompletion {
     };
 }
 
-/// What kind of request a completion belongs to (`enum ibv_wc_opcode`).
+/// Kind of the request that a completion belongs to (`enum ibv_wc_opcode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionOpcode {
     /// A send, with or without immediate data.
@@ -73,30 +73,30 @@ pub enum CompletionOpcode {
     ReceiveWriteWithImmediate,
 }
 
-/// How a work request ended (`enum ibv_wc_status`; IBA vol. 1, 11.6.2).
+/// Result of a work request (`enum ibv_wc_status`; IBA vol. 1, 11.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CompletionStatus {
-    /// As asked.
+    /// The request was carried out.
     Success,
     /// The message was longer than the receive buffer (`IBV_WC_LOC_LEN_ERR`).
     LocalLength,
-    /// The device could not carry out the request, for a reason that lies on this side (`IBV_WC_LOC_QP_OP_ERR`): Soft-RoCE
-    /// says so of some faults that have a status of their own elsewhere.
+    /// The device could not carry out the request, for a local reason (`IBV_WC_LOC_QP_OP_ERR`). Soft-RoCE
+    /// reports this status for some faults that have a status of their own on other devices.
     LocalOperation,
-    /// A local segment named no registered memory, or memory without the right (`IBV_WC_LOC_PROT_ERR`).
+    /// A local segment named no registered memory, or the memory lacks the right (`IBV_WC_LOC_PROT_ERR`).
     LocalProtection,
-    /// The queue pair was in Error before the request ran, or went there (`IBV_WC_WR_FLUSH_ERR`).
+    /// The queue pair was in Error before the request ran, or moved there meanwhile (`IBV_WC_WR_FLUSH_ERR`).
     WorkRequestFlushed,
     /// The peer could not take the request, such as a send longer than its receive buffer (`IBV_WC_REM_INV_REQ_ERR`).
     RemoteInvalidRequest,
     /// A wrong rkey, a range out of bounds, or a right that the region does not grant (`IBV_WC_REM_ACCESS_ERR`).
     RemoteAccess,
-    /// The peer failed to carry it out (`IBV_WC_REM_OP_ERR`).
+    /// The peer failed to carry out the request (`IBV_WC_REM_OP_ERR`).
     RemoteOperation,
-    /// The peer did not answer, as when its process died (`IBV_WC_RETRY_EXC_ERR`).
+    /// The peer did not answer, for example because its process died (`IBV_WC_RETRY_EXC_ERR`).
     RetryExceeded,
-    /// The peer had no receive posted for as long as the retries lasted (`IBV_WC_RNR_RETRY_EXC_ERR`).
+    /// The peer had no receive posted while the retries lasted (`IBV_WC_RNR_RETRY_EXC_ERR`).
     RnrRetryExceeded,
     /// The device failed (`IBV_WC_FATAL_ERR` and every status not listed here).
     Fatal,

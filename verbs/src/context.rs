@@ -12,7 +12,7 @@ use super::{
 
 /// An opened RDMA device (`struct ibv_context`).
 pub trait Context: Send + Sync + Debug + 'static {
-    /// Returns what the device is and what it can do.
+    /// Returns the description and the limits of the device.
     fn attributes(&self) -> &DeviceAttributes;
 
     /// Allocates a protection domain: the scope within which keys are valid.
@@ -20,41 +20,46 @@ pub trait Context: Send + Sync + Debug + 'static {
 
     /// Creates a completion queue that holds at least `capacity` completions.
     ///
-    /// The caller must never have more signalled requests outstanding than that; a queue that overruns moves its queue pairs to
-    /// Error.
+    /// The caller must never have more signalled requests outstanding than that. An overrun of the queue moves its
+    /// queue pairs to Error.
+    ///
+    /// # Errors
+    /// [`Limit`](VerbsError::Limit) if the device has no queue of this capacity, or [`Os`](VerbsError::Os) if the
+    /// system refuses.
     fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError>;
 
-    /// Returns the descriptor that becomes readable with an asynchronous event (IBA vol. 1, 11.6.3), which is no completion, and
-    /// when the device is gone; non-blocking. `None` on a device that has no such events.
+    /// Returns the descriptor that becomes readable with an asynchronous event (IBA vol. 1, 11.6.3), which is no
+    /// completion, and when the device is gone. The descriptor does not block. `None` on a device without such
+    /// events.
     ///
-    /// A thread that waits for it calls [`handle_events`](Self::handle_events), then looks at its queue pairs.
+    /// A thread that waits for an event calls [`handle_events`](Self::handle_events), then looks at its queue pairs.
     fn async_event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Takes every asynchronous event that has come. Queue pairs that one concerns (port down, queue pair or completion
-    /// queue failed, device removed) go to Error, and say why by [`QueuePair::failure`]. Never blocks. Some devices are
-    /// removed without an event: call it about once a second besides.
+    /// Takes every asynchronous event that has come. Moves the queue pairs of an event (port down, queue pair or
+    /// completion queue failed, device removed) to Error; [`QueuePair::failure`] then has the reason. Never blocks.
+    /// Some devices are removed without an event, so callers should also call this about once a second.
     fn handle_events(&self) {}
 }
 
 /// A protection domain (`struct ibv_pd`): memory regions and queue pairs that may be used with one another.
 pub trait ProtectionDomain: Send + Sync + Debug + 'static {
-    /// Registers all of `memory`, as [`register_range`](Self::register_range) does a part.
+    /// Registers all of `memory`.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`register_range`](Self::register_range).
     fn register(&self, memory: Arc<HostMemory>, access: Access) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
         let all = 0..memory.len();
         self.register_range(memory, all, access)
     }
 
-    /// Registers the bytes `range` of `memory` for use by this domain's queue pairs, and by their peers as far as `access`
-    /// says. Its bounds are exact to the byte, and nothing else of the memory can be reached by its keys. Regions of one
-    /// memory may overlap, each with rights of its own.
+    /// Registers the bytes `range` of `memory`. Queue pairs of this domain may use them, and their peers may use them
+    /// within the rights `access`. The bounds are exact to the byte: the region's keys reach no other byte of the
+    /// memory. Regions of one memory may overlap, each with its own rights.
     ///
-    /// The region keeps the memory alive; dropping the last reference to the region deregisters it, which waits
-    /// (microseconds) for operations of peers that are in the middle of it.
+    /// The region keeps the memory alive. Dropping the last reference to the region deregisters it; the drop waits
+    /// (microseconds) for operations of peers on the region.
     ///
     /// # Errors
     /// - [`Unusable`](VerbsError::Unusable) if the range is empty, or not within the memory.
@@ -66,15 +71,15 @@ pub trait ProtectionDomain: Send + Sync + Debug + 'static {
         access: Access,
     ) -> Result<Arc<dyn MemoryRegion>, VerbsError>;
 
-    /// Registers memory of another device, such as a GPU's, by its dmabuf, for use as [`register_range`](Self::register_range)
-    /// says of host memory. The region does not need the descriptor any more.
+    /// Registers memory of another device, such as a GPU, by its dmabuf. The region is used like one of
+    /// [`register_range`](Self::register_range), and does not need the descriptor any more.
     ///
-    /// No device that can do it has been tried yet.
+    /// No device with this ability has been tried yet.
     ///
     /// # Errors
-    /// - [`Unsupported`](VerbsError::Unsupported) where the device, its driver or the installed libibverbs has no such
-    ///   thing; the software device and the kernel's software ones have not.
-    /// - [`Unusable`](VerbsError::Unusable) if the descriptor is no dmabuf, or what is to be registered of it can't be.
+    /// - [`Unsupported`](VerbsError::Unsupported) if the device, its driver or the installed libibverbs lacks the
+    ///   function. The software device and the software devices of the kernel lack it.
+    /// - [`Unusable`](VerbsError::Unusable) if the descriptor is no dmabuf, or the part can't be registered.
     /// - [`Os`](VerbsError::Os) if the system refuses.
     fn register_dmabuf(
         &self,
@@ -85,7 +90,12 @@ pub trait ProtectionDomain: Send + Sync + Debug + 'static {
         Err(VerbsError::Unsupported("dmabuf registration"))
     }
 
-    /// Creates an RC queue pair in Reset. The completion queues must come from the same context.
+    /// Creates an RC queue pair in Reset. The completion queues must come from the domain's own context.
+    ///
+    /// # Errors
+    /// - [`Limit`](VerbsError::Limit) if the device has no queue pair of this capacity.
+    /// - [`Foreign`](VerbsError::Foreign) if a completion queue is of another device.
+    /// - [`Os`](VerbsError::Os) if the system refuses.
     fn create_queue_pair(
         &self,
         send_queue: &Arc<dyn CompletionQueue>,
@@ -107,12 +117,12 @@ pub trait ProtectionDomain: Send + Sync + Debug + 'static {
         Err(VerbsError::Unsupported("shared receive queue"))
     }
 
-    /// Creates a queue pair as [`create_queue_pair`](Self::create_queue_pair) does, with receives from `receives`; none can be
-    /// posted to the queue pair itself, and what `capacity` says of them does not count.
+    /// Creates a queue pair that takes its receives from `receives`. Receives can't be posted to the queue pair
+    /// itself, so the receive numbers of `capacity` are ignored.
     ///
-    /// The shared queue may be of another domain. A device that looks its buffers' keys up in that domain takes them;
-    /// Soft-RoCE looks in the queue pair's, so that a message ends in
-    /// [`LocalProtection`](super::CompletionStatus::LocalProtection) or the like.
+    /// The shared queue may be of another domain, if the device looks up the keys of its buffers in that domain.
+    /// Soft-RoCE looks them up in the queue pair's domain, and a message then ends in
+    /// [`LocalProtection`](super::CompletionStatus::LocalProtection) or a similar status.
     fn create_sharing_queue_pair(
         &self,
         send_queue: &Arc<dyn CompletionQueue>,
@@ -125,7 +135,7 @@ pub trait ProtectionDomain: Send + Sync + Debug + 'static {
     }
 }
 
-/// What a device is and can do (`ibv_query_device`), queried and never assumed.
+/// Description and limits of a device (`ibv_query_device`), as the device reports them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceAttributes {
@@ -151,16 +161,16 @@ pub struct DeviceAttributes {
     pub max_memory_regions: u32,
     /// Most shared receive queues (`max_srq`); 0 if the device has none.
     pub max_shared_receive_queues: u32,
-    /// Most receives outstanding on one of them (`max_srq_wr`).
+    /// Most receives outstanding on one shared receive queue (`max_srq_wr`).
     pub max_shared_receives: u32,
-    /// Whether the device has immediate data (soft-iWARP has not).
+    /// Whether the device supports immediate data. soft-iWARP does not.
     pub immediate: bool,
-    /// Whether registered memory is locked, and so counts against `RLIMIT_MEMLOCK`.
+    /// Whether registered memory is locked. Locked memory counts against `RLIMIT_MEMLOCK`.
     pub locks_memory: bool,
 }
 
 impl DeviceAttributes {
-    /// Makes the attributes of a device that can do nothing yet. A provider fills in what the device has.
+    /// Creates the attributes of a device without abilities. A provider then fills in those of its device.
     ///
     /// ```
     /// use tonic_rdma_verbs::DeviceAttributes;

@@ -1,4 +1,4 @@
-//! Copying, clear of a trap in the machine.
+//! Copies that avoid slow instructions of the processor.
 
 /// Bytes from which the C library may copy with `rep movsb`; it copies less than this with vector registers.
 const PIECE: usize = 1024;
@@ -7,10 +7,10 @@ const PIECE: usize = 1024;
 ///
 /// Processors with fast `rep movsb` (AMD Zen 3 and later) run it 15 to 20 times slower than usual when the destination
 /// lies 1 to 15 bytes above the source within a page (measured on an EPYC with glibc 2.36: 2.4 GB/s against 48; the
-/// bench `soft_device` has it as `copy`). Such copies go in pieces that are too short for it.
+/// bench `soft_device` has it as `copy`). So such copies go in pieces that are too short for these instructions.
 ///
 /// # Safety
-/// As for [`std::ptr::copy_nonoverlapping`]: `from` valid for reads of `length` bytes, `to` for writes, no overlap.
+/// Those of [`std::ptr::copy_nonoverlapping`]: `from` valid for reads of `length` bytes, `to` for writes, no overlap.
 pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
     let distance = (to as usize).wrapping_sub(from as usize) % 4096;
     let piece = if (1..64).contains(&distance) { PIECE } else { length };
@@ -23,25 +23,26 @@ pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-/// Copies `length` bytes past the caches: the destination is not read first, nor taken back from another core that has it.
-/// (An EPYC with 32 MiB of third-level cache, `memcpy` against this: 64 MiB 4.5 ms and 3.6, 1 GiB 88 ms and 57; the bench
-/// `soft_device` has 64 MiB by `Write` beside `bandwidth_of_memcpy`.) When it returns the bytes are in order before whatever
-/// is stored next.
+/// Copies `length` bytes past the caches: the processor neither reads the destination first, nor takes it back from
+/// another core. When this function returns, the bytes are ordered before all later stores. (Measured on an EPYC with
+/// 32 MiB of third-level cache, `memcpy` against this function: 64 MiB 4.5 ms and 3.6, 1 GiB 88 ms and 57. The bench
+/// `soft_device` has 64 MiB by `Write` beside `bandwidth_of_memcpy`.)
 ///
 /// # Safety
-/// As for [`copy_bytes`].
+/// Those of [`copy_bytes`].
 pub(crate) unsafe fn copy_past_caches(from: *const u8, to: *mut u8, length: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-        /// Stores of a cache line follow one another, so that it leaves as a whole.
+        /// The stores of a cache line follow one another, so that the line is written as a whole.
         const LINE: usize = 64;
         let head = to.align_offset(LINE).min(length);
         let lines = (length - head) / LINE;
         let tail = head + lines * LINE;
         // SAFETY:
         // - head, lines and tail are parts of the range that the caller promises, and
-        // - the destination of each line is aligned to 64 bytes, which streaming stores need; loads need nothing.
+        // - the destination of each line is aligned to 64 bytes, as streaming stores need it; loads need no
+        //   alignment.
         unsafe {
             copy_bytes(from, to, head);
             for line in 0..lines {
@@ -52,13 +53,13 @@ pub(crate) unsafe fn copy_past_caches(from: *const u8, to: *mut u8, length: usiz
                     _mm_stream_si128(target.add(word), value);
                 }
             }
-            // SYNC: streaming stores are not ordered with later ones by themselves.
+            // SYNC: a fence orders streaming stores with later stores.
             _mm_sfence();
             copy_bytes(from.add(tail), to.add(tail), length - tail);
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises the conditions of `copy_bytes`.
     unsafe {
         copy_bytes(from, to, length)
     };

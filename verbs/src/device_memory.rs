@@ -1,31 +1,31 @@
-//! Memory of another device, such as a GPU's, that an RDMA device reaches without the host.
+//! Memory of another device, such as a GPU, that an RDMA device reaches without the host.
 //!
-//! Unproven: no network card that can register it has run this. The book's page on GPU memory says what is known.
+//! Unproven: no network card that can register it has run this. The book's page on GPU memory states what is known.
 
 use std::fmt::Debug;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::{Access, Lkey, RemoteSegment, Rkey, VerbsError};
 
-/// A part of a dmabuf: how one driver lends its device's memory to another's (Linux, `Documentation/driver-api/dma-buf.rst`).
-/// CUDA makes a descriptor of device memory by `cuMemGetHandleForAddressRange`, ROCm by
-/// `hsa_amd_portable_export_dmabuf`.
+/// A part of a dmabuf, by which one driver lends its device's memory to another driver (Linux,
+/// `Documentation/driver-api/dma-buf.rst`). CUDA makes a descriptor of device memory by
+/// `cuMemGetHandleForAddressRange`, ROCm by `hsa_amd_portable_export_dmabuf`.
 #[derive(Clone, Copy, Debug)]
 pub struct DmaBuf<'a> {
-    /// The dmabuf.
+    /// The descriptor of the dmabuf.
     pub fd: BorrowedFd<'a>,
-    /// Where in it the part begins, in bytes.
+    /// Offset of the part in the dmabuf, in bytes.
     pub offset: u64,
-    /// Bytes of the part.
+    /// Length of the part, in bytes.
     pub length: u64,
-    /// The address that requests shall name the first byte by; the memory's own address on its device is a good choice. Has
-    /// the same offset within a page as `offset`.
+    /// The address of the first byte in requests. The memory's own address on its device is a good choice. `iova` and
+    /// `offset` must have one offset within a page.
     pub iova: u64,
 }
 
 #[cfg_attr(not(feature = "ibverbs"), expect(dead_code, reason = "the software device registers none"))]
 impl DmaBuf<'_> {
-    /// Checks that the numbers go together.
+    /// Checks that the numbers fit together.
     pub(super) fn check(&self) -> Result<(), VerbsError> {
         let page = rustix::param::page_size() as u64;
         if self.length == 0 {
@@ -40,7 +40,7 @@ impl DmaBuf<'_> {
         Ok(())
     }
 
-    /// Checks that the descriptor is that of a dmabuf; to explain why it was refused.
+    /// Checks that the descriptor is one of a dmabuf, to explain a refusal.
     pub(super) fn check_kind(&self) -> Result<(), VerbsError> {
         // Linux, include/uapi/linux/magic.h.
         const DMA_BUF_MAGIC: u64 = 0x444d_4142;
@@ -48,7 +48,9 @@ impl DmaBuf<'_> {
             rustix::fs::fstatfs(self.fd).map_err(|error| VerbsError::os("looking at a dmabuf", error))?;
         match system.f_type as u64 {
             DMA_BUF_MAGIC => Ok(()),
-            other => Err(self.unusable(&format!("it is none, but of a file system of type {other:#x}"))),
+            other => Err(self.unusable(&format!(
+                "the descriptor is no dmabuf, but one of a file system of type {other:#x}"
+            ))),
         }
     }
 
@@ -61,27 +63,28 @@ impl DmaBuf<'_> {
     }
 }
 
-/// Registered memory of another device. Deregistered when the last reference goes; until then its owner's driver keeps it.
+/// Registered memory of another device. Dropping the last reference deregisters it; until then the driver of that
+/// device keeps the memory.
 ///
-/// The host can't look into it: nothing here loads, stores or copies. So whatever the host polls (tail words, metadata,
-/// credits) has to be in [`HostMemory`](super::HostMemory).
+/// The host can't access the memory: this trait neither loads, stores nor copies. So everything that the host polls
+/// (tail words, metadata, credits) must be in [`HostMemory`](super::HostMemory).
 pub trait DeviceMemoryRegion: Send + Sync + Debug + 'static {
     /// Returns the key that local segments carry.
     fn lkey(&self) -> Lkey;
 
-    /// Returns the key that peers name this region by.
+    /// Returns the key that peers use for this region.
     fn rkey(&self) -> Rkey;
 
     /// Returns the rights of the region.
     fn access(&self) -> Access;
 
-    /// Returns the address of its first byte in requests, which is not one of this process.
+    /// Returns the address of its first byte in requests. It is not an address of this process.
     fn iova(&self) -> u64;
 
     /// Returns the length in bytes.
     fn length(&self) -> u64;
 
-    /// Returns the byte at `offset` as peers name it. Bounds are checked when a request runs.
+    /// Returns the place of the byte at `offset`, for peers. The device checks bounds when a request runs.
     fn remote(&self, offset: u64) -> RemoteSegment {
         RemoteSegment { address: self.iova().wrapping_add(offset), rkey: self.rkey() }
     }
@@ -96,7 +99,7 @@ mod tests {
     use crate::HostMemory;
 
     #[test]
-    fn what_is_no_dmabuf_is_told() {
+    fn a_descriptor_that_is_no_dmabuf_is_named() {
         let memory = HostMemory::shared(8192, 4096).unwrap();
         let (pipe, _writer) = rustix::pipe::pipe().unwrap();
         for fd in [memory.shared_fd().unwrap(), pipe.as_fd()] {
@@ -104,7 +107,7 @@ mod tests {
             part.check().unwrap();
             let error = part.check_kind().unwrap_err().to_string();
             let start = format!(
-                "4096 bytes at offset 0 of dmabuf {}, for iova 0x100000: it is none,",
+                "4096 bytes at offset 0 of dmabuf {}, for iova 0x100000: the descriptor is no dmabuf,",
                 fd.as_raw_fd()
             );
             assert!(error.starts_with(&start), "{error}");
@@ -112,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_do_not_go_together_are_refused() {
+    fn numbers_that_do_not_fit_together_are_refused() {
         let memory = HostMemory::shared(8192, 4096).unwrap();
         let fd = memory.shared_fd().unwrap();
         let refused = |offset, length, iova| {

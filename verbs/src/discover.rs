@@ -1,4 +1,4 @@
-//! Which devices there are, and why one can't be used.
+//! The devices of this machine, and the reasons why some can't be used.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,15 +6,15 @@ use std::sync::Arc;
 use super::{Context, DeviceAttributes, VerbsError, soft};
 
 /// A device of this machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct FoundDevice {
-    /// Its name: `soft0`, or what the kernel calls it, such as `mlx5_0`.
+    /// The name: `soft0`, or the kernel's name, such as `mlx5_0`.
     pub name: String,
-    /// The provider that drives it, or would.
+    /// The provider of the device: `soft` or `ibverbs`.
     pub provider: &'static str,
-    /// What it can do, or why it can't be used, with what to do about it.
-    pub state: Result<DeviceAttributes, String>,
-    /// Its ports; none on the software device, and where they can't be asked for.
+    /// Its abilities, or the reason why it can't be used, with advice.
+    pub state: Result<DeviceAttributes, VerbsError>,
+    /// Its ports; empty on the software device, and on a device that can't be opened.
     pub ports: Vec<FoundPort>,
 }
 
@@ -25,9 +25,9 @@ pub struct FoundPort {
     pub number: u8,
     /// Its state: `active`, `down` and so on.
     pub state: String,
-    /// What it is on: `InfiniBand` or `Ethernet`.
+    /// The link layer: `InfiniBand` or `Ethernet`.
     pub link: &'static str,
-    /// The path MTU that it has now, in bytes.
+    /// The active path MTU, in bytes.
     pub mtu: u16,
     /// Its addresses.
     pub gids: Vec<FoundGid>,
@@ -40,7 +40,7 @@ pub struct FoundGid {
     pub index: u32,
     /// Address and kind, such as `::ffff:10.0.0.1 (RoCE v2)`.
     pub address: String,
-    /// Whether it is taken where no setting says which.
+    /// Whether the address is taken if no setting names an index.
     pub chosen: bool,
 }
 
@@ -69,17 +69,20 @@ pub fn devices() -> Vec<FoundDevice> {
 /// ```
 ///
 /// # Errors
-/// There is no such device, or it can't be used.
+/// - [`Unusable`](VerbsError::Unusable) if this build has no provider for the device, or the device can't be used.
+/// - [`NotFound`](VerbsError::NotFound) if there is no such device.
+/// - [`Library`](VerbsError::Library) if libibverbs is not installed.
+/// - [`Os`](VerbsError::Os) if the system refuses.
 pub fn open(name: &str) -> Result<Arc<dyn Context>, VerbsError> {
     if name == soft::NAME { soft::open() } else { open_hardware(name) }
 }
 
 fn software() -> FoundDevice {
-    let state = soft::open().map(|context| context.attributes().clone()).map_err(|error| error.to_string());
+    let state = soft::open().map(|context| context.attributes().clone());
     FoundDevice { name: soft::NAME.into(), provider: "soft", state, ports: Vec::new() }
 }
 
-/// Devices that the kernel has drivers for.
+/// Returns the names of the devices that the kernel has drivers for.
 fn names(class: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(class) else { return Vec::new() };
     let mut names: Vec<String> =
@@ -88,9 +91,10 @@ fn names(class: &Path) -> Vec<String> {
     names
 }
 
-/// A device of the kernel's that can't be used.
-fn unusable(name: &str, reason: impl Into<String>) -> FoundDevice {
-    FoundDevice { name: name.into(), provider: "ibverbs", state: Err(reason.into()), ports: Vec::new() }
+/// Describes a device of the kernel that can't be used.
+fn unusable(name: &str, reason: &str) -> FoundDevice {
+    let state = Err(VerbsError::Unusable(reason.into()));
+    FoundDevice { name: name.into(), provider: "ibverbs", state, ports: Vec::new() }
 }
 
 #[cfg(not(feature = "ibverbs"))]
@@ -113,21 +117,21 @@ fn open_hardware(name: &str) -> Result<Arc<dyn Context>, VerbsError> {
 
 #[cfg(feature = "ibverbs")]
 fn hardware(names: &[String]) -> Vec<FoundDevice> {
-    use super::ibverbs::{ListedDevice, list};
+    use super::ibverbs::{Port, list};
 
-    let listed = match list() {
-        Ok(listed) => listed,
-        Err(error) => return names.iter().map(|name| unusable(name, error.to_string())).collect(),
-    };
-    let found = |ListedDevice { name, ports, .. }: ListedDevice| {
+    let found = |name: String, ports: Vec<Port>| {
         let state = open_hardware(&name).map(|context| context.attributes().clone());
-        let ports = ports.unwrap_or_default().iter().map(port).collect();
-        FoundDevice { name, provider: "ibverbs", state: state.map_err(|error| error.to_string()), ports }
+        FoundDevice { name, provider: "ibverbs", state, ports: ports.iter().map(port).collect() }
     };
-    let mut found: Vec<FoundDevice> = listed.into_iter().map(found).collect();
+    let Ok(listed) = list() else {
+        // Opening a device fails for the reason that its listing failed for, and says that reason.
+        return names.iter().map(|name| found(name.clone(), Vec::new())).collect();
+    };
+    let mut found: Vec<FoundDevice> =
+        listed.into_iter().map(|listed| found(listed.name, listed.ports.unwrap_or_default())).collect();
     let unlisted: Vec<&String> =
         names.iter().filter(|name| found.iter().all(|device| device.name != **name)).collect();
-    let reason = "libibverbs has no driver for it: install ibverbs-providers or the vendor's package";
+    let reason = "libibverbs has no driver for the device: install ibverbs-providers or the vendor's package";
     found.extend(unlisted.into_iter().map(|name| unusable(name, reason)));
     found
 }
@@ -158,7 +162,7 @@ mod tests {
         let found = devices();
         let soft = &found[0];
         assert_eq!((soft.name.as_str(), soft.provider), ("soft0", "soft"));
-        assert_eq!(soft.state.as_ref().map(|attributes| attributes.immediate), Ok(true));
+        assert!(soft.state.as_ref().is_ok_and(|attributes| attributes.immediate));
     }
 
     #[test]

@@ -1,5 +1,4 @@
-//! What verbs calls fail with. What a posted request fails with is a
-//! [`CompletionStatus`](super::CompletionStatus).
+//! Errors of verbs calls. A posted request fails with a [`CompletionStatus`](super::CompletionStatus) instead.
 
 use std::io;
 
@@ -12,19 +11,19 @@ pub enum VerbsError {
     /// The operating system refused.
     #[error("{action}: {source}")]
     Os {
-        /// What was tried, such as "mapping 2097152 bytes of shared memory".
+        /// The action that failed, such as "mapping 2097152 bytes of shared memory".
         action: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A number is above what the device has.
+    /// A number is above the limit of the device.
     #[error("{what}: asked for {asked}, the device has {limit}")]
     Limit {
-        /// What is limited, such as "send queue depth".
+        /// The limited quantity, such as "send queue depth".
         what: &'static str,
-        /// What was asked for.
+        /// The number asked for.
         asked: u64,
-        /// What there is.
+        /// The limit of the device.
         limit: u64,
     },
     /// The object is in a state that does not allow the call.
@@ -32,7 +31,7 @@ pub enum VerbsError {
     State {
         /// The call.
         call: &'static str,
-        /// The state that the queue pair is in.
+        /// The state of the queue pair.
         state: QueuePairState,
     },
     /// Objects of two devices, or of two protection domains, were mixed.
@@ -46,25 +45,25 @@ pub enum VerbsError {
     Library {
         /// The library, such as "libibverbs.so.1".
         library: &'static str,
-        /// What the loader said.
+        /// The reason, from the loader.
         reason: String,
-        /// Debian's package that has it.
+        /// The package of Debian that has the library.
         install: &'static str,
     },
     /// A device, port or GID index that does not exist.
     #[error("{what} {wanted} does not exist; there is {available}")]
     NotFound {
-        /// What was looked for, such as "port".
+        /// The thing that was looked for, such as "port".
         what: &'static str,
-        /// Which one.
+        /// Its name or number.
         wanted: String,
         /// Those that exist, for people.
         available: String,
     },
-    /// What was asked for exists, but can't be used as it is.
+    /// The thing exists, but can't be used as it is.
     #[error("{0}")]
     Unusable(String),
-    /// The device does not have this.
+    /// The device does not support the function.
     #[error("the device has no {0}")]
     Unsupported(&'static str),
     /// The peer's device can't be reached from here.
@@ -73,7 +72,7 @@ pub enum VerbsError {
 }
 
 impl VerbsError {
-    /// Makes an [`Os`](Self::Os) error of `action`.
+    /// Creates an [`Os`](Self::Os) error of `action`.
     ///
     /// ```
     /// use std::io;
@@ -87,39 +86,39 @@ impl VerbsError {
     }
 }
 
-/// A work request that was not posted, nor any after it in the same call; those before it were.
+/// A work request that was not posted. The requests before it in the call were posted; those after it were not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("work request {index} not posted: {kind}")]
 pub struct PostError {
-    /// Position in the slice that was posted.
+    /// Index in the slice of the call.
     pub index: usize,
-    /// Why.
+    /// The reason.
     pub kind: PostErrorKind,
 }
 
-/// Why a work request was not posted.
+/// The reason why a work request was not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostErrorKind {
     /// As many requests are outstanding as the queue was created for (`ENOMEM`). Poll completions, then try again.
     #[error("queue full")]
     QueueFull,
-    /// The queue pair is in a state that does not take this request.
+    /// The queue pair's state does not allow this request.
     #[error("queue pair in state {0:?}")]
     State(QueuePairState),
-    /// More segments than the queue pair was created for.
+    /// The request has more segments than the queue pair was created for.
     #[error("too many segments")]
     TooManySegments,
-    /// More inline bytes than the queue pair was created for.
+    /// The request has more inline bytes than the queue pair was created for.
     #[error("inline payload too long")]
     InlineTooLong,
-    /// More bytes than [`max_message_size`](super::DeviceAttributes::max_message_size).
+    /// The request has more bytes than [`max_message_size`](super::DeviceAttributes::max_message_size).
     #[error("message too long")]
     MessageTooLong,
-    /// The device does not have this operation.
+    /// The device does not support this operation.
     #[error("operation not supported by the device")]
     Unsupported,
-    /// The device refused it for a reason of its own: an error number of the system.
+    /// The device refused it with this error number of the system.
     #[error("refused by the device: {}", io::Error::from_raw_os_error(*.0))]
     Refused(i32),
 }

@@ -1,4 +1,4 @@
-//! Memory of this process that can be registered: shared (memfd) or any other.
+//! Memory of this process that can be registered: shared (memfd) or any other memory.
 
 use std::any::Any;
 use std::fmt::{self, Debug};
@@ -17,26 +17,26 @@ use super::copy::copy_bytes;
 
 /// A range of host memory that outlives every region registered over it.
 ///
-/// Others (the device, peers) may write to it at any time, so it is never lent out as `&[u8]`: content goes in and
-/// out by copying.
+/// The device and peers may write to the memory at any time. So this type never lends it out as `&[u8]`; it copies
+/// content in and out.
 pub struct HostMemory {
     base: NonNull<u8>,
     length: usize,
-    kind: Kind,
+    backing: Backing,
 }
 
-enum Kind {
+enum Backing {
     /// A memfd, sealed against shrinking, mapped at `base`; peers may map it too.
     Shared(OwnedFd),
-    /// Memory that its owner keeps alive.
+    /// Memory that the owner keeps alive.
     Owned(#[expect(dead_code, reason = "held for its Drop")] Box<dyn Any + Send + Sync>),
 }
 
 // SAFETY:
 // - the memory is reached through raw copies alone, which are sound from any thread, and
-// - what `Kind` holds is Send and Sync itself.
+// - what `Backing` holds is Send and Sync itself.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
@@ -52,7 +52,8 @@ impl HostMemory {
     /// ```
     ///
     /// # Errors
-    /// The system has no memory, or no descriptor left.
+    /// Fails if the system has no memory or no descriptor left, or if `length` is 0 or `alignment` is no power of
+    /// two.
     pub fn shared(length: usize, alignment: usize) -> io::Result<Self> {
         if length == 0 || !alignment.is_power_of_two() || length.checked_add(alignment).is_none() {
             return Err(io::Error::new(
@@ -64,7 +65,7 @@ impl HostMemory {
         rustix::fs::ftruncate(&fd, length as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let base = map_aligned(&fd, length, alignment)?;
-        Ok(Self { base, length, kind: Kind::Shared(fd) })
+        Ok(Self { base, length, backing: Backing::Shared(fd) })
     }
 
     /// Takes over a vector: private memory of this process.
@@ -80,7 +81,7 @@ impl HostMemory {
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         let mut bytes = bytes;
         let base = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
-        Self { base, length: bytes.len(), kind: Kind::Owned(Box::new(VecOwner { _bytes: bytes })) }
+        Self { base, length: bytes.len(), backing: Backing::Owned(Box::new(VecOwner { _bytes: bytes })) }
     }
 
     /// Wraps memory that `owner` keeps alive.
@@ -98,14 +99,14 @@ impl HostMemory {
     ///
     /// # Safety
     /// - `base` must be valid for reads and writes of `length` bytes for as long as `owner` lives.
-    /// - As long as a request may be outstanding or a peer may reach it, no reference to the memory may exist that
-    ///   those accesses would break.
+    /// - While a request may be outstanding or a peer may reach the memory, no reference to it may exist that those
+    ///   accesses would break.
     pub unsafe fn from_raw_parts(
         base: NonNull<u8>,
         length: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        Self { base, length, kind: Kind::Owned(owner) }
+        Self { base, length, backing: Backing::Owned(owner) }
     }
 
     /// Returns the virtual address of the first byte.
@@ -124,26 +125,32 @@ impl HostMemory {
         self.length
     }
 
-    /// Returns the memfd behind shared memory.
+    /// Returns the memfd of shared memory; `None` for other memory.
     pub fn shared_fd(&self) -> Option<BorrowedFd<'_>> {
-        match &self.kind {
-            Kind::Shared(fd) => Some(fd.as_fd()),
-            Kind::Owned(_) => None,
+        match &self.backing {
+            Backing::Shared(fd) => Some(fd.as_fd()),
+            Backing::Owned(_) => None,
         }
     }
 
     /// Copies `source` to `offset`.
+    ///
+    /// # Errors
+    /// Fails if the destination does not lie within the memory.
     pub fn copy_in(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.at(offset, source.len())?;
         // SAFETY:
         // - `at` checked that the destination lies in this memory, which is valid for writes, and
-        // - `source` can't overlap it: nobody lends this memory out as a slice while it may be written (see
-        //   `from_raw_parts`, and `LocalSegment::new`).
+        // - `source` can't overlap the destination: no code lends this memory out as a slice while it may be written
+        //   (see `from_raw_parts`, and `LocalSegment::new`).
         unsafe { copy_bytes(source.as_ptr(), to, source.len()) };
         Ok(())
     }
 
     /// Copies from `offset` into `destination`.
+    ///
+    /// # Errors
+    /// Fails if the source does not lie within the memory.
     pub fn copy_out(&self, offset: usize, destination: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.at(offset, destination.len())?;
         // SAFETY:
@@ -153,22 +160,23 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Loads the 8 bytes at `offset` at once, with acquire semantics: what a peer or another thread has stored before it
-    /// stored them (with release semantics, or [in order](super::QueuePair::places_in_order)) is visible from now on.
+    /// Loads the 8 bytes at `offset` at once, with acquire semantics. If another thread or a peer stored them with
+    /// release semantics, or [in order](super::QueuePair::places_in_order), then its earlier stores are visible from
+    /// now on.
     ///
     /// # Errors
-    /// If they do not lie within the memory, or not at an address that is a multiple of 8; memory made by
-    /// [`shared`](Self::shared) begins at one.
+    /// Fails if the bytes do not lie within the memory, or if their address is not a multiple of 8. Memory of
+    /// [`shared`](Self::shared) begins at a multiple of 8.
     pub fn load_u64(&self, offset: usize) -> Result<u64, WordError> {
         // SYNC: with `store_u64`, and with the store of a device that places in order.
         Ok(self.word(offset)?.load(Acquire))
     }
 
-    /// Stores 8 bytes at `offset` at once, with release semantics: a thread that [loads](Self::load_u64) them sees what
-    /// this thread has stored before.
+    /// Stores 8 bytes at `offset` at once, with release semantics. A thread that [loads](Self::load_u64) them sees
+    /// the earlier stores of this thread.
     ///
     /// # Errors
-    /// As for `load_u64`.
+    /// Those of [`load_u64`](Self::load_u64).
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), WordError> {
         // SYNC: with `load_u64`, here or in a process that maps this memory.
         self.word(offset)?.store(value, Release);
@@ -183,12 +191,12 @@ impl HostMemory {
         // SAFETY:
         // - `at` checked that the word lies in this memory, which is valid for reads and writes as long as `self` lives;
         // - it is aligned; and
-        // - an atomic may be changed by others at any time, other processes and devices included; nobody lends this
-        //   memory out as a slice while they may (see `from_raw_parts`, and `LocalSegment::new`).
+        // - an atomic may be changed at any time, also by other processes and devices; no code lends this memory out
+        //   as a slice while they may (see `from_raw_parts`, and `LocalSegment::new`).
         Ok(unsafe { &*word })
     }
 
-    /// Checks that `range` can be registered: something, and all of it within the memory.
+    /// Checks that `range` can be registered: it is not empty, and lies within the memory.
     pub(crate) fn check_range(&self, range: &Range<usize>) -> Result<(), VerbsError> {
         if range.start < range.end && range.end <= self.length {
             return Ok(());
@@ -209,7 +217,7 @@ impl HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        if let Kind::Shared(_) = self.kind {
+        if let Backing::Shared(_) = self.backing {
             // SAFETY:
             // - `base` and `length` are a mapping of our own, made by `map_aligned`, and
             // - nothing refers to it any more: regions hold a reference to this value.
@@ -220,9 +228,9 @@ impl Drop for HostMemory {
 
 impl Debug for HostMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            Kind::Shared(_) => "shared",
-            Kind::Owned(_) => "owned",
+        let kind = match self.backing {
+            Backing::Shared(_) => "shared",
+            Backing::Owned(_) => "owned",
         };
         write!(f, "HostMemory({kind}, {:#x}, {} bytes)", self.address(), self.length)
     }
@@ -236,17 +244,17 @@ pub struct OutOfBounds {
     pub offset: usize,
     /// Length asked for.
     pub length: usize,
-    /// Bytes there are.
+    /// Length of the memory.
     pub available: usize,
 }
 
-/// A word that can't be loaded or stored at once.
+/// The error of a word that can't be loaded or stored at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WordError {
-    /// It does not lie in the memory.
+    /// The word does not lie in the memory.
     #[error(transparent)]
     Bounds(#[from] OutOfBounds),
-    /// Its address is not a multiple of 8.
+    /// The address of the word is not a multiple of 8.
     #[error("the word at offset {offset} is not at a multiple of 8 bytes")]
     Misaligned {
         /// Offset asked for.
@@ -259,8 +267,8 @@ struct VecOwner {
     _bytes: Vec<u8>,
 }
 
-/// Maps all of `fd` at a multiple of `alignment`: reserves more than is needed, maps over the aligned part and gives
-/// the rest back.
+/// Maps all of `fd` at a multiple of `alignment`: reserves more than is needed, maps over the aligned part and
+/// returns the rest to the system.
 fn map_aligned(fd: &OwnedFd, length: usize, alignment: usize) -> io::Result<NonNull<u8>> {
     let page = rustix::param::page_size();
     let padding = alignment.max(page);
@@ -273,7 +281,7 @@ fn map_aligned(fd: &OwnedFd, length: usize, alignment: usize) -> io::Result<NonN
     let offset = start.cast::<u8>().align_offset(padding);
     let aligned = start.cast::<u8>().wrapping_add(offset);
     // SAFETY:
-    // - the whole target range lies in the reservation made above, which nobody else knows of, and
+    // - the whole target range lies in the reservation made above, which no other code knows, and
     // - the parts cut off lie in it too, outside the target range.
     unsafe {
         let result = rustix::mm::mmap(
@@ -305,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_loaded_and_stored_where_they_lie() {
+    fn words_are_loaded_and_stored_at_their_offset() {
         let shared = HostMemory::shared(4096, 4096).unwrap();
         shared.store_u64(4088, 0x0102_0304_0506_0708).unwrap();
         assert_eq!(shared.load_u64(4088), Ok(0x0102_0304_0506_0708));
@@ -317,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn no_other_words_are() {
+    fn words_outside_or_misaligned_are_refused() {
         let shared = HostMemory::shared(4096, 4096).unwrap();
         for offset in [4089, 4096, usize::MAX, usize::MAX - 7] {
             let beyond = OutOfBounds { offset, length: 8, available: 4096 };
@@ -329,7 +337,7 @@ mod tests {
         }
         let error = shared.load_u64(4).unwrap_err();
         assert_eq!(error.to_string(), "the word at offset 4 is not at a multiple of 8 bytes");
-        // What counts is the address.
+        // The address decides, not the offset.
         let vector = HostMemory::from_vec(vec![0; 64]);
         let first = (8 - vector.address() as usize % 8) % 8;
         assert_eq!(vector.load_u64(first), Ok(0));

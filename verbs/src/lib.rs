@@ -1,15 +1,81 @@
-//! Verbs: the nouns of RDMA, and the providers behind them.
+//! RDMA verbs behind traits: real devices, a software device for processes of one host, and a pool of registered memory.
 //!
-//! Owns the provider-neutral traits ([`Context`], [`ProtectionDomain`], [`MemoryRegion`], [`DeviceMemoryRegion`],
-//! [`CompletionQueue`], [`QueuePair`], [`SharedReceiveQueue`]) and their software implementation, [`soft`]. Names and meanings follow the InfiniBand
-//! Architecture Specification, volume 1 (chapters 10 and 11), and its C rendering, libibverbs.
+//! An application posts work requests to a *queue pair*. The device carries them out without a copy by the receiver: it sends
+//! messages, and it reads and writes the peer's registered memory. It reports each finished request to a *completion queue*.
+//! Names and meanings follow the InfiniBand Architecture Specification, volume 1 (chapters 10 and 11), and its C form,
+//! libibverbs.
 //!
-//! Never: waits, spins, knows a protocol or an executor. Every call here returns at once, but for
-//! [`QueuePair::to_rtr`], which may talk to the peer's device for a bounded time.
+//! | provider | devices | needs |
+//! |---|---|---|
+//! | [`soft`] | `soft0`: queue pairs between processes of one host, over shared memory | Linux |
+//! | `ibverbs` | InfiniBand, RoCE and iWARP adapters; Soft-RoCE and soft-iWARP of the kernel | the cargo feature `ibverbs` |
 //!
-//! A reliable connected (RC) queue pair goes through these states; posting a receive is allowed from Init on, posting
-//! a send in RTS alone. In Error every posted request completes with
-//! [`WorkRequestFlushed`](CompletionStatus::WorkRequestFlushed).
+//! Both providers implement the same traits: [`Context`] (an opened device), [`ProtectionDomain`], [`MemoryRegion`],
+//! [`DeviceMemoryRegion`], [`CompletionQueue`], [`QueuePair`] and [`SharedReceiveQueue`]. [`devices`] lists the devices of
+//! this machine, and [`open`] opens one.
+//!
+//! # Example
+//! Two queue pairs of the software device, in one process: a receive, and the Send that fills it.
+//!
+//! ```
+//! use std::io::IoSlice;
+//! use std::sync::Arc;
+//!
+//! use tonic_rdma_verbs::{
+//!     Access, CompletionStatus, HostMemory, LocalSegment, Operation, PathSettings, Payload, QueuePairCapacity,
+//!     ReceiveRequest, SendRequest, WorkCompletion,
+//! };
+//!
+//! let device = tonic_rdma_verbs::open("soft0")?;
+//! let domain = device.alloc_protection_domain()?;
+//! let completions = device.create_completion_queue(16)?;
+//! let capacity = QueuePairCapacity {
+//!     send_requests: 4,
+//!     receive_requests: 4,
+//!     send_segments: 1,
+//!     receive_segments: 1,
+//!     inline: 64,
+//! };
+//! let sender = domain.create_queue_pair(&completions, &completions, &capacity)?;
+//! let receiver = domain.create_queue_pair(&completions, &completions, &capacity)?;
+//!
+//! // Two processes exchange these addresses over a connection of their own, such as TCP.
+//! let settings = PathSettings::default();
+//! sender.to_init(Access::LOCAL_WRITE)?;
+//! receiver.to_init(Access::LOCAL_WRITE)?;
+//! sender.to_rtr(&receiver.local_address(), &settings)?;
+//! receiver.to_rtr(&sender.local_address(), &settings)?;
+//! sender.to_rts(&settings)?;
+//! receiver.to_rts(&settings)?;
+//!
+//! // A receive must be posted before a message can arrive.
+//! let memory = Arc::new(HostMemory::shared(4096, 4096)?);
+//! let region = domain.register(Arc::clone(&memory), Access::LOCAL_WRITE)?;
+//! // SAFETY: no reference to the memory exists.
+//! let into = [unsafe { LocalSegment::new(&*region, 0..64) }];
+//! receiver.post_receive(&[ReceiveRequest { wr_id: 1, into: &into }])?;
+//!
+//! let message = [IoSlice::new(b"hello")];
+//! let operation = Operation::Send { data: Payload::Inline(&message), immediate: None };
+//! sender.post_send(&[SendRequest { wr_id: 2, operation, signaled: true }])?;
+//!
+//! // Both requests complete: the Send, and the receive that it filled.
+//! let mut finished = 0;
+//! let mut batch = [WorkCompletion::EMPTY; 4];
+//! while finished < 2 {
+//!     let count = completions.poll(&mut batch);
+//!     assert!(batch[..count].iter().all(|completion| completion.status == CompletionStatus::Success));
+//!     finished += count;
+//! }
+//! let mut received = [0; 5];
+//! memory.copy_out(0, &mut received)?;
+//! assert_eq!(&received, b"hello");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # States of a queue pair
+//! A reliable connected (RC) queue pair goes through these states. It takes receives from Init on, and sends in Rts alone. In
+//! Error every posted request completes with [`WorkRequestFlushed`](CompletionStatus::WorkRequestFlushed).
 //!
 //! ```text
 //!           to_init          to_rtr(peer)        to_rts
@@ -17,6 +83,22 @@
 //!    │                 │                     │              │
 //!    └─────────────────┴──── to_error, or a fatal completion┴──▶ Error
 //! ```
+//!
+//! No call waits or spins; every call returns at once, except [`QueuePair::to_rtr`], which may talk to the peer's device for
+//! up to a second. The crate knows no protocol and no async executor.
+//!
+//! # Memory
+//! A device and its peers may write to registered memory at any time. [`HostMemory`] therefore never lends out its bytes; it
+//! copies them in and out. The module [`memory`] has a pool of registered memory, whose buffers are safe to use.
+//!
+//! # Features
+//! - `ibverbs`: the provider for real devices. It loads libibverbs at run time, so the program also starts on a machine
+//!   without the library. The build needs, on Debian: cmake, make, python3, pkg-config, libnl-3-dev, libnl-route-3-dev and
+//!   libclang-dev.
+//!
+//! # Safety
+//! [`LocalSegment::new`] is the one unsafe step in posting a request: the caller promises that no reference to the memory
+//! exists while the device uses it. Everything that a peer writes to shared memory is checked before it is used.
 
 mod completion;
 mod context;
@@ -26,11 +108,17 @@ mod discover;
 mod error;
 mod host_memory;
 mod queue_pair;
+mod queue_pair_state;
+mod random;
 mod region;
 mod shared_receive_queue;
+mod sync;
 mod telemetry;
 mod work;
 
+#[cfg(feature = "allocator")]
+#[doc(hidden)]
+pub mod allocator;
 #[cfg(feature = "ibverbs")]
 pub mod ibverbs;
 pub mod memory;
@@ -46,9 +134,13 @@ pub use device_memory::{DeviceMemoryRegion, DmaBuf};
 pub use discover::{FoundDevice, FoundGid, FoundPort, devices, open};
 pub use error::{PostError, PostErrorKind, VerbsError};
 pub use host_memory::{HostMemory, OutOfBounds, WordError};
-pub use queue_pair::{
-    PathSettings, Probe, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber, QueuePairState,
-};
+pub use queue_pair::{PathSettings, Probe, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber};
+pub use queue_pair_state::QueuePairState;
 pub use region::{Access, Lkey, LocalSegment, MemoryRegion, RemoteSegment, Rkey};
 pub use shared_receive_queue::SharedReceiveQueue;
 pub use work::{Operation, Payload, ReceiveRequest, SendRequest};
+
+/// Compiles and runs the example of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

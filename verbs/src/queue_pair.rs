@@ -3,13 +3,13 @@
 use std::any::Any;
 use std::fmt::{self, Debug};
 
-use super::{Access, PostError, ReceiveRequest, SendRequest, VerbsError};
+use super::{Access, PostError, QueuePairState, ReceiveRequest, SendRequest, VerbsError};
 
-/// A reliable connected (RC) queue pair (`struct ibv_qp`). Destroyed when the last reference goes; outstanding
-/// requests are then gone without a completion.
+/// A reliable connected (RC) queue pair (`struct ibv_qp`). Dropping the last reference destroys it; outstanding
+/// requests then get no completion.
 ///
-/// Requests on the send queue run and complete in the order of posting; an RDMA READ may be overtaken in its
-/// execution by later sends and writes, never in its completion.
+/// Requests on the send queue run and complete in the order of posting. Later sends and writes may overtake an RDMA
+/// READ in execution, but not in completion.
 pub trait QueuePair: Any + Send + Sync + Debug {
     /// Returns the number that completions carry; unique within the device.
     fn number(&self) -> QueuePairNumber;
@@ -17,8 +17,8 @@ pub trait QueuePair: Any + Send + Sync + Debug {
     /// Returns the state.
     fn state(&self) -> QueuePairState;
 
-    /// Returns why it is in Error, for people; `None` if it is not, or if [`to_error`](Self::to_error) took it there. The first
-    /// reason stays.
+    /// Returns the reason why the queue pair is in Error, for people; `None` in other states, or if
+    /// [`to_error`](Self::to_error) moved it there. The first reason stays.
     fn failure(&self) -> Option<String> {
         None
     }
@@ -26,51 +26,74 @@ pub trait QueuePair: Any + Send + Sync + Debug {
     /// Returns the capacity that it was created with.
     fn capacity(&self) -> &QueuePairCapacity;
 
-    /// Returns what the peer has to know to connect, for [`to_rtr`](Self::to_rtr) on its side. Valid from Init on.
+    /// Returns the address that the peer needs to connect, for [`to_rtr`](Self::to_rtr) on its side. Valid from Init
+    /// on.
     fn local_address(&self) -> QueuePairAddress;
 
-    /// Moves from Reset to Init. `access` limits what the peer may do through this queue pair, whatever regions grant.
+    /// Moves from Reset to Init. `access` limits the peer's rights through this queue pair; a region can't grant
+    /// more.
+    ///
+    /// # Errors
+    /// [`State`](VerbsError::State) in another state than Reset, or [`Os`](VerbsError::Os).
     fn to_init(&self, access: Access) -> Result<(), VerbsError>;
 
-    /// Moves from Init to Rtr (ready to receive), connected to `peer`. It may take a moment, never longer than a second.
+    /// Moves from Init to Rtr (ready to receive), connected to `peer`. The call may take up to a second.
+    ///
+    /// # Errors
+    /// - [`State`](VerbsError::State) in another state than Init.
+    /// - [`BadAddress`](VerbsError::BadAddress) if `peer` is no address of this provider.
+    /// - [`Limit`](VerbsError::Limit) if the device does not support a setting.
+    /// - [`Unreachable`](VerbsError::Unreachable) if the peer's device can't be reached, or the peer refuses.
+    /// - [`Os`](VerbsError::Os) if the system refuses.
     fn to_rtr(&self, peer: &QueuePairAddress, settings: &PathSettings) -> Result<(), VerbsError>;
 
     /// Moves from Rtr to Rts (ready to send).
+    ///
+    /// # Errors
+    /// [`State`](VerbsError::State) in another state than Rtr, [`Limit`](VerbsError::Limit) if the device does not
+    /// support a setting, or [`Os`](VerbsError::Os).
     fn to_rts(&self, settings: &PathSettings) -> Result<(), VerbsError>;
 
     /// Moves from any state to Error: outstanding requests complete as flushed.
     fn to_error(&self);
 
     /// Posts requests in order.
+    ///
+    /// # Errors
+    /// The first request that could not be posted, and the reason. The requests before it were posted.
     fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError>;
 
     /// Posts receives in order. Allowed in Error, where they complete as flushed.
+    ///
+    /// # Errors
+    /// The first receive that could not be posted, and the reason. The receives before it were posted.
     fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError>;
 
-    /// Returns evidence that both sides see one another's memory.
+    /// Returns evidence that both sides access one memory.
     fn probe(&self) -> Probe;
 
-    /// Returns whether the end of what arrives shows that all before it has arrived, without a completion: of what peers WRITE
-    /// to this side through this queue pair, and of what its own READs bring (man 3 ibv_query_qp_data_in_order).
+    /// Returns whether the end of incoming data shows that all earlier data has arrived, without a completion. This
+    /// concerns data that peers WRITE to this side through this queue pair, and data of its own READs (man 3
+    /// ibv_query_qp_data_in_order).
     ///
-    /// If it does: a thread that finds the last 8 bytes of a WRITE, or of a READ's last segment, changed to the new value finds all
-    /// other bytes of that request in place, and those of every WRITE before it on the same queue pair, provided that these 8 bytes
-    /// are at an address that is a multiple of 8, and are loaded at once, with acquire semantics
-    /// ([`HostMemory::load_u64`](super::HostMemory::load_u64)). In what order other bytes come is open. The new value must differ
-    /// from whatever may have been there before: an epoch, not a flag.
+    /// If it returns true: a thread that finds the new value in the last 8 bytes of a WRITE, or of a READ's last
+    /// segment, finds all other bytes of that request in place, and those of every earlier WRITE on this queue pair.
+    /// The 8 bytes must be at an address that is a multiple of 8, and the thread must load them at once, with acquire
+    /// semantics ([`HostMemory::load_u64`](super::HostMemory::load_u64)). The order of other bytes is not defined.
+    /// The new value must differ from every earlier value at that address: use an epoch, not a flag.
     fn places_in_order(&self) -> bool {
         false
     }
 }
 
-/// Evidence for a device that works by shared memory: a nonce of our own, and what we read at the place where the
-/// peer keeps its own. Each side tells the other what it read, over another way; only if both match do they share
-/// memory. `None` on a device that needs no such proof.
+/// Evidence for a device that works by shared memory: a nonce of this side, and the nonce that this side read at the
+/// peer's place for it. Each side sends the other what it read, over another connection. They share memory only if
+/// both nonces match. `None` on a device that needs no such proof.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probe {
-    /// Written to our own memory before the peer connected.
+    /// Nonce of this side, written to its own memory before the peer connected.
     pub ours: Option<u64>,
-    /// Read from the peer's memory, from Rtr on.
+    /// Nonce of the peer, read from the peer's memory, from Rtr on.
     pub peers: Option<u64>,
 }
 
@@ -84,44 +107,29 @@ impl fmt::Display for QueuePairNumber {
     }
 }
 
-/// State of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueuePairState {
-    /// Created.
-    Reset,
-    /// Takes receives.
-    Init,
-    /// Connected; receives.
-    Rtr,
-    /// Receives and sends.
-    Rts,
-    /// Flushes everything.
-    Error,
-}
-
-/// What a queue pair is created for (`struct ibv_qp_cap`).
+/// Capacity of a queue pair (`struct ibv_qp_cap`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuePairCapacity {
-    /// Requests outstanding on the send queue.
+    /// Most requests outstanding on the send queue.
     pub send_requests: u32,
-    /// Requests outstanding on the receive queue.
+    /// Most requests outstanding on the receive queue.
     pub receive_requests: u32,
-    /// Segments of a send request.
+    /// Most segments of a send request.
     pub send_segments: u32,
-    /// Segments of a receive request.
+    /// Most segments of a receive request.
     pub receive_segments: u32,
-    /// Inline bytes of a send request.
+    /// Most inline bytes of a send request.
     pub inline: u32,
 }
 
-/// Attributes of the connection (`struct ibv_qp_attr`); names as in the environment variables of `Config`.
+/// Attributes of the connection (`struct ibv_qp_attr`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathSettings {
-    /// RDMA READs outstanding as initiator, and as target.
+    /// Most RDMA READs outstanding, as initiator and as target.
     pub outstanding_reads: u8,
-    /// How often a send is tried again while the peer has no receive posted, 0–7; 7 means without end.
+    /// Number of retries of a send while the peer has no receive posted, 0–7; 7 means without end.
     pub rnr_retry: u8,
-    /// What a peer waits before it tries again, as the 5-bit code of IBA vol. 1, table 45 (1 = 0.01 ms, 0 = 655.36 ms).
+    /// Time that a peer waits before a retry, as the 5-bit code of IBA vol. 1, table 45 (1 = 0.01 ms, 0 = 655.36 ms).
     pub min_rnr_timer: u8,
     /// Transport timeout: 4.096 µs × 2^`timeout`, 0–31.
     pub timeout: u8,
@@ -133,7 +141,7 @@ pub struct PathSettings {
     pub traffic_class: u8,
     /// Index of the partition key.
     pub pkey_index: u16,
-    /// Path MTU in bytes, 256–4096; `None` takes the port's.
+    /// Path MTU in bytes, 256–4096; `None` takes the MTU of the port.
     pub mtu: Option<u16>,
 }
 
@@ -153,8 +161,8 @@ impl Default for PathSettings {
     }
 }
 
-/// What a peer needs to connect to a queue pair, opaque to all but the provider that made it; at most
-/// [`MAX_LENGTH`](Self::MAX_LENGTH) bytes.
+/// The address of a queue pair, which its peer needs to connect. Only the provider that made it can read it. It has
+/// at most [`MAX_LENGTH`](Self::MAX_LENGTH) bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuePairAddress(Box<[u8]>);
 
@@ -162,7 +170,7 @@ impl QueuePairAddress {
     /// Longest address, in bytes.
     pub const MAX_LENGTH: usize = 256;
 
-    /// Makes an address of its bytes; `None` if there are too many.
+    /// Creates an address from its bytes; `None` if there are too many.
     ///
     /// ```
     /// use tonic_rdma_verbs::QueuePairAddress;
@@ -176,7 +184,7 @@ impl QueuePairAddress {
         (bytes.len() <= Self::MAX_LENGTH).then_some(Self(bytes))
     }
 
-    /// Returns the bytes, for the hello.
+    /// Returns the bytes, to send them to the peer.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }

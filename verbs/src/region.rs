@@ -1,4 +1,4 @@
-//! Registered memory: rights, keys, and segments that name a piece of it.
+//! Registered memory: rights, keys, and segments.
 
 use std::fmt::Debug;
 use std::ops::{BitOr, Range};
@@ -6,21 +6,22 @@ use std::sync::Arc;
 
 use super::{DeviceMemoryRegion, HostMemory};
 
-/// Memory that the device may use (`struct ibv_mr`). Deregistered when the last reference goes.
+/// Memory that the device may use (`struct ibv_mr`). Dropping the last reference deregisters it.
 pub trait MemoryRegion: Send + Sync + Debug + 'static {
     /// Returns the key that local segments carry.
     fn lkey(&self) -> Lkey;
 
-    /// Returns the key that peers name this region by.
+    /// Returns the key that peers use for this region.
     fn rkey(&self) -> Rkey;
 
     /// Returns the rights of the region.
     fn access(&self) -> Access;
 
-    /// Returns the memory that it is a part of, or all of.
+    /// Returns the memory that contains the region.
     fn memory(&self) -> &Arc<HostMemory>;
 
-    /// Returns what part of the memory it is, in bytes from the memory's start. No request reaches beyond it.
+    /// Returns the part of the memory that is registered, in bytes from the memory's start. No request reaches beyond
+    /// it.
     fn range(&self) -> Range<usize>;
 }
 
@@ -28,7 +29,7 @@ pub trait MemoryRegion: Send + Sync + Debug + 'static {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lkey(pub u32);
 
-/// Names a region towards peers. Whoever holds it can use the region as far as its access rights go.
+/// Names a region to peers. A peer that holds the key can use the region within its access rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rkey(pub u32);
 
@@ -56,7 +57,7 @@ impl Access {
         self.0
     }
 
-    /// Makes rights of the bits that [`bits`](Self::bits) returns; unknown bits are dropped.
+    /// Creates rights from the bits that [`bits`](Self::bits) returns. Drops unknown bits.
     ///
     /// ```
     /// use tonic_rdma_verbs::Access;
@@ -86,9 +87,9 @@ pub struct LocalSegment {
 }
 
 impl LocalSegment {
-    /// Names `range`, in bytes from the start of the region's [memory](MemoryRegion::memory), whatever
-    /// [part](MemoryRegion::range) of it the region is. Bounds and rights are checked when the request runs, and fail it
-    /// with [`LocalProtection`](super::CompletionStatus::LocalProtection).
+    /// Names `range`, in bytes from the start of the region's [memory](MemoryRegion::memory), not from the start of
+    /// the [registered part](MemoryRegion::range). The device checks bounds and rights when the request runs, and a
+    /// violation fails it with [`LocalProtection`](super::CompletionStatus::LocalProtection).
     ///
     /// ```
     /// use std::sync::Arc;
@@ -104,7 +105,7 @@ impl LocalSegment {
     ///
     /// # Safety
     /// - No reference (`&[u8]`, `&mut [u8]`) to the range may exist while a request that writes to it is outstanding,
-    ///   and no `&mut [u8]` while one reads it: the device moves the bytes at a time of its own choosing.
+    ///   and no `&mut [u8]` while a request reads it: the device moves the bytes at a time of its own choice.
     pub unsafe fn new(region: &dyn MemoryRegion, range: Range<usize>) -> Self {
         Self {
             address: region.memory().address() + range.start as u64,
@@ -113,11 +114,11 @@ impl LocalSegment {
         }
     }
 
-    /// Names `range`, in bytes from the start of another device's memory. Checked as those of [`new`](Self::new) are. Not
-    /// for inline payloads, which the host copies.
+    /// Names `range`, in bytes from the start of another device's memory. The device checks the segment like one of
+    /// [`new`](Self::new). The segment is not for inline payloads, because the host copies those.
     ///
-    /// It is safe, as nothing of this process lies there: code that maps a dmabuf into the process has to expect that devices
-    /// write to it.
+    /// This function is safe, because the range is not memory of this process. Code that maps a dmabuf into the
+    /// process must expect that devices write to it.
     ///
     /// ```
     /// use tonic_rdma_verbs::{DeviceMemoryRegion, LocalSegment};
@@ -135,8 +136,8 @@ impl LocalSegment {
         }
     }
 
-    /// Returns the virtual address of the first byte in this process; for a device's memory the address as its
-    /// [`iova`](DeviceMemoryRegion::iova) has it.
+    /// Returns the virtual address of the first byte in this process. For a device's memory, returns the address
+    /// within its [`iova`](DeviceMemoryRegion::iova).
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -152,7 +153,7 @@ impl LocalSegment {
     }
 }
 
-/// A place in a peer's memory, as the peer told it. Its length is that of the request.
+/// A place in a peer's memory, as the peer announced it. Its length is the length of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteSegment {
     /// Virtual address in the peer's process.

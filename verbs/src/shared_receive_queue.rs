@@ -1,23 +1,24 @@
-//! Receives that many queue pairs share.
+//! Receive queues that many queue pairs share.
 
 use std::any::Any;
 use std::fmt::Debug;
 
 use super::{PostError, ReceiveRequest};
 
-/// A shared receive queue (SRQ, `struct ibv_srq`): queue pairs that were created with it take their
-/// receives from here, whichever of them a message comes for. So the memory for what may arrive grows with the messages,
-/// not with the queue pairs. Destroyed when the last reference goes, its own and those of its queue pairs.
+/// A shared receive queue (SRQ, `struct ibv_srq`). Queue pairs that were created with it take their receives from it.
+/// So the memory for incoming messages grows with the messages, not with the queue pairs. Dropping the last reference
+/// destroys it; each of its queue pairs holds a reference, too.
 ///
-/// A receive completes on the receive queue of the queue pair that took it; the completion says which that was. Receives
-/// that nobody has taken are not flushed. A queue pair in Error may have taken one that never completes.
+/// A receive completes on the receive queue of the queue pair that took it, and the completion names that queue pair.
+/// Receives that no queue pair took are not flushed. A queue pair in Error may have taken a receive that never
+/// completes.
 pub trait SharedReceiveQueue: Any + Send + Sync + Debug {
-    /// Returns how many receives may be outstanding.
+    /// Returns the number of receives that may be outstanding.
     fn capacity(&self) -> u32;
 
-    /// Posts receives; they are taken in this order.
+    /// Posts receives. Queue pairs take them in this order.
     ///
     /// # Errors
-    /// As for [`QueuePair::post_receive`](super::QueuePair::post_receive).
+    /// Those of [`QueuePair::post_receive`](super::QueuePair::post_receive).
     fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError>;
 }

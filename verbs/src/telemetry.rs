@@ -1,35 +1,38 @@
-//! Keeps the log readable where a peer decides how often a line is written. Knows no other module.
+//! A limit for log lines whose number a peer decides.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Lets through as many lines as its burst at once, then one each second, and counts the others.
+use crate::sync::lock;
+
+/// Lets a burst of lines through at once, then one line each second, and counts the others.
 #[derive(Debug)]
 pub struct Throttle {
     burst: u32,
-    state: Mutex<State>,
+    state: Mutex<ThrottleState>,
 }
 
 #[derive(Debug)]
-struct State {
-    /// When a line would be in time again, were there no burst.
+struct ThrottleState {
+    /// The time when the next line would be due if there were no burst.
     due: Option<Instant>,
     suppressed: u64,
 }
 
 impl Throttle {
-    /// Lines of a kind that may be written at once where nothing asks for fewer.
+    /// The default burst: lines of a kind that may be written at once.
     pub const BURST: u32 = 10;
     const PAUSE: Duration = Duration::from_secs(1);
 
-    /// Makes a throttle that lets `burst` lines through at once; 0 is taken as 1.
+    /// Creates a throttle that lets `burst` lines through at once. Takes 0 as 1.
     pub const fn new(burst: u32) -> Self {
-        Self { burst, state: Mutex::new(State { due: None, suppressed: 0 }) }
+        Self { burst, state: Mutex::new(ThrottleState { due: None, suppressed: 0 }) }
     }
 
-    /// Returns whether a line may be written at `now`: `None` if not, else how many were left out since the last one.
+    /// Returns the number of lines suppressed since the last line, if a line may be written at `now`; otherwise
+    /// `None`.
     pub fn admit(&self, now: Instant) -> Option<u64> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let due = state.due.map_or(now, |due| due.max(now));
         if due - now > Self::PAUSE * self.burst.saturating_sub(1) {
             state.suppressed += 1;
@@ -40,7 +43,8 @@ impl Throttle {
     }
 }
 
-/// Writes a line of the level `warn` or `info` that a peer may cause, throttled for the place where it stands.
+/// Writes a log line of the level `warn` or `info` that a peer may cause. Each place in the code has a throttle of
+/// its own.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! throttled {
@@ -58,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_a_second_and_a_count_of_the_others() {
+    fn one_line_a_second_and_a_count_of_the_others() {
         let (throttle, now) = (Throttle::new(1), Instant::now());
         assert_eq!(throttle.admit(now), Some(0));
         assert_eq!(throttle.admit(now + Duration::from_millis(1)), None);

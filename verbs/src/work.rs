@@ -1,4 +1,4 @@
-//! Work requests: what can be posted to a queue pair.
+//! Work requests: the requests that can be posted to a queue pair.
 
 use std::io::IoSlice;
 
@@ -7,49 +7,50 @@ use super::{LocalSegment, RemoteSegment};
 /// A request for the send queue (`struct ibv_send_wr`).
 #[derive(Clone, Copy, Debug)]
 pub struct SendRequest<'a> {
-    /// Comes back in the completion.
+    /// Identifier that the completion carries.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub operation: Operation<'a>,
-    /// Whether success is reported. A failure always is. Requests that are not signalled free their place in the send
-    /// queue with the next signalled one that completes.
+    /// Whether success is reported. A failure is always reported. A request that is not signalled keeps its place in
+    /// the send queue until the next signalled request completes.
     pub signaled: bool,
 }
 
-/// What a send request does.
+/// The operation of a send request.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation<'a> {
     /// Delivers `data` into the next receive that the peer posted.
     Send {
         /// The message.
         data: Payload<'a>,
-        /// Delivered beside the message.
+        /// Immediate data, delivered beside the message.
         immediate: Option<u32>,
     },
-    /// Writes `data` into the peer's memory. With immediate data it consumes a receive, whose buffer stays untouched.
+    /// Writes `data` into the peer's memory. With immediate data it consumes a receive of the peer, whose buffer
+    /// stays untouched.
     Write {
-        /// What to write.
+        /// The bytes to write.
         data: Payload<'a>,
-        /// Where.
+        /// The destination.
         remote: RemoteSegment,
         /// Delivered in the peer's receive completion.
         immediate: Option<u32>,
     },
-    /// Reads the peer's memory, as many bytes as `into` has.
+    /// Reads as many bytes of the peer's memory as `into` holds.
     Read {
-        /// Where the bytes go, in this order.
+        /// The destination segments, in this order.
         into: &'a [LocalSegment],
-        /// Where they come from.
+        /// The source.
         remote: RemoteSegment,
     },
 }
 
-/// Where the bytes of a send or write come from.
+/// The source of the bytes of a send or write.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Registered memory; it must keep its content until the request completed.
+    /// Registered memory. Its content must not change until the request has completed.
     Registered(&'a [LocalSegment]),
-    /// Any memory; taken over before `post_send` returns (`IBV_SEND_INLINE`).
+    /// Any memory. `post_send` copies it before it returns (`IBV_SEND_INLINE`).
     Inline(&'a [IoSlice<'a>]),
 }
 
@@ -66,8 +67,8 @@ impl Payload<'_> {
 /// A request for the receive queue (`struct ibv_recv_wr`).
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiveRequest<'a> {
-    /// Comes back in the completion.
+    /// Identifier that the completion carries.
     pub wr_id: u64,
-    /// Where the message goes, in this order.
+    /// The segments that the message fills, in this order.
     pub into: &'a [LocalSegment],
 }

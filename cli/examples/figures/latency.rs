@@ -33,12 +33,13 @@ pub(crate) fn draw(figure: &Figure) -> Result<String, String> {
         let values: Vec<_> = cells.iter().map(value).collect();
         values.iter().any(Option::is_some).then_some(Series { name, colour, values })
     };
-    bars::draw(&Bars {
+    let bars = Bars {
         title: "Latency: median of one operation (lower is better)",
         x_axis: "payload × calls in flight",
         y_axis: "p50 in µs",
         logarithmic: true,
         groups: cells.iter().map(group).collect(),
         series: MODES.into_iter().filter_map(series).collect(),
-    })
+    };
+    bars::draw(&bars).map_err(|error| format!("{error:?}"))
 }

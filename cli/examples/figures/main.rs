@@ -12,7 +12,7 @@
 #![forbid(unsafe_code)]
 
 #[allow(dead_code, reason = "the command uses the rest")]
-#[path = "../../src/compare/bars.rs"]
+#[path = "../../src/measure/output/bars.rs"]
 mod bars;
 mod columns;
 mod latency;

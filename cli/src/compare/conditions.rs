@@ -1,34 +1,34 @@
-//! What the two processes are made of: runtime, cores, allocator.
+//! The conditions of both processes: runtime, cores, allocator.
 
-use super::allocator::Allocator;
-use super::cores::Cores;
-use super::costs::Costs;
-use super::runtime::Flavour;
-use crate::args::CompareOptions;
+use super::options::CompareOptions;
+use crate::measure::machine::costs::Costs;
+use crate::measure::process::allocator::Allocator;
+use crate::measure::process::cores::Cores;
+use crate::measure::process::runtime::Flavour;
 
 /// The conditions of a run, the same for all of its modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Conditions {
     pub(crate) runtime: Flavour,
-    /// Whether each process is to stay on a core of its own, where that makes sense.
+    /// Whether each process stays on a core of its own, if it has one thread and there are two cores.
     pub(crate) pin: bool,
     pub(crate) allocator: Allocator,
     /// Whether `--newcomer` was given.
     pub(crate) newcomer: bool,
 }
 
-/// The conditions, and what has become of them.
+/// The conditions, and what the machine made of them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Surroundings {
+pub(crate) struct RunContext {
     pub(crate) conditions: Conditions,
-    /// Cores that the processes are kept on.
+    /// The cores that the processes are kept on.
     pub(crate) cores: Option<Cores>,
     pub(crate) costs: Costs,
 }
 
 impl Conditions {
-    /// What `options` ask for. `--newcomer` stands for what a program has that chooses nothing, and gives way to what is
-    /// chosen beside it.
+    /// Returns the conditions that `options` ask for. `--newcomer` sets the conditions of a program that chooses
+    /// nothing. Options that are given beside it take precedence.
     pub(crate) fn of(options: &CompareOptions) -> Self {
         let newcomer = options.newcomer;
         let usual = match newcomer {
@@ -47,13 +47,13 @@ impl Conditions {
         }
     }
 
-    /// The cores of the two processes, if they are to be kept on one each. The threads of a multi-thread runtime are for more
-    /// than one.
+    /// Returns a core for each of the two processes, if they are kept on one core each. A multi-thread runtime gets no
+    /// core, because its threads need more than one.
     pub(crate) fn cores(&self) -> Option<Cores> {
         (self.pin && self.runtime.is_one_thread()).then(Cores::choose).flatten()
     }
 
-    /// Why the processes are not pinned, when they are not.
+    /// Returns why the processes are not pinned.
     pub(crate) const fn why_not_pinned(&self) -> &'static str {
         match (self.pin, self.runtime.is_one_thread()) {
             (false, _) => "--pin no",

@@ -1,6 +1,7 @@
 //! `devices`: lists the devices, their limits, and the reasons why a device can't be used.
 
 mod machine;
+mod options;
 mod self_test;
 
 use std::io::Write;
@@ -13,7 +14,7 @@ use tonic_rdma_verbs::{self, DeviceAttributes, FoundDevice, FoundGid, FoundPort,
 
 use self_test::Tested;
 
-use crate::args::DevicesOptions;
+pub(crate) use self::options::DevicesOptions;
 use crate::failure::Failure;
 use crate::units;
 
@@ -98,7 +99,7 @@ impl Device {
     fn new(found: FoundDevice) -> Self {
         let (limits, reason) = match &found.state {
             Ok(attributes) => (limits(attributes), None),
-            Err(reason) => (Vec::new(), Some(reason.clone())),
+            Err(reason) => (Vec::new(), Some(reason.to_string())),
         };
         let usable = reason.is_none();
         let gid = |gid: FoundGid| Gid { index: gid.index, address: gid.address, chosen: gid.chosen };

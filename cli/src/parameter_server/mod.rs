@@ -1,4 +1,4 @@
-//! `parameter-server`: what a training job moves, mini-batch after mini-batch, by every way of moving it (§5.2 and figure 9 of
+//! `parameter-server`: the traffic of a training job, mini-batch after mini-batch, in every mode (§5.2 and figure 9 of
 //! Xue et al., "Fast Distributed Deep Learning over RDMA", EuroSys 2019).
 //!
 //! ```text
@@ -9,48 +9,43 @@
 //!                   consumes gradients  ◀─ push: every gradient ──  each pulls, then pushes, then the next mini-batch
 //! ```
 //!
-//! In gRPC's modes a variable is a call of its own, several of them in flight; in the others a static slot of its own, into
-//! which the server writes without being asked as soon as the worker's last gradients have come. Whoever receives checks and
-//! consumes, in all modes alike; what moves differs from mini-batch to mini-batch, and with its place.
+//! In gRPC modes each variable is a call, with several calls in flight. In the other modes each variable has a static
+//! slot. The server writes into the slots without a request, as soon as the worker's last gradients have arrived. Every
+//! receiver checks and consumes, in all modes. The content differs from mini-batch to mini-batch, and from place to
+//! place.
 //!
-//! This owns the processes and the measuring, never a transport.
+//! This module owns the processes and the measuring, and never a transport.
 
-mod check;
-mod child;
-mod control;
-mod facts;
-mod grpc;
-mod measure;
-mod memory;
+mod cells;
+mod meter;
 mod mode;
 mod options;
 mod output;
-mod results;
-mod server;
-mod session;
-mod slots;
-mod variables;
-mod worker;
+mod processes;
+mod roles;
+mod transfer;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::IsTerminal;
-
-use self::facts::Facts;
-use self::measure::Meter;
+use self::meter::TrainingMeter;
 pub(crate) use self::options::{HELP, ParameterServerOptions, ProcessOptions};
-use crate::compare::{cores, rdma::Rdma};
+use self::output::facts::TrainingFacts;
+use self::output::show;
+use self::roles::server;
+use self::roles::worker;
 use crate::failure::Failure;
+use crate::measure::output::progress::progress_bar;
+use crate::measure::process::cores;
+use crate::measure::transport::rdma::Rdma;
 
-/// Measures, and shows what was found.
+/// Measures, and shows the results.
 pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
-    // A bad variable or provider is refused before the time is spent.
+    // A bad variable or provider is refused before the measuring.
     Rdma::new(&options.provider)?;
-    output::check(options)?;
-    let cells = memory::cells(options)?;
+    show::check(options)?;
+    let cells = cells::cells(options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::run(format!("can't start a runtime: {error}")))?;
-    let progress = progress_bar();
-    let mut meter = Meter::new(options, cores::allowed(), progress.clone());
+    let runtime = runtime.map_err(|error| Failure::run("can't start a runtime").because(error))?;
+    let progress = progress_bar(0);
+    let mut meter = TrainingMeter::new(options, cores::allowed(), progress.clone());
     let rows = runtime.block_on(async {
         tokio::select! {
             biased;
@@ -60,28 +55,15 @@ pub(crate) fn run(options: &ParameterServerOptions) -> Result<(), Failure> {
     });
     progress.finish_and_clear();
     let rows = rows?;
-    output::show(options, &Facts::new(options, &meter), &rows)
+    show::show(options, &TrainingFacts::new(options, &meter), &rows)
 }
 
-/// The serving process, which [`run`] starts.
+/// Runs the server process, which [`run`] starts.
 pub(crate) fn serve(options: &ProcessOptions) -> Result<(), Failure> {
     server::run(options)
 }
 
-/// A worker process, which [`run`] starts.
+/// Runs a worker process, which [`run`] starts.
 pub(crate) fn work(options: &ProcessOptions) -> Result<(), Failure> {
     worker::run(options)
-}
-
-/// Nothing is shown where stderr is not a terminal.
-fn progress_bar() -> ProgressBar {
-    let target = match std::io::stderr().is_terminal() {
-        true => ProgressDrawTarget::stderr(),
-        false => ProgressDrawTarget::hidden(),
-    };
-    let bar = ProgressBar::with_draw_target(Some(0), target);
-    match ProgressStyle::with_template("{bar:40} {percent:>3} %  {elapsed} of about {duration}  {msg}") {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
 }

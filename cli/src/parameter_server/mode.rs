@@ -1,30 +1,30 @@
-//! The ways to move variables and gradients.
+//! The modes: ways to transfer variables and gradients.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A way to move them.
+/// A mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Mode {
-    /// A call for each variable over TCP: what the others are measured against.
+pub(crate) enum TransferMode {
+    /// A call for each variable over TCP: the baseline of the other modes.
     GrpcTcp,
-    /// The same over this library's connector, RDMA required.
+    /// A call for each variable over this library's connector, RDMA required.
     GrpcRdma,
-    /// The same with values and gradients that go by reference: `tonic_rdma::gather`.
+    /// As `GrpcRdma`, with values and gradients by reference: `tonic_rdma::gather`.
     GrpcRdmaGather,
-    /// Static slots, from memory that is not registered: copied first (the paper's RDMA.cp).
+    /// Static slots, copied from ordinary memory to registered memory first (the paper's RDMA.cp).
     RdmaCp,
     /// Static slots, from registered memory.
     RdmaZerocp,
 }
 
-impl Mode {
+impl TransferMode {
     pub(crate) const ALL: [Self; 5] =
         [Self::GrpcTcp, Self::GrpcRdma, Self::GrpcRdmaGather, Self::RdmaCp, Self::RdmaZerocp];
 
-    /// The name on the command line and in the JSON.
+    /// Returns the name on the command line and in the JSON.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::GrpcTcp => "grpc-tcp",
@@ -35,18 +35,18 @@ impl Mode {
         }
     }
 
-    /// The mode called `name`.
+    /// Returns the mode called `name`.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.name() == name)
     }
 
-    /// Whether it goes by static slots, and not by calls.
+    /// Returns whether the mode uses static slots, and not calls.
     pub(crate) const fn uses_slots(self) -> bool {
         matches!(self, Self::RdmaCp | Self::RdmaZerocp)
     }
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for TransferMode {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(self.name())
     }
@@ -58,10 +58,10 @@ mod tests {
 
     #[test]
     fn names_are_distinct_and_read_back() {
-        for mode in Mode::ALL {
-            assert_eq!(Mode::from_name(mode.name()), Some(mode));
+        for mode in TransferMode::ALL {
+            assert_eq!(TransferMode::from_name(mode.name()), Some(mode));
             assert_eq!(serde_json::to_value(mode).ok(), Some(mode.name().into()));
         }
-        assert_eq!(Mode::from_name("grpc-uds"), None);
+        assert_eq!(TransferMode::from_name("grpc-uds"), None);
     }
 }

@@ -1,4 +1,4 @@
-//! What the command line takes.
+//! The options of `parameter-server` and of the processes that it starts, and the help text.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -6,24 +6,25 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::mode::Mode;
-use crate::args::parse_provider;
-use crate::compare::consume::Consume;
-use crate::compare::http2::Http2;
+use super::mode::TransferMode;
 use crate::lists::{List, parse_list};
+use crate::measure::payload::consume::Consume;
+use crate::measure::transport::http2::Http2;
+use crate::measure::transport::rdma::parse_provider;
 use crate::units;
+use crate::value_error::ValueError;
 use crate::workload::Model;
 
-/// Most worker processes.
+/// The largest number of worker processes.
 pub(crate) const MAX_WORKERS: usize = 8;
-/// Most mini-batches of a turn.
+/// The largest number of mini-batches of a turn.
 pub(crate) const MAX_STEPS: u32 = 10_000;
-/// Most calls in flight.
+/// The largest number of calls in flight.
 const MAX_INFLIGHT: usize = 1024;
 
 pub(crate) const HELP: &str = "\
 For each mini-batch every worker pulls all of a model's variables from the server, and then pushes a gradient for each.
-Lists are separated by commas. Server and workers are processes of their own, spread over the cores, and end with this one.
+Lists are separated by commas. Server and workers are separate processes, spread over the cores. They end with this one.
 Everything that arrives is checked; any error makes the exit status 1, bad input makes it 2.
 
 Examples:
@@ -31,7 +32,7 @@ Examples:
   tonic-rdma parameter-server --models gru --duration 0.5        in a few seconds
   tonic-rdma parameter-server --models vgg16,lstm --workers 1,2,4 --report out";
 
-/// Options of `parameter-server`.
+/// The options of `parameter-server`.
 #[derive(Debug, Args)]
 pub(crate) struct ParameterServerOptions {
     /// Models: resnet50, alexnet, inception-v3, vgg16, lstm, gru, fcn5 [default: all]
@@ -40,25 +41,25 @@ pub(crate) struct ParameterServerOptions {
     /// Numbers of worker processes, from 1 to 8
     #[arg(long, value_name = "LIST", value_parser = parse_workers, default_value = "1")]
     pub(crate) workers: List<usize>,
-    /// Modes: grpc-tcp, grpc-rdma, grpc-rdma-gather (values and gradients by reference), rdma-cp (static slots, copied to registered memory first), rdma-zerocp (static slots, from
-    /// registered memory) [default: all]
+    /// Modes: grpc-tcp, grpc-rdma, grpc-rdma-gather (values and gradients by reference), rdma-cp (static slots, copied
+    /// to registered memory first), rdma-zerocp (static slots, from registered memory) [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
-    pub(crate) modes: Option<List<Mode>>,
+    pub(crate) modes: Option<List<TransferMode>>,
     /// Seconds to measure each mode with each model and number of workers
     #[arg(long, value_name = "SECS", value_parser = units::parse_seconds, default_value = "2")]
     pub(crate) duration: Duration,
-    /// Mini-batches of each worker in each of the three turns of a mode, in place of a duration
+    /// Mini-batches of each worker in each of the three turns of a mode, instead of a duration
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_STEPS)),
           conflicts_with = "duration")]
     pub(crate) steps: Option<u32>,
-    /// Calls that a worker has in flight at once in gRPC's modes
+    /// Calls that a worker has in flight at once in gRPC modes
     #[arg(long, value_name = "NUMBER", value_parser = parse_inflight, default_value = "16")]
     pub(crate) inflight: usize,
-    /// What receivers do with a variable or gradient once it is checked: look for the largest element, or nothing
+    /// Use of a variable or gradient by its receiver after the check: look for the largest element, or nothing
     #[arg(long, value_name = "reduce-max|none", value_parser = parse_consume, default_value = "reduce-max")]
     pub(crate) consume: Consume,
-    /// HTTP/2 windows and frames of gRPC's modes: tonic's defaults, what is best for grpc-tcp, or STREAM/CONNECTION/FRAME sizes
-    /// of your own
+    /// HTTP/2 windows and frames of gRPC modes: tonic's defaults, the best ones for grpc-tcp, or
+    /// STREAM/CONNECTION/FRAME sizes of your own
     #[arg(long, value_name = "default|tuned", value_parser = Http2::parse, default_value = "default")]
     pub(crate) http2: Http2,
     /// RDMA provider: auto, soft, ibverbs, or the name of a device
@@ -73,31 +74,31 @@ pub(crate) struct ParameterServerOptions {
 }
 
 impl ParameterServerOptions {
-    /// The models to measure, in the order that was asked for.
+    /// Returns the models to measure, in the order of the command line.
     pub(crate) fn models(&self) -> Vec<Model> {
         self.models.as_ref().map_or_else(|| Model::ALL.to_vec(), |list| list.0.clone())
     }
 
-    /// The modes to measure.
-    pub(crate) fn modes(&self) -> Vec<Mode> {
-        self.modes.as_ref().map_or_else(|| Mode::ALL.to_vec(), |list| list.0.clone())
+    /// Returns the modes to measure.
+    pub(crate) fn modes(&self) -> Vec<TransferMode> {
+        self.modes.as_ref().map_or_else(|| TransferMode::ALL.to_vec(), |list| list.0.clone())
     }
 }
 
-/// Options of a server or worker process, of which its parent is the only user.
+/// The options of a server or worker process. Only its parent uses them.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ProcessOptions {
     #[arg(long, value_parser = parse_model)]
     pub(crate) model: Model,
-    /// How many workers there are, for the server
+    /// Number of workers, for the server
     #[arg(long, default_value_t = 0)]
     pub(crate) workers: u32,
-    /// Which of them this is, for a worker
+    /// Number of this worker, for a worker
     #[arg(long, default_value_t = 0)]
     pub(crate) worker: u32,
-    /// Modes that will be asked for
+    /// Modes that turns will use
     #[arg(long, value_parser = parse_modes)]
-    pub(crate) modes: List<Mode>,
+    pub(crate) modes: List<TransferMode>,
     #[arg(long, default_value = "1")]
     pub(crate) inflight: usize,
     #[arg(long, value_parser = parse_consume)]
@@ -109,7 +110,7 @@ pub(crate) struct ProcessOptions {
     /// Core to run on
     #[arg(long)]
     pub(crate) core: Option<usize>,
-    /// Where the server serves gRPC over TCP, gRPC over RDMA, the same by reference, and tensors, for a worker
+    /// Addresses of the server for a worker: gRPC over TCP, gRPC over RDMA, gRPC over RDMA by reference, and tensors
     #[arg(long)]
     pub(crate) tcp: Option<SocketAddr>,
     #[arg(long)]
@@ -121,58 +122,58 @@ pub(crate) struct ProcessOptions {
 }
 
 impl ProcessOptions {
-    /// Whether a mode goes by static slots.
+    /// Returns whether any mode uses static slots.
     pub(crate) fn uses_slots(&self) -> bool {
         self.modes.0.iter().any(|mode| mode.uses_slots())
     }
 
-    /// Whether receivers look for the largest element.
+    /// Returns whether receivers look for the largest element.
     pub(crate) fn reduces(&self) -> bool {
         self.consume == Consume::ReduceMax
     }
 }
 
-fn parse_models(text: &str) -> Result<List<Model>, String> {
+fn parse_models(text: &str) -> Result<List<Model>, ValueError> {
     parse_list(text, parse_model)
 }
 
-fn parse_model(name: &str) -> Result<Model, String> {
-    Model::ALL.into_iter().find(|model| model.name() == name).ok_or_else(|| {
-        let accepted = Model::ALL.map(Model::name).join(", ");
-        format!("unknown model {name:?}; accepted: {accepted}")
-    })
+fn parse_model(name: &str) -> Result<Model, ValueError> {
+    Model::ALL
+        .into_iter()
+        .find(|model| model.name() == name)
+        .ok_or_else(|| ValueError::unknown_name("model", name, Model::ALL.map(Model::name).join(", ")))
 }
 
-fn parse_modes(text: &str) -> Result<List<Mode>, String> {
+fn parse_modes(text: &str) -> Result<List<TransferMode>, ValueError> {
     parse_list(text, |item| {
-        Mode::from_name(item).ok_or_else(|| {
-            let accepted = Mode::ALL.map(Mode::name).join(", ");
-            format!("unknown mode {item:?}; accepted: {accepted}")
+        TransferMode::from_name(item).ok_or_else(|| {
+            let accepted = TransferMode::ALL.map(TransferMode::name).join(", ");
+            ValueError::unknown_name("mode", item, accepted)
         })
     })
 }
 
-fn parse_workers(text: &str) -> Result<List<usize>, String> {
+fn parse_workers(text: &str) -> Result<List<usize>, ValueError> {
     parse_list(text, |item| within(item, "number of workers", MAX_WORKERS))
 }
 
-fn parse_inflight(text: &str) -> Result<usize, String> {
+fn parse_inflight(text: &str) -> Result<usize, ValueError> {
     within(text, "number of calls in flight", MAX_INFLIGHT)
 }
 
-fn within(text: &str, what: &str, most: usize) -> Result<usize, String> {
+fn within(text: &str, kind: &'static str, most: usize) -> Result<usize, ValueError> {
     match text.parse() {
         Ok(number) if (1..=most).contains(&number) && text.bytes().all(|byte| byte.is_ascii_digit()) => {
             Ok(number)
         }
-        _ => Err(format!("bad {what} {text:?}; accepted: whole numbers from 1 to {most}")),
+        _ => Err(ValueError::number(kind, text, format!("whole numbers from 1 to {most}"))),
     }
 }
 
-fn parse_consume(text: &str) -> Result<Consume, String> {
+fn parse_consume(text: &str) -> Result<Consume, ValueError> {
     match text {
         "reduce-max" => Ok(Consume::ReduceMax),
         "none" => Ok(Consume::None),
-        _ => Err("accepted: reduce-max, none".to_owned()),
+        _ => Err(ValueError::unknown("reduce-max, none")),
     }
 }

@@ -1,5 +1,6 @@
 //! `tune`: measures the cost of eager and rendezvous sends on a device, and shows the threshold between them.
 
+mod options;
 mod plot;
 
 use std::io::Write;
@@ -13,7 +14,7 @@ use tonic_rdma::Config;
 use tonic_rdma::internal::tuner::{Calibration, ChunkPoint, Origin, Point, Tuned, tune};
 use tonic_rdma_verbs::{self, Context};
 
-use crate::args::TuneOptions;
+pub(crate) use self::options::{HELP, TuneOptions};
 use crate::failure::Failure;
 use crate::units;
 
@@ -105,7 +106,7 @@ fn open(name: Option<&str>) -> Result<Arc<dyn Context>, Failure> {
         }));
     };
     let unusable = |why: &str| Failure::usage(format!("device {:?} can't be used: {why}", device.name));
-    device.state.as_ref().map_err(|why| unusable(why))?;
+    device.state.as_ref().map_err(|why| unusable(&why.to_string()))?;
     tonic_rdma_verbs::open(&device.name).map_err(|error| unusable(&error.to_string()))
 }
 

@@ -1,22 +1,22 @@
 //! Blocks of one length that lie anywhere in memory, as the paged key-value caches of language models have them.
 
-use super::Message;
 use crate::seeded::Draws;
+use crate::workload::Message;
 
-/// Blocks of an operation, and the length of each in bytes.
+/// Number of blocks of an operation, and length of each in bytes.
 pub(crate) const BLOCKS: usize = 4096;
 const BLOCK: u64 = 16 << 10;
 
-/// Places for blocks, each of a block's length: two for each block, so that half of them stay empty.
+/// Number of places for blocks, each as long as a block: two for each block, so that half of them stay empty.
 pub(crate) const PLACES: usize = 2 * BLOCKS;
 
-/// The one operation: a message for each block.
+/// Returns the only operation: a message for each block.
 pub(super) fn operation() -> Vec<Message> {
     vec![vec![BLOCK]; BLOCKS]
 }
 
-/// Where each block of an operation lies, as an offset in memory of [`PLACES`] blocks: at places that `seed` decides, in no
-/// order, no two at the same.
+/// Returns the place of each block of an operation, as an offset in memory of [`PLACES`] blocks. `seed` determines the
+/// places, which are distinct and in no order.
 pub(crate) fn scattered(seed: u64) -> Vec<u64> {
     let mut places: Vec<u64> = (0..PLACES as u64).collect();
     let mut draws = Draws::new(seed);

@@ -1,10 +1,10 @@
 //! Messages of ten buffers, small, medium and large, after TF-gRPC-Bench (Biswas, Lu and Panda, "Designing a
-//! Micro-Benchmark Suite to Evaluate gRPC for TensorFlow", 2018): what TensorFlow puts into its gRPC messages.
+//! Micro-Benchmark Suite to Evaluate gRPC for TensorFlow", 2018), which measured the gRPC messages of TensorFlow.
 
-use super::Message;
 use crate::seeded::Draws;
+use crate::workload::Message;
 
-/// Buffers of a message.
+/// Number of buffers of a message.
 pub(crate) const BUFFERS: usize = 10;
 
 /// Lengths of a small, a medium and a large buffer, in bytes.
@@ -12,16 +12,16 @@ const SMALL: u64 = 10;
 const MEDIUM: u64 = 10 << 10;
 const LARGE: u64 = 1 << 20;
 
-/// Messages of `random` before the first comes again.
+/// Number of messages of `random` before the first repeats.
 const RANDOM_CYCLE: usize = 64;
 const RANDOM_SEED: u64 = 10;
 
-/// Which of the three lengths a message's buffers have.
+/// The lengths of a message's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mix {
-    /// Small, medium and large in turn: as equal shares as ten buffers allow.
+    /// Small, medium and large alternate: shares as equal as ten buffers allow.
     Uniform,
-    /// Each buffer is drawn, each length as likely; so messages differ. The sequence is the same in every run.
+    /// Each length is drawn with the same probability, so messages differ. The sequence is the same in every run.
     Random,
     /// Six large, three medium, one small.
     Skew,
@@ -38,7 +38,7 @@ impl Mix {
         }
     }
 
-    /// What a message is, for people.
+    /// Describes a message, for people.
     pub(super) const fn describe(self) -> &'static str {
         match self {
             Self::Uniform => "a message of 10 buffers, 10 B, 10 KiB and 1 MiB in turn",
@@ -47,7 +47,7 @@ impl Mix {
         }
     }
 
-    /// The messages of one cycle.
+    /// Returns the messages of one cycle.
     pub(super) fn messages(self) -> Vec<Message> {
         match self {
             Self::Uniform => vec![[SMALL, MEDIUM, LARGE].into_iter().cycle().take(BUFFERS).collect()],
@@ -56,7 +56,7 @@ impl Mix {
                 let mut buffer = || [SMALL, MEDIUM, LARGE][draws.choice(3)];
                 (0..RANDOM_CYCLE).map(|_| (0..BUFFERS).map(|_| buffer()).collect()).collect()
             }
-            // Spread out, so that short buffers stand between long ones.
+            // Short buffers stand between long ones.
             Self::Skew => {
                 let (s, m, l) = (SMALL, MEDIUM, LARGE);
                 vec![vec![l, m, l, l, m, l, l, m, l, s]]

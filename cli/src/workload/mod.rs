@@ -1,4 +1,4 @@
-//! The traffic of deep learning: which messages a training job sends, as lengths.
+//! The traffic of deep learning: the messages that a training job sends, as lengths.
 //!
 //! ```text
 //!  Workload ─┬─ Mix    uniform, random, skew:  an operation is one message of ten buffers
@@ -6,7 +6,7 @@
 //!            └─ Blocks                         an operation is one set, a message for each of 4096 scattered blocks
 //! ```
 //!
-//! This owns the tables and their arithmetic. Content, and how messages travel, are others'.
+//! This module owns the tables and their arithmetic. It does not make content and does not send messages.
 
 pub(crate) mod blocks;
 mod mixes;
@@ -17,28 +17,28 @@ use std::fmt;
 pub(crate) use self::mixes::Mix;
 pub(crate) use self::models::{Model, Variable};
 
-/// Lengths of a message's buffers, in bytes and in their order.
+/// Lengths of a message's buffers in bytes, in their order.
 pub(crate) type Message = Vec<u64>;
 
-/// A kind of traffic, by its name on the command line.
+/// A workload: a kind of traffic with a name on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Workload {
     /// Messages of buffers of mixed lengths.
     Mix(Mix),
-    /// Sets of variables: what a worker pushes to its parameter servers after a mini-batch.
+    /// Sets of variables: a worker's messages to its parameter servers after a mini-batch.
     Model(Model),
-    /// Sets of blocks of one length, which lie anywhere in memory.
+    /// Sets of blocks of one length, at any places in memory.
     Blocks,
 }
 
 impl Workload {
-    /// Every workload.
+    /// Returns all workloads.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let mixes = Mix::ALL.into_iter().map(Self::Mix);
         mixes.chain(Model::ALL.into_iter().map(Self::Model)).chain([Self::Blocks])
     }
 
-    /// The name on the command line and in the JSON.
+    /// Returns the name on the command line and in the JSON.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Mix(mix) => mix.name(),
@@ -47,12 +47,12 @@ impl Workload {
         }
     }
 
-    /// The workload called `name`.
+    /// Returns the workload called `name`.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::all().find(|workload| workload.name() == name)
     }
 
-    /// The operations of one cycle, after which they begin anew; each is the messages that it sends.
+    /// Returns the operations of one cycle, which repeats. Each operation is a list of messages.
     pub(crate) fn operations(self) -> Vec<Vec<Message>> {
         match self {
             Self::Mix(mix) => mix.messages().into_iter().map(|message| vec![message]).collect(),
@@ -63,7 +63,7 @@ impl Workload {
         }
     }
 
-    /// Bytes of an operation, on average over a cycle and rounded.
+    /// Returns the bytes of an operation: the average over a cycle, rounded.
     pub(crate) fn bytes(self) -> u64 {
         let operations = self.operations();
         let bytes: u64 = operations.iter().flatten().flatten().sum();
@@ -71,27 +71,27 @@ impl Workload {
         (bytes + count / 2) / count
     }
 
-    /// Messages of the operation that has most of them.
+    /// Returns the number of messages of the operation that has most.
     pub(crate) fn most_messages(self) -> u64 {
         self.operations().iter().map(|messages| messages.len() as u64).max().unwrap_or(0)
     }
 
-    /// Bytes of the largest message.
+    /// Returns the bytes of the largest message.
     pub(crate) fn largest_message(self) -> u64 {
         self.operations().iter().flatten().map(|message| message.iter().sum()).max().unwrap_or(0)
     }
 
-    /// Bytes of the largest operation.
+    /// Returns the bytes of the largest operation.
     pub(crate) fn largest_operation(self) -> u64 {
         self.operations().iter().map(|operation| operation.iter().flatten().sum()).max().unwrap_or(0)
     }
 
-    /// Whether an operation is many messages, a set.
+    /// Returns whether an operation is a set of many messages.
     pub(crate) const fn is_set(self) -> bool {
         matches!(self, Self::Model(_) | Self::Blocks)
     }
 
-    /// What an operation is, for people.
+    /// Describes an operation, for people.
     pub(crate) fn describe(self) -> String {
         match self {
             Self::Mix(mix) => format!("{}: {}", self.name(), mix.describe()),

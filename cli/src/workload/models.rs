@@ -1,9 +1,10 @@
 //! The trainable variables of seven models, f32.
 //!
-//! ResNet-50 is the standard one (He et al., 2015). The other six are the benchmarks of Xue et al., "Fast Distributed Deep
-//! Learning over RDMA" (EuroSys 2019), whose table gives no more than each model's size and number of variables. Both come
-//! out exactly, to the table's last digit, of the public architectures with ten classes in the convolutional networks and
-//! thousand in the recurrent ones; so these are taken for the models that were measured. MB is MiB in that table.
+//! ResNet-50 is the standard one (He et al., 2015). The other six are the benchmarks of Xue et al., "Fast Distributed
+//! Deep Learning over RDMA" (EuroSys 2019). Its table gives only each model's size and number of variables. The public
+//! architectures, with ten classes in the convolutional networks and thousand in the recurrent ones, have exactly these
+//! sizes and numbers, to the table's last digit. So these are taken for the models that were measured. MB is MiB in
+//! that table.
 
 /// A model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,13 +13,14 @@ pub(crate) enum Model {
     Resnet50,
     /// The one-tower AlexNet of TensorFlow-Slim ("One weird trick", Krizhevsky 2014).
     Alexnet,
-    /// That of TensorFlow-Slim, auxiliary head included; batch normalisation there has an offset and no scale.
+    /// Inception v3 of TensorFlow-Slim, including the auxiliary head. Its batch normalisation has an offset and no
+    /// scale.
     InceptionV3,
     /// Configuration D of Simonyan and Zisserman (2014).
     Vgg16,
-    /// One layer of 1024 units, each gate with variables of its own, and a dense layer.
+    /// One layer of 1024 LSTM units, each gate with variables of its own, and a dense layer.
     Lstm,
-    /// The same with gated recurrent units.
+    /// One layer of 1024 gated recurrent units, each gate with variables of its own, and a dense layer.
     Gru,
     /// Five dense layers from 28 × 28 pixels over 4096 units to ten classes.
     Fcn5,
@@ -31,17 +33,17 @@ pub(crate) struct Variable {
 }
 
 impl Variable {
-    /// Lengths of its dimensions.
+    /// Returns the lengths of the dimensions.
     pub(crate) fn shape(&self) -> &[u64] {
         &self.shape
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub(crate) fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.elements() * size_of::<f32>() as u64
     }
@@ -63,7 +65,7 @@ impl Model {
         }
     }
 
-    /// The trainable variables, from the input to the output.
+    /// Returns the trainable variables, from the input to the output.
     pub(crate) fn variables(self) -> Vec<Variable> {
         let mut layers = Layers::default();
         match self {
@@ -115,7 +117,7 @@ fn vgg16(layers: &mut Layers) {
     layers.dense_chain(&[7 * 7 * 512, 4096, 4096, 10]);
 }
 
-/// For each gate a matrix for the input, one for the state, and a bias; then a dense layer.
+/// Adds for each gate a matrix for the input, one for the state, and a bias; then a dense layer.
 fn recurrent(layers: &mut Layers, gates: usize) {
     const UNITS: u64 = 1024;
     for _ in 0..gates {
@@ -126,7 +128,7 @@ fn recurrent(layers: &mut Layers, gates: usize) {
     layers.dense_chain(&[UNITS, 1000]);
 }
 
-/// Blocks by their names in TensorFlow-Slim.
+/// Adds the blocks, under their names in TensorFlow-Slim.
 fn inception_v3(layers: &mut Layers) {
     // Stem.
     layers.branch(3, &[(3, 3, 32), (3, 3, 32), (3, 3, 64), (1, 1, 80), (3, 3, 192)]);
@@ -178,19 +180,19 @@ impl Layers {
         self.variables.push(Variable { shape: shape.to_vec() });
     }
 
-    /// A convolution with a bias, or with what stands for it: the offset of its batch normalisation.
+    /// Adds a convolution with a bias, or with the offset of its batch normalisation instead.
     fn convolution(&mut self, shape: [u64; 4]) {
         self.variable(&shape);
         self.variable(&shape[3..]);
     }
 
-    /// A convolution with scale and offset of its batch normalisation.
+    /// Adds a convolution with scale and offset of its batch normalisation.
     fn scaled_convolution(&mut self, shape: [u64; 4]) {
         self.convolution(shape);
         self.variable(&shape[3..]);
     }
 
-    /// Convolutions one after the other: height, width and output channels of each.
+    /// Adds convolutions one after the other: height, width and output channels of each.
     fn branch(&mut self, mut input: u64, convolutions: &[(u64, u64, u64)]) {
         for (height, width, output) in convolutions {
             self.convolution([*height, *width, input, *output]);
@@ -198,7 +200,7 @@ impl Layers {
         }
     }
 
-    /// Dense layers with biases between vectors of these lengths.
+    /// Adds dense layers with biases between vectors of these lengths.
     fn dense_chain(&mut self, lengths: &[u64]) {
         for pair in lengths.windows(2) {
             self.variable(pair);
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_paper_s_models_are_as_its_table_has_them() {
+    fn the_models_match_the_paper_s_table() {
         for (model, mebibytes, variables) in [
             (Model::Alexnet, 176.42, 16),
             (Model::InceptionV3, 92.90, 196),
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_variables_are_where_the_architectures_have_them() {
+    fn the_largest_variables_match_the_architectures() {
         let largest = |model: Model| model.variables().iter().map(Variable::bytes).max();
         assert_eq!(largest(Model::Vgg16), Some(392 << 20));
         assert_eq!(largest(Model::Alexnet), Some(100 << 20));

@@ -16,7 +16,7 @@ use crate::endpoint::receive::{Receives, Ring};
 use crate::endpoint::work_id::{Kind, WorkId};
 use crate::protocol::{ReadId, ReadRequest, SlotIndex};
 use crate::wire::{Chunk, ChunkError, Header, MAX_CHUNKS};
-use tonic_rdma_verbs::internal::Registrations;
+use tonic_rdma_verbs::internal::SlabRegistrations;
 use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolError, PoolSettings, Quota};
 use tonic_rdma_verbs::{
     Access, CompletionQueue, CompletionStatus, Context, OutOfBounds, ProtectionDomain, QueuePair,
@@ -104,7 +104,7 @@ impl Loopback {
             let (pair, domain, pool) = &pairs[key];
             let block = pool.lease(ring, Quota::Receive)?;
             let receives = Receives::Own(Ring::new(block, Self::SLOTS, slot_size as usize)?);
-            let registrations = Registrations::new(Arc::clone(domain), Arc::clone(&budget));
+            let registrations = SlabRegistrations::new(Arc::clone(domain), Arc::clone(&budget));
             let link = Link::new(Arc::clone(pair), key as u32, pool.clone(), registrations, receives)?;
             Ok(End { link, arrived: VecDeque::new(), landed: Vec::new() })
         };

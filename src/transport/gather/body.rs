@@ -163,7 +163,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-    use tonic_rdma_verbs::internal::Piece;
+    use tonic_rdma_verbs::internal::LargePart;
 
     /// `content` as a message of a body.
     fn framed(content: &[u8]) -> Vec<u8> {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     fn partial(index: usize, copied: usize, pieces: &[(usize, &'static [u8])]) -> Partial {
-        let piece = |&(at, bytes)| Piece { at, bytes: Bytes::from_static(bytes) };
+        let piece = |&(at, bytes)| LargePart { at, bytes: Bytes::from_static(bytes) };
         Partial { index, copied, pieces: pieces.iter().map(piece).collect() }
     }
 
@@ -191,7 +191,7 @@ mod tests {
     fn a_large_piece_is_not_copied() {
         let large = Bytes::from(vec![1; 100_000]);
         let long = vec![2; Output::COPY + 1];
-        let pieces = vec![Piece { at: 0, bytes: large.clone() }];
+        let pieces = vec![LargePart { at: 0, bytes: large.clone() }];
         let frames =
             assemble(framed(&long).into(), vec![Partial { index: 0, copied: long.len(), pieces }]).unwrap();
         let lengths: Vec<_> = frames.iter().map(Bytes::len).collect();

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 
-use tonic_rdma_verbs::internal::Piece;
+use tonic_rdma_verbs::internal::LargePart;
 
 /// A message that is not whole in tonic's buffer.
 #[derive(Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub(super) struct Partial {
     /// Bytes of it in tonic's buffer, without the prefix of the frame.
     pub(super) copied: usize,
     /// What is missing there.
-    pub(super) pieces: Vec<Piece>,
+    pub(super) pieces: Vec<LargePart>,
 }
 
 #[derive(Debug, Default)]
@@ -50,7 +50,7 @@ pub(super) fn is_collecting() -> bool {
 }
 
 /// A message was encoded: `copied` bytes of it into tonic's buffer, and not `pieces`.
-pub(super) fn add(copied: usize, pieces: Vec<Piece>) {
+pub(super) fn add(copied: usize, pieces: Vec<LargePart>) {
     LIST.with_borrow_mut(|list| {
         if let Some(list) = list {
             let index = list.messages;
@@ -68,8 +68,8 @@ mod tests {
 
     use super::*;
 
-    fn piece() -> Vec<Piece> {
-        vec![Piece { at: 1, bytes: Bytes::from_static(b"x") }]
+    fn piece() -> Vec<LargePart> {
+        vec![LargePart { at: 1, bytes: Bytes::from_static(b"x") }]
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::super::types::Tensor;
 use super::super::{ChannelError, RdmaDevice, Settings, lock};
 use super::Outbox;
 use crate::wire::tensor_frame::{Request, RequestId, Sink};
-use tonic_rdma_verbs::internal::{BlockCopy, Blocks, Local, RemotePlace, Transfer, Way};
+use tonic_rdma_verbs::internal::{CopyRange, CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
 /// What [`RdmaDevice::put`] offers under a name and step.
@@ -205,10 +205,10 @@ impl Offers {
         let length = tensor.bytes();
         let start = RemoteSegment { address: sink.address, rkey: Rkey(sink.rkey) };
         let place = RemotePlace { start, length: sink.length };
-        let blocks = Blocks::One(BlockCopy { local: offset, remote: 0, length });
+        let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
         let (me, landing) = (self.me.clone(), Arc::clone(&self.landing));
         let token = Token::call(move |outcome| {
-            if let Local::Region(copy) = outcome.local {
+            if let LocalMemory::Region(copy) = outcome.local {
                 landing.put(copy);
             }
             // What failed has ended the link, and its requests with it.
@@ -218,8 +218,8 @@ impl Offers {
                 offers.with(|provider| provider.written(peer, request_id, checksum, Instant::now()));
             }
         });
-        let transfer = Transfer::new(local, Way::Write, blocks, place, token);
-        let _ = link.port(0).submit(transfer, length, Way::Write);
+        let transfer = Transfer::new(local, TransferKind::Write, blocks, place, token);
+        let _ = link.port(0).submit(transfer, length, TransferKind::Write);
         Ok(())
     }
 

@@ -39,7 +39,7 @@ use super::landing::Landing;
 use super::{ChannelError, lock};
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma::internal::{Pace, Queue, Reactor, Seen, may_spin};
-use tonic_rdma_verbs::internal::{Anchors, Grant};
+use tonic_rdma_verbs::internal::{Grant, KeptRegistrations};
 use tonic_rdma_verbs::memory::{Lease, SharedRegion};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 
@@ -74,7 +74,7 @@ pub(super) struct Link {
     /// What the peer may still use of what was given up here.
     kept: Mutex<Vec<Grant>>,
     /// On the software device.
-    anchors: Option<Mutex<Anchors>>,
+    anchors: Option<Mutex<KeptRegistrations>>,
     exchange: Exchange,
 }
 

@@ -14,7 +14,9 @@ use super::lane::Lane;
 use super::token::{Outcome, Token};
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
 use tonic_rdma::internal::{Kind, Participant, WorkId};
-use tonic_rdma_verbs::internal::{BlockCopy, Blocks, Finished, InFlight, Local, Transfer, Way};
+use tonic_rdma_verbs::internal::{
+    CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Transfer, TransferKind,
+};
 use tonic_rdma_verbs::memory::{Block, Pool, Quota};
 use tonic_rdma_verbs::{
     CompletionOpcode, CompletionStatus, Operation, Payload, Probe, QueuePairNumber, ReceiveRequest,
@@ -130,8 +132,13 @@ impl Port {
     ///
     /// # Errors
     /// Gives it back if it can't be started, with the reason.
-    pub(crate) fn submit(&self, transfer: Transfer<Token>, bytes: u64, way: Way) -> Result<(), ChannelError> {
-        let counter = if way == Way::Read { &self.read } else { &self.written };
+    pub(crate) fn submit(
+        &self,
+        transfer: Transfer<Token>,
+        bytes: u64,
+        way: TransferKind,
+    ) -> Result<(), ChannelError> {
+        let counter = if way == TransferKind::Read { &self.read } else { &self.written };
         counter.fetch_add(bytes, Ordering::Relaxed);
         let mut state = lock(&self.state);
         let Some(flights) = &mut state.flights else {
@@ -171,8 +178,8 @@ impl Port {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
-                let result =
-                    flights.submit(queued(bytes, Way::Write, remote, immediate), |number| self.id(number));
+                let result = flights
+                    .submit(queued(bytes, TransferKind::Write, remote, immediate), |number| self.id(number));
                 drop(state);
                 result.map_err(|error| self.fail(ChannelError::local(error)))
             }
@@ -250,7 +257,7 @@ impl Port {
         &self,
         completion: &WorkCompletion,
         frame: &mut [u8; MAX_FRAME],
-        finished: &mut Vec<Finished<Token>>,
+        finished: &mut Vec<FinishedTransfer<Token>>,
     ) -> Result<Option<Arrival>, ChannelError> {
         let id = WorkId::from_bits(completion.wr_id);
         let mut state = lock(&self.state);
@@ -355,11 +362,11 @@ impl State {
             }
         }
         let transfer = if inline {
-            queued(frame.to_vec(), Way::Send, NOWHERE, None)
+            queued(frame.to_vec(), TransferKind::Send, NOWHERE, None)
         } else {
             let mut block = port.pool.lease(frame.len(), Quota::Send).map_err(ChannelError::memory)?;
             block.copy_in(0, frame).map_err(ChannelError::local)?;
-            whole(Local::Block(block), frame.len(), Way::Send, NOWHERE)
+            whole(LocalMemory::Block(block), frame.len(), TransferKind::Send, NOWHERE)
         };
         flights.submit(transfer, |number| port.id(number)).map_err(ChannelError::local)
     }
@@ -369,18 +376,23 @@ impl State {
 const NOWHERE: RemoteSegment = RemoteSegment { address: 0, rkey: Rkey(0) };
 
 /// A transfer of a few bytes that have to wait.
-fn queued(bytes: Vec<u8>, way: Way, remote: RemoteSegment, immediate: Option<u32>) -> Transfer<Token> {
+fn queued(
+    bytes: Vec<u8>,
+    way: TransferKind,
+    remote: RemoteSegment,
+    immediate: Option<u32>,
+) -> Transfer<Token> {
     let length = bytes.len();
-    let transfer = whole(Local::Bytes(bytes), length, way, remote);
+    let transfer = whole(LocalMemory::Bytes(bytes), length, way, remote);
     match immediate {
         Some(value) => transfer.notify(tonic_rdma_verbs::internal::Notice::Immediate(value)),
         None => transfer,
     }
 }
 
-fn whole(local: Local, length: usize, way: Way, start: RemoteSegment) -> Transfer<Token> {
+fn whole(local: LocalMemory, length: usize, way: TransferKind, start: RemoteSegment) -> Transfer<Token> {
     let length = length as u64;
-    let blocks = Blocks::One(BlockCopy { local: 0, remote: 0, length });
+    let blocks = CopyRanges::One(CopyRange { local: 0, remote: 0, length });
     Transfer::new(
         local,
         way,
@@ -392,7 +404,7 @@ fn whole(local: Local, length: usize, way: Way, start: RemoteSegment) -> Transfe
 
 /// Tells a transfer's owner that it did not begin.
 fn refuse(transfer: Transfer<Token>, error: ChannelError) -> ChannelError {
-    let Finished { token, local, .. } = transfer.refuse();
+    let FinishedTransfer { token, local, .. } = transfer.refuse();
     let mut wakers = Vec::new();
     token.deliver(Outcome { local, result: Err(error.clone()) }, &mut wakers);
     wakers.into_iter().for_each(Waker::wake);
@@ -400,8 +412,8 @@ fn refuse(transfer: Transfer<Token>, error: ChannelError) -> ChannelError {
 }
 
 /// Tells a transfer's owner how it ended.
-fn deliver(finished: Finished<Token>, fault: Option<&ChannelError>, wakers: &mut Vec<Waker>) {
-    let Finished { token, local, status } = finished;
+fn deliver(finished: FinishedTransfer<Token>, fault: Option<&ChannelError>, wakers: &mut Vec<Waker>) {
+    let FinishedTransfer { token, local, status } = finished;
     let result = match (status, fault) {
         (CompletionStatus::Success, _) => Ok(()),
         (CompletionStatus::WorkRequestFlushed | CompletionStatus::RetryExceeded, Some(fault)) => {

@@ -13,7 +13,9 @@ use super::token::Token;
 use super::words::{PeerWords, Words};
 use super::{Link, LinkId, Notification, Port, Seat};
 use tonic_rdma::internal::{Provider, Reactor};
-use tonic_rdma_verbs::internal::{Anchors, InFlight, Limits, LocalRegistrations, RemotePlace};
+use tonic_rdma_verbs::internal::{
+    InFlight, KeptRegistrations, LocalRegistrations, RemotePlace, TransferLimits,
+};
 use tonic_rdma_verbs::memory::{MemRegion, Pool, PoolSettings};
 use tonic_rdma_verbs::{Access, Context, ProtectionDomain, QueuePairAddress, QueuePairCapacity};
 
@@ -66,7 +68,7 @@ impl Prepared {
             receive_segments: 1,
             inline: attributes.max_inline.min(Self::INLINE),
         };
-        let limits = Limits {
+        let limits = TransferLimits {
             requests: capacity.send_requests,
             message: attributes.max_message_size.min(settings.piece),
             window: settings.window,
@@ -145,7 +147,8 @@ impl Prepared {
             connected.transpose().map_err(ChannelError::local)?;
         }
         let attributes = self.context.attributes();
-        let anchors = (!attributes.locks_memory).then(|| Mutex::new(Anchors::new(Arc::clone(&self.domain))));
+        let anchors =
+            (!attributes.locks_memory).then(|| Mutex::new(KeptRegistrations::new(Arc::clone(&self.domain))));
         let link = Arc::new(Link {
             id,
             peer: Arc::clone(&peer.name),

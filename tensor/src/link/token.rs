@@ -6,13 +6,13 @@ use std::task::{Context, Poll, Waker};
 
 use super::super::{ChannelError, lock};
 use super::{End, Link};
-use tonic_rdma_verbs::internal::Local;
+use tonic_rdma_verbs::internal::LocalMemory;
 
 /// A transfer's end.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// The memory that had moved in.
-    pub(crate) local: Local,
+    pub(crate) local: LocalMemory,
     pub(crate) result: Result<(), ChannelError>,
 }
 
@@ -75,7 +75,7 @@ impl Token {
     }
 
     /// Ends a transfer that needs no device.
-    pub(crate) fn finish(self, local: Local) {
+    pub(crate) fn finish(self, local: LocalMemory) {
         let mut wakers = Vec::new();
         self.deliver(Outcome { local, result: Ok(()) }, &mut wakers);
         wakers.into_iter().for_each(Waker::wake);

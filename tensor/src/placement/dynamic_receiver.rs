@@ -13,7 +13,7 @@ use super::super::types::{Metadata, Tensor, deserialize};
 use super::super::{ChannelError, RdmaDevice};
 use super::note::Note;
 use super::{Attached, Receiver};
-use tonic_rdma_verbs::internal::{BlockCopy, Blocks, Local, Transfer, Way};
+use tonic_rdma_verbs::internal::{CopyRange, CopyRanges, LocalMemory, Transfer, TransferKind};
 
 /// The receiving end of a dynamic slot (§3.3), from [`RdmaDevice::dynamic_receiver`]: it learns what a tensor is and where,
 /// makes room, and reads it.
@@ -108,7 +108,7 @@ impl DynamicReceiver {
         let Some(Reading { metadata, by, .. }) = self.reading.take() else { return Ok(None) };
         self.receiver.release();
         outcome.result?;
-        let Local::Region(region) = outcome.local else { return Ok(None) };
+        let LocalMemory::Region(region) = outcome.local else { return Ok(None) };
         let bytes = self.landing.freeze(region, metadata.bytes());
         let tensor = deserialize(&metadata, bytes).map_err(|error| by.link.fail(by.link.violation(error)))?;
         Ok(Some(tensor))
@@ -167,16 +167,17 @@ impl DynamicReceiver {
         }
         let region = self.landing.take(length)?;
         let slot = Arc::new(Slot::default());
-        let blocks = Blocks::One(BlockCopy { local: 0, remote: 0, length });
+        let blocks = CopyRanges::One(CopyRange { local: 0, remote: 0, length });
         let token = Token::future(&slot);
         self.reading = Some(Reading { metadata, slot, by: by.clone() });
         if length == 0 {
-            token.finish(Local::Region(region));
+            token.finish(LocalMemory::Region(region));
             return Ok(());
         }
-        let transfer = Transfer::new(Local::Region(region), Way::Read, blocks, note.place, token);
+        let transfer =
+            Transfer::new(LocalMemory::Region(region), TransferKind::Read, blocks, note.place, token);
         // What is refused is told as any other end is.
-        let _ = by.link.port(by.port).submit(transfer, length, Way::Read);
+        let _ = by.link.port(by.port).submit(transfer, length, TransferKind::Read);
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use super::super::{Channel, ChannelError, Notification};
 use super::Layout;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma_verbs::RemoteSegment;
-use tonic_rdma_verbs::internal::{BlockCopy, Blocks, Local, RemotePlace, Transfer, Way};
+use tonic_rdma_verbs::internal::{CopyRange, CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -203,22 +203,22 @@ impl Sender {
         let mut copy = landing.take(payload.len() as u64)?;
         copy[..payload.len()].copy_from_slice(payload);
         let token = Token::call(move |outcome| {
-            if let Local::Region(copy) = outcome.local {
+            if let LocalMemory::Region(copy) = outcome.local {
                 landing.put(copy);
             }
         });
-        self.send(Local::Region(copy), 0, token)
+        self.send(LocalMemory::Region(copy), 0, token)
     }
 
     /// Sends the payload that lies at `offset` of `local`. Only when ready.
-    pub(super) fn send(&mut self, local: Local, offset: u64, token: Token) -> Result<(), ChannelError> {
+    pub(super) fn send(&mut self, local: LocalMemory, offset: u64, token: Token) -> Result<(), ChannelError> {
         let (epoch, start) = (self.next, self.buffer());
         self.next += 1;
         let length = self.layout.payload as u64;
-        let blocks = Blocks::One(BlockCopy { local: offset, remote: 0, length });
+        let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
         let token = token.ring(&self.link, &self.end, epoch, self.port);
         let place = RemotePlace { start, length };
-        let transfer = Transfer::new(local, Way::Write, blocks, place, token);
+        let transfer = Transfer::new(local, TransferKind::Write, blocks, place, token);
         let tail = start.address + self.layout.tail as u64;
         let word = || Some(RemoteSegment { address: tail, ..start });
         self.link.submit_noticed(transfer, length, &self.end, epoch, self.port, word)

@@ -19,6 +19,56 @@ pub struct StaticReceiver {
 /// Its bytes are read by copying, as a hostile peer could change them meanwhile: [`copy_to`](Self::copy_to) at once, or
 /// [`for_each_piece`](Self::for_each_piece) through the first-level cache. A program that trusts its peer may read them where
 /// they are, by [`memory`](Self::memory) and [`SharedRegion::as_slice`].
+///
+/// The buffer is given back before the receiver can take another tensor, and no reference to the buffer outlives that:
+///
+/// ```no_run
+/// # use tonic_rdma_tensor::{ChannelError, StaticReceiver};
+/// # fn receive(mut receiver: StaticReceiver) -> Result<(), ChannelError> {
+/// if let Some(arrived) = receiver.try_recv()? {
+///     let (memory, _range) = arrived.memory();
+///     let _ = memory.len();
+///     drop(arrived);
+/// }
+/// let _next = receiver.try_recv()?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The compiler refuses to use the memory after the release,
+///
+/// ```compile_fail,E0505
+/// # use tonic_rdma_tensor::{ChannelError, StaticReceiver};
+/// # fn receive(mut receiver: StaticReceiver) -> Result<(), ChannelError> {
+/// if let Some(arrived) = receiver.try_recv()? {
+///     let (memory, _range) = arrived.memory();
+///     drop(arrived); // borrowed
+///     let _ = memory.len();
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// to take a second tensor before the release of the first,
+///
+/// ```compile_fail,E0499
+/// # use tonic_rdma_tensor::{ChannelError, StaticReceiver};
+/// # fn receive(mut receiver: StaticReceiver) -> Result<(), ChannelError> {
+/// let one = receiver.try_recv()?;
+/// let two = receiver.try_recv()?; // borrowed
+/// let _ = (one.is_some(), two.is_some());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// or to keep a tensor longer than its receiver:
+///
+/// ```compile_fail,E0515
+/// # use tonic_rdma_tensor::{Arrived, ChannelError, StaticReceiver};
+/// # fn receive(mut receiver: StaticReceiver) -> Result<Option<Arrived<'static>>, ChannelError> {
+/// receiver.try_recv() // borrowed
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Arrived<'a> {
     receiver: &'a mut StaticReceiver,

@@ -8,7 +8,7 @@ use super::super::proto::Kind;
 use super::super::types::{Metadata, Tensor, TensorSpec};
 use super::super::{Channel, ChannelError, MemRegion};
 use super::Sender;
-use tonic_rdma_verbs::internal::Local;
+use tonic_rdma_verbs::internal::LocalMemory;
 
 /// The sending end of a static slot (§3.2), from [`Channel::static_sender`]. Each tensor is in the receiver's buffer when the
 /// receiver sees it: nothing is copied on the way, and the receiver's processor does nothing for it.
@@ -169,7 +169,7 @@ impl StaticSender {
         }
         let (memcpy, token) = Memcpy::new(Arc::clone(self.sender.link()), self.sender.port());
         // What is refused is told as any other end is.
-        let _ = self.sender.send(Local::Region(region), 0, token);
+        let _ = self.sender.send(LocalMemory::Region(region), 0, token);
         memcpy
     }
 
@@ -220,7 +220,7 @@ impl StaticSender {
         if !self.sender.is_small()
             && let Some((lease, range)) = tensor.registered()
         {
-            return self.sender.send(Local::Lease(lease), range.start as u64, Token::quiet());
+            return self.sender.send(LocalMemory::Lease(lease), range.start as u64, Token::quiet());
         }
         if let Ok(bytes) = tensor.bytes() {
             return self.sender.send_copied(bytes);

@@ -59,7 +59,7 @@ pub(crate) fn logged(test: impl FnOnce()) -> String {
 fn logging(log: &Log, test: impl FnOnce()) {
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt()
-        .with_env_filter("debug")
+        .with_max_level(tracing::Level::DEBUG)
         .with_ansi(false)
         .with_writer(move || writer.clone())
         .finish();
@@ -98,7 +98,11 @@ pub(crate) fn play(role: &str) -> bool {
     let words: Vec<&str> = role.split(' ').collect();
     let log = |path| {
         let log = std::fs::File::create(Path::new(path)).unwrap();
-        tracing_subscriber::fmt().with_env_filter("info").with_ansi(false).with_writer(log).init();
+        tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::INFO)
+            .with_ansi(false)
+            .with_writer(log)
+            .init();
     };
     match words[..] {
         ["log-serve", path] => {

@@ -1,18 +1,20 @@
-//! libibverbs, looked for at run time: a program built with this provider starts on a machine without it.
+//! libibverbs, loaded at run time: a program built with this provider starts on a machine without the library.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 
 use ibverbs_sys as sys;
+use rustix::fs::OFlags;
 
 use crate::VerbsError;
 
 const FILE: &str = "libibverbs.so.1";
-/// `ibv_query_gid_table` is the youngest symbol that is needed: rdma-core 32.
+/// The package that has the library. `ibv_query_gid_table` is the newest symbol that is needed: rdma-core 32.
 const PACKAGE: &str = "libibverbs1 and ibverbs-providers (rdma-core 32 or later)";
 
-/// Declares the table of symbols, and how it is filled.
+/// Declares a table of symbols, and the function that loads it.
 macro_rules! symbols {
     ($(#[$attribute:meta])* $visibility:vis struct $table:ident {
         $($name:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*
@@ -22,7 +24,7 @@ macro_rules! symbols {
         $visibility struct $table {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
             $(pub(super) $newer: Option<unsafe extern "C" fn($($given),*) -> $answer>,)*
-            /// Never unloaded: what is looked up lives in a static.
+            /// Never unloaded, because the symbols are kept in a static.
             _library: libloading::Library,
         }
 
@@ -34,7 +36,7 @@ macro_rules! symbols {
                     // SAFETY: the type is that of the symbol's declaration in the library's public header, which
                     // the version in the library's file name keeps.
                     $($name: *unsafe { library.get($symbol)? },)*
-                    // SAFETY: as above.
+                    // SAFETY: the type is that of the symbol's declaration in the public header.
                     $($newer: unsafe { library.get($later) }.ok().map(|found| *found),)*
                     _library: library,
                 })
@@ -46,8 +48,8 @@ macro_rules! symbols {
 pub(super) use symbols;
 
 symbols! {
-    /// The functions of libibverbs that are used; manual pages of the same names say what they do. Polling, posting and
-    /// arming are not among them: they are in each device's own table, `ibv_context_ops`.
+    /// The functions of libibverbs that are used. Manual pages of the same names describe them. The functions for
+    /// polling, posting and arming are in each device's own table, `ibv_context_ops`.
     #[derive(Debug)]
     pub(super) struct Library {
         fork_init = b"ibv_fork_init\0": fn() -> c_int;
@@ -92,7 +94,7 @@ symbols! {
     }
 }
 
-/// The library, loaded by the first call; what that call found stays for the life of the process.
+/// Returns the library. The first call loads it; its result stays for the life of the process.
 pub(super) fn library() -> Result<&'static Library, VerbsError> {
     static LOADED: OnceLock<Result<Library, String>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| {
@@ -116,17 +118,24 @@ pub(super) fn library() -> Result<&'static Library, VerbsError> {
     })
 }
 
-/// The error that a function reported by a null pointer or -1.
+/// Returns the error of a function that reported it by a null pointer or -1.
 pub(super) fn last_error(action: impl Into<String>) -> VerbsError {
     VerbsError::os(action, io::Error::last_os_error())
 }
 
-/// The error that a function reported by returning it; drivers disagree about its sign, and some return -1 and set
-/// `errno`.
+/// Returns the error of a function that reported it by its result. Drivers disagree about the sign, and some return
+/// -1 and set `errno`.
 pub(super) fn check(action: impl Into<String>, returned: c_int) -> Result<(), VerbsError> {
     match returned {
         0 => Ok(()),
         -1 => Err(last_error(action)),
         error => Err(VerbsError::os(action, io::Error::from_raw_os_error(error.saturating_abs()))),
     }
+}
+
+/// Makes reads of a descriptor fail when there is nothing to read.
+pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), VerbsError> {
+    let action = || format!("making descriptor {} non-blocking", fd.as_raw_fd());
+    let flags = rustix::fs::fcntl_getfl(fd).map_err(|error| VerbsError::os(action(), error))?;
+    rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK).map_err(|error| VerbsError::os(action(), error))
 }

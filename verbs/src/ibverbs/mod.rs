@@ -1,94 +1,70 @@
-//! Real RDMA devices, by way of libibverbs: InfiniBand, RoCE and iWARP adapters, and the kernel's software ones
-//! (Soft-RoCE, soft-iWARP).
+//! Real RDMA devices, driven through libibverbs: InfiniBand, RoCE and iWARP adapters, and the software devices of the
+//! kernel (Soft-RoCE, soft-iWARP).
 //!
-//! Owns the provider `ibverbs` of [`verbs`](super), in the cargo feature of that name. libibverbs is looked for at run
-//! time, so a program that was built with the feature starts on a machine without it, and [`list`] says what to
-//! install. Never assumes what a device can do: it is asked, or tried.
+//! This module is the provider `ibverbs`, in the cargo feature of that name. It loads libibverbs at run time, so a
+//! program that was built with the feature also starts on a machine without the library, and [`list`] then says what
+//! to install. The module asks the device for its abilities, or tries them out.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
 //! | `library` | the functions of libibverbs |
-//! | `port`, `gid` | what devices, ports and addresses there are |
-//! | `device`, `protection_domain`, `memory_region`, `completion_queue`, `queue_pair`, `shared_receive_queue` | the objects behind the traits |
-//! | `device_memory` | memory of GPUs and the like, by dmabuf; tried on no device that has it |
-//! | `core` | a queue pair's state and outstanding requests, as polling sees them |
-//! | `post`, `post_receive`, `path`, `address` | requests, settings and addresses as the device takes them |
-//! | `connection_manager`, `connection_id`, `connection_library`, `network` | connecting on iWARP, by librdmacm |
-//! | `soft_iwarp` | what that driver needs |
-//! | `order` | completions in the order of posting, on a device that does not keep it |
-//! | `wake` | sleeping for more than a completion channel |
-//! | `async_events` | port down, queue pair failed, device removed |
+//! | `context` | opening a device, and what users create from it |
+//! | `device/` | devices, ports and addresses: which ones there are, and which ones are taken; asynchronous events |
+//! | `domain/` | protection domains, and the memory registered in them; memory of GPUs by dmabuf, which no device has been tried with |
+//! | `completion_queue/` | completion queues, and what their completions mean |
+//! | `queue_pair/` | queue pairs: their state, settings, addresses and requests |
+//! | `shared_receive_queue/` | shared receive queues |
+//! | `iwarp/` | connecting on iWARP, by librdmacm; what soft-iWARP needs |
 //!
 //! # Differences from the software device
-//! - A peer that dies is noticed by sending alone, after [`timeout`](super::PathSettings::timeout) and retries.
-//! - A queue pair that fails says so with a completion: [`state`](super::QueuePair::state) is Error as soon as that was
-//!   polled, or with an [asynchronous event](super::Context::handle_events).
+//! - A peer that dies is noticed only by sending, after [`timeout`](super::PathSettings::timeout) and retries.
+//! - A queue pair that fails reports a failed completion: [`state`](super::QueuePair::state) is Error once that
+//!   completion was polled, or after an [asynchronous event](super::Context::handle_events).
 //! - Every registered page is locked in memory.
-//! - On iWARP a send or write has completed when TCP has it; what the peer refuses ends the connection later. A send that
-//!   finds no receive does so, too. Requests that are posted before there is a connection wait for it, at most 10 s. In
-//!   turn a peer that ends is noticed at once, whoever polls. Memory that the device may write, peers may write that know
-//!   its key; and soft-iWARP has them read all that is registered in a protection domain.
-//! - Both ends of a connection take the path MTU that is smaller: the one that the other's address offers
-//!   ([`OpenOptions::mtu`]), or their own. [`PathSettings::mtu`](super::PathSettings::mtu) narrows one end alone, so it
-//!   has to be the same at both.
+//! - On iWARP a send or write has completed when TCP has taken it. If the peer refuses the request, or has no receive
+//!   for it, the connection ends later. Requests that are posted before there is a connection wait for it, at most 10
+//!   s. A peer that ends is noticed at once, even if no thread polls. A peer that knows the key of memory may write
+//!   it whenever the device may write it; and soft-iWARP lets peers read all memory that is registered in a
+//!   protection domain.
+//! - Both ends of a connection take the smaller path MTU: the one that the other's address offers
+//!   ([`OpenOptions::mtu`]), or their own. [`PathSettings::mtu`](super::PathSettings::mtu) narrows one end alone, so
+//!   both ends must set one value.
 
-mod address;
-mod async_events;
 mod completion_queue;
-mod connection_id;
-mod connection_library;
-mod connection_manager;
-mod core;
+mod context;
 mod device;
-mod device_memory;
-mod gid;
+mod domain;
+mod iwarp;
 mod library;
-mod memory_region;
-mod network;
-mod order;
-mod path;
-mod port;
-mod post;
-mod post_receive;
-mod protection_domain;
 mod queue_pair;
 mod shared_receive_queue;
-mod soft_iwarp;
-mod wake;
 
 use std::any::Any;
-use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use device::{OpenOptions, open};
-pub use gid::{Gid, GidKind};
-pub use path::QueuePairAttributes;
-pub use port::{ListedDevice, Port, PortState, Transport, list};
+pub use context::open;
+pub use device::gid::{Gid, GidKind};
+pub use device::list::{ListedDevice, Transport, list};
+pub use device::options::OpenOptions;
+pub use device::port::{Port, PortState};
+pub use queue_pair::path::QueuePairAttributes;
 
 use super::{QueuePair, VerbsError};
 
-/// What the device says a queue pair is set to.
+/// Returns the attributes that the device has for a queue pair.
+///
+/// ```no_run
+/// use tonic_rdma_verbs::{QueuePair, VerbsError, ibverbs};
+///
+/// fn path_mtu(pair: &dyn QueuePair) -> Result<Option<u16>, VerbsError> {
+///     Ok(ibverbs::query(pair)?.settings.mtu)
+/// }
+/// # let _ = path_mtu;
+/// ```
 ///
 /// # Errors
-/// - [`Foreign`](VerbsError::Foreign) if it is not of this provider.
+/// - [`Foreign`](VerbsError::Foreign) if the queue pair is not one of this provider.
 /// - [`Os`](VerbsError::Os) if the device does not answer.
 pub fn query(queue_pair: &dyn QueuePair) -> Result<QueuePairAttributes, VerbsError> {
     let pair = (queue_pair as &dyn Any).downcast_ref::<queue_pair::Pair>();
     pair.ok_or(VerbsError::Foreign("queue pair"))?.query()
-}
-
-/// 64 random bits.
-fn random() -> Result<u64, VerbsError> {
-    let mut bytes = [0u8; 8];
-    // SAFETY: the buffer is writable for the length given.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got == bytes.len() as isize {
-        return Ok(u64::from_ne_bytes(bytes));
-    }
-    Err(VerbsError::os("asking for random bits", io::Error::last_os_error()))
-}
-
-/// Locks; a thread that panicked while it held the lock left nothing half-done that matters.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The limit on pinned memory, over all pools that share it.
+//! The limit on pinned memory, for all pools that share it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,27 +6,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::process::Resource;
 use rustix::thread::CapabilitySet;
 
-use super::PoolError;
+use super::error::PoolError;
 
-/// A limit on the bytes that pools register, shared by those that are made with it.
+/// A limit on the bytes that pools register. All pools that are made with one budget share it.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
     used: AtomicU64,
-    bound: Bound,
+    source: LimitSource,
 }
 
-/// What set the limit, and so what raises it.
+/// The source of the limit, which determines how a user can raise it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bound {
-    /// The default, or what the user configured.
+enum LimitSource {
+    /// The default, or a value that the user configured.
     Configuration,
     /// `RLIMIT_MEMLOCK`.
     Memlock,
 }
 
 impl Budget {
-    /// Limit where neither the user nor the system sets one: 2 GiB.
+    /// The limit if neither the user nor the system sets one: 2 GiB.
     pub const DEFAULT_LIMIT: u64 = 2 << 30;
 
     /// Makes a budget of `limit` bytes.
@@ -38,12 +38,12 @@ impl Budget {
     /// assert_eq!((budget.limit(), budget.used()), (64 << 20, 0));
     /// ```
     pub fn new(limit: u64) -> Arc<Self> {
-        Self::bounded_by(limit, Bound::Configuration)
+        Self::bounded_by(limit, LimitSource::Configuration)
     }
 
-    /// Makes a budget as this process may have it: `configured`, or else [`DEFAULT_LIMIT`](Self::DEFAULT_LIMIT), in bytes. If
-    /// the device locks registered memory (`DeviceAttributes::locks_memory`), it is no more than `RLIMIT_MEMLOCK`, unless the
-    /// process has `CAP_IPC_LOCK`, for which the kernel sets no limit.
+    /// Makes a budget for this process of `configured` bytes, or else [`DEFAULT_LIMIT`](Self::DEFAULT_LIMIT). If the device
+    /// locks registered memory (`DeviceAttributes::locks_memory`), the limit is at most `RLIMIT_MEMLOCK`, unless the process
+    /// has `CAP_IPC_LOCK`, for which the kernel sets no limit.
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::Budget;
@@ -57,31 +57,31 @@ impl Budget {
         } else {
             None
         };
-        let (limit, bound) = process_limit(configured, memlock);
-        Self::bounded_by(limit, bound)
+        let (limit, source) = process_limit(configured, memlock);
+        Self::bounded_by(limit, source)
     }
 
-    /// Returns how many bytes may be pinned.
+    /// Returns the number of bytes that may be pinned.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Returns how many bytes are pinned.
+    /// Returns the number of bytes that are pinned.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Returns how many bytes may still be pinned.
+    /// Returns the number of bytes that may still be pinned.
     pub fn available(&self) -> u64 {
         self.limit.saturating_sub(self.used())
     }
 
-    fn bounded_by(limit: u64, bound: Bound) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicU64::new(0), bound })
+    fn bounded_by(limit: u64, source: LimitSource) -> Arc<Self> {
+        Arc::new(Self { limit, used: AtomicU64::new(0), source })
     }
 
-    /// Takes `bytes` until the reservation is dropped.
-    pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, PoolError> {
+    /// Reserves `bytes` until the reservation is dropped.
+    pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, PoolError> {
         // Relaxed: the count protects no other memory.
         let outcome = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             used.checked_add(bytes).filter(|&total| total <= self.limit)
@@ -89,13 +89,14 @@ impl Budget {
         match outcome {
             Ok(_) => Ok(Reservation { budget: Arc::clone(self), bytes }),
             Err(used) => {
-                Err(PoolError::Budget { asked: bytes, used, limit: self.limit, hint: self.bound.hint() })
+                Err(PoolError::Budget { asked: bytes, used, limit: self.limit, hint: self.source.hint() })
             }
         }
     }
 }
 
-impl Bound {
+impl LimitSource {
+    /// Returns the advice how to raise the limit.
     fn hint(self) -> &'static str {
         match self {
             Self::Configuration => {
@@ -109,16 +110,16 @@ impl Bound {
     }
 }
 
-/// Bytes taken from a budget, given back on drop.
+/// Bytes reserved from a budget. They return to the budget on drop.
 #[derive(Debug)]
-pub(super) struct Reservation {
+pub(crate) struct Reservation {
     budget: Arc<Budget>,
     bytes: u64,
 }
 
 impl Reservation {
-    /// How many.
-    pub(super) fn bytes(&self) -> u64 {
+    /// Returns the number of reserved bytes.
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 }
@@ -129,16 +130,17 @@ impl Drop for Reservation {
     }
 }
 
-/// Whether the kernel lets this process pin without limit (`ib_umem_get` asks for this very capability).
+/// Returns whether the kernel lets this process pin without limit. (`ib_umem_get` checks this capability.)
 fn may_lock_without_limit() -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK))
 }
 
-fn process_limit(configured: Option<u64>, memlock: Option<u64>) -> (u64, Bound) {
+/// Returns the smaller limit, and its source.
+fn process_limit(configured: Option<u64>, memlock: Option<u64>) -> (u64, LimitSource) {
     let wanted = configured.unwrap_or(Budget::DEFAULT_LIMIT);
     match memlock {
-        Some(memlock) if memlock < wanted => (memlock, Bound::Memlock),
-        _ => (wanted, Bound::Configuration),
+        Some(memlock) if memlock < wanted => (memlock, LimitSource::Memlock),
+        _ => (wanted, LimitSource::Configuration),
     }
 }
 
@@ -148,12 +150,12 @@ mod tests {
 
     #[test]
     fn the_smallest_limit_holds_and_names_its_cure() {
-        assert_eq!(process_limit(None, None), (2 << 30, Bound::Configuration));
-        assert_eq!(process_limit(Some(10), None), (10, Bound::Configuration));
-        assert_eq!(process_limit(Some(10), Some(20)), (10, Bound::Configuration));
-        assert_eq!(process_limit(None, Some(65_536)), (65_536, Bound::Memlock));
+        assert_eq!(process_limit(None, None), (2 << 30, LimitSource::Configuration));
+        assert_eq!(process_limit(Some(10), None), (10, LimitSource::Configuration));
+        assert_eq!(process_limit(Some(10), Some(20)), (10, LimitSource::Configuration));
+        assert_eq!(process_limit(None, Some(65_536)), (65_536, LimitSource::Memlock));
         let error =
-            Budget::bounded_by(65_536, Bound::Memlock).reserve(65_537).expect_err("one byte too many");
+            Budget::bounded_by(65_536, LimitSource::Memlock).reserve(65_537).expect_err("one byte too many");
         assert!(error.to_string().contains("`ulimit -l`"), "{error}");
         let error = Budget::new(10).reserve(11).expect_err("one byte too many");
         assert!(error.to_string().contains("RDMA_PINNED_LIMIT"), "{error}");
@@ -167,9 +169,9 @@ mod tests {
 
     #[test]
     fn a_device_that_locks_is_bound_by_memlock_unless_privileged() {
-        let bound =
+        let source =
             rustix::process::getrlimit(Resource::Memlock).current.filter(|_| !may_lock_without_limit());
-        assert_eq!(Budget::for_process(true, Some(u64::MAX)).limit(), bound.unwrap_or(u64::MAX));
+        assert_eq!(Budget::for_process(true, Some(u64::MAX)).limit(), source.unwrap_or(u64::MAX));
     }
 
     #[test]

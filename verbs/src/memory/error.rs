@@ -1,32 +1,32 @@
-//! Why a pool has no memory to give.
+//! The error of pools.
 
-use super::Quota;
+use super::settings::Quota;
 use crate::VerbsError;
 
-/// Why a pool has no memory to give.
+/// The reason why a pool has no memory for a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// The quota is used up for now: try again after something was given back.
+    /// The quota is used up for now. Try again after a piece was given back.
     #[error("{quota} quota exhausted: asked for {asked} bytes, {leased} of {limit} are leased")]
     QuotaExhausted {
-        /// Which one.
+        /// The quota that is used up.
         quota: Quota,
         /// Bytes asked for, rounded up to a size class or to pages.
         asked: u64,
         /// Bytes leased.
         leased: u64,
-        /// The quota.
+        /// The quota in bytes.
         limit: u64,
     },
-    /// More than the quota has when nothing is leased: it can never be met.
+    /// The request exceeds the whole quota, so the pool can never serve it.
     #[error("{asked} bytes are more than the {quota} quota of {limit} bytes")]
     TooLarge {
-        /// Which quota.
+        /// The quota that the request exceeds.
         quota: Quota,
         /// Bytes asked for.
         asked: u64,
-        /// The quota.
+        /// The quota in bytes.
         limit: u64,
     },
     /// The process has no pinned memory left for another slab.
@@ -36,17 +36,17 @@ pub enum PoolError {
         asked: u64,
         /// Bytes pinned by all pools that share the budget.
         used: u64,
-        /// The budget.
+        /// The budget in bytes.
         limit: u64,
-        /// How to raise it.
+        /// Advice how to raise the budget.
         hint: &'static str,
     },
-    /// The slab could not be made or registered.
+    /// The system could not map the slab, or the device could not register it.
     #[error("a slab of {bytes} bytes could not be registered: {source}")]
     Verbs {
-        /// Length of the slab.
+        /// Length of the slab in bytes.
         bytes: u64,
-        /// What the device or the system said.
+        /// The error of the device or of the system.
         source: VerbsError,
     },
 }

@@ -1,49 +1,50 @@
-//! A buffer to encode into that copies what is small and keeps what is large by reference.
+//! A buffer for encoding that copies small parts and keeps large parts by reference.
 
 use bytes::buf::UninitSlice;
 use bytes::{Buf, BufMut, Bytes};
 
 /// A part of an encoded message that was not copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// How many copied bytes come before it.
+pub struct LargePart {
+    /// Number of copied bytes before this part.
     pub at: usize,
-    /// The part itself.
+    /// The bytes of the part.
     pub bytes: Bytes,
 }
 
-/// Passes what is written on to `buffer`, except for what comes as one contiguous [`Buf`] of `threshold` bytes or more:
-/// that is kept as a [`Piece`]. For a `Bytes` it costs a reference count, for any other `Buf` the copy that it would
-/// have cost anyway.
+/// Passes all writes to `buffer`, except for each contiguous [`Buf`] of `threshold` bytes or more, which is kept as a
+/// [`LargePart`]. Keeping a `Bytes` costs a reference count. Keeping any other `Buf` costs one copy, as writing it to
+/// `buffer` would.
 #[derive(Debug)]
 pub struct GatherBuf<'a, B> {
     buffer: &'a mut B,
     threshold: usize,
     copied: usize,
-    pieces: Vec<Piece>,
+    parts: Vec<LargePart>,
 }
 
 impl<'a, B: BufMut> GatherBuf<'a, B> {
+    /// Makes a buffer that writes to `buffer` and keeps parts of `threshold` bytes or more.
     pub fn new(buffer: &'a mut B, threshold: usize) -> Self {
-        Self { buffer, threshold, copied: 0, pieces: Vec::new() }
+        Self { buffer, threshold, copied: 0, parts: Vec::new() }
     }
 
-    /// How many bytes went to the buffer, and what did not, in order.
-    pub fn finish(self) -> (usize, Vec<Piece>) {
-        (self.copied, self.pieces)
+    /// Returns the number of copied bytes, and the large parts in order.
+    pub fn finish(self) -> (usize, Vec<LargePart>) {
+        (self.copied, self.parts)
     }
 }
 
 // SAFETY:
-// - `remaining_mut`, `chunk_mut` and `advance_mut` are those of `buffer`, which upholds the contract, and
-// - the other methods write through `buffer` alone, or don't write at all.
+// - `remaining_mut`, `chunk_mut` and `advance_mut` are those of `buffer`, which upholds the contract.
+// - The other methods write through `buffer` alone, or write nothing.
 unsafe impl<B: BufMut> BufMut for GatherBuf<'_, B> {
     fn remaining_mut(&self) -> usize {
         self.buffer.remaining_mut()
     }
 
     unsafe fn advance_mut(&mut self, count: usize) {
-        // SAFETY: the caller's promise about this buffer is one about `buffer`, whose chunk it was given.
+        // SAFETY: the caller's promise about this buffer holds for `buffer`, because the chunk is that of `buffer`.
         unsafe { self.buffer.advance_mut(count) };
         self.copied += count;
     }
@@ -55,7 +56,7 @@ unsafe impl<B: BufMut> BufMut for GatherBuf<'_, B> {
     fn put<T: Buf>(&mut self, mut source: T) {
         let length = source.remaining();
         if length >= self.threshold && source.chunk().len() == length {
-            self.pieces.push(Piece { at: self.copied, bytes: source.copy_to_bytes(length) });
+            self.parts.push(LargePart { at: self.copied, bytes: source.copy_to_bytes(length) });
         } else {
             self.buffer.put(source);
             self.copied += length;
@@ -93,13 +94,11 @@ mod tests {
         gather.put_slice(&[1; 200]);
         gather.put(large.slice(..).chain(&b"x"[..]));
         gather.put(large.clone());
-        let (copied, pieces) = gather.finish();
+        let (copied, parts) = gather.finish();
         assert_eq!(copied, buffer.len());
         assert_eq!(copied, 4 + 99 + 2 + 200 + 101);
-        assert_eq!(pieces.iter().map(|piece| piece.at).collect::<Vec<_>>(), [4, copied]);
-        assert!(
-            pieces.iter().all(|piece| piece.bytes.as_ptr() == large.as_ptr() && piece.bytes.len() == 100)
-        );
+        assert_eq!(parts.iter().map(|piece| piece.at).collect::<Vec<_>>(), [4, copied]);
+        assert!(parts.iter().all(|piece| piece.bytes.as_ptr() == large.as_ptr() && piece.bytes.len() == 100));
     }
 
     #[test]

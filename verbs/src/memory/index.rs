@@ -1,32 +1,35 @@
-//! The address look-up: which buffer does an address lie in?
+//! The address index: finds the buffer that an address lies in.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Buffers by address, with a value for each.
+/// Buffers by address, with a value for each buffer.
 ///
-/// Every slice that a connection sends is looked up, so an address that can't be inside is turned away by three loads,
-/// and by one as long as there are no buffers. These are relaxed: whoever holds a slice of a buffer got it from the
-/// thread that made it, by a way that synchronises, and so sees what [`insert`](Self::insert) stored.
+/// A connection looks up every slice that it sends. For this reason three loads reject an address that is in no buffer,
+/// and one load is enough while there are no buffers. The loads are relaxed: a thread that holds a slice of a buffer got
+/// it from the thread that made the buffer, through some synchronisation, and so sees the values that
+/// [`insert`](Self::insert) stored.
 #[derive(Debug)]
-pub(super) struct Index<V> {
-    /// No buffer has begun below since there was none.
+pub(crate) struct AddressIndex<V> {
+    /// The lowest start of a buffer since the index was last empty.
     low: AtomicUsize,
-    /// No buffer has ended above since there was none; 0 then.
+    /// The highest end of a buffer since the index was last empty; 0 while it is empty.
     high: AtomicUsize,
+    /// Number of buffers.
     count: AtomicUsize,
-    buffers: Mutex<BTreeMap<usize, Entry<V>>>,
+    buffers: Mutex<BTreeMap<usize, IndexedBuffer<V>>>,
 }
 
 #[derive(Debug)]
-struct Entry<V> {
+struct IndexedBuffer<V> {
     end: usize,
     value: V,
 }
 
-impl<V> Index<V> {
-    pub(super) const fn new() -> Self {
+impl<V> AddressIndex<V> {
+    /// Makes an empty index.
+    pub(crate) const fn new() -> Self {
         Self {
             low: AtomicUsize::new(usize::MAX),
             high: AtomicUsize::new(0),
@@ -36,22 +39,23 @@ impl<V> Index<V> {
     }
 
     /// Adds a buffer of `length` bytes at `start`.
-    pub(super) fn insert(&self, start: usize, length: usize, value: V) {
+    pub(crate) fn insert(&self, start: usize, length: usize, value: V) {
         let mut buffers = self.lock();
         let end = start + length;
-        buffers.insert(start, Entry { end, value });
+        buffers.insert(start, IndexedBuffer { end, value });
         self.low.fetch_min(start, Ordering::Relaxed);
         self.high.fetch_max(end, Ordering::Relaxed);
         self.count.store(buffers.len(), Ordering::Relaxed);
     }
 
-    /// Removes the buffer at `start`, before its memory is given back.
-    pub(super) fn remove(&self, start: usize) -> Option<V> {
+    /// Removes the buffer at `start`, and returns its value. Callers do this before they free the memory.
+    pub(crate) fn remove(&self, start: usize) -> Option<V> {
         self.remove_from(&mut self.lock(), start)
     }
 
-    /// What `look` makes of the buffer that all of `length` bytes at `address` lie in, given its start and its value.
-    pub(super) fn find<R>(
+    /// Finds the buffer that holds all `length` bytes at `address`, and returns the result of `look`, which gets the start
+    /// and the value of the buffer.
+    pub(crate) fn find<R>(
         &self,
         address: usize,
         length: usize,
@@ -63,21 +67,21 @@ impl<V> Index<V> {
         if last > entry.end { None } else { look(start, &entry.value) }
     }
 
-    /// Removes the buffer that all of `length` bytes at `address` lie in.
-    pub(super) fn take(&self, address: usize, length: usize) -> Option<V> {
+    /// Removes the buffer that holds all `length` bytes at `address`, and returns its value.
+    pub(crate) fn take(&self, address: usize, length: usize) -> Option<V> {
         let last = self.may_hold(address, length)?;
         let mut buffers = self.lock();
         let (&start, entry) = buffers.range(..=address).next_back()?;
         if last > entry.end { None } else { self.remove_from(&mut buffers, start) }
     }
 
-    /// Number of buffers.
+    /// Returns the number of buffers.
     #[inline]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// The end of `length` bytes at `address`, if a buffer may hold them all.
+    /// Returns the end of `length` bytes at `address`, if a buffer may hold all of them.
     #[inline]
     fn may_hold(&self, address: usize, length: usize) -> Option<usize> {
         let last = address.checked_add(length)?;
@@ -88,18 +92,19 @@ impl<V> Index<V> {
         may.then_some(last)
     }
 
-    fn remove_from(&self, buffers: &mut BTreeMap<usize, Entry<V>>, start: usize) -> Option<V> {
+    fn remove_from(&self, buffers: &mut BTreeMap<usize, IndexedBuffer<V>>, start: usize) -> Option<V> {
         let entry = buffers.remove(&start)?;
         self.count.store(buffers.len(), Ordering::Relaxed);
         if buffers.is_empty() {
-            // Whose buffer comes after this sees its own bounds, or those of later ones: never these.
+            // A thread that inserts a buffer later sees the bounds of its own buffer or of a later one, and never the values
+            // stored here.
             self.low.store(usize::MAX, Ordering::Relaxed);
             self.high.store(0, Ordering::Relaxed);
         }
         Some(entry.value)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Entry<V>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, IndexedBuffer<V>>> {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -110,7 +115,7 @@ mod tests {
 
     #[test]
     fn bounds_start_anew_when_it_is_empty() {
-        let index = Index::new();
+        let index = AddressIndex::new();
         let find = |address, length| index.find(address, length, |start, &value| Some((start, value)));
         index.insert(1000, 100, 'a');
         index.insert(2000, 100, 'b');

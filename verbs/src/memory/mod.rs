@@ -1,7 +1,7 @@
-//! Memory: a pool of registered memory, and what is cut from it.
+//! Memory: pools of registered memory, and the pieces that are cut from them.
 //!
-//! Owns the slabs of a connection or an application ([`Pool`]), the limits on them ([`Budget`] over the process,
-//! [`Quota`]s within a pool) and three ways to hold a piece:
+//! This module owns the slabs of a connection or an application ([`Pool`]), the limits on their size (a [`Budget`] for the
+//! process, [`Quota`]s within a pool) and three ways to hold a piece of a slab:
 //!
 //! ```text
 //!               lease                                         allocate
@@ -14,55 +14,50 @@
 //!                                                                              for the device: sources only
 //! ```
 //!
-//! Blocks and buffers never share a slab, not even one after the other. Slabs of buffers are registered without any
-//! right to write, so that no device and no peer can change what a `&[u8]` shows; slabs of blocks are never seen
-//! through a reference. That makes [`Block::segment`] and [`Lease::segment`] safe to call.
+//! A slab serves blocks or buffers, and never both, not even one after the other. Slabs of buffers are registered without
+//! a right to write, so no device and no peer can change the bytes of a `&[u8]`. Slabs of blocks are never accessed through
+//! a reference. For these reasons [`Block::segment`] and [`Lease::segment`] are safe functions.
 //!
-//! A pool belongs to a protection domain, or, if it was made [`for_sending`](Pool::for_sending), to none: its buffers are for
-//! the application to fill, and each connection that sends from one registers the slab with its own domain, for the
-//! device alone to read (`Registrations`).
-//! [`sites`] learns which buffers of a program are sent, and so are worth such memory.
+//! A pool belongs to a protection domain. A pool made by [`for_sending`](Pool::for_sending) belongs to none: the application
+//! fills its buffers, and each connection that sends one registers the slab with its own domain, so that only its device
+//! can read the slab (`SlabRegistrations`). [`sites`] learns which buffers of a program are sent and so need such memory.
 //!
-//! Never: posts a request, waits for one, or knows the peer. A region's `rkey` opens all of a slab: where the
-//! access rights name peers, a pool serves one peer.
+//! [`MemRegion`] is memory with its own mapping, which moves into operations (`in_flight`), and [`SharedRegion`] is memory
+//! that peers may get rights to. [`dlpack`] exchanges tensors with other libraries of the process.
+//!
+//! Only `in_flight` posts requests; nothing here waits for one, or knows the peer. The `rkey` of a region opens a whole
+//! slab. A pool whose access rights include peers therefore serves one peer.
 
-mod arena;
-mod block;
 mod budget;
-mod buffer;
-mod class;
 pub mod dlpack;
 mod error;
-mod extents;
 mod gather;
-mod held;
 mod in_flight;
 mod index;
-mod lease;
+mod pieces;
 mod pool;
 mod region;
 mod registrations;
 mod settings;
 pub mod sites;
-mod slab;
 #[cfg(test)]
 mod tests;
-mod unbound;
 
-pub use block::Block;
 pub use budget::Budget;
-pub use buffer::RegisteredBuf;
 pub use error::PoolError;
-pub use lease::Lease;
+pub use pieces::{Block, Lease, RegisteredBuf};
 pub use pool::Pool;
 pub use region::{MemRegion, SharedRegion};
 pub use settings::{PoolSettings, PoolStatistics, Quota};
 
-/// The machinery below endpoints and tensors, which `internal` exports.
+/// The parts that the other crates of this repository use. The module `internal` exports them.
 pub(crate) mod machinery {
-    pub use super::gather::{GatherBuf, Piece};
-    pub use super::in_flight::{BlockCopy, Blocks, Finished, InFlight, Limits, Local, Notice, Transfer, Way};
-    pub use super::region::{Anchors, Grant, LocalRegistrations, RemotePlace};
-    pub use super::registrations::Registrations;
-    pub use super::unbound::find_sendable;
+    pub use super::gather::{GatherBuf, LargePart};
+    pub use super::in_flight::{
+        CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Notice, Transfer, TransferKind,
+        TransferLimits,
+    };
+    pub use super::pool::find_sendable;
+    pub use super::region::{Grant, RemotePlace};
+    pub use super::registrations::{KeptRegistrations, LocalRegistrations, SlabRegistrations};
 }

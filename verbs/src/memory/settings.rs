@@ -14,23 +14,24 @@ use crate::Access;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSettings {
-    /// Rights of the slabs that blocks are cut from. Slabs of [`RegisteredBuf`](super::RegisteredBuf)s have those of
-    /// these rights that let peers read, and none to write.
+    /// Access rights of the slabs of blocks. Slabs of [`RegisteredBuf`](super::RegisteredBuf)s have only the right of peers
+    /// to read, if it is among these rights.
     pub access: Access,
     /// Bytes of a slab, at least 64 KiB, rounded up to whole pages. Slabs of 2 MiB and more are aligned to 2 MiB.
-    /// A request for more than half of it gets a slab of its own.
+    /// A request for more than half a slab gets its own slab.
     pub slab_size: usize,
     /// Bytes that may be leased for sending at a time, buffers included.
     pub send_quota: u64,
     /// Bytes that may be leased for receiving at a time.
     pub receive_quota: u64,
-    /// Asks the kernel to back slabs with transparent huge pages. It does so only where the administrator lets it
-    /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `advise`), and then a touched slab is resident whole.
+    /// Asks the kernel to back slabs with transparent huge pages. The kernel does this only if the administrator allows it
+    /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `advise`). Then a slab becomes resident as a whole at its first
+    /// use.
     pub huge_pages: bool,
 }
 
 impl Default for PoolSettings {
-    /// Local writes and remote reads, slabs of 2 MiB, quotas of 1 GiB each, huge pages where to be had.
+    /// Returns settings with local writes and remote reads, slabs of 2 MiB, quotas of 1 GiB each, and huge pages.
     fn default() -> Self {
         Self {
             access: Access::LOCAL_WRITE | Access::REMOTE_READ,
@@ -52,12 +53,12 @@ impl PoolSettings {
     }
 }
 
-/// Which of a pool's two quotas a lease counts against: neither direction can starve the other.
+/// One of the two quotas of a pool. Each lease counts against one of them, so neither direction can starve the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Quota {
-    /// Memory that content leaves from.
+    /// Memory that content is sent from.
     Send,
-    /// Memory that content arrives in.
+    /// Memory that content is received in.
     Receive,
 }
 
@@ -70,22 +71,22 @@ impl fmt::Display for Quota {
     }
 }
 
-/// A pool at one moment.
+/// The numbers of a pool at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStatistics {
-    /// Slabs there are.
+    /// Number of slabs.
     pub slabs: usize,
-    /// Bytes of those slabs: registered, and charged to the budget.
+    /// Bytes of all slabs, which are registered and count against the budget.
     pub registered: u64,
     /// Bytes leased against the send quota.
     pub leased_send: u64,
     /// Bytes leased against the receive quota.
     pub leased_receive: u64,
-    /// Buffers that are frozen, and so can be found by address.
+    /// Number of frozen buffers, which a look-up by address finds.
     pub frozen: usize,
-    /// Requests met with a piece of the same size class that was in use before.
+    /// Number of requests that got a piece which was in use before.
     pub hits: u64,
-    /// Requests that had to cut a new piece off a slab, or needed a new slab.
+    /// Number of requests that needed a new piece of a slab, or a new slab.
     pub misses: u64,
 }

@@ -1,19 +1,19 @@
 //! Completion queues.
 //!
-//! Completions of sends are put into the queue by whoever carried the send out. Those of receives stay in the queue
-//! pairs' links until somebody polls: the peer that filled a receive only sets the queue pair's ready bit (see
-//! [`bell`](super::bell)).
+//! The thread that carried a send out puts the completion of the send into the queue. Completions of receives stay in the
+//! queue pairs' links until a thread polls: the peer that filled a receive only sets the queue pair's ready bit (see
+//! [`bell`](super::shared::bell)).
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-use super::bell::{Bell, SLOTS};
 use super::device::Device;
-use super::lock;
-use super::queue_pair::Inner;
+use super::shared::bell::{Bell, SLOTS};
+use crate::sync::lock;
 use crate::{CompletionQueue, VerbsError, WorkCompletion};
 
 /// A completion queue.
@@ -24,13 +24,26 @@ pub(super) struct Queue {
     capacity: usize,
     bell: Bell,
     page: OwnedFd,
-    /// Held by the one thread that polls. Taken before any queue pair's lock, never while holding one.
-    users: Mutex<Users>,
-    /// Taken last of all.
+    /// Locked by the one thread that polls. Locked before any lock of a queue pair, never after.
+    members: Mutex<Members>,
+    /// Locked last of all.
     finished: Mutex<VecDeque<Finished>>,
-    /// Length of `finished`, for the poller that finds nothing.
+    /// Length of `finished`. A poll that finds 0 need not lock.
     finished_length: AtomicUsize,
     overrun: AtomicBool,
+}
+
+/// A queue pair, as its completion queues use it.
+pub(super) trait CompletionSource: Debug + Send + Sync {
+    /// Carries out the requests that can run now, and moves finished receives to `sink`. Returns true if `sink` has no
+    /// room for the rest.
+    fn visit(&self, role: Role, sink: &mut Sink<'_>) -> bool;
+
+    /// Frees `places` of the send queue, because a poll returned their completion.
+    fn free_places(&self, places: u32);
+
+    /// Moves the queue pair to Error, because the completion queue has overrun.
+    fn fail(&self);
 }
 
 /// The completion of a send.
@@ -39,35 +52,35 @@ pub(super) struct Finished {
     pub(super) completion: WorkCompletion,
     /// The queue pair's slot in this queue.
     pub(super) slot: u32,
-    /// Places in the send queue that it frees: its own, and those of the unsignalled requests before it.
+    /// Places in the send queue that it frees: its own place, and those of the unsignalled requests before it.
     pub(super) frees: u32,
 }
 
 /// The queue pairs that report here, by slot.
 #[derive(Debug, Default)]
-struct Users {
-    slots: Vec<Option<User>>,
+struct Members {
+    slots: Vec<Option<Member>>,
     free: Vec<u32>,
     /// The slot that is visited first.
     cursor: u32,
     /// Whether this poll looks for receives before sends.
-    news_first: bool,
+    receives_first: bool,
 }
 
 #[derive(Debug)]
-struct User {
-    inner: Arc<Inner>,
+struct Member {
+    source: Arc<dyn CompletionSource>,
     role: Role,
 }
 
-/// What of a queue pair a completion queue serves.
+/// The queues of a queue pair that complete on a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Role {
     pub(super) sends: bool,
     pub(super) receives: bool,
 }
 
-/// Where polling puts completions.
+/// The caller's array, which polling fills.
 #[derive(Debug)]
 pub(super) struct Sink<'a> {
     completions: &'a mut [WorkCompletion],
@@ -75,11 +88,12 @@ pub(super) struct Sink<'a> {
 }
 
 impl Sink<'_> {
+    /// Returns whether there is no room left.
     pub(super) fn is_full(&self) -> bool {
         self.filled == self.completions.len()
     }
 
-    /// Adds one; the caller has made sure that there is room.
+    /// Adds a completion. The caller has made sure that there is room.
     pub(super) fn push(&mut self, completion: WorkCompletion) {
         if let Some(place) = self.completions.get_mut(self.filled) {
             *place = completion;
@@ -89,8 +103,9 @@ impl Sink<'_> {
 }
 
 impl Queue {
+    /// Creates a queue for `capacity` completions of sends.
     pub(super) fn new(device: &Arc<Device>, capacity: u32) -> Result<Self, VerbsError> {
-        let limit = device.attributes().max_completions;
+        let limit = device.limits().max_completions;
         if capacity > limit {
             let (asked, limit) = (capacity.into(), limit.into());
             return Err(VerbsError::Limit { what: "completion queue capacity", asked, limit });
@@ -103,14 +118,14 @@ impl Queue {
             capacity: capacity as usize,
             bell,
             page,
-            users: Mutex::default(),
+            members: Mutex::default(),
             finished: Mutex::new(VecDeque::with_capacity(capacity.min(1024) as usize)),
             finished_length: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
         })
     }
 
-    /// The queue behind the trait object, if it is one of this device.
+    /// Returns the queue behind the trait object, if it is one of this device.
     pub(super) fn of(
         queue: &Arc<dyn CompletionQueue>,
         device: &Arc<Device>,
@@ -134,41 +149,42 @@ impl Queue {
         &self.page
     }
 
-    /// Finds a slot for a queue pair that is about to be made.
+    /// Reserves a slot for a queue pair that is about to be created.
     pub(super) fn reserve(&self) -> Result<u32, VerbsError> {
-        let mut users = lock(&self.users);
-        if let Some(slot) = users.free.pop() {
+        let mut members = lock(&self.members);
+        if let Some(slot) = members.free.pop() {
             return Ok(slot);
         }
-        let slot = users.slots.len() as u32;
+        let slot = members.slots.len() as u32;
         if slot == SLOTS {
             let (asked, limit) = (u64::from(SLOTS) + 1, u64::from(SLOTS));
             return Err(VerbsError::Limit { what: "queue pairs of one completion queue", asked, limit });
         }
-        users.slots.push(None);
+        members.slots.push(None);
         Ok(slot)
     }
 
-    pub(super) fn occupy(&self, slot: u32, inner: &Arc<Inner>, role: Role) {
-        if let Some(place) = lock(&self.users).slots.get_mut(slot as usize) {
-            *place = Some(User { inner: Arc::clone(inner), role });
+    /// Enters a queue pair at a reserved slot.
+    pub(super) fn occupy(&self, slot: u32, source: Arc<dyn CompletionSource>, role: Role) {
+        if let Some(place) = lock(&self.members).slots.get_mut(slot as usize) {
+            *place = Some(Member { source, role });
         }
     }
 
-    /// Gives the slot free; completions that were not polled are gone.
+    /// Frees the slot, and drops its completions that were not polled.
     pub(super) fn vacate(&self, slot: u32) {
-        let mut users = lock(&self.users);
-        let gone = users.slots.get_mut(slot as usize).and_then(Option::take);
+        let mut members = lock(&self.members);
+        let gone = members.slots.get_mut(slot as usize).and_then(Option::take);
         let mut finished = lock(&self.finished);
         finished.retain(|entry| entry.slot != slot);
         self.finished_length.store(finished.len(), SeqCst);
         drop(finished);
-        users.free.push(slot);
-        drop(users);
+        members.free.push(slot);
+        drop(members);
         drop(gone);
     }
 
-    /// Adds the completion of a send. False if there is no room for it: the queue has overrun.
+    /// Adds the completion of a send. Returns false if there is no room: the queue has overrun.
     pub(super) fn push(&self, entry: Finished) -> bool {
         let mut finished = lock(&self.finished);
         let fits = finished.len() < self.capacity;
@@ -187,25 +203,26 @@ impl Queue {
         fits
     }
 
-    fn take_finished(&self, users: &Users, sink: &mut Sink<'_>) {
+    /// Moves completions of sends to `sink`.
+    fn take_finished(&self, members: &Members, sink: &mut Sink<'_>) {
         let mut finished = lock(&self.finished);
         while !sink.is_full() {
             let Some(entry) = finished.pop_front() else { break };
-            if let Some(Some(user)) = users.slots.get(entry.slot as usize) {
-                user.inner.free_places(entry.frees);
+            if let Some(Some(member)) = members.slots.get(entry.slot as usize) {
+                member.source.free_places(entry.frees);
             }
             sink.push(entry.completion);
         }
         self.finished_length.store(finished.len(), SeqCst);
     }
 
-    /// Visits the queue pairs whose ready bits are set. What does not fit stays ready, and the next visit begins behind
-    /// the one that filled the sink, so that a busy queue pair does not starve the others.
-    fn take_news(&self, users: &mut Users, sink: &mut Sink<'_>) {
+    /// Visits the queue pairs whose ready bits are set. Queue pairs with news that do not fit stay ready. The next
+    /// visit begins after the queue pair that filled the sink, so that a busy queue pair does not starve the others.
+    fn visit_ready(&self, members: &mut Members, sink: &mut Sink<'_>) {
         if self.overrun.swap(false, SeqCst) {
-            users.slots.iter().flatten().for_each(|user| user.inner.fail());
+            members.slots.iter().flatten().for_each(|member| member.source.fail());
         }
-        let (first_word, first_bit) = (users.cursor / 64, users.cursor % 64);
+        let (first_word, first_bit) = (members.cursor / 64, members.cursor % 64);
         let mut summary = self.bell.take_summary().rotate_right(first_word);
         while summary != 0 {
             let word = (summary.trailing_zeros() + first_word) % 64;
@@ -213,20 +230,20 @@ impl Queue {
             while bits != 0 {
                 let slot = word * 64 + (bits.trailing_zeros() + first_bit) % 64;
                 if sink.is_full() {
-                    users.cursor = slot;
+                    members.cursor = slot;
                     self.bell.put_back(word, bits.rotate_left(first_bit));
                     self.bell.put_back_summary((summary & (summary - 1)).rotate_left(first_word));
                     return;
                 }
-                // A bit of a slot that nobody has is a peer's mistake, or a late ring for one that left.
-                let more = match users.slots.get(slot as usize) {
-                    Some(Some(user)) => user.inner.visit(user.role, sink),
+                // A bit of a free slot is a peer's mistake, or a late ring for a queue pair that is gone.
+                let more = match members.slots.get(slot as usize) {
+                    Some(Some(member)) => member.source.visit(member.role, sink),
                     _ => false,
                 };
                 bits &= bits - 1;
                 if more {
                     self.bell.put_back(word, 1 << (slot % 64));
-                    users.cursor = (slot + 1) % SLOTS;
+                    members.cursor = (slot + 1) % SLOTS;
                 }
             }
             summary &= summary - 1;
@@ -239,19 +256,19 @@ impl CompletionQueue for Queue {
         if self.finished_length.load(SeqCst) == 0 && !self.bell.is_ready() {
             return 0;
         }
-        let mut users = lock(&self.users);
+        let mut members = lock(&self.members);
         let mut sink = Sink { completions, filled: 0 };
-        // In turns, so that neither sends nor receives starve.
-        users.news_first = !users.news_first;
-        if !users.news_first {
-            self.take_finished(&users, &mut sink);
+        // Takes sends first in every other poll, so that neither sends nor receives starve.
+        members.receives_first = !members.receives_first;
+        if !members.receives_first {
+            self.take_finished(&members, &mut sink);
         }
         if self.bell.is_ready() {
-            self.take_news(&mut users, &mut sink);
+            self.visit_ready(&mut members, &mut sink);
         }
-        // With what the visits carried out or flushed.
+        // Includes what the visits carried out or flushed.
         if self.finished_length.load(SeqCst) != 0 {
-            self.take_finished(&users, &mut sink);
+            self.take_finished(&members, &mut sink);
         }
         sink.filled
     }

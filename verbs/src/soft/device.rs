@@ -6,16 +6,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
-use super::address::DeviceId;
-use super::completion_queue::Queue;
-use super::domain::Domain;
-use super::peer::Peer;
-use super::service::Service;
-use super::table::{Entry, REGIONS, RegionTable};
-use super::{lock, system};
-use crate::{CompletionQueue, Context, DeviceAttributes, HostMemory, ProtectionDomain, VerbsError};
-
-static CURRENT: Mutex<Weak<Device>> = Mutex::new(Weak::new());
+use super::limits;
+use super::peers::address::DeviceId;
+use super::peers::peer::Peer;
+use super::peers::service::Service;
+use super::shared::table::{Entry, REGIONS, RegionTable};
+use crate::random::random;
+use crate::sync::lock;
+use crate::{DeviceAttributes, HostMemory, VerbsError};
 
 /// The device of this process.
 #[derive(Debug)]
@@ -34,11 +32,11 @@ pub(super) struct Device {
     next_number: AtomicU32,
 }
 
-/// Which entries of the table are free.
+/// The free entries of the table.
 #[derive(Debug, Default)]
 struct Keys {
     used: u32,
-    /// Given out in the order of their release, so that a stale key meets no new region soon.
+    /// In the order of release, so that a stale key does not meet a new region soon.
     free: VecDeque<u32>,
 }
 
@@ -49,30 +47,10 @@ struct Segment {
     regions: usize,
 }
 
-pub(super) fn open() -> Result<Arc<dyn Context>, VerbsError> {
-    let mut current = lock(&CURRENT);
-    let device = match current.upgrade() {
-        // A forked child must not use its parent's.
-        Some(device) if device.id.process == std::process::id() => device,
-        _ => {
-            let device = Device::new()?;
-            *current = Arc::downgrade(&device);
-            device
-        }
-    };
-    Ok(device)
-}
-
-/// The device that is open now.
-#[cfg(test)]
-pub(super) fn current() -> Option<Arc<Device>> {
-    lock(&CURRENT).upgrade()
-}
-
 impl Device {
-    fn new() -> Result<Arc<Self>, VerbsError> {
+    pub(super) fn new() -> Result<Arc<Self>, VerbsError> {
         let os = |error: std::io::Error| VerbsError::os("opening the soft device", error);
-        let id = DeviceId { process: std::process::id(), nonce: system::random().map_err(os)? };
+        let id = DeviceId { process: std::process::id(), nonce: random().map_err(os)? };
         let service = Arc::new(Service::new(id).map_err(os)?);
         let (table, table_fd) = RegionTable::create().map_err(os)?;
         let runner = Arc::clone(&service);
@@ -80,7 +58,7 @@ impl Device {
             std::thread::Builder::new().name("rdma-soft".into()).spawn(move || runner.run()).map_err(os)?;
         Ok(Arc::new_cyclic(|me| Self {
             me: me.clone(),
-            attributes: super::attributes(),
+            attributes: limits::attributes(),
             id,
             service,
             thread: Some(thread),
@@ -94,13 +72,13 @@ impl Device {
         }))
     }
 
-    /// The reference that is shared by all that belongs to the device.
-    fn shared(&self) -> Arc<Self> {
-        // Whoever has `self` has it out of an `Arc`: `new` makes no other.
+    /// Returns the shared reference that all objects of the device hold.
+    pub(super) fn shared(&self) -> Arc<Self> {
+        // Every `Device` is in an `Arc`: `new` makes no other.
         self.me.upgrade().unwrap_or_else(|| unreachable!())
     }
 
-    pub(super) fn attributes(&self) -> &DeviceAttributes {
+    pub(super) fn limits(&self) -> &DeviceAttributes {
         &self.attributes
     }
 
@@ -120,7 +98,7 @@ impl Device {
         &self.table_fd
     }
 
-    /// A number for something that peers ask for.
+    /// Returns a new number for an object that peers ask for.
     pub(super) fn object_id(&self) -> u64 {
         self.next_object.fetch_add(1, Relaxed)
     }
@@ -131,7 +109,7 @@ impl Device {
 
     /// Enters a region into the table and returns its key.
     pub(super) fn insert_region(&self, entry: &Entry) -> Result<u32, VerbsError> {
-        let random = system::random().map_err(|error| VerbsError::os("drawing a key", error))? as u32;
+        let random = random().map_err(|error| VerbsError::os("drawing a key", error))? as u32;
         let mut keys = lock(&self.keys);
         let index = match keys.free.pop_front() {
             Some(index) => index,
@@ -149,12 +127,12 @@ impl Device {
         Ok(key)
     }
 
-    /// Gives the table entry of `key` free; to be called when no section can use it any more.
+    /// Frees the table entry of `key`. No section can be using it any more.
     pub(super) fn release_key(&self, key: u32) {
         lock(&self.keys).free.push_back(key % REGIONS);
     }
 
-    /// The number of a shared segment, one more region of which there is now; 0 for memory that is not shared.
+    /// Counts one more region of `memory` and returns the number of its segment; 0 for memory that is not shared.
     pub(super) fn retain_segment(&self, memory: &Arc<HostMemory>) -> u64 {
         if memory.shared_fd().is_none() {
             return 0;
@@ -178,7 +156,7 @@ impl Device {
         }
     }
 
-    /// The peer's device: the one that is known, or a new connection to it.
+    /// Returns the peer's device: the known one, or a new connection to it.
     pub(super) fn peer(&self, id: DeviceId) -> Result<Arc<Peer>, VerbsError> {
         let known = |peers: &HashMap<DeviceId, Weak<Peer>>| {
             peers.get(&id).and_then(Weak::upgrade).filter(|peer| !peer.is_dead())
@@ -207,39 +185,5 @@ impl Drop for Device {
         {
             let _ = thread.join();
         }
-    }
-}
-
-/// Everybody in the process who opens the device gets this one: who tells devices apart finds it the same.
-impl Context for Device {
-    fn attributes(&self) -> &DeviceAttributes {
-        &self.attributes
-    }
-
-    fn alloc_protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
-        Ok(Domain::alloc(&self.shared()))
-    }
-
-    fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
-        Ok(Arc::new(Queue::new(&self.shared(), capacity)?))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
-    use super::*;
-
-    /// Completion queues are shared by connections that are on the same device, as far as anybody can tell.
-    #[test]
-    fn everybody_opens_the_same_one() {
-        let (first, second) = (open().unwrap(), open().unwrap());
-        let queue = first.create_completion_queue(1).unwrap();
-        assert!(std::ptr::addr_eq(Arc::as_ptr(&first), Arc::as_ptr(&second)));
-        drop((first, second));
-        let third = open().unwrap();
-        assert!(std::ptr::addr_eq(Arc::as_ptr(&third), Arc::as_ptr(&current().unwrap())));
-        drop(queue);
     }
 }

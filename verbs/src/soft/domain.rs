@@ -6,17 +6,14 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::completion_queue::Queue;
 use super::device::Device;
-use super::lock;
-use super::queue_pair::{self, Inner};
-use super::table::Entry;
-use crate::{
-    Access, CompletionQueue, HostMemory, Lkey, MemoryRegion, ProtectionDomain, QueuePair, QueuePairCapacity,
-    Rkey, VerbsError,
-};
+use super::queue_pair::core::Core;
+use super::shared::table::Entry;
+use crate::sync::lock;
+use crate::{Access, HostMemory, Lkey, VerbsError};
 
-/// Longest wait for a peer in the middle of an operation on memory that is taken back; its sections last microseconds.
+/// Longest wait for a peer in the middle of an operation on memory that is taken back. The peer's
+/// sections last microseconds.
 pub(super) const QUIESCENCE: Duration = Duration::from_secs(1);
 
 /// A protection domain.
@@ -24,9 +21,9 @@ pub(super) const QUIESCENCE: Duration = Duration::from_secs(1);
 pub(super) struct Domain {
     device: Arc<Device>,
     id: u64,
-    /// Shared segments registered here, by number: what peers may map.
+    /// Shared segments that are registered here, by number. Peers may map them.
     segments: Mutex<HashMap<u64, Registered>>,
-    queue_pairs: Mutex<HashMap<u32, Arc<Inner>>>,
+    queue_pairs: Mutex<HashMap<u32, Arc<Core>>>,
 }
 
 #[derive(Debug)]
@@ -36,14 +33,13 @@ struct Registered {
 }
 
 impl Domain {
-    pub(super) fn alloc(device: &Arc<Device>) -> Arc<Handle> {
-        let domain = Self {
+    pub(super) fn new(device: &Arc<Device>) -> Self {
+        Self {
             device: Arc::clone(device),
             id: device.object_id(),
             segments: Mutex::default(),
             queue_pairs: Mutex::default(),
-        };
-        Arc::new(Handle(Arc::new(domain)))
+        }
     }
 
     pub(super) fn device(&self) -> &Arc<Device> {
@@ -54,21 +50,21 @@ impl Domain {
         self.id
     }
 
-    pub(super) fn add_queue_pair(&self, inner: &Arc<Inner>) {
-        lock(&self.queue_pairs).insert(inner.number(), Arc::clone(inner));
+    pub(super) fn add_queue_pair(&self, core: &Arc<Core>) {
+        lock(&self.queue_pairs).insert(core.number(), Arc::clone(core));
     }
 
     pub(super) fn remove_queue_pair(&self, number: u32) {
         lock(&self.queue_pairs).remove(&number);
     }
 
-    /// Lends the descriptor of segment `id`, if it is registered here, with its length.
+    /// Calls `then` with the descriptor and the length of segment `id`, if the segment is registered here.
     pub(super) fn with_segment<T>(&self, id: u64, then: impl FnOnce(BorrowedFd<'_>, u64) -> T) -> Option<T> {
         let memory = Arc::clone(&lock(&self.segments).get(&id)?.memory);
         memory.shared_fd().map(|fd| then(fd, memory.len() as u64))
     }
 
-    /// Looks up a piece of local memory, as [`RegionTable::find`](super::table::RegionTable::find) does.
+    /// Returns whether `length` bytes at `address` lie in the region of `key`, and the region grants `access`.
     pub(super) fn find_local(&self, key: Lkey, address: u64, length: u64, access: Access) -> bool {
         self.device.table().find(key.0).is_some_and(|entry| {
             entry.domain == self.id
@@ -77,7 +73,20 @@ impl Domain {
         })
     }
 
-    /// Takes one region off segment `id`.
+    /// Counts one more region of `memory` and returns the number of its segment, which peers may map; 0 for memory that is
+    /// not shared.
+    fn retain_segment(&self, memory: &Arc<HostMemory>) -> u64 {
+        let id = self.device.retain_segment(memory);
+        if id != 0 {
+            lock(&self.segments)
+                .entry(id)
+                .or_insert_with(|| Registered { memory: Arc::clone(memory), regions: 0 })
+                .regions += 1;
+        }
+        id
+    }
+
+    /// Counts one region less of segment `id`.
     fn release_segment(&self, id: u64, memory: &Arc<HostMemory>) {
         if id == 0 {
             return;
@@ -93,124 +102,56 @@ impl Domain {
         self.device.release_segment(memory);
     }
 
-    /// Waits until every operation that may have seen a key valid, of our queue pairs or of their peers, is over. False
-    /// if a peer stopped in the middle of one.
-    fn quiesce(&self) -> bool {
-        let queue_pairs: Vec<_> = lock(&self.queue_pairs).values().cloned().collect();
-        let deadline = Instant::now() + QUIESCENCE;
-        let mut quiet = true;
-        for inner in queue_pairs {
-            inner.wait_for_own_section();
-            quiet &= inner.wait_for_peer_section(deadline);
-        }
-        quiet
-    }
-}
-
-/// The user's reference to a domain.
-#[derive(Debug)]
-pub(super) struct Handle(Arc<Domain>);
-
-impl ProtectionDomain for Handle {
-    fn register_range(
+    /// Enters a region of `memory` into the device's table. Returns the key of the region and the number of its segment.
+    pub(super) fn insert_region(
         &self,
-        memory: Arc<HostMemory>,
-        range: Range<usize>,
+        memory: &Arc<HostMemory>,
+        range: &Range<usize>,
         access: Access,
-    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        memory.check_range(&range)?;
-        let domain = &self.0;
-        // What no peer has a right to is no segment: peers could not even ask for it.
-        let local = access == Access::LOCAL_READ;
-        let segment = if local { 0 } else { domain.device.retain_segment(&memory) };
+    ) -> Result<(u32, u64), VerbsError> {
+        // Memory without rights for peers is no segment: peers can't even ask for it.
+        let segment = if access == Access::LOCAL_READ { 0 } else { self.retain_segment(memory) };
         let entry = Entry {
             access,
             address: memory.address() + range.start as u64,
             length: range.len() as u64,
             segment,
-            domain: domain.id,
+            domain: self.id,
             start: range.start as u64,
         };
-        if segment != 0 {
-            lock(&domain.segments)
-                .entry(segment)
-                .or_insert_with(|| Registered { memory: Arc::clone(&memory), regions: 0 })
-                .regions += 1;
-        }
-        match domain.device.insert_region(&entry) {
-            Ok(key) => {
-                Ok(Arc::new(Region { domain: Arc::clone(domain), key, access, memory, range, segment }))
-            }
-            Err(error) => {
-                domain.release_segment(segment, &memory);
-                Err(error)
-            }
-        }
+        let key = self.device.insert_region(&entry).inspect_err(|_| self.release_segment(segment, memory))?;
+        Ok((key, segment))
     }
 
-    fn create_queue_pair(
-        &self,
-        send_queue: &Arc<dyn CompletionQueue>,
-        receive_queue: &Arc<dyn CompletionQueue>,
-        capacity: &QueuePairCapacity,
-    ) -> Result<Arc<dyn QueuePair>, VerbsError> {
-        let send_queue = Queue::of(send_queue, self.0.device())?;
-        let receive_queue = Queue::of(receive_queue, self.0.device())?;
-        queue_pair::create(&self.0, send_queue, receive_queue, capacity)
-    }
-}
-
-/// A registered region.
-#[derive(Debug)]
-struct Region {
-    domain: Arc<Domain>,
-    key: u32,
-    access: Access,
-    memory: Arc<HostMemory>,
-    range: Range<usize>,
-    segment: u64,
-}
-
-impl MemoryRegion for Region {
-    fn lkey(&self) -> Lkey {
-        Lkey(self.key)
-    }
-
-    fn rkey(&self) -> Rkey {
-        Rkey(self.key)
-    }
-
-    fn access(&self) -> Access {
-        self.access
-    }
-
-    fn memory(&self) -> &Arc<HostMemory> {
-        &self.memory
-    }
-
-    fn range(&self) -> Range<usize> {
-        self.range.clone()
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        let device = &self.domain.device;
-        device.table().remove(self.key);
-        if !self.domain.quiesce() {
-            // Whatever the peer still does to this memory, nobody else may have it.
+    /// Takes a region out of the device's table and waits until no peer can be using it.
+    pub(super) fn remove_region(&self, key: u32, segment: u64, memory: &Arc<HostMemory>) {
+        self.device.table().remove(key);
+        if !self.quiesce() {
             crate::throttled!(
                 warn,
-                bytes = self.memory.len(),
+                bytes = memory.len(),
                 "a peer stopped while using this memory, which is therefore never freed"
             );
             #[expect(
                 clippy::disallowed_methods,
                 reason = "the peer may still write there: it must never be freed"
             )]
-            std::mem::forget(Arc::clone(&self.memory));
+            std::mem::forget(Arc::clone(memory));
         }
-        device.release_key(self.key);
-        self.domain.release_segment(self.segment, &self.memory);
+        self.device.release_key(key);
+        self.release_segment(segment, memory);
+    }
+
+    /// Waits until every operation is over that may have seen a key valid, of our queue pairs or of their peers.
+    /// Returns false if a peer stopped in the middle of one.
+    fn quiesce(&self) -> bool {
+        let queue_pairs: Vec<_> = lock(&self.queue_pairs).values().cloned().collect();
+        let deadline = Instant::now() + QUIESCENCE;
+        let mut quiet = true;
+        for core in queue_pairs {
+            core.wait_for_own_section();
+            quiet &= core.wait_for_peer_section(deadline);
+        }
+        quiet
     }
 }

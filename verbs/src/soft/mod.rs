@@ -1,9 +1,8 @@
 //! The software RDMA device: reliable connected queue pairs between processes of one host, without a NIC.
 //!
-//! Owns the provider `soft` of [`verbs`](super): everything here is reached through the traits, from [`open`] on.
-//! Never trusts what a peer wrote to shared memory: every index, length and address that comes from there is checked
-//! against what this process knows itself. Never copies through a buffer of its own: a message goes straight from
-//! where it lies to where it shall be, on the initiator's CPU, inside `post_send`.
+//! This module is the provider `soft`. Users reach everything in it through the traits, from [`open`] on. The device
+//! checks every index, length and address that a peer wrote to shared memory against what this process knows itself.
+//! It copies a message once, straight from its source to its destination, on the initiator's CPU, inside `post_send`.
 //!
 //! ```text
 //!   process A                                              process B
@@ -21,111 +20,62 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `device`, `domain`, `completion_queue`, `queue_pair` | the objects behind the traits |
-//! | `send`, `transfer`, `task`, `place`, `receive` | a queue pair's two queues, and the copying |
-//! | `stores` | whether copies go through the cache or past it: whichever is faster |
-//! | `link`, `table`, `bell`, `mapping` | what is in shared memory, and how it is read without trust |
-//! | `service`, `peer`, `message`, `address` | how descriptors get from one process to another |
+//! | `context`, `device`, `limits`, `protection_domain`, `domain`, `region`, `completion_queue` | the objects behind the traits |
+//! | `queue_pair/` | queue pairs: their two queues, and the copying |
+//! | `shared/` | what lies in shared memory, and how it is read without trust |
+//! | `peers/` | how descriptors get from one process to another |
+//! | `system` | system calls that have no safe wrapper |
 //!
 //! # Shared memory
-//! - One **link** segment per queue pair, mapped by its owner and its peer: see `link`.
-//! - One **page** per completion queue, mapped by the peers of all its queue pairs: see `bell`.
-//! - One **region table** per device, which peers map for reading alone: see `table`.
-//! - The **memfd of each registered [`HostMemory::shared`](super::HostMemory::shared)**, mapped by a peer with its first operation on
-//!   it, and only through a queue pair of a protection domain that it is registered in.
+//! - One **link** segment per queue pair. Its owner and its peer map it: see `shared/link`.
+//! - One **page** per completion queue. The peers of all its queue pairs map it: see `shared/bell`.
+//! - One **region table** per device. Peers map it for reading alone: see `shared/table`.
+//! - The **memfd of each registered [`HostMemory::shared`](super::HostMemory::shared)**. A peer maps it with its
+//!   first operation on it, and only through a queue pair of a protection domain that the memory is registered in.
 //!
-//! All of them are mapped once per process, and no descriptor stays open for it. A connection costs two mappings and
-//! no descriptor; a pair of processes two sockets.
+//! A process maps each of them once, and keeps no descriptor open for it. A connection costs two mappings and no
+//! descriptor; a pair of processes costs two sockets.
 //!
 //! # Taking memory back
 //! An initiator touches its peer's memory within a *section*: it makes the section word of its link odd, checks the
-//! keys and the peer's state, copies at most 1 MiB, and makes the word even. Whoever takes a key or a queue pair away
-//! does so first and then waits for the peer's section to end, or for the peer's death. A peer that stops in the middle
-//! of a section (it was stopped by a debugger, or is hostile) is waited for no longer than a second; the memory that it
-//! may still be using is then never freed.
+//! keys and the peer's state, copies at most 1 MiB, and makes the word even. To take a key or a queue pair away, its
+//! owner first invalidates it and then waits until the peer's section ends or the peer dies. The wait ends after one
+//! second if the peer stopped in the middle of a section (in a debugger, or because it is hostile). The memory that
+//! such a peer may still use is never freed.
 //!
 //! # Order of placement
-//! [`places_in_order`](super::QueuePair::places_in_order) is true. What a request places is stored after all that the
-//! requests before it on the queue pair placed. And where the destination of a WRITE, or the last segment of a READ, is at
-//! least 8 bytes long and ends at an address that is a multiple of 8, its last 8 bytes are stored after all others, at once:
-//! a single 64-bit store with release semantics, so that whoever loads them with acquire semantics
-//! ([`HostMemory::load_u64`](super::HostMemory::load_u64)) and finds the new value sees everything else. The other bytes come in
-//! any order, and a destination that is shorter, or ends elsewhere, promises nothing about its own. A WRITE to memory that the
-//! peer can't map has its last 8 bytes stored by a system call of their own: later than the others, but perhaps not at
-//! once, so compare with the value that is expected, not with the one before.
+//! [`places_in_order`](super::QueuePair::places_in_order) is true. The bytes of a request are stored after all bytes
+//! of the requests before it on the queue pair. The last 8 bytes of a WRITE's destination, or of the last segment of
+//! a READ, are stored after all its other bytes, if the destination is at least 8 bytes long and ends at an address
+//! that is a multiple of 8. They are stored at once, by one 64-bit store with release semantics. A thread that loads
+//! them with acquire semantics ([`HostMemory::load_u64`](super::HostMemory::load_u64)) and finds the new value sees
+//! all the other bytes. The other bytes come in any order. The order within a destination that is shorter, or ends
+//! elsewhere, is not defined. If the peer can't map the memory, a system call of its own stores the last 8 bytes of a
+//! WRITE: later than the others, but perhaps not at once. So compare with the expected value, not with the previous
+//! one.
 //!
 //! # Differences from hardware
-//! - A completed operation is complete at both ends; there is no wire to be lost on.
+//! - A completed operation is complete at both ends, because no wire can lose it.
 //! - Receive completions wait in the queue pair's link until they are polled, so they cannot overrun a completion
-//!   queue; send completions can.
-//! - Both processes must belong to one user, and see one another's network and pid namespace. Such a peer could always
-//!   trace this process: the checks guard against faults and confusion, and against crashing on a hostile peer's word,
-//!   not against a debugger.
+//!   queue. Send completions can.
+//! - Both processes must belong to one user, and share a network namespace and a pid namespace. Such a peer could
+//!   always trace this process: the checks guard against faults and confusion, and against a crash caused by a
+//!   hostile peer's data, not against a debugger.
 
-mod address;
-mod bell;
 mod completion_queue;
+mod context;
 mod device;
 mod domain;
-mod link;
-mod mapping;
-mod message;
-mod peer;
-mod place;
+mod limits;
+mod peers;
+mod protection_domain;
 mod queue_pair;
-mod receive;
-mod send;
-mod service;
-mod stores;
+mod region;
+mod shared;
 mod system;
-mod table;
-mod task;
-mod transfer;
 
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use super::{Context, DeviceAttributes, VerbsError};
-
-/// The device's name.
-pub const NAME: &str = "soft0";
-/// Requests outstanding on one queue.
-const MAX_WORK_REQUESTS: u32 = 1 << 14;
-/// Bytes of one request.
-const MAX_MESSAGE: u64 = 1 << 31;
-/// Segments of one request.
-const MAX_SEGMENTS: u32 = 32;
-/// Inline bytes of one request.
-const MAX_INLINE: u32 = 128 << 10;
-
-/// Opens the soft device. There is one per process; it goes when nothing of it is in use any more.
-///
-/// # Errors
-/// [`Os`](VerbsError::Os) if the system has no descriptor, memory or thread left for it.
-pub fn open() -> Result<Arc<dyn Context>, VerbsError> {
-    device::open()
-}
-
-/// What the soft device is and can do.
-pub fn attributes() -> DeviceAttributes {
-    DeviceAttributes {
-        max_message_size: MAX_MESSAGE,
-        max_work_requests: MAX_WORK_REQUESTS,
-        max_segments: MAX_SEGMENTS,
-        max_read_segments: MAX_SEGMENTS,
-        max_inline: MAX_INLINE,
-        max_outstanding_reads: 128,
-        max_completions: 1 << 20,
-        max_memory_regions: table::REGIONS,
-        immediate: true,
-        locks_memory: false,
-        ..DeviceAttributes::new("soft", NAME)
-    }
-}
-
-/// Locks; a thread that panicked while it held the lock left nothing half-done that matters.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub use context::open;
+pub use limits::{NAME, attributes};

@@ -3,15 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// 64 random bits.
-pub(super) fn random() -> io::Result<u64> {
-    let mut bytes = [0u8; 8];
-    // SAFETY: the buffer is writable for the length given.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got == bytes.len() as isize { Ok(u64::from_ne_bytes(bytes)) } else { Err(io::Error::last_os_error()) }
-}
-
-/// Process and user at the other end of a unix socket. The process is 0 if it has no number in our namespace.
+/// Returns process and user at the other end of a unix socket. The process is 0 if it has no number in our namespace.
 pub(super) fn peer_credentials(fd: &OwnedFd) -> io::Result<(i32, u32)> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -30,7 +22,7 @@ pub(super) fn peer_credentials(fd: &OwnedFd) -> io::Result<(i32, u32)> {
     if result == 0 { Ok((credentials.pid, credentials.uid)) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Which way bytes go between this process and another.
+/// The direction in which bytes go between this process and another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     /// From here to there.
@@ -39,7 +31,7 @@ pub(super) enum Direction {
     FromPeer,
 }
 
-/// Copies `length` bytes between `local` and `remote` in `process`; returns how many went.
+/// Copies `length` bytes between `local` and `remote` in `process`. Returns the number of bytes copied.
 ///
 /// # Safety
 /// - `local` must be valid for `length` bytes, for writing if they come from the peer.

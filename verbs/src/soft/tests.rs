@@ -1,6 +1,7 @@
-//! A hostile or confused peer: whatever it writes to shared memory or says over the socket, this process goes on.
+//! A hostile or confused peer. This process goes on, whatever the peer writes to shared memory or sends over the socket.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::any::Any;
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
 
-use super::address::Address;
-use super::device::{self, Device};
-use super::message::{self, Answer, Object, Reply, Request};
-use super::queue_pair::Inner;
+use super::context;
+use super::device::Device;
+use super::queue_pair::core::Core;
+use crate::soft::peers::address::Address;
+use crate::soft::peers::message::{self, Answer, Object, Reply, Request};
 use crate::{
     Access, CompletionQueue, CompletionStatus, Context, HostMemory, LocalSegment, MemoryRegion, Operation,
     PathSettings, Payload, QueuePair, QueuePairCapacity, QueuePairState, ReceiveRequest, SendRequest,
@@ -26,11 +28,11 @@ struct Side {
     queue: Arc<dyn CompletionQueue>,
     pair: Arc<dyn QueuePair>,
     region: Arc<dyn MemoryRegion>,
-    inner: Arc<Inner>,
+    inner: Arc<Core>,
 }
 
 fn the_device() -> Arc<Device> {
-    device::current().unwrap()
+    context::current().unwrap()
 }
 
 impl Side {
@@ -50,7 +52,8 @@ impl Side {
         pair.to_init(all).unwrap();
         let memory = Arc::new(HostMemory::shared(1 << 16, 4096).unwrap());
         let region = domain.register(memory, all).unwrap();
-        let inner = the_device().service().queue_pair(pair.number().0).unwrap();
+        let local: Arc<dyn Any + Send + Sync> = the_device().service().queue_pair(pair.number().0).unwrap();
+        let inner = local.downcast().unwrap();
         Self { _context: context, queue, pair, region, inner }
     }
 
@@ -65,7 +68,7 @@ impl Side {
     }
 
     fn post_receive(&self, wr_id: u64) -> bool {
-        // SAFETY: nobody makes a reference to the memory.
+        // SAFETY: no reference to the memory exists.
         let into = unsafe { [LocalSegment::new(&*self.region, 0..256)] };
         self.pair.post_receive(&[ReceiveRequest { wr_id, into: &into }]).is_ok()
     }
@@ -77,7 +80,7 @@ impl Side {
         let _ = self.pair.post_send(&[SendRequest { wr_id: 1000, operation, signaled: true }]);
     }
 
-    /// Takes what there is; every completion must be of something that was posted.
+    /// Takes the completions that have come. Every completion must belong to a posted request.
     fn drain(&self) -> usize {
         let mut completions = [WorkCompletion::EMPTY; 8];
         let count = self.queue.poll(&mut completions);
@@ -95,7 +98,7 @@ fn random(seed: u64) -> impl Fn(usize) -> u64 {
         let mut value = (seed << 20 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         value ^= value >> 29;
         value = value.wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        // Half of the values are such as may mean something.
+        // Half of the values may mean something.
         match value >> 60 {
             0..4 => value % 8,
             4..6 => (value % 40) << 32 | value >> 50 & 3,
@@ -105,12 +108,12 @@ fn random(seed: u64) -> impl Fn(usize) -> u64 {
     }
 }
 
-/// Leaves the section word even: an odd one would be waited for, and that case has a test of its own.
+/// Keeps the section word even. A thread would wait for an odd one; that case has a test of its own.
 fn without_section(values: impl Fn(usize) -> u64) -> impl Fn(usize) -> u64 {
     move |index| if index == 32 { 0 } else { values(index) }
 }
 
-/// Garbage all over a link while it is in use: at worst the connection ends.
+/// Garbage all over a link while it is in use. At worst the connection ends.
 #[test]
 fn links_full_of_garbage() {
     for seed in 0..60 {
@@ -157,7 +160,7 @@ fn a_section_without_end() {
     assert!(start.elapsed() < Duration::from_secs(20));
 }
 
-/// The same with a peer that never stops scribbling, over its own link, ours, and both completion queues.
+/// A peer that never stops scribbling over its own link, our link, and both completion queues.
 #[test]
 fn scribbling_without_end() {
     let (a, b) = Side::connected();
@@ -214,7 +217,7 @@ fn dial() -> OwnedFd {
     fd
 }
 
-/// What the device answers; `None` if it hung up.
+/// Returns the device's answer; `None` if the device hung up.
 fn ask(fd: &OwnedFd, request: &Request) -> Option<(Reply, Vec<OwnedFd>)> {
     message::send_request(fd, request).ok()?;
     let mut waiting = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)];
@@ -222,9 +225,9 @@ fn ask(fd: &OwnedFd, request: &Request) -> Option<(Reply, Vec<OwnedFd>)> {
     message::receive_reply(fd).ok()
 }
 
-/// Descriptors go only to those who know the token, the link only once, and only what belongs to the queue pair.
+/// The device gives descriptors only to a peer that knows the token, only of objects of the queue pair, and the link once.
 #[test]
-fn descriptors_are_not_for_everybody() {
+fn descriptors_go_only_to_peers_with_the_token() {
     let (side, other) = (Side::new(), Side::new());
     let address = Address::decode(&side.pair.local_address()).unwrap();
     let fd = dial();
@@ -246,7 +249,7 @@ fn descriptors_are_not_for_everybody() {
     let link = Request { object: Object::Link { requester: 1 }, ..good };
     assert_eq!(ask(&fd, &link).unwrap().1.len(), 1);
     refused(&link);
-    // Whoever took the link is who this queue pair is for.
+    // The peer that took the link is the only one that this queue pair connects to.
     assert!(side.pair.to_rtr(&other.pair.local_address(), &PathSettings::default()).is_err());
     assert_eq!(side.pair.state(), QueuePairState::Init);
 }

@@ -1,75 +1,86 @@
-//! One-sided operations in flight: the memory that they use stays here until the device is done with it.
+//! Operations in flight: this module keeps the memory of each operation until the device is done with it.
 //!
-//! A transfer's memory moves in with it ([`Transfer`]) and comes back with its completion ([`Finished`]). Nobody has a
-//! reference to it meanwhile, whatever becomes of the future that waits for it: that is what makes a region's `&mut [u8]`
-//! sound without a word of `unsafe` above this floor.
+//! The memory moves into a [`Transfer`] and comes back with its completion ([`FinishedTransfer`]). Meanwhile there is no
+//! reference to the memory, even if the future that waits for the operation is dropped. For this reason the `&mut [u8]` of
+//! a region is sound, and the crates above need no `unsafe`.
 //!
-//! Requests of one queue pair complete in the order of posting, so a number that counts them is all that a completion has
-//! to say. Long transfers are cut; what the send queue and a window of bytes have no room for waits its turn.
+//! Requests of one queue pair complete in the order of posting, so a completion only needs to carry a number that counts
+//! the requests. Long transfers are cut into requests. A request waits until the send queue and the window of bytes have
+//! room.
 
-mod blocks;
+mod ranges;
 mod transfer;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-pub use blocks::{BlockCopy, Blocks};
-use transfer::Piece;
-pub use transfer::{Finished, Local, Notice, Transfer, Way};
+pub use ranges::{CopyRange, CopyRanges};
+use transfer::RequestPart;
+pub use transfer::{FinishedTransfer, LocalMemory, Notice, Transfer, TransferKind};
 
-use super::region::LocalRegistrations;
-use crate::{
-    CompletionStatus, LocalSegment, Operation, Payload, PostError, PostErrorKind, QueuePair, SendRequest,
-};
+use super::registrations::LocalRegistrations;
+use crate::{CompletionStatus, LocalSegment, Operation, Payload, PostError, QueuePair, SendRequest};
 
-/// The send queue of one queue pair, and the memory that its requests use. `T` is what a transfer's owner knows it by.
+/// The send queue of one queue pair, and the memory that its requests use. `T` is a token by which the owner of a transfer
+/// recognises it.
 #[derive(Debug)]
 pub struct InFlight<T> {
     queue_pair: Arc<dyn QueuePair>,
     registrations: LocalRegistrations,
-    limits: Limits,
-    /// Oldest first: those that are over, but for their completion, then those being posted, then those that wait.
+    limits: TransferLimits,
+    /// Oldest first: transfers that wait for their completion, then the one being posted, then those that wait for room.
     transfers: VecDeque<Transfer<T>>,
-    /// How many of them have been posted to the end.
+    /// Number of transfers whose requests are all posted.
     posted_transfers: usize,
-    /// Requests posted so far, and completed.
+    /// Number of requests posted so far.
     posted: u64,
+    /// Number of requests completed so far.
     completed: u64,
-    unsignaled: Marked,
-    /// What each signalled request that is outstanding stands for.
-    marks: VecDeque<Marked>,
+    /// Requests posted since the last signalled one.
+    unsignaled: SignaledRequests,
+    /// One entry for each outstanding signalled request.
+    marks: VecDeque<SignaledRequests>,
     bytes_in_flight: u64,
-    /// Whether a completion has told of a fault, or a request was refused.
+    /// Whether a request has failed or was refused.
     failed: bool,
 }
 
-/// What the device takes.
+/// The limits of a send queue.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Requests on the send queue.
+pub struct TransferLimits {
+    /// Number of requests on the send queue.
     pub requests: u32,
-    /// Bytes of one request.
+    /// Bytes of one request at most.
     pub message: u64,
-    /// Bytes of all requests outstanding, beyond which no further one is posted.
+    /// Bytes of all outstanding requests, from which on no further request is posted.
     pub window: u64,
 }
 
-/// Requests up to and with a signalled one.
+/// A signalled request, together with the unsignalled ones before it.
 #[derive(Clone, Copy, Debug, Default)]
-struct Marked {
-    /// Number of the signalled one.
+struct SignaledRequests {
+    /// Number of the signalled request.
     number: u64,
+    /// How many requests these are.
     requests: u32,
+    /// Bytes of these requests.
     bytes: u64,
 }
 
-/// Requests handed to the device at a time.
+/// Number of requests that are posted together at most.
 const BATCH: usize = 16;
 
 impl<T> InFlight<T> {
-    /// Takes over a connected queue pair, of which there must be no other reference: when it is dropped, the device is done
-    /// with the memory of its requests.
-    pub fn new(queue_pair: Arc<dyn QueuePair>, registrations: LocalRegistrations, limits: Limits) -> Self {
+    /// Takes over a connected queue pair.
+    ///
+    /// # Panics
+    /// If there is another reference to the queue pair: dropping the last reference proves that the device is done with the
+    /// memory of its requests.
+    pub fn new(
+        queue_pair: Arc<dyn QueuePair>,
+        registrations: LocalRegistrations,
+        limits: TransferLimits,
+    ) -> Self {
         assert_eq!(Arc::strong_count(&queue_pair), 1, "a queue pair of one owner");
         Self {
             queue_pair,
@@ -79,30 +90,33 @@ impl<T> InFlight<T> {
             posted_transfers: 0,
             posted: 0,
             completed: 0,
-            unsignaled: Marked::default(),
+            unsignaled: SignaledRequests::default(),
             marks: VecDeque::new(),
             bytes_in_flight: 0,
             failed: false,
         }
     }
 
-    /// The queue pair.
+    /// Returns the queue pair.
     pub fn queue_pair(&self) -> &dyn QueuePair {
         &*self.queue_pair
     }
 
-    /// Transfers that are not over.
+    /// Returns the number of transfers that have not ended.
     pub fn len(&self) -> usize {
         self.transfers.len()
     }
 
-    /// Whether so many requests are outstanding that it is time to take completions.
+    /// Returns whether more than half of the send queue is in use, so that the caller should poll for completions.
     pub fn is_crowded(&self) -> bool {
         self.posted - self.completed > u64::from(self.limits.requests / 2)
     }
 
-    /// Posts one small request at once, whose bytes the device takes over before this returns; nobody is told of its
-    /// completion. False if it has to queue: then `operation` was not posted.
+    /// Posts one small inline request at once. The device copies its bytes before this returns, and its completion is not
+    /// reported. Returns false, and does not post `operation`, if the request would have to wait.
+    ///
+    /// # Errors
+    /// The device refuses the request.
     pub fn post_now(
         &mut self,
         wr_id: impl Fn(u32) -> u64,
@@ -126,13 +140,19 @@ impl<T> InFlight<T> {
         Ok(true)
     }
 
-    /// Takes a transfer, and posts as much of it as there is room for.
+    /// Accepts a transfer, and posts its requests as far as there is room.
+    ///
+    /// # Errors
+    /// The device refuses a request.
     pub fn submit(&mut self, transfer: Transfer<T>, wr_id: impl Fn(u32) -> u64) -> Result<(), PostError> {
         self.transfers.push_back(transfer);
         self.pump(wr_id)
     }
 
-    /// Posts what there is room for.
+    /// Posts waiting requests as far as there is room.
+    ///
+    /// # Errors
+    /// The device refuses a request.
     pub fn pump(&mut self, wr_id: impl Fn(u32) -> u64) -> Result<(), PostError> {
         while self.posted_transfers < self.transfers.len()
             && self.room() > 0
@@ -144,12 +164,13 @@ impl<T> InFlight<T> {
         Ok(())
     }
 
-    /// The request with this number, of the 32 bits that its identifier had room for, has completed, and all before it.
+    /// Records that the request `number` has completed, and all requests before it. `number` is the low 32 bits of the
+    /// request's number, because its identifier has room for 32 bits. Passes each transfer that has ended to `finished`.
     pub fn completed(
         &mut self,
         number: u32,
         status: CompletionStatus,
-        mut finished: impl FnMut(Finished<T>),
+        mut finished: impl FnMut(FinishedTransfer<T>),
     ) {
         let number = self.completed + u64::from(number.wrapping_sub(self.completed as u32));
         if number > self.posted {
@@ -175,12 +196,12 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Ends it: the queue pair goes, upon which no request can touch memory any more, and every transfer is over with
-    /// `status`, if it has no reason of its own.
-    pub fn abandon(self, status: CompletionStatus, mut finished: impl FnMut(Finished<T>)) {
+    /// Destroys the queue pair, so that no request can access memory any more, and ends every transfer with `status`, unless
+    /// the transfer has failed with a status of its own.
+    pub fn abandon(self, status: CompletionStatus, mut finished: impl FnMut(FinishedTransfer<T>)) {
         let Self { queue_pair, transfers, .. } = self;
         queue_pair.to_error();
-        // Nobody else has it, see `new`.
+        // This is the only reference, see `new`.
         drop(queue_pair);
         for mut transfer in transfers {
             transfer.fail(status);
@@ -188,13 +209,13 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Places free in the send queue.
+    /// Returns the number of free places in the send queue.
     fn room(&self) -> usize {
         let outstanding = (self.posted - self.completed) as usize;
         (self.limits.requests as usize).saturating_sub(outstanding)
     }
 
-    /// Numbers the next request, of `bytes`, and says whether it must be signalled.
+    /// Numbers the next request, of `bytes`, and returns the number and whether the request must be signalled.
     fn number(&mut self, bytes: u64, wanted: bool) -> (u64, bool) {
         let every = (self.limits.requests / 8).clamp(1, 64);
         self.posted += 1;
@@ -210,30 +231,30 @@ impl<T> InFlight<T> {
         (self.posted, signaled)
     }
 
-    /// Posts pieces of the first transfer that has any left.
+    /// Posts requests of the first transfer that is not posted completely.
     fn post_batch(&mut self, wr_id: &impl Fn(u32) -> u64) -> Result<(), PostError> {
         let index = self.posted_transfers;
         let room = self.room().min(BATCH);
         let message = self.limits.message;
-        let mut pieces: Vec<(Piece, Option<LocalSegment>)> = Vec::with_capacity(room);
+        let mut parts: Vec<(RequestPart, Option<LocalSegment>)> = Vec::with_capacity(room);
         let mut bytes = self.bytes_in_flight;
         let transfer = &mut self.transfers[index];
         if let Err(kind) = transfer.register(&mut self.registrations) {
             self.failed = true;
             return Err(PostError { index: 0, kind });
         }
-        while pieces.len() < room && (bytes < self.limits.window || pieces.is_empty()) {
-            let Some(piece) = transfer.next_piece(message) else { break };
-            bytes += piece.bytes();
-            let segment = transfer.segment(&piece);
-            pieces.push((piece, segment));
+        while parts.len() < room && (bytes < self.limits.window || parts.is_empty()) {
+            let Some(part) = transfer.next_part(message) else { break };
+            bytes += part.bytes();
+            let segment = transfer.segment(&part);
+            parts.push((part, segment));
         }
         let first = self.posted + 1;
         let numbers: Vec<_> =
-            pieces.iter().map(|(piece, _)| self.number(piece.bytes(), piece.is_last())).collect();
+            parts.iter().map(|(part, _)| self.number(part.bytes(), part.is_last())).collect();
         let transfer = &mut self.transfers[index];
         transfer.posted(first, self.posted);
-        let result = transfer.with_requests(&pieces, |operations| {
+        let result = transfer.with_requests(&parts, |operations| {
             let requests: Vec<_> = operations
                 .iter()
                 .zip(&numbers)
@@ -250,10 +271,4 @@ impl<T> InFlight<T> {
         }
         result.inspect_err(|_| self.failed = true)
     }
-}
-
-/// The error of a transfer whose memory the device does not take.
-fn refused(error: &crate::VerbsError) -> PostErrorKind {
-    crate::throttled!(warn, %error, "memory for a transfer can't be registered");
-    PostErrorKind::Refused(libc::ENOMEM)
 }

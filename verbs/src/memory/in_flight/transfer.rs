@@ -1,100 +1,193 @@
-//! One transfer: the memory it uses, and the requests it becomes.
+//! One transfer: its memory, and its requests.
 
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use super::super::region::{LocalRegistrations, MemRegion, RemotePlace, segment_of};
-use super::super::{Block, Lease};
-use super::blocks::{BlockCopy, Blocks, Cursor};
-use super::refused;
+use super::super::pieces::{Block, Lease};
+use super::super::region::{MemRegion, RemotePlace};
+use super::super::registrations::{LocalRegistrations, segment_of};
+use super::ranges::{CopyRange, CopyRanges, Cursor};
 use crate::{CompletionStatus, LocalSegment, MemoryRegion, Operation, Payload, PostErrorKind, RemoteSegment};
 
-/// What is to be moved, and what is to be told at its end.
+/// A transfer of bytes between memory of this process and memory of a peer, and an optional notice at its end.
+///
+/// The memory moves into the transfer and comes back with [`FinishedTransfer`]:
+///
+/// ```
+/// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::memory::{Budget, MemRegion};
+/// # use tonic_rdma_verbs::{RemoteSegment, Rkey};
+/// # let budget = Budget::new(1 << 20);
+/// # let place = RemotePlace { start: RemoteSegment { address: 0, rkey: Rkey(0) }, length: 4096 };
+/// # let ranges = CopyRanges::Many(Vec::new());
+/// let region = MemRegion::allocate(4096, &budget)?;
+/// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ());
+/// let finished = transfer.refuse();
+/// let LocalMemory::Region(mut region) = finished.local else { panic!("a region") };
+/// region[0] = 1;
+/// # Ok::<(), tonic_rdma_verbs::memory::PoolError>(())
+/// ```
+///
+/// Meanwhile the program has no access to the memory. The compiler refuses to read it,
+///
+/// ```compile_fail,E0382
+/// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::memory::MemRegion;
+/// # fn transfer(region: MemRegion, ranges: CopyRanges, place: RemotePlace) {
+/// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ());
+/// let _: &[u8] = region.as_ref(); // moved
+/// # let _ = transfer.refuse();
+/// # }
+/// ```
+///
+/// to write to it,
+///
+/// ```compile_fail,E0382
+/// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::memory::MemRegion;
+/// # fn transfer(mut region: MemRegion, ranges: CopyRanges, place: RemotePlace) {
+/// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ());
+/// region[0] = 1; // moved
+/// # let _ = transfer.refuse();
+/// # }
+/// ```
+///
+/// to keep a reference to it,
+///
+/// ```compile_fail,E0505
+/// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::memory::MemRegion;
+/// # fn transfer(region: MemRegion, ranges: CopyRanges, place: RemotePlace) {
+/// let bytes = &region[..];
+/// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ()); // borrowed
+/// let _ = bytes[0];
+/// # let _ = transfer.refuse();
+/// # }
+/// ```
+///
+/// to free it,
+///
+/// ```compile_fail,E0382
+/// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::memory::MemRegion;
+/// # fn transfer(region: MemRegion, ranges: CopyRanges, place: RemotePlace) {
+/// let transfer = Transfer::new(LocalMemory::Region(region), TransferKind::Write, ranges, place, ());
+/// drop(region); // moved
+/// # let _ = transfer.refuse();
+/// # }
+/// ```
+///
+/// or to use it in a second transfer:
+///
+/// ```compile_fail,E0382
+/// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+/// # use tonic_rdma_verbs::memory::MemRegion;
+/// # fn transfer(region: MemRegion, ranges: [CopyRanges; 2], place: RemotePlace) {
+/// let [one, two] = ranges;
+/// let first = Transfer::new(LocalMemory::Region(region), TransferKind::Write, one, place, ());
+/// let second = Transfer::new(LocalMemory::Region(region), TransferKind::Write, two, place, ()); // moved
+/// # let _ = (first.refuse(), second.refuse());
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Transfer<T> {
-    local: Local,
-    way: Way,
-    blocks: Blocks,
+    local: LocalMemory,
+    kind: TransferKind,
+    ranges: CopyRanges,
     remote: RemotePlace,
     notice: Option<Notice>,
     token: T,
     cursor: Cursor,
-    /// Whether the request that ends it was made.
+    /// Whether the last request of the transfer was made.
     ended: bool,
+    /// Registration of the local memory, if the transfer needs one.
     registered: Option<Arc<dyn MemoryRegion>>,
+    /// Number of the first request, once it is posted.
     first: Option<u64>,
+    /// Number of the last request, once it is posted.
     last: Option<u64>,
     status: CompletionStatus,
 }
 
 /// The memory of this process that a transfer uses.
 #[derive(Debug)]
-pub enum Local {
-    /// Read or written.
+pub enum LocalMemory {
+    /// A region, to be read or written.
     Region(MemRegion),
-    /// Read.
+    /// A lease, to be read.
     Lease(Lease),
-    /// Read; a copy of what could not be sent from where it was.
+    /// A block, to be read: a copy of bytes that the device could not read in place.
     Block(Block),
-    /// Read, and small: it goes inline.
+    /// A few bytes, which are sent inline.
     Bytes(Vec<u8>),
 }
 
-/// Which way the bytes go.
+/// The operation of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum TransferKind {
     /// RDMA WRITE.
     Write,
     /// RDMA READ.
     Read,
-    /// A message into the peer's next receive; one block.
+    /// A message into the next receive of the peer. It has one range.
     Send,
 }
 
-/// What the peer is told when all bytes of a write are where they belong.
+/// A notice to the peer that all bytes of a write have arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// This 64-bit word is written after them.
+    /// This 64-bit word is written after the bytes.
     Word(RemoteSegment, u64),
-    /// It has a receive completion with this.
+    /// The peer gets a receive completion with this value.
     Immediate(u32),
 }
 
-/// A transfer that is over.
+/// A transfer that has ended.
 #[derive(Debug)]
-pub struct Finished<T> {
+pub struct FinishedTransfer<T> {
+    /// The token of the transfer.
     pub token: T,
-    pub local: Local,
+    /// The memory, which the device does not access any more.
+    pub local: LocalMemory,
+    /// Success, or the first reason of failure.
     pub status: CompletionStatus,
 }
 
-/// What becomes one request.
+/// The part of a transfer that becomes one request.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece {
-    bytes: Option<BlockCopy>,
+pub struct RequestPart {
+    bytes: Option<CopyRange>,
     notice: Option<Notice>,
     last: bool,
 }
 
-impl Piece {
+impl RequestPart {
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
-        self.bytes.map_or(0, |block| block.length)
+        self.bytes.map_or(0, |range| range.length)
     }
 
+    /// Returns whether this is the last part of the transfer.
     pub fn is_last(&self) -> bool {
         self.last
     }
 }
 
 impl<T> Transfer<T> {
-    /// Moves `blocks` between `local` and `remote`; the caller has seen to it that they lie within both.
-    pub fn new(local: Local, way: Way, blocks: Blocks, remote: RemotePlace, token: T) -> Self {
+    /// Makes a transfer of `ranges` between `local` and `remote`. The caller has checked that the ranges lie within both.
+    pub fn new(
+        local: LocalMemory,
+        kind: TransferKind,
+        ranges: CopyRanges,
+        remote: RemotePlace,
+        token: T,
+    ) -> Self {
         let (cursor, status) = (Cursor::default(), CompletionStatus::Success);
         let (notice, registered, first, last) = (None, None, None, None);
         Self {
             local,
-            way,
-            blocks,
+            kind,
+            ranges,
             remote,
             notice,
             token,
@@ -107,92 +200,98 @@ impl<T> Transfer<T> {
         }
     }
 
-    /// Has the peer told when a write is complete.
+    /// Adds a notice to the peer for the end of a write.
     pub fn notify(mut self, notice: Notice) -> Self {
         self.notice = Some(notice);
         self
     }
 
-    /// Ends it before it began.
-    pub fn refuse(self) -> Finished<T> {
+    /// Ends a transfer that was not posted, and returns its memory.
+    pub fn refuse(self) -> FinishedTransfer<T> {
         debug_assert!(self.first.is_none());
-        Finished { token: self.token, local: self.local, status: CompletionStatus::WorkRequestFlushed }
+        FinishedTransfer {
+            token: self.token,
+            local: self.local,
+            status: CompletionStatus::WorkRequestFlushed,
+        }
     }
 
-    /// Has the device know the memory.
+    /// Registers the memory with the device, if it needs a registration.
     pub fn register(&mut self, known: &mut LocalRegistrations) -> Result<(), PostErrorKind> {
         if self.registered.is_none() {
             self.registered = match &self.local {
-                Local::Region(region) => Some(known.region(region).map_err(|error| refused(&error))?),
-                Local::Lease(lease) => Some(known.lease(lease).map_err(|error| refused(&error))?),
-                Local::Block(_) | Local::Bytes(_) => None,
+                LocalMemory::Region(region) => Some(known.region(region).map_err(|error| refused(&error))?),
+                LocalMemory::Lease(lease) => Some(known.lease(lease).map_err(|error| refused(&error))?),
+                LocalMemory::Block(_) | LocalMemory::Bytes(_) => None,
             };
         }
         Ok(())
     }
 
-    /// The next request's worth; `None` at the end. A transfer of no bytes is one request all the same, so that it completes.
-    pub fn next_piece(&mut self, most: u64) -> Option<Piece> {
+    /// Returns the part for the next request, or `None` at the end. A transfer of no bytes has one part, so that it
+    /// completes.
+    pub fn next_part(&mut self, most: u64) -> Option<RequestPart> {
         if self.ended {
             return None;
         }
-        let bytes = self.blocks.next(&mut self.cursor, most);
-        let over = self.blocks.is_over(&self.cursor);
-        // The word is a request of its own, behind the bytes.
+        let bytes = self.ranges.next(&mut self.cursor, most);
+        let over = self.ranges.is_over(&self.cursor);
+        // The word is a separate request after the bytes.
         let word_follows = matches!(self.notice, Some(Notice::Word(..))) && bytes.is_some();
         self.ended = over && !word_follows;
         let notice = self.notice.filter(|_| self.ended);
-        Some(Piece { bytes, notice, last: self.ended })
+        Some(RequestPart { bytes, notice, last: self.ended })
     }
 
-    /// Names the local bytes of a piece; nothing if they go inline.
-    pub fn segment(&self, piece: &Piece) -> Option<LocalSegment> {
-        let block = piece.bytes?;
-        let range = block.local as usize..(block.local + block.length) as usize;
+    /// Names the local bytes of a part. Returns `None` if they are sent inline.
+    pub fn segment(&self, part: &RequestPart) -> Option<LocalSegment> {
+        let copied = part.bytes?;
+        let range = copied.local as usize..(copied.local + copied.length) as usize;
         match (&self.local, &self.registered) {
-            (Local::Region(region), Some(by)) => {
-                debug_assert!(self.way == Way::Read || self.way == Way::Write);
-                // SAFETY: this transfer owns the region from before the request is posted until it has completed, or its
-                // queue pair is gone: `InFlight` gives it out in `Finished` alone.
+            (LocalMemory::Region(region), Some(by)) => {
+                debug_assert!(self.kind == TransferKind::Read || self.kind == TransferKind::Write);
+                // SAFETY: this transfer owns the region from before the request is posted until the request has completed or
+                // its queue pair is destroyed. `InFlight` gives the region out only in `FinishedTransfer`.
                 Some(unsafe { segment_of(region, &**by, range) })
             }
-            (Local::Lease(lease), Some(by)) => Some(lease.segment_in(&**by, range)),
-            (Local::Block(block), _) => block.segment(range).ok(),
-            (Local::Region(_) | Local::Lease(_) | Local::Bytes(_), _) => None,
+            (LocalMemory::Lease(lease), Some(by)) => Some(lease.segment_in(&**by, range)),
+            (LocalMemory::Block(block), _) => block.segment(range).ok(),
+            (LocalMemory::Region(_) | LocalMemory::Lease(_) | LocalMemory::Bytes(_), _) => None,
         }
     }
 
-    /// Lends the requests that `pieces` become to `then`.
+    /// Makes the requests of `parts`, and passes them to `then`.
     pub fn with_requests<R>(
         &self,
-        pieces: &[(Piece, Option<LocalSegment>)],
+        parts: &[(RequestPart, Option<LocalSegment>)],
         then: impl FnOnce(&[Operation<'_>]) -> R,
     ) -> R {
-        let words: Vec<[u8; 8]> = pieces.iter().map(|(piece, _)| word(piece)).collect();
+        let words: Vec<[u8; 8]> = parts.iter().map(|(part, _)| word(part)).collect();
         let slices: Vec<[IoSlice<'_>; 1]> =
-            pieces.iter().zip(&words).map(|((piece, _), word)| [self.inline(piece, word)]).collect();
-        let operations: Vec<_> = pieces
+            parts.iter().zip(&words).map(|((part, _), word)| [self.inline(part, word)]).collect();
+        let operations: Vec<_> = parts
             .iter()
             .zip(&slices)
-            .map(|((piece, segment), slices)| self.operation(piece, segment, slices))
+            .map(|((part, segment), slices)| self.operation(part, segment, slices))
             .collect();
         then(&operations)
     }
 
-    /// What of a piece goes inline.
-    fn inline<'a>(&'a self, piece: &Piece, word: &'a [u8]) -> IoSlice<'a> {
-        IoSlice::new(match (&self.local, piece.bytes) {
-            (Local::Bytes(bytes), Some(block)) => {
-                bytes.get(block.local as usize..(block.local + block.length) as usize).unwrap_or_default()
+    /// Returns the bytes of a part that are sent inline.
+    fn inline<'a>(&'a self, part: &RequestPart, word: &'a [u8]) -> IoSlice<'a> {
+        IoSlice::new(match (&self.local, part.bytes) {
+            (LocalMemory::Bytes(bytes), Some(range)) => {
+                bytes.get(range.local as usize..(range.local + range.length) as usize).unwrap_or_default()
             }
-            (_, None) if matches!(piece.notice, Some(Notice::Word(..))) => word,
+            (_, None) if matches!(part.notice, Some(Notice::Word(..))) => word,
             _ => &[],
         })
     }
 
+    /// Makes the operation of a part.
     fn operation<'a>(
         &self,
-        piece: &Piece,
+        part: &RequestPart,
         segment: &'a Option<LocalSegment>,
         slices: &'a [IoSlice<'a>],
     ) -> Operation<'a> {
@@ -200,29 +299,29 @@ impl<T> Transfer<T> {
             Some(segment) => Payload::Registered(std::slice::from_ref(segment)),
             None => Payload::Inline(slices),
         };
-        let immediate = match piece.notice {
+        let immediate = match part.notice {
             Some(Notice::Immediate(value)) => Some(value),
             _ => None,
         };
-        let offset = piece.bytes.map_or(0, |block| block.remote);
+        let offset = part.bytes.map_or(0, |range| range.remote);
         let remote = RemoteSegment {
             address: self.remote.start.address.wrapping_add(offset),
             rkey: self.remote.start.rkey,
         };
-        match (self.way, piece.notice) {
-            (Way::Send, _) => Operation::Send { data, immediate },
-            (Way::Read, _) => {
+        match (self.kind, part.notice) {
+            (TransferKind::Send, _) => Operation::Send { data, immediate },
+            (TransferKind::Read, _) => {
                 let into = segment.as_ref().map_or(&[][..], std::slice::from_ref);
                 Operation::Read { into, remote }
             }
-            (Way::Write, Some(Notice::Word(place, _))) if piece.bytes.is_none() => {
+            (TransferKind::Write, Some(Notice::Word(place, _))) if part.bytes.is_none() => {
                 Operation::Write { data, remote: place, immediate: None }
             }
-            (Way::Write, _) => Operation::Write { data, remote, immediate },
+            (TransferKind::Write, _) => Operation::Write { data, remote, immediate },
         }
     }
 
-    /// Requests `first..=last` were made of it.
+    /// Records that the requests `first..=last` of this transfer are posted.
     pub fn posted(&mut self, first: u64, last: u64) {
         self.first.get_or_insert(first);
         if self.ended {
@@ -230,38 +329,44 @@ impl<T> Transfer<T> {
         }
     }
 
-    /// Number of its last request, once that was posted.
+    /// Returns the number of the last request, once it is posted.
     pub fn last(&self) -> Option<u64> {
         self.last
     }
 
-    /// Whether a request of it is among those up to `number`.
+    /// Returns whether a request of this transfer is among those up to `number`.
     pub fn began_before(&self, number: u64) -> bool {
         self.first.is_some_and(|first| first <= number)
     }
 
-    /// Whether request `number` is one of its own.
+    /// Returns whether request `number` belongs to this transfer.
     pub fn covers(&self, number: u64) -> bool {
         self.began_before(number) && self.last.is_none_or(|last| number <= last)
     }
 
-    /// It did not succeed; the first reason stays.
+    /// Records a failure. The first reason is kept.
     pub fn fail(&mut self, status: CompletionStatus) {
         if self.status == CompletionStatus::Success {
             self.status = status;
         }
     }
 
-    /// The device is done with it.
-    pub fn finish(self) -> Finished<T> {
-        Finished { token: self.token, local: self.local, status: self.status }
+    /// Ends the transfer. The device does not access its memory any more.
+    pub fn finish(self) -> FinishedTransfer<T> {
+        FinishedTransfer { token: self.token, local: self.local, status: self.status }
     }
 }
 
-/// The word that a piece writes, if it does.
-fn word(piece: &Piece) -> [u8; 8] {
-    match piece.notice {
+/// Returns the word that a part writes, or zeros.
+fn word(part: &RequestPart) -> [u8; 8] {
+    match part.notice {
         Some(Notice::Word(_, value)) => value.to_ne_bytes(),
         _ => [0; 8],
     }
+}
+
+/// Logs why the device refuses the memory of a transfer, and returns the error of the transfer.
+fn refused(error: &dyn std::fmt::Display) -> PostErrorKind {
+    crate::throttled!(warn, %error, "memory for a transfer can't be registered");
+    PostErrorKind::Refused(libc::ENOMEM)
 }

@@ -1,39 +1,41 @@
-//! A peer's right to memory.
+//! A grant: the right of a peer to access memory.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::super::Lease;
-use super::SharedRegion;
+use super::super::pieces::Lease;
+use super::shared::SharedRegion;
 use crate::{Access, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError};
 
-/// What a peer may do with some memory, exact to the byte and in one protection domain, which is one peer's. Dropping it
-/// takes the right away, and waits (microseconds) for operations of the peer's that are in the middle of it.
+/// The right of a peer to access a range of memory, exact to the byte. It belongs to one protection domain, which serves
+/// one peer. Dropping the grant revokes the right, and waits some microseconds for operations of the peer that are in
+/// progress.
 #[derive(Debug)]
 pub struct Grant {
-    /// First: the peer's right ends before the memory goes.
+    /// The first field, because the right must end before the memory is freed.
     region: Arc<dyn MemoryRegion>,
     place: RemotePlace,
-    _memory: Memory,
+    _memory: GrantedMemory,
 }
 
-/// What keeps the memory.
+/// The owner that keeps the memory alive.
 #[derive(Debug)]
-enum Memory {
+enum GrantedMemory {
     Shared(#[expect(dead_code, reason = "held for its drop")] SharedRegion),
     Frozen(#[expect(dead_code, reason = "held for its drop")] Lease),
 }
 
-/// A range of a peer's memory, or of ours as the peer names it.
+/// A range of memory as the other process names it: a range of the peer's memory, or one of this process for the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemotePlace {
+    /// Address and key of the first byte.
     pub start: RemoteSegment,
-    /// In bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
 impl RemotePlace {
-    /// The place of `length` bytes at `offset`; `None` if they are not within.
+    /// Returns the address of `length` bytes at `offset`, or `None` if they are not within the range.
     pub fn at(&self, offset: u64, length: u64) -> Option<RemoteSegment> {
         let end = offset.checked_add(length)?;
         let address = self.start.address.checked_add(offset)?;
@@ -42,7 +44,10 @@ impl RemotePlace {
 }
 
 impl Grant {
-    /// Gives the peers of `domain` these rights to all of `shared`.
+    /// Grants the peer of `domain` the rights `access` to all of `shared`.
+    ///
+    /// # Errors
+    /// The device can't register the memory.
     pub fn of_region(
         domain: &dyn ProtectionDomain,
         shared: &SharedRegion,
@@ -51,7 +56,10 @@ impl Grant {
         Self::of_part(domain, shared, 0..shared.len(), access)
     }
 
-    /// Gives them to a part of it, in bytes from its start.
+    /// Grants the peer of `domain` the rights `access` to a part of `shared`, in bytes from its start.
+    ///
+    /// # Errors
+    /// The part is not within the region, or the device can't register the memory.
     pub fn of_part(
         domain: &dyn ProtectionDomain,
         shared: &SharedRegion,
@@ -67,22 +75,25 @@ impl Grant {
         let memory = Arc::clone(region.mapped().memory());
         let address = memory.address() + start as u64;
         let registered = domain.register_range(memory, start..end, access | Access::LOCAL_WRITE)?;
-        Ok(Self::new(registered, address, part.len(), Memory::Shared(shared.clone())))
+        Ok(Self::new(registered, address, part.len(), GrantedMemory::Shared(shared.clone())))
     }
 
-    /// Lets the peers of `domain` read what `lease` has.
+    /// Grants the peer of `domain` the right to read the bytes of `lease`.
+    ///
+    /// # Errors
+    /// The device can't register the memory.
     pub fn of_lease(domain: &dyn ProtectionDomain, lease: &Lease) -> Result<Self, VerbsError> {
         let (memory, range) = lease.place();
         let registered = domain.register_range(memory, range, Access::REMOTE_READ)?;
-        Ok(Self::new(registered, lease.as_ptr() as u64, lease.len(), Memory::Frozen(lease.clone())))
+        Ok(Self::new(registered, lease.as_ptr() as u64, lease.len(), GrantedMemory::Frozen(lease.clone())))
     }
 
-    fn new(region: Arc<dyn MemoryRegion>, address: u64, length: usize, memory: Memory) -> Self {
+    fn new(region: Arc<dyn MemoryRegion>, address: u64, length: usize, memory: GrantedMemory) -> Self {
         let start = RemoteSegment { address, rkey: region.rkey() };
         Self { region, place: RemotePlace { start, length: length as u64 }, _memory: memory }
     }
 
-    /// Where the peer finds it.
+    /// Returns the range as the peer names it.
     pub fn place(&self) -> RemotePlace {
         debug_assert_eq!(self.place.start.rkey, self.region.rkey());
         self.place

@@ -1,26 +1,22 @@
-//! Memory of its own mapping, for tensors: in the hands of one owner, lent to a device, or granted to a peer.
+//! Regions: memory with its own mapping, for tensors. A region has one owner, is lent to a device, or is granted to a peer.
 //!
 //! ```text
 //!                 move into a transfer                     share
 //!   InFlight ◀────────────────────────── MemRegion ────────────────▶ SharedRegion ── grant ──▶ Grant
-//!            ──────────────────────────▶  &mut [u8]  ◀────────────────              (a peer's right, to the byte)
+//!            ──────────────────────────▶  &mut [u8]  ◀────────────────              (the right of a peer)
 //!                 with its completion                  try_into_region,
-//!                                                      when no grant is left
+//!                                                      after the last grant
 //! ```
 //!
-//! The device writes to a region only while a transfer owns it, and peers only while a grant exists; a slice of it is to be
-//! had only while neither does. So `&[u8]` is sound here although peers write.
+//! The device writes to a region only while a transfer owns the region. A peer writes only while a grant exists. A slice of
+//! the region exists only while there is neither a transfer nor a grant. For this reason `&[u8]` is sound, although peers
+//! write to regions.
 
-mod anchors;
 mod grant;
 mod owned;
-mod registered;
 mod shared;
 
-pub use anchors::Anchors;
 pub use grant::{Grant, RemotePlace};
-use owned::Mapped;
+pub(crate) use owned::Mapped;
 pub use owned::MemRegion;
-pub use registered::LocalRegistrations;
-pub(super) use registered::segment_of;
 pub use shared::SharedRegion;

@@ -1,48 +1,60 @@
-//! A region in the hands of one owner.
+//! A region with one owner.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-use super::super::budget::Reservation;
-use super::super::slab::advise_huge_pages;
-use super::super::{Budget, PoolError};
-use super::SharedRegion;
+use super::super::budget::{Budget, Reservation};
+use super::super::error::PoolError;
+use super::super::pool::slab::advise_huge_pages;
+use super::super::settings::Quota;
+use super::shared::SharedRegion;
 use crate::{HostMemory, VerbsError};
 
-/// Memory of a mapping of its own, whose one owner may read and write it as a slice.
+/// Memory with its own mapping. Its owner reads and writes it as a slice.
 ///
-/// It moves into every operation that the device carries out on it, and comes back when the device is done: that is why
-/// nothing here needs `unsafe`. Zeroed at first; pages cost nothing until they are touched.
+/// The region moves into every operation that the device carries out on it, and comes back when the device is done. For
+/// this reason programs need no `unsafe`. The memory is zeroed at first. A page uses no memory until its first access.
 pub struct MemRegion {
     mapped: Arc<Mapped>,
     range: Range<usize>,
 }
 
-/// A mapping, of which regions are parts.
+/// A mapping. Regions are parts of one.
 #[derive(Debug)]
-pub(in crate::memory) struct Mapped {
+pub(crate) struct Mapped {
     memory: Arc<HostMemory>,
     _reservation: Reservation,
 }
 
 impl Mapped {
-    /// The memory itself.
-    pub(in crate::memory) fn memory(&self) -> &Arc<HostMemory> {
+    /// Returns the memory.
+    pub(crate) fn memory(&self) -> &Arc<HostMemory> {
         &self.memory
     }
 }
 
 impl MemRegion {
-    /// From here on memory is aligned to 2 MiB, and the kernel asked for huge pages.
+    /// Bytes of a huge page. Memory of this length or more is aligned to huge pages, and the kernel is asked for them.
     const HUGE_PAGE: usize = 2 << 20;
 
     /// Maps `length` bytes, at least one page, within `budget`.
+    ///
+    /// ```
+    /// use tonic_rdma_verbs::memory::{Budget, MemRegion};
+    ///
+    /// let mut region = MemRegion::allocate(4096, &Budget::new(1 << 20))?;
+    /// region[..3].copy_from_slice(b"abc");
+    /// # Ok::<(), tonic_rdma_verbs::memory::PoolError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The budget is used up, or the system can't map the memory.
     pub fn allocate(length: usize, budget: &Arc<Budget>) -> Result<Self, PoolError> {
         let page = rustix::param::page_size();
         let limit = isize::MAX as u64 / 2;
         if length as u64 > limit {
-            let (asked, quota) = (length as u64, super::super::Quota::Send);
+            let (asked, quota) = (length as u64, Quota::Send);
             return Err(PoolError::TooLarge { quota, asked, limit });
         }
         let bytes = length.max(1).next_multiple_of(page);
@@ -59,7 +71,7 @@ impl MemRegion {
         Ok(Self { mapped, range: 0..length })
     }
 
-    /// Splits it in two at `at`, in bytes. Both may be in use independently; `self` keeps the front.
+    /// Splits the region at `at`, in bytes, and returns the back. `self` keeps the front. Both parts are independent.
     ///
     /// # Panics
     /// If `at` is beyond the end.
@@ -72,7 +84,7 @@ impl MemRegion {
         back
     }
 
-    /// Makes it memory that peers may get rights to. It is then read and written by copying alone.
+    /// Turns the region into memory that peers may get rights to. This process then reads and writes it by copying.
     pub fn share(self) -> SharedRegion {
         SharedRegion::new(self)
     }
@@ -87,17 +99,18 @@ impl MemRegion {
         self.range.is_empty()
     }
 
-    /// First byte.
-    pub(in crate::memory) fn as_ptr(&self) -> *mut u8 {
+    /// Returns the address of the first byte.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.mapped.memory.as_ptr().as_ptr().wrapping_add(self.range.start)
     }
 
-    pub(in crate::memory) fn mapped(&self) -> &Arc<Mapped> {
+    /// Returns the mapping.
+    pub(crate) fn mapped(&self) -> &Arc<Mapped> {
         &self.mapped
     }
 
-    /// Where it lies in its mapping.
-    pub(in crate::memory) fn range(&self) -> Range<usize> {
+    /// Returns the range of the region in its mapping.
+    pub(crate) fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 }
@@ -107,11 +120,11 @@ impl Deref for MemRegion {
 
     fn deref(&self) -> &[u8] {
         // SAFETY:
-        // - the range lies in the mapping, which `mapped` keeps alive, and its memory is initialised: the kernel hands it
-        //   out zeroed;
-        // - no device writes to it: requests over a region are posted by `InFlight` alone, which owns the region until they
-        //   are over; and
-        // - no peer does: grants are made from a `SharedRegion`, which owns the region until they are gone.
+        // - The range lies in the mapping, which `mapped` keeps alive, and the memory is initialised: the kernel zeroes it.
+        // - No device writes to the memory: only `InFlight` posts requests over a region, and it owns the region until the
+        //   requests have completed.
+        // - No peer writes to the memory: grants are made from a `SharedRegion`, which owns the region until the last grant
+        //   is dropped.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 }
@@ -119,8 +132,8 @@ impl Deref for MemRegion {
 impl DerefMut for MemRegion {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY:
-        // - as in `deref`, and
-        // - the owner is borrowed mutably; other regions of the mapping are disjoint, as `split_off` makes them.
+        // - As in `deref`.
+        // - The owner is borrowed mutably. Other regions of the mapping are disjoint, because `split_off` makes them so.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
     }
 }

@@ -1,30 +1,31 @@
-//! A region that peers may be given rights to.
+//! A region that peers may get rights to.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::MemRegion;
+use super::owned::MemRegion;
 use crate::{OutOfBounds, WordError};
 
-/// A region that peers may read or write, as far as they were granted it. Clones are the same memory.
+/// A region that peers may read or write if they have a grant. Clones are the same memory.
 ///
-/// As a peer may write at any time, content goes in and out by copying; what a copy yields while a peer writes is some mix
-/// of old and new bytes. Offsets count from the start of the region.
+/// A peer may write at any time, so content is copied in and out. A copy that is made while a peer writes may contain old
+/// and new bytes. Offsets count from the start of the region.
 #[derive(Clone)]
 pub struct SharedRegion {
     region: Arc<MemRegion>,
 }
 
 impl SharedRegion {
+    /// Makes a shared region.
     pub(super) fn new(region: MemRegion) -> Self {
         Self { region: Arc::new(region) }
     }
 
-    /// Takes the region back for its owner alone, if this is the last clone and no peer has a right to it any more.
+    /// Returns the region to one owner, if this is the last clone and no grant exists.
     ///
     /// # Errors
-    /// Gives `self` back.
+    /// Returns `self` if there is another clone or a grant.
     pub fn try_into_region(self) -> Result<MemRegion, Self> {
         Arc::try_unwrap(self.region).map_err(|region| Self { region })
     }
@@ -42,7 +43,7 @@ impl SharedRegion {
     /// Copies `source` to `offset`.
     ///
     /// # Errors
-    /// It does not fit there; nothing was copied.
+    /// `source` does not fit there. Nothing was copied.
     pub fn copy_in(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
         let at = self.at(offset, source.len())?;
         self.region.mapped().memory().copy_in(at, source)
@@ -51,24 +52,23 @@ impl SharedRegion {
     /// Copies from `offset` into all of `destination`.
     ///
     /// # Errors
-    /// There are not as many bytes; nothing was copied.
+    /// There are not enough bytes after `offset`. Nothing was copied.
     pub fn copy_out(&self, offset: usize, destination: &mut [u8]) -> Result<(), OutOfBounds> {
         let at = self.at(offset, destination.len())?;
         self.region.mapped().memory().copy_out(at, destination)
     }
 
-    /// Hands the bytes of `range` to `then` in pieces, the next one following the last, through a small buffer that stays in
-    /// the processor's cache. Every piece but the last has a multiple of 64 bytes, and the first byte of each is aligned to
-    /// 64 bytes.
+    /// Passes the bytes of `range` to `then` in consecutive pieces, through a small buffer that stays in the processor's
+    /// cache. Every piece but the last has a multiple of 64 bytes. The first byte of each piece is aligned to 64 bytes.
     ///
     /// # Errors
-    /// The range is not within the region; `then` was not called.
+    /// The range is not within the region. `then` was not called.
     pub fn for_each_piece(
         &self,
         range: Range<usize>,
         mut then: impl FnMut(&[u8]),
     ) -> Result<(), OutOfBounds> {
-        /// Fits the first-level cache beside what `then` works with.
+        /// Bytes of a piece, which fit the first-level cache together with the data of `then`.
         const PIECE: usize = 8 << 10;
         #[repr(align(64))]
         struct Piece([u8; PIECE]);
@@ -85,29 +85,29 @@ impl SharedRegion {
         Ok(())
     }
 
-    /// Loads the 64-bit word at `offset`, and sees all that was written before it (Acquire).
+    /// Loads the 64-bit word at `offset` with Acquire ordering: all writes before the store of the word are visible.
     ///
     /// # Errors
-    /// It is not within the region, or not aligned.
+    /// The word is not within the region, or not aligned.
     pub fn load_u64(&self, offset: usize) -> Result<u64, WordError> {
         let at = self.at(offset, 8)?;
         self.region.mapped().memory().load_u64(at)
     }
 
-    /// Writes the 64-bit word at `offset` after all that was written before it (Release).
+    /// Stores the 64-bit word at `offset` with Release ordering: all earlier writes are visible before the word.
     ///
     /// # Errors
-    /// It is not within the region, or not aligned.
+    /// The word is not within the region, or not aligned.
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), WordError> {
         let at = self.at(offset, 8)?;
         self.region.mapped().memory().store_u64(at, value)
     }
 
-    /// Returns the bytes of `range`, where they are.
+    /// Returns the bytes of `range` in place.
     ///
     /// # Safety
-    /// No peer that was granted the right to write may write there while the slice lives. One that keeps to the rules of
-    /// [static placement](crate::tensor) does not between a tensor's arrival and its release; a hostile one can.
+    /// No peer with a grant to write may write there while the slice lives. A peer that follows the rules of static placement
+    /// (crate tonic-rdma-tensor) does not write between the arrival of a tensor and its release. A hostile peer can.
     ///
     /// # Errors
     /// The range is not within the region.
@@ -116,17 +116,18 @@ impl SharedRegion {
         self.at(range.start, length)?;
         let start = self.region.as_ptr().wrapping_add(range.start);
         // SAFETY:
-        // - the range lies in the region, in a mapping that it keeps alive, initialised by the kernel;
-        // - this process writes to it through `copy_in` and `store_u64` alone, whose callers share the region; and peers do
-        //   not, as the caller promises.
+        // - The range lies in the region, which keeps the mapping alive, and the kernel has initialised the memory.
+        // - This process writes to the region only by `copy_in` and `store_u64`, whose callers share the region. Peers do not
+        //   write, as the caller promises.
         Ok(unsafe { std::slice::from_raw_parts(start, length) })
     }
 
-    pub(in crate::memory) fn region(&self) -> &MemRegion {
+    /// Returns the region.
+    pub(crate) fn region(&self) -> &MemRegion {
         &self.region
     }
 
-    /// Offset of `length` bytes at `offset` from the start of the mapping.
+    /// Returns the offset in the mapping of `length` bytes at `offset` of the region.
     fn at(&self, offset: usize, length: usize) -> Result<usize, OutOfBounds> {
         match offset.checked_add(length) {
             Some(end) if end <= self.len() => Ok(self.region.range().start + offset),

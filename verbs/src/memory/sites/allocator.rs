@@ -1,14 +1,15 @@
-//! The allocator that a program holds.
+//! The allocator of a program.
 
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::buffer::SiteBuf;
-use super::record::Record;
-use super::report::{Placement, SiteReport};
-use super::table::Table;
+use super::record::SiteRecord;
+use super::report::{SitePlacement, SiteReport};
+use super::table::SiteTable;
 use super::unsent::SHORTEST;
-use crate::memory::{Pool, RegisteredBuf};
+use crate::memory::pieces::RegisteredBuf;
+use crate::memory::pool::Pool;
 
 /// Settings of a [`SiteAllocator`].
 ///
@@ -21,14 +22,14 @@ use crate::memory::{Pool, RegisteredBuf};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SiteSettings {
-    /// Length of the shortest buffer that is placed in registered memory, in bytes, at least [`SHORTEST`]. Shorter ones
-    /// are on the heap, whatever their site. Default: [`SHORTEST`].
+    /// Length of the shortest buffer that is placed in registered memory, in bytes, at least [`SHORTEST`]. Shorter buffers
+    /// of every site are on the heap. Default: [`SHORTEST`].
     pub minimum: usize,
-    /// Number of iterations in a row in which a site allocates, and none of its buffers is sent, before the site goes back
-    /// to the heap; at least 1. Default: 8.
+    /// Number of successive iterations in which a site allocates and sends nothing, before it goes back to the heap; at
+    /// least 1. Default: 8.
     pub patience: u32,
-    /// Number of sites that are told apart at most. Buffers of further sites are on the heap and counted as untracked.
-    /// Default: 65 536, for which the allocator needs some 20 MB.
+    /// Maximum number of sites. Buffers of further sites are on the heap and counted as untracked. Default: 65 536, for
+    /// which the allocator needs some 20 MB.
     pub sites: usize,
 }
 
@@ -38,17 +39,17 @@ impl Default for SiteSettings {
     }
 }
 
-/// Allocates buffers in registered memory or on the heap, depending on whether buffers of their site were sent before: see
-/// the [module](super). Clones are the same allocator. Thread-safe; an allocation holds a lock while it looks its site up.
+/// Allocates buffers in registered memory if buffers of their site were sent before, and otherwise on the heap (described in
+/// the [module](super)). Clones are the same allocator. Thread-safe: an allocation holds a lock while it looks up its site.
 ///
 /// A site is a place in the source ([`allocate`](Self::allocate), [`with_capacity`](Self::with_capacity)): file, line
-/// and column of the call. A function that allocates for its callers passes theirs on with `#[track_caller]`.
+/// and column of the call. A function that allocates for its callers passes on their places with `#[track_caller]`.
 ///
-/// Or it is a name that the program gives ([`allocate_named`](Self::allocate_named),
-/// [`with_capacity_named`](Self::with_capacity_named)) and how many allocations the iteration has made under it before.
-/// That is for programs in which one line allocates for many, such as an interpreter of a data-flow graph: there the name
-/// is the node's. The order of the allocations has to be the same in each iteration: threads that allocate under one name
-/// mix its sites up.
+/// Alternatively, a site is a name that the program gives ([`allocate_named`](Self::allocate_named),
+/// [`with_capacity_named`](Self::with_capacity_named)), together with the number of earlier allocations under that name in
+/// the iteration. This is for programs in which one line allocates for many purposes, such as an interpreter of a data-flow
+/// graph, where the name is that of the node. The order of the allocations must be the same in each iteration. Threads that
+/// allocate under one name at once mix up its sites.
 ///
 /// ```
 /// use tonic_rdma_verbs::memory::Pool;
@@ -63,19 +64,19 @@ impl Default for SiteSettings {
 /// ```
 #[derive(Clone, Debug)]
 pub struct SiteAllocator {
-    shared: Arc<Shared>,
+    shared: Arc<AllocatorShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct AllocatorShared {
     pool: Pool,
     settings: SiteSettings,
-    table: Mutex<Table>,
+    table: Mutex<SiteTable>,
 }
 
 impl SiteAllocator {
-    /// Creates an allocator that is in its first iteration, and takes registered memory from `pool`. That is a pool
-    /// [`for_sending`](Pool::for_sending) as a rule: connections send from its buffers without a copy.
+    /// Creates an allocator in its first iteration, which takes registered memory from `pool`. Normally this is a pool
+    /// [`for_sending`](Pool::for_sending), because connections send from the buffers of such a pool without a copy.
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::Pool;
@@ -90,12 +91,12 @@ impl SiteAllocator {
             patience: settings.patience.max(1),
             ..settings
         };
-        let table = Mutex::new(Table::new(settings.sites));
-        Self { shared: Arc::new(Shared { pool, settings, table }) }
+        let table = Mutex::new(SiteTable::new(settings.sites));
+        Self { shared: Arc::new(AllocatorShared { pool, settings, table }) }
     }
 
-    /// Allocates a buffer of `length` bytes to write over, for the site that is the caller's line. Its content is not
-    /// specified: the memory keeps what it was last used for; on the heap a debug build fills it with `0xa5`.
+    /// Allocates a buffer of `length` bytes to overwrite, for the site at the caller's line. Its content is not specified:
+    /// registered memory keeps its old content, and a debug build fills heap memory with `0xa5`.
     ///
     /// ```
     /// # use tonic_rdma_verbs::memory::Pool;
@@ -107,14 +108,14 @@ impl SiteAllocator {
     /// ```
     ///
     /// # Panics
-    /// As a `Vec` does, if the system has not as much memory.
+    /// Panics as a `Vec` does if the system has not enough memory.
     #[track_caller]
     pub fn allocate(&self, length: usize) -> SiteBuf {
-        self.shared.obtain(self.here(Location::caller()), length, Content::Any)
+        self.shared.obtain(self.here(Location::caller()), length, InitialContent::Any)
     }
 
-    /// Allocates an empty buffer to append up to `capacity` bytes to, by [`BufMut`](bytes::BufMut) or
-    /// [`Write`](std::io::Write), for the site that is the caller's line. It does not grow.
+    /// Allocates an empty buffer for the site at the caller's line. The program appends up to `capacity` bytes to it by
+    /// [`BufMut`](bytes::BufMut) or [`Write`](std::io::Write). The buffer does not grow.
     ///
     /// ```
     /// use bytes::BufMut as _;
@@ -127,13 +128,13 @@ impl SiteAllocator {
     /// ```
     ///
     /// # Panics
-    /// As a `Vec` does, if the system has not as much memory.
+    /// Panics as a `Vec` does if the system has not enough memory.
     #[track_caller]
     pub fn with_capacity(&self, capacity: usize) -> SiteBuf {
-        self.shared.obtain(self.here(Location::caller()), capacity, Content::None)
+        self.shared.obtain(self.here(Location::caller()), capacity, InitialContent::None)
     }
 
-    /// Allocates as [`allocate`](Self::allocate) does, for the site that is the next one of `name` in this iteration.
+    /// Allocates as [`allocate`](Self::allocate) does, for the next site of `name` in this iteration.
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::sites::Site;
@@ -149,13 +150,12 @@ impl SiteAllocator {
     /// ```
     ///
     /// # Panics
-    /// As a `Vec` does, if the system has not as much memory.
+    /// Panics as a `Vec` does if the system has not enough memory.
     pub fn allocate_named(&self, name: &str, length: usize) -> SiteBuf {
-        self.shared.obtain(self.shared.table().named(name), length, Content::Any)
+        self.shared.obtain(self.shared.table().named(name), length, InitialContent::Any)
     }
 
-    /// Allocates as [`with_capacity`](Self::with_capacity) does, for the site that is the next one of `name` in this
-    /// iteration.
+    /// Allocates as [`with_capacity`](Self::with_capacity) does, for the next site of `name` in this iteration.
     ///
     /// ```
     /// use std::io::Write as _;
@@ -169,50 +169,54 @@ impl SiteAllocator {
     /// ```
     ///
     /// # Panics
-    /// As a `Vec` does, if the system has not as much memory.
+    /// Panics as a `Vec` does if the system has not enough memory.
     pub fn with_capacity_named(&self, name: &str, capacity: usize) -> SiteBuf {
-        self.shared.obtain(self.shared.table().named(name), capacity, Content::None)
+        self.shared.obtain(self.shared.table().named(name), capacity, InitialContent::None)
     }
 
-    /// Ends the iteration: sites of which a buffer was sent since the last call get registered memory from now on. What is
-    /// sent later counts for the next iteration. Buffers that exist stay where they are.
+    /// Ends the iteration. From now on, each site with a buffer that was sent since the last call gets registered memory.
+    /// Buffers that are sent later count for the next iteration. Existing buffers stay in place.
     ///
-    /// Call it once in each turn of the program's loop. A program without a loop calls it now and then.
+    /// Call this once in each iteration of the program's loop. A program without a loop calls it from time to time.
     pub fn next_iteration(&self) {
         self.shared.table().next_iteration(self.shared.settings.patience);
     }
 
-    /// Returns what was learnt, site by site.
+    /// Returns a report on every site.
     pub fn report(&self) -> SiteReport {
         let table = self.shared.table();
         let sites = table.records().iter().map(|record| record.status()).collect();
         SiteReport::new(table.iteration, table.untracked, sites)
     }
 
-    /// Returns the pool that buffers of sites that send come from.
+    /// Returns the pool that the buffers of sending sites come from.
     pub fn pool(&self) -> &Pool {
         &self.shared.pool
     }
 
-    /// Returns the settings, with numbers that were too small raised to the least possible.
+    /// Returns the settings. Numbers that were too small are raised to their minimum.
     pub fn settings(&self) -> &SiteSettings {
         &self.shared.settings
     }
 
-    fn here(&self, location: &'static Location<'static>) -> Option<Arc<Record>> {
+    /// Returns the record of the site at `location`.
+    fn here(&self, location: &'static Location<'static>) -> Option<Arc<SiteRecord>> {
         self.shared.table().at(location)
     }
 }
 
-/// What is in a new buffer.
+/// The content of a new buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Content {
+enum InitialContent {
+    /// Unspecified bytes, as many as the capacity.
     Any,
+    /// No bytes.
     None,
 }
 
-impl Shared {
-    fn obtain(&self, record: Option<Arc<Record>>, capacity: usize, content: Content) -> SiteBuf {
+impl AllocatorShared {
+    /// Allocates a buffer of `capacity` bytes for the site of `record`, and counts it there.
+    fn obtain(&self, record: Option<Arc<SiteRecord>>, capacity: usize, content: InitialContent) -> SiteBuf {
         let record = record.filter(|record| {
             let traced = capacity >= self.settings.minimum;
             if !traced {
@@ -222,32 +226,34 @@ impl Shared {
         });
         let registered = record.as_ref().and_then(|record| self.registered(record, capacity));
         if let Some(record) = &record {
-            let placement = if registered.is_some() { Placement::Registered } else { Placement::Heap };
+            let placement =
+                if registered.is_some() { SitePlacement::Registered } else { SitePlacement::Heap };
             record.allocated(capacity, placement);
         }
         match (registered, content) {
-            (Some(buffer), Content::Any) => SiteBuf::registered(buffer, capacity, record),
-            (Some(buffer), Content::None) => SiteBuf::registered(buffer, 0, record),
-            (None, Content::Any) => SiteBuf::heap(any(capacity), capacity, record),
-            (None, Content::None) => SiteBuf::heap(Vec::with_capacity(capacity), capacity, record),
+            (Some(buffer), InitialContent::Any) => SiteBuf::registered(buffer, capacity, record),
+            (Some(buffer), InitialContent::None) => SiteBuf::registered(buffer, 0, record),
+            (None, InitialContent::Any) => SiteBuf::heap(any(capacity), capacity, record),
+            (None, InitialContent::None) => SiteBuf::heap(Vec::with_capacity(capacity), capacity, record),
         }
     }
 
-    /// Registered memory, if the site is to have it and there is some.
-    fn registered(&self, record: &Record, capacity: usize) -> Option<RegisteredBuf> {
-        if record.placement() == Placement::Heap {
+    /// Allocates registered memory, if the site should have it and the pool has some.
+    fn registered(&self, record: &SiteRecord, capacity: usize) -> Option<RegisteredBuf> {
+        if record.placement() == SitePlacement::Heap {
             return None;
         }
         self.pool.allocate(capacity).map_err(|error| record.refused(error)).ok()
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, SiteTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Bytes that nobody should rely on. Zeros cost nothing where the system has just made them; that they are not promised
-/// shows in a debug build at once, rather than when the site gets memory that was used before.
+/// Returns bytes of unspecified content. A release build returns zeros, because fresh zeroed memory costs nothing. A debug
+/// build returns other bytes, so that a program that relies on zeros fails at once, and not only when its site gets memory
+/// with old content.
 fn any(length: usize) -> Vec<u8> {
     vec![if cfg!(debug_assertions) { 0xa5 } else { 0 }; length]
 }

@@ -1,4 +1,4 @@
-//! The buffer: in registered memory or on the heap, and the same to its owner.
+//! The buffer of an allocation site: in registered memory or on the heap, with the same functions.
 
 use std::fmt;
 use std::io;
@@ -8,89 +8,89 @@ use std::sync::Arc;
 use bytes::buf::UninitSlice;
 use bytes::{BufMut, Bytes};
 
-use super::record::Record;
-use super::report::Placement;
+use super::record::SiteRecord;
+use super::report::SitePlacement;
 use super::unsent::{self, SHORTEST};
-use crate::memory::{Lease, RegisteredBuf};
+use crate::memory::pieces::{Lease, RegisteredBuf};
 
-/// A buffer of a [`SiteAllocator`](super::SiteAllocator). The program writes to it as a slice, or appends up to a capacity
-/// that is fixed, then calls [`freeze`](Self::freeze) and sends. No alignment is promised.
+/// A buffer of a [`SiteAllocator`](super::SiteAllocator). The program writes to it as a slice, or appends up to its fixed
+/// capacity, then calls [`freeze`](Self::freeze) and sends. No alignment is promised.
 ///
-/// Reading and writing are the same wherever it is. What goes into a buffer of a site that sends should be what is sent: in a
-/// pool that has a protection domain of its own, that domain's peers may be able to read it.
+/// Reading and writing are the same in both places. Write only bytes to be sent into the buffers of a sending site: if the
+/// pool has its own protection domain, the peers of that domain may be able to read them.
 pub struct SiteBuf {
-    memory: Memory,
+    memory: BufferMemory,
     capacity: usize,
-    record: Option<Arc<Record>>,
+    record: Option<Arc<SiteRecord>>,
 }
 
-enum Memory {
+enum BufferMemory {
     Heap(Vec<u8>),
-    /// With how much of it is filled.
+    /// The buffer, and the number of bytes that are filled.
     Registered(RegisteredBuf, usize),
 }
 
 impl SiteBuf {
-    /// On the heap; `content` has room for `capacity` bytes.
-    pub(super) fn heap(content: Vec<u8>, capacity: usize, record: Option<Arc<Record>>) -> Self {
+    /// Makes a buffer on the heap. `content` has room for `capacity` bytes.
+    pub(super) fn heap(content: Vec<u8>, capacity: usize, record: Option<Arc<SiteRecord>>) -> Self {
         debug_assert!(content.len() <= capacity && capacity <= content.capacity());
-        Self { memory: Memory::Heap(content), capacity, record }
+        Self { memory: BufferMemory::Heap(content), capacity, record }
     }
 
-    /// All of `buffer`, of which the first `length` bytes count as filled.
-    pub(super) fn registered(buffer: RegisteredBuf, length: usize, record: Option<Arc<Record>>) -> Self {
+    /// Makes a buffer in registered memory, whose first `length` bytes count as filled.
+    pub(super) fn registered(buffer: RegisteredBuf, length: usize, record: Option<Arc<SiteRecord>>) -> Self {
         let capacity = buffer.len();
-        Self { memory: Memory::Registered(buffer, length.min(capacity)), capacity, record }
+        Self { memory: BufferMemory::Registered(buffer, length.min(capacity)), capacity, record }
     }
 
-    /// Returns where the buffer is: on the heap, or in registered memory.
-    pub fn placement(&self) -> Placement {
+    /// Returns the place of the buffer: the heap or registered memory.
+    pub fn placement(&self) -> SitePlacement {
         match self.memory {
-            Memory::Heap(_) => Placement::Heap,
-            Memory::Registered(..) => Placement::Registered,
+            BufferMemory::Heap(_) => SitePlacement::Heap,
+            BufferMemory::Registered(..) => SitePlacement::Registered,
         }
     }
 
-    /// Returns how many bytes the buffer can hold.
+    /// Returns the number of bytes that the buffer can hold.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Shortens the content to `length` bytes. Changes nothing if it is no longer than that.
+    /// Shortens the content to `length` bytes. Does nothing if the content is not longer.
     pub fn truncate(&mut self, length: usize) {
         match &mut self.memory {
-            Memory::Heap(content) => content.truncate(length),
-            Memory::Registered(_, filled) => *filled = length.min(*filled),
+            BufferMemory::Heap(content) => content.truncate(length),
+            BufferMemory::Registered(_, filled) => *filled = length.min(*filled),
         }
     }
 
-    /// Makes the content immutable and shareable. From now on it counts for the site if a connection sends it, or a slice of
-    /// it. The memory is freed, or goes back to the pool, with the last reference.
+    /// Makes the content immutable and shareable. From now on the site counts as sending if a connection sends the content
+    /// or a slice of it. With the last reference, the memory is freed or returns to the pool.
     pub fn freeze(self) -> Bytes {
         let frozen = match self.memory {
-            Memory::Heap(content) => Frozen::Heap(content),
-            Memory::Registered(mut buffer, filled) => {
+            BufferMemory::Heap(content) => FrozenMemory::Heap(content),
+            BufferMemory::Registered(mut buffer, filled) => {
                 buffer.truncate(filled);
-                Frozen::Registered(buffer.into_lease())
+                FrozenMemory::Registered(buffer.into_lease())
             }
         };
         match (self.record, frozen) {
             (Some(record), frozen) if frozen.as_ref().len() >= SHORTEST => {
-                Bytes::from_owner(Traced::new(frozen, record))
+                Bytes::from_owner(TracedBuffer::new(frozen, record))
             }
-            (_, Frozen::Heap(content)) => content.into(),
-            (_, Frozen::Registered(lease)) => lease.into(),
+            (_, FrozenMemory::Heap(content)) => content.into(),
+            (_, FrozenMemory::Registered(lease)) => lease.into(),
         }
     }
 }
 
-/// Content that nobody writes to any more.
-enum Frozen {
+/// Content that is not written to any more.
+enum FrozenMemory {
     Heap(Vec<u8>),
     Registered(Lease),
 }
 
-impl AsRef<[u8]> for Frozen {
+impl AsRef<[u8]> for FrozenMemory {
     fn as_ref(&self) -> &[u8] {
         match self {
             Self::Heap(content) => content,
@@ -99,27 +99,27 @@ impl AsRef<[u8]> for Frozen {
     }
 }
 
-/// A frozen buffer that is looked for among what is sent.
-struct Traced {
-    frozen: Frozen,
+/// A frozen buffer that is in the index of unsent buffers until it is sent or dropped.
+struct TracedBuffer {
+    frozen: FrozenMemory,
 }
 
-impl Traced {
-    fn new(frozen: Frozen, record: Arc<Record>) -> Self {
+impl TracedBuffer {
+    fn new(frozen: FrozenMemory, record: Arc<SiteRecord>) -> Self {
         unsent::insert(frozen.as_ref(), record);
         Self { frozen }
     }
 }
 
-impl AsRef<[u8]> for Traced {
+impl AsRef<[u8]> for TracedBuffer {
     fn as_ref(&self) -> &[u8] {
         self.frozen.as_ref()
     }
 }
 
-impl Drop for Traced {
+impl Drop for TracedBuffer {
     fn drop(&mut self) {
-        // Before the memory goes back: it may become another buffer at once.
+        // Before the memory is freed, because it may become another buffer at once.
         unsent::remove(self.as_ref().as_ptr());
     }
 }
@@ -129,8 +129,8 @@ impl Deref for SiteBuf {
 
     fn deref(&self) -> &[u8] {
         match &self.memory {
-            Memory::Heap(content) => content,
-            Memory::Registered(buffer, filled) => &buffer[..*filled],
+            BufferMemory::Heap(content) => content,
+            BufferMemory::Registered(buffer, filled) => &buffer[..*filled],
         }
     }
 }
@@ -138,15 +138,15 @@ impl Deref for SiteBuf {
 impl DerefMut for SiteBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.memory {
-            Memory::Heap(content) => content,
-            Memory::Registered(buffer, filled) => &mut buffer[..*filled],
+            BufferMemory::Heap(content) => content,
+            BufferMemory::Registered(buffer, filled) => &mut buffer[..*filled],
         }
     }
 }
 
 // SAFETY:
-// - `chunk_mut` is the memory that follows what is filled, up to the capacity, and `remaining_mut` its length, and
-// - `advance_mut` counts as filled what the caller has initialised of it, and nothing that is not there.
+// - `chunk_mut` is the memory after the filled bytes, up to the capacity, and `remaining_mut` is its length.
+// - `advance_mut` counts as filled the bytes that the caller has initialised, and never more than remain.
 unsafe impl BufMut for SiteBuf {
     fn remaining_mut(&self) -> usize {
         self.capacity - self.len()
@@ -157,24 +157,24 @@ unsafe impl BufMut for SiteBuf {
         assert!(count <= room, "advanced by {count} bytes where {room} were left");
         match &mut self.memory {
             // SAFETY:
-            // - no more than `capacity`, which the vector has, as `count` is no more than what remains, and
-            // - initialised: by the caller's promise about the chunk it was given.
-            Memory::Heap(content) => unsafe { content.set_len(content.len() + count) },
-            Memory::Registered(_, filled) => *filled += count,
+            // - The new length is at most `capacity`, which the vector has, because `count` is at most the rest.
+            // - The bytes are initialised, as the caller promises for the chunk.
+            BufferMemory::Heap(content) => unsafe { content.set_len(content.len() + count) },
+            BufferMemory::Registered(_, filled) => *filled += count,
         }
     }
 
     fn chunk_mut(&mut self) -> &mut UninitSlice {
         let room = self.remaining_mut();
         match &mut self.memory {
-            Memory::Heap(content) => UninitSlice::uninit(&mut content.spare_capacity_mut()[..room]),
-            Memory::Registered(buffer, filled) => UninitSlice::new(&mut buffer[*filled..]),
+            BufferMemory::Heap(content) => UninitSlice::uninit(&mut content.spare_capacity_mut()[..room]),
+            BufferMemory::Registered(buffer, filled) => UninitSlice::new(&mut buffer[*filled..]),
         }
     }
 }
 
 impl io::Write for SiteBuf {
-    /// Appends what there is room for.
+    /// Appends as many bytes as there is room for.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = bytes.len().min(self.remaining_mut());
         self.put_slice(&bytes[..count]);

@@ -1,9 +1,10 @@
-//! Allocation sites: learns which places of a program make the buffers that are sent, and gives these registered memory.
+//! Allocation sites: learns which places of a program allocate the buffers that are sent, and gives these places registered
+//! memory.
 //!
-//! Registered memory is scarce, and a buffer can't move into it once it is filled. So a program would have to say of each
-//! buffer, when it allocates it, whether it will be sent. A program that iterates need not say it, because its last
-//! iteration has shown it. A [`SiteAllocator`] records which site each buffer came from, the connections tell it what they
-//! send, and from the next iteration on the sites whose buffers were sent get their memory from a
+//! Registered memory is scarce, and a filled buffer can't move into it. So a program would have to declare for each buffer,
+//! when it allocates the buffer, whether it will send the buffer. A program that iterates need not declare this, because
+//! its last iteration has shown it. A [`SiteAllocator`] records the site of each buffer, and the connections report the
+//! buffers that they send. From the next iteration on, the sites whose buffers were sent get their memory from a
 //! [`Pool`](super::Pool). All other buffers stay on the heap. This is the dynamic analysis of Xue et al., *Fast Distributed
 //! Deep Learning over RDMA* (EuroSys 2019), section 3.4, for any program.
 //!
@@ -14,61 +15,62 @@
 //!     ▼                                   │ the buffer's site, once
 //!   Bytes ────────── by address ──────▶ unsent ◀──────────── sent(slice) ── write
 //!
-//!  next_iteration() ───────────────────▶ sites that sent: pool. Sites that have long sent nothing: heap.
+//!  next_iteration() ───────────────────▶ sites that sent: pool. Sites that sent nothing for long: heap.
 //! ```
 //!
 //! # When to use it
 //!
-//! Use it in a loop, such as a training loop, that allocates its buffers anew in each turn, sends some of them as large
-//! `bytes` fields, and runs on a device that needs registered memory (a network card). Where you know which buffers are
-//! sent, allocate these from [`Pool::for_sending`](super::Pool::for_sending) and you need no sites. The software device
-//! sends from any memory without a copy: there it gains nothing.
+//! Use a [`SiteAllocator`] in a loop, such as a training loop, that allocates its buffers anew in each iteration, sends some
+//! of them as large `bytes` fields, and runs on a device that needs registered memory (a network card). If you know which
+//! buffers are sent, allocate them from [`Pool::for_sending`](super::Pool::for_sending); then you need no sites. The
+//! software device sends from any memory without a copy, so sites gain nothing there.
 //!
 //! # How to use it
 //!
 //! ```
 //! use tonic_rdma_verbs::memory::Pool;
-//! use tonic_rdma_verbs::memory::sites::{Placement, SiteAllocator, SiteSettings, sent};
+//! use tonic_rdma_verbs::memory::sites::{SitePlacement, SiteAllocator, SiteSettings, sent};
 //!
 //! let sites = SiteAllocator::new(Pool::for_sending(1 << 30), SiteSettings::default());
 //! for iteration in 1..=3 {
 //!     let mut gradients = sites.allocate(1 << 20);
 //!     let activations = sites.allocate(1 << 20);
-//!     assert_eq!(gradients.placement(), if iteration == 1 { Placement::Heap } else { Placement::Registered });
-//!     assert_eq!(activations.placement(), Placement::Heap);
+//!     assert_eq!(gradients.placement(), if iteration == 1 { SitePlacement::Heap } else { SitePlacement::Registered });
+//!     assert_eq!(activations.placement(), SitePlacement::Heap);
 //!     gradients.fill(iteration);
-//!     sent(&gradients.freeze()); // stands for a call: an RDMA connection says so itself
+//!     sent(&gradients.freeze()); // stands for a call: an RDMA connection reports this itself
 //!     sites.next_iteration();
 //! }
 //! println!("{}", sites.report());
 //! ```
 //!
-//! A site is a line of the source. Where one line allocates for many, as in an interpreter of graphs, the program gives
-//! names instead ([`SiteAllocator::allocate_named`]). A function that allocates for its callers passes their lines on with
+//! A site is a line of the source. If one line allocates for many purposes, as in an interpreter of graphs, the program gives
+//! names instead ([`SiteAllocator::allocate_named`]). A function that allocates for its callers passes on their lines with
 //! `#[track_caller]`.
 //!
 //! # What counts as sent
 //!
-//! Slices of a frozen buffer, of [`SHORTEST`] bytes or more, that a byte stream over RDMA has accepted. Streams that fell
-//! back to TCP report nothing, since registered memory would gain them nothing. Bytes that were copied on the way are not
-//! the buffer's any more: tonic's own codec copies each message, so use [`gather`](crate::gather). A transport of your own
+//! A buffer counts as sent if a byte stream over RDMA has accepted a slice of it of [`SHORTEST`] bytes or more, after it was
+//! frozen. Streams that fell back to TCP report nothing, because registered memory would gain them nothing. A copy of the
+//! bytes does not count. tonic's own codec copies each message, so use the `gather` codec of tonic-rdma. Your own transport
 //! calls [`sent`].
 //!
 //! # What it costs
 //!
-//! An allocation takes a lock while it looks its site up, some 120 ns more than the memory itself. A slice that is
-//! written costs one atomic load while no frozen buffer is unsent, and otherwise a look-up by address of some 15 ns. (Measured
-//! with `cargo bench --bench memory_pool -- sites`.)
+//! An allocation holds a lock while it looks up its site. This costs some 120 ns more than the memory itself. A slice that
+//! is written costs one atomic load while no frozen buffer is unsent, and otherwise a look-up by address of some 15 ns.
+//! (Measured with `cargo bench --bench memory_pool -- sites`.)
 //!
 //! # Limits
 //!
-//! - A buffer never moves. Parameters that are allocated once and sent in each step stay where they were: allocate them
-//!   again after the first iteration, or from the pool itself.
+//! - A buffer never moves. Parameters that are allocated once and sent in each step stay on the heap. Allocate them again
+//!   after the first iteration, or from the pool itself.
 //! - [`SiteAllocator::allocate`] promises no content. A debug build fills heap memory with `0xa5`, so that a program that
 //!   relies on zeros fails in its first iteration.
-//! - Sites are limited ([`SiteSettings::sites`]). Buffers of further sites are on the heap; the report counts them.
-//! - Lack of registered memory is no error: the buffer is on the heap then, and the report says how often that was so.
-//! - This module sends nothing and never decides what is sent.
+//! - The number of sites is limited ([`SiteSettings::sites`]). Buffers of further sites are on the heap, and the report
+//!   counts them.
+//! - Lack of registered memory is not an error. The buffer is then on the heap, and the report counts such buffers.
+//! - This module does not send, and does not decide which buffers are sent.
 
 mod allocator;
 mod buffer;
@@ -81,7 +83,7 @@ mod unsent;
 
 pub use allocator::{SiteAllocator, SiteSettings};
 pub use buffer::SiteBuf;
-pub use report::{Placement, Site, SiteReport, SiteStatus, Why};
+pub use report::{PlacementReason, Site, SitePlacement, SiteReport, SiteStatus};
 #[doc(hidden)]
 pub use unsent::sent_slices;
 pub use unsent::{SHORTEST, sent};

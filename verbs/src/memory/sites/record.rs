@@ -1,40 +1,46 @@
-//! What is known of one site, and where its buffers go.
+//! The record of one site: its counters, and the place of its buffers.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::report::{Placement, Site, SiteStatus, Why};
-use crate::memory::PoolError;
+use super::report::{PlacementReason, Site, SitePlacement, SiteStatus};
+use crate::memory::error::PoolError;
 
-/// A site: counters that allocations and connections add to, and what was made of them at the last iteration's end.
+/// A site: counters of allocations and of sent buffers, and the decision made from them at the end of the last iteration.
 #[derive(Debug)]
-pub(super) struct Record {
+pub(super) struct SiteRecord {
     site: Site,
+    /// Whether buffers go to registered memory.
     registered: AtomicBool,
     buffers: AtomicU64,
     bytes: AtomicU64,
+    /// Number of buffers that were too short.
     short: AtomicU64,
+    /// Number of buffers in registered memory.
     placed: AtomicU64,
     sent: AtomicU64,
+    /// Number of buffers that the pool had no memory for.
     refused: AtomicU64,
     learned: Mutex<Learned>,
 }
 
+/// The decision of the last iteration, and the numbers behind it.
 #[derive(Debug)]
 struct Learned {
-    /// Values of the counters at the end of the last iteration.
+    /// Number of buffers at the end of the last iteration.
     buffers: u64,
+    /// Number of sent buffers at the end of the last iteration.
     sent: u64,
-    /// Iterations in a row in which it allocated and nothing was sent.
+    /// Number of successive iterations in which the site allocated and sent nothing.
     idle: u32,
-    why: Why,
+    why: PlacementReason,
     refusal: Option<PoolError>,
 }
 
-impl Record {
-    /// A site that is seen for the first time, in `iteration`.
+impl SiteRecord {
+    /// Makes the record of a site that was first seen in `iteration`.
     pub(super) fn new(site: Site, iteration: u64) -> Self {
-        let why = Why::Recording { since: iteration };
+        let why = PlacementReason::Recording { since: iteration };
         Self {
             site,
             registered: AtomicBool::new(false),
@@ -48,35 +54,35 @@ impl Record {
         }
     }
 
-    /// Where its next buffer is to go.
-    pub(super) fn placement(&self) -> Placement {
-        if self.registered.load(Ordering::Relaxed) { Placement::Registered } else { Placement::Heap }
+    /// Returns the place of the next buffer.
+    pub(super) fn placement(&self) -> SitePlacement {
+        if self.registered.load(Ordering::Relaxed) { SitePlacement::Registered } else { SitePlacement::Heap }
     }
 
-    /// A buffer of `length` bytes, long enough to be traced, was allocated and placed.
-    pub(super) fn allocated(&self, length: usize, placement: Placement) {
+    /// Counts an allocated buffer of `length` bytes, which is long enough to be traced.
+    pub(super) fn allocated(&self, length: usize, placement: SitePlacement) {
         add(&self.buffers, 1);
         add(&self.bytes, length as u64);
-        add(&self.placed, u64::from(placement == Placement::Registered));
+        add(&self.placed, u64::from(placement == SitePlacement::Registered));
     }
 
-    /// A buffer that is too short to be traced was allocated.
+    /// Counts an allocated buffer that is too short to be traced.
     pub(super) fn short(&self) {
         add(&self.short, 1);
     }
 
-    /// The pool had no memory for a buffer.
+    /// Counts a buffer that the pool had no memory for, and keeps the reason.
     pub(super) fn refused(&self, error: PoolError) {
         add(&self.refused, 1);
         self.learned().refusal = Some(error);
     }
 
-    /// A buffer was sent, for the first time.
+    /// Counts a buffer that was sent for the first time.
     pub(super) fn sent(&self) {
         add(&self.sent, 1);
     }
 
-    /// Decides where buffers go from now on; `iteration` has ended.
+    /// Decides the place of buffers from now on, at the end of `iteration`.
     pub(super) fn learn(&self, iteration: u64, patience: u32) {
         let mut learned = self.learned();
         let (buffers, sent) = (read(&self.buffers), read(&self.sent));
@@ -85,23 +91,26 @@ impl Record {
         (learned.buffers, learned.sent) = (buffers, sent);
         if has_sent {
             learned.idle = 0;
-            learned.why = Why::Sent { iteration };
+            learned.why = PlacementReason::Sent { iteration };
             self.registered.store(true, Ordering::Relaxed);
         } else if has_allocated {
             learned.idle = learned.idle.saturating_add(1);
             match learned.why {
-                Why::Sent { .. } if learned.idle >= patience => {
-                    learned.why = Why::Idle { since: iteration };
+                PlacementReason::Sent { .. } if learned.idle >= patience => {
+                    learned.why = PlacementReason::Idle { since: iteration };
                     self.registered.store(false, Ordering::Relaxed);
                 }
-                Why::Sent { .. } | Why::Idle { .. } => {}
-                Why::Recording { .. } | Why::NotSent | Why::Short => learned.why = Why::NotSent,
+                PlacementReason::Sent { .. } | PlacementReason::Idle { .. } => {}
+                PlacementReason::Recording { .. } | PlacementReason::NotSent | PlacementReason::Short => {
+                    learned.why = PlacementReason::NotSent
+                }
             }
         } else if buffers == 0 && read(&self.short) > 0 {
-            learned.why = Why::Short;
+            learned.why = PlacementReason::Short;
         }
     }
 
+    /// Returns the status of the site, for the report.
     pub(super) fn status(&self) -> SiteStatus {
         let learned = self.learned();
         SiteStatus {

@@ -1,10 +1,10 @@
-//! The report of what was learnt, for people and for programs.
+//! The report on allocation sites, for people and for programs.
 
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-/// Where a program allocates.
+/// A place where a program allocates.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Site {
     /// A place in the source.
@@ -13,7 +13,7 @@ pub enum Site {
     Named {
         /// The name.
         name: Arc<str>,
-        /// Allocations under that name that an iteration makes before this one.
+        /// Number of earlier allocations under that name in an iteration.
         ordinal: usize,
     },
 }
@@ -27,16 +27,16 @@ impl fmt::Display for Site {
     }
 }
 
-/// Where a buffer is.
+/// The place of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Placement {
+pub enum SitePlacement {
     /// On the heap.
     Heap,
-    /// In the allocator's pool.
+    /// In registered memory, from the allocator's pool.
     Registered,
 }
 
-impl fmt::Display for Placement {
+impl fmt::Display for SitePlacement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Heap => "heap",
@@ -45,32 +45,32 @@ impl fmt::Display for Placement {
     }
 }
 
-/// Why a site's buffers go where they go.
+/// The reason for the placement of a site's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Why {
-    /// Nothing is known yet: it was first seen in this iteration, or nothing was allocated in a whole one.
+pub enum PlacementReason {
+    /// Nothing is known yet: the site was first seen in this iteration, or has not allocated in a whole iteration.
     Recording {
-        /// The iteration in which it was first seen.
+        /// The iteration in which the site was first seen.
         since: u64,
     },
-    /// A buffer of it was sent.
+    /// A buffer of the site was sent.
     Sent {
-        /// The last iteration in which that was so.
+        /// The last iteration in which a buffer was sent.
         iteration: u64,
     },
-    /// No buffer of it was ever sent.
+    /// No buffer of the site was ever sent.
     NotSent,
-    /// Buffers of it were sent once, but none for as many iterations as the allocator is patient.
+    /// Buffers of the site were sent earlier, but none for as many iterations as [`SiteSettings`](super::SiteSettings) allow.
     Idle {
-        /// The iteration at whose end it went back to the heap.
+        /// The iteration at the end of which the site went back to the heap.
         since: u64,
     },
-    /// All its buffers are shorter than what is placed.
+    /// All buffers of the site are too short for registered memory.
     Short,
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for PlacementReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Recording { since } => write!(f, "recording since iteration {since}"),
@@ -82,52 +82,53 @@ impl fmt::Display for Why {
     }
 }
 
-/// One site, since the allocator was made.
+/// The status of one site since the allocator was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SiteStatus {
-    /// Which one.
+    /// The site.
     pub site: Site,
-    /// Where its next buffer goes, if there is room.
-    pub placement: Placement,
-    /// Why there.
-    pub why: Why,
-    /// Buffers that it allocated, without those that were too short.
+    /// Place of the next buffer, if there is room.
+    pub placement: SitePlacement,
+    /// Reason for the placement.
+    pub why: PlacementReason,
+    /// Number of allocated buffers, without those that were too short.
     pub buffers: u64,
-    /// Their bytes.
+    /// Bytes of these buffers.
     pub bytes: u64,
-    /// Buffers that were too short to be placed.
+    /// Number of buffers that were too short for registered memory.
     pub short: u64,
-    /// Buffers that were sent, each counted once.
+    /// Number of buffers that were sent.
     pub sent: u64,
-    /// Buffers that came from registered memory.
+    /// Number of buffers in registered memory.
     pub registered: u64,
-    /// Buffers that should have, but the pool had no memory for them.
+    /// Number of buffers that should be in registered memory, but the pool had none for them.
     pub refused: u64,
-    /// What the pool said the last time, and what to do about it.
+    /// Reason of the last refusal by the pool, with advice.
     pub refusal: Option<String>,
 }
 
-/// All sites of an allocator, those with the most bytes first.
+/// All sites of an allocator. The sites with the most bytes come first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SiteReport {
-    /// The iteration that it is in, from 1.
+    /// Number of the current iteration, from 1.
     pub iteration: u64,
-    /// Buffers whose site there was no room for.
+    /// Number of buffers of sites beyond the limit.
     pub untracked: u64,
     /// The sites.
     pub sites: Vec<SiteStatus>,
 }
 
 impl SiteReport {
+    /// Makes a report, and sorts the sites.
     pub(super) fn new(iteration: u64, untracked: u64, mut sites: Vec<SiteStatus>) -> Self {
         sites.sort_by_key(|site| std::cmp::Reverse(site.bytes));
         Self { iteration, untracked, sites }
     }
 }
 
-/// A table, a line for each site.
+/// Writes a table with a line for each site.
 impl fmt::Display for SiteReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "in iteration {}, {} sites", self.iteration, self.sites.len())?;
@@ -142,7 +143,7 @@ impl fmt::Display for SiteReport {
                 "{:<10}  {:>8}  {:>10}  {:>8}  {:>10}  {}: {}",
                 site.placement,
                 site.buffers,
-                Bytes(site.bytes).to_string(),
+                HumanBytes(site.bytes).to_string(),
                 site.sent,
                 site.registered,
                 site.site,
@@ -160,10 +161,10 @@ impl fmt::Display for SiteReport {
     }
 }
 
-/// A number of bytes for people.
-struct Bytes(u64);
+/// A number of bytes, displayed with a unit.
+struct HumanBytes(u64);
 
-impl fmt::Display for Bytes {
+impl fmt::Display for HumanBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
         let unit = (self.0.max(1).ilog2() / 10).min(4);

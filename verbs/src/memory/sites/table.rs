@@ -4,30 +4,31 @@ use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::record::Record;
+use super::record::SiteRecord;
 use super::report::Site;
 
-/// Sites by how the program names them, and the iteration that it is in.
+/// The sites of an allocator by location and by name, and its current iteration.
 #[derive(Debug)]
-pub(super) struct Table {
-    located: HashMap<&'static Location<'static>, Arc<Record>>,
-    named: HashMap<Arc<str>, Named>,
-    records: Vec<Arc<Record>>,
+pub(super) struct SiteTable {
+    located: HashMap<&'static Location<'static>, Arc<SiteRecord>>,
+    named: HashMap<Arc<str>, NamedSites>,
+    records: Vec<Arc<SiteRecord>>,
     limit: usize,
     pub(super) iteration: u64,
-    /// Buffers whose site there was no room for.
+    /// Number of buffers of sites beyond the limit.
     pub(super) untracked: u64,
 }
 
 /// The allocations under one name: a site for each, in the order in which an iteration makes them.
 #[derive(Debug, Default)]
-struct Named {
+struct NamedSites {
+    /// Index of the site of the next allocation.
     next: usize,
-    records: Vec<Arc<Record>>,
+    records: Vec<Arc<SiteRecord>>,
 }
 
-impl Table {
-    /// In the first iteration, with room for `limit` sites.
+impl SiteTable {
+    /// Makes an empty table for at most `limit` sites, in the first iteration.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             located: HashMap::new(),
@@ -39,8 +40,8 @@ impl Table {
         }
     }
 
-    /// The site at a place of the source; `None` if there is no room for another.
-    pub(super) fn at(&mut self, location: &'static Location<'static>) -> Option<Arc<Record>> {
+    /// Returns the site at a place of the source, or `None` if that would be one site too many.
+    pub(super) fn at(&mut self, location: &'static Location<'static>) -> Option<Arc<SiteRecord>> {
         if let Some(record) = self.located.get(location) {
             return Some(Arc::clone(record));
         }
@@ -49,8 +50,8 @@ impl Table {
         Some(record)
     }
 
-    /// The site of the next allocation under `name` in this iteration; `None` if there is no room for another.
-    pub(super) fn named(&mut self, name: &str) -> Option<Arc<Record>> {
+    /// Returns the site of the next allocation under `name` in this iteration, or `None` if that would be one site too many.
+    pub(super) fn named(&mut self, name: &str) -> Option<Arc<SiteRecord>> {
         if let Some(named) = self.named.get_mut(name)
             && let Some(record) = named.records.get(named.next)
         {
@@ -74,16 +75,18 @@ impl Table {
         self.iteration += 1;
     }
 
-    pub(super) fn records(&self) -> &[Arc<Record>] {
+    /// Returns all sites.
+    pub(super) fn records(&self) -> &[Arc<SiteRecord>] {
         &self.records
     }
 
-    fn add(&mut self, site: impl FnOnce() -> Site) -> Option<Arc<Record>> {
+    /// Adds a site, unless there are too many.
+    fn add(&mut self, site: impl FnOnce() -> Site) -> Option<Arc<SiteRecord>> {
         if self.records.len() >= self.limit {
             self.untracked += 1;
             return None;
         }
-        let record = Arc::new(Record::new(site(), self.iteration));
+        let record = Arc::new(SiteRecord::new(site(), self.iteration));
         self.records.push(Arc::clone(&record));
         Some(record)
     }

@@ -1,4 +1,4 @@
-//! Learning, placing, and the buffer that is the same wherever it is.
+//! Learning, placement, and buffers that behave alike in both places.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::io::{IoSlice, Write as _};
@@ -18,7 +18,7 @@ fn allocator(settings: SiteSettings) -> (SiteAllocator, Pool) {
     (SiteAllocator::new(pool.clone(), settings), pool)
 }
 
-/// What is known of the site that has `part` in its name.
+/// Returns the status of the site that has `part` in its name.
 fn status(sites: &SiteAllocator, part: &str) -> SiteStatus {
     let found: Vec<_> =
         sites.report().sites.into_iter().filter(|site| site.site.to_string().contains(part)).collect();
@@ -26,8 +26,8 @@ fn status(sites: &SiteAllocator, part: &str) -> SiteStatus {
     found[0].clone()
 }
 
-/// Allocates under `name` and sends it, or not; says where it was.
-fn step(sites: &SiteAllocator, name: &str, is_sent: bool) -> Placement {
+/// Allocates a buffer under `name`, sends it if `is_sent`, and returns its placement.
+fn step(sites: &SiteAllocator, name: &str, is_sent: bool) -> SitePlacement {
     let buffer = sites.allocate_named(name, LENGTH);
     let placement = buffer.placement();
     let bytes = buffer.freeze();
@@ -38,7 +38,7 @@ fn step(sites: &SiteAllocator, name: &str, is_sent: bool) -> Placement {
 }
 
 #[test]
-fn what_is_sent_is_registered_from_the_next_iteration_on() {
+fn sending_sites_are_registered_from_the_next_iteration_on() {
     let (sites, pool) = allocator(SiteSettings::default());
     let mut placements = Vec::new();
     for _ in 0..3 {
@@ -50,15 +50,15 @@ fn what_is_sent_is_registered_from_the_next_iteration_on() {
         assert!(pool.find(computes.as_ptr() as usize, LENGTH).is_none());
         sites.next_iteration();
     }
-    use Placement::{Heap, Registered};
+    use SitePlacement::{Heap, Registered};
     assert_eq!(placements, [(Heap, Heap), (Registered, Heap), (Registered, Heap)]);
     let report = sites.report();
     assert_eq!((report.iteration, report.untracked, report.sites.len()), (4, 0, 2));
     let sends = report.sites.iter().find(|site| site.sent > 0).unwrap();
     assert_eq!((sends.buffers, sends.bytes, sends.sent, sends.registered), (3, 30_000, 3, 2));
-    assert_eq!(sends.why, Why::Sent { iteration: 3 });
+    assert_eq!(sends.why, PlacementReason::Sent { iteration: 3 });
     let computes = report.sites.iter().find(|site| site.sent == 0).unwrap();
-    assert_eq!((computes.why, computes.placement, computes.registered), (Why::NotSent, Heap, 0));
+    assert_eq!((computes.why, computes.placement, computes.registered), (PlacementReason::NotSent, Heap, 0));
     assert_eq!(pool.statistics().leased_send, 0);
 }
 
@@ -88,7 +88,7 @@ fn under_a_name_every_allocation_of_an_iteration_is_a_site() {
         for ordinal in 0..3 {
             let placement = step(&sites, "conv", ordinal == 1);
             let expected = iteration > 1 && ordinal == 1;
-            assert_eq!(placement == Placement::Registered, expected, "{iteration}, {ordinal}");
+            assert_eq!(placement == SitePlacement::Registered, expected, "{iteration}, {ordinal}");
         }
         step(&sites, "relu", false);
         sites.next_iteration();
@@ -101,73 +101,86 @@ fn under_a_name_every_allocation_of_an_iteration_is_a_site() {
 #[test]
 fn a_site_that_sends_no_more_goes_back_to_the_heap_and_may_return() {
     let (sites, _) = allocator(SiteSettings { patience: 2, ..SiteSettings::default() });
-    let turn = |allocates: bool, is_sent: bool| {
+    let iterate = |allocates: bool, is_sent: bool| {
         let placement = allocates.then(|| step(&sites, "a", is_sent));
         sites.next_iteration();
         placement
     };
-    use Placement::{Heap, Registered};
-    assert_eq!(turn(true, true), Some(Heap));
-    assert_eq!(turn(true, false), Some(Registered), "iteration 2: idle once");
-    assert_eq!(turn(true, true), Some(Registered), "sends again, and is as good as before");
-    assert_eq!(turn(true, false), Some(Registered));
+    use SitePlacement::{Heap, Registered};
+    assert_eq!(iterate(true, true), Some(Heap));
+    assert_eq!(iterate(true, false), Some(Registered), "iteration 2: idle once");
+    assert_eq!(iterate(true, true), Some(Registered), "sends again");
+    assert_eq!(iterate(true, false), Some(Registered));
     for _ in 0..5 {
-        turn(false, false);
+        iterate(false, false);
     }
-    assert_eq!(turn(true, false), Some(Registered), "iterations without a buffer of it say nothing");
-    assert_eq!(status(&sites, "a").why, Why::Idle { since: 10 });
-    assert_eq!(turn(true, false), Some(Heap));
-    assert_eq!(turn(true, true), Some(Heap));
-    assert_eq!(turn(true, true), Some(Registered));
+    assert_eq!(
+        iterate(true, false),
+        Some(Registered),
+        "iterations without a buffer of the site do not count"
+    );
+    assert_eq!(status(&sites, "a").why, PlacementReason::Idle { since: 10 });
+    assert_eq!(iterate(true, false), Some(Heap));
+    assert_eq!(iterate(true, true), Some(Heap));
+    assert_eq!(iterate(true, true), Some(Registered));
 }
 
 #[test]
-fn what_is_sent_late_counts_when_it_is_sent() {
+fn a_late_send_counts_in_its_iteration() {
     let (sites, _) = allocator(SiteSettings::default());
     let late = sites.allocate_named("a", LENGTH).freeze();
     sites.next_iteration();
-    assert_eq!(status(&sites, "a").placement, Placement::Heap);
+    assert_eq!(status(&sites, "a").placement, SitePlacement::Heap);
     sent(&late);
     sites.next_iteration();
     let status = status(&sites, "a");
-    assert_eq!((status.placement, status.why), (Placement::Registered, Why::Sent { iteration: 2 }));
+    assert_eq!(
+        (status.placement, status.why),
+        (SitePlacement::Registered, PlacementReason::Sent { iteration: 2 })
+    );
 }
 
 #[test]
-fn without_registered_memory_it_is_the_heap_and_counted() {
+fn without_registered_memory_buffers_are_on_the_heap_and_counted() {
     let (pool, ..) = pool(PoolSettings { send_quota: 2 * 12_288, ..small() }, 1 << 20);
     let sites = SiteAllocator::new(pool.clone(), SiteSettings::default());
     step(&sites, "a", true);
     sites.next_iteration();
     let held: Vec<_> = (0..2).map(|_| pool.allocate(LENGTH).unwrap()).collect();
-    assert_eq!(step(&sites, "a", true), Placement::Heap);
+    assert_eq!(step(&sites, "a", true), SitePlacement::Heap);
     let refused = status(&sites, "a");
-    assert_eq!((refused.placement, refused.registered, refused.refused), (Placement::Registered, 0, 1));
+    assert_eq!((refused.placement, refused.registered, refused.refused), (SitePlacement::Registered, 0, 1));
     assert!(refused.refusal.unwrap().contains("send quota exhausted"));
     assert!(sites.report().to_string().contains("1 on the heap for lack of memory: send quota exhausted"));
     drop(held);
     sites.next_iteration();
-    assert_eq!(step(&sites, "a", true), Placement::Registered, "as soon as there is some");
+    assert_eq!(step(&sites, "a", true), SitePlacement::Registered, "as soon as the pool has memory");
 }
 
 #[test]
-fn short_buffers_and_short_slices_are_left_alone() {
+fn short_buffers_and_short_slices_are_not_traced() {
     let (sites, _) = allocator(SiteSettings { minimum: 0, ..SiteSettings::default() });
     assert_eq!(sites.settings().minimum, SHORTEST);
     let short = sites.allocate_named("short", SHORTEST - 1).freeze();
     sent(&short);
     let long = sites.allocate_named("long", SHORTEST).freeze();
     sent(&long[1..]);
-    // Freezing less than it could hold.
+    // The frozen content is shorter than the capacity.
     let mut cut = sites.allocate_named("cut", LENGTH);
     cut.truncate(SHORTEST - 1);
     sent(&cut.freeze());
     sent(&sites.with_capacity_named("empty", 0).freeze());
     sites.next_iteration();
     let report = sites.report();
-    assert!(report.sites.iter().all(|site| site.sent == 0 && site.placement == Placement::Heap), "{report}");
-    assert_eq!((status(&sites, "short").why, status(&sites, "short").short), (Why::Short, 1));
-    assert_eq!((status(&sites, "long").why, status(&sites, "empty").why), (Why::NotSent, Why::Short));
+    assert!(
+        report.sites.iter().all(|site| site.sent == 0 && site.placement == SitePlacement::Heap),
+        "{report}"
+    );
+    assert_eq!((status(&sites, "short").why, status(&sites, "short").short), (PlacementReason::Short, 1));
+    assert_eq!(
+        (status(&sites, "long").why, status(&sites, "empty").why),
+        (PlacementReason::NotSent, PlacementReason::Short)
+    );
     sent(&long);
     assert_eq!(status(&sites, "long").sent, 1);
 }
@@ -183,13 +196,13 @@ fn sites_beyond_the_limit_are_on_the_heap_and_counted() {
     }
     let report = sites.report();
     assert_eq!((report.sites.len(), report.untracked), (2, 4));
-    assert_eq!(step(&sites, "c", true), Placement::Heap);
-    assert_eq!(step(&sites, "b", true), Placement::Registered);
+    assert_eq!(step(&sites, "c", true), SitePlacement::Heap);
+    assert_eq!(step(&sites, "b", true), SitePlacement::Registered);
     assert!(report.to_string().contains("4 buffers of further sites"));
 }
 
 #[test]
-fn a_buffer_counts_once_and_not_for_what_comes_after_it_at_its_address() {
+fn a_buffer_counts_once_and_not_for_a_later_buffer_at_its_address() {
     let (sites, pool) = allocator(SiteSettings::default());
     step(&sites, "a", true);
     sites.next_iteration();
@@ -204,13 +217,13 @@ fn a_buffer_counts_once_and_not_for_what_comes_after_it_at_its_address() {
     sites.next_iteration();
     drop(sites.allocate_named("a", LENGTH).freeze());
     let other = pool.allocate(LENGTH).unwrap().freeze();
-    assert_eq!(other.as_ptr(), address, "the pool gives out what came back last");
+    assert_eq!(other.as_ptr(), address, "the pool hands out the piece that was given back last");
     sent(&other);
     assert_eq!(status(&sites, "a").sent, 2);
 }
 
 #[test]
-fn of_a_write_only_what_was_taken_is_sent() {
+fn only_the_accepted_part_of_a_write_is_sent() {
     let (sites, _) = allocator(SiteSettings::default());
     let buffers: Vec<_> = ["a", "b", "c"].map(|name| sites.allocate_named(name, LENGTH).freeze()).into();
     let header = [0; 9];
@@ -226,7 +239,7 @@ fn of_a_write_only_what_was_taken_is_sent() {
 }
 
 #[test]
-fn buffers_outlive_their_allocator_and_give_everything_back() {
+fn buffers_outlive_their_allocator_and_leak_nothing() {
     let (pool, domain, budget) = pool(small(), 1 << 20);
     let sites = SiteAllocator::new(pool, SiteSettings::default());
     step(&sites, "a", true);
@@ -307,7 +320,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..20)
 }
 
-/// Takes `step` with a buffer and with the vector that says what should come of it.
+/// Does `step` with a buffer and with a vector, which is the model.
 fn take_step(buffer: &mut SiteBuf, model: &mut Vec<u8>, step: &Step) {
     let room = LENGTH - model.len();
     assert_eq!((buffer.remaining_mut(), buffer.capacity()), (room, LENGTH));
@@ -341,9 +354,9 @@ fn take_step(buffer: &mut SiteBuf, model: &mut Vec<u8>, step: &Step) {
 
 proptest! {
     #[test]
-    fn a_buffer_is_a_vector_of_fixed_capacity_wherever_it_is(steps in steps()) {
+    fn a_buffer_behaves_as_a_vector_of_fixed_capacity_in_both_places(steps in steps()) {
         let (sites, _) = allocator(SiteSettings::default());
-        for expected in [Placement::Heap, Placement::Registered] {
+        for expected in [SitePlacement::Heap, SitePlacement::Registered] {
             let mut buffer = sites.with_capacity_named("a", LENGTH);
             prop_assert_eq!(buffer.placement(), expected);
             let mut model = Vec::new();
@@ -353,7 +366,7 @@ proptest! {
             }
             prop_assert_eq!(&buffer.freeze()[..], &model[..]);
             sites.next_iteration();
-            // What was frozen may be too short to teach its site anything.
+            // The frozen content may be too short for the site to learn from.
             sent(&sites.allocate_named("a", LENGTH).freeze());
             sites.next_iteration();
         }
@@ -365,6 +378,6 @@ proptest! {
 fn a_full_buffer_can_not_be_advanced() {
     let (sites, _) = allocator(SiteSettings::default());
     let mut buffer = sites.allocate(LENGTH);
-    // SAFETY: nothing was written, and nothing is read: it has to be refused.
+    // SAFETY: the call must panic, so no uninitialised byte is read.
     unsafe { buffer.advance_mut(1) };
 }

@@ -1,23 +1,24 @@
-//! Frozen buffers that were not sent yet, by address, and the look-up of what is sent.
+//! The frozen buffers that were not sent yet, by address, and the look-up of sent slices.
 
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use super::record::Record;
-use crate::memory::index::Index;
+use super::record::SiteRecord;
+use crate::memory::index::AddressIndex;
 
-/// Length, in bytes, below which slices and buffers are not looked at: connections gather these by copying.
+/// Length in bytes of the shortest slice or buffer that is traced. Connections copy shorter ones.
 pub const SHORTEST: usize = 4096;
 
-/// Those of all allocators: a connection does not know which there are. A buffer leaves it when it is first sent, so
-/// that its other slices cost next to nothing, or when it is freed.
-static UNSENT: Index<Arc<Record>> = Index::new();
+/// The unsent buffers of all allocators, because a connection does not know the allocators. A buffer is removed when it is
+/// first sent, so that its other slices cost almost nothing, or when it is freed.
+static UNSENT: AddressIndex<Arc<SiteRecord>> = AddressIndex::new();
 
-/// Reports that `bytes` were sent. If they lie in a frozen buffer of a [`SiteAllocator`](super::SiteAllocator), its site
-/// counts as one that sends. This is for transports of a program's own: connections of this crate report by themselves.
+/// Reports that `bytes` were sent. If they lie in a frozen buffer of a [`SiteAllocator`](super::SiteAllocator), the site of
+/// the buffer counts as sending. Programs with their own transport call this. Connections of tonic-rdma report by
+/// themselves.
 ///
-/// It costs one relaxed load while no frozen buffer is unsent, three loads for an address that no such buffer can have, and
-/// a short lock otherwise.
+/// The call costs one relaxed load while no frozen buffer is unsent, three loads for an address that no such buffer can have,
+/// and a short lock otherwise.
 ///
 /// ```
 /// use tonic_rdma_verbs::memory::Pool;
@@ -36,7 +37,7 @@ pub fn sent(bytes: &[u8]) {
     }
 }
 
-/// Says that the first `taken` bytes of `slices` were sent.
+/// Reports that the first `taken` bytes of `slices` were sent.
 #[inline]
 pub fn sent_slices(slices: &[IoSlice<'_>], mut taken: usize) {
     if taken < SHORTEST || UNSENT.len() == 0 {
@@ -52,16 +53,17 @@ pub fn sent_slices(slices: &[IoSlice<'_>], mut taken: usize) {
     }
 }
 
-/// A buffer of `record`'s site was frozen; as long as it is among the unsent, the caller keeps it where it is.
-pub(super) fn insert(bytes: &[u8], record: Arc<Record>) {
+/// Adds a frozen buffer of the site of `record`. The caller keeps the buffer in place until it calls [`remove`].
+pub(super) fn insert(bytes: &[u8], record: Arc<SiteRecord>) {
     UNSENT.insert(bytes.as_ptr() as usize, bytes.len(), record);
 }
 
-/// The buffer at `start` is about to be freed.
+/// Removes the buffer at `start`. The caller does this before it frees the buffer.
 pub(super) fn remove(start: *const u8) {
     drop(UNSENT.remove(start as usize));
 }
 
+/// Counts the unsent buffer that `bytes` lie in as sent.
 fn look_up(bytes: &[u8]) {
     if let Some(record) = UNSENT.take(bytes.as_ptr() as usize, bytes.len()) {
         record.sent();

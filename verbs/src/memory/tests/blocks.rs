@@ -23,7 +23,11 @@ fn a_block_given_back_is_the_next_one_handed_out() {
     let (one, two) = (first.remote(0), second.remote(0));
     drop(second);
     drop(first);
-    assert_eq!(pool.lease(900, Quota::Receive).unwrap().remote(0), one, "the last one back is the warmest");
+    assert_eq!(
+        pool.lease(900, Quota::Receive).unwrap().remote(0),
+        one,
+        "the block given back last is the warmest"
+    );
     let first = pool.lease(1024, Quota::Send).unwrap();
     let second = pool.lease(1000, Quota::Send).unwrap();
     assert_eq!((first.remote(0), second.remote(0)), (one, two));
@@ -41,7 +45,7 @@ fn a_large_block_has_a_slab_of_its_own_that_is_kept() {
     assert_eq!(domain.live(), 1);
     let (smaller, too_small) =
         (pool.lease(70_000, Quota::Send).unwrap(), pool.lease(40_000, Quota::Send).unwrap());
-    assert_eq!(smaller.remote(0), place, "within half again as much");
+    assert_eq!(smaller.remote(0), place, "at most one and a half times the length");
     assert_ne!(too_small.remote(0), place);
     drop((smaller, too_small));
     let small = pool.lease(40_000, Quota::Send).unwrap();
@@ -50,10 +54,10 @@ fn a_large_block_has_a_slab_of_its_own_that_is_kept() {
 }
 
 #[test]
-fn classes_share_a_slab_and_what_one_gives_back_serves_another() {
+fn classes_share_a_slab_and_a_returned_piece_serves_another_class() {
     let (pool, domain, _) = pool(small(), 64 << 10);
     let small: Vec<_> = (0..256).map(|_| pool.lease(256, Quota::Send).unwrap()).collect();
-    assert!(pool.lease(1, Quota::Send).is_err(), "64 KiB are gone");
+    assert!(pool.lease(1, Quota::Send).is_err(), "64 KiB are in use");
     drop(small);
     let two = [(); 2].map(|()| pool.lease(32 << 10, Quota::Send).unwrap());
     assert_eq!(domain.live(), 1);
@@ -111,7 +115,7 @@ fn segments_name_the_block_and_its_region() {
     let segment = block.segment(10..30).unwrap();
     assert_eq!((segment.address(), segment.length()), (block.remote(10).address, 20));
     assert_eq!((segment.lkey(), block.remote(0).rkey), (Lkey(1000), Rkey(2000)));
-    #[expect(clippy::reversed_empty_ranges, reason = "what a careless caller may pass")]
+    #[expect(clippy::reversed_empty_ranges, reason = "a caller may pass such a range")]
     let backwards = block.segment(30..10).unwrap();
     assert_eq!(backwards.length(), 0);
 }

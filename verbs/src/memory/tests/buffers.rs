@@ -1,4 +1,4 @@
-//! Buffers: freezing, look-up, life time, and why references to them are sound.
+//! Buffers: freezing, look-up, lifetime, and the soundness of references.
 
 use bytes::Bytes;
 
@@ -28,7 +28,7 @@ fn frozen_buffers_are_found_exactly_within_their_bounds() {
     assert!(pool.find(usize::MAX, 2).is_none() && pool.find(address, usize::MAX).is_none());
     assert!(find(&pool, &[0; 10]).is_none());
     drop((neighbour, bytes));
-    assert!(pool.find(address, 1).is_none(), "gone with the last reference");
+    assert!(pool.find(address, 1).is_none(), "not found after the last drop");
     assert_eq!(pool.statistics().frozen, 0);
 }
 
@@ -69,12 +69,12 @@ fn the_last_lease_on_all_of_it_is_writable_again() {
     let lease = buffer.into_lease();
     let address = lease.as_ptr() as usize;
     let part = pool.find(address, 50).unwrap();
-    let lease = lease.try_into_buffer().expect_err("there is another");
+    let lease = lease.try_into_buffer().expect_err("there is another reference");
     drop(lease);
-    let part = part.try_into_buffer().expect_err("it is a part");
+    let part = part.try_into_buffer().expect_err("the lease covers a part");
     let whole = pool.find(address, 100).unwrap();
     drop(part);
-    let mut buffer = whole.try_into_buffer().expect("the last one");
+    let mut buffer = whole.try_into_buffer().expect("the last reference");
     assert!(pool.find(address, 1).is_none(), "not found while it is written to");
     assert_eq!((buffer.len(), buffer[99], pool.statistics().frozen), (100, 3, 0));
     buffer[0] = 4;
@@ -104,7 +104,11 @@ fn no_device_may_write_where_references_are() {
     let (pool, ..) = pool(PoolSettings { access: every, ..small() }, 1 << 20);
     let block = pool.lease(100, Quota::Send).unwrap();
     let lease = pool.allocate(100).unwrap().into_lease();
-    assert_ne!(lease.segment().lkey(), block.segment(0..1).unwrap().lkey(), "never one slab for both");
+    assert_ne!(
+        lease.segment().lkey(),
+        block.segment(0..1).unwrap().lkey(),
+        "blocks and buffers never share a slab"
+    );
     let rights = |purpose| {
         let held = pool.obtain(100, Quota::Send, purpose).unwrap();
         held.access()
@@ -124,7 +128,7 @@ fn blocks_and_buffers_do_not_reuse_one_another() {
 }
 
 #[test]
-fn memory_goes_with_the_last_reference_after_the_pool() {
+fn memory_is_freed_with_the_last_reference_after_the_pool() {
     let (pool, domain, budget) = pool(small(), 1 << 20);
     let kept = pool.allocate(1000).unwrap().freeze();
     let mut block = pool.lease(50_000, Quota::Receive).unwrap();
@@ -134,7 +138,7 @@ fn memory_goes_with_the_last_reference_after_the_pool() {
     drop(pool);
     assert_eq!(domain.live(), 4, "a clone is the pool");
     drop(clone);
-    assert_eq!(domain.live(), 2, "idle slabs go at once");
+    assert_eq!(domain.live(), 2, "idle slabs are freed at once");
     assert_eq!(budget.used(), (64 << 10) + 53_248);
     block.copy_in(0, &kept).unwrap();
     let slice = kept.slice(999..);
@@ -147,7 +151,7 @@ fn memory_goes_with_the_last_reference_after_the_pool() {
 }
 
 #[test]
-fn empty_buffers_are_no_special_case() {
+fn empty_buffers_work() {
     let (pool, ..) = pool(small(), 1 << 20);
     let bytes = pool.allocate(0).unwrap().freeze();
     assert!(bytes.is_empty() && find(&pool, &bytes).is_none());

@@ -1,4 +1,4 @@
-//! Quotas, budget, and what becomes of them on failure.
+//! Quotas and budget, also after a failure.
 
 use super::*;
 use crate::memory::{PoolError, Quota};
@@ -25,7 +25,7 @@ fn quotas_do_not_starve_one_another() {
 }
 
 #[test]
-fn what_can_never_be_met_says_so() {
+fn a_request_beyond_the_quota_is_refused_as_too_large() {
     let (pool, ..) = pool(PoolSettings { receive_quota: 1000, ..small() }, 1 << 30);
     let error = pool.lease(1001, Quota::Receive).unwrap_err();
     assert_eq!(error.to_string(), "1001 bytes are more than the receive quota of 1000 bytes");
@@ -35,7 +35,7 @@ fn what_can_never_be_met_says_so() {
 }
 
 #[test]
-fn the_budget_is_shared_by_pools_and_names_its_cure() {
+fn pools_share_the_budget_and_its_error_has_advice() {
     let (one, _, budget) = pool(small(), 128 << 10);
     let two = Pool::new(Arc::new(Domain::default()), small(), Arc::clone(&budget));
     let _kept = (one.lease(1, Quota::Send).unwrap(), two.lease(1, Quota::Send).unwrap());
@@ -46,7 +46,7 @@ fn the_budget_is_shared_by_pools_and_names_its_cure() {
         "{error:?}"
     );
     assert!(error.to_string().contains("RDMA_PINNED_LIMIT"), "{error}");
-    assert_eq!(one.statistics().leased_send, 256, "a failure charges nothing");
+    assert_eq!(one.statistics().leased_send, 256, "a failed request counts against no quota");
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_budget_that_runs_out_makes_smaller_slabs() {
     assert_eq!((budget.used(), third.capacity()), ((64 << 10) + 16_384, 12_288));
 }
 
-/// What was given back and what was never cut lie side by side, and neither is long enough by itself.
+/// A piece that was given back lies beside a free range, and neither is long enough alone.
 #[test]
 fn free_pieces_are_joined_before_anything_is_refused() {
     let (pool, ..) = pool(small(), 64 << 10);
@@ -70,7 +70,8 @@ fn free_pieces_are_joined_before_anything_is_refused() {
     assert_eq!(pool.statistics().leased_send, 48 << 10);
 }
 
-/// A refusal takes no time for each free piece: those that are too few for what is asked for stay at hand.
+/// A refusal does not take time for each free piece: if the free pieces are too few for the request, they stay on their
+/// stacks.
 #[test]
 fn free_pieces_that_are_too_few_are_not_joined() {
     let (pool, ..) = pool(small(), 64 << 10);
@@ -83,7 +84,7 @@ fn free_pieces_that_are_too_few_are_not_joined() {
 }
 
 #[test]
-fn idle_slabs_give_way_when_the_budget_is_short() {
+fn idle_slabs_are_freed_when_the_budget_is_short() {
     let (pool, domain, budget) = pool(small(), 128 << 10);
     drop(pool.lease(100 << 10, Quota::Send).unwrap());
     let block = pool.lease(120 << 10, Quota::Send).unwrap();
@@ -95,11 +96,11 @@ fn idle_slabs_give_way_when_the_budget_is_short() {
 }
 
 #[test]
-fn spare_slabs_are_kept_up_to_the_quotas_together() {
+fn spare_slabs_are_kept_up_to_the_sum_of_the_quotas() {
     let settings = PoolSettings { send_quota: 100 << 10, receive_quota: 100 << 10, ..small() };
     let (pool, domain, budget) = pool(settings, 1 << 30);
     for pages in 9..=25 {
-        // Each too large to be reused by the next but one half again as large.
+        // Every request is longer than all spare slabs, so none of them is reused.
         drop(pool.lease(pages * 4096, Quota::Send).unwrap());
         assert!(budget.used() <= (200 << 10) + (100 << 10), "{} bytes", budget.used());
     }
@@ -108,7 +109,7 @@ fn spare_slabs_are_kept_up_to_the_quotas_together() {
 }
 
 #[test]
-fn a_device_that_refuses_leaves_nothing_behind() {
+fn a_refused_registration_leaks_nothing() {
     let (domain, budget) = (Arc::new(Domain { refuse: true, ..Domain::default() }), Budget::new(1 << 20));
     let pool = Pool::new(domain, small(), Arc::clone(&budget));
     let error = pool.lease(1, Quota::Send).unwrap_err();

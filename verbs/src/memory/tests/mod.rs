@@ -19,7 +19,7 @@ use crate::{
     Rkey, VerbsError,
 };
 
-/// Registers anything, unless told to refuse.
+/// A protection domain that registers any memory, unless `refuse` is set.
 #[derive(Debug, Default)]
 pub(super) struct Domain {
     next: AtomicU32,
@@ -29,17 +29,17 @@ pub(super) struct Domain {
 }
 
 impl Domain {
-    /// Regions that are registered.
+    /// Returns the number of registered regions.
     pub(super) fn live(&self) -> usize {
         self.live.lock().unwrap().len()
     }
 
-    /// Addresses of the regions that are registered.
+    /// Returns the addresses of the registered regions.
     pub(super) fn regions(&self) -> Vec<Range<usize>> {
         self.live.lock().unwrap().values().cloned().collect()
     }
 
-    /// Rights of the region that was registered last.
+    /// Returns the rights of the region that was registered last.
     pub(super) fn last_access(&self) -> Access {
         Access::from_bits_truncate(self.last_access.load(Ordering::SeqCst))
     }
@@ -110,7 +110,7 @@ impl Drop for Region {
     }
 }
 
-/// Slabs of 64 KiB: classes up to 32 KiB, a slab of its own from there on.
+/// Returns settings with slabs of 64 KiB. Pieces up to 32 KiB share a slab, and longer ones get their own.
 pub(super) fn small() -> PoolSettings {
     PoolSettings {
         slab_size: 64 << 10,
@@ -120,6 +120,7 @@ pub(super) fn small() -> PoolSettings {
     }
 }
 
+/// Makes a pool with its own domain, and a budget of `budget` bytes.
 pub(super) fn pool(settings: PoolSettings, budget: u64) -> (Pool, Arc<Domain>, Arc<Budget>) {
     let (domain, budget) = (Arc::new(Domain::default()), Budget::new(budget));
     (

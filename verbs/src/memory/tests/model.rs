@@ -1,5 +1,4 @@
-//! The pool against a model that knows which addresses are held, and so when the pool has to give memory and when it has to
-//! refuse.
+//! The pool against a model. The model knows the held addresses, and so which requests the pool must serve or refuse.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -9,7 +8,7 @@ use crate::memory::{Block, PoolError, Quota, RegisteredBuf};
 
 const SEND_QUOTA: u64 = 300 << 10;
 const RECEIVE_QUOTA: u64 = 100 << 10;
-/// Less than what both quotas and the unused parts of slabs come to, so that each of the three limits is met.
+/// Budgets below the sum of both quotas and the unused parts of slabs, so that each of the three limits is reached.
 const BUDGETS: [u64; 3] = [130 << 10, 260 << 10, 380 << 10];
 /// Largest piece that shares its slab: half of a slab.
 const LARGEST_SHARED: usize = 32 << 10;
@@ -39,7 +38,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..120)
 }
 
-/// Something held, and the byte that all of it was filled with.
+/// A held piece, and the byte that fills it.
 enum Holding {
     Block(Block, Quota, u8),
     Buffer(RegisteredBuf, usize, u8),
@@ -47,7 +46,7 @@ enum Holding {
 }
 
 impl Holding {
-    /// First address and capacity.
+    /// Returns the first address and the capacity.
     fn place(&self) -> (usize, usize) {
         match self {
             Self::Block(block, ..) => (block.remote(0).address as usize, block.capacity()),
@@ -83,15 +82,15 @@ impl Holding {
     }
 }
 
-/// The side that writes a piece. A slab has pieces of one use only.
+/// The writer of a piece. All pieces of a slab have the same writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Device,
     Application,
 }
 
-/// Bytes that a piece for `length` bytes takes: powers of two from 256 on, and halfway between each two; whole pages where
-/// it has a slab of its own.
+/// Returns the capacity of a piece for `length` bytes: a power of two from 256 on, or the size halfway between two of them;
+/// whole pages if the piece has its own slab.
 fn capacity_for(length: usize) -> usize {
     let powers = (8..=15).map(|exponent| 1 << exponent);
     let mut sizes =
@@ -151,7 +150,7 @@ impl Model {
             }
             Step::Slice(n) => {
                 let Some(n) = pick(n, &self.held) else { return };
-                // An empty slice would keep no memory at all.
+                // An empty slice keeps no memory.
                 if let Holding::Frozen { bytes, .. } = &mut self.held[n]
                     && bytes.len() > 1
                 {
@@ -168,7 +167,7 @@ impl Model {
         }
     }
 
-    /// Checks that a piece of `length` bytes had to be given, or refused for this reason.
+    /// Checks that the pool had to serve or refuse a request of `length` bytes as it did.
     fn check_outcome(&self, length: usize, quota: Quota, purpose: Use, outcome: Result<usize, &PoolError>) {
         let (least, limit, leased) =
             (capacity_for(length), self.pool.settings().limit(quota), self.leased(quota));
@@ -196,7 +195,7 @@ impl Model {
                 let slab = least.next_multiple_of(rustix::param::page_size()) as u64;
                 assert!(
                     used + slab > self.budget.limit(),
-                    "a slab of {slab} bytes fits into what is left of the budget"
+                    "a slab of {slab} bytes fits into the rest of the budget"
                 );
                 self.check_full(least, purpose);
             }
@@ -204,14 +203,14 @@ impl Model {
         }
     }
 
-    /// Checks that no slab could go, and that none of this use has a gap for `capacity` bytes.
+    /// Checks that no slab could be freed, and that no slab of this use has a gap for `capacity` bytes.
     fn check_full(&self, capacity: usize, purpose: Use) {
         for slab in self.domain.regions() {
             let pieces = self.held.iter().filter(|holding| slab.contains(&holding.place().0));
             let mut pieces: Vec<_> = pieces.map(|holding| (holding.place(), holding.purpose())).collect();
             pieces.sort_unstable_by_key(|(place, _)| *place);
             let Some(&((_, length), of_slab)) = pieces.first() else {
-                panic!("{slab:?} is kept for nothing")
+                panic!("{slab:?} is kept without a piece in use")
             };
             if of_slab != purpose || length > LARGEST_SHARED || capacity > LARGEST_SHARED {
                 continue;
@@ -228,13 +227,13 @@ impl Model {
         }
     }
 
-    /// Bytes that are leased against a quota.
+    /// Returns the bytes leased against a quota.
     fn leased(&self, quota: Quota) -> u64 {
         let counted = self.held.iter().filter(|holding| holding.quota() == quota);
         counted.map(|holding| holding.place().1 as u64).sum()
     }
 
-    /// Whether what the pool finds is what the model knows, around the holding `n`.
+    /// Checks that look-ups around the holding `n` agree with the model.
     fn find(&self, n: usize, from: usize, wanted: usize) {
         if self.held.is_empty() {
             return;

@@ -1,19 +1,19 @@
-//! Pools for sending: found by every connection, registered by each that sends from them, for nobody else to read.
+//! Pools for sending: every connection finds their buffers, and registers their slabs for its own device only.
 
 use super::*;
-use crate::memory::machinery::{Registrations, find_sendable};
+use crate::memory::machinery::{SlabRegistrations, find_sendable};
 
-fn registrations(budget: u64) -> (Registrations, Arc<Domain>, Arc<Budget>) {
+fn registrations(budget: u64) -> (SlabRegistrations, Arc<Domain>, Arc<Budget>) {
     let (domain, budget) = (Arc::new(Domain::default()), Budget::new(budget));
     (
-        Registrations::new(Arc::clone(&domain) as Arc<dyn ProtectionDomain>, Arc::clone(&budget)),
+        SlabRegistrations::new(Arc::clone(&domain) as Arc<dyn ProtectionDomain>, Arc::clone(&budget)),
         domain,
         budget,
     )
 }
 
 #[test]
-fn a_buffer_is_found_whichever_pool_it_is_of() {
+fn buffers_of_all_pools_for_sending_are_found() {
     let pools = [Pool::for_sending(1 << 20), Pool::for_sending(1 << 20)];
     let buffers = [&pools[0], &pools[1]].map(|pool| pool.allocate(5000).unwrap().freeze());
     for (pool, bytes) in pools.iter().zip(&buffers) {
@@ -22,11 +22,11 @@ fn a_buffer_is_found_whichever_pool_it_is_of() {
     }
     assert!(find_sendable(&[0; 100]).is_none());
     let bound = pool(small(), 1 << 20).0.allocate(5000).unwrap().freeze();
-    assert!(find_sendable(&bound).is_none(), "a pool with a domain of its own is not for all");
+    assert!(find_sendable(&bound).is_none(), "a pool with its own domain is not for all connections");
 }
 
 #[test]
-fn a_slab_is_registered_once_for_local_reading_alone() {
+fn a_slab_is_registered_once_for_local_reading() {
     let (mut registrations, domain, budget) = registrations(1 << 30);
     let pool = Pool::for_sending(64 << 20);
     let leases = [100, 5000, 300_000].map(|length| pool.allocate(length).unwrap().into_lease());
@@ -43,7 +43,7 @@ fn a_slab_is_registered_once_for_local_reading_alone() {
 }
 
 #[test]
-fn what_the_pool_gives_up_is_let_go() {
+fn slabs_that_the_pool_has_freed_are_deregistered() {
     let (mut registrations, domain, budget) = registrations(1 << 30);
     let pool = Pool::for_sending(64 << 20);
     let lease = pool.allocate(100).unwrap().into_lease();

@@ -1,4 +1,4 @@
-//! One pool in many hands.
+//! One pool, used by many threads.
 
 use std::sync::mpsc;
 use std::thread;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::*;
 use crate::memory::Quota;
 
-/// Every thread fills what it gets with its own number and looks whether it stays.
+/// Every thread fills its pieces with its own number, and checks that the bytes stay.
 #[test]
 fn threads_never_share_a_piece() {
     let (pool, domain, budget) = pool(PoolSettings { send_quota: 64 << 20, ..small() }, 64 << 20);
@@ -41,7 +41,7 @@ fn threads_never_share_a_piece() {
     assert_eq!((domain.live(), budget.used()), (0, 0));
 }
 
-/// The last reference of a buffer goes in one thread while another looks the address up.
+/// One thread drops the last reference to a buffer while another looks up its address.
 #[test]
 fn a_look_up_races_with_the_last_drop() {
     let (pool, ..) = pool(small(), 1 << 20);

@@ -1,0 +1,79 @@
+//! The connections of gRPC modes to the server process.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net as unix;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::compare::modes::mode::Mode;
+use crate::compare::server::start_report::Addresses;
+use crate::failure::Failure;
+use crate::measure::transport::http2::Http2;
+use crate::measure::transport::rdma::{Rdma, RdmaConnection};
+
+/// Longest time to make a connection.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Connects in `mode`, which must be a gRPC mode.
+pub(crate) async fn connect(
+    mode: Mode,
+    addresses: &Addresses,
+    http2: Http2,
+    rdma: Option<&Rdma>,
+) -> Result<(Channel, Option<RdmaConnection>), Failure> {
+    match (mode, rdma, addresses.rdma) {
+        (Mode::GrpcTcp | Mode::GrpcTcpBusy, ..) => Ok((tcp(addresses.tcp, http2).await?, None)),
+        (Mode::GrpcTcpTuned, ..) => Ok((tcp(addresses.tcp_tuned, Http2::Tuned).await?, None)),
+        (Mode::GrpcUds, ..) => Ok((uds(addresses, http2).await?, None)),
+        (Mode::GrpcRdma | Mode::GrpcRdmaGather, Some(rdma), Some(address)) => {
+            // For payloads from the server there is a listener that sends them by reference.
+            let gathering = addresses.rdma_gather.filter(|_| mode == Mode::GrpcRdmaGather);
+            let address = gathering.unwrap_or(address);
+            let (channel, verdict) = rdma.connect(endpoint(address, http2)?).await?;
+            Ok((channel, Some(verdict)))
+        }
+        (Mode::GrpcRdma | Mode::GrpcRdmaGather, ..) => {
+            Err(Failure::run("the server process does not listen for RDMA peers"))
+        }
+        (Mode::RdmaCp | Mode::RdmaZerocp | Mode::RdmaZerocpAwait | Mode::Memcpy, ..) => {
+            Err(Failure::run(format!("{mode} is not a gRPC mode")))
+        }
+    }
+}
+
+/// Connects over TCP with nodelay.
+pub(crate) async fn tcp(address: SocketAddr, http2: Http2) -> Result<Channel, Failure> {
+    endpoint(address, http2)?.connect().await.map_err(|error| connect_error("TCP", error))
+}
+
+async fn uds(addresses: &Addresses, http2: Http2) -> Result<Channel, Failure> {
+    let name = addresses.uds.clone();
+    let connector = tower::service_fn(move |_| {
+        let stream = uds_stream(&name);
+        async move { stream.map(TokioIo::new) }
+    });
+    let endpoint = endpoint(addresses.tcp, http2)?;
+    endpoint.connect_with_connector(connector).await.map_err(|error| connect_error("a Unix socket", error))
+}
+
+/// Connects to a Unix socket. This does not block within one host, so the reactor is not needed.
+fn uds_stream(name: &str) -> io::Result<UnixStream> {
+    let stream = unix::UnixStream::connect_addr(&unix::SocketAddr::from_abstract_name(name)?)?;
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
+}
+
+fn endpoint(address: SocketAddr, http2: Http2) -> Result<Endpoint, Failure> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| Failure::run(format!("bad address {address}")).because(error))?;
+    Ok(http2.client(endpoint.tcp_nodelay(true).connect_timeout(CONNECT)))
+}
+
+fn connect_error(what: &str, error: tonic::transport::Error) -> Failure {
+    Failure::run(format!("can't connect to the server process over {what}")).because(error)
+}

@@ -1,0 +1,171 @@
+//! Tests of the gRPC client against the services.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tonic::transport::Server;
+use tonic_rdma_proto::transfer::Check;
+use tonic_rdma_proto::transfer::turns_server::TurnsServer;
+
+use super::client::GrpcCaller;
+use super::connect::tcp;
+use super::service::TransferService;
+use crate::compare::modes::call_error::CallError;
+use crate::compare::modes::mode::Mode;
+use crate::compare::operations::{Operation, Operations, Push, Put};
+use crate::compare::plan::cell::Load;
+use crate::measure::payload::content::Content;
+use crate::measure::payload::reduce::{Reduced, reduce, reduce_all};
+use crate::measure::transport::encode::Encode;
+use crate::measure::transport::http2::Http2;
+use crate::measure::transport::listener::tcp_listener;
+
+/// Starts a service in this process and returns its address.
+fn serve() -> SocketAddr {
+    serve_with(TransferService::default())
+}
+
+fn serve_with(service: TransferService) -> SocketAddr {
+    let incoming = tcp_listener().unwrap();
+    let address = incoming.local_addr().unwrap();
+    let server = Server::builder().add_service(service.clone().transfer());
+    let server = server.add_service(service.clone().tensors()).add_service(TurnsServer::new(service));
+    tokio::spawn(server.serve_with_incoming(incoming));
+    address
+}
+
+#[tokio::test]
+async fn a_wrong_byte_is_an_error_and_names_its_place() {
+    let address = serve();
+    for encode in [Encode::Copy, Encode::Gather] {
+        let mut caller = GrpcCaller::new(tcp(address, Http2::Default).await.unwrap(), Mode::GrpcTcp, encode);
+
+        let right = put(100_000, 3);
+        for check in [Check::All, Check::Stamps] {
+            caller.put(&right, check).await.unwrap();
+        }
+        let mut wrong = right.payload.to_vec();
+        wrong[70_001] ^= 4;
+        let wrong = Put { payload: wrong.into(), ..right.clone() };
+        let error = caller.put(&wrong, Check::All).await.unwrap_err();
+        assert!(matches!(error, CallError::Content { offset: 70_001, sent: 100_000 }), "{error}");
+        let stale = Put { seed: right.seed + 1, ..right };
+        let error = caller.put(&stale, Check::Stamps).await.unwrap_err();
+        assert!(matches!(error, CallError::Content { offset: 0, .. }), "{error}");
+        assert!(caller.usage().await.unwrap() > Duration::ZERO);
+    }
+}
+
+fn put(len: usize, seed: u64) -> Put {
+    let payload = Content::new(len, seed).unwrap().cut(len);
+    Put { seed, reduced: Some(reduce(&payload)), payload }
+}
+
+fn message(content: &mut Content, lengths: &[usize]) -> Push {
+    let seed = content.seed();
+    let buffers: Vec<_> = lengths.iter().map(|len| content.cut(*len)).collect();
+    let reduced = Some(reduce_all(buffers.iter().map(|buffer| &buffer[..])));
+    Push { seed, buffers, reduced }
+}
+
+#[tokio::test]
+async fn the_largest_element_that_the_server_found_is_compared() {
+    let channel = tcp(serve_with(TransferService::reducing(true)), Http2::Default).await.unwrap();
+    let caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
+    let mut reducing = caller.clone().reducing(true);
+    let right = put(100_001, 3);
+    let push = message(&mut Content::new(1000, 9).unwrap(), &[10, 500, 3]);
+    reducing.put(&right, Check::Stamps).await.unwrap();
+    reducing.push(&push, Check::Stamps).await.unwrap();
+
+    let other = right.reduced.map(|reduced| Reduced { maximum: -1.0, ..reduced });
+    let error = reducing.put(&Put { reduced: other, ..right.clone() }, Check::Stamps).await;
+    assert!(error.unwrap_err().to_string().contains("maximum: -1.0"));
+    let error = reducing.push(&Push { reduced: None, ..push }, Check::Stamps).await.unwrap_err();
+    assert!(matches!(error, CallError::Consumed { sent: None, arrived: Some(_) }) && error.is_mismatch());
+
+    // A server that does not consume is found.
+    let channel = tcp(serve(), Http2::Default).await.unwrap();
+    let mut reducing = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy).reducing(true);
+    let error = reducing.put(&right, Check::Stamps).await.unwrap_err();
+    assert!(matches!(error, CallError::Consumed { arrived: None, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_torn_middle_that_stamps_miss_is_found_at_the_end_of_the_turn() {
+    let right = Operations::new(Load::Size(1 << 20), 3, true).unwrap();
+    let torn = right.torn(500_032..500_096);
+    let channel = tcp(serve(), Http2::Default).await.unwrap();
+    let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
+    for number in 0..4 {
+        caller.run(&right.take(number), Check::Stamps, 1).await.unwrap();
+    }
+    assert_eq!(caller.end().await.unwrap(), 1);
+    assert_eq!(caller.end().await.unwrap(), 0);
+    for number in 0..4 {
+        caller.run(&torn.take(number), Check::Stamps, 1).await.unwrap();
+    }
+    let error = caller.end().await.unwrap_err();
+    let at = |offset: u64| (499_840..500_096).contains(&offset);
+    assert!(matches!(error, CallError::BufferContent { offset, .. } if at(offset)), "{error}");
+
+    // A server that consumes finds the wrong bytes in each call.
+    let channel = tcp(serve_with(TransferService::reducing(true)), Http2::Default).await.unwrap();
+    let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy).reducing(true);
+    caller.run(&right.take(0), Check::Stamps, 1).await.unwrap();
+    let error = caller.run(&torn.take(0), Check::Stamps, 1).await.unwrap_err();
+    assert!(matches!(error, CallError::Consumed { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_torn_buffer_of_several_is_found_at_the_end_of_the_turn() {
+    let channel = tcp(serve(), Http2::Default).await.unwrap();
+    let mut caller = GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy);
+    let mut torn = message(&mut Content::new(200_000, 9).unwrap(), &[10, 100_000, 3]);
+    let mut buffer = torn.buffers[1].to_vec();
+    buffer[50_000..50_008].fill(0);
+    torn.buffers[1] = buffer.into();
+    caller.push(&torn, Check::Stamps).await.unwrap();
+    let error = caller.end().await.unwrap_err();
+    assert!(matches!(error, CallError::BufferContent { buffer: 1, offset: 50_000 }), "{error}");
+}
+
+#[tokio::test]
+async fn buffers_in_another_order_are_an_error_that_says_so() {
+    let address = serve();
+    for encode in [Encode::Copy, Encode::Gather] {
+        let mut caller = GrpcCaller::new(tcp(address, Http2::Default).await.unwrap(), Mode::GrpcTcp, encode);
+        let push = message(&mut Content::new(300_000, 9).unwrap(), &[10, 100_000, 10_240, 100_000, 10]);
+        for check in [Check::All, Check::Stamps] {
+            caller.run(&Operation::Push(push.clone()), check, 1).await.unwrap();
+            let mut swapped = push.clone();
+            swapped.buffers.swap(1, 3);
+            let error = caller.run(&Operation::Push(swapped), check, 1).await.unwrap_err();
+            assert!(matches!(error, CallError::BufferContent { buffer: 1, offset: 0 }), "{error}");
+        }
+        let mut wrong = push.clone();
+        let mut bytes = wrong.buffers[3].to_vec();
+        bytes[99_999] ^= 1;
+        wrong.buffers[3] = bytes.into();
+        let error = caller.run(&Operation::Push(wrong), Check::Stamps, 1).await.unwrap_err();
+        assert!(matches!(error, CallError::BufferContent { buffer: 3, offset: 99_999 }), "{error}");
+        assert!(error.is_mismatch());
+    }
+}
+
+#[tokio::test]
+async fn one_wrong_message_fails_a_set_at_every_width() {
+    let mut caller =
+        GrpcCaller::new(tcp(serve(), Http2::Default).await.unwrap(), Mode::GrpcTcp, Encode::Copy);
+    let mut content = Content::new(100_000, 2).unwrap();
+    let set: Vec<Push> = (1..20).map(|index| message(&mut content, &[index * 100])).collect();
+    let mut spoilt = set.clone();
+    spoilt[7].seed += 1;
+    for width in [1, 4, 100] {
+        caller.run(&Operation::Set(set.clone().into()), Check::All, width).await.unwrap();
+        let error = caller.run(&Operation::Set(spoilt.clone().into()), Check::All, width).await.unwrap_err();
+        assert!(matches!(error, CallError::BufferContent { buffer: 0, offset: 0 }), "{error}");
+    }
+}

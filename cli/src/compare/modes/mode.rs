@@ -1,0 +1,201 @@
+//! The modes that `compare` can compare.
+
+use std::fmt;
+
+use crate::measure::payload::consume::Consume;
+use crate::measure::process::runtime::Flavour;
+use crate::measure::transport::encode::Encode;
+
+/// A mode: one way to carry the same bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Mode {
+    /// tonic over a TCP connection on the loopback interface: the baseline of all other modes.
+    GrpcTcp,
+    /// As `GrpcTcp`, in a runtime that looks for arrivals without ever sleeping, at both ends. It shows TCP without its
+    /// wake-ups.
+    GrpcTcpBusy,
+    /// As `GrpcTcp`, with the HTTP/2 windows and frames that suit it best. The other modes keep theirs.
+    GrpcTcpTuned,
+    /// tonic over a Unix domain socket.
+    GrpcUds,
+    /// tonic over this library's connector, RDMA required.
+    GrpcRdma,
+    /// As `GrpcRdma`, with payloads by reference: `tonic_rdma::gather`.
+    GrpcRdmaGather,
+    /// Tensors by static placement, copied from ordinary memory to registered memory first: RDMA.cp of Xue et al.,
+    /// "Fast Distributed Deep Learning over RDMA" (EuroSys 2019).
+    RdmaCp,
+    /// As `RdmaCp`, from registered memory, without that copy (RDMA.zerocp).
+    RdmaZerocp,
+    /// As `RdmaZerocp`, without polling: both ends wait by futures, as an ordinary service does.
+    RdmaZerocpAwait,
+    /// No transport: a copy within the client. It shows the limit of the machine's memory.
+    Memcpy,
+}
+
+/// The largest payload of a gRPC call: with it the message stays below 2 GiB, the limit of protobuf implementations.
+const GRPC_LIMIT: u64 = 2047 << 20;
+
+impl Mode {
+    /// All modes, in the order of the table.
+    pub(crate) const ALL: [Self; 10] = [
+        Self::GrpcTcp,
+        Self::GrpcTcpBusy,
+        Self::GrpcTcpTuned,
+        Self::GrpcUds,
+        Self::GrpcRdma,
+        Self::GrpcRdmaGather,
+        Self::RdmaCp,
+        Self::RdmaZerocp,
+        Self::RdmaZerocpAwait,
+        Self::Memcpy,
+    ];
+
+    /// Returns the modes that are compared by default: all that carry bytes, as far as `runtime` can run them. A
+    /// program that chooses nothing has neither a runtime that never sleeps nor tuned windows, so a newcomer's list
+    /// lacks both.
+    pub(crate) fn default_list(newcomer: bool, runtime: Flavour) -> Vec<Self> {
+        let is_in = |mode: &Self| match mode {
+            Self::Memcpy => false,
+            Self::GrpcTcpBusy => !newcomer && mode.is_for(runtime),
+            Self::GrpcTcpTuned => !newcomer,
+            _ => true,
+        };
+        Self::ALL.into_iter().filter(is_in).collect()
+    }
+
+    /// Returns the name on the command line and in the JSON.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::GrpcTcp => "grpc-tcp",
+            Self::GrpcTcpBusy => "grpc-tcp-busy",
+            Self::GrpcTcpTuned => "grpc-tcp-tuned",
+            Self::GrpcUds => "grpc-uds",
+            Self::GrpcRdma => "grpc-rdma",
+            Self::GrpcRdmaGather => "grpc-rdma-gather",
+            Self::RdmaCp => "rdma-cp",
+            Self::RdmaZerocp => "rdma-zerocp",
+            Self::RdmaZerocpAwait => "rdma-zerocp-await",
+            Self::Memcpy => "memcpy",
+        }
+    }
+
+    /// Returns the mode called `name`.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+
+    /// Returns whether the mode needs an RDMA device.
+    pub(crate) const fn uses_rdma(self) -> bool {
+        match self {
+            Self::GrpcRdma | Self::GrpcRdmaGather => true,
+            Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait => true,
+            Self::GrpcTcp | Self::GrpcTcpBusy | Self::GrpcTcpTuned | Self::GrpcUds | Self::Memcpy => false,
+        }
+    }
+
+    /// Returns whether the receiver gets a tensor to compute with, and no message.
+    pub(crate) const fn carries_tensors(self) -> bool {
+        match self {
+            Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait => true,
+            Self::GrpcTcp
+            | Self::GrpcTcpBusy
+            | Self::GrpcTcpTuned
+            | Self::GrpcUds
+            | Self::GrpcRdma
+            | Self::GrpcRdmaGather
+            | Self::Memcpy => false,
+        }
+    }
+
+    /// Returns how the mode encodes its messages, where `setting` is the one of the command line.
+    pub(crate) const fn encoding(self, setting: Encode) -> Encode {
+        if matches!(self, Self::GrpcRdmaGather) { Encode::Gather } else { setting }
+    }
+
+    /// Returns whether the receiver consumes payloads in this mode.
+    pub(crate) const fn reduces(self, consume: Consume) -> bool {
+        match consume {
+            Consume::Auto => self.carries_tensors(),
+            Consume::ReduceMax => true,
+            Consume::None => false,
+        }
+    }
+
+    /// Returns whether both ends look for arrivals without ever sleeping, in a mode that sleeps otherwise.
+    pub(crate) const fn never_sleeps(self) -> bool {
+        matches!(self, Self::GrpcTcpBusy)
+    }
+
+    /// Returns whether `runtime` can run the mode. A multi-thread runtime can't keep all of its threads awake.
+    pub(crate) const fn is_for(self, runtime: Flavour) -> bool {
+        runtime.is_one_thread() || !self.never_sleeps()
+    }
+
+    /// Returns whether tensors are sent from registered memory, without a copy.
+    pub(crate) const fn sends_in_place(self) -> bool {
+        matches!(self, Self::RdmaZerocp | Self::RdmaZerocpAwait)
+    }
+
+    /// Returns whether both ends wait for tensors by futures, without polling.
+    pub(crate) const fn awaits(self) -> bool {
+        matches!(self, Self::RdmaZerocpAwait)
+    }
+
+    /// Returns the largest message in bytes and the reason of this limit, or `None` where only the machine's memory
+    /// limits messages.
+    pub(crate) const fn limit(self) -> Option<(u64, &'static str)> {
+        match self {
+            Self::GrpcTcp
+            | Self::GrpcTcpBusy
+            | Self::GrpcTcpTuned
+            | Self::GrpcUds
+            | Self::GrpcRdma
+            | Self::GrpcRdmaGather => Some((GRPC_LIMIT, "a protobuf message ends below 2 GiB")),
+            Self::RdmaCp | Self::RdmaZerocp | Self::RdmaZerocpAwait | Self::Memcpy => None,
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_distinct_and_read_back() {
+        for mode in Mode::ALL {
+            assert_eq!(Mode::from_name(mode.name()), Some(mode));
+        }
+        assert_eq!(Mode::from_name("grpc"), None);
+    }
+
+    #[test]
+    fn memcpy_is_measured_only_on_request() {
+        assert_eq!(Mode::default_list(false, Flavour::IdlePolling), Mode::ALL[..9]);
+        let newcomer = Mode::default_list(true, Flavour::CurrentThread);
+        assert_eq!((newcomer[0], newcomer[1], newcomer.len()), (Mode::GrpcTcp, Mode::GrpcUds, 7));
+    }
+
+    #[test]
+    fn modes_that_never_sleep_need_a_runtime_of_one_thread() {
+        let several = Flavour::MultiThread(2);
+        assert!(!Mode::default_list(false, several).contains(&Mode::GrpcTcpBusy));
+        assert_eq!(Mode::default_list(false, several).len(), 8);
+        assert!(Mode::default_list(false, Flavour::CurrentThread).contains(&Mode::GrpcTcpBusy));
+    }
+
+    #[test]
+    fn only_modes_that_carry_tensors_consume_unless_all_shall_or_none() {
+        for mode in Mode::ALL {
+            assert_eq!(mode.reduces(Consume::Auto), mode.carries_tensors(), "{mode}");
+            assert!(mode.reduces(Consume::ReduceMax) && !mode.reduces(Consume::None));
+        }
+        assert!(!Mode::GrpcTcp.reduces(Consume::Auto) && !Mode::Memcpy.reduces(Consume::Auto));
+    }
+}

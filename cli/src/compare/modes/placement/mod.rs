@@ -1,0 +1,30 @@
+//! `rdma-cp`, `rdma-zerocp` and `rdma-zerocp-await`: tensors by one-sided operations, without RPC.
+//!
+//! ```text
+//!   client                                                     server
+//!   control ── Prepare, Begin, End (gRPC, outside the time) ─▶ service ── a task for each mode
+//!   caller ── sender ══ payload and tail, one WRITE ══════════▶ sink: looks at the tail; checks, consumes,
+//!          looks at the count ◀═══════════════════ release ═══       releases: that is the acknowledgement
+//! ```
+//!
+//! Both ends poll memory during a turn of the mode, and only then: otherwise the server would starve the services of
+//! other modes. While they poll they yield to their runtime now and then (`yield_timer`). In `rdma-zerocp-await`
+//! neither polls: both wait by futures. The receiver reports its findings at the end of the turn, for all operations at
+//! once (`record`).
+
+mod caller;
+mod geometry;
+mod inspector;
+mod receiver;
+pub(crate) mod record;
+mod sender;
+mod service;
+mod sink;
+mod stream;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+mod tests;
+mod yield_timer;
+
+pub(crate) use self::caller::PlacementCaller;
+pub(crate) use self::service::PlacementService;

@@ -1,0 +1,333 @@
+//! The sender of a cell's tensors: the memory that they are sent from, and the slots and regions that they are sent to.
+
+use std::sync::Arc;
+
+use tonic_rdma::memory::Pool;
+use tonic_rdma_tensor::{
+    Block, Channel, ChannelError, Direction, MemRegion, Memcpy, RdmaDevice, RemoteRegion, StaticSender,
+    Tensor,
+};
+
+use super::geometry::{self, Batch, Geometry, header_name, identify, region_name, seeds_in_order, slot_name};
+use crate::compare::modes::call_error::CallError;
+use crate::compare::modes::mode::Mode;
+use crate::compare::operations::layout::Layout;
+use crate::compare::operations::{Operation, Operations};
+use crate::measure::payload::content::{VARIANTS, offset_of, variant_seed};
+
+/// Sends the operations of a cell.
+#[derive(Debug)]
+pub(super) struct TensorSender {
+    pub(super) to: Target,
+    /// Seed of the first operation's content.
+    pub(super) seed: u64,
+}
+
+#[derive(Debug)]
+pub(super) enum Target {
+    Slots { slots: Vec<StaticSender>, from: TensorSource },
+    Batch(Box<BatchSender>),
+}
+
+/// The memory that tensors of slots are sent from.
+#[derive(Debug)]
+pub(super) enum TensorSource {
+    /// Registered memory: a tensor for each variant of the content and each slot.
+    Registered(Vec<Vec<Tensor>>),
+    /// A region for each variant, for a single slot. It is absent while an operation uses it.
+    Regions(Vec<Option<MemRegion>>),
+    /// Ordinary memory: each tensor is copied when it is sent.
+    Anywhere,
+}
+
+/// Sends operations as [`Geometry::Batch`] describes.
+#[derive(Debug)]
+pub(super) struct BatchSender {
+    batch: Batch,
+    pub(super) header: StaticSender,
+    remote: RemoteRegion,
+    channel: Channel,
+    /// Registered memory that the buffers are sent from. It is absent while a batch is in flight from it.
+    region: Option<MemRegion>,
+    moving: Option<Memcpy>,
+    /// Whether the region holds the content itself, and not copies of buffers.
+    holds_content: bool,
+    depth: u64,
+    sent: u64,
+}
+
+impl TensorSender {
+    /// Attaches to the places that the server has made for `operations`, and fills registered memory if the mode copies
+    /// nothing.
+    pub(super) async fn new(
+        mode: Mode,
+        (device, channel): (&RdmaDevice, &Channel),
+        operations: &Operations,
+        depth: u32,
+    ) -> Result<Self, CallError> {
+        let content = operations.content();
+        let (seed, zero_copy) = (content.seed(), mode.sends_in_place());
+        let to = match Geometry::of(operations.load(), seed) {
+            Geometry::Slots(lengths) => {
+                let from = match &*lengths {
+                    [length] if mode.awaits() => {
+                        TensorSource::Regions(regions(device, content.all(), seed, *length)?)
+                    }
+                    _ if zero_copy => TensorSource::Registered(tensors(content.all(), seed, &lengths)?),
+                    _ => TensorSource::Anywhere,
+                };
+                let mut slots = Vec::with_capacity(lengths.len());
+                for (index, length) in lengths.iter().enumerate() {
+                    slots.push(channel.static_sender(&slot_name(mode, index), &spec(*length)?).await?);
+                }
+                Target::Slots { slots, from }
+            }
+            Geometry::Batch(batch) => {
+                let remote = channel.region(&region_name(mode)).await?;
+                let words = 8 * batch.words() as u64;
+                let header = channel.static_sender(&header_name(mode), &spec(words)?).await?;
+                let bytes = if zero_copy { content.all().len() } else { length(batch.room)? };
+                let mut region = device.allocate(bytes)?;
+                if zero_copy {
+                    region.copy_from_slice(content.all());
+                }
+                Target::Batch(Box::new(BatchSender {
+                    batch,
+                    header,
+                    remote,
+                    channel: channel.clone(),
+                    region: Some(region),
+                    moving: None,
+                    holds_content: zero_copy,
+                    depth: depth.into(),
+                    sent: 0,
+                }))
+            }
+        };
+        Ok(Self { to, seed })
+    }
+
+    /// Returns the identity that the receiver will find for `operation`.
+    pub(super) fn identity(&self, operation: &Operation) -> Option<u64> {
+        let (seed, buffer) = operation.buffers().next()?;
+        match &self.to {
+            Target::Slots { .. } => identify(self.seed, &buffer[..buffer.len().min(8)]),
+            Target::Batch(_) => Some(seed),
+        }
+    }
+
+    /// Returns whether the next operation can be started.
+    pub(super) fn is_ready(&mut self) -> Result<bool, CallError> {
+        match &mut self.to {
+            Target::Slots { slots, .. } => {
+                for slot in slots {
+                    if !slot.is_ready()? {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+            Target::Batch(batched) => Ok(batched.has_region()? && batched.header.is_ready()?),
+        }
+    }
+
+    /// Starts an operation. The sender must be ready.
+    pub(super) fn start(&mut self, operation: &Operation) -> Result<(), CallError> {
+        match &mut self.to {
+            Target::Slots { slots, from: TensorSource::Registered(tensors) } => {
+                let variant = variant_of(self.seed, operation);
+                for (slot, tensor) in slots.iter_mut().zip(&tensors[variant]) {
+                    slot.start_tensor(tensor)?;
+                }
+                Ok(())
+            }
+            // A sender that polls has no regions, because only a future gives them back.
+            Target::Slots { slots, from: TensorSource::Anywhere | TensorSource::Regions(_) } => {
+                for (slot, (_, buffer)) in slots.iter_mut().zip(operation.buffers()) {
+                    slot.start_bytes(buffer)?;
+                }
+                Ok(())
+            }
+            Target::Batch(batched) => batched.start(operation, self.seed),
+        }
+    }
+
+    /// Returns the number of operations that were started and not yet released by the receiver.
+    pub(super) fn pending(&mut self) -> Result<u64, CallError> {
+        match &mut self.to {
+            // Tensors are sent and released in the order of the slots.
+            Target::Slots { slots, .. } => Ok(slots.last_mut().map_or(Ok(0), StaticSender::pending)?),
+            Target::Batch(batched) => {
+                batched.has_region()?;
+                Ok(batched.header.pending()?)
+            }
+        }
+    }
+
+    /// Waits until a buffer is free for the next operation.
+    pub(super) async fn ready(&mut self) -> Result<(), CallError> {
+        match &mut self.to {
+            Target::Slots { slots, .. } => {
+                for slot in slots {
+                    slot.ready().await?;
+                }
+                Ok(())
+            }
+            Target::Batch(batched) => Ok(batched.header.ready().await?),
+        }
+    }
+
+    /// Sends an operation once a buffer is free, and waits until its payload has arrived.
+    pub(super) async fn send(&mut self, operation: &Operation) -> Result<(), CallError> {
+        let variant = variant_of(self.seed, operation);
+        match &mut self.to {
+            Target::Slots { slots, from: TensorSource::Regions(regions) } => {
+                let place = regions.get_mut(variant).ok_or(CallError::Unprepared)?;
+                let (Some(slot), Some(region)) = (slots.first_mut(), place.take()) else {
+                    return Err(CallError::Unprepared);
+                };
+                let (region, sent) = slot.send_region(region).await;
+                *place = Some(region);
+                Ok(sent?)
+            }
+            Target::Slots { slots, from: TensorSource::Registered(tensors) } => {
+                for (slot, tensor) in slots.iter_mut().zip(&tensors[variant]) {
+                    slot.send(tensor).await?;
+                }
+                Ok(())
+            }
+            Target::Slots { slots, from: TensorSource::Anywhere } => {
+                for (slot, (_, buffer)) in slots.iter_mut().zip(operation.buffers()) {
+                    slot.send_bytes(buffer).await?;
+                }
+                Ok(())
+            }
+            Target::Batch(batched) => {
+                batched.header.ready().await?;
+                batched.send(operation, self.seed).await
+            }
+        }
+    }
+
+    /// Waits until the receiver has released everything that was sent.
+    pub(super) async fn flush(&mut self) -> Result<(), CallError> {
+        match &mut self.to {
+            // Tensors are released in the order of the slots.
+            Target::Slots { slots, .. } => match slots.last_mut() {
+                Some(slot) => Ok(slot.flush().await?),
+                None => Ok(()),
+            },
+            Target::Batch(batched) => Ok(batched.header.flush().await?),
+        }
+    }
+}
+
+impl BatchSender {
+    /// Returns whether the region is free.
+    fn has_region(&mut self) -> Result<bool, CallError> {
+        if let Some((region, result)) = self.moving.as_mut().and_then(Memcpy::try_take) {
+            (self.region, self.moving) = (Some(region), None);
+            result?;
+        }
+        Ok(self.region.is_some())
+    }
+
+    fn start(&mut self, operation: &Operation, origin: u64) -> Result<(), CallError> {
+        let (moving, header) = self.start_blocks(operation, origin)?;
+        self.moving = Some(moving);
+        // The header arrives after the blocks, because both use one queue pair.
+        Ok(self.header.start_bytes(&header)?)
+    }
+
+    /// Starts the copy of the blocks. The caller must send the returned header after it.
+    fn start_blocks(&mut self, operation: &Operation, origin: u64) -> Result<(Memcpy, Vec<u8>), CallError> {
+        let Some(mut region) = self.region.take() else { return Err(ChannelError::Busy(1).into()) };
+        let lengths: Vec<u64> = operation.buffers().map(|(_, buffer)| buffer.len() as u64).collect();
+        let start = (self.sent % self.depth) * self.batch.room;
+        let places = self.batch.places(&lengths).map(|place| start + place);
+        let blocks: Vec<Block> = if self.holds_content {
+            let from = operation.buffers().map(|(seed, _)| offset_of(seed, origin));
+            blocks(from, places, &lengths)
+        } else {
+            let from: Vec<u64> = Layout::InOrder.offsets(lengths.iter().copied()).collect();
+            for ((_, buffer), from) in operation.buffers().zip(&from) {
+                region[*from as usize..][..buffer.len()].copy_from_slice(buffer);
+            }
+            blocks(from, places, &lengths)
+        };
+        let moving =
+            self.channel.memcpy_batch(region, &self.remote, &blocks, Direction::LocalToRemote, false);
+        self.sent += 1;
+        let first = operation.buffers().next().map_or(0, |(seed, _)| seed);
+        let words = [first].into_iter().chain(lengths).take(self.batch.words());
+        Ok((moving, words.flat_map(u64::to_le_bytes).collect()))
+    }
+
+    /// Sends an operation's blocks and its header, and waits until the blocks have arrived.
+    pub(super) async fn send(&mut self, operation: &Operation, origin: u64) -> Result<(), CallError> {
+        let (moving, header) = self.start_blocks(operation, origin)?;
+        self.header.start_bytes(&header)?;
+        let (region, result) = moving.await;
+        self.region = Some(region);
+        Ok(result?)
+    }
+}
+
+fn blocks(from: impl IntoIterator<Item = u64>, to: impl Iterator<Item = u64>, lengths: &[u64]) -> Vec<Block> {
+    let each = from.into_iter().zip(to).zip(lengths);
+    each.map(|((local, remote), length)| Block { local, remote, length: *length }).collect()
+}
+
+/// Returns the number of the variant that `operation` carries. `seed` is the seed of the first variant.
+pub(super) fn variant_of(seed: u64, operation: &Operation) -> usize {
+    let first = operation.buffers().next().map_or(seed, |(seed, _)| seed);
+    (0..VARIANTS).find(|it| variant_seed(seed, *it) == first).unwrap_or(0)
+}
+
+/// Makes a registered copy of the first `bytes` bytes of each variant of `content`.
+fn regions(
+    device: &RdmaDevice,
+    content: &[u8],
+    seed: u64,
+    bytes: u64,
+) -> Result<Vec<Option<MemRegion>>, CallError> {
+    let bytes = length(bytes)?;
+    let region = |variant| {
+        let start = length(offset_of(variant_seed(seed, variant), seed))?;
+        let mut region = device.allocate(bytes)?;
+        region.copy_from_slice(&content[start..start + bytes]);
+        Ok(Some(region))
+    };
+    (0..VARIANTS).map(region).collect()
+}
+
+/// Makes tensors in a registered copy of `content`: one of each length, for each variant.
+fn tensors(content: &[u8], seed: u64, lengths: &Arc<[u64]>) -> Result<Vec<Vec<Tensor>>, CallError> {
+    let bytes = content.len() as u64;
+    // The pool rounds sizes up.
+    let pool = Pool::for_sending(bytes.saturating_mul(2).saturating_add(4 << 20));
+    let mut buffer = pool.allocate(content.len()).map_err(|_| CallError::Memory(bytes))?;
+    buffer.copy_from_slice(content);
+    let whole = Tensor::from_buffer(spec(bytes)?, buffer).map_err(local)?;
+    let tensor = |(seed_of_tensor, length): (u64, &u64)| {
+        let start = offset_of(seed_of_tensor, seed);
+        whole.slice(start..start + length).map_err(local)
+    };
+    let variant = |variant| {
+        let first = variant_seed(seed, variant);
+        seeds_in_order(first, lengths).zip(&**lengths).map(tensor).collect()
+    };
+    (0..VARIANTS).map(variant).collect()
+}
+
+fn spec(bytes: u64) -> Result<tonic_rdma_tensor::TensorSpec, CallError> {
+    geometry::spec(bytes).map_err(local)
+}
+
+fn length(bytes: u64) -> Result<usize, CallError> {
+    usize::try_from(bytes).map_err(|_| CallError::Memory(bytes))
+}
+
+fn local(error: impl std::fmt::Display) -> CallError {
+    CallError::Channel(ChannelError::Local(error.to_string().into()))
+}

@@ -1,0 +1,159 @@
+//! A cell: one combination of load, calls in flight, and rate.
+
+use crate::compare::modes::mode::Mode;
+use crate::units;
+use crate::workload::Workload;
+
+/// The largest payload on the command line. The machine's memory and the modes set lower limits.
+pub(crate) const MAX_BYTES: u64 = 1 << 40;
+
+/// The largest number of calls in flight on the command line.
+pub(crate) const MAX_INFLIGHT: usize = 16_384;
+
+/// The largest number of calls in flight in an open loop without `--inflight`, and of bytes in them. With some
+/// thousands of small calls at once h2 takes a peer for hostile and ends the connection (`too_many_data_frames`).
+const OPEN_LOOP_CALLS: usize = 1024;
+const OPEN_LOOP_BYTES: u64 = 256 << 20;
+
+/// The load of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Load {
+    /// One payload of this many bytes.
+    Size(u64),
+    /// The messages of a workload.
+    Workload(Workload),
+}
+
+/// A cell of the plan: a row of every mode.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Cell {
+    pub(crate) load: Load,
+    /// Calls in flight at once, on one connection: exactly as many in a closed loop, at most as many in an open loop.
+    pub(crate) inflight: usize,
+    /// Operations offered each second, even if answers are late (open loop). Without a rate each operation begins when
+    /// one has ended (closed loop).
+    pub(crate) rate: Option<f64>,
+}
+
+impl Load {
+    /// Returns the bytes of an operation, on average.
+    pub(crate) fn bytes(self) -> u64 {
+        match self {
+            Self::Size(bytes) => bytes,
+            Self::Workload(workload) => workload.bytes(),
+        }
+    }
+
+    /// Returns the workload's name, if the load is one.
+    pub(crate) const fn workload(self) -> Option<&'static str> {
+        match self {
+            Self::Size(_) => None,
+            Self::Workload(workload) => Some(workload.name()),
+        }
+    }
+
+    /// Returns the name in tables and messages: `64 B`, `skew`.
+    pub(crate) fn label(self) -> String {
+        match self {
+            Self::Size(bytes) => units::size(bytes),
+            Self::Workload(workload) => workload.name().to_owned(),
+        }
+    }
+
+    /// Returns whether an operation is a set of calls.
+    const fn is_set(self) -> bool {
+        matches!(self, Self::Workload(workload) if workload.is_set())
+    }
+
+    /// Returns the number of messages of an operation.
+    pub(crate) fn messages(self) -> u64 {
+        match self {
+            Self::Size(_) => 1,
+            Self::Workload(workload) => workload.most_messages(),
+        }
+    }
+
+    /// Returns the bytes of the largest call.
+    pub(crate) fn largest_call(self) -> u64 {
+        match self {
+            Self::Size(bytes) => bytes,
+            Self::Workload(workload) => workload.largest_message(),
+        }
+    }
+
+    /// Returns the largest number of calls in flight in an open loop without `--inflight`. Sets have one call at a
+    /// time, as in a closed loop.
+    pub(crate) fn open_loop_inflight(self) -> usize {
+        if self.is_set() {
+            return 1;
+        }
+        let calls = OPEN_LOOP_BYTES / self.largest_call().max(1);
+        usize::try_from(calls).unwrap_or(OPEN_LOOP_CALLS).clamp(1, OPEN_LOOP_CALLS)
+    }
+}
+
+impl Cell {
+    /// Makes the cell of a closed loop of payloads of `bytes`.
+    pub(crate) const fn closed(bytes: u64, inflight: usize) -> Self {
+        Self { load: Load::Size(bytes), inflight, rate: None }
+    }
+
+    /// Returns the cell's name in tables and messages: `64 B × 32`, `skew × 1 at 500/s`.
+    pub(crate) fn label(self) -> String {
+        let rate = self.rate.map(|rate| format!(" at {}/s", units::count(rate))).unwrap_or_default();
+        format!("{} × {}{rate}", self.load.label(), self.inflight)
+    }
+
+    /// Returns the number of operations at once, and of calls at once in each. Sets follow one another, as mini-batches
+    /// do, and the calls of a set are concurrent.
+    pub(crate) const fn concurrency(self) -> (usize, usize) {
+        if self.load.is_set() { (1, self.inflight) } else { (self.inflight, 1) }
+    }
+
+    /// Returns why `mode` can't carry the cell's messages, or `None` if it can.
+    pub(crate) fn beyond(self, mode: Mode) -> Option<String> {
+        let (limit, reason) = mode.limit()?;
+        (self.load.largest_call() > limit)
+            .then(|| format!("it carries messages up to {} ({reason})", units::size(limit)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::{Mix, Model};
+
+    const VGG: Load = Load::Workload(Workload::Model(Model::Vgg16));
+
+    #[test]
+    fn labels_have_load_rate_and_calls_in_flight() {
+        assert_eq!(Cell::closed(64, 32).label(), "64 B × 32");
+        let skew = Load::Workload(Workload::Mix(Mix::Skew));
+        assert_eq!(Cell { load: skew, inflight: 8, rate: Some(500.0) }.label(), "skew × 8 at 500/s");
+    }
+
+    #[test]
+    fn the_calls_of_a_set_are_concurrent() {
+        let cell = |inflight| Cell { load: VGG, inflight, rate: None };
+        assert_eq!(cell(8).concurrency(), (1, 8));
+        assert_eq!(Cell::closed(64, 8).concurrency(), (8, 1));
+        let blocks = Cell { load: Load::Workload(Workload::Blocks), inflight: 16, rate: None };
+        assert_eq!((blocks.concurrency(), blocks.load.messages()), ((1, 16), 4096));
+    }
+
+    #[test]
+    fn a_cell_beyond_a_mode_has_a_reason() {
+        let limit = Cell::closed(2047 << 20, 1);
+        assert!(Mode::ALL.into_iter().all(|mode| limit.beyond(mode).is_none()));
+        let beyond = Cell::closed(3 << 30, 1);
+        assert!(beyond.beyond(Mode::GrpcTcp).is_some_and(|reason| reason.contains("2047 MiB")));
+        assert_eq!(beyond.beyond(Mode::Memcpy), None);
+    }
+
+    #[test]
+    fn an_open_loop_has_bounded_calls_and_bytes() {
+        let calls = |bytes| Load::Size(bytes).open_loop_inflight();
+        assert_eq!([calls(1), calls(64 << 10), calls(1 << 20), calls(1 << 30)], [1024, 1024, 256, 1]);
+        assert_eq!(VGG.open_loop_inflight(), 1);
+    }
+}

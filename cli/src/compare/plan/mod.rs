@@ -1,0 +1,309 @@
+//! The plan of a run: modes, cells, time, and the order of turns.
+
+pub(crate) mod budget;
+pub(crate) mod cell;
+pub(crate) mod direction;
+pub(crate) mod memory;
+
+use std::time::Duration;
+
+use self::budget::MIN_ROUNDS;
+use self::cell::{Cell, Load};
+use self::direction::Direction;
+use crate::compare::conditions::Conditions;
+use crate::compare::modes::mode::Mode;
+use crate::compare::options::CompareOptions;
+use crate::compare::turns::schedule::MAX_ARRIVALS;
+use crate::failure::Failure;
+use crate::lists::List;
+
+/// The cells of a run without `--sizes` and `--inflight`: small calls alone and many at once, then one large call at a
+/// time.
+pub(super) const DEFAULT_CELLS: [Cell; 9] = [
+    Cell::closed(64, 1),
+    Cell::closed(64, 32),
+    Cell::closed(8 << 10, 64),
+    Cell::closed(8 << 10, 512),
+    Cell::closed(64 << 10, 1),
+    Cell::closed(1 << 20, 1),
+    Cell::closed(4 << 20, 1),
+    Cell::closed(16 << 20, 1),
+    Cell::closed(64 << 20, 1),
+];
+
+pub(super) const QUICK_CELLS: [Cell; 6] = [
+    Cell::closed(64, 1),
+    Cell::closed(64, 32),
+    Cell::closed(8 << 10, 64),
+    Cell::closed(64 << 10, 1),
+    Cell::closed(1 << 20, 1),
+    Cell::closed(16 << 20, 1),
+];
+
+/// The cells of `--newcomer`: those for which README gives figures of a program that chooses nothing.
+pub(super) const NEWCOMER_CELLS: [Cell; 6] = [
+    Cell::closed(64, 1),
+    Cell::closed(64, 64),
+    Cell::closed(64 << 10, 1),
+    Cell::closed(1 << 20, 1),
+    Cell::closed(4 << 20, 1),
+    Cell::closed(16 << 20, 1),
+];
+
+pub(super) const QUICK_NEWCOMER_CELLS: [Cell; 5] = [
+    Cell::closed(64, 1),
+    Cell::closed(64, 64),
+    Cell::closed(64 << 10, 1),
+    Cell::closed(1 << 20, 1),
+    Cell::closed(16 << 20, 1),
+];
+
+/// The payload of an open loop without `--sizes`: another one would be too much for one rate or too little for another.
+const OPEN_LOOP_LOAD: Load = Load::Size(64);
+
+/// The plan of a whole run.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// Modes in the order of the table.
+    pub(crate) modes: Vec<Mode>,
+    /// Cells in the order of the table.
+    pub(crate) cells: Vec<Cell>,
+    /// The direction of payloads.
+    pub(crate) direction: Direction,
+    /// Time for each mode in each cell.
+    pub(crate) duration: Duration,
+}
+
+impl Plan {
+    /// Makes the plan of the run that `options` ask for, if the machine has the memory for it.
+    pub(crate) fn new(options: &CompareOptions) -> Result<Self, Failure> {
+        let direction = options.direction;
+        check_direction(direction, options)?;
+        let runtime = Conditions::of(options).runtime;
+        let mut modes = options
+            .modes
+            .clone()
+            .map_or_else(|| Mode::default_list(options.newcomer, runtime), |list| list.0);
+        if let Some(mode) = modes.iter().find(|mode| !mode.is_for(runtime)) {
+            return Err(Failure::usage(format!(
+                "--modes {mode} is for runtimes of one thread (--runtime idle-polling or current-thread): in {runtime} \
+                 threads sleep"
+            )));
+        }
+        modes.retain(|mode| direction.is_for(*mode));
+        let cells = cells(options);
+        check_limits(&cells, &modes)?;
+        memory::check(&cells, &modes, direction)?;
+        let duration =
+            options.duration.unwrap_or_else(|| budget::duration(&cells, modes.len(), options.quick));
+        Ok(Self { modes, cells, direction, duration })
+    }
+
+    /// Returns whether the run is an open loop, in which operations begin when they are due.
+    pub(crate) fn is_open_loop(&self) -> bool {
+        self.cells.iter().any(|cell| cell.rate.is_some())
+    }
+
+    /// Returns the length of one mode's turn: short against the drift of a machine, long against the change of modes.
+    /// Turns of an open loop are long, so that queues can build up, but not longer than their schedule has room for.
+    pub(crate) fn slice(&self, cell: Cell) -> Duration {
+        match cell.rate {
+            None => (self.duration / 8).clamp(Duration::from_millis(20), Duration::from_millis(200)),
+            Some(rate) => {
+                // A whole number of operations, so that the offered rate is exact even if it is low.
+                let third = self.duration.as_secs_f64() / f64::from(MIN_ROUNDS);
+                Duration::from_secs_f64((rate * third).ceil().clamp(1.0, MAX_ARRIVALS) / rate)
+            }
+        }
+    }
+
+    /// Returns the number of turns of each mode in a cell.
+    pub(crate) fn rounds(&self, cell: Cell) -> u32 {
+        let turns = self.duration.as_secs_f64() / self.slice(cell).as_secs_f64();
+        (turns.ceil() as u32).max(MIN_ROUNDS)
+    }
+
+    /// Returns the number of turns of all modes in all cells.
+    pub(crate) fn turns(&self) -> u64 {
+        let rounds: u64 = self.cells.iter().map(|cell| u64::from(self.rounds(*cell))).sum();
+        rounds * self.modes.len() as u64
+    }
+
+    /// Returns the number of rounds after which a cell may end once every mode has had its time.
+    pub(crate) fn min_rounds(&self) -> u32 {
+        MIN_ROUNDS
+    }
+
+    /// Returns the modes in the order of round `round`. Each round begins with another mode.
+    pub(crate) fn order(&self, round: u32) -> impl Iterator<Item = usize> + use<> {
+        let modes = self.modes.len();
+        (0..modes).map(move |turn| (turn + round as usize) % modes)
+    }
+}
+
+/// Refuses modes and workloads that have no such direction.
+fn check_direction(direction: Direction, options: &CompareOptions) -> Result<(), Failure> {
+    let modes = options.modes.iter().flat_map(|list| &list.0);
+    let sides: Vec<&str> = modes.filter(|mode| !direction.is_for(**mode)).map(|mode| mode.name()).collect();
+    if !sides.is_empty() {
+        let able: Vec<_> = Mode::ALL.iter().filter(|mode| direction.is_for(**mode)).collect();
+        let able: Vec<_> = able.into_iter().map(|mode| mode.name()).collect();
+        return Err(Failure::usage(format!(
+            "--direction {direction}: {} can't carry payloads this way, because the sender of a tensor writes it without a request; modes that can: {}",
+            sides.join(", "),
+            able.join(", "),
+        )));
+    }
+    match (direction, &options.workload) {
+        (Direction::Down, Some(_)) => {
+            Err(Failure::usage("--direction down is for --sizes, not for --workload"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses cells that none of `modes` can carry. If some modes can, the rows of the others give the reason why they are
+/// empty.
+fn check_limits(cells: &[Cell], modes: &[Mode]) -> Result<(), Failure> {
+    for cell in cells {
+        let reasons: Option<Vec<_>> =
+            modes.iter().map(|mode| cell.beyond(*mode).map(|reason| (mode, reason))).collect();
+        if let Some(&[(mode, ref reason), ..]) = reasons.as_deref() {
+            let able: Vec<_> = Mode::ALL.iter().filter(|mode| cell.beyond(**mode).is_none()).collect();
+            let able: Vec<_> = able.into_iter().map(|mode| mode.name()).collect();
+            return Err(Failure::usage(format!(
+                "no mode of this run carries {}: {mode}: {reason}; modes that do: {}",
+                cell.load.label(),
+                able.join(", ")
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Returns every load with every number in flight at every rate.
+fn cells(options: &CompareOptions) -> Vec<Cell> {
+    let CompareOptions { sizes, workload, inflight, rate, .. } = options;
+    let preset: &[Cell] = match (options.newcomer, options.quick) {
+        (false, false) => &DEFAULT_CELLS,
+        (false, true) => &QUICK_CELLS,
+        (true, false) => &NEWCOMER_CELLS,
+        (true, true) => &QUICK_NEWCOMER_CELLS,
+    };
+    if sizes.is_none() && workload.is_none() && inflight.is_none() && rate.is_none() {
+        return preset.to_vec();
+    }
+    let mut loads: Vec<Load> =
+        items(sizes).map(Load::Size).chain(items(workload).map(Load::Workload)).collect();
+    if loads.is_empty() {
+        loads = match rate {
+            Some(_) => vec![OPEN_LOOP_LOAD],
+            None => preset.iter().filter(|cell| cell.inflight == 1).map(|cell| cell.load).collect(),
+        };
+    }
+    let rates: Vec<Option<f64>> = if rate.is_some() { items(rate).map(Some).collect() } else { vec![None] };
+    let mut cells = Vec::new();
+    for load in loads {
+        let inflights = match (inflight, rate) {
+            (Some(_), _) => items(inflight).collect(),
+            (None, Some(_)) => vec![load.open_loop_inflight()],
+            (None, None) => vec![1],
+        };
+        let each = inflights.iter().flat_map(|inflight| rates.iter().map(move |rate| (*inflight, *rate)));
+        cells.extend(each.map(|(inflight, rate)| Cell { load, inflight, rate }));
+    }
+    cells
+}
+
+fn items<T: Copy>(list: &Option<List<T>>) -> impl Iterator<Item = T> {
+    list.iter().flat_map(|list| list.0.iter().copied())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use super::*;
+    use crate::measure::process::runtime::Flavour;
+    use crate::workload::Workload;
+
+    fn plan(duration: Duration) -> Plan {
+        let (modes, cells) = (Mode::default_list(false, Flavour::IdlePolling), DEFAULT_CELLS.to_vec());
+        Plan { modes, cells, direction: Direction::Up, duration }
+    }
+
+    fn asked(arguments: &[&str]) -> Vec<Cell> {
+        cells(&CompareOptions::of(arguments))
+    }
+
+    #[test]
+    fn lists_give_the_cross_product() {
+        let cell = Cell::closed;
+        assert_eq!(asked(&[]), DEFAULT_CELLS);
+        assert_eq!(asked(&["--quick"]), QUICK_CELLS);
+        assert_eq!(asked(&["--newcomer"]), NEWCOMER_CELLS);
+        assert_eq!(asked(&["--newcomer", "--quick"]), QUICK_NEWCOMER_CELLS);
+        assert_eq!(asked(&["--newcomer", "--sizes", "7"]), [cell(7, 1)]);
+        let all = asked(&["--sizes", "64,4096", "--inflight", "1,8"]);
+        assert_eq!(all, [cell(64, 1), cell(64, 8), cell(4096, 1), cell(4096, 8)]);
+        assert_eq!(asked(&["--quick", "--sizes", "7"]), [cell(7, 1)]);
+        assert!(asked(&["--quick", "--inflight", "4"]).iter().all(|cell| cell.inflight == 4));
+    }
+
+    #[test]
+    fn workloads_add_to_sizes_and_rates_apply_to_all() {
+        let skew = Load::Workload(Workload::from_name("skew").unwrap());
+        let gru = Load::Workload(Workload::from_name("gru").unwrap());
+        let cell = |load, inflight, rate| Cell { load, inflight, rate };
+        assert_eq!(asked(&["--workload", "skew"]), [cell(skew, 1, None)]);
+        assert_eq!(asked(&["--workload", "gru", "--sizes", "64"]), [Cell::closed(64, 1), cell(gru, 1, None)]);
+        let rates = asked(&["--rate", "100,2000"]);
+        let small = |rate| cell(Load::Size(64), 1024, Some(rate));
+        assert_eq!(rates, [small(100.0), small(2000.0)]);
+        let bounded = asked(&["--rate", "5", "--workload", "skew,gru", "--inflight", "3"]);
+        assert_eq!(bounded, [cell(skew, 3, Some(5.0)), cell(gru, 3, Some(5.0))]);
+    }
+
+    #[test]
+    fn every_mode_gets_its_time_and_begins_some_round() {
+        for millis in [1, 100, 200, 2000, 60_000] {
+            let plan = plan(Duration::from_millis(millis));
+            for rate in [None, Some(0.1), Some(1000.0), Some(1e6)] {
+                let cell = Cell { rate, ..Cell::closed(64, 1) };
+                assert!(plan.rounds(cell) >= MIN_ROUNDS);
+                assert!(plan.slice(cell) * plan.rounds(cell) >= plan.duration);
+                let arrivals = rate.unwrap_or(1.0) * plan.slice(cell).as_secs_f64();
+                assert!(rate.is_none() || (0.99..=MAX_ARRIVALS).contains(&arrivals), "{arrivals}");
+            }
+        }
+        let plan = plan(Duration::from_secs(1));
+        assert_eq!(plan.order(0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(plan.order(11).collect::<Vec<_>>(), [2, 3, 4, 5, 6, 7, 8, 0, 1]);
+    }
+
+    #[test]
+    fn a_direction_has_only_the_modes_that_can_carry_it() {
+        let modes = |arguments: &[&str]| Plan::new(&CompareOptions::of(arguments)).unwrap().modes;
+        let down = ["--quick", "--direction", "down"];
+        assert_eq!(modes(&["--quick"]), Mode::default_list(false, Flavour::IdlePolling));
+        assert_eq!(modes(&["--quick", "--newcomer"]), Mode::default_list(true, Flavour::multi_thread()));
+        assert!(!modes(&["--quick", "--runtime", "multi-thread:2"]).contains(&Mode::GrpcTcpBusy));
+        assert_eq!(modes(&down), Mode::ALL[..6]);
+        assert_eq!(
+            modes(&[&down[..], &["--modes", "grpc-uds,memcpy"]].concat()),
+            [Mode::GrpcUds, Mode::Memcpy]
+        );
+    }
+
+    #[test]
+    fn cells_are_refused_only_if_no_mode_carries_them() {
+        let cells = [Cell::closed(64, 1), Cell::closed(3 << 30, 1)];
+        let grpc = &Mode::ALL[..6];
+        let refusal = check_limits(&cells, grpc).unwrap_err().to_string();
+        for named in ["3 GiB", "grpc-tcp", "2047 MiB", "rdma-zerocp, rdma-zerocp-await, memcpy"] {
+            assert!(refusal.contains(named), "{named} in {refusal}");
+        }
+        check_limits(&cells, &Mode::default_list(false, Flavour::IdlePolling)).unwrap();
+        check_limits(&cells[..1], grpc).unwrap();
+    }
+}

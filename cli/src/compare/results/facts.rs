@@ -1,0 +1,191 @@
+//! The facts about a run, without which its figures mean nothing.
+
+use serde::Serialize;
+
+use super::row::Checks;
+use crate::compare::conditions::RunContext;
+use crate::compare::modes::mode::Mode;
+use crate::compare::options::CompareOptions;
+use crate::compare::plan::Plan;
+use crate::compare::plan::cell::{Cell, Load};
+use crate::compare::plan::direction::Direction;
+use crate::measure::machine::costs::Costs;
+use crate::measure::machine::description::Machine;
+use crate::measure::payload::consume::Consume;
+use crate::measure::process::allocator::Allocator;
+use crate::measure::transport::encode::Encode;
+use crate::measure::transport::http2::Http2Sizes;
+use crate::measure::transport::rdma::RdmaConnection;
+use crate::units;
+
+/// The facts about a run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Facts {
+    /// The RDMA provider in use; `none` if no mode needs one.
+    pub(crate) provider: String,
+    /// Device and reason of the RDMA connection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) verdict: Option<String>,
+    pub(crate) version: &'static str,
+    pub(crate) allocator: &'static str,
+    pub(crate) http2: Http2Facts,
+    pub(crate) direction: Direction,
+    pub(crate) encode: Encode,
+    /// Use of payloads by receivers, and the modes in which receivers look for the largest element.
+    pub(crate) consume: Consume,
+    pub(crate) reducing_modes: Vec<&'static str>,
+    /// The tokio runtime of both processes: `idle-polling`, `current-thread` or `multi-thread:WORKERS`.
+    pub(crate) runtime: String,
+    /// Whether each process was to have a core of its own, if possible. `cores` has the result.
+    pub(crate) pin: bool,
+    /// Whether runtime, pinning and allocator are those of a program that chooses nothing, except for given options.
+    pub(crate) newcomer: bool,
+    /// Cores that the processes were kept on; absent if they were not pinned.
+    pub(crate) cores: Option<CoreFacts>,
+    pub(crate) machine: Machine,
+    /// The costs of basic operations on this machine.
+    pub(crate) round_trips: Costs,
+    pub(crate) seconds_per_cell_and_mode: f64,
+    /// Whether the build is optimised. An unoptimised build measures itself more than the transport.
+    pub(crate) optimised: bool,
+    pub(crate) checks: Checks,
+    /// Descriptions of the workloads' operations.
+    #[serde(skip)]
+    workloads: Vec<String>,
+    #[serde(skip)]
+    open_loop: bool,
+    #[serde(skip)]
+    why_not_pinned: &'static str,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Http2Facts {
+    pub(crate) setting: String,
+    #[serde(skip)]
+    pub(crate) description: String,
+    pub(crate) sizes: Option<Http2Sizes>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct CoreFacts {
+    pub(crate) client: usize,
+    pub(crate) server: usize,
+}
+
+impl Facts {
+    /// Describes the use of payloads by receivers.
+    fn receiver(&self) -> String {
+        match self.reducing_modes.as_slice() {
+            [] => "only checks payloads, in all modes".to_owned(),
+            modes => {
+                let when = match self.direction {
+                    Direction::Up => "before it answers",
+                    Direction::Down => "before the call counts as done",
+                };
+                format!("consumes payloads by reduce_max (f32) {when}: {}", modes.join(", "))
+            }
+        }
+    }
+
+    /// Collects the facts once the run is over.
+    pub(crate) fn new(
+        plan: &Plan,
+        options: &CompareOptions,
+        context: &RunContext,
+        verdict: Option<RdmaConnection>,
+        checks: Checks,
+    ) -> Self {
+        let (provider, verdict) = match verdict {
+            Some(verdict) => (verdict.provider, Some(verdict.reason)),
+            None => ("none".to_owned(), None),
+        };
+        let RunContext { conditions, cores, costs } = *context;
+        let http2 = options.http2;
+        Self {
+            provider,
+            verdict,
+            version: env!("CARGO_PKG_VERSION"),
+            allocator: Allocator::of_this_process().name(),
+            http2: Http2Facts { setting: http2.name(), description: http2.to_string(), sizes: http2.sizes() },
+            direction: plan.direction,
+            encode: options.encode,
+            consume: options.consume,
+            reducing_modes: reducing(&plan.modes, options.consume),
+            runtime: conditions.runtime.to_string(),
+            pin: conditions.pin,
+            newcomer: conditions.newcomer,
+            cores: cores.map(|cores| CoreFacts { client: cores.client, server: cores.server }),
+            machine: Machine::this(),
+            round_trips: costs,
+            seconds_per_cell_and_mode: plan.duration.as_secs_f64(),
+            optimised: !cfg!(debug_assertions),
+            checks,
+            workloads: workloads(&plan.cells),
+            open_loop: plan.is_open_loop(),
+            why_not_pinned: conditions.why_not_pinned(),
+        }
+    }
+
+    /// Returns the facts as pairs of name and value, for people.
+    pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
+        let cores = match self.cores {
+            Some(cores) => format!("client on core {}, server on core {}", cores.client, cores.server),
+            None => format!("not pinned ({})", self.why_not_pinned),
+        };
+        let mut lines = vec![("provider", self.provider.clone())];
+        if self.newcomer {
+            lines.push(("newcomer", "yes: the allocator, runtime and processes below".to_owned()));
+        }
+        lines.extend(self.verdict.clone().map(|verdict| ("connection", verdict)));
+        lines.extend([
+            ("allocator", format!("{} in both processes, for all modes", self.allocator)),
+            ("HTTP/2", self.http2.description.clone()),
+            ("direction", self.direction.describe().to_owned()),
+            ("encoding", self.encode.to_string()),
+            ("receiver", self.receiver()),
+            ("runtime", format!("tokio, {}, in both processes", self.runtime)),
+            ("processes", cores),
+            (
+                "machine",
+                format!("{}, {} cores, Linux {}", self.machine.cpu, self.machine.cores, self.machine.kernel),
+            ),
+            ("this machine", self.round_trips.summary()),
+            (
+                "time",
+                format!("{} s for each mode in each cell", units::digits(self.seconds_per_cell_and_mode)),
+            ),
+            ("content", self.checks.summary()),
+        ]);
+        lines.extend(self.workloads.iter().map(|workload| ("workload", workload.clone())));
+        if self.open_loop {
+            let what = "Poisson arrivals, the same for all modes; latency counts from the time when a call was due; CPU/op without \
+                        the client's waiting for the next call";
+            lines.push(("open loop", what.to_owned()));
+        }
+        if !self.optimised {
+            lines.push((
+                "build",
+                "UNOPTIMISED: build with --release for figures that mean something".to_owned(),
+            ));
+        }
+        lines
+    }
+}
+
+/// Returns the names of the modes whose receivers look for the largest element.
+fn reducing(modes: &[Mode], consume: Consume) -> Vec<&'static str> {
+    modes.iter().filter(|mode| mode.reduces(consume)).map(|mode| mode.name()).collect()
+}
+
+/// Returns a line for each workload among `cells`.
+fn workloads(cells: &[Cell]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for cell in cells {
+        let Load::Workload(workload) = cell.load else { continue };
+        let line = format!("{} ({} each)", workload.describe(), units::rough_size(workload.bytes()));
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines
+}

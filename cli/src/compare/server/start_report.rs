@@ -1,0 +1,32 @@
+//! The line that the server process writes when it starts.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// The line that the server process writes to stdout.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StartReport {
+    /// The server has started.
+    Ready(Addresses),
+    /// The server can't start: the reason, and whether the command line is wrong.
+    Failed { reason: String, usage: bool },
+}
+
+/// The addresses of the server process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Addresses {
+    pub(crate) tcp: SocketAddr,
+    /// TCP with tuned windows and frames.
+    pub(crate) tcp_tuned: SocketAddr,
+    /// Name in the abstract namespace, which leaves no file behind.
+    pub(crate) uds: String,
+    pub(crate) rdma: Option<SocketAddr>,
+    /// The listener that sends large answers by reference, for `grpc-rdma-gather`.
+    pub(crate) rdma_gather: Option<SocketAddr>,
+    /// Address of the tensor device, as `host:port`.
+    pub(crate) tensors: Option<String>,
+    /// Whether the process is pinned to the core that it was given.
+    pub(crate) pinned: bool,
+}

@@ -1,0 +1,273 @@
+//! The measuring: short turns of each mode, again and again, so that drift affects all modes alike.
+
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use tokio::time::error::Elapsed;
+use tonic_rdma_proto::transfer::Check;
+
+use super::closed_loop;
+use super::open_loop::{self, OfferedLoad};
+use super::outcome::TurnOutcome;
+use super::participant::{PATIENCE, Participant, patience};
+use super::schedule::poisson_arrivals;
+use super::tally::Tally;
+use crate::compare::modes::call_error::CallError;
+use crate::compare::modes::grpc::client::GrpcCaller;
+use crate::compare::operations::Operations;
+use crate::compare::operations::sequence::Position;
+use crate::compare::plan::Plan;
+use crate::compare::plan::cell::Cell;
+use crate::compare::results::row::{Checks, Row};
+use crate::failure::Failure;
+use crate::measure::process::cores;
+use crate::seeded::mix;
+
+/// Up to this size an uncounted operation precedes each turn, so that no mode pays for having slept.
+const LEAD_IN: u64 = 4 << 20;
+
+/// Measures cell after cell.
+#[derive(Debug)]
+pub(crate) struct Meter<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) participants: Vec<Participant>,
+    /// A separate connection for requests of the server's CPU time.
+    pub(crate) control: GrpcCaller,
+    pub(crate) progress: ProgressBar,
+    pub(crate) checks: Checks,
+    /// Whether each process has a core of its own.
+    pub(crate) pinned: bool,
+    /// Whether receivers of any mode consume payloads.
+    pub(crate) consumed: bool,
+}
+
+/// Returns the result of a turn's begin or end. It is an error if it took too long.
+fn answered<T>(result: Result<Result<T, CallError>, Elapsed>) -> Result<T, CallError> {
+    result.unwrap_or(Err(CallError::NoAnswer(PATIENCE)))
+}
+
+impl Meter<'_> {
+    /// Measures every cell of the plan.
+    pub(crate) async fn run(&mut self) -> Result<Vec<Row>, Failure> {
+        let plan = self.plan;
+        let mut rows = Vec::new();
+        for cell in &plan.cells {
+            rows.extend(self.cell(*cell).await?);
+        }
+        Ok(rows)
+    }
+
+    /// Measures all modes in one cell, and returns a row for each.
+    async fn cell(&mut self, cell: Cell) -> Result<Vec<Row>, Failure> {
+        let operations = Operations::new(cell.load, seed(cell), self.consumed)?;
+        let mut tallies = Vec::new();
+        for _ in &self.participants {
+            tallies.push(Tally::new()?);
+        }
+        for (participant, tally) in tallies.iter_mut().enumerate() {
+            self.announce(cell, participant);
+            self.participants[participant].prepare(&operations, cell, tally).await;
+            self.check_every_byte(participant, &operations, cell, 0, tally).await;
+            self.warm_up(participant, &operations, cell, tally).await;
+            // The warm-up does not count in the sequence of operations.
+            self.participants[participant].position = Position::default();
+        }
+        let planned = self.plan.rounds(cell);
+        for round in 0..planned {
+            for participant in self.plan.order(round) {
+                let tally = &mut tallies[participant];
+                // A mode with long operations has had its time sooner. Other modes don't wait for it.
+                if round < self.plan.min_rounds() || tally.wall < self.plan.duration {
+                    self.announce(cell, participant);
+                    self.timed_turn(participant, &operations, cell, round, tally).await?;
+                }
+                self.progress.inc(1);
+            }
+        }
+        for (participant, tally) in tallies.iter_mut().enumerate() {
+            self.check_every_byte(participant, &operations, cell, 1, tally).await;
+            self.participants[participant].release(cell).await;
+        }
+        let row = |(participant, tally): (&Participant, &Tally)| {
+            tally.row(participant.mode, cell, self.plan.direction)
+        };
+        Ok(self.participants.iter().zip(&tallies).map(row).collect())
+    }
+
+    /// Begins a mode's turn. Returns false if that failed; there is nothing to end then.
+    async fn begin(&mut self, participant: usize, check: Check, tally: &mut Tally) -> bool {
+        let participant = &mut self.participants[participant];
+        let begun = answered(tokio::time::timeout(PATIENCE, participant.caller.begin(check)).await);
+        if let Err(error) = &begun {
+            participant.count(&TurnOutcome { errors: 1, ..TurnOutcome::default() });
+            tally.error(1, error.to_string());
+        }
+        begun.is_ok()
+    }
+
+    /// Ends a mode's turn, so that other modes have theirs.
+    async fn end(&mut self, participant: usize, tally: &mut Tally) {
+        let participant = &mut self.participants[participant];
+        match answered(tokio::time::timeout(PATIENCE, participant.caller.end()).await) {
+            Ok(messages) => self.checks.every_byte += messages,
+            Err(error) => {
+                self.checks.mismatches += u64::from(error.is_mismatch());
+                tally.error(1, error.to_string());
+            }
+        }
+    }
+
+    fn announce(&self, cell: Cell, participant: usize) {
+        self.progress.set_message(format!("{}  {}", cell.label(), self.participants[participant].mode));
+    }
+
+    /// Makes a turn that does not count. In an open loop one caller makes it, because the bound may be thousands.
+    async fn warm_up(&mut self, participant: usize, operations: &Operations, cell: Cell, tally: &mut Tally) {
+        let length = (self.plan.duration / 10).min(Duration::from_millis(100));
+        let concurrency = if cell.rate.is_some() { (1, 1) } else { cell.concurrency() };
+        if self.participants[participant].is_idle() || !self.begin(participant, Check::Stamps, tally).await {
+            return;
+        }
+        tally.add_errors(self.closed_turn(participant, operations, cell, concurrency, length).await);
+        self.end(participant, tally).await;
+    }
+
+    /// Makes one operation outside the measured time. The receiver checks every byte of it.
+    async fn check_every_byte(
+        &mut self,
+        participant: usize,
+        operations: &Operations,
+        cell: Cell,
+        turn: usize,
+        tally: &mut Tally,
+    ) {
+        if self.participants[participant].is_idle() || !self.begin(participant, Check::All, tally).await {
+            return;
+        }
+        let patience = patience(cell, 1);
+        let operation = operations.take(turn);
+        self.checks.every_byte += operation.messages();
+        let caller = &mut self.participants[participant].caller;
+        match tokio::time::timeout(patience, caller.run(&operation, Check::All, 1)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
+                self.checks.mismatches += u64::from(error.is_mismatch());
+                tally.error(1, error.to_string());
+            }
+            Err(_) => {
+                self.participants[participant].given_up = true;
+                tally.error(1, CallError::NoAnswer(patience).to_string());
+            }
+        }
+        self.end(participant, tally).await;
+    }
+
+    /// Makes a turn whose calls, wall time and CPU time count.
+    async fn timed_turn(
+        &mut self,
+        participant: usize,
+        operations: &Operations,
+        cell: Cell,
+        round: u32,
+        tally: &mut Tally,
+    ) -> Result<(), Failure> {
+        if self.participants[participant].is_idle() || !self.begin(participant, Check::Stamps, tally).await {
+            return Ok(());
+        }
+        if cell.load.bytes() <= LEAD_IN {
+            tally.add_errors(self.closed_turn(participant, operations, cell, (1, 1), Duration::ZERO).await);
+        }
+        let offer = cell.rate.map(|rate| self.offer(cell, rate, round));
+        let cpu = self.cpu_time().await?;
+        let start = Instant::now();
+        let turn = match &offer {
+            Some(offer) => self.open_turn(participant, operations, cell, offer).await,
+            None => {
+                let length = self.plan.slice(cell);
+                self.closed_turn(participant, operations, cell, cell.concurrency(), length).await
+            }
+        };
+        let wall = start.elapsed();
+        let cpu = self.cpu_time().await?.saturating_sub(cpu);
+        self.end(participant, tally).await;
+        self.checks.stamps += turn.messages + turn.errors;
+        self.participants[participant].count(&turn);
+        tally.add(turn, wall, cpu);
+        Ok(())
+    }
+
+    /// Returns the load that is offered to every mode in this round.
+    fn offer(&self, cell: Cell, rate: f64, round: u32) -> OfferedLoad {
+        let length = self.plan.slice(cell);
+        let schedule = poisson_arrivals(rate, length, mix(u64::from(round)) ^ rate.to_bits());
+        let (bound, width) = cell.concurrency();
+        let first = round as usize * schedule.len();
+        OfferedLoad { schedule, length, first, bound, width, yields: !self.pinned }
+    }
+
+    /// Returns the CPU time of both processes since they started.
+    async fn cpu_time(&mut self) -> Result<Duration, Failure> {
+        let usage = tokio::time::timeout(PATIENCE, self.control.usage()).await;
+        match usage {
+            Ok(Ok(server)) => Ok(server + cores::cpu_time()),
+            Ok(Err(error)) => {
+                Err(Failure::run("can't ask the server process for its CPU time").because(error))
+            }
+            Err(_) => Err(Failure::run("can't ask the server process for its CPU time")
+                .because(CallError::NoAnswer(PATIENCE))),
+        }
+    }
+
+    /// Makes a turn with as many callers as `concurrency` says, and as many calls at once for each.
+    async fn closed_turn(
+        &mut self,
+        participant: usize,
+        operations: &Operations,
+        cell: Cell,
+        concurrency: (usize, usize),
+        length: Duration,
+    ) -> TurnOutcome {
+        let (mut turn, mut missing) = (TurnOutcome::default(), 0);
+        let participant = &mut self.participants[participant];
+        if participant.is_idle() {
+            return turn;
+        }
+        let patience = length + patience(cell, concurrency.0);
+        let (caller, position) = (&participant.caller, &participant.position);
+        let run =
+            closed_loop::run(caller, operations, position, concurrency, length, &mut turn, &mut missing);
+        if tokio::time::timeout(patience, run).await.is_err() {
+            participant.given_up = true;
+            turn.error(missing, CallError::NoAnswer(patience).to_string());
+        }
+        self.checks.mismatches += turn.mismatches;
+        turn
+    }
+
+    /// Makes a turn in which operations begin when `offer` says.
+    async fn open_turn(
+        &mut self,
+        participant: usize,
+        operations: &Operations,
+        cell: Cell,
+        offer: &OfferedLoad,
+    ) -> TurnOutcome {
+        let participant = &mut self.participants[participant];
+        let patience = offer.length * 2 + patience(cell, offer.bound);
+        let mut turn = TurnOutcome::default();
+        let run = open_loop::run(&participant.caller, operations, offer, &mut turn);
+        if tokio::time::timeout(patience, run).await.is_err() {
+            participant.given_up = true;
+            let missing = turn.sent - turn.latencies.len() as u64 - turn.errors;
+            turn.error(missing, CallError::NoAnswer(patience).to_string());
+        }
+        self.checks.mismatches += turn.mismatches;
+        turn
+    }
+}
+
+/// Returns the seed of a cell. Cells have different seeds, so that remains of an earlier cell never pass a check.
+fn seed(cell: Cell) -> u64 {
+    let rate = cell.rate.map_or(0, |rate| mix(rate.to_bits()));
+    mix(cell.load.bytes() ^ ((cell.inflight as u64) << 40)) ^ rate
+}

@@ -1,0 +1,315 @@
+//! The open loop: operations begin when they are due, even if answers to earlier ones are late.
+//!
+//! Latency counts from the time when an operation was due, not from the time when it was sent. So the figures include
+//! the time that operations spend in the queue behind a slow answer (no coordinated omission).
+//!
+//! tokio's timer ticks in milliseconds, so it serves for the longer gaps only. In the shorter gaps the generator yields
+//! again and again, which lets answers in, and spins for moments while no answer is expected. So the runtime is never
+//! idle then. The generator measures the CPU time of this waiting, because it belongs to no operation and is
+//! subtracted.
+
+use std::time::{Duration, Instant};
+
+use tokio::task::{JoinError, JoinSet};
+use tonic_rdma_proto::transfer::Check;
+
+use super::outcome::TurnOutcome;
+use crate::compare::modes::call_error::CallError;
+use crate::compare::modes::caller::Caller;
+use crate::compare::operations::{Operation, Operations};
+use crate::measure::process::cores;
+
+/// Gaps from this length on are slept through, except for their end, because the timer may be a tick late.
+const SLEEP_FROM: Duration = Duration::from_millis(3);
+const WAKE_EARLY: Duration = Duration::from_millis(2);
+
+/// Longest spin, while no answer is expected.
+const SPIN: Duration = Duration::from_micros(20);
+
+/// The load that is offered in a turn.
+#[derive(Debug)]
+pub(crate) struct OfferedLoad {
+    /// The time when each operation is due, from the start of the turn, in order.
+    pub(crate) schedule: Vec<Duration>,
+    pub(crate) length: Duration,
+    /// Index of the first operation. It is the same for every mode.
+    pub(crate) first: usize,
+    /// Largest number of operations in flight. Operations beyond it wait, and the wait counts as latency.
+    pub(crate) bound: usize,
+    /// Calls that an operation makes at once.
+    pub(crate) width: usize,
+    /// Whether the generator yields the core to other processes while it waits.
+    pub(crate) yields: bool,
+}
+
+/// Sends each operation when it is due, until `offer.length` is over and all answers have arrived. An error ends the
+/// sending. Operations that can't be sent within twice the length, because too many are in flight, are given up. If
+/// this future is dropped, `turn` has the results so far.
+pub(crate) async fn run(
+    caller: &Caller,
+    operations: &Operations,
+    offer: &OfferedLoad,
+    turn: &mut TurnOutcome,
+) {
+    let OfferedLoad { schedule, length, first, bound, width, yields } = offer;
+    let mut generator = Generator::new(turn, *yields);
+    let start = Instant::now();
+    let give_up = start + 2 * *length;
+    for (index, place) in schedule.iter().enumerate() {
+        generator.wait_until(start + *place).await;
+        if generator.turn.errors > 0 {
+            break;
+        }
+        if !generator.room(*bound, give_up).await {
+            let waits =
+                schedule[index..].iter().map(|place| give_up.saturating_duration_since(start + *place));
+            generator.turn.unsent.extend(waits);
+            break;
+        }
+        generator.send(caller, operations.take(first + index), *width, (start, *place));
+    }
+    generator.wait_until(start + *length).await;
+    generator.finish(*length).await;
+}
+
+/// The outcome of one operation.
+#[derive(Debug)]
+struct Ended {
+    place: Duration,
+    latency: Duration,
+    bytes: u64,
+    messages: u64,
+    outcome: Result<Duration, CallError>,
+}
+
+#[derive(Debug)]
+struct Generator<'a> {
+    under_way: JoinSet<Ended>,
+    turn: &'a mut TurnOutcome,
+    /// Time of each answer, from the start of the turn.
+    ends: Vec<Duration>,
+    yields: bool,
+    /// CPU time of a yield without work for other tasks: an estimate of the median.
+    empty_pass: Option<Duration>,
+}
+
+impl<'a> Generator<'a> {
+    fn new(turn: &'a mut TurnOutcome, yields: bool) -> Self {
+        Self { under_way: JoinSet::new(), turn, ends: Vec::new(), yields, empty_pass: None }
+    }
+
+    /// Starts an operation that is due at `place` after `start`.
+    fn send(
+        &mut self,
+        caller: &Caller,
+        operation: Operation,
+        width: usize,
+        (start, place): (Instant, Duration),
+    ) {
+        let mut caller = caller.clone();
+        self.turn.sent += 1;
+        self.under_way.spawn(async move {
+            let outcome = caller.run(&operation, Check::Stamps, width).await;
+            let latency = start.elapsed().saturating_sub(place);
+            let (bytes, messages) = (operation.bytes(), operation.messages());
+            Ended { place, latency, bytes, messages, outcome }
+        });
+    }
+
+    /// Waits until `due`, and counts answers that arrive.
+    async fn wait_until(&mut self, due: Instant) {
+        // Measures from one reading of the clock to the next, so that the readings themselves, no small part, count
+        // too.
+        let mut read = cores::thread_cpu_time();
+        let mut since_last = || {
+            let before = std::mem::replace(&mut read, cores::thread_cpu_time());
+            read.saturating_sub(before)
+        };
+        loop {
+            self.reap();
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            if left > SLEEP_FROM {
+                tokio::time::sleep(left - WAKE_EARLY).await;
+                since_last();
+                continue;
+            }
+            if self.yields {
+                std::thread::yield_now();
+            }
+            let idle = self.under_way.is_empty();
+            if idle {
+                spin(left.min(SPIN));
+                self.turn.waiting += since_last();
+            }
+            // Lets the runtime look for arrivals once.
+            tokio::task::yield_now().await;
+            self.count_pass(since_last(), idle);
+        }
+    }
+
+    /// Counts the time of a yield as waiting. If other tasks worked in it, only the time of an empty yield counts.
+    fn count_pass(&mut self, took: Duration, idle: bool) {
+        let empty = self.empty_pass.get_or_insert(took);
+        if idle {
+            // Longer passes raise the estimate and shorter ones lower it: it settles at the median, where both are
+            // equally frequent.
+            *empty =
+                empty.mul_f64(if took > *empty { 1.05 } else { 1.0 / 1.05 }).max(Duration::from_nanos(50));
+        }
+        self.turn.waiting += if took <= 2 * *empty { took } else { *empty };
+    }
+
+    /// Waits until fewer than `bound` operations are in flight. Returns false if that takes longer than `give_up`.
+    async fn room(&mut self, bound: usize, give_up: Instant) -> bool {
+        while self.under_way.len() >= bound {
+            match tokio::time::timeout_at(give_up.into(), self.under_way.join_next()).await {
+                Ok(Some(ended)) => self.count(ended),
+                Ok(None) => return true,
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    fn reap(&mut self) {
+        while let Some(ended) = self.under_way.try_join_next() {
+            self.count(ended);
+        }
+    }
+
+    fn count(&mut self, ended: Result<Ended, JoinError>) {
+        match ended {
+            Ok(ended) => match ended.outcome {
+                Ok(_) => {
+                    self.ends.push(ended.place + ended.latency);
+                    self.turn.success(ended.latency, ended.bytes, ended.messages);
+                }
+                Err(error) => self.turn.call_error(&error),
+            },
+            Err(crash) => self.turn.error(1, crash.to_string()),
+        }
+    }
+
+    /// Waits for the remaining answers.
+    async fn finish(mut self, length: Duration) {
+        while let Some(ended) = self.under_way.join_next().await {
+            self.count(ended);
+        }
+        let late = self.ends.iter().filter(|end| **end > length).count();
+        self.turn.backlog = (late + self.turn.unsent.len()) as u64;
+    }
+}
+
+fn spin(length: Duration) {
+    let end = Instant::now() + length;
+    while Instant::now() < end {
+        std::hint::spin_loop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use tonic::transport::Server;
+    use tonic::{Request, Response, Status, Streaming};
+    use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
+    use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
+
+    use super::*;
+    use crate::compare::modes::grpc::client::GrpcCaller;
+    use crate::compare::modes::grpc::connect;
+    use crate::compare::modes::mode::Mode;
+    use crate::compare::plan::cell::Load;
+    use crate::measure::transport::encode::Encode;
+    use crate::measure::transport::http2::Http2;
+    use crate::measure::transport::listener::tcp_listener;
+
+    #[test]
+    fn yields_with_work_of_other_tasks_count_as_empty_ones() {
+        let micros = Duration::from_micros;
+        let mut turn = TurnOutcome::default();
+        let mut generator = Generator::new(&mut turn, false);
+        for pass in 0..1000 {
+            // One pass in ten is long, even while nothing is in flight.
+            generator.count_pass(micros(if pass % 10 == 0 { 50 } else { 1 }), true);
+        }
+        let before = generator.turn.waiting;
+        assert!((micros(950)..micros(1300)).contains(&before), "{before:?}");
+        for _ in 0..100 {
+            generator.count_pass(micros(1), false);
+            generator.count_pass(micros(30), false);
+        }
+        let counted = generator.turn.waiting - before;
+        assert!((micros(180)..micros(230)).contains(&counted), "{counted:?}");
+    }
+
+    /// A service that answers every payload late.
+    #[derive(Debug)]
+    struct Slow;
+
+    const SLOW: Duration = Duration::from_millis(10);
+
+    #[tonic::async_trait]
+    impl Transfer for Slow {
+        async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
+            tokio::time::sleep(SLOW).await;
+            let bytes = request.into_inner().payload.len() as u64;
+            Ok(Response::new(PutReply { bytes, ..PutReply::default() }))
+        }
+
+        type EchoStream = Streaming<PutRequest>;
+
+        async fn echo(
+            &self,
+            _: Request<Streaming<PutRequest>>,
+        ) -> Result<Response<Self::EchoStream>, Status> {
+            Err(Status::unimplemented("not needed here"))
+        }
+
+        async fn usage(&self, _: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
+            Err(Status::unimplemented("not needed here"))
+        }
+    }
+
+    /// Offers ten operations at once, with one at a time in flight.
+    async fn offer_ten(length: Duration) -> TurnOutcome {
+        let incoming = tcp_listener().unwrap();
+        let address = incoming.local_addr().unwrap();
+        let server = Server::builder().add_service(TransferServer::new(Slow));
+        tokio::spawn(server.serve_with_incoming(incoming));
+        let channel = connect::tcp(address, Http2::Default).await.unwrap();
+        let caller = Caller::Grpc(GrpcCaller::new(channel, Mode::GrpcTcp, Encode::Copy));
+        let operations = Operations::new(Load::Size(64), 1, false).unwrap();
+        let schedule = vec![Duration::ZERO; 10];
+        let offer = OfferedLoad { schedule, length, first: 0, bound: 1, width: 1, yields: true };
+        let mut turn = TurnOutcome::default();
+        run(&caller, &operations, &offer, &mut turn).await;
+        turn
+    }
+
+    #[tokio::test]
+    async fn latency_counts_from_the_due_time() {
+        let turn = offer_ten(Duration::from_secs(1)).await;
+        // A busy machine may not send all of them.
+        assert_eq!((turn.latencies.len() as u64, turn.errors), (turn.sent, 0));
+        assert!(turn.sent > 1);
+        for (before, latency) in turn.latencies.iter().enumerate() {
+            assert!(*latency >= SLOW * (before as u32 + 1), "{before}: {latency:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn operations_that_are_given_up_count_by_their_wait() {
+        let length = Duration::from_millis(15);
+        let turn = offer_ten(length).await;
+        // At most three operations of ten milliseconds each fit into thirty milliseconds, one after the other.
+        assert!(turn.sent <= 3 && turn.errors == 0, "{turn:?}");
+        assert_eq!(turn.sent, turn.latencies.len() as u64);
+        assert_eq!(turn.unsent, vec![length * 2; 10 - turn.sent as usize]);
+        assert!(turn.backlog >= 9, "{turn:?}");
+    }
+}

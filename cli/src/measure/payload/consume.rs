@@ -1,0 +1,43 @@
+//! The setting `--consume`: the use of a payload by its receiver, before the answer.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// The setting `--consume`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Consume {
+    /// As the users of each mode have it: a gRPC service leaves the bytes as they are, and a receiver of tensors
+    /// computes with them.
+    #[default]
+    Auto,
+    /// The largest element in every mode, as in §5.1 of Xue et al., "Fast Distributed Deep Learning over RDMA" (EuroSys
+    /// 2019).
+    ReduceMax,
+    /// Nothing in any mode.
+    None,
+}
+
+impl fmt::Display for Consume {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Auto => "auto",
+            Self::ReduceMax => "reduce-max",
+            Self::None => "none",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for setting in Consume::value_variants() {
+            assert_eq!(Consume::from_str(&setting.to_string(), false), Ok(*setting));
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The cores that processes run on, and the CPU time that a process has used.
+
+use std::time::Duration;
+
+use rustix::thread::CpuSet;
+
+/// The cores of the two processes, if there are two to choose from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cores {
+    pub(crate) client: usize,
+    pub(crate) server: usize,
+}
+
+impl Cores {
+    /// Chooses two of the cores that this process may run on. If possible, the second is not a hardware thread of the
+    /// first.
+    pub(crate) fn choose() -> Option<Self> {
+        let allowed = allowed();
+        pick(&allowed, siblings(*allowed.first()?))
+    }
+}
+
+/// Returns the cores that this process may run on.
+pub(crate) fn allowed() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None);
+    set.map(|set| (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()).unwrap_or_default()
+}
+
+/// Picks two of `allowed`, and avoids the hardware threads of the first one's physical core.
+fn pick(allowed: &[usize], siblings: Vec<usize>) -> Option<Cores> {
+    let (client, rest) = allowed.split_first()?;
+    let server = rest.iter().find(|core| !siblings.contains(core)).or(rest.first())?;
+    Some(Cores { client: *client, server: *server })
+}
+
+/// Returns the hardware threads of `core`'s physical core, or none if the kernel does not list them.
+fn siblings(core: usize) -> Vec<usize> {
+    let path = format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
+    std::fs::read_to_string(path).map(|text| core_list(&text)).unwrap_or_default()
+}
+
+/// Parses the kernel's notation for sets of cores: `0-3,8`.
+fn core_list(text: &str) -> Vec<usize> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+        (last < CpuSet::MAX_CPU).then_some(first..=last)
+    };
+    text.trim().split(',').filter_map(range).flatten().collect()
+}
+
+/// Keeps this thread, and every thread that it starts, on `core`.
+pub(crate) fn pin(core: usize) -> std::io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(core);
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}
+
+/// Returns the user and system time that all threads of this process have used.
+pub(crate) fn cpu_time() -> Duration {
+    read(rustix::time::ClockId::ProcessCPUTime)
+}
+
+/// Returns the user and system time that this thread has used.
+pub(crate) fn thread_cpu_time() -> Duration {
+    read(rustix::time::ClockId::ThreadCPUTime)
+}
+
+fn read(clock: rustix::time::ClockId) -> Duration {
+    let time = rustix::time::clock_gettime(clock);
+    // These clocks start at zero, so neither field is ever negative.
+    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_core_is_not_a_sibling_if_possible() {
+        let cores = |client, server| Some(Cores { client, server });
+        assert_eq!(pick(&[0, 1, 2, 3], core_list("0-1\n")), cores(0, 2));
+        assert_eq!(pick(&[4, 5], core_list("4-5")), cores(4, 5));
+        assert_eq!(pick(&[0, 1], Vec::new()), cores(0, 1));
+        assert_eq!(pick(&[3], Vec::new()), None);
+        assert_eq!(pick(&[], Vec::new()), None);
+    }
+
+    #[test]
+    fn core_lists_as_the_kernel_writes_them() {
+        assert_eq!(core_list("0,64\n"), [0, 64]);
+        assert_eq!(core_list("0-2,5"), [0, 1, 2, 5]);
+        assert_eq!(core_list("x,0-99999999999,7"), [7]);
+    }
+
+    #[test]
+    fn cpu_time_only_grows() {
+        let before = cpu_time();
+        std::hint::black_box((0..100_000u64).fold(0, |sum, value| sum ^ value));
+        assert!(cpu_time() >= before);
+    }
+}

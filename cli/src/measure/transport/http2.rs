@@ -1,0 +1,148 @@
+//! HTTP/2 windows and frames of all modes.
+
+use std::fmt;
+
+use serde::Serialize;
+use tonic::transport::{Endpoint, Server};
+
+use crate::units::{self, parse_size};
+use crate::value_error::ValueError;
+
+/// Window and frame sizes, or tonic's defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Http2 {
+    /// tonic's defaults.
+    Default,
+    /// The sizes that were found best for `grpc-tcp`.
+    Tuned,
+    /// The sizes of the command line.
+    Custom(Http2Sizes),
+}
+
+/// HTTP/2 settings of both ends, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Http2Sizes {
+    stream_window: u32,
+    connection_window: u32,
+    max_frame: u32,
+}
+
+/// The tuned sizes. They were found by measuring grpc-tcp at 64 KiB to 64 MiB with windows from 2 to 64 MiB and frames
+/// from 16 KiB to 1 MiB (`--modes grpc-tcp --http2 STREAM/CONNECTION/FRAME`): frames of 512 KiB carried most from 1 MiB
+/// on, and larger windows carried no more.
+const TUNED: Http2Sizes =
+    Http2Sizes { stream_window: 16 << 20, connection_window: 32 << 20, max_frame: 512 << 10 };
+
+/// The largest window (RFC 9113, section 6.9.1).
+const MAX_WINDOW: u64 = (1 << 31) - 1;
+
+/// The smallest and the largest SETTINGS_MAX_FRAME_SIZE (RFC 9113, section 6.5.2).
+const FRAME_SIZES: std::ops::RangeInclusive<u64> = (1 << 14)..=(1 << 24) - 1;
+
+impl Http2 {
+    /// Parses `default`, `tuned`, or `STREAM/CONNECTION/FRAME` sizes.
+    pub(crate) fn parse(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "default" => return Ok(Self::Default),
+            "tuned" => return Ok(Self::Tuned),
+            _ => {}
+        }
+        let accepted = "default, tuned, or STREAM/CONNECTION/FRAME sizes such as 16MiB/32MiB/256KiB";
+        let sizes: Option<Vec<u64>> = text.split('/').map(|part| parse_size(part).ok()).collect();
+        let Some([stream, connection, frame]) = sizes.as_deref() else {
+            return Err(ValueError::unknown(accepted));
+        };
+        let window = |bytes: u64| u32::try_from(bytes).ok().filter(|_| (1..=MAX_WINDOW).contains(&bytes));
+        let frame = u32::try_from(*frame).ok().filter(|_| FRAME_SIZES.contains(frame));
+        match (window(*stream), window(*connection), frame) {
+            (Some(stream_window), Some(connection_window), Some(max_frame)) => {
+                Ok(Self::Custom(Http2Sizes { stream_window, connection_window, max_frame }))
+            }
+            _ => Err(ValueError::unknown(format!(
+                "{accepted}; windows take 1 to {MAX_WINDOW} bytes, frames 16384 to 16777215"
+            ))),
+        }
+    }
+
+    /// Returns the sizes, or `None` if tonic chooses them.
+    pub(crate) fn sizes(self) -> Option<Http2Sizes> {
+        match self {
+            Self::Default => None,
+            Self::Tuned => Some(TUNED),
+            Self::Custom(sizes) => Some(sizes),
+        }
+    }
+
+    /// Returns the name of the setting: `default`, `tuned`, or the sizes as the command line takes them.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::Default => "default".to_owned(),
+            Self::Tuned => "tuned".to_owned(),
+            Self::Custom(sizes) => {
+                format!("{}/{}/{}", sizes.stream_window, sizes.connection_window, sizes.max_frame)
+            }
+        }
+    }
+
+    /// Applies the settings to `endpoint`.
+    pub(crate) fn client(self, endpoint: Endpoint) -> Endpoint {
+        match self.sizes() {
+            None => endpoint,
+            Some(sizes) => endpoint
+                .initial_stream_window_size(sizes.stream_window)
+                .initial_connection_window_size(sizes.connection_window)
+                .max_frame_size(sizes.max_frame),
+        }
+    }
+
+    /// Applies the settings to `server`.
+    pub(crate) fn server(self, server: Server) -> Server {
+        match self.sizes() {
+            None => server,
+            Some(sizes) => server
+                .initial_stream_window_size(sizes.stream_window)
+                .initial_connection_window_size(sizes.connection_window)
+                .max_frame_size(sizes.max_frame),
+        }
+    }
+}
+
+impl fmt::Display for Http2 {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(sizes) = self.sizes() else {
+            return write!(formatter, "default (tonic's windows and frames)");
+        };
+        let name = if *self == Self::Tuned { "tuned" } else { "custom" };
+        write!(
+            formatter,
+            "{name} (stream window {}, connection window {}, frames up to {})",
+            units::size(sizes.stream_window.into()),
+            units::size(sizes.connection_window.into()),
+            units::size(sizes.max_frame.into()),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn settings_are_read_back() {
+        for text in ["default", "tuned", "16MiB/32MiB/256KiB"] {
+            let setting = Http2::parse(text).unwrap();
+            assert_eq!(Http2::parse(&setting.name()), Ok(setting));
+        }
+    }
+
+    #[test]
+    fn sizes_that_http2_forbids_are_refused() {
+        for bad in
+            ["", "fast", "1MiB", "1MiB/1MiB", "1MiB/1MiB/1KiB", "2GiB/1MiB/16KiB", "0/1/16384", "a/b/c"]
+        {
+            assert!(Http2::parse(bad).unwrap_err().to_string().contains("default, tuned"), "{bad:?}");
+        }
+    }
+}

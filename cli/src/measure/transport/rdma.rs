@@ -1,0 +1,110 @@
+//! The RDMA connections of `compare`, `parameter-server` and `devices`. No other file makes any.
+
+use std::net::SocketAddr;
+
+use tonic::transport::{Channel, Endpoint};
+use tonic_rdma::{Config, Policy, ProviderChoice, RdmaConnector, RdmaIncoming};
+use tonic_rdma_tensor::Settings;
+
+use crate::failure::Failure;
+use crate::value_error::ValueError;
+
+/// The settings of RDMA connections: the command line has precedence over the `RDMA_*` variables.
+#[derive(Clone, Debug)]
+pub(crate) struct Rdma {
+    config: Config,
+}
+
+/// Returns the device of this name, if it can be used.
+fn usable(name: &str) -> Result<&str, Failure> {
+    let found = tonic_rdma_verbs::devices();
+    match found.iter().find(|device| device.name == name).map(|device| &device.state) {
+        Some(Ok(_)) => Ok(name),
+        Some(Err(reason)) => Err(Failure::usage(format!("--provider: {name} can't be used: {reason}"))),
+        None => {
+            let names: Vec<&str> = found.iter().map(|device| device.name.as_str()).collect();
+            let names = names.join(", ");
+            Err(Failure::usage(format!(
+                "--provider: no device {name:?}; accepted: auto, soft, ibverbs, {names}"
+            )))
+        }
+    }
+}
+
+/// The connection that both ends agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RdmaConnection {
+    /// The provider in use, such as `soft`.
+    pub(crate) provider: String,
+    /// Device and reason, for people.
+    pub(crate) reason: String,
+}
+
+impl Rdma {
+    /// Makes the configuration for `provider` (`auto`, `soft`, `ibverbs`, or a device). It fails if a variable or the
+    /// provider is bad.
+    pub(crate) fn new(provider: &str) -> Result<Self, Failure> {
+        let config = Config::from_env()
+            .map_err(|error| Failure::usage("an RDMA_* variable is not accepted").because(error))?;
+        let config = match provider {
+            "auto" => config,
+            "soft" => config.provider(ProviderChoice::Soft),
+            "ibverbs" => config.provider(ProviderChoice::Ibverbs),
+            name => config.provider(ProviderChoice::Auto).device(usable(name)?),
+        };
+        Ok(Self { config: config.policy(Policy::Require) })
+    }
+
+    /// Returns the configuration, for a tensor device.
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Returns the settings of a tensor device: one queue pair to its peer.
+    pub(crate) fn tensor_settings(&self) -> Settings {
+        Settings::new(1, 1).config(self.config.clone())
+    }
+
+    /// Listens for RDMA peers on a free port of the loopback interface.
+    pub(crate) async fn bind(&self) -> Result<(RdmaIncoming, SocketAddr), Failure> {
+        let bound = RdmaIncoming::bind_with("127.0.0.1:0", self.config.clone()).await;
+        let incoming = bound.map_err(|error| Failure::run("can't listen for RDMA peers").because(error))?;
+        let address = incoming.local_addr();
+        Ok((incoming, address))
+    }
+
+    /// Connects to `endpoint` over RDMA, without a fallback.
+    pub(crate) async fn connect(&self, endpoint: Endpoint) -> Result<(Channel, RdmaConnection), Failure> {
+        let connector = RdmaConnector::with_config(self.config.clone());
+        let channel = endpoint
+            .connect_with_connector(connector.clone())
+            .await
+            .map_err(|error| Failure::run("can't connect over RDMA").because(error))?;
+        let info = connector.last_connection().ok_or_else(|| Failure::run("no connection was made"))?;
+        let verdict = RdmaConnection {
+            provider: info.provider().unwrap_or("none").to_owned(),
+            reason: info.reason().to_owned(),
+        };
+        Ok((channel, verdict))
+    }
+}
+
+/// Parses a name that can be a device's. The library checks whether the device exists.
+pub(crate) fn parse_provider(text: &str) -> Result<String, ValueError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte);
+    if text.is_empty() || text.len() > 64 || !text.bytes().all(plain) {
+        let accepted = "auto, soft, ibverbs, or the name of a device as `tonic-rdma devices` shows it";
+        return Err(ValueError::unknown(accepted));
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_s_name_has_no_blanks() {
+        assert!(parse_provider("a b").is_err() && parse_provider("mlx5_0").is_ok());
+    }
+}

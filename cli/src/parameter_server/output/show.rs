@@ -1,0 +1,214 @@
+//! The output of a run: a table, JSON, and a page with plots.
+
+use std::io::{self, Write};
+
+use plotters::style::RGBColor;
+
+use super::facts::TrainingFacts;
+use super::row::TrainingRow;
+use crate::failure::Failure;
+use crate::measure::output::bars::{self, Bars, PlotError, Series};
+use crate::measure::output::files::{check_outputs, write_json};
+use crate::measure::output::grid::{dash, grid, times};
+use crate::measure::output::page::Page;
+use crate::parameter_server::mode::TransferMode;
+use crate::parameter_server::options::ParameterServerOptions;
+use crate::units;
+
+const HEADINGS: [&str; 10] = [
+    "mode",
+    "model",
+    "workers",
+    "each way",
+    "mini-batches/s",
+    "p50",
+    "GB/s",
+    "CPU/mini-batch",
+    "× grpc-tcp",
+    "× grpc-rdma",
+];
+
+/// A colour for each mode, in the order of [`TransferMode::ALL`]. Readers who can't tell red from green can tell them
+/// apart.
+const COLOURS: [RGBColor; TransferMode::ALL.len()] = [
+    RGBColor(0x88, 0x88, 0x88),
+    RGBColor(0xdd, 0x66, 0x22),
+    RGBColor(0xee, 0xaa, 0x44),
+    RGBColor(0x33, 0x77, 0xbb),
+    RGBColor(0x22, 0x22, 0x22),
+];
+
+/// Checks that the output files can be written, before the measuring.
+pub(crate) fn check(options: &ParameterServerOptions) -> Result<(), Failure> {
+    check_outputs(options.json.as_deref(), options.report.as_deref())
+}
+
+/// Writes all outputs that `options` ask for.
+pub(crate) fn show(
+    options: &ParameterServerOptions,
+    facts: &TrainingFacts,
+    rows: &[TrainingRow],
+) -> Result<(), Failure> {
+    print(facts, rows)?;
+    if let Some(path) = &options.json {
+        write_json(path, facts, rows)?;
+    }
+    if let Some(directory) = &options.report {
+        page(facts, rows)?.write(directory)?;
+    }
+    Ok(())
+}
+
+fn print(facts: &TrainingFacts, rows: &[TrainingRow]) -> Result<(), Failure> {
+    let mut text = String::new();
+    for (name, value) in facts.lines() {
+        text.push_str(&format!("{name:>12}: {value}\n"));
+    }
+    text.push_str(&format!("\n{}\n\n{}\n", grid(&HEADINGS, groups(rows)), legend(rows)));
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    written.map_err(|error| Failure::output(&error))
+}
+
+/// Returns groups of rows, one for each cell, as texts.
+fn groups(rows: &[TrainingRow]) -> Vec<Vec<Vec<String>>> {
+    let cells = rows.chunk_by(|one, next| one.cell == next.cell);
+    cells.map(|cell| cell.iter().map(|row| fields(row, rows)).collect()).collect()
+}
+
+fn fields(row: &TrainingRow, rows: &[TrainingRow]) -> Vec<String> {
+    let measured = |text| if row.skipped.is_none() { text } else { dash() };
+    vec![
+        row.mode.to_string(),
+        row.model.to_owned(),
+        row.workers.to_string(),
+        format!("{} in {}", units::rough_size(row.bytes), row.variables),
+        measured(units::count(row.minibatches_per_s)),
+        measured(units::micros(row.p50_ms * 1e3)),
+        measured(units::digits(row.gbytes_per_s)),
+        measured(units::micros(row.cpu_ms_per_minibatch * 1e3)),
+        times(row.times(TransferMode::GrpcTcp, rows)),
+        times(row.times(TransferMode::GrpcRdma, rows)),
+    ]
+}
+
+/// Explains the columns that need an explanation.
+fn legend(rows: &[TrainingRow]) -> String {
+    let mut legend = "mini-batches/s: of all workers together, median of the turns. p50: time of a worker's mini-batch: all \
+                      variables pulled, then all gradients pushed and consumed. GB/s: both directions together. CPU: user + system \
+                      time of all processes."
+        .to_owned();
+    for cell in rows.chunk_by(|one, next| one.cell == next.cell) {
+        if let Some((row, reason)) = cell.first().and_then(|row| Some((row, row.skipped.as_ref()?))) {
+            legend.push_str(&format!("\n{} was not measured: {reason}.", row.cell.label()));
+        }
+    }
+    legend
+}
+
+fn page<'a>(facts: &TrainingFacts, rows: &[TrainingRow]) -> Result<Page<'a>, Failure> {
+    Ok(Page {
+        title: "tonic-rdma parameter-server",
+        facts: facts.lines(),
+        plots: plots(rows).map_err(|error| Failure::run("can't make the report").because(error))?,
+        headings: HEADINGS.to_vec(),
+        groups: groups(rows),
+        legend: legend(rows),
+    })
+}
+
+/// Draws all models side by side for each number of workers, as in the paper's figure 9. If there are several numbers
+/// of workers, it also draws how each model scales over them.
+fn plots(rows: &[TrainingRow]) -> Result<Vec<String>, PlotError> {
+    let measured: Vec<&TrainingRow> = rows.iter().filter(|row| row.skipped.is_none()).collect();
+    let mut plots = Vec::new();
+    let workers = distinct(measured.iter().map(|row| row.workers));
+    for workers in &workers {
+        let of: Vec<&TrainingRow> = measured.iter().copied().filter(|row| row.workers == *workers).collect();
+        let plural = if *workers == 1 { "" } else { "s" };
+        let title = format!("Mini-batches a second, {workers} worker{plural} (higher is better)");
+        plots.push(draw(&title, "model", true, &of, |row| row.model.to_owned())?);
+    }
+    if workers.len() > 1 {
+        for model in distinct(measured.iter().map(|row| row.model)) {
+            let of: Vec<&TrainingRow> = measured.iter().copied().filter(|row| row.model == model).collect();
+            let title = format!("{model}: mini-batches a second of all workers (higher is better)");
+            plots.push(draw(&title, "workers", false, &of, |row| row.workers.to_string())?);
+        }
+    }
+    Ok(plots)
+}
+
+/// Draws bars for each mode. `name` gives the group of a row.
+fn draw(
+    title: &str,
+    x_axis: &str,
+    logarithmic: bool,
+    rows: &[&TrainingRow],
+    name: impl Fn(&TrainingRow) -> String,
+) -> Result<String, PlotError> {
+    let groups = distinct(rows.iter().map(|row| name(row)));
+    let series = |(mode, colour): (TransferMode, RGBColor)| {
+        let find = |group: &String| rows.iter().find(|row| row.mode == mode && name(row) == *group);
+        let values: Vec<_> = groups.iter().map(|group| Some(find(group)?.minibatches_per_s)).collect();
+        values.iter().any(Option::is_some).then(|| Series { name: mode.name(), colour, values })
+    };
+    let series = TransferMode::ALL.into_iter().zip(COLOURS).filter_map(series).collect();
+    bars::draw(&Bars { title, x_axis, y_axis: "mini-batches/s", logarithmic, groups, series })
+}
+
+/// Returns each value once, in their order.
+fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut distinct = Vec::new();
+    for value in values {
+        if !distinct.contains(&value) {
+            distinct.push(value);
+        }
+    }
+    distinct
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::super::row::TrainingTally;
+    use super::*;
+    use crate::parameter_server::cells::TrainingCell;
+    use crate::parameter_server::processes::session::Outcome;
+    use crate::workload::Model;
+
+    fn row(mode: TransferMode, model: Model, workers: usize) -> TrainingRow {
+        let mut tally = TrainingTally::new(mode, TrainingCell { model, workers }, 1);
+        tally.add(Outcome { nanos: vec![vec![50_000_000]; workers], ..Outcome::default() });
+        tally.row()
+    }
+
+    #[test]
+    fn plots_are_by_model_and_by_number_of_workers() {
+        let one = [row(TransferMode::GrpcTcp, Model::Gru, 1), row(TransferMode::RdmaCp, Model::Vgg16, 1)];
+        let drawn = plots(&one).unwrap();
+        assert_eq!(drawn.len(), 1);
+        for text in ["gru", "vgg16", "grpc-tcp", "rdma-cp", "mini-batches/s", "1 worker ("] {
+            assert!(drawn[0].contains(text), "{text}");
+        }
+        assert!(!drawn[0].contains("rdma-zerocp"));
+        let several = [&one[..], &[row(TransferMode::GrpcTcp, Model::Gru, 4)]].concat();
+        assert_eq!(plots(&several).unwrap().len(), 2 + 2);
+        assert_eq!(plots(&[]).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn a_skipped_row_has_dashes_and_a_reason() {
+        let cell = TrainingCell { model: Model::Vgg16, workers: 8 };
+        let rows = [
+            row(TransferMode::GrpcTcp, Model::Gru, 1),
+            TrainingRow::skipped(TransferMode::GrpcTcp, cell, "no memory"),
+        ];
+        assert!(legend(&rows).ends_with("vgg16, 8 workers was not measured: no memory."));
+        let text = grid(&HEADINGS, groups(&rows)).to_string();
+        let line = text.lines().find(|line| line.contains("vgg16")).unwrap();
+        assert!(line.contains('–') && line.contains("512 MiB in 32"), "{text}");
+        assert_eq!(plots(&rows).unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,128 @@
+//! The cost of the pool on the paths of every message.
+
+use std::hint::black_box;
+
+use bytes::{BufMut, Bytes};
+use divan::Bencher;
+use tonic_rdma_verbs::memory::sites::{SHORTEST, SiteAllocator, SiteBuf, SitePlacement, SiteSettings, sent};
+use tonic_rdma_verbs::memory::{Pool, Quota};
+
+fn main() {
+    divan::main();
+}
+
+/// Lease and drop of a block that was in use before.
+#[divan::bench(args = [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20])]
+fn lease_warm(bencher: Bencher<'_, '_>, length: usize) {
+    let pool = pool();
+    drop(pool.lease(length, Quota::Send));
+    bencher.bench_local(|| drop(pool.lease(black_box(length), Quota::Send)));
+}
+
+/// Allocation, freeze and drop of a buffer that was in use before.
+#[divan::bench]
+fn freeze_warm(bencher: Bencher<'_, '_>) {
+    let pool = pool();
+    bencher.bench_local(|| drop(pool.allocate(black_box(64 << 10)).map(|buffer| buffer.freeze())));
+}
+
+/// Look-up of a slice that lies in one of `buffers` frozen buffers.
+#[divan::bench(args = [1, 64, 4096])]
+fn find_hit(bencher: Bencher<'_, '_>, buffers: usize) {
+    let pool = pool();
+    let frozen = freeze(&pool, buffers);
+    let slice = &frozen[buffers / 2][100..2000];
+    bencher.bench_local(|| drop(pool.find(black_box(slice.as_ptr() as usize), slice.len())));
+}
+
+/// Look-up of a slice of other memory, among `buffers` frozen buffers.
+#[divan::bench(args = [0, 1, 4096])]
+fn find_miss(bencher: Bencher<'_, '_>, buffers: usize) {
+    let pool = pool();
+    let _frozen = freeze(&pool, buffers);
+    let elsewhere = vec![0_u8; 2000];
+    bencher.bench_local(|| drop(pool.find(black_box(elsewhere.as_ptr() as usize), elsewhere.len())));
+}
+
+/// Look-up of a slice that begins in a frozen buffer and ends beyond it.
+#[divan::bench]
+fn find_near_miss(bencher: Bencher<'_, '_>) {
+    let pool = pool();
+    let frozen = freeze(&pool, 4096);
+    let address = frozen[2048].as_ptr() as usize;
+    bencher.bench_local(|| drop(pool.find(black_box(address), 1 << 20)));
+}
+
+/// The cost for a slice of a write that comes from no allocation site, with `buffers` frozen buffers that were not sent.
+#[divan::bench(args = [0, 1, 4096])]
+fn sites_sent_miss(bencher: Bencher<'_, '_>, buffers: usize) {
+    let elsewhere = Pool::allocate(&pool(), 16 << 10).map(|buffer| buffer.freeze()).unwrap_or_default();
+    let sites = SiteAllocator::new(pool(), SiteSettings::default());
+    let _unsent: Vec<Bytes> = (0..buffers).map(|_| sites.allocate(SHORTEST).freeze()).collect();
+    bencher.bench_local(|| sent(black_box(&elsewhere)));
+}
+
+/// The cost for a slice that lies between two unsent frozen buffers.
+#[divan::bench]
+fn sites_sent_near_miss(bencher: Bencher<'_, '_>) {
+    let sites = learned(&pool(), 2 * SHORTEST);
+    let buffers: Vec<Bytes> = (0..64).map(|_| allocate(&sites, 2 * SHORTEST).freeze()).collect();
+    sent(&buffers[32]);
+    bencher.bench_local(|| sent(black_box(&buffers[32])));
+}
+
+/// Allocation, filling, freeze and drop of 4 KiB: without sites, on the heap and in a pool; then at a site that never sends
+/// (by place); then at a site whose buffers are all sent (by place, and by name).
+#[divan::bench(args = ["vec", "pool", "never sent", "sent", "sent, named"])]
+fn sites_allocate(bencher: Bencher<'_, '_>, what: &str) {
+    let pool = pool();
+    let sites = learned(&pool, SHORTEST);
+    match what {
+        "vec" => bencher.bench_local(|| drop(Bytes::from(vec![1_u8; black_box(SHORTEST)]))),
+        "pool" => bencher.bench_local(|| {
+            let buffer = pool.allocate(black_box(SHORTEST));
+            drop(buffer.map(|mut buffer| {
+                buffer.fill(1);
+                buffer.freeze()
+            }));
+        }),
+        "never sent" => bencher.bench_local(|| {
+            let mut buffer = sites.with_capacity(black_box(SHORTEST));
+            buffer.put_bytes(1, SHORTEST);
+            drop(buffer.freeze());
+        }),
+        "sent" => bencher.bench_local(|| {
+            let mut buffer = allocate(&sites, black_box(SHORTEST));
+            buffer.fill(1);
+            sent(&buffer.freeze());
+        }),
+        _ => bencher.bench_local(|| {
+            sites.next_iteration();
+            let mut buffer = sites.allocate_named("tensor", black_box(SHORTEST));
+            buffer.fill(1);
+            sent(&buffer.freeze());
+        }),
+    }
+}
+
+/// Makes an allocator that has learnt that the buffers of [`allocate`] are sent.
+fn learned(pool: &Pool, length: usize) -> SiteAllocator {
+    let sites = SiteAllocator::new(pool.clone(), SiteSettings::default());
+    sent(&allocate(&sites, length).freeze());
+    sites.next_iteration();
+    assert_eq!(allocate(&sites, length).placement(), SitePlacement::Registered);
+    sites
+}
+
+fn allocate(sites: &SiteAllocator, length: usize) -> SiteBuf {
+    sites.allocate(length)
+}
+
+fn freeze(pool: &Pool, count: usize) -> Vec<Bytes> {
+    (0..count).filter_map(|_| pool.allocate(4096).ok()).map(|buffer| buffer.freeze()).collect()
+}
+
+/// Makes a pool that no device knows, so that only the pool is measured.
+fn pool() -> Pool {
+    Pool::for_sending(1 << 30)
+}

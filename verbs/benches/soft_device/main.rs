@@ -1,0 +1,138 @@
+//! The cost of the software device for each opcode: latency, message rate, bandwidth.
+//!
+//! ```sh
+//! cargo bench --bench soft_device                              # all benches, by divan
+//! cargo bench --bench soft_device -- latency Write             # benches with these words in their names
+//! cargo bench --bench soft_device -- perf write 64 1000000     # one figure, measured as by `ucx_perftest` (`perf`)
+//! ```
+//!
+//! Two processes, each on its own core if there are two cores. The other process is this binary, started again (`peer`).
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run panics")]
+#![allow(clippy::panic, missing_docs, reason = "a bench that can't run panics, and has no public API")]
+
+mod initiator;
+mod peer;
+mod perf;
+mod side;
+
+use std::hint::black_box;
+use std::process::ExitCode;
+
+use divan::Bencher;
+use divan::counter::{BytesCount, ItemsCount};
+use tonic_rdma_verbs::{HostMemory, WorkCompletion};
+
+use initiator::Initiator;
+use side::{Opcode, pin};
+
+fn main() -> ExitCode {
+    // Cargo adds `--bench` to the arguments.
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    match arguments.split_first() {
+        Some((first, rest)) if first == peer::ARGUMENT => peer::run(rest),
+        Some((first, rest)) if first == "perf" => return perf::run(rest),
+        _ => divan::main(),
+    }
+    ExitCode::SUCCESS
+}
+
+/// An opcode as a type, which divan prints.
+trait Case {
+    const OPCODE: Opcode;
+}
+
+macro_rules! cases {
+    ($($name:ident),*) => { $(
+        struct $name;
+
+        impl Case for $name {
+            const OPCODE: Opcode = Opcode::$name;
+        }
+    )* };
+}
+
+cases!(Send, SendWithImm, Write, WriteWithImm, Read);
+
+/// A round trip: the peer answers with the same opcode. `Send`, `SendWithImm` and `WriteWithImm` are noticed by polling the
+/// completion queue, `Write` by polling the written memory. Only the initiator notices a `Read`.
+#[divan::bench(
+    types = [Send, SendWithImm, Write, WriteWithImm, Read],
+    args = [8, 64, 512, 4 << 10, 64 << 10],
+    sample_count = 2000,
+    sample_size = 64,
+    max_time = 1,
+)]
+fn latency_round_trip<T: Case>(bencher: Bencher<'_, '_>, length: usize) {
+    let mut initiator = Initiator::for_latency(T::OPCODE, length);
+    (0..1000).for_each(|_| initiator.round_trip());
+    bencher.bench_local(|| initiator.round_trip());
+}
+
+/// Messages in one direction, as fast as the peer receives them. Each is posted alone.
+#[divan::bench(
+    types = [Send, SendWithImm, Write, WriteWithImm, Read],
+    args = [8, 64, 512],
+    sample_count = 1000,
+    sample_size = 16,
+    max_time = 1,
+)]
+fn message_rate<T: Case>(bencher: Bencher<'_, '_>, length: usize) {
+    let mut initiator = Initiator::for_bandwidth(T::OPCODE, length);
+    (0..50).for_each(|_| initiator.batch());
+    bencher.counter(ItemsCount::new(initiator.batch_length())).bench_local(|| initiator.batch());
+}
+
+/// Long messages in one direction. Each is posted alone.
+#[divan::bench(
+    types = [Send, SendWithImm, Write, WriteWithImm, Read],
+    args = [4 << 10, 64 << 10, 1 << 20, 64 << 20],
+    sample_count = 200,
+    max_time = 1,
+)]
+fn bandwidth<T: Case>(bencher: Bencher<'_, '_>, length: usize) {
+    let mut initiator = Initiator::for_bandwidth(T::OPCODE, length);
+    (0..3).for_each(|_| initiator.batch());
+    bencher
+        .counter(BytesCount::new(length as u64 * initiator.batch_length()))
+        .bench_local(|| initiator.batch());
+}
+
+/// The bytes of `bandwidth`, copied by `memcpy` from one memfd to another for comparison. Both were used before.
+#[divan::bench(args = [4 << 10, 64 << 10, 1 << 20, 64 << 20], sample_count = 200, max_time = 1)]
+fn bandwidth_of_memcpy(bencher: Bencher<'_, '_>, length: usize) {
+    pin(0);
+    let mut copy = perf::Memcpy::new(length);
+    (0..3).for_each(|_| copy.run());
+    bencher.counter(BytesCount::new(length)).bench_local(|| copy.run());
+}
+
+/// Polls an empty completion queue.
+#[divan::bench(sample_count = 1000, sample_size = 100)]
+fn empty_poll(bencher: Bencher<'_, '_>) {
+    let initiator = Initiator::for_latency(Opcode::Send, 64);
+    let mut completions = [WorkCompletion::EMPTY; 16];
+    bencher.bench_local(|| black_box(initiator.side().queue.poll(&mut completions)));
+}
+
+/// Copies by the device's function (`src/copy.rs`), between addresses that differ by `apart` bytes within a page.
+#[divan::bench(args = [0, 8, 64])]
+fn copy(bencher: Bencher<'_, '_>, apart: usize) {
+    pin(0);
+    const SLOT: usize = 17 * 1024;
+    let (from, to) = (vec![1u8; 4096 + SLOT], HostMemory::shared(2 * 4096 + SLOT, 4096).unwrap());
+    let from = &from[from.as_ptr().align_offset(4096)..][..SLOT];
+    bencher.counter(BytesCount::new(SLOT)).bench_local(|| to.copy_in(apart, black_box(from)));
+}
+
+/// Copies as in `copy`, by `memcpy`.
+#[divan::bench(args = [0, 8, 64])]
+fn copy_by_memcpy(bencher: Bencher<'_, '_>, apart: usize) {
+    pin(0);
+    const SLOT: usize = 17 * 1024;
+    let (from, mut to) = (vec![1u8; 4096 + SLOT], vec![0u8; 2 * 4096 + SLOT]);
+    let from = &from[from.as_ptr().align_offset(4096)..][..SLOT];
+    let start = to.as_ptr().align_offset(4096) + apart;
+    bencher
+        .counter(BytesCount::new(SLOT))
+        .bench_local(|| black_box(&mut to)[start..start + SLOT].copy_from_slice(black_box(from)));
+}

@@ -1,0 +1,267 @@
+//! One side of a connection, which posts requests and polls for completions. Both processes run this code.
+
+use std::io::IoSlice;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use tonic_rdma_verbs::{
+    Access, CompletionOpcode, CompletionQueue, CompletionStatus, Context, HostMemory, LocalSegment,
+    MemoryRegion, Operation, PathSettings, Payload, QueuePair, QueuePairAddress, QueuePairCapacity,
+    ReceiveRequest, RemoteSegment, Rkey, SendRequest, WorkCompletion, soft,
+};
+
+/// Number of receives that are posted at any time.
+pub(crate) const RECEIVES: u64 = 512;
+/// Length of the longest message that is posted inline.
+const INLINE: usize = 512;
+/// Number of requests, one of which is signalled.
+const SIGNAL_EVERY: u64 = 64;
+/// Maximum number of completions of one poll.
+const POLL: usize = 16;
+
+/// The opcode to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opcode {
+    Send,
+    SendWithImm,
+    Write,
+    WriteWithImm,
+    Read,
+}
+
+impl Opcode {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Send, Self::SendWithImm, Self::Write, Self::WriteWithImm, Self::Read];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::SendWithImm => "send_with_imm",
+            Self::Write => "write",
+            Self::WriteWithImm => "write_with_imm",
+            Self::Read => "read",
+        }
+    }
+
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|opcode| opcode.name() == name)
+    }
+
+    /// Returns whether the opcode consumes a receive of the peer.
+    pub(crate) fn is_received(self) -> bool {
+        matches!(self, Self::Send | Self::SendWithImm | Self::WriteWithImm)
+    }
+}
+
+/// The address of the other side.
+#[derive(Clone, Debug)]
+pub(crate) struct Name {
+    pair: QueuePairAddress,
+    memory: RemoteSegment,
+}
+
+impl Name {
+    /// Writes the address as one line of text.
+    pub(crate) fn to_line(&self) -> String {
+        let pair: String = self.pair.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{pair} {} {}", self.memory.address, self.memory.rkey.0)
+    }
+
+    pub(crate) fn from_line(line: &str) -> Option<Self> {
+        let mut words = line.split_whitespace();
+        let pair = words.next()?;
+        let pair: Option<Vec<u8>> =
+            (0..pair.len()).step_by(2).map(|at| u8::from_str_radix(pair.get(at..at + 2)?, 16).ok()).collect();
+        let address = words.next()?.parse().ok()?;
+        let rkey = Rkey(words.next()?.parse().ok()?);
+        Some(Self { pair: QueuePairAddress::new(pair?)?, memory: RemoteSegment { address, rkey } })
+    }
+}
+
+/// One side. Its memory is an inbox, which the peer writes and reads, and an outbox.
+pub(crate) struct Side {
+    _context: Arc<dyn Context>,
+    pub(crate) queue: Arc<dyn CompletionQueue>,
+    pair: Arc<dyn QueuePair>,
+    region: Arc<dyn MemoryRegion>,
+    peer: RemoteSegment,
+    length: usize,
+    /// Number of receive buffers in the inbox. Receives of long messages share them.
+    slots: usize,
+    posted: u64,
+    message: Vec<u8>,
+    /// Completions of a poll. The buffer is made once.
+    completions: [WorkCompletion; POLL],
+}
+
+impl Side {
+    /// Makes a side with a queue pair in Init and with posted receives.
+    pub(crate) fn new(length: usize) -> Self {
+        let context = soft::open().unwrap();
+        let domain = context.alloc_protection_domain().unwrap();
+        let queue = context.create_completion_queue(4096).unwrap();
+        let capacity = QueuePairCapacity {
+            send_requests: 1024,
+            receive_requests: RECEIVES as u32,
+            send_segments: 1,
+            receive_segments: 1,
+            inline: INLINE as u32,
+        };
+        let pair = domain.create_queue_pair(&queue, &queue, &capacity).unwrap();
+        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        pair.to_init(all).unwrap();
+        let slots = ((1 << 20) / length).clamp(1, RECEIVES as usize);
+        let inbox = (slots * length).next_multiple_of(4096);
+        let memory = Arc::new(HostMemory::shared(inbox + length, 4096).unwrap());
+        memory.copy_in(0, &vec![0; inbox]).unwrap();
+        memory.copy_in(inbox, &vec![1; length]).unwrap();
+        let region = domain.register(memory, all).unwrap();
+        let peer = RemoteSegment { address: 0, rkey: Rkey(0) };
+        let message = vec![0; length];
+        let side = Self {
+            _context: context,
+            queue,
+            pair,
+            region,
+            peer,
+            length,
+            slots,
+            posted: 0,
+            message,
+            completions: [WorkCompletion::EMPTY; POLL],
+        };
+        side.post_receives(0..RECEIVES);
+        side
+    }
+
+    pub(crate) fn name(&self) -> Name {
+        let memory = RemoteSegment { address: self.region.memory().address(), rkey: self.region.rkey() };
+        Name { pair: self.pair.local_address(), memory }
+    }
+
+    pub(crate) fn connect(&mut self, name: &Name) {
+        let settings = PathSettings::default();
+        self.pair.to_rtr(&name.pair, &settings).unwrap();
+        self.pair.to_rts(&settings).unwrap();
+        self.peer = name.memory;
+    }
+
+    fn outbox(&self) -> usize {
+        self.region.memory().len() - self.length
+    }
+
+    fn segment(&self, offset: usize) -> [LocalSegment; 1] {
+        // SAFETY: there is no reference to the memory.
+        [unsafe { LocalSegment::new(&*self.region, offset..offset + self.length) }]
+    }
+
+    fn post_receives(&self, wr_ids: impl IntoIterator<Item = u64>) {
+        for wr_id in wr_ids {
+            let into = self.segment((wr_id as usize % self.slots) * self.length);
+            self.pair.post_receive(&[ReceiveRequest { wr_id, into: &into }]).unwrap();
+        }
+    }
+
+    /// Posts one request. Unless `signaled` is set, one of [`SIGNAL_EVERY`] requests is signalled.
+    pub(crate) fn post(&mut self, opcode: Opcode, signaled: bool) {
+        self.posted += 1;
+        let signaled = signaled || self.posted.is_multiple_of(SIGNAL_EVERY);
+        let slices = [IoSlice::new(&self.message)];
+        let segments = self.segment(self.outbox());
+        let data =
+            if self.length <= INLINE { Payload::Inline(&slices) } else { Payload::Registered(&segments) };
+        let remote = self.peer;
+        let operation = match opcode {
+            Opcode::Send => Operation::Send { data, immediate: None },
+            Opcode::SendWithImm => Operation::Send { data, immediate: Some(7) },
+            Opcode::Write => Operation::Write { data, remote, immediate: None },
+            Opcode::WriteWithImm => Operation::Write { data, remote, immediate: Some(7) },
+            Opcode::Read => Operation::Read { into: &segments, remote },
+        };
+        self.pair.post_send(&[SendRequest { wr_id: RECEIVES, operation, signaled }]).unwrap();
+    }
+
+    /// Polls once, posts the completed receives again, and returns the numbers of receives and sends.
+    pub(crate) fn poll(&mut self) -> Polled {
+        let count = self.queue.poll(&mut self.completions);
+        let mut polled = Polled::default();
+        for completion in &self.completions[..count] {
+            if completion.status != CompletionStatus::Success {
+                polled.failed = Some(completion.status);
+                continue;
+            }
+            match completion.opcode {
+                CompletionOpcode::Receive | CompletionOpcode::ReceiveWriteWithImmediate => {
+                    polled.receives += 1;
+                    self.post_receives([completion.wr_id]);
+                }
+                _ => polled.sends += 1,
+            }
+        }
+        polled
+    }
+
+    /// Writes `stamp` to the first and the last word of the next message.
+    pub(crate) fn stamp(&mut self, stamp: u64) {
+        let (last, bytes) = (self.length - 8, stamp.to_ne_bytes());
+        self.message[..8].copy_from_slice(&bytes);
+        self.message[last..].copy_from_slice(&bytes);
+        if self.length > INLINE {
+            self.region.memory().copy_in(self.outbox(), &bytes).unwrap();
+            self.region.memory().copy_in(self.outbox() + last, &bytes).unwrap();
+        }
+    }
+
+    /// Returns whether the message in the inbox has this stamp in its first and last word.
+    pub(crate) fn is_stamped(&self, stamp: u64) -> bool {
+        // The last word first, because bytes arrive in the order of addresses, if in any order.
+        self.inbox_word(self.length - 8) == stamp && self.inbox_word(0) == stamp
+    }
+
+    fn inbox_word(&self, offset: usize) -> u64 {
+        let at = self.region.memory().as_ptr().as_ptr().wrapping_add(offset).cast::<u64>();
+        // SAFETY:
+        // - The inbox is page-aligned and at least as long as a message, whose length is a multiple of 8.
+        // - There is no reference to the inbox. The peer may write at any time, which atomics allow.
+        unsafe { AtomicU64::from_ptr(at) }.load(Ordering::Acquire)
+    }
+}
+
+/// The completions of a poll.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Polled {
+    pub(crate) receives: u64,
+    pub(crate) sends: u64,
+    pub(crate) failed: Option<CompletionStatus>,
+}
+
+/// Pauses between two polls of a loop.
+pub(crate) fn relax() {
+    if cores().len() == 1 {
+        std::thread::yield_now();
+    }
+    std::hint::spin_loop();
+}
+
+/// Pins this thread, and the threads that it starts, to the `index`th of its cores.
+pub(crate) fn pin(index: usize) {
+    let cores = cores();
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cores[index % cores.len()]);
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
+static CORES: OnceLock<Vec<usize>> = OnceLock::new();
+
+/// Returns the cores that this process could use before it was pinned, or those of [`set_cores`].
+pub(crate) fn cores() -> &'static [usize] {
+    CORES.get_or_init(|| {
+        let set = rustix::thread::sched_getaffinity(None).unwrap();
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
+    })
+}
+
+/// Sets the cores in the other process, which inherits the affinity of a pinned process.
+pub(crate) fn set_cores(cores: Vec<usize>) {
+    CORES.set(cores).expect("set before the first use");
+}

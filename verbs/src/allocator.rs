@@ -1,0 +1,146 @@
+//! A global allocator that is mimalloc or the system's. An environment variable decides when the process first allocates.
+//!
+//! The speed of a large message depends on the allocator more than on the transport, so `tonic-rdma compare` measures with
+//! both. One program contains both allocators. A process keeps its first choice, and must restart to use the other one.
+//!
+//! This module makes the choice and forwards every call. It allocates nothing itself.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use mimalloc::MiMalloc;
+
+/// The environment variable that names the allocator: `system` or `mimalloc`. Without the variable, and with any other
+/// value, the allocator is mimalloc.
+pub const VARIABLE: &str = "TONIC_RDMA_ALLOCATOR";
+
+/// [`VARIABLE`] as a C string.
+const VARIABLE_C: &CStr = c"TONIC_RDMA_ALLOCATOR";
+
+/// An allocator to choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocator {
+    /// mimalloc.
+    Mimalloc,
+    /// The C library's malloc, which is the default of Rust programs.
+    System,
+}
+
+impl Allocator {
+    /// Returns the value of [`VARIABLE`] that chooses this allocator.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mimalloc => "mimalloc",
+            Self::System => "system",
+        }
+    }
+}
+
+/// Returns the allocator of this process, if [`Chosen`] is its global allocator.
+pub fn in_use() -> Allocator {
+    match CHOICE.load(Ordering::Relaxed) {
+        UNDECIDED => decide(),
+        SYSTEM => Allocator::System,
+        _ => Allocator::Mimalloc,
+    }
+}
+
+/// Value of [`CHOICE`] before the decision.
+const UNDECIDED: u8 = 0;
+/// Value of [`CHOICE`] for mimalloc.
+const MIMALLOC: u8 = 1;
+/// Value of [`CHOICE`] for the system's allocator.
+const SYSTEM: u8 = 2;
+
+/// The decision. It changes at most once, so that memory returns to the allocator that it came from. All accesses are
+/// relaxed, because the decision guards no other memory.
+static CHOICE: AtomicU8 = AtomicU8::new(UNDECIDED);
+
+/// Decides by the environment, without an allocation. If two threads decide at once, the first one decides for both.
+#[cold]
+fn decide() -> Allocator {
+    let wanted = if asks_for_system() { SYSTEM } else { MIMALLOC };
+    let decided = match CHOICE.compare_exchange(UNDECIDED, wanted, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => wanted,
+        Err(earlier) => earlier,
+    };
+    if decided == SYSTEM { Allocator::System } else { Allocator::Mimalloc }
+}
+
+/// Returns whether the environment names the system's allocator.
+fn asks_for_system() -> bool {
+    // SAFETY:
+    // - The name ends with a zero byte: `CStr`.
+    // - The environment does not change meanwhile: the first allocation happens before `main`, when there is one thread, and
+    //   the lints of this workspace forbid `set_var` and `remove_var`.
+    let value = unsafe { libc::getenv(VARIABLE_C.as_ptr()) };
+    if value.is_null() {
+        return false;
+    }
+    // SAFETY:
+    // - The value is not null, as checked above.
+    // - The value ends with a zero byte, as getenv promises.
+    // - The value does not change while it is read, because the environment does not change, as explained above.
+    unsafe { CStr::from_ptr(value) }.to_bytes() == b"system"
+}
+
+/// The global allocator, which forwards to the chosen allocator.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Chosen;
+
+// SAFETY:
+// - Every method forwards to an allocator that keeps the contract of `GlobalAlloc`, and returns its result.
+// - Memory returns to the allocator that it came from, because the result of `in_use` never changes.
+// - No method unwinds: both allocators do not, and `in_use` reads an atomic or calls getenv.
+unsafe impl GlobalAlloc for Chosen {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        match in_use() {
+            // SAFETY:
+            // - The layout is not of size zero: the caller has the same duty.
+            Allocator::Mimalloc => unsafe { MiMalloc.alloc(layout) },
+            // SAFETY:
+            // - The layout is not of size zero: the caller has the same duty.
+            Allocator::System => unsafe { System.alloc(layout) },
+        }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        match in_use() {
+            // SAFETY:
+            // - The pointer came from mimalloc: the caller got it from `Chosen`, whose choice never changes.
+            // - The layout is that of the allocation: the caller has the same duty.
+            Allocator::Mimalloc => unsafe { MiMalloc.dealloc(pointer, layout) },
+            // SAFETY:
+            // - The pointer came from the system's: the caller got it from `Chosen`, whose choice never changes.
+            // - The layout is that of the allocation: the caller has the same duty.
+            Allocator::System => unsafe { System.dealloc(pointer, layout) },
+        }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        match in_use() {
+            // SAFETY:
+            // - The layout is not of size zero: the caller has the same duty.
+            Allocator::Mimalloc => unsafe { MiMalloc.alloc_zeroed(layout) },
+            // SAFETY:
+            // - The layout is not of size zero: the caller has the same duty.
+            Allocator::System => unsafe { System.alloc_zeroed(layout) },
+        }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        match in_use() {
+            // SAFETY:
+            // - The pointer came from mimalloc: the caller got it from `Chosen`, whose choice never changes.
+            // - The layout is that of the allocation: the caller has the same duty.
+            // - The size is not zero and does not overflow when rounded up to the alignment: the caller has the same duty.
+            Allocator::Mimalloc => unsafe { MiMalloc.realloc(pointer, layout, size) },
+            // SAFETY:
+            // - The pointer came from the system's: the caller got it from `Chosen`, whose choice never changes.
+            // - The layout is that of the allocation: the caller has the same duty.
+            // - The size is not zero and does not overflow when rounded up to the alignment: the caller has the same duty.
+            Allocator::System => unsafe { System.realloc(pointer, layout, size) },
+        }
+    }
+}

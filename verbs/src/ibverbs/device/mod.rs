@@ -1,0 +1,209 @@
+//! An opened device, with the port and the address that its queue pairs use.
+
+pub(crate) mod async_events;
+pub(crate) mod gid;
+mod inline;
+pub(crate) mod list;
+pub(crate) mod options;
+pub(crate) mod port;
+pub(crate) mod raw_context;
+
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, Weak};
+
+use ibverbs_sys as sys;
+
+use self::gid::{Gid, GidKind};
+use self::inline::probe_inline;
+use self::list::{DeviceList, Transport, transport};
+use self::options::{OpenOptions, choose_gid, choose_mtu, choose_port, one_of};
+use self::port::Port;
+use self::raw_context::RawContext;
+use super::iwarp::key_guard::KeyGuard;
+use super::iwarp::manager::{OWN_REQUESTS, Service};
+use super::library::{Library, set_nonblocking};
+use super::queue_pair::core::Core;
+use super::shared_receive_queue::entries::SharedQueues;
+use crate::{DeviceAttributes, VerbsError};
+
+/// An opened device, with the port and the address that its queue pairs use.
+#[derive(Debug)]
+pub(crate) struct Device {
+    me: Weak<Device>,
+    /// Declared before the context, which must be closed after this is dropped.
+    _key_guard: Option<KeyGuard>,
+    pub(crate) raw: RawContext,
+    pub(crate) attributes: DeviceAttributes,
+    pub(crate) options: OpenOptions,
+    pub(crate) transport: Transport,
+    /// The connection manager, on iWARP alone.
+    pub(crate) manager: Option<Service>,
+    pub(crate) port: Port,
+    pub(crate) gid: Option<Gid>,
+    /// Path MTU that peers are offered, as a code.
+    pub(crate) mtu: sys::ibv_mtu,
+    /// RDMA READs of a peer that a queue pair can serve at a time.
+    pub(crate) max_served_reads: u8,
+    /// Largest retry count that the device does not take for endless.
+    pub(crate) max_retries: u8,
+    /// Queue pairs by number, for asynchronous events.
+    pub(crate) pairs: Mutex<HashMap<u32, Arc<Core>>>,
+    /// The shared receive queues, for completions of their receives.
+    pub(crate) shared_receives: Mutex<SharedQueues>,
+    /// The folder in which the kernel shows the device, and the inode of that folder.
+    shown: (PathBuf, Option<u64>),
+    /// Whether the device was removed. It will never complete anything any more.
+    removed: AtomicBool,
+}
+
+/// `vendor_id` of Soft-RoCE. Soft-RoCE takes 7 transport retries for endless ones, as with RNR retries, and so would
+/// never notice that a peer is gone. By the specification transport retries end (IBA vol. 1, 9.9.2.1.1).
+const SOFT_ROCE: u32 = 0xff_ffff;
+
+impl Device {
+    pub(crate) fn open(options: &OpenOptions) -> Result<Arc<Self>, VerbsError> {
+        let devices = DeviceList::new()?;
+        let names: Vec<_> = devices.iter().map(|device| devices.name(device)).collect();
+        let Some(wanted) = &options.device else {
+            return Self::open_first(options, &devices);
+        };
+        let position = names.iter().position(|name| name == wanted);
+        let found = position.and_then(|position| devices.iter().nth(position));
+        let found = found.ok_or_else(|| VerbsError::NotFound {
+            what: "RDMA device",
+            wanted: wanted.clone(),
+            available: one_of("device", &names),
+        })?;
+        Self::open_one(options, &devices, found)
+    }
+
+    /// Opens the first device that can be used.
+    fn open_first(options: &OpenOptions, devices: &DeviceList) -> Result<Arc<Self>, VerbsError> {
+        let mut reasons = Vec::new();
+        for device in devices.iter() {
+            match Self::open_one(options, devices, device) {
+                Ok(device) => return Ok(device),
+                Err(error) => reasons.push(format!("{}: {error}", devices.name(device))),
+            }
+        }
+        Err(VerbsError::Unusable(match &reasons[..] {
+            [] => "this machine has no RDMA device".into(),
+            reasons => format!("no RDMA device can be used: {}", reasons.join("; ")),
+        }))
+    }
+
+    fn open_one(
+        options: &OpenOptions,
+        devices: &DeviceList,
+        found: NonNull<sys::ibv_device>,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let name = devices.name(found);
+        let transport = transport(found);
+        if transport == Transport::Other {
+            return Err(VerbsError::Unusable(format!("{name} is neither InfiniBand, RoCE nor iWARP")));
+        }
+        let raw = devices.open(found)?;
+        let port = choose_port(&name, raw.ports()?, options.port)?;
+        let gid = choose_gid(&name, &port, options.gid_index)?;
+        if gid.is_none() && port.ethernet && transport != Transport::Iwarp {
+            return Err(VerbsError::Unusable(format!(
+                "port {} of {name} has no GID: give its network interface an address",
+                port.number
+            )));
+        }
+        let mtu = choose_mtu(&port, options.mtu)?;
+        let limits = raw.query()?;
+        let key_guard = KeyGuard::new(&raw, limits.vendor_id)?;
+        let iwarp = transport == Transport::Iwarp;
+        let manager = if iwarp { Some(Service::start(&name)?) } else { None };
+        let attributes = DeviceAttributes {
+            max_message_size: port.max_message_size.into(),
+            max_work_requests: count(limits.max_qp_wr).saturating_sub(if iwarp { OWN_REQUESTS } else { 0 }),
+            max_segments: count(limits.max_sge),
+            // Soft-RoCE and other devices do not report this number.
+            max_read_segments: match (count(limits.max_sge_rd), iwarp) {
+                (0, true) => 1,
+                (0, false) => count(limits.max_sge),
+                (most, _) => most,
+            },
+            max_inline: probe_inline(&raw),
+            max_outstanding_reads: count(limits.max_qp_init_rd_atom),
+            max_completions: count(limits.max_cqe),
+            max_memory_regions: count(limits.max_mr),
+            // On iWARP every queue pair needs a receive of its own, for the hello.
+            max_shared_receive_queues: if iwarp { 0 } else { count(limits.max_srq) },
+            max_shared_receives: count(limits.max_srq_wr),
+            immediate: !iwarp,
+            locks_memory: true,
+            ..DeviceAttributes::new("ibverbs", name)
+        };
+        set_nonblocking(raw.async_fd())?;
+        let shown = devices.folder(found);
+        Ok(Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            _key_guard: key_guard,
+            raw,
+            attributes,
+            options: options.clone(),
+            transport,
+            manager,
+            port,
+            gid,
+            mtu,
+            max_served_reads: limits.max_qp_rd_atom.clamp(0, u8::MAX.into()) as u8,
+            max_retries: if limits.vendor_id == SOFT_ROCE { 6 } else { 7 },
+            pairs: Mutex::default(),
+            shared_receives: Mutex::default(),
+            shown: (shown.clone(), inode(&shown)),
+            removed: AtomicBool::new(false),
+        }))
+    }
+
+    pub(crate) fn library(&self) -> &'static Library {
+        self.raw.library
+    }
+
+    pub(crate) fn context(&self) -> *mut sys::ibv_context {
+        self.raw.context.as_ptr()
+    }
+
+    pub(crate) fn is_removed(&self) -> bool {
+        self.removed.load(SeqCst)
+    }
+
+    pub(crate) fn set_removed(&self) {
+        self.removed.store(true, SeqCst);
+    }
+
+    /// Returns whether the kernel no longer shows the device. Soft-RoCE and soft-iWARP report their removal (`rdma
+    /// link delete`) by no event, and objects that are open keep working.
+    pub(crate) fn has_vanished(&self) -> bool {
+        let (folder, at_first) = &self.shown;
+        at_first.is_some() && inode(folder) != *at_first
+    }
+
+    /// Returns the format of its queue pairs' packets.
+    pub(crate) fn packets(&self) -> GidKind {
+        match self.gid.map(|gid| gid.kind) {
+            _ if !self.port.ethernet => GidKind::InfiniBand,
+            Some(GidKind::RoceV1) => GidKind::RoceV1,
+            _ => GidKind::RoceV2,
+        }
+    }
+
+    pub(crate) fn strong(&self) -> Result<Arc<Self>, VerbsError> {
+        self.me.upgrade().ok_or(VerbsError::Foreign("context"))
+    }
+}
+
+fn inode(folder: &Path) -> Option<u64> {
+    std::fs::metadata(folder).ok().map(|metadata| metadata.ino())
+}
+
+fn count(value: i32) -> u32 {
+    u32::try_from(value).unwrap_or(0)
+}

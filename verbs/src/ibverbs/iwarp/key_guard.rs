@@ -1,0 +1,57 @@
+//! A workaround for soft-iWARP.
+//!
+//! The kernel names each queue that a program maps by a *key*: the offset in the device's file, from 0 on, at the
+//! lowest gap that fits. To libsiw, the driver's half in libibverbs, the key `0x90000` means that there is no key
+//! (`SIW_INVAL_UOBJ_KEY` in rdma/siw-abi.h). So an object that gets this key can't be created. The next object gets
+//! this key again, so no later object can be created either. With queue pairs of two pages this happens after some
+//! seventy of them. (rdma-core 44 to 65.)
+
+use std::ptr::NonNull;
+
+use ibverbs_sys as sys;
+
+use crate::VerbsError;
+use crate::ibverbs::device::raw_context::RawContext;
+use crate::ibverbs::library::{Library, last_error};
+
+/// `vendor_id` of soft-iWARP.
+const SOFT_IWARP: u32 = 0x62_6d74;
+/// Entries of a completion queue that reaches beyond the bad key; an entry has 32 bytes.
+const ENTRIES: i32 = 0x90000 / 32 + 1;
+
+/// An unused completion queue that occupies the bad key. It must be dropped before the device is closed.
+#[derive(Debug)]
+pub(crate) struct KeyGuard {
+    library: &'static Library,
+    queue: NonNull<sys::ibv_cq>,
+}
+
+// SAFETY: libibverbs is thread-safe, and the queue is only ever destroyed.
+unsafe impl Send for KeyGuard {}
+// SAFETY: the reasons for `Send` hold for `Sync`.
+unsafe impl Sync for KeyGuard {}
+
+impl KeyGuard {
+    /// Guards a device that was just opened, so that its objects have the first keys. Returns `None` for other
+    /// drivers.
+    pub(crate) fn new(raw: &RawContext, vendor: u32) -> Result<Option<Self>, VerbsError> {
+        if vendor != SOFT_IWARP {
+            return Ok(None);
+        }
+        let nothing = std::ptr::null_mut();
+        // SAFETY: the context is open.
+        let queue = unsafe {
+            (raw.library.create_cq)(raw.context.as_ptr(), ENTRIES, nothing, std::ptr::null_mut(), 0)
+        };
+        let queue = NonNull::new(queue)
+            .ok_or_else(|| last_error("creating the completion queue that keeps a bad key from others"))?;
+        Ok(Some(Self { library: raw.library, queue }))
+    }
+}
+
+impl Drop for KeyGuard {
+    fn drop(&mut self) {
+        // SAFETY: no code uses the queue, and its context is still open.
+        let _ = unsafe { (self.library.destroy_cq)(self.queue.as_ptr()) };
+    }
+}

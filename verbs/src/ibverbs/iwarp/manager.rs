@@ -1,0 +1,323 @@
+//! Connecting on iWARP, where the kernel's connection manager sets up the TCP connection beneath a queue pair.
+//!
+//! Each device listens at one address. Both ends of a connection know the other end's address and token. The end with
+//! the greater pair (the *active* end) connects, and the other end accepts, in whichever order they call `to_rtr`. A
+//! thread handles the kernel's events, so that a queue pair connects even if no thread polls. The kernel limits how
+//! long the active end waits for an answer; this module limits how long the other end waits for the connection.
+//! Another thread makes each connecting call, because soft-iWARP's call returns only when TCP has connected, and it
+//! takes two minutes to give up an address that does not answer.
+//!
+//! The end that accepted must not send before it has received something from the other end (RFC 5044, section 7.1.2).
+//! So the first message in each direction is a *hello* of no bytes, which users do not see. Earlier requests are held
+//! until the active end is connected, and until the other end got its hello. No event reports the hello, so until
+//! then the thread looks into the completion queue.
+//!
+//! soft-iWARP overlooks data that arrives between its answer to the request and its own readiness (`siw_accept`),
+//! until more data arrives. So the active end sends a small write (a *nudge*) to a peer whose hello does not come.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt::Debug;
+use std::net::SocketAddrV6;
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use super::id::{destroy_id, listen};
+use super::introduction::note;
+use super::library::{ConnectionLibrary, EventChannel, Id, library};
+use crate::ibverbs::library::{check, last_error, set_nonblocking};
+use crate::ibverbs::queue_pair::address::Listener;
+use crate::ibverbs::queue_pair::core::Core;
+use crate::sync::lock;
+use crate::{QueuePairState, VerbsError};
+
+/// Longest time that the accepting end waits for the connection, and that either end waits for the other's hello.
+/// (soft-iWARP gives the active end as long to connect.)
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// Time between two looks for a hello.
+const TICK: Duration = Duration::from_millis(1);
+
+/// Time until the first nudge of a peer. It doubles with each nudge.
+pub(super) const NUDGE: Duration = Duration::from_millis(20);
+const NUDGES: u32 = 8;
+/// Requests of this module that a send queue needs places for: the hello and the nudges. (A receive queue has only
+/// the hello.)
+pub(crate) const OWN_REQUESTS: u32 = 1 + NUDGES;
+
+/// A completion queue, as the manager uses it.
+pub(crate) trait FetchCompletions: Debug + Send + Sync {
+    /// Takes completions from the device, does what they ask for, and keeps them for the next poll.
+    fn fetch(&self);
+}
+
+/// The connection manager of one device.
+#[derive(Debug)]
+pub(crate) struct Manager {
+    pub(super) library: &'static ConnectionLibrary,
+    pub(super) channel: NonNull<EventChannel>,
+    listener: NonNull<Id>,
+    pub(super) socket: SocketAddrV6,
+    /// Wakes the thread for work that is no event.
+    nudge: OwnedFd,
+    stopped: AtomicBool,
+    pub(super) state: Mutex<ConnectionTable>,
+    /// Notified when a connecting call has returned.
+    pub(super) returned: Condvar,
+}
+
+/// A running manager. Dropping it ends the thread.
+#[derive(Debug)]
+pub(crate) struct Service(Arc<Manager>);
+
+impl Service {
+    /// Starts a manager that listens at an address of `device`.
+    pub(crate) fn start(device: &str) -> Result<Self, VerbsError> {
+        let manager = Arc::new(Manager::open(device)?);
+        let worker = Arc::clone(&manager);
+        let thread = std::thread::Builder::new().name("tonic-rdma-cm".into());
+        thread
+            .spawn(move || worker.run())
+            .map_err(|error| VerbsError::os("starting the thread of the connection manager", error))?;
+        Ok(Self(manager))
+    }
+}
+
+impl Deref for Service {
+    type Target = Manager;
+
+    fn deref(&self) -> &Manager {
+        &self.0
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.0.stopped.store(true, SeqCst);
+        self.0.nudge();
+    }
+}
+
+// SAFETY: librdmacm is thread-safe, and all else here is Send and Sync itself.
+unsafe impl Send for Manager {}
+// SAFETY: the reasons for `Send` hold for `Sync`.
+unsafe impl Sync for Manager {}
+
+#[derive(Debug, Default)]
+pub(super) struct ConnectionTable {
+    /// Connections by token.
+    pub(super) connections: HashMap<u64, Connection>,
+    /// Tokens of connections by their identifier's address.
+    pub(super) ids: HashMap<usize, u64>,
+    /// Deadlines of the connections that wait for the peer, and their tokens; in order.
+    pub(super) deadlines: VecDeque<(Instant, u64)>,
+    /// Connections that wait for the peer's hello.
+    pub(super) awaited_hellos: Vec<AwaitedHello>,
+}
+
+#[derive(Debug)]
+pub(super) struct AwaitedHello {
+    pub(super) token: u64,
+    pub(super) nudges: u32,
+    pub(super) next_nudge: Instant,
+}
+
+/// A queue pair from Init on.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) core: Arc<Core>,
+    /// The completion queue of its receives.
+    pub(super) queue: Arc<dyn FetchCompletions>,
+    /// The peer, from `to_rtr` on.
+    pub(super) peer: Option<Wanted>,
+    /// The kernel's identifier of the connection: our own if we connect, that of the peer's request if the peer
+    /// connects.
+    pub(super) id: Option<NonNull<Id>>,
+    /// Whether a thread is in the connecting call and uses the identifier.
+    pub(super) connecting: bool,
+    /// The token that the request came with.
+    pub(super) requester: u64,
+}
+
+/// The peer to connect to, and the settings for it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) listener: Listener,
+    pub(super) served_reads: u8,
+    pub(super) outstanding_reads: u8,
+    pub(super) active: bool,
+}
+
+impl Manager {
+    /// Listens at an address of `device`.
+    fn open(device: &str) -> Result<Self, VerbsError> {
+        let library = library()?;
+        let nudge = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| VerbsError::os("creating a descriptor", error))?;
+        // SAFETY: the function takes no arguments.
+        let channel = unsafe { (library.create_event_channel)() };
+        let channel =
+            NonNull::new(channel).ok_or_else(|| last_error("opening the RDMA connection manager"))?;
+        match listen(library, channel, device) {
+            Ok((listener, socket)) => {
+                let (stopped, state, returned) = (AtomicBool::new(false), Mutex::default(), Condvar::new());
+                let manager = Self { library, channel, listener, socket, nudge, stopped, state, returned };
+                set_nonblocking(manager.fd())?;
+                Ok(manager)
+            }
+            Err(error) => {
+                // SAFETY: the channel was just created, and has no identifiers.
+                unsafe { (library.destroy_event_channel)(channel.as_ptr()) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns the address that the manager listens at.
+    pub(crate) fn socket(&self) -> SocketAddrV6 {
+        self.socket
+    }
+
+    /// Handles events and ends waits that were too long, until the manager is stopped.
+    fn run(self: &Arc<Self>) {
+        while !self.stopped.load(SeqCst) {
+            let left = [self.expire(), self.look_for_hellos()].into_iter().flatten().min();
+            let left = left
+                .map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
+            let mut awaited = [
+                PollFd::from_borrowed_fd(self.fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.nudge.as_fd(), PollFlags::IN),
+            ];
+            match rustix::event::poll(&mut awaited, left.as_ref()) {
+                // The kernel took the device away, and the channel with it.
+                Ok(_) if awaited[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL) => return,
+                Ok(_) | Err(rustix::io::Errno::INTR) => self.progress(),
+                Err(error) => {
+                    tracing::error!(%error, "the connection manager's thread ends");
+                    return;
+                }
+            }
+            let _ = rustix::io::read(&self.nudge, &mut [0; 8]);
+        }
+    }
+
+    pub(super) fn nudge(&self) {
+        // Writing fails only after 2^64 calls.
+        let _ = rustix::io::write(&self.nudge, &1u64.to_ne_bytes());
+    }
+
+    /// Ends the queue pairs that have waited too long for the peer. Returns the time until the next deadline.
+    fn expire(&self) -> Option<Duration> {
+        let state = &mut *lock(&self.state);
+        while let Some(&(deadline, token)) = state.deadlines.front() {
+            let waiting = state.connections.get(&token).filter(|connection| !connection.core.has_hello());
+            let left = deadline.saturating_duration_since(Instant::now());
+            if waiting.is_some() && left > Duration::ZERO {
+                return Some(left);
+            }
+            state.deadlines.pop_front();
+            if let Some(connection) = waiting {
+                let error = format!("the peer sent nothing within {PATIENCE:?}");
+                connection.core.fail(|| VerbsError::Unreachable(error).to_string());
+            }
+        }
+        None
+    }
+
+    /// Looks for the hellos that connections wait for. Returns the time until the next look.
+    fn look_for_hellos(&self) -> Option<Duration> {
+        let state = &mut *lock(&self.state);
+        state.awaited_hellos.retain_mut(|awaited| {
+            let found = state.connections.get(&awaited.token);
+            let Some(Connection { core, queue, peer: Some(peer), .. }) = found else { return false };
+            if !core.has_hello() {
+                queue.fetch();
+            }
+            if core.has_hello() || core.state() == QueuePairState::Error {
+                return false;
+            }
+            let now = Instant::now();
+            if peer.active && awaited.nudges < NUDGES && awaited.next_nudge <= now {
+                core.nudge();
+                awaited.nudges += 1;
+                awaited.next_nudge = now + NUDGE * (1 << awaited.nudges);
+            }
+            true
+        });
+        (!state.awaited_hellos.is_empty()).then_some(TICK)
+    }
+
+    /// Returns the descriptor that is readable when [`progress`](Self::progress) has work.
+    fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is alive as long as `self`, and its descriptor with it.
+        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
+    }
+
+    /// Adds a queue pair: requests for `token` are for it from now on.
+    pub(crate) fn add(&self, token: u64, core: &Arc<Core>, queue: Arc<dyn FetchCompletions>) {
+        let core = Arc::clone(core);
+        let connection = Connection { core, queue, peer: None, id: None, connecting: false, requester: 0 };
+        lock(&self.state).connections.insert(token, connection);
+    }
+
+    /// Returns whether [`remove`](Self::remove) may take long, because the kernel waits for the peer.
+    pub(crate) fn is_connecting(&self, token: u64) -> bool {
+        lock(&self.state).connections.get(&token).is_some_and(|connection| {
+            let active = connection.peer.is_some_and(|peer| peer.active);
+            active && connection.id.is_some() && !connection.core.has_hello()
+        })
+    }
+
+    /// Removes a queue pair that is about to be destroyed.
+    pub(crate) fn remove(&self, token: u64) {
+        let connecting =
+            |state: &mut ConnectionTable| state.connections.get(&token).is_some_and(|found| found.connecting);
+        let state = self.returned.wait_while(lock(&self.state), connecting);
+        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        let id = state.connections.remove(&token).and_then(|connection| connection.id);
+        if let Some(id) = id {
+            state.ids.remove(&id.as_ptr().addr());
+            drop(state);
+            self.destroy(id);
+        }
+    }
+
+    /// Handles the kernel's events.
+    fn progress(self: &Arc<Self>) {
+        loop {
+            let state = &mut *lock(&self.state);
+            let mut event = ptr::null_mut();
+            // SAFETY: the channel is alive, and the result writable.
+            let result = unsafe { (self.library.get_event)(self.channel.as_ptr(), &raw mut event) };
+            if result != 0 {
+                return;
+            }
+            let Some(event) = NonNull::new(event) else { return };
+            let note = note(event);
+            // SAFETY: the event came from the library, and is acknowledged once; no part of it is used any more.
+            let result = unsafe { (self.library.ack_event)(event.as_ptr()) };
+            if let Err(error) = check("acknowledging an event", result) {
+                tracing::warn!(%error, "an event of the connection manager can't be acknowledged");
+            }
+            self.apply(state, &note);
+        }
+    }
+
+    pub(super) fn destroy(&self, id: NonNull<Id>) {
+        destroy_id(self.library, id);
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let connections = std::mem::take(&mut lock(&self.state).connections);
+        connections.values().filter_map(|connection| connection.id).for_each(|id| self.destroy(id));
+        self.destroy(self.listener);
+        // SAFETY: every identifier of the channel is gone.
+        unsafe { (self.library.destroy_event_channel)(self.channel.as_ptr()) };
+    }
+}

@@ -1,0 +1,10 @@
+//! What iWARP needs, and soft-iWARP in particular: connecting by librdmacm, and completions in the order of posting.
+
+mod connecting;
+pub(crate) mod id;
+mod introduction;
+pub(crate) mod key_guard;
+pub(crate) mod library;
+pub(crate) mod manager;
+mod network;
+pub(crate) mod order;

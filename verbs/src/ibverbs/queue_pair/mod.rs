@@ -1,0 +1,371 @@
+//! Queue pairs: creating, connecting and destroying them. Posting is in [`post_send`] and [`post_receive`].
+
+pub(crate) mod address;
+pub(crate) mod core;
+mod outstanding;
+pub(crate) mod path;
+pub(crate) mod post_receive;
+pub(crate) mod post_send;
+pub(crate) mod ticket;
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+use ibverbs_sys as sys;
+
+use self::address::{Address, Listener, NUMBERS, Path};
+use self::core::Core;
+use self::path::{Change, QueuePairAttributes};
+use self::post_receive::{Receives, post_hello_receive};
+use self::post_send::Sends;
+use self::ticket::Slot;
+use super::completion_queue::Queue;
+use super::completion_queue::members::Role;
+use super::device::Device;
+use super::domain::Domain;
+use super::iwarp::manager::{FetchCompletions, OWN_REQUESTS};
+use super::library::{check, last_error};
+use super::shared_receive_queue::SharedQueue;
+use crate::random::random;
+use crate::sync::lock;
+use crate::{
+    Access, CompletionQueue, Context as _, PathSettings, PostError, Probe, QueuePair, QueuePairAddress,
+    QueuePairCapacity, QueuePairNumber, QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueue,
+    VerbsError,
+};
+
+/// A queue pair. The drop order of the fields keeps the objects that the queue pair depends on until it is destroyed.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    core: Arc<Core>,
+    capacity: QueuePairCapacity,
+    first_packet: u32,
+    /// Names the queue pair on iWARP.
+    token: u64,
+    /// Locked while the state changes, so that the device and `core` change in one order. The number is set by
+    /// `to_rtr`: the READs that the peer serves at a time.
+    peer_reads: Mutex<u8>,
+    receives: Mutex<Receives>,
+    send_queue: (Arc<Queue>, Slot),
+    receive_queue: (Arc<Queue>, Slot),
+    _shared: Option<Arc<SharedQueue>>,
+    domain: Arc<Domain>,
+}
+
+impl Pair {
+    pub(crate) fn create(
+        domain: Arc<Domain>,
+        send_queue: &Arc<dyn CompletionQueue>,
+        receive_queue: &Arc<dyn CompletionQueue>,
+        shared: Option<&Arc<dyn SharedReceiveQueue>>,
+        capacity: &QueuePairCapacity,
+    ) -> Result<Self, VerbsError> {
+        let device = domain.device();
+        let send_queue = Queue::of(send_queue, device)?;
+        let receive_queue = Queue::of(receive_queue, device)?;
+        let shared = shared.map(|shared| SharedQueue::of(shared, device)).transpose()?;
+        check_capacity(capacity, device)?;
+        let random = || random().map_err(|error| VerbsError::os("asking for random bits", error));
+        let first_packet = random()? as u32 & NUMBERS;
+        let token = random()?;
+        let (pair, capacity) = create(&domain, &send_queue, &receive_queue, shared.as_deref(), capacity)?;
+        let iwarp = device.manager.is_some();
+        let poster = Sends::new(&capacity, !iwarp);
+        let core = Arc::new(Core::new(device.library(), pair, &capacity, iwarp, poster));
+        let slots = enter(&core, &send_queue, &receive_queue).inspect_err(|_| {
+            // SAFETY: the queue pair was just created, and is in no table.
+            let _ = unsafe { (device.library().destroy_qp)(pair.as_ptr()) };
+        })?;
+        lock(&core.poster).set_slot(slots.0);
+        core.wakers.get_or_init(|| [send_queue.waker(), receive_queue.waker()]);
+        lock(&device.pairs).insert(core.number, Arc::clone(&core));
+        Ok(Self {
+            core,
+            first_packet,
+            token,
+            peer_reads: Mutex::new(0),
+            receives: Mutex::new(Receives::new(&capacity, slots.1)),
+            capacity,
+            send_queue: (send_queue, slots.0),
+            receive_queue: (receive_queue, slots.1),
+            _shared: shared,
+            domain,
+        })
+    }
+
+    fn device(&self) -> &Arc<Device> {
+        self.domain.device()
+    }
+
+    fn expect(&self, call: &'static str, expected: QueuePairState) -> Result<(), VerbsError> {
+        match self.core.state() {
+            state if state == expected => Ok(()),
+            state => Err(VerbsError::State { call, state }),
+        }
+    }
+
+    fn modify(&self, action: &'static str, mut change: Change) -> Result<(), VerbsError> {
+        // SAFETY: the queue pair is alive as long as `self`.
+        let result = unsafe {
+            let mask = change.mask.0 as i32;
+            (self.device().library().modify_qp)(self.core.pair.as_ptr(), &raw mut change.attributes, mask)
+        };
+        check(action, result)
+    }
+
+    /// Returns the attributes that the device has for the queue pair.
+    pub(crate) fn query(&self) -> Result<QueuePairAttributes, VerbsError> {
+        let mut attributes = sys::ibv_qp_attr::default();
+        let mut initial = sys::ibv_qp_init_attr::default();
+        // SAFETY: the queue pair is alive as long as `self`, and both structures are writable.
+        let result = unsafe {
+            (self.device().library().query_qp)(
+                self.core.pair.as_ptr(),
+                &raw mut attributes,
+                QueuePairAttributes::mask().0 as i32,
+                &raw mut initial,
+            )
+        };
+        check("asking for a queue pair's attributes", result)?;
+        Ok(QueuePairAttributes::new(&attributes))
+    }
+}
+
+fn check_capacity(capacity: &QueuePairCapacity, device: &Device) -> Result<(), VerbsError> {
+    let attributes = device.attributes();
+    let limits = [
+        ("send queue depth", capacity.send_requests, attributes.max_work_requests),
+        ("receive queue depth", capacity.receive_requests, attributes.max_work_requests),
+        ("segments of a send", capacity.send_segments, attributes.max_segments),
+        ("segments of a receive", capacity.receive_segments, attributes.max_segments),
+    ];
+    match limits.into_iter().find(|(_, asked, limit)| asked > limit) {
+        Some((what, asked, limit)) => {
+            Err(VerbsError::Limit { what, asked: asked.into(), limit: limit.into() })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Creates the device's queue pair. Returns the queue pair and its granted capacity. The number of inline bytes
+/// depends on all other numbers, and drivers refuse a large number instead of granting less. So this function asks
+/// for less and less.
+fn create(
+    domain: &Domain,
+    send_queue: &Queue,
+    receive_queue: &Queue,
+    shared: Option<&SharedQueue>,
+    capacity: &QueuePairCapacity,
+) -> Result<(NonNull<sys::ibv_qp>, QueuePairCapacity), VerbsError> {
+    let device = domain.device();
+    let mut inline = capacity.inline.min(device.attributes().max_inline);
+    let ours = if device.manager.is_some() { OWN_REQUESTS } else { 0 };
+    loop {
+        let mut attributes = sys::ibv_qp_init_attr {
+            send_cq: send_queue.as_ptr(),
+            recv_cq: receive_queue.as_ptr(),
+            srq: shared.map_or(std::ptr::null_mut(), SharedQueue::as_ptr),
+            qp_type: sys::ibv_qp_type::IBV_QPT_RC,
+            sq_sig_all: 0,
+            cap: sys::ibv_qp_cap {
+                max_send_wr: (capacity.send_requests + ours).max(1),
+                max_recv_wr: (capacity.receive_requests + ours).max(1),
+                max_send_sge: capacity.send_segments.max(1),
+                max_recv_sge: capacity.receive_segments.max(1),
+                max_inline_data: inline,
+            },
+            ..Default::default()
+        };
+        // SAFETY: the domain and both queues are alive, and of one context.
+        let pair = unsafe { (device.library().create_qp)(domain.as_ptr(), &raw mut attributes) };
+        let Some(pair) = NonNull::new(pair) else {
+            let error = last_error(format!("creating a queue pair ({capacity:?})"));
+            if inline == 0 {
+                return Err(error);
+            }
+            inline /= 2;
+            continue;
+        };
+        let granted =
+            QueuePairCapacity { inline: inline.min(attributes.cap.max_inline_data), ..capacity.clone() };
+        return Ok((pair, granted));
+    }
+}
+
+/// Enters a queue pair into the tables of its completion queues.
+fn enter(core: &Arc<Core>, sends: &Arc<Queue>, receives: &Arc<Queue>) -> Result<(Slot, Slot), VerbsError> {
+    if Arc::ptr_eq(sends, receives) {
+        let slot = sends.enter(core, Role { sends: true, receives: true })?;
+        return Ok((slot, slot));
+    }
+    let slot = sends.enter(core, Role { sends: true, receives: false })?;
+    match receives.enter(core, Role { sends: false, receives: true }) {
+        Ok(other) => Ok((slot, other)),
+        Err(error) => {
+            sends.leave(slot);
+            Err(error)
+        }
+    }
+}
+
+impl QueuePair for Pair {
+    fn number(&self) -> QueuePairNumber {
+        QueuePairNumber(self.core.number)
+    }
+
+    fn state(&self) -> QueuePairState {
+        self.core.state()
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.core.failure().map(str::to_owned)
+    }
+
+    fn capacity(&self) -> &QueuePairCapacity {
+        &self.capacity
+    }
+
+    fn local_address(&self) -> QueuePairAddress {
+        let device = self.device();
+        if let Some(manager) = &device.manager {
+            let (reads, socket, token) = (device.max_served_reads, manager.socket(), self.token);
+            return Address::Iwarp(Listener { reads, socket, token }).into();
+        }
+        Address::InfiniBand(Path {
+            packets: device.packets(),
+            mtu: device.mtu,
+            reads: device.max_served_reads,
+            number: self.core.number,
+            first_packet: self.first_packet,
+            lid: device.port.lid,
+            gid: device.gid.map_or([0; 16], |gid| gid.address.octets()),
+        })
+        .into()
+    }
+
+    fn to_init(&self, access: Access) -> Result<(), VerbsError> {
+        let _changing = lock(&self.peer_reads);
+        self.expect("to_init", QueuePairState::Reset)?;
+        self.modify("taking the queue pair to Init", path::to_init(self.device(), access))?;
+        if let Some(manager) = &self.device().manager {
+            post_hello_receive(&self.core, self.receive_queue.1)
+                .map_err(|error| VerbsError::Unusable(format!("posting the first receive: {error}")))?;
+            let queue: Arc<dyn FetchCompletions> = self.receive_queue.0.clone();
+            manager.add(self.token, &self.core, queue);
+        }
+        self.core.advance("to_init", QueuePairState::Reset, QueuePairState::Init)
+    }
+
+    fn to_rtr(&self, peer: &QueuePairAddress, settings: &PathSettings) -> Result<(), VerbsError> {
+        let mut peer_reads = lock(&self.peer_reads);
+        self.expect("to_rtr", QueuePairState::Init)?;
+        let device = self.device();
+        match (Address::decode(peer)?, &device.manager) {
+            (Address::InfiniBand(peer), None) => {
+                path::check_settings(settings, &device.port)?;
+                self.modify("taking the queue pair to Rtr", path::to_rtr(device, &peer, settings)?)?;
+                *peer_reads = peer.reads;
+            }
+            // TCP has timeouts, retries and an MTU of its own, so the settings do not apply.
+            (Address::Iwarp(peer), Some(manager)) => {
+                let reads = path::outstanding_reads(device, settings);
+                manager.connect(self.token, peer, device.max_served_reads, reads)?;
+            }
+            (Address::Iwarp(_), None) => {
+                return Err(VerbsError::Unreachable(
+                    "the peer's device is an iWARP device, ours is not".into(),
+                ));
+            }
+            (Address::InfiniBand(_), Some(_)) => {
+                return Err(VerbsError::Unreachable(
+                    "our device is an iWARP device, the peer's is not".into(),
+                ));
+            }
+        }
+        self.core.advance("to_rtr", QueuePairState::Init, QueuePairState::Rtr)
+    }
+
+    fn to_rts(&self, settings: &PathSettings) -> Result<(), VerbsError> {
+        let peer_reads = lock(&self.peer_reads);
+        self.expect("to_rts", QueuePairState::Rtr)?;
+        // On iWARP the kernel moves the queue pair to Rts when there is a connection. Requests that are posted
+        // earlier wait.
+        if self.device().manager.is_none() {
+            path::check_settings(settings, &self.device().port)?;
+            let change = path::to_rts(self.device(), self.first_packet, *peer_reads, settings);
+            self.modify("taking the queue pair to Rts", change)?;
+        }
+        self.core.advance("to_rts", QueuePairState::Rtr, QueuePairState::Rts)
+    }
+
+    fn to_error(&self) {
+        self.core.close();
+    }
+
+    fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
+        let attributes = self.device().attributes();
+        lock(&self.core.poster).post(&self.core, &self.capacity, attributes, requests)
+    }
+
+    fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
+        lock(&self.receives).post(&self.core, &self.capacity, requests)
+    }
+
+    fn probe(&self) -> Probe {
+        // A connection of this device also carries its data, so no proof is needed.
+        Probe::default()
+    }
+
+    fn places_in_order(&self) -> bool {
+        let Some(query) = self.device().library().query_qp_data_in_order else { return false };
+        let opcodes = [sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, sys::ibv_wr_opcode::IBV_WR_RDMA_READ];
+        // SAFETY: the queue pair is alive as long as `self`.
+        opcodes.into_iter().all(|opcode| unsafe { query(self.core.pair.as_ptr(), opcode, 0) } == 1)
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        let device = self.domain.device();
+        lock(&device.pairs).remove(&self.core.number);
+        self.send_queue.0.leave(self.send_queue.1);
+        self.receive_queue.0.leave(self.receive_queue.1);
+        let detached = Arc::new(DetachedPair {
+            core: Arc::clone(&self.core),
+            token: self.token,
+            _queues: [Arc::clone(&self.send_queue.0), Arc::clone(&self.receive_queue.0)],
+            domain: Arc::clone(&self.domain),
+        });
+        if device.manager.as_ref().is_some_and(|manager| manager.is_connecting(self.token)) {
+            let patient = Arc::clone(&detached);
+            let thread = std::thread::Builder::new().name("tonic-rdma-end".into());
+            if thread.spawn(move || patient.destroy()).is_ok() {
+                return;
+            }
+        }
+        detached.destroy();
+    }
+}
+
+/// A queue pair whose user dropped it, with the objects that it was made of.
+struct DetachedPair {
+    core: Arc<Core>,
+    token: u64,
+    _queues: [Arc<Queue>; 2],
+    domain: Arc<Domain>,
+}
+
+impl DetachedPair {
+    /// Destroys the queue pair; called once. Waits first until a connecting call of the kernel has ended.
+    fn destroy(&self) {
+        let device = self.domain.device();
+        if let Some(manager) = &device.manager {
+            manager.remove(self.token);
+        }
+        // SAFETY: the queue pair is in no table any more, its users held the lock of a table, and this is called once.
+        let result = unsafe { (device.library().destroy_qp)(self.core.pair.as_ptr()) };
+        if let Err(error) = check("destroying a queue pair", result) {
+            tracing::warn!(queue_pair = self.core.number, %error, "an object of the device can't be given back");
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! The settings of a connection: `PathSettings` as the device takes them, and the attributes that the device reports
+//! afterwards.
+
+use std::net::Ipv6Addr;
+
+use ibverbs_sys as sys;
+
+use super::address::Path;
+use crate::ibverbs::device::Device;
+use crate::ibverbs::device::gid::{Gid, GidKind};
+use crate::ibverbs::device::options::exact_mtu;
+use crate::ibverbs::device::port::{Port, mtu_bytes};
+use crate::ibverbs::domain::memory_region::flags;
+use crate::{Access, Context as _, PathSettings, VerbsError};
+
+/// A change of a queue pair's attributes: the values, and the mask of those that count.
+pub(crate) struct Change {
+    pub(crate) attributes: sys::ibv_qp_attr,
+    pub(crate) mask: sys::ibv_qp_attr_mask,
+}
+
+/// Most routers that a packet may pass.
+const HOP_LIMIT: u8 = 64;
+
+/// Checks that the port supports the settings.
+pub(crate) fn check_settings(settings: &PathSettings, port: &Port) -> Result<(), VerbsError> {
+    let keys = u64::from(port.partition_keys.max(1)) - 1;
+    let limits = [
+        ("RNR retries", u64::from(settings.rnr_retry), 7),
+        ("minimum RNR timer", settings.min_rnr_timer.into(), 31),
+        ("transport timeout", settings.timeout.into(), 31),
+        ("transport retries", settings.retry_count.into(), 7),
+        ("service level", settings.service_level.into(), 15),
+        ("partition key index", settings.pkey_index.into(), keys),
+    ];
+    match limits.into_iter().find(|(_, asked, limit)| asked > limit) {
+        Some((what, asked, limit)) => Err(VerbsError::Limit { what, asked, limit }),
+        None => settings.mtu.map_or(Ok(()), |mtu| exact_mtu(mtu).map(|_| ())),
+    }
+}
+
+/// Returns the change from Reset to Init (IBA vol. 1, 10.3.1). [`to_rtr`] sets the partition key.
+pub(crate) fn to_init(device: &Device, access: Access) -> Change {
+    use sys::ibv_qp_attr_mask as mask;
+    Change {
+        attributes: sys::ibv_qp_attr {
+            qp_state: sys::ibv_qp_state::IBV_QPS_INIT,
+            pkey_index: 0,
+            port_num: device.port.number,
+            qp_access_flags: flags(access, device.transport),
+            ..Default::default()
+        },
+        mask: mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS,
+    }
+}
+
+/// Returns the change from Init to Rtr: the peer's address, and what is accepted from the peer. Fails if the peer's
+/// port is of another kind.
+pub(crate) fn to_rtr(device: &Device, peer: &Path, settings: &PathSettings) -> Result<Change, VerbsError> {
+    use sys::ibv_qp_attr_mask as mask;
+    let port = &device.port;
+    check_packets(device.packets(), device.gid.as_ref(), peer)?;
+    let ours = settings.mtu.map(exact_mtu).transpose()?.unwrap_or(device.mtu);
+    Ok(Change {
+        attributes: sys::ibv_qp_attr {
+            qp_state: sys::ibv_qp_state::IBV_QPS_RTR,
+            path_mtu: ours.min(device.mtu).min(peer.mtu),
+            dest_qp_num: peer.number,
+            rq_psn: peer.first_packet,
+            // The peer chooses how many are outstanding. It knows this limit from our address.
+            max_dest_rd_atomic: device.max_served_reads,
+            min_rnr_timer: settings.min_rnr_timer,
+            pkey_index: settings.pkey_index,
+            ah_attr: route(port, device.gid.as_ref(), peer, settings),
+            ..Default::default()
+        },
+        mask: mask::IBV_QP_STATE
+            | mask::IBV_QP_AV
+            | mask::IBV_QP_PATH_MTU
+            | mask::IBV_QP_DEST_QPN
+            | mask::IBV_QP_RQ_PSN
+            | mask::IBV_QP_MAX_DEST_RD_ATOMIC
+            | mask::IBV_QP_MIN_RNR_TIMER
+            | mask::IBV_QP_PKEY_INDEX,
+    })
+}
+
+/// Checks that packets of one format can go from our address to the peer's.
+fn check_packets(ours: GidKind, gid: Option<&Gid>, peer: &Path) -> Result<(), VerbsError> {
+    if ours != peer.packets {
+        let choose =
+            if ours == GidKind::InfiniBand || peer.packets == GidKind::InfiniBand { "" } else { CHOOSE };
+        let reason = format!("its address is one of {}, ours of {ours}{choose}", peer.packets);
+        return Err(VerbsError::Unreachable(reason));
+    }
+    let family = |address: Ipv6Addr| if address.to_ipv4_mapped().is_some() { "IPv4" } else { "IPv6" };
+    let theirs = Ipv6Addr::from(peer.gid);
+    match gid.map(|gid| gid.address) {
+        Some(gid) if ours == GidKind::RoceV2 && family(gid) != family(theirs) => {
+            let (theirs_is, ours_is) = (family(theirs), family(gid));
+            Err(VerbsError::Unreachable(format!(
+                "its address {theirs} is one of {theirs_is}, ours {gid} of {ours_is}{CHOOSE}"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The advice for an address of the wrong kind.
+const CHOOSE: &str = "; RDMA_GID_INDEX chooses another";
+
+/// Returns the address vector. Ethernet needs a global route. InfiniBand needs one if the peer is in another subnet,
+/// which the first half of its GID names.
+fn route(port: &Port, gid: Option<&Gid>, peer: &Path, settings: &PathSettings) -> sys::ibv_ah_attr {
+    let ours = gid.map(|gid| gid.address.octets());
+    let far = ours.is_some_and(|ours| peer.gid != [0; 16] && ours[..8] != peer.gid[..8]);
+    let global = port.ethernet || far;
+    let mut route = sys::ibv_ah_attr {
+        dlid: peer.lid,
+        sl: settings.service_level,
+        is_global: global.into(),
+        port_num: port.number,
+        ..Default::default()
+    };
+    if global {
+        route.grh = sys::ibv_global_route {
+            dgid: sys::ibv_gid { raw: peer.gid },
+            flow_label: 0,
+            // No GID table has more than 256 entries that an address vector could name.
+            sgid_index: gid.map_or(0, |gid| gid.index as u8),
+            hop_limit: HOP_LIMIT,
+            traffic_class: settings.traffic_class,
+        };
+    }
+    route
+}
+
+/// Returns the change from Rtr to Rts: the settings for sending.
+pub(crate) fn to_rts(device: &Device, first_packet: u32, peer_reads: u8, settings: &PathSettings) -> Change {
+    use sys::ibv_qp_attr_mask as mask;
+    Change {
+        attributes: sys::ibv_qp_attr {
+            qp_state: sys::ibv_qp_state::IBV_QPS_RTS,
+            timeout: settings.timeout,
+            retry_cnt: settings.retry_count.min(device.max_retries),
+            rnr_retry: settings.rnr_retry,
+            sq_psn: first_packet,
+            max_rd_atomic: outstanding_reads(device, settings).min(peer_reads),
+            ..Default::default()
+        },
+        mask: mask::IBV_QP_STATE
+            | mask::IBV_QP_TIMEOUT
+            | mask::IBV_QP_RETRY_CNT
+            | mask::IBV_QP_RNR_RETRY
+            | mask::IBV_QP_SQ_PSN
+            | mask::IBV_QP_MAX_QP_RD_ATOMIC,
+    }
+}
+
+/// Returns how many RDMA READs this end may have outstanding.
+pub(crate) fn outstanding_reads(device: &Device, settings: &PathSettings) -> u8 {
+    let most = device.attributes().max_outstanding_reads.min(u8::MAX.into()) as u8;
+    settings.outstanding_reads.min(most)
+}
+
+/// The attributes that the device has for a queue pair (man 3 ibv_query_qp). They may differ from the settings that
+/// were asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueuePairAttributes {
+    /// The path MTU is the one that both ends agreed on, and never `None`.
+    pub settings: PathSettings,
+    /// RDMA READs of the peer that are served at a time.
+    pub served_reads: u8,
+    /// Number of the port that it sends by.
+    pub port: u8,
+    /// Index of its own address in that port's GID table.
+    pub gid_index: u8,
+    /// Number of the peer's queue pair.
+    pub peer: u32,
+    /// Rights of the peer.
+    pub access: Access,
+    /// Depth of the send queue. The device may round it up.
+    pub send_requests: u32,
+    /// Depth of the receive queue. The device may round it up.
+    pub receive_requests: u32,
+}
+
+impl QueuePairAttributes {
+    /// Returns the mask of all attributes that [`QueuePairAttributes`] shows.
+    pub(crate) fn mask() -> sys::ibv_qp_attr_mask {
+        use sys::ibv_qp_attr_mask as mask;
+        mask::IBV_QP_STATE
+            | mask::IBV_QP_PKEY_INDEX
+            | mask::IBV_QP_PORT
+            | mask::IBV_QP_ACCESS_FLAGS
+            | mask::IBV_QP_AV
+            | mask::IBV_QP_PATH_MTU
+            | mask::IBV_QP_DEST_QPN
+            | mask::IBV_QP_MAX_DEST_RD_ATOMIC
+            | mask::IBV_QP_MIN_RNR_TIMER
+            | mask::IBV_QP_TIMEOUT
+            | mask::IBV_QP_RETRY_CNT
+            | mask::IBV_QP_RNR_RETRY
+            | mask::IBV_QP_MAX_QP_RD_ATOMIC
+            | mask::IBV_QP_CAP
+    }
+
+    pub(crate) fn new(attributes: &sys::ibv_qp_attr) -> Self {
+        Self {
+            settings: PathSettings {
+                outstanding_reads: attributes.max_rd_atomic,
+                rnr_retry: attributes.rnr_retry,
+                min_rnr_timer: attributes.min_rnr_timer,
+                timeout: attributes.timeout,
+                retry_count: attributes.retry_cnt,
+                service_level: attributes.ah_attr.sl,
+                traffic_class: attributes.ah_attr.grh.traffic_class,
+                pkey_index: attributes.pkey_index,
+                mtu: mtu_bytes(attributes.path_mtu),
+            },
+            served_reads: attributes.max_dest_rd_atomic,
+            port: attributes.port_num,
+            gid_index: attributes.ah_attr.grh.sgid_index,
+            peer: attributes.dest_qp_num,
+            access: Access::from_bits_truncate((attributes.qp_access_flags & 7) as u8),
+            send_requests: attributes.cap.max_send_wr,
+            receive_requests: attributes.cap.max_recv_wr,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ibverbs::device::port::PortState;
+
+    fn port(ethernet: bool) -> Port {
+        Port {
+            number: 1,
+            state: PortState::Active,
+            ethernet,
+            active_mtu: 4096,
+            lid: 0,
+            partition_keys: 2,
+            max_message_size: 1,
+            gids: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn settings_out_of_range_are_named() {
+        let good = PathSettings { pkey_index: 1, mtu: Some(4096), ..PathSettings::default() };
+        check_settings(&good, &port(true)).unwrap();
+        let bad = [
+            (PathSettings { rnr_retry: 8, ..good.clone() }, "RNR retries: asked for 8, the device has 7"),
+            (
+                PathSettings { timeout: 32, ..good.clone() },
+                "transport timeout: asked for 32, the device has 31",
+            ),
+            (PathSettings { service_level: 16, ..good.clone() }, "service level: asked for 16"),
+            (
+                PathSettings { pkey_index: 2, ..good.clone() },
+                "partition key index: asked for 2, the device has 1",
+            ),
+            (
+                PathSettings { mtu: Some(1500), ..good },
+                "path MTU (256, 512, 1024, 2048 or 4096): asked for 1500",
+            ),
+        ];
+        for (settings, expected) in bad {
+            let error = check_settings(&settings, &port(true)).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_different_kinds_are_told_apart() {
+        let gid = |address: &str| {
+            let kind = GidKind::RoceV2;
+            Gid { index: 0, address: address.parse().unwrap(), kind, interface: 0 }
+        };
+        let peer = |packets, address: &str| Path {
+            packets,
+            mtu: 3,
+            reads: 1,
+            number: 2,
+            first_packet: 0,
+            lid: 0,
+            gid: gid(address).address.octets(),
+        };
+        let check = |ours, address: &str, peer| {
+            check_packets(ours, Some(&gid(address)), &peer).map_err(|error| error.to_string())
+        };
+        use GidKind::{InfiniBand, RoceV1, RoceV2};
+        let (ipv4, ipv6) = ("::ffff:10.0.0.1", "fe80::1");
+        for (link, address) in [(RoceV2, ipv4), (RoceV2, ipv6), (RoceV1, ipv6), (InfiniBand, ipv6)] {
+            assert_eq!(check(link, address, peer(link, address)), Ok(()));
+        }
+        assert_eq!(check(RoceV1, ipv4, peer(RoceV1, ipv6)), Ok(()), "frames carry GIDs of any form");
+        let error = check(RoceV2, ipv4, peer(RoceV2, ipv6)).unwrap_err();
+        assert!(error.ends_with(
+            "its address fe80::1 is one of IPv6, ours ::ffff:10.0.0.1 of IPv4; RDMA_GID_INDEX chooses another"
+        ));
+        let error = check(RoceV2, ipv4, peer(RoceV1, ipv4)).unwrap_err();
+        assert!(
+            error.ends_with("one of RoCE v1, ours of RoCE v2; RDMA_GID_INDEX chooses another"),
+            "{error}"
+        );
+        let error = check(InfiniBand, ipv6, peer(RoceV2, ipv4)).unwrap_err();
+        assert!(error.ends_with("its address is one of RoCE v2, ours of InfiniBand"), "{error}");
+    }
+
+    #[test]
+    fn a_global_route_is_taken_on_ethernet_and_to_another_subnet() {
+        let gid = |subnet: u16| Gid {
+            index: 5,
+            address: Ipv6Addr::new(subnet, 0, 0, 0, 0, 0, 0, 9),
+            kind: GidKind::InfiniBand,
+            interface: 0,
+        };
+        let settings = PathSettings { service_level: 3, traffic_class: 96, ..PathSettings::default() };
+        let route = |ethernet, theirs: u16| {
+            let raw = gid(theirs).address.octets();
+            let packets = if ethernet { GidKind::RoceV2 } else { GidKind::InfiniBand };
+            let peer = Path { packets, mtu: 3, reads: 1, number: 2, first_packet: 0, lid: 77, gid: raw };
+            super::route(&port(ethernet), Some(&gid(1)), &peer, &settings)
+        };
+        for (ethernet, subnet, global) in [(true, 1, true), (false, 2, true), (false, 1, false)] {
+            let route = route(ethernet, subnet);
+            assert_eq!((route.is_global, route.sl, route.dlid, route.port_num), (global.into(), 3, 77, 1));
+            let expected = if global { (5, 96, HOP_LIMIT) } else { (0, 0, 0) };
+            assert_eq!((route.grh.sgid_index, route.grh.traffic_class, route.grh.hop_limit), expected);
+        }
+    }
+}

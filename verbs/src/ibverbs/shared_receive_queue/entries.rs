@@ -1,0 +1,102 @@
+//! The receives that are outstanding on the shared receive queues of a device.
+
+use std::sync::{Arc, Mutex};
+
+use crate::ibverbs::queue_pair::ticket::{RequestKind, Ticket};
+use crate::sync::lock;
+
+/// The identifiers of the receives that are outstanding on one queue, which complete in any order.
+#[derive(Debug)]
+pub(crate) struct Entries(Mutex<Places>);
+
+#[derive(Debug)]
+struct Places {
+    ids: Vec<Option<u64>>,
+    free: Vec<u32>,
+    capacity: u32,
+}
+
+impl Entries {
+    pub(super) fn new(capacity: u32) -> Self {
+        Self(Mutex::new(Places { ids: Vec::new(), free: Vec::new(), capacity }))
+    }
+
+    /// Stores an identifier and returns its position; `None` if the queue is full.
+    pub(super) fn put(&self, wr_id: u64) -> Option<u32> {
+        let mut places = lock(&self.0);
+        if let Some(position) = places.free.pop() {
+            places.ids[position as usize] = Some(wr_id);
+            return Some(position);
+        }
+        let position = u32::try_from(places.ids.len()).ok().filter(|position| *position < places.capacity)?;
+        places.ids.push(Some(wr_id));
+        Some(position)
+    }
+
+    /// Takes an identifier out; `None` if the position is empty.
+    pub(crate) fn take(&self, position: u32) -> Option<u64> {
+        let mut places = lock(&self.0);
+        let wr_id = places.ids.get_mut(position as usize)?.take()?;
+        places.free.push(position);
+        Some(wr_id)
+    }
+}
+
+/// The shared receive queues of a device, by key.
+#[derive(Debug, Default)]
+pub(crate) struct SharedQueues {
+    queues: Vec<(u32, Arc<Entries>)>,
+    next: u32,
+}
+
+impl SharedQueues {
+    pub(super) fn insert(&mut self, entries: &Arc<Entries>) -> u32 {
+        let key = self.next & Ticket::SHARED_KEYS;
+        self.next = self.next.wrapping_add(1);
+        self.queues.push((key, Arc::clone(entries)));
+        key
+    }
+
+    pub(super) fn remove(&mut self, key: u32) {
+        self.queues.retain(|(other, _)| *other != key);
+    }
+
+    /// Returns the identifier of a receive that completed.
+    pub(crate) fn complete(&self, ticket: Ticket) -> Option<u64> {
+        debug_assert_eq!(ticket.kind, RequestKind::SharedReceive);
+        let (_, entries) = self.queues.iter().find(|(key, _)| *key == ticket.shared_key())?;
+        entries.take(ticket.position)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receives_complete_in_any_order_and_once() {
+        let entries = Entries::new(3);
+        let [a, b, c] = [10, 20, 30].map(|wr_id| entries.put(wr_id).unwrap());
+        assert_eq!(entries.put(40), None, "full");
+        assert_eq!(entries.take(b), Some(20));
+        assert_eq!(entries.take(b), None, "taken already");
+        assert_eq!(entries.take(99), None);
+        let d = entries.put(40).unwrap();
+        assert_eq!(d, b, "the place is free again");
+        assert_eq!([a, d, c].map(|position| entries.take(position)), [Some(10), Some(40), Some(30)]);
+    }
+
+    #[test]
+    fn a_ticket_names_its_queue() {
+        let mut queues = SharedQueues { next: Ticket::SHARED_KEYS, ..SharedQueues::default() };
+        let [one, other] = [1, 2].map(|capacity| Arc::new(Entries::new(capacity)));
+        let keys = [queues.insert(&one), queues.insert(&other)];
+        assert_eq!(keys, [Ticket::SHARED_KEYS, 0]);
+        let (a, b) = (one.put(1).unwrap(), other.put(2).unwrap());
+        let ticket = |key, position| Ticket::from_bits(Ticket::shared(key, position).to_bits());
+        assert_eq!(queues.complete(ticket(keys[1], b)), Some(2));
+        assert_eq!(queues.complete(ticket(keys[0], a)), Some(1));
+        queues.remove(keys[0]);
+        assert_eq!(queues.complete(ticket(keys[0], a)), None);
+    }
+}

@@ -1,0 +1,148 @@
+//! Shared receive queues, from which many queue pairs take receives.
+
+pub(crate) mod entries;
+
+use std::any::Any;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex};
+
+use ibverbs_sys as sys;
+
+use self::entries::Entries;
+use super::device::Device;
+use super::domain::Domain;
+use super::library::{check, last_error};
+use super::queue_pair::post_receive::ReceiveList;
+use super::queue_pair::post_send::kind_of;
+use super::queue_pair::ticket::Ticket;
+use crate::sync::lock;
+use crate::{Context as _, PostError, PostErrorKind, ReceiveRequest, SharedReceiveQueue, VerbsError};
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub(crate) struct SharedQueue {
+    queue: NonNull<sys::ibv_srq>,
+    /// Names the queue in the device's table, and in the tickets of its receives.
+    key: u32,
+    segments: u32,
+    capacity: u32,
+    entries: Arc<Entries>,
+    list: Mutex<ReceiveList>,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: libibverbs is thread-safe, and all else here is Send and Sync itself.
+unsafe impl Send for SharedQueue {}
+// SAFETY: the reasons for `Send` hold for `Sync`.
+unsafe impl Sync for SharedQueue {}
+
+impl SharedQueue {
+    /// Receives handed to the device at a time.
+    const BATCH: usize = 64;
+
+    pub(crate) fn create(domain: Arc<Domain>, capacity: u32, segments: u32) -> Result<Self, VerbsError> {
+        let device = domain.device();
+        let attributes = device.attributes();
+        if attributes.max_shared_receive_queues == 0 {
+            return Err(VerbsError::Unsupported("shared receive queue"));
+        }
+        let limits = [
+            ("shared receive queue depth", capacity, attributes.max_shared_receives),
+            ("segments of a shared receive", segments, attributes.max_segments),
+        ];
+        if let Some((what, asked, limit)) = limits.into_iter().find(|(_, asked, limit)| asked > limit) {
+            return Err(VerbsError::Limit { what, asked: asked.into(), limit: limit.into() });
+        }
+        let mut wanted = sys::ibv_srq_init_attr::default();
+        wanted.attr.max_wr = capacity.max(1);
+        wanted.attr.max_sge = segments.max(1);
+        // SAFETY: the domain is alive, and the structure writable.
+        let queue = unsafe { (device.library().create_srq)(domain.as_ptr(), &raw mut wanted) };
+        let queue = NonNull::new(queue)
+            .ok_or_else(|| last_error(format!("creating a shared receive queue of {capacity} entries")))?;
+        let entries = Arc::new(Entries::new(capacity));
+        let key = lock(&device.shared_receives).insert(&entries);
+        let list = Mutex::new(ReceiveList::new(Self::BATCH, segments));
+        Ok(Self { queue, key, segments, capacity, entries, list, domain })
+    }
+
+    /// Returns the queue behind the trait object, if it is one of `device`.
+    pub(crate) fn of(
+        queue: &Arc<dyn SharedReceiveQueue>,
+        device: &Arc<Device>,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let any: Arc<dyn Any + Send + Sync> = Arc::clone(queue) as Arc<dyn Any + Send + Sync>;
+        match any.downcast::<Self>() {
+            Ok(queue) if Arc::ptr_eq(queue.domain.device(), device) => Ok(queue),
+            _ => Err(VerbsError::Foreign("shared receive queue")),
+        }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut sys::ibv_srq {
+        self.queue.as_ptr()
+    }
+
+    /// Posts all requests before the first one that can't be posted. The error has the index of that request.
+    fn post_batch(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostErrorKind)> {
+        let mut list = lock(&self.list);
+        list.clear();
+        let mut refused = Ok(());
+        for (index, request) in requests.iter().enumerate() {
+            let Some(position) = self.entries.put(request.wr_id) else {
+                refused = Err((index, PostErrorKind::QueueFull));
+                break;
+            };
+            let ticket = Ticket::shared(self.key, position);
+            if let Err(kind) = list.add(ticket, request.into, 0, self.segments) {
+                self.entries.take(position);
+                refused = Err((index, kind));
+                break;
+            }
+        }
+        let Some(head) = list.link() else { return refused };
+        let mut bad = ptr::null_mut();
+        // SAFETY:
+        // - the queue is alive, and with it its context, whose table never changes,
+        // - the list is linked through memory that is borrowed for the whole call, and
+        // - what its segments name is registered memory, which the device checks.
+        let result = unsafe {
+            let queue = self.as_ptr();
+            match (*(*queue).context).ops.post_srq_recv {
+                Some(post) => post(queue, head, &raw mut bad),
+                None => libc::EOPNOTSUPP,
+            }
+        };
+        if result != 0 {
+            let done = list.position(bad);
+            list.tickets_from(done).for_each(|ticket| _ = self.entries.take(ticket.position));
+            return Err((done, kind_of(result)));
+        }
+        refused
+    }
+}
+
+impl SharedReceiveQueue for SharedQueue {
+    fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
+        for (batch, requests) in requests.chunks(Self::BATCH).enumerate() {
+            let failed = |(index, kind)| PostError { index: batch * Self::BATCH + index, kind };
+            self.post_batch(requests).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for SharedQueue {
+    fn drop(&mut self) {
+        let device = self.domain.device();
+        lock(&device.shared_receives).remove(self.key);
+        // SAFETY: queue pairs hold a reference to the queue that they take from, so none is left.
+        let result = unsafe { (device.library().destroy_srq)(self.queue.as_ptr()) };
+        if let Err(error) = check("destroying a shared receive queue", result) {
+            tracing::warn!(%error, "an object of the device can't be given back");
+        }
+    }
+}

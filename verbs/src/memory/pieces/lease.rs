@@ -1,0 +1,175 @@
+//! A lease: a reference to a frozen buffer.
+
+use std::fmt;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::super::pool::frozen::{FrozenBuffer, FrozenIndex};
+use super::super::pool::held::HeldPiece;
+use super::super::pool::slab::Slab;
+use super::buffer::RegisteredBuf;
+use crate::{HostMemory, LocalSegment, MemoryRegion, OutOfBounds, RemoteSegment};
+
+/// A reference to a frozen buffer, or to a part of one. The bytes stay in place and unchanged until the last clone is
+/// dropped. Keep the lease until all requests that read the bytes have completed.
+#[derive(Clone)]
+pub struct Lease {
+    frozen: Arc<FrozenBuffer>,
+    offset: usize,
+    length: usize,
+}
+
+impl Lease {
+    /// Freezes the first `length` bytes of `held`, and returns a lease of them.
+    pub(crate) fn freeze(held: HeldPiece, length: usize) -> Self {
+        Self { frozen: FrozenBuffer::new(held, length), offset: 0, length }
+    }
+
+    /// Finds the frozen buffer that holds all `length` bytes at `address`, and returns a lease of these bytes.
+    pub(crate) fn find(index: &FrozenIndex, address: usize, length: usize) -> Option<Self> {
+        index.find(address, length, |start, frozen| {
+            let (frozen, offset) = (frozen.upgrade()?, address - start);
+            debug_assert!(offset + length <= frozen.length());
+            Some(Self { frozen, offset, length })
+        })
+    }
+
+    /// Returns the length in bytes.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Returns whether the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Names all bytes of the lease for a request that reads them. The device refuses this segment as the destination of a
+    /// receive or a READ.
+    pub fn segment(&self) -> LocalSegment {
+        self.name(0..self.length)
+    }
+
+    /// Names `range` of the lease for a request that reads it.
+    ///
+    /// # Errors
+    /// The range goes beyond the end.
+    pub fn segment_of(&self, range: Range<usize>) -> Result<LocalSegment, OutOfBounds> {
+        let length = range.end.saturating_sub(range.start);
+        match range.start.checked_add(length) {
+            Some(end) if end <= self.length => Ok(self.name(range.start..end)),
+            _ => Err(OutOfBounds { offset: range.start, length, available: self.length }),
+        }
+    }
+
+    /// Makes a lease of `range`, in bytes from the start of this lease.
+    ///
+    /// ```
+    /// let mut buffer = tonic_rdma_verbs::memory::Pool::for_sending(1 << 20).allocate(4096)?;
+    /// buffer[..3].copy_from_slice(b"abc");
+    /// let part = buffer.into_lease().part(1..3)?;
+    /// assert_eq!(&*part, b"bc");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The range goes beyond the end.
+    pub fn part(&self, range: Range<usize>) -> Result<Self, OutOfBounds> {
+        let length = range.end.saturating_sub(range.start);
+        match range.start.checked_add(length) {
+            Some(end) if end <= self.length => {
+                Ok(Self { frozen: Arc::clone(&self.frozen), offset: self.offset + range.start, length })
+            }
+            _ => Err(OutOfBounds { offset: range.start, length, available: self.length }),
+        }
+    }
+
+    /// Returns the address and key by which a peer reads the first byte, if the pool's access rights allow it.
+    pub fn remote(&self) -> RemoteSegment {
+        self.frozen.held().remote(self.offset)
+    }
+
+    /// Makes the buffer writable again, if this is the last reference to the buffer and covers all of it.
+    ///
+    /// # Errors
+    /// Returns the lease if there are other references, or if the lease covers a part: a device may still read the bytes.
+    pub fn try_into_buffer(self) -> Result<RegisteredBuf, Self> {
+        let Self { frozen, offset, length } = self;
+        if offset != 0 || length != frozen.length() {
+            return Err(Self { frozen, offset, length });
+        }
+        match Arc::try_unwrap(frozen) {
+            // From here on no look-up finds the buffer, because the index holds a weak reference.
+            Ok(frozen) => Ok(RegisteredBuf::new(frozen.thaw(), length)),
+            Err(frozen) => Err(Self { frozen, offset, length }),
+        }
+    }
+
+    /// Turns the lease into shareable [`Bytes`], without a copy.
+    pub fn into_bytes(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+
+    /// Returns the slab that the bytes lie in.
+    pub(crate) fn slab(&self) -> &Arc<Slab> {
+        self.frozen.held().slab()
+    }
+
+    /// Names all bytes of the lease for a request that reads them, by another registration of the slab.
+    pub(crate) fn segment_by(&self, region: &dyn MemoryRegion) -> LocalSegment {
+        self.frozen.held().segment_by(region, self.offset..self.offset + self.length)
+    }
+
+    /// Names `range`, in bytes from the start of the lease, for a request that reads it, by another registration of the
+    /// slab.
+    pub(crate) fn segment_in(&self, region: &dyn MemoryRegion, range: Range<usize>) -> LocalSegment {
+        debug_assert!(range.end <= self.length);
+        self.frozen.held().segment_by(region, self.offset + range.start..self.offset + range.end)
+    }
+
+    /// Returns the memory of the slab, and the range of the lease in that memory.
+    pub(crate) fn place(&self) -> (Arc<HostMemory>, Range<usize>) {
+        let memory = Arc::clone(self.slab().memory());
+        let start = self.as_ptr() as usize - memory.as_ptr().as_ptr() as usize;
+        (memory, start..start + self.length)
+    }
+
+    /// Names `range` of the lease, which the caller has checked.
+    fn name(&self, range: Range<usize>) -> LocalSegment {
+        self.frozen.held().segment_within(self.offset + range.start..self.offset + range.end)
+    }
+}
+
+impl Deref for Lease {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let start = self.frozen.held().as_ptr().wrapping_add(self.offset);
+        // SAFETY:
+        // - Offset and length lie within the frozen buffer, as every constructor ensures, in a mapping that `frozen` keeps
+        //   alive.
+        // - The memory is initialised: the kernel zeroes it.
+        // - Nothing writes to the memory: freezing consumed the only owner, and the region has no right to write.
+        unsafe { std::slice::from_raw_parts(start, self.length) }
+    }
+}
+
+impl AsRef<[u8]> for Lease {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<Lease> for Bytes {
+    fn from(lease: Lease) -> Self {
+        lease.into_bytes()
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease({:p}, {} bytes)", self.as_ptr(), self.length)
+    }
+}

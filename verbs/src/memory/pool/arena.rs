@@ -1,0 +1,229 @@
+//! An arena: the slabs of one purpose and their free pieces. The arena is bookkeeping under the pool's lock. It does not
+//! make or drop slabs, because both need system calls.
+
+use std::sync::Arc;
+
+use super::free_ranges::FreeRanges;
+use super::size_class;
+use super::slab::Slab;
+
+/// The use of a piece. A slab serves one purpose as long as it lives, see [`memory`](crate::memory).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// For the device, which may write to it at any time. No reference to it is ever made.
+    Block,
+    /// For the application. Its owner alone writes to it, and then freezes it.
+    Buffer,
+}
+
+/// A piece of a slab, with one holder.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) slab: Arc<Slab>,
+    /// Key of the slab in the arena.
+    key: usize,
+    /// First byte, from the start of the slab.
+    pub(crate) offset: usize,
+    /// Bytes.
+    pub(crate) capacity: usize,
+}
+
+/// Slabs and their free pieces.
+///
+/// A piece that is given back is pushed on the stack of its size class. The next request of that class takes it from
+/// there, while it is still in the processor's caches. When no slab has room, the pieces of all stacks return to the free
+/// ranges of their slabs. There, neighbours are joined and can serve any class.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    entries: slab::Slab<ArenaSlab>,
+    stacks: Vec<Vec<PiecePlace>>,
+    /// Bytes of all pieces on the stacks.
+    stacked: usize,
+    /// Keys of the free slabs that have one piece each.
+    spares: Vec<usize>,
+    /// Bytes of the longest piece that is cut from a common slab.
+    largest: usize,
+}
+
+#[derive(Debug)]
+struct ArenaSlab {
+    slab: Arc<Slab>,
+    /// Number of pieces in use.
+    live: usize,
+    /// Bytes of the pieces in use.
+    used: usize,
+    /// The free ranges; `None` for a slab of one piece.
+    free: Option<FreeRanges>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct PiecePlace {
+    key: usize,
+    offset: usize,
+}
+
+impl Arena {
+    /// Makes an arena without slabs. Its common slabs will have `slab_size` bytes.
+    pub(crate) fn new(slab_size: usize) -> Self {
+        let mut largest_class = size_class::index(slab_size / 2);
+        if size_class::size(largest_class) > slab_size / 2 {
+            largest_class -= 1;
+        }
+        Self {
+            entries: slab::Slab::new(),
+            stacks: vec![Vec::new(); largest_class + 1],
+            stacked: 0,
+            spares: Vec::new(),
+            largest: size_class::size(largest_class),
+        }
+    }
+
+    /// Returns the capacity of a piece for `length` bytes: a size class, or whole pages if the piece gets its own slab.
+    /// Returns `None` if the capacity exceeds the address space.
+    pub(crate) fn capacity_for(&self, length: usize) -> Option<usize> {
+        if self.is_common(length) {
+            Some(size_class::size(size_class::index(length)))
+        } else {
+            length
+                .checked_next_multiple_of(rustix::param::page_size())
+                .filter(|&bytes| isize::try_from(bytes).is_ok())
+        }
+    }
+
+    /// Returns whether a piece of `capacity` bytes shares its slab with others.
+    pub(crate) fn is_common(&self, capacity: usize) -> bool {
+        capacity <= self.largest
+    }
+
+    /// Takes a piece that was in use before: one of the size class of `capacity`, or a spare slab. A spare slab has at
+    /// most one and a half times `capacity`, and at most `room` bytes.
+    pub(crate) fn reuse(&mut self, capacity: usize, room: u64) -> Option<Piece> {
+        if self.is_common(capacity) {
+            let place = self.stacks[size_class::index(capacity)].pop()?;
+            self.stacked -= capacity;
+            return Some(self.hold(place, capacity));
+        }
+        let fits =
+            |bytes: usize| bytes >= capacity && bytes - capacity <= capacity / 2 && bytes as u64 <= room;
+        let sizes = self.spares.iter().map(|&key| self.entries[key].slab.len()).enumerate();
+        // From the back: of equal slabs, the one given back last is the warmest.
+        let (position, bytes) =
+            sizes.rev().filter(|&(_, bytes)| fits(bytes)).min_by_key(|&(_, bytes)| bytes)?;
+        let key = self.spares.remove(position);
+        Some(self.hold(PiecePlace { key, offset: 0 }, bytes))
+    }
+
+    /// Cuts a new piece from one of the slabs.
+    pub(crate) fn cut(&mut self, capacity: usize) -> Option<Piece> {
+        if !self.is_common(capacity) {
+            return None;
+        }
+        if let Some(piece) = self.cut_free(capacity) {
+            return Some(piece);
+        }
+        if self.stacked < capacity {
+            return None;
+        }
+        self.cut_joined(capacity)
+    }
+
+    /// Joins the pieces on the stacks with the free ranges beside them, then cuts a new piece. This takes time for each
+    /// free piece, and the stacks are empty afterwards. Nothing is joined if no slab has enough free bytes.
+    pub(crate) fn cut_joined(&mut self, capacity: usize) -> Option<Piece> {
+        let may_have = |entry: &ArenaSlab| entry.free.is_some() && entry.slab.len() - entry.used >= capacity;
+        if !self.is_common(capacity) || !self.entries.iter().any(|(_, entry)| may_have(entry)) {
+            return None;
+        }
+        self.empty_stacks();
+        self.cut_free(capacity)
+    }
+
+    /// Adds a slab of at least `capacity` bytes, and returns its first piece.
+    pub(crate) fn add(&mut self, slab: Arc<Slab>, capacity: usize) -> Piece {
+        let (mut offset, mut free) = (0, None);
+        if self.is_common(capacity) {
+            let mut ranges = FreeRanges::new(slab.len());
+            offset = ranges.take(capacity).unwrap_or(0);
+            free = Some(ranges);
+        }
+        let key = self.entries.insert(ArenaSlab { slab, live: 0, used: 0, free });
+        self.hold(PiecePlace { key, offset }, capacity)
+    }
+
+    /// Takes a piece back. Returns true if the slab has left the arena, because `keep` is false and this was its last piece.
+    /// Then `piece` holds the last reference to the slab, and the caller drops it after it has released the lock.
+    pub(crate) fn give_back(&mut self, piece: &Piece, keep: bool) -> bool {
+        let entry = &mut self.entries[piece.key];
+        entry.live -= 1;
+        entry.used -= piece.capacity;
+        if !keep && entry.live == 0 {
+            self.entries.remove(piece.key);
+            self.forget_removed();
+            return true;
+        }
+        if entry.free.is_some() {
+            self.stacks[size_class::index(piece.capacity)]
+                .push(PiecePlace { key: piece.key, offset: piece.offset });
+            self.stacked += piece.capacity;
+        } else {
+            self.spares.push(piece.key);
+        }
+        false
+    }
+
+    /// Removes all slabs without a piece in use.
+    pub(crate) fn remove_idle(&mut self) -> Vec<Arc<Slab>> {
+        let mut removed = Vec::new();
+        self.entries.retain(|_, entry| {
+            if entry.live == 0 {
+                removed.push(Arc::clone(&entry.slab));
+            }
+            entry.live > 0
+        });
+        if !removed.is_empty() {
+            self.forget_removed();
+        }
+        removed
+    }
+
+    /// Returns the number of slabs.
+    pub(crate) fn slabs(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn hold(&mut self, place: PiecePlace, capacity: usize) -> Piece {
+        let entry = &mut self.entries[place.key];
+        entry.live += 1;
+        entry.used += capacity;
+        Piece { slab: Arc::clone(&entry.slab), key: place.key, offset: place.offset, capacity }
+    }
+
+    fn cut_free(&mut self, capacity: usize) -> Option<Piece> {
+        let place = self.entries.iter_mut().find_map(|(key, entry)| {
+            let offset = entry.free.as_mut()?.take(capacity)?;
+            Some(PiecePlace { key, offset })
+        })?;
+        Some(self.hold(place, capacity))
+    }
+
+    fn forget_removed(&mut self) {
+        let entries = &self.entries;
+        self.spares.retain(|&key| entries.contains(key));
+        self.stacked = 0;
+        for (index, stack) in self.stacks.iter_mut().enumerate() {
+            stack.retain(|place| entries.contains(place.key));
+            self.stacked += stack.len() * size_class::size(index);
+        }
+    }
+
+    fn empty_stacks(&mut self) {
+        for (index, stack) in self.stacks.iter_mut().enumerate() {
+            for place in stack.drain(..) {
+                if let Some(free) = &mut self.entries[place.key].free {
+                    free.give(place.offset, size_class::size(index));
+                }
+            }
+        }
+        self.stacked = 0;
+    }
+}

@@ -1,0 +1,208 @@
+//! The pool: slabs of registered memory, and the pieces that are cut from them.
+//!
+//! ```text
+//!  Pool ─▶ PoolShared ─▶ Arena, one for blocks and one for buffers ─▶ Slab ─▶ Piece
+//!               ▲                                                               │
+//!               └──────────────── gives the piece back on drop ──────────── HeldPiece ─▶ FrozenBuffer
+//! ```
+//!
+//! [`Block`], [`RegisteredBuf`] and [`Lease`] in `pieces` are the public faces of a held piece.
+
+mod arena;
+mod free_ranges;
+pub(super) mod frozen;
+pub(super) mod held;
+mod shared;
+mod size_class;
+pub(super) mod slab;
+mod unbound;
+
+use std::sync::Arc;
+
+pub(crate) use arena::Purpose;
+pub use unbound::find_sendable;
+
+use super::budget::Budget;
+use super::error::PoolError;
+use super::pieces::{Block, Lease, RegisteredBuf};
+use super::settings::{PoolSettings, PoolStatistics, Quota};
+use crate::{Access, ProtectionDomain};
+use frozen::FrozenIndex;
+use held::HeldPiece;
+use shared::PoolShared;
+use unbound::Unbound;
+
+/// A pool of registered memory, for a connection or an application. Clones are the same pool.
+///
+/// A new pool has no memory. It maps and registers slabs on demand and keeps them for reuse. After the last clone is
+/// dropped, each slab is freed with the last of its pieces that is in use, and its bytes return to the budget.
+///
+/// Thread-safe. If a free piece of the right size class exists, [`lease`](Self::lease) and [`allocate`](Self::allocate)
+/// hold a lock for some ten nanoseconds and make no system call. Otherwise they map and register a slab, which takes
+/// microseconds, and the kernel clears the pages of the slab at their first use.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    handle: Arc<PoolHandle>,
+}
+
+impl Pool {
+    /// Makes a pool that registers its memory with `domain`, within `budget`. Programs that post verbs themselves use this
+    /// function. Programs that only send use [`for_sending`](Self::for_sending).
+    ///
+    /// ```
+    /// use tonic_rdma_verbs::memory::{Budget, Pool, PoolSettings, Quota};
+    ///
+    /// let device = tonic_rdma_verbs::open("soft0")?;
+    /// let domain = device.alloc_protection_domain()?;
+    /// let pool = Pool::new(domain, PoolSettings::default(), Budget::new(64 << 20));
+    /// let block = pool.lease(4096, Quota::Receive)?;
+    /// # drop(block);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn new(domain: Arc<dyn ProtectionDomain>, settings: PoolSettings, budget: Arc<Budget>) -> Self {
+        Self::with_index(domain, settings, budget, Arc::new(FrozenIndex::new()))
+    }
+
+    fn with_index(
+        domain: Arc<dyn ProtectionDomain>,
+        settings: PoolSettings,
+        budget: Arc<Budget>,
+        index: Arc<FrozenIndex>,
+    ) -> Self {
+        let shared = PoolShared::new(domain, settings, budget, index);
+        Self { handle: Arc::new(PoolHandle { shared: Arc::new(shared) }) }
+    }
+
+    /// Makes a pool whose buffers every connection can send without a copy, over any device. The application allocates
+    /// and fills a buffer, and passes it on as [`Bytes`](bytes::Bytes). A connection that sends such bytes registers their
+    /// slab once with its own protection domain, so that its device can read the slab. Peers get no right to the slab.
+    /// Together with the `gather` codec of the crate tonic-rdma, the sending side does not copy the content of a large
+    /// `bytes` field at all.
+    ///
+    /// `limit` is the number of bytes that may be in use at a time. Registrations count against the budget of the
+    /// connections (`RDMA_PINNED_LIMIT`). If that budget is used up, a connection copies the bytes as it copies any others.
+    /// The counter `copies_avoided_bytes` of tonic-rdma counts the bytes that were sent without a copy.
+    ///
+    /// Use only [`allocate`](Self::allocate) with this pool: the segments of its blocks and leases name no registered
+    /// memory, and every device refuses them.
+    ///
+    /// ```
+    /// let pool = tonic_rdma_verbs::memory::Pool::for_sending(1 << 30);
+    /// let mut tensor = pool.allocate(4 << 20)?;
+    /// tensor.fill(1);
+    /// let payload: bytes::Bytes = tensor.freeze();
+    /// # assert_eq!(payload.len(), 4 << 20);
+    /// # Ok::<(), tonic_rdma_verbs::memory::PoolError>(())
+    /// ```
+    pub fn for_sending(limit: u64) -> Self {
+        let settings = PoolSettings {
+            access: Access::LOCAL_READ,
+            send_quota: limit,
+            receive_quota: 0,
+            ..PoolSettings::default()
+        };
+        Self::with_index(Arc::new(Unbound), settings, Budget::new(limit), unbound::index())
+    }
+
+    /// Leases a block of at least `length` bytes, which the device may read and write. The block holds zeros, or old
+    /// content of this pool. [`new`](Self::new) shows how to make a pool.
+    ///
+    /// ```
+    /// # use tonic_rdma_verbs::memory::{Budget, Pool, PoolError, PoolSettings};
+    /// use tonic_rdma_verbs::memory::Quota;
+    ///
+    /// # fn take(pool: &Pool) -> Result<(), PoolError> {
+    /// let mut block = pool.lease(4096, Quota::Send)?;
+    /// block.copy_in(0, b"content").expect("it fits");
+    /// let segment = block.segment(0..7).expect("within the block"); // for a work request
+    /// # drop(segment);
+    /// # Ok(())
+    /// # }
+    /// # let domain = tonic_rdma_verbs::open("soft0")?.alloc_protection_domain()?;
+    /// # take(&Pool::new(domain, PoolSettings::default(), Budget::new(64 << 20)))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The quota or the budget is used up, or a slab could not be made ([`PoolError`]).
+    pub fn lease(&self, length: usize, quota: Quota) -> Result<Block, PoolError> {
+        Ok(Block::new(self.obtain(length, quota, Purpose::Block)?, length))
+    }
+
+    /// Allocates a buffer of `length` bytes for content to be sent. The buffer counts against [`Quota::Send`] until all
+    /// [`Bytes`](bytes::Bytes) and leases made from the buffer are dropped. The buffer holds zeros, or old content of this
+    /// pool.
+    ///
+    /// ```
+    /// use tonic_rdma_verbs::memory::Pool;
+    ///
+    /// let pool = Pool::for_sending(1 << 20);
+    /// let mut buffer = pool.allocate(4096)?;
+    /// buffer.fill(7); // the buffer is a `&mut [u8]`
+    /// let payload: bytes::Bytes = buffer.freeze();
+    /// # assert_eq!(payload.len(), 4096);
+    /// # Ok::<(), tonic_rdma_verbs::memory::PoolError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The quota or the budget is used up, or a slab could not be made ([`PoolError`]).
+    pub fn allocate(&self, length: usize) -> Result<RegisteredBuf, PoolError> {
+        Ok(RegisteredBuf::new(self.obtain(length, Quota::Send, Purpose::Buffer)?, length))
+    }
+
+    /// Finds the frozen buffer of this pool that holds all `length` bytes at `address`, and returns a reference that keeps
+    /// these bytes in place and unchanged. If no buffer can be at that address, the call takes a few nanoseconds.
+    ///
+    /// A caller that holds a slice calls `pool.find(slice.as_ptr() as usize, slice.len())`.
+    pub fn find(&self, address: usize, length: usize) -> Option<Lease> {
+        Lease::find(self.shared().index(), address, length)
+    }
+
+    /// Frees all slabs without a piece in use. Call this when a connection becomes idle, because its slabs count against
+    /// the budget of all connections.
+    pub fn trim(&self) {
+        self.shared().trim();
+    }
+
+    /// Returns the numbers of the pool at this moment.
+    pub fn statistics(&self) -> PoolStatistics {
+        self.shared().statistics()
+    }
+
+    /// Returns the settings of the pool, with the slab size rounded.
+    pub fn settings(&self) -> &PoolSettings {
+        self.shared().settings()
+    }
+
+    /// Returns the budget that slabs of the pool count against.
+    pub fn budget(&self) -> &Arc<Budget> {
+        self.shared().budget()
+    }
+
+    /// Obtains a piece for `length` bytes.
+    pub(crate) fn obtain(
+        &self,
+        length: usize,
+        quota: Quota,
+        purpose: Purpose,
+    ) -> Result<HeldPiece, PoolError> {
+        let piece = self.shared().obtain(length, quota, purpose)?;
+        Ok(HeldPiece::new(piece, quota, purpose, Arc::clone(self.shared())))
+    }
+
+    fn shared(&self) -> &Arc<PoolShared> {
+        &self.handle.shared
+    }
+}
+
+/// Closes the pool when the last clone of it is dropped. [`PoolShared`] lives until the last piece is given back.
+#[derive(Debug)]
+struct PoolHandle {
+    shared: Arc<PoolShared>,
+}
+
+impl Drop for PoolHandle {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}

@@ -1,0 +1,83 @@
+//! Slabs of pools for sending, registered by a connection that sends from them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use super::super::budget::{Budget, Reservation};
+use super::super::error::PoolError;
+use super::super::pieces::Lease;
+use super::super::pool::slab::Slab;
+use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain};
+
+/// Slabs of pools [`for_sending`](crate::memory::Pool::for_sending) that one protection domain has registered for local
+/// reading. No key opens them to a peer.
+#[derive(Debug)]
+pub struct SlabRegistrations {
+    domain: Arc<dyn ProtectionDomain>,
+    budget: Arc<Budget>,
+    /// By the address of the slab, which no other slab has as long as the entry refers to the slab.
+    slabs: HashMap<usize, SlabRegistration>,
+}
+
+/// One slab. If its registration was refused, it is not tried again.
+#[derive(Debug)]
+struct SlabRegistration {
+    slab: Weak<Slab>,
+    registered: Result<(Arc<dyn MemoryRegion>, Reservation), Arc<PoolError>>,
+}
+
+impl SlabRegistrations {
+    /// Makes an empty set of registrations with `domain`. Registered slabs will count against `budget`.
+    pub fn new(domain: Arc<dyn ProtectionDomain>, budget: Arc<Budget>) -> Self {
+        Self { domain, budget, slabs: HashMap::new() }
+    }
+
+    /// Names `lease`, of a pool for sending, for a request that reads it. Returns `None` if the slab can't be registered.
+    /// Keep the lease until that request has completed.
+    pub fn segment(&mut self, lease: &Lease) -> Option<LocalSegment> {
+        self.region(lease).map(|region| lease.segment_by(&*region)).ok()
+    }
+
+    /// Returns the registration of the slab that `lease` lies in. Registers the slab at the first call.
+    ///
+    /// # Errors
+    /// The budget is used up, or the device refuses the slab: now, or at an earlier call.
+    pub(crate) fn region(&mut self, lease: &Lease) -> Result<Arc<dyn MemoryRegion>, Arc<PoolError>> {
+        let slab = lease.slab();
+        let key = Arc::as_ptr(slab).addr();
+        if !self.slabs.contains_key(&key) {
+            self.prune();
+        }
+        let (domain, budget) = (&*self.domain, &self.budget);
+        let entry = self.slabs.entry(key).or_insert_with(|| SlabRegistration {
+            slab: Arc::downgrade(slab),
+            registered: register(domain, budget, slab).map_err(Arc::new),
+        });
+        match &entry.registered {
+            Ok((region, _)) => Ok(Arc::clone(region)),
+            Err(error) => Err(Arc::clone(error)),
+        }
+    }
+
+    /// Drops the registrations of slabs that their pool has freed. The memory of such a slab lives as long as its
+    /// registration.
+    pub fn prune(&mut self) {
+        self.slabs.retain(|_, entry| entry.slab.strong_count() > 0);
+    }
+}
+
+/// Registers `slab` for local reading, within `budget`.
+fn register(
+    domain: &dyn ProtectionDomain,
+    budget: &Arc<Budget>,
+    slab: &Slab,
+) -> Result<(Arc<dyn MemoryRegion>, Reservation), PoolError> {
+    let bytes = slab.len() as u64;
+    let registered = budget.reserve(bytes).and_then(|reservation| {
+        let region = domain.register(Arc::clone(slab.memory()), Access::LOCAL_READ);
+        Ok((region.map_err(|source| PoolError::Verbs { bytes, source })?, reservation))
+    });
+    registered.inspect_err(|reason| {
+        crate::throttled!(warn, bytes, %reason, "memory to send from can't be registered: its content is copied");
+    })
+}

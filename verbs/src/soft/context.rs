@@ -1,0 +1,77 @@
+//! Opening the device, and what its users create from it.
+
+use std::sync::{Arc, Mutex, Weak};
+
+use super::completion_queue::Queue;
+use super::device::Device;
+use super::protection_domain::DomainHandle;
+use crate::sync::lock;
+use crate::{CompletionQueue, Context, DeviceAttributes, ProtectionDomain, VerbsError};
+
+static CURRENT: Mutex<Weak<Device>> = Mutex::new(Weak::new());
+
+/// Opens the software device. A process has one device; it closes when none of its objects is in use.
+///
+/// ```
+/// use tonic_rdma_verbs::soft;
+///
+/// let device = soft::open()?;
+/// assert_eq!(device.attributes().name, soft::NAME);
+/// # Ok::<(), tonic_rdma_verbs::VerbsError>(())
+/// ```
+///
+/// # Errors
+/// [`Os`](VerbsError::Os) if the system has no descriptor, memory or thread left for the device.
+pub fn open() -> Result<Arc<dyn Context>, VerbsError> {
+    let mut current = lock(&CURRENT);
+    let device = match current.upgrade() {
+        // A forked child must not use the device of its parent.
+        Some(device) if device.id().process == std::process::id() => device,
+        _ => {
+            let device = Device::new()?;
+            *current = Arc::downgrade(&device);
+            device
+        }
+    };
+    Ok(device)
+}
+
+/// Returns the device that is open now.
+#[cfg(test)]
+pub(super) fn current() -> Option<Arc<Device>> {
+    lock(&CURRENT).upgrade()
+}
+
+/// All callers of [`open`] in a process get this device, so a comparison of addresses finds the devices equal.
+impl Context for Device {
+    fn attributes(&self) -> &DeviceAttributes {
+        self.limits()
+    }
+
+    fn alloc_protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
+        Ok(DomainHandle::alloc(&self.shared()))
+    }
+
+    fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
+        Ok(Arc::new(Queue::new(&self.shared(), capacity)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    /// Connections share completion queues if they find by the device's address that they are on one device.
+    #[test]
+    fn every_caller_opens_the_same_device() {
+        let (first, second) = (open().unwrap(), open().unwrap());
+        let queue = first.create_completion_queue(1).unwrap();
+        assert!(std::ptr::addr_eq(Arc::as_ptr(&first), Arc::as_ptr(&second)));
+        drop((first, second));
+        let third = open().unwrap();
+        assert!(std::ptr::addr_eq(Arc::as_ptr(&third), Arc::as_ptr(&current().unwrap())));
+        drop(queue);
+    }
+}

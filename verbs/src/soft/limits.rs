@@ -1,0 +1,38 @@
+//! What the software device can do.
+
+use super::shared::table;
+use crate::DeviceAttributes;
+
+/// Name of the software device.
+pub const NAME: &str = "soft0";
+/// Most requests outstanding on one queue.
+pub(super) const MAX_WORK_REQUESTS: u32 = 1 << 14;
+/// Most bytes of one request.
+pub(super) const MAX_MESSAGE: u64 = 1 << 31;
+/// Most segments of one request.
+pub(super) const MAX_SEGMENTS: u32 = 32;
+/// Most inline bytes of one request.
+pub(super) const MAX_INLINE: u32 = 128 << 10;
+
+/// Returns what the software device can do.
+///
+/// ```
+/// use tonic_rdma_verbs::soft;
+///
+/// assert!(soft::attributes().immediate);
+/// ```
+pub fn attributes() -> DeviceAttributes {
+    DeviceAttributes {
+        max_message_size: MAX_MESSAGE,
+        max_work_requests: MAX_WORK_REQUESTS,
+        max_segments: MAX_SEGMENTS,
+        max_read_segments: MAX_SEGMENTS,
+        max_inline: MAX_INLINE,
+        max_outstanding_reads: 128,
+        max_completions: 1 << 20,
+        max_memory_regions: table::REGIONS,
+        immediate: true,
+        locks_memory: false,
+        ..DeviceAttributes::new("soft", NAME)
+    }
+}

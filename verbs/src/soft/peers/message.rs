@@ -1,0 +1,257 @@
+//! The messages between two devices on their socket: requests for descriptors, and replies, one datagram each.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use super::address::{VERSION, u32_at, u64_at};
+use crate::Access;
+use crate::soft::shared::link::Shape;
+
+/// Most descriptors of one reply: the page of a completion queue and its event descriptor.
+const DESCRIPTORS: usize = 2;
+
+/// A request for the descriptors of an object. Number and token are those of a queue pair; the object must belong to
+/// it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// The reply carries this number, so that a late reply is not taken for the next one.
+    pub(crate) sequence: u64,
+    pub(crate) number: u32,
+    pub(crate) token: u64,
+    pub(crate) object: Object,
+}
+
+/// The object that a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Object {
+    /// The queue pair's link, for the queue pair that has this token. It is given once.
+    Link { requester: u64 },
+    /// The device's table of regions.
+    Table,
+    /// One of the queue pair's completion queues.
+    Bell(u64),
+    /// A shared segment that is registered in the queue pair's protection domain.
+    Segment(u64),
+}
+
+/// The answer to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reply {
+    pub(crate) sequence: u64,
+    pub(crate) answer: Answer,
+}
+
+/// The content of a reply, beside its descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// The link, and what the peer needs to know about its owner.
+    Link(LinkAnswer),
+    /// The object; `length` in bytes if it is a segment.
+    Object { length: u64 },
+    /// No such queue pair, a wrong token, an object that is not the queue pair's, or a link already given.
+    Refused,
+}
+
+/// What the peer needs to know about a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LinkAnswer {
+    pub(crate) access: Access,
+    pub(crate) shape: Shape,
+    pub(crate) domain: u64,
+    pub(crate) send: BellName,
+    pub(crate) receive: BellName,
+}
+
+/// A completion queue, and the queue pair's slot in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BellName {
+    pub(crate) object: u64,
+    pub(crate) slot: u32,
+}
+
+const REQUEST: usize = 40;
+const REPLY: usize = 72;
+
+impl Request {
+    fn encode(&self) -> [u8; REQUEST] {
+        let (kind, object) = match self.object {
+            Object::Link { requester } => (0, requester),
+            Object::Table => (1, 0),
+            Object::Bell(id) => (2, id),
+            Object::Segment(id) => (3, id),
+        };
+        let mut bytes = [0; REQUEST];
+        bytes[0] = VERSION;
+        bytes[1] = kind;
+        bytes[4..8].copy_from_slice(&self.number.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.token.to_le_bytes());
+        bytes[24..32].copy_from_slice(&object.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() != REQUEST || bytes[0] != VERSION {
+            return None;
+        }
+        let object = u64_at(bytes, 24);
+        let object = match bytes[1] {
+            0 => Object::Link { requester: object },
+            1 => Object::Table,
+            2 => Object::Bell(object),
+            3 => Object::Segment(object),
+            _ => return None,
+        };
+        Some(Self { sequence: u64_at(bytes, 8), number: u32_at(bytes, 4), token: u64_at(bytes, 16), object })
+    }
+}
+
+impl Reply {
+    fn encode(&self) -> [u8; REPLY] {
+        let mut bytes = [0; REPLY];
+        bytes[..8].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[9] = VERSION;
+        match &self.answer {
+            Answer::Refused => bytes[8] = 0,
+            Answer::Object { length } => {
+                bytes[8] = 1;
+                bytes[16..24].copy_from_slice(&length.to_le_bytes());
+            }
+            Answer::Link(link) => {
+                bytes[8] = 2;
+                bytes[10] = link.access.bits();
+                bytes[16..20].copy_from_slice(&link.shape.receives.to_le_bytes());
+                bytes[20..24].copy_from_slice(&link.shape.segments.to_le_bytes());
+                bytes[24..32].copy_from_slice(&link.domain.to_le_bytes());
+                bytes[32..40].copy_from_slice(&link.send.object.to_le_bytes());
+                bytes[40..44].copy_from_slice(&link.send.slot.to_le_bytes());
+                bytes[44..48].copy_from_slice(&link.receive.slot.to_le_bytes());
+                bytes[48..56].copy_from_slice(&link.receive.object.to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() != REPLY || bytes[9] != VERSION {
+            return None;
+        }
+        let answer = match bytes[8] {
+            0 => Answer::Refused,
+            1 => Answer::Object { length: u64_at(bytes, 16) },
+            2 => Answer::Link(LinkAnswer {
+                access: Access::from_bits_truncate(bytes[10]),
+                shape: Shape { receives: u32_at(bytes, 16), segments: u32_at(bytes, 20) },
+                domain: u64_at(bytes, 24),
+                send: BellName { object: u64_at(bytes, 32), slot: u32_at(bytes, 40) },
+                receive: BellName { object: u64_at(bytes, 48), slot: u32_at(bytes, 44) },
+            }),
+            _ => return None,
+        };
+        Some(Self { sequence: u64_at(bytes, 0), answer })
+    }
+}
+
+/// Sends a request. Fails instead of waiting.
+pub(crate) fn send_request(socket: impl AsFd, request: &Request) -> io::Result<()> {
+    rustix::net::send(socket, &request.encode(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives a request. Returns `None` at the end of the connection, and an error for other data.
+pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<Request>> {
+    let mut bytes = [0u8; REQUEST + 1];
+    let (length, _) = rustix::net::recv(socket, &mut bytes[..], RecvFlags::DONTWAIT)?;
+    match length {
+        0 => Ok(None),
+        length => match Request::decode(&bytes[..length]) {
+            Some(request) => Ok(Some(request)),
+            None => Err(io::Error::new(io::ErrorKind::InvalidData, "not a request")),
+        },
+    }
+}
+
+/// Sends a reply with its descriptors. Fails instead of waiting.
+pub(crate) fn send_reply(socket: impl AsFd, reply: &Reply, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::other("too many descriptors for one reply"));
+    }
+    let bytes = reply.encode();
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
+    Ok(())
+}
+
+/// Receives a reply and its descriptors.
+pub(crate) fn receive_reply(socket: impl AsFd) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    let mut bytes = [0u8; REPLY];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let message = rustix::net::recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut control,
+        RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
+    )?;
+    let mut fds = Vec::new();
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = part {
+            fds.extend(rights);
+        }
+    }
+    if message.bytes == 0 {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer's device has gone"));
+    }
+    if message.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::Error::other("no room for the peer's descriptors; raise the limit on open files"));
+    }
+    match Reply::decode(&bytes[..message.bytes]) {
+        Some(reply) => Ok((reply, fds)),
+        None => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's device sent no reply that we know"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_replies_survive_the_round_trip() {
+        for object in
+            [Object::Link { requester: 9 }, Object::Table, Object::Bell(2), Object::Segment(u64::MAX)]
+        {
+            let request = Request { sequence: 3, number: 4, token: 5, object };
+            assert_eq!(Request::decode(&request.encode()), Some(request));
+        }
+        let link = LinkAnswer {
+            access: Access::REMOTE_READ,
+            shape: Shape { receives: 7, segments: 2 },
+            domain: 11,
+            send: BellName { object: 12, slot: 13 },
+            receive: BellName { object: 14, slot: 15 },
+        };
+        for answer in [Answer::Refused, Answer::Object { length: 77 }, Answer::Link(link)] {
+            let reply = Reply { sequence: 1 << 40, answer };
+            assert_eq!(Reply::decode(&reply.encode()), Some(reply));
+        }
+    }
+
+    #[test]
+    fn garbage_is_no_message() {
+        assert_eq!(Request::decode(&[]), None);
+        assert_eq!(Request::decode(&[0xff; REQUEST]), None);
+        assert_eq!(Request::decode(&[VERSION; REQUEST + 1]), None);
+        assert_eq!(Reply::decode(&[0xff; REPLY]), None);
+        assert_eq!(Reply::decode(&[VERSION; REPLY - 1]), None);
+    }
+}

@@ -1,0 +1,262 @@
+//! The device of another process as this process sees it (or our own device, for queue pairs of one process): the
+//! socket to it, and its memory that is mapped here. All queue pairs that are connected to that process share a
+//! `Peer`; the last one drops it.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::address::{Address, DeviceId};
+use super::local::LocalQueuePair;
+use super::message::{self, Answer, LinkAnswer, Object, Request};
+use crate::VerbsError;
+use crate::soft::limits::{MAX_SEGMENTS, MAX_WORK_REQUESTS};
+use crate::soft::shared::bell::Bell;
+use crate::soft::shared::link::{Link, Shape};
+use crate::soft::shared::mapping::{Mapping, Writers};
+use crate::soft::shared::table::RegionTable;
+use crate::soft::system;
+use crate::sync::lock;
+
+/// Longest time that a peer's device may take to connect and to answer.
+const PATIENCE: Duration = Duration::from_millis(800);
+/// Largest link that we map, so that a peer can't exhaust our address space.
+const SHAPE_LIMIT: Shape = Shape { receives: MAX_WORK_REQUESTS, segments: MAX_SEGMENTS };
+
+/// The device of another process.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    /// The peer's process number, as the kernel states it.
+    process: i32,
+    dead: AtomicBool,
+    socket: OwnedFd,
+    /// Number of the last request. Locked while a request is under way.
+    sequence: Mutex<u64>,
+    segments: Mutex<HashMap<u64, Weak<Mapping>>>,
+    table: Mutex<HashMap<u64, Weak<RegionTable>>>,
+    bells: Mutex<HashMap<u64, Weak<Bell>>>,
+    /// Queue pairs that move to Error when the peer dies.
+    users: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
+}
+
+impl Peer {
+    /// Connects to `device`. Fails if this network namespace has no device of that name, or if the device belongs to
+    /// another user.
+    pub(crate) fn connect(device: DeviceId) -> Result<Self, VerbsError> {
+        let fd = connect(device)?;
+        let process = check_owner(&fd)?;
+        Ok(Self {
+            process,
+            dead: AtomicBool::new(false),
+            socket: fd,
+            sequence: Mutex::new(0),
+            segments: Mutex::default(),
+            table: Mutex::default(),
+            bells: Mutex::default(),
+            users: Mutex::default(),
+        })
+    }
+
+    /// Returns the socket. A hang-up of the socket means that the peer died.
+    pub(crate) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    pub(crate) fn process(&self) -> i32 {
+        self.process
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(SeqCst)
+    }
+
+    /// Notes that the peer died, and moves its queue pairs to Error.
+    pub(crate) fn mark_dead(&self) {
+        self.dead.store(true, SeqCst);
+        let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
+        for user in users {
+            user.fail();
+        }
+    }
+
+    pub(crate) fn add_user(&self, user: Arc<dyn LocalQueuePair>) {
+        lock(&self.users).insert(user.number(), Arc::downgrade(&user));
+        if self.is_dead() {
+            user.fail();
+        }
+    }
+
+    pub(crate) fn remove_user(&self, number: u32) {
+        lock(&self.users).remove(&number);
+    }
+
+    /// Takes over the link of the queue pair at `address`, for our queue pair with the token `requester`.
+    pub(crate) fn import_link(
+        &self,
+        address: &Address,
+        requester: u64,
+    ) -> Result<(Link, LinkAnswer), VerbsError> {
+        let action = "connecting to the peer's queue pair";
+        let (answer, mut fds) = self.ask(address, Object::Link { requester }, action)?;
+        match (answer, fds.pop()) {
+            (Answer::Link(link), Some(fd))
+                if link.shape.receives <= SHAPE_LIMIT.receives
+                    && link.shape.segments <= SHAPE_LIMIT.segments =>
+            {
+                let mapped = Link::import(&fd, link.shape).map_err(|error| VerbsError::os(action, error))?;
+                Ok((mapped, link))
+            }
+            _ => Err(VerbsError::Unreachable("the peer's device gave no queue pair of that number".into())),
+        }
+    }
+
+    pub(crate) fn table(&self, address: &Address) -> Result<Arc<RegionTable>, VerbsError> {
+        let action = "mapping the peer's region table";
+        cached(&self.table, 0, || {
+            let (_, fds) = self.ask(address, Object::Table, action)?;
+            let fd = fds.first().ok_or_else(missing)?;
+            RegionTable::import(fd).map_err(|error| VerbsError::os(action, error))
+        })
+    }
+
+    pub(crate) fn bell(&self, address: &Address, id: u64) -> Result<Arc<Bell>, VerbsError> {
+        let action = "mapping the peer's completion queue";
+        cached(&self.bells, id, || {
+            let (_, mut fds) = self.ask(address, Object::Bell(id), action)?;
+            match (fds.pop(), fds.pop()) {
+                (Some(event), Some(page)) => {
+                    Bell::import(&page, event).map_err(|error| VerbsError::os(action, error))
+                }
+                _ => Err(missing()),
+            }
+        })
+    }
+
+    pub(crate) fn segment(&self, address: &Address, id: u64) -> Result<Arc<Mapping>, VerbsError> {
+        let action = "mapping the peer's memory";
+        cached(&self.segments, id, || {
+            let (answer, fds) = self.ask(address, Object::Segment(id), action)?;
+            match (answer, fds.first()) {
+                (Answer::Object { length }, Some(fd)) => {
+                    Mapping::import(fd, length, Writers::All).map_err(|error| VerbsError::os(action, error))
+                }
+                _ => Err(missing()),
+            }
+        })
+    }
+
+    /// Sends one request and waits for its answer.
+    fn ask(
+        &self,
+        address: &Address,
+        object: Object,
+        action: &'static str,
+    ) -> Result<(Answer, Vec<OwnedFd>), VerbsError> {
+        let os = |error: io::Error| match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+                VerbsError::Unreachable("the peer's process has ended".into())
+            }
+            _ => VerbsError::os(action, error),
+        };
+        let deadline = Instant::now() + PATIENCE;
+        let mut last = lock(&self.sequence);
+        *last += 1;
+        let sequence = *last;
+        let request = Request { sequence, number: address.number, token: address.token, object };
+        message::send_request(&self.socket, &request).map_err(os)?;
+        loop {
+            wait_readable(&self.socket, deadline).map_err(os)?;
+            let (reply, fds) = message::receive_reply(&self.socket).map_err(os)?;
+            if reply.sequence == sequence {
+                return Ok((reply.answer, fds));
+            }
+        }
+    }
+}
+
+/// Returns the entry `id`, or makes it. The map is not locked meanwhile: of two threads that make the same entry, one
+/// drops its own.
+fn cached<T>(
+    map: &Mutex<HashMap<u64, Weak<T>>>,
+    id: u64,
+    make: impl FnOnce() -> Result<T, VerbsError>,
+) -> Result<Arc<T>, VerbsError> {
+    if let Some(found) = lock(map).get(&id).and_then(Weak::upgrade) {
+        return Ok(found);
+    }
+    let made = Arc::new(make()?);
+    let mut map = lock(map);
+    if let Some(found) = map.get(&id).and_then(Weak::upgrade) {
+        return Ok(found);
+    }
+    map.retain(|_, entry| entry.strong_count() > 0);
+    map.insert(id, Arc::downgrade(&made));
+    Ok(made)
+}
+
+fn missing() -> VerbsError {
+    VerbsError::Unreachable("the peer's device refused to share its memory".into())
+}
+
+fn connect(device: DeviceId) -> Result<OwnedFd, VerbsError> {
+    let action = "connecting to the peer's soft device";
+    let os = |error: rustix::io::Errno| VerbsError::os(action, error);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(os)?;
+    let name = SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes()).map_err(os)?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match rustix::net::connect(&fd, &name) {
+            Ok(()) => return Ok(fd),
+            // The listener's backlog is full, because its service thread is behind.
+            Err(rustix::io::Errno::AGAIN) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(rustix::io::Errno::CONNREFUSED) => {
+                return Err(VerbsError::Unreachable(
+                    "no such soft device here: the peer is on another host, in another network namespace, or gone"
+                        .into(),
+                ));
+            }
+            Err(error) => return Err(os(error)),
+        }
+    }
+}
+
+/// Returns the process number of the peer, whose process must belong to our user.
+pub(crate) fn check_owner(fd: &OwnedFd) -> Result<i32, VerbsError> {
+    let (process, user) = system::peer_credentials(fd)
+        .map_err(|error| VerbsError::os("asking for the peer's process", error))?;
+    let ours = rustix::process::geteuid().as_raw();
+    if user != ours {
+        return Err(VerbsError::Unreachable(format!(
+            "the peer's process belongs to user {user}, this one to user {ours}: they may not share memory"
+        )));
+    }
+    if process <= 0 {
+        return Err(VerbsError::Unreachable("the peer's process is in another pid namespace".into()));
+    }
+    Ok(process)
+}
+
+fn wait_readable(fd: &OwnedFd, deadline: Instant) -> io::Result<()> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
+        match rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) if left.is_zero() => {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the peer's device did not answer"));
+            }
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! The device's thread: sends descriptors to peers that ask for them, notices when peers die, and rings at deadlines.
+//!
+//! The thread never waits for a peer, and takes no lock that is held across a call to a peer, so two devices can't
+//! wait for each other. It never runs a request: it rings the completion queue, and the thread that polls does the
+//! work.
+
+use std::collections::{BinaryHeap, HashMap};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::address::DeviceId;
+use super::local::LocalQueuePair;
+use super::message::{self, Answer, Reply, Request};
+use super::peer::{self, Peer};
+use crate::sync::lock;
+
+const LISTENER: u64 = 0;
+const WAKE: u64 = 1;
+const FIRST_TOKEN: u64 = 2;
+/// Processes that may be connected at once.
+const MAX_PEERS: usize = 4096;
+const BACKLOG: i32 = 128;
+
+/// State that the thread and the device share.
+#[derive(Debug)]
+pub(crate) struct Service {
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    wake: OwnedFd,
+    stop: AtomicBool,
+    next_token: AtomicU64,
+    /// Peers whose death is watched.
+    peers: Mutex<HashMap<u64, Weak<Peer>>>,
+    /// Queue pairs of this device, by number.
+    queue_pairs: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
+    deadlines: Mutex<BinaryHeap<Deadline>>,
+}
+
+impl Service {
+    /// Listens under the name of `device`.
+    pub(crate) fn new(device: DeviceId) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let name = SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes())?;
+        rustix::net::bind(&listener, &name)?;
+        rustix::net::listen(&listener, BACKLOG)?;
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
+        Ok(Self {
+            epoll,
+            listener,
+            wake,
+            stop: AtomicBool::new(false),
+            next_token: AtomicU64::new(FIRST_TOKEN),
+            peers: Mutex::default(),
+            queue_pairs: Mutex::default(),
+            deadlines: Mutex::default(),
+        })
+    }
+
+    /// Asks the thread to end.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, SeqCst);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn add_queue_pair(&self, queue_pair: Arc<dyn LocalQueuePair>) {
+        lock(&self.queue_pairs).insert(queue_pair.number(), Arc::downgrade(&queue_pair));
+    }
+
+    pub(crate) fn remove_queue_pair(&self, number: u32) {
+        lock(&self.queue_pairs).remove(&number);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn queue_pair(&self, number: u32) -> Option<Arc<dyn LocalQueuePair>> {
+        lock(&self.queue_pairs).get(&number).and_then(Weak::upgrade)
+    }
+
+    /// Watches `peer`. The thread calls [`Peer::mark_dead`] when the peer's end of the socket closes.
+    pub(crate) fn watch(&self, peer: &Arc<Peer>) -> io::Result<()> {
+        let token = self.next_token.fetch_add(1, SeqCst);
+        let mut peers = lock(&self.peers);
+        peers.retain(|_, peer| peer.strong_count() > 0);
+        peers.insert(token, Arc::downgrade(peer));
+        drop(peers);
+        // epoll always reports hang-ups. The thread that sent a request reads the data.
+        epoll::add(&self.epoll, peer.socket(), EventData::new_u64(token), EventFlags::RDHUP)?;
+        Ok(())
+    }
+
+    /// Rings the queue pair's completion queues at `when`, so that a poll finds the deadline passed.
+    pub(crate) fn ring_at(&self, when: Instant, queue_pair: Weak<dyn LocalQueuePair>) {
+        let mut deadlines = lock(&self.deadlines);
+        let earliest = deadlines.peek().is_none_or(|first| when < first.when);
+        deadlines.push(Deadline { when, queue_pair });
+        drop(deadlines);
+        if earliest {
+            self.wake();
+        }
+    }
+
+    /// Runs the thread until [`stop`](Self::stop).
+    pub(crate) fn run(&self) {
+        let mut clients: HashMap<u64, OwnedFd> = HashMap::new();
+        let mut events = Vec::with_capacity(64);
+        while !self.stop.load(SeqCst) {
+            let timeout = self.ring_deadlines();
+            events.clear();
+            let spare = rustix::buffer::spare_capacity(&mut events);
+            match epoll::wait(&self.epoll, spare, timeout.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "the soft device's thread can't wait for events and ends");
+                    return;
+                }
+            }
+            for event in &events {
+                match event.data.u64() {
+                    LISTENER => self.accept(&mut clients),
+                    WAKE => {
+                        let _ = rustix::io::read(&self.wake, &mut [0u8; 8][..]);
+                    }
+                    token => self.handle(token, &mut clients),
+                }
+            }
+        }
+    }
+
+    fn handle(&self, token: u64, clients: &mut HashMap<u64, OwnedFd>) {
+        if let Some(client) = clients.get(&token) {
+            if !self.serve(client) {
+                clients.remove(&token);
+            }
+            return;
+        }
+        let peer = lock(&self.peers).remove(&token).and_then(|peer| peer.upgrade());
+        if let Some(peer) = peer {
+            let _ = epoll::delete(&self.epoll, peer.socket());
+            tracing::debug!(
+                process = peer.process(),
+                "a process that this one had connections with has ended"
+            );
+            peer.mark_dead();
+        }
+    }
+
+    fn accept(&self, clients: &mut HashMap<u64, OwnedFd>) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let client = match rustix::net::accept_with(&self.listener, flags) {
+            Ok(client) => client,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {
+                return;
+            }
+            Err(error) => {
+                // Most likely no descriptors are left. The listener stays readable, so a pause keeps this from
+                // spinning.
+                crate::throttled!(warn, %error, "the soft device can't accept a peer");
+                std::thread::sleep(Duration::from_millis(10));
+                return;
+            }
+        };
+        if let Err(error) = peer::check_owner(&client) {
+            crate::throttled!(warn, %error, "the soft device refused a peer");
+            return;
+        }
+        if clients.len() >= MAX_PEERS {
+            crate::throttled!(warn, limit = MAX_PEERS, "the soft device has too many peers");
+            return;
+        }
+        let token = self.next_token.fetch_add(1, SeqCst);
+        if epoll::add(&self.epoll, &client, EventData::new_u64(token), EventFlags::IN).is_ok() {
+            clients.insert(token, client);
+        }
+    }
+
+    /// Answers the requests that have come. Returns false when the connection is of no more use.
+    fn serve(&self, client: &OwnedFd) -> bool {
+        loop {
+            let request = match message::receive_request(client) {
+                Ok(Some(request)) => request,
+                Ok(None) => return false,
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+            };
+            if self.answer(client, &request).is_err() {
+                return false;
+            }
+        }
+    }
+
+    fn answer(&self, client: &OwnedFd, request: &Request) -> io::Result<()> {
+        let sequence = request.sequence;
+        let queue_pair = lock(&self.queue_pairs).get(&request.number).and_then(Weak::upgrade);
+        let granted =
+            queue_pair.filter(|queue_pair| queue_pair.token() == request.token).and_then(|queue_pair| {
+                queue_pair.grant(request.object, &mut |answer, fds| {
+                    message::send_reply(client, &Reply { sequence, answer }, fds)
+                })
+            });
+        match granted {
+            Some(result) => result,
+            None => message::send_reply(client, &Reply { sequence, answer: Answer::Refused }, &[]),
+        }
+    }
+
+    /// Rings for the deadlines that have passed. Returns the time until the next deadline.
+    fn ring_deadlines(&self) -> Option<Timespec> {
+        loop {
+            let mut deadlines = lock(&self.deadlines);
+            let left = deadlines.peek()?.when.saturating_duration_since(Instant::now());
+            if !left.is_zero() {
+                let seconds = left.as_secs().min(3600) as i64;
+                return Some(Timespec { tv_sec: seconds, tv_nsec: i64::from(left.subsec_nanos()) });
+            }
+            let due = deadlines.pop();
+            drop(deadlines);
+            if let Some(queue_pair) = due.and_then(|due| due.queue_pair.upgrade()) {
+                queue_pair.ring_own();
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Deadline {
+    when: Instant,
+    queue_pair: Weak<dyn LocalQueuePair>,
+}
+
+impl PartialEq for Deadline {
+    fn eq(&self, other: &Self) -> bool {
+        self.when == other.when
+    }
+}
+
+impl Eq for Deadline {}
+
+impl PartialOrd for Deadline {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Deadline {
+    /// The earliest is the greatest, for the heap.
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        other.when.cmp(&self.when)
+    }
+}

@@ -1,0 +1,55 @@
+//! Requests that wait in the send queue.
+
+use std::io::IoSlice;
+
+use crate::{LocalSegment, Operation, Payload, RemoteSegment, SendRequest};
+
+/// A request that waits, with all that it needs.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    wr_id: u64,
+    signaled: bool,
+    kind: WaitingKind,
+    segments: Vec<LocalSegment>,
+    /// The payload, if it was inline.
+    inline: Option<Vec<u8>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum WaitingKind {
+    Send { immediate: Option<u32> },
+    Write { remote: RemoteSegment, immediate: Option<u32> },
+    Read { remote: RemoteSegment },
+}
+
+impl Waiting {
+    pub(super) fn new(request: &SendRequest<'_>) -> Self {
+        let (kind, data) = match request.operation {
+            Operation::Send { data, immediate } => (WaitingKind::Send { immediate }, data),
+            Operation::Write { data, remote, immediate } => (WaitingKind::Write { remote, immediate }, data),
+            Operation::Read { into, remote } => (WaitingKind::Read { remote }, Payload::Registered(into)),
+        };
+        let (segments, inline) = match data {
+            Payload::Registered(segments) => (segments.to_vec(), None),
+            Payload::Inline(slices) => {
+                (Vec::new(), Some(slices.iter().flat_map(|slice| slice.iter().copied()).collect()))
+            }
+        };
+        Self { wr_id: request.wr_id, signaled: request.signaled, kind, segments, inline }
+    }
+
+    /// Calls `then` with the request as it was posted.
+    pub(super) fn with_request<T>(&self, then: impl FnOnce(&SendRequest<'_>) -> T) -> T {
+        let slice = [IoSlice::new(self.inline.as_deref().unwrap_or_default())];
+        let data = match self.inline {
+            Some(_) => Payload::Inline(&slice),
+            None => Payload::Registered(&self.segments),
+        };
+        let operation = match self.kind {
+            WaitingKind::Send { immediate } => Operation::Send { data, immediate },
+            WaitingKind::Write { remote, immediate } => Operation::Write { data, remote, immediate },
+            WaitingKind::Read { remote } => Operation::Read { into: &self.segments, remote },
+        };
+        then(&SendRequest { wr_id: self.wr_id, operation, signaled: self.signaled })
+    }
+}

@@ -1,0 +1,111 @@
+//! A binary of its own, because it counts the descriptors, mappings and threads of the process. The software device must
+//! not leak any of them.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tonic_rdma_verbs::{
+    Access, CompletionQueue, Context, HostMemory, LocalSegment, Operation, PathSettings, Payload,
+    ProtectionDomain, QueuePair, QueuePairCapacity, ReceiveRequest, SendRequest, WorkCompletion, soft,
+};
+
+const ROUNDS: usize = 2000;
+
+#[derive(Debug, PartialEq, Eq)]
+struct Counts {
+    descriptors: usize,
+    mappings: usize,
+    threads: usize,
+}
+
+impl Counts {
+    fn now() -> Self {
+        let entries = |path| std::fs::read_dir(path).unwrap().count();
+        // Anonymous memory is not counted, because it belongs to the allocator.
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let mappings = maps.lines().filter(|line| line.contains("memfd:")).count();
+        Self { descriptors: entries("/proc/self/fd"), mappings, threads: entries("/proc/self/task") }
+    }
+
+    /// Waits until the counts are these. Some resources are freed a little later, such as the service's end of a closed socket.
+    fn expect(&self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while Self::now() != *self {
+            assert!(Instant::now() < deadline, "{:?}, not {self:?}", Self::now());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn pair(domain: &Arc<dyn ProtectionDomain>, queue: &Arc<dyn CompletionQueue>) -> Arc<dyn QueuePair> {
+    let capacity = QueuePairCapacity {
+        send_requests: 16,
+        receive_requests: 16,
+        send_segments: 1,
+        receive_segments: 1,
+        inline: 64,
+    };
+    let pair = domain.create_queue_pair(queue, queue, &capacity).unwrap();
+    pair.to_init(Access::from_bits_truncate(7)).unwrap();
+    pair
+}
+
+fn connected(
+    domain: &Arc<dyn ProtectionDomain>,
+    queue: &Arc<dyn CompletionQueue>,
+) -> [Arc<dyn QueuePair>; 2] {
+    let (a, b) = (pair(domain, queue), pair(domain, queue));
+    let settings = PathSettings::default();
+    a.to_rtr(&b.local_address(), &settings).unwrap();
+    b.to_rtr(&a.local_address(), &settings).unwrap();
+    a.to_rts(&settings).unwrap();
+    b.to_rts(&settings).unwrap();
+    [a, b]
+}
+
+fn connect_use_and_drop(context: &Arc<dyn Context>, queue: &Arc<dyn CompletionQueue>, round: usize) {
+    let domain = context.alloc_protection_domain().unwrap();
+    let memory = Arc::new(HostMemory::shared(8192, 4096).unwrap());
+    let region = domain.register(memory, Access::from_bits_truncate(7)).unwrap();
+    let [a, b] = connected(&domain, queue);
+    // SAFETY: there is no reference to the memory.
+    let segments = unsafe { [LocalSegment::new(&*region, 0..64), LocalSegment::new(&*region, 4096..4160)] };
+    b.post_receive(&[ReceiveRequest { wr_id: 1, into: &segments[..1] }]).unwrap();
+    let data = Payload::Registered(&segments[1..]);
+    let send = SendRequest { wr_id: 2, operation: Operation::Send { data, immediate: None }, signaled: true };
+    // In some rounds a request still waits, a completion is not polled, or the queue pair is in Error.
+    let posted = [send; 3];
+    a.post_send(&posted[..1 + round % 3]).unwrap();
+    if round.is_multiple_of(4) {
+        a.to_error();
+    }
+    if !round.is_multiple_of(5) {
+        queue.poll(&mut [WorkCompletion::EMPTY; 8]);
+    }
+}
+
+#[test]
+fn connections_leak_nothing() {
+    let before_all = Counts::now();
+    let context = soft::open().unwrap();
+    let queue = context.create_completion_queue(64).unwrap();
+    let before = Counts::now();
+    for round in 0..ROUNDS {
+        connect_use_and_drop(&context, &queue, round);
+    }
+    before.expect();
+
+    // An open connection costs mappings, and no descriptor.
+    let domain = context.alloc_protection_domain().unwrap();
+    let first = connected(&domain, &queue);
+    let with_one = Counts::now();
+    let many: Vec<_> = (0..512).map(|_| connected(&domain, &queue)).collect();
+    assert_eq!(Counts { mappings: with_one.mappings + 4 * 512, ..with_one }, Counts::now());
+    drop((first, many, domain));
+    before.expect();
+    assert_eq!(queue.poll(&mut [WorkCompletion::EMPTY; 8]), 0);
+    drop(queue);
+    drop(context);
+    before_all.expect();
+}
