@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::error::FigureError;
 use crate::units;
 
 /// The least number of operations for which a percentile is shown.
@@ -9,7 +10,7 @@ const ENOUGH_FOR_P99: u64 = 100;
 const ENOUGH_FOR_P999: u64 = 1000;
 
 /// A figure that a column can show.
-const FIGURES: [&str; 16] = [
+pub(crate) const FIGURES: [&str; 16] = [
     "run",
     "mode",
     "payload",
@@ -39,16 +40,16 @@ pub(crate) struct Column<'a> {
 }
 
 /// Parses the columns of a table, separated by `|`.
-pub(crate) fn parse(text: &str) -> Result<Vec<Column<'_>>, String> {
+pub(crate) fn parse(text: &str) -> Result<Vec<Column<'_>>, FigureError> {
     text.split('|').map(column).collect()
 }
 
-fn column(text: &str) -> Result<Column<'_>, String> {
-    let (heading, rest) = text.split_once('=').ok_or_else(|| format!("no column: {text:?}"))?;
+fn column(text: &str) -> Result<Column<'_>, FigureError> {
+    let (heading, rest) = text.split_once('=').ok_or_else(|| FigureError::BadColumn(text.to_owned()))?;
     let (rest, base) = rest.split_once('/').unwrap_or((rest, "grpc-tcp"));
     let (figure, mode) = rest.split_once(':').map_or((rest, None), |(figure, mode)| (figure, Some(mode)));
     if !FIGURES.contains(&figure) {
-        return Err(format!("{heading}: no figure {figure:?}; there are: {}", FIGURES.join(", ")));
+        return Err(FigureError::NoFigure { heading: heading.to_owned(), figure: figure.to_owned() });
     }
     Ok(Column { heading, figure, mode, base })
 }
@@ -114,10 +115,12 @@ impl<'a> Column<'a> {
     }
 
     /// Returns the text for `row`, whose cell has the rows `cell`.
-    pub(crate) fn text(&self, row: &Row<'a>, cell: &[Row<'a>]) -> Result<String, String> {
+    pub(crate) fn text(&self, row: &Row<'a>, cell: &[Row<'a>]) -> Result<String, FigureError> {
         let find = |mode: &str| {
             let found = cell.iter().find(|row| row.mode() == mode);
-            found.copied().ok_or_else(|| format!("{}: no row of {mode}", self.heading))
+            found
+                .copied()
+                .ok_or_else(|| FigureError::NoRow { heading: self.heading.to_owned(), mode: mode.to_owned() })
         };
         let row = match self.mode {
             Some(mode) => find(mode)?,
@@ -155,7 +158,10 @@ impl<'a> Column<'a> {
                 ratio(base.p50().filter(|_| settled), row.p50())
             }
             "throughput" => ratio(row.each_second(), find(self.base)?.each_second()),
-            other => return Err(format!("{}: no figure {other:?}", self.heading)),
+            other => {
+                let (heading, figure) = (self.heading.to_owned(), other.to_owned());
+                return Err(FigureError::NoFigure { heading, figure });
+            }
         };
         Ok(text.unwrap_or_else(|| "–".to_owned()))
     }

@@ -3,6 +3,7 @@
 use plotters::style::RGBColor;
 
 use crate::bars::{self, Bars, Series};
+use crate::error::FigureError;
 use crate::page::Figure;
 use crate::units;
 
@@ -16,7 +17,7 @@ const MODES: [(&str, RGBColor); 5] = [
 ];
 
 /// Draws the medians of the cells in `figure`.
-pub(crate) fn draw(figure: &Figure) -> Result<String, String> {
+pub(crate) fn draw(figure: &Figure) -> Result<String, FigureError> {
     let cells = figure.cells()?;
     let group = |cell: &Vec<crate::columns::Row<'_>>| {
         let row = cell[0].value;
@@ -41,5 +42,5 @@ pub(crate) fn draw(figure: &Figure) -> Result<String, String> {
         groups: cells.iter().map(group).collect(),
         series: MODES.into_iter().filter_map(series).collect(),
     };
-    bars::draw(&bars).map_err(|error| format!("{error:?}"))
+    Ok(bars::draw(&bars)?)
 }

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::columns::{self, Row};
+use crate::error::FigureError;
 use crate::units;
 
 /// Stored runs, and the selection that the page shows.
@@ -27,7 +28,7 @@ pub(crate) struct Run {
 
 impl Figure {
     /// Renders the page: the commands, the table, and the machine.
-    pub(crate) fn markdown(&self) -> Result<String, String> {
+    pub(crate) fn markdown(&self) -> Result<String, FigureError> {
         let columns = columns::parse(&self.columns)?;
         let mut page = "```sh\n".to_owned();
         for run in &self.runs {
@@ -52,10 +53,10 @@ impl Figure {
     }
 
     /// Returns the rows on the page, by cell.
-    pub(crate) fn cells(&self) -> Result<Vec<Vec<Row<'_>>>, String> {
+    pub(crate) fn cells(&self) -> Result<Vec<Vec<Row<'_>>>, FigureError> {
         let mut cells: Vec<Vec<Row<'_>>> = Vec::new();
         for run in &self.runs {
-            let rows = run.result["rows"].as_array().ok_or("a run has no rows")?;
+            let rows = run.result["rows"].as_array().ok_or(FigureError::NoRows)?;
             for value in rows {
                 let row = Row { run: &run.label, value };
                 match cells.iter_mut().find(|cell| cell[0].is_beside(&row)) {
@@ -72,12 +73,12 @@ impl Figure {
             let parsed = wanted
                 .split_once('/')
                 .and_then(|(bytes, inflight)| Some((units::parse_size(bytes).ok()?, inflight.parse().ok()?)));
-            let (bytes, inflight) = parsed.ok_or_else(|| format!("no cell: {wanted:?}"))?;
+            let (bytes, inflight) = parsed.ok_or_else(|| FigureError::BadCell(wanted.to_owned()))?;
             let found = cells.iter().filter(|cell| cell[0].is_of(bytes, inflight));
             let before = shown.len();
             shown.extend(found.cloned());
             if shown.len() == before {
-                return Err(format!("the runs have no cell {wanted}"));
+                return Err(FigureError::NoCell(wanted.to_owned()));
             }
         }
         Ok(shown)

@@ -14,7 +14,6 @@ use tonic_rdma_proto::transfer::PutRequest;
 use tonic_rdma_tensor::{Dtype, RdmaDevice, Settings, Shape, Tensor, TensorSpec};
 
 use super::tonic_over_rdma::{connect, serve};
-use super::tuning::Place;
 use support::Child;
 use support::{Content, Runtime, config, listen};
 
@@ -76,8 +75,8 @@ fn all_went_well(whose: &str, log: &str) {
 #[test]
 fn two_processes_that_part_in_good_order_warn_of_nothing() {
     for how in ["returns", "exits"] {
-        let folder = Place::new(how);
-        let logs = ["server", "client"].map(|name| folder.0.join(name));
+        let folder = tempfile::tempdir().unwrap();
+        let logs = ["server", "client"].map(|name| folder.path().join(name));
         let server = Child::start(&[], &format!("log-serve {}", logs[0].display()));
         let role = format!("log-call {} {} {how}", logs[1].display(), server.word);
         let client = Child::start(&[], &role);

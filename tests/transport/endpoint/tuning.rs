@@ -1,8 +1,8 @@
 //! The choice between eager messages and rendezvous, and its explanation.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic_rdma::EndpointStream;
 use tonic_rdma::internal::tuner::{Decision, Load, SetBy, Subject, TuneCache, Way};
@@ -10,26 +10,8 @@ use tonic_rdma::{Config, EagerThreshold};
 
 use support::{Runtime, config, pair};
 
-/// A temporary directory of one test, removed on drop.
-pub(crate) struct Place(pub(crate) PathBuf);
-
-impl Place {
-    pub(crate) fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("tonic-rdma-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    fn cache(&self) -> TuneCache {
-        TuneCache::Directory(self.0.clone())
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn cache_in(folder: &TempDir) -> TuneCache {
+    TuneCache::Directory(folder.path().to_owned())
 }
 
 fn why(stream: &EndpointStream, size: usize) -> Decision {
@@ -81,9 +63,9 @@ fn a_threshold_that_is_set_is_explained_so() {
 
 #[test]
 fn without_one_the_device_is_measured_while_connections_go_on() {
-    let place = Place::new("measured");
+    let folder = tempfile::tempdir().unwrap();
     // No other test has receive buffers of this length: a process measures a device once for each length.
-    let config = config().receive_buffers(64, 3000).tune_cache(place.cache());
+    let config = config().receive_buffers(64, 3000).tune_cache(cache_in(&folder));
     let decision = Runtime::Idle.run(settled(config));
     assert!(matches!(decision.set_by, SetBy::Calibration { .. }), "{decision}");
     assert_eq!(
@@ -94,7 +76,7 @@ fn without_one_the_device_is_measured_while_connections_go_on() {
 
 /// Writes a calibration of the software device with receive buffers of `slot_size` bytes into the cache. The format is the
 /// library's, because files on users' disks must stay readable.
-fn put(place: &Place, slot_size: u32, sizes: &str) {
+fn put(folder: &TempDir, slot_size: u32, sizes: &str) {
     let subject = Subject::new(&tonic_rdma_verbs::soft::attributes(), slot_size);
     let Subject { provider, device, driver, version, cpu, .. } = subject;
     let body = format!(
@@ -105,17 +87,17 @@ fn put(place: &Place, slot_size: u32, sizes: &str) {
         (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
     let build = if cfg!(debug_assertions) { "-debug" } else { "" };
-    let file = place.0.join(format!("soft-soft0-{slot_size}{build}"));
+    let file = folder.path().join(format!("soft-soft0-{slot_size}{build}"));
     std::fs::write(&file, format!("{body}sum={sum:016x}\n")).unwrap();
 }
 
 /// The connection follows the calibration on disk from the first write on: rendezvous from 32 KiB on.
 #[test]
 fn a_calibration_on_disk_is_followed() {
-    let place = Place::new("followed");
-    put(&place, 3100, "size=16384 1000 3000 300\nsize=32768 9000 3000 300\nsize=65536 18000 5000 300\n");
+    let folder = tempfile::tempdir().unwrap();
+    put(&folder, 3100, "size=16384 1000 3000 300\nsize=32768 9000 3000 300\nsize=65536 18000 5000 300\n");
     Runtime::Idle.run(async {
-        let config = Config::default().receive_buffers(64, 3100).tune_cache(place.cache());
+        let config = Config::default().receive_buffers(64, 3100).tune_cache(cache_in(&folder));
         let (mut client, mut server) = pair(config).await;
         assert_eq!(
             why(&client, 32_768).to_string(),
@@ -130,17 +112,17 @@ fn a_calibration_on_disk_is_followed() {
 
 #[test]
 fn a_bad_file_is_ignored() {
-    let place = Place::new("ignored");
-    put(&place, 3200, "size=16384 1000 99000000000 300\n");
-    let config = Config::default().receive_buffers(64, 3200).tune_cache(place.cache());
+    let folder = tempfile::tempdir().unwrap();
+    put(&folder, 3200, "size=16384 1000 99000000000 300\n");
+    let config = Config::default().receive_buffers(64, 3200).tune_cache(cache_in(&folder));
     let decision = Runtime::Idle.run(settled(config));
     assert!(matches!(decision.set_by, SetBy::Calibration { .. }), "{decision}");
 }
 
 #[test]
 fn a_cache_that_can_not_be_used_is_no_failure() {
-    let place = Place::new("unusable");
-    let file = place.0.join("file");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
     let config = Config::default().receive_buffers(64, 3300).tune_cache(TuneCache::Directory(file));
     let decision = Runtime::Idle.run(settled(config));
