@@ -3,7 +3,8 @@
 //! Nothing here is a promise: any release may change or remove it. Programs use what the root of the crate exports.
 
 pub use crate::endpoint::{
-    Kind, Pace, Participant, Provider, Queue, Reactor, Seen, Untold, Watched, WorkId, may_spin,
+    Observation, OpenError, Pace, Participant, Polled, Provider, Queue, QueueFull, Reactor,
+    UnannouncedArrival, Watched, WorkId, WorkKind, may_spin,
 };
 
 pub use crate::endpoint::tuner;

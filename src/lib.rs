@@ -251,7 +251,7 @@
 //! [`Config::from_env`] starts from it and applies the environment variables `RDMA_*`; its documentation has a table of
 //! them. A value that can't be used is a [`ConfigError`] that names the variable. [`RdmaConnector::new`] and
 //! [`RdmaIncoming::bind`] take the defaults and read no variable but `RDMA_TUNE_CACHE`, which the default asks for
-//! ([`TuneCache::Environment`](endpoint::tuner::TuneCache::Environment)); [`tensor::RdmaDevice::new`] calls `from_env`.
+//! ([`TuneCache::Environment`](TuneCache::Environment)); [`tensor::RdmaDevice::new`] calls `from_env`.
 //!
 //! ```
 //! use tonic_rdma::{Config, Policy, RdmaConnector};
@@ -337,11 +337,11 @@ mod wire;
 #[doc(hidden)]
 pub mod internal;
 
-pub use endpoint::tuner::{Decision, Load, SetBy, Subject, TuneCache, Way};
+pub use endpoint::tuner::{CalibrationKey, ThresholdSource, TransferDecision, TransferMode, WriteLoad};
 pub use endpoint::{
     Config, ConfigError, ConnectError, ConnectionFault, CounterSnapshot, Dialer, EagerThreshold,
-    EndpointStream, Listener, NegotiationError, Policy, PollMode, ProviderChoice, RdmaConnectInfo,
-    SharedReceive, StockClients, Verdict,
+    EndpointStream, Listener, NegotiationError, NoDevice, OpenError, Policy, PollMode, ProviderChoice,
+    RdmaConnectInfo, RdmaUnavailable, SharedReceive, StockClients, TuneCache, Verdict,
 };
 pub use transport::balance::{
     BalanceError, BalancedChannel, EndpointState, EndpointStatus, balance_channel, balance_list,

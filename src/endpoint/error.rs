@@ -1,12 +1,19 @@
-//! Why there is no connection.
+//! Errors of connecting and of negotiation.
 
+use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::config::ConfigError;
+use super::fault::ConnectionFault;
+use super::provider::{NoDevice, OpenError};
 use crate::wire::hello::HelloError;
+use tonic_rdma_verbs::VerbsError;
+use tonic_rdma_verbs::memory::PoolError;
 
-/// Why a peer could not be connected to. It is a source of the `tonic::transport::Error` that a client gets:
+/// The reason why a connection could not be made. It is a source of the `tonic::transport::Error` that a client gets:
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -27,12 +34,15 @@ use crate::wire::hello::HelloError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
+    /// The configuration has a setting with a value that can't be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The name does not resolve.
     #[error("{authority}: {source}")]
     Resolve {
         /// Host and port.
         authority: String,
-        /// What the resolver said.
+        /// The error of the resolver.
         source: io::Error,
     },
     /// The URI has no host to connect to.
@@ -43,7 +53,7 @@ pub enum ConnectError {
     Tcp {
         /// Address tried last.
         peer: SocketAddr,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// TCP did not connect in time.
@@ -51,7 +61,7 @@ pub enum ConnectError {
     Timeout {
         /// Host and port.
         authority: String,
-        /// How long was waited.
+        /// The connect timeout.
         timeout: Duration,
     },
     /// The policy requires RDMA, and there is none.
@@ -59,37 +69,142 @@ pub enum ConnectError {
     RdmaRequired {
         /// Host and port.
         authority: String,
-        /// Why there is no RDMA.
-        reason: String,
+        /// The reason why there is no RDMA.
+        reason: RdmaUnavailable,
     },
 }
 
-/// What went wrong in a negotiation.
+/// The reason why a negotiation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NegotiationError {
-    /// The peer's first bytes are neither ours nor a gRPC client's.
+    /// The peer's first bytes are not those of a gRPC client, nor of this crate's hello.
     #[error("not a gRPC client, nor one of ours: first bytes {0:02x?}")]
     Garbage(Vec<u8>),
-    /// The peer connected, and then said nothing, or not enough.
+    /// The peer connected, and then sent nothing, or not enough.
     #[error("no complete message of the negotiation within {0:?}")]
     Silent(Duration),
-    /// The peer connected and left without a byte, as health probes do.
+    /// The peer closed the connection without sending a byte, as health probes do.
     #[error("the peer closed the connection without having said anything")]
     Nothing,
-    /// The peer closed the connection in the middle of the negotiation.
+    /// The peer closed the connection during the negotiation.
     #[error("the peer closed the connection before the negotiation was over")]
     Closed,
     /// The connection failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// What the peer sent is not a message of the negotiation.
+    /// The peer sent bytes that are no message of the negotiation.
     #[error(transparent)]
     Hello(#[from] HelloError),
-    /// A message that does not belong here.
+    /// The peer sent a message that does not belong here.
     #[error("the peer sent {0} out of turn")]
     OutOfTurn(&'static str),
-    /// The policy requires RDMA, and the client has none.
+    /// The policy requires RDMA, and there is none to this client.
     #[error("RDMA is required (RDMA_POLICY=require), but {0}")]
-    RdmaRequired(String),
+    RdmaRequired(RdmaUnavailable),
+}
+
+/// The reason why a connection does not use RDMA.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RdmaUnavailable {
+    /// No device could be opened.
+    #[error(transparent)]
+    NoDevice(#[from] NoDevice),
+    /// The device of the provider that the client offered could not be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The device refused a call.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    /// There is no registered memory.
+    #[error(transparent)]
+    Memory(#[from] PoolError),
+    /// The connection failed before its first use.
+    #[error(transparent)]
+    Fault(#[from] ConnectionFault),
+    /// The connection could not be set up at this end for another reason.
+    #[error(transparent)]
+    Setup(Box<dyn Error + Send + Sync>),
+    /// The peer did not answer over the device.
+    #[error(
+        "the server can't be reached over {device}: {fault} (RoCE needs UDP port 4791, and equal partition keys)"
+    )]
+    Unreachable {
+        /// The device of this end.
+        device: String,
+        /// The fault of the queue pair.
+        fault: ConnectionFault,
+    },
+    /// The peer did not answer over the device in time.
+    #[error(
+        "the server can't be reached over {device}: no answer within {} s (RoCE needs UDP port 4791, and equal partition keys)",
+        timeout.as_secs()
+    )]
+    NoAnswer {
+        /// The device of this end.
+        device: String,
+        /// The time for an answer.
+        timeout: Duration,
+    },
+    /// The server declined, with its reason.
+    #[error("the server declined: {0}")]
+    Declined(String),
+    /// The peer could not set up its end, with its reason.
+    #[error("the peer can't: {0}")]
+    PeerFailed(String),
+    /// The two ends do not reach one another's memory.
+    #[error("the peer read something else than was written here: memory is not shared")]
+    MemoryNotShared,
+    /// The peer's queue pair address is longer than any provider's.
+    #[error("the peer's queue pair address is too long")]
+    BadAddress,
+    /// The server is a stock one, or did not answer the hello.
+    #[error("the server does not understand our hello ({0})")]
+    StockServer(Arc<NegotiationError>),
+    /// The client is a stock one.
+    #[error("this is {0}")]
+    StockClient(&'static str),
+    /// The negotiation failed.
+    #[error("the negotiation failed: {0}")]
+    Negotiation(Box<NegotiationError>),
+    /// The server's policy is TCP only.
+    #[error("the server's policy is tcp-only")]
+    TcpOnly,
+    /// The client offered nothing.
+    #[error("the client has no RDMA device")]
+    NothingOffered,
+    /// The server could not accept any of the client's offers; one reason for each offer.
+    #[error("{}", joined(.0))]
+    NoOfferFits(Vec<RdmaUnavailable>),
+    /// The client offered a provider that the server's configuration excludes, or does not know.
+    #[error("this end does not use the provider offered, {0:?}")]
+    ProviderNotUsed(String),
+    /// The two ends are on different hosts.
+    #[error("the software device reaches this host only, and the peer is on another")]
+    OtherHost,
+    /// The two ends are in different network namespaces.
+    #[error("the peer is in another network namespace, out of the software device's reach")]
+    OtherNamespace,
+    /// The two ends run as different users.
+    #[error(
+        "the peer runs as another user (uid {ours} here, {theirs} there), and memory is shared with one's own alone"
+    )]
+    OtherUser {
+        /// User id of this end.
+        ours: u32,
+        /// User id of the peer.
+        theirs: u32,
+    },
+}
+
+impl RdmaUnavailable {
+    /// Makes the reason for an error of the setup.
+    pub(super) fn setup(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Setup(error.into())
+    }
+}
+
+fn joined(reasons: &[RdmaUnavailable]) -> String {
+    reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }

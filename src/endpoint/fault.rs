@@ -1,23 +1,25 @@
-//! Why a connection ended before its time.
+//! The reasons why a connection ends early.
 
+use std::error::Error;
 use std::io;
 use std::sync::Arc;
 
 use crate::protocol::{AbortCode, Violation};
 use tonic_rdma_verbs::{CompletionOpcode, CompletionStatus, PostError, PostErrorKind};
 
-/// Why a connection ended. Reads and writes fail with it, wrapped in an [`io::Error`] of a fitting kind, once
-/// everything that had arrived before was read.
+/// The reason why a connection ended early. Reads and writes fail with the reason, wrapped in an [`io::Error`] of a fitting
+/// kind, after all bytes that had arrived before were read.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionFault {
-    /// The TCP connection that the peer holds open for as long as it lives has ended, or its device says so.
+    /// The peer's TCP connection, which stays open as long as the peer's process runs, has ended, or the device reports that the
+    /// peer is gone.
     #[error("the peer left without closing the connection (its process ended, or can't be reached): {0}")]
     PeerLost(Arc<str>),
-    /// The peer gave the connection up and said why.
+    /// The peer ended the connection with an abort.
     #[error("the peer gave the connection up: {0}")]
     Aborted(AbortCode),
-    /// The peer was asked whether it is alive and did not answer in time.
+    /// The peer did not answer a ping in time.
     #[error("the peer did not answer a ping within {0:?}")]
     NoAnswer(std::time::Duration),
     /// The peer broke the protocol.
@@ -26,27 +28,35 @@ pub enum ConnectionFault {
     /// The device failed a request.
     #[error("the device ended a {opcode:?} request: {status}")]
     Device {
-        /// What was asked of it.
+        /// The operation.
         opcode: CompletionOpcode,
-        /// How it ended.
+        /// The status of its completion.
         status: CompletionStatus,
     },
-    /// The device, or its port, is in no state to go on.
+    /// The device, or its port, has failed.
     #[error("the device ended the connection: {0}")]
     DeviceFailed(Arc<str>),
+    /// The device refused a request.
+    #[error("the device ended the connection: {0}")]
+    Refused(PostError),
     /// This end could not go on.
-    #[error("{0}")]
-    Local(Arc<str>),
+    #[error(transparent)]
+    Local(Arc<dyn Error + Send + Sync>),
     /// This end dropped the stream and the peer did not finish in time.
     #[error("closed here while the peer was still sending")]
     Closed,
 }
 
 impl ConnectionFault {
-    /// What the device says of a peer that is gone.
+    /// The reason for a queue pair whose peer is gone.
     const OTHER_END: &str = "its end of the RDMA connection is closed";
 
-    /// Why a request ended with `status`.
+    /// Returns the fault of a connection that could not go on because of `error`.
+    pub(super) fn local(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Local(error.into().into())
+    }
+
+    /// Returns the fault of a connection whose request ended with `status`.
     pub(super) fn of_completion(opcode: CompletionOpcode, status: CompletionStatus) -> Self {
         match status {
             CompletionStatus::WorkRequestFlushed => Self::PeerLost(Self::OTHER_END.into()),
@@ -57,20 +67,20 @@ impl ConnectionFault {
         }
     }
 
-    /// Whether all it says is that nothing gets through to the peer any more. What the peer had said before may still be
-    /// waiting to be taken in.
+    /// Returns whether the fault is only that nothing gets through to the peer any more. Messages that the peer sent before may
+    /// still be in the completion queue.
     pub(super) fn is_loss(&self) -> bool {
-        matches!(self, Self::PeerLost(_) | Self::DeviceFailed(_))
+        matches!(self, Self::PeerLost(_) | Self::DeviceFailed(_) | Self::Refused(_))
     }
 }
 
-/// A queue pair that takes no more has mostly lost its peer.
+/// A queue pair that takes no more requests has usually lost its peer.
 impl From<PostError> for ConnectionFault {
     fn from(error: PostError) -> Self {
         match error.kind {
             PostErrorKind::State(_) => Self::PeerLost(Self::OTHER_END.into()),
-            PostErrorKind::Refused(_) => Self::DeviceFailed(error.to_string().into()),
-            _ => Self::Local(error.to_string().into()),
+            PostErrorKind::Refused(_) => Self::Refused(error),
+            _ => Self::local(error),
         }
     }
 }
@@ -80,7 +90,8 @@ impl From<ConnectionFault> for io::Error {
         let kind = match &fault {
             ConnectionFault::PeerLost(_)
             | ConnectionFault::Device { .. }
-            | ConnectionFault::DeviceFailed(_) => io::ErrorKind::ConnectionReset,
+            | ConnectionFault::DeviceFailed(_)
+            | ConnectionFault::Refused(_) => io::ErrorKind::ConnectionReset,
             ConnectionFault::Aborted(_) | ConnectionFault::Closed => io::ErrorKind::ConnectionAborted,
             ConnectionFault::NoAnswer(_) => io::ErrorKind::TimedOut,
             ConnectionFault::Violation(_) => io::ErrorKind::InvalidData,

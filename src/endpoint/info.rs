@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
 use super::counters::{CounterSnapshot, Counters, PollCounters};
-use super::tuner::{Decision, Explained, Load};
+use super::tuner::{Explained, TransferDecision, WriteLoad};
 
 /// What was negotiated for a connection, and why. At the root of the crate its name is
 /// [`RdmaConnectInfo`](crate::RdmaConnectInfo). A server finds it in each request's extensions, a client in
 /// [`RdmaConnector::last_connection`](crate::RdmaConnector::last_connection).
 ///
 /// ```
-/// use tonic_rdma::internal::tuner::Load;
+/// use tonic_rdma::internal::tuner::WriteLoad;
 /// use tonic_rdma::{RdmaConnectInfo, Verdict};
 ///
 /// fn describe(info: &RdmaConnectInfo) -> String {
@@ -20,7 +20,7 @@ use super::tuner::{Decision, Explained, Load};
 ///         Verdict::Tcp => format!("TCP to {}, because {}", info.peer_addr(), info.reason()),
 ///         Verdict::Rdma => {
 ///             let sent = info.counters().rendezvous_sent_bytes;
-///             let why = info.why(64 << 10, Load::Light).map(|decision| decision.to_string());
+///             let why = info.why(64 << 10, WriteLoad::Light).map(|decision| decision.to_string());
 ///             format!("{:?}: {sent} bytes sent by rendezvous; {why:?}", info.device())
 ///         }
 ///     }
@@ -35,14 +35,14 @@ pub struct RdmaConnectInfo {
     pub(crate) reason: Arc<str>,
     pub(crate) peer: SocketAddr,
     pub(crate) local: SocketAddr,
-    pub(crate) live: Option<Live>,
-    /// Of this connection alone: it tells connections apart.
-    pub(crate) beginning: Arc<Beginning>,
+    pub(crate) telemetry: Option<Telemetry>,
+    /// Every connection has its own, so it also identifies the connection.
+    pub(crate) first_byte: Arc<FirstByte>,
 }
 
-/// The first byte that the peer sent, once there is one.
+/// The first byte that the peer sent, once it has arrived.
 #[derive(Debug, Default)]
-pub(crate) struct Beginning(OnceLock<u8>);
+pub(crate) struct FirstByte(OnceLock<u8>);
 
 /// What carries a connection.
 ///
@@ -68,9 +68,9 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What a connection tells while it lives, and what is left of it.
+/// Counters and decisions of a connection; readable after its end, too.
 #[derive(Clone, Debug)]
-pub(crate) struct Live {
+pub(crate) struct Telemetry {
     pub(crate) counters: Arc<Counters>,
     pub(crate) polling: Arc<PollCounters>,
     pub(crate) explained: Arc<Explained>,
@@ -79,9 +79,9 @@ pub(crate) struct Live {
 impl RdmaConnectInfo {
     /// A connection that stays on TCP because of `reason`.
     pub(crate) fn tcp(peer: SocketAddr, local: SocketAddr, reason: impl Into<Arc<str>>) -> Self {
-        let (provider, device, live) = (None, None, None);
-        let (reason, beginning) = (reason.into(), Arc::default());
-        Self { verdict: Verdict::Tcp, provider, device, reason, peer, local, live, beginning }
+        let (provider, device, telemetry) = (None, None, None);
+        let (reason, first_byte) = (reason.into(), Arc::default());
+        Self { verdict: Verdict::Tcp, provider, device, reason, peer, local, telemetry, first_byte }
     }
 
     /// Returns what carries the connection.
@@ -117,26 +117,26 @@ impl RdmaConnectInfo {
     /// Returns whether the peer speaks TLS on this connection, as its first byte shows. `false` before that byte has come; a
     /// request comes later. It does not tell whether a certificate was asked for, or what is in it.
     pub fn is_tls(&self) -> bool {
-        self.beginning.is_tls() == Some(true)
+        self.first_byte.is_tls() == Some(true)
     }
 
     /// Whether the peer has begun, and not with TLS.
     #[doc(hidden)]
     pub fn is_plaintext(&self) -> bool {
-        self.beginning.is_tls() == Some(false)
+        self.first_byte.is_tls() == Some(false)
     }
 
     /// Whether both are of the same connection.
     #[doc(hidden)]
     pub fn is_same_connection(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.beginning, &other.beginning)
+        Arc::ptr_eq(&self.first_byte, &other.first_byte)
     }
 
     /// Returns the counters of the connection; all are 0 on TCP. They stay readable after the connection has ended.
     pub fn counters(&self) -> CounterSnapshot {
-        let Some(live) = &self.live else { return CounterSnapshot::default() };
-        let (polls, sleeps) = live.polling.values();
-        CounterSnapshot { polls, sleeps, ..live.counters.snapshot() }
+        let Some(telemetry) = &self.telemetry else { return CounterSnapshot::default() };
+        let (polls, sleeps) = telemetry.polling.values();
+        CounterSnapshot { polls, sleeps, ..telemetry.counters.snapshot() }
     }
 
     /// Returns which way a write of `size` bytes would go now under this load, and why. `None` on TCP.
@@ -144,14 +144,14 @@ impl RdmaConnectInfo {
     /// ```text
     /// 64 KiB by rendezvous: threshold 32 KiB, set by calibration of rxe0
     /// ```
-    pub fn why(&self, size: usize, load: Load) -> Option<Decision> {
-        self.live.as_ref().map(|live| live.explained.why(size, load))
+    pub fn why(&self, size: usize, load: WriteLoad) -> Option<TransferDecision> {
+        self.telemetry.as_ref().map(|telemetry| telemetry.explained.why(size, load))
     }
 }
 
-impl Beginning {
+impl FirstByte {
     /// Notes it.
-    pub(super) fn note(&self, first: u8) {
+    pub(super) fn set(&self, first: u8) {
         let _ = self.0.set(first);
     }
 

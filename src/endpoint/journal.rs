@@ -31,11 +31,11 @@ pub(crate) struct Journal {
 
 /// How a connection ended.
 #[derive(Debug)]
-pub(crate) struct End {
+pub(crate) struct ConnectionEnd {
     /// Why, if it was not closed by both ends.
     pub(crate) fault: Option<ConnectionFault>,
     /// The peer had said that it sends nothing more.
-    pub(crate) goodbye: bool,
+    pub(crate) peer_finished: bool,
     /// A write waited here, or a rendezvous transfer was under way.
     pub(crate) interrupted: bool,
 }
@@ -84,17 +84,17 @@ impl Journal {
     }
 
     /// A connection over RDMA has ended.
-    pub(crate) fn ended(&self, peer: SocketAddr, end: &End) {
+    pub(crate) fn ended(&self, peer: SocketAddr, end: &ConnectionEnd) {
         let Some(fault) = &end.fault else {
             tracing::debug!(%peer, "rdma connection closed");
             return;
         };
         let unheard = matches!(fault, ConnectionFault::PeerLost(_) | ConnectionFault::NoAnswer(_));
-        if unheard && !end.goodbye {
+        if unheard && !end.peer_finished {
             metrics::counter!("tonic_rdma_peers_lost_total").increment(1);
         }
         match fault {
-            ConnectionFault::PeerLost(_) | ConnectionFault::Closed if end.goodbye => {
+            ConnectionFault::PeerLost(_) | ConnectionFault::Closed if end.peer_finished => {
                 tracing::debug!(%peer, "rdma connection closed by the peer");
             }
             ConnectionFault::Closed => {

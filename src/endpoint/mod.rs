@@ -19,60 +19,35 @@
 //! `Supervisor` watches its TCP connection and its timers.
 #![forbid(unsafe_code)]
 
-mod busy;
+mod budget;
 mod config;
 mod connection;
 mod counters;
-mod device;
-mod dial;
 mod error;
-mod events;
 mod fault;
-mod identity;
-mod idle;
 mod info;
-mod isolation;
 mod journal;
 mod link;
-mod listen;
-mod member;
+mod lock;
 mod negotiate;
-mod pace;
-mod poll_task;
-mod queue;
-mod reactor;
-mod read;
-mod receive;
-mod session;
-mod shared_receive;
-mod source;
+mod polling;
+mod provider;
 mod stream;
-mod supervisor;
 pub mod tuner;
-mod variables;
-mod work_id;
-mod write;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-pub use device::Provider;
-pub use pace::{Pace, Seen};
-pub use queue::{Participant, Queue, Untold, Watched};
-pub use reactor::{Reactor, may_spin};
-pub use work_id::{Kind, WorkId};
-
-pub use config::{Config, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients};
+pub use config::{
+    Config, ConfigError, EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients,
+    TuneCache,
+};
 pub use counters::CounterSnapshot;
-pub use dial::Dialer;
-pub use error::{ConnectError, NegotiationError};
+pub use error::{ConnectError, NegotiationError, RdmaUnavailable};
 pub use fault::ConnectionFault;
-pub use idle::idle_polling;
 pub use info::{RdmaConnectInfo, Verdict};
-pub use listen::Listener;
+pub use link::work_id::{WorkId, WorkKind};
+pub use negotiate::{Dialer, Listener};
+pub use polling::{
+    Observation, Pace, Participant, Polled, Queue, QueueFull, Reactor, UnannouncedArrival, Watched,
+    idle_polling, may_spin,
+};
+pub use provider::{NoDevice, OpenError, Provider};
 pub use stream::EndpointStream;
-pub use variables::ConfigError;
-
-/// Locks. State behind our locks is consistent whenever one is released, so a panic elsewhere poisons nothing.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

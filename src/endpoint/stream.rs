@@ -115,7 +115,7 @@ impl AsyncRead for EndpointStream {
             && let Some(first) = buffer.filled().get(before)
         {
             self.has_begun = true;
-            self.info.beginning.note(*first);
+            self.info.first_byte.set(*first);
         }
         polled
     }

@@ -196,6 +196,7 @@ impl RdmaDevice {
                 return Err(ChannelError::Local(format!("{name}: {given} is not within 1 to {most}").into()));
             }
         }
+        settings.config.validate().map_err(ChannelError::local)?;
         let limit = settings.config.pinned();
         let budget = Budget::for_process(false, Some(limit.unwrap_or(u64::MAX)));
         let landing = Landing::new(&budget);

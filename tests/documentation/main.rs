@@ -177,7 +177,7 @@ fn the_versions_are_those_of_the_manifest() {
 
 #[test]
 fn the_table_of_variables_is_what_is_read() {
-    let source = read("src/endpoint/variables.rs");
+    let source = read("src/endpoint/config/rules.rs");
     let code = source.split("#[cfg(test)]").next().unwrap_or_default();
     let code = code.lines().filter(|line| doc_line(line).is_none());
     let literals = code.flat_map(|line| line.split('"')).filter(|text| text.starts_with("RDMA_"));

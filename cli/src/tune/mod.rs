@@ -141,7 +141,7 @@ fn better(point: &Point) -> &'static str {
 impl Report {
     fn new(tuned: &Tuned) -> Self {
         let Tuned { calibration, origin, kept, .. } = tuned;
-        let subject = calibration.subject();
+        let key = calibration.key();
         let size = |point: &Point| Size {
             bytes: point.bytes,
             eager_us: micros(point.eager),
@@ -155,18 +155,18 @@ impl Report {
             rendezvous_us: micros(point.rendezvous),
         };
         Self {
-            device: subject.device.clone(),
-            provider: subject.provider.clone(),
-            driver: subject.driver.clone(),
-            version: subject.version.clone(),
-            processor: subject.cpu.clone(),
-            slot_bytes: subject.slot_size,
+            device: key.device.clone(),
+            provider: key.provider.clone(),
+            driver: key.driver.clone(),
+            version: key.version.clone(),
+            processor: key.cpu.clone(),
+            slot_bytes: key.slot_size,
             origin: match origin {
                 Origin::Measured => "measured",
                 Origin::Disk => "disk",
             },
             kept: kept.as_ref().ok().map(|path| path.display().to_string()),
-            not_kept: kept.as_ref().err().cloned(),
+            not_kept: kept.as_ref().err().map(ToString::to_string),
             threshold_bytes: calibration.threshold(),
             registered_threshold_bytes: calibration.registered_threshold(),
             chunk_bytes: calibration.chunk(),

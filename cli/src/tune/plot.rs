@@ -34,7 +34,7 @@ fn draw_into(calibration: &Calibration, svg: &mut String) -> Result<(), PlotErro
     let (Some(first), Some(last)) = (curve.first(), curve.last()) else { return Err(PlotError::Empty) };
     let times = || curve.iter().flat_map(|(_, eager, rendezvous)| [*eager, *rendezvous]);
     let (least, most) = (times().fold(f64::MAX, f64::min), times().fold(0.0, f64::max));
-    let device = &calibration.subject().device;
+    let device = &calibration.key().device;
     let area = SVGBackend::with_string(svg, (WIDTH, HEIGHT)).into_drawing_area();
     area.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&area)

@@ -1,102 +1,100 @@
 //! The client's side of a negotiation.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpStream;
 
-use super::{Talk, confirm, proven};
+use super::blocking::blocking;
+use super::control_stream::ControlStream;
+use super::established::{Established, PeerEnd};
+use super::identity;
+use super::prepared::Prepared;
+use super::proof::{self, confirm};
 use crate::endpoint::config::Config;
-use crate::endpoint::device;
-use crate::endpoint::error::NegotiationError;
-use crate::endpoint::identity;
+use crate::endpoint::error::{NegotiationError, RdmaUnavailable};
 use crate::endpoint::journal::Journal;
-use crate::endpoint::session::{Established, PeerEnd, Prepared};
+use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{ClientHello, Confirm, Message, Verdict};
 use tonic_rdma_verbs::QueuePairAddress;
 
-/// What a negotiation came to.
+/// The result of a negotiation.
 #[derive(Debug)]
-pub(in crate::endpoint) enum Outcome {
-    /// A connection, over RDMA or over the same TCP connection.
-    Connected(EndpointStream),
-    /// The server does not know our hello: TCP has to be dialled anew.
+pub(super) enum Outcome {
+    /// A connection over RDMA.
+    Rdma(EndpointStream),
+    /// The TCP connection of the negotiation, and the reason why there is no RDMA.
+    Tcp(EndpointStream, RdmaUnavailable),
+    /// The server does not know our hello: a new TCP connection is needed.
     Stock(NegotiationError),
 }
 
-/// Says hello and goes on from there.
-pub(in crate::endpoint) async fn negotiate(
+/// Sends the hello, and follows the server's answer.
+pub(super) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
     journal: &Arc<Journal>,
 ) -> Result<Outcome, NegotiationError> {
     let wanted = config.clone();
     let (local, peer) = (tcp.local_addr()?, tcp.peer_addr()?);
-    let prepare =
-        move || device::open(&wanted, local, peer).and_then(|(_, context)| Prepared::new(context, &wanted));
-    let prepared = blocking(prepare).await;
-    let mut talk = Talk::new(tcp, config.handshake_timeout, journal);
-    // Without a device there is nothing to offer, but the hello tells the server who we are, and that TCP will do.
+    let prepared = blocking(move || Prepared::new(provider::open(&wanted, local, peer)?, &wanted)).await;
+    let mut control = ControlStream::new(tcp, config.handshake_timeout, journal);
+    // Without a device the hello has no offer, but it identifies this end, and asks for TCP.
     let offers = prepared.iter().map(Prepared::offer).collect();
     let hello = ClientHello { identity: identity::local(), offers };
-    talk.send(&Message::ClientHello(hello)).await?;
-    let verdict = match talk.receive().await {
+    control.send(&Message::ClientHello(hello)).await?;
+    let verdict = match control.receive().await {
         Ok(Message::ServerHello(hello)) => hello.verdict,
         Ok(other) => return Err(NegotiationError::OutOfTurn(other.name())),
         Err(error) => return Ok(Outcome::Stock(error)),
     };
     let prepared = match prepared {
         Ok(prepared) => prepared,
-        Err(reason) => return Ok(Outcome::Connected(talk.into_stream(reason)?)),
+        Err(reason) => return fall_back(control, reason),
     };
-    let stream = match verdict {
-        Verdict::Decline { reason } => talk.into_stream(format!("the server declined: {reason}"))?,
+    match verdict {
+        Verdict::Decline { reason } => fall_back(control, RdmaUnavailable::Declined(reason)),
         Verdict::Accept { offer: 0, queue_pair, receive_slots, slot_size } => {
-            let peer = QueuePairAddress::new(queue_pair)
-                .map(|address| PeerEnd { address, receive_slots, slot_size })
-                .ok_or_else(|| "the server's queue pair address is too long".to_owned());
-            let connected = match peer {
-                Ok(peer) => blocking(move || prepared.connect(&peer)).await,
-                Err(reason) => Err(reason),
+            let connected = match QueuePairAddress::new(queue_pair) {
+                Some(address) => {
+                    let peer = PeerEnd { address, receive_slots, slot_size };
+                    blocking(move || prepared.connect(&peer)).await
+                }
+                None => Err(RdmaUnavailable::BadAddress),
             };
-            finish(talk, connected).await?
+            finish(control, connected).await
         }
-        Verdict::Accept { .. } => return Err(NegotiationError::OutOfTurn("an answer to an offer not made")),
-    };
-    Ok(Outcome::Connected(stream))
+        Verdict::Accept { .. } => Err(NegotiationError::OutOfTurn("an answer to an offer not made")),
+    }
 }
 
-/// Tells the server what we read in its memory, and hears what it read in ours.
+/// Sends the server the proof of what this end read in its memory, and checks the server's proof.
 async fn finish(
-    mut talk: Talk,
-    connected: Result<Established, String>,
-) -> Result<EndpointStream, NegotiationError> {
+    mut control: ControlStream,
+    connected: Result<Established, RdmaUnavailable>,
+) -> Result<Outcome, NegotiationError> {
     let reached = match connected {
-        // Memory that is seen needs no other proof.
+        // Shared memory needs no other proof.
         Ok(established) if established.probe().ours.is_some() => Ok(established),
-        Ok(established) => established.reach().await.map(|()| established),
+        Ok(established) => established.check_reachable().await.map(|()| established),
         Err(reason) => Err(reason),
     };
     let established = match reached {
         Ok(established) => established,
         Err(reason) => {
-            talk.send(&Message::Confirm(Confirm::Failed { reason: reason.clone() })).await?;
-            return talk.into_stream(reason);
+            control.send(&Message::Confirm(Confirm::Failed { reason: reason.to_string() })).await?;
+            return fall_back(control, reason);
         }
     };
-    talk.send(&confirm(established.probe())).await?;
-    match talk.receive().await? {
-        Message::Confirm(answer) => match proven(established.probe(), &answer) {
-            Ok(()) => talk.into_rdma(established),
-            Err(reason) => talk.into_stream(reason),
-        },
-        other => Err(NegotiationError::OutOfTurn(other.name())),
+    control.send(&confirm(established.probe())).await?;
+    let answer = control.receive_confirm(Duration::ZERO).await?;
+    match proof::check(established.probe(), &answer) {
+        Ok(()) => control.into_rdma(established).map(Outcome::Rdma),
+        Err(reason) => fall_back(control, reason),
     }
 }
 
-/// Runs what may block for a moment (it talks to devices) where it holds up nobody else.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(error.to_string()))
+fn fall_back(control: ControlStream, reason: RdmaUnavailable) -> Result<Outcome, NegotiationError> {
+    Ok(Outcome::Tcp(control.into_tcp(&reason)?, reason))
 }

@@ -5,39 +5,41 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::client::blocking;
+use super::blocking::blocking;
+use super::control_stream::ControlStream;
+use super::established::{Established, PeerEnd};
+use super::identity;
+use super::prepared::Prepared;
+use super::proof::{self, confirm};
 use super::sniff::{Peer, sniff};
-use super::{Talk, confirm, proven};
 use crate::endpoint::config::{Config, Policy, StockClients};
-use crate::endpoint::device::Provider;
-use crate::endpoint::error::NegotiationError;
-use crate::endpoint::identity;
+use crate::endpoint::error::{NegotiationError, RdmaUnavailable};
 use crate::endpoint::journal::Journal;
-use crate::endpoint::session::{Established, PeerEnd, Prepared};
+use crate::endpoint::provider::Provider;
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{
     ClientHello, Confirm, HelloError, HostIdentity, Message, Offer, ServerHello, VERSION, Verdict,
 };
 use tonic_rdma_verbs::QueuePairAddress;
 
-/// Finds out who is there and goes on from there.
-pub(in crate::endpoint) async fn negotiate(
+/// Finds out what kind of peer it is, and goes on over RDMA or TCP.
+pub(super) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
     journal: &Arc<Journal>,
 ) -> Result<EndpointStream, NegotiationError> {
-    let mut talk = Talk::new(tcp, config.handshake_timeout, journal);
-    let peer = timeout(talk.patience, first_bytes(&mut talk, config.stock_clients)).await;
+    let mut control = ControlStream::new(tcp, config.handshake_timeout, journal);
+    let peer = timeout(control.patience(), first_bytes(&mut control, config.stock_clients)).await;
     let peer = match (peer, config.stock_clients) {
-        (Ok(Err(NegotiationError::Closed | NegotiationError::Io(_))), _) if talk.received.is_empty() => {
+        (Ok(Err(NegotiationError::Closed | NegotiationError::Io(_))), _) if control.received().is_empty() => {
             return Err(NegotiationError::Nothing);
         }
         (Ok(peer), _) => peer?,
         (Err(_), StockClients::Any) => Peer::Unknown,
-        (Err(_), StockClients::Grpc) => return Err(NegotiationError::Silent(talk.patience)),
+        (Err(_), StockClients::Grpc) => return Err(NegotiationError::Silent(control.patience())),
     };
     let stock = match peer {
-        Peer::Rdma => return answer(talk, config).await,
+        Peer::Rdma => return answer(control, config).await,
         Peer::Http => "a stock client, without TLS",
         Peer::Tls => "a stock client, with TLS",
         Peer::Garbage if config.stock_clients == StockClients::Any => "a stock client",
@@ -45,22 +47,22 @@ pub(in crate::endpoint) async fn negotiate(
             "a stock client that waits, or has said all"
         }
         Peer::Garbage | Peer::Unknown => {
-            let shown = talk.received.len().min(16);
-            return Err(NegotiationError::Garbage(talk.received[..shown].to_vec()));
+            let shown = control.received().len().min(16);
+            return Err(NegotiationError::Garbage(control.received()[..shown].to_vec()));
         }
     };
     match config.policy {
-        Policy::Require => Err(NegotiationError::RdmaRequired(format!("this is {stock}"))),
-        Policy::Prefer | Policy::TcpOnly => talk.into_stream(stock),
+        Policy::Require => Err(NegotiationError::RdmaRequired(RdmaUnavailable::StockClient(stock))),
+        Policy::Prefer | Policy::TcpOnly => control.into_tcp(&stock),
     }
 }
 
-/// Waits until the peer has said enough to tell who it is, or says nothing more.
-async fn first_bytes(talk: &mut Talk, clients: StockClients) -> Result<Peer, NegotiationError> {
+/// Waits until the first bytes show the kind of peer, or the peer sends no more.
+async fn first_bytes(control: &mut ControlStream, clients: StockClients) -> Result<Peer, NegotiationError> {
     loop {
-        match (sniff(&talk.received), clients) {
-            (Peer::Unknown, StockClients::Grpc) => talk.more().await?,
-            (Peer::Unknown, StockClients::Any) => match talk.more().await {
+        match (sniff(control.received()), clients) {
+            (Peer::Unknown, StockClients::Grpc) => control.read_more().await?,
+            (Peer::Unknown, StockClients::Any) => match control.read_more().await {
                 Err(NegotiationError::Closed) => return Ok(Peer::Unknown),
                 more => more?,
             },
@@ -69,58 +71,56 @@ async fn first_bytes(talk: &mut Talk, clients: StockClients) -> Result<Peer, Neg
     }
 }
 
-async fn answer(mut talk: Talk, config: &Config) -> Result<EndpointStream, NegotiationError> {
-    let established = match talk.receive().await {
+async fn answer(mut control: ControlStream, config: &Config) -> Result<EndpointStream, NegotiationError> {
+    let established = match control.receive().await {
         Ok(Message::ClientHello(hello)) => accept(hello, config).await,
         Ok(other) => return Err(NegotiationError::OutOfTurn(other.name())),
         Err(NegotiationError::Hello(HelloError::Version { seen })) => {
-            // What follows in that version is unknown, so there is no going on: the client dials TCP anew.
+            // The rest of a hello of another version is unknown, so this connection ends: the client makes a new one.
             let reason = format!("the client speaks version {seen}, this end {VERSION}");
-            decline(&mut talk, &reason).await?;
+            decline(&mut control, &reason).await?;
             return Err(HelloError::Version { seen }.into());
         }
         Err(error) => return Err(error),
     };
     match established {
-        Ok((established, offer)) => conclude(talk, established, offer, config).await,
+        Ok((established, offer)) => conclude(control, established, offer, config).await,
         Err(reason) => {
-            decline(&mut talk, &reason).await?;
-            fall_back(talk, reason, config)
+            decline(&mut control, &reason.to_string()).await?;
+            fall_back(control, reason, config)
         }
     }
 }
 
-/// Takes the first offer that this end can meet.
-async fn accept(hello: ClientHello, config: &Config) -> Result<(Established, u8), String> {
+/// Connects to the first offer that this end can accept; returns its number, too.
+async fn accept(hello: ClientHello, config: &Config) -> Result<(Established, u8), RdmaUnavailable> {
     if config.policy == Policy::TcpOnly {
-        return Err("the server's policy is tcp-only".into());
+        return Err(RdmaUnavailable::TcpOnly);
     }
-    let mut obstacles = Vec::new();
+    let mut reasons = Vec::new();
     for (offer, index) in hello.offers.iter().zip(0..) {
         match meet(offer, &hello.identity, config).await {
             Ok(established) => return Ok((established, index)),
-            Err(obstacle) => obstacles.push(obstacle),
+            Err(reason) => reasons.push(reason),
         }
     }
-    if obstacles.is_empty() {
-        return Err("the client has no RDMA device".into());
+    if reasons.is_empty() {
+        return Err(RdmaUnavailable::NothingOffered);
     }
-    Err(obstacles.join("; "))
+    Err(RdmaUnavailable::NoOfferFits(reasons))
 }
 
-/// Connects to one offer; the error says why that can't be.
-async fn meet(offer: &Offer, client: &HostIdentity, config: &Config) -> Result<Established, String> {
+/// Connects to one offer.
+async fn meet(offer: &Offer, client: &HostIdentity, config: &Config) -> Result<Established, RdmaUnavailable> {
     let provider = Provider::named(&offer.provider).filter(|provider| provider.is_wanted(config));
     let Some(provider) = provider else {
-        return Err(format!("this end does not use the provider offered, {:?}", offer.provider));
+        return Err(RdmaUnavailable::ProviderNotUsed(offer.provider.clone()));
     };
-    if provider == Provider::Soft
-        && let Some(obstacle) = identity::obstacle(&identity::local(), client)
-    {
-        return Err(obstacle);
+    if provider == Provider::Soft {
+        identity::check(&identity::local(), client)?;
     }
     let peer = PeerEnd {
-        address: QueuePairAddress::new(offer.queue_pair.clone()).ok_or("queue pair address too long")?,
+        address: QueuePairAddress::new(offer.queue_pair.clone()).ok_or(RdmaUnavailable::BadAddress)?,
         receive_slots: offer.receive_slots,
         slot_size: offer.slot_size,
     };
@@ -130,7 +130,7 @@ async fn meet(offer: &Offer, client: &HostIdentity, config: &Config) -> Result<E
 }
 
 async fn conclude(
-    mut talk: Talk,
+    mut control: ControlStream,
     established: Established,
     offer: u8,
     config: &Config,
@@ -141,33 +141,34 @@ async fn conclude(
         receive_slots: established.receive_slots(),
         slot_size: established.slot_size(),
     };
-    talk.send(&Message::ServerHello(ServerHello { verdict })).await?;
-    let read = match talk.receive_after(Established::CONNECTING).await? {
-        Message::Confirm(read) => read,
-        other => return Err(NegotiationError::OutOfTurn(other.name())),
-    };
-    match (proven(established.probe(), &read), read) {
+    control.send(&Message::ServerHello(ServerHello { verdict })).await?;
+    let read = control.receive_confirm(Established::CONNECTING).await?;
+    match (proof::check(established.probe(), &read), read) {
         (Ok(()), _) => {
-            talk.send(&confirm(established.probe())).await?;
-            talk.into_rdma(established)
+            control.send(&confirm(established.probe())).await?;
+            control.into_rdma(established)
         }
-        // The client has given up RDMA and goes on over TCP without waiting for an answer.
-        (Err(reason), Confirm::Failed { .. }) => fall_back(talk, reason, config),
+        // The client has given up RDMA, and goes on over TCP without an answer.
+        (Err(reason), Confirm::Failed { .. }) => fall_back(control, reason, config),
         (Err(reason), Confirm::Connected { .. }) => {
-            talk.send(&Message::Confirm(Confirm::Failed { reason: reason.clone() })).await?;
-            fall_back(talk, reason, config)
+            control.send(&Message::Confirm(Confirm::Failed { reason: reason.to_string() })).await?;
+            fall_back(control, reason, config)
         }
     }
 }
 
-async fn decline(talk: &mut Talk, reason: &str) -> Result<(), NegotiationError> {
+async fn decline(control: &mut ControlStream, reason: &str) -> Result<(), NegotiationError> {
     let verdict = Verdict::Decline { reason: reason.into() };
-    talk.send(&Message::ServerHello(ServerHello { verdict })).await
+    control.send(&Message::ServerHello(ServerHello { verdict })).await
 }
 
-fn fall_back(talk: Talk, reason: String, config: &Config) -> Result<EndpointStream, NegotiationError> {
+fn fall_back(
+    control: ControlStream,
+    reason: RdmaUnavailable,
+    config: &Config,
+) -> Result<EndpointStream, NegotiationError> {
     match config.policy {
         Policy::Require => Err(NegotiationError::RdmaRequired(reason)),
-        Policy::Prefer | Policy::TcpOnly => talk.into_stream(reason),
+        Policy::Prefer | Policy::TcpOnly => control.into_tcp(&reason),
     }
 }

@@ -1,13 +1,13 @@
-//! Who is there, by the first bytes.
+//! The kind of a peer, by its first bytes.
 
 use crate::wire::hello::MAGIC;
 
-/// What the first bytes of a connection say about the peer.
+/// The kind of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
-    /// Too few bytes to tell.
+    /// Too few bytes so far.
     Unknown,
-    /// One of ours.
+    /// A client of this crate.
     Rdma,
     /// A stock client: the HTTP/2 preface (RFC 9113, 3.4), or an HTTP/1 request, which starts with a method too.
     Http,
@@ -17,7 +17,7 @@ pub(super) enum Peer {
     Garbage,
 }
 
-/// Looks at what has been received so far.
+/// Returns the kind of the peer that sent these first bytes.
 pub(super) fn sniff(received: &[u8]) -> Peer {
     const TLS_HANDSHAKE: u8 = 22;
     const TLS_MAJOR: u8 = 3;
@@ -30,7 +30,7 @@ pub(super) fn sniff(received: &[u8]) -> Peer {
     }
 }
 
-/// An HTTP method and a space: `PRI ` of the HTTP/2 preface, `GET `, `OPTIONS `.
+/// Looks for an HTTP method and a space: `PRI ` of the HTTP/2 preface, `GET `, `OPTIONS `.
 fn method(received: &[u8]) -> Peer {
     const LONGEST_METHOD: usize = 16;
     let letters = received.iter().take_while(|byte| byte.is_ascii_uppercase()).count();

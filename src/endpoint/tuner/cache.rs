@@ -1,7 +1,7 @@
 //! Calibrations on disk: a file for each device, in the user's cache directory.
 //!
-//! A cache is a convenience: whatever is wrong with it, the device is measured anew. It is read and written by this user
-//! alone: a directory that is a link or belongs to somebody else is left alone, and so is a file.
+//! If the cache can't be used, the device is measured. Only files and directories of this user are read and written, and
+//! links are not followed.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -10,128 +10,75 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use super::calibration::Calibration;
+use super::error::CacheError;
 use super::format;
-use super::subject::Subject;
+use super::key::CalibrationKey;
 
-/// Where calibrations are kept.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub enum TuneCache {
-    /// Where the environment says: in the directory that `RDMA_TUNE_CACHE` names (`off`: nowhere), or else in
-    /// `$XDG_CACHE_HOME/tonic-rdma` or `$HOME/.cache/tonic-rdma`.
-    #[default]
-    Environment,
-    /// In this directory, which is made if it is not there.
-    Directory(PathBuf),
-    /// Nowhere: every process measures for itself.
-    Off,
-}
-
-impl TuneCache {
-    /// What a value of `RDMA_TUNE_CACHE` means; `None` if it means nothing.
-    pub(in crate::endpoint) fn parse(value: &str) -> Option<Self> {
-        match value {
-            "" => None,
-            off if off.eq_ignore_ascii_case("off") => Some(Self::Off),
-            path => Some(Self::Directory(path.into())),
-        }
-    }
-
-    /// The directory; the error says why there is none.
-    pub(super) fn directory(&self) -> Result<PathBuf, String> {
-        match self {
-            Self::Directory(directory) => Ok(directory.clone()),
-            Self::Off => Err("the cache is off".into()),
-            Self::Environment => from_environment(|name| std::env::var_os(name)),
-        }
-    }
-}
-
-fn from_environment(lookup: impl Fn(&str) -> Option<std::ffi::OsString>) -> Result<PathBuf, String> {
-    if let Some(value) = lookup("RDMA_TUNE_CACHE") {
-        return match value.to_str().map(TuneCache::parse) {
-            Some(Some(TuneCache::Directory(directory))) => Ok(directory),
-            Some(Some(_)) => Err("the cache is off (RDMA_TUNE_CACHE)".into()),
-            Some(None) => Err("RDMA_TUNE_CACHE is empty".into()),
-            None => Ok(value.into()),
-        };
-    }
-    // A relative path here means nothing: XDG Base Directory Specification.
-    let absolute = |name| lookup(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    match (absolute("XDG_CACHE_HOME"), absolute("HOME")) {
-        (Some(cache), _) => Ok(cache.join("tonic-rdma")),
-        (None, Some(home)) => Ok(home.join(".cache").join("tonic-rdma")),
-        (None, None) => Err("neither XDG_CACHE_HOME nor HOME is set".into()),
-    }
-}
-
-/// The file of a subject.
-pub(super) fn file(directory: &Path, subject: &Subject) -> PathBuf {
+/// Returns the file for a key.
+pub(super) fn file(directory: &Path, key: &CalibrationKey) -> PathBuf {
     let plain = |text: &str| -> String {
         let keep = |character: char| character.is_ascii_alphanumeric() || "_-".contains(character);
         text.chars().map(|character| if keep(character) { character } else { '_' }).collect()
     };
-    let Subject { provider, device, slot_size, version, .. } = subject;
+    let CalibrationKey { provider, device, slot_size, version, .. } = key;
     let build = if version.ends_with("debug") { "-debug" } else { "" };
     directory.join(format!("{}-{}-{slot_size}{build}", plain(provider), plain(device)))
 }
 
-/// Reads the calibration of a subject; `None` if there is none, the error says why one can't be used.
-pub(super) fn load(directory: &Path, subject: &Subject) -> Result<Option<Calibration>, String> {
-    let path = file(directory, subject);
-    let failed = |what: &dyn std::fmt::Display| format!("{}: {what}", path.display());
-    match directory.symlink_metadata() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(&error)),
-        Ok(_) => ours(directory).map_err(|reason| failed(&reason))?,
+/// Reads the calibration for a key; `None` if there is no file.
+pub(super) fn load(directory: &Path, key: &CalibrationKey) -> Result<Option<Calibration>, CacheError> {
+    let path = file(directory, key);
+    match check_owner(directory) {
+        Err(CacheError::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        checked => checked?,
     }
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
     let file = match std::fs::OpenOptions::new().read(true).custom_flags(flags).open(&path) {
-        Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(&error)),
+        opened => opened.map_err(at(&path))?,
     };
-    let metadata = file.metadata().map_err(|error| failed(&error))?;
+    let metadata = file.metadata().map_err(at(&path))?;
     if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
-        return Err(failed(&"no file of this user's"));
+        return Err(CacheError::Foreign { path, problem: "it is no file of this user" });
     }
     let mut text = String::new();
-    file.take(format::LONGEST).read_to_string(&mut text).map_err(|error| failed(&error))?;
-    format::decode(&text, subject).map(Some).map_err(|error| failed(&error))
+    file.take(format::LONGEST).read_to_string(&mut text).map_err(at(&path))?;
+    format::decode(&text, key).map(Some).map_err(|error| CacheError::Format { path, error })
 }
 
-/// Writes a calibration, in place of what there was; where, or why not.
-pub(super) fn store(directory: &Path, calibration: &Calibration) -> Result<PathBuf, String> {
-    let path = file(directory, calibration.subject());
+/// Writes a calibration in place of an older one; returns the file.
+pub(super) fn store(directory: &Path, calibration: &Calibration) -> Result<PathBuf, CacheError> {
+    let path = file(directory, calibration.key());
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(at(directory))?;
+    check_owner(directory)?;
     let fresh = path.with_extension(format!("{}-new", std::process::id()));
-    let written = make(directory).and_then(|()| {
-        let mut options = std::fs::OpenOptions::new();
-        let mut file = options.write(true).create_new(true).mode(0o600).open(&fresh)?;
-        let renamed = file
-            .write_all(format::encode(calibration).as_bytes())
-            .and_then(|()| std::fs::rename(&fresh, &path));
-        if renamed.is_err() {
-            let _ = std::fs::remove_file(&fresh);
-        }
-        renamed
-    });
-    written.map(|()| path).map_err(|error| format!("{}: {error}", directory.display()))
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(0o600).open(&fresh).map_err(at(&fresh))?;
+    let renamed =
+        file.write_all(format::encode(calibration).as_bytes()).and_then(|()| std::fs::rename(&fresh, &path));
+    if renamed.is_err() {
+        let _ = std::fs::remove_file(&fresh);
+    }
+    renamed.map_err(at(&path))?;
+    Ok(path)
 }
 
-fn make(directory: &Path) -> io::Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    ours(directory).map_err(io::Error::other)
+/// Checks that the directory is no link and belongs to this user.
+fn check_owner(directory: &Path) -> Result<(), CacheError> {
+    let metadata = directory.symlink_metadata().map_err(at(directory))?;
+    let problem = if !metadata.is_dir() {
+        "it is no directory (links are not followed)"
+    } else if metadata.uid() != rustix::process::geteuid().as_raw() {
+        "it belongs to another user"
+    } else {
+        return Ok(());
+    };
+    Err(CacheError::Foreign { path: directory.into(), problem })
 }
 
-/// Checks that the directory is no link and this user's.
-fn ours(directory: &Path) -> Result<(), &'static str> {
-    let metadata = directory.symlink_metadata().map_err(|_| "it can't be looked at")?;
-    if !metadata.is_dir() {
-        return Err("it is no directory (links are not followed)");
-    }
-    if metadata.uid() != rustix::process::geteuid().as_raw() {
-        return Err("it belongs to another user");
-    }
-    Ok(())
+/// Makes errors of the system errors at `path`.
+fn at(path: &Path) -> impl FnOnce(io::Error) -> CacheError {
+    move |error| CacheError::Io { path: path.into(), error }
 }
 
 #[cfg(test)]
@@ -139,7 +86,7 @@ mod tests {
     use super::super::calibration::tests::sample;
     use super::*;
 
-    /// A directory of this test's own, gone with it.
+    /// A directory of one test, removed on drop.
     struct Place(PathBuf);
 
     impl Place {
@@ -161,11 +108,11 @@ mod tests {
         let place = Place::new("stored");
         let directory = place.0.join("deep").join("down");
         let (first, second) = (sample(&[(1024, 1, 9)]), sample(&[(2048, 2, 9)]));
-        assert_eq!(load(&directory, first.subject()), Ok(None));
+        assert_eq!(load(&directory, first.key()).unwrap(), None);
         let path = store(&directory, &first).unwrap();
-        assert_eq!(load(&directory, first.subject()), Ok(Some(first.clone())));
-        assert_eq!(store(&directory, &second), Ok(path.clone()));
-        assert_eq!(load(&directory, first.subject()), Ok(Some(second)));
+        assert_eq!(load(&directory, first.key()).unwrap(), Some(first.clone()));
+        assert_eq!(store(&directory, &second).unwrap(), path);
+        assert_eq!(load(&directory, first.key()).unwrap(), Some(second));
         let left: Vec<_> =
             std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert_eq!(left, [path], "nothing else is left behind");
@@ -178,11 +125,11 @@ mod tests {
         let path = store(&place.0, &calibration).unwrap();
         for bytes in [&b"nonsense"[..], &[0xff; 100], &[b'x'; 1 << 20], b""] {
             std::fs::write(&path, bytes).unwrap();
-            let error = load(&place.0, calibration.subject()).unwrap_err();
+            let error = load(&place.0, calibration.key()).unwrap_err().to_string();
             assert!(error.contains(path.to_str().unwrap()), "{error}");
         }
         store(&place.0, &calibration).unwrap();
-        assert_eq!(load(&place.0, calibration.subject()), Ok(Some(calibration)));
+        assert_eq!(load(&place.0, calibration.key()).unwrap(), Some(calibration));
     }
 
     #[test]
@@ -195,37 +142,20 @@ mod tests {
         std::fs::write(&file, "").unwrap();
         for directory in [&link, &file] {
             store(directory, &calibration).unwrap_err();
-            load(directory, calibration.subject()).unwrap_err();
+            load(directory, calibration.key()).unwrap_err();
         }
         let copy = place.0.join("copy");
         std::fs::rename(&path, &copy).unwrap();
         std::os::unix::fs::symlink(&copy, &path).unwrap();
-        load(&real, calibration.subject()).unwrap_err();
+        load(&real, calibration.key()).unwrap_err();
         store(&place.0.join("file").join("below"), &calibration).unwrap_err();
     }
 
     #[test]
-    fn the_environment_says_where() {
-        let place = |variables: &[(&str, &str)]| {
-            from_environment(|asked| {
-                variables.iter().find(|(name, _)| *name == asked).map(|(_, value)| value.into())
-            })
-        };
-        let all = [("RDMA_TUNE_CACHE", "/t"), ("XDG_CACHE_HOME", "/c"), ("HOME", "/h")];
-        assert_eq!(place(&all), Ok("/t".into()));
-        assert_eq!(place(&all[1..]), Ok("/c/tonic-rdma".into()));
-        assert_eq!(place(&all[2..]), Ok("/h/.cache/tonic-rdma".into()));
-        assert_eq!(place(&[("XDG_CACHE_HOME", "c"), ("HOME", "/h")]), Ok("/h/.cache/tonic-rdma".into()));
-        for none in [&[("RDMA_TUNE_CACHE", "Off"), ("HOME", "/h")][..], &[("HOME", "h")], &[]] {
-            place(none).unwrap_err();
-        }
-    }
-
-    #[test]
     fn a_device_of_any_name_has_a_file_in_the_directory() {
-        let mut subject = sample(&[]).subject().clone();
-        subject.device = "../..//x\u{fc}".into();
-        let path = file(Path::new("/cache"), &subject);
+        let mut key = sample(&[]).key().clone();
+        key.device = "../..//x\u{fc}".into();
+        let path = file(Path::new("/cache"), &key);
         assert_eq!(path.parent(), Some(Path::new("/cache")));
         assert!(path.to_str().unwrap().is_ascii());
     }

@@ -4,25 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::calibration::{Calibration, ChunkPoint, DEFAULT_CHUNK, Point};
+use super::error::CalibrationError;
+use super::key::CalibrationKey;
 use super::loopback::Loopback;
-use super::subject::Subject;
 use crate::endpoint::config::Config;
 use tonic_rdma_verbs::Context;
-
-/// Why a device was not calibrated.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CalibrationError {
-    /// No connection from the device to itself.
-    #[error("the device can't be connected to itself: {0}")]
-    NoLoopback(String),
-    /// Something failed on the way.
-    #[error("the device failed while it was measured: {0}")]
-    Failed(String),
-    /// Nothing came for so long.
-    #[error("nothing arrived for {0:?} while the device was measured")]
-    Stalled(Duration),
-}
 
 /// Sizes that are measured, in bytes: powers of two from the first to the last.
 const SIZES: std::ops::RangeInclusive<u32> = 10..=22;
@@ -48,20 +34,21 @@ const SMALL: usize = 64;
 /// ```
 ///
 /// # Errors
-/// The device can't be connected to itself, or fails.
+/// The configuration has a value that can't be used, or the device can't be connected to itself, or fails.
 pub fn calibrate(
     context: &Arc<dyn Context>,
     config: &Config,
     budget: Duration,
 ) -> Result<Calibration, CalibrationError> {
-    let subject = Subject::new(context.attributes(), config.slot_size);
+    config.validate()?;
+    let key = CalibrationKey::new(context.attributes(), config.slot_size);
     let mut loopback = Loopback::new(context, config, 1 << *SIZES.end())?;
     let end = Instant::now() + budget;
     loopback.eager(1 << 20)?;
     let small = small_messages(&mut loopback, budget / 16)?;
     let chunks = chunks(&mut loopback, Instant::now() + budget / 5)?;
     let mut calibration = Calibration {
-        subject,
+        key,
         points: Vec::new(),
         chunks,
         post_cost: small.post,

@@ -3,17 +3,15 @@
 use std::time::Duration;
 
 use super::decision::Bytes;
-use super::subject::Subject;
+use super::key::CalibrationKey;
 
-/// A threshold that no write reaches.
-pub(super) const NEVER: usize = usize::MAX;
 /// Bytes of a chunk unless measurement says better.
 pub(super) const DEFAULT_CHUNK: usize = 256 * 1024;
 
 /// What both ways cost on a device, size by size, in one process that talks to itself: the work of both ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calibration {
-    pub(super) subject: Subject,
+    pub(super) key: CalibrationKey,
     pub(super) points: Vec<Point>,
     pub(super) chunks: Vec<ChunkPoint>,
     pub(super) post_cost: Duration,
@@ -63,8 +61,8 @@ impl Calibration {
     const CLEARLY: f64 = 1.1;
 
     /// Returns the device and the setting that it is of.
-    pub fn subject(&self) -> &Subject {
-        &self.subject
+    pub fn key(&self) -> &CalibrationKey {
+        &self.key
     }
 
     /// Returns what was measured, by size.
@@ -182,7 +180,7 @@ pub(super) mod tests {
             copying: micros(rendezvous / 3),
         };
         Calibration {
-            subject: Subject::new(&tonic_rdma_verbs::soft::attributes(), 17_408),
+            key: CalibrationKey::new(&tonic_rdma_verbs::soft::attributes(), 17_408),
             points: points.iter().map(point).collect(),
             chunks: Vec::new(),
             post_cost: Duration::from_nanos(200),

@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::calibration::{Calibration, DEFAULT_CHUNK, NEVER};
-use super::decision::{Decision, Load, SetBy, Way};
+use super::calibration::{Calibration, DEFAULT_CHUNK};
+use super::decision::{NEVER, ThresholdSource, TransferDecision, TransferMode, WriteLoad};
 use super::device::DeviceTuner;
 use super::online::{Change, Class, Online};
 use crate::endpoint::config::{Config, EagerThreshold};
-use crate::endpoint::lock;
+use crate::endpoint::lock::lock;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ struct Auto {
 #[derive(Clone, Copy, Debug)]
 struct Write {
     left: usize,
-    way: Way,
+    mode: TransferMode,
 }
 
 impl Chooser {
@@ -59,7 +59,7 @@ impl Chooser {
         let chunk = config.chunk_size.unwrap_or(DEFAULT_CHUNK);
         let (threshold, auto, set_by) = match config.eager_threshold {
             EagerThreshold::Bytes(bytes) => {
-                (usize::try_from(bytes).unwrap_or(NEVER), None, SetBy::Configured)
+                (usize::try_from(bytes).unwrap_or(NEVER), None, ThresholdSource::Configured)
             }
             EagerThreshold::Auto => {
                 let device = device();
@@ -72,11 +72,11 @@ impl Chooser {
                     heard: 0,
                     device: Arc::clone(&device),
                 };
-                (device.default_threshold, Some(auto), SetBy::Default { reason })
+                (device.default_threshold, Some(auto), ThresholdSource::Default { reason })
             }
         };
         let explained = Explained(Mutex::new(Choice { threshold, chunk, set_by, turned: Vec::new() }));
-        let write = Write { left: 0, way: Way::Eager };
+        let write = Write { left: 0, mode: TransferMode::Eager };
         let memory = usize::try_from(Self::memory(config)).unwrap_or(usize::MAX);
         let mut chooser = Self { threshold, chunk, memory, auto, write, explained: Arc::new(explained) };
         chooser.adopt();
@@ -92,10 +92,10 @@ impl Chooser {
             return false;
         }
         if length != self.write.left {
-            let way = self.begin(length, heard, now);
-            self.write = Write { left: length, way };
+            let mode = self.begin(length, heard, now);
+            self.write = Write { left: length, mode };
         }
-        self.write.way == Way::Rendezvous
+        self.write.mode == TransferMode::Rendezvous
     }
 
     /// Whether none will ever go by rendezvous, nor be tried.
@@ -103,8 +103,8 @@ impl Chooser {
         self.threshold == NEVER && self.auto.as_ref().is_none_or(|auto| auto.settled)
     }
 
-    /// `count` bytes of a write were taken.
-    pub(in crate::endpoint) fn taken(&mut self, count: usize) {
+    /// Notes that `count` bytes of a write were sent or gathered.
+    pub(in crate::endpoint) fn written(&mut self, count: usize) {
         self.write.left = self.write.left.saturating_sub(count);
     }
 
@@ -123,23 +123,23 @@ impl Chooser {
         &self.explained
     }
 
-    fn begin(&mut self, size: usize, heard: u64, now: Instant) -> Way {
+    fn begin(&mut self, size: usize, heard: u64, now: Instant) -> TransferMode {
         self.adopt();
-        let usual = Way::of(size, self.threshold);
+        let usual = TransferMode::of(size, self.threshold);
         let Some(auto) = &mut self.auto else { return usual };
-        let load = if heard == auto.heard { Load::Heavy } else { Load::Light };
+        let load = if heard == auto.heard { WriteLoad::Heavy } else { WriteLoad::Light };
         auto.heard = heard;
-        let (way, change) = auto.online.begin(size, load, usual, auto.expected(size, self.threshold), now);
+        let (mode, change) = auto.online.begin(size, load, usual, auto.expected(size, self.threshold), now);
         if let Some(change) = change {
             self.explained.turn(change);
-            let Change { class, way, ratio } = change;
+            let Change { class, mode, ratio } = change;
             tracing::debug!(
                 device = &*auto.device.device,
                 from_bytes = 1_u64 << class.exponent,
-                %class.load, %way, ratio, "rendezvous threshold changed online"
+                %class.load, way = %mode, ratio, "rendezvous threshold changed online"
             );
         }
-        way
+        mode
     }
 
     /// Takes over the device's calibration, once it is there.
@@ -155,12 +155,12 @@ impl Chooser {
                 }
                 auto.calibration = Some(Arc::clone(calibration));
                 auto.online.reset();
-                SetBy::Calibration { device: Arc::clone(&auto.device.device) }
+                ThresholdSource::Calibration { device: Arc::clone(&auto.device.device) }
             }
-            Err(reason) => SetBy::Default { reason: Arc::clone(reason) },
+            Err(reason) => ThresholdSource::Default { reason: Arc::clone(reason) },
         };
         let choice = Choice { threshold: self.threshold, chunk: self.chunk, set_by, turned: Vec::new() };
-        tracing::trace!(decision = %choice.why(Class::SMALLEST, Load::Light), "rendezvous threshold of a connection");
+        tracing::trace!(decision = %choice.why(Class::SMALLEST, WriteLoad::Light), "rendezvous threshold of a connection");
         *lock(&self.explained.0) = choice;
     }
 }
@@ -174,11 +174,11 @@ impl Auto {
         const NEAR: usize = 16;
         let near = threshold != NEVER && size >= threshold / NEAR && size / NEAR <= threshold;
         let ratio = self.calibration.as_ref().map(|calibration| calibration.ratio(size));
-        match (ratio, Way::of(size, threshold)) {
+        match (ratio, TransferMode::of(size, threshold)) {
             _ if !near => f64::INFINITY,
             (None, _) => UNKNOWN,
-            (Some(ratio), Way::Eager) => ratio,
-            (Some(ratio), Way::Rendezvous) => 1.0 / ratio.max(1e-3),
+            (Some(ratio), TransferMode::Eager) => ratio,
+            (Some(ratio), TransferMode::Rendezvous) => 1.0 / ratio.max(1e-3),
         }
     }
 }
@@ -191,14 +191,14 @@ pub(crate) struct Explained(Mutex<Choice>);
 struct Choice {
     threshold: usize,
     chunk: usize,
-    set_by: SetBy,
+    set_by: ThresholdSource,
     /// What trials have turned.
     turned: Vec<Change>,
 }
 
 impl Explained {
     /// Which way a write of `size` bytes would go, and why.
-    pub(in crate::endpoint) fn why(&self, size: usize, load: Load) -> Decision {
+    pub(in crate::endpoint) fn why(&self, size: usize, load: WriteLoad) -> TransferDecision {
         lock(&self.0).why(size, load)
     }
 
@@ -213,14 +213,15 @@ impl Explained {
 }
 
 impl Choice {
-    fn why(&self, size: usize, load: Load) -> Decision {
-        let decided = |way, set_by| Decision::new(size, way, self.threshold, self.chunk, set_by);
+    fn why(&self, size: usize, load: WriteLoad) -> TransferDecision {
+        let decided = |mode, set_by| TransferDecision::new(size, mode, self.threshold, self.chunk, set_by);
         let class = Class::of(size, load);
         match self.turned.iter().find(|turned| turned.class == class && size >= Class::SMALLEST) {
-            Some(turned) => {
-                decided(turned.way, SetBy::Online { percent: (turned.ratio * 100.0).round() as u32 })
-            }
-            None => decided(Way::of(size, self.threshold), self.set_by.clone()),
+            Some(turned) => decided(
+                turned.mode,
+                ThresholdSource::Online { percent: (turned.ratio * 100.0).round() as u32 },
+            ),
+            None => decided(TransferMode::of(size, self.threshold), self.set_by.clone()),
         }
     }
 }
@@ -246,7 +247,7 @@ mod tests {
     }
 
     fn why(chooser: &Chooser, size: usize) -> String {
-        chooser.explained().why(size, Load::Light).to_string()
+        chooser.explained().why(size, WriteLoad::Light).to_string()
     }
 
     #[test]
@@ -293,9 +294,9 @@ mod tests {
         let mut chooser = Chooser::new(&Config::default(), device);
         let now = Instant::now();
         assert!(chooser.by_rendezvous(100_000, 0, now));
-        chooser.taken(90_000);
+        chooser.written(90_000);
         assert!(chooser.by_rendezvous(10_000, 0, now), "the rest of it");
-        chooser.taken(10_000);
+        chooser.written(10_000);
         assert!(!chooser.by_rendezvous(10_000, 0, now), "another");
     }
 
@@ -310,15 +311,19 @@ mod tests {
         for write in 1..200_000 {
             // In truth rendezvous is faster.
             let rendezvous = chooser.by_rendezvous(40_000, write, now);
-            chooser.taken(40_000);
+            chooser.written(40_000);
             now += Duration::from_micros(if rendezvous { 20 } else { 50 });
         }
         assert_eq!(
             why(&chooser, 40_000),
             "40000 B by rendezvous: threshold 64 KiB, set online: 40 % of the time that the other way took"
         );
-        assert_eq!(chooser.explained().why(40_000, Load::Heavy).way, Way::Eager, "not seen under this load");
-        assert_eq!(chooser.explained().why(100, Load::Light).way, Way::Eager);
+        assert_eq!(
+            chooser.explained().why(40_000, WriteLoad::Heavy).mode,
+            TransferMode::Eager,
+            "not seen under this load"
+        );
+        assert_eq!(chooser.explained().why(100, WriteLoad::Light).mode, TransferMode::Eager);
     }
 
     #[test]
@@ -329,7 +334,7 @@ mod tests {
         let mut now = Instant::now();
         for write in 1..200_000 {
             assert!(!chooser.by_rendezvous(40_000, write, now));
-            chooser.taken(40_000);
+            chooser.written(40_000);
             now += Duration::from_micros(50);
         }
     }
@@ -342,9 +347,9 @@ mod tests {
             let usual = size >= 1 << 16;
             (1..20_000).any(|write| {
                 now += Duration::from_micros(50);
-                let way = chooser.by_rendezvous(size, write, now);
-                chooser.taken(size);
-                way != usual
+                let mode = chooser.by_rendezvous(size, write, now);
+                chooser.written(size);
+                mode != usual
             })
         };
         assert!(tried(8192) && tried(32_768) && tried(1 << 20));

@@ -3,18 +3,19 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::calibration::NEVER;
+/// A threshold that no write reaches.
+pub(super) const NEVER: usize = usize::MAX;
 
 /// How the bytes of a write get to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Way {
+pub enum TransferMode {
     /// Sent into receive buffers that the peer has posted.
     Eager,
     /// Offered, and read by the peer.
     Rendezvous,
 }
 
-impl Way {
+impl TransferMode {
     /// The way of a write of `size` bytes, if those of `threshold` bytes and more go by rendezvous.
     pub(super) fn of(size: usize, threshold: usize) -> Self {
         if size >= threshold { Self::Rendezvous } else { Self::Eager }
@@ -28,7 +29,7 @@ impl Way {
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for TransferMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Eager => "eagerly",
@@ -39,14 +40,14 @@ impl fmt::Display for Way {
 
 /// What a connection is like when a write begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Load {
+pub enum WriteLoad {
     /// The peer has been heard of since the last large write began: question and answer.
     Light,
     /// It has not: one write after the other.
     Heavy,
 }
 
-impl fmt::Display for Load {
+impl fmt::Display for WriteLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Light => "light load",
@@ -58,7 +59,7 @@ impl fmt::Display for Load {
 /// Who set a threshold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum SetBy {
+pub enum ThresholdSource {
     /// The user, by `RDMA_EAGER_THRESHOLD` or [`Config::eager_threshold`](crate::Config::eager_threshold).
     Configured,
     /// The calibration of a device.
@@ -78,7 +79,7 @@ pub enum SetBy {
     },
 }
 
-impl fmt::Display for SetBy {
+impl fmt::Display for ThresholdSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Configured => f.write_str("set by configuration"),
@@ -98,29 +99,35 @@ impl fmt::Display for SetBy {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Decision {
+pub struct TransferDecision {
     /// Bytes of the write.
     pub size: usize,
     /// How it goes.
-    pub way: Way,
+    pub mode: TransferMode,
     /// Writes of this many bytes and more go by rendezvous; none if `None`. What is set online says otherwise for some
     /// sizes.
     pub threshold: Option<usize>,
     /// Bytes that the peer reads at a time, where writes go by rendezvous.
     pub chunk: usize,
     /// Who decided.
-    pub set_by: SetBy,
+    pub set_by: ThresholdSource,
 }
 
-impl Decision {
-    pub(super) fn new(size: usize, way: Way, threshold: usize, chunk: usize, set_by: SetBy) -> Self {
-        Self { size, way, threshold: (threshold != NEVER).then_some(threshold), chunk, set_by }
+impl TransferDecision {
+    pub(super) fn new(
+        size: usize,
+        mode: TransferMode,
+        threshold: usize,
+        chunk: usize,
+        set_by: ThresholdSource,
+    ) -> Self {
+        Self { size, mode, threshold: (threshold != NEVER).then_some(threshold), chunk, set_by }
     }
 }
 
-impl fmt::Display for Decision {
+impl fmt::Display for TransferDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}: ", Bytes(self.size), self.way)?;
+        write!(f, "{} {}: ", Bytes(self.size), self.mode)?;
         match self.threshold {
             Some(threshold) => write!(f, "threshold {}, {}", Bytes(threshold), self.set_by),
             None => write!(f, "no threshold, {}", self.set_by),
@@ -148,20 +155,21 @@ mod tests {
     #[test]
     fn a_decision_reads_like_a_sentence() {
         let decision = |size, threshold, set_by| {
-            Decision::new(size, Way::of(size, threshold), threshold, 1 << 18, set_by).to_string()
+            TransferDecision::new(size, TransferMode::of(size, threshold), threshold, 1 << 18, set_by)
+                .to_string()
         };
-        let calibration = || SetBy::Calibration { device: "rxe0".into() };
+        let calibration = || ThresholdSource::Calibration { device: "rxe0".into() };
         assert_eq!(
             decision(65_536, 32_768, calibration()),
             "64 KiB by rendezvous: threshold 32 KiB, set by calibration of rxe0"
         );
         assert_eq!(
-            decision(1000, NEVER, SetBy::Configured),
+            decision(1000, NEVER, ThresholdSource::Configured),
             "1000 B eagerly: no threshold, set by configuration"
         );
         let reason = "calibration is under way".into();
         assert_eq!(
-            decision(1 << 20, 1 << 16, SetBy::Default { reason }),
+            decision(1 << 20, 1 << 16, ThresholdSource::Default { reason }),
             "1 MiB by rendezvous: threshold 64 KiB, the default (calibration is under way)"
         );
     }

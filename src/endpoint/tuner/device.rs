@@ -6,12 +6,13 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::cache;
-use super::calibrate::{CalibrationError, calibrate};
-use super::calibration::{Calibration, DEFAULT_CHUNK, NEVER};
-use super::decision::Bytes;
-use super::subject::Subject;
+use super::calibrate::calibrate;
+use super::calibration::{Calibration, DEFAULT_CHUNK};
+use super::decision::{Bytes, NEVER};
+use super::error::{CacheError, CalibrationError};
+use super::key::CalibrationKey;
 use crate::endpoint::config::Config;
-use crate::endpoint::lock;
+use crate::endpoint::lock::lock;
 use tonic_rdma_verbs::Context;
 
 /// What is known of a device, or will be.
@@ -47,7 +48,7 @@ impl DeviceTuner {
         let tuner = Arc::new(Self::unknown(&attributes.name, default_threshold(attributes.provider)));
         devices.insert(key, Arc::clone(&tuner));
         drop(devices);
-        if let Some(calibration) = cached(config, &Subject::new(attributes, config.slot_size)) {
+        if let Some(calibration) = cached(config, &CalibrationKey::new(attributes, config.slot_size)) {
             tuner.settle(Ok(calibration));
         } else {
             tuner.measure(context, config);
@@ -90,7 +91,7 @@ impl DeviceTuner {
             Ok(calibration) => {
                 // First, so that whoever sees the outcome finds the file, too.
                 if let Err(reason) = keep(&config, &calibration) {
-                    tracing::debug!(device = &*tuner.device, reason, "the calibration is not kept on disk");
+                    tracing::debug!(device = &*tuner.device, %reason, "the calibration is not kept on disk");
                 }
                 tuner.settle(Ok(calibration));
             }
@@ -98,7 +99,7 @@ impl DeviceTuner {
         };
         let started = std::thread::Builder::new().name("rdma-tune".into()).spawn(work);
         if let Err(error) = started {
-            self.settle(Err(format!("no thread to measure in: {error}").into()));
+            self.settle(Err(CalibrationError::NoThread(error).to_string().into()));
         }
     }
 }
@@ -112,47 +113,48 @@ fn default_threshold(provider: &str) -> usize {
     if provider == "soft" { NEVER } else { OTHERS }
 }
 
-fn cached(config: &Config, subject: &Subject) -> Option<Calibration> {
-    let loaded = directory(config).and_then(|directory| cache::load(&directory, subject));
+fn cached(config: &Config, key: &CalibrationKey) -> Option<Calibration> {
+    let loaded = directory(config).and_then(|directory| cache::load(&directory, key));
     loaded.unwrap_or_else(|reason| {
-        tracing::debug!(device = subject.device, reason, "no calibration from disk");
+        tracing::debug!(device = key.device, %reason, "no calibration from disk");
         None
     })
 }
 
-/// Where calibrations are kept; the error says why they are not.
-fn directory(config: &Config) -> Result<PathBuf, String> {
+/// Returns the directory of calibrations.
+fn directory(config: &Config) -> Result<PathBuf, CacheError> {
     match config.max_inline {
-        None => config.tune_cache.directory(),
-        Some(_) => Err("a limit on inline bytes is set (RDMA_MAX_INLINE), which it would be of".into()),
+        None => Ok(config.tune_cache.directory()?),
+        Some(_) => Err(CacheError::InlineLimit),
     }
 }
 
-fn keep(config: &Config, calibration: &Calibration) -> Result<PathBuf, String> {
+/// Writes a calibration to disk; returns the file.
+fn keep(config: &Config, calibration: &Calibration) -> Result<PathBuf, CacheError> {
     if !calibration.is_steady() {
-        return Err("measurements did not agree: the machine was busy".into());
+        return Err(CacheError::Unsteady);
     }
     cache::store(&directory(config)?, calibration)
 }
 
-/// A calibration, where it came from, and where it is kept.
-#[derive(Clone, Debug)]
+/// A calibration, its origin, and the file that has it.
+#[derive(Debug)]
 #[non_exhaustive]
 pub struct Tuned {
-    /// What was measured.
+    /// The calibration.
     pub calibration: Calibration,
-    /// Whether now or before.
+    /// Measured now, or read from disk.
     pub origin: Origin,
-    /// The file that it is kept in, or why it is not.
-    pub kept: Result<PathBuf, String>,
+    /// The file that has the calibration, or the reason why there is none.
+    pub kept: Result<PathBuf, CacheError>,
 }
 
-/// Where a calibration came from.
+/// The origin of a calibration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It was measured now.
+    /// Measured now.
     Measured,
-    /// It was read from disk.
+    /// Read from disk.
     Disk,
 }
 
@@ -191,9 +193,9 @@ pub fn tune(
     fresh: bool,
     budget: Duration,
 ) -> Result<Tuned, CalibrationError> {
-    let subject = Subject::new(context.attributes(), config.slot_size);
-    if !fresh && let Some(calibration) = cached(config, &subject) {
-        let kept = directory(config).map(|directory| cache::file(&directory, &subject));
+    let key = CalibrationKey::new(context.attributes(), config.slot_size);
+    if !fresh && let Some(calibration) = cached(config, &key) {
+        let kept = directory(config).map(|directory| cache::file(&directory, &key));
         return Ok(Tuned { calibration, origin: Origin::Disk, kept });
     }
     let calibration = calibrate(context, config, budget)?;
@@ -203,8 +205,8 @@ pub fn tune(
 
 #[cfg(test)]
 mod tests {
-    use super::super::cache::TuneCache;
     use super::*;
+    use crate::endpoint::config::TuneCache;
 
     #[test]
     fn a_calibration_is_measured_once_and_then_read() {
@@ -237,6 +239,6 @@ mod tests {
                 None => std::thread::sleep(Duration::from_millis(5)),
             }
         };
-        assert_eq!(outcome.as_ref().unwrap().subject().slot_size, 2000);
+        assert_eq!(outcome.as_ref().unwrap().key().slot_size, 2000);
     }
 }

@@ -6,36 +6,42 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::calibration::{Calibration, ChunkPoint, Point};
-use super::subject::Subject;
+use super::key::CalibrationKey;
 
 /// What the first line says; another number, another format.
 const FIRST: &str = "tonic-rdma calibration 1";
 /// Longest text, in bytes.
 pub(super) const LONGEST: u64 = 16 << 10;
 
-/// Why a text is no calibration of the subject.
+/// The reason why a text is no calibration for a key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum FormatError {
+#[non_exhaustive]
+pub enum FormatError {
+    /// The first line is not that of this version.
     #[error("it is of another version of the format, or none of ours")]
     Version,
+    /// The checksum does not fit.
     #[error("its sum is wrong: it was damaged, or changed by hand")]
     Sum,
+    /// A line is missing, or has a value that can't have been measured.
     #[error("line {0:?} is wrong")]
     Line(String),
+    /// It was made with another key; the field that differs.
     #[error("it is of another {0}")]
-    Subject(&'static str),
+    Key(&'static str),
+    /// The points are not in order, or there are none.
     #[error("the sizes are not in order, or there are none")]
     Sizes,
 }
 
 /// The text of a calibration.
 pub(super) fn encode(calibration: &Calibration) -> String {
-    let Calibration { subject, points, chunks, post_cost, message_cost, round_trip, steady: _ } = calibration;
+    let Calibration { key, points, chunks, post_cost, message_cost, round_trip, steady: _ } = calibration;
     let mut text = format!("{FIRST}\n");
     let mut line = |key: &str, value: &dyn std::fmt::Display| {
         let _ = writeln!(text, "{key}={value}");
     };
-    for (key, value) in subject_fields(subject) {
+    for (key, value) in key_fields(key) {
         line(key, &value);
     }
     line("post_ns", &post_cost.as_nanos());
@@ -53,8 +59,8 @@ pub(super) fn encode(calibration: &Calibration) -> String {
     text
 }
 
-/// Reads a calibration of `subject`.
-pub(super) fn decode(text: &str, subject: &Subject) -> Result<Calibration, FormatError> {
+/// Reads a calibration of `key`.
+pub(super) fn decode(text: &str, key: &CalibrationKey) -> Result<Calibration, FormatError> {
     let body =
         text.strip_prefix(FIRST).and_then(|rest| rest.strip_prefix('\n')).ok_or(FormatError::Version)?;
     let (body, last) = body.trim_end_matches('\n').rsplit_once('\n').ok_or(FormatError::Sum)?;
@@ -62,10 +68,10 @@ pub(super) fn decode(text: &str, subject: &Subject) -> Result<Calibration, Forma
         return Err(FormatError::Sum);
     }
     let mut lines = body.lines().map(|line| line.split_once('=').ok_or(line)).peekable();
-    for (key, value) in subject_fields(subject) {
+    for (key, value) in key_fields(key) {
         match lines.next() {
             Some(Ok((found, text))) if found == key && text == value => {}
-            Some(Ok((found, _))) if found == key => return Err(FormatError::Subject(key)),
+            Some(Ok((found, _))) if found == key => return Err(FormatError::Key(key)),
             other => return Err(FormatError::Line(format!("{other:?}"))),
         }
     }
@@ -89,12 +95,12 @@ pub(super) fn decode(text: &str, subject: &Subject) -> Result<Calibration, Forma
     if points.is_empty() || points.len() > 64 || chunks.len() > 64 || !ascending {
         return Err(FormatError::Sizes);
     }
-    let subject = subject.clone();
-    Ok(Calibration { subject, points, chunks, post_cost, message_cost, round_trip, steady: true })
+    let key = key.clone();
+    Ok(Calibration { key, points, chunks, post_cost, message_cost, round_trip, steady: true })
 }
 
-fn subject_fields(subject: &Subject) -> [(&'static str, String); 6] {
-    let Subject { provider, device, driver, version, cpu, slot_size } = subject.clone();
+fn key_fields(key: &CalibrationKey) -> [(&'static str, String); 6] {
+    let CalibrationKey { provider, device, driver, version, cpu, slot_size } = key.clone();
     [
         ("provider", provider),
         ("device", device),
@@ -170,21 +176,21 @@ mod tests {
     fn what_is_written_is_read_back() {
         let calibration = calibration();
         let text = encode(&calibration);
-        assert_eq!(decode(&text, calibration.subject()), Ok(calibration.clone()));
+        assert_eq!(decode(&text, calibration.key()), Ok(calibration.clone()));
         assert!((text.len() as u64) < LONGEST);
     }
 
     #[test]
     fn damage_and_what_is_absurd_is_told() {
-        let subject = calibration().subject().clone();
+        let key = calibration().key().clone();
         let text = encode(&calibration());
         for (text, error) in [
             (String::new(), FormatError::Version),
             (text.replace("calibration 1", "calibration 2"), FormatError::Version),
             (text[..text.len() / 2].to_owned(), FormatError::Sum),
             (text.replace("64000", "63000"), FormatError::Sum),
-            (changed("device=soft0", "device=soft1"), FormatError::Subject("device")),
-            (changed("version=", "version=9"), FormatError::Subject("version")),
+            (changed("device=soft0", "device=soft1"), FormatError::Key("device")),
+            (changed("version=", "version=9"), FormatError::Key("version")),
             (changed("post_ns=200", "post_ns=0"), FormatError::Line("post_ns=0".into())),
             (changed("size=1024 1000", "size=1024 99999999999"), wrong("size", "1024 99999999999 9000 3000")),
             (changed("size=1024", "size=1023"), wrong("size", "1023 1000 9000 3000")),
@@ -195,18 +201,18 @@ mod tests {
             (changed("chunk=65536", "chunk=1"), wrong("chunk", "1 1048576 123000")),
             (changed("size=1024", "size=65536"), FormatError::Sizes),
         ] {
-            assert_eq!(decode(&text, &subject), Err(error), "{text}");
+            assert_eq!(decode(&text, &key), Err(error), "{text}");
         }
     }
 
     proptest! {
         #[test]
         fn no_text_brings_it_down(text in "\\PC{0,200}", lines in prop::collection::vec("[a-z_]{0,9}=[0-9 ]{0,30}", 0..12)) {
-            let subject = calibration().subject().clone();
-            let _ = decode(&text, &subject);
+            let key = calibration().key().clone();
+            let _ = decode(&text, &key);
             let body = format!("{FIRST}\n{}\n", lines.join("\n"));
             let text = format!("{body}sum={:016x}\n", sum(&body));
-            prop_assert!(decode(&text, &subject).is_err());
+            prop_assert!(decode(&text, &key).is_err());
         }
     }
 }

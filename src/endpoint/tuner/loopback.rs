@@ -8,19 +8,18 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::calibrate::CalibrationError;
+use super::error::CalibrationError;
 use crate::endpoint::config::Config;
-use crate::endpoint::fault::ConnectionFault;
 use crate::endpoint::link::Link;
-use crate::endpoint::receive::{Receives, Ring};
-use crate::endpoint::work_id::{Kind, WorkId};
+use crate::endpoint::link::receive::{Receives, Ring};
+use crate::endpoint::link::work_id::{WorkId, WorkKind};
 use crate::protocol::{ReadId, ReadRequest, SlotIndex};
-use crate::wire::{Chunk, ChunkError, Header, MAX_CHUNKS};
+use crate::wire::{Chunk, Header, MAX_CHUNKS};
 use tonic_rdma_verbs::internal::SlabRegistrations;
-use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolError, PoolSettings, Quota};
+use tonic_rdma_verbs::memory::{Block, Budget, Pool, PoolSettings, Quota};
 use tonic_rdma_verbs::{
-    Access, CompletionQueue, CompletionStatus, Context, OutOfBounds, ProtectionDomain, QueuePair,
-    QueuePairCapacity, WorkCompletion,
+    Access, CompletionQueue, CompletionStatus, Context, ProtectionDomain, QueuePair, QueuePairCapacity,
+    WorkCompletion,
 };
 
 /// See the module's documentation.
@@ -71,9 +70,6 @@ impl Loopback {
     const MEMORY: u64 = 64 << 20;
     /// How long nothing may happen.
     const PATIENCE: Duration = Duration::from_secs(1);
-    /// READs outstanding, and inline bytes, as connections have them.
-    const READS: u32 = 16;
-    const INLINE: u32 = 64 * 1024 + 512;
 
     /// Connects the device to itself, with content for messages of `longest` bytes.
     ///
@@ -86,16 +82,15 @@ impl Loopback {
     ) -> Result<Self, CalibrationError> {
         let (slot_size, path) = (config.slot_size, &config.path);
         let attributes = context.attributes();
-        let reads = Self::READS.min(attributes.max_outstanding_reads).max(1);
-        let refused = |error: &dyn std::fmt::Display| CalibrationError::NoLoopback(error.to_string());
-        let queue = context.create_completion_queue(1024).map_err(|error| refused(&error))?;
+        let reads = Link::READS.min(attributes.max_outstanding_reads).max(1);
+        let queue = context.create_completion_queue(1024).map_err(CalibrationError::NoLoopback)?;
         let budget = Budget::for_process(attributes.locks_memory, Some(Self::MEMORY));
         let capacity = QueuePairCapacity {
             send_requests: (Self::SENDS + reads).min(attributes.max_work_requests),
             receive_requests: Self::SLOTS,
             send_segments: (Link::SLICES as u32).min(attributes.max_segments),
             receive_segments: 1,
-            inline: attributes.max_inline.min(config.max_inline.unwrap_or(u32::MAX)).min(Self::INLINE),
+            inline: attributes.max_inline.min(config.max_inline.unwrap_or(u32::MAX)).min(Link::MAX_INLINE),
         };
         let pair = || unconnected(&**context, &queue, &capacity, &budget);
         let pairs = [pair()?, pair()?];
@@ -111,8 +106,8 @@ impl Loopback {
         let ends = [end(SENDER)?, end(RECEIVER)?];
         for (from, to) in [(SENDER, RECEIVER), (RECEIVER, SENDER)] {
             let address = pairs[to].0.local_address();
-            pairs[from].0.to_rtr(&address, path).map_err(|error| refused(&error))?;
-            pairs[from].0.to_rts(path).map_err(|error| refused(&error))?;
+            pairs[from].0.to_rtr(&address, path).map_err(CalibrationError::NoLoopback)?;
+            pairs[from].0.to_rts(path).map_err(CalibrationError::NoLoopback)?;
         }
         let source = (0..longest).map(|at| (at % 251) as u8).collect();
         let room = slot_size as usize - Header::LENGTH;
@@ -294,16 +289,16 @@ impl Loopback {
     fn note(&mut self, completion: &WorkCompletion) -> Result<(), CalibrationError> {
         if completion.status != CompletionStatus::Success {
             let (opcode, status) = (completion.opcode, completion.status);
-            return Err(CalibrationError::Failed(format!("{opcode:?}: {status}")));
+            return Err(CalibrationError::Request { opcode, status });
         }
         let id = WorkId::from_bits(completion.wr_id);
         let end = &mut self.ends[id.connection as usize % 2];
         match id.kind {
-            Kind::Receive | Kind::SharedReceive => {
+            WorkKind::Receive | WorkKind::SharedReceive => {
                 end.arrived.push_back((id.value, completion.byte_len as usize));
             }
-            Kind::Send => end.link.sends_completed(id.value),
-            Kind::Read => end.landed.push(id.value),
+            WorkKind::Send => end.link.sends_completed(id.value),
+            WorkKind::Read => end.landed.push(id.value),
         }
         Ok(())
     }
@@ -350,7 +345,7 @@ fn unconnected(
         Ok((pair, domain))
     };
     let made: Result<_, tonic_rdma_verbs::VerbsError> = make();
-    let (pair, domain) = made.map_err(|error| CalibrationError::NoLoopback(error.to_string()))?;
+    let (pair, domain) = made.map_err(CalibrationError::NoLoopback)?;
     let pool = Pool::new(
         Arc::clone(&domain),
         PoolSettings { access, ..PoolSettings::default() },
@@ -358,18 +353,6 @@ fn unconnected(
     );
     Ok((pair, domain, pool))
 }
-
-macro_rules! failed {
-    ($($error:ty),*) => {$(
-        impl From<$error> for CalibrationError {
-            fn from(error: $error) -> Self {
-                Self::Failed(error.to_string())
-            }
-        }
-    )*};
-}
-
-failed!(ConnectionFault, PoolError, OutOfBounds, ChunkError);
 
 #[cfg(test)]
 mod tests {

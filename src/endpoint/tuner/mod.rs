@@ -1,7 +1,7 @@
 //! The tuner: from which length on a write goes by rendezvous, in chunks of which length, and why.
 //!
 //! Owns what is known of a device ([`Calibration`], measured in a moment at first use and kept on disk), what each
-//! connection makes of it, and the answer to "why" ([`Decision`]). Never moves a connection's data; the write path asks
+//! connection makes of it, and the answer to "why" ([`TransferDecision`]). Never moves a connection's data; the write path asks
 //! `Chooser` which way to take.
 //!
 //! ```text
@@ -19,16 +19,19 @@ mod calibration;
 mod chooser;
 mod decision;
 mod device;
+mod error;
 mod format;
+mod key;
 mod loopback;
 mod online;
-mod subject;
 
-pub use cache::TuneCache;
-pub use calibrate::{CalibrationError, calibrate};
+pub use super::config::{NoDirectory, TuneCache};
+pub use calibrate::calibrate;
 pub use calibration::{Calibration, ChunkPoint, Point};
 pub(super) use chooser::{Chooser, Explained};
-pub use decision::{Decision, Load, SetBy, Way};
+pub use decision::{ThresholdSource, TransferDecision, TransferMode, WriteLoad};
 pub(super) use device::DeviceTuner;
 pub use device::{Origin, Tuned, tune};
-pub use subject::Subject;
+pub use error::{CacheError, CalibrationError};
+pub use format::FormatError;
+pub use key::CalibrationKey;

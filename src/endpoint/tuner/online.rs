@@ -20,7 +20,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::decision::{Load, Way};
+use super::decision::{TransferMode, WriteLoad};
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ pub(super) struct Online {
 pub(super) struct Change {
     pub(super) class: Class,
     /// The way from now on.
-    pub(super) way: Way,
+    pub(super) mode: TransferMode,
     /// What it takes, as a part of what the way before took.
     pub(super) ratio: f32,
 }
@@ -44,7 +44,7 @@ pub(super) struct Change {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Class {
     pub(super) exponent: u32,
-    pub(super) load: Load,
+    pub(super) load: WriteLoad,
 }
 
 /// Least and largest exponent of a class; larger writes are in the last.
@@ -55,13 +55,13 @@ impl Class {
     /// Shortest write that is tried, in bytes: shorter ones are gathered.
     pub(super) const SMALLEST: usize = 1 << *EXPONENTS.start();
 
-    pub(super) fn of(size: usize, load: Load) -> Self {
+    pub(super) fn of(size: usize, load: WriteLoad) -> Self {
         let exponent = size.max(1).ilog2().clamp(*EXPONENTS.start(), *EXPONENTS.end());
         Self { exponent, load }
     }
 
     fn cell(self) -> usize {
-        2 * (self.exponent - EXPONENTS.start()) as usize + usize::from(self.load == Load::Heavy)
+        2 * (self.exponent - EXPONENTS.start()) as usize + usize::from(self.load == WriteLoad::Heavy)
     }
 
     /// Writes of a block: enough to outweigh what lies in queues, 8 MiB or 64 offers.
@@ -156,25 +156,25 @@ impl Online {
     pub(super) fn begin(
         &mut self,
         size: usize,
-        load: Load,
-        usual: Way,
+        load: WriteLoad,
+        usual: TransferMode,
         expected: f64,
         now: Instant,
-    ) -> (Way, Option<Change>) {
+    ) -> (TransferMode, Option<Change>) {
         self.account(now);
         let class = Class::of(size, load);
         let cell = class.cell();
         self.last = Some(Last { cell, size, at: now });
         let change = self.advance(class, usual);
         self.start(class, expected);
-        let way = self.way(class, usual);
+        let mode = self.mode(class, usual);
         match &mut self.trial {
             Some(trial) if trial.class == class => {
                 trial.begun += 1;
                 let other = matches!(trial.phase, Phase::SettleOther | Phase::Other);
-                (if other { way.other() } else { way }, change)
+                (if other { mode.other() } else { mode }, change)
             }
-            _ => (way, change),
+            _ => (mode, change),
         }
     }
 
@@ -183,7 +183,7 @@ impl Online {
         *self = Self::default();
     }
 
-    fn way(&self, class: Class, usual: Way) -> Way {
+    fn mode(&self, class: Class, usual: TransferMode) -> TransferMode {
         if self.cells[class.cell()].turned { usual.other() } else { usual }
     }
 
@@ -204,7 +204,7 @@ impl Online {
     }
 
     /// Goes to the next phase of the trial of `class`, if this one is over.
-    fn advance(&mut self, class: Class, usual: Way) -> Option<Change> {
+    fn advance(&mut self, class: Class, usual: TransferMode) -> Option<Change> {
         let trial = self.trial.as_mut().filter(|trial| trial.class == class)?;
         if trial.begun < class.block() {
             return None;
@@ -232,7 +232,7 @@ impl Online {
     }
 
     /// Takes in a sample.
-    fn conclude(&mut self, class: Class, sample: f32, usual: Way) -> Option<Change> {
+    fn conclude(&mut self, class: Class, sample: f32, usual: TransferMode) -> Option<Change> {
         /// Worse than this is clearly worse.
         const WORSE: f32 = 1.1;
         const MOST_PATIENCE: u8 = 6;
@@ -257,7 +257,7 @@ impl Online {
         }
         let (turned, ratio) = (!cell.turned, cell.ratio);
         *cell = Cell { turned, ..Cell::default() };
-        Some(Change { class, way: self.way(class, usual), ratio })
+        Some(Change { class, mode: self.mode(class, usual), ratio })
     }
 
     /// Begins a trial of `class`, if none is under way and it is time.
@@ -302,12 +302,12 @@ mod tests {
         now: Instant,
         seed: u64,
         noise: f64,
-        usual: Way,
+        usual: TransferMode,
         expected: f64,
     }
 
     impl Synthetic {
-        fn new(usual: Way, expected: f64, noise: f64) -> Self {
+        fn new(usual: TransferMode, expected: f64, noise: f64) -> Self {
             Self {
                 online: Online::default(),
                 now: Instant::now(),
@@ -327,23 +327,29 @@ mod tests {
         }
 
         /// So many writes of a size; how many went the other way than usual, and what changed.
-        fn run(&mut self, writes: u32, size: usize, cost: impl Fn(Way) -> f64) -> (u32, Vec<Change>) {
+        fn run(
+            &mut self,
+            writes: u32,
+            size: usize,
+            cost: impl Fn(TransferMode) -> f64,
+        ) -> (u32, Vec<Change>) {
             let (mut others, mut changes) = (0, Vec::new());
             for _ in 0..writes {
-                let (way, change) = self.online.begin(size, Load::Light, self.usual, self.expected, self.now);
-                others += u32::from(way != self.usual);
+                let (mode, change) =
+                    self.online.begin(size, WriteLoad::Light, self.usual, self.expected, self.now);
+                others += u32::from(mode != self.usual);
                 changes.extend(change);
                 let factor = 1.0 + self.noise * self.random();
-                self.now += Duration::from_nanos((cost(way) * factor) as u64);
+                self.now += Duration::from_nanos((cost(mode) * factor) as u64);
             }
             (others, changes)
         }
     }
 
-    fn costs(eager: f64, rendezvous: f64) -> impl Fn(Way) -> f64 {
-        move |way| match way {
-            Way::Eager => eager,
-            Way::Rendezvous => rendezvous,
+    fn costs(eager: f64, rendezvous: f64) -> impl Fn(TransferMode) -> f64 {
+        move |mode| match mode {
+            TransferMode::Eager => eager,
+            TransferMode::Rendezvous => rendezvous,
         }
     }
 
@@ -351,10 +357,10 @@ mod tests {
 
     #[test]
     fn the_faster_way_is_found_and_kept() {
-        let mut connection = Synthetic::new(Way::Eager, 1.5, 0.3);
+        let mut connection = Synthetic::new(TransferMode::Eager, 1.5, 0.3);
         let (_, changes) = connection.run(MANY, 100_000, costs(50_000.0, 30_000.0));
         assert_eq!(changes.len(), 1, "{changes:?}");
-        assert_eq!((changes[0].way, changes[0].class.exponent), (Way::Rendezvous, 16));
+        assert_eq!((changes[0].mode, changes[0].class.exponent), (TransferMode::Rendezvous, 16));
         assert!((0.5..0.7).contains(&changes[0].ratio), "{changes:?}");
         let (others, changes) = connection.run(MANY, 100_000, costs(50_000.0, 30_000.0));
         assert!(changes.is_empty() && others > MANY / 10 * 9, "{others} {changes:?}");
@@ -362,16 +368,17 @@ mod tests {
 
     #[test]
     fn it_changes_back_when_the_machine_does() {
-        let mut connection = Synthetic::new(Way::Rendezvous, 1.5, 0.1);
+        let mut connection = Synthetic::new(TransferMode::Rendezvous, 1.5, 0.1);
         let (_, changes) = connection.run(MANY, 1 << 16, costs(20_000.0, 30_000.0));
-        assert_eq!(changes.iter().map(|change| change.way).collect::<Vec<_>>(), [Way::Eager]);
+        assert_eq!(changes.iter().map(|change| change.mode).collect::<Vec<_>>(), [TransferMode::Eager]);
         let (_, changes) = connection.run(20 * MANY, 1 << 16, costs(30_000.0, 20_000.0));
-        assert_eq!(changes.iter().map(|change| change.way).collect::<Vec<_>>(), [Way::Rendezvous]);
+        assert_eq!(changes.iter().map(|change| change.mode).collect::<Vec<_>>(), [TransferMode::Rendezvous]);
     }
 
     #[test]
     fn nothing_is_tried_where_calibration_has_no_hope() {
-        let (others, changes) = Synthetic::new(Way::Eager, 4.1, 0.3).run(MANY, 8192, costs(1000.0, 500.0));
+        let (others, changes) =
+            Synthetic::new(TransferMode::Eager, 4.1, 0.3).run(MANY, 8192, costs(1000.0, 500.0));
         assert_eq!((others, changes), (0, vec![]));
     }
 
@@ -379,7 +386,7 @@ mod tests {
     fn a_slower_way_costs_little() {
         for ratio in [1.2, 2.0, 4.0] {
             let (others, changes) =
-                Synthetic::new(Way::Eager, ratio, 0.1).run(MANY, 1 << 14, costs(1e4, 1e4 * ratio));
+                Synthetic::new(TransferMode::Eager, ratio, 0.1).run(MANY, 1 << 14, costs(1e4, 1e4 * ratio));
             let cost = f64::from(others) * (ratio - 1.0) / f64::from(MANY);
             assert!(changes.is_empty() && others > 0 && cost < 0.02, "{ratio}: {others} cost {cost}");
         }
@@ -387,7 +394,7 @@ mod tests {
 
     #[test]
     fn a_slower_way_than_expected_is_tried_ever_more_rarely() {
-        let mut connection = Synthetic::new(Way::Eager, 1.0, 0.1);
+        let mut connection = Synthetic::new(TransferMode::Eager, 1.0, 0.1);
         let (first, _) = connection.run(MANY, 1 << 14, costs(1e4, 9e4));
         let (second, changes) = connection.run(MANY, 1 << 14, costs(1e4, 9e4));
         assert!(changes.is_empty() && second * 2 < first && first < MANY / 100, "{first} {second}");
@@ -395,8 +402,8 @@ mod tests {
 
     #[test]
     fn a_pause_ends_a_trial() {
-        let mut connection = Synthetic::new(Way::Eager, 1.0, 0.0);
-        let paused = |way| if way == Way::Eager { 50_000.0 } else { 2e8 };
+        let mut connection = Synthetic::new(TransferMode::Eager, 1.0, 0.0);
+        let paused = |mode| if mode == TransferMode::Eager { 50_000.0 } else { 2e8 };
         let (_, changes) = connection.run(MANY, 1 << 16, paused);
         assert!(connection.online.cells.iter().all(|cell| !cell.tried));
         assert!(changes.is_empty());
@@ -404,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_trial_of_writes_that_come_no_more_is_given_up() {
-        let mut connection = Synthetic::new(Way::Eager, 1.0, 0.0);
+        let mut connection = Synthetic::new(TransferMode::Eager, 1.0, 0.0);
         connection.run(32 * 64 + 10, 1 << 14, costs(1e4, 1e4));
         assert!(connection.online.trial.is_some());
         let (others, _) = connection.run(10_000, 1 << 16, costs(1e4, 1e4));
@@ -414,16 +421,16 @@ mod tests {
     /// What a buffer takes at once and the peer works off later: the other way seems free for the length of the queue.
     #[test]
     fn what_lies_in_queues_is_not_taken_for_speed() {
-        let mut connection = Synthetic::new(Way::Eager, 1.5, 0.0);
+        let mut connection = Synthetic::new(TransferMode::Eager, 1.5, 0.0);
         let (mut others, mut backlog) = (0, 0.0_f64);
         for _ in 0..MANY {
-            let (way, change) =
-                connection.online.begin(1 << 18, Load::Heavy, Way::Eager, 1.5, connection.now);
+            let (mode, change) =
+                connection.online.begin(1 << 18, WriteLoad::Heavy, TransferMode::Eager, 1.5, connection.now);
             assert_eq!(change, None);
-            others += u32::from(way == Way::Rendezvous);
-            let (accept, work, queue) = match way {
-                Way::Eager => (20_000.0, 50_000.0, 300_000.0),
-                Way::Rendezvous => (20_000.0, 75_000.0, 32.0 * 75_000.0),
+            others += u32::from(mode == TransferMode::Rendezvous);
+            let (accept, work, queue) = match mode {
+                TransferMode::Eager => (20_000.0, 50_000.0, 300_000.0),
+                TransferMode::Rendezvous => (20_000.0, 75_000.0, 32.0 * 75_000.0),
             };
             backlog += work;
             let wait = f64::max(accept, backlog - queue);
@@ -438,7 +445,7 @@ mod tests {
 
         #[test]
         fn equal_ways_do_not_flap(seed in 1_u64.., noise in 0.0..0.5_f64, exponent in 12_u32..=22) {
-            let mut connection = Synthetic::new(Way::Eager, 1.0, noise);
+            let mut connection = Synthetic::new(TransferMode::Eager, 1.0, noise);
             connection.seed = seed;
             let (others, changes) = connection.run(60_000, 1 << exponent, costs(1e4, 1e4));
             prop_assert!(changes.is_empty(), "{changes:?}");
@@ -450,8 +457,8 @@ mod tests {
             let mut online = Online::default();
             let mut now = Instant::now();
             for (size, heavy, pause, expected) in writes {
-                let load = if heavy { Load::Heavy } else { Load::Light };
-                online.begin(size, load, Way::Eager, expected, now);
+                let load = if heavy { WriteLoad::Heavy } else { WriteLoad::Light };
+                online.begin(size, load, TransferMode::Eager, expected, now);
                 now += Duration::from_nanos(pause % 200_000_000);
             }
         }

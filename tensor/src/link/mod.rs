@@ -38,7 +38,7 @@ use super::exchange::Exchange;
 use super::landing::Landing;
 use super::{ChannelError, lock};
 use crate::wire::tensor_frame::Frame;
-use tonic_rdma::internal::{Pace, Queue, Reactor, Seen, may_spin};
+use tonic_rdma::internal::{Observation, Pace, Queue, Reactor, may_spin};
 use tonic_rdma_verbs::internal::{Grant, KeptRegistrations};
 use tonic_rdma_verbs::memory::{Lease, SharedRegion};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
@@ -176,7 +176,7 @@ impl Link {
         }
         let look = || {
             // A task that this poll woke may wait for this thread: it goes first.
-            if has_come() || seat.queue.poll().woken > 0 { Seen::Wanted } else { Seen::Nothing }
+            if has_come() || seat.queue.poll().woken > 0 { Observation::Wanted } else { Observation::Nothing }
         };
         pace.spin(|| (), look) && has_come()
     }

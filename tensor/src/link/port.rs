@@ -13,7 +13,7 @@ use super::Link;
 use super::lane::Lane;
 use super::token::{Outcome, Token};
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
-use tonic_rdma::internal::{Kind, Participant, WorkId};
+use tonic_rdma::internal::{Participant, WorkId, WorkKind};
 use tonic_rdma_verbs::internal::{
     CopyRange, CopyRanges, FinishedTransfer, InFlight, LocalMemory, Transfer, TransferKind,
 };
@@ -231,7 +231,7 @@ impl Port {
     }
 
     fn id(&self, number: u32) -> u64 {
-        WorkId { kind: Kind::Send, connection: self.key, value: number }.to_bits()
+        WorkId { kind: WorkKind::Send, connection: self.key, value: number }.to_bits()
     }
 
     fn link(&self) -> Option<Arc<Link>> {
@@ -262,7 +262,7 @@ impl Port {
         let id = WorkId::from_bits(completion.wr_id);
         let mut state = lock(&self.state);
         let Some(flights) = &mut state.flights else { return Ok(None) };
-        if id.kind != Kind::Receive {
+        if id.kind != WorkKind::Receive {
             flights.completed(id.value, completion.status, |it| finished.push(it));
             if completion.status != CompletionStatus::Success {
                 return Err(self.lost(completion.status));
@@ -343,7 +343,7 @@ impl State {
         let Some(flights) = &self.flights else { return Ok(()) };
         let start = slot as usize * MAX_FRAME;
         let into = self.receives.segment(start..start + MAX_FRAME).map_err(ChannelError::local)?;
-        let wr_id = WorkId { kind: Kind::Receive, connection: key, value: slot }.to_bits();
+        let wr_id = WorkId { kind: WorkKind::Receive, connection: key, value: slot }.to_bits();
         let request = ReceiveRequest { wr_id, into: &[into] };
         flights.queue_pair().post_receive(&[request]).map_err(ChannelError::local)
     }

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::super::{ChannelError, lock};
 use super::{End, Link, Notification};
-use tonic_rdma::internal::{Untold, Watched};
+use tonic_rdma::internal::{UnannouncedArrival, Watched};
 use tonic_rdma_verbs::memory::SharedRegion;
 
 /// The future of a word: ready once it has its value, or once the link has ended.
@@ -117,11 +117,11 @@ impl Watched for Word {
         come
     }
 
-    fn untold(&self) -> Option<Untold> {
+    fn unannounced(&self) -> Option<UnannouncedArrival> {
         let asked = self.asked.load(Ordering::Relaxed);
         let by_bell = self.link.notification() == Notification::Word;
-        (by_bell && self.is_reached()).then(|| Untold {
-            told: Arc::clone(self.end.bells()),
+        (by_bell && self.is_reached()).then(|| UnannouncedArrival {
+            announcements: Arc::clone(self.end.bells()),
             before: self.bells,
             asked,
         })

@@ -118,7 +118,7 @@ async fn message(tcp: &mut TcpStream) -> Vec<u8> {
 
 /// Returns settings that wait for the peer's part of the negotiation for longer than any test takes.
 fn patient() -> Config {
-    Config::default().handshake_timeout(Duration::from_secs(3600))
+    Config::default().handshake_timeout(Duration::from_secs(600))
 }
 
 /// Some peers connect first, stop at each stage of the negotiation, and keep their connections. Other peers negotiate and exchange

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic_rdma::EndpointStream;
-use tonic_rdma::internal::tuner::{Decision, Load, SetBy, Subject, TuneCache, Way};
+use tonic_rdma::internal::tuner::{
+    CalibrationKey, ThresholdSource, TransferDecision, TransferMode, TuneCache, WriteLoad,
+};
 use tonic_rdma::{Config, EagerThreshold};
 
 use support::{Runtime, config, pair};
@@ -14,8 +16,8 @@ fn cache_in(folder: &TempDir) -> TuneCache {
     TuneCache::Directory(folder.path().to_owned())
 }
 
-fn why(stream: &EndpointStream, size: usize) -> Decision {
-    stream.info().why(size, Load::Light).unwrap()
+fn why(stream: &EndpointStream, size: usize) -> TransferDecision {
+    stream.info().why(size, WriteLoad::Light).unwrap()
 }
 
 /// Sends `content` and waits until it has arrived.
@@ -31,14 +33,14 @@ async fn transfer(client: &mut EndpointStream, server: &mut EndpointStream, cont
 }
 
 /// Sends data until the connection has a calibration or has given up.
-async fn settled(config: Config) -> Decision {
+async fn settled(config: Config) -> TransferDecision {
     let (mut client, mut server) = pair(config).await;
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         transfer(&mut client, &mut server, &[7; 100_000]).await;
         let decision = why(&client, 100_000);
         match &decision.set_by {
-            SetBy::Default { reason } if &**reason == "the calibration is under way" => {
+            ThresholdSource::Default { reason } if &**reason == "the calibration is under way" => {
                 assert!(Instant::now() < deadline, "the calibration does not end");
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
@@ -55,8 +57,8 @@ fn a_threshold_that_is_set_is_explained_so() {
         for end in [&client, &server] {
             let decision = why(end, 1 << 20);
             assert_eq!(decision.to_string(), "1 MiB by rendezvous: threshold 64 KiB, set by configuration");
-            assert_eq!((decision.set_by, decision.chunk), (SetBy::Configured, 32 * 1024));
-            assert_eq!(why(end, 1000).way, Way::Eager);
+            assert_eq!((decision.set_by, decision.chunk), (ThresholdSource::Configured, 32 * 1024));
+            assert_eq!(why(end, 1000).mode, TransferMode::Eager);
         }
     });
 }
@@ -67,18 +69,18 @@ fn without_one_the_device_is_measured_while_connections_go_on() {
     // No other test has receive buffers of this length: a process measures a device once for each length.
     let config = config().receive_buffers(64, 3000).tune_cache(cache_in(&folder));
     let decision = Runtime::Idle.run(settled(config));
-    assert!(matches!(decision.set_by, SetBy::Calibration { .. }), "{decision}");
+    assert!(matches!(decision.set_by, ThresholdSource::Calibration { .. }), "{decision}");
     assert_eq!(
         decision.threshold.is_some_and(|threshold| threshold <= 100_000),
-        decision.way == Way::Rendezvous
+        decision.mode == TransferMode::Rendezvous
     );
 }
 
 /// Writes a calibration of the software device with receive buffers of `slot_size` bytes into the cache. The format is the
 /// library's, because files on users' disks must stay readable.
 fn put(folder: &TempDir, slot_size: u32, sizes: &str) {
-    let subject = Subject::new(&tonic_rdma_verbs::soft::attributes(), slot_size);
-    let Subject { provider, device, driver, version, cpu, .. } = subject;
+    let key = CalibrationKey::new(&tonic_rdma_verbs::soft::attributes(), slot_size);
+    let CalibrationKey { provider, device, driver, version, cpu, .. } = key;
     let body = format!(
         "tonic-rdma calibration 1\nprovider={provider}\ndevice={device}\ndriver={driver}\nversion={version}\n\
          processor={cpu}\nslot size={slot_size}\npost_ns=90\nmessage_ns=140\nround_trip_ns=500\n{sizes}"
@@ -116,7 +118,7 @@ fn a_bad_file_is_ignored() {
     put(&folder, 3200, "size=16384 1000 99000000000 300\n");
     let config = Config::default().receive_buffers(64, 3200).tune_cache(cache_in(&folder));
     let decision = Runtime::Idle.run(settled(config));
-    assert!(matches!(decision.set_by, SetBy::Calibration { .. }), "{decision}");
+    assert!(matches!(decision.set_by, ThresholdSource::Calibration { .. }), "{decision}");
 }
 
 #[test]
@@ -126,7 +128,7 @@ fn a_cache_that_can_not_be_used_is_no_failure() {
     std::fs::write(&file, "").unwrap();
     let config = Config::default().receive_buffers(64, 3300).tune_cache(TuneCache::Directory(file));
     let decision = Runtime::Idle.run(settled(config));
-    assert!(matches!(decision.set_by, SetBy::Calibration { .. }), "{decision}");
+    assert!(matches!(decision.set_by, ThresholdSource::Calibration { .. }), "{decision}");
 }
 
 #[test]
@@ -137,7 +139,7 @@ fn nothing_is_explained_over_tcp() {
         let dialer = tonic_rdma::Dialer::new(Config::default());
         let port = listener.local_addr().port();
         let (client, server) = tokio::join!(dialer.dial("127.0.0.1", port), listener.next());
-        assert_eq!(client.unwrap().info().why(1, Load::Light), None);
+        assert_eq!(client.unwrap().info().why(1, WriteLoad::Light), None);
         drop(server);
     });
 }

@@ -1,0 +1,332 @@
+//! Settings of connections, by builder or by environment variable.
+
+mod choices;
+mod error;
+mod rules;
+#[cfg(test)]
+mod tests;
+mod tune_cache;
+mod variables;
+
+use std::time::Duration;
+
+use tonic_rdma_verbs::PathSettings;
+
+pub use choices::{EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive, StockClients};
+pub use error::ConfigError;
+pub use tune_cache::{NoDirectory, TuneCache};
+
+/// Settings of a connector, a listener or a tensor device. [`Config::default`] suits most programs. [`Config::from_env`]
+/// starts from it and applies the `RDMA_*` variables, whose names follow those of TensorFlow's verbs transport.
+///
+/// Setters take any value. [`validate`](Self::validate) refuses the values that the variables refuse; connectors, listeners and
+/// tensor devices call it before they use a configuration, so that a bad value is an error that names its setting.
+///
+/// ```
+/// use std::time::Duration;
+/// use tonic_rdma::{Config, Policy, PollMode, RdmaConnector};
+///
+/// let config = Config::default()
+///     .policy(Policy::Require) // RDMA or an error
+///     .poll_mode(PollMode::Event) // least processor time
+///     .connect_timeout(Duration::from_secs(2));
+/// let connector = RdmaConnector::with_config(config);
+/// # drop(connector);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Config {
+    pub(crate) policy: Policy,
+    pub(crate) stock_clients: StockClients,
+    pub(crate) provider: ProviderChoice,
+    pub(crate) device: Option<String>,
+    pub(crate) device_port: Option<u8>,
+    pub(crate) gid_index: Option<u8>,
+    pub(crate) poll_mode: PollMode,
+    pub(crate) poll_cpus: Vec<usize>,
+    pub(crate) spin_limit: Duration,
+    pub(crate) completion_queues: usize,
+    pub(crate) eager_threshold: EagerThreshold,
+    pub(crate) chunk_size: Option<usize>,
+    pub(crate) tune_cache: TuneCache,
+    pub(crate) receive_slots: u32,
+    pub(crate) slot_size: u32,
+    pub(crate) shared_receive: SharedReceive,
+    pub(crate) max_inline: Option<u32>,
+    pub(crate) queue_depth: u32,
+    pub(crate) pinned_limit: Option<u64>,
+    pub(crate) plaintext_tensors: bool,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) handshake_timeout: Duration,
+    pub(crate) ping_interval: Duration,
+    pub(crate) ping_timeout: Duration,
+    pub(crate) linger: Duration,
+    pub(crate) path: PathSettings,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            policy: Policy::default(),
+            stock_clients: StockClients::default(),
+            provider: ProviderChoice::default(),
+            device: None,
+            device_port: None,
+            gid_index: None,
+            poll_mode: PollMode::default(),
+            poll_cpus: Vec::new(),
+            spin_limit: Self::SPIN_LIMIT,
+            completion_queues: 1,
+            eager_threshold: EagerThreshold::default(),
+            chunk_size: None,
+            tune_cache: TuneCache::default(),
+            receive_slots: 96,
+            // An HTTP/2 frame of the default size, with its header and ours.
+            slot_size: 17 * 1024,
+            shared_receive: SharedReceive::default(),
+            max_inline: None,
+            queue_depth: 1024,
+            pinned_limit: None,
+            plaintext_tensors: false,
+            connect_timeout: Duration::from_secs(10),
+            handshake_timeout: Duration::from_secs(3),
+            ping_interval: Duration::from_secs(10),
+            ping_timeout: Duration::from_secs(30),
+            linger: Duration::from_secs(5),
+            path: PathSettings::default(),
+        }
+    }
+}
+
+impl Config {
+    /// Longest spin by default. It is about as long as three wake-ups, so that a spin in vain costs no more than a successful
+    /// one saves.
+    const SPIN_LIMIT: Duration = Duration::from_micros(120);
+
+    /// Checks every setting by the rule of its environment variable. [`from_env`](Self::from_env) calls this, and so do
+    /// connectors, listeners and tensor devices before they use a configuration. Setters take any value, so that calls of
+    /// setters can be chained.
+    ///
+    /// ```
+    /// use tonic_rdma::Config;
+    ///
+    /// assert!(Config::default().queue_depth(256).validate().is_ok());
+    /// let error = Config::default().queue_depth(1).validate().unwrap_err();
+    /// assert_eq!((error.setting, error.variable), ("queue_depth", "RDMA_QP_QUEUE_DEPTH"));
+    /// ```
+    ///
+    /// # Errors
+    /// A setting has a value that it does not take. The error names the setting, its variable and the values that it takes.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.device.as_deref().map_or(Ok(()), rules::check_device)?;
+        self.device_port.map_or(Ok(()), |port| rules::DEVICE_PORT.check(port.into()))?;
+        self.gid_index.map_or(Ok(()), |index| rules::GID_INDEX.check(index.into()))?;
+        rules::check_cpus(&self.poll_cpus)?;
+        rules::SPIN_LIMIT.check(self.spin_limit)?;
+        rules::COMPLETION_QUEUES.check(self.completion_queues as u64)?;
+        self.chunk_size.map_or(Ok(()), |bytes| rules::CHUNK_SIZE.check(bytes as u64))?;
+        if let TuneCache::Directory(directory) = &self.tune_cache {
+            rules::check_directory(directory)?;
+        }
+        rules::RECEIVE_SLOTS.check(self.receive_slots.into())?;
+        rules::SLOT_SIZE.check(self.slot_size.into())?;
+        self.max_inline.map_or(Ok(()), |bytes| rules::MAX_INLINE.check(bytes.into()))?;
+        rules::QUEUE_DEPTH.check(self.queue_depth.into())?;
+        self.pinned_limit.map_or(Ok(()), |bytes| rules::PINNED_LIMIT.check(bytes))?;
+        rules::HANDSHAKE_TIMEOUT.check(self.handshake_timeout)?;
+        rules::QP_TIMEOUT.check(self.path.timeout.into())?;
+        rules::QP_RETRY_COUNT.check(self.path.retry_count.into())?;
+        rules::QP_SERVICE_LEVEL.check(self.path.service_level.into())?;
+        rules::QP_TRAFFIC_CLASS.check(self.path.traffic_class.into())?;
+        rules::QP_PKEY_INDEX.check(self.path.pkey_index.into())?;
+        self.path.mtu.map_or(Ok(()), rules::check_mtu)
+    }
+
+    /// Returns the limit on pinned memory, if one is set.
+    #[doc(hidden)]
+    pub fn pinned(&self) -> Option<u64> {
+        self.pinned_limit
+    }
+
+    /// Returns the length of a send queue, in requests.
+    #[doc(hidden)]
+    pub fn depth(&self) -> u32 {
+        self.queue_depth
+    }
+
+    /// Sets whether a connection has to be RDMA. Default: [`Policy::Prefer`]. Variable `RDMA_POLICY`: `require`, `prefer`, `tcp-only`.
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Sets which clients without RDMA a listener serves over TCP. Default: [`StockClients::Grpc`].
+    pub fn stock_clients(mut self, clients: StockClients) -> Self {
+        self.stock_clients = clients;
+        self
+    }
+
+    /// Sets which provider's device to use. Default: [`ProviderChoice::Auto`]. Variable `RDMA_PROVIDER`: `auto`, `soft`, `ibverbs`.
+    pub fn provider(mut self, provider: ProviderChoice) -> Self {
+        self.provider = provider;
+        self
+    }
+
+    /// Sets the device to use, such as `mlx5_0` or `soft0`. Default: the best one. Variable `RDMA_DEVICE`.
+    pub fn device(mut self, name: impl Into<String>) -> Self {
+        self.device = Some(name.into());
+        self
+    }
+
+    /// Sets the device's port, from 1. Default: its first active one. Variable `RDMA_DEVICE_PORT`.
+    pub fn device_port(mut self, port: u8) -> Self {
+        self.device_port = Some(port);
+        self
+    }
+
+    /// Sets the index into the port's table of global identifiers. Default: the best one, which is RoCE version 2 with an
+    /// address that is not link-local. Variable `RDMA_GID_INDEX`.
+    pub fn gid_index(mut self, index: u8) -> Self {
+        self.gid_index = Some(index);
+        self
+    }
+
+    /// Sets how completions are waited for. Default: [`PollMode::Adaptive`]. Variable `RDMA_POLL_MODE`: `busy`, `adaptive`, `event`.
+    pub fn poll_mode(mut self, mode: PollMode) -> Self {
+        self.poll_mode = mode;
+        self
+    }
+
+    /// Sets the CPUs for the threads of [`PollMode::Busy`], taken in turn. Default: none, which leaves the choice to the scheduler.
+    /// Variable `RDMA_POLL_CPUS`: a list such as `2,3`.
+    pub fn poll_cpus(mut self, cpus: impl Into<Vec<usize>>) -> Self {
+        self.poll_cpus = cpus.into();
+        self
+    }
+
+    /// Sets how long [`PollMode::Adaptive`] spins for a completion at most before it sleeps. Default: 120 µs, about three
+    /// wake-ups. A longer time gives a lower latency where answers take longer than that, and costs as much processor time. Zero
+    /// means never to spin. At most 1 s. Variable `RDMA_SPIN_LIMIT`, in microseconds.
+    pub fn spin_limit(mut self, limit: Duration) -> Self {
+        self.spin_limit = limit;
+        self
+    }
+
+    /// Sets the number of completion queues over which connections are spread in turn, 1 to 64. Default: 1. Variable `RDMA_CQS`.
+    pub fn completion_queues(mut self, count: usize) -> Self {
+        self.completion_queues = count;
+        self
+    }
+
+    /// Sets from which length on writes go by rendezvous. Default: [`EagerThreshold::Auto`]. With
+    /// [`EagerThreshold::Bytes`] nothing is measured. Variable
+    /// `RDMA_EAGER_THRESHOLD`: `auto` or bytes.
+    pub fn eager_threshold(mut self, threshold: EagerThreshold) -> Self {
+        self.eager_threshold = threshold;
+        self
+    }
+
+    /// Sets the length of the pieces that a rendezvous is read in, in bytes, 4096 to 16 MiB. Default: the length that suits the
+    /// device.
+    /// Variable `RDMA_CHUNK_SIZE`: `auto` or bytes.
+    pub fn chunk_size(mut self, bytes: usize) -> Self {
+        self.chunk_size = Some(bytes);
+        self
+    }
+
+    /// Sets where calibrations of devices are kept on disk. The first configuration of a process that uses a device counts.
+    /// Default: [`TuneCache::Environment`]. Variable `RDMA_TUNE_CACHE`: `off` or the path of a directory.
+    pub fn tune_cache(mut self, cache: TuneCache) -> Self {
+        self.tune_cache = cache;
+        self
+    }
+
+    /// Sets the receive buffers of each connection: `slots` buffers (16 to 1024) of `size` bytes each (1024 to 65 536). Where
+    /// connections share buffers, `slots` is the most that one connection has. An eager message fills one buffer. Default: 96
+    /// of 17 408 bytes. Variables `RDMA_RECEIVE_SLOTS` and `RDMA_SLOT_SIZE`.
+    pub fn receive_buffers(mut self, slots: u32, size: u32) -> Self {
+        self.receive_slots = slots;
+        self.slot_size = size;
+        self
+    }
+
+    /// Sets whether connections share receive buffers. Default: [`SharedReceive::Auto`]. Variable `RDMA_SHARED_RECEIVE`: `auto`, `always`, `never`.
+    pub fn shared_receive(mut self, shared: SharedReceive) -> Self {
+        self.shared_receive = shared;
+        self
+    }
+
+    /// Sets the longest message that is handed to the device inline, in bytes. The device takes the bytes of such a message at
+    /// once, so that this end neither copies nor keeps them. Default: as many as the device takes, which is a whole message on
+    /// the software device and some hundred bytes on others. Variable `RDMA_MAX_INLINE`.
+    pub fn max_inline(mut self, bytes: u32) -> Self {
+        self.max_inline = Some(bytes);
+        self
+    }
+
+    /// Sets how many send requests may be outstanding on a queue pair, 64 to 4096. Default: 1024. Variable
+    /// `RDMA_QP_QUEUE_DEPTH`.
+    pub fn queue_depth(mut self, depth: u32) -> Self {
+        self.queue_depth = depth;
+        self
+    }
+
+    /// Sets how much registered memory all connections of this process may use together, in bytes, from 1 MiB on. The setting of
+    /// the first connection counts. Default: 2 GiB. Variable `RDMA_PINNED_LIMIT`.
+    pub fn pinned_limit(mut self, bytes: u64) -> Self {
+        self.pinned_limit = Some(bytes);
+        self
+    }
+
+    /// Sets whether tensors may be exchanged beside connections with TLS. No device encrypts the bytes that it moves, so tensors
+    /// cross the network unencrypted, even where calls are encrypted. Default: no. Variable `RDMA_PLAINTEXT_TENSORS`: `refuse`, `allow`.
+    pub fn plaintext_tensors(mut self, allow: bool) -> Self {
+        self.plaintext_tensors = allow;
+        self
+    }
+
+    /// Returns whether tensors may be exchanged beside connections with TLS.
+    #[doc(hidden)]
+    pub fn allows_plaintext_tensors(&self) -> bool {
+        self.plaintext_tensors
+    }
+
+    /// Sets how long a TCP connection may take to be established. Default: 10 s.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// Sets how long the other end may take for each of its messages of the negotiation, 1 ms to 600 s. Default: 3 s; machines
+    /// that are very busy, or emulated, need more. Variable `RDMA_HANDSHAKE_TIMEOUT`, in milliseconds.
+    pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
+        self.handshake_timeout = timeout;
+        self
+    }
+
+    /// Sets after how long a silence this end sends the peer a ping, and how long the peer has to answer. Default: 10 s and
+    /// 30 s.
+    pub fn ping(mut self, interval: Duration, timeout: Duration) -> Self {
+        self.ping_interval = interval;
+        self.ping_timeout = timeout;
+        self
+    }
+
+    /// Sets how long a closed connection may go on sending bytes that were written before. Default: 5 s.
+    pub fn linger(mut self, linger: Duration) -> Self {
+        self.linger = linger;
+        self
+    }
+
+    /// Returns the attributes of new connections' queue pairs.
+    pub fn path(&self) -> &PathSettings {
+        &self.path
+    }
+
+    /// Sets the attributes of new connections' queue pairs. Variables `RDMA_QP_TIMEOUT`, `RDMA_QP_RETRY_COUNT`,
+    /// `RDMA_QP_SL`, `RDMA_QP_MTU`, `RDMA_QP_PKEY_INDEX`, `RDMA_TRAFFIC_CLASS`.
+    pub fn path_settings(mut self, path: PathSettings) -> Self {
+        self.path = path;
+        self
+    }
+}

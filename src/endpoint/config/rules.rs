@@ -1,0 +1,212 @@
+//! The names of the settings and the values that they take. Setters and environment variables share these rules.
+
+use std::fmt::Display;
+use std::path::Path;
+use std::time::Duration;
+
+use super::error::ConfigError;
+
+/// A setting that has a variable.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setting {
+    /// The method of `Config`.
+    name: &'static str,
+    /// The environment variable.
+    pub(super) variable: &'static str,
+}
+
+/// A setting that takes numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Number {
+    pub(super) setting: Setting,
+    least: u64,
+    most: u64,
+    /// The variable also takes `auto`.
+    auto: bool,
+}
+
+/// A setting that takes a time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Time {
+    /// The rule of the variable, which is a number of units.
+    pub(super) number: Number,
+    unit: Duration,
+    unit_name: &'static str,
+}
+
+pub(super) const POLICY: Setting = setting("policy", "RDMA_POLICY");
+pub(super) const PROVIDER: Setting = setting("provider", "RDMA_PROVIDER");
+pub(super) const DEVICE: Setting = setting("device", "RDMA_DEVICE");
+pub(super) const DEVICE_PORT: Number = number("device_port", "RDMA_DEVICE_PORT", 1, 255);
+pub(super) const GID_INDEX: Number = number("gid_index", "RDMA_GID_INDEX", 0, 255);
+pub(super) const POLL_MODE: Setting = setting("poll_mode", "RDMA_POLL_MODE");
+pub(super) const POLL_CPUS: Setting = setting("poll_cpus", "RDMA_POLL_CPUS");
+pub(super) const SPIN_LIMIT: Time = Time {
+    number: number("spin_limit", "RDMA_SPIN_LIMIT", 0, 1_000_000),
+    unit: Duration::from_micros(1),
+    unit_name: "microseconds",
+};
+pub(super) const COMPLETION_QUEUES: Number = number("completion_queues", "RDMA_CQS", 1, 64);
+pub(super) const EAGER_THRESHOLD: Setting = setting("eager_threshold", "RDMA_EAGER_THRESHOLD");
+pub(super) const CHUNK_SIZE: Number =
+    Number { auto: true, ..number("chunk_size", "RDMA_CHUNK_SIZE", 4096, 16 << 20) };
+pub(super) const TUNE_CACHE: Setting = setting("tune_cache", "RDMA_TUNE_CACHE");
+pub(super) const RECEIVE_SLOTS: Number = number("receive_buffers (slots)", "RDMA_RECEIVE_SLOTS", 16, 1024);
+pub(super) const SLOT_SIZE: Number = number("receive_buffers (size)", "RDMA_SLOT_SIZE", 1024, 64 * 1024);
+pub(super) const SHARED_RECEIVE: Setting = setting("shared_receive", "RDMA_SHARED_RECEIVE");
+pub(super) const MAX_INLINE: Number = number("max_inline", "RDMA_MAX_INLINE", 0, u32::MAX as u64);
+pub(super) const QUEUE_DEPTH: Number = number("queue_depth", "RDMA_QP_QUEUE_DEPTH", 64, 4096);
+pub(super) const PINNED_LIMIT: Number = number("pinned_limit", "RDMA_PINNED_LIMIT", 1 << 20, 1 << 50);
+pub(super) const PLAINTEXT_TENSORS: Setting = setting("plaintext_tensors", "RDMA_PLAINTEXT_TENSORS");
+pub(super) const HANDSHAKE_TIMEOUT: Time = Time {
+    number: number("handshake_timeout", "RDMA_HANDSHAKE_TIMEOUT", 1, 600_000),
+    unit: Duration::from_millis(1),
+    unit_name: "milliseconds",
+};
+pub(super) const QP_TIMEOUT: Number = number("path_settings (timeout)", "RDMA_QP_TIMEOUT", 0, 31);
+pub(super) const QP_RETRY_COUNT: Number = number("path_settings (retry_count)", "RDMA_QP_RETRY_COUNT", 0, 7);
+pub(super) const QP_SERVICE_LEVEL: Number = number("path_settings (service_level)", "RDMA_QP_SL", 0, 15);
+pub(super) const QP_TRAFFIC_CLASS: Number =
+    number("path_settings (traffic_class)", "RDMA_TRAFFIC_CLASS", 0, 255);
+pub(super) const QP_PKEY_INDEX: Number =
+    number("path_settings (pkey_index)", "RDMA_QP_PKEY_INDEX", 0, 65_535);
+pub(super) const QP_MTU: Setting = setting("path_settings (mtu)", "RDMA_QP_MTU");
+
+/// Path MTUs that exist, in bytes (IBA vol. 1, 9.4.3).
+const MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
+/// CPU numbers are below this.
+const CPUS: usize = 1024;
+
+const fn setting(name: &'static str, variable: &'static str) -> Setting {
+    Setting { name, variable }
+}
+
+const fn number(name: &'static str, variable: &'static str, least: u64, most: u64) -> Number {
+    Number { setting: setting(name, variable), least, most, auto: false }
+}
+
+impl Setting {
+    /// Returns the error for a value of the variable.
+    pub(super) fn refuse_text(&self, value: &str, accepted: impl Into<String>) -> ConfigError {
+        self.error(value.into(), accepted.into(), true)
+    }
+
+    /// Returns the error for a value that a setter got.
+    fn refuse(&self, value: impl Display, accepted: impl Into<String>) -> ConfigError {
+        self.error(value.to_string(), accepted.into(), false)
+    }
+
+    fn error(&self, value: String, accepted: String, from_environment: bool) -> ConfigError {
+        ConfigError { setting: self.name, variable: self.variable, value, accepted, from_environment }
+    }
+}
+
+impl Number {
+    /// Reads a value of the variable.
+    pub(super) fn parse(&self, text: &str) -> Result<u64, ConfigError> {
+        match text.trim().parse() {
+            Ok(value) if self.takes(value) => Ok(value),
+            _ => Err(self.setting.refuse_text(text, self.accepted())),
+        }
+    }
+
+    /// Checks a value that a setter got.
+    pub(super) fn check(&self, value: u64) -> Result<(), ConfigError> {
+        if self.takes(value) { Ok(()) } else { Err(self.setting.refuse(value, self.accepted())) }
+    }
+
+    fn takes(&self, value: u64) -> bool {
+        (self.least..=self.most).contains(&value)
+    }
+
+    fn accepted(&self) -> String {
+        let auto = if self.auto { "auto or " } else { "" };
+        format!("takes {auto}a number from {} to {}", self.least, self.most)
+    }
+}
+
+impl Time {
+    /// Reads a value of the variable.
+    pub(super) fn parse(&self, text: &str) -> Result<Duration, ConfigError> {
+        self.number.parse(text).map(|count| self.times(count))
+    }
+
+    /// Checks a value that a setter got.
+    pub(super) fn check(&self, value: Duration) -> Result<(), ConfigError> {
+        if (self.times(self.number.least)..=self.times(self.number.most)).contains(&value) {
+            return Ok(());
+        }
+        let accepted = format!("{} of {}", self.number.accepted(), self.unit_name);
+        Err(self.number.setting.refuse(format_args!("{value:?}"), accepted))
+    }
+
+    fn times(&self, count: u64) -> Duration {
+        // No unit is above a millisecond, and no count above a million.
+        self.unit.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX))
+    }
+}
+
+/// Checks the name of a device: the characters are those that the kernel uses.
+fn is_device_name(name: &str) -> bool {
+    const LONGEST: usize = 64;
+    (1..=LONGEST).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/')
+}
+
+const A_DEVICE: &str = "takes the name of a device, such as mlx5_0";
+const CPU_NUMBERS: &str = "takes CPU numbers below 1024, separated by commas";
+const A_DIRECTORY: &str = "takes off or the path of a directory";
+
+/// Reads the name of a device.
+pub(super) fn parse_device(text: &str) -> Result<String, ConfigError> {
+    if is_device_name(text) { Ok(text.into()) } else { Err(DEVICE.refuse_text(text, A_DEVICE)) }
+}
+
+/// Checks the name of a device that a setter got.
+pub(super) fn check_device(name: &str) -> Result<(), ConfigError> {
+    if is_device_name(name) { Ok(()) } else { Err(DEVICE.refuse(format_args!("{name:?}"), A_DEVICE)) }
+}
+
+/// Reads a list of CPU numbers.
+pub(super) fn parse_cpus(text: &str) -> Result<Vec<usize>, ConfigError> {
+    let cpus: Result<Vec<usize>, _> = text.split(',').map(|cpu| cpu.trim().parse()).collect();
+    match cpus {
+        Ok(cpus) if cpus.iter().all(|&cpu| cpu < CPUS) => Ok(cpus),
+        _ => Err(POLL_CPUS.refuse_text(text, CPU_NUMBERS)),
+    }
+}
+
+/// Checks CPU numbers that a setter got.
+pub(super) fn check_cpus(cpus: &[usize]) -> Result<(), ConfigError> {
+    if cpus.iter().all(|&cpu| cpu < CPUS) {
+        return Ok(());
+    }
+    Err(POLL_CPUS.refuse(format_args!("{cpus:?}"), CPU_NUMBERS))
+}
+
+/// Checks the directory of calibrations.
+pub(super) fn check_directory(directory: &Path) -> Result<(), ConfigError> {
+    if directory.as_os_str().is_empty() {
+        return Err(TUNE_CACHE.refuse("\"\"", A_DIRECTORY));
+    }
+    Ok(())
+}
+
+/// Returns the error for a value of `RDMA_TUNE_CACHE`.
+pub(super) fn refuse_directory(text: &str) -> ConfigError {
+    TUNE_CACHE.refuse_text(text, A_DIRECTORY)
+}
+
+/// Reads a path MTU.
+pub(super) fn parse_mtu(text: &str) -> Result<u16, ConfigError> {
+    let mtu = MTUS.into_iter().find(|mtu| mtu.to_string() == text);
+    mtu.ok_or_else(|| QP_MTU.refuse_text(text, accepted_mtus()))
+}
+
+/// Checks a path MTU that a setter got.
+pub(super) fn check_mtu(mtu: u16) -> Result<(), ConfigError> {
+    if MTUS.contains(&mtu) { Ok(()) } else { Err(QP_MTU.refuse(mtu, accepted_mtus())) }
+}
+
+fn accepted_mtus() -> String {
+    format!("takes one of {}", MTUS.map(|mtu| mtu.to_string()).join(", "))
+}

@@ -1,0 +1,302 @@
+//! The environment variables of the settings.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use super::Config;
+use super::choices::{EagerThreshold, Policy, PollMode, ProviderChoice, SharedReceive};
+use super::error::ConfigError;
+use super::rules::{self, Number, Setting, Time};
+use super::tune_cache::TuneCache;
+use tonic_rdma_verbs::PathSettings;
+
+impl Config {
+    /// Reads the environment: returns the default settings, changed by these variables where they are set.
+    ///
+    /// | variable | takes | default | setting |
+    /// |---|---|---|---|
+    /// | `RDMA_POLICY` | `require`, `prefer`, `tcp-only` | `prefer` | [`policy`](Self::policy) |
+    /// | `RDMA_PROVIDER` | `auto`, `soft`, `ibverbs` | `auto` | [`provider`](Self::provider) |
+    /// | `RDMA_DEVICE` | a device's name, such as `mlx5_0` | the first with an active port | [`device`](Self::device) |
+    /// | `RDMA_DEVICE_PORT` | a port's number, 1 to 255 | the first active one | [`device_port`](Self::device_port) |
+    /// | `RDMA_GID_INDEX` | an index, 0 to 255 | RoCE v2, not link-local | [`gid_index`](Self::gid_index) |
+    /// | `RDMA_POLL_MODE` | `busy`, `adaptive`, `event` | `adaptive` | [`poll_mode`](Self::poll_mode) |
+    /// | `RDMA_POLL_CPUS` | CPU numbers, such as `2,3` | none | [`poll_cpus`](Self::poll_cpus) |
+    /// | `RDMA_SPIN_LIMIT` | microseconds, 0 to 1 000 000 | 120 | [`spin_limit`](Self::spin_limit) |
+    /// | `RDMA_CQS` | 1 to 64 | 1 | [`completion_queues`](Self::completion_queues) |
+    /// | `RDMA_EAGER_THRESHOLD` | `auto`, or bytes | `auto` | [`eager_threshold`](Self::eager_threshold) |
+    /// | `RDMA_CHUNK_SIZE` | `auto`, or bytes, 4096 to 16 777 216 | `auto` | [`chunk_size`](Self::chunk_size) |
+    /// | `RDMA_TUNE_CACHE` | a directory, or `off` | the user's cache directory | [`tune_cache`](Self::tune_cache) |
+    /// | `RDMA_RECEIVE_SLOTS` | 16 to 1024 | 96 | [`receive_buffers`](Self::receive_buffers) |
+    /// | `RDMA_SLOT_SIZE` | bytes, 1024 to 65 536 | 17 408 | [`receive_buffers`](Self::receive_buffers) |
+    /// | `RDMA_SHARED_RECEIVE` | `auto`, `always`, `never` | `auto` | [`shared_receive`](Self::shared_receive) |
+    /// | `RDMA_MAX_INLINE` | bytes | as many as the device takes | [`max_inline`](Self::max_inline) |
+    /// | `RDMA_QP_QUEUE_DEPTH` | requests, 64 to 4096 | 1024 | [`queue_depth`](Self::queue_depth) |
+    /// | `RDMA_PINNED_LIMIT` | bytes, from 1 MiB on | 2 GiB | [`pinned_limit`](Self::pinned_limit) |
+    /// | `RDMA_HANDSHAKE_TIMEOUT` | milliseconds, 1 to 600 000 | 3000 | [`handshake_timeout`](Self::handshake_timeout) |
+    /// | `RDMA_PLAINTEXT_TENSORS` | `refuse`, `allow` | `refuse` | [`plaintext_tensors`](Self::plaintext_tensors) |
+    /// | `RDMA_QP_TIMEOUT` | 0 to 31: 4.096 µs × 2^n | 14 | [`path_settings`](Self::path_settings) |
+    /// | `RDMA_QP_RETRY_COUNT` | 0 to 7 | 7 | [`path_settings`](Self::path_settings) |
+    /// | `RDMA_QP_SL` | service level, 0 to 15 | 0 | [`path_settings`](Self::path_settings) |
+    /// | `RDMA_QP_MTU` | 256, 512, 1024, 2048, 4096 | the port's | [`path_settings`](Self::path_settings) |
+    /// | `RDMA_QP_PKEY_INDEX` | 0 to 65 535 | 0 | [`path_settings`](Self::path_settings) |
+    /// | `RDMA_TRAFFIC_CLASS` | 0 to 255 | 0 | [`path_settings`](Self::path_settings) |
+    ///
+    /// ```
+    /// use tonic_rdma::{Config, RdmaConnector};
+    ///
+    /// let connector = RdmaConnector::with_config(Config::from_env()?);
+    /// # drop(connector);
+    /// # Ok::<(), tonic_rdma::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A variable has a value that it does not take. No such value is ignored.
+    pub fn from_env() -> Result<Self, ConfigError> {
+        Self::from_variables(|name| std::env::var_os(name))
+    }
+
+    /// Reads the variables of [`from_env`](Self::from_env) from any source.
+    ///
+    /// ```
+    /// use tonic_rdma::{Config, Policy};
+    ///
+    /// let config = Config::from_variables(|name| (name == "RDMA_POLICY").then(|| "require".into()))?;
+    /// assert_eq!(config, Config::default().policy(Policy::Require));
+    /// # Ok::<(), tonic_rdma::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A variable has a value that it does not take. No such value is ignored.
+    pub fn from_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
+        let mut config = Self::default();
+        let variables = Variables { lookup };
+        variables.choice(&rules::POLICY, POLICIES, &mut config.policy)?;
+        variables.choice(&rules::PROVIDER, PROVIDERS, &mut config.provider)?;
+        config.device = variables.read(&rules::DEVICE, rules::parse_device)?;
+        config.device_port = variables.number(&rules::DEVICE_PORT)?.map(|port| port as u8);
+        config.gid_index = variables.number(&rules::GID_INDEX)?.map(|index| index as u8);
+        variables.choice(&rules::POLL_MODE, POLL_MODES, &mut config.poll_mode)?;
+        if let Some(cpus) = variables.read(&rules::POLL_CPUS, rules::parse_cpus)? {
+            config.poll_cpus = cpus;
+        }
+        if let Some(limit) = variables.time(&rules::SPIN_LIMIT)? {
+            config.spin_limit = limit;
+        }
+        if let Some(count) = variables.number(&rules::COMPLETION_QUEUES)? {
+            config.completion_queues = count as usize;
+        }
+        if let Some(threshold) = variables.read(&rules::EAGER_THRESHOLD, parse_threshold)? {
+            config.eager_threshold = threshold;
+        }
+        if let Some(size) = variables.read(&rules::CHUNK_SIZE.setting, parse_chunk_size)? {
+            config.chunk_size = size;
+        }
+        if let Some(cache) = variables.read(&rules::TUNE_CACHE, parse_tune_cache)? {
+            config.tune_cache = cache;
+        }
+        if let Some(slots) = variables.number(&rules::RECEIVE_SLOTS)? {
+            config.receive_slots = slots as u32;
+        }
+        if let Some(bytes) = variables.number(&rules::SLOT_SIZE)? {
+            config.slot_size = bytes as u32;
+        }
+        variables.choice(&rules::SHARED_RECEIVE, SHARED_RECEIVE, &mut config.shared_receive)?;
+        config.max_inline = variables.number(&rules::MAX_INLINE)?.map(|bytes| bytes as u32);
+        if let Some(depth) = variables.number(&rules::QUEUE_DEPTH)? {
+            config.queue_depth = depth as u32;
+        }
+        config.pinned_limit = variables.number(&rules::PINNED_LIMIT)?;
+        if let Some(timeout) = variables.time(&rules::HANDSHAKE_TIMEOUT)? {
+            config.handshake_timeout = timeout;
+        }
+        variables.choice(&rules::PLAINTEXT_TENSORS, PLAINTEXT_TENSORS, &mut config.plaintext_tensors)?;
+        variables.path(&mut config.path)?;
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+const POLICIES: &[(&str, Policy)] =
+    &[("require", Policy::Require), ("prefer", Policy::Prefer), ("tcp-only", Policy::TcpOnly)];
+const PROVIDERS: &[(&str, ProviderChoice)] =
+    &[("auto", ProviderChoice::Auto), ("soft", ProviderChoice::Soft), ("ibverbs", ProviderChoice::Ibverbs)];
+const SHARED_RECEIVE: &[(&str, SharedReceive)] =
+    &[("auto", SharedReceive::Auto), ("always", SharedReceive::Always), ("never", SharedReceive::Never)];
+const PLAINTEXT_TENSORS: &[(&str, bool)] = &[("refuse", false), ("allow", true)];
+const POLL_MODES: &[(&str, PollMode)] =
+    &[("busy", PollMode::Busy), ("adaptive", PollMode::Adaptive), ("event", PollMode::Event)];
+
+/// Reads variables by the rules of their settings.
+struct Variables<F> {
+    lookup: F,
+}
+
+impl<F: Fn(&str) -> Option<OsString>> Variables<F> {
+    /// Reads a variable with `parse`; `None` if the variable is not set.
+    fn read<T>(
+        &self,
+        setting: &Setting,
+        parse: impl FnOnce(&str) -> Result<T, ConfigError>,
+    ) -> Result<Option<T>, ConfigError> {
+        match (self.lookup)(setting.variable).map(OsString::into_string) {
+            None => Ok(None),
+            Some(Ok(value)) => parse(&value).map(Some),
+            Some(Err(raw)) => Err(setting.refuse_text(&raw.to_string_lossy(), "takes text in UTF-8")),
+        }
+    }
+
+    fn number(&self, rule: &Number) -> Result<Option<u64>, ConfigError> {
+        self.read(&rule.setting, |text| rule.parse(text))
+    }
+
+    fn time(&self, rule: &Time) -> Result<Option<Duration>, ConfigError> {
+        self.read(&rule.number.setting, |text| rule.parse(text))
+    }
+
+    /// Sets `value` to the choice that the variable names, if the variable is set.
+    fn choice<T: Clone>(
+        &self,
+        setting: &Setting,
+        choices: &[(&str, T)],
+        value: &mut T,
+    ) -> Result<(), ConfigError> {
+        let parse = |text: &str| match choices.iter().find(|(known, _)| known.eq_ignore_ascii_case(text)) {
+            Some((_, choice)) => Ok(choice.clone()),
+            None => {
+                let known: Vec<&str> = choices.iter().map(|(known, _)| *known).collect();
+                Err(setting.refuse_text(text, format!("takes one of {}", known.join(", "))))
+            }
+        };
+        if let Some(choice) = self.read(setting, parse)? {
+            *value = choice;
+        }
+        Ok(())
+    }
+
+    fn path(&self, path: &mut PathSettings) -> Result<(), ConfigError> {
+        if let Some(code) = self.number(&rules::QP_TIMEOUT)? {
+            path.timeout = code as u8;
+        }
+        if let Some(count) = self.number(&rules::QP_RETRY_COUNT)? {
+            path.retry_count = count as u8;
+        }
+        if let Some(level) = self.number(&rules::QP_SERVICE_LEVEL)? {
+            path.service_level = level as u8;
+        }
+        if let Some(class) = self.number(&rules::QP_TRAFFIC_CLASS)? {
+            path.traffic_class = class as u8;
+        }
+        if let Some(index) = self.number(&rules::QP_PKEY_INDEX)? {
+            path.pkey_index = index as u16;
+        }
+        if let Some(mtu) = self.read(&rules::QP_MTU, rules::parse_mtu)? {
+            path.mtu = Some(mtu);
+        }
+        Ok(())
+    }
+}
+
+fn is_auto(text: &str) -> bool {
+    text.eq_ignore_ascii_case("auto")
+}
+
+fn parse_threshold(text: &str) -> Result<EagerThreshold, ConfigError> {
+    if is_auto(text) {
+        return Ok(EagerThreshold::Auto);
+    }
+    let bytes = text.trim().parse().map(EagerThreshold::Bytes);
+    bytes.map_err(|_| rules::EAGER_THRESHOLD.refuse_text(text, "takes auto or a number of bytes"))
+}
+
+fn parse_chunk_size(text: &str) -> Result<Option<usize>, ConfigError> {
+    if is_auto(text) {
+        return Ok(None);
+    }
+    rules::CHUNK_SIZE.parse(text).map(|bytes| Some(bytes as usize))
+}
+
+fn parse_tune_cache(text: &str) -> Result<TuneCache, ConfigError> {
+    TuneCache::parse(text).ok_or_else(|| rules::refuse_directory(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &'static str, value: &'static str) -> Result<Config, ConfigError> {
+        Config::from_variables(|asked| (asked == name).then(|| value.into()))
+    }
+
+    #[test]
+    fn no_variables_mean_the_defaults() {
+        assert_eq!(Config::from_variables(|_| None), Ok(Config::default()));
+    }
+
+    #[test]
+    fn every_variable_is_applied() {
+        assert_eq!(with("RDMA_POLICY", "Require").unwrap().policy, Policy::Require);
+        assert_eq!(with("RDMA_PROVIDER", "soft").unwrap().provider, ProviderChoice::Soft);
+        assert_eq!(with("RDMA_PROVIDER", "ibverbs").unwrap().provider, ProviderChoice::Ibverbs);
+        assert_eq!(with("RDMA_DEVICE", "mlx5_0").unwrap().device.as_deref(), Some("mlx5_0"));
+        assert_eq!(with("RDMA_DEVICE_PORT", "2").unwrap().device_port, Some(2));
+        assert_eq!(with("RDMA_GID_INDEX", "0").unwrap().gid_index, Some(0));
+        assert_eq!(with("RDMA_POLL_MODE", "busy").unwrap().poll_mode, PollMode::Busy);
+        assert_eq!(with("RDMA_POLL_CPUS", "0, 3").unwrap().poll_cpus, [0, 3]);
+        assert_eq!(with("RDMA_SPIN_LIMIT", "4000").unwrap().spin_limit, Duration::from_millis(4));
+        assert_eq!(with("RDMA_CQS", "4").unwrap().completion_queues, 4);
+        assert_eq!(
+            with("RDMA_EAGER_THRESHOLD", "4096").unwrap().eager_threshold,
+            EagerThreshold::Bytes(4096)
+        );
+        assert_eq!(with("RDMA_EAGER_THRESHOLD", "auto").unwrap().eager_threshold, EagerThreshold::Auto);
+        assert_eq!(with("RDMA_CHUNK_SIZE", "65536").unwrap().chunk_size, Some(65536));
+        assert_eq!(with("RDMA_CHUNK_SIZE", "auto").unwrap().chunk_size, None);
+        assert_eq!(with("RDMA_TUNE_CACHE", "off").unwrap().tune_cache, TuneCache::Off);
+        assert_eq!(with("RDMA_TUNE_CACHE", "/c").unwrap().tune_cache, TuneCache::Directory("/c".into()));
+        assert_eq!(with("RDMA_RECEIVE_SLOTS", "64").unwrap().receive_slots, 64);
+        assert_eq!(with("RDMA_SLOT_SIZE", "4096").unwrap().slot_size, 4096);
+        assert_eq!(with("RDMA_SHARED_RECEIVE", "always").unwrap().shared_receive, SharedReceive::Always);
+        assert_eq!(with("RDMA_MAX_INLINE", "220").unwrap().max_inline, Some(220));
+        assert_eq!(with("RDMA_QP_QUEUE_DEPTH", "256").unwrap().queue_depth, 256);
+        let patient = with("RDMA_HANDSHAKE_TIMEOUT", "20000").unwrap();
+        assert_eq!(patient.handshake_timeout, Duration::from_secs(20));
+        assert_eq!(with("RDMA_PINNED_LIMIT", "8388608").unwrap().pinned_limit, Some(8_388_608));
+        assert!(with("RDMA_PLAINTEXT_TENSORS", "allow").unwrap().plaintext_tensors);
+        assert_eq!(with("RDMA_QP_TIMEOUT", "20").unwrap().path.timeout, 20);
+        assert_eq!(with("RDMA_QP_RETRY_COUNT", "3").unwrap().path.retry_count, 3);
+        assert_eq!(with("RDMA_QP_SL", "5").unwrap().path.service_level, 5);
+        assert_eq!(with("RDMA_QP_MTU", "1024").unwrap().path.mtu, Some(1024));
+        assert_eq!(with("RDMA_QP_PKEY_INDEX", "1").unwrap().path.pkey_index, 1);
+        assert_eq!(with("RDMA_TRAFFIC_CLASS", "104").unwrap().path.traffic_class, 104);
+    }
+
+    #[test]
+    fn a_bad_value_is_named_with_what_is_accepted() {
+        for (name, value, accepted) in [
+            ("RDMA_POLICY", "always", "takes one of require, prefer, tcp-only"),
+            ("RDMA_PROVIDER", "mlx5_0", "takes one of auto, soft, ibverbs"),
+            ("RDMA_DEVICE", "../x", "takes the name of a device, such as mlx5_0"),
+            ("RDMA_DEVICE", "", "takes the name of a device, such as mlx5_0"),
+            ("RDMA_DEVICE_PORT", "0", "takes a number from 1 to 255"),
+            ("RDMA_GID_INDEX", "256", "takes a number from 0 to 255"),
+            ("RDMA_POLL_MODE", "", "takes one of busy, adaptive, event"),
+            ("RDMA_POLL_CPUS", "0;1", "takes CPU numbers below 1024, separated by commas"),
+            ("RDMA_SPIN_LIMIT", "1ms", "takes a number from 0 to 1000000"),
+            ("RDMA_CQS", "0", "takes a number from 1 to 64"),
+            ("RDMA_EAGER_THRESHOLD", "4k", "takes auto or a number of bytes"),
+            ("RDMA_CHUNK_SIZE", "1", "takes auto or a number from 4096 to 16777216"),
+            ("RDMA_TUNE_CACHE", "", "takes off or the path of a directory"),
+            ("RDMA_SHARED_RECEIVE", "yes", "takes one of auto, always, never"),
+            ("RDMA_MAX_INLINE", "all", "takes a number from 0 to 4294967295"),
+            ("RDMA_QP_QUEUE_DEPTH", "-1", "takes a number from 64 to 4096"),
+            ("RDMA_HANDSHAKE_TIMEOUT", "0", "takes a number from 1 to 600000"),
+            ("RDMA_PLAINTEXT_TENSORS", "yes", "takes one of refuse, allow"),
+            ("RDMA_QP_TIMEOUT", "32", "takes a number from 0 to 31"),
+            ("RDMA_QP_MTU", "1500", "takes one of 256, 512, 1024, 2048, 4096"),
+        ] {
+            let error = with(name, value).unwrap_err();
+            assert_eq!(error.to_string(), format!("{name}={value:?}: {accepted}"));
+        }
+    }
+}

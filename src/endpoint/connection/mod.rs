@@ -1,0 +1,336 @@
+//! A connection: one queue pair, the protocol that runs over it, and the two tasks that may wait for it.
+//!
+//! All state is under one lock, which is held for the length of a copy at most. The thread that polls the completion queue
+//! feeds completions in ([`Connection::handle_completions`]); the stream's task writes and reads. Each of them then does
+//! what the protocol asks for ([`State::settle`]), so that no data waits for another task.
+
+pub(super) mod member;
+mod read;
+mod read_quota;
+mod shortage;
+mod state;
+pub(super) mod supervisor;
+mod write;
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use tokio::io::ReadBuf;
+use tokio::sync::Notify;
+
+use self::state::State;
+use super::counters::Counters;
+use super::fault::ConnectionFault;
+use super::journal::ConnectionEnd;
+use super::link::Link;
+use super::lock::lock;
+use super::polling::Participant;
+use super::tuner::{Chooser, Explained};
+use crate::protocol::{self, AbortCode};
+use tonic_rdma_verbs::memory::sites;
+use tonic_rdma_verbs::{QueuePairNumber, WorkCompletion};
+
+pub(super) use self::state::{Limits, Stage};
+
+/// One RDMA connection, for its stream, its completion queue and its supervisor.
+pub(crate) struct Connection {
+    number: QueuePairNumber,
+    state: Mutex<State>,
+    counters: Arc<Counters>,
+    /// Wakes the supervisor when the state changed in a way that concerns it.
+    pub(crate) changed: Notify,
+}
+
+impl fmt::Debug for Connection {
+    /// Names the connection only, because its whole state would fill pages.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("queue_pair", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    /// Time between two additions of a busy connection's counters to the process's metrics.
+    const PUBLISH_EVERY: Duration = Duration::from_secs(1);
+
+    pub(super) fn new(
+        link: Link,
+        protocol: protocol::Connection,
+        limits: Limits,
+        chooser: Chooser,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            number: link.queue_pair().number(),
+            state: Mutex::new(State::new(link, protocol, limits, chooser)),
+            counters: Arc::default(),
+            changed: Notify::new(),
+        })
+    }
+
+    /// Returns the live counters.
+    pub(crate) fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    /// Returns the state that explains the transfer mode of writes.
+    pub(crate) fn explained(&self) -> Arc<Explained> {
+        Arc::clone(lock(&self.state).chooser.explained())
+    }
+
+    /// Adds the counters to the process's metrics.
+    pub(crate) fn publish_counters(&self) {
+        self.counters.publish();
+    }
+
+    /// Sends a ping over the queue pair, and waits for the answer. To be called before the connection has a supervisor, because
+    /// the supervisor waits for changes too.
+    pub(crate) async fn check_reachable(&self) -> Result<(), ConnectionFault> {
+        {
+            let mut state = lock(&self.state);
+            state.protocol.ping();
+            state.awaits_pong = true;
+            state.settle(Instant::now(), &self.counters, &self.changed);
+        }
+        loop {
+            self.changed.notified().await;
+            let state = lock(&self.state);
+            if state.protocol.pongs() > 0 {
+                return Ok(());
+            }
+            if let Some(fault) = state.obstacle() {
+                return Err(fault.clone());
+            }
+        }
+    }
+
+    /// Writes as many bytes of the slices as there is room for.
+    pub(crate) fn poll_write(
+        &self,
+        context: &Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut state = lock(&self.state);
+        state.check_writable()?;
+        match state.write(slices, &self.counters, Instant::now()) {
+            Ok(Some(written)) => {
+                sites::sent_slices(slices, written);
+                state.chooser.written(written);
+                Poll::Ready(Ok(written))
+            }
+            Ok(None) => {
+                state.writer = Some(context.waker().clone());
+                Poll::Pending
+            }
+            Err(fault) => Poll::Ready(Err(self.fail_with(&mut state, fault))),
+        }
+    }
+
+    /// Sends the writes that were gathered.
+    pub(crate) fn poll_flush(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
+        let mut state = lock(&self.state);
+        if state.staging.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        state.check_sending()?;
+        state.flush_wanted = true;
+        match state.flush_staging(&self.counters, Instant::now()) {
+            Ok(true) => Poll::Ready(Ok(())),
+            Ok(false) => {
+                state.writer = Some(context.waker().clone());
+                Poll::Pending
+            }
+            Err(fault) => Poll::Ready(Err(self.fail_with(&mut state, fault))),
+        }
+    }
+
+    /// Closes the writing direction once all bytes written before were sent.
+    pub(crate) fn poll_shutdown(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
+        if self.poll_flush(context)?.is_pending() {
+            return Poll::Pending;
+        }
+        let mut state = lock(&self.state);
+        if state.obstacle().is_none() {
+            state.protocol.close_write();
+            state.settle(Instant::now(), &self.counters, &self.changed);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads arrived bytes into `buffer`. Adds nothing to `buffer` at the end of the stream.
+    pub(crate) fn poll_read(&self, context: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let mut state = lock(&self.state);
+        if state.quota.is_used_up() && state.protocol.front().is_some() {
+            state.quota.renew();
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        match state.read(buffer) {
+            Ok(0) => {}
+            Ok(_) => {
+                state.settle(Instant::now(), &self.counters, &self.changed);
+                return Poll::Ready(Ok(()));
+            }
+            Err(fault) => return Poll::Ready(Err(self.fail_with(&mut state, fault))),
+        }
+        if state.protocol.is_read_closed() {
+            let closer = state.closer.take();
+            drop(state);
+            closer.into_iter().for_each(Waker::wake);
+            return Poll::Ready(Ok(()));
+        }
+        state.check_fault()?;
+        // A task that waits for an answer adds nothing to its request.
+        if !state.staging.is_empty() {
+            state.flush_wanted = true;
+            state.settle(Instant::now(), &self.counters, &self.changed);
+        }
+        state.quota.renew();
+        state.reader = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    /// Waits until both directions are closed and all bytes are delivered.
+    pub(crate) fn poll_delivered(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
+        let mut state = lock(&self.state);
+        if state.all_delivered() {
+            return Poll::Ready(Ok(()));
+        }
+        // A peer that has sent and received all its bytes may leave while this end still reads.
+        if !(state.protocol.is_fin_received() && state.protocol.is_write_done()) {
+            state.check_fault()?;
+        }
+        state.closer = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    /// Lets reads take all bytes that have arrived, without a quota.
+    pub(crate) fn read_greedily(&self) {
+        lock(&self.state).quota.disable();
+    }
+
+    /// Notes that the stream was dropped. Bytes written before are still sent, flushed or not, as over TCP: the last bytes of
+    /// a task that gives up, such as a TLS alert, are often not flushed.
+    pub(crate) fn detach(&self) {
+        let (mut state, now) = (lock(&self.state), Instant::now());
+        state.detached = true;
+        state.flush_wanted = true;
+        (state.reader, state.writer, state.closer) = (None, None, None);
+        if state.obstacle().is_none()
+            && let Err(fault) = state.flush_staging(&self.counters, now)
+        {
+            state.end(fault, &self.changed);
+        }
+        state.settle(now, &self.counters, &self.changed);
+        self.changed.notify_one();
+    }
+
+    /// Ends the connection with `fault`, and wakes both tasks.
+    pub(crate) fn fail(&self, fault: ConnectionFault) {
+        let mut wakers = Vec::new();
+        let mut state = lock(&self.state);
+        state.fail(fault);
+        state.settle(Instant::now(), &self.counters, &self.changed);
+        state.take_wakers(&mut wakers);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Sends the peer an abort with `code`, then ends the connection with `fault`.
+    pub(crate) fn abort(&self, code: AbortCode, fault: ConnectionFault) {
+        let mut state = lock(&self.state);
+        if state.obstacle().is_none() {
+            state.protocol.abort(code);
+            state.settle(Instant::now(), &self.counters, &self.changed);
+        }
+        drop(state);
+        self.fail(fault);
+    }
+
+    /// Sends pings that are due, and ends the connection if the answer to a ping is overdue.
+    pub(crate) fn handle_timeout(&self, now: Instant) {
+        let mut wakers = Vec::new();
+        let mut state = lock(&self.state);
+        state.protocol.handle_timeout(now);
+        state.settle(now, &self.counters, &self.changed);
+        state.take_wakers(&mut wakers);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Returns when [`handle_timeout`](Self::handle_timeout) is due.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let state = lock(&self.state);
+        [state.protocol.poll_timeout(), state.shortage.retry()].into_iter().flatten().min()
+    }
+
+    /// Returns the connection's stage.
+    pub(crate) fn stage(&self) -> Stage {
+        lock(&self.state).stage()
+    }
+
+    /// Returns whether the peer has closed its writing direction.
+    pub(crate) fn peer_finished(&self) -> bool {
+        lock(&self.state).protocol.is_fin_received()
+    }
+
+    /// Returns why nothing can be sent any more. The supervisor then drains the completion queue and ends the connection.
+    pub(crate) fn lost(&self) -> Option<ConnectionFault> {
+        lock(&self.state).lost.clone()
+    }
+
+    /// Returns why the connection ended early, if it did.
+    pub(crate) fn fault(&self) -> Option<ConnectionFault> {
+        lock(&self.state).fault.clone()
+    }
+
+    /// Returns how the connection ended, for the log.
+    pub(crate) fn ending(&self) -> ConnectionEnd {
+        let state = lock(&self.state);
+        ConnectionEnd {
+            fault: state.fault.clone(),
+            peer_finished: state.protocol.is_fin_received(),
+            interrupted: state.interrupted,
+        }
+    }
+
+    /// Ends the connection with `fault`; returns the error for the caller.
+    fn fail_with(&self, state: &mut State, fault: ConnectionFault) -> io::Error {
+        state.end(fault.clone(), &self.changed);
+        state.settle(Instant::now(), &self.counters, &self.changed);
+        fault.into()
+    }
+}
+
+impl Participant for Connection {
+    fn queue_pair_number(&self) -> QueuePairNumber {
+        self.number
+    }
+
+    fn handle_completions(&self, completions: &[WorkCompletion], wakers: &mut Vec<Waker>) {
+        let now = Instant::now();
+        let mut state = lock(&self.state);
+        for completion in completions {
+            if let Err(fault) = state.handle_completion(completion, &self.counters, now) {
+                state.end(fault, &self.changed);
+            }
+        }
+        state.settle(now, &self.counters, &self.changed);
+        state.take_wakers(wakers);
+        if now.saturating_duration_since(state.published) > Self::PUBLISH_EVERY {
+            state.published = now;
+            self.counters.publish();
+        }
+    }
+
+    fn fail_with_device(&self) {
+        let failure = lock(&self.state).link.queue_pair().failure();
+        if let Some(reason) = failure {
+            self.fail(ConnectionFault::DeviceFailed(reason.into()));
+        }
+    }
+}

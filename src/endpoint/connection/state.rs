@@ -1,0 +1,308 @@
+//! The state of a connection under its lock, and the work that the protocol asks for.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, IoSlice};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use super::read_quota::ReadQuota;
+use super::shortage::Shortage;
+use crate::endpoint::counters::Counters;
+use crate::endpoint::fault::ConnectionFault;
+use crate::endpoint::link::Link;
+use crate::endpoint::link::work_id::{WorkId, WorkKind};
+use crate::endpoint::tuner::Chooser;
+use crate::protocol::{self, Event, ReadId, SlotIndex};
+use crate::wire::{Header, Kind as MessageKind};
+use tonic_rdma_verbs::memory::Block;
+use tonic_rdma_verbs::{CompletionStatus, WorkCompletion};
+
+/// The state of a connection. Reading is in `read.rs`, writing in `write.rs`.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) protocol: protocol::Connection,
+    pub(super) link: Link,
+    pub(super) limits: Limits,
+    pub(super) chooser: Chooser,
+    /// Small writes, gathered until a flush or until they fill a message.
+    pub(super) staging: Vec<u8>,
+    pub(super) flush_wanted: bool,
+    /// Memory that the peer reads, oldest first.
+    pub(super) sources: VecDeque<Block>,
+    /// Memory that our READs fill, kept until its bytes are delivered.
+    pub(super) landings: HashMap<ReadId, Block>,
+    pub(super) reader: Option<Waker>,
+    pub(super) writer: Option<Waker>,
+    /// The task that waits until all bytes are delivered.
+    pub(super) closer: Option<Waker>,
+    /// Why nothing can be sent any more. The connection has not ended yet, because completions of messages that the peer sent
+    /// before may still be in the queue: a peer that sent its last message may leave while this end acknowledges it.
+    pub(super) lost: Option<ConnectionFault>,
+    /// Why the connection ended early.
+    pub(super) fault: Option<ConnectionFault>,
+    /// A writer waited for room when the connection was lost.
+    blocked: bool,
+    /// A transfer was in progress when the connection ended early.
+    pub(super) interrupted: bool,
+    /// The stream was dropped: bytes that still arrive are discarded.
+    pub(super) detached: bool,
+    /// The supervisor was woken for the end of the connection.
+    announced: bool,
+    /// A task waits for the answer to a ping.
+    pub(super) awaits_pong: bool,
+    pub(super) quota: ReadQuota,
+    pub(super) shortage: Shortage,
+    /// Time of the last addition of the counters to the process's metrics.
+    pub(super) published: Instant,
+}
+
+/// Limits of the write path.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    /// Writes are gathered up to this length, in bytes.
+    pub(crate) coalesce: usize,
+    /// Longest time for the answer to a ping.
+    pub(crate) ping_timeout: Duration,
+}
+
+/// The stage of a connection's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// In use.
+    Open,
+    /// The stream was dropped; bytes written before are still being sent.
+    Lingering,
+    /// Nothing left to do.
+    Finished,
+}
+
+impl State {
+    pub(super) fn new(link: Link, protocol: protocol::Connection, limits: Limits, chooser: Chooser) -> Self {
+        Self {
+            staging: Vec::with_capacity(limits.coalesce),
+            protocol,
+            link,
+            limits,
+            chooser,
+            flush_wanted: false,
+            sources: VecDeque::new(),
+            landings: HashMap::new(),
+            reader: None,
+            writer: None,
+            closer: None,
+            lost: None,
+            fault: None,
+            blocked: false,
+            interrupted: false,
+            detached: false,
+            announced: false,
+            awaits_pong: false,
+            quota: ReadQuota::default(),
+            shortage: Shortage::default(),
+            published: Instant::now(),
+        }
+    }
+
+    /// Takes one completion.
+    pub(super) fn handle_completion(
+        &mut self,
+        completion: &WorkCompletion,
+        counters: &Counters,
+        now: Instant,
+    ) -> Result<(), ConnectionFault> {
+        let id = WorkId::from_bits(completion.wr_id);
+        if id.kind == WorkKind::SharedReceive {
+            self.link.hold(id.value);
+        }
+        if completion.status != CompletionStatus::Success {
+            return Err(ConnectionFault::of_completion(completion.opcode, completion.status));
+        }
+        match id.kind {
+            WorkKind::Receive | WorkKind::SharedReceive => {
+                self.handle_message(id.value, completion.byte_len as usize, counters, now)?
+            }
+            WorkKind::Send => {
+                self.link.sends_completed(id.value);
+                self.protocol.handle_sends_completed(id.value);
+            }
+            WorkKind::Read => self.protocol.handle_read_completed(ReadId(id.value)),
+        }
+        Ok(())
+    }
+
+    /// Takes the message in the receive buffer `slot`.
+    fn handle_message(
+        &mut self,
+        slot: u32,
+        length: usize,
+        counters: &Counters,
+        now: Instant,
+    ) -> Result<(), ConnectionFault> {
+        /// Longest body of a control message.
+        const BODY: usize = protocol::MAX_CONTROL_BODY;
+        let head = self.link.head::<{ Header::LENGTH }>(slot)?;
+        let header = Header::decode(&head).map_err(protocol::Violation::from)?;
+        let mut body = [0; BODY];
+        let mut body_length = 0;
+        if header.kind == MessageKind::Eager {
+            counters.eager_received.add(1);
+            counters.eager_received_bytes.add(length.saturating_sub(Header::LENGTH) as u64);
+        } else {
+            body_length = length.saturating_sub(Header::LENGTH).min(BODY);
+            self.link.body(slot, &mut body[..body_length])?;
+        }
+        self.protocol.handle_receive(SlotIndex(slot), &header, &body[..body_length], length, now)?;
+        Ok(())
+    }
+
+    /// Does all that the protocol asks for, and wakes the supervisor if that ended the connection.
+    pub(super) fn settle(&mut self, now: Instant, counters: &Counters, changed: &Notify) {
+        let progress = match self.obstacle() {
+            None => self.progress(now, counters),
+            Some(_) => self.handle_events(),
+        };
+        if let Err(fault) = progress {
+            self.end(fault, changed);
+        }
+        if self.awaits_pong && self.protocol.pongs() > 0 {
+            self.awaits_pong = false;
+            changed.notify_one();
+        }
+        if self.shortage.is_new() {
+            changed.notify_one();
+        }
+        if !self.announced && self.stage() == Stage::Finished {
+            self.announced = true;
+            changed.notify_one();
+        }
+    }
+
+    /// Posts receives, reads, writes and control messages that are due.
+    fn progress(&mut self, now: Instant, counters: &Counters) -> Result<(), ConnectionFault> {
+        if self.detached {
+            self.discard();
+        }
+        while let Some(slot) = self.protocol.poll_release() {
+            self.link.post_receive(slot)?;
+            self.protocol.handle_slots_posted(1);
+        }
+        self.link.adjust_window(&mut self.protocol);
+        self.handle_events()?;
+        self.start_reads(counters, now)?;
+        if self.flush_wanted {
+            self.flush_staging(counters, now)?;
+        }
+        if self.detached && self.staging.is_empty() {
+            self.protocol.close_write();
+        }
+        if self.protocol.is_write_closed() {
+            self.link.signal_all();
+        }
+        while let Some(message) = self.protocol.poll_transmit(now) {
+            counters.acks_sent.add(1);
+            counters.work_requests.add(1);
+            self.link.post_message(&[IoSlice::new(message.as_bytes())])?;
+        }
+        Ok(())
+    }
+
+    /// Takes the events of the protocol.
+    fn handle_events(&mut self) -> Result<(), ConnectionFault> {
+        while let Some(event) = self.protocol.poll_event() {
+            match event {
+                Event::SourcesDone { count } => drop(self.sources.drain(..count as usize)),
+                Event::Aborted { code } => {
+                    return Err(ConnectionFault::Aborted(code));
+                }
+                Event::Idle => self.link.release_idle_memory(),
+                Event::PingTimeout => return Err(ConnectionFault::NoAnswer(self.limits.ping_timeout)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the connection with `fault`. If `fault` is the loss of the peer, the supervisor ends the connection later, after
+    /// it has taken the completions of all messages that had arrived.
+    pub(super) fn end(&mut self, fault: ConnectionFault, changed: &Notify) {
+        if !fault.is_loss() {
+            self.fail(fault);
+        } else if self.lost.is_none() {
+            // A failed device ends its queue pairs as a peer that leaves does, but gives the true reason.
+            let failure = self.link.queue_pair().failure();
+            self.lost = Some(failure.map_or(fault, |reason| ConnectionFault::DeviceFailed(reason.into())));
+            self.blocked = self.writer.is_some();
+            changed.notify_one();
+        }
+    }
+
+    /// Ends the connection with `fault` at once.
+    pub(super) fn fail(&mut self, fault: ConnectionFault) {
+        if self.fault.is_none() {
+            self.interrupted = self.blocked || self.writer.is_some() || self.protocol.is_transferring();
+            self.fault = Some(fault);
+            self.link.queue_pair().to_error();
+        }
+    }
+
+    /// Returns an error if the connection ended early.
+    pub(super) fn check_fault(&self) -> io::Result<()> {
+        self.fault.clone().map_or(Ok(()), |fault| Err(fault.into()))
+    }
+
+    /// Returns why nothing can be sent, if that is so.
+    pub(super) fn obstacle(&self) -> Option<&ConnectionFault> {
+        self.fault.as_ref().or(self.lost.as_ref())
+    }
+
+    /// Returns an error if nothing can be sent.
+    pub(super) fn check_sending(&self) -> io::Result<()> {
+        self.obstacle().map_or(Ok(()), |fault| Err(fault.clone().into()))
+    }
+
+    /// Returns an error if nothing can be written.
+    pub(super) fn check_writable(&self) -> io::Result<()> {
+        self.check_sending()?;
+        if self.protocol.is_write_closed() {
+            return Err(io::Error::new(io::ErrorKind::BrokenPipe, "written after shutdown"));
+        }
+        Ok(())
+    }
+
+    /// Returns the stage.
+    pub(super) fn stage(&self) -> Stage {
+        let all_sent = self.detached && self.staging.is_empty() && self.protocol.is_closed();
+        if self.fault.is_some() || (all_sent && self.link.is_drained()) {
+            Stage::Finished
+        } else if self.detached {
+            Stage::Lingering
+        } else {
+            Stage::Open
+        }
+    }
+
+    /// Returns whether both directions are closed, the peer has all bytes that were written, and this end has read the
+    /// peer's last byte. After a fault no acknowledgement to the peer is needed, because none can be sent.
+    pub(super) fn all_delivered(&self) -> bool {
+        let over = match self.fault {
+            None => self.protocol.is_closed() && self.link.is_drained(),
+            Some(_) => self.protocol.is_read_closed() && self.protocol.is_write_done(),
+        };
+        over && self.staging.is_empty()
+    }
+
+    /// Moves the wakers of all tasks that can go on to `wakers`.
+    pub(super) fn take_wakers(&mut self, wakers: &mut Vec<Waker>) {
+        let ended = self.fault.is_some();
+        if ended || self.protocol.front().is_some() || self.protocol.is_read_closed() {
+            wakers.extend(self.reader.take());
+        }
+        if ended || self.lost.is_some() || (self.writer.is_some() && self.has_room()) {
+            wakers.extend(self.writer.take());
+        }
+        if ended || (self.closer.is_some() && self.all_delivered()) {
+            wakers.extend(self.closer.take());
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! A queue pair with its receive buffers: posts requests, and counts completions.
+//!
+//! Connections use it, and the tuner's loopback, which measures a device with the code that connections run.
+
+pub(super) mod isolation;
+pub(super) mod receive;
+pub(super) mod shared_receive;
+pub(super) mod source;
+pub(super) mod work_id;
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use crate::endpoint::fault::ConnectionFault;
+use crate::protocol::{self, ReadRequest, SlotIndex};
+use crate::wire::Header;
+use receive::Receives;
+use source::{MAX_SLICES, Source};
+use tonic_rdma_verbs::internal::SlabRegistrations;
+use tonic_rdma_verbs::memory::{Block, Pool};
+use tonic_rdma_verbs::{Operation, Payload, QueuePair, RemoteSegment, Rkey, SendRequest};
+use work_id::{WorkId, WorkKind};
+
+/// A connected queue pair with receive buffers and memory to send from.
+#[derive(Debug)]
+pub(crate) struct Link {
+    queue_pair: Arc<dyn QueuePair>,
+    connection: u32,
+    receives: Receives,
+    pool: Pool,
+    signal_every: u32,
+    signal_all: bool,
+    signal_next: bool,
+    unsignaled: u32,
+    posted: u64,
+    completed: u64,
+    /// Registered memory of the application that messages are sent from.
+    registrations: SlabRegistrations,
+    /// Memory of messages that were not sent inline, each with the number of its send.
+    sources: VecDeque<(u64, Source)>,
+}
+
+impl Link {
+    /// Most slices of one message.
+    pub(crate) const SLICES: usize = MAX_SLICES;
+    /// Most outstanding READs of one connection.
+    pub(crate) const READS: u32 = 16;
+    /// Most inline bytes, a full receive buffer.
+    pub(crate) const MAX_INLINE: u32 = 64 * 1024 + 512;
+
+    /// Takes over a queue pair in Init or a later state, and posts its own receive buffers.
+    pub(crate) fn new(
+        queue_pair: Arc<dyn QueuePair>,
+        connection: u32,
+        pool: Pool,
+        registrations: SlabRegistrations,
+        receives: Receives,
+    ) -> Result<Self, ConnectionFault> {
+        receives.post_first(&*queue_pair, connection)?;
+        let signal_every = (queue_pair.capacity().send_requests / 8).clamp(1, 64);
+        Ok(Self {
+            queue_pair,
+            connection,
+            receives,
+            pool,
+            signal_every,
+            signal_all: false,
+            signal_next: false,
+            unsignaled: 0,
+            posted: 0,
+            completed: 0,
+            registrations,
+            sources: VecDeque::new(),
+        })
+    }
+
+    /// Returns the queue pair.
+    pub(crate) fn queue_pair(&self) -> &Arc<dyn QueuePair> {
+        &self.queue_pair
+    }
+
+    /// Returns the pool of send and rendezvous memory.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Posts the receive buffer of `slot` again.
+    pub(crate) fn post_receive(&self, slot: SlotIndex) -> Result<(), ConnectionFault> {
+        self.receives.post(slot.0, &*self.queue_pair, self.connection)
+    }
+
+    /// Notes that a message has come into the shared receive buffer `slot`.
+    pub(crate) fn hold(&mut self, slot: u32) {
+        self.receives.hold(slot);
+    }
+
+    /// Adjusts the number of shared receive buffers that are promised to the connection to the protocol's window.
+    pub(crate) fn adjust_window(&mut self, protocol: &mut protocol::Connection) {
+        self.receives.adjust_window(protocol);
+    }
+
+    /// Sends one message, the concatenation of `slices`. Returns how many of its bytes were not copied on this side.
+    pub(crate) fn post_message(&mut self, slices: &[IoSlice<'_>]) -> Result<usize, ConnectionFault> {
+        let length: usize = slices.iter().map(|slice| slice.len()).sum();
+        let inline = length <= self.queue_pair.capacity().inline as usize;
+        self.unsignaled += 1;
+        let signaled = self.signal_all || self.signal_next || self.unsignaled >= self.signal_every;
+        let wr_id = self.id(WorkKind::Send, self.unsignaled);
+        let in_place = if inline {
+            self.post_send(wr_id, Payload::Inline(slices), signaled)?;
+            length
+        } else {
+            let (number, most) = (self.posted + 1, self.queue_pair.capacity().send_segments as usize);
+            let keep = |source| self.sources.push_back((number, source));
+            let gathered = source::gather(slices, most, &self.pool, &mut self.registrations, keep)?;
+            self.post_send(wr_id, Payload::Registered(gathered.segments()), signaled)?;
+            gathered.in_place
+        };
+        self.posted += 1;
+        if signaled {
+            self.unsignaled = 0;
+            self.signal_next = false;
+        }
+        Ok(in_place)
+    }
+
+    fn post_send(&self, wr_id: u64, data: Payload<'_>, signaled: bool) -> Result<(), ConnectionFault> {
+        let operation = Operation::Send { data, immediate: None };
+        Ok(self.queue_pair.post_send(&[SendRequest { wr_id, operation, signaled }])?)
+    }
+
+    /// Asks for the completion of every message from now on, because the connection is about to end, and the queue pair must
+    /// exist until the last message has arrived.
+    pub(crate) fn signal_all(&mut self) {
+        self.signal_all = true;
+    }
+
+    /// Frees memory that is kept for sending, because nothing was sent for a while. Memory of messages without a completion is
+    /// freed later: the next message asks for a completion.
+    pub(crate) fn release_idle_memory(&mut self) {
+        self.signal_next = !self.sources.is_empty();
+        self.pool.trim();
+        self.registrations.prune();
+    }
+
+    /// Returns whether all posted messages have completed.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.completed == self.posted
+    }
+
+    /// Notes that the `count` oldest outstanding sends have completed.
+    pub(crate) fn sends_completed(&mut self, count: u32) {
+        self.completed += u64::from(count);
+        while self.sources.front().is_some_and(|(sends, _)| *sends <= self.completed) {
+            self.sources.pop_front();
+        }
+    }
+
+    /// Posts a READ of a chunk that the peer offered, into `block`.
+    pub(crate) fn post_read(&mut self, request: &ReadRequest, block: &Block) -> Result<(), ConnectionFault> {
+        let into = block.segment(0..request.length as usize).map_err(ConnectionFault::local)?;
+        let remote = RemoteSegment { address: request.address, rkey: Rkey(request.rkey) };
+        let operation = Operation::Read { into: &[into], remote };
+        let wr_id = self.id(WorkKind::Read, request.id.0);
+        Ok(self.queue_pair.post_send(&[SendRequest { wr_id, operation, signaled: true }])?)
+    }
+
+    /// Returns the first bytes of a received message.
+    pub(crate) fn head<const LENGTH: usize>(&self, slot: u32) -> Result<[u8; LENGTH], ConnectionFault> {
+        let mut head = [0; LENGTH];
+        let (block, start) = self.receives.slot(slot)?;
+        block.copy_out(start, &mut head).map_err(ConnectionFault::local)?;
+        Ok(head)
+    }
+
+    /// Copies the bytes after the header of a received message into `body`, which it fills.
+    pub(crate) fn body(&self, slot: u32, body: &mut [u8]) -> Result<(), ConnectionFault> {
+        let (block, start) = self.receives.slot(slot)?;
+        block.copy_out(start + Header::LENGTH, body).map_err(ConnectionFault::local)
+    }
+
+    /// Returns the memory of the receive buffer `slot`, and the offset of the buffer in it.
+    pub(crate) fn slot(&self, slot: SlotIndex) -> Result<(&Block, usize), ConnectionFault> {
+        self.receives.slot(slot.0)
+    }
+
+    fn id(&self, kind: WorkKind, value: u32) -> u64 {
+        WorkId { kind, connection: self.connection, value }.to_bits()
+    }
+}

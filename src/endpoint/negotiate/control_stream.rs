@@ -1,0 +1,114 @@
+//! The TCP connection that a negotiation goes over.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::established::Established;
+use crate::endpoint::error::NegotiationError;
+use crate::endpoint::info::{RdmaConnectInfo, Verdict};
+use crate::endpoint::journal::Journal;
+use crate::endpoint::stream::EndpointStream;
+use crate::wire::hello::{Confirm, Decoded, Message};
+
+/// A TCP connection in negotiation, with the bytes that were received on it and not used yet.
+#[derive(Debug)]
+pub(super) struct ControlStream {
+    tcp: TcpStream,
+    received: BytesMut,
+    /// Longest time for a message of the peer.
+    patience: Duration,
+    journal: Arc<Journal>,
+}
+
+impl ControlStream {
+    pub(super) fn new(tcp: TcpStream, patience: Duration, journal: &Arc<Journal>) -> Self {
+        let received = BytesMut::with_capacity(1024);
+        Self { tcp, received, patience, journal: Arc::clone(journal) }
+    }
+
+    /// Returns the received bytes that no message has used yet.
+    pub(super) fn received(&self) -> &[u8] {
+        &self.received
+    }
+
+    /// Returns the longest time for a message of the peer.
+    pub(super) fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    pub(super) async fn send(&mut self, message: &Message) -> Result<(), NegotiationError> {
+        Ok(self.tcp.write_all(&message.encode()?).await?)
+    }
+
+    pub(super) async fn receive(&mut self) -> Result<Message, NegotiationError> {
+        self.receive_after(Duration::ZERO).await
+    }
+
+    /// Receives the next message, before which the peer does work that may take as long as `work`.
+    pub(super) async fn receive_after(&mut self, work: Duration) -> Result<Message, NegotiationError> {
+        let patience = self.patience + work;
+        let complete = async {
+            loop {
+                match Message::decode(&self.received)? {
+                    Decoded::Message { message, length } => {
+                        let _ = self.received.split_to(length);
+                        return Ok(message);
+                    }
+                    Decoded::Incomplete { .. } => self.read_more().await?,
+                }
+            }
+        };
+        timeout(patience, complete).await.unwrap_or(Err(NegotiationError::Silent(patience)))
+    }
+
+    /// Receives the peer's `Confirm`, before which the peer does work that may take as long as `work`.
+    pub(super) async fn receive_confirm(&mut self, work: Duration) -> Result<Confirm, NegotiationError> {
+        match self.receive_after(work).await? {
+            Message::Confirm(confirm) => Ok(confirm),
+            other => Err(NegotiationError::OutOfTurn(other.name())),
+        }
+    }
+
+    /// Waits for more bytes from the peer.
+    pub(super) async fn read_more(&mut self) -> Result<(), NegotiationError> {
+        match self.tcp.read_buf(&mut self.received).await? {
+            0 => Err(NegotiationError::Closed),
+            _ => Ok(()),
+        }
+    }
+
+    /// Goes on as plain TCP, because of `reason`.
+    pub(super) fn into_tcp(self, reason: &impl Display) -> Result<EndpointStream, NegotiationError> {
+        let info = RdmaConnectInfo::tcp(self.tcp.peer_addr()?, self.tcp.local_addr()?, reason.to_string());
+        Ok(EndpointStream::tcp(self.tcp, self.received.freeze(), info))
+    }
+
+    /// Goes on over RDMA. From now on a supervisor watches the TCP connection.
+    pub(super) fn into_rdma(self, established: Established) -> Result<EndpointStream, NegotiationError> {
+        let device = established.device();
+        let reason = match established.probe().ours {
+            Some(_) => format!("both ends have {device}, and read one another's memory"),
+            None => format!("both ends have an RDMA device, this one {device}"),
+        };
+        let info = RdmaConnectInfo {
+            verdict: Verdict::Rdma,
+            provider: Some(established.provider()),
+            device: Some(established.device().into()),
+            reason: reason.into(),
+            peer: self.tcp.peer_addr()?,
+            local: self.tcp.local_addr()?,
+            telemetry: Some(established.telemetry()),
+            first_byte: Arc::default(),
+        };
+        let (connection, supervisor) = established.supervise(self.tcp, info.peer, self.journal);
+        let span = tracing::info_span!("rdma", device = info.device());
+        tokio::spawn(tracing::Instrument::instrument(supervisor.run(), span));
+        Ok(EndpointStream::rdma(connection, info))
+    }
+}

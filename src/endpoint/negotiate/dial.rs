@@ -1,0 +1,167 @@
+//! Connecting: TCP, then negotiation, then a new TCP connection where the server is a stock one.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::client::{self, Outcome};
+use crate::endpoint::config::{Config, Policy};
+use crate::endpoint::error::{ConnectError, NegotiationError, RdmaUnavailable};
+use crate::endpoint::info::RdmaConnectInfo;
+use crate::endpoint::journal::Journal;
+use crate::endpoint::lock::lock;
+use crate::endpoint::stream::EndpointStream;
+
+/// Makes connections, and remembers which servers are stock ones. Clones share this memory. It is for protocols of your own
+/// over the byte stream; programs that use tonic have [`RdmaConnector`](crate::RdmaConnector) instead.
+#[derive(Clone, Debug)]
+pub struct Dialer {
+    config: Config,
+    stock: Arc<Mutex<HashMap<String, Stock>>>,
+    journal: Arc<Journal>,
+}
+
+/// A server without RDMA: the time of the attempt, and its error.
+type Stock = (Instant, Arc<NegotiationError>);
+
+impl Dialer {
+    /// Time before the next negotiation with a stock server.
+    const REMEMBERED: Duration = Duration::from_secs(60);
+    /// Most servers that are remembered.
+    const MEMORY: usize = 4096;
+
+    /// Makes a dialer with this configuration. [`dial`](Self::dial) returns an error if the configuration has a value that can't
+    /// be used; [`Config::validate`] finds that earlier.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    /// use tokio::net::TcpListener;
+    /// use tokio_stream::StreamExt as _;
+    /// use tonic_rdma::Config;
+    /// use tonic_rdma::{Dialer, Listener};
+    ///
+    /// let mut listener = Listener::new(TcpListener::bind("127.0.0.1:0").await?, Config::default())?;
+    /// let address = listener.local_addr();
+    ///
+    /// let dialer = Dialer::new(Config::default());
+    /// let mut client = dialer.dial(&address.ip().to_string(), address.port()).await?;
+    /// let mut server = listener.next().await.expect("a connection");
+    /// client.write_all(b"any bytes").await?;
+    /// client.flush().await?;
+    /// let mut bytes = [0; 9];
+    /// server.read_exact(&mut bytes).await?;
+    /// assert_eq!(&bytes, b"any bytes");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn new(config: Config) -> Self {
+        Self { config, stock: Arc::default(), journal: Arc::default() }
+    }
+
+    /// Connects to `host`:`port`, by the rules of the configuration's policy.
+    ///
+    /// # Errors
+    /// The configuration has a value that can't be used, the server can't be reached within the connect timeout, or the policy
+    /// requires RDMA and there is none.
+    pub async fn dial(&self, host: &str, port: u16) -> Result<EndpointStream, ConnectError> {
+        self.config.validate()?;
+        let authority = format!("{host}:{port}");
+        let tcp = self.tcp(host, port, &authority).await?;
+        let (stream, reason) = if self.config.policy == Policy::TcpOnly {
+            (plain(tcp, "the policy is tcp-only")?, None)
+        } else if let Some(error) = self.known_as_stock(&authority) {
+            let reason = RdmaUnavailable::StockServer(error);
+            (plain(tcp, &reason)?, Some(reason))
+        } else {
+            self.negotiate(tcp, host, port, &authority).await?
+        };
+        if self.config.policy == Policy::Require
+            && let Some(reason) = reason
+        {
+            return Err(ConnectError::RdmaRequired { authority, reason });
+        }
+        self.journal.connected(&authority, stream.info());
+        Ok(stream)
+    }
+
+    /// Negotiates over `tcp`. Returns the stream, and the reason if the stream is TCP.
+    async fn negotiate(
+        &self,
+        tcp: TcpStream,
+        host: &str,
+        port: u16,
+        authority: &str,
+    ) -> Result<(EndpointStream, Option<RdmaUnavailable>), ConnectError> {
+        let mut outcome = client::negotiate(tcp, &self.config, &self.journal).await;
+        if let Ok(Outcome::Stock(NegotiationError::Closed | NegotiationError::Io(_))) = outcome {
+            // A server of this crate that shuts down closes the connection, as some stock servers do when they do not understand
+            // the hello. The second attempt finds it gone, or started again: it must not be taken for a stock server.
+            let tcp = self.tcp(host, port, authority).await?;
+            outcome = client::negotiate(tcp, &self.config, &self.journal).await;
+        }
+        let reason = match outcome {
+            Ok(Outcome::Rdma(stream)) => return Ok((stream, None)),
+            Ok(Outcome::Tcp(stream, reason)) => return Ok((stream, Some(reason))),
+            Ok(Outcome::Stock(error)) => RdmaUnavailable::StockServer(self.remember(authority, error)),
+            Err(error) => RdmaUnavailable::Negotiation(Box::new(error)),
+        };
+        if self.config.policy == Policy::Require {
+            return Err(ConnectError::RdmaRequired { authority: authority.into(), reason });
+        }
+        let stream = plain(self.tcp(host, port, authority).await?, &reason)?;
+        Ok((stream, Some(reason)))
+    }
+
+    /// Notes that a server is a stock one, or silent.
+    fn remember(&self, authority: &str, error: NegotiationError) -> Arc<NegotiationError> {
+        let error = Arc::new(error);
+        let mut stock = lock(&self.stock);
+        if stock.len() >= Self::MEMORY {
+            stock.clear();
+        }
+        stock.insert(authority.into(), (Instant::now(), Arc::clone(&error)));
+        error
+    }
+
+    async fn tcp(&self, host: &str, port: u16, authority: &str) -> Result<TcpStream, ConnectError> {
+        let connect = async {
+            let resolve = |source| ConnectError::Resolve { authority: authority.into(), source };
+            let addresses = tokio::net::lookup_host((host, port)).await.map_err(resolve)?;
+            let mut last = resolve(std::io::Error::other("the name has no address"));
+            for peer in addresses {
+                match TcpStream::connect(peer).await {
+                    Ok(tcp) => {
+                        tcp.set_nodelay(true).map_err(|source| ConnectError::Tcp { peer, source })?;
+                        return Ok(tcp);
+                    }
+                    Err(source) => last = ConnectError::Tcp { peer, source },
+                }
+            }
+            Err(last)
+        };
+        let limit = self.config.connect_timeout;
+        timeout(limit, connect)
+            .await
+            .unwrap_or_else(|_| Err(ConnectError::Timeout { authority: authority.into(), timeout: limit }))
+    }
+
+    fn known_as_stock(&self, authority: &str) -> Option<Arc<NegotiationError>> {
+        let stock = lock(&self.stock);
+        let (since, error) = stock.get(authority)?;
+        (since.elapsed() < Self::REMEMBERED).then(|| Arc::clone(error))
+    }
+}
+
+/// Makes a stream of plain TCP, because of `reason`.
+fn plain(tcp: TcpStream, reason: impl Display) -> Result<EndpointStream, ConnectError> {
+    let unspecified = || std::net::SocketAddr::from(([0, 0, 0, 0], 0));
+    let addresses = tcp.peer_addr().and_then(|peer| Ok((peer, tcp.local_addr()?)));
+    let (peer, local) = addresses.map_err(|source| ConnectError::Tcp { peer: unspecified(), source })?;
+    Ok(EndpointStream::tcp(tcp, bytes::Bytes::new(), RdmaConnectInfo::tcp(peer, local, reason.to_string())))
+}

@@ -1,0 +1,127 @@
+//! Listening: one TCP port for RDMA peers and stock clients.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::AbortHandle;
+use tokio_stream::Stream;
+
+use super::server;
+use crate::endpoint::config::Config;
+use crate::endpoint::error::NegotiationError;
+use crate::endpoint::journal::Journal;
+use crate::endpoint::stream::EndpointStream;
+
+/// A stream of connections whose negotiation is over. Negotiations run beside one another, so that a slow or silent
+/// peer delays no other; dropping the listener closes the port.
+#[derive(Debug)]
+pub struct Listener {
+    connections: mpsc::Receiver<EndpointStream>,
+    address: SocketAddr,
+    task: AbortHandle,
+}
+
+impl Listener {
+    /// Negotiations that may be under way at once; further clients wait in the port's backlog.
+    const NEGOTIATIONS: usize = 1024;
+    /// Connections that may wait to be taken.
+    const WAITING: usize = 1024;
+
+    /// Takes over a listening socket. See [`Dialer::new`](super::Dialer::new) for both ends.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// use tokio::net::TcpListener;
+    /// use tonic_rdma::Config;
+    /// use tonic_rdma::Listener;
+    ///
+    /// let listener = Listener::new(TcpListener::bind("127.0.0.1:0").await?, Config::default())?;
+    /// println!("listening on {}", listener.local_addr());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The configuration has a value that can't be used ([`ConfigError`](crate::ConfigError), as the error's source), or the
+    /// socket has no local address.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn new(listener: TcpListener, config: Config) -> io::Result<Self> {
+        config.validate().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        let address = listener.local_addr()?;
+        let (sender, connections) = mpsc::channel(Self::WAITING);
+        let task = tokio::spawn(accept(listener, config, sender)).abort_handle();
+        Ok(Self { connections, address, task })
+    }
+
+    /// Returns the address that it listens on.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Stream for Listener {
+    type Item = EndpointStream;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<EndpointStream>> {
+        self.connections.poll_recv(context)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, config: Config, connections: mpsc::Sender<EndpointStream>) {
+    /// How long to leave off after an error such as too many open files.
+    const PAUSE: Duration = Duration::from_millis(50);
+    let config = Arc::new(config);
+    let journal = Arc::<Journal>::default();
+    let room = Arc::new(Semaphore::new(Listener::NEGOTIATIONS));
+    loop {
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+        let (tcp, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                journal.not_accepted(&error);
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let (config, journal, connections) = (Arc::clone(&config), Arc::clone(&journal), connections.clone());
+        tokio::spawn(async move {
+            let negotiated = tokio::select! {
+                negotiated = negotiate(tcp, &config, &journal) => negotiated,
+                () = connections.closed() => return,
+            };
+            match negotiated {
+                Ok(stream) => {
+                    journal.connected(&peer.to_string(), stream.info());
+                    let _ = connections.send(stream).await;
+                }
+                Err(error) => journal.refused(peer, &error),
+            }
+            // Not before the connection was taken, or there would be no end of those that wait for it.
+            drop(permit);
+        });
+    }
+}
+
+async fn negotiate(
+    tcp: TcpStream,
+    config: &Config,
+    journal: &Arc<Journal>,
+) -> Result<EndpointStream, NegotiationError> {
+    tcp.set_nodelay(true)?;
+    server::negotiate(tcp, config, journal).await
+}

@@ -1,0 +1,151 @@
+//! This end of an RDMA connection before the peer's end is known.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::established::{Established, PeerEnd};
+use crate::endpoint::budget::budget;
+use crate::endpoint::config::Config;
+use crate::endpoint::connection::member::Member;
+use crate::endpoint::connection::{Connection, Limits};
+use crate::endpoint::error::RdmaUnavailable;
+use crate::endpoint::fault::ConnectionFault;
+use crate::endpoint::link::Link;
+use crate::endpoint::link::receive::{Receives, Ring, Share};
+use crate::endpoint::link::shared_receive::Promise;
+use crate::endpoint::polling::{Queue, Reactor};
+use crate::endpoint::tuner::{Chooser, DeviceTuner};
+use crate::protocol;
+use crate::wire::Header;
+use crate::wire::hello::Offer;
+use tonic_rdma_verbs::internal::SlabRegistrations;
+use tonic_rdma_verbs::memory::{Block, Pool, PoolSettings, Quota};
+use tonic_rdma_verbs::{Access, Context, ProtectionDomain, QueuePair, QueuePairCapacity};
+
+/// A queue pair with receive memory, not connected yet.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    context: Arc<dyn Context>,
+    reactor: Arc<Reactor>,
+    queue: Arc<Queue>,
+    domain: Arc<dyn ProtectionDomain>,
+    queue_pair: Arc<dyn QueuePair>,
+    pool: Pool,
+    memory: ReceiveMemory,
+    /// Receive buffers at the start.
+    slots: u32,
+    config: Config,
+}
+
+/// Memory for receive buffers.
+#[derive(Debug)]
+enum ReceiveMemory {
+    Own(Block),
+    Shared(Promise),
+}
+
+impl Prepared {
+    /// Creates all that a connection over the device needs.
+    pub(super) fn new(context: Arc<dyn Context>, config: &Config) -> Result<Self, RdmaUnavailable> {
+        let attributes = context.attributes().clone();
+        let reactor = Reactor::current(&context, config)?;
+        let queue = Arc::clone(reactor.assign());
+        let shared = queue.shared();
+        let domain = match shared.and_then(|shared| shared.common_domain()) {
+            Some(common) => Arc::clone(common),
+            None => context.alloc_protection_domain()?,
+        };
+        let slots = if shared.is_some() { protocol::Settings::MIN_SLOTS } else { config.receive_slots };
+        let ring_bytes = u64::from(slots) * u64::from(config.slot_size);
+        let rendezvous = Chooser::memory(config);
+        let settings = PoolSettings {
+            access: Access::LOCAL_WRITE | Access::REMOTE_READ,
+            send_quota: rendezvous + u64::from(config.queue_depth) * u64::from(config.slot_size),
+            // The peer chooses the length of its chunks.
+            receive_quota: ring_bytes + rendezvous.max(Chooser::memory(&Config::default())),
+            ..PoolSettings::default()
+        };
+        let pool = Pool::new(Arc::clone(&domain), settings, budget(attributes.locks_memory, config));
+        let memory = match shared {
+            Some(shared) => ReceiveMemory::Shared(shared.promise(slots).map_err(RdmaUnavailable::setup)?),
+            None => ReceiveMemory::Own(pool.lease(ring_bytes as usize, Quota::Receive)?),
+        };
+        let reads = Link::READS.min(attributes.max_outstanding_reads).max(1);
+        let capacity = QueuePairCapacity {
+            send_requests: config.queue_depth.min(attributes.max_work_requests - reads) + reads,
+            receive_requests: slots,
+            send_segments: (Link::SLICES as u32).min(attributes.max_segments),
+            receive_segments: 1,
+            inline: attributes.max_inline.min(config.max_inline.unwrap_or(u32::MAX)).min(Link::MAX_INLINE),
+        };
+        let completions = queue.completion_queue();
+        let queue_pair = match shared {
+            Some(shared) => {
+                domain.create_sharing_queue_pair(completions, completions, shared.queue(), &capacity)
+            }
+            None => domain.create_queue_pair(completions, completions, &capacity),
+        };
+        let queue_pair = queue_pair?;
+        queue_pair.to_init(Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+        let config = config.clone();
+        Ok(Self { context, reactor, queue, domain, queue_pair, pool, memory, slots, config })
+    }
+
+    /// Returns the offer for the hello.
+    pub(super) fn offer(&self) -> Offer {
+        let attributes = self.context.attributes();
+        Offer {
+            provider: attributes.provider.into(),
+            device: attributes.name.clone(),
+            queue_pair: self.queue_pair.local_address().as_bytes().to_vec(),
+            receive_slots: self.slots,
+            slot_size: self.config.slot_size,
+        }
+    }
+
+    /// Connects to the peer's end. May block for as long as [`QueuePair::to_rtr`] may, which calls the peer's device.
+    pub(super) fn connect(self, peer: &PeerEnd) -> Result<Established, RdmaUnavailable> {
+        let reads = Link::READS.min(self.context.attributes().max_outstanding_reads).max(1);
+        let settings = protocol::Settings {
+            receive_slots: self.slots,
+            slot_size: self.config.slot_size,
+            peer_slots: peer.receive_slots,
+            peer_slot_size: peer.slot_size,
+            send_queue: self.queue_pair.capacity().send_requests - reads,
+            max_reads: reads,
+            ping_interval: Some(self.config.ping_interval),
+            ping_timeout: self.config.ping_timeout,
+            ..protocol::Settings::default()
+        };
+        let protocol = protocol::Connection::new(settings, Instant::now()).map_err(RdmaUnavailable::setup)?;
+        let limits = self.limits(peer);
+        let chooser = Chooser::new(&self.config, || DeviceTuner::of(&self.context, &self.config));
+        let queue_pair = Arc::clone(&self.queue_pair);
+        let registrations = SlabRegistrations::new(self.domain, Arc::clone(self.pool.budget()));
+        let member = Member::new(self.reactor, self.queue, |key| {
+            let receives = match self.memory {
+                ReceiveMemory::Own(block) => {
+                    let ring = Ring::new(block, self.slots, self.config.slot_size as usize);
+                    Receives::Own(ring.map_err(|error| ConnectionFault::local(error))?)
+                }
+                ReceiveMemory::Shared(promise) => {
+                    let most = self.config.receive_slots;
+                    Receives::Shared(Share::new(promise, self.queue_pair.number(), most))
+                }
+            };
+            let link = Link::new(self.queue_pair, key, self.pool, registrations, receives)?;
+            Ok(Connection::new(link, protocol, limits, chooser))
+        });
+        let member = member?;
+        queue_pair.to_rtr(&peer.address, &self.config.path)?;
+        queue_pair.to_rts(&self.config.path)?;
+        Ok(Established { context: self.context, member, queue_pair, slots: self.slots, config: self.config })
+    }
+
+    fn limits(&self, peer: &PeerEnd) -> Limits {
+        /// Gathering writes up to this length costs less than a message for each.
+        const COALESCE: usize = 4096;
+        let room = (peer.slot_size as usize).saturating_sub(Header::LENGTH);
+        Limits { coalesce: COALESCE.min(room), ping_timeout: self.config.ping_timeout }
+    }
+}

@@ -1,0 +1,131 @@
+//! Threads that spin on completion queues: [`PollMode::Busy`](crate::PollMode::Busy).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::thread::CpuSet;
+use tokio::sync::Notify;
+
+use super::pace::Pace;
+use super::queue::Queue;
+use tonic_rdma_verbs::VerbsError;
+
+/// Counts the threads that sleep because other threads want their cores. Meanwhile the poll task waits for events in their
+/// place, which saves a second wake-up, from thread to task.
+#[derive(Debug)]
+pub(super) struct StandIn {
+    threads: AtomicUsize,
+    wake_task: Arc<Notify>,
+}
+
+impl StandIn {
+    pub(super) fn new(wake_task: Arc<Notify>) -> Arc<Self> {
+        Arc::new(Self { threads: AtomicUsize::new(0), wake_task })
+    }
+
+    /// Returns whether the poll task has to poll the queues.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.threads.load(Ordering::Acquire) > 0
+    }
+
+    fn while_asleep(&self, sleep: impl FnOnce()) {
+        self.threads.fetch_add(1, Ordering::AcqRel);
+        self.wake_task.notify_one();
+        sleep();
+        self.threads.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A thread that polls one queue without pause, except while other threads want its core. Dropping stops and joins it.
+#[derive(Debug)]
+pub(super) struct BusyThread {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl BusyThread {
+    /// Starts one thread for each queue, on the CPUs in turn.
+    pub(super) fn start_all(
+        queues: &[Arc<Queue>],
+        cpus: &[usize],
+        stand_in: &Arc<StandIn>,
+    ) -> Result<Vec<Self>, VerbsError> {
+        let start = |(index, queue): (usize, &Arc<Queue>)| {
+            let cpu = (!cpus.is_empty()).then(|| cpus[index % cpus.len()]);
+            Self::start(Arc::clone(queue), index, cpu, Arc::clone(stand_in))
+        };
+        queues.iter().enumerate().map(start).collect()
+    }
+
+    fn start(
+        queue: Arc<Queue>,
+        index: usize,
+        cpu: Option<usize>,
+        stand_in: Arc<StandIn>,
+    ) -> Result<Self, VerbsError> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name(format!("rdma-poll-{index}"))
+            .spawn(move || {
+                if let Some(cpu) = cpu {
+                    pin_to(cpu);
+                }
+                spin(&queue, &stopped, &stand_in);
+            })
+            .map_err(|error| VerbsError::os("starting a polling thread", error))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for BusyThread {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Polls until `stopped` is set. While other threads want the core, leaves the queue to the poll task: spinning would keep
+/// the threads from running that send what this thread waits for.
+fn spin(queue: &Queue, stopped: &AtomicBool, stand_in: &StandIn) {
+    const POLLS_PER_LOOK: usize = 16;
+    let mut pace = Pace::new(Duration::MAX);
+    let mut last_yield = Instant::now();
+    while !stopped.load(Ordering::Relaxed) {
+        for _ in 0..POLLS_PER_LOOK {
+            if queue.poll().completions == 0 {
+                std::hint::spin_loop();
+            }
+        }
+        let now = Instant::now();
+        if now - last_yield > pace.yield_every() {
+            last_yield = pace.yield_core(now);
+            if pace.is_crowded(last_yield) {
+                stand_in.while_asleep(|| sleep(&pace, stopped));
+            }
+        }
+    }
+}
+
+fn sleep(pace: &Pace, stopped: &AtomicBool) {
+    while !stopped.load(Ordering::Relaxed)
+        && let Some(left) = pace.crowded_for(Instant::now())
+    {
+        std::thread::park_timeout(left);
+    }
+}
+
+fn pin_to(cpu: usize) {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::warn!(cpu, %error, "polling thread not pinned: no such CPU, or none that this process may use");
+    }
+}

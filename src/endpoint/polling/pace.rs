@@ -1,0 +1,329 @@
+//! Spinning for completions: how long it pays, and the loop that does it.
+
+use std::time::{Duration, Instant};
+
+/// Decides how long to spin. Spinning pays while the next completion comes sooner than a sleep and a wake-up take together.
+/// A `Pace` follows the gap between arrivals: the budget is a few gaps, or zero where the gaps are long.
+#[derive(Debug)]
+pub struct Pace {
+    /// Longest spin.
+    longest: Duration,
+    last_arrival: Option<Instant>,
+    /// Moving average of the gap between arrivals.
+    gap: Duration,
+    /// The shortest yield of the core so far: the cost of a yield when no other thread wants the core. Zero before the first.
+    yield_cost: Duration,
+    /// One bit for each of the last eight yields, set if another thread ran meanwhile.
+    switched: u8,
+    /// No spinning before this moment, because other threads want the core.
+    crowded_until: Option<Instant>,
+    /// Length of the next time without spinning.
+    leave_alone: Duration,
+    /// Yields since the last time without spinning.
+    yields: u32,
+    /// The last spin ended without an arrival, and none has come since.
+    missed: bool,
+}
+
+/// The result of one look while spinning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Observation {
+    /// Nothing has arrived.
+    Nothing,
+    /// An arrival that does not end the spin.
+    Arrival,
+    /// The arrival that the spin waits for.
+    Wanted,
+}
+
+impl Pace {
+    /// Shortest spin that is worth arming the queue later for.
+    const SHORTEST: Duration = Duration::from_micros(20);
+    /// A yield that takes longer than this shows a crowded core: another thread keeps the core for a time slice. Threads that
+    /// take turns, such as those of both ends, keep the core for a shorter time.
+    const CROWDED: Duration = Duration::from_micros(1000);
+    /// Shortest and longest time between two yields. Between these limits, yields take a fortieth of the time at most. On an
+    /// emulated machine each takes microseconds.
+    const YIELD_EVERY: [Duration; 2] = [Duration::from_micros(10), Duration::from_micros(60)];
+    const YIELD_SHARE: u32 = 40;
+    /// A shorter yield let no other thread run.
+    const SHORTEST_SWITCH: Duration = Duration::from_micros(4);
+    /// A yield that takes this many times as long as the shortest let another thread run.
+    const SWITCH: u32 = 8;
+    /// Time between two yields, in yields, while other threads run in between: short, because the spin waits for the work of
+    /// these threads.
+    const SHARED: u32 = 4;
+    const SHARED_AT_LEAST: Duration = Duration::from_micros(1);
+    /// Time without spinning on a crowded core, at first and at most. It doubles each time, because each new attempt may cost
+    /// a time slice of another thread, which is milliseconds.
+    const LEAVE_ALONE: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(256)];
+    /// After this many yields without a crowd the time without spinning is short again.
+    const CALM: u32 = 64;
+
+    /// Creates a pace that spins for `longest` at most.
+    pub fn new(longest: Duration) -> Self {
+        Self {
+            longest,
+            last_arrival: None,
+            gap: longest / 4,
+            yield_cost: Duration::ZERO,
+            switched: 0,
+            crowded_until: None,
+            leave_alone: Self::LEAVE_ALONE[0],
+            yields: 0,
+            missed: false,
+        }
+    }
+
+    /// Notes an arrival.
+    pub fn arrived(&mut self, now: Instant) {
+        if let Some(last) = self.last_arrival.replace(now) {
+            // Bounded, so that a few arrivals outweigh one long pause.
+            let gap = now.saturating_duration_since(last).min(4 * self.longest);
+            self.gap = (self.gap * 7 + gap) / 8;
+        }
+        self.missed = false;
+    }
+
+    /// Calls `look` until it returns [`Observation::Wanted`] (true) or the budget is spent (false). Calls `begin` before the
+    /// first look, unless the budget is zero.
+    pub fn spin(&mut self, begin: impl FnOnce(), mut look: impl FnMut() -> Observation) -> bool {
+        const LOOKS_PER_CLOCK: usize = 16;
+        let mut start = Instant::now();
+        let mut budget = self.budget(start);
+        if budget.is_zero() {
+            return false;
+        }
+        begin();
+        let mut last_yield = start;
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                let observation = look();
+                if observation != Observation::Nothing {
+                    let now = Instant::now();
+                    self.arrived(now);
+                    if observation == Observation::Wanted {
+                        return true;
+                    }
+                    (start, budget) = (now, self.budget(now));
+                }
+                std::hint::spin_loop();
+            }
+            let now = Instant::now();
+            if now - start >= budget {
+                self.missed();
+                return false;
+            }
+            if now - last_yield > self.yield_every() {
+                last_yield = self.yield_core(now);
+                if self.budget(last_yield).is_zero() {
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Notes that a spin ended without an arrival.
+    pub fn missed(&mut self) {
+        self.missed = true;
+    }
+
+    /// Returns the time to keep the core from one yield to the next.
+    pub fn yield_every(&self) -> Duration {
+        if self.switched != 0 {
+            return (self.yield_cost * Self::SHARED).max(Self::SHARED_AT_LEAST);
+        }
+        (self.yield_cost * Self::YIELD_SHARE).clamp(Self::YIELD_EVERY[0], Self::YIELD_EVERY[1])
+    }
+
+    /// Yields the core to other threads; returns the time after that.
+    pub fn yield_core(&mut self, now: Instant) -> Instant {
+        rustix::thread::sched_yield();
+        let after = Instant::now();
+        self.yielded(after - now, after);
+        after
+    }
+
+    /// Notes that a yield of the core took `away`.
+    fn yielded(&mut self, away: Duration, now: Instant) {
+        // A yield that let another thread run does not show the cost of a yield.
+        if away < self.yield_cost || (self.yield_cost.is_zero() && away < Self::SHORTEST_SWITCH) {
+            self.yield_cost = away;
+        }
+        let switched = away > (self.yield_cost * Self::SWITCH).max(Self::SHORTEST_SWITCH);
+        self.switched = self.switched << 1 | u8::from(switched);
+        self.yields = self.yields.saturating_add(1);
+        if away > Self::CROWDED {
+            self.crowded_until = Some(now + self.leave_alone);
+            self.leave_alone = (self.leave_alone * 2).min(Self::LEAVE_ALONE[1]);
+            (self.switched, self.yields) = (0, 0);
+        } else if self.yields > Self::CALM {
+            self.leave_alone = Self::LEAVE_ALONE[0];
+        }
+    }
+
+    /// Returns whether other threads want the core.
+    pub fn is_crowded(&self, now: Instant) -> bool {
+        self.crowded_for(now).is_some()
+    }
+
+    /// Returns how much longer not to spin, if other threads want the core.
+    pub fn crowded_for(&self, now: Instant) -> Option<Duration> {
+        self.crowded_until.filter(|&until| now < until).map(|until| until - now)
+    }
+
+    /// Returns how long to spin from `now` on. Zero means to sleep at once.
+    pub fn budget(&self, now: Instant) -> Duration {
+        if self.missed || self.is_crowded(now) || self.gap > self.longest {
+            return Duration::ZERO;
+        }
+        (self.gap * 4).clamp(Self::SHORTEST.min(self.longest), self.longest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONGEST: Duration = Duration::from_micros(120);
+
+    fn fed(gap: Duration) -> (Pace, Instant) {
+        let mut pace = Pace::new(LONGEST);
+        let mut now = Instant::now();
+        for _ in 0..64 {
+            now += gap;
+            pace.arrived(now);
+        }
+        (pace, now)
+    }
+
+    #[test]
+    fn close_arrivals_are_spun_for() {
+        let (pace, now) = fed(Duration::from_micros(10));
+        let budget = pace.budget(now);
+        assert!(budget >= Duration::from_micros(35) && budget <= Duration::from_micros(50), "{budget:?}");
+    }
+
+    #[test]
+    fn rare_arrivals_are_slept_for() {
+        let (pace, now) = fed(Duration::from_millis(1));
+        assert_eq!(pace.budget(now), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_limit_is_the_users() {
+        let mut now = Instant::now();
+        let mut patient = Pace::new(Duration::from_millis(4));
+        for _ in 0..64 {
+            now += Duration::from_micros(800);
+            patient.arrived(now);
+        }
+        let budget = patient.budget(now);
+        assert!(budget >= Duration::from_millis(3) && budget <= Duration::from_millis(4), "{budget:?}");
+        let mut never = Pace::new(Duration::ZERO);
+        for _ in 0..64 {
+            now += Duration::from_nanos(100);
+            never.arrived(now);
+        }
+        assert_eq!(never.budget(now), Duration::ZERO);
+    }
+
+    #[test]
+    fn an_idle_end_spins_once_and_then_sleeps() {
+        let (mut pace, mut now) = fed(Duration::from_micros(10));
+        pace.missed();
+        assert_eq!(pace.budget(now), Duration::ZERO);
+        now += Duration::from_secs(10);
+        assert_eq!(pace.budget(now), Duration::ZERO);
+        pace.arrived(now);
+        assert!(pace.budget(now) > Duration::ZERO, "one long pause among close arrivals");
+    }
+
+    #[test]
+    fn slow_yields_are_rarer_and_are_no_crowd() {
+        let (mut pace, now) = fed(Duration::from_micros(10));
+        pace.yielded(Duration::from_micros(2), now);
+        assert_eq!(pace.yield_every(), Duration::from_micros(60));
+        pace.yielded(Duration::from_nanos(300), now);
+        assert_eq!(pace.yield_every(), Duration::from_micros(12));
+    }
+
+    #[test]
+    fn a_crowded_core_is_left_alone_for_a_while() {
+        let (mut pace, now) = fed(Duration::from_micros(10));
+        pace.yielded(Duration::from_micros(300), now);
+        assert!(pace.budget(now) > Duration::ZERO);
+        pace.yielded(Duration::from_micros(1100), now);
+        assert_eq!(pace.budget(now), Duration::ZERO);
+        assert!(pace.budget(now + Duration::from_millis(3)) > Duration::ZERO);
+    }
+
+    #[test]
+    fn a_core_that_stays_crowded_is_left_alone_for_longer() {
+        let (mut pace, mut now) = fed(Duration::from_micros(10));
+        let mut alone = Vec::new();
+        for _ in 0..9 {
+            pace.yielded(Duration::from_millis(3), now);
+            let millis = (0..).find(|&millis| !pace.is_crowded(now + Duration::from_millis(millis))).unwrap();
+            alone.push(millis);
+            now += Duration::from_millis(millis);
+        }
+        assert_eq!(alone, [2, 4, 8, 16, 32, 64, 128, 256, 256]);
+        (0..100).for_each(|_| pace.yielded(Duration::from_nanos(300), now));
+        pace.yielded(Duration::from_millis(3), now);
+        assert!(!pace.is_crowded(now + Duration::from_millis(2)), "it was calm for a while");
+    }
+
+    #[test]
+    fn a_core_that_is_shared_is_yielded_more_often() {
+        let (mut pace, now) = fed(Duration::from_micros(10));
+        pace.yielded(Duration::from_nanos(300), now);
+        for _ in 0..100 {
+            pace.yielded(Duration::from_micros(12), now);
+            assert!(!pace.is_crowded(now));
+            assert!(pace.yield_every() <= Duration::from_micros(2));
+        }
+        (0..8).for_each(|_| pace.yielded(Duration::from_nanos(300), now));
+        assert_eq!(pace.yield_every(), Duration::from_micros(12));
+    }
+
+    #[test]
+    fn a_core_that_is_shared_from_the_first_yield_on_is_known_to_be() {
+        let (mut pace, now) = fed(Duration::from_micros(10));
+        for _ in 0..20 {
+            pace.yielded(Duration::from_micros(12), now);
+            assert!(pace.yield_every() <= Duration::from_micros(2));
+        }
+    }
+
+    #[test]
+    fn a_spin_ends_with_what_is_wanted_or_with_its_budget() {
+        let (mut pace, _) = fed(Duration::from_micros(10));
+        let mut looks = 0;
+        assert!(pace.spin(
+            || (),
+            || {
+                looks += 1;
+                match looks {
+                    100 => Observation::Wanted,
+                    50 => Observation::Arrival,
+                    _ => Observation::Nothing,
+                }
+            }
+        ));
+        assert_eq!(looks, 100);
+        assert!(!pace.spin(|| (), || Observation::Nothing));
+        let began = std::cell::Cell::new(false);
+        assert!(!pace.spin(|| began.set(true), || Observation::Wanted), "the last spin missed");
+        assert!(!began.get());
+    }
+
+    #[test]
+    fn an_interrupt_now_and_then_is_no_crowd() {
+        let (mut pace, now) = fed(Duration::from_micros(10));
+        for index in 0..1000 {
+            pace.yielded(Duration::from_nanos(if index % 4 == 0 { 9000 } else { 300 }), now);
+            assert!(!pace.is_crowded(now), "{index}");
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! The interface between a completion queue and the owners of its queue pairs.
+
+use std::fmt::Debug;
+use std::task::Waker;
+
+use tonic_rdma_verbs::{QueuePairNumber, WorkCompletion};
+
+/// The owner of a queue pair whose requests complete on a [`Queue`](super::Queue): a connection, or a port of a tensor
+/// link.
+pub trait Participant: Send + Sync + Debug + 'static {
+    /// Returns the number of the queue pair.
+    fn queue_pair_number(&self) -> QueuePairNumber;
+
+    /// Takes completions of its requests, in order, and adds the tasks to wake to `wakers`.
+    fn handle_completions(&self, completions: &[WorkCompletion], wakers: &mut Vec<Waker>);
+
+    /// Ends the participant if the device has given up its queue pair.
+    fn fail_with_device(&self);
+}

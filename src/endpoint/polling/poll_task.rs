@@ -1,0 +1,160 @@
+//! The task that polls a reactor's queues while the runtime is never idle. The event descriptors of the queues wake it.
+
+use std::future::Future as _;
+use std::future::poll_fn;
+use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use super::queue::Queue;
+use tonic_rdma_verbs::VerbsError;
+
+/// Longest time between two looks at the queues of a runtime that is never idle.
+const WATCH: Duration = Duration::from_millis(1);
+/// Longest sleep while words are watched.
+const TIMED_SLEEP: Duration = Duration::from_millis(20);
+
+/// The queues of a reactor, as the poll task drives them.
+pub(super) trait PollTarget: Send + Sync + 'static {
+    /// Polls, and decides what the task does next. `watched`: the task has waited for the whole time of [`Step::Watch`], and
+    /// nothing woke it.
+    fn step(&self, watched: bool) -> Step;
+
+    /// Notes that the task is about to sleep (`wanted`), or has slept. Returns whether the sleep needs a time limit.
+    fn set_timed_sleep(&self, wanted: bool) -> bool;
+
+    /// Wakes the tasks whose watched values arrived while nothing woke the poll task; returns whether there are any.
+    fn wake_watched(&self) -> bool;
+
+    /// Notes that an event woke the task.
+    fn event(&self);
+}
+
+/// The next step of the poll task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Let other tasks run, then poll again.
+    Again,
+    /// Wait for an event or a wake-up; the queues are armed, or threads poll them.
+    Sleep,
+    /// Wait for a short time only: the runtime's thread polls, and arms the queues before it sleeps.
+    Watch,
+}
+
+/// A queue's event descriptor, registered with the runtime.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    /// A duplicate, which stays valid after the queue is gone.
+    descriptor: AsyncFd<OwnedFd>,
+    queue: Weak<Queue>,
+}
+
+/// Registers the queues' event descriptors with the current runtime.
+#[allow(deprecated, reason = "sound for a descriptor that is owned; its successor is unsafe to call")]
+pub(super) fn waiters(queues: &[Arc<Queue>]) -> Result<Vec<Waiter>, VerbsError> {
+    queues
+        .iter()
+        .map(|queue| {
+            let failed = |error| VerbsError::os("watching a completion queue", error);
+            let descriptor = queue.event_fd().try_clone_to_owned().map_err(failed)?;
+            let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE).map_err(failed)?;
+            Ok(Waiter { descriptor, queue: Arc::downgrade(queue) })
+        })
+        .collect()
+}
+
+/// Runs until the reactor is gone.
+pub(super) async fn run(reactor: Weak<impl PollTarget>, waiters: Vec<Waiter>, wake: Arc<Notify>) {
+    let mut watched = false;
+    loop {
+        // The task keeps no reactor alive across an await: the reactor goes with its last connection or listener.
+        let Some(step) = reactor.upgrade().map(|reactor| reactor.step(watched)) else { return };
+        watched = false;
+        match step {
+            Step::Again => run_again().await,
+            Step::Sleep => sleep(&reactor, &waiters, &wake).await,
+            Step::Watch => match timeout(WATCH, event_or_wake(&waiters, &wake)).await {
+                Ok(true) => event(&reactor),
+                Ok(false) => {}
+                Err(_) => watched = true,
+            },
+        }
+    }
+}
+
+/// Waits for an event or a wake-up. While words are watched, the sleep has a time limit: a device that places bytes late may
+/// bring a value after the peer has looked whether this end sleeps, and then no completion announces the value.
+async fn sleep(reactor: &Weak<impl PollTarget>, waiters: &[Waiter], wake: &Notify) {
+    let set_timed_sleep = |wanted| reactor.upgrade().is_some_and(|reactor| reactor.set_timed_sleep(wanted));
+    let mut limit = set_timed_sleep(true).then_some(TIMED_SLEEP);
+    let had_event = loop {
+        let woken = event_or_wake(waiters, wake);
+        let Some(length) = limit else { break woken.await };
+        if let Ok(had_event) = timeout(length, woken).await {
+            break had_event;
+        }
+        let Some(reactor) = reactor.upgrade() else { return };
+        if reactor.wake_watched() {
+            break false;
+        }
+        limit = reactor.set_timed_sleep(true).then_some(TIMED_SLEEP);
+    };
+    set_timed_sleep(false);
+    if had_event {
+        event(reactor);
+    }
+}
+
+fn event(reactor: &Weak<impl PollTarget>) {
+    if let Some(reactor) = reactor.upgrade() {
+        reactor.event();
+    }
+}
+
+/// Lets every task that is runnable now run first. Unlike tokio's `yield_now` this needs no system call. In a multi-thread
+/// runtime another worker may take this task over while a task keeps the thread of this worker.
+async fn run_again() {
+    let mut yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Waits for an event of a queue (true) or for a wake-up (false).
+async fn event_or_wake(waiters: &[Waiter], wake: &Notify) -> bool {
+    let mut woken = pin!(wake.notified());
+    poll_fn(|context| {
+        if take_events(waiters, context) {
+            return Poll::Ready(true);
+        }
+        woken.as_mut().poll(context).map(|()| false)
+    })
+    .await
+}
+
+/// Takes all pending events and returns whether there was one. Registers `context` with the queues that had none.
+fn take_events(waiters: &[Waiter], context: &mut Context<'_>) -> bool {
+    let mut any = false;
+    for waiter in waiters {
+        while let Poll::Ready(Ok(mut guard)) = waiter.descriptor.poll_read_ready(context) {
+            any = true;
+            if let Some(queue) = waiter.queue.upgrade() {
+                queue.acknowledge_events();
+            }
+            guard.clear_ready();
+        }
+    }
+    any
+}

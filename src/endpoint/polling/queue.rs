@@ -1,0 +1,335 @@
+//! One completion queue, and the participants whose queue pairs complete on it: connections, and ports of tensor links.
+
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::task::Waker;
+
+use slab::Slab;
+use tokio::sync::Notify;
+
+use super::participant::Participant;
+use super::watched::{UnannouncedArrival, WatchList, Watched};
+use crate::endpoint::counters::PollCounters;
+use crate::endpoint::link::shared_receive::SharedBuffers;
+use crate::endpoint::link::work_id::{WorkId, WorkKind};
+use crate::endpoint::lock::lock;
+use tonic_rdma_verbs::{
+    CompletionQueue, Context, DeviceAttributes, QueuePairNumber, VerbsError, WorkCompletion,
+};
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;
+
+/// A completion queue of the device, polled by one thread or task at a time.
+#[derive(Debug)]
+pub struct Queue {
+    completions: Arc<dyn CompletionQueue>,
+    /// Receive buffers that the connections share, where device and configuration allow that.
+    shared: Option<Arc<SharedBuffers>>,
+    participants: Mutex<Participants>,
+    used: AtomicUsize,
+    /// Most participants.
+    limit: usize,
+    watched: WatchList,
+    /// The poller sleeps, or is about to. Completions wake the poller; for watched words, peers have to be asked for one.
+    asleep: AtomicBool,
+    /// The poller's sleep has a short time limit.
+    timed_sleep: AtomicBool,
+    /// Wakes the poll task.
+    wake_task: Arc<Notify>,
+    batch: Mutex<Batch>,
+    polling: Arc<PollCounters>,
+}
+
+#[derive(Debug, Default)]
+struct Participants {
+    by_key: Slab<Arc<dyn Participant>>,
+    /// Keys by queue pair, for completions of shared receives, which carry no key. Empty without shared receives.
+    by_number: HashMap<QueuePairNumber, u32>,
+}
+
+/// Buffers of one poll, kept so that polling allocates nothing.
+#[derive(Debug)]
+struct Batch {
+    completions: [WorkCompletion; Queue::BATCH],
+    wakers: Vec<Waker>,
+    checked: Vec<Arc<dyn Watched>>,
+}
+
+/// The result of a poll.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Polled {
+    /// Completions taken.
+    pub completions: usize,
+    /// Tasks woken.
+    pub woken: usize,
+}
+
+impl Polled {
+    /// Returns the sum of both.
+    pub fn plus(self, other: Self) -> Self {
+        Self { completions: self.completions + other.completions, woken: self.woken + other.woken }
+    }
+}
+
+impl Queue {
+    /// Completions that a queue is made for, where the device has as many.
+    const CAPACITY: u32 = 1 << 20;
+    /// Completions that a queue is made for where they take locked memory, 64 bytes each.
+    const LOCKED_CAPACITY: u32 = 1 << 17;
+    /// Places for one connection. A connection has at most some 200 completions in the queue: those of its receive buffers,
+    /// of its READs, and of every 64th of its sends.
+    const OF_A_CONNECTION: u32 = 256;
+    /// Completions taken in one poll, so that no connection keeps the others waiting for long.
+    const BATCH: usize = 64;
+
+    /// Creates a queue on the device. `wake_task` wakes the task that polls the queue.
+    pub(super) fn new(
+        context: &dyn Context,
+        shared: Option<Arc<SharedBuffers>>,
+        wake_task: &Arc<Notify>,
+    ) -> Result<Self, VerbsError> {
+        let (capacity, limit) = Self::size_on(context.attributes());
+        Ok(Self {
+            completions: context.create_completion_queue(capacity)?,
+            shared,
+            participants: Mutex::default(),
+            used: AtomicUsize::new(0),
+            watched: WatchList::default(),
+            asleep: AtomicBool::new(false),
+            timed_sleep: AtomicBool::new(false),
+            wake_task: Arc::clone(wake_task),
+            limit,
+            batch: Mutex::new(Batch {
+                completions: [WorkCompletion::EMPTY; Self::BATCH],
+                wakers: Vec::with_capacity(2 * Self::BATCH),
+                checked: Vec::new(),
+            }),
+            polling: Arc::default(),
+        })
+    }
+
+    /// Returns how many completions a queue of the device has room for, and how many participants.
+    fn size_on(device: &DeviceAttributes) -> (u32, usize) {
+        let wanted = if device.locks_memory { Self::LOCKED_CAPACITY } else { Self::CAPACITY };
+        let capacity = wanted.min(device.max_completions);
+        (capacity, (capacity / Self::OF_A_CONNECTION).max(1) as usize)
+    }
+
+    /// Returns the device's completion queue, to create queue pairs with.
+    pub fn completion_queue(&self) -> &Arc<dyn CompletionQueue> {
+        &self.completions
+    }
+
+    /// Returns the receive buffers that the connections of this queue share, if they do.
+    pub(crate) fn shared(&self) -> Option<&Arc<SharedBuffers>> {
+        self.shared.as_ref()
+    }
+
+    /// Adds the participant that `make` builds. `make` gets the key that the participant's work requests have to carry.
+    ///
+    /// # Errors
+    /// The queue has as many participants as fit.
+    pub fn add<P: Participant, E>(
+        &self,
+        make: impl FnOnce(u32) -> Result<Arc<P>, E>,
+    ) -> Result<Result<(u32, Arc<P>), E>, QueueFull> {
+        let mut participants = lock(&self.participants);
+        if participants.by_key.len() >= self.limit {
+            return Err(QueueFull);
+        }
+        let entry = participants.by_key.vacant_entry();
+        let key = entry.key() as u32;
+        let participant = match make(key) {
+            Ok(participant) => participant,
+            Err(error) => return Ok(Err(error)),
+        };
+        entry.insert(Arc::clone(&participant) as Arc<dyn Participant>);
+        if self.shared.is_some() {
+            participants.by_number.insert(participant.queue_pair_number(), key);
+        }
+        self.used.store(participants.by_key.len(), Ordering::Relaxed);
+        Ok(Ok((key, participant)))
+    }
+
+    /// Removes a participant. Its completions that still come are dropped.
+    pub fn remove<P: Participant>(&self, key: u32, participant: &P) {
+        let mut participants = lock(&self.participants);
+        let found = participants.by_key.get(key as usize);
+        let ours = found.is_some_and(|entry| std::ptr::addr_eq(Arc::as_ptr(entry), participant));
+        let removed = ours.then(|| participants.by_key.remove(key as usize));
+        if ours {
+            participants.by_number.remove(&participant.queue_pair_number());
+        }
+        self.used.store(participants.by_key.len(), Ordering::Relaxed);
+        // Dropping the participant destroys its queue pair: not under the lock.
+        drop(participants);
+        drop(removed);
+    }
+
+    /// Checks `word` with every poll until its value has arrived or the word is gone. If the poller sleeps, the caller asks
+    /// the peer for a completion itself.
+    pub fn watch(&self, word: Weak<dyn Watched>) {
+        self.watched.add(word);
+        if self.wants_timed_sleep() {
+            self.wake_task.notify_one();
+        }
+    }
+
+    /// Returns whether the poller sleeps, or is about to.
+    pub fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::SeqCst)
+    }
+
+    /// Returns whether words are watched while the poller sleeps without a time limit.
+    pub(super) fn wants_timed_sleep(&self) -> bool {
+        !self.watched.is_empty() && self.is_asleep() && !self.timed_sleep.load(Ordering::SeqCst)
+    }
+
+    /// Notes whether the poller's sleep has a short time limit.
+    pub(super) fn set_timed_sleep(&self, timed: bool) {
+        self.timed_sleep.store(timed, Ordering::SeqCst);
+    }
+
+    /// Returns the watched values that have arrived although no completion has announced them yet.
+    pub(super) fn unannounced(&self) -> Vec<UnannouncedArrival> {
+        self.watched.unannounced()
+    }
+
+    /// Wakes the tasks whose watched values have arrived; returns how many there are.
+    pub fn wake_watched(&self) -> usize {
+        let (mut wakers, mut checked) = (Vec::new(), Vec::new());
+        let arrived = self.watched.check(&mut wakers, &mut checked);
+        wakers.into_iter().for_each(Waker::wake);
+        arrived
+    }
+
+    /// Returns whether the queue has no participant.
+    pub(super) fn is_unused(&self) -> bool {
+        self.used.load(Ordering::Relaxed) == 0
+    }
+
+    /// Hands the completions that have come to their participants and wakes tasks. Does nothing if another thread is polling
+    /// this queue.
+    pub fn poll(&self) -> Polled {
+        self.batch.try_lock().map_or_else(|_| Polled::default(), |mut batch| self.poll_with(&mut batch))
+    }
+
+    /// Polls as [`poll`](Self::poll) does, but first waits for another thread that is polling.
+    pub(super) fn poll_now(&self) -> Polled {
+        self.poll_with(&mut lock(&self.batch))
+    }
+
+    /// Polls until no more completions come. First waits for another thread that is polling.
+    pub fn drain(&self) {
+        /// Bounds the loop, because a peer may send as fast as this end polls.
+        const ROUNDS: usize = 1024;
+        let mut batch = lock(&self.batch);
+        for _ in 0..ROUNDS {
+            if self.poll_with(&mut batch).completions == 0 {
+                break;
+            }
+        }
+    }
+
+    fn poll_with(&self, batch: &mut Batch) -> Polled {
+        self.polling.polls.add(1);
+        let count = self.completions.poll(&mut batch.completions);
+        let mut rest = &batch.completions[..count];
+        while let Some(first) = rest.first() {
+            let of_same_pair = |completion: &&WorkCompletion| completion.queue_pair == first.queue_pair;
+            let (group, others) = rest.split_at(rest.iter().take_while(of_same_pair).count());
+            match self.participant(first) {
+                Some(participant) => participant.handle_completions(group, &mut batch.wakers),
+                None => self.give_back(group),
+            }
+            rest = others;
+        }
+        // After the completions: where a device does not place bytes in order, completions bring the watched values.
+        let arrived = self.watched.check(&mut batch.wakers, &mut batch.checked);
+        batch.checked.clear();
+        let woken = batch.wakers.len();
+        batch.wakers.drain(..).for_each(Waker::wake);
+        Polled { completions: count + arrived, woken }
+    }
+
+    /// Returns the participant that a completion belongs to, if it has not been removed.
+    fn participant(&self, completion: &WorkCompletion) -> Option<Arc<dyn Participant>> {
+        let participants = lock(&self.participants);
+        let id = WorkId::from_bits(completion.wr_id);
+        let key = match id.kind {
+            WorkKind::SharedReceive => *participants.by_number.get(&completion.queue_pair)?,
+            WorkKind::Receive | WorkKind::Send | WorkKind::Read => id.connection,
+        };
+        // Another participant may have this key by now: the queue pair's number shows that.
+        let found = participants.by_key.get(key as usize);
+        found.filter(|it| it.queue_pair_number() == completion.queue_pair).cloned()
+    }
+
+    /// Posts the shared buffers again that messages for a removed connection came into.
+    fn give_back(&self, completions: &[WorkCompletion]) {
+        let Some(shared) = &self.shared else { return };
+        for id in completions.iter().map(|completion| WorkId::from_bits(completion.wr_id)) {
+            if id.kind == WorkKind::SharedReceive
+                && let Err(reason) = shared.post(id.value)
+            {
+                tonic_rdma_verbs::internal::throttled!(warn, slot = id.value, %reason, "a shared receive buffer is lost");
+            }
+        }
+    }
+
+    /// Ends the participants whose queue pairs the device has given up.
+    pub(super) fn fail_with_device(&self) {
+        let participants: Vec<_> =
+            lock(&self.participants).by_key.iter().map(|(_, it)| Arc::clone(it)).collect();
+        participants.iter().for_each(|participant| participant.fail_with_device());
+    }
+
+    /// Asks the peers for completions with the next change of the watched words, before the poller sleeps.
+    pub(super) fn ask_for_completions(&self) {
+        self.watched.ask_for_completions();
+    }
+
+    /// Asks the device for an event with the next completion.
+    pub(super) fn arm(&self) {
+        self.polling.sleeps.add(1);
+        self.asleep.store(true, Ordering::SeqCst);
+        if let Err(error) = self.completions.arm() {
+            tracing::error!(%error, "a completion queue can't be armed; its connections may stall");
+        }
+    }
+
+    /// Takes [`arm`](Self::arm) back.
+    pub(super) fn disarm(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
+        self.completions.disarm();
+    }
+
+    /// Notes that an event woke the poller, so that the queue is no longer armed.
+    pub(super) fn woken(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
+    }
+
+    /// Returns the descriptor that becomes readable with an event.
+    pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.completions.event_fd()
+    }
+
+    /// Takes the events from the descriptor.
+    pub(super) fn acknowledge_events(&self) {
+        self.completions.acknowledge_events();
+    }
+
+    /// Returns the counters of this queue's polls.
+    pub(crate) fn polling(&self) -> &Arc<PollCounters> {
+        &self.polling
+    }
+}
+
+/// The completion queue has as many participants as fit.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the completion queue serves as many connections as it can; RDMA_CQS adds queues")]
+pub struct QueueFull;

@@ -1,0 +1,347 @@
+//! The completion queues of one runtime, and the thread or task that polls them.
+//!
+//! Each runtime has one reactor for each device and configuration in use. A reactor has one or more completion queues, over
+//! which connections are spread in turn. Polling a queue hands every completion to its connection, which wakes tasks.
+//!
+//! ```text
+//!  Adaptive, current-thread runtime built with `idle_polling`:  on_thread_park ── spins, then arms ──┐
+//!  Adaptive, any other runtime:                                 the poll task ─── spins, then arms ──┼─▶ event fd
+//!  Event:                                                       the poll task ─── arms ──────────────┘   wakes the
+//!  Busy:                                                        a thread for each queue, for ever        poll task
+//! ```
+//!
+//! The poll task polls while the runtime is never idle, and the event descriptors wake it. With `Busy` it replaces the
+//! threads whose core other threads want.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::{Handle, Id, RuntimeFlavor};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use super::busy::{BusyThread, StandIn};
+use super::events;
+use super::late::LateArrivals;
+use super::pace::{Observation, Pace};
+use super::poll_task::{self, PollTarget, Step};
+use super::queue::{Polled, Queue};
+use super::registry::{Key, Registry};
+use crate::endpoint::config::{Config, PollMode, SharedReceive};
+use crate::endpoint::link::isolation;
+use crate::endpoint::link::shared_receive::SharedBuffers;
+use crate::endpoint::lock::lock;
+use tonic_rdma_verbs::{Context, VerbsError};
+
+/// The completion queues of one runtime on one device.
+#[derive(Debug)]
+pub struct Reactor {
+    queues: Vec<Arc<Queue>>,
+    next: AtomicUsize,
+    spinner: Mutex<Spinner>,
+    /// Wakes the poll task.
+    wake_task: Arc<Notify>,
+    mode: PollMode,
+    spin_limit: Duration,
+    /// The runtime's `on_thread_park` polls this reactor.
+    idle_polled: AtomicBool,
+    /// `on_thread_park` has polled since the poll task last looked.
+    was_idle: AtomicBool,
+    multi_thread: bool,
+    task: OnceLock<AbortHandle>,
+    /// The task that takes the device's events.
+    events: Option<AbortHandle>,
+    stand_in: Arc<StandIn>,
+    late: LateArrivals,
+    _threads: Vec<BusyThread>,
+}
+
+/// The state of the thread or task that polls; at most one polls at a time.
+#[derive(Debug)]
+struct Spinner {
+    pace: Pace,
+    armed: bool,
+    spinning_since: Option<Instant>,
+    last_yield: Instant,
+}
+
+static REACTORS: LazyLock<Registry<Reactor>> = LazyLock::new(Registry::default);
+
+impl Reactor {
+    /// Returns the current runtime's reactor for this device and configuration. The first use creates the reactor, and it is
+    /// gone with its last user.
+    ///
+    /// # Errors
+    /// The device can't provide the queues, or a thread or an event descriptor can't be had.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn current(context: &Arc<dyn Context>, config: &Config) -> Result<Arc<Self>, VerbsError> {
+        let runtime = Handle::current();
+        let key = Key::new(runtime.id(), context, config);
+        REACTORS.get_or_add(key, || Self::new(context, config, &runtime))
+    }
+
+    /// Returns the reactors of `runtime`, and the generation of this answer.
+    pub(super) fn of_runtime(runtime: Id) -> (usize, Vec<Weak<Self>>) {
+        REACTORS.of_runtime(runtime)
+    }
+
+    /// Returns a number that changes whenever a reactor is added.
+    pub(super) fn generation() -> usize {
+        REACTORS.generation()
+    }
+
+    fn new(context: &Arc<dyn Context>, config: &Config, runtime: &Handle) -> Result<Arc<Self>, VerbsError> {
+        let wake_task = Arc::new(Notify::new());
+        let queues = (0..config.completion_queues.max(1))
+            .map(|_| Ok(Arc::new(Queue::new(&**context, shared_buffers(&**context, config)?, &wake_task)?)))
+            .collect::<Result<Vec<_>, VerbsError>>()?;
+        let waiters = poll_task::waiters(&queues)?;
+        let stand_in = StandIn::new(Arc::clone(&wake_task));
+        let threads = match config.poll_mode {
+            PollMode::Busy => BusyThread::start_all(&queues, &config.poll_cpus, &stand_in)?,
+            PollMode::Adaptive | PollMode::Event => Vec::new(),
+        };
+        let events = events::watch(context, &queues, runtime)?;
+        let reactor = Arc::new(Self {
+            queues,
+            next: AtomicUsize::new(0),
+            spinner: Mutex::new(Spinner {
+                pace: Pace::new(config.spin_limit),
+                armed: false,
+                spinning_since: None,
+                last_yield: Instant::now(),
+            }),
+            wake_task: Arc::clone(&wake_task),
+            mode: config.poll_mode,
+            spin_limit: config.spin_limit,
+            idle_polled: AtomicBool::new(false),
+            was_idle: AtomicBool::new(false),
+            multi_thread: runtime.runtime_flavor() != RuntimeFlavor::CurrentThread,
+            task: OnceLock::new(),
+            events,
+            stand_in,
+            late: LateArrivals::default(),
+            _threads: threads,
+        });
+        let task = runtime.spawn(poll_task::run(Arc::downgrade(&reactor), waiters, wake_task));
+        let _ = reactor.task.set(task.abort_handle());
+        Ok(reactor)
+    }
+
+    /// Returns the queue for the next connection.
+    pub fn assign(&self) -> &Arc<Queue> {
+        let turn = self.next.fetch_add(1, Ordering::Relaxed);
+        &self.queues[turn % self.queues.len()]
+    }
+
+    /// Polls every queue once.
+    fn poll(&self) -> Polled {
+        self.queues.iter().map(|queue| queue.poll()).fold(Polled::default(), Polled::plus)
+    }
+
+    /// Spins for as long as that pays, then arms the queues. Called when a thread of the runtime is about to park.
+    pub(super) fn idle(&self) {
+        if self.mode != PollMode::Adaptive || self.multi_thread {
+            return;
+        }
+        self.idle_polled.store(true, Ordering::Relaxed);
+        let Ok(mut spinner) = self.spinner.try_lock() else { return };
+        if self.queues.iter().all(|queue| queue.is_unused()) {
+            return;
+        }
+        self.was_idle.store(true, Ordering::Relaxed);
+        let was_armed = spinner.armed;
+        if self.spin(&mut spinner) {
+            // The queues are not armed any more, so nothing else would wake the poll task if this thread stays busy.
+            if was_armed {
+                self.wake_task.notify_one();
+            }
+        } else if self.arm(&mut spinner) || self.queues.iter().any(|queue| queue.wants_timed_sleep()) {
+            self.wake_task.notify_one();
+        }
+    }
+
+    /// Returns how often the poll task polls in one step. In a multi-thread runtime each step may wake another worker.
+    fn looks(&self, spinner: &Spinner) -> usize {
+        const SPINNING: usize = 16;
+        if self.multi_thread && spinner.spinning_since.is_some() { SPINNING } else { 1 }
+    }
+
+    /// Returns a pace for futures that spin on a word before their thread sleeps; `None` where no thread is to spin. See
+    /// [`may_spin`].
+    pub fn pace_of_callers(&self) -> Option<Pace> {
+        (self.mode == PollMode::Adaptive).then(|| Pace::new(self.spin_limit))
+    }
+
+    /// Spins until a task was woken (true) or the budget is spent.
+    fn spin(&self, spinner: &mut Spinner) -> bool {
+        let Spinner { pace, armed, .. } = spinner;
+        let disarm = || self.disarm(armed);
+        pace.spin(disarm, || match self.poll() {
+            Polled { completions: 0, .. } => Observation::Nothing,
+            Polled { woken: 0, .. } => Observation::Arrival,
+            Polled { .. } => Observation::Wanted,
+        })
+    }
+
+    /// Returns whether the poll task, which spins by running again and again, has time left for that.
+    fn within_budget(&self, spinner: &mut Spinner) -> bool {
+        let now = Instant::now();
+        let Some(since) = spinner.spinning_since else {
+            if spinner.pace.budget(now).is_zero() {
+                return false;
+            }
+            self.disarm(&mut spinner.armed);
+            spinner.spinning_since = Some(now);
+            spinner.last_yield = now;
+            return true;
+        };
+        let mut now = now;
+        if now - spinner.last_yield > spinner.pace.yield_every() {
+            now = spinner.pace.yield_core(now);
+            spinner.last_yield = now;
+        }
+        if now - since < spinner.pace.budget(now) {
+            return true;
+        }
+        spinner.spinning_since = None;
+        spinner.pace.missed();
+        false
+    }
+
+    /// Arms every queue, and polls once more. Returns whether something had come in between.
+    fn arm(&self, spinner: &mut Spinner) -> bool {
+        if !spinner.armed {
+            for queue in &self.queues {
+                queue.arm();
+            }
+            spinner.armed = true;
+        }
+        for queue in &self.queues {
+            queue.ask_for_completions();
+        }
+        // Another thread that is polling may have looked before the queue was armed, so this thread polls too.
+        let polled = self.queues.iter().map(|queue| queue.poll_now()).fold(Polled::default(), Polled::plus);
+        if polled.completions > 0 {
+            spinner.pace.arrived(Instant::now());
+        }
+        polled.completions > 0
+    }
+
+    fn disarm(&self, armed: &mut bool) {
+        if std::mem::take(armed) {
+            for queue in &self.queues {
+                queue.disarm();
+            }
+        }
+    }
+}
+
+impl PollTarget for Reactor {
+    fn step(&self, watched: bool) -> Step {
+        if self.mode == PollMode::Busy && !self.stand_in.is_wanted() {
+            return Step::Sleep;
+        }
+        let Ok(mut spinner) = self.spinner.try_lock() else { return Step::Again };
+        for _ in 0..self.looks(&spinner) {
+            if self.poll().completions > 0 {
+                spinner.pace.arrived(Instant::now());
+                spinner.spinning_since = None;
+                return Step::Again;
+            }
+            std::hint::spin_loop();
+        }
+        if self.mode == PollMode::Adaptive
+            && !self.idle_polled.load(Ordering::Relaxed)
+            && self.within_budget(&mut spinner)
+        {
+            return Step::Again;
+        }
+        // Arming costs a system call on some devices, and then an event for every completion. A task that was woken shortly
+        // after its last look can't know that the runtime is never idle.
+        let was_idle = match watched {
+            true => self.was_idle.swap(false, Ordering::Relaxed),
+            false => self.was_idle.load(Ordering::Relaxed),
+        };
+        if was_idle {
+            return if spinner.armed { Step::Sleep } else { Step::Watch };
+        }
+        if self.arm(&mut spinner) { Step::Again } else { Step::Sleep }
+    }
+
+    fn set_timed_sleep(&self, wanted: bool) -> bool {
+        // Cleared first: a word that is added from here on wakes the task.
+        self.queues.iter().for_each(|queue| queue.set_timed_sleep(false));
+        let timed =
+            wanted && (!self.late.is_empty() || self.queues.iter().any(|queue| queue.wants_timed_sleep()));
+        self.queues.iter().for_each(|queue| queue.set_timed_sleep(timed));
+        timed
+    }
+
+    fn wake_watched(&self) -> bool {
+        self.late.add(self.queues.iter().flat_map(|queue| queue.unannounced()).collect());
+        self.queues.iter().map(|queue| queue.wake_watched()).sum::<usize>() > 0
+    }
+
+    fn event(&self) {
+        let mut spinner = lock(&self.spinner);
+        spinner.armed = false;
+        self.queues.iter().for_each(|queue| queue.woken());
+    }
+}
+
+/// Returns whether a future may keep the current thread busy for a moment. In a multi-thread runtime a later wake-up of the
+/// thread costs more, and another worker serves the other tasks meanwhile. The only worker of a runtime has to serve all
+/// tasks, so there the answer is no.
+pub fn may_spin() -> bool {
+    Handle::try_current().is_ok_and(|runtime| {
+        runtime.runtime_flavor() == RuntimeFlavor::MultiThread && runtime.metrics().num_workers() > 1
+    })
+}
+
+/// Creates receive buffers that connections share, if device and configuration allow that.
+fn shared_buffers(context: &dyn Context, config: &Config) -> Result<Option<Arc<SharedBuffers>>, VerbsError> {
+    let wanted = config.shared_receive;
+    if wanted == SharedReceive::Never || context.attributes().max_shared_receive_queues == 0 {
+        return Ok(None);
+    }
+    let separate_domains = isolation::separate_domains(context);
+    if !separate_domains && wanted == SharedReceive::Auto {
+        return Ok(None);
+    }
+    SharedBuffers::new(context, config, separate_domains).map(Some)
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        self.task.get().into_iter().chain(&self.events).for_each(AbortHandle::abort);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn connections_are_spread_over_the_queues_in_turn() {
+        let context = tonic_rdma_verbs::soft::open().unwrap();
+        let reactor = Reactor::current(&context, &Config::default().completion_queues(3)).unwrap();
+        let assigned: Vec<&Arc<Queue>> = (0..6).map(|_| reactor.assign()).collect();
+        for turn in 0..3 {
+            assert!(Arc::ptr_eq(assigned[turn], assigned[turn + 3]));
+            assert!(!Arc::ptr_eq(assigned[turn], assigned[(turn + 1) % 3]));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_runtime_has_one_reactor_for_each_way_of_polling() {
+        let context = tonic_rdma_verbs::soft::open().unwrap();
+        let reactor = |config: Config| Reactor::current(&context, &config).unwrap();
+        let adaptive = reactor(Config::default());
+        assert!(Arc::ptr_eq(&adaptive, &reactor(Config::default())));
+        assert!(!Arc::ptr_eq(&adaptive, &reactor(Config::default().poll_mode(PollMode::Event))));
+    }
+}

@@ -1,0 +1,164 @@
+//! The device that a connection uses.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::config::{Config, ProviderChoice};
+use tonic_rdma_verbs::{Context, VerbsError, soft};
+
+/// The driver of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Provider {
+    /// The software device, for processes of one host.
+    Soft,
+    /// Devices with a driver in the kernel.
+    Ibverbs,
+}
+
+/// The reason why a provider's device was not opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The provider refused.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    /// The build has no ibverbs provider.
+    #[error("this build has no ibverbs provider (cargo feature ibverbs)")]
+    NotBuilt,
+}
+
+/// The reason why no provider's device was opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoDevice {
+    /// Every provider that was tried failed.
+    #[error("{}", joined(.0))]
+    Failed(Vec<(Provider, OpenError)>),
+    /// The configuration names a device of one provider, and wants another provider.
+    #[error("the configuration names a device of another provider than the one it wants")]
+    Contradiction,
+}
+
+fn joined(failed: &[(Provider, OpenError)]) -> String {
+    let each = failed.iter().map(|(provider, error)| format!("{provider}: {error}"));
+    each.collect::<Vec<_>>().join("; ")
+}
+
+impl Provider {
+    const ALL: [Self; 2] = [Self::Soft, Self::Ibverbs];
+
+    /// Returns the name that offers carry.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Soft => "soft",
+            Self::Ibverbs => "ibverbs",
+        }
+    }
+
+    /// Returns the provider with the name that an offer carries.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|provider| provider.name() == name)
+    }
+
+    /// Returns whether the configuration allows this provider.
+    pub fn is_wanted(self, config: &Config) -> bool {
+        match (&config.provider, config.device.as_deref()) {
+            (ProviderChoice::Auto, None) => true,
+            (ProviderChoice::Auto, Some(name)) => (name == soft::NAME) == (self == Self::Soft),
+            (ProviderChoice::Soft, _) => self == Self::Soft,
+            (ProviderChoice::Ibverbs, _) => self == Self::Ibverbs,
+        }
+    }
+
+    /// Opens the device that the configuration names, or the provider's best device.
+    ///
+    /// # Errors
+    /// There is no such device, or it can't be used.
+    pub fn open(self, config: &Config) -> Result<Arc<dyn Context>, OpenError> {
+        match self {
+            Self::Soft => Ok(soft::open()?),
+            Self::Ibverbs => open_ibverbs(config),
+        }
+    }
+}
+
+impl fmt::Display for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Opens a device for the client's end of a TCP connection: the software device within a host, a network device otherwise.
+///
+/// # Errors
+/// No provider has a usable device.
+pub(super) fn open(
+    config: &Config,
+    local: SocketAddr,
+    peer: SocketAddr,
+) -> Result<Arc<dyn Context>, NoDevice> {
+    let order = if local.ip().to_canonical() == peer.ip().to_canonical() {
+        Provider::ALL
+    } else {
+        [Provider::Ibverbs, Provider::Soft]
+    };
+    let mut failed = Vec::new();
+    for provider in order.into_iter().filter(|provider| provider.is_wanted(config)) {
+        match provider.open(config) {
+            Ok(context) => return Ok(context),
+            Err(error) => failed.push((provider, error)),
+        }
+    }
+    Err(if failed.is_empty() { NoDevice::Contradiction } else { NoDevice::Failed(failed) })
+}
+
+#[cfg(feature = "ibverbs")]
+fn open_ibverbs(config: &Config) -> Result<Arc<dyn Context>, OpenError> {
+    let mut options = tonic_rdma_verbs::ibverbs::OpenOptions::new();
+    options.device.clone_from(&config.device);
+    options.port = config.device_port;
+    options.gid_index = config.gid_index.map(u32::from);
+    options.mtu = config.path.mtu;
+    Ok(tonic_rdma_verbs::ibverbs::open(&options)?)
+}
+
+#[cfg(not(feature = "ibverbs"))]
+fn open_ibverbs(_config: &Config) -> Result<Arc<dyn Context>, OpenError> {
+    Err(OpenError::NotBuilt)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_offers() {
+        for provider in Provider::ALL {
+            assert_eq!(Provider::named(provider.name()), Some(provider));
+        }
+        assert_eq!(Provider::named("carrier pigeon"), None);
+    }
+
+    #[test]
+    fn the_configuration_decides() {
+        let wanted = |config: Config| Provider::ALL.map(|provider| provider.is_wanted(&config));
+        assert_eq!(wanted(Config::default()), [true, true]);
+        assert_eq!(wanted(Config::default().provider(ProviderChoice::Soft)), [true, false]);
+        assert_eq!(wanted(Config::default().provider(ProviderChoice::Ibverbs)), [false, true]);
+        assert_eq!(wanted(Config::default().device("soft0")), [true, false]);
+        assert_eq!(wanted(Config::default().device("mlx5_0")), [false, true]);
+    }
+
+    #[test]
+    fn within_a_host_memory_comes_first() {
+        let host = |text: &str| -> SocketAddr { text.parse().unwrap() };
+        let context = open(&Config::default(), host("127.0.0.1:1"), host("[::ffff:127.0.0.1]:2")).unwrap();
+        assert_eq!(context.attributes().provider, Provider::Soft.name());
+        let missing = Config::default().provider(ProviderChoice::Ibverbs).device("none0");
+        let reason = open(&missing, host("10.0.0.1:1"), host("10.0.0.2:2")).unwrap_err().to_string();
+        assert!(reason.starts_with("ibverbs: "), "{reason}");
+    }
+}
