@@ -9,7 +9,7 @@ use tonic_rdma::{Config, Verdict};
 
 use support::Child;
 use support::echo_stream;
-use support::{Runtime, descriptors_and_mappings, listen, settled};
+use support::{Runtime, descriptors_and_mappings, listen, settled, within};
 
 /// Returns the resident memory of this process, in bytes.
 fn resident() -> u64 {
@@ -20,7 +20,7 @@ fn resident() -> u64 {
 
 #[test]
 fn ten_thousand_connects_and_closes_leak_nothing() {
-    super::alone(Runtime::Idle, async {
+    super::alone_in_steps(Runtime::Idle, async {
         let mut listener = listen(Config::default()).await;
         let port = listener.local_addr().port();
         let dialer = Dialer::new(Config::default());
@@ -35,12 +35,12 @@ fn ten_thousand_connects_and_closes_leak_nothing() {
             assert_eq!(received, b"hello");
         };
         for _ in 0..500 {
-            once().await;
+            within(once()).await;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
         let (before, memory) = (descriptors_and_mappings(), resident());
         for _ in 0..9_500 {
-            once().await;
+            within(once()).await;
         }
         settled(before).await;
         let grown = resident().saturating_sub(memory);

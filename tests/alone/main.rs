@@ -19,13 +19,18 @@ mod shortage;
 use std::future::Future;
 use std::sync::{Mutex, PoisonError};
 
-use support::Runtime;
+use support::{Runtime, within};
 
 /// Runs a test while no other test of this process runs.
 fn alone<T>(runtime: Runtime, test: impl Future<Output = T>) -> T {
+    alone_in_steps(runtime, within(test))
+}
+
+/// Runs a long test like [`alone`]. The test limits the time of each of its steps by [`within`].
+fn alone_in_steps<T>(runtime: Runtime, test: impl Future<Output = T>) -> T {
     static PROCESS: Mutex<()> = Mutex::new(());
     let _process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
-    runtime.run(test)
+    runtime.run_for_ever(test)
 }
 
 mod child {
