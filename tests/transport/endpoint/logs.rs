@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_stream::StreamExt as _;
 use tonic_rdma::Dialer;
-use tonic_rdma::{Config, Policy};
+use tonic_rdma::{Config, EagerThreshold, Policy};
 use tonic_rdma_proto::transfer::PutRequest;
 use tonic_rdma_tensor::{Dtype, RdmaDevice, Settings, Shape, Tensor, TensorSpec};
 
@@ -208,7 +208,9 @@ fn a_killed_peer_is_a_warning_where_a_write_was_waiting() {
         let log = Log::default();
         logging(&log, || {
             Runtime::Idle.run(async {
-                let mut listener = listen(config()).await;
+                // Without rendezvous the writer waits for credits, whatever calibration this process has.
+                let config = config().eager_threshold(EagerThreshold::Bytes(u64::MAX));
+                let mut listener = listen(config).await;
                 let port = listener.local_addr().port();
                 let start = move || Child::start(&[], &format!("log-hold 127.0.0.1 {port}"));
                 let starting = tokio::task::spawn_blocking(start);
