@@ -1,7 +1,7 @@
-//! What the protocol core costs for each message, by itself: `cargo bench --bench protocol`. No device, no bytes moved.
+//! Measures the cost of the protocol core for each message: `cargo bench --bench protocol`. No device, and no bytes moved.
 //!
-//! Two connections and, between them, what devices would do at once: messages arrive, sends complete, READs land. What is
-//! measured is the time of both ends together.
+//! Two connections, with devices in between that do everything at once: messages arrive, sends complete, READs land. The bench
+//! measures the time of both ends together.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a bench that can't run says so by stopping")]
 
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ use divan::counter::ItemsCount;
 use tonic_rdma::internal::protocol::{Chunk, Connection, Event, Finished, MAX_CHUNKS, Settings, SlotIndex};
 use tonic_rdma::internal::wire::Header;
 
-/// Bytes of an eager message, and of a chunk; nobody touches them.
+/// Bytes of an eager message, and of a chunk. The bench does not touch them.
 const EAGER: usize = 64;
 const CHUNK: u64 = 256 << 10;
 
@@ -21,7 +21,7 @@ fn main() {
     divan::main();
 }
 
-/// An eager message there, and one back: the credits of one travel with the other.
+/// Sends an eager message there and one back. Each carries the credits of the other.
 #[divan::bench]
 fn eager_round_trip(bencher: Bencher<'_, '_>) {
     let mut pair = Pair::new();
@@ -32,7 +32,7 @@ fn eager_round_trip(bencher: Bencher<'_, '_>) {
     pair.check();
 }
 
-/// So many eager messages in one direction, with the acknowledgements that they call for.
+/// Sends eager messages in one direction, with their acknowledgements.
 #[divan::bench(args = [1, 16, 256])]
 fn eager_one_way(bencher: Bencher<'_, '_>, messages: usize) {
     let mut pair = Pair::new();
@@ -40,7 +40,7 @@ fn eager_one_way(bencher: Bencher<'_, '_>, messages: usize) {
     pair.check();
 }
 
-/// One rendezvous of so many chunks: RTS, READs, delivery, ATS.
+/// Makes one rendezvous of several chunks: RTS, READs, delivery, ATS.
 #[divan::bench(args = [1, MAX_CHUNKS])]
 fn rendezvous(bencher: Bencher<'_, '_>, chunks: usize) {
     let mut pair = Pair::new();
@@ -48,7 +48,7 @@ fn rendezvous(bencher: Bencher<'_, '_>, chunks: usize) {
     pair.check();
 }
 
-/// What a poll of a connection without news costs.
+/// Polls a connection without new events.
 #[divan::bench]
 fn nothing_to_do(bencher: Bencher<'_, '_>) {
     let mut pair = Pair::new();
@@ -62,7 +62,7 @@ fn nothing_to_do(bencher: Bencher<'_, '_>) {
     });
 }
 
-/// A header, written and read.
+/// Encodes and decodes a header.
 #[divan::bench]
 fn header(bencher: Bencher<'_, '_>) {
     let mut pair = Pair::new();
@@ -71,7 +71,7 @@ fn header(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| Header::decode(&black_box(header).encode()));
 }
 
-/// One end: its connection and its receive slots, in the order in which they are posted.
+/// One end: its connection, and its receive slots in the order of their posts.
 struct End {
     connection: Connection,
     posted: VecDeque<SlotIndex>,
@@ -91,7 +91,7 @@ impl End {
         }
     }
 
-    /// Delivers what is there, and posts its slots again.
+    /// Delivers the messages, and posts their slots again.
     fn read(&mut self) {
         while let Some(part) = self.connection.front() {
             let (tonic_rdma::internal::protocol::Part::Eager { length, .. }
@@ -107,7 +107,7 @@ impl End {
         self.connection.handle_slots_posted((self.posted.len() - before) as u32);
     }
 
-    /// Carries out the READs that are wanted.
+    /// Carries out the requested READs.
     fn run_reads(&mut self) {
         while let Some(read) = self.connection.peek_read() {
             self.connection.start_read();
@@ -137,14 +137,14 @@ impl Pair {
         Self { ends: [0, 1].map(|_| End::new(&settings, now)), now, sent: 0 }
     }
 
-    /// An eager message from `from`.
+    /// Sends an eager message from `from`.
     fn eager(&mut self, from: usize) {
         let header = self.ends[from].connection.send_eager(EAGER).unwrap();
         self.sent += EAGER as u64;
         self.deliver(from, &header, &[], EAGER);
     }
 
-    /// A rendezvous from the first end.
+    /// Starts a rendezvous from the first end.
     fn rendezvous(&mut self, chunks: usize) {
         let offered = [Chunk { address: 4096, rkey: 7, length: CHUNK }; MAX_CHUNKS];
         let sender = &mut self.ends[0];
@@ -159,7 +159,7 @@ impl Pair {
         self.deliver(from, header, body, body.len());
     }
 
-    /// A message gets from one end to the other, and everything that follows happens.
+    /// Moves a message from one end to the other, with everything that follows.
     fn deliver(&mut self, from: usize, header: &[u8; Header::LENGTH], body: &[u8], length: usize) {
         self.ends[from].connection.handle_sends_completed(1);
         let receiver = &mut self.ends[1 - from];
@@ -173,14 +173,14 @@ impl Pair {
         self.pump(1 - from);
     }
 
-    /// Sends what the protocol itself has to say.
+    /// Sends the protocol's own messages.
     fn pump(&mut self, from: usize) {
         while let Some(message) = self.ends[from].connection.poll_transmit() {
             self.message(from, message.as_bytes());
         }
     }
 
-    /// Everything sent was delivered, and no source is kept that the peer has read but for those not yet told of.
+    /// Checks that everything sent was delivered, and that only sources without a reported read are kept.
     fn check(&self) {
         assert_eq!(self.ends.iter().map(|end| end.delivered).sum::<u64>(), self.sent);
         let sender = &self.ends[0];

@@ -1,12 +1,12 @@
-//! Round trips over the endpoint's byte stream, without gRPC: the same code over TCP and over RDMA.
+//! Measures round trips over the byte stream, without gRPC, over TCP and over RDMA.
 //!
 //! ```sh
 //! cargo bench --bench stream                                            # the software device
-//! RDMA_DEVICE=rxe0 cargo bench --features ibverbs --bench stream        # another
+//! RDMA_DEVICE=rxe0 cargo bench --features ibverbs --bench stream        # another device
 //! ```
 //!
-//! Client and server are a thread each, with a runtime that polls when idle, on a core each where there are two. What
-//! comes back is checked.
+//! Client and server each have a thread with a runtime that polls when idle, and a core if there are two. The bench checks the
+//! answers.
 #![allow(clippy::unwrap_used, reason = "a bench that can't run says so by stopping")]
 
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ fn main() {
     divan::main();
 }
 
-/// What the stream goes over.
+/// The transport of the stream.
 trait Transport {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
@@ -73,11 +73,11 @@ impl Transport for Rdma {
     }
 }
 
-/// So many round trips are measured at once, in a task of their own, as those of a server or a client are: to go in and out
-/// of the runtime for each would cost more than the round trip.
+/// Round trips of one measurement. They run in one task, as in a server or a client, because entering and leaving the runtime for
+/// each would cost more than the round trip.
 const TRIPS: usize = 10;
 
-/// Sends a message of that many bytes and waits until it has come back, ten times.
+/// Sends a message of this length and waits for its return, ten times.
 #[divan::bench(types = [Tcp, Rdma], args = [64, 4096, 65_536, 1 << 20])]
 fn ten_round_trips<T: Transport>(bencher: Bencher<'_, '_>, length: usize) {
     let (address, server) = serve::<T>(length);
@@ -106,7 +106,7 @@ async fn trips<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, sent: Bytes) ->
     stream
 }
 
-/// A thread that sends one connection's messages back.
+/// Starts a thread that echoes the messages of one connection.
 fn serve<T: Transport>(length: usize) -> (SocketAddr, thread::JoinHandle<()>) {
     let (tell, told) = mpsc::channel();
     let server = thread::spawn(move || {
@@ -134,7 +134,7 @@ fn runtime() -> Runtime {
     tonic_rdma::runtime::idle_polling(&mut builder).enable_all().build().unwrap()
 }
 
-/// Keeps this thread on a core, where there are several.
+/// Pins this thread to a core, if there are several.
 fn pin(core: usize) {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let mut set = rustix::thread::CpuSet::new();

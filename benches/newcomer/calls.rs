@@ -1,4 +1,4 @@
-//! The measuring end of calls: a greeter, and puts of one large field.
+//! The measuring client of calls: a greeter, and puts of one large field.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use super::content::{stamp, text};
 use super::path::{Cell, Path};
 use super::server::Addresses;
 
-/// Over tonic's own transport, or with the line changed.
+/// Connects over tonic's own transport, or over RDMA.
 async fn connect(path: Path, addresses: &Addresses) -> Channel {
     let endpoint = |address: &str| Endpoint::from_shared(format!("http://{address}")).unwrap();
     match path {

@@ -1,10 +1,10 @@
-//! What the messages hold: numbers at their beginning and end that tell one message from the next.
+//! Content of the messages: a number at the start and at the end, which differs between messages.
 
 use std::ops::Range;
 
 use tonic_rdma_tensor::{Dtype, Shape, SharedRegion, TensorSpec};
 
-/// A tensor of so many bytes.
+/// Returns the spec of a tensor of `bytes` bytes.
 pub(crate) fn spec(bytes: usize) -> TensorSpec {
     TensorSpec::new(Dtype::U8, Shape::new(&[bytes as u64]).unwrap()).unwrap()
 }
@@ -16,17 +16,17 @@ pub(crate) fn stamp(bytes: &mut [u8], step: u64) {
     bytes[end..].copy_from_slice(&step.to_le_bytes());
 }
 
-/// Whether both ends are `step`.
+/// Returns whether both ends are `step`.
 pub(crate) fn is(bytes: &[u8], step: u64) -> bool {
     bytes.starts_with(&step.to_le_bytes()) && bytes.ends_with(&step.to_le_bytes())
 }
 
-/// Demands that both ends are `step`.
+/// Checks that both ends are `step`.
 pub(crate) fn check(bytes: &[u8], step: u64) {
-    assert!(is(bytes, step), "another message than was due: {step}");
+    assert!(is(bytes, step), "not the message of step {step}");
 }
 
-/// The same of memory that the peer may write to.
+/// Checks both ends of a range of memory that the peer may write.
 pub(crate) fn check_shared(memory: &SharedRegion, range: Range<usize>, step: u64) {
     let mut ends = [0; 16];
     let (first, last) = ends.split_at_mut(8);
@@ -35,7 +35,7 @@ pub(crate) fn check_shared(memory: &SharedRegion, range: Range<usize>, step: u64
     check(&ends, step);
 }
 
-/// The same as text, for gRPC's greeter.
+/// Returns a text with `step` at both ends, for gRPC's greeter.
 pub(crate) fn text(bytes: usize, step: u64) -> String {
     let number = format!("{step:08}");
     let mut text = "x".repeat(bytes);

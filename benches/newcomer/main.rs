@@ -1,23 +1,23 @@
-//! What a newcomer gets: `#[tokio::main]` or tokio's current-thread runtime, the system's allocator, nothing pinned.
+//! Measures what a new user gets: `#[tokio::main]` or tokio's current-thread runtime, the system's allocator, nothing pinned.
 //!
 //! ```sh
 //! cargo bench --bench newcomer
 //! cargo bench --bench newcomer -- --runtimes multi-thread --paths put-tcp,static --sizes 64 --rounds 5
 //! ```
 //!
-//! Two processes: this one, and this binary once more as the server (see `server`). Each path is the code of the book's examples
-//! in a loop; every message that arrives is checked. The paths take turns, `--rounds` times, and the medians are shown, beside those
-//! of gRPC over TCP with as many bytes in the same runtime. A wait that only the safety net ended is a failure.
+//! Two processes: this one, and this binary again as the server (`server`). Each path is the code of the book's examples in a loop,
+//! and the bench checks every message. The paths take turns, `--rounds` times. The bench shows the medians beside those of gRPC over
+//! TCP with as many bytes in one runtime. A wait that only the safety net ended is a failure.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
 #![allow(clippy::panic, clippy::print_stdout, missing_docs, reason = "the same")]
 
 mod calls;
 mod client;
 mod content;
-mod naps;
 mod options;
 mod path;
 mod runtimes;
+mod safety_net;
 mod server;
 mod services;
 mod serving;
@@ -42,11 +42,11 @@ fn main() -> ExitCode {
         _ => measure(&Options::parse(&arguments)),
     };
     show(&measured);
-    let naps: u64 = measured.values().flatten().map(|once| once.naps).sum();
-    if naps == 0 {
+    let late_waits: u64 = measured.values().flatten().map(|once| once.late_waits).sum();
+    if late_waits == 0 {
         return ExitCode::SUCCESS;
     }
-    println!("{naps} waits were ended by a timer, the safety net: a wake-up is missing");
+    println!("a timer, the safety net, ended {late_waits} waits: a wake-up is missing");
     ExitCode::FAILURE
 }
 
@@ -66,17 +66,17 @@ fn measure(options: &Options) -> Rounds {
 fn show(measured: &Rounds) {
     println!(
         "{:<14} {:<11} {:>9} {:>9} {:>11} {:>7} {:<11} {:>4}",
-        "runtime", "path", "bytes", "in flight", "µs", "×", "of", "naps"
+        "runtime", "path", "bytes", "in flight", "µs", "×", "of", "late"
     );
     for (cell, rounds) in measured {
         let micros = median(rounds);
-        let naps: u64 = rounds.iter().map(|once| once.naps).sum();
+        let late_waits: u64 = rounds.iter().map(|once| once.late_waits).sum();
         let tcp = cell.over_tcp();
         let ratio =
             measured.get(&tcp).map_or_else(String::new, |rounds| format!("{:.2}", median(rounds) / micros));
         let (Cell { runtime, bytes, inflight, path }, than) = (cell, tcp.path);
         println!(
-            "{runtime:<14} {path:<11} {bytes:>9} {inflight:>9} {micros:>11.2} {ratio:>7} {than:<11} {naps:>4}"
+            "{runtime:<14} {path:<11} {bytes:>9} {inflight:>9} {micros:>11.2} {ratio:>7} {than:<11} {late_waits:>4}"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! What is measured.
+//! The options of the bench.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The tensor of the book's example: 1024 × 1000 × f32.
+    /// Bytes of the tensor in the book's example: 1024 × 1000 × f32.
     const SIZES: [usize; 3] = [64, 1 << 20, 4 * 1024 * 1000];
 
     fn default() -> Self {
@@ -30,7 +30,7 @@ impl Options {
         }
     }
 
-    /// Every cell, for a moment.
+    /// Returns options that measure every cell for a moment.
     pub(crate) fn once() -> Self {
         Self { rounds: 1, duration: Duration::from_millis(1), ..Self::default() }
     }
@@ -60,7 +60,7 @@ impl Options {
         for &runtime in &self.runtimes {
             for &bytes in &self.sizes {
                 for &inflight in &self.inflight {
-                    // Many at once are of interest while they are small, and where one does not follow the other.
+                    // Many calls in flight are measured only for small messages that do not depend on one another.
                     let measured = |path: &Path| inflight == 1 || (bytes <= 1024 && path.is_greeter());
                     let paths = self.paths.iter().copied().filter(measured);
                     cells.extend(paths.map(|path| Cell { runtime, bytes, inflight, path }));

@@ -1,32 +1,32 @@
-//! What is measured.
+//! The measured paths, and the cells of the measurement.
 
 use std::fmt;
 
 use super::runtimes::Flavour;
 
-/// A way to move bytes to the other process and to hear that they have been taken.
+/// A path by which bytes go to the other process and an acknowledgement comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Path {
     /// A call of the greeter over tonic's own transport.
     GrpcTcp,
-    /// The same with the two lines changed.
+    /// A call of the greeter over RDMA.
     GrpcRdma,
     /// A put of a `Bytes` field over tonic's own transport.
     PutTcp,
-    /// The same over RDMA, by reference: `gather::requests`.
+    /// A put over RDMA, by reference: `gather::requests`.
     Gather,
-    /// The same out of a buffer of `Pool::for_sending`.
+    /// A put over RDMA from a buffer of `Pool::for_sending`.
     Pool,
     /// `static_sender` and `recv().await`, one buffer.
     Static,
-    /// The same with two buffers, of which both are on their way.
+    /// `static_sender` with two buffers, both on their way.
     Static2,
     Dynamic,
     /// `Channel::request`.
     Rendezvous,
     /// `memcpy` into a region.
     Memcpy,
-    /// `memcpy_batch` with a notice, for which the owner waits by `ExportedRegion::notice`; it answers with another one.
+    /// `memcpy_batch` with a notice. The owner waits for it by `ExportedRegion::notice`, and answers with a notice.
     Notice,
 }
 
@@ -66,12 +66,12 @@ impl Path {
         found.unwrap_or_else(|| panic!("no path {name:?}: {}", Self::ALL.map(Self::name).join(", ")))
     }
 
-    /// Whether it is a small call where many at once are of interest.
+    /// Returns whether the path is a small call, which is also measured with many calls in flight.
     pub(crate) fn is_greeter(self) -> bool {
         matches!(self, Self::GrpcTcp | Self::GrpcRdma)
     }
 
-    /// What moves as many bytes over TCP. A greeter's are text, which both ends check for UTF-8.
+    /// Returns the path that moves as many bytes over TCP. A greeter's bytes are text, which both ends check for UTF-8.
     fn over_tcp(self) -> Self {
         if self.is_greeter() { Self::GrpcTcp } else { Self::PutTcp }
     }
@@ -83,7 +83,7 @@ impl fmt::Display for Path {
     }
 }
 
-/// What is measured at a time.
+/// One measurement: a path with its conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Cell {
     pub(crate) runtime: Flavour,
@@ -93,7 +93,7 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// What it is compared with.
+    /// Returns the cell to compare with.
     pub(crate) fn over_tcp(self) -> Self {
         Self { path: self.path.over_tcp(), ..self }
     }

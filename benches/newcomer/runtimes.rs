@@ -1,9 +1,9 @@
-//! The runtimes that users have.
+//! The runtimes of typical programs.
 
 use std::fmt;
 use std::future::Future;
 
-/// How a program's runtime is built.
+/// The kind of a program's runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Flavour {
     /// `#[tokio::main]`.
@@ -30,7 +30,7 @@ impl Flavour {
         found.unwrap_or_else(|| panic!("no runtime {name:?}: multi-thread, current-thread, idle-polling"))
     }
 
-    /// What `main` does.
+    /// Runs a future in this runtime.
     pub(crate) fn run<T>(self, main: impl Future<Output = T>) -> T {
         let mut builder = match self {
             Self::MultiThread => tokio::runtime::Builder::new_multi_thread(),

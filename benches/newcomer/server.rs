@@ -1,4 +1,4 @@
-//! The other process: this binary once more, which serves until its standard input ends.
+//! The server process: this binary, started again, which serves until its standard input ends.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -7,12 +7,12 @@ use tokio::sync::mpsc;
 
 use super::path::{Cell, Path};
 use super::runtimes::Flavour;
-use super::{naps, serving};
+use super::{safety_net, serving};
 
-/// First argument of the other process.
+/// First argument of the server process.
 pub(crate) const ARGUMENT: &str = "server";
 
-/// Where it serves.
+/// The addresses of the services.
 #[derive(Clone, Debug)]
 pub(crate) struct Addresses {
     pub(crate) tcp: String,
@@ -20,7 +20,7 @@ pub(crate) struct Addresses {
     pub(crate) device: String,
 }
 
-/// The other process as the measuring one has it.
+/// A handle to the server process.
 pub(crate) struct ServerProcess {
     process: Child,
     input: Option<ChildStdin>,
@@ -50,39 +50,39 @@ impl ServerProcess {
         self.addresses.clone()
     }
 
-    /// Tells it a line.
-    pub(crate) fn tell(&mut self, line: &str) {
+    /// Sends a line to the server process.
+    pub(crate) fn send_line(&mut self, line: &str) {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// Ends it; its naps.
+    /// Ends the server process. Returns its count of late waits.
     pub(crate) fn end(mut self) -> u64 {
         drop(self.input.take());
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         assert!(self.process.wait().unwrap().success(), "the server failed");
-        line.trim().parse().expect("the server counts its naps")
+        line.trim().parse().expect("the count of late waits")
     }
 }
 
-/// What the other process does.
+/// Runs the server process.
 pub(crate) fn run(arguments: &[String]) {
     let [runtime, path, bytes] = arguments else { panic!("server RUNTIME PATH BYTES, not {arguments:?}") };
     let (path, bytes) = (Path::from_name(path), bytes.parse().unwrap());
-    let (tell, told) = mpsc::unbounded_channel();
+    let (lines, received) = mpsc::unbounded_channel();
     let (sender, ended) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lines().map_while(Result::ok) {
-            let _ = tell.send(line);
+            let _ = lines.send(line);
         }
         let _ = sender.send(());
     });
-    naps::begin();
+    safety_net::begin();
     Flavour::from_name(runtime).run(async {
         tokio::select! {
-            () = serving::serve(path, bytes, told) => {}
+            () = serving::serve(path, bytes, received) => {}
             _ = ended => {}
         }
     });
-    println!("{}", naps::counted());
+    println!("{}", safety_net::waits());
 }

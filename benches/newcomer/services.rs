@@ -1,4 +1,4 @@
-//! A greeter, and a taker of payloads; both check what has come.
+//! A greeter, and a service that takes payloads. Both check what arrives.
 
 use tonic::{Request, Response, Status, Streaming};
 use tonic_rdma_proto::greeter::greeter_server::Greeter;
@@ -8,7 +8,7 @@ use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest}
 
 use super::content::is;
 
-/// Says hello to the number at both ends of a name.
+/// Greets the number at both ends of the name.
 pub(crate) struct Greets;
 
 #[tonic::async_trait]
@@ -29,7 +29,7 @@ impl Greeter for Greets {
     }
 }
 
-/// Takes payloads with their seed at both ends.
+/// Takes payloads with the seed at both ends.
 pub(crate) struct Takes;
 
 #[tonic::async_trait]

@@ -1,4 +1,4 @@
-//! What the other process serves.
+//! The services of the server process.
 
 use tokio::sync::mpsc::UnboundedReceiver;
 use tonic::transport::Server;
@@ -12,10 +12,10 @@ use super::content::{check, check_shared, spec, stamp};
 use super::path::Path;
 use super::services::{Greets, Takes};
 
-/// Longest message.
+/// Bytes of the longest message.
 const LIMIT: usize = 64 << 20;
 
-/// Serves for ever, or until tensors come no more.
+/// Serves for ever, or until the tensors end.
 pub(crate) async fn serve(path: Path, bytes: usize, told: UnboundedReceiver<String>) {
     let tcp = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap().with_nodelay(Some(true));
     let rdma = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
@@ -75,7 +75,7 @@ async fn dynamic(device: &RdmaDevice, ready: impl Fn()) {
 async fn rendezvous(device: &RdmaDevice, bytes: usize, ready: impl Fn()) {
     let pool = tonic_rdma::memory::Pool::for_sending(1 << 28);
     ready();
-    // Steps ahead of the client, more than it can take in tokio's shortest sleep.
+    // Steps ahead of the client: more than the client takes in tokio's shortest sleep.
     let ahead = if bytes <= 4096 { 512 } else { 32 };
     let mut step = 0;
     loop {
@@ -89,7 +89,7 @@ async fn rendezvous(device: &RdmaDevice, bytes: usize, ready: impl Fn()) {
     }
 }
 
-/// Answers each notice with one of its own.
+/// Answers each notice with a notice.
 async fn notice(device: &RdmaDevice, bytes: usize, mut told: UnboundedReceiver<String>, ready: impl Fn()) {
     let memory = device.allocate(bytes).unwrap();
     let region = device.export("region", memory, Rights::READ_WRITE).unwrap();

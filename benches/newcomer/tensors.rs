@@ -1,4 +1,4 @@
-//! The measuring end of tensors and regions.
+//! The measuring client of tensors and regions.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -71,11 +71,11 @@ pub(crate) async fn memcpy(cell: Cell, addresses: &Addresses, duration: Duration
 pub(crate) async fn notice(cell: Cell, server: &mut ServerProcess, duration: Duration) -> f64 {
     let (device, channel) = device(&server.addresses()).await;
     let answers = device.export("answers", device.allocate(8).unwrap(), Rights::READ_WRITE).unwrap();
-    server.tell(&device.endpoint());
+    server.send_line(&device.endpoint());
     let remote = channel.region("region").await.unwrap();
     let mut region = Some(device.allocate(cell.bytes).unwrap());
     let blocks = blocks(cell.bytes);
-    // The server attaches to the answers, and says so by the first of them.
+    // The first answer shows that the server has attached to the answers.
     answers.notice().await.unwrap();
     repeat(duration, async |step| {
         let mut filled = region.take().unwrap();
@@ -87,11 +87,11 @@ pub(crate) async fn notice(cell: Cell, server: &mut ServerProcess, duration: Dur
     .await
 }
 
-/// A region of so many bytes in four blocks, each to where another one was.
+/// Cuts a region of `bytes` bytes into four blocks, in another order at the peer.
 fn blocks(bytes: usize) -> Vec<BlockCopy> {
     let length = bytes as u64 / 4;
     let at = |block| block * length;
-    // The first and the last stay, so that what is checked does.
+    // The first and the last block stay in place, because the check looks there.
     [(0, 0), (1, 2), (2, 1), (3, 3)]
         .map(|(from, to)| BlockCopy { local: at(from), remote: at(to), length })
         .to_vec()

@@ -1,5 +1,5 @@
-//! Loads whatever lies between a TCP client and a TCP server with streams whose every byte is checked: `benches/bridge`
-//! measures proxies with it.
+//! Loads a proxy between a TCP client and a TCP server with streams, and checks every byte. `benches/bridge` measures proxies
+//! with it.
 //!
 //! ```text
 //! bridge-load serve HOST:PORT                                    prints its port, serves until killed
@@ -7,7 +7,7 @@
 //! bridge-load echo HOST:PORT BYTES ROUNDS                        prints p50 and p99 of a round trip, in µs
 //! ```
 //!
-//! Either end digests what it sends and what it gets, and the digests are compared: of the whole stream, in order.
+//! Both ends compute digests of the whole stream, sent and received, and compare them.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own")]
 
@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::Xxh3;
 
-/// Bytes written and read at a time.
+/// Bytes of one write or read.
 const PIECE: usize = 256 * 1024;
-/// How long either end waits for a byte before it calls the other hung.
+/// Time that an end waits for a byte. A peer that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const UP: u8 = 1;
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Answers every connection in a thread of its own.
+/// Answers every connection in its own thread.
 fn serve(address: &str) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     println!("{}", listener.local_addr()?.port());
@@ -68,7 +68,7 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     prepare(&stream)?;
     let mut head = [0; 17];
     match stream.read_exact(&mut head) {
-        // Whoever looks whether somebody is there says nothing.
+        // A proxy that only looks for the server sends nothing.
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
         read => read?,
     }
@@ -102,7 +102,7 @@ fn echo_back(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Runs connections side by side, and prints what they moved together.
+/// Runs connections at one time, and prints their total throughput.
 fn load(kind: u8, rest: &[&str]) -> io::Result<()> {
     let (address, bytes) = match rest {
         [address, bytes, ..] => ((*address).to_owned(), number(bytes)?),
@@ -149,7 +149,7 @@ fn one(kind: u8, address: &str, bytes: u64, seed: u64) -> io::Result<()> {
     }
 }
 
-/// Round trips one after the other.
+/// Makes round trips one after another.
 fn echo(address: &str, bytes: u64, rounds: u64) -> io::Result<()> {
     let mut stream = connect(address, ECHO, bytes, 0)?;
     let mut content = Content::new(7);
@@ -187,7 +187,7 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))
 }
 
-/// Sends `bytes` of the seed's content; what they digest to.
+/// Sends `bytes` of the seed's content. Returns their digest.
 fn send(stream: &mut TcpStream, mut bytes: u64, seed: u64) -> io::Result<u64> {
     let (mut content, mut digest) = (Content::new(seed), Xxh3::new());
     let mut piece = vec![0; PIECE];
@@ -202,7 +202,7 @@ fn send(stream: &mut TcpStream, mut bytes: u64, seed: u64) -> io::Result<u64> {
     Ok(digest.digest())
 }
 
-/// Receives so many bytes, or all until the end; how many there were, and what they digest to.
+/// Receives `bytes`, or everything until the end. Returns the number of bytes and their digest.
 fn receive(stream: &mut TcpStream, bytes: Option<u64>) -> io::Result<(u64, u64)> {
     let (mut count, mut digest) = (0, Xxh3::new());
     let mut piece = vec![0; PIECE];
@@ -220,27 +220,22 @@ fn receive(stream: &mut TcpStream, bytes: Option<u64>) -> io::Result<(u64, u64)>
     Ok((count, digest.digest()))
 }
 
-/// Bytes that look random, different at every position: noise, with a count in each page.
+/// Random bytes, with a counter in each page.
 struct Content {
-    state: u64,
+    random: fastrand::Rng,
     page: u64,
 }
 
 impl Content {
     fn new(seed: u64) -> Self {
-        Self { state: seed | 1, page: seed }
+        Self { random: fastrand::Rng::with_seed(seed), page: seed }
     }
 
     fn fill(&mut self, bytes: &mut [u8]) {
-        for word in bytes.chunks_mut(8) {
-            self.state ^= self.state << 13;
-            self.state ^= self.state >> 7;
-            self.state ^= self.state << 17;
-            word.copy_from_slice(&self.state.to_le_bytes()[..word.len()]);
-        }
+        self.random.fill(bytes);
     }
 
-    /// Counts on in every page, so that no two are alike.
+    /// Writes the next count into every page, so that all pages differ.
     fn stamp(&mut self, bytes: &mut [u8]) {
         for page in bytes.chunks_exact_mut(4096) {
             self.page = self.page.wrapping_add(1);

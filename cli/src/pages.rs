@@ -148,7 +148,7 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
     }
     for (option, places) in [
         ("--example", &["examples/NAME.rs"][..]),
-        ("--test", &["tests/NAME.rs", "tests/NAME/main.rs", "cli/tests/NAME.rs"]),
+        ("--test", &["tests/NAME.rs", "tests/NAME/main.rs"]),
         ("--bench", &["benches/NAME.rs", "benches/NAME/main.rs"]),
         ("--path", &["NAME"]),
     ] {

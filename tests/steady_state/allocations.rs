@@ -1,4 +1,4 @@
-//! An allocator that counts, for each thread by itself.
+//! An allocator that counts the allocations of each thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -7,7 +7,7 @@ thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Allocations that this thread has made, reallocations included.
+/// Returns the allocations of this thread, with reallocations.
 pub(crate) fn of_this_thread() -> u64 {
     COUNT.get()
 }
@@ -18,32 +18,32 @@ static COUNTING: Counting = Counting;
 struct Counting;
 
 fn count() {
-    // A thread that ends may allocate when its counter has gone.
+    // A thread that ends may allocate after the drop of its counter.
     let _ = COUNT.try_with(|count| count.set(count.get() + 1));
 }
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is passed unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller keeps to this method's contract, which is the same.
+        // SAFETY: the caller keeps this method's contract, which is also the contract of the system's method.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller keeps to this method's contract, which is the same.
+        // SAFETY: the caller keeps this method's contract, which is also the contract of the system's method.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: the caller keeps to this method's contract, which is the same.
+        // SAFETY: the caller keeps this method's contract, which is also the contract of the system's method.
         unsafe { System.realloc(block, layout, size) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps to this method's contract, which is the same.
+        // SAFETY: the caller keeps this method's contract, which is also the contract of the system's method.
         unsafe { System.dealloc(block, layout) }
     }
 }

@@ -1,21 +1,19 @@
-//! What a small message costs when a connection has warmed up and both ends poll: no allocation, and no system call of
-//! ours. Counted, for each thread by itself; nothing here looks at the time.
+//! A process of its own, because these tests replace the global allocator and install seccomp filters.
 //!
-//! tokio's share is told apart: a current-thread runtime looks at its I/O driver (an `epoll_wait` that does not wait) each
-//! time it has run out of tasks, also when `on_thread_park` has just woken one, and every 61 tasks besides. With one
-//! message under way at a time that makes one such call for each message at each end, and it is the only one.
+//! The tests count what a small message costs on a warm connection when both ends poll: no allocation, and no system call of
+//! ours. They count for each thread, and assert nothing about time.
 //!
-//! Calls that come by time and not by messages are told apart too: each millisecond the poll task sets a timer, and tokio's timer
-//! may wake its driver for it. Messages are counted in short windows: most windows have no call at all, and all windows together
-//! have no more calls than the time that they took explains.
+//! tokio's own calls are counted separately: a current-thread runtime looks at its I/O driver (an `epoll_wait` that does not wait)
+//! each time it has run out of tasks, also when `on_thread_park` has just woken one, and after every 61 tasks. With one message
+//! under way at a time, that is one such call for each message at each end, and the only call.
+//!
+//! Calls caused by time are counted separately too: each millisecond the poll task sets a timer, for which tokio's timer may wake
+//! its driver. The tests count messages in short windows: most windows have no call at all, and all windows together have no more
+//! calls than their time explains.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "tests")]
 
 mod allocations;
 mod system_calls;
-
-#[allow(dead_code, reason = "each test crate uses its part")]
-#[path = "../support/support.rs"]
-mod support;
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
@@ -37,14 +35,14 @@ const LENGTH: usize = 64;
 /// Messages (round trips) of one window.
 const WINDOW: usize = 20;
 
-/// Tests that spin don't run beside one another.
+/// The lock of tests that spin, which must not run at one time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What one end did while messages went to and fro.
+/// The allocations and system calls of one end.
 #[derive(Debug, Default)]
 struct Counts {
     allocations: u64,
@@ -58,7 +56,7 @@ impl Counts {
     }
 }
 
-/// Counts from a point on.
+/// The counts at the start of a window.
 struct Window<'a> {
     calls: &'a SystemCalls,
     allocations: u64,
@@ -83,7 +81,7 @@ impl<'a> Window<'a> {
     }
 }
 
-/// Both ends in one runtime: who waits for what does not depend on the system's scheduler.
+/// Both ends are in one runtime, so that the waits do not depend on the system's scheduler.
 #[test]
 fn round_trips_in_one_runtime() {
     let _alone = alone();
@@ -95,7 +93,7 @@ fn round_trips_in_one_runtime() {
     check("one runtime, round trips", windows);
 }
 
-/// Messages in one direction alone, with the acknowledgements that they call for.
+/// Sends messages in one direction only. Acknowledgements go back.
 #[test]
 fn one_way_in_one_runtime() {
     let _alone = alone();
@@ -107,14 +105,13 @@ fn one_way_in_one_runtime() {
     check("one runtime, one way", windows);
 }
 
-/// Each end on a thread of its own, spinning. A thread that the system puts aside sends its peer to sleep, and whoever
-/// sleeps costs calls: ring and event, at one end and at the other. So each call has to have a sleep that it is for; on a machine
-/// that lets nobody spin nothing is learnt.
+/// Each end spins on its own thread. If the system preempts a thread, its peer goes to sleep, and a sleep costs calls at both ends
+/// (ring and event). So each call must belong to a sleep. A machine without free cores shows nothing.
 #[test]
 fn round_trips_between_two_threads() {
     const CALLS_OF_A_SLEEP: u64 = 4;
-    /// tokio's timer, which wakes its driver now and then; and for each millisecond at each end, since the poll task looks as often
-    /// whether somebody polls, and sets a timer.
+    /// Wake-ups of tokio's driver by its timer: for each millisecond at each end, because the poll task sets a timer to check
+    /// whether another thread polls.
     const OTHERS: u64 = 100;
     const ENDS: u64 = 2;
     let _alone = alone();
@@ -137,13 +134,13 @@ fn round_trips_between_two_threads() {
 
 type Windows = Result<Vec<Counts>, NotPermitted>;
 
-/// What an end did in all its windows.
+/// The counts of an end in all its windows.
 struct Total {
     calls: u64,
     sleeps: u64,
 }
 
-/// What the client did, and the server.
+/// The counts of the client and of the server.
 fn between_two_threads() -> [Result<Total, NotPermitted>; 2] {
     let (tell, told) = mpsc::channel();
     let server = thread::spawn(move || {
@@ -176,9 +173,9 @@ async fn total(
     Ok(Total { calls: windows?.iter().map(Counts::all_calls).sum(), sleeps })
 }
 
-/// tokio's looks at its driver: one for each message that somebody waited for, at the end that waited.
+/// Counts tokio's looks at its driver: one for each message, at the end that waited for it.
 #[test]
-fn what_tokio_does() {
+fn calls_of_tokio() {
     let _alone = alone();
     let windows = in_one_runtime(|mut client, server| async move {
         tokio::spawn(echo(server));
@@ -193,11 +190,12 @@ fn what_tokio_does() {
     assert!(looks <= messages as u64 * 3 / 2, "{looks} looks at the driver for {messages} messages");
 }
 
-/// Checks that most windows have no call, that time explains those of the others, and that next to nothing was allocated.
+/// Checks that most windows have no call, that the time of the other windows explains their calls, and that almost nothing was
+/// allocated.
 fn check(what: &str, windows: Windows) {
-    /// The poll task's timer of each end, and a wake-up of tokio's driver for each.
+    /// For each end the poll task's timer, and a wake-up of tokio's driver.
     const CALLS_OF_A_MILLISECOND: u64 = 4;
-    /// Milliseconds that only began, and a thread that was put aside for a moment.
+    /// Milliseconds that only began, and a short preemption of a thread.
     const OTHERS: u64 = 20;
     let Ok(mut windows) = windows else { return };
     let messages = windows.len() * WINDOW;
@@ -216,16 +214,16 @@ fn check(what: &str, windows: Windows) {
         describe(&worst.calls)
     );
     let allocations: u64 = windows.iter().map(|counts| counts.allocations).sum();
-    // A queue may grow once to what it needs when the other end is put aside.
+    // A queue may grow once, when the other end is preempted.
     assert!(allocations < 16, "{what}: {allocations} allocations for {messages} messages");
 }
 
-/// Runs `messages` in windows, and counts the calling thread's calls but these, and its allocations.
+/// Runs `messages` in windows. Counts the allocations of the calling thread, and its system calls except `uncounted`.
 async fn windows(uncounted: &[i64], mut messages: impl AsyncFnMut(usize)) -> Windows {
     let calls = SystemCalls::count_but(uncounted);
     let mut windows = Vec::with_capacity(MESSAGES / WINDOW);
     for _ in 0..MESSAGES / WINDOW {
-        // The other end counts on messages, even if this one can't count calls.
+        // The other end expects the messages, even if this end can't count calls.
         let window = calls.as_ref().ok().map(Window::open);
         messages(WINDOW).await;
         windows.extend(window.map(Window::close));
@@ -233,7 +231,7 @@ async fn windows(uncounted: &[i64], mut messages: impl AsyncFnMut(usize)) -> Win
     calls.map(|_| windows)
 }
 
-/// Runs `test` on a thread and in a runtime of its own, with both ends of a connection.
+/// Runs `test` on its own thread and runtime, with both ends of a connection.
 fn in_one_runtime<T: Send + 'static, F: Future<Output = T>>(
     test: impl FnOnce(EndpointStream, EndpointStream) -> F + Send + 'static,
 ) -> T {
@@ -246,7 +244,7 @@ fn in_one_runtime<T: Send + 'static, F: Future<Output = T>>(
     thread::spawn(body).join().unwrap()
 }
 
-/// Polls for as long as it takes: an end that sleeps costs the other one a system call.
+/// Returns settings that poll without sleeping. A sleeping end would cost the other end a system call.
 fn config() -> Config {
     support::config().poll_mode(PollMode::Adaptive).spin_limit(Duration::from_secs(1))
 }

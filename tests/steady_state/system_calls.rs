@@ -1,5 +1,5 @@
-//! Counts the system calls of a thread: the kernel asks a second thread before it carries each of them out (seccomp's
-//! user notification, Linux 5.5), which says yes and counts. Needs no privilege and no tool.
+//! Counts the system calls of a thread. Before each call the kernel asks a second thread (seccomp's user notification, Linux 5.5),
+//! which allows the call and counts it. This needs no privilege and no tool.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,40 +9,40 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Looks at tokio's driver.
+/// Calls by which tokio looks at its driver.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const EPOLL: &[i64] = &[libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2];
-/// Looks at tokio's driver.
+/// Calls by which tokio looks at its driver.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) const EPOLL: &[i64] = &[libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2];
 
-/// What a thread does that spins, however long that takes.
+/// Calls that a spinning thread makes, any number of times.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const WHILE_WAITING: &[i64] =
     &[libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2, libc::SYS_sched_yield];
-/// What a thread does that spins, however long that takes.
+/// Calls that a spinning thread makes, any number of times.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) const WHILE_WAITING: &[i64] =
     &[libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2, libc::SYS_sched_yield];
 
-/// A look at the clock, which is a call only where the kernel has no clock that user code can read.
+/// Reads the clock. This is a system call only if user code can not read the kernel's clock.
 const CLOCK: i64 = libc::SYS_clock_gettime;
 
-/// Numbers of system calls, with room for all.
+/// More than the largest number of a system call.
 const NUMBERS: usize = 1024;
 
-/// The calls of one thread, from its beginning to count on.
+/// The calls of one thread since the start of the count.
 #[derive(Debug)]
 pub(crate) struct SystemCalls {
     counts: Arc<[AtomicU64; NUMBERS]>,
 }
 
-/// This kernel, or the container that this runs in, has no seccomp for us; said on standard output.
+/// The kernel or the container does not permit seccomp. The skip is printed on standard output.
 #[derive(Debug)]
 pub(crate) struct NotPermitted;
 
 impl SystemCalls {
-    /// Counts the calling thread's from now on until the thread ends, without those of these numbers. Once for a thread.
+    /// Counts the calls of the calling thread until it ends, except calls with the numbers `uncounted`. Works once for a thread.
     pub(crate) fn count_but(uncounted: &[i64]) -> Result<Self, NotPermitted> {
         let counts: Arc<[AtomicU64; NUMBERS]> = Arc::new([const { AtomicU64::new(0) }; NUMBERS]);
         let listener = Arc::new(AtomicI32::new(WAITING));
@@ -50,7 +50,7 @@ impl SystemCalls {
             let (counts, listener) = (Arc::clone(&counts), Arc::clone(&listener));
             move || supervise(&listener, &counts)
         });
-        // Told by a store alone: any call from here on waits for that thread.
+        // From here on any call waits for that thread, so the descriptor is passed by a store.
         match install(uncounted, &listener) {
             Ok(()) => Ok(Self { counts }),
             Err(error) => {
@@ -60,7 +60,7 @@ impl SystemCalls {
         }
     }
 
-    /// Calls so far, by number.
+    /// Returns the calls so far, by number.
     pub(crate) fn so_far(&self) -> BTreeMap<i64, u64> {
         let counts = self.counts.iter().enumerate();
         let counts = counts.map(|(call, count)| (call as i64, count.load(Ordering::SeqCst)));
@@ -68,7 +68,7 @@ impl SystemCalls {
     }
 }
 
-/// Calls by name, for people.
+/// Returns the calls with their names.
 pub(crate) fn describe(calls: &BTreeMap<i64, u64>) -> String {
     if calls.is_empty() {
         return "no system calls".to_owned();
@@ -93,10 +93,10 @@ pub(crate) fn describe(calls: &BTreeMap<i64, u64>) -> String {
 const WAITING: i32 = -1;
 const FAILED: i32 = -2;
 
-/// Puts the filter on this thread, and tells its listener's descriptor.
+/// Installs the filter on this thread, and stores the descriptor of its listener.
 fn install(uncounted: &[i64], listener: &AtomicI32) -> io::Result<()> {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    // The call's number is the first word of what the filter looks at.
+    // The number of the call is the first word of the filter's input.
     let mut program = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
     for call in uncounted.iter().chain(&[CLOCK]) {
         let jump = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
@@ -106,8 +106,8 @@ fn install(uncounted: &[i64], listener: &AtomicI32) -> io::Result<()> {
     program.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_USER_NOTIF));
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     // SAFETY:
-    // - the first call takes numbers alone and binds this thread alone, and
-    // - the second reads the program, which outlives it.
+    // - the first call takes only numbers and affects only this thread, and
+    // - the second call reads the program, which outlives the call.
     let descriptor = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         libc::syscall(
@@ -122,18 +122,18 @@ fn install(uncounted: &[i64], listener: &AtomicI32) -> io::Result<()> {
     if descriptor < 0 { Err(error) } else { Ok(()) }
 }
 
-/// Says yes to every call, and counts it, until the thread has ended.
+/// Allows every call, and counts it, until the thread has ended.
 fn supervise(listener: &AtomicI32, counts: &[AtomicU64; NUMBERS]) {
     let listener = loop {
         match listener.load(Ordering::SeqCst) {
             WAITING => thread::sleep(Duration::from_millis(1)),
             FAILED => return,
-            // SAFETY: the descriptor was just made, and nobody else has it.
+            // SAFETY: the descriptor was just made, and has no other owner.
             descriptor => break unsafe { OwnedFd::from_raw_fd(descriptor) },
         }
     };
     while wait(&listener) {
-        // SAFETY: the all-zero value is one, and what the kernel asks for.
+        // SAFETY: the all-zero value is valid, and the kernel demands it.
         let mut asked: libc::seccomp_notif = unsafe { std::mem::zeroed() };
         // SAFETY: the kernel writes one notification.
         if unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut asked) } != 0 {
@@ -149,10 +149,10 @@ fn supervise(listener: &AtomicI32, counts: &[AtomicU64; NUMBERS]) {
     }
 }
 
-/// Waits for a call; false once the thread has ended.
+/// Waits for a call. Returns false after the end of the thread.
 fn wait(listener: &OwnedFd) -> bool {
     let mut poll = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry, as said.
+    // SAFETY: the pointer points to one entry, and the count is 1.
     unsafe { libc::poll(&raw mut poll, 1, -1) };
     poll.revents & libc::POLLHUP == 0
 }

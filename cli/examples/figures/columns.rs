@@ -1,15 +1,16 @@
-//! Columns of a table: what they show of a row, or of the rows of one cell.
+//! Columns of a table. A column shows a figure of one row, or of the rows of one cell.
 
 use serde_json::Value;
 
+use crate::error::FigureError;
 use crate::units;
 
-/// Operations without which a percentile is not shown.
+/// The least number of operations for which a percentile is shown.
 const ENOUGH_FOR_P99: u64 = 100;
 const ENOUGH_FOR_P999: u64 = 1000;
 
-/// What a column can show.
-const FIGURES: [&str; 16] = [
+/// A figure that a column can show.
+pub(crate) const FIGURES: [&str; 16] = [
     "run",
     "mode",
     "payload",
@@ -28,8 +29,8 @@ const FIGURES: [&str; 16] = [
     "throughput",
 ];
 
-/// A column, as `HEADING=FIGURE`, `HEADING=FIGURE:MODE` (of one mode in the cell), or `HEADING=FIGURE:MODE/BASE`, where the figure
-/// is one that compares; without a base it compares with grpc-tcp.
+/// A column: `HEADING=FIGURE`, `HEADING=FIGURE:MODE` (of one mode in the cell), or `HEADING=FIGURE:MODE/BASE` for a figure that
+/// compares. Without a base the figure compares with grpc-tcp.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Column<'a> {
     pub(crate) heading: &'a str,
@@ -38,22 +39,22 @@ pub(crate) struct Column<'a> {
     base: &'a str,
 }
 
-/// The columns of a table, with `|` between them.
-pub(crate) fn parse(text: &str) -> Result<Vec<Column<'_>>, String> {
+/// Parses the columns of a table, separated by `|`.
+pub(crate) fn parse(text: &str) -> Result<Vec<Column<'_>>, FigureError> {
     text.split('|').map(column).collect()
 }
 
-fn column(text: &str) -> Result<Column<'_>, String> {
-    let (heading, rest) = text.split_once('=').ok_or_else(|| format!("no column: {text:?}"))?;
+fn column(text: &str) -> Result<Column<'_>, FigureError> {
+    let (heading, rest) = text.split_once('=').ok_or_else(|| FigureError::BadColumn(text.to_owned()))?;
     let (rest, base) = rest.split_once('/').unwrap_or((rest, "grpc-tcp"));
     let (figure, mode) = rest.split_once(':').map_or((rest, None), |(figure, mode)| (figure, Some(mode)));
     if !FIGURES.contains(&figure) {
-        return Err(format!("{heading}: no figure {figure:?}; there are: {}", FIGURES.join(", ")));
+        return Err(FigureError::NoFigure { heading: heading.to_owned(), figure: figure.to_owned() });
     }
     Ok(Column { heading, figure, mode, base })
 }
 
-/// A row of a run, with what the run is called.
+/// A row of a run, with the label of the run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row<'a> {
     pub(crate) run: &'a str,
@@ -69,7 +70,7 @@ impl Row<'_> {
         self.value[name].as_f64()
     }
 
-    /// Whether it is of the same cell as `other`.
+    /// Returns whether this row and `other` belong to one cell.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
         let same = |name: &str| self.value[name] == other.value[name];
         self.run == other.run
@@ -78,12 +79,12 @@ impl Row<'_> {
                 .all(|name| same(name))
     }
 
-    /// Whether it is of a cell such as `64/32`: bytes and calls in flight.
+    /// Returns whether this row belongs to a cell such as `64/32`: bytes and calls in flight.
     pub(crate) fn is_of(&self, bytes: u64, inflight: u64) -> bool {
         self.value["bytes"] == bytes && self.value["inflight"] == inflight
     }
 
-    /// Microseconds, be they kept as such or as milliseconds.
+    /// Returns a time in microseconds, stored in microseconds or milliseconds.
     fn micros(&self, micros: &str, millis: &str) -> Option<f64> {
         self.number(micros).or_else(|| Some(self.number(millis)? * 1e3))
     }
@@ -96,7 +97,7 @@ impl Row<'_> {
         self.number("ops_per_s").or_else(|| self.number("minibatches_per_s")).filter(|each| *each > 0.0)
     }
 
-    /// A percentile, if there were operations enough.
+    /// Returns a percentile, if there were enough operations.
     fn percentile(&self, name: &str, enough: u64) -> Option<f64> {
         let unsent = self.value["unsent"].as_u64().unwrap_or(0);
         (self.value["ops"].as_u64()? + unsent >= enough).then(|| self.number(name)).flatten()
@@ -108,16 +109,18 @@ impl Row<'_> {
 }
 
 impl<'a> Column<'a> {
-    /// Whether it names the mode whose figure it shows.
+    /// Returns whether the column names a mode.
     pub(crate) const fn is_of_mode(&self) -> bool {
         self.mode.is_some()
     }
 
-    /// What it shows of `row`, whose cell has the rows `cell`.
-    pub(crate) fn text(&self, row: &Row<'a>, cell: &[Row<'a>]) -> Result<String, String> {
+    /// Returns the text for `row`, whose cell has the rows `cell`.
+    pub(crate) fn text(&self, row: &Row<'a>, cell: &[Row<'a>]) -> Result<String, FigureError> {
         let find = |mode: &str| {
             let found = cell.iter().find(|row| row.mode() == mode);
-            found.copied().ok_or_else(|| format!("{}: no row of {mode}", self.heading))
+            found
+                .copied()
+                .ok_or_else(|| FigureError::NoRow { heading: self.heading.to_owned(), mode: mode.to_owned() })
         };
         let row = match self.mode {
             Some(mode) => find(mode)?,
@@ -150,12 +153,15 @@ impl<'a> Column<'a> {
             "CPU" => row.micros("cpu_us_per_op", "cpu_ms_per_minibatch").map(units::micros),
             "latency" => {
                 let base = find(self.base)?;
-                // The latency of what falls behind is as long as the run makes it.
+                // The latency of a saturated row only depends on the length of the run.
                 let settled = !row.is_saturated() && !base.is_saturated();
                 ratio(base.p50().filter(|_| settled), row.p50())
             }
             "throughput" => ratio(row.each_second(), find(self.base)?.each_second()),
-            other => return Err(format!("{}: no figure {other:?}", self.heading)),
+            other => {
+                let (heading, figure) = (self.heading.to_owned(), other.to_owned());
+                return Err(FigureError::NoFigure { heading, figure });
+            }
         };
         Ok(text.unwrap_or_else(|| "–".to_owned()))
     }

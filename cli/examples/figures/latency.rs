@@ -3,10 +3,11 @@
 use plotters::style::RGBColor;
 
 use crate::bars::{self, Bars, Series};
+use crate::error::FigureError;
 use crate::page::Figure;
 use crate::units;
 
-/// The modes that are drawn, and their colours: told apart without telling red from green.
+/// The modes in the drawing, with colours that people who confuse red and green can distinguish.
 const MODES: [(&str, RGBColor); 5] = [
     ("grpc-tcp", RGBColor(0x88, 0x88, 0x88)),
     ("grpc-tcp-busy", RGBColor(0xbb, 0xbb, 0xbb)),
@@ -15,8 +16,8 @@ const MODES: [(&str, RGBColor); 5] = [
     ("rdma-zerocp", RGBColor(0x66, 0x22, 0x88)),
 ];
 
-/// Draws the medians of the cells that `figure` shows.
-pub(crate) fn draw(figure: &Figure) -> Result<String, String> {
+/// Draws the medians of the cells in `figure`.
+pub(crate) fn draw(figure: &Figure) -> Result<String, FigureError> {
     let cells = figure.cells()?;
     let group = |cell: &Vec<crate::columns::Row<'_>>| {
         let row = cell[0].value;
@@ -41,5 +42,5 @@ pub(crate) fn draw(figure: &Figure) -> Result<String, String> {
         groups: cells.iter().map(group).collect(),
         series: MODES.into_iter().filter_map(series).collect(),
     };
-    bars::draw(&bars).map_err(|error| format!("{error:?}"))
+    Ok(bars::draw(&bars)?)
 }

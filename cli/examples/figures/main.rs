@@ -1,20 +1,21 @@
-//! Turns stored runs of `tonic-rdma` into the tables of README and of the book. `benches/figures` is what to call.
+//! Turns stored runs of `tonic-rdma` into the tables of README and of the book. `benches/figures` calls it.
 //!
 //! ```text
-//! figures store FOLDER NAME COLUMNS ROWS DATE (LABEL COMMAND FILE)...   keeps runs as NAME.json, and renders them
+//! figures store FOLDER NAME COLUMNS ROWS DATE (LABEL COMMAND FILE)...   stores runs as NAME.json, and renders them
 //! figures columns COLUMNS                                               fails if they can't be shown
-//! figures render FOLDER                                                 renders all that is kept there
-//! figures check FOLDER                                                  fails if a page is not what its runs give
+//! figures render FOLDER                                                 renders all stored figures
+//! figures check FOLDER                                                  fails if a page differs from its runs
 //! ```
 //!
-//! `NAME.json` has the commands, the columns, the rows that are shown, the date, and the JSON of each run; `NAME.md` is made of
-//! that alone. From `headline.json` comes `latency.svg` as well.
+//! `NAME.json` has the commands, the columns, the selected rows, the date, and the JSON of each run. `NAME.md` is made only from
+//! this file. `headline.json` also gives `latency.svg`.
 #![forbid(unsafe_code)]
 
 #[allow(dead_code, reason = "the command uses the rest")]
 #[path = "../../src/measure/output/bars.rs"]
 mod bars;
 mod columns;
+mod error;
 mod latency;
 mod page;
 #[allow(dead_code, reason = "the command uses the rest")]
@@ -27,6 +28,7 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
+use error::{Chain, FigureError};
 use page::{Figure, Run};
 
 fn main() -> ExitCode {
@@ -39,54 +41,59 @@ fn main() -> ExitCode {
         ["columns", columns] => columns::parse(columns).map(drop),
         ["render", folder] => render(Path::new(folder)),
         ["check", folder] => check(Path::new(folder)),
-        _ => Err("see the beginning of this program's source for how it is used".to_owned()),
+        _ => Err(FigureError::Usage),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(reason) => {
-            // A closed stderr leaves the exit status to say it.
-            let _ = writeln!(io::stderr(), "figures: {reason}");
+        Err(error) => {
+            // If stderr is closed, the exit status still shows the failure.
+            let _ = writeln!(io::stderr(), "figures: {}", Chain(&error));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Keeps runs, and renders them.
-fn store(folder: &Path, name: &str, [columns, rows, date]: [&str; 3], runs: &[&str]) -> Result<(), String> {
+/// Stores runs, and renders them.
+fn store(
+    folder: &Path,
+    name: &str,
+    [columns, rows, date]: [&str; 3],
+    runs: &[&str],
+) -> Result<(), FigureError> {
     let run = |parts: &[&str]| {
         let (label, command, file) = (parts[0].to_owned(), parts[1].to_owned(), Path::new(parts[2]));
-        let parsed = serde_json::from_str(&read(file)?);
-        let mut result: serde_json::Value = parsed.map_err(|error| format!("{}: {error}", file.display()))?;
-        // The version's first two numbers say what matters; the rest is this machine's own.
+        let mut result: serde_json::Value = parse(file)?;
+        // The first two numbers of the version are enough. The rest is a detail of this machine.
         if let Some(kernel) = result.pointer_mut("/machine/kernel") {
             let version: Vec<&str> = kernel.as_str().unwrap_or_default().split('.').take(2).collect();
             *kernel = version.join(".").into();
         }
         Ok(Run { label, command, result })
     };
-    let runs = runs.chunks(3).map(run).collect::<Result<_, String>>()?;
+    let runs = runs.chunks(3).map(run).collect::<Result<_, FigureError>>()?;
     let [columns, rows, date] = [columns, rows, date].map(str::to_owned);
     let figure = Figure { columns, rows, date, runs };
-    let mut json = serde_json::to_string_pretty(&figure).map_err(|error| error.to_string())?;
+    let mut json =
+        serde_json::to_string_pretty(&figure).map_err(|error| FigureError::Json(name.into(), error))?;
     json.push('\n');
-    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    // A table that can't be made must not replace one that could.
+    fs::create_dir_all(folder).map_err(FigureError::of(folder))?;
+    // A table that can't be made must not replace a good one.
     for (file, content) in pages(name, &figure)? {
         write(&folder.join(file), &content)?;
     }
     write(&folder.join(format!("{name}.json")), &json)
 }
 
-/// Renders everything that is kept in `folder`.
-fn render(folder: &Path) -> Result<(), String> {
+/// Renders all figures stored in `folder`.
+fn render(folder: &Path) -> Result<(), FigureError> {
     for (file, content) in all_pages(folder)? {
         write(&folder.join(file), &content)?;
     }
     Ok(())
 }
 
-/// Fails if a page in `folder` is not what its runs give, is missing, or has no runs.
-fn check(folder: &Path) -> Result<(), String> {
+/// Fails if a page in `folder` differs from its runs, is missing, or has no runs.
+fn check(folder: &Path) -> Result<(), FigureError> {
     let mut made = all_pages(folder)?;
     let mut wrong = Vec::new();
     for name in files(folder)?.into_iter().filter(|name| !name.ends_with(".json")) {
@@ -99,38 +106,39 @@ fn check(folder: &Path) -> Result<(), String> {
     wrong.extend(made.into_keys().map(|name| format!("{name} is missing")));
     match wrong.is_empty() {
         true => Ok(()),
-        false => Err(format!("{} (benches/figures --render)", wrong.join("; "))),
+        false => Err(FigureError::Stale(wrong.join("; "))),
     }
 }
 
-/// Every file that what is kept in `folder` gives, by name.
-fn all_pages(folder: &Path) -> Result<BTreeMap<String, String>, String> {
+/// Returns every file that the figures in `folder` give, by name.
+fn all_pages(folder: &Path) -> Result<BTreeMap<String, String>, FigureError> {
     let mut made = BTreeMap::new();
     for file in files(folder)? {
         let Some(name) = file.strip_suffix(".json") else { continue };
-        let figure: Figure =
-            serde_json::from_str(&read(&folder.join(&file))?).map_err(|error| format!("{file}: {error}"))?;
-        made.extend(pages(name, &figure).map_err(|reason| format!("{file}: {reason}"))?);
+        let figure: Figure = parse(&folder.join(&file))?;
+        made.extend(
+            pages(name, &figure).map_err(|error| FigureError::Figure(file.clone(), Box::new(error)))?,
+        );
     }
     if made.is_empty() {
-        return Err(format!("{} has no figures", folder.display()));
+        return Err(FigureError::NoFigures(folder.to_owned()));
     }
     Ok(made)
 }
 
-/// The files that one figure gives.
-fn pages(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, String> {
+/// Returns the files that one figure gives.
+fn pages(name: &str, figure: &Figure) -> Result<Vec<(String, String)>, FigureError> {
     let mut pages = vec![(format!("{name}.md"), figure.markdown()?)];
     if name == "headline" {
-        // Without empty lines, where Markdown would take the picture for ended.
+        // Markdown would end the picture at an empty line.
         let picture = latency::draw(figure)?.replace("\n\n", "\n");
         pages.push(("latency.svg".to_owned(), picture));
     }
     Ok(pages)
 }
 
-fn files(folder: &Path) -> Result<Vec<String>, String> {
-    let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+fn files(folder: &Path) -> Result<Vec<String>, FigureError> {
+    let entries = fs::read_dir(folder).map_err(FigureError::of(folder))?;
     let name =
         |entry: std::io::Result<fs::DirEntry>| Some(entry.ok()?.file_name().to_string_lossy().into_owned());
     let mut names: Vec<String> = entries.filter_map(name).collect();
@@ -138,12 +146,16 @@ fn files(folder: &Path) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-fn read(path: &Path) -> Result<String, String> {
-    fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+fn read(path: &Path) -> Result<String, FigureError> {
+    fs::read_to_string(path).map_err(FigureError::of(path))
 }
 
-fn write(path: &Path, content: &str) -> Result<(), String> {
-    fs::write(path, content).map_err(|error| format!("{}: {error}", path.display()))
+fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, FigureError> {
+    serde_json::from_str(&read(path)?).map_err(|error| FigureError::Json(path.to_owned(), error))
+}
+
+fn write(path: &Path, content: &str) -> Result<(), FigureError> {
+    fs::write(path, content).map_err(FigureError::of(path))
 }
 
 #[cfg(test)]
@@ -208,14 +220,14 @@ mod tests {
         let page = stored(folder.path(), columns, "");
         let kept = folder.path().join("kept");
         check(&kept).unwrap();
-        // Someone adds the p99 of 99 operations by hand.
+        // A p99 of 99 operations, added by hand.
         let file = kept.join("headline.md");
         write(&file, &page.replacen('–', "1.80 ms", 1)).unwrap();
-        assert!(check(&kept).unwrap_err().contains("headline.md is not what its JSON gives"));
+        assert!(check(&kept).unwrap_err().to_string().contains("headline.md is not what its JSON gives"));
         render(&kept).unwrap();
         check(&kept).unwrap();
         fs::rename(&file, kept.join("other.md")).unwrap();
-        let reason = check(&kept).unwrap_err();
+        let reason = check(&kept).unwrap_err().to_string();
         assert!(
             reason.contains("other.md has no JSON") && reason.contains("headline.md is missing"),
             "{reason}"
@@ -237,14 +249,14 @@ mod tests {
             ("a=p50", "4KiB/1", "4KiB/1"),
         ] {
             let other = Figure { columns: columns.to_owned(), rows: rows.to_owned(), ..figure.clone() };
-            let reason = other.markdown().unwrap_err();
+            let reason = other.markdown().unwrap_err().to_string();
             assert!(reason.contains(named), "{reason}");
         }
     }
 
     /// The tables that README and the book show.
     #[test]
-    fn stored_tables_are_what_their_runs_give() {
+    fn stored_tables_match_their_runs() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/book/figures");
         if folder.exists() {
             check(&folder).unwrap();

@@ -1,17 +1,18 @@
-//! What is kept of a figure, and the page that it gives.
+//! A stored figure, and the page made from it.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::columns::{self, Row};
+use crate::error::FigureError;
 use crate::units;
 
-/// Runs, and what is shown of them.
+/// Stored runs, and the selection that the page shows.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Figure {
     /// See [`columns::parse`].
     pub(crate) columns: String,
-    /// The cells that are shown, such as `64/1 64KiB/32` (payload and calls in flight); all if empty.
+    /// The cells on the page, such as `64/1 64KiB/32` (payload and calls in flight). Empty means all.
     pub(crate) rows: String,
     pub(crate) date: String,
     pub(crate) runs: Vec<Run>,
@@ -26,8 +27,8 @@ pub(crate) struct Run {
 }
 
 impl Figure {
-    /// The page: the commands, the table, and the machine.
-    pub(crate) fn markdown(&self) -> Result<String, String> {
+    /// Renders the page: the commands, the table, and the machine.
+    pub(crate) fn markdown(&self) -> Result<String, FigureError> {
         let columns = columns::parse(&self.columns)?;
         let mut page = "```sh\n".to_owned();
         for run in &self.runs {
@@ -39,7 +40,7 @@ impl Figure {
         page.push_str(&line(columns.iter().map(|column| column.heading.to_owned()).collect()));
         page.push_str(&format!("|{}\n", "---|".repeat(columns.len())));
         let cells = self.cells()?;
-        // Where columns name modes a line is a cell, otherwise it is a mode in a cell.
+        // If the columns name modes, a line is a cell. Otherwise a line is a mode in a cell.
         let by_cell = columns.iter().any(columns::Column::is_of_mode);
         for cell in &cells {
             for row in &cell[..if by_cell { 1 } else { cell.len() }] {
@@ -51,11 +52,11 @@ impl Figure {
         Ok(page)
     }
 
-    /// The rows that are shown, by cell.
-    pub(crate) fn cells(&self) -> Result<Vec<Vec<Row<'_>>>, String> {
+    /// Returns the rows on the page, by cell.
+    pub(crate) fn cells(&self) -> Result<Vec<Vec<Row<'_>>>, FigureError> {
         let mut cells: Vec<Vec<Row<'_>>> = Vec::new();
         for run in &self.runs {
-            let rows = run.result["rows"].as_array().ok_or("a run has no rows")?;
+            let rows = run.result["rows"].as_array().ok_or(FigureError::NoRows)?;
             for value in rows {
                 let row = Row { run: &run.label, value };
                 match cells.iter_mut().find(|cell| cell[0].is_beside(&row)) {
@@ -72,18 +73,18 @@ impl Figure {
             let parsed = wanted
                 .split_once('/')
                 .and_then(|(bytes, inflight)| Some((units::parse_size(bytes).ok()?, inflight.parse().ok()?)));
-            let (bytes, inflight) = parsed.ok_or_else(|| format!("no cell: {wanted:?}"))?;
+            let (bytes, inflight) = parsed.ok_or_else(|| FigureError::BadCell(wanted.to_owned()))?;
             let found = cells.iter().filter(|cell| cell[0].is_of(bytes, inflight));
             let before = shown.len();
             shown.extend(found.cloned());
             if shown.len() == before {
-                return Err(format!("the runs have no cell {wanted}"));
+                return Err(FigureError::NoCell(wanted.to_owned()));
             }
         }
         Ok(shown)
     }
 
-    /// The machine and its costs, as the first run has them.
+    /// Describes the machine and its costs, from the first run.
     fn conditions(&self) -> String {
         let Some(Run { result, .. }) = self.runs.first() else { return String::new() };
         let text = |value: &Value| value.as_str().unwrap_or("unknown").to_owned();

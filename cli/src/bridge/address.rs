@@ -1,14 +1,14 @@
-//! Addresses as they are written on the command line: which transport, and where.
+//! Addresses on the command line: the transport and the place.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// What an address may look like, for messages.
+/// The accepted forms of an address, for messages.
 pub(crate) const FORMS: &str =
     "tcp://HOST:PORT, rdma://HOST:PORT, unix:PATH or unix:@NAME (IPv6 in brackets: tcp://[::1]:50051)";
 
-/// Where to listen or connect.
+/// An address to listen on or to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
     Tcp(Place),
@@ -34,7 +34,7 @@ pub(crate) enum UnixName {
 }
 
 impl Address {
-    /// Of which kind it is: the scheme.
+    /// Returns the scheme.
     pub(crate) fn scheme(&self) -> &'static str {
         match self {
             Self::Tcp(_) => "tcp",
@@ -43,74 +43,113 @@ impl Address {
         }
     }
 
-    /// Whether connections can be made to it: port 0 is for listening alone.
+    /// Returns whether clients can connect to this address. Port 0 is only for listening.
     pub(crate) fn can_be_connected_to(&self) -> bool {
         !matches!(self, Self::Tcp(place) | Self::Rdma(place) if place.port == 0)
     }
 }
 
-impl FromStr for Address {
-    type Err = String;
+/// The reason why a text is no address, and the accepted forms.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}; accepted: {FORMS}")]
+pub(crate) struct AddressError(AddressFault);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+/// The first fault of a text that is no address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum AddressFault {
+    #[error("unknown scheme {0:?}")]
+    UnknownScheme(String),
+    #[error("a scheme is missing")]
+    NoScheme,
+    #[error("\"//\" is missing after the scheme")]
+    NoSlashes,
+    #[error("the port is missing")]
+    NoPort,
+    #[error("bad port {0:?}, which is a number from 0 to 65535")]
+    BadPort(String),
+    #[error("{0:?} is no IPv6 address")]
+    NotIpv6(String),
+    #[error("the host is missing")]
+    NoHost,
+    #[error("an IPv6 address needs brackets")]
+    NoBrackets,
+    #[error("bad host {0:?}")]
+    BadHost(String),
+    #[error("a path can't contain a zero byte")]
+    ZeroByte,
+    #[error("a path after unix:// is absolute (unix:///PATH)")]
+    Relative,
+    #[error("the path is missing")]
+    NoPath,
+    #[error("the path has {0} bytes, but a socket's path has at most {LONGEST_PATH}")]
+    LongPath(usize),
+}
+
+/// Bytes that the kernel's address has for a path or an abstract name. One more byte ends the path or begins the name.
+const LONGEST_PATH: usize = 107;
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         let parsed = match text.split_once(':') {
             Some(("tcp", rest)) => authority(rest).map(Self::Tcp),
             Some(("rdma", rest)) => authority(rest).map(Self::Rdma),
             Some(("unix", rest)) => unix(rest).map(Self::Unix),
-            Some((scheme, rest)) if rest.starts_with("//") => Err(format!("unknown scheme {scheme:?}")),
-            _ => Err("a scheme is missing".to_owned()),
+            Some((scheme, rest)) if rest.starts_with("//") => {
+                Err(AddressFault::UnknownScheme(scheme.to_owned()))
+            }
+            _ => Err(AddressFault::NoScheme),
         };
-        parsed.map_err(|why| format!("{why}; accepted: {FORMS}"))
+        parsed.map_err(AddressError)
     }
 }
 
-fn authority(rest: &str) -> Result<Place, String> {
-    let rest = rest.strip_prefix("//").ok_or("\"//\" is missing after the scheme")?;
+fn authority(rest: &str) -> Result<Place, AddressFault> {
+    let rest = rest.strip_prefix("//").ok_or(AddressFault::NoSlashes)?;
     let rest = rest.strip_suffix('/').unwrap_or(rest);
-    let (host, port) = rest.rsplit_once(':').ok_or("the port is missing")?;
+    let (host, port) = rest.rsplit_once(':').ok_or(AddressFault::NoPort)?;
     let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     let port = match port.parse() {
         Ok(port) if digits => port,
-        _ => return Err(format!("bad port {port:?}, which is a number from 0 to 65535")),
+        _ => return Err(AddressFault::BadPort(port.to_owned())),
     };
     let host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(inner) if inner.split('%').next().is_some_and(|ip| ip.parse::<std::net::Ipv6Addr>().is_ok()) => {
             inner
         }
-        Some(inner) => return Err(format!("{inner:?} is no IPv6 address")),
+        Some(inner) => return Err(AddressFault::NotIpv6(inner.to_owned())),
         None => host,
     };
     let plain = |character: char| character.is_alphanumeric() || "-_.:%".contains(character);
     if host.is_empty() {
-        return Err("the host is missing".to_owned());
+        return Err(AddressFault::NoHost);
     }
     if host.contains(':') && !rest.starts_with('[') {
-        return Err("an IPv6 address needs brackets".to_owned());
+        return Err(AddressFault::NoBrackets);
     }
     if host.len() > 253 || !host.chars().all(plain) {
-        return Err(format!("bad host {host:?}"));
+        return Err(AddressFault::BadHost(host.to_owned()));
     }
     Ok(Place { host: host.to_owned(), port })
 }
 
-fn unix(rest: &str) -> Result<UnixName, String> {
-    /// What the kernel's address has room for, with the byte that ends a path or begins an abstract name.
-    const LONGEST: usize = 107;
+fn unix(rest: &str) -> Result<UnixName, AddressFault> {
     let name = rest.strip_prefix("//").unwrap_or(rest);
     if name.contains('\0') {
-        return Err("a path can't contain a zero byte".to_owned());
+        return Err(AddressFault::ZeroByte);
     }
     let (bare, made): (&str, fn(&str) -> UnixName) = match name.strip_prefix('@') {
         Some(bare) => (bare, |bare| UnixName::Abstract(bare.to_owned())),
         None if rest.starts_with("//") && !name.is_empty() && !name.starts_with('/') => {
-            return Err("a path after unix:// is absolute (unix:///PATH)".to_owned());
+            return Err(AddressFault::Relative);
         }
         None => (name, |bare| UnixName::Path(bare.into())),
     };
     match bare.len() {
-        0 => Err("the path is missing".to_owned()),
-        1..=LONGEST => Ok(made(bare)),
-        _ => Err(format!("the path has {} bytes, a socket's has {LONGEST} at most", bare.len())),
+        0 => Err(AddressFault::NoPath),
+        1..=LONGEST_PATH => Ok(made(bare)),
+        length => Err(AddressFault::LongPath(length)),
     }
 }
 
@@ -162,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_told_what_is() {
+    fn a_text_that_is_no_address_is_refused_with_the_accepted_forms() {
         for (text, why) in [
             ("quic://a:1", "unknown scheme \"quic\""),
             ("127.0.0.1:50051", "a scheme is missing"),
@@ -179,16 +218,16 @@ mod tests {
             ("unix:@", "the path is missing"),
             ("unix://relative", "absolute"),
         ] {
-            let said = text.parse::<Address>().unwrap_err();
+            let said = text.parse::<Address>().unwrap_err().to_string();
             assert!(said.contains(why) && said.contains("accepted: tcp://HOST:PORT"), "{text:?}: {said}");
         }
         let long = format!("unix:/{}", "a".repeat(107));
-        assert!(long.parse::<Address>().unwrap_err().contains("108 bytes"));
+        assert!(long.parse::<Address>().unwrap_err().to_string().contains("108 bytes"));
     }
 
     proptest! {
         #[test]
-        fn no_text_brings_the_parser_down(text in "(tcp|rdma|unix|x)?:?(//)?\\PC{0,40}") {
+        fn no_text_makes_the_parser_panic(text in "(tcp|rdma|unix|x)?:?(//)?\\PC{0,40}") {
             if let Ok(address) = text.parse::<Address>() {
                 prop_assert_eq!(address.to_string().parse(), Ok(address));
             }

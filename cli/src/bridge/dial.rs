@@ -1,4 +1,4 @@
-//! Connecting to the target, again and again while it does not answer.
+//! Connects to the target, and tries again while the target does not answer.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
@@ -6,23 +6,37 @@ use std::time::{Duration, Instant};
 
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
-use tonic_rdma::Dialer;
+use tonic_rdma::{ConnectError, Dialer};
 
 use super::address::{Address, UnixName};
 use super::route::Route;
 use super::stream::Stream;
 use crate::seeded::Draws;
 
-/// Why the target was not connected to in the time given.
+/// No attempt to connect to the target succeeded in time.
 #[derive(Debug, thiserror::Error)]
 #[error("no connection within {within:?}, {attempts} attempts; the last: {last}")]
 pub(crate) struct Unreachable {
     within: Duration,
     attempts: u32,
-    last: String,
+    last: AttemptError,
 }
 
-/// Pause after the first failure; each is twice as long as the one before, up to [`LONGEST`].
+/// The reason why one attempt failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AttemptError {
+    /// The socket of the target.
+    #[error(transparent)]
+    Socket(#[from] io::Error),
+    /// The negotiation with the target.
+    #[error(transparent)]
+    Rdma(#[from] ConnectError),
+    /// The time ran out first.
+    #[error("no answer")]
+    NoAnswer,
+}
+
+/// The pause after the first failure. Each later pause is twice as long, up to [`LONGEST`].
 const SHORTEST: Duration = Duration::from_millis(25);
 const LONGEST: Duration = Duration::from_secs(1);
 
@@ -40,8 +54,8 @@ pub(crate) async fn dial(route: &Route, dialer: &Dialer, seed: u64) -> Result<St
                 stream.negotiated().into_iter().for_each(|info| route.target_reached(info));
                 return Ok(stream);
             }
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "no answer".to_owned(),
+            Ok(Err(error)) => error,
+            Err(_) => AttemptError::NoAnswer,
         };
         route.meters.dial_failed();
         let pause = pauses.next().unwrap_or(LONGEST);
@@ -53,28 +67,26 @@ pub(crate) async fn dial(route: &Route, dialer: &Dialer, seed: u64) -> Result<St
     }
 }
 
-/// One attempt.
-pub(crate) async fn attempt(target: &Address, dialer: &Dialer) -> io::Result<Stream> {
+/// Tries once to connect.
+pub(crate) async fn attempt(target: &Address, dialer: &Dialer) -> Result<Stream, AttemptError> {
     match target {
         Address::Tcp(place) => {
             let stream = TcpStream::connect((place.host.as_str(), place.port)).await?;
-            Stream::tcp(stream)
+            Ok(Stream::tcp(stream)?)
         }
         Address::Unix(UnixName::Path(path)) => Ok(Stream::unix(UnixStream::connect(path).await?)),
         Address::Unix(UnixName::Abstract(name)) => {
             let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
-            // Connects at once or fails: there is no file to look up and no network to cross.
+            // Does not block: there is no file to look up, and no network.
             let stream = std::os::unix::net::UnixStream::connect_addr(&address)?;
             stream.set_nonblocking(true)?;
             Ok(Stream::unix(UnixStream::from_std(stream)?))
         }
-        Address::Rdma(place) => {
-            Stream::endpoint(dialer.dial(&place.host, place.port).await.map_err(io::Error::other)?)
-        }
+        Address::Rdma(place) => Ok(Stream::endpoint(dialer.dial(&place.host, place.port).await?)?),
     }
 }
 
-/// Growing pauses with jitter, so that clients of a target that comes back don't come all at once.
+/// Returns growing pauses with jitter. The jitter spreads the clients of a target that has come back.
 fn pauses(seed: u64) -> impl Iterator<Item = Duration> {
     let mut draws = Draws::new(seed);
     let doubled = |pause: &Duration| Some((*pause * 2).min(LONGEST));

@@ -1,13 +1,13 @@
-//! What the system lets this process have: descriptors, and memory to register.
+//! Limits of this process: descriptors, and memory to register.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::address::Address;
 
-/// Descriptors for everything but connections: listeners, devices, the runtimes' own.
+/// Descriptors for everything except connections: listeners, devices, runtimes.
 const OTHERS: u64 = 128;
 
-/// Raises the limit on open files as far as this process may, and says how many connections it is good for, of `wanted`.
+/// Raises the limit on open files as far as this process may. Returns how many connections fit, at most `wanted`.
 pub(crate) fn connections(wanted: u32, ends: &[(Address, Address)]) -> u32 {
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_some() && limit.current != limit.maximum {
@@ -30,19 +30,19 @@ pub(crate) fn connections(wanted: u32, ends: &[(Address, Address)]) -> u32 {
     wanted.min(possible)
 }
 
-/// Descriptors of one connection's end.
+/// Returns the descriptors that one end of a connection holds.
 fn descriptors(address: &Address) -> u64 {
     match address {
         Address::Tcp(_) | Address::Unix(_) => 1,
-        // The TCP connection and the software device's own.
+        // The TCP connection, and two of the software device.
         Address::Rdma(_) => 3,
     }
 }
 
-/// Bytes that may be registered: what so many connections need if all are busy at once, though no more than half of the
-/// machine's memory. Pages count from when they are touched.
+/// Returns the bytes that the process may register: enough for so many busy connections, but at most half of the machine's
+/// memory. A page takes memory only after its first use.
 pub(crate) fn pinned(connections: u32) -> u64 {
-    /// Receive buffers, and a piece of memory for what goes by rendezvous each way.
+    /// Receive buffers, and memory for rendezvous in both directions.
     const EACH: u64 = 8 << 20;
     const LEAST: u64 = 2 << 30;
     let half = rustix::system::sysinfo();

@@ -1,4 +1,4 @@
-//! Listening sockets of all kinds. A socket is bound once; each thread accepts from it.
+//! Listening sockets of all kinds. The process binds a socket once, and each thread accepts from it.
 
 use std::fs;
 use std::io;
@@ -22,64 +22,68 @@ use super::stream::Stream;
 /// A bound socket.
 #[derive(Debug)]
 pub(crate) struct Bound {
-    kind: Kind,
-    /// Where it listens, with the port that it got.
+    socket: BoundSocket,
+    /// The address of the socket, with the port that the kernel chose.
     address: Address,
     _file: Option<SocketFile>,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum BoundSocket {
     Tcp(TcpListener),
     Unix(UnixListener),
     Rdma(TcpListener),
 }
 
-/// Clients that may wait to be accepted; the system's own limit (`net.core.somaxconn`) may be lower.
+/// Clients that may wait for the accept. The system's own limit (`net.core.somaxconn`) may be lower.
 const BACKLOG: i32 = 4096;
 
 impl Bound {
     /// Listens on `address`.
     ///
     /// # Errors
-    /// It can't be had; the error says why and, where that is known, what to do.
+    /// The socket can't be bound. The error gives the reason and, if that is known, what to do.
     pub(crate) fn new(address: &Address) -> io::Result<Self> {
-        let (kind, address, file) = match address {
+        let (socket, address, file) = match address {
             Address::Tcp(place) => {
                 let (socket, place) = bind_tcp(place)?;
-                (Kind::Tcp(socket), Address::Tcp(place), None)
+                (BoundSocket::Tcp(socket), Address::Tcp(place), None)
             }
             Address::Rdma(place) => {
                 let (socket, place) = bind_tcp(place)?;
-                (Kind::Rdma(socket), Address::Rdma(place), None)
+                (BoundSocket::Rdma(socket), Address::Rdma(place), None)
             }
             Address::Unix(UnixName::Path(path)) => {
                 let (socket, file) = bind_unix(path)?;
-                (Kind::Unix(socket), address.clone(), Some(file))
+                (BoundSocket::Unix(socket), address.clone(), Some(file))
             }
             Address::Unix(UnixName::Abstract(name)) => {
                 let socket = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
-                (Kind::Unix(socket), address.clone(), None)
+                (BoundSocket::Unix(socket), address.clone(), None)
             }
         };
-        match &kind {
-            Kind::Tcp(socket) | Kind::Rdma(socket) => socket.set_nonblocking(true)?,
-            Kind::Unix(socket) => socket.set_nonblocking(true)?,
+        match &socket {
+            BoundSocket::Tcp(socket) | BoundSocket::Rdma(socket) => socket.set_nonblocking(true)?,
+            BoundSocket::Unix(socket) => socket.set_nonblocking(true)?,
         }
-        Ok(Self { kind, address, _file: file })
+        Ok(Self { socket, address, _file: file })
     }
 
-    /// Where it listens.
+    /// Returns the address of the socket.
     pub(crate) fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Accepts within the calling runtime.
+    /// Returns a handle by which the calling runtime accepts.
     pub(crate) fn accepting(&self, config: &Config) -> io::Result<Accepting> {
-        Ok(match &self.kind {
-            Kind::Tcp(socket) => Accepting::Tcp(tokio::net::TcpListener::from_std(socket.try_clone()?)?),
-            Kind::Unix(socket) => Accepting::Unix(tokio::net::UnixListener::from_std(socket.try_clone()?)?),
-            Kind::Rdma(socket) => {
+        Ok(match &self.socket {
+            BoundSocket::Tcp(socket) => {
+                Accepting::Tcp(tokio::net::TcpListener::from_std(socket.try_clone()?)?)
+            }
+            BoundSocket::Unix(socket) => {
+                Accepting::Unix(tokio::net::UnixListener::from_std(socket.try_clone()?)?)
+            }
+            BoundSocket::Rdma(socket) => {
                 let socket = tokio::net::TcpListener::from_std(socket.try_clone()?)?;
                 let config = config.clone().stock_clients(StockClients::Any);
                 Accepting::Rdma(Listener::new(socket, config)?)
@@ -97,8 +101,8 @@ pub(crate) enum Accepting {
 }
 
 impl Accepting {
-    /// Closes, with a reset to those who were let in and not taken yet: the end of a stream would tell them that somebody
-    /// had listened. (The system does so for those in the backlog.)
+    /// Closes, and resets the clients that were negotiated but not accepted. An orderly end would look like a server that had
+    /// listened. (The system resets the clients in the backlog.)
     pub(crate) fn close(self) {
         let Self::Rdma(mut listener) = self else { return };
         let mut context = Context::from_waker(Waker::noop());
@@ -107,7 +111,7 @@ impl Accepting {
         }
     }
 
-    /// The next client.
+    /// Waits for the next client.
     pub(crate) async fn accept(&mut self) -> io::Result<Stream> {
         match self {
             Self::Tcp(socket) => Stream::tcp(socket.accept().await?.0),
@@ -152,7 +156,7 @@ fn explain(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{error}: {advice}"))
 }
 
-/// Listens on `path`. A socket that a process left behind when it was killed is replaced; anything else that is there stays.
+/// Listens on `path`. Replaces a socket that a killed process left there, and leaves any other file alone.
 fn bind_unix(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     let socket = match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -180,7 +184,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The file of a Unix socket, removed at the end if it still is that file.
+/// The file of a Unix socket. The drop removes the file if no other file has taken its place.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,

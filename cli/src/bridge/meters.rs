@@ -1,4 +1,4 @@
-//! What is counted, under names that begin with `tonic_rdma_bridge_`.
+//! Metrics, whose names begin with `tonic_rdma_bridge_`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ const RETRIES: &str = "tonic_rdma_bridge_dial_retries_total";
 const DIALLING: &str = "tonic_rdma_bridge_dial_seconds";
 const LIVED: &str = "tonic_rdma_bridge_connection_seconds";
 
-/// Tells the recorder what the names mean.
+/// Describes the metrics to the recorder.
 pub(crate) fn describe() {
     describe_gauge!(OPEN, "Connections carried now, by route and by what carries either end");
     describe_counter!(TOTAL, "Connections carried so far");
@@ -34,21 +34,22 @@ pub(crate) struct Meters {
     pub(crate) down: Counter,
 }
 
-/// Why a connection ended with a reset.
+/// The reason why a connection ended with a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failed {
     /// The target could not be connected to.
     Dial,
-    /// Its client reset it, or its target did after the client had said all: what clients do that leave without reading
-    /// to the end.
+    /// The client reset it, or the target did after the client's end of data. Clients that leave without reading to the end
+    /// cause both.
     Reset,
     /// One of its ends failed.
     Broken,
-    /// This process would not wait any longer.
+    /// The drain timeout or a second signal ended it.
     CutOff,
 }
 
 impl Meters {
+    /// Creates the counters of `route`.
     pub(crate) fn new(route: &str) -> Self {
         let route: Arc<str> = route.into();
         let bytes = |direction: &'static str| metrics::counter!(BYTES, "route" => Arc::clone(&route), "direction" => direction);
@@ -56,6 +57,7 @@ impl Meters {
         Self { route, up, down }
     }
 
+    /// Counts a connection that ended with a reset.
     pub(crate) fn failed(&self, why: Failed) {
         let reason = match why {
             Failed::Dial => "dial",
@@ -66,14 +68,17 @@ impl Meters {
         metrics::counter!(FAILED, "route" => Arc::clone(&self.route), "reason" => reason).increment(1);
     }
 
+    /// Counts a failed attempt to connect to the target.
     pub(crate) fn dial_failed(&self) {
         metrics::counter!(DIALS_FAILED, "route" => Arc::clone(&self.route)).increment(1);
     }
 
+    /// Counts an attempt after a failed one.
     pub(crate) fn dial_retried(&self) {
         metrics::counter!(RETRIES, "route" => Arc::clone(&self.route)).increment(1);
     }
 
+    /// Records the time until the target was connected.
     pub(crate) fn dialled(&self, took: Duration) {
         metrics::histogram!(DIALLING, "route" => Arc::clone(&self.route)).record(took);
     }

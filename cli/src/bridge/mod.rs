@@ -1,5 +1,5 @@
 //! `tonic-rdma bridge`: carries byte streams unchanged between TCP or Unix sockets on one side and RDMA on the other, so
-//! that programs that know nothing of RDMA cross it.
+//! that programs without RDMA can use it.
 //!
 //! ```text
 //!   client ──tcp──▶ bridge ══rdma══▶ bridge ──unix──▶ server        serve   accepts, a task for each connection
@@ -7,8 +7,8 @@
 //!                   relay            relay                          relay   two pumps, one for each direction
 //! ```
 //!
-//! Each thread has a runtime of its own, which polls completion queues when it would go to sleep, and accepts from the same
-//! sockets as the others: no connection is ever handed from one to another.
+//! Each thread has its own runtime, which polls completion queues before it would go to sleep. All threads accept from the same
+//! sockets. A connection stays on the thread that accepted it.
 
 mod address;
 mod buffers;
@@ -42,14 +42,15 @@ pub(crate) use options::{BridgeOptions, HELP};
 
 use crate::failure::Failure;
 use address::Address;
+use dial::AttemptError;
 use listen::Bound;
 use route::Route;
 use serve::{Phase, Shared};
 
-/// A route and the socket that it begins with.
+/// A route and its listening socket.
 type Listening = (Bound, Arc<Route>);
 
-/// Runs until a signal, and until connections have ended then.
+/// Runs until a signal, and then until the connections have ended.
 pub(crate) fn run(options: &BridgeOptions) -> Result<(), Failure> {
     let ends = pairs(options)?;
     let connections = limits::connections(options.max_connections, &ends);
@@ -86,7 +87,7 @@ pub(crate) fn run(options: &BridgeOptions) -> Result<(), Failure> {
     ended
 }
 
-/// What is listened on and what is connected to, in pairs.
+/// Pairs each address to listen on with its target.
 fn pairs(options: &BridgeOptions) -> Result<Vec<(Address, Address)>, Failure> {
     let (listen, connect) = (&options.listen, &options.connect);
     if listen.len() != connect.len() {
@@ -113,7 +114,7 @@ fn config(options: &BridgeOptions, connections: u32) -> Result<Config, Failure> 
     Ok(config.connect_timeout(options.connect_timeout))
 }
 
-/// Takes the address for metrics, and installs what counts.
+/// Binds the address for metrics, and installs the recorder.
 fn open_metrics(place: &str) -> Result<(std::net::TcpListener, PrometheusHandle), Failure> {
     let refused = |why: &dyn std::fmt::Display| {
         Failure::usage(format!("--metrics {place}: {why}; accepted: HOST:PORT, such as 127.0.0.1:9464"))
@@ -136,7 +137,7 @@ fn build_runtime() -> Result<Runtime, Failure> {
     runtime.map_err(|error| Failure::run(format!("can't start a runtime: {error}")))
 }
 
-/// Binds all sockets, and finds out which targets are there.
+/// Binds all sockets, and looks for the targets.
 async fn open_routes(
     ends: Vec<(Address, Address)>,
     config: &Config,
@@ -167,20 +168,20 @@ async fn look_for_target(route: &Route, required: bool) -> Result<(), Failure> {
     }
     match timeout(route.connect_timeout.min(LOOK), dial::attempt(&route.target, &dialer)).await {
         Ok(Ok(found)) => found.close(),
-        Ok(Err(error)) => not_there(route, &error.to_string()),
-        Err(_) => not_there(route, "no answer"),
+        Ok(Err(error)) => warn_of_absence(route, &error),
+        Err(_) => warn_of_absence(route, &AttemptError::NoAnswer),
     }
     Ok(())
 }
 
-/// How long to look for a target that does not have to be there.
+/// Time to look for a target that is not required at the start.
 const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
 
-fn not_there(route: &Route, why: &str) {
+fn warn_of_absence(route: &Route, error: &AttemptError) {
     let patience = route.connect_timeout;
     tracing::warn!(
         route = route.name,
-        "the target is not there yet, clients wait {patience:?} for it: {why}"
+        "the target is not there yet, clients wait {patience:?} for it: {error}"
     );
 }
 
@@ -193,7 +194,7 @@ fn accept(routes: &[Listening], shared: &Arc<Shared>) -> io::Result<()> {
     Ok(())
 }
 
-/// A thread that accepts beside the main one, until all is over.
+/// Starts a thread that accepts beside the main thread, until the last phase.
 fn start_thread(
     routes: &Arc<Vec<Listening>>,
     shared: &Arc<Shared>,
@@ -203,13 +204,13 @@ fn start_thread(
     let carry = move || {
         runtime.block_on(async {
             let started = accept(&routes, &shared);
-            // From here on the sockets are the main thread's alone to close.
+            // From here on only the main thread holds the sockets, and closes them.
             drop(routes);
             if let Err(error) = started {
                 tracing::error!(%error, "a thread can't accept");
             }
             let mut phase = shared.phase.clone();
-            // An error would say that the main thread is gone.
+            // An error means that the main thread has ended.
             let _ = phase.wait_for(|phase| *phase == Phase::Over).await;
         });
     };
@@ -217,7 +218,7 @@ fn start_thread(
     thread.map_err(|error| Failure::run(format!("can't start a thread: {error}")))
 }
 
-/// Says what is listened on, to scripts on stdout and to the service manager.
+/// Announces the listening sockets to scripts on stdout, and readiness to the service manager.
 fn announce(routes: &[Listening]) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     for (bound, route) in routes {
@@ -229,14 +230,14 @@ fn announce(routes: &[Listening]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tells systemd, where that started us (`Type=notify`).
+/// Notifies systemd, if it started this process (`Type=notify`).
 fn notify(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
-        tracing::warn!(%error, "the service manager can't be told");
+        tracing::warn!(%error, "can't notify the service manager");
     }
 }
 
-/// Closes the sockets and waits for connections: for as long as --drain-timeout says, or until the next signal.
+/// Closes the sockets and waits for the connections, until --drain-timeout or the next signal.
 async fn drain(
     phase: &watch::Sender<Phase>,
     shared: &Shared,
@@ -245,8 +246,8 @@ async fn drain(
     connections: u32,
     options: &BridgeOptions,
 ) -> Result<(), Failure> {
-    /// How long resets may take to go out.
-    const CUTTING: std::time::Duration = std::time::Duration::from_secs(2);
+    /// Time for the resets to go out.
+    const RESET_TIME: std::time::Duration = std::time::Duration::from_secs(2);
     phase.send_replace(Phase::Draining);
     notify(NotifyState::Stopping);
     drop(routes);
@@ -259,7 +260,7 @@ async fn drain(
         () = signals.next() => {}
     }
     phase.send_replace(Phase::CuttingOff);
-    let _ = timeout(CUTTING, shared.room.acquire_many(connections)).await;
+    let _ = timeout(RESET_TIME, shared.room.acquire_many(connections)).await;
     match shared.cut_off.load(Ordering::Relaxed) {
         0 => Ok(()),
         1 => Err(Failure::run("1 connection had not ended and was reset")),
@@ -281,6 +282,7 @@ impl Signals {
         Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
     }
 
+    /// Waits for the next signal.
     async fn next(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}

@@ -1,4 +1,4 @@
-//! What `bridge` is told on the command line.
+//! The options of `bridge`, and its help text.
 
 use std::time::Duration;
 
@@ -12,18 +12,17 @@ ADDR is tcp://HOST:PORT, unix:PATH, unix:@NAME (abstract) or rdma://HOST:PORT; I
 --listen and --connect come in pairs, one for each route. Once a route listens, stdout has a line for it: \
 `listening on tcp://127.0.0.1:41234, connecting to rdma://ps0:50051`.
 
-rdma:// is negotiated on that TCP port, and set up by RDMA_POLICY and the other RDMA_* variables. Where RDMA can't be had the \
-same bytes go over TCP, and stderr says why; with --policy require they don't go at all. An rdma:// listener also serves \
-clients without RDMA on the same port, whatever they speak (one that waits for the server to speak first is taken for \
-such after 3 s).
+rdma:// is negotiated on that TCP port. RDMA_POLICY and the other RDMA_* variables configure it. Without RDMA the same bytes \
+go over TCP, and stderr gives the reason; with --policy require the connection fails. An rdma:// listener also serves clients \
+without RDMA on the same port, with any protocol (a client that sends nothing counts as one without RDMA after 3 s).
 
-Bytes pass unchanged. An end (half-close) is passed on as an end, a failure as a reset: a stream that was cut short never \
-looks complete. The target is connected to when a client comes, again and again with growing pauses until \
+Bytes pass unchanged. The bridge passes an end (half-close) on as an end and a failure as a reset, so a stream that was cut \
+short never looks complete. When a client connects, the bridge connects to the target, and tries again with growing pauses until \
 --connect-timeout; the client's bytes wait meanwhile. SIGTERM or SIGINT closes the listeners and waits for the connections, \
---drain-timeout at most; a second one ends them at once. Exit status: 0 if all connections ended by themselves, 1 if some were \
-cut off, 2 for bad input.
+at most for --drain-timeout; a second signal ends them at once. Exit status: 0 if all connections ended by themselves, 1 if some \
+were cut off, 2 for bad input.
 
-Examples, a client and a server that know nothing of RDMA, each with a bridge at its side:
+Example: a client and a server without RDMA, each with a bridge on its host:
   client's host:  tonic-rdma bridge --listen tcp://127.0.0.1:50051 --connect rdma://ps0:50052
   server's host:  tonic-rdma bridge --listen rdma://0.0.0.0:50052 --connect unix:/run/server.sock";
 
@@ -33,37 +32,37 @@ pub(crate) struct BridgeOptions {
     /// Where to accept connections; may be repeated, with a --connect for each
     #[arg(long, value_name = "ADDR", required = true)]
     pub(crate) listen: Vec<Address>,
-    /// Where each of them goes
+    /// The target of its connections
     #[arg(long, value_name = "ADDR", required = true)]
     pub(crate) connect: Vec<Address>,
-    /// Whether rdma:// addresses have to be RDMA, or may be TCP [default: RDMA_POLICY, or else prefer]
+    /// Whether rdma:// addresses must use RDMA, or may use TCP [default: RDMA_POLICY, or else prefer]
     #[arg(long, value_name = "require|prefer|tcp-only", hide_possible_values = true)]
     pub(crate) policy: Option<PolicyName>,
-    /// Connections at once, over all routes; more clients wait to be accepted
+    /// Connections at one time, over all routes; further clients wait for the accept
     #[arg(long, value_name = "NUMBER", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) max_connections: u32,
-    /// How long to try to connect to the target, in seconds, before the client is reset
+    /// Time to connect to the target, in seconds; then the client is reset
     #[arg(long, value_name = "SECS", default_value = "10", value_parser = parse_seconds)]
     pub(crate) connect_timeout: Duration,
-    /// How long connections may take to end after a signal, in seconds
+    /// Time for connections to end after a signal, in seconds
     #[arg(long, value_name = "SECS", default_value = "30", value_parser = parse_seconds)]
     pub(crate) drain_timeout: Duration,
-    /// Don't start unless every target can be connected to
+    /// Start only if every target accepts a connection
     #[arg(long)]
     pub(crate) require_target: bool,
-    /// Threads that carry bytes, over which connections are spread; each may keep a core busy
+    /// Threads that carry the connections; each may keep a core busy
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) threads: u16,
     /// Serve /metrics (Prometheus), /healthz and /ready over HTTP here, such as 127.0.0.1:9464
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) metrics: Option<String>,
-    /// What to log on stderr: error, warn, info, debug, trace, or a filter as RUST_LOG takes [default: RUST_LOG, or else
-    /// warnings and what connections go over]
+    /// Log level for stderr: error, warn, info, debug, trace, or a filter in the form of RUST_LOG [default: RUST_LOG, or else
+    /// warnings and the transport of connections]
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
 }
 
-/// The library's policies, as the variable has them.
+/// The library's policies, under the names that the variable accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PolicyName {
     Require,

@@ -1,4 +1,4 @@
-//! One direction of a connection: reads here, writes there, and passes the end on.
+//! One direction of a connection: reads from one stream, writes to the other, and passes the end on.
 
 use std::io;
 use std::pin::Pin;
@@ -10,16 +10,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::buffers;
 use super::stream::Stream;
 
-/// What one direction is at. It holds a buffer only while something is in it: while the writer takes nothing nothing more
-/// is read, and the reader's peer finds its own way blocked.
+/// The state of one direction. The direction holds a buffer only while bytes are in it. While the writer takes nothing, the pump
+/// reads nothing, so that the sender is blocked too.
 #[derive(Debug)]
 pub(crate) struct Pump {
     buffer: Option<Box<[u8]>>,
-    /// Where in the buffer the bytes begin and end that are still to be written.
+    /// The range of the buffer that is still to be written.
     start: usize,
     end: usize,
     stage: Stage,
-    /// Bytes were written since the last flush.
+    /// Whether bytes were written since the last flush.
     unflushed: bool,
     carried: Counter,
 }
@@ -27,42 +27,44 @@ pub(crate) struct Pump {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Carrying,
-    /// The reader has ended, the writer is being told.
+    /// The reader has ended, and the pump shuts the writer down.
     Ending,
     Ended,
 }
 
-/// Which half of a pump failed, and how.
+/// The half of a pump that failed, and the error.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
+    /// Reading from one stream.
     #[error("reading: {0}")]
     Reading(io::Error),
+    /// Writing to the other stream.
     #[error("writing: {0}")]
     Writing(io::Error),
 }
 
 impl Pump {
-    /// Buffers to move before others get their turn.
-    const TURN: usize = 16;
+    /// Buffers to move in one poll, so that other tasks can run.
+    const BUFFERS_PER_POLL: usize = 16;
 
-    /// A direction that counts its bytes in `carried`.
+    /// Creates a direction that counts its bytes in `carried`.
     pub(crate) fn new(carried: Counter) -> Self {
         Self { buffer: None, start: 0, end: 0, stage: Stage::Carrying, unflushed: false, carried }
     }
 
-    /// Returns whether the reader has said that there is nothing more.
+    /// Returns whether the reader has reached its end.
     pub(crate) fn has_read_all(&self) -> bool {
         self.stage != Stage::Carrying
     }
 
-    /// Carries what there is, until the reader has ended and the writer knows it.
+    /// Carries bytes until the reader has ended and the writer is shut down.
     pub(crate) fn poll(
         &mut self,
         context: &mut Context<'_>,
         from: &mut Stream,
         to: &mut Stream,
     ) -> Poll<Result<(), Broken>> {
-        for _ in 0..Self::TURN {
+        for _ in 0..Self::BUFFERS_PER_POLL {
             if self.stage == Stage::Carrying {
                 ready!(self.poll_write(context, to)).map_err(Broken::Writing)?;
                 match self.poll_read(context, from).map_err(Broken::Reading)? {
@@ -83,7 +85,7 @@ impl Pump {
         Poll::Pending
     }
 
-    /// Fills the buffer, which is empty; notes if there will be nothing more.
+    /// Fills the empty buffer, or notes the end of the reader.
     fn poll_read(&mut self, context: &mut Context<'_>, from: &mut Stream) -> Poll<io::Result<()>> {
         let mut buffer = self.buffer.take().unwrap_or_else(buffers::take);
         let mut space = ReadBuf::new(&mut buffer);
@@ -99,7 +101,7 @@ impl Pump {
         Poll::Ready(Ok(()))
     }
 
-    /// Empties the buffer.
+    /// Writes the whole buffer and gives it back.
     fn poll_write(&mut self, context: &mut Context<'_>, to: &mut Stream) -> Poll<io::Result<()>> {
         let Some(buffer) = &self.buffer else { return Poll::Ready(Ok(())) };
         while self.start < self.end {

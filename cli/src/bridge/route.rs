@@ -1,4 +1,4 @@
-//! A route: what is accepted here goes there.
+//! A route: a place to listen, and the target of the connections that come there.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use tonic_rdma_verbs::internal::Throttle;
 use super::address::Address;
 use super::meters::Meters;
 
-/// What all connections of a route have in common.
+/// The parts that all connections of a route share.
 #[derive(Debug)]
 pub(crate) struct Route {
     pub(crate) name: String,
@@ -18,54 +18,56 @@ pub(crate) struct Route {
     pub(crate) config: Config,
     pub(crate) connect_timeout: Duration,
     pub(crate) meters: Meters,
-    /// Of lines about targets that can't be connected to.
+    /// Limits the log lines about targets that can't be connected to.
     pub(crate) unreachable: Throttle,
-    /// Of lines about connections that broke.
+    /// Limits the log lines about connections that broke.
     pub(crate) broken: Throttle,
-    client: Carried,
-    server: Carried,
+    client: TransportLog,
+    server: TransportLog,
 }
 
-/// What the connections of one end of a route go over, as far as was told.
+/// Logs which transport the connections at one end of a route use.
 #[derive(Debug)]
-struct Carried {
-    told: Mutex<Option<String>>,
+struct TransportLog {
+    /// The transport and reason in the last line.
+    logged: Mutex<Option<String>>,
     throttle: Throttle,
 }
 
 impl Route {
+    /// Creates a route from `listen` to `target`.
     pub(crate) fn new(listen: &str, target: Address, config: Config, connect_timeout: Duration) -> Self {
         let name = format!("{listen} -> {target}");
         let meters = Meters::new(&name);
         let [unreachable, broken] = [const { Throttle::new(1) }; 2];
-        let [client, server] = [Carried::new(), Carried::new()];
+        let [client, server] = [TransportLog::new(), TransportLog::new()];
         Self { name, target, config, connect_timeout, meters, unreachable, broken, client, server }
     }
 
-    /// Says what a client's connection goes over, if it is something new.
+    /// Logs the transport of a client's connection if it differs from the last line.
     pub(crate) fn client_came(&self, info: &RdmaConnectInfo) {
-        self.client.tell(&self.name, "clients come over", info);
+        self.client.log(&self.name, "clients come over", info);
     }
 
-    /// Says what the target's connection goes over, if it is something new.
+    /// Logs the transport of the target's connection if it differs from the last line.
     pub(crate) fn target_reached(&self, info: &RdmaConnectInfo) {
-        self.server.tell(&self.name, "the target is reached over", info);
+        self.server.log(&self.name, "the target is reached over", info);
     }
 }
 
-impl Carried {
+impl TransportLog {
     fn new() -> Self {
-        Self { told: Mutex::default(), throttle: Throttle::new(1) }
+        Self { logged: Mutex::default(), throttle: Throttle::new(1) }
     }
 
-    fn tell(&self, route: &str, what: &str, info: &RdmaConnectInfo) {
+    fn log(&self, route: &str, what: &str, info: &RdmaConnectInfo) {
         let over = format!("{}: {}", info.verdict(), info.reason());
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.as_ref() != Some(&over)
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.as_ref() != Some(&over)
             && let Some(suppressed) = self.throttle.admit(Instant::now())
         {
             tracing::info!(route, suppressed, "{what} {over}");
-            *told = Some(over);
+            *logged = Some(over);
         }
     }
 }

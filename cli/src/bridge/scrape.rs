@@ -17,14 +17,14 @@ use tokio::time::{sleep, timeout};
 
 use super::serve::Phase;
 
-/// Requests served at once; more wait to be accepted.
+/// Requests served at one time. Further clients wait for the accept.
 const CONNECTIONS: usize = 16;
-/// How long a connection may take for all it wants.
+/// Time for one connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Answers for as long as it is polled.
+/// Answers requests until the task ends.
 pub(crate) async fn serve(listener: TcpListener, handle: PrometheusHandle, phase: watch::Receiver<Phase>) {
-    /// How long to leave off after an error such as too many open files.
+    /// The pause after an error such as too many open files.
     const PAUSE: Duration = Duration::from_millis(200);
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
@@ -56,7 +56,7 @@ pub(crate) async fn serve(listener: TcpListener, handle: PrometheusHandle, phase
     }
 }
 
-/// Histograms grow until somebody takes them in; here that happens without a scraper too.
+/// Runs the upkeep of histograms regularly. Without a scraper they would grow for ever.
 pub(crate) async fn upkeep(handle: PrometheusHandle) {
     const EVERY: Duration = Duration::from_secs(5);
     loop {

@@ -1,4 +1,4 @@
-//! A thread that carries connections: accepts them from every route, and ends when told to.
+//! Accepts the connections of a route, and carries each of them in a task.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,33 +14,33 @@ use super::relay::relay;
 use super::route::Route;
 use super::stream::Stream;
 
-/// How far this process is.
+/// The phase of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     /// Accepting.
     Running,
-    /// Closed to new clients, waiting for those that are there.
+    /// Closed to new clients, and waiting for the connections that are open.
     Draining,
-    /// Cutting off those that are left.
+    /// Resetting the connections that are still open.
     CuttingOff,
-    /// All are gone.
+    /// All connections have ended.
     Over,
 }
 
-/// What all threads share.
+/// The state that all threads share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// As many permits as there may be connections; each holds one for as long as it lives.
+    /// One permit for each allowed connection. A connection holds its permit until it ends.
     pub(crate) room: Arc<Semaphore>,
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) cut_off: AtomicU64,
-    /// Numbers connections, so that each draws other pauses.
+    /// The number of accepted connections. It seeds the pauses, so that each connection has other pauses.
     pub(crate) accepted: AtomicU64,
 }
 
 /// Accepts clients of a route and starts carrying them, until draining begins.
 pub(crate) async fn serve(mut accepting: Accepting, route: Arc<Route>, shared: Arc<Shared>) {
-    /// How long to leave off after an error such as too many open files.
+    /// The pause after an error such as too many open files.
     const PAUSE: Duration = Duration::from_millis(50);
     let dialer = Dialer::new(route.config.clone());
     let mut phase = shared.phase.clone();
@@ -52,7 +52,7 @@ pub(crate) async fn serve(mut accepting: Accepting, route: Arc<Route>, shared: A
         };
         match accepted {
             Ok(client) => {
-                // Without room this one waits here, and those after it wait where they cost nothing.
+                // At the limit this client waits here, and later clients wait in the backlog, where they cost nothing.
                 let room = tokio::select! {
                     biased;
                     _ = phase.wait_for(|phase| *phase >= Phase::Draining) => return accepting.close(),

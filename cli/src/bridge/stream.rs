@@ -1,4 +1,4 @@
-//! The two ends of a bridged connection, whatever carries them.
+//! One of the two streams of a bridged connection, over TCP, a Unix socket or RDMA.
 
 use std::io;
 use std::pin::Pin;
@@ -10,12 +10,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tonic_rdma::{EndpointStream, RdmaConnectInfo};
 
-/// A stream that ends cleanly only when told to: one that is dropped, and on TCP even one whose process is killed, ends
-/// with a reset. A stream that was cut short must never look complete. (A Unix socket has no reset: its peer sees the
-/// end, or an error where it had written what nobody read.)
+/// A stream that ends in order only by [`close`](Self::close). A drop ends it with a reset, and on TCP so does a kill of the
+/// process, because a stream that was cut short must never look complete. (A Unix socket has no reset: the peer sees the end, or
+/// an error if it had written bytes that were not read.)
 #[derive(Debug)]
 pub(crate) struct Stream {
-    /// Always there but while it is dropped or closed.
+    /// `None` only during a drop or a close.
     carrier: Option<Carrier>,
 }
 
@@ -27,27 +27,32 @@ enum Carrier {
 }
 
 impl Stream {
+    /// Takes a TCP connection.
+    ///
     /// # Errors
-    /// The connection is gone already.
+    /// The connection has ended already.
     pub(crate) fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         prepare(&stream)?;
         Ok(Self { carrier: Some(Carrier::Tcp(stream)) })
     }
 
+    /// Takes a connection over a Unix socket.
     pub(crate) fn unix(stream: UnixStream) -> Self {
         Self { carrier: Some(Carrier::Unix(stream)) }
     }
 
+    /// Takes a negotiated connection.
+    ///
     /// # Errors
-    /// As [`tcp`](Self::tcp), where that carries it.
+    /// The connection goes over TCP and has ended already.
     pub(crate) fn endpoint(mut stream: EndpointStream) -> io::Result<Self> {
         stream.read_greedily();
         stream.as_tcp().map_or(Ok(()), prepare)?;
         Ok(Self { carrier: Some(Carrier::Endpoint(Box::new(stream))) })
     }
 
-    /// What was negotiated, if anything was.
+    /// Returns the outcome of the negotiation, if there was one.
     pub(crate) fn negotiated(&self) -> Option<&RdmaConnectInfo> {
         match &self.carrier {
             Some(Carrier::Endpoint(stream)) => Some(stream.info()),
@@ -55,7 +60,7 @@ impl Stream {
         }
     }
 
-    /// What carries it: `tcp`, `unix`, `rdma`.
+    /// Returns the transport: `tcp`, `unix` or `rdma`.
     pub(crate) fn carried_by(&self) -> &'static str {
         match &self.carrier {
             Some(Carrier::Unix(_)) => "unix",
@@ -64,7 +69,7 @@ impl Stream {
         }
     }
 
-    /// Waits until the peer has all; to be asked once both directions were shut down, or to hear early of a failure.
+    /// Waits until the peer has received everything, after both directions were shut down. Before that it only reports a failure.
     pub(crate) fn poll_delivered(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.carrier {
             Some(Carrier::Endpoint(stream)) => stream.poll_delivered(context),
@@ -72,7 +77,7 @@ impl Stream {
         }
     }
 
-    /// Ends it cleanly.
+    /// Ends the stream in order.
     pub(crate) fn close(mut self) {
         let carrier = self.carrier.take();
         let tcp = match &carrier {
@@ -80,7 +85,7 @@ impl Stream {
             Some(Carrier::Endpoint(stream)) => stream.as_tcp(),
             _ => None,
         };
-        // What the system still has to send it sends. Fails only where the peer has reset the connection.
+        // The system sends the rest. This fails only if the peer has reset the connection.
         tcp.map(|tcp| SockRef::from(tcp).set_linger(None)).transpose().ok();
     }
 
@@ -89,7 +94,7 @@ impl Stream {
     }
 }
 
-/// What every TCP connection is given: a reset if nobody closes it in order, and probes that find a dead host.
+/// Sets up a TCP connection: a reset at a drop, and keepalive probes that find a dead host.
 fn prepare(stream: &TcpStream) -> io::Result<()> {
     const IDLE: Duration = Duration::from_secs(60);
     const INTERVAL: Duration = Duration::from_secs(10);

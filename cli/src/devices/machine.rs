@@ -1,25 +1,25 @@
-//! What of the machine and of this user matters for RDMA.
+//! The limits and settings of the machine and of this user that matter for RDMA.
 
 use serde::Serialize;
 
 use crate::units;
 
-/// Something found, and what to do about it.
+/// A setting or limit, and advice about it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Finding {
     pub(crate) what: &'static str,
     pub(crate) found: String,
-    /// What to do, if anything.
+    /// Advice, if something should be changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) advice: Option<String>,
 }
 
-/// All findings.
+/// Returns all findings.
 pub(crate) fn findings() -> Vec<Finding> {
     vec![memlock(), open_files(), huge_pages(), kernel_devices()]
 }
 
-/// The limit on locked memory, which devices of the kernel's need to register memory.
+/// Looks at the limit on locked memory. Devices of the kernel lock the memory that they register.
 fn memlock() -> Finding {
     const LITTLE: u64 = 64 << 20;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
@@ -32,7 +32,7 @@ fn memlock() -> Finding {
     Finding { what: "locked memory (RLIMIT_MEMLOCK)", found, advice }
 }
 
-/// The limit on open files: a connection holds two.
+/// Looks at the limit on open files. A connection holds two.
 fn open_files() -> Finding {
     const FEW: u64 = 4096;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
@@ -46,7 +46,7 @@ fn open_files() -> Finding {
     Finding { what: "open files (RLIMIT_NOFILE)", found, advice }
 }
 
-/// Whether slabs of registered memory may be backed with huge pages.
+/// Looks whether the kernel gives huge pages to registered memory.
 fn huge_pages() -> Finding {
     let what = "huge pages for shared memory";
     let Ok(setting) = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled") else {
@@ -62,7 +62,7 @@ fn huge_pages() -> Finding {
     Finding { what, found: chosen.to_owned(), advice }
 }
 
-/// Whether this user may open what the kernel's RDMA devices are used through.
+/// Looks whether this user may open the files of the kernel's RDMA devices.
 fn kernel_devices() -> Finding {
     let what = "/dev/infiniband";
     let Ok(entries) = std::fs::read_dir(what) else {

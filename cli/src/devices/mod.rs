@@ -1,4 +1,4 @@
-//! `devices`: what there is, its limits, and why something can't be used.
+//! `devices`: lists the devices, their limits, and the reasons why a device can't be used.
 
 mod machine;
 mod options;
@@ -18,7 +18,7 @@ pub(crate) use self::options::DevicesOptions;
 use crate::failure::Failure;
 use crate::units;
 
-/// What is printed.
+/// The output of the command.
 #[derive(Debug, Serialize)]
 struct Report {
     devices: Vec<Device>,
@@ -36,7 +36,7 @@ struct Device {
     limits: Vec<Limit>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     ports: Vec<Port>,
-    /// What its self-test came to, if one was asked for.
+    /// The results of the self-test, with `--check`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tests: Vec<Test>,
 }
@@ -54,7 +54,7 @@ struct Port {
 struct Gid {
     index: u32,
     address: String,
-    /// Whether it is taken unless RDMA_GID_INDEX says otherwise.
+    /// Whether connections use it by default, without RDMA_GID_INDEX.
     chosen: bool,
 }
 
@@ -74,7 +74,7 @@ struct Limit {
     value: String,
 }
 
-/// Lists the devices; fails if none is usable.
+/// Lists the devices. Fails if none is usable.
 pub(crate) fn run(options: &DevicesOptions) -> Result<(), Failure> {
     let config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
     let mut devices: Vec<Device> = tonic_rdma_verbs::devices().into_iter().map(Device::new).collect();
@@ -114,15 +114,15 @@ impl Device {
         Self { name: found.name, provider: found.provider, usable, reason, limits, ports, tests: Vec::new() }
     }
 
-    /// Tests it; a device that fails is not usable.
+    /// Runs the self-test. A device that fails is not usable.
     fn check(&mut self, settings: &PathSettings) {
         let tested = match tonic_rdma_verbs::open(&self.name) {
             Ok(context) => self_test::self_test(&context, settings),
-            Err(error) => vec![Tested { operation: "open", outcome: Err(error.to_string()) }],
+            Err(error) => vec![Tested { operation: "open", outcome: Err(error.into()) }],
         };
         let test = |Tested { operation, outcome }| match outcome {
             Ok(time) => Test { operation, micros: Some(time.as_micros()), failure: None },
-            Err(reason) => Test { operation, micros: None, failure: Some(reason) },
+            Err(error) => Test { operation, micros: None, failure: Some(error.to_string()) },
         };
         self.tests = tested.into_iter().map(test).collect();
         let failed = self.tests.iter().find_map(|test| Some((test.operation, test.failure.as_deref()?)));

@@ -1,34 +1,69 @@
-//! Whether a device really moves bytes: SEND, WRITE and READ between two queue pairs of this process.
+//! Tests that a device moves bytes: SEND, WRITE and READ between two queue pairs of this process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tonic_rdma::memory::{Block, Budget, Pool, PoolSettings, Quota};
+use tonic_rdma::memory::{Block, Budget, Pool, PoolError, PoolSettings, Quota};
 use tonic_rdma_verbs::{
-    Access, CompletionOpcode, CompletionQueue, CompletionStatus, Context, Operation, PathSettings, Payload,
-    QueuePair, QueuePairCapacity, ReceiveRequest, SendRequest, WorkCompletion,
+    Access, CompletionOpcode, CompletionQueue, CompletionStatus, Context, Operation, OutOfBounds,
+    PathSettings, Payload, PostError, QueuePair, QueuePairCapacity, ReceiveRequest, SendRequest, VerbsError,
+    WorkCompletion,
 };
 
 /// Bytes that each operation moves: several packets of any MTU.
 const LENGTH: usize = 64 * 1024;
-/// How long an operation may take. An emulated machine needs some of it.
+/// Time for one operation. An emulated machine is slow.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What one operation came to.
+/// The result of one operation.
 #[derive(Debug)]
 pub(crate) struct Tested {
-    /// SEND, WRITE, READ; or `connect`, which comes before them.
+    /// `SEND`, `WRITE` or `READ`; or `open` and `connect`, which come before them.
     pub(crate) operation: &'static str,
-    /// How long it took, or why it failed.
-    pub(crate) outcome: Result<Duration, String>,
+    /// The time that it took, or the failure.
+    pub(crate) outcome: Result<Duration, TestError>,
 }
 
-/// Runs every operation once. What fails to be set up is the only entry then.
+/// The reason why an operation failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TestError {
+    /// The device refused a request.
+    #[error(transparent)]
+    Device(#[from] VerbsError),
+    /// The device refused a work request.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// The pool had no memory for the test.
+    #[error(transparent)]
+    Memory(#[from] PoolError),
+    /// A range of a block was refused.
+    #[error(transparent)]
+    Range(#[from] OutOfBounds),
+    /// The device reported nothing in time.
+    #[error("no completion within {} s", PATIENCE.as_secs())]
+    NoCompletion,
+    /// The device reported a failure.
+    #[error("{0}")]
+    Completion(CompletionStatus),
+    /// The device reported another operation than the posted one.
+    #[error("a completion of {found:?} instead of {expected:?}")]
+    WrongCompletion {
+        /// The reported operation.
+        found: CompletionOpcode,
+        /// The posted operation.
+        expected: CompletionOpcode,
+    },
+    /// The content is not the content that was sent.
+    #[error("byte {0} of {LENGTH} arrived wrong")]
+    WrongByte(usize),
+}
+
+/// Runs every operation once. A failed connection is then the only entry.
 pub(crate) fn self_test(context: &Arc<dyn Context>, settings: &PathSettings) -> Vec<Tested> {
     let start = Instant::now();
     let (one, two) = match connect(context, settings) {
         Ok(sides) => sides,
-        Err(reason) => return vec![Tested { operation: "connect", outcome: Err(reason) }],
+        Err(error) => return vec![Tested { operation: "connect", outcome: Err(error) }],
     };
     let mut tested = vec![Tested { operation: "connect", outcome: Ok(start.elapsed()) }];
     let operations: [(&'static str, Test); 3] = [("SEND", send), ("WRITE", write), ("READ", read)];
@@ -38,14 +73,14 @@ pub(crate) fn self_test(context: &Arc<dyn Context>, settings: &PathSettings) -> 
         let failed = outcome.is_err();
         tested.push(Tested { operation, outcome });
         if failed {
-            // The queue pairs are in Error now: what follows would fail for that alone.
+            // The queue pairs are in the state Error now, in which every further operation fails.
             break;
         }
     }
     tested
 }
 
-type Test = fn(&Side, &Side, u8) -> Result<(), String>;
+type Test = fn(&Side, &Side, u8) -> Result<(), TestError>;
 
 /// One end of the connection.
 struct Side {
@@ -54,17 +89,17 @@ struct Side {
     pool: Pool,
 }
 
-fn connect(context: &Arc<dyn Context>, settings: &PathSettings) -> Result<(Side, Side), String> {
+fn connect(context: &Arc<dyn Context>, settings: &PathSettings) -> Result<(Side, Side), TestError> {
     let (one, two) = (Side::new(context)?, Side::new(context)?);
     for (from, to) in [(&one, &two), (&two, &one)] {
-        from.pair.to_rtr(&to.pair.local_address(), settings).map_err(text)?;
-        from.pair.to_rts(settings).map_err(text)?;
+        from.pair.to_rtr(&to.pair.local_address(), settings)?;
+        from.pair.to_rts(settings)?;
     }
     Ok((one, two))
 }
 
 impl Side {
-    fn new(context: &Arc<dyn Context>) -> Result<Self, String> {
+    fn new(context: &Arc<dyn Context>) -> Result<Self, TestError> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let capacity = QueuePairCapacity {
             send_requests: 16,
@@ -73,89 +108,85 @@ impl Side {
             receive_segments: 1,
             inline: 0,
         };
-        let domain = context.alloc_protection_domain().map_err(text)?;
-        let queue = context.create_completion_queue(64).map_err(text)?;
-        let pair = domain.create_queue_pair(&queue, &queue, &capacity).map_err(text)?;
-        pair.to_init(access).map_err(text)?;
+        let domain = context.alloc_protection_domain()?;
+        let queue = context.create_completion_queue(64)?;
+        let pair = domain.create_queue_pair(&queue, &queue, &capacity)?;
+        pair.to_init(access)?;
         let settings = PoolSettings { access, ..PoolSettings::default() };
         Ok(Self { queue, pair, pool: Pool::new(domain, settings, Budget::new(64 << 20)) })
     }
 
-    /// A block of registered memory with content of its own.
-    fn block(&self, seed: u8) -> Result<Block, String> {
-        let mut block = self.pool.lease(LENGTH, Quota::Send).map_err(text)?;
-        block.copy_in(0, &pattern(seed)).map_err(text)?;
+    /// Returns a block of registered memory with the content of `seed`.
+    fn block(&self, seed: u8) -> Result<Block, TestError> {
+        let mut block = self.pool.lease(LENGTH, Quota::Send)?;
+        block.copy_in(0, &pattern(seed))?;
         Ok(block)
     }
 
-    fn post(&self, operation: Operation<'_>) -> Result<(), String> {
-        self.pair.post_send(&[SendRequest { wr_id: 1, operation, signaled: true }]).map_err(text)
+    fn post(&self, operation: Operation<'_>) -> Result<(), TestError> {
+        Ok(self.pair.post_send(&[SendRequest { wr_id: 1, operation, signaled: true }])?)
     }
 
-    fn wait(&self, opcode: CompletionOpcode) -> Result<(), String> {
+    fn wait(&self, opcode: CompletionOpcode) -> Result<(), TestError> {
         let until = Instant::now() + PATIENCE;
         let mut completions = [WorkCompletion::EMPTY];
         while self.queue.poll(&mut completions) == 0 {
             if Instant::now() > until {
-                return Err(format!("no completion within {} s", PATIENCE.as_secs()));
+                return Err(TestError::NoCompletion);
             }
             std::thread::yield_now();
         }
         let [completion] = completions;
         if completion.status != CompletionStatus::Success {
-            return Err(completion.status.to_string());
+            return Err(TestError::Completion(completion.status));
         }
         if completion.opcode != opcode {
-            return Err(format!("a completion of {:?} instead of {opcode:?}", completion.opcode));
+            return Err(TestError::WrongCompletion { found: completion.opcode, expected: opcode });
         }
         Ok(())
     }
 }
 
-fn send(from: &Side, to: &Side, seed: u8) -> Result<(), String> {
+fn send(from: &Side, to: &Side, seed: u8) -> Result<(), TestError> {
     let (source, target) = (from.block(seed)?, to.block(0)?);
-    let into = [target.segment(0..LENGTH).map_err(text)?];
-    to.pair.post_receive(&[ReceiveRequest { wr_id: 2, into: &into }]).map_err(text)?;
-    let data = [source.segment(0..LENGTH).map_err(text)?];
+    let into = [target.segment(0..LENGTH)?];
+    to.pair.post_receive(&[ReceiveRequest { wr_id: 2, into: &into }])?;
+    let data = [source.segment(0..LENGTH)?];
     from.post(Operation::Send { data: Payload::Registered(&data), immediate: None })?;
     from.wait(CompletionOpcode::Send)?;
     to.wait(CompletionOpcode::Receive)?;
     check(&target, seed)
 }
 
-fn write(from: &Side, to: &Side, seed: u8) -> Result<(), String> {
+fn write(from: &Side, to: &Side, seed: u8) -> Result<(), TestError> {
     let (source, target) = (from.block(seed)?, to.block(0)?);
-    let data = [source.segment(0..LENGTH).map_err(text)?];
+    let data = [source.segment(0..LENGTH)?];
     let remote = target.remote(0);
     from.post(Operation::Write { data: Payload::Registered(&data), remote, immediate: None })?;
     from.wait(CompletionOpcode::Write)?;
     check(&target, seed)
 }
 
-fn read(from: &Side, to: &Side, seed: u8) -> Result<(), String> {
+fn read(from: &Side, to: &Side, seed: u8) -> Result<(), TestError> {
     let (target, source) = (from.block(0)?, to.block(seed)?);
-    let into = [target.segment(0..LENGTH).map_err(text)?];
+    let into = [target.segment(0..LENGTH)?];
     from.post(Operation::Read { into: &into, remote: source.remote(0) })?;
     from.wait(CompletionOpcode::Read)?;
     check(&target, seed)
 }
 
-/// Content that depends on the position and differs between seeds.
+/// Returns content that depends on the position and differs between seeds.
 fn pattern(seed: u8) -> Vec<u8> {
     (0..LENGTH).map(|at| (at % 251) as u8 ^ seed.wrapping_mul(59)).collect()
 }
 
-fn check(target: &Block, seed: u8) -> Result<(), String> {
+fn check(target: &Block, seed: u8) -> Result<(), TestError> {
     let mut arrived = vec![0; LENGTH];
-    target.copy_out(0, &mut arrived).map_err(text)?;
+    target.copy_out(0, &mut arrived)?;
     match arrived.iter().zip(pattern(seed)).position(|(arrived, sent)| *arrived != sent) {
         None => Ok(()),
-        Some(at) => Err(format!("byte {at} of {LENGTH} arrived wrong")),
+        Some(at) => Err(TestError::WrongByte(at)),
     }
-}
-
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
 }
 
 #[cfg(test)]
@@ -178,6 +209,6 @@ mod tests {
         let context = tonic_rdma_verbs::soft::open().unwrap();
         let block = Side::new(&context).unwrap().block(3).unwrap();
         check(&block, 3).unwrap();
-        assert!(check(&block, 4).unwrap_err().starts_with("byte 0 of"));
+        assert!(matches!(check(&block, 4), Err(TestError::WrongByte(0))));
     }
 }

@@ -1,4 +1,4 @@
-//! `tune`: what both ways of sending cost on a device, which is chosen from which length on, and why.
+//! `tune`: measures the cost of eager and rendezvous sends on a device, and shows the threshold between them.
 
 mod options;
 mod plot;
@@ -18,12 +18,12 @@ pub(crate) use self::options::{HELP, TuneOptions};
 use crate::failure::Failure;
 use crate::units;
 
-/// Time for the measurement: connections give it less, in the background.
+/// Time for the measurement. Connections measure in the background, in less time.
 const BUDGET: Duration = Duration::from_millis(1500);
-/// Steps of 5 %, about as fine as a machine repeats itself.
+/// Relative difference below which two times count as equal: about what a machine repeats.
 const EQUAL: f64 = 0.05;
 
-/// What is written as JSON.
+/// The JSON output.
 #[derive(Debug, Serialize)]
 struct Report {
     device: String,
@@ -34,15 +34,15 @@ struct Report {
     slot_bytes: u32,
     /// `measured` or `disk`.
     origin: &'static str,
-    /// The file that keeps it.
+    /// The file in the cache, if the calibration was stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     kept: Option<String>,
-    /// Why none does.
+    /// The reason why it was not stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_kept: Option<String>,
     /// `null` if no write goes by rendezvous.
     threshold_bytes: Option<usize>,
-    /// The same for writes out of registered memory.
+    /// The threshold for writes from registered memory.
     registered_threshold_bytes: Option<usize>,
     chunk_bytes: usize,
     why: String,
@@ -69,7 +69,7 @@ struct Chunk {
     rendezvous_us: f64,
 }
 
-/// Calibrates a device, or shows what was found before.
+/// Calibrates a device, or shows the stored calibration.
 pub(crate) fn run(options: &TuneOptions) -> Result<(), Failure> {
     let config = Config::from_env().map_err(|error| Failure::usage(error.to_string()))?;
     for (flag, path) in [("--json", &options.json), ("--plot", &options.plot)] {
@@ -93,7 +93,7 @@ pub(crate) fn run(options: &TuneOptions) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Opens the device of that name, or the first that is usable: the software device.
+/// Opens the device of this name, or the first usable device.
 fn open(name: Option<&str>) -> Result<Arc<dyn Context>, Failure> {
     let found = tonic_rdma_verbs::devices();
     let Some(device) =
@@ -110,7 +110,7 @@ fn open(name: Option<&str>) -> Result<Arc<dyn Context>, Failure> {
     tonic_rdma_verbs::open(&device.name).map_err(|error| unusable(&error.to_string()))
 }
 
-/// Finds out at once whether there is a place to write to.
+/// Checks before the measurement that the file can be written.
 fn writable(flag: &str, path: &Path) -> Result<(), Failure> {
     std::fs::OpenOptions::new()
         .append(true)
@@ -129,7 +129,7 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// The better way in a word.
+/// Returns the faster kind of send in a word.
 fn better(point: &Point) -> &'static str {
     match point.ratio() {
         ratio if ratio > 1.0 + EQUAL => "eager",
@@ -247,7 +247,7 @@ fn align(mut table: Table) -> Table {
     table
 }
 
-/// Sizes that were measured, with both times in microseconds.
+/// Returns the measured sizes, with both times in microseconds.
 fn curve(calibration: &Calibration) -> Vec<(f64, f64, f64)> {
     let point = |point: &Point| (point.bytes as f64, micros(point.eager), micros(point.rendezvous));
     calibration.points().iter().map(point).collect()

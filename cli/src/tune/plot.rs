@@ -1,4 +1,4 @@
-//! The curve as SVG: both ways by size, and the threshold.
+//! Draws the calibration as SVG: both times by size, and the threshold.
 
 use plotters::prelude::*;
 use tonic_rdma::internal::tuner::Calibration;
@@ -8,23 +8,30 @@ use crate::units;
 
 const WIDTH: u32 = 860;
 const HEIGHT: u32 = 420;
-/// Told apart without telling red from green.
+/// Colours that people who confuse red and green can distinguish.
 const EAGER: RGBColor = RGBColor(0x33, 0x77, 0xbb);
 const RENDEZVOUS: RGBColor = RGBColor(0xdd, 0x66, 0x22);
 const THRESHOLD: RGBColor = RGBColor(0x88, 0x88, 0x88);
 
+/// The reason why there is no plot.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PlotError {
+    #[error("nothing was measured")]
+    Empty,
+    #[error(transparent)]
+    Drawing(#[from] DrawingAreaErrorKind<std::io::Error>),
+}
+
 /// Draws a calibration.
-pub(super) fn draw(calibration: &Calibration) -> Result<String, String> {
+pub(super) fn draw(calibration: &Calibration) -> Result<String, PlotError> {
     let mut svg = String::new();
-    draw_into(calibration, &mut svg).map_err(|error| error.to_string())?;
+    draw_into(calibration, &mut svg)?;
     Ok(svg)
 }
 
-fn draw_into(calibration: &Calibration, svg: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+fn draw_into(calibration: &Calibration, svg: &mut String) -> Result<(), PlotError> {
     let curve = curve(calibration);
-    let (Some(first), Some(last)) = (curve.first(), curve.last()) else {
-        return Err("nothing was measured".into());
-    };
+    let (Some(first), Some(last)) = (curve.first(), curve.last()) else { return Err(PlotError::Empty) };
     let times = || curve.iter().flat_map(|(_, eager, rendezvous)| [*eager, *rendezvous]);
     let (least, most) = (times().fold(f64::MAX, f64::min), times().fold(0.0, f64::max));
     let device = &calibration.key().device;

@@ -1,0 +1,241 @@
+//! `compare`: the rows that it writes, the table that it prints, and the end of its processes.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::process::{compare, is_gone, run, tonic_rdma, wait_for};
+
+/// The modes that `compare` measures by default.
+const MODES: [&str; 9] = [
+    "grpc-tcp",
+    "grpc-tcp-busy",
+    "grpc-tcp-tuned",
+    "grpc-uds",
+    "grpc-rdma",
+    "grpc-rdma-gather",
+    "rdma-cp",
+    "rdma-zerocp",
+    "rdma-zerocp-await",
+];
+
+/// Checks that a percentile is there if and only if enough operations were timed.
+fn assert_percentile(row: &Value, name: &str, operations: u64) {
+    let enough = row["ops"].as_u64().unwrap() + row["unsent"].as_u64().unwrap_or(0) >= operations;
+    assert_eq!(row[name].as_f64().is_some_and(|micros| micros > 0.0), enough, "{name} in {row}");
+    assert!(enough || row[name].is_null(), "{name} in {row}");
+}
+
+#[test]
+fn a_comparison_is_measured_checked_and_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (json, report) = (folder.path().join("rows.json"), folder.path().join("report"));
+    let output = run(&[
+        "compare",
+        "--sizes",
+        "64,100KiB",
+        "--inflight",
+        "1,8",
+        "--duration",
+        "0.1",
+        "--json",
+        json.to_str().unwrap(),
+        "--report",
+        report.to_str().unwrap(),
+    ]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    // A successful run prints no warning.
+    assert_eq!(said, "");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        printed.contains("grpc-rdma") && printed.contains("soft") && printed.contains("mimalloc"),
+        "{printed}"
+    );
+
+    let written: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!(written["provider"], "soft");
+    let rows = written["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), MODES.len() * 2 * 2);
+    for row in rows {
+        assert_eq!(row["errors"], 0, "{row}");
+        assert!(row["ops"].as_u64().unwrap() > 0, "{row}");
+        for figure in ["p50_us", "ops_per_s", "gbytes_per_s", "cpu_us_per_op"] {
+            assert!(row[figure].as_f64().unwrap() > 0.0, "{figure} in {row}");
+        }
+        assert_percentile(row, "p99_us", 100);
+        assert_percentile(row, "p999_us", 1000);
+        assert!(MODES.contains(&row["mode"].as_str().unwrap()));
+        assert!(row["bytes"].is_u64() && row["inflight"].is_u64());
+    }
+    let page = std::fs::read_to_string(report.join("index.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("grpc-rdma"));
+}
+
+#[test]
+fn workloads_are_measured_beside_sizes() {
+    let (written, printed) = compare(&[
+        "--workload",
+        "random,gru",
+        "--sizes",
+        "64",
+        "--inflight",
+        "3",
+        "--duration",
+        "0.1",
+        "--encode",
+        "gather",
+    ]);
+    assert_eq!(written["runtime"], "idle-polling");
+    assert_eq!(written["checks"]["mismatches"], 0);
+    let rows = written["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), MODES.len() * 3);
+    for row in rows {
+        assert_eq!(row["errors"], 0, "{row}");
+        for figure in ["ops", "p50_us", "ops_per_s", "gbytes_per_s", "cpu_us_per_op"] {
+            assert!(row[figure].as_f64().unwrap() > 0.0, "{figure} in {row}");
+        }
+        assert!(row.get("rate").is_none() && row["inflight"] == 3, "{row}");
+    }
+    let of = |workload| rows.iter().filter(|row| row["workload"] == workload).collect::<Vec<_>>();
+    assert_eq!((of(Value::Null).len(), of("random".into()).len()), (MODES.len(), MODES.len()));
+    // 7 319 528 parameters of four bytes.
+    assert!(of("gru".into()).iter().all(|row| row["bytes"] == 29_278_112), "{rows:?}");
+    assert!(printed.contains("gru: a set of 11 variables"), "{printed}");
+}
+
+#[test]
+fn every_mode_consumes_alike_where_that_is_asked_for() {
+    let sizes = ["--sizes", "63,100KiB", "--workload", "skew", "--inflight", "2", "--duration", "0.05"];
+    let modes = MODES.join(",") + ",memcpy";
+    for (consume, named) in [
+        (
+            "reduce-max",
+            "grpc-tcp, grpc-tcp-busy, grpc-tcp-tuned, grpc-uds, grpc-rdma, grpc-rdma-gather, rdma-cp, rdma-zerocp, rdma-zerocp-await, memcpy",
+        ),
+        ("auto", "before it answers: rdma-cp, rdma-zerocp, rdma-zerocp-await"),
+        ("none", "leaves payloads as they are"),
+    ] {
+        let (written, printed) = compare(&[&sizes[..], &["--modes", &modes, "--consume", consume]].concat());
+        let reducing = written["reducing_modes"].as_array().unwrap().len();
+        let expected = match consume {
+            "auto" => 3,
+            "none" => 0,
+            _ => 10,
+        };
+        assert_eq!((&written["consume"], reducing), (&consume.into(), expected));
+        let rows = written["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 10 * 3);
+        for row in rows {
+            assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
+        }
+        assert!(printed.contains(named), "{printed}");
+    }
+}
+
+#[test]
+fn a_copy_of_scattered_blocks_is_a_row_like_any_other() {
+    let arguments = ["--modes", "memcpy", "--workload", "blocks", "--sizes", "1MiB", "--duration", "0.05"];
+    let (written, printed) = compare(&arguments);
+    assert_eq!(written["provider"], "none");
+    // The size comes first, then the workload. Every byte of both is checked before and after.
+    let rows = written["rows"].as_array().unwrap();
+    assert_eq!((&rows[1]["workload"], &rows[1]["bytes"]), (&"blocks".into(), &(4096 * 16_384).into()));
+    assert_eq!(written["checks"]["every_byte"], 2 * (1 + 4096));
+    for row in rows {
+        assert_eq!((&row["mode"], &row["errors"]), (&"memcpy".into(), &0.into()), "{row}");
+        for figure in ["ops", "p50_us", "ops_per_s", "gbytes_per_s", "cpu_us_per_op"] {
+            assert!(row[figure].as_f64().unwrap() > 0.0, "{figure} in {row}");
+        }
+    }
+    assert!(printed.contains("blocks: a set of 4096 blocks"), "{printed}");
+}
+
+#[test]
+fn tensors_are_placed_one_by_one_in_sets_in_batches_and_in_an_open_loop() {
+    let modes = ["--modes", "rdma-cp,rdma-zerocp,rdma-zerocp-await", "--duration", "0.05"];
+    for arguments in [
+        &["--sizes", "1,7,4097,3MiB", "--inflight", "1,3"][..],
+        &["--workload", "random,gru,blocks", "--inflight", "2"],
+        &["--sizes", "64,100KiB", "--rate", "200"],
+        &["--sizes", "64", "--inflight", "2000"],
+        &["--sizes", "64", "--runtime", "multi-thread:2"],
+    ] {
+        let (written, printed) = compare(&[&modes[..], arguments].concat());
+        assert_eq!((&written["provider"], &written["checks"]["mismatches"]), (&"soft".into(), &0.into()));
+        for row in written["rows"].as_array().unwrap() {
+            assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
+        }
+        assert!(printed.contains("no RPC") && printed.contains("tensors over soft0"), "{printed}");
+    }
+}
+
+#[test]
+fn an_open_loop_offers_its_rate_and_names_modes_that_fall_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().to_str().unwrap();
+    let arguments = ["--rate", "20,200", "--sizes", "64", "--workload", "uniform", "--duration", "0.2"];
+    let (written, printed) = compare(&[&arguments[..], &["--report", report]].concat());
+    let rows = written["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), MODES.len() * 2 * 2);
+    for row in rows {
+        assert_eq!(row["errors"], 0, "{row}");
+        assert!(row["saturated"].is_boolean() && row["unsent"].is_u64(), "{row}");
+        // Three turns. Each takes a third of the time, made longer until the number of calls is whole.
+        let offered = row["ops"].as_u64().unwrap() + row["unsent"].as_u64().unwrap();
+        assert_eq!(offered, if row["rate"] == 20.0 { 3 * 2 } else { 3 * 14 }, "{row}");
+        assert_percentile(row, "p99_us", 100);
+    }
+    assert!(printed.contains("offered/s") && printed.contains("open loop"), "{printed}");
+    let page = std::fs::read_to_string(folder.path().join("index.html")).unwrap();
+    assert!(page.contains("uniform at 200") && page.contains("achieved/s"));
+}
+
+#[test]
+fn a_rate_above_the_capacity_ends_and_is_called_saturated() {
+    let arguments =
+        ["--modes", "grpc-tcp,grpc-rdma", "--sizes", "1MiB", "--inflight", "2", "--duration", "0.1"];
+    let (written, printed) = compare(&[&arguments[..], &["--rate", "300000"]].concat());
+    for row in written["rows"].as_array().unwrap() {
+        assert_eq!((&row["saturated"], &row["errors"]), (&true.into(), &0.into()), "{row}");
+        assert!(row["unsent"].as_u64().unwrap() > 0, "{row}");
+    }
+    assert!(printed.contains("saturated"), "{printed}");
+}
+
+/// Returns the server process of a comparison, a child of `parent`.
+fn child_of(parent: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
+}
+
+#[test]
+fn the_server_process_ends_with_its_parent() {
+    let mut parent = tonic_rdma(&["compare", "--modes", "grpc-tcp", "--sizes", "64", "--duration", "30"])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let child = wait_for("no server process", || child_of(parent.id()));
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    wait_for("the server process outlives its parent", || is_gone(child));
+}
+
+#[test]
+fn a_server_process_that_dies_ends_the_run_with_the_reason() {
+    for modes in ["grpc-tcp,grpc-rdma", "rdma-cp,rdma-zerocp", "rdma-zerocp-await"] {
+        a_server_process_dies(&["compare", "--sizes", "64", "--duration", "30", "--modes", modes]);
+    }
+}
+
+fn a_server_process_dies(arguments: &[&str]) {
+    let parent = tonic_rdma(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let child = wait_for("no server process", || child_of(parent.id()));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(Command::new("kill").args(["-9", &child.to_string()]).status().unwrap().success());
+    let output = parent.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("server process ended"), "{said}");
+}

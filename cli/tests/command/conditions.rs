@@ -1,0 +1,143 @@
+//! Conditions of `compare`: runtimes, cores, allocators, and the demanded ratio.
+
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use super::process::{compare, refused, run, tonic_rdma};
+
+/// Options of a short run with several sizes and modes.
+const SHORT: [&str; 6] = [
+    "--sizes",
+    "64,100KiB",
+    "--modes",
+    "grpc-tcp,grpc-rdma,rdma-zerocp,rdma-zerocp-await",
+    "--duration",
+    "0.05",
+];
+
+/// Makes a short run that must succeed. Returns its JSON and its output.
+fn short(arguments: &[&str]) -> (Value, String) {
+    let (written, printed) = compare(&[&SHORT[..], arguments].concat());
+    let rows = written["rows"].as_array().unwrap();
+    assert_eq!((rows.len(), &written["checks"]["mismatches"]), (2 * 4, &0.into()));
+    assert!(rows.iter().all(|row| row["errors"] == 0 && row["ops"].as_u64() > Some(0)), "{rows:?}");
+    (written, printed)
+}
+
+#[test]
+fn bad_conditions_are_named_in_one_line() {
+    for (arguments, named) in [
+        (&["--runtime", "threads"][..], &["--runtime", "idle-polling, current-thread, multi-thread"][..]),
+        (&["--runtime", "multi-thread:0"], &["\"0\"", "1 to 256"]),
+        (&["--pin", "maybe"], &["--pin", "maybe", "yes, no"]),
+        (&["--allocator", "jemalloc"], &["jemalloc", "system", "mimalloc"]),
+        (&["--at-least", "half"], &["--at-least", "half", "0.01 to 1000"]),
+        (&["--at-least", "0.5", "--modes", "grpc-rdma"], &["--at-least 0.5", "grpc-tcp"]),
+        (&["--at-least", "0.5", "--modes", "grpc-tcp,grpc-uds"], &["--at-least 0.5", "uses RDMA"]),
+        (
+            &["--runtime", "multi-thread:2", "--modes", "grpc-tcp,grpc-tcp-busy"],
+            &["grpc-tcp-busy", "current-thread"],
+        ),
+        (&["--newcomer", "--modes", "grpc-tcp-busy"], &["grpc-tcp-busy", "current-thread"]),
+        (&["--at-least", "0.5", "--rate", "100"], &["--at-least 0.5", "--rate"]),
+    ] {
+        refused(&run(&[&["compare"], arguments].concat()), 2, named);
+    }
+}
+
+#[test]
+fn every_runtime_is_compared_and_named_in_closed_and_open_loops() {
+    for (runtime, pinned) in [("idle-polling", true), ("current-thread", true), ("multi-thread:2", false)] {
+        for rate in [&["--inflight", "1"][..], &["--inflight", "3"], &["--rate", "100"]] {
+            let (written, printed) = short(&[&["--runtime", runtime][..], rate].concat());
+            assert_eq!((&written["runtime"], &written["pin"]), (&runtime.into(), &true.into()));
+            // Nothing is pinned on a machine with one core.
+            assert!(pinned || written["cores"].is_null(), "{written}");
+            assert!(printed.contains(runtime), "{printed}");
+        }
+    }
+}
+
+#[test]
+fn processes_are_left_on_all_cores_where_that_is_asked_for() {
+    for runtime in ["idle-polling", "current-thread", "multi-thread"] {
+        let (written, printed) = short(&["--pin", "no", "--runtime", runtime]);
+        assert_eq!((&written["pin"], &written["cores"]), (&false.into(), &Value::Null));
+        assert!(printed.contains("not pinned (--pin no)"), "{printed}");
+    }
+}
+
+#[test]
+fn both_processes_have_the_allocator_that_is_asked_for() {
+    for allocator in ["system", "mimalloc"] {
+        // The client sends the name of its allocator, and a server with another allocator refuses to serve.
+        let (written, printed) = short(&["--allocator", allocator]);
+        assert_eq!(written["allocator"], allocator);
+        assert!(printed.contains(&format!("allocator: {allocator} in both processes")), "{printed}");
+    }
+    assert_eq!(short(&[]).0["allocator"], "mimalloc");
+}
+
+#[test]
+fn the_command_line_decides_over_the_environment() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("rows.json");
+    let arguments = [&["compare", "--json", json.to_str().unwrap()][..], &SHORT].concat();
+    for (value, allocator) in [("system", "mimalloc"), ("mimalloc", "system"), ("jemalloc", "system")] {
+        let mut command = tonic_rdma(&arguments);
+        let output = command.args(["--allocator", allocator]).env("TONIC_RDMA_ALLOCATOR", value).output();
+        assert!(output.unwrap().status.success());
+        let written: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        assert_eq!(written["allocator"], allocator);
+    }
+}
+
+#[test]
+fn a_server_with_another_allocator_than_the_client_refuses_to_serve() {
+    let arguments = ["compare-server", "--provider", "soft", "--http2", "default", "--consume", "auto"];
+    let more =
+        ["--direction", "up", "--encode", "copy", "--runtime", "current-thread", "--allocator", "system"];
+    let mut command = tonic_rdma(&[&arguments[..], &more].concat());
+    command.env_remove("TONIC_RDMA_ALLOCATOR").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut server = command.spawn().unwrap();
+    // The server ends when its stdin closes.
+    let stdin = server.stdin.take();
+    let said: Value = serde_json::from_reader(server.stdout.take().unwrap()).unwrap();
+    drop(stdin);
+    server.wait().unwrap();
+    let reason = said["failed"]["reason"].as_str().unwrap();
+    assert!(reason.contains("mimalloc and not system"), "{reason}");
+}
+
+#[test]
+fn a_newcomer_has_no_choices_made() {
+    let (written, printed) = short(&["--newcomer"]);
+    assert_eq!((&written["newcomer"], &written["pin"]), (&true.into(), &false.into()));
+    assert_eq!((&written["allocator"], &written["cores"]), (&"system".into(), &Value::Null));
+    assert!(written["runtime"].as_str().unwrap().starts_with("multi-thread:"));
+    assert!(printed.contains("newcomer: yes"), "{printed}");
+
+    let (written, _) = short(&["--newcomer", "--runtime", "current-thread", "--allocator", "mimalloc"]);
+    assert_eq!((&written["newcomer"], &written["pin"]), (&true.into(), &false.into()));
+    assert_eq!((&written["allocator"], &written["runtime"]), (&"mimalloc".into(), &"current-thread".into()));
+}
+
+#[test]
+fn a_mode_that_falls_short_ends_the_command_with_its_name() {
+    // No mode of gRPC is a thousand times as fast as another.
+    let arguments = ["compare", "--modes", "grpc-tcp,grpc-rdma", "--sizes", "64,1MiB", "--duration", "0.05"];
+    let output = run(&[&arguments[..], &["--at-least", "1000"]].concat());
+    refused(&output, 1, &["1000 times", "grpc-tcp", "grpc-rdma at 64 B × 1: ", "grpc-rdma at 1 MiB × 1: "]);
+    assert!(
+        String::from_utf8_lossy(&output.stdout).contains("throughput ×"),
+        "the table is there all the same"
+    );
+}
+
+#[test]
+fn the_cost_of_wake_ups_is_shown() {
+    let (written, printed) = short(&[]);
+    assert!(written["round_trips"]["wake_us"].as_f64().unwrap() > 0.0, "{written}");
+    assert!(printed.contains("this machine: a round trip between two threads takes"), "{printed}");
+}

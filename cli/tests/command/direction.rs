@@ -1,0 +1,68 @@
+//! `compare --direction`: payloads in requests, and payloads in replies.
+
+use super::process::{compare, refused, run, tonic_rdma};
+
+#[test]
+fn modes_without_a_direction_down_are_refused() {
+    for (arguments, named) in [
+        (&["--direction", "sideways"][..], &["sideways", "up", "down"][..]),
+        (
+            &["--direction", "down", "--modes", "grpc-tcp,rdma-cp,rdma-zerocp-await"],
+            &["--direction down", "rdma-cp, rdma-zerocp-await", "grpc-rdma-gather, memcpy"],
+        ),
+        (&["--direction", "down", "--workload", "skew"], &["--direction down", "--workload"]),
+    ] {
+        refused(&run(&[&["compare"], arguments].concat()), 2, named);
+    }
+}
+
+#[test]
+fn payloads_go_both_ways_with_the_same_modes_of_grpc() {
+    let usual = ["grpc-tcp", "grpc-tcp-busy", "grpc-tcp-tuned", "grpc-uds", "grpc-rdma", "grpc-rdma-gather"];
+    for direction in ["up", "down"] {
+        for more in
+            [&["--encode", "gather"][..], &["--consume", "reduce-max"], &["--newcomer"], &["--rate", "200"]]
+        {
+            // `--newcomer` has neither a runtime that never sleeps nor tuned windows.
+            let is_in = |mode: &&str| more[0] != "--newcomer" || !mode.starts_with("grpc-tcp-");
+            let modes: Vec<&str> = usual.into_iter().filter(is_in).collect();
+            let arguments = ["--direction", direction, "--sizes", "1,100KiB,3MiB", "--duration", "0.05"];
+            let list = modes.join(",");
+            let listed = ["--modes", &list];
+            // These are all modes of the direction down.
+            let listed = if direction == "down" { &listed[..0] } else { &listed[..] };
+            let (written, printed) = compare(&[&arguments[..], listed, more].concat());
+            assert_eq!(
+                (&written["direction"], &written["checks"]["mismatches"]),
+                (&direction.into(), &0.into())
+            );
+            let rows = written["rows"].as_array().unwrap();
+            assert_eq!(rows.len(), 3 * modes.len());
+            for row in rows {
+                assert!(row["errors"] == 0 && row["ops"].as_u64() > Some(0), "{row}");
+                assert!(
+                    row["direction"] == direction && modes.contains(&row["mode"].as_str().unwrap()),
+                    "{row}"
+                );
+            }
+            assert!(printed.contains(&format!("direction: {direction}")), "{printed}");
+        }
+    }
+}
+
+#[test]
+fn a_copy_within_the_client_is_the_same_either_way() {
+    let arguments =
+        ["--direction", "down", "--modes", "grpc-tcp,memcpy", "--sizes", "64KiB", "--duration", "0.05"];
+    let (written, _) = compare(&arguments);
+    assert_eq!(written["rows"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn help_names_the_direction() {
+    let output = tonic_rdma(&["compare", "--help"]).output().unwrap();
+    let help = String::from_utf8_lossy(&output.stdout);
+    for flag in ["--runtime", "--pin", "--allocator", "--newcomer", "--at-least", "--direction"] {
+        assert!(help.contains(flag), "{flag} in {help}");
+    }
+}

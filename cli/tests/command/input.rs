@@ -1,0 +1,86 @@
+//! Help, the version, and the message for each kind of bad input.
+
+use super::process::{refused, run, tonic_rdma};
+
+#[test]
+fn bad_input_is_named_in_one_line() {
+    for (arguments, named) in [
+        (&["compare", "--fast"][..], &["--fast", "--quick"][..]),
+        (&["compare", "--modes", "grpc-quic"], &["grpc-quic", "grpc-tcp-tuned, grpc-uds, grpc-rdma"]),
+        (&["compare", "--modes", "grpc-tcp,grpc-tcp"], &["grpc-tcp", "twice"]),
+        (&["compare", "--modes", ""], &["--modes", "empty"]),
+        (&["compare", "--sizes", "4KB"], &["4KB", "KiB"]),
+        (&["compare", "--sizes", "0"], &["zero"]),
+        (&["compare", "--sizes", "9999999999999999999999"], &["9999999999999999999999"]),
+        (&["compare", "--inflight", "many"], &["many", "whole numbers"]),
+        (&["compare", "--duration", "-1"], &["--duration"]),
+        (&["compare", "--http2", "fast"], &["default, tuned"]),
+        (&["compare", "--provider", "mlx5_9"], &["mlx5_9", "auto, soft"]),
+        (&["compare", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
+        (&["compare", "--consume", "all"], &["all", "auto", "reduce-max", "none"]),
+        (
+            &["compare", "--sizes", "3GiB", "--modes", "grpc-tcp,grpc-rdma"],
+            &["3 GiB", "grpc-tcp", "2047 MiB", "rdma-cp, rdma-zerocp, rdma-zerocp-await, memcpy"],
+        ),
+        (
+            &["compare", "--sizes", "1GiB", "--inflight", "10000"],
+            &["1 GiB × 10000 needs about", "are available"],
+        ),
+        (
+            &["compare", "--sizes", "1000GiB", "--modes", "memcpy"],
+            &["1000 GiB × 1 needs about", "are available"],
+        ),
+        (&["compare", "--encode", "zip"], &["zip", "copy", "gather"]),
+        (
+            &["compare", "--workload", "resnet"],
+            &["resnet", "uniform, random, skew, resnet50", "vgg16", "blocks"],
+        ),
+        (&["compare", "--workload", "skew,skew"], &["skew", "twice"]),
+        (&["compare", "--workload", ""], &["--workload", "empty"]),
+        (&["compare", "--rate", "fast"], &["fast", "0.1 to 1000000"]),
+        (&["compare", "--rate", "0"], &["--rate", "0.1 to 1000000"]),
+        (&["measure"], &["measure", "compare, parameter-server, bridge, devices, tune"]),
+        (&["tune", "--device", "mlx5_9"], &["mlx5_9", "soft0"]),
+        (&["tune", "--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
+        (&["tune", "--slow"], &["--slow", "--device, --json, --plot, --fresh"]),
+        (&["devices", "--all"], &["--all", "--json"]),
+    ] {
+        refused(&run(arguments), 2, named);
+    }
+}
+
+#[test]
+fn a_bad_variable_is_named() {
+    for (name, value, accepted) in [
+        ("RDMA_POLL_MODE", "sometimes", "busy, adaptive, event"),
+        ("RDMA_EAGER_THRESHOLD", "1k", "auto or a number of bytes"),
+        ("RDMA_PROVIDER", "card", "auto, soft"),
+        ("RDMA_CHUNK_SIZE", "large", "auto or a number from 4096"),
+        ("RDMA_TUNE_CACHE", "", "off or the path"),
+    ] {
+        let output = tonic_rdma(&["compare", "--quick"]).env(name, value).output().unwrap();
+        refused(&output, 2, &[name, value, accepted]);
+    }
+}
+
+#[test]
+fn without_a_command_the_help_is_shown() {
+    let output = run(&[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && output.stdout.is_empty(), "{output:?}");
+    for text in
+        ["Usage:", "Commands:", "compare", "parameter-server", "bridge", "devices", "tune", "--version"]
+    {
+        assert!(said.contains(text), "{text:?} is not in {said}");
+    }
+    assert!(!said.contains("compare-server"), "{said}");
+}
+
+#[test]
+fn help_and_version() {
+    let help = run(&["--help"]);
+    assert!(help.status.success());
+    assert!(String::from_utf8_lossy(&help.stdout).contains("compare"));
+    let version = run(&["--version"]);
+    assert!(String::from_utf8_lossy(&version.stdout).contains(env!("CARGO_PKG_VERSION")));
+}

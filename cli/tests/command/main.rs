@@ -1,0 +1,13 @@
+//! The command as a shell sees it: processes, their output, their exit status.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "tests")]
+
+mod bridge;
+mod bridges;
+mod compare;
+mod conditions;
+mod devices;
+mod direction;
+mod input;
+mod parameter_server;
+mod process;

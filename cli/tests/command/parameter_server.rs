@@ -1,0 +1,166 @@
+//! `parameter-server`: its rows, its output, and the end of its processes.
+
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::process::{is_gone, refused, tonic_rdma, wait_for};
+
+const MODES: [&str; 5] = ["grpc-tcp", "grpc-rdma", "grpc-rdma-gather", "rdma-cp", "rdma-zerocp"];
+
+fn parameter_server(arguments: &[&str]) -> Command {
+    tonic_rdma(&[&["parameter-server"], arguments].concat())
+}
+
+/// Makes a run that must succeed. Returns its JSON and its output.
+fn measure(arguments: &[&str]) -> (Value, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("rows.json");
+    let output =
+        parameter_server(&[&["--json", json.to_str().unwrap()], arguments].concat()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let written = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    (written, String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn assert_measured(row: &Value) {
+    let figures = ["minibatches_per_s", "p50_ms", "max_ms", "gbytes_per_s", "cpu_ms_per_minibatch"];
+    for figure in figures {
+        assert!(row[figure].as_f64().unwrap() > 0.0, "{figure} in {row}");
+    }
+}
+
+#[test]
+fn all_modes_are_measured_checked_and_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report");
+    let (written, printed) =
+        measure(&["--models", "gru", "--steps", "2", "--report", report.to_str().unwrap()]);
+    assert_eq!((&written["provider"], &written["turns"]), (&"soft".into(), &3.into()));
+    // In each direction, of eleven variables: every byte of two mini-batches in each mode, and the stamps of three turns of two.
+    assert_eq!(written["checks"]["every_byte"], 5 * 2 * 2 * 11);
+    assert_eq!(written["checks"]["stamps"], 5 * 3 * 2 * 2 * 11);
+    let rows = written["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["mode"].as_str().unwrap()).collect::<Vec<_>>(), MODES);
+    for row in rows {
+        assert_measured(row);
+        assert_eq!((&row["model"], &row["workers"]), (&"gru".into(), &1.into()));
+        assert_eq!((&row["variables"], &row["bytes"]), (&11.into(), &29_278_112.into()));
+        assert_eq!(row["minibatches"], 3 * 2);
+    }
+    for text in ["rdma-zerocp", "reduce_max", "27.9 MiB in 11", "mimalloc"] {
+        assert!(printed.contains(text), "{text:?} is not in {printed}");
+    }
+    let page = std::fs::read_to_string(report.join("index.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("rdma-zerocp") && page.contains("mini-batches/s"));
+}
+
+#[test]
+fn more_workers_than_cores_all_make_progress() {
+    let modes = ["--modes", "grpc-rdma,rdma-zerocp", "--consume", "none"];
+    let (written, _) =
+        measure(&[&["--models", "gru", "--workers", "3", "--steps", "1"], &modes[..]].concat());
+    let rows = written["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        assert_measured(row);
+        assert_eq!((&row["workers"], &row["minibatches"]), (&3.into(), &(3 * 3).into()));
+    }
+}
+
+#[test]
+fn bad_input_is_named_in_one_line() {
+    for (arguments, named) in [
+        (&["--models", "vgg19"][..], &["vgg19", "vgg16", "resnet50"][..]),
+        (&["--models", "gru,gru"], &["gru", "twice"]),
+        (&["--models", ""], &["--models", "empty"]),
+        (&["--workers", "9"], &["\"9\"", "from 1 to 8"]),
+        (&["--workers", "0"], &["\"0\"", "from 1 to 8"]),
+        (&["--workers", "1,x"], &["\"x\"", "from 1 to 8"]),
+        (
+            &["--modes", "grpc-uds"],
+            &["grpc-uds", "grpc-tcp, grpc-rdma, grpc-rdma-gather, rdma-cp, rdma-zerocp"],
+        ),
+        (&["--steps", "0"], &["--steps", "1..=10000"]),
+        (&["--steps", "3", "--duration", "1"], &["--steps", "--duration"]),
+        (&["--duration", "0"], &["--duration", "0.001 to 3600"]),
+        (&["--inflight", "0"], &["--inflight", "from 1 to 1024"]),
+        (&["--consume", "auto"], &["--consume", "reduce-max, none"]),
+        (&["--http2", "fast"], &["default, tuned"]),
+        (&["--provider", "mlx5_9"], &["mlx5_9", "auto, soft"]),
+        (&["--json", "/no/such/folder/x.json"], &["--json", "/no/such/folder/x.json"]),
+        (&["--report", "/proc/x"], &["--report", "/proc/x"]),
+        (&["--fast"], &["--fast", "--models, --workers, --modes"]),
+    ] {
+        refused(&parameter_server(arguments).output().unwrap(), 2, named);
+    }
+    let output = parameter_server(&[]).env("RDMA_PROVIDER", "card").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("RDMA_PROVIDER"), "{said}");
+}
+
+/// Returns the processes of a run that have `kind` on their command line.
+fn children_of(parent: u32, kind: &str) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    let children = children.unwrap_or_default();
+    let is_of_kind = |child: &u32| {
+        let line = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).split('\0').any(|argument| argument == kind)
+    };
+    children.split_whitespace().filter_map(|child| child.parse().ok()).filter(is_of_kind).collect()
+}
+
+/// Starts a run of two workers that would take an hour.
+fn start(modes: &str) -> Child {
+    let arguments = ["--models", "gru", "--workers", "2", "--duration", "3600", "--modes", modes];
+    parameter_server(&arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn kill(process: u32) {
+    assert!(Command::new("kill").args(["-9", &process.to_string()]).status().unwrap().success());
+}
+
+fn ended(parent: Child) -> Output {
+    parent.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_killed_process_is_named_in_every_mode() {
+    for mode in ["grpc-tcp", "grpc-rdma-gather", "rdma-zerocp"] {
+        for (kind, name) in
+            [("parameter-server-worker", "worker process"), ("parameter-server-server", "the server process")]
+        {
+            let parent = start(mode);
+            let workers = wait_for("no workers", || {
+                Some(children_of(parent.id(), "parameter-server-worker")).filter(|found| found.len() == 2)
+            });
+            // Kills the process while it works.
+            std::thread::sleep(Duration::from_millis(500));
+            let victim = children_of(parent.id(), kind)[0];
+            kill(victim);
+            let output = ended(parent);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{mode}, {kind}: {said}");
+            assert!(said.contains(name) && said.contains("signal: 9"), "{mode}, {kind}: {said}");
+            for worker in workers {
+                wait_for("a worker outlives the run", || is_gone(worker));
+            }
+        }
+    }
+}
+
+#[test]
+fn all_processes_end_with_their_parent() {
+    let mut parent = start("grpc-tcp,rdma-cp");
+    let workers = wait_for("no workers", || {
+        Some(children_of(parent.id(), "parameter-server-worker")).filter(|found| found.len() == 2)
+    });
+    let servers = children_of(parent.id(), "parameter-server-server");
+    assert_eq!(servers.len(), 1);
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    for child in workers.into_iter().chain(servers) {
+        wait_for("a process outlives its parent", || is_gone(child));
+    }
+}

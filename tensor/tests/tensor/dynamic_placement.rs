@@ -1,0 +1,71 @@
+//! Tensors of any shape, which the receiver reads from the sender.
+
+use tonic_rdma::memory::Pool;
+use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorMut, TensorSpec};
+
+use crate::{notifications, pair_with, pattern};
+
+fn tensor(pool: Option<&Pool>, seed: u64, dims: &[u64]) -> Tensor {
+    let spec = TensorSpec::new(Dtype::U16, Shape::new(dims).unwrap()).unwrap();
+    let mut tensor = match pool {
+        Some(pool) => TensorMut::in_pool(spec, pool).unwrap(),
+        None => TensorMut::zeroed(spec).unwrap(),
+    };
+    let length = tensor.bytes().len();
+    tensor.bytes_mut().copy_from_slice(&pattern(seed, length));
+    tensor.freeze()
+}
+
+#[tokio::test]
+async fn shapes_that_change() {
+    for way in notifications().await {
+        let (server, _client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
+        let mut receiver = server.dynamic_receiver("activations", 2).unwrap();
+        let mut sender = channel.dynamic_sender("activations").await.unwrap();
+        let pool = Pool::for_sending(64 << 20);
+        let shapes: [&[u64]; 6] = [&[], &[0], &[3], &[100, 7], &[1000, 1000], &[2, 3, 4, 5]];
+        for (round, dims) in shapes.into_iter().enumerate() {
+            for pool in [None, Some(&pool)] {
+                let sent = tensor(pool, round as u64, dims);
+                let (result, arrived) = tokio::join!(sender.send(&sent), receiver.recv());
+                result.unwrap();
+                let arrived = arrived.unwrap();
+                assert_eq!(arrived.spec(), sent.spec());
+                assert!(arrived.bytes().unwrap() == sent.bytes().unwrap(), "{way:?} {dims:?}");
+            }
+        }
+        sender.flush().await.unwrap();
+        assert_eq!(sender.pending().unwrap(), 0);
+        assert_eq!(pool.statistics().leased_send, 0, "what was read is free again");
+    }
+}
+
+#[tokio::test]
+async fn tensors_without_a_fixed_layout_go_serialised() {
+    let (server, _client, channel) = pair_with(RdmaDevice::builder()).await;
+    let mut receiver = server.dynamic_receiver("any", 4).unwrap();
+    let mut sender = channel.dynamic_sender("any").await.unwrap();
+    let words = ["tensors", "", "need no", "RPC"];
+    let strings =
+        Tensor::from_strings(Shape::new(&[2, 2]).unwrap(), words.map(bytes::Bytes::from_static_str)).unwrap();
+    sender.send(&strings).await.unwrap();
+    let matrix = tensor(None, 1, &[30, 40]);
+    sender.send(&matrix.transpose()).await.unwrap();
+    let arrived = receiver.recv().await.unwrap();
+    let found: Vec<_> = arrived.strings().unwrap().cloned().collect();
+    assert_eq!(found, words);
+    let arrived = receiver.recv().await.unwrap();
+    assert_eq!(arrived.shape().dims(), [40, 30]);
+    let expected = matrix.transpose().to_contiguous().unwrap();
+    assert_eq!(arrived.as_slice::<u16>().unwrap(), expected.as_slice::<u16>().unwrap());
+}
+
+trait FromStaticStr {
+    fn from_static_str(text: &'static str) -> Self;
+}
+
+impl FromStaticStr for bytes::Bytes {
+    fn from_static_str(text: &'static str) -> Self {
+        Self::from_static(text.as_bytes())
+    }
+}

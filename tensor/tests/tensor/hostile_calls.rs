@@ -1,0 +1,184 @@
+//! Calls that our devices never make: each gets the right status, and correct peers are still served.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tonic::Code;
+use tonic_rdma_proto::tensor_device::{AttachRequest, Kind, OpenRequest, Place, QueuePair};
+use tonic_rdma_tensor::{ChannelError, Dtype, RdmaDevice, Rights, Shape, TensorSpec};
+
+use crate::raw_peer::{RawPeer, describe};
+use crate::{Served, eventually, pair, pair_with, pattern};
+
+#[tokio::test]
+async fn opening() {
+    type Change = fn(&mut OpenRequest);
+    let served = Served::new(pair().await).await;
+    let peer = RawPeer::new(&served.endpoint).await;
+    let changes: [(&str, Change, Code); 13] = [
+        ("version 0", |it| it.version = 0, Code::FailedPrecondition),
+        ("version 2", |it| it.version = 2, Code::FailedPrecondition),
+        ("no provider", |it| it.provider.clear(), Code::InvalidArgument),
+        ("another provider", |it| it.provider = "nonsense".into(), Code::InvalidArgument),
+        ("no queue pair", |it| it.queue_pairs.clear(), Code::InvalidArgument),
+        (
+            "1000 queue pairs",
+            |it| it.queue_pairs = vec![it.queue_pairs[0].clone(); 1000],
+            Code::InvalidArgument,
+        ),
+        ("no address", |it| it.queue_pairs[0].address = Bytes::new(), Code::FailedPrecondition),
+        (
+            "an address of 10 MB",
+            |it| it.queue_pairs[0].address = vec![1; 3 << 20].into(),
+            Code::InvalidArgument,
+        ),
+        ("no receives", |it| it.queue_pairs[0].receives = 0, Code::InvalidArgument),
+        ("no words", |it| it.words = None, Code::InvalidArgument),
+        ("words of length 0", |it| it.words = Some(Place::default()), Code::FailedPrecondition),
+        ("a name of 1 MiB", |it| it.endpoint = "n".repeat(1 << 20), Code::InvalidArgument),
+        ("a message of 10 MiB", |it| it.endpoint = "n".repeat(10 << 20), Code::OutOfRange),
+    ];
+    for (what, change, code) in changes {
+        let mut request = peer.request();
+        change(&mut request);
+        let status = peer.client.clone().open(request).await.unwrap_err();
+        assert_eq!(status.code(), code, "{what}: {status}");
+        served.check().await;
+    }
+    for seed in 0..50 {
+        let mut request = peer.request();
+        request.queue_pairs[0].address = pattern(seed, 1 + seed as usize * 5).into();
+        let status = peer.client.clone().open(request).await.unwrap_err();
+        assert_eq!(status.code(), Code::FailedPrecondition, "garbage for an address: {status}");
+    }
+    served.check().await;
+    // Invalid words harm only the peer that sent them.
+    let mut request = peer.request();
+    request.words = Some(Place { address: u64::MAX, rkey: 7, length: u64::MAX });
+    request.queue_pairs.push(QueuePair { address: Bytes::from_static(b"?"), receives: 16 });
+    assert!(peer.client.clone().open(request).await.is_err());
+    served.check().await;
+    assert_eq!(describe(&served.endpoint).await.links.len(), 1, "the one that behaves");
+}
+
+#[tokio::test]
+async fn attaching() {
+    type Change = fn(&mut AttachRequest);
+    let served = Served::new(pair().await).await;
+    let spec = TensorSpec::new(Dtype::F32, Shape::new(&[10]).unwrap()).unwrap();
+    let _slot = served.server.static_receiver("slot", &spec, 1).unwrap();
+    let _taken = served.server.static_receiver("taken", &spec, 1).unwrap();
+    let _sender = served.channel.static_sender("taken", &spec).await.unwrap();
+    let _dynamic = served.server.dynamic_receiver("dynamic", 1).unwrap();
+    let mut link = RawPeer::new(&served.endpoint).await.link().await;
+    let good = link.attach_request("dynamic", Kind::Dynamic);
+    let changes: [(&str, Change, Code); 14] = [
+        ("no link", |it| it.link = Bytes::new(), Code::NotFound),
+        ("a made-up link", |it| it.link = vec![7; 16].into(), Code::NotFound),
+        ("a link's name of 1 MiB", |it| it.link = vec![7; 1 << 20].into(), Code::NotFound),
+        ("no name", |it| it.name.clear(), Code::InvalidArgument),
+        ("a name of 1 MiB", |it| it.name = "n".repeat(1 << 20), Code::InvalidArgument),
+        ("a name of 10 MiB", |it| it.name = "n".repeat(10 << 20), Code::OutOfRange),
+        ("another name", |it| it.name = "dynamic\0".into(), Code::NotFound),
+        ("another kind", |it| it.kind = Kind::Region.into(), Code::InvalidArgument),
+        ("no kind", |it| it.kind = 0, Code::InvalidArgument),
+        ("a kind that there is not", |it| it.kind = -77, Code::InvalidArgument),
+        ("a queue pair that there is not", |it| it.queue_pair = 1, Code::InvalidArgument),
+        ("words that there are not", |it| it.words = 1 << 14, Code::InvalidArgument),
+        (
+            "a static slot without metadata",
+            |it| (it.name, it.kind) = ("slot".into(), Kind::Static.into()),
+            Code::InvalidArgument,
+        ),
+        ("a region's kind for a slot", |it| (it.name, it.kind) = ("slot".into(), 1), Code::InvalidArgument),
+    ];
+    for (what, change, code) in changes {
+        let mut request = good.clone();
+        change(&mut request);
+        let status = link.peer.client.attach(request).await.unwrap_err();
+        assert_eq!(status.code(), code, "{what}: {status}");
+    }
+    for seed in 0..200 {
+        let mut request = link.attach_request("slot", Kind::Static);
+        request.metadata = pattern(seed, seed as usize).into();
+        let status = link.peer.client.attach(request).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "garbage for metadata: {status}");
+    }
+    served.check().await;
+    // A second call of one peer replaces the first. A call of another peer is refused.
+    let first = link.peer.client.attach(good.clone()).await.unwrap().into_inner();
+    let second = link.peer.client.attach(good).await.unwrap().into_inner();
+    assert!(second.epoch > first.epoch, "{} after {}", second.epoch, first.epoch);
+    let mut other = RawPeer::new(&served.endpoint).await.link().await;
+    let request = other.attach_request("dynamic", Kind::Dynamic);
+    let taken = other.peer.client.attach(request).await.unwrap_err();
+    assert_eq!(taken.code(), Code::AlreadyExists, "{taken}");
+    // A peer may attach a region twice, and gets one place.
+    assert_eq!(link.attach("region").await, link.attach("region").await);
+    served.check().await;
+}
+
+#[tokio::test]
+async fn links_without_a_confirmation() {
+    let patience = Duration::from_millis(300);
+    let settings = RdmaDevice::builder().answer_timeout(patience).max_links(4);
+    let served = Served::new(pair_with(settings).await).await;
+    let mut links = Vec::new();
+    for _ in 0..3 {
+        links.push(RawPeer::new(&served.endpoint).await.open().await.unwrap());
+    }
+    let one_more = RawPeer::new(&served.endpoint).await.open().await.err().unwrap();
+    assert_eq!(one_more.code(), Code::ResourceExhausted, "{one_more}");
+    let link = &mut links[0];
+    let request = link.attach_request("region", Kind::Region);
+    let early = link.peer.client.attach(request).await.unwrap_err();
+    assert_eq!(early.code(), Code::FailedPrecondition, "{early}");
+    served.check().await;
+    // The calls are still open, but the links have ended.
+    eventually("their end", async || describe(&served.endpoint).await.links.len() == 1).await;
+    let late = links[1].confirm(vec![0]).await.unwrap_err();
+    assert_eq!(late.code(), Code::NotFound, "{late}");
+    for _ in 0..3 {
+        links.push(RawPeer::new(&served.endpoint).await.link().await);
+    }
+    // The confirmed link stays.
+    tokio::time::sleep(2 * patience).await;
+    assert_eq!(describe(&served.endpoint).await.links.len(), 4);
+    served.check().await;
+}
+
+#[tokio::test]
+async fn confirming_without_seeing_the_memory() {
+    let served = Served::new(pair().await).await;
+    for read in [vec![], vec![0], vec![u64::MAX], vec![0; 1000]] {
+        let mut link = RawPeer::new(&served.endpoint).await.open().await.unwrap();
+        let status = link.confirm(read).await.unwrap_err();
+        assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+        eventually("its end", async || describe(&served.endpoint).await.links.len() == 1).await;
+    }
+    served.check().await;
+}
+
+/// Opens links one after another, up to the limit at one time.
+#[tokio::test]
+async fn a_thousand_links() {
+    let served = Served::new(pair_with(RdmaDevice::builder().max_links(20)).await).await;
+    let (mut links, mut refused) = (std::collections::VecDeque::new(), 0);
+    for _ in 0..1000 {
+        match RawPeer::new(&served.endpoint).await.open().await {
+            Ok(link) => links.push_back(link),
+            Err(status) => {
+                assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+                refused += 1;
+                links.pop_front();
+            }
+        }
+        assert!(links.len() < 20, "{} and the one that behaves", links.len());
+    }
+    assert!(refused > 0);
+    served.check().await;
+    drop(links);
+    eventually("their end", async || describe(&served.endpoint).await.links.len() == 1).await;
+    let taken = served.server.export("region", served.server.allocate(1).unwrap(), Rights::READ);
+    assert!(matches!(taken.unwrap_err(), ChannelError::NameTaken(_)));
+}

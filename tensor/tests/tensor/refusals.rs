@@ -1,0 +1,95 @@
+//! Wrong requests get an error with the reason, and change nothing.
+
+use tonic::Code;
+use tonic_rdma_tensor::{BlockCopy, ChannelError, Dtype, RdmaDevice, Rights, Shape, TensorSpec};
+
+use crate::pair;
+
+fn code(error: ChannelError) -> Code {
+    match error {
+        ChannelError::Refused { code, .. } => code,
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn regions() {
+    let (server, client, channel) = pair().await;
+    let readable = server.export("readable", server.allocate(100).unwrap(), Rights::READ).unwrap();
+    let taken = server.export("readable", server.allocate(100).unwrap(), Rights::READ).unwrap_err();
+    assert!(matches!(taken, ChannelError::NameTaken(_)), "{taken}");
+    assert_eq!(code(channel.region("missing").await.unwrap_err()), Code::NotFound);
+    let long = "n".repeat(10 << 20);
+    assert!(matches!(channel.region(&long).await.unwrap_err(), ChannelError::BadName(10_485_760)));
+
+    let remote = channel.region("readable").await.unwrap();
+    let local = || client.allocate(4096).unwrap();
+    let error = ChannelError::from(channel.write(&remote).from(local(), ..1).await.unwrap_err());
+    assert!(matches!(error, ChannelError::NotPermitted { what: "write", .. }), "{error}");
+    for (local_offset, remote_offset, length) in
+        [(0, 0, 101), (0, 100, 1), (0, u64::MAX, 2), (4096, 0, 1), (4090, 0, 7), (usize::MAX - 2, 0, 2)]
+    {
+        let range = local_offset..local_offset + length;
+        let error = channel.read(&remote).at(remote_offset).into(local(), range).await.unwrap_err();
+        assert!(matches!(error.error(), ChannelError::OutOfRange { .. }), "{error}");
+        assert_eq!(error.into_region().len(), 4096, "the region comes back");
+    }
+    let wraps = BlockCopy { local: u64::MAX, remote: 0, length: 2 };
+    let error = channel.read(&remote).blocks_into(local(), &[wraps]).await.unwrap_err();
+    assert!(matches!(error.error(), ChannelError::OutOfRange { .. }), "{error}");
+    assert!(channel.is_open());
+    channel.read(&remote).into(local(), ..100).await.unwrap();
+    drop(readable);
+    assert_eq!(code(channel.region("readable").await.unwrap_err()), Code::NotFound);
+}
+
+#[tokio::test]
+async fn slots() {
+    let (server, client, channel) = pair().await;
+    let spec = |dims: &[u64]| TensorSpec::new(Dtype::F32, Shape::new(dims).unwrap()).unwrap();
+    let _slot = server.static_receiver("weights", &spec(&[10, 10]), 1).unwrap();
+    let _any = server.dynamic_receiver("any", 1).unwrap();
+    let wrong =
+        [spec(&[100]), spec(&[10, 11]), TensorSpec::new(Dtype::I32, Shape::new(&[10, 10]).unwrap()).unwrap()];
+    for wrong in wrong {
+        let error = channel.static_sender("weights", &wrong).await.unwrap_err();
+        assert!(error.to_string().contains(&spec(&[10, 10]).to_string()), "{error}");
+        assert_eq!(code(error), Code::InvalidArgument);
+    }
+    assert_eq!(code(channel.dynamic_sender("weights").await.unwrap_err()), Code::InvalidArgument);
+    assert_eq!(code(channel.static_sender("any", &spec(&[1])).await.unwrap_err()), Code::InvalidArgument);
+    let _sender = channel.static_sender("weights", &spec(&[10, 10])).await.unwrap();
+    let other = RdmaDevice::builder().without_listener().unwrap();
+    let others = other.channel(&server.endpoint(), 0).await.unwrap();
+    let error = others.static_sender("weights", &spec(&[10, 10])).await.unwrap_err();
+    assert!(error.to_string().contains(&client.endpoint()), "{error}");
+    assert_eq!(code(error), Code::AlreadyExists);
+    assert!(server.static_receiver("none", &spec(&[1]), 0).is_err());
+    assert!(server.static_receiver("many", &spec(&[1]), 1025).is_err());
+}
+
+#[tokio::test]
+async fn devices() {
+    for (queues, pairs) in [(0, 1), (1, 0), (65, 1), (1, 65)] {
+        let builder = RdmaDevice::builder().completion_queues(queues).queue_pairs_per_peer(pairs);
+        let error = builder.bind("127.0.0.1:0").await.unwrap_err();
+        let named = if pairs == 1 {
+            "DeviceBuilder::completion_queues"
+        } else {
+            "DeviceBuilder::queue_pairs_per_peer"
+        };
+        assert!(error.to_string().contains(named), "{error}");
+    }
+    for builder in [
+        RdmaDevice::builder().max_request_bytes(4095),
+        RdmaDevice::builder().max_request_bytes(8192).max_outstanding_bytes(8191),
+    ] {
+        let error = builder.without_listener().unwrap_err();
+        assert!(matches!(error, ChannelError::BadSetting { .. }), "{error}");
+    }
+    let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
+    let nobody = device.channel("127.0.0.1:1", 0).await.unwrap_err();
+    assert!(matches!(nobody, ChannelError::NoRdma { .. }), "{nobody}");
+    let malformed = device.channel("not a place", 0).await.unwrap_err();
+    assert!(malformed.to_string().contains("not a place"), "{malformed}");
+}

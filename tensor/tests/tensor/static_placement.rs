@@ -1,0 +1,193 @@
+//! Tensors of a known shape, which the sender writes into the receiver's slot.
+
+use tonic_rdma::memory::Pool;
+use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorMut, TensorSpec};
+
+use crate::{notifications, pair, pair_with, pattern};
+
+fn bytes(length: u64) -> TensorSpec {
+    TensorSpec::new(Dtype::U8, Shape::new(&[length]).unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn every_length_by_every_way() {
+    for way in notifications().await {
+        let (server, client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
+        for length in [0_u64, 1, 7, 8, 64, 4095, 4096, 4097, 65_536, 1_000_003] {
+            let (name, spec) = (format!("slot {length}"), bytes(length));
+            let mut receiver = server.static_receiver(&name, &spec, 2).unwrap();
+            let mut sender = channel.static_sender(&name, &spec).await.unwrap();
+            assert!(receiver.try_recv().unwrap().is_none());
+            let mut region = client.allocate(length as usize).unwrap();
+            for round in 0..5 {
+                let content = pattern(round, length as usize);
+                region.copy_from_slice(&content);
+                let send = sender.send_region(region);
+                let receive = async {
+                    let arrived = receiver.recv().await.unwrap();
+                    let mut found = vec![0; length as usize];
+                    arrived.copy_to(&mut found).unwrap();
+                    assert!(found == content, "{way:?}, {length} bytes, round {round}");
+                };
+                let (sent, ()) = tokio::join!(send, receive);
+                region = sent.unwrap();
+            }
+            sender.flush().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn as_many_are_under_way_as_there_are_buffers() {
+    for way in notifications().await {
+        let (server, _client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
+        let spec = bytes(100);
+        let mut receiver = server.static_receiver("slot", &spec, 3).unwrap();
+        let mut sender = channel.static_sender("slot", &spec).await.unwrap();
+        for round in 0..3 {
+            sender.send_bytes(&pattern(round, 100)).await.unwrap();
+        }
+        assert!(!sender.is_ready().unwrap());
+        assert!(sender.start_bytes(&[0; 100]).unwrap_err().to_string().contains("wait"));
+        for round in 0..3 {
+            let arrived = receiver.recv().await.unwrap();
+            let mut found = vec![0; 100];
+            arrived.copy_to(&mut found).unwrap();
+            assert_eq!(found, pattern(round, 100));
+        }
+        sender.flush().await.unwrap();
+        assert!(receiver.try_recv().unwrap().is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_sender_takes_the_place_of_the_same_peer_s_last_one() {
+    let (server, _client, channel) = pair().await;
+    let spec = bytes(100);
+    let mut receiver = server.static_receiver("slot", &spec, 2).unwrap();
+    for round in 0..5 {
+        let mut sender = channel.static_sender("slot", &spec).await.unwrap();
+        sender.send_bytes(&pattern(round, 100)).await.unwrap();
+        let arrived = receiver.recv().await.unwrap();
+        assert_eq!(arrived.to_tensor().unwrap().bytes().unwrap(), pattern(round, 100));
+        let error = channel.static_sender("slot", &spec).await.unwrap_err();
+        assert!(error.to_string().contains("still in use"), "{error}");
+        drop(arrived);
+    }
+    // Tensors that were sent but not received are dropped with their sender, because they are older than the next ones.
+    let mut sender = channel.static_sender("slot", &spec).await.unwrap();
+    sender.send_bytes(&[1; 100]).await.unwrap();
+    let mut sender = channel.static_sender("slot", &spec).await.unwrap();
+    assert!(receiver.try_recv().unwrap().is_none());
+    sender.send_bytes(&[2; 100]).await.unwrap();
+    let arrived = receiver.recv().await.unwrap();
+    assert_eq!(arrived.to_tensor().unwrap().bytes().unwrap(), [2; 100]);
+}
+
+#[tokio::test]
+async fn tensors_from_anywhere() {
+    let (server, _client, channel) = pair().await;
+    let spec = TensorSpec::new(Dtype::F32, Shape::new(&[64, 512]).unwrap()).unwrap();
+    let mut receiver = server.static_receiver("weights", &spec, 1).unwrap();
+    let mut sender = channel.static_sender("weights", &spec).await.unwrap();
+    let pool = Pool::for_sending(1 << 20);
+    let fill = |tensor: &mut TensorMut| {
+        for (index, value) in tensor.as_mut_slice::<f32>().unwrap().iter_mut().enumerate() {
+            *value = index as f32;
+        }
+    };
+    let mut registered = TensorMut::in_pool(spec, &pool).unwrap();
+    fill(&mut registered);
+    let mut heap = TensorMut::zeroed(spec).unwrap();
+    fill(&mut heap);
+    let heap = heap.freeze();
+    let transposed = TensorSpec::new(Dtype::F32, Shape::new(&[512, 64]).unwrap()).unwrap();
+    assert!(sender.send(&heap.transpose()).await.unwrap_err().to_string().contains(&transposed.to_string()));
+    for tensor in [registered.freeze(), heap] {
+        sender.send(&tensor).await.unwrap();
+        let arrived = receiver.recv().await.unwrap().to_tensor().unwrap();
+        assert_eq!(arrived.as_slice::<f32>().unwrap(), tensor.as_slice::<f32>().unwrap());
+    }
+    let _: Tensor = Tensor::copy_from(bytes(3), &[1, 2, 3]).unwrap();
+}
+
+/// Both ends send more than a send queue holds, and neither runtime gets to poll.
+#[test]
+fn ends_that_only_look_at_memory_go_on_for_ever() {
+    use std::sync::mpsc;
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let spec = bytes(4096);
+    let (tell, told) = mpsc::channel();
+    let serving = std::thread::spawn(move || {
+        runtime().block_on(async move {
+            let server = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
+            let mut receiver = server.static_receiver("slot", &spec, 1).unwrap();
+            tell.send(server.endpoint()).unwrap();
+            receiver.recv().await.unwrap();
+            let mut taken = 1;
+            while taken < 5000 {
+                match receiver.try_recv().unwrap() {
+                    Some(_) => taken += 1,
+                    None => std::thread::yield_now(),
+                }
+            }
+        });
+    });
+    let endpoint = told.recv().unwrap();
+    runtime().block_on(async {
+        let client = RdmaDevice::builder().without_listener().unwrap();
+        let channel = client.channel(&endpoint, 0).await.unwrap();
+        let mut sender = channel.static_sender("slot", &spec).await.unwrap();
+        for round in 0..5000_u64 {
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+            while !sender.is_ready().unwrap() {
+                assert!(std::time::Instant::now() < deadline, "stuck in round {round}");
+                std::thread::yield_now();
+            }
+            sender.start_bytes(&round.to_le_bytes().repeat(512)).unwrap();
+        }
+        sender.flush().await.unwrap();
+    });
+    serving.join().unwrap();
+}
+
+/// Both ends only look at memory, as a thread with its own core does. The runtime never polls.
+#[tokio::test]
+async fn thousands_by_looking_alone() {
+    for way in notifications().await {
+        let (server, _client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
+        for length in [64_u64, 100_000] {
+            let (name, spec) = (format!("slot {length}"), bytes(length));
+            let mut receiver = server.static_receiver(&name, &spec, 3).unwrap();
+            let mut sender = channel.static_sender(&name, &spec).await.unwrap();
+            assert_eq!(sender.pending().unwrap(), 0);
+            let pool = Pool::for_sending(1 << 20);
+            let content = pattern(length, length as usize + 64);
+            let mut buffer = pool.allocate(content.len()).unwrap();
+            buffer.copy_from_slice(&content);
+            let whole = Tensor::from_buffer(bytes(length + 64), buffer).unwrap();
+            for round in 0..3000_u64 {
+                let start = round % 64;
+                sender.start(&whole.slice(start..start + length).unwrap()).unwrap();
+                assert_eq!(sender.pending().unwrap(), 1);
+                let mut looks = 0;
+                let arrived = loop {
+                    if let Some(arrived) = receiver.try_recv().unwrap() {
+                        break arrived;
+                    }
+                    looks += 1;
+                    assert!(looks < 1_000_000, "{way:?}: round {round} does not arrive");
+                    assert_eq!(sender.pending().unwrap(), 1);
+                };
+                let mut found = vec![0; length as usize];
+                arrived.copy_to(&mut found).unwrap();
+                assert!(found == content[start as usize..][..length as usize], "{way:?}, round {round}");
+                drop(arrived);
+                while sender.pending().unwrap() > 0 {
+                    looks += 1;
+                    assert!(looks < 1_000_000, "{way:?}: round {round} is not released");
+                }
+            }
+        }
+    }
+}

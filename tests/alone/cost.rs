@@ -1,0 +1,85 @@
+//! A connection holds two descriptors and up to 1.6 MiB of receive buffers, which take memory only after their first use.
+
+use std::os::unix::fs::MetadataExt as _;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tonic_rdma::{Config, EagerThreshold, Verdict};
+use tonic_rdma::{Dialer, EndpointStream};
+
+use support::Child;
+use support::Runtime;
+
+/// The descriptors of this process, and the memory behind them that it shares with peers: the size and the part that was ever
+/// touched, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    descriptors: i64,
+    shared: i64,
+    touched: i64,
+}
+
+impl Held {
+    fn now() -> Self {
+        let mut held = Self { descriptors: 0, shared: 0, touched: 0 };
+        for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+            let path = entry.unwrap().path();
+            // The descriptor of this directory is closed by now.
+            let Ok(target) = std::fs::read_link(&path) else { continue };
+            held.descriptors += 1;
+            if target.to_str().is_some_and(|target| target.starts_with("/memfd:tonic-rdma "))
+                && let Ok(memory) = std::fs::metadata(&path)
+            {
+                held.shared += memory.len().cast_signed();
+                held.touched += 512 * memory.blocks().cast_signed();
+            }
+        }
+        held
+    }
+
+    fn beyond(self, before: Self) -> Self {
+        Self {
+            descriptors: self.descriptors - before.descriptors,
+            shared: self.shared - before.shared,
+            touched: self.touched - before.touched,
+        }
+    }
+}
+
+async fn dial(peer: &Child) -> EndpointStream {
+    // With a fixed threshold the tuner does not run. It would open queue pairs of its own in the background.
+    let dialer = Dialer::new(Config::default().eager_threshold(EagerThreshold::Bytes(64 << 10)));
+    let stream = dialer.dial("127.0.0.1", peer.word.parse().unwrap()).await.unwrap();
+    assert_eq!(stream.info().verdict(), Verdict::Rdma, "{}", stream.info().reason());
+    stream
+}
+
+async fn round_trip(stream: &mut EndpointStream) {
+    stream.write_all(&[5; 1000]).await.unwrap();
+    stream.flush().await.unwrap();
+    stream.read_exact(&mut [0; 1000]).await.unwrap();
+}
+
+#[test]
+fn a_connection_holds_two_descriptors_and_its_receive_buffers() {
+    const CONNECTIONS: i64 = 16;
+    /// 1.6 MiB.
+    const MOST: i64 = (16 << 20) / 10;
+    super::alone(Runtime::Idle, async {
+        let peer = Child::start(&[], "echo");
+        // The first connection also opens the device, and the connection to the peer's process.
+        let mut streams = vec![dial(&peer).await];
+        round_trip(&mut streams[0]).await;
+        let before = Held::now();
+        for _ in 0..CONNECTIONS {
+            let mut stream = dial(&peer).await;
+            round_trip(&mut stream).await;
+            streams.push(stream);
+        }
+        let held = Held::now().beyond(before);
+        println!("{CONNECTIONS} connections: {held:?}");
+        assert_eq!(held.descriptors, 2 * CONNECTIONS, "{held:?}");
+        let each = held.shared / CONNECTIONS;
+        assert!(each <= MOST && each > MOST / 2, "{each} bytes of receive buffers a connection");
+        assert!(held.touched <= held.shared / 4, "touched before they were used: {held:?}");
+    });
+}

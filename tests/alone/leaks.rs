@@ -1,0 +1,89 @@
+//! Servers and channels that ended leave no descriptors, mappings, tasks or threads.
+
+use tokio::runtime::Handle;
+use tonic::transport::channel::Change;
+use tonic_rdma::{BalancedChannel, balance_channel, balance_list};
+use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+
+use support::{Over, Port, Runtime, until};
+use support::{ScriptedGreeter, say};
+use support::{descriptors_and_mappings, settled};
+
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+#[test]
+fn of_a_server_that_shut_down() {
+    super::alone(Runtime::Idle, async {
+        let (port, habits) = (Port::reserve(), ScriptedGreeter::new());
+        let once = async || {
+            let running = Over::Rdma.serve_on(&port, &habits).await;
+            let mut client = Over::Rdma.client(&running).await;
+            assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
+            running.end().await;
+        };
+        once().await;
+        let (before, tasks, running) = (descriptors_and_mappings(), tasks(), threads());
+        for _ in 0..10 {
+            once().await;
+        }
+        settled(before).await;
+        until(|| self::tasks() <= tasks).await;
+        // The number of threads in the runtime's blocking pool varies. A leak would add one thread each round.
+        assert!(threads() < running + 8, "{running} threads before, {} after", threads());
+    });
+}
+
+fn tasks() -> usize {
+    Handle::current().metrics().num_alive_tasks()
+}
+
+#[test]
+fn of_a_balanced_channel() {
+    super::alone(Runtime::Idle, async {
+        let habits = ScriptedGreeter::new();
+        let running = Over::Rdma.serve(&habits, |server| server).await;
+        let nobody = Port::reserve();
+        let once = async || {
+            let channel = balance_list([running.endpoint(), nobody.endpoint()], Over::Rdma.connector());
+            let mut client = GreeterClient::new(channel.clone());
+            assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
+            // A call in flight must still finish after the drop of the channel.
+            let calls = habits.calls();
+            let held = tokio::spawn(async move { say(&mut client, "hold").await });
+            until(|| habits.calls() > calls).await;
+            drop(channel);
+            habits.release(1);
+            assert_eq!(held.await.unwrap().unwrap(), "held");
+        };
+        once().await;
+        until(|| tasks() <= 2).await;
+        let (before, tasks) = (descriptors_and_mappings(), tasks());
+        for _ in 0..10 {
+            once().await;
+        }
+        settled(before).await;
+        until(|| self::tasks() <= tasks).await;
+    });
+}
+
+#[test]
+fn of_endpoints_that_were_removed() {
+    super::alone(Runtime::Idle, async {
+        let running = Over::Rdma.serve(&ScriptedGreeter::new(), |server| server).await;
+        let (channel, changes): (BalancedChannel, _) = balance_channel(4, Over::Rdma.connector());
+        let mut client = GreeterClient::new(channel);
+        let mut once = async |key: u32| {
+            changes.send(Change::Insert(key, running.endpoint())).await.unwrap();
+            assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
+            changes.send(Change::Remove(key)).await.unwrap();
+        };
+        once(0).await;
+        let before = descriptors_and_mappings();
+        for key in 1..20 {
+            once(key).await;
+        }
+        settled(before).await;
+    });
+}

@@ -1,0 +1,46 @@
+//! A process of its own, because these tests count what the whole process holds (descriptors, mappings, threads, memory).
+//! They run one after another.
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "tests"
+)]
+
+mod churn;
+mod cost;
+mod death;
+mod leaks;
+mod shortage;
+
+use std::future::Future;
+use std::sync::{Mutex, PoisonError};
+
+use support::{Runtime, within};
+
+/// Runs a test while no other test of this process runs.
+fn alone<T>(runtime: Runtime, test: impl Future<Output = T>) -> T {
+    alone_in_steps(runtime, within(test))
+}
+
+/// Runs a long test like [`alone`]. The test limits the time of each of its steps by [`within`].
+fn alone_in_steps<T>(runtime: Runtime, test: impl Future<Output = T>) -> T {
+    static PROCESS: Mutex<()> = Mutex::new(());
+    let _process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    runtime.run_for_ever(test)
+}
+
+mod child {
+    /// Does nothing when run as a test. In a child process, plays the role that the parent gave it.
+    #[test]
+    fn role() {
+        let Ok(role) = std::env::var(support::ROLE) else { return };
+        match &*role {
+            "shortage" => super::shortage::play(),
+            role => support::play(role),
+        }
+    }
+}

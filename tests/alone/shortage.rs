@@ -1,0 +1,47 @@
+//! A receiver waits when no registered memory is left for its READs, and goes on when another connection gives memory back.
+
+use std::time::Duration;
+
+use support::{Child, Content, Runtime, announce, pair};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::timeout;
+use tonic_rdma::{Config, EagerThreshold};
+
+const SLOTS: u32 = 96;
+const SLOT: u32 = 17 << 10;
+const CHUNK: usize = 64 << 10;
+
+/// The receive buffers of two connections with both ends in this process, and one chunk to be read.
+const LIMIT: u64 = 4 * (SLOTS * SLOT) as u64 + CHUNK as u64;
+
+/// Runs in a child, because a process takes its limit from the first connection.
+#[test]
+fn reads_wait_for_memory_that_another_connection_gives_back() {
+    let child = Child::start(&[], "shortage");
+    assert_eq!(child.word, "read");
+    child.ends();
+}
+
+/// Plays the role `shortage`.
+pub(crate) fn play() {
+    let config = Config::default()
+        .receive_buffers(SLOTS, SLOT)
+        .eager_threshold(EagerThreshold::Bytes(CHUNK as u64))
+        .chunk_size(CHUNK)
+        .pinned_limit(LIMIT);
+    Runtime::Idle.run(async move {
+        let (mut client, mut server) = pair(config.clone()).await;
+        let other = pair(config).await;
+        let mut content = Content::new(9);
+        client.write_all(&content.clone().take(CHUNK)).await.unwrap();
+        client.flush().await.unwrap();
+        assert_eq!(client.info().counters().rendezvous_sent, 1, "the sender's chunk was the last memory");
+        let mut buffer = vec![0; CHUNK];
+        let early = timeout(Duration::from_millis(100), server.read(&mut buffer)).await;
+        assert!(early.is_err(), "memory was left, so this tests nothing: {early:?}");
+        drop(other);
+        server.read_exact(&mut buffer).await.unwrap();
+        content.check(&buffer);
+    });
+    announce("read");
+}

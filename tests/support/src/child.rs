@@ -1,0 +1,67 @@
+//! A second process: the test binary, started again in a role.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::process::{ChildStdout, Command, Stdio};
+
+/// The environment variable that gives a child its role.
+pub const ROLE: &str = "TONIC_RDMA_TEST_ROLE";
+/// The test that a child runs. Every binary that starts children has a test of this name, which reads [`ROLE`].
+const TEST: &str = "child::role";
+const MARK: &str = "child says:";
+
+/// A child process in its role, killed on drop.
+pub struct Child {
+    /// The process.
+    pub process: std::process::Child,
+    /// The first text that it announced.
+    pub word: String,
+    /// Kept open, because the child's later output must not fail.
+    _output: BufReader<ChildStdout>,
+}
+
+impl Child {
+    /// Starts this binary in `role` through `wrapper` (such as `ip netns exec NAME`, or nothing), and waits for its
+    /// announcement.
+    pub fn start(wrapper: &[&str], role: &str) -> Self {
+        let binary = std::env::current_exe().unwrap();
+        let mut command = match wrapper {
+            [] => Command::new(&binary),
+            [program, arguments @ ..] => {
+                let mut command = Command::new(program);
+                command.args(arguments).arg(&binary);
+                command
+            }
+        };
+        command.args(["--exact", TEST, "--nocapture", "--test-threads=1"]);
+        let mut process =
+            command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let word = output
+            .by_ref()
+            .lines()
+            .map_while(Result::ok)
+            .find_map(|line| line.split_once(MARK).map(|(_, word)| word.trim().to_owned()))
+            .expect("the child ended before it announced anything");
+        Self { process, word, _output: output }
+    }
+
+    /// Closes the child's stdin, and waits until the child has ended by itself. Panics if it ended with an error.
+    pub fn ends(mut self) {
+        drop(self.process.stdin.take());
+        let status = self.process.wait().unwrap();
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Announces `word` to the parent.
+pub fn announce(word: impl std::fmt::Display) {
+    println!("{MARK} {word}");
+    std::io::stdout().flush().unwrap();
+}

@@ -1,0 +1,31 @@
+//! Shared parts of the integration tests: runtimes with a time limit, connected streams, content that shows every wrong byte,
+//! child processes, certificates, and a gRPC service that a test controls.
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    missing_debug_implementations,
+    reason = "code of tests"
+)]
+
+mod certificates;
+mod child;
+mod content;
+mod greeter;
+mod process;
+mod roles;
+mod runtime;
+mod scenario;
+mod streams;
+
+pub use certificates::Authority;
+pub use child::{Child, ROLE, announce};
+pub use content::{Content, random_length};
+pub use greeter::{ScriptedGreeter, outcome, say};
+pub use process::{descriptors_and_mappings, settled};
+pub use roles::{WRITER_SEED, play};
+pub use runtime::{Runtime, everywhere, until, within};
+pub use scenario::{Over, Port, RunningServer, unchanged};
+pub use streams::{config, echo_stream, listen, pair};

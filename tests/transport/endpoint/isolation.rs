@@ -1,0 +1,89 @@
+//! Two processes that can't share memory, or have no memory left, use TCP and get the reason.
+
+use std::process::Command;
+
+use support::Child;
+
+fn succeeds(command: &[&str]) -> bool {
+    Command::new(command[0]).args(&command[1..]).output().is_ok_and(|output| output.status.success())
+}
+
+/// A pair of network namespaces with a link between them, removed on drop.
+struct Namespaces;
+
+impl Namespaces {
+    const NAMES: [&str; 2] = ["tonic-rdma-a", "tonic-rdma-b"];
+
+    fn new() -> Option<Self> {
+        let [a, b] = Self::NAMES;
+        drop(Self);
+        let steps: [&[&str]; 9] = [
+            &["ip", "netns", "add", a],
+            &["ip", "netns", "add", b],
+            &[
+                "ip", "link", "add", "trdma-a", "netns", a, "type", "veth", "peer", "name", "trdma-b",
+                "netns", b,
+            ],
+            &["ip", "-n", a, "addr", "add", "10.211.7.1/24", "dev", "trdma-a"],
+            &["ip", "-n", b, "addr", "add", "10.211.7.2/24", "dev", "trdma-b"],
+            &["ip", "-n", a, "link", "set", "trdma-a", "up"],
+            &["ip", "-n", b, "link", "set", "trdma-b", "up"],
+            &["ip", "-n", a, "link", "set", "lo", "up"],
+            &["ip", "-n", b, "link", "set", "lo", "up"],
+        ];
+        let namespaces = Self;
+        steps.iter().all(|step| succeeds(step)).then_some(namespaces)
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for name in Self::NAMES {
+            succeeds(&["ip", "netns", "del", name]);
+        }
+    }
+}
+
+#[test]
+fn two_network_namespaces_end_on_tcp() {
+    let Some(_namespaces) = Namespaces::new() else {
+        println!("skipped: network namespaces need root and iproute2");
+        return;
+    };
+    let [a, b] = Namespaces::NAMES;
+    let server = Child::start(&["ip", "netns", "exec", a], "echo-on 10.211.7.1:0");
+    let client = Child::start(&["ip", "netns", "exec", b], &format!("dial 10.211.7.1:{}", server.word));
+    assert!(client.word.starts_with("tcp:"), "{}", client.word);
+    assert!(client.word.contains("network namespace"), "{}", client.word);
+    // Peers in one namespace share memory.
+    let client = Child::start(&["ip", "netns", "exec", a], &format!("dial 10.211.7.1:{}", server.word));
+    assert!(client.word.starts_with("rdma:"), "{}", client.word);
+}
+
+#[test]
+fn two_users_end_on_tcp() {
+    let as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    if !succeeds(&[&as_nobody[..], &["true"]].concat()) {
+        println!("skipped: becoming another user needs root and setpriv");
+        return;
+    }
+    // The other user must be able to run this binary.
+    let binary = std::env::current_exe().unwrap();
+    if !succeeds(&[&as_nobody[..], &["test", "-x", binary.to_str().unwrap()]].concat()) {
+        println!("skipped: another user can't run this binary where it is");
+        return;
+    }
+    let server = Child::start(&[], "echo");
+    let client = Child::start(&as_nobody, &format!("dial 127.0.0.1:{}", server.word));
+    assert!(client.word.starts_with("tcp:"), "{}", client.word);
+    assert!(client.word.contains("another user"), "{}", client.word);
+}
+
+#[test]
+fn too_little_memory_ends_on_tcp() {
+    let server = Child::start(&[], "echo");
+    let client =
+        Child::start(&["env", "RDMA_PINNED_LIMIT=1048576"], &format!("dial 127.0.0.1:{}", server.word));
+    assert!(client.word.starts_with("tcp:"), "{}", client.word);
+    assert!(client.word.contains("RDMA_PINNED_LIMIT"), "{}", client.word);
+}

@@ -1,0 +1,290 @@
+//! Negotiation: the transport that each pair of policies gives, and the treatment of peers that misbehave.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio_stream::StreamExt as _;
+use tonic_rdma::internal::wire::hello::{Decoded, MAGIC, Message};
+use tonic_rdma::{Config, Policy, Verdict};
+use tonic_rdma::{ConnectError, Dialer, EndpointStream, Listener};
+
+use support::{Runtime, listen};
+
+async fn dial(listener: &Listener, config: Config) -> Result<EndpointStream, ConnectError> {
+    Dialer::new(config).dial("127.0.0.1", listener.local_addr().port()).await
+}
+
+async fn raw(listener: &Listener, bytes: &[u8]) -> TcpStream {
+    let mut tcp = TcpStream::connect(listener.local_addr()).await.unwrap();
+    tcp.write_all(bytes).await.unwrap();
+    tcp
+}
+
+/// Checks the transport for each pair of policies.
+#[test]
+fn policies() {
+    use Policy::{Prefer, Require, TcpOnly};
+    Runtime::Idle.run(async {
+        for (client, server, expected) in [
+            (Prefer, Prefer, Some(Verdict::Rdma)),
+            (Require, Prefer, Some(Verdict::Rdma)),
+            (Prefer, Require, Some(Verdict::Rdma)),
+            (Prefer, TcpOnly, Some(Verdict::Tcp)),
+            (Require, TcpOnly, None),
+        ] {
+            let mut listener = listen(Config::default().policy(server)).await;
+            let dialled = dial(&listener, Config::default().policy(client)).await;
+            match expected {
+                Some(verdict) => {
+                    let client_end = dialled.unwrap();
+                    let server_end = listener.next().await.unwrap();
+                    assert_eq!(client_end.info().verdict(), verdict, "{client:?} to {server:?}");
+                    assert_eq!(server_end.info().verdict(), verdict, "{client:?} to {server:?}");
+                }
+                None => {
+                    let error = dialled.unwrap_err();
+                    assert!(matches!(error, ConnectError::RdmaRequired { .. }), "{error}");
+                    assert!(error.to_string().contains("tcp-only"), "{error}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn bytes_flow_over_the_tcp_connection_that_was_fallen_back_to() {
+    Runtime::Idle.run(async {
+        let mut listener = listen(Config::default().policy(Policy::TcpOnly)).await;
+        let mut client = dial(&listener, Config::default()).await.unwrap();
+        let mut server = listener.next().await.unwrap();
+        assert!(client.info().reason().contains("tcp-only"), "{}", client.info().reason());
+        client.write_all(b"ping").await.unwrap();
+        let mut bytes = [0; 4];
+        server.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"ping");
+    });
+}
+
+#[test]
+fn stock_clients_are_handed_on_with_their_first_bytes() {
+    Runtime::Idle.run(async {
+        let mut listener = listen(Config::default()).await;
+        for (first, reason) in [
+            (&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], "without TLS"),
+            (&[22, 3, 1, 0, 200, 1, 0, 0][..], "with TLS"),
+        ] {
+            let _client = raw(&listener, first).await;
+            let mut stream = listener.next().await.unwrap();
+            assert_eq!(stream.info().verdict(), Verdict::Tcp);
+            assert!(stream.info().reason().contains(reason), "{}", stream.info().reason());
+            let mut received = vec![0; first.len()];
+            stream.read_exact(&mut received).await.unwrap();
+            assert_eq!(received, first);
+        }
+    });
+}
+
+/// Connects one of our clients to `listener` through a relay that passes only the hello on. The client stops in the middle of
+/// the negotiation, when the listener has a queue pair for it. Returns the relay's connection to the listener, and a task with
+/// the client.
+async fn half_negotiated(listener: &Listener) -> (TcpStream, tokio::task::JoinHandle<()>) {
+    let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = relay.local_addr().unwrap().port();
+    let client = tokio::spawn(async move {
+        let dialled = Dialer::new(patient()).dial("127.0.0.1", port).await;
+        panic!("a client whose hello has no answer is done: {dialled:?}");
+    });
+    let (mut from, _) = relay.accept().await.unwrap();
+    let hello = message(&mut from).await;
+    let mut to = raw(listener, &hello).await;
+    // The listener has sent its hello, and now waits for the client's next message.
+    message(&mut to).await;
+    let keeping = tokio::spawn(async move {
+        let _from = from;
+        client.await.unwrap();
+    });
+    (to, keeping)
+}
+
+/// Reads one message of the negotiation.
+async fn message(tcp: &mut TcpStream) -> Vec<u8> {
+    let mut received = Vec::new();
+    while !matches!(Message::decode(&received), Ok(Decoded::Message { .. })) {
+        assert_ne!(tcp.read_buf(&mut received).await.unwrap(), 0, "closed after {received:?}");
+    }
+    received
+}
+
+/// Returns settings that wait for the peer's part of the negotiation for longer than any test takes.
+fn patient() -> Config {
+    Config::default().handshake_timeout(Duration::from_secs(600))
+}
+
+/// Some peers connect first, stop at each stage of the negotiation, and keep their connections. Other peers negotiate and exchange
+/// data meanwhile. A listener that negotiates with one peer after another would hang.
+#[test]
+fn peers_that_stop_in_the_middle_delay_no_other_peer() {
+    const OF_EACH_KIND: usize = 20;
+    Runtime::Idle.run(async {
+        let mut listener = listen(patient()).await;
+        let unfinished = [&MAGIC[..], &[2, 0, 1, 0, 200, 0, 0, 0], &[0; 100]].concat();
+        let mut silent = Vec::new();
+        let mut half = Vec::new();
+        for _ in 0..OF_EACH_KIND {
+            for bytes in [b"", &MAGIC[..5], &MAGIC, &unfinished] {
+                silent.push(raw(&listener, bytes).await);
+            }
+            half.push(half_negotiated(&listener).await);
+        }
+        for _ in 0..3 {
+            let mut client = dial(&listener, Config::default()).await.unwrap();
+            let mut server = listener.next().await.unwrap();
+            assert_eq!((client.info().verdict(), server.info().verdict()), (Verdict::Rdma, Verdict::Rdma));
+            client.write_all(b"question").await.unwrap();
+            client.flush().await.unwrap();
+            let mut received = [0; 8];
+            server.read_exact(&mut received).await.unwrap();
+            assert_eq!(&received, b"question");
+            let _stock = raw(&listener, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+            assert_eq!(listener.next().await.unwrap().info().verdict(), Verdict::Tcp);
+        }
+        for tcp in &silent {
+            let end = tcp.try_read(&mut [0]);
+            assert!(end.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "it was dropped");
+        }
+        for (tcp, client) in &half {
+            let end = tcp.try_read(&mut [0]);
+            assert!(end.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "it was dropped");
+            assert!(!client.is_finished());
+        }
+    });
+}
+
+/// The listener drops each of these peers within the handshake timeout.
+#[test]
+fn misbehaving_peers_are_dropped() {
+    Runtime::Idle.run(async {
+        let mut listener = listen(Config::default().handshake_timeout(Duration::from_millis(500))).await;
+        let other_version = [&MAGIC[..], &[0xff, 0x7f, 1, 0, 0, 0, 0, 0]].concat();
+        let too_long = [&MAGIC[..], &[1, 0, 1, 0, 0xff, 0xff, 0xff, 0xff]].concat();
+        let unknown_type = [&MAGIC[..], &[1, 0, 99, 0, 0, 0, 0, 0]].concat();
+        let mut rude = Vec::new();
+        for bytes in
+            [&[0; 100][..], b"", &MAGIC[..5], &MAGIC, &other_version, &too_long, &unknown_type, b"hello"]
+        {
+            rude.push(raw(&listener, bytes).await);
+        }
+        let client = dial(&listener, Config::default()).await.unwrap();
+        let server = listener.next().await.unwrap();
+        assert_eq!((client.info().verdict(), server.info().verdict()), (Verdict::Rdma, Verdict::Rdma));
+        for (index, mut tcp) in rude.into_iter().enumerate() {
+            let mut answer = Vec::new();
+            // The end may be a reset or an orderly end.
+            let end = tokio::time::timeout(Duration::from_secs(10), tcp.read_to_end(&mut answer)).await;
+            assert!(end.is_ok(), "peer {index} was not dropped");
+        }
+    });
+}
+
+#[test]
+fn a_client_of_another_version_gets_the_reason() {
+    Runtime::Idle.run(async {
+        let listener = listen(Config::default()).await;
+        let mut tcp = raw(&listener, &[&MAGIC[..], &[0xff, 0x7f, 1, 0, 0, 0, 0, 0]].concat()).await;
+        let mut answer = Vec::new();
+        let _ = tcp.read_to_end(&mut answer).await;
+        assert!(String::from_utf8_lossy(&answer).contains("version 32767"), "{answer:?}");
+    });
+}
+
+/// Starts a server that answers each hello with `answer`, and echoes the bytes of a plain client.
+async fn stock_server(answer: &'static [u8], silent: bool) -> (u16, tokio::task::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = tokio::spawn(async move {
+        loop {
+            let (mut tcp, _) = listener.accept().await.unwrap();
+            tokio::spawn(async move {
+                let mut first = [0; 8];
+                tcp.read_exact(&mut first).await.unwrap();
+                if first == MAGIC {
+                    tcp.write_all(answer).await.unwrap();
+                    if silent {
+                        tokio::time::sleep(Duration::from_secs(60)).await;
+                    }
+                    return;
+                }
+                tcp.write_all(&first).await.unwrap();
+            });
+        }
+    });
+    (port, server)
+}
+
+#[test]
+fn stock_servers_are_dialled_anew_over_tcp_and_remembered() {
+    Runtime::Idle.run(async {
+        for (answer, silent) in [
+            // The SETTINGS frame that an HTTP/2 server sends first.
+            (&[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 100][..], false),
+            (b"HTTP/1.1 400 Bad Request\r\n\r\n", false),
+            // A TLS alert.
+            (&[21, 3, 1, 0, 2, 2, 70], false),
+            (b"", false),
+            (b"", true),
+        ] {
+            let (port, server) = stock_server(answer, silent).await;
+            let dialer = Dialer::new(Config::default().handshake_timeout(Duration::from_millis(300)));
+            for _ in 0..2 {
+                let mut stream = dialer.dial("127.0.0.1", port).await.unwrap();
+                assert_eq!(stream.info().verdict(), Verdict::Tcp);
+                assert!(stream.info().reason().contains("hello"), "{}", stream.info().reason());
+                stream.write_all(b"12345678").await.unwrap();
+                let mut echo = [0; 8];
+                stream.read_exact(&mut echo).await.unwrap();
+                assert_eq!(&echo, b"12345678");
+            }
+            let strict = Dialer::new(
+                Config::default().policy(Policy::Require).handshake_timeout(Duration::from_millis(300)),
+            );
+            let error = strict.dial("127.0.0.1", port).await.unwrap_err();
+            assert!(matches!(error, ConnectError::RdmaRequired { .. }), "{error}");
+            server.abort();
+        }
+    });
+}
+
+#[test]
+fn a_connection_that_takes_too_long_is_given_up() {
+    Runtime::Idle.run(async {
+        // The backlog of the port is full, so that the kernel answers no further client.
+        let full = TcpSocket::new_v4().unwrap();
+        full.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let full = full.listen(0).unwrap();
+        let address = full.local_addr().unwrap();
+        let patience = Duration::from_millis(200);
+        let mut waiting = Vec::new();
+        while let Ok(connected) = tokio::time::timeout(patience, TcpStream::connect(address)).await {
+            waiting.push(connected.unwrap());
+            assert!(waiting.len() < 100, "the backlog never fills");
+        }
+        let dialer = Dialer::new(Config::default().connect_timeout(patience));
+        let error = dialer.dial("127.0.0.1", address.port()).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Timeout { .. }), "{error}");
+        assert!(error.to_string().contains(&address.to_string()), "{error}");
+    });
+}
+
+#[test]
+fn an_address_without_a_listener_is_an_error_that_names_the_address() {
+    Runtime::Idle.run(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let error = Dialer::new(Config::default()).dial("127.0.0.1", port).await.unwrap_err();
+        assert!(error.to_string().contains(&format!("127.0.0.1:{port}")), "{error}");
+        let error = Dialer::new(Config::default()).dial("no-such-host.invalid", 1).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Resolve { .. }), "{error}");
+    });
+}

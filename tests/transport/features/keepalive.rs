@@ -1,0 +1,55 @@
+//! HTTP/2's keepalive finds a peer that hangs, here a stopped process.
+
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tonic::Code;
+use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
+
+use support::Child;
+use support::{Over, unchanged, until};
+use support::{ScriptedGreeter, outcome, say};
+
+const OFTEN: Duration = Duration::from_millis(200);
+
+fn stop(peer: &Child) {
+    let process = Pid::from_raw(peer.process.id().try_into().unwrap()).unwrap();
+    kill_process(process, Signal::STOP).unwrap();
+}
+
+async fn start(role: String) -> Child {
+    tokio::task::spawn_blocking(move || Child::start(&[], &role)).await.unwrap()
+}
+
+#[test]
+fn a_client_notices_a_server_that_hangs() {
+    let outcome = unchanged(async |over: Over| {
+        let server = start(format!("serve {over:?} 127.0.0.1:0")).await;
+        let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", server.word)).unwrap();
+        let endpoint = endpoint.http2_keep_alive_interval(OFTEN).keep_alive_timeout(5 * OFTEN);
+        let mut client = GreeterClient::new(over.connect(endpoint).await.unwrap());
+        assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
+        let call = tokio::spawn(async move { outcome(say(&mut client, "hold").await) });
+        stop(&server);
+        call.await.unwrap()
+    });
+    assert_eq!(outcome.unwrap_err().0, Code::Unavailable);
+}
+
+#[test]
+fn a_server_notices_a_client_that_hangs() {
+    let dropped = unchanged(async |over: Over| {
+        let habits = ScriptedGreeter::new();
+        let running = over
+            .serve(&habits, |server| {
+                server.http2_keepalive_interval(Some(OFTEN)).http2_keepalive_timeout(Some(5 * OFTEN))
+            })
+            .await;
+        let client = start(format!("hold {over:?} {}", running.address)).await;
+        until(|| habits.held() == 1).await;
+        stop(&client);
+        until(|| habits.held() == 0).await;
+        habits.dropped()
+    });
+    assert_eq!(dropped, 1);
+}
