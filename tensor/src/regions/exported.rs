@@ -81,8 +81,7 @@ impl ExportedRegion {
 
     /// Returns the part that the service of the device has.
     pub(crate) fn offered(&self) -> Weak<dyn Offered> {
-        let export = Arc::downgrade(&self.export);
-        export
+        Arc::downgrade(&self.export) as Weak<dyn Offered>
     }
 
     /// Returns the name of the region.

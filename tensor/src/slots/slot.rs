@@ -61,6 +61,7 @@ enum Attachment {
     Lost(ChannelError),
 }
 
+/// An attached sender: its link, its pair of words, and its queue pair.
 #[derive(Clone, Debug)]
 pub(crate) struct Attached {
     pub(crate) link: Arc<Link>,
@@ -72,7 +73,8 @@ pub(crate) struct Attached {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Holder {
-    Nobody,
+    /// Nothing keeps senders and the receiver from the buffers.
+    Free,
     /// The receiver looks at a tensor that has arrived, so a new sender must not write there.
     Receiver,
     /// A new sender is being attached, so the tensors of the last one are not taken any more.
@@ -98,7 +100,7 @@ impl Slot {
             layout,
             memory: memory.share(),
             next: AtomicU64::new(1),
-            holder: AtomicU8::new(Holder::Nobody as u8),
+            holder: AtomicU8::new(Holder::Free as u8),
             senders: AtomicU64::new(0),
             attachment: Mutex::new(Attachment::Vacant),
             lost: AtomicBool::new(false),
@@ -204,12 +206,12 @@ impl Slot {
 
     /// Takes the buffers for `holder`. Returns false if they have a holder already.
     pub(crate) fn hold(&self, holder: Holder) -> bool {
-        let nobody = Holder::Nobody as u8;
-        self.holder.compare_exchange(nobody, holder as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        let free = Holder::Free as u8;
+        self.holder.compare_exchange(free, holder as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     pub(crate) fn let_go(&self) {
-        self.holder.store(Holder::Nobody as u8, Ordering::SeqCst);
+        self.holder.store(Holder::Free as u8, Ordering::SeqCst);
     }
 
     /// Returns whether the next tensor has arrived.
