@@ -24,7 +24,7 @@ pub(crate) type CaseChannel = Deadline<ClientCompression<Channel>>;
 
 /// The outcome of a case that did not pass.
 #[derive(Debug)]
-pub(crate) enum Ending {
+pub(crate) enum CaseError {
     /// The case can't run against this server, because of a limit of the server's library.
     Skipped(String),
     /// The case failed. The text names the expected and the actual result.
@@ -32,9 +32,9 @@ pub(crate) enum Ending {
 }
 
 /// The outcome of a case.
-pub(crate) type Outcome = Result<(), Ending>;
+pub(crate) type CaseResult = Result<(), CaseError>;
 
-impl From<Status> for Ending {
+impl From<Status> for CaseError {
     fn from(status: Status) -> Self {
         Self::Failed(format!("a call that was to succeed ended with {}", describe(&status)))
     }
@@ -47,26 +47,28 @@ pub(super) fn describe(status: &Status) -> String {
 }
 
 /// Fails unless `condition` holds. `text` names the expected and the actual result.
-pub(super) fn ensure(condition: bool, text: impl FnOnce() -> String) -> Outcome {
-    if condition { Ok(()) } else { Err(Ending::Failed(text())) }
+pub(super) fn ensure(condition: bool, text: impl FnOnce() -> String) -> CaseResult {
+    if condition { Ok(()) } else { Err(CaseError::Failed(text())) }
 }
 
 /// Fails unless the two values are equal.
-pub(super) fn ensure_eq<T: PartialEq + std::fmt::Debug>(what: &str, found: T, expected: T) -> Outcome {
+pub(super) fn ensure_eq<T: PartialEq + std::fmt::Debug>(what: &str, found: T, expected: T) -> CaseResult {
     ensure(found == expected, || format!("{what}: expected {expected:?}, found {found:?}"))
 }
 
 /// Returns the status of a call, which has to end with `code`.
-pub(super) fn ensure_code<T>(what: &str, ended: Result<T, Status>, code: Code) -> Result<Status, Ending> {
+pub(super) fn ensure_code<T>(what: &str, ended: Result<T, Status>, code: Code) -> Result<Status, CaseError> {
     match ended {
-        Ok(_) => Err(Ending::Failed(format!("{what}: expected {code:?}, found success"))),
+        Ok(_) => Err(CaseError::Failed(format!("{what}: expected {code:?}, found success"))),
         Err(status) if status.code() == code => Ok(status),
-        Err(status) => Err(Ending::Failed(format!("{what}: expected {code:?}, found {}", describe(&status)))),
+        Err(status) => {
+            Err(CaseError::Failed(format!("{what}: expected {code:?}, found {}", describe(&status))))
+        }
     }
 }
 
 /// Checks a payload of the official cases, which has `size` zeros.
-pub(super) fn ensure_zeros(what: &str, body: &Bytes, size: usize) -> Outcome {
+pub(super) fn ensure_zeros(what: &str, body: &Bytes, size: usize) -> CaseResult {
     ensure_eq(&format!("{what}: bytes of its payload"), body.len(), size)?;
     let other = body.iter().position(|byte| *byte != 0);
     ensure(other.is_none(), || format!("{what}: byte {} of its payload is not zero", other.unwrap_or(0)))

@@ -7,7 +7,7 @@ mod options;
 use std::process::ExitCode;
 use std::time::Duration;
 
-pub(crate) use case::{Ending, Session};
+pub(crate) use case::{CaseError, Session};
 pub(crate) use cases::{Case, all, find};
 pub(crate) use options::{ClientOptions, SoakOptions};
 
@@ -46,17 +46,17 @@ pub(crate) async fn run(options: &ClientOptions) -> Result<ExitCode, Failure> {
     let mut failed = false;
     let (mut verdict, mut printed) = (String::new(), String::new());
     for case in wanted {
-        let (name, ending) = match case {
+        let (name, result) = match case {
             Ok(case) => (case.name, attempt(case, &target, options.soak, &mut verdict).await),
-            Err(absent) => (absent.name, Err(Ending::Skipped(absent.reason.to_owned()))),
+            Err(absent) => (absent.name, Err(CaseError::Skipped(absent.reason.to_owned()))),
         };
         // Most runs have one verdict for all cases.
         if verdict != printed {
             output::note(&format!("connected over {verdict}"));
             printed.clone_from(&verdict);
         }
-        failed |= matches!(ending, Err(Ending::Failed(_)));
-        print_outcome(name, &ending)?;
+        failed |= matches!(result, Err(CaseError::Failed(_)));
+        print_outcome(name, &result)?;
     }
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -67,20 +67,20 @@ async fn attempt(
     target: &Target,
     soak: SoakOptions,
     verdict: &mut String,
-) -> Result<(), Ending> {
+) -> Result<(), CaseError> {
     let limit = if case.soaks { LIMIT + cases::soak_timeout(&soak) } else { LIMIT };
     let running = async {
-        let connected = target.connect().await.map_err(|error| Ending::Failed(error.to_string()))?;
+        let connected = target.connect().await.map_err(|error| CaseError::Failed(error.to_string()))?;
         *verdict = connected.verdict;
         (case.run)(Session::new(connected.channel, target.clone(), soak)).await
     };
     let ended = tokio::time::timeout(limit, running).await;
-    ended.unwrap_or_else(|_| Err(Ending::Failed(format!("it did not end within {} s", limit.as_secs()))))
+    ended.unwrap_or_else(|_| Err(CaseError::Failed(format!("it did not end within {} s", limit.as_secs()))))
 }
 
 /// Runs one case for tests, which do not check latency.
 #[cfg(test)]
-pub(crate) async fn run_case(case: &Case, target: &Target) -> Result<(), Ending> {
+pub(crate) async fn run_case(case: &Case, target: &Target) -> Result<(), CaseError> {
     let slow = LIMIT.as_secs() as u32;
     let soak = SoakOptions {
         iterations: 10,
@@ -94,11 +94,11 @@ pub(crate) async fn run_case(case: &Case, target: &Target) -> Result<(), Ending>
     attempt(case, target, soak, &mut String::new()).await
 }
 
-fn print_outcome(name: &str, ending: &Result<(), Ending>) -> Result<(), Failure> {
-    output::line(&match ending {
+fn print_outcome(name: &str, result: &Result<(), CaseError>) -> Result<(), Failure> {
+    output::line(&match result {
         Ok(()) => format!("{name} ok"),
-        Err(Ending::Skipped(reason)) => format!("{name} skipped: {}", one_line(reason)),
-        Err(Ending::Failed(reason)) => format!("{name} failed: {}", one_line(reason)),
+        Err(CaseError::Skipped(reason)) => format!("{name} skipped: {}", one_line(reason)),
+        Err(CaseError::Failed(reason)) => format!("{name} failed: {}", one_line(reason)),
     })
 }
 

@@ -11,7 +11,7 @@ mod wrong_servers;
 
 use tonic::service::Routes;
 
-use crate::client::{Ending, find, run_case};
+use crate::client::{CaseError, find, run_case};
 use crate::server::routes;
 use crate::tls::ServerTls;
 use crate::transport::{Listener, Target, Transport};
@@ -50,7 +50,7 @@ async fn failure(name: &str, target: &Target) -> Option<String> {
     let case = find(name).unwrap().unwrap();
     match run_case(case, target).await {
         Ok(()) => None,
-        Err(Ending::Failed(reason)) => Some(reason),
-        Err(Ending::Skipped(reason)) => panic!("{name} skipped: {reason}"),
+        Err(CaseError::Failed(reason)) => Some(reason),
+        Err(CaseError::Skipped(reason)) => panic!("{name} skipped: {reason}"),
     }
 }

@@ -102,13 +102,13 @@ impl JsonFile {
 
     pub(super) fn write(self, rows: &[Row]) -> Result<(), Failure> {
         #[derive(Serialize)]
-        struct Named<'a> {
+        struct RowWithSummary<'a> {
             #[serde(flatten)]
             row: &'a Row,
             #[serde(flatten)]
             summary: Summary,
         }
-        let rows: Vec<_> = rows.iter().map(|row| Named { row, summary: row.summary() }).collect();
+        let rows: Vec<_> = rows.iter().map(|row| RowWithSummary { row, summary: row.summary() }).collect();
         let mut writer = BufWriter::new(self.file);
         let document = serde_json::json!({ "rows": rows });
         let written = serde_json::to_writer_pretty(&mut writer, &document).map_err(std::io::Error::from);

@@ -18,7 +18,7 @@ use crate::Failure;
 const LARGEST: u64 = 1 << 20;
 
 /// A file, and the flag that names it.
-pub(super) type Named<'a> = (&'static str, &'a Path);
+pub(super) type FlagFile<'a> = (&'static str, &'a Path);
 
 /// Reads certificates of authorities.
 pub(super) fn authorities(flag: &'static str, path: &Path) -> Result<Certificate, Failure> {
@@ -34,7 +34,7 @@ pub(super) fn authorities(flag: &'static str, path: &Path) -> Result<Certificate
 }
 
 /// Reads a certificate, and checks that the key belongs to it.
-pub(super) fn identity(certificate: Named<'_>, key: Named<'_>) -> Result<Identity, Failure> {
+pub(super) fn identity(certificate: FlagFile<'_>, key: FlagFile<'_>) -> Result<Identity, Failure> {
     let (chain_text, key_text) = (read(certificate)?, read(key)?);
     let chain = certificates(certificate, &chain_text)?;
     for one in &chain {
@@ -57,12 +57,12 @@ pub(super) fn identity(certificate: Named<'_>, key: Named<'_>) -> Result<Identit
     Ok(Identity::from_pem(chain_text, key_text))
 }
 
-fn wrong((flag, path): Named<'_>, what: &str) -> Failure {
+fn wrong((flag, path): FlagFile<'_>, what: &str) -> Failure {
     Failure::new(format!("{flag}: {}: {what}", path.display()))
 }
 
 /// Reads a regular file. It refuses pipes, which could block.
-fn read(file: Named<'_>) -> Result<Vec<u8>, Failure> {
+fn read(file: FlagFile<'_>) -> Result<Vec<u8>, Failure> {
     let unreadable = |error: std::io::Error| wrong(file, &format!("can't be read: {error}"));
     let metadata = std::fs::metadata(file.1).map_err(unreadable)?;
     if !metadata.is_file() {
@@ -77,7 +77,7 @@ fn read(file: Named<'_>) -> Result<Vec<u8>, Failure> {
     Ok(text)
 }
 
-fn certificates(file: Named<'_>, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, Failure> {
+fn certificates(file: FlagFile<'_>, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, Failure> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     let found = found.map_err(|error| wrong(file, &broken(&error)))?;
     if found.is_empty() {
@@ -86,7 +86,7 @@ fn certificates(file: Named<'_>, text: &[u8]) -> Result<Vec<CertificateDer<'stat
     Ok(found)
 }
 
-fn private_key(file: Named<'_>, text: &[u8]) -> Result<PrivateKeyDer<'static>, Failure> {
+fn private_key(file: FlagFile<'_>, text: &[u8]) -> Result<PrivateKeyDer<'static>, Failure> {
     match PrivateKeyDer::from_pem_slice(text) {
         Ok(key) => Ok(key),
         Err(pem::Error::NoItemsFound) => {

@@ -101,7 +101,7 @@ pub(super) type Reader = (PeerId, RequestId);
 
 #[derive(Debug)]
 pub(super) struct OfferTable<T> {
-    entries: HashMap<TensorKey, Entry<T>>,
+    entries: HashMap<TensorKey, TableEntry<T>>,
     offers: usize,
     bytes: u64,
     max_offers: usize,
@@ -110,14 +110,14 @@ pub(super) struct OfferTable<T> {
 
 /// An entry has an offer, or requests that wait, or both.
 #[derive(Debug)]
-struct Entry<T> {
-    kept: Option<Kept<T>>,
+struct TableEntry<T> {
+    kept: Option<KeptOffer<T>>,
     /// Requests without a share of the offer, in the order in which they came.
     waiting: VecDeque<Reader>,
 }
 
 #[derive(Debug)]
-struct Kept<T> {
+struct KeptOffer<T> {
     offer: OfferedTensor<T>,
     /// Number of shares that are not used up.
     left: u32,
@@ -170,7 +170,7 @@ impl<T> OfferTable<T> {
         })?;
         self.offers += 1;
         self.entry(key).kept =
-            Some(Kept { offer, left: readers, taken: 0, closed: false, served: Vec::new() });
+            Some(KeptOffer { offer, left: readers, taken: 0, closed: false, served: Vec::new() });
         Ok(())
     }
 
@@ -235,11 +235,11 @@ impl<T> OfferTable<T> {
         Some(free)
     }
 
-    fn entry(&mut self, key: &TensorKey) -> &mut Entry<T> {
-        self.entries.entry(key.clone()).or_insert_with(|| Entry { kept: None, waiting: VecDeque::new() })
+    fn entry(&mut self, key: &TensorKey) -> &mut TableEntry<T> {
+        self.entries.entry(key.clone()).or_insert_with(|| TableEntry { kept: None, waiting: VecDeque::new() })
     }
 
-    fn change(&mut self, key: &TensorKey, change: impl FnOnce(&mut Kept<T>)) {
+    fn change(&mut self, key: &TensorKey, change: impl FnOnce(&mut KeptOffer<T>)) {
         let Some(entry) = self.entries.get_mut(key) else { return };
         entry.kept.as_mut().map(change);
         if let Some(spent) = entry.kept.take_if(|kept| kept.left == 0) {

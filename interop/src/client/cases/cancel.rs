@@ -7,13 +7,13 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request};
 
 use super::streaming::{ensure_reply, next_reply, output_request};
-use crate::client::case::{Ending, Outcome, Session, ensure_code};
+use crate::client::case::{CaseError, CaseResult, Session, ensure_code};
 use crate::proto::testing::StreamingInputCallRequest;
 
 /// Time after which a call's head is on its way.
 const HEAD_SENT: Duration = Duration::from_millis(20);
 
-pub(super) async fn cancel_after_begin(session: Session) -> Outcome {
+pub(super) async fn cancel_after_begin(session: Session) -> CaseResult {
     let mut request = Request::new(tokio_stream::pending::<StreamingInputCallRequest>());
     let handle = request.cancellation_handle();
     let mut client = session.official();
@@ -25,13 +25,13 @@ pub(super) async fn cancel_after_begin(session: Session) -> Outcome {
     check_connection(&session).await
 }
 
-pub(super) async fn cancel_after_first_response(session: Session) -> Outcome {
+pub(super) async fn cancel_after_first_response(session: Session) -> CaseResult {
     let (sender, requests) = mpsc::channel(1);
     let mut request = Request::new(ReceiverStream::new(requests));
     let handle = request.cancellation_handle();
     // The request goes before the call, because many servers send no head before they have a reply.
     let sent = sender.send(output_request(&[31_415], 27_182)).await;
-    sent.map_err(|_| Ending::Failed("the first request could not be given to the call".to_owned()))?;
+    sent.map_err(|_| CaseError::Failed("the first request could not be given to the call".to_owned()))?;
     let mut replies = session.official().full_duplex_call(request).await?.into_inner();
     let reply = next_reply("the first request", &mut replies).await?;
     ensure_reply("the first reply", reply, 31_415)?;
@@ -40,12 +40,12 @@ pub(super) async fn cancel_after_first_response(session: Session) -> Outcome {
     check_connection(&session).await
 }
 
-pub(super) async fn timeout_on_sleeping_server(session: Session) -> Outcome {
+pub(super) async fn timeout_on_sleeping_server(session: Session) -> CaseResult {
     let (sender, requests) = mpsc::channel(1);
     let mut request = Request::new(ReceiverStream::new(requests));
     request.set_timeout(Duration::from_millis(1));
     let sent = sender.send(output_request(&[], 27_182)).await;
-    sent.map_err(|_| Ending::Failed("the request could not be given to the call".to_owned()))?;
+    sent.map_err(|_| CaseError::Failed("the request could not be given to the call".to_owned()))?;
     // The sender stays open, so that the server waits for more requests.
     let ended = match session.official().full_duplex_call(request).await {
         Ok(reply) => reply.into_inner().message().await,
@@ -57,6 +57,6 @@ pub(super) async fn timeout_on_sleeping_server(session: Session) -> Outcome {
 }
 
 /// Checks that the connection still works after the end of a call.
-async fn check_connection(session: &Session) -> Outcome {
+async fn check_connection(session: &Session) -> CaseResult {
     super::official::empty_unary(session.clone()).await
 }

@@ -8,7 +8,7 @@ use super::checked_calls::CheckedContent;
 use super::compressed::flags;
 use super::status::SPECIAL;
 use super::streaming::{ensure_end, next_reply};
-use crate::client::case::{Ending, Outcome, Session, ensure_code, ensure_eq};
+use crate::client::case::{CaseError, CaseResult, Session, ensure_code, ensure_eq};
 use crate::proto::checked::FailRequest;
 
 /// Content that repeats after 4000 bytes, because some libraries send content plain that does not compress.
@@ -16,12 +16,12 @@ const REPEATING: CheckedContent = CheckedContent { period: 1000 };
 
 const SIZES: [usize; 3] = [20_000, 1 << 20, 4 << 20];
 
-pub(super) async fn checked_gzip(session: Session) -> Outcome {
+pub(super) async fn checked_gzip(session: Session) -> CaseResult {
     compressed_both_ways(session, CompressionEncoding::Gzip).await
 }
 
 /// Skips the case if the server reports that it has no zstd; most other libraries have none.
-pub(super) async fn checked_zstd(session: Session) -> Outcome {
+pub(super) async fn checked_zstd(session: Session) -> CaseResult {
     let probe = session
         .checked()
         .send_compressed(CompressionEncoding::Zstd)
@@ -29,13 +29,13 @@ pub(super) async fn checked_zstd(session: Session) -> Outcome {
         .await;
     match probe {
         Err(status) if status.code() == Code::Unimplemented => {
-            Err(Ending::Skipped(format!("the server takes no zstd: {}", status.message())))
+            Err(CaseError::Skipped(format!("the server takes no zstd: {}", status.message())))
         }
         _ => compressed_both_ways(session, CompressionEncoding::Zstd).await,
     }
 }
 
-async fn compressed_both_ways(session: Session, encoding: CompressionEncoding) -> Outcome {
+async fn compressed_both_ways(session: Session, encoding: CompressionEncoding) -> CaseResult {
     let mut client = session.checked().send_compressed(encoding).accept_compressed(encoding);
     for (index, size) in (0..).zip(SIZES) {
         let reply = client.unary(REPEATING.request(index, size, size)).await?;
@@ -63,7 +63,7 @@ async fn compressed_both_ways(session: Session, encoding: CompressionEncoding) -
 }
 
 /// Checks that a google.rpc.Status arrives complete, with a message that needs escapes, and a trailer.
-pub(super) async fn checked_status_details(session: Session) -> Outcome {
+pub(super) async fn checked_status_details(session: Session) -> CaseResult {
     let mut details =
         ErrorDetails::with_error_info("CHECKED", "interop.test", [("key".to_owned(), "😈".to_owned())]);
     details.add_bad_request_violation("payload", SPECIAL);
@@ -81,7 +81,7 @@ pub(super) async fn checked_status_details(session: Session) -> Outcome {
     ensure_eq("the details' bytes", status.details(), example.details())?;
     let found = status.check_error_details();
     let found =
-        found.map_err(|error| Ending::Failed(format!("the details are no google.rpc.Status: {error}")))?;
+        found.map_err(|error| CaseError::Failed(format!("the details are no google.rpc.Status: {error}")))?;
     ensure_eq("the details", format!("{found:?}"), format!("{details:?}"))?;
     let trailer = status.metadata().get_bin("x-checked-bin").and_then(|value| value.to_bytes().ok());
     ensure_eq("the trailer x-checked-bin", trailer.as_deref(), Some(example.details()))

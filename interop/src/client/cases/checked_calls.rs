@@ -6,7 +6,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 use super::streaming::{ensure_end, next_reply};
-use crate::client::case::{Ending, Outcome, Session, ensure, ensure_eq};
+use crate::client::case::{CaseError, CaseResult, Session, ensure, ensure_eq};
 use crate::content::Content;
 use crate::proto::checked::{CheckedReply, CheckedRequest};
 
@@ -36,7 +36,7 @@ impl CheckedContent {
     }
 
     /// Checks the reply to the [`request`](Self::request) with these arguments.
-    pub(super) fn check(self, reply: &CheckedReply, index: u32, there: usize, back: usize) -> Outcome {
+    pub(super) fn check(self, reply: &CheckedReply, index: u32, there: usize, back: usize) -> CaseResult {
         let what = format!("call {index}, {there} bytes there and {back} back");
         ensure_eq(&format!("{what}: bytes that the server received"), reply.received_bytes, there as u64)?;
         ensure(reply.first_mismatch == 0, || {
@@ -56,14 +56,14 @@ fn seed(index: u32) -> u32 {
 const PLAIN: CheckedContent = CheckedContent { period: 0 };
 
 /// Checks that the payload of `reply` is `content`, with `bytes` bytes.
-fn ensure_content(what: &str, reply: &CheckedReply, content: Content, bytes: usize) -> Outcome {
+fn ensure_content(what: &str, reply: &CheckedReply, content: Content, bytes: usize) -> CaseResult {
     ensure_eq(&format!("{what}: seed of the reply"), reply.seed, content.seed)?;
     ensure_eq(&format!("{what}: bytes of the reply"), reply.payload.len(), bytes)?;
     let wrong = content.first_mismatch(&reply.payload);
     ensure(wrong.is_none(), || format!("{what}: byte {} of the reply is wrong", wrong.unwrap_or(0)))
 }
 
-pub(super) async fn checked_unary(session: Session) -> Outcome {
+pub(super) async fn checked_unary(session: Session) -> CaseResult {
     let mut client = session.checked();
     for (index, there) in (0..).zip(SIZES) {
         for back in [there, 0, 1000] {
@@ -77,7 +77,7 @@ pub(super) async fn checked_unary(session: Session) -> Outcome {
     Ok(())
 }
 
-pub(super) async fn checked_concurrent(session: Session) -> Outcome {
+pub(super) async fn checked_concurrent(session: Session) -> CaseResult {
     let mut calls = JoinSet::new();
     for index in 0..CONCURRENT {
         let mut client = session.checked();
@@ -89,12 +89,12 @@ pub(super) async fn checked_concurrent(session: Session) -> Outcome {
         });
     }
     while let Some(ended) = calls.join_next().await {
-        ended.map_err(|error| Ending::Failed(format!("a call's task ended: {error}")))??;
+        ended.map_err(|error| CaseError::Failed(format!("a call's task ended: {error}")))??;
     }
     Ok(())
 }
 
-pub(super) async fn checked_client_streaming(session: Session) -> Outcome {
+pub(super) async fn checked_client_streaming(session: Session) -> CaseResult {
     let requests: Vec<_> = (0..).zip(SIZES).map(|(index, size)| PLAIN.request(index, size, 0)).collect();
     let reply = session.checked().collect(tokio_stream::iter(requests)).await?.into_inner();
     let total = SIZES.iter().sum::<usize>() as u64;
@@ -104,7 +104,7 @@ pub(super) async fn checked_client_streaming(session: Session) -> Outcome {
     })
 }
 
-pub(super) async fn checked_server_streaming(session: Session) -> Outcome {
+pub(super) async fn checked_server_streaming(session: Session) -> CaseResult {
     for (count, bytes) in [(0, 100), (1, 8 << 20), (20, 300_000), (500, 1000)] {
         check_replies(&session, count, bytes).await?;
     }
@@ -112,7 +112,7 @@ pub(super) async fn checked_server_streaming(session: Session) -> Outcome {
 }
 
 /// Checks `count` replies to one request, after which the client's side of the call is closed.
-async fn check_replies(session: &Session, count: u32, bytes: usize) -> Outcome {
+async fn check_replies(session: &Session, count: u32, bytes: usize) -> CaseResult {
     let request = CheckedRequest { count, ..PLAIN.request(count, 5000, bytes) };
     let seed = request.reply_seed;
     let mut replies = session.checked().produce(request).await?.into_inner();
@@ -126,12 +126,12 @@ async fn check_replies(session: &Session, count: u32, bytes: usize) -> Outcome {
     ensure_end(&mut replies).await
 }
 
-pub(super) async fn checked_ping_pong(session: Session) -> Outcome {
+pub(super) async fn checked_ping_pong(session: Session) -> CaseResult {
     let (sender, requests) = mpsc::channel(1);
     let back = |index: u32| SIZES[SIZES.len() - 1 - index as usize];
     let send = async |index: u32, there| {
         let sent = sender.send(PLAIN.request(index, there, back(index))).await;
-        sent.map_err(|_| Ending::Failed(format!("request {index}: the call ended before it")))
+        sent.map_err(|_| CaseError::Failed(format!("request {index}: the call ended before it")))
     };
     // The first request goes before the call, because many servers send no head before they have a reply.
     send(0, SIZES[0]).await?;
@@ -149,7 +149,7 @@ pub(super) async fn checked_ping_pong(session: Session) -> Outcome {
 
 /// Sends all requests and closes the client's stream before it reads the first of many replies. The flow control windows keep
 /// the replies at the server.
-pub(super) async fn checked_half_close(session: Session) -> Outcome {
+pub(super) async fn checked_half_close(session: Session) -> CaseResult {
     const COUNT: u32 = 64;
     const BYTES: usize = 256 << 10;
     let requests: Vec<_> = (0..COUNT).map(|index| PLAIN.request(index, 10, BYTES)).collect();

@@ -5,7 +5,7 @@ use tonic::{Code, Request};
 
 use super::official::{large, zeros};
 use super::streaming::{ensure_end, ensure_reply, next_reply};
-use crate::client::case::{Outcome, Session, ensure_code, ensure_eq, ensure_zeros};
+use crate::client::case::{CaseResult, Session, ensure_code, ensure_eq, ensure_zeros};
 use crate::compression::{Flags, Received, Sent, Wanted};
 use crate::proto::testing::{
     BoolValue, ResponseParameters, SimpleRequest, StreamingInputCallRequest, StreamingOutputCallRequest,
@@ -28,7 +28,7 @@ pub(super) fn flags(extensions: &http::Extensions) -> (Vec<bool>, Vec<bool>) {
     (received.unwrap_or_default(), sent.unwrap_or_default())
 }
 
-pub(super) async fn client_compressed_unary(session: Session) -> Outcome {
+pub(super) async fn client_compressed_unary(session: Session) -> CaseResult {
     let mut client = session.official_compressed();
     let probe = with_flags(SimpleRequest { expect_compressed: YES, ..large() }, [false]);
     let refused = client.unary_call(probe).await;
@@ -49,7 +49,7 @@ pub(super) async fn client_compressed_unary(session: Session) -> Outcome {
 
 /// Sends plain requests: they do not announce compression by `expect_compressed`, and gRPC's own server in C++ refuses compressed
 /// requests without this field.
-pub(super) async fn server_compressed_unary(session: Session) -> Outcome {
+pub(super) async fn server_compressed_unary(session: Session) -> CaseResult {
     let mut client = session.official_accepting();
     for (response_compressed, compressed) in [(YES, true), (NO, false)] {
         let reply = client.unary_call(SimpleRequest { response_compressed, ..large() }).await?;
@@ -59,7 +59,7 @@ pub(super) async fn server_compressed_unary(session: Session) -> Outcome {
     Ok(())
 }
 
-pub(super) async fn client_compressed_streaming(session: Session) -> Outcome {
+pub(super) async fn client_compressed_streaming(session: Session) -> CaseResult {
     let mut client = session.official_compressed();
     let message =
         |size, expect_compressed| StreamingInputCallRequest { payload: zeros(size), expect_compressed };
@@ -77,7 +77,7 @@ pub(super) async fn client_compressed_streaming(session: Session) -> Outcome {
     ensure_eq("bytes that the server counted", reply.into_inner().aggregated_payload_size, 73_086)
 }
 
-pub(super) async fn server_compressed_streaming(session: Session) -> Outcome {
+pub(super) async fn server_compressed_streaming(session: Session) -> CaseResult {
     let sizes = [(31_415, true), (92_653, false)];
     let parameters = sizes.map(|(size, value)| ResponseParameters {
         size,

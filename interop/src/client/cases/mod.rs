@@ -14,10 +14,10 @@ use std::pin::Pin;
 
 pub(crate) use soak::timeout as soak_timeout;
 
-use super::case::{Outcome, Session};
+use super::case::{CaseResult, Session};
 use crate::Failure;
 
-type CaseFuture = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+type CaseFuture = Pin<Box<dyn Future<Output = CaseResult> + Send>>;
 
 /// A test case.
 #[derive(Debug)]

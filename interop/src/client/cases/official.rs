@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::task::JoinSet;
 use tonic::{Code, Request};
 
-use crate::client::case::{Ending, Outcome, Session, ensure, ensure_code, ensure_eq, ensure_zeros};
+use crate::client::case::{CaseError, CaseResult, Session, ensure, ensure_code, ensure_eq, ensure_zeros};
 use crate::proto::testing::{Empty, Payload, SimpleRequest};
 
 const REQUEST: usize = 271_828;
@@ -33,17 +33,17 @@ fn large_of(body: Bytes) -> SimpleRequest {
     SimpleRequest { response_size: RESPONSE as i32, payload: payload(body), ..Default::default() }
 }
 
-pub(super) async fn empty_unary(session: Session) -> Outcome {
+pub(super) async fn empty_unary(session: Session) -> CaseResult {
     let reply = session.official().empty_call(Empty {}).await?.into_inner();
     ensure_eq("the reply", reply, Empty {})
 }
 
-pub(super) async fn large_unary(session: Session) -> Outcome {
+pub(super) async fn large_unary(session: Session) -> CaseResult {
     let reply = session.official().unary_call(large()).await?.into_inner();
     ensure_zeros("the reply", &reply.payload.unwrap_or_default().body, RESPONSE)
 }
 
-pub(super) async fn concurrent_large_unary(session: Session) -> Outcome {
+pub(super) async fn concurrent_large_unary(session: Session) -> CaseResult {
     let body: Bytes = vec![0; REQUEST].into();
     let mut calls = JoinSet::new();
     for _ in 0..CONCURRENT {
@@ -55,7 +55,7 @@ pub(super) async fn concurrent_large_unary(session: Session) -> Outcome {
         });
     }
     while let Some(ended) = calls.join_next().await {
-        ended.map_err(|error| Ending::Failed(format!("a call's task ended: {error}")))??;
+        ended.map_err(|error| CaseError::Failed(format!("a call's task ended: {error}")))??;
     }
     Ok(())
 }
@@ -63,7 +63,7 @@ pub(super) async fn concurrent_large_unary(session: Session) -> Outcome {
 /// Checks that the reply is a time, and that caches may keep it. In the official case the second reply may come from a cache; here
 /// there is none. The times are not compared, because gRPC's own server in C++ sends the nanoseconds within the second, and a
 /// clock may go back.
-pub(super) async fn cacheable_unary(session: Session) -> Outcome {
+pub(super) async fn cacheable_unary(session: Session) -> CaseResult {
     let before = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let body: Bytes = before.to_string().into();
     for _ in 0..2 {
@@ -83,12 +83,12 @@ pub(super) async fn cacheable_unary(session: Session) -> Outcome {
     Ok(())
 }
 
-pub(super) async fn unimplemented_method(session: Session) -> Outcome {
+pub(super) async fn unimplemented_method(session: Session) -> CaseResult {
     let ended = session.official().unimplemented_call(Empty {}).await;
     ensure_code("a method that no server implements", ended, Code::Unimplemented).map(drop)
 }
 
-pub(super) async fn unimplemented_service(session: Session) -> Outcome {
+pub(super) async fn unimplemented_service(session: Session) -> CaseResult {
     let ended = session.unimplemented().unimplemented_call(Empty {}).await;
     ensure_code("a service that no server has", ended, Code::Unimplemented).map(drop)
 }

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::official::payload;
-use crate::client::case::{Ending, Outcome, Session, ensure, ensure_zeros};
+use crate::client::case::{CaseError, CaseResult, Session, ensure, ensure_zeros};
 use crate::client::options::SoakOptions;
 use crate::proto::testing::SimpleRequest;
 
@@ -19,15 +19,15 @@ pub(crate) fn timeout(options: &SoakOptions) -> Duration {
     given.unwrap_or(Duration::from_millis(default))
 }
 
-pub(super) async fn rpc_soak(session: Session) -> Outcome {
+pub(super) async fn rpc_soak(session: Session) -> CaseResult {
     soak(session, false).await
 }
 
-pub(super) async fn channel_soak(session: Session) -> Outcome {
+pub(super) async fn channel_soak(session: Session) -> CaseResult {
     soak(session, true).await
 }
 
-async fn soak(session: Session, new_channels: bool) -> Outcome {
+async fn soak(session: Session, new_channels: bool) -> CaseResult {
     let options = session.soak;
     let body: Bytes = vec![0; options.request_size as usize].into();
     let body = Arc::new(body);
@@ -39,7 +39,8 @@ async fn soak(session: Session, new_channels: bool) -> Outcome {
     let deadline = Instant::now() + timeout(&options);
     let (mut done, mut failures) = (0, Vec::new());
     while let Ok(Some(ended)) = tokio::time::timeout_at(deadline, threads.join_next()).await {
-        let thread = ended.map_err(|error| Ending::Failed(format!("a task of the soak ended: {error}")))?;
+        let thread =
+            ended.map_err(|error| CaseError::Failed(format!("a task of the soak ended: {error}")))?;
         done += u64::from(options.iterations);
         failures.extend(thread);
     }
@@ -61,7 +62,7 @@ async fn run_thread(session: Session, new_channels: bool, body: Arc<Bytes>) -> V
         let ended = call(&session, new_channels, Bytes::clone(&body)).await;
         let (taken, limit) = (started.elapsed(), Duration::from_millis(session.soak.max_latency_ms.into()));
         match ended {
-            Err(Ending::Failed(reason) | Ending::Skipped(reason)) => {
+            Err(CaseError::Failed(reason) | CaseError::Skipped(reason)) => {
                 failures.push(format!("call {iteration}: {reason}"));
             }
             Ok(()) if taken > limit => {
@@ -73,9 +74,10 @@ async fn run_thread(session: Session, new_channels: bool, body: Arc<Bytes>) -> V
     failures
 }
 
-async fn call(session: &Session, new_channel: bool, body: Bytes) -> Outcome {
+async fn call(session: &Session, new_channel: bool, body: Bytes) -> CaseResult {
     let session = if new_channel {
-        let connected = session.target.connect().await.map_err(|error| Ending::Failed(error.to_string()))?;
+        let connected =
+            session.target.connect().await.map_err(|error| CaseError::Failed(error.to_string()))?;
         Session::new(connected.channel, session.target.clone(), session.soak)
     } else {
         session.clone()

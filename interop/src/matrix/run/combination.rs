@@ -18,8 +18,8 @@ const CASE: Duration = Duration::from_secs(40);
 /// Time limit of a client that runs all cases one after the other.
 const ALL: Duration = Duration::from_secs(300);
 
-/// The case for connections that have to be refused.
-const REFUSAL_CASE: &str = "empty_unary";
+/// The case with a single call, for connections that have to be refused and for the peer's name.
+const SINGLE_CALL: &str = "empty_unary";
 
 /// The servers and bridges of one combination. Dropping it ends them.
 struct Combination<'a> {
@@ -49,7 +49,7 @@ pub(crate) async fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result
         .into_iter()
         .partition(|case| peer.lacks(direction.side(), case).is_none());
     let mut outcomes = combination.call(&cases, None).await?;
-    outcomes.extend(combination.faults().await?);
+    outcomes.extend(combination.refusals().await?);
     if !cases.is_empty() {
         combination.check_rdma().await?;
     }
@@ -69,7 +69,7 @@ pub(crate) async fn run(plan: &Plan, peer: Peer, direction: Direction) -> Result
 pub(crate) async fn name(plan: &Plan, peer: Peer) -> Result<String, Failure> {
     let (mut server, port) = our_server(plan, None, "tcp").await?;
     let called =
-        process::finish("the client", &mut peer.client(&plan.places, port, REFUSAL_CASE), CASE).await?;
+        process::finish("the client", &mut peer.client(&plan.places, port, SINGLE_CALL), CASE).await?;
     let name = server.log().await.lines().find_map(|line| line.strip_prefix("called by "));
     match name {
         Some(name) if called.succeeded() => Ok(printable(name)),
@@ -130,15 +130,15 @@ impl<'a> Combination<'a> {
     }
 
     /// Checks, with TLS, that the server or the client refuses connections with each fault.
-    async fn faults(&self) -> Result<Outcomes, Failure> {
+    async fn refusals(&self) -> Result<Outcomes, Failure> {
         let mut outcomes = Outcomes::new();
         let Some(tls) = &self.tls else { return Ok(outcomes) };
         for fault in ClientFault::ALL {
             let outcome = match tls.lacks(self.command_line(), fault) {
                 Some(reason) => Outcome::NotApplicable(reason.to_owned()),
                 None => {
-                    let mut called = self.call(&[REFUSAL_CASE.to_owned()], Some(fault)).await?;
-                    fault.judge(called.remove(REFUSAL_CASE).ok_or("the client was not run")?)
+                    let mut called = self.call(&[SINGLE_CALL.to_owned()], Some(fault)).await?;
+                    fault.judge(called.remove(SINGLE_CALL).ok_or("the client was not run")?)
                 }
             };
             outcomes.insert(fault.name().to_owned(), outcome);

@@ -145,7 +145,7 @@ fn each_request_gets_one_result_from_a_hostile_provider() {
 
 /// A sink without content.
 #[derive(Debug)]
-struct Memory;
+struct EmptySink;
 
 #[derive(Default)]
 struct Log {
@@ -157,10 +157,14 @@ struct Log {
 }
 
 impl Log {
-    fn allocate(&mut self, requester: &mut Requester<Memory>) -> Vec<RequesterAction<Memory>> {
+    fn allocate(&mut self, requester: &mut Requester<EmptySink>) -> Vec<RequesterAction<EmptySink>> {
         let Some((request_id, metadata)) = self.allocations.pop() else { return Vec::new() };
         self.sinks += 1;
-        requester.sink_ready(request_id, Memory, SinkLocation { address: 0, rkey: 0, length: metadata.bytes })
+        requester.sink_ready(
+            request_id,
+            EmptySink,
+            SinkLocation { address: 0, rkey: 0, length: metadata.bytes },
+        )
     }
 
     /// Notes a cancellation, which has no effect on a request with a result.
@@ -170,7 +174,7 @@ impl Log {
         }
     }
 
-    fn follow(&mut self, actions: Vec<RequesterAction<Memory>>) {
+    fn follow(&mut self, actions: Vec<RequesterAction<EmptySink>>) {
         for action in actions {
             match action {
                 RequesterAction::Send(_) => {}
@@ -178,9 +182,9 @@ impl Log {
                     assert!(metadata.bytes <= RequesterSettings::default().max_tensor_bytes);
                     self.allocations.push((request_id, metadata));
                 }
-                RequesterAction::Free(Memory) => self.sinks -= 1,
+                RequesterAction::Free(EmptySink) => self.sinks -= 1,
                 RequesterAction::Finished { request_id, result } => {
-                    if let RequestOutcome::Arrived { sink: Memory, .. } = result {
+                    if let RequestOutcome::Arrived { sink: EmptySink, .. } = result {
                         self.sinks -= 1;
                     }
                     assert!(!self.cancelled.contains(&request_id), "a result for a cancelled request");

@@ -62,7 +62,7 @@ impl Faults {
 }
 
 /// The offer of a tensor, which happens once.
-enum Offered {
+enum OfferRecord {
     Tensor(WireMetadata, Weak<Vec<u8>>, Vec<u8>),
     Dead,
     Failed(Failure),
@@ -70,7 +70,7 @@ enum Offered {
 
 struct Run {
     world: World,
-    offered: HashMap<(&'static str, u64), Offered>,
+    offered: HashMap<(&'static str, u64), OfferRecord>,
     dead: Vec<Peer>,
     faults: Faults,
     random: Random,
@@ -172,17 +172,17 @@ impl Run {
 
     fn offer_this(&mut self, name: &'static str, step: u64) {
         let (offer, offered) = match self.random.below(8) {
-            0 => (OfferedTensor::Dead, Offered::Dead),
+            0 => (OfferedTensor::Dead, OfferRecord::Dead),
             1 => {
                 let failure = Failure::new(Code::DataLoss, format!("{name} of step {step} is lost"));
-                (OfferedTensor::Failed(failure.clone()), Offered::Failed(failure))
+                (OfferedTensor::Failed(failure.clone()), OfferRecord::Failed(failure))
             }
             _ => {
                 // The shape changes from some steps to the next.
                 let metadata = metadata(&[self.random.below(3), 5]);
                 let bytes = (0..metadata.bytes).map(|_| self.random.below(256) as u8).collect::<Vec<_>>();
                 let handle: Handle = Arc::new(bytes.clone());
-                let offered = Offered::Tensor(metadata, Arc::downgrade(&handle), bytes);
+                let offered = OfferRecord::Tensor(metadata, Arc::downgrade(&handle), bytes);
                 (OfferedTensor::Tensor(handle, metadata), offered)
             }
         };
@@ -239,7 +239,7 @@ impl Run {
     fn check(&self) {
         self.world.assert_nothing_left();
         for (tag, offered) in &self.offered {
-            if let Offered::Tensor(_, handle, _) = offered {
+            if let OfferRecord::Tensor(_, handle, _) = offered {
                 assert_eq!(handle.strong_count(), 0, "{tag:?} was not released");
             }
         }
@@ -260,11 +260,13 @@ impl Run {
         let offered = self.offered.get(&(asked.name, asked.step));
         let as_offered = match (&asked.result, offered) {
             (None, _) => asked.cancelled,
-            (Some(Received::Tensor(metadata, bytes)), Some(Offered::Tensor(expected, _, content))) => {
+            (Some(Received::Tensor(metadata, bytes)), Some(OfferRecord::Tensor(expected, _, content))) => {
                 metadata == expected && bytes == content
             }
-            (Some(Received::Dead), Some(Offered::Dead)) => true,
-            (Some(Received::Failed(failure)), Some(Offered::Failed(expected))) if failure == expected => true,
+            (Some(Received::Dead), Some(OfferRecord::Dead)) => true,
+            (Some(Received::Failed(failure)), Some(OfferRecord::Failed(expected))) if failure == expected => {
+                true
+            }
             (Some(Received::Failed(failure)), _) => self.may_fail(failure.code, request_id, asked, peer),
             _ => false,
         };

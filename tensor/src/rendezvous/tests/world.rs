@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::super::offer_table::Reader;
 use super::*;
 use crate::wire::tensor_frame::{Decoded, Frame, MAX_FRAME};
 
@@ -34,7 +35,7 @@ pub(super) type Handle = Arc<Vec<u8>>;
 
 /// A sink: the address of the peer's memory.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct SinkMemory(u64);
+pub(super) struct SinkAddress(u64);
 
 /// A request and its result.
 #[derive(Debug)]
@@ -58,7 +59,7 @@ pub(super) enum Received {
 
 pub(super) struct Peer {
     pub(super) id: PeerId,
-    pub(super) requester: Requester<SinkMemory>,
+    pub(super) requester: Requester<SinkAddress>,
     pub(super) asked: HashMap<RequestId, Asked>,
     pub(super) alive: bool,
     /// Whether its process does nothing. Its earlier frames still arrive, and the device still writes its memory.
@@ -84,14 +85,11 @@ struct Write {
 
 /// The wait of an accepted request, from the view of its peer.
 #[derive(Debug)]
-struct Wait {
+struct RequestWait {
     since: Instant,
     /// Whether the request waits for a sink. Before, it waits for an offer.
     for_sink: bool,
 }
-
-/// A request: its peer and its number.
-type Reader = (PeerId, RequestId);
 
 pub(super) struct World {
     pub(super) provider: Provider<Handle>,
@@ -100,7 +98,7 @@ pub(super) struct World {
     pub(super) expired: u32,
     settings: ProviderSettings,
     /// Requests that wait.
-    waits: HashMap<Reader, Wait>,
+    waits: HashMap<Reader, RequestWait>,
     /// Requests with a last answer.
     answered: HashSet<Reader>,
     /// Requests whose deadline has passed.
@@ -188,7 +186,7 @@ impl World {
             Frame::Request(request) => {
                 let reader = (id, request.request_id);
                 if !self.answered.contains(&reader) {
-                    self.waits.entry(reader).or_insert(Wait { since: now, for_sink: false });
+                    self.waits.entry(reader).or_insert(RequestWait { since: now, for_sink: false });
                 }
                 self.provider.handle_request(id, &request, now)
             }
@@ -304,7 +302,7 @@ impl World {
             Message::Metadata { request_id, .. } => {
                 let wait =
                     self.waits.get_mut(&(peer, request_id)).expect("metadata for a request that waits");
-                *wait = Wait { since: self.now, for_sink: true };
+                *wait = RequestWait { since: self.now, for_sink: true };
                 return;
             }
             Message::Written { request_id, .. }
@@ -385,7 +383,7 @@ impl Peer {
             self.next_address += length + 1;
             self.granted.insert(address, vec![0xee; length as usize]);
             let place = SinkLocation { address, rkey: address as u32, length };
-            self.requester.sink_ready(request_id, SinkMemory(address), place)
+            self.requester.sink_ready(request_id, SinkAddress(address), place)
         };
         self.follow(actions);
         true
@@ -397,14 +395,14 @@ impl Peer {
         memory[..bytes.len()].copy_from_slice(bytes);
     }
 
-    fn follow(&mut self, actions: Vec<RequesterAction<SinkMemory>>) {
+    fn follow(&mut self, actions: Vec<RequesterAction<SinkAddress>>) {
         for action in actions {
             match action {
                 RequesterAction::Send(message) => self.to_provider.push_back(encoded(&message)),
                 RequesterAction::Allocate { request_id, metadata } => {
                     self.allocations.push((request_id, metadata));
                 }
-                RequesterAction::Free(SinkMemory(address)) => {
+                RequesterAction::Free(SinkAddress(address)) => {
                     self.granted.remove(&address).expect("a sink that is freed once");
                 }
                 RequesterAction::Finished { request_id, result } => self.finished(request_id, result),
@@ -412,9 +410,9 @@ impl Peer {
         }
     }
 
-    fn finished(&mut self, request_id: RequestId, result: RequestOutcome<SinkMemory>) {
+    fn finished(&mut self, request_id: RequestId, result: RequestOutcome<SinkAddress>) {
         let received = match result {
-            RequestOutcome::Arrived { metadata, sink: SinkMemory(address), checksum } => {
+            RequestOutcome::Arrived { metadata, sink: SinkAddress(address), checksum } => {
                 let mut bytes = self.granted.remove(&address).expect("a sink that is there");
                 bytes.truncate(metadata.bytes as usize);
                 if let Some(checksum) = checksum {
