@@ -4,7 +4,7 @@
 
 pub use crate::wire::{tensor_frame, tensor_metadata};
 
-/// See [`crate::rendezvous`].
+/// The state machine of the rendezvous.
 pub mod rendezvous {
     pub use crate::rendezvous::*;
 }
