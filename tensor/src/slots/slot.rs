@@ -12,7 +12,7 @@ use crate::control::offered::{Offered, expect_kind, internal, invalid};
 use crate::control::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply};
 use crate::error::ChannelError;
 use crate::link::Link;
-use crate::link::word_pair::{Arrivals, Owner, Tails, WordPair};
+use crate::link::word_pair::{Arrivals, PairOwner, Tails, WordPair};
 use crate::lock::lock;
 use crate::slots::layout::Layout;
 use crate::types::{Metadata, TensorSpec};
@@ -52,7 +52,7 @@ enum Attachment {
     /// No sender has attached yet.
     Vacant,
     Attached {
-        by: Attached,
+        by: AttachedSender,
         _grant: Grant,
     },
     /// The last sender is being removed: its right is being taken away.
@@ -63,7 +63,7 @@ enum Attachment {
 
 /// An attached sender: its link, its pair of words, and its queue pair.
 #[derive(Clone, Debug)]
-pub(crate) struct Attached {
+pub(crate) struct AttachedSender {
     pub(crate) link: Arc<Link>,
     pub(crate) pair: Arc<WordPair>,
     pub(crate) port: u32,
@@ -193,10 +193,10 @@ impl Slot {
             tail: self.layout.tail,
             next: Arc::new(AtomicU64::new(first)),
         };
-        let owner: Weak<dyn Owner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn Owner>));
+        let owner: Weak<dyn PairOwner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn PairOwner>));
         let pair = link.add_pair(|number| WordPair::new(number, peer_pair, Arrivals::Tails(tails), owner))?;
         let (number, place) = (pair.number(), grant.place());
-        let by = Attached { link: Arc::clone(link), pair, port };
+        let by = AttachedSender { link: Arc::clone(link), pair, port };
         *attachment = Attachment::Attached { by, _grant: grant };
         self.lost.store(false, Ordering::SeqCst);
         self.senders.fetch_add(1, Ordering::SeqCst);
@@ -222,7 +222,7 @@ impl Slot {
     }
 
     /// Returns the sender, if there is one, or an error if the last one is lost.
-    pub(crate) fn attached(&self) -> Result<Option<Attached>, ChannelError> {
+    pub(crate) fn attached(&self) -> Result<Option<AttachedSender>, ChannelError> {
         match &*lock(&self.attachment) {
             Attachment::Vacant => Ok(None),
             Attachment::Attached { by, .. } => Ok(Some(by.clone())),
@@ -295,7 +295,7 @@ impl Offered for Slot {
     }
 }
 
-impl Owner for Slot {
+impl PairOwner for Slot {
     fn link_ended(&self, fault: &ChannelError) {
         let mut attachment = lock(&self.attachment);
         let ours = matches!(&*attachment, Attachment::Attached { by, .. } if by.link.fault().is_some());
