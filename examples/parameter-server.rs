@@ -3,7 +3,7 @@
 //! one RDMA write each, and no RPC.
 //!
 //! `cargo run --example parameter-server` runs the server, which starts the workers.
-#![allow(clippy::print_stdout, reason = "an example prints its progress")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! The formats, the service, and the state machine of the rendezvous, for tests and benches.
+//! The formats, the generated code, and the state machine of the rendezvous, for tests and benches.
 //!
 //! Nothing here is a promise: any release may change or remove it.
 
@@ -10,6 +10,6 @@ pub mod rendezvous {
 }
 
 /// The generated code of `proto/tensor_device.proto`.
-pub mod tensor_device {
+pub mod proto {
     pub use crate::control::proto::*;
 }

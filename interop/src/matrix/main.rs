@@ -3,6 +3,7 @@
 //! Each case is compared with a control: the same peer over plain TCP and tonic's own transport. Its outcome has to be the
 //! one of the control ([`outcome::judge`]). A case that fails there too is a fault of the peer or of tonic, and has to be listed
 //! in [`outcome::upstream`], with the reason.
+#![forbid(unsafe_code)]
 
 mod certificates;
 mod direction;
