@@ -1,5 +1,6 @@
-//! A parameter server that trains: the server holds the weights of a linear regression; workers, each a process with data of its
-//! own, pull them, compute a gradient, and push it. Both move by static placement: one RDMA write, without RPC.
+//! A parameter server that trains. The server holds the weights of a linear regression. Each worker is a process with its own
+//! data: it pulls the weights, computes a gradient, and pushes the gradient. Weights and gradients move through static slots:
+//! one RDMA write each, and no RPC.
 //!
 //! `cargo run --example parameter-server` runs the server, which starts the workers.
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
@@ -29,7 +30,7 @@ async fn main() -> Result<()> {
     }
 }
 
-/// The server: sends the weights to all workers, takes a step along the mean of their gradients, and so on.
+/// Runs the server. In each step it sends the weights to all workers, and moves the weights along the mean of the gradients.
 async fn serve() -> Result<()> {
     let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     let (mut children, mut weights_to, mut gradients_from) = (Vec::new(), Vec::new(), Vec::new());
@@ -74,17 +75,18 @@ async fn serve() -> Result<()> {
     Ok(())
 }
 
-/// Starts a worker, which says where its device listens once its slot for the weights is there.
+/// Starts a worker. The worker prints the address of its device once its slot for the weights exists.
 async fn start(server: &str, worker: usize) -> Result<(Child, String)> {
     let mut program = Command::new(std::env::current_exe()?);
     program.args([server, &worker.to_string()]).stdout(Stdio::piped()).kill_on_drop(true);
     let mut child = program.spawn()?;
     let stdout = child.stdout.take().ok_or("the worker has no stdout")?;
-    let endpoint = BufReader::new(stdout).lines().next_line().await?.ok_or("the worker said nothing")?;
+    let endpoint =
+        BufReader::new(stdout).lines().next_line().await?.ok_or("the worker printed no address")?;
     Ok((child, endpoint))
 }
 
-/// A worker: answers the weights with the gradient on its own data.
+/// Runs a worker. It answers the weights with the gradient on its own data.
 async fn work(server: &str, worker: usize) -> Result<()> {
     let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     let mut weights = device.static_receiver("weights", &spec(FEATURES + 1)?, 1)?;
@@ -97,29 +99,30 @@ async fn work(server: &str, worker: usize) -> Result<()> {
         let weights = receive(&mut weights).await?;
         send(&mut to_server, &pool, &gradient(&weights, &samples)).await?;
     }
-    // The server has taken the last one.
+    // Waits until the server has taken the last gradient.
     Ok(to_server.flush().await?)
 }
 
-/// Sends from registered memory: no copy on the way.
+/// Sends the values from registered memory, without a copy on the way.
 async fn send(sender: &mut StaticSender, pool: &Pool, values: &[f32]) -> Result<()> {
     let mut tensor = TensorMut::in_pool(*sender.spec(), pool)?;
     tensor.as_mut_slice::<f32>()?.copy_from_slice(values);
     Ok(sender.send(&tensor.freeze()).await?)
 }
 
-/// Copies what has arrived out of the slot, which is free again then.
+/// Copies a tensor that has arrived out of the slot. The slot is then free again.
 async fn receive(receiver: &mut StaticReceiver) -> Result<Vec<f32>> {
     let tensor = receiver.recv().await?.to_tensor()?;
     Ok(tensor.as_slice::<f32>()?.to_vec())
 }
 
-/// Weights are one for each feature and a bias; a gradient is a slope for each weight, and the loss.
+/// Returns the spec of `elements` floats. The weights are one for each feature, and a bias. A gradient is one slope for each
+/// weight, and the loss.
 fn spec(elements: usize) -> Result<TensorSpec> {
     Ok(TensorSpec::new(Dtype::F32, Shape::new(&[elements as u64])?)?)
 }
 
-/// The mean of the squared error's gradient, and of the squared error.
+/// Returns the mean gradient of the squared error, and the mean squared error.
 fn gradient(weights: &[f32], samples: &[(Vec<f32>, f32)]) -> Vec<f32> {
     let mut gradient = vec![0.0; FEATURES + 2];
     for (features, wanted) in samples {
@@ -136,7 +139,7 @@ fn predict(weights: &[f32], features: &[f32]) -> f32 {
     features.iter().chain([&1.0]).zip(weights).map(|(feature, weight)| feature * weight).sum()
 }
 
-/// What the data were made with.
+/// Returns the weights that the data were made with.
 fn truth() -> Vec<f32> {
     (0..=FEATURES).map(|index| (index as f32 * 0.7).sin()).collect()
 }

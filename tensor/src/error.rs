@@ -19,8 +19,8 @@ pub(crate) const ALLOW_PLAINTEXT: &str =
 
 /// The reason why a tensor, or some bytes, did not arrive.
 ///
-/// Variants with a [`Cause`] show the message of the cause in their own message. [`source`](Error::source) then returns the
-/// source of the cause, so a report that prints the whole chain repeats nothing.
+/// Variants that hold another error show its message in their own message. [`source`](Error::source) then
+/// returns the source of that other error, so a report that prints the whole chain repeats nothing.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ChannelError {
@@ -106,6 +106,8 @@ pub enum ChannelError {
     },
     /// An environment variable has a bad value.
     Config(ConfigError),
+    /// The device can't listen on the address.
+    Listen(Arc<std::io::Error>),
     /// A tensor can't be made or moved.
     Tensor(TensorError),
     /// There is no memory.
@@ -128,10 +130,10 @@ pub enum ChannelError {
 /// ```
 /// use tonic_rdma_tensor::ChannelError;
 ///
-/// fn out_of_files(error: &ChannelError) -> bool {
-///     let ChannelError::Local(cause) = error else { return false };
-///     let io = cause.get().downcast_ref::<std::io::Error>();
-///     io.and_then(std::io::Error::raw_os_error) == Some(24)
+/// /// Returns the error of the system that left no memory, if it was one.
+/// fn system_error(error: &ChannelError) -> Option<&std::io::Error> {
+///     let ChannelError::Memory(cause) = error else { return None };
+///     cause.get().downcast_ref()
 /// }
 /// ```
 #[derive(Clone)]
@@ -203,6 +205,7 @@ impl fmt::Display for ChannelError {
                 write!(f, "DeviceBuilder::{setting}: {given} is not within {least} to {most}")
             }
             Self::Config(error) => error.fmt(f),
+            Self::Listen(error) => write!(f, "can't listen for tensor peers: {error}"),
             Self::Tensor(error) => error.fmt(f),
             Self::Memory(cause) => write!(f, "no memory: {cause}"),
             Self::Busy(most) => write!(f, "{most} operations wait on this channel already"),
@@ -220,6 +223,7 @@ impl Error for ChannelError {
             | Self::Memory(cause)
             | Self::Local(cause) => cause.0.source(),
             Self::Config(error) => error.source(),
+            Self::Listen(error) => error.source(),
             Self::Tensor(error) => error.source(),
             _ => None,
         }

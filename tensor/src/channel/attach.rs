@@ -70,7 +70,7 @@ impl Channel {
     /// # Errors
     /// The peer has no such slot, the slot takes other tensors, or another sender is attached.
     pub async fn static_sender(&self, name: &str, spec: &TensorSpec) -> Result<StaticSender, ChannelError> {
-        let metadata = Metadata::dense(*spec).map_err(ChannelError::local)?;
+        let metadata = Metadata::dense(*spec)?;
         let length = usize::try_from(metadata.bytes()).map_err(ChannelError::local)?;
         let wire = crate::wire::tensor_metadata::WireMetadata::from(metadata).encode().to_vec();
         let sender = self.sender(name, Kind::Static, wire, length).await?;

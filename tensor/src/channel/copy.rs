@@ -179,8 +179,8 @@ impl<'a> RegionRead<'a> {
 }
 
 impl Target<'_> {
-    fn start(self, region: MemRegion, blocks: &[BlockCopy], way: TransferKind, notify: bool) -> Memcpy {
-        let checked = match self.check(&region, blocks, way) {
+    fn start(self, region: MemRegion, blocks: &[BlockCopy], kind: TransferKind, notify: bool) -> Memcpy {
+        let checked = match self.check(&region, blocks, kind) {
             Ok(blocks) => blocks,
             Err(error) => return Memcpy::refused(region, error),
         };
@@ -188,10 +188,10 @@ impl Target<'_> {
         let Self { link, port: number, remote, .. } = self;
         let (memcpy, token) = Memcpy::new(Arc::clone(link), number);
         let transfer =
-            |token| Transfer::new(LocalMemory::Region(region), way, checked, remote.shared.place, token);
+            |token| Transfer::new(LocalMemory::Region(region), kind, checked, remote.shared.place, token);
         if !notify {
             // The token reports a refusal.
-            let _ = link.port(number).submit(transfer(token), length, way);
+            let _ = link.port(number).submit(transfer(token), length, kind);
             return memcpy;
         }
         let pair = &remote.shared.pair;
@@ -211,13 +211,13 @@ impl Target<'_> {
         &self,
         region: &MemRegion,
         blocks: &[BlockCopy],
-        way: TransferKind,
+        kind: TransferKind,
     ) -> Result<CopyRanges, ChannelError> {
         let remote = self.remote;
         if !Arc::ptr_eq(&remote.shared.link, self.link) {
             return Err(ChannelError::local(format!("{:?} is a region of another link", remote.name())));
         }
-        let (what, allowed) = match way {
+        let (what, allowed) = match kind {
             TransferKind::Read => ("read", remote.rights().read),
             _ => ("write", remote.rights().write),
         };

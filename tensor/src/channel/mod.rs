@@ -15,8 +15,8 @@ use crate::link::Link;
 use crate::link::notification::Notification;
 use crate::regions::remote::RemoteRegion;
 
-/// A channel to a peer's device: the paper's `Channel` (table 1). Operations of one channel happen in order; those of
-/// different queue pairs side by side. Clones are the same channel.
+/// A channel to a peer's device: the paper's `Channel` (table 1). Operations of one channel happen in order. Operations
+/// of different queue pairs happen side by side. Clones are one channel.
 #[derive(Clone)]
 pub struct Channel {
     link: Arc<Link>,
@@ -30,7 +30,7 @@ impl Channel {
         Self { link, requests, port: 0, service }
     }
 
-    /// The same peer by another queue pair.
+    /// Returns a channel to this peer over another queue pair.
     pub(crate) fn on(&self, qp_index: u32) -> Self {
         let port = qp_index % self.link.ports().count().max(1) as u32;
         Self { port, ..self.clone() }

@@ -1,4 +1,4 @@
-//! What peers can attach to by its name.
+//! Regions and slots, as the service sees them.
 
 use std::sync::Arc;
 

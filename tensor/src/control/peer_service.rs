@@ -10,7 +10,7 @@ use crate::control::proto::{AttachReply, AttachRequest, Kind};
 use crate::device::tls::chain;
 use crate::error::ChannelError;
 use crate::link::Link;
-use crate::link::word_pair::{Arrivals, Owner, WordPair};
+use crate::link::word_pair::{Arrivals, PairOwner, WordPair};
 
 /// The gRPC connection that a link was made over.
 #[derive(Clone)]
@@ -68,9 +68,9 @@ impl PeerService {
 }
 
 /// Returns the owner of a pair that needs no report of the link's end.
-pub(crate) fn no_owner() -> Weak<dyn Owner> {
+pub(crate) fn no_owner() -> Weak<dyn PairOwner> {
     struct Nobody;
-    impl Owner for Nobody {
+    impl PairOwner for Nobody {
         fn link_ended(&self, _: &ChannelError) {}
     }
     Weak::<Nobody>::new()

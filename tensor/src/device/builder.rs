@@ -190,7 +190,8 @@ impl DeviceBuilder {
     /// # Errors
     /// - [`BadSetting`](ChannelError::BadSetting): a number is out of range.
     /// - [`Config`](ChannelError::Config): no [`config`](Self::config) was given, and an environment variable has a bad value.
-    /// - [`Local`](ChannelError::Local): the address can't be listened on, or the TLS settings can't be used.
+    /// - [`Listen`](ChannelError::Listen): the device can't listen on the address.
+    /// - [`Local`](ChannelError::Local): the TLS settings can't be used.
     ///
     /// # Panics
     /// Outside a tokio runtime.

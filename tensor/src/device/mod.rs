@@ -76,7 +76,7 @@ impl RdmaDevice {
     ) -> Result<Self, ChannelError> {
         let incoming = RdmaIncoming::bind_with(local_endpoint, settings.config.clone())
             .await
-            .map_err(|error| ChannelError::local(ListenError(error)))?;
+            .map_err(|error| ChannelError::Listen(Arc::new(error)))?;
         let device = Self::make(settings, Some(incoming.local_addr()));
         let connections = incoming.filter_map(Result::ok).map(Ok::<_, std::io::Error>);
         let settings = &device.shared.settings;
@@ -217,11 +217,6 @@ impl RdmaDevice {
         }
     }
 }
-
-/// The listener of a device could not be made.
-#[derive(Debug, thiserror::Error)]
-#[error("can't listen for tensor peers")]
-struct ListenError(#[source] std::io::Error);
 
 impl fmt::Debug for RdmaDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

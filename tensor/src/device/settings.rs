@@ -7,7 +7,7 @@ use crate::error::ChannelError;
 use crate::link::notification::Notification;
 use tonic_rdma::Config;
 
-/// What [`DeviceBuilder`](crate::DeviceBuilder) was given; each field has the name of its method.
+/// The settings of [`DeviceBuilder`](crate::DeviceBuilder). Each field has the name of its method.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
     pub(crate) config: Config,

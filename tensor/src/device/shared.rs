@@ -67,7 +67,7 @@ impl Shared {
         }
     }
 
-    /// Returns what is on offer, with its name.
+    /// Returns the regions and slots on offer, with their names.
     pub(crate) fn offered(&self) -> Vec<(Arc<str>, Arc<dyn Offered>)> {
         let all = lock(&self.offered);
         all.iter().filter_map(|(name, offered)| Some((Arc::clone(name), offered.upgrade()?))).collect()

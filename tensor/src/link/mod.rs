@@ -81,7 +81,7 @@ pub(crate) struct Link {
     /// Rights of the peer that last until the link ends, because the peer may still use the memory.
     kept: Mutex<Vec<Grant>>,
     /// `Some` on the software device.
-    anchors: Option<Mutex<KeptRegistrations>>,
+    kept_registrations: Option<Mutex<KeptRegistrations>>,
     rendezvous: Arc<dyn RendezvousFrames>,
 }
 
@@ -120,16 +120,16 @@ impl Link {
         range: Range<usize>,
         access: Access,
     ) -> Result<Grant, ChannelError> {
-        if let Some(anchors) = &self.anchors {
-            lock(anchors).region(memory);
+        if let Some(kept_registrations) = &self.kept_registrations {
+            lock(kept_registrations).region(memory);
         }
         Grant::of_part(&*self.domain, memory, range, access).map_err(ChannelError::memory)
     }
 
     /// Gives the peer the right to read the memory of `lease`.
     pub(crate) fn grant_lease(&self, lease: &Lease) -> Result<Grant, ChannelError> {
-        if let Some(anchors) = &self.anchors {
-            lock(anchors).lease(lease);
+        if let Some(kept_registrations) = &self.kept_registrations {
+            lock(kept_registrations).lease(lease);
         }
         Grant::of_lease(&*self.domain, lease).map_err(ChannelError::memory)
     }

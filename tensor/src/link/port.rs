@@ -157,9 +157,9 @@ impl Port {
         &self,
         transfer: Transfer<Token>,
         bytes: u64,
-        way: TransferKind,
+        kind: TransferKind,
     ) -> Result<(), ChannelError> {
-        let counter = if way == TransferKind::Read { &self.read } else { &self.written };
+        let counter = if kind == TransferKind::Read { &self.read } else { &self.written };
         counter.fetch_add(bytes, Ordering::Relaxed);
         let mut state = lock(&self.state);
         let Some(flights) = &mut state.flights else {
@@ -402,24 +402,24 @@ const NOWHERE: RemoteSegment = RemoteSegment { address: 0, rkey: Rkey(0) };
 /// Makes a transfer of a few bytes that have to wait.
 fn queued(
     bytes: Vec<u8>,
-    way: TransferKind,
+    kind: TransferKind,
     remote: RemoteSegment,
     immediate: Option<u32>,
 ) -> Transfer<Token> {
     let length = bytes.len();
-    let transfer = whole(LocalMemory::Bytes(bytes), length, way, remote);
+    let transfer = whole(LocalMemory::Bytes(bytes), length, kind, remote);
     match immediate {
         Some(value) => transfer.notify(tonic_rdma_verbs::internal::Notice::Immediate(value)),
         None => transfer,
     }
 }
 
-fn whole(local: LocalMemory, length: usize, way: TransferKind, start: RemoteSegment) -> Transfer<Token> {
+fn whole(local: LocalMemory, length: usize, kind: TransferKind, start: RemoteSegment) -> Transfer<Token> {
     let length = length as u64;
     let blocks = CopyRanges::One(CopyRange { local: 0, remote: 0, length });
     Transfer::new(
         local,
-        way,
+        kind,
         blocks,
         tonic_rdma_verbs::internal::RemotePlace { start, length },
         Token::unobserved(),

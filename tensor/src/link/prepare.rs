@@ -156,7 +156,7 @@ impl Prepared {
             connected.transpose().map_err(ChannelError::local)?;
         }
         let attributes = self.context.attributes();
-        let anchors =
+        let kept_registrations =
             (!attributes.locks_memory).then(|| Mutex::new(KeptRegistrations::new(Arc::clone(&self.domain))));
         let link = Arc::new(Link {
             id,
@@ -174,7 +174,7 @@ impl Prepared {
             ended: watch::Sender::new(false),
             landing: self.landing,
             kept: Mutex::default(),
-            anchors,
+            kept_registrations,
             rendezvous,
         });
         link.rendezvous.begin(&link);

@@ -11,13 +11,13 @@ pub(crate) struct WordPair {
     number: u32,
     peer_number: u32,
     arrivals: Arrivals,
-    owner: Weak<dyn Owner>,
+    owner: Weak<dyn PairOwner>,
     /// The number of bells that the peer rang for this pair.
     bells: Arc<AtomicU64>,
 }
 
 /// The owner of a pair, which learns when the link ends.
-pub(crate) trait Owner: Send + Sync {
+pub(crate) trait PairOwner: Send + Sync {
     /// Handles the end of the link, which ended with `fault`.
     fn link_ended(&self, fault: &ChannelError);
 }
@@ -59,12 +59,12 @@ impl Tails {
 }
 
 impl WordPair {
-    pub(crate) fn new(number: u32, peer_number: u32, arrivals: Arrivals, owner: Weak<dyn Owner>) -> Self {
+    pub(crate) fn new(number: u32, peer_number: u32, arrivals: Arrivals, owner: Weak<dyn PairOwner>) -> Self {
         Self { number, peer_number, arrivals, owner, bells: Arc::default() }
     }
 
     /// Returns the pair with its number at the peer, for an end that receives only counts.
-    pub(crate) fn towards(&self, peer_number: u32, owner: Weak<dyn Owner>) -> Self {
+    pub(crate) fn towards(&self, peer_number: u32, owner: Weak<dyn PairOwner>) -> Self {
         let bells = Arc::clone(&self.bells);
         Self { number: self.number, peer_number, arrivals: Arrivals::Count, owner, bells }
     }

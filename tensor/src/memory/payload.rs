@@ -38,7 +38,7 @@ impl Payload {
                 Ok(Self { metadata: metadata.into(), content: Content::Registered(lease, range) })
             }
             _ => {
-                let (metadata, bytes) = serialize(tensor).map_err(ChannelError::local)?;
+                let (metadata, bytes) = serialize(tensor)?;
                 Ok(Self { metadata: metadata.into(), content: Content::Bytes(bytes) })
             }
         }

@@ -19,7 +19,7 @@ use crate::error::ChannelError;
 use crate::link::notification::Notification;
 use crate::link::port::Port;
 use crate::link::wait::Wait;
-use crate::link::word_pair::{Arrivals, Owner, WordPair};
+use crate::link::word_pair::{Arrivals, PairOwner, WordPair};
 use crate::link::{Link, LinkId};
 use crate::lock::lock;
 use crate::regions::rights::Rights;
@@ -43,7 +43,7 @@ pub(crate) struct Export {
     length: u64,
     rights: Rights,
     /// The peers that attached, and their rights. An entry goes with its link.
-    attached: Mutex<HashMap<LinkId, Attached>>,
+    attached: Mutex<HashMap<LinkId, AttachedPeer>>,
     /// Why the last peer went, until another one attaches.
     lost: Mutex<Option<ChannelError>>,
     notices: AtomicU64,
@@ -53,7 +53,7 @@ pub(crate) struct Export {
     changed: Notify,
 }
 
-struct Attached {
+struct AttachedPeer {
     link: Weak<Link>,
     pair: Arc<WordPair>,
     /// The number of this peer's notices that were taken.
@@ -81,8 +81,7 @@ impl ExportedRegion {
 
     /// Returns the part that the service of the device has.
     pub(crate) fn offered(&self) -> Weak<dyn Offered> {
-        let export = Arc::downgrade(&self.export);
-        export
+        Arc::downgrade(&self.export) as Weak<dyn Offered>
     }
 
     /// Returns the name of the region.
@@ -152,7 +151,7 @@ impl Drop for ExportedRegion {
     }
 }
 
-impl Attached {
+impl AttachedPeer {
     fn count(&self) -> u64 {
         self.link.upgrade().map_or(0, |link| link.load_count(self.pair.number()))
     }
@@ -225,12 +224,12 @@ impl Export {
             return Err(ChannelError::local(format!("the region {:?} was withdrawn", self.name)));
         };
         let grant = link.grant(&memory, 0..memory.len(), self.rights.access())?;
-        let owner: Weak<dyn Owner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn Owner>));
+        let owner: Weak<dyn PairOwner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn PairOwner>));
         let pair = link.add_pair(|number| WordPair::new(number, peer_pair, Arrivals::Count, owner))?;
         let (number, place) = (pair.number(), grant.place());
         let link_of = Arc::downgrade(link);
         *lock(&self.lost) = None;
-        attached.insert(*link.id(), Attached { link: link_of, pair, taken: 0, place, _grant: grant });
+        attached.insert(*link.id(), AttachedPeer { link: link_of, pair, taken: 0, place, _grant: grant });
         drop(attached);
         self.changed.notify_waiters();
         Ok((number, place))
@@ -260,9 +259,9 @@ impl Offered for Export {
     }
 }
 
-impl Owner for Export {
+impl PairOwner for Export {
     fn link_ended(&self, fault: &ChannelError) {
-        let ended = |it: &Attached| it.link.upgrade().is_none_or(|link| link.fault().is_some());
+        let ended = |it: &AttachedPeer| it.link.upgrade().is_none_or(|link| link.fault().is_some());
         let mut attached = lock(&self.attached);
         let gone: Vec<_> = attached.extract_if(|_, it| ended(it)).collect();
         // The peer writes its count, so the count may be anything. It is limited to the number of operations that a peer can

@@ -12,7 +12,7 @@ use crate::link::token::{OutcomeCell, Token};
 use crate::memory::landing::Landing;
 use crate::slots::announcement::Announcement;
 use crate::slots::receiver::Receiver;
-use crate::slots::slot::Attached;
+use crate::slots::slot::AttachedSender;
 use crate::types::{Metadata, Tensor, deserialize};
 use tonic_rdma_verbs::internal::{CopyRange, CopyRanges, LocalMemory, Transfer, TransferKind};
 
@@ -31,7 +31,7 @@ pub struct DynamicReceiver {
 struct Reading {
     metadata: Metadata,
     outcome: Arc<OutcomeCell>,
-    by: Attached,
+    by: AttachedSender,
 }
 
 impl DynamicReceiver {

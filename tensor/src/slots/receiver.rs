@@ -13,7 +13,7 @@ use crate::error::ChannelError;
 use crate::link::notification::Notification;
 use crate::link::wait::Wait;
 use crate::slots::layout::Layout;
-use crate::slots::slot::{Attached, Holder, MAX_DEPTH, Slot};
+use crate::slots::slot::{AttachedSender, Holder, MAX_DEPTH, Slot};
 use crate::types::TensorSpec;
 use crate::wire::tensor_frame::Frame;
 use tonic_rdma_verbs::memory::MemRegion;
@@ -23,7 +23,7 @@ use tonic_rdma_verbs::memory::MemRegion;
 pub(crate) struct Receiver {
     slot: Arc<Slot>,
     /// The sender that was attached when the receiver last looked, and the number of that sender.
-    attached: Option<Attached>,
+    attached: Option<AttachedSender>,
     sender: u64,
     /// The number of looks that found nothing. After many of them the receiver asks whether the sender lives.
     misses: u32,
@@ -152,7 +152,7 @@ impl Receiver {
             self.attached = None;
         }
         self.slot.let_go();
-        if let Some(Attached { link, pair, port, .. }) = &self.attached {
+        if let Some(AttachedSender { link, pair, port, .. }) = &self.attached {
             let frame = Frame::Released { slot: pair.peer_number(), epoch };
             // If the report fails, the link fails too, and the next call returns that error.
             let _ = link.report(pair, epoch, *port, &frame);
@@ -160,7 +160,7 @@ impl Receiver {
     }
 
     /// Returns the link by which the tensor came.
-    pub(crate) fn attached(&mut self) -> Result<Attached, ChannelError> {
+    pub(crate) fn attached(&mut self) -> Result<AttachedSender, ChannelError> {
         self.look_up()?;
         self.attached.clone().ok_or_else(|| ChannelError::local("no sender is attached"))
     }
@@ -168,7 +168,7 @@ impl Receiver {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        if let Ok(Some(Attached { link, pair, .. })) = self.slot.attached() {
+        if let Ok(Some(AttachedSender { link, pair, .. })) = self.slot.attached() {
             link.remove_pair(&pair);
         }
     }

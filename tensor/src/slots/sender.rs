@@ -227,8 +227,7 @@ impl Sender {
     }
 
     fn bell(&self) -> Weak<dyn Bell> {
-        let link = Arc::downgrade(&self.link);
-        link
+        Arc::downgrade(&self.link) as Weak<dyn Bell>
     }
 
     /// Returns the place of the next payload.

@@ -12,7 +12,7 @@ use crate::control::offered::{Offered, expect_kind, internal, invalid};
 use crate::control::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply};
 use crate::error::ChannelError;
 use crate::link::Link;
-use crate::link::word_pair::{Arrivals, Owner, Tails, WordPair};
+use crate::link::word_pair::{Arrivals, PairOwner, Tails, WordPair};
 use crate::lock::lock;
 use crate::slots::layout::Layout;
 use crate::types::{Metadata, TensorSpec};
@@ -52,7 +52,7 @@ enum Attachment {
     /// No sender has attached yet.
     Vacant,
     Attached {
-        by: Attached,
+        by: AttachedSender,
         _grant: Grant,
     },
     /// The last sender is being removed: its right is being taken away.
@@ -61,8 +61,9 @@ enum Attachment {
     Lost(ChannelError),
 }
 
+/// An attached sender: its link, its pair of words, and its queue pair.
 #[derive(Clone, Debug)]
-pub(crate) struct Attached {
+pub(crate) struct AttachedSender {
     pub(crate) link: Arc<Link>,
     pub(crate) pair: Arc<WordPair>,
     pub(crate) port: u32,
@@ -72,7 +73,8 @@ pub(crate) struct Attached {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Holder {
-    Nobody,
+    /// Nothing keeps senders and the receiver from the buffers.
+    Free,
     /// The receiver looks at a tensor that has arrived, so a new sender must not write there.
     Receiver,
     /// A new sender is being attached, so the tensors of the last one are not taken any more.
@@ -98,7 +100,7 @@ impl Slot {
             layout,
             memory: memory.share(),
             next: AtomicU64::new(1),
-            holder: AtomicU8::new(Holder::Nobody as u8),
+            holder: AtomicU8::new(Holder::Free as u8),
             senders: AtomicU64::new(0),
             attachment: Mutex::new(Attachment::Vacant),
             lost: AtomicBool::new(false),
@@ -191,10 +193,10 @@ impl Slot {
             tail: self.layout.tail,
             next: Arc::new(AtomicU64::new(first)),
         };
-        let owner: Weak<dyn Owner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn Owner>));
+        let owner: Weak<dyn PairOwner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn PairOwner>));
         let pair = link.add_pair(|number| WordPair::new(number, peer_pair, Arrivals::Tails(tails), owner))?;
         let (number, place) = (pair.number(), grant.place());
-        let by = Attached { link: Arc::clone(link), pair, port };
+        let by = AttachedSender { link: Arc::clone(link), pair, port };
         *attachment = Attachment::Attached { by, _grant: grant };
         self.lost.store(false, Ordering::SeqCst);
         self.senders.fetch_add(1, Ordering::SeqCst);
@@ -204,12 +206,12 @@ impl Slot {
 
     /// Takes the buffers for `holder`. Returns false if they have a holder already.
     pub(crate) fn hold(&self, holder: Holder) -> bool {
-        let nobody = Holder::Nobody as u8;
-        self.holder.compare_exchange(nobody, holder as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        let free = Holder::Free as u8;
+        self.holder.compare_exchange(free, holder as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     pub(crate) fn let_go(&self) {
-        self.holder.store(Holder::Nobody as u8, Ordering::SeqCst);
+        self.holder.store(Holder::Free as u8, Ordering::SeqCst);
     }
 
     /// Returns whether the next tensor has arrived.
@@ -220,7 +222,7 @@ impl Slot {
     }
 
     /// Returns the sender, if there is one, or an error if the last one is lost.
-    pub(crate) fn attached(&self) -> Result<Option<Attached>, ChannelError> {
+    pub(crate) fn attached(&self) -> Result<Option<AttachedSender>, ChannelError> {
         match &*lock(&self.attachment) {
             Attachment::Vacant => Ok(None),
             Attachment::Attached { by, .. } => Ok(Some(by.clone())),
@@ -293,7 +295,7 @@ impl Offered for Slot {
     }
 }
 
-impl Owner for Slot {
+impl PairOwner for Slot {
     fn link_ended(&self, fault: &ChannelError) {
         let mut attachment = lock(&self.attachment);
         let ours = matches!(&*attachment, Attachment::Attached { by, .. } if by.link.fault().is_some());

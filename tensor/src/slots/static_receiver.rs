@@ -207,7 +207,7 @@ impl Arrived<'_> {
     pub fn to_tensor(&self) -> Result<Tensor, ChannelError> {
         let mut bytes = vec![0; self.len()];
         self.copy_to(&mut bytes)?;
-        Tensor::from_bytes(self.receiver.spec, bytes.into()).map_err(ChannelError::local)
+        Ok(Tensor::from_bytes(self.receiver.spec, bytes.into())?)
     }
 }
 

@@ -204,8 +204,8 @@ impl StaticSender {
         if let Ok(bytes) = tensor.bytes() {
             return self.sender.send_copied(bytes);
         }
-        let contiguous = tensor.to_contiguous().map_err(ChannelError::local)?;
-        self.sender.send_copied(contiguous.bytes().map_err(ChannelError::local)?)
+        let contiguous = tensor.to_contiguous()?;
+        self.sender.send_copied(contiguous.bytes()?)
     }
 
     /// Copies `bytes` to registered memory and sends them from there, once a buffer is free. A transport that does not allocate

@@ -77,7 +77,7 @@ const GENERATED: &[&str] = &[
     "interop/src/proto/grpc.testing.rs",
     "interop/src/proto/tonic_rdma.interop.v1.rs",
     "proto/generated/src/tonic_rdma.transfer.v1.rs",
-    "tensor/src/proto/tonic_rdma.tensor.v1.rs",
+    "tensor/src/control/proto/tonic_rdma.tensor.v1.rs",
 ];
 
 /// A file, by its path from the root of the repository.
