@@ -30,7 +30,7 @@ use super::lock::lock;
 use super::polling::Participant;
 use super::tuner::{Chooser, Explanation};
 use crate::protocol::{self, AbortCode};
-use tonic_rdma_verbs::memory::sites;
+use tonic_rdma_verbs::internal::sent_slices;
 use tonic_rdma_verbs::{QueuePairNumber, WorkCompletion};
 
 pub(super) use self::state::{Limits, Stage};
@@ -115,7 +115,7 @@ impl Connection {
         state.check_writable()?;
         match state.write(slices, &self.counters, Instant::now()) {
             Ok(Some(written)) => {
-                sites::sent_slices(slices, written);
+                sent_slices(slices, written);
                 state.chooser.written(written);
                 Poll::Ready(Ok(written))
             }
