@@ -50,15 +50,15 @@ pub enum OpenError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoDevice {
-    /// Every provider that was tried failed.
+    /// Every provider that was tried failed; the name of each, and its error.
     #[error("{}", joined(.0))]
-    Failed(Vec<(Provider, OpenError)>),
+    Failed(Vec<(&'static str, OpenError)>),
     /// The configuration names a device of one provider, and wants another provider.
     #[error("the configuration names a device of another provider than the one it wants")]
     Contradiction,
 }
 
-fn joined(failed: &[(Provider, OpenError)]) -> String {
+fn joined(failed: &[(&'static str, OpenError)]) -> String {
     let each = failed.iter().map(|(provider, error)| format!("{provider}: {error}"));
     each.collect::<Vec<_>>().join("; ")
 }
@@ -125,7 +125,7 @@ pub(super) fn open(
     for provider in order.into_iter().filter(|provider| provider.is_wanted(config)) {
         match provider.open(config) {
             Ok(context) => return Ok(context),
-            Err(error) => failed.push((provider, error)),
+            Err(error) => failed.push((provider.name(), error)),
         }
     }
     Err(if failed.is_empty() { NoDevice::Contradiction } else { NoDevice::Failed(failed) })
