@@ -54,7 +54,7 @@ fn nothing_to_do(bencher: Bencher<'_, '_>) {
     let mut pair = Pair::new();
     bencher.bench_local(|| {
         let connection = &mut pair.ends[0].connection;
-        let nothing = connection.poll_transmit(pair.now).is_none()
+        let nothing = connection.poll_transmit().is_none()
             && connection.peek_read().is_none()
             && connection.front().is_none()
             && connection.poll_event().is_none();
@@ -66,7 +66,7 @@ fn nothing_to_do(bencher: Bencher<'_, '_>) {
 #[divan::bench]
 fn header(bencher: Bencher<'_, '_>) {
     let mut pair = Pair::new();
-    let bytes = pair.ends[0].connection.send_eager(EAGER, false, pair.now).unwrap();
+    let bytes = pair.ends[0].connection.send_eager(EAGER).unwrap();
     let header = Header::decode(&bytes).unwrap();
     bencher.bench_local(|| Header::decode(&black_box(header).encode()));
 }
@@ -139,7 +139,7 @@ impl Pair {
 
     /// Sends an eager message from `from`.
     fn eager(&mut self, from: usize) {
-        let header = self.ends[from].connection.send_eager(EAGER, false, self.now).unwrap();
+        let header = self.ends[from].connection.send_eager(EAGER).unwrap();
         self.sent += EAGER as u64;
         self.deliver(from, &header, &[], EAGER);
     }
@@ -148,7 +148,7 @@ impl Pair {
     fn rendezvous(&mut self, chunks: usize) {
         let offered = [Chunk { address: 4096, rkey: 7, length: CHUNK }; MAX_CHUNKS];
         let sender = &mut self.ends[0];
-        let message = sender.connection.send_rendezvous(&offered[..chunks], false, self.now).unwrap();
+        let message = sender.connection.send_rendezvous(&offered[..chunks]).unwrap();
         sender.sources += chunks as u64;
         self.sent += CHUNK * chunks as u64;
         self.message(0, message.as_bytes());
@@ -175,7 +175,7 @@ impl Pair {
 
     /// Sends the protocol's own messages.
     fn pump(&mut self, from: usize) {
-        while let Some(message) = self.ends[from].connection.poll_transmit(self.now) {
+        while let Some(message) = self.ends[from].connection.poll_transmit() {
             self.message(from, message.as_bytes());
         }
     }

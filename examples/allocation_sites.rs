@@ -1,9 +1,9 @@
-//! Which buffers of a training loop should be in registered memory? The ones that are sent, which the loop shows.
+//! Buffers of a training loop in registered memory: the allocator learns which buffers are sent.
 //!
-//! `cargo run --example allocation_sites` runs a worker and a parameter server in one process. The worker allocates from
-//! a `SiteAllocator` and says when a step ends; what its first step sent by reference (see the example `gather`) decides
-//! where the buffers of the next ones are.
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+//! `cargo run --example allocation_sites` runs a worker and a parameter server in one process. The worker allocates from a `SiteAllocator`
+//! and marks the end of each step. The buffers that the first step sent by reference (as the example `gather` does) are in registered
+//! memory in the next steps.
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
@@ -15,12 +15,12 @@ use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
 
-/// Bytes of each layer's tensors.
+/// The length of each layer's tensors, in bytes.
 const LAYERS: [usize; 3] = [4 << 20, 1 << 20, 256 << 10];
 
 type Client = TransferClient<GatherRequests<Channel>>;
 
-/// Takes gradients.
+/// A service that takes gradients.
 #[derive(Debug)]
 struct ParameterServer;
 
@@ -44,12 +44,12 @@ impl Transfer for ParameterServer {
     }
 }
 
-/// What the loop below makes of an activation.
+/// Returns the gradient of an activation.
 fn gradient(activation: u8) -> u8 {
     activation.wrapping_mul(3).wrapping_add(1)
 }
 
-/// One step: forward through the layers, then backward, sending each layer's gradient.
+/// Runs one step: forward through the layers, then backward. It sends each layer's gradient.
 async fn train(
     step: u8,
     sites: &SiteAllocator,
@@ -62,7 +62,7 @@ async fn train(
         activations.push(layer);
     }
     for (index, layer) in activations.iter().enumerate().rev() {
-        // One line allocates for all layers, so each has a site of its own by name.
+        // One line allocates for all layers, so each layer has its own site by name.
         let mut tensor = sites.allocate_named(&format!("gradient of layer {index}"), layer.len());
         tensor.iter_mut().zip(layer.iter()).for_each(|(gradient, value)| *gradient = self::gradient(*value));
         let request = PutRequest { seed: step.into(), check: 0, payload: tensor.freeze() };

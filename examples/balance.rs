@@ -1,8 +1,8 @@
-//! One channel over three servers. One of them shuts down, is called no more, comes back, and is called again; nothing is
-//! told to the channel, and no call fails.
+//! One channel over three servers. One of them shuts down, gets no calls, starts again, and gets calls again. The program does not tell the
+//! channel, and no call fails.
 //!
-//! `cargo run --example balance` runs all of them in one process.
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+//! `cargo run --example balance` runs client and servers in one process.
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -18,7 +18,7 @@ use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
 
-/// Answers with its name.
+/// A service that answers with its name.
 #[derive(Debug)]
 struct Named(&'static str);
 
@@ -61,7 +61,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Who answers, of a hundred calls.
+/// Makes a hundred calls, and returns the number of answers of each server.
 async fn names(client: &mut GreeterClient<BalancedChannel>) -> Result<Vec<String>, Status> {
     let mut answers: BTreeMap<String, u32> = BTreeMap::new();
     for _ in 0..100 {
@@ -71,7 +71,7 @@ async fn names(client: &mut GreeterClient<BalancedChannel>) -> Result<Vec<String
     Ok(answers.into_keys().collect())
 }
 
-/// Waits until so many endpoints are up. Calls need not: they go to whoever is.
+/// Waits until this number of endpoints is up. Calls need not wait: they go to the endpoints that are up.
 async fn wait_for(channel: &BalancedChannel, count: usize) -> Result<(), Box<dyn Error>> {
     for _ in 0..1000 {
         let endpoints = channel.endpoints();

@@ -1,8 +1,8 @@
-//! Nobody is left out: a stock client calls our server, and our client a stock server. Both end up on TCP, and know
-//! why.
+//! Fallback to TCP: a stock client calls a server with this transport, and a client with this transport calls a stock server. Both
+//! connections use TCP, and report the reason.
 //!
-//! `cargo run --example fallback` runs all of them in one process.
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+//! `cargo run --example fallback` runs clients and servers in one process.
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};

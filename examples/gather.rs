@@ -1,8 +1,8 @@
-//! A large message without the copy that encoding makes: the payload goes into the transport from where it is.
+//! A large message without the copy of encoding: the transport takes the payload from its own memory.
 //!
-//! `cargo run --example gather` runs both ends in one process. The generated code uses `gather::GatherCodec`, see
-//! `proto/generated/build.rs`.
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+//! `cargo run --example gather` runs both ends in one process. The generated code uses `gather::GatherCodec`;
+//! `proto/generate/src/main.rs` names that codec.
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use bytes::Bytes;
 use tonic::transport::{Endpoint, Server};
@@ -12,7 +12,7 @@ use tonic_rdma_proto::transfer::transfer_client::TransferClient;
 use tonic_rdma_proto::transfer::transfer_server::{Transfer, TransferServer};
 use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest};
 
-/// Bytes of the message.
+/// The length of the message, in bytes.
 const LENGTH: usize = 64 << 20;
 
 #[derive(Debug)]
@@ -50,7 +50,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let incoming = RdmaIncoming::bind_with("127.0.0.1:0", Config::from_env()?).await?;
     let address = incoming.local_addr();
     let service = TransferServer::new(Sink).max_decoding_message_size(2 * LENGTH);
-    // Large answers would go by reference too. This server has none; the line shows where it belongs.
+    // With this layer, large answers go by reference, too. This server has no large answers.
     let server = Server::builder().layer(gather::responses()).add_service(service);
     tokio::spawn(server.serve_with_incoming(incoming));
 

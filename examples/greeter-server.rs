@@ -1,7 +1,7 @@
 //! A tonic service that RDMA peers and stock gRPC clients reach on one port. Two lines differ from plain tonic.
 //!
-//! `cargo run --example greeter-server`, then `cargo run --example greeter-client` beside it.
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+//! Start `cargo run --example greeter-server`, and then `cargo run --example greeter-client` in another terminal.
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};

@@ -1,8 +1,8 @@
-//! What a service has besides its own calls, all as with plain tonic: health, reflection, an interceptor, a layer, limits,
-//! keepalive, a channel that connects with its first call, and a shutdown that lets calls finish.
+//! The usual parts of a tonic service, unchanged: health, reflection, an interceptor, a layer, limits, keepalive, a channel that connects
+//! with its first call, and a shutdown that lets calls finish.
 //!
 //! `cargo run --example habits` runs both ends in one process.
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
 use tower::util::MapRequestLayer;
 
-/// Takes its time, and says when it began.
+/// A service whose calls take a while. It reports when a call began.
 #[derive(Debug)]
 struct Slow(Arc<Notify>);
 
@@ -39,7 +39,7 @@ impl Greeter for Slow {
     }
 }
 
-/// Lets in who has a token and came over RDMA.
+/// Accepts calls that have a token and came over RDMA.
 #[allow(clippy::result_large_err, reason = "tonic's signature")]
 fn guard(request: Request<()>) -> Result<Request<()>, Status> {
     let over = request.extensions().get::<RdmaConnectInfo>().map(|info| info.verdict().to_string());

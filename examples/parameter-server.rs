@@ -2,7 +2,7 @@
 //! own, pull them, compute a gradient, and push it. Both move by static placement: one RDMA write, without RPC.
 //!
 //! `cargo run --example parameter-server` runs the server, which starts the workers.
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
 use std::process::Stdio;

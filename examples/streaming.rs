@@ -1,7 +1,7 @@
-//! Streams in both directions at once over one RDMA connection: names go out while greetings come back.
+//! Streams in both directions at once over one RDMA connection: the client sends names while the server sends greetings.
 //!
 //! `cargo run --example streaming` runs server and client in one process.
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::{Endpoint, Server};

@@ -1,7 +1,7 @@
-//! Mutual TLS over RDMA: the server knows who calls, by the certificate, and the client knows the server.
+//! Mutual TLS over RDMA: server and client check the certificate of the other end.
 //!
-//! `cargo run --example tls`. The certificates are made here; yours come from where your certificates come from.
-#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+//! `cargo run --example tls` runs both ends in one process. The example makes the certificates itself; a real program loads its own.
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
 use std::time::Duration;
@@ -52,7 +52,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let tls = ServerTlsConfig::new()
         .identity(issue(&authority, "server")?)
         .client_ca_root(trusted.clone())
-        // Without it whoever begins a handshake and does not go on is waited for without end.
+        // Without a timeout the server waits forever for a client that begins a handshake and stops.
         .timeout(Duration::from_secs(10));
     let server = Server::builder().tls_config(tls)?.add_service(GreeterServer::new(Knowing));
     tokio::spawn(server.serve_with_incoming(incoming));
@@ -77,7 +77,7 @@ async fn greet(address: std::net::SocketAddr, tls: ClientTlsConfig) -> Result<St
     Ok(GreeterClient::new(channel).say_hello(request).await?.into_inner().message)
 }
 
-/// Whoever vouches for all of them.
+/// Makes the authority that signs all certificates.
 fn authority() -> Result<CertifiedIssuer<'static, KeyPair>, rcgen::Error> {
     let mut params = CertificateParams::new([])?;
     params.distinguished_name.push(DnType::CommonName, "the example's authority");

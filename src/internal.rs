@@ -1,6 +1,6 @@
-//! The machinery, for the other crates of this repository, their tests and their benches.
+//! The machinery, for the other packages of this repository, their tests and their benches.
 //!
-//! Nothing here is a promise: any release may change or remove it. Programs use what the root of the crate exports.
+//! Any release may change or remove these names. Programs use the names at the root of the crate.
 
 pub use crate::endpoint::{
     Observation, OpenError, Pace, Participant, Polled, Provider, Queue, QueueFull, Reactor,

@@ -2,12 +2,23 @@
 //!
 //! A tonic service changes two lines: the line that listens and the line that connects. Its calls then go over RDMA where
 //! both ends have it, and over TCP where one end does not, on the same port. Stock gRPC clients and servers work with it
-//! unchanged. The software device, which is always there, carries calls between processes of one host without any
-//! network card; the feature `ibverbs` adds InfiniBand, RoCE and iWARP devices.
+//! unchanged. The software device is always there: it carries calls between processes of one host without a network card. The
+//! feature `ibverbs` adds InfiniBand, RoCE and iWARP devices.
 //!
-//! This page is a tour: [the two changed lines](#two-lines), [cargo features](#cargo-features), [what works as with plain
-//! tonic and what differs](#compatibility-with-tonic), [the ways to move data](#which-path-for-which-job) with an example
-//! of each, [settings](#where-settings-come-from), [errors](#errors) and [observability](#observability).
+//! This page is a tour: [the packages](#packages), [the two changed lines](#two-lines), [cargo features](#cargo-features), [what
+//! works as with plain tonic and what differs](#compatibility-with-tonic), [the ways to move data](#which-path-for-which-job),
+//! [settings](#where-settings-come-from), [errors](#errors) and [observability](#observability).
+//!
+//! # Packages
+//!
+//! | package | has | line in `Cargo.toml` |
+//! |---|---|---|
+//! | `tonic-rdma`, this one | the transport for tonic, [`gather`] and [`memory`] | `tonic-rdma = { path = "../tonic-rdma" }` |
+//! | [`tonic-rdma-tensor`](https://docs.rs/tonic-rdma-tensor) | tensors without a call for each: slots, rendezvous and regions, written by one-sided RDMA | `tonic-rdma-tensor = { path = "../tonic-rdma/tensor" }` |
+//! | [`tonic-rdma-verbs`](https://docs.rs/tonic-rdma-verbs) | RDMA devices and registered memory, without tonic | `tonic-rdma-verbs = { path = "../tonic-rdma/verbs" }` |
+//!
+//! They are not on crates.io yet, so these lines name a clone of the repository beside your crate. `tonic-rdma-verbs` has all of
+//! the unsafe code.
 //!
 //! # Two lines
 //!
@@ -63,13 +74,10 @@
 //! | feature | adds | needs |
 //! |---|---|---|
 //! | `ibverbs` | RDMA devices with a driver in the kernel (InfiniBand, RoCE, iWARP), through libibverbs, which the program looks for when it runs | on Debian: `cmake make python3 pkg-config libclang-dev libnl-3-dev libnl-route-3-dev libibverbs-dev librdmacm-dev`; running: `libibverbs1 librdmacm1 ibverbs-providers` |
-//! | `tls-ring` | tonic's TLS with ring: `RdmaRequestExt::peer_certificates`, and TLS for tensor devices (`tensor::Settings::client_tls`, `server_tls`) | a C compiler |
+//! | `tls-ring` | tonic's TLS with ring, and `RdmaRequestExt::peer_certificates` | a C compiler |
 //! | `tls-aws-lc` | the same with AWS-LC | a C compiler; on some platforms also CMake |
-//! | `ndarray` | tensors from and to arrays of [ndarray](https://docs.rs/ndarray): `Tensor::from_array`, `as_array` | |
-//! | `safetensors` | tensors from and to files of the safetensors format: `tensor::convert::read_safetensors`, `SafetensorsView` | |
 //!
-//! Conversions from and to DLPack are always there: [`Tensor::from_dlpack`](tensor::Tensor::from_dlpack) and
-//! [`Tensor::to_dlpack`](tensor::Tensor::to_dlpack).
+//! `tonic-rdma-tensor` has these features, too, and besides them `ndarray` and `safetensors`.
 //!
 //! # Compatibility with tonic
 //!
@@ -80,7 +88,7 @@
 //!   layers, compression, message size limits, keepalive, lazy channels, graceful shutdown, health, reflection, gRPC-Web
 //!   and TLS (`tls_config` on `Endpoint` and on `Server`).
 //! - **`request.remote_addr()` and `local_addr()`** return `None` unless the server has the layer
-//!   [`transport::remote_addresses`], because tonic fills them in for its own listeners alone. The same addresses are in
+//!   [`remote_addresses`], because tonic fills them in for its own listeners alone. The same addresses are in
 //!   [`RdmaConnectInfo`], which [`RdmaRequestExt::connection`] finds in each request.
 //! - **`request.peer_certs()`** returns `None`, for the same reason. `RdmaRequestExt::peer_certificates` returns the
 //!   certificates (features `tls-ring` and `tls-aws-lc`).
@@ -98,7 +106,7 @@
 //! | messages with `bytes` fields of 32 KiB and more | [`gather`]: sends these fields from where they are |
 //! | the same over a network card | [`Pool::for_sending`](memory::Pool::for_sending): memory that a card can send from |
 //! | a loop whose buffers are sent, or not, after they were filled | [`memory::sites`]: learns which buffers need such memory |
-//! | tensors without a call for each | [`tensor`]: slots, rendezvous and regions, written by one-sided RDMA |
+//! | tensors without a call for each | [`tonic-rdma-tensor`](#tensors): slots, rendezvous and regions, written by one-sided RDMA |
 //!
 //! ## Large fields by reference
 //!
@@ -155,103 +163,17 @@
 //!
 //! ## Tensors
 //!
-//! A [`tensor::RdmaDevice`] owns memory that peers reach by one-sided operations. gRPC is how devices find one another's
-//! memory. There are four ways; the guide in [`tensor`] says when to take which. In these examples both ends are in one
-//! process, and `device` and `channel` are made as here:
-//!
-//! ```
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
-//! use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
-//!
-//! let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?; // completion queues, queue pairs for each peer
-//! let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-//! let channel = worker.channel(&device.endpoint(), 0).await?;
-//!
-//! // A static slot: tensors of one type and shape, one RDMA WRITE each.
-//! let spec = TensorSpec::new(Dtype::F32, Shape::new(&[16, 4]).expect("a shape")).expect("a tensor");
-//! let mut slot = device.static_receiver("worker0/gradients", &spec, 1)?;
-//! let mut sender = channel.static_sender("worker0/gradients", &spec).await?;
-//! let mut region = worker.allocate(256)?;
-//! region.fill(1);
-//! let (_region, sent) = sender.send_region(region).await; // the region comes back
-//! sent?;
-//! let arrived = slot.recv().await?;
-//! assert_eq!(arrived.len(), 256);
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! A dynamic slot takes tensors of any type and shape. It costs one RDMA READ more:
-//!
-//! ```
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
-//! # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-//! # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-//! # let channel = worker.channel(&device.endpoint(), 0).await?;
-//! let mut slot = device.dynamic_receiver("tokens", 4)?;
-//! let mut sender = channel.dynamic_sender("tokens").await?;
-//! let words = Tensor::from_strings(Shape::new(&[2])?, ["remote", "memory"])?;
-//! sender.send(&words).await?;
-//! let arrived = slot.recv().await?;
-//! assert_eq!(arrived.strings()?.collect::<Vec<_>>(), ["remote", "memory"]);
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! By rendezvous a tensor has a name and a step, and either end may come first:
-//!
-//! ```
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorSpec};
-//! # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-//! # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-//! # let channel = worker.channel(&device.endpoint(), 0).await?;
-//! # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
-//! # let tensor = Tensor::copy_from(spec, &[1, 2, 3, 4])?;
-//! let request = channel.request("loss", 17);
-//! device.put("loss", 17, Offer::Tensor(tensor), 1)?; // for one reader
-//! match request.await? {
-//!     Requested::Tensor(tensor) => assert_eq!(tensor.as_slice::<u8>()?, [1, 2, 3, 4]),
-//!     Requested::Dead => unreachable!("it was computed"),
-//! }
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! A region is memory that peers read and write at any offset:
-//!
-//! ```
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # use tonic_rdma_tensor::{Direction, RdmaDevice, Rights};
-//! # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-//! # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-//! # let channel = worker.channel(&device.endpoint(), 0).await?;
-//! let cache = device.export("cache", device.allocate(1 << 20)?, Rights::READ_WRITE)?;
-//! let remote = channel.region("cache").await?;
-//! let mut block = worker.allocate(4096)?;
-//! block.fill(9);
-//! // 4096 bytes, from offset 0 of the block to offset 8192 of the cache
-//! let (_block, copied) = channel.memcpy(block, 0, &remote, 8192, 4096, Direction::LocalToRemote).await;
-//! copied?;
-//! let mut first = [0; 1];
-//! cache.memory().copy_out(8192, &mut first)?;
-//! assert_eq!(first, [9]);
-//! # Ok(())
-//! # }
-//! ```
+//! The package [`tonic-rdma-tensor`](https://docs.rs/tonic-rdma-tensor) has tensor devices. A tensor device owns memory that peers
+//! read and write by one-sided operations; devices find one another's memory by gRPC, over this package's transport. The front page of
+//! that package says when to use which of its four ways, with an example of each.
 //!
 //! # Where settings come from
 //!
 //! [`Config`] has the settings of connectors, listeners and tensor devices. [`Config::default`] suits most programs.
 //! [`Config::from_env`] starts from it and applies the environment variables `RDMA_*`; its documentation has a table of
 //! them. A value that can't be used is a [`ConfigError`] that names the variable. [`RdmaConnector::new`] and
-//! [`RdmaIncoming::bind`] take the defaults and read no variable but `RDMA_TUNE_CACHE`, which the default asks for
-//! ([`TuneCache::Environment`](TuneCache::Environment)); [`tensor::RdmaDevice::new`] calls `from_env`.
+//! [`RdmaIncoming::bind`] take the defaults, and read no variable but `RDMA_TUNE_CACHE`, which the default names
+//! ([`TuneCache::Environment`]).
 //!
 //! ```
 //! use tonic_rdma::{Config, Policy, RdmaConnector};
@@ -262,22 +184,18 @@
 //! # Ok::<(), tonic_rdma::ConfigError>(())
 //! ```
 //!
-//! [`tensor::Settings`] has what tensor devices have besides, such as queue pairs for each peer.
-//!
 //! # Errors
 //!
-//! Each operation has an error of its own, which says what happened, to which peer or device, and what to do:
+//! Each operation has its own error type. The error says what happened, to which peer or device, and what to do:
 //!
 //! | operation | error |
 //! |---|---|
 //! | reading settings from the environment | [`ConfigError`] |
 //! | connecting | [`ConnectError`], as a source of `tonic::transport::Error` |
 //! | listening | [`std::io::Error`] with advice |
-//! | a connection that ends early | [`endpoint::ConnectionFault`], inside the `io::Error` below tonic's status |
-//! | a call through a [`BalancedChannel`] | [`transport::balance::BalanceError`], which clients turn into a status |
+//! | a connection that ends early | [`ConnectionFault`], inside the `io::Error` below tonic's status |
+//! | a call through a [`BalancedChannel`] | [`BalanceError`], which clients turn into a status |
 //! | allocating registered memory | [`memory::PoolError`] |
-//! | tensor channels | [`tensor::ChannelError`] |
-//! | making tensors | [`tensor::TensorError`], [`tensor::ShapeError`] |
 //!
 //! A device that is missing, or too little memory that may be locked, is no error under [`Policy::Prefer`]: the connection
 //! is TCP then, and [`RdmaConnectInfo::reason`] says why.
@@ -287,7 +205,7 @@
 //! - [`RdmaConnectInfo`] has the verdict, the reason, the device, live [counters](RdmaConnectInfo::counters) and
 //!   [`why`](RdmaConnectInfo::why), which explains how a write of some size would go. A service finds it in each request, a
 //!   client in [`RdmaConnector::last_connection`] or [`BalancedChannel::endpoints`].
-//! - `tracing` events tell of each negotiation and of each connection that fails.
+//! - `tracing` events report each negotiation and each connection that fails.
 //! - Counters and gauges of the process go to the `metrics` facade, under names that begin with `tonic_rdma_`. They are
 //!   visible once the program has installed a recorder, such as an exporter for Prometheus:
 //!
@@ -318,14 +236,11 @@
 //!
 //! # Where to read on
 //!
-//! - The guides in [`gather`], [`memory::sites`] and [`tensor`]: when to use each, how, what it costs, and its limits.
+//! - The guides in [`gather`] and [`memory::sites`]: when to use each, how, what it costs, and its limits.
 //! - The folder `examples` of the repository: a greeter, streams, fallback, mutual TLS, balancing, large messages, allocation
 //!   sites and a parameter server that trains.
 //! - README and the book in the repository, for deployment, tuning, troubleshooting and measurements; ARCHITECTURE.md
-//!   for the life of one message.
-//! - The floors that the crate is made of, from below: [`wire`] (formats), [`protocol`] (a state machine without IO) and
-//!   [`verbs`] (RDMA devices), [`memory`] (registered memory), [`endpoint`] (negotiation and byte streams), [`transport`] (the
-//!   fit with tonic), [`tensor`]. Each imports from the floors below it alone.
+//!   for the layers of the code and the life of one message.
 
 #![forbid(unsafe_code)]
 
@@ -343,14 +258,18 @@ pub use endpoint::{
     EndpointStream, Listener, NegotiationError, NoDevice, OpenError, Policy, PollMode, ProviderChoice,
     RdmaConnectInfo, RdmaUnavailable, SharedReceive, StockClients, TuneCache, Verdict,
 };
+pub use protocol::{AbortCode, Violation};
 pub use transport::balance::{
     BalanceError, BalancedChannel, EndpointState, EndpointStatus, balance_channel, balance_list,
 };
 pub use transport::{RdmaConnector, RdmaIncoming, RdmaRequestExt, RemoteAddresses, gather, remote_addresses};
 
-pub use tonic_rdma_verbs::memory;
+pub use wire::hello::HelloError;
+pub use wire::{ChunkError, HeaderError};
 
-/// Builds tokio runtimes that poll RDMA devices when they are idle: see [`idle_polling`](runtime::idle_polling).
+pub use tonic_rdma_verbs::{CompletionOpcode, CompletionStatus, DeviceAttributes, PathSettings, memory};
+
+/// Builds tokio runtimes that poll RDMA devices when they are idle, with [`idle_polling`](runtime::idle_polling).
 pub mod runtime {
     pub use crate::endpoint::idle_polling;
 }

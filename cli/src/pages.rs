@@ -1,4 +1,5 @@
-//! Tries every command line of README and the book: what a page shows, the parser accepts, and what it names exists.
+//! Tries every command line of README and the book: the parser must accept the commands of a page, and the names in a
+//! page must exist.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 use std::collections::BTreeSet;
@@ -17,7 +18,7 @@ const PROGRAMS: [&str; 1] = ["apt"];
 const OPTIONS_OF_OTHERS: [&str; 2] = ["--network", "--ulimit"];
 
 #[test]
-fn every_command_line_is_one_that_is_accepted() {
+fn every_command_line_is_accepted() {
     let mut seen = 0;
     let mut faults = Vec::new();
     for (page, text) in pages() {
@@ -31,14 +32,14 @@ fn every_command_line_is_one_that_is_accepted() {
 }
 
 #[test]
-fn what_is_said_in_passing_is_accepted_too() {
+fn commands_and_options_in_sentences_are_accepted() {
     let known = options();
     let mut faults = Vec::new();
     for (page, text) in pages() {
         for code in inline_code(&text) {
             let words: Vec<&str> = code.split_whitespace().collect();
             match words.first() {
-                // What is required may be left out in passing.
+                // A mention in a sentence may leave out required arguments.
                 Some(&"tonic-rdma") if words.len() > 1 => faults.extend(
                     refusal(&words)
                         .filter(|(kind, _)| *kind != ErrorKind::MissingRequiredArgument)
@@ -69,7 +70,7 @@ fn the_benchmarks_explain_every_mode() {
 }
 
 #[test]
-fn what_is_not_accepted_is_found_out() {
+fn wrong_command_lines_are_found() {
     for line in [
         "tonic-rdma compare --quick --report out",
         "RUST_LOG=debug tonic-rdma devices",
@@ -79,6 +80,7 @@ fn what_is_not_accepted_is_found_out() {
         "cargo run --example greeter-client -- 127.0.0.1:50051 1000",
         "cargo test",
         "cargo install --path cli",
+        "cargo test -p tonic-rdma-verbs --features ibverbs --test devices",
         "examples/run-all",
         "apt install gcc",
     ] {
@@ -94,6 +96,8 @@ fn what_is_not_accepted_is_found_out() {
         "cargo run --example no-such",
         "cargo test --test no-such",
         "cargo bench --bench no-such",
+        "cargo test -p tonic-rdma-verbs --test no-such",
+        "cargo test -p tonic-rdma-quic",
         "examples/run-none",
         "curl https://example.com/",
     ] {
@@ -133,7 +137,13 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
         None => (words, &[][..]),
     };
     let value = |option: &str| own.windows(2).find(|pair| pair[0] == option).map(|pair| pair[1]);
-    if let Some(feature) = value("--features").filter(|feature| !has_feature(feature)) {
+    let folder = value("-p").map(|package| package.strip_prefix("tonic-rdma-").unwrap_or("."));
+    if let Some(folder) = folder.filter(|folder| !root().join(folder).join("Cargo.toml").is_file()) {
+        return Some(format!("there is no package in {folder}"));
+    }
+    if let Some(feature) =
+        value("--features").filter(|feature| !has_feature(folder.unwrap_or("cli"), feature))
+    {
         return Some(format!("there is no feature {feature}"));
     }
     for (option, places) in [
@@ -143,10 +153,8 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
         ("--path", &["NAME"]),
     ] {
         let Some(name) = value(option) else { continue };
-        let exists = |package: &str| {
-            places.iter().any(|place| root().join(package).join(place.replace("NAME", name)).exists())
-        };
-        if !["", "cli", "tensor", "verbs"].into_iter().any(exists) {
+        let base = root().join(folder.unwrap_or("."));
+        if !places.iter().any(|place| base.join(place.replace("NAME", name)).exists()) {
             return Some(format!("there is no {name} for {option}"));
         }
     }
@@ -160,13 +168,13 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
     refusal(&[&["tonic-rdma"], passed].concat()).map(|(_, text)| text)
 }
 
-/// Whether the command's package has this feature, and so the library.
-fn has_feature(feature: &str) -> bool {
-    let manifest = fs::read_to_string(root().join("cli/Cargo.toml")).unwrap();
+/// Returns whether the package in `folder` has this feature. The features of the command's package are the library's.
+fn has_feature(folder: &str, feature: &str) -> bool {
+    let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
     manifest.lines().any(|line| line.starts_with(&format!("{feature} = [")))
 }
 
-/// The long options of all commands.
+/// Returns the long options of all commands.
 fn options() -> BTreeSet<String> {
     let mut root = Cli::command();
     root.build();

@@ -1,4 +1,4 @@
-//! What a connection has done so far, and the totals over all of them for the `metrics` facade.
+//! Counters of each connection, and their totals for the `metrics` facade.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ macro_rules! counters {
         }
 
         /// The counters of a connection at one moment, from [`RdmaConnectInfo::counters`](crate::RdmaConnectInfo::counters). They
-        /// count from the beginning of the connection.
+        /// count from the start of the connection.
         ///
         /// ```
         /// use tonic_rdma::{CounterSnapshot, RdmaConnectInfo};
@@ -33,11 +33,12 @@ macro_rules! counters {
         }
 
         impl Counters {
+            /// Returns the values at this moment.
             pub(crate) fn snapshot(&self) -> CounterSnapshot {
                 CounterSnapshot { $($name: self.$name.value(),)+ polls: 0, sleeps: 0 }
             }
 
-            /// Adds what has been counted since the last call to the process's metrics.
+            /// Adds the increments since the last call to the process's metrics.
             pub(crate) fn publish(&self) {
                 $(
                     let fresh = self.$name.unpublished();
@@ -68,7 +69,7 @@ counters! {
     /// Bytes fetched by RDMA READ.
     rendezvous_received_bytes => "tonic_rdma_rendezvous_bytes_received_total";
     /// Bytes that went straight from the writer's memory into the peer's receive buffer, without a copy into a send
-    /// buffer of ours.
+    /// buffer.
     copies_avoided_bytes => "tonic_rdma_copies_avoided_bytes_total";
     /// Small writes that were gathered into a message with others.
     coalesced_writes => "tonic_rdma_coalesced_writes_total";
@@ -76,13 +77,13 @@ counters! {
     credit_stalls => "tonic_rdma_credit_stalls_total";
     /// Times a writer had to wait for its own send queue or send memory.
     send_stalls => "tonic_rdma_send_stalls_total";
-    /// Messages that carried nothing but credits and acknowledgements.
+    /// Messages that carried only credits and acknowledgements.
     acks_sent => "tonic_rdma_acks_sent_total";
     /// Work requests posted to the send queue.
     work_requests => "tonic_rdma_work_requests_total";
 }
 
-/// A count that one side adds to under a lock and anyone may read.
+/// A counter. Additions happen under a lock; reading needs none.
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
     value: AtomicU64,
@@ -90,22 +91,24 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// Adds `count`. The connection's lock is held, so that a plain load and store do.
+    /// Adds `count`. The caller holds the connection's lock, so that a plain load and store suffice.
     pub(crate) fn add(&self, count: u64) {
         self.value.store(self.value.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
     }
 
+    /// Returns the count.
     pub(crate) fn value(&self) -> u64 {
         self.value.load(Ordering::Relaxed)
     }
 
+    /// Returns the increment since the last call.
     fn unpublished(&self) -> u64 {
         let value = self.value();
         value.wrapping_sub(self.published.swap(value, Ordering::Relaxed))
     }
 }
 
-/// How a completion queue has been polled.
+/// Counters of the polls of a completion queue.
 #[derive(Debug, Default)]
 pub(crate) struct PollCounters {
     pub(crate) polls: Counter,
@@ -113,6 +116,7 @@ pub(crate) struct PollCounters {
 }
 
 impl PollCounters {
+    /// Returns the numbers of polls and of sleeps.
     pub(crate) fn values(&self) -> (u64, u64) {
         (self.polls.value(), self.sleeps.value())
     }

@@ -75,6 +75,13 @@ pub enum ConnectError {
 }
 
 /// The reason why a negotiation failed.
+///
+/// ```
+/// use tonic_rdma::NegotiationError;
+///
+/// let error = NegotiationError::Silent(std::time::Duration::from_secs(10));
+/// assert!(error.to_string().contains("no complete message"));
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NegotiationError {
@@ -105,6 +112,18 @@ pub enum NegotiationError {
 }
 
 /// The reason why a connection does not use RDMA.
+///
+/// ```
+/// use tonic_rdma::{ConnectError, RdmaUnavailable};
+///
+/// /// Returns why RDMA was required and not there.
+/// fn reason(error: &ConnectError) -> Option<&RdmaUnavailable> {
+///     match error {
+///         ConnectError::RdmaRequired { reason, .. } => Some(reason),
+///         _ => None,
+///     }
+/// }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RdmaUnavailable {

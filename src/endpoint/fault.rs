@@ -9,6 +9,19 @@ use tonic_rdma_verbs::{CompletionOpcode, CompletionStatus, PostError, PostErrorK
 
 /// The reason why a connection ended early. Reads and writes fail with the reason, wrapped in an [`io::Error`] of a fitting
 /// kind, after all bytes that had arrived before were read.
+///
+/// ```
+/// use std::error::Error;
+/// use tonic_rdma::ConnectionFault;
+///
+/// /// Finds the fault of the connection among the sources of an error of tonic's.
+/// fn find<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a ConnectionFault> {
+///     let inside = error.downcast_ref::<std::io::Error>().and_then(|error| error.get_ref());
+///     let fault = inside.and_then(|error| error.downcast_ref());
+///     fault.or_else(|| error.source().and_then(find))
+/// }
+/// # assert!(find(&std::io::Error::other(ConnectionFault::Closed)).is_some());
+/// ```
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionFault {

@@ -1,19 +1,17 @@
-//! What was negotiated for a connection.
+//! The result of a negotiation, and the state of the connection since.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
 use super::counters::{CounterSnapshot, Counters, PollCounters};
-use super::tuner::{Explained, TransferDecision, WriteLoad};
+use super::tuner::{Explanation, TransferDecision, WriteLoad};
 
-/// What was negotiated for a connection, and why. At the root of the crate its name is
-/// [`RdmaConnectInfo`](crate::RdmaConnectInfo). A server finds it in each request's extensions, a client in
+/// The result of a negotiation, and its reason. A server finds it in each request's extensions, a client in
 /// [`RdmaConnector::last_connection`](crate::RdmaConnector::last_connection).
 ///
 /// ```
-/// use tonic_rdma::internal::tuner::WriteLoad;
-/// use tonic_rdma::{RdmaConnectInfo, Verdict};
+/// use tonic_rdma::{RdmaConnectInfo, Verdict, WriteLoad};
 ///
 /// fn describe(info: &RdmaConnectInfo) -> String {
 ///     match info.verdict() {
@@ -44,7 +42,7 @@ pub struct RdmaConnectInfo {
 #[derive(Debug, Default)]
 pub(crate) struct FirstByte(OnceLock<u8>);
 
-/// What carries a connection.
+/// The transport of a connection.
 ///
 /// ```
 /// use tonic_rdma::Verdict;
@@ -73,18 +71,18 @@ impl fmt::Display for Verdict {
 pub(crate) struct Telemetry {
     pub(crate) counters: Arc<Counters>,
     pub(crate) polling: Arc<PollCounters>,
-    pub(crate) explained: Arc<Explained>,
+    pub(crate) explanation: Arc<Explanation>,
 }
 
 impl RdmaConnectInfo {
-    /// A connection that stays on TCP because of `reason`.
+    /// Makes the result for a connection that stays on TCP because of `reason`.
     pub(crate) fn tcp(peer: SocketAddr, local: SocketAddr, reason: impl Into<Arc<str>>) -> Self {
         let (provider, device, telemetry) = (None, None, None);
         let (reason, first_byte) = (reason.into(), Arc::default());
         Self { verdict: Verdict::Tcp, provider, device, reason, peer, local, telemetry, first_byte }
     }
 
-    /// Returns what carries the connection.
+    /// Returns the transport of the connection.
     pub fn verdict(&self) -> Verdict {
         self.verdict
     }
@@ -114,19 +112,19 @@ impl RdmaConnectInfo {
         self.local
     }
 
-    /// Returns whether the peer speaks TLS on this connection, as its first byte shows. `false` before that byte has come; a
-    /// request comes later. It does not tell whether a certificate was asked for, or what is in it.
+    /// Returns whether the peer uses TLS on this connection, as its first byte shows. Returns `false` before that byte has
+    /// arrived; a request arrives later. This does not show whether the peer has a certificate.
     pub fn is_tls(&self) -> bool {
         self.first_byte.is_tls() == Some(true)
     }
 
-    /// Whether the peer has begun, and not with TLS.
+    /// Returns whether the peer has sent a first byte, and it is not of TLS.
     #[doc(hidden)]
     pub fn is_plaintext(&self) -> bool {
         self.first_byte.is_tls() == Some(false)
     }
 
-    /// Whether both are of the same connection.
+    /// Returns whether both describe one connection.
     #[doc(hidden)]
     pub fn is_same_connection(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.first_byte, &other.first_byte)
@@ -139,24 +137,25 @@ impl RdmaConnectInfo {
         CounterSnapshot { polls, sleeps, ..telemetry.counters.snapshot() }
     }
 
-    /// Returns which way a write of `size` bytes would go now under this load, and why. `None` on TCP.
+    /// Returns how a write of `size` bytes would be transferred now under this load, and why. `None` on TCP.
     ///
     /// ```text
     /// 64 KiB by rendezvous: threshold 32 KiB, set by calibration of rxe0
     /// ```
     pub fn why(&self, size: usize, load: WriteLoad) -> Option<TransferDecision> {
-        self.telemetry.as_ref().map(|telemetry| telemetry.explained.why(size, load))
+        self.telemetry.as_ref().map(|telemetry| telemetry.explanation.why(size, load))
     }
 }
 
 impl FirstByte {
-    /// Notes it.
+    /// Sets the byte. Later calls have no effect.
     pub(super) fn set(&self, first: u8) {
         let _ = self.0.set(first);
     }
 
-    /// A peer that speaks TLS begins with a record (RFC 8446, 5.1), whose first byte is its type: a handshake's, or an alert's
-    /// that is ahead of it. HTTP begins with a letter, and an HTTP/2 server with the length of a short frame: 0.
+    /// Returns whether the byte is of TLS; `None` before it has arrived. The first byte of TLS is the type of a record (RFC
+    /// 8446, 5.1): handshake, or an alert before it. HTTP starts with a letter, and an HTTP/2 server with the length of a short
+    /// frame, which is 0.
     fn is_tls(&self) -> Option<bool> {
         const FIRST_TYPE: u8 = 20;
         const LAST_TYPE: u8 = 24;

@@ -1,14 +1,14 @@
-//! What the log says of connections. A listener and a dialer each have a journal, so that a flood at one does not hide the
-//! other's lines.
+//! The log of connections. A listener and a dialer each have a journal, so that a flood of lines at one end does not hide the
+//! lines of the other.
 //!
-//! | level | what |
+//! | level | events |
 //! |---|---|
-//! | debug | ends in good order, resets, connections that end before they say anything |
-//! | info | what a connection goes over; a peer that left without closing while no write was waiting |
+//! | debug | ends in good order, resets, connections that end without a byte |
+//! | info | new connections and their transport; a peer that left without closing while no write was waiting |
 //! | warn | transfers that were cut short, peers that do not answer or break the protocol, failed devices, refused clients |
 //!
-//! A peer decides how often there is something to say, so info and warn are throttled, each message by itself;
-//! `suppressed` is how many were left out.
+//! A peer decides how often these events happen, so info and warn are throttled, each message by itself. `suppressed` is the
+//! number of lines that were left out.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use super::fault::ConnectionFault;
 use super::info::{RdmaConnectInfo, Verdict};
 use tonic_rdma_verbs::internal::Throttle;
 
-/// Writes the lines of one listener or dialer.
+/// Writes the log lines of one listener or dialer.
 #[derive(Debug)]
 pub(crate) struct Journal {
     over_rdma: Throttle,
@@ -29,14 +29,14 @@ pub(crate) struct Journal {
     lost: Throttle,
 }
 
-/// How a connection ended.
+/// The end of a connection.
 #[derive(Debug)]
 pub(crate) struct ConnectionEnd {
-    /// Why, if it was not closed by both ends.
+    /// The reason, if the connection was not closed by both ends.
     pub(crate) fault: Option<ConnectionFault>,
-    /// The peer had said that it sends nothing more.
+    /// The peer had closed its writing direction.
     pub(crate) peer_finished: bool,
-    /// A write waited here, or a rendezvous transfer was under way.
+    /// A write was waiting here, or a rendezvous transfer was in progress.
     pub(crate) interrupted: bool,
 }
 
@@ -49,7 +49,7 @@ impl Default for Journal {
 }
 
 impl Journal {
-    /// Tells the log and the metrics what a connection goes over.
+    /// Logs and counts a new connection, with its transport.
     pub(crate) fn connected(&self, peer: &str, info: &RdmaConnectInfo) {
         metrics::counter!("tonic_rdma_negotiations_total", "verdict" => info.verdict().to_string())
             .increment(1);
@@ -64,7 +64,7 @@ impl Journal {
         }
     }
 
-    /// A client was not let in.
+    /// Logs and counts a client that was refused.
     pub(crate) fn refused(&self, peer: SocketAddr, error: &NegotiationError) {
         if matches!(error, NegotiationError::Nothing) {
             tracing::debug!(%peer, "a client connected and left without a word, as health probes do");
@@ -76,21 +76,21 @@ impl Journal {
         }
     }
 
-    /// The system had no connection to give.
+    /// Logs that the system could not accept a connection.
     pub(crate) fn not_accepted(&self, error: &std::io::Error) {
         if let Some(suppressed) = self.not_accepted.admit(Instant::now()) {
             tracing::warn!(%error, suppressed, "accepting a connection failed");
         }
     }
 
-    /// A connection over RDMA has ended.
+    /// Logs and counts the end of a connection over RDMA.
     pub(crate) fn ended(&self, peer: SocketAddr, end: &ConnectionEnd) {
         let Some(fault) = &end.fault else {
             tracing::debug!(%peer, "rdma connection closed");
             return;
         };
-        let unheard = matches!(fault, ConnectionFault::PeerLost(_) | ConnectionFault::NoAnswer(_));
-        if unheard && !end.peer_finished {
+        let is_loss = matches!(fault, ConnectionFault::PeerLost(_) | ConnectionFault::NoAnswer(_));
+        if is_loss && !end.peer_finished {
             metrics::counter!("tonic_rdma_peers_lost_total").increment(1);
         }
         match fault {

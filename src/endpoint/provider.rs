@@ -17,6 +17,12 @@ pub enum Provider {
 }
 
 /// The reason why a provider's device was not opened.
+///
+/// ```
+/// use tonic_rdma::OpenError;
+///
+/// assert!(OpenError::NotBuilt.to_string().contains("ibverbs"));
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -29,6 +35,18 @@ pub enum OpenError {
 }
 
 /// The reason why no provider's device was opened.
+///
+/// ```
+/// use tonic_rdma::NoDevice;
+///
+/// fn devices_tried(error: &NoDevice) -> usize {
+///     match error {
+///         NoDevice::Failed(tried) => tried.len(),
+///         _ => 0,
+///     }
+/// }
+/// # assert_eq!(devices_tried(&NoDevice::Contradiction), 0);
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoDevice {

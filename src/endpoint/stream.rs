@@ -1,4 +1,4 @@
-//! Byte streams: over RDMA, over TCP, and the one type that is either.
+//! The byte stream of a connection, over RDMA or over TCP.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -15,14 +15,29 @@ use super::fault::ConnectionFault;
 use super::info::RdmaConnectInfo;
 use crate::protocol::AbortCode;
 
-/// A connection that negotiation led to: RDMA, or the TCP connection that it fell back to. Bytes arrive as they were
-/// written, in order; each direction closes by itself, as TCP's do. Implements tokio's and hyper's IO traits.
+/// A connection after its negotiation: RDMA, or TCP as the fallback. Bytes arrive as they were written, in order. Each
+/// direction closes independently, as with TCP. Implements tokio's and hyper's IO traits.
+///
+/// ```
+/// use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+/// use tonic_rdma::EndpointStream;
+///
+/// async fn echo(mut stream: EndpointStream) -> std::io::Result<()> {
+///     let mut bytes = [0; 4096];
+///     loop {
+///         match stream.read(&mut bytes).await? {
+///             0 => return stream.shutdown().await,
+///             count => stream.write_all(&bytes[..count]).await?,
+///         }
+///     }
+/// }
+/// ```
 #[derive(Debug)]
 pub struct EndpointStream {
     inner: Inner,
     info: RdmaConnectInfo,
-    /// Whether something has been read.
-    has_begun: bool,
+    /// The first byte has been read.
+    has_read: bool,
 }
 
 #[derive(Debug)]
@@ -33,14 +48,14 @@ enum Inner {
 
 impl EndpointStream {
     pub(crate) fn rdma(connection: Arc<Connection>, info: RdmaConnectInfo) -> Self {
-        Self { inner: Inner::Rdma(RdmaHalf { connection }), info, has_begun: false }
+        Self { inner: Inner::Rdma(RdmaHalf { connection }), info, has_read: false }
     }
 
     pub(crate) fn tcp(stream: TcpStream, received: Bytes, info: RdmaConnectInfo) -> Self {
-        Self { inner: Inner::Tcp(TcpIo { received, stream }), info, has_begun: false }
+        Self { inner: Inner::Tcp(TcpIo { received, stream }), info, has_read: false }
     }
 
-    /// Returns what was negotiated, and why.
+    /// Returns the result of the negotiation, and its reason.
     pub fn info(&self) -> &RdmaConnectInfo {
         &self.info
     }
@@ -53,16 +68,16 @@ impl EndpointStream {
         }
     }
 
-    /// Lets reads take as much as there is, for a reader that only passes bytes on. Without this a task that reads small
-    /// messages lets others run every few hundred bytes, which suits HTTP/2 best.
+    /// Lets reads take all bytes that have arrived, for a reader that only passes bytes on. Without this, a task that reads small
+    /// messages lets other tasks run after every few hundred bytes, which suits HTTP/2 best.
     pub fn read_greedily(&mut self) {
         if let Inner::Rdma(half) = &self.inner {
             half.connection.read_greedily();
         }
     }
 
-    /// Waits until both directions were shut down and the peer has taken all that was written; a stream dropped then
-    /// leaves nothing undone. On TCP it is ready at once, as the system takes care of that.
+    /// Waits until both directions are closed and the peer has received all written bytes. On TCP this is ready at once, because
+    /// the system delivers the bytes of a closed socket.
     ///
     /// # Errors
     /// The connection failed before.
@@ -73,18 +88,18 @@ impl EndpointStream {
         }
     }
 
-    /// Ends the connection so that the peer sees an error and not the end of the stream, whatever was written before. A stream
-    /// that is merely dropped ends as if all had been written.
+    /// Ends the connection so that the peer sees an error instead of the end of the stream. For the peer of a stream that is only
+    /// dropped, the stream ends in good order.
     pub fn abort(self) {
         match &self.inner {
             Inner::Rdma(half) => half.connection.abort(AbortCode::RESET, ConnectionFault::Closed),
-            // Closing sends a reset then. On a socket that is not connected any more there is nobody to tell.
+            // Then the drop sends a reset. The call fails only on a socket without a peer, which needs no reset.
             Inner::Tcp(tcp) => drop(tcp.stream.set_zero_linger()),
         }
     }
 }
 
-/// Holds the connection in use; dropping it closes both directions.
+/// Keeps the connection in use. Dropping this closes both directions.
 #[derive(Debug)]
 struct RdmaHalf {
     connection: Arc<Connection>,
@@ -96,7 +111,7 @@ impl Drop for RdmaHalf {
     }
 }
 
-/// A TCP connection of which the first bytes were already received.
+/// A TCP connection whose first bytes were already received.
 #[derive(Debug)]
 struct TcpIo {
     received: Bytes,
@@ -111,10 +126,10 @@ impl AsyncRead for EndpointStream {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let polled = self.inner.poll_read(context, buffer);
-        if !self.has_begun
+        if !self.has_read
             && let Some(first) = buffer.filled().get(before)
         {
-            self.has_begun = true;
+            self.has_read = true;
             self.info.first_byte.set(*first);
         }
         polled

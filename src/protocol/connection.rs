@@ -1,4 +1,4 @@
-//! The state machine: commands, inputs, outputs.
+//! The state machine: commands, inputs and outputs.
 
 use std::time::Instant;
 
@@ -8,53 +8,53 @@ use super::liveness::Liveness;
 use super::outbound::{Outbound, WriteState};
 use super::settings::{Settings, SettingsError};
 use super::violation::Violation;
-use crate::wire::{Chunk, Header, Kind, MAX_CHUNKS};
+use crate::wire::{Chunk, Header, MAX_CHUNKS, MessageKind};
 
-/// One end of a connection. See the [module](super) for how to drive it.
+/// One end of a connection. The [module](super) describes how callers drive it.
 #[derive(Debug)]
 pub struct Connection {
     outbound: Outbound,
     inbound: Inbound,
     liveness: Liveness,
-    abort: Abort,
+    abort: AbortState,
     sources_done: u64,
     aborted_by_peer: Option<AbortCode>,
     ping_unanswered: bool,
-    /// Credits that this end has no use for want to go back.
+    /// True if credits that this end does not use are to be returned.
     return_due: bool,
-    /// This end is to be told that it is idle.
+    /// True if [`Event::Idle`] is to be reported.
     idle: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Abort {
+enum AbortState {
     No,
-    /// Waits for a credit.
+    /// The abort waits for a credit.
     Wanted(AbortCode),
-    /// Sent or received: nothing more is said.
+    /// The abort was sent or received. No more messages are sent.
     Over,
 }
 
 /// Something that the caller has to act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The peer has read the oldest `count` chunks that were offered and not reported yet; their memory is free.
+    /// The peer has read the oldest `count` offered chunks that were not reported yet. Their memory is free.
     SourcesDone {
-        /// How many.
+        /// The number of chunks.
         count: u64,
     },
-    /// The peer has given up.
+    /// The peer aborted the connection.
     Aborted {
-        /// Why.
+        /// The reason.
         code: AbortCode,
     },
     /// The peer did not answer a ping.
     PingTimeout,
-    /// Nothing was sent for one to two ping intervals: what is kept for sending can go.
+    /// Nothing was sent for one to two ping intervals. Memory that is kept for sending can be freed.
     Idle,
 }
 
-/// Why no data may be sent now.
+/// The reason why no data may be sent now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocked {
     /// The peer has no receive slot free.
@@ -66,32 +66,32 @@ pub enum Blocked {
 /// A command that can't be carried out now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// There is not that much room; see [`Connection::eager_room`] and [`Connection::rendezvous_room`].
+    /// There is not enough room. [`Connection::eager_room`] and [`Connection::rendezvous_room`] return the room.
     #[error("{asked} asked for, where there is room for {room}")]
     NoRoom {
-        /// Bytes or chunks asked for.
+        /// The bytes or chunks asked for.
         asked: usize,
-        /// Bytes or chunks that there is room for.
+        /// The bytes or chunks that there is room for.
         room: usize,
     },
-    /// A rendezvous of no chunks.
+    /// A rendezvous has no chunk.
     #[error("an offer of nothing")]
     Nothing,
 }
 
 /// Commands.
 impl Connection {
-    /// A connection whose slots are all posted, at both ends.
+    /// Makes a connection. The slots of both ends are all posted.
     ///
     /// # Errors
-    /// Settings that no connection can work with; they may have come from the peer.
+    /// A setting is out of range. The peer may have sent it.
     pub fn new(settings: Settings, now: Instant) -> Result<Self, SettingsError> {
         settings.check()?;
         Ok(Self {
             outbound: Outbound::new(&settings),
             inbound: Inbound::new(&settings),
             liveness: Liveness::new(settings.ping_interval, settings.ping_timeout, now),
-            abort: Abort::No,
+            abort: AbortState::No,
             sources_done: 0,
             aborted_by_peer: None,
             ping_unanswered: false,
@@ -100,44 +100,35 @@ impl Connection {
         })
     }
 
-    /// Bytes that one eager message may carry now; 0 means to wait.
+    /// Returns the number of bytes that one eager message may carry now; 0 means to wait.
     pub fn eager_room(&self) -> usize {
-        if self.abort == Abort::No { self.outbound.eager_room() } else { 0 }
+        if self.abort == AbortState::No { self.outbound.eager_room() } else { 0 }
     }
 
-    /// Takes a credit for an eager message of `payload` bytes; the caller posts the header and them as one Send.
+    /// Takes a credit for an eager message of `payload` bytes, and returns its header. The caller posts the header and the bytes as one
+    /// Send.
     ///
     /// # Errors
-    /// More bytes than there is room for.
-    pub fn send_eager(
-        &mut self,
-        payload: usize,
-        end_of_message: bool,
-        _now: Instant,
-    ) -> Result<[u8; Header::LENGTH], SendError> {
+    /// There is no room for so many bytes.
+    pub fn send_eager(&mut self, payload: usize) -> Result<[u8; Header::LENGTH], SendError> {
         let room = self.eager_room();
         if payload > room || room == 0 {
             return Err(SendError::NoRoom { asked: payload, room });
         }
-        Ok(self.header(Kind::Eager, end_of_message, payload).encode())
+        Ok(self.header(MessageKind::Eager, payload).encode())
     }
 
-    /// Chunks that one rendezvous may offer now; 0 means to wait.
+    /// Returns the number of chunks that one rendezvous may offer now; 0 means to wait.
     pub fn rendezvous_room(&self) -> usize {
-        if self.abort == Abort::No { (self.outbound.offer_room() as usize).min(MAX_CHUNKS) } else { 0 }
+        if self.abort == AbortState::No { (self.outbound.offer_room() as usize).min(MAX_CHUNKS) } else { 0 }
     }
 
-    /// Offers chunks of registered memory, whose content must stay until [`Event::SourcesDone`]; the caller posts the
-    /// returned message.
+    /// Offers chunks of registered memory, and returns the message to post. The content of the chunks must stay until
+    /// [`Event::SourcesDone`].
     ///
     /// # Errors
-    /// No chunk, or more than there is room for.
-    pub fn send_rendezvous(
-        &mut self,
-        chunks: &[Chunk],
-        end_of_message: bool,
-        _now: Instant,
-    ) -> Result<ControlMessage, SendError> {
+    /// There is no chunk, or no room for so many.
+    pub fn send_rendezvous(&mut self, chunks: &[Chunk]) -> Result<ControlMessage, SendError> {
         let room = self.rendezvous_room();
         if chunks.is_empty() {
             return Err(SendError::Nothing);
@@ -151,7 +142,7 @@ impl Connection {
         }
         let length = chunks.len() * Chunk::LENGTH;
         self.outbound.offer(chunks.len() as u64);
-        let header = self.header(Kind::Rts, end_of_message, length);
+        let header = self.header(MessageKind::Rts, length);
         Ok(ControlMessage::new(&header, &body[..length]))
     }
 
@@ -162,40 +153,40 @@ impl Connection {
         }
     }
 
-    /// Asks the peer for a sign of life now; [`pongs`](Self::pongs) tells when it has answered.
+    /// Pings the peer now. [`pongs`](Self::pongs) counts the answers.
     pub fn ping(&mut self) {
         self.liveness.ping_due = true;
     }
 
-    /// How many of the pings sent so far the peer has answered, or passed over with an answer to a later one.
+    /// Returns how many of the pings sent so far are answered. An answer to a later ping also answers the earlier ones.
     pub fn pongs(&self) -> u64 {
         self.liveness.answered
     }
 
-    /// Gives up both directions, and tells the peer once if there is a way.
+    /// Aborts both directions, and sends the peer one message if there is a credit.
     pub fn abort(&mut self, code: AbortCode) {
-        if self.abort == Abort::No {
-            self.abort = Abort::Wanted(code);
+        if self.abort == AbortState::No {
+            self.abort = AbortState::Wanted(code);
         }
     }
 
-    /// Takes `count` bytes off the front part; says if that used it up.
+    /// Removes `count` bytes from the front part. Returns the part if all of its bytes are delivered.
     pub fn consume(&mut self, count: usize) -> Option<Finished> {
         self.inbound.consume(count)
     }
 
-    /// `slots` more receive slots are posted for this connection: the peer may send as many messages more at a time.
+    /// Notes that `slots` more receive slots are posted for this connection, so that the peer may send more messages at a time.
     pub fn widen(&mut self, slots: u32) {
         self.inbound.widen(slots);
     }
 
-    /// Receive slots that have to be kept for this connection, posted or holding a message. Grows with
-    /// [`widen`](Self::widen), and shrinks to what it was at the start when the peer gives credits back.
+    /// Returns the number of receive slots that must be kept for this connection, posted or with a message. [`widen`](Self::widen) makes
+    /// it larger; it shrinks to its value at the start when the peer returns credits.
     pub fn window(&self) -> u32 {
         self.inbound.window()
     }
 
-    /// The READ of [`peek_read`](Self::peek_read) was posted.
+    /// Notes that the READ of [`peek_read`](Self::peek_read) was posted.
     pub fn start_read(&mut self) {
         self.inbound.start_read();
     }
@@ -203,11 +194,11 @@ impl Connection {
 
 /// Inputs.
 impl Connection {
-    /// A message arrived in `slot`. `body` is what follows its header (nothing for eager ones, whose body stays where
-    /// it is), `byte_len` its whole length. Messages come in the order in which their slots were posted.
+    /// Takes a message that arrived in `slot`. `body` is the bytes after its header (empty for eager messages, whose body stays in the
+    /// slot), `byte_len` its whole length. Messages arrive in the order in which their slots were posted.
     ///
     /// # Errors
-    /// What the peer did wrong; the connection is of no more use.
+    /// The peer violated the protocol. The connection can't be used any more.
     pub fn handle_receive(
         &mut self,
         slot: SlotIndex,
@@ -218,11 +209,16 @@ impl Connection {
     ) -> Result<(), Violation> {
         self.inbound.check(header, byte_len)?;
         self.sources_done += self.outbound.counts(header)?;
-        self.liveness.heard(now);
+        self.liveness.received(now);
         match header.kind {
-            Kind::Eager => self.inbound.eager(slot, header.body_length as usize),
-            Kind::Rts => self.inbound.rts(slot, body)?,
-            Kind::Ack | Kind::Fin | Kind::Abort | Kind::Ping | Kind::Pong | Kind::Return => {
+            MessageKind::Eager => self.inbound.eager(slot, header.body_length as usize),
+            MessageKind::Rts => self.inbound.rts(slot, body)?,
+            MessageKind::Ack
+            | MessageKind::Fin
+            | MessageKind::Abort
+            | MessageKind::Ping
+            | MessageKind::Pong
+            | MessageKind::Return => {
                 self.handle_control(header.kind, body)?;
                 self.inbound.control(slot);
             }
@@ -230,68 +226,68 @@ impl Connection {
         Ok(())
     }
 
-    fn handle_control(&mut self, kind: Kind, body: &[u8]) -> Result<(), Violation> {
+    fn handle_control(&mut self, kind: MessageKind, body: &[u8]) -> Result<(), Violation> {
         match kind {
-            Kind::Fin if self.inbound.fin => return Err(Violation::SecondFin),
-            Kind::Fin => {
+            MessageKind::Fin if self.inbound.fin => return Err(Violation::SecondFin),
+            MessageKind::Fin => {
                 empty(body)?;
                 self.inbound.fin = true;
             }
-            Kind::Abort => {
+            MessageKind::Abort => {
                 let code = AbortCode(u32::from_le_bytes(exactly(body)?));
-                self.abort = Abort::Over;
+                self.abort = AbortState::Over;
                 self.aborted_by_peer = Some(code);
             }
-            Kind::Ping => {
+            MessageKind::Ping => {
                 self.liveness.pong_due = Some(u64::from_le_bytes(exactly(body)?));
-                // It was sent because this end has long said nothing.
-                self.look_idle();
+                // The peer pings because this end has sent nothing for a while.
+                self.check_idle();
             }
-            Kind::Return => self.inbound.returned(u32::from_le_bytes(exactly(body)?))?,
-            Kind::Pong => {
+            MessageKind::Return => self.inbound.returned(u32::from_le_bytes(exactly(body)?))?,
+            MessageKind::Pong => {
                 let nonce = u64::from_le_bytes(exactly(body)?);
                 if !self.liveness.is_ours(nonce) {
                     return Err(Violation::UnexpectedPong);
                 }
                 self.liveness.answered = self.liveness.answered.max(nonce);
             }
-            Kind::Eager | Kind::Rts | Kind::Ack => empty(body)?,
+            MessageKind::Eager | MessageKind::Rts | MessageKind::Ack => empty(body)?,
         }
         Ok(())
     }
 
-    /// `count` slots that had been released are posted again.
+    /// Notes that `count` released slots are posted again.
     pub fn handle_slots_posted(&mut self, count: u32) {
         self.inbound.posted_slots(count);
     }
 
-    /// `count` sends have left the local queue.
+    /// Notes that `count` sends have left the local queue.
     pub fn handle_sends_completed(&mut self, count: u32) {
         self.outbound.completed(count);
     }
 
-    /// A READ has landed. They may land in any order.
+    /// Notes that a READ has landed. READs may land in any order.
     pub fn handle_read_completed(&mut self, id: ReadId) {
         self.inbound.read_completed(id);
     }
 
-    /// The time of [`poll_timeout`](Self::poll_timeout) has come, perhaps.
+    /// Checks the timers. The caller calls this at the time of [`poll_timeout`](Self::poll_timeout), or earlier.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.abort != Abort::No {
+        if self.abort != AbortState::No {
             return;
         }
         let ping_was_due = self.liveness.ping_due;
         if self.liveness.handle_timeout(now) {
             self.ping_unanswered = true;
-            self.abort = Abort::Over;
+            self.abort = AbortState::Over;
         }
         if self.liveness.ping_due && !ping_was_due {
-            self.look_idle();
+            self.check_idle();
         }
     }
 
-    /// A time of silence has passed.
-    fn look_idle(&mut self) {
+    /// Checks for idleness after a time of silence.
+    fn check_idle(&mut self) {
         if self.outbound.is_idle() {
             self.idle = true;
             self.return_due = self.outbound.surplus() > 0;
@@ -301,48 +297,48 @@ impl Connection {
 
 /// Outputs.
 impl Connection {
-    /// A message to post now.
-    pub fn poll_transmit(&mut self, _now: Instant) -> Option<ControlMessage> {
-        if self.abort == Abort::Over || !self.outbound.may_send_control() {
+    /// Returns a message to post now.
+    pub fn poll_transmit(&mut self) -> Option<ControlMessage> {
+        if self.abort == AbortState::Over || !self.outbound.may_send_control() {
             return None;
         }
-        if let Abort::Wanted(code) = self.abort {
-            let message = self.control(Kind::Abort, &code.0.to_le_bytes());
-            self.abort = Abort::Over;
+        if let AbortState::Wanted(code) = self.abort {
+            let message = self.control(MessageKind::Abort, &code.0.to_le_bytes());
+            self.abort = AbortState::Over;
             return Some(message);
         }
         if self.outbound.state == WriteState::Closing {
             self.outbound.state = WriteState::Closed;
-            return Some(self.control(Kind::Fin, &[]));
+            return Some(self.control(MessageKind::Fin, &[]));
         }
         if let Some(nonce) = self.liveness.pong_due.take() {
-            return Some(self.control(Kind::Pong, &nonce.to_le_bytes()));
+            return Some(self.control(MessageKind::Pong, &nonce.to_le_bytes()));
         }
         if self.liveness.ping_due {
             let nonce = self.liveness.ping();
-            return Some(self.control(Kind::Ping, &nonce.to_le_bytes()));
+            return Some(self.control(MessageKind::Ping, &nonce.to_le_bytes()));
         }
         let surplus = self.outbound.surplus();
         if std::mem::take(&mut self.return_due) && surplus > 0 {
-            let message = self.control(Kind::Return, &surplus.to_le_bytes());
+            let message = self.control(MessageKind::Return, &surplus.to_le_bytes());
             self.outbound.give_back(surplus);
             return Some(message);
         }
-        self.inbound.ack_due().then(|| self.control(Kind::Ack, &[]))
+        self.inbound.ack_due().then(|| self.control(MessageKind::Ack, &[]))
     }
 
-    /// The RDMA READ to post next, if any may be; [`start_read`](Self::start_read) says that it was.
+    /// Returns the RDMA READ to post next, if one may be posted. The caller reports it with [`start_read`](Self::start_read).
     pub fn peek_read(&self) -> Option<ReadRequest> {
-        if self.abort == Abort::No { self.inbound.next_read() } else { None }
+        if self.abort == AbortState::No { self.inbound.next_read() } else { None }
     }
 
-    /// A slot whose content is of no more use; to be posted again, and reported with
+    /// Returns a slot whose content is not needed any more. The caller posts it again, and reports that with
     /// [`handle_slots_posted`](Self::handle_slots_posted).
     pub fn poll_release(&mut self) -> Option<SlotIndex> {
         self.inbound.poll_release()
     }
 
-    /// What the caller has to act on.
+    /// Returns an event that the caller has to act on.
     pub fn poll_event(&mut self) -> Option<Event> {
         if self.sources_done > 0 {
             return Some(Event::SourcesDone { count: std::mem::take(&mut self.sources_done) });
@@ -356,65 +352,65 @@ impl Connection {
         std::mem::take(&mut self.idle).then_some(Event::Idle)
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is due.
+    /// Returns the time when [`handle_timeout`](Self::handle_timeout) is due.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        if self.abort == Abort::No { self.liveness.deadline() } else { None }
+        if self.abort == AbortState::No { self.liveness.deadline() } else { None }
     }
 
-    /// The bytes that come next, as far as they are there.
+    /// Returns the next bytes to deliver, as far as they have arrived.
     pub fn front(&self) -> Option<Part> {
         self.inbound.front()
     }
 
-    /// Why no data may be sent now.
+    /// Returns what prevents sending data now.
     pub fn blocked_on(&self) -> Option<Blocked> {
         self.outbound.blocked()
     }
 
-    /// Whether the peer has said that it will send no more data.
+    /// Returns true if the peer sends no more data.
     pub fn is_fin_received(&self) -> bool {
         self.inbound.fin
     }
 
-    /// Whether the peer will send no more data and all of it was delivered.
+    /// Returns true if the peer sends no more data, and all of its data was delivered.
     pub fn is_read_closed(&self) -> bool {
         self.inbound.is_finished()
     }
 
-    /// Whether this end has closed its sending direction, or given up.
+    /// Returns true if this end has closed its sending direction, or aborted.
     pub fn is_write_closed(&self) -> bool {
-        self.outbound.state != WriteState::Open || self.abort != Abort::No
+        self.outbound.state != WriteState::Open || self.abort != AbortState::No
     }
 
-    /// Whether this end's last word was sent, and the peer has read all that it was offered.
+    /// Returns true if this end's Fin was sent, and the peer has read all offered chunks.
     pub fn is_write_done(&self) -> bool {
-        self.abort == Abort::No && self.outbound.is_done()
+        self.abort == AbortState::No && self.outbound.is_done()
     }
 
-    /// Whether nothing is left to say or to hear.
+    /// Returns true if no message is left to send or to receive.
     pub fn is_closed(&self) -> bool {
         match self.abort {
-            Abort::Over => true,
-            Abort::Wanted(_) => false,
-            Abort::No => {
+            AbortState::Over => true,
+            AbortState::Wanted(_) => false,
+            AbortState::No => {
                 self.outbound.is_done() && self.inbound.is_finished() && self.inbound.reads_settled()
             }
         }
     }
 
-    /// Returns whether one end has offered memory that the other has not read to its end.
+    /// Returns true if one end has offered memory that the other end has not read to its end.
     pub fn is_transferring(&self) -> bool {
         self.outbound.is_offering() || self.inbound.awaits_reads()
     }
 
-    fn control(&mut self, kind: Kind, body: &[u8]) -> ControlMessage {
-        ControlMessage::new(&self.header(kind, false, body.len()), body)
+    fn control(&mut self, kind: MessageKind, body: &[u8]) -> ControlMessage {
+        ControlMessage::new(&self.header(kind, body.len()), body)
     }
 
-    fn header(&mut self, kind: Kind, end_of_message: bool, body: usize) -> Header {
-        let (granted, reads_done) = self.inbound.tell();
+    fn header(&mut self, kind: MessageKind, body: usize) -> Header {
+        let (granted, reads_done) = self.inbound.announce();
         let sequence = self.outbound.take(kind.is_data());
-        Header { kind, end_of_message, body_length: body as u32, sequence, granted, reads_done }
+        Header { kind, end_of_message: false, body_length: body as u32, sequence, granted, reads_done }
     }
 }
 

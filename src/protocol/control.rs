@@ -1,10 +1,10 @@
-//! Messages that the protocol writes itself.
+//! Messages that the protocol writes itself, and the codes of an abort.
 
 use std::fmt;
 
 use crate::wire::{Chunk, Header, MAX_CHUNKS};
 
-/// Longest body of a control message or an RTS, in bytes.
+/// The longest body of a control message or an RTS, in bytes.
 pub const MAX_CONTROL_BODY: usize = MAX_CHUNKS * Chunk::LENGTH;
 
 /// A whole message, to be posted as one Send.
@@ -23,25 +23,31 @@ impl ControlMessage {
         Self { bytes, length }
     }
 
-    /// Header and body.
+    /// Returns header and body.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
 }
 
-/// Why an end gave up.
+/// The reason of an abort.
+///
+/// ```
+/// use tonic_rdma::AbortCode;
+///
+/// assert!(AbortCode::RESET.is_reset() && !AbortCode::VIOLATION.is_reset());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AbortCode(pub u32);
 
 impl AbortCode {
     /// The application dropped the stream while data was still coming.
     pub const CLOSED: Self = Self(1);
-    /// The other end broke the protocol.
+    /// The other end violated the protocol.
     pub const VIOLATION: Self = Self(2);
-    /// The application gave the connection up, so that the other end sees an error and not the end of the stream.
+    /// The application reset the connection: the other end sees an error and not the end of the stream.
     pub const RESET: Self = Self(3);
 
-    /// Returns whether the application gave the connection up, as a TCP reset would say: nothing went wrong on the way.
+    /// Returns true if the application ended the connection, as a TCP reset does, and no error was found.
     pub fn is_reset(self) -> bool {
         matches!(self, Self::CLOSED | Self::RESET)
     }

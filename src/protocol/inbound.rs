@@ -6,56 +6,56 @@ use super::settings::Settings;
 use super::violation::Violation;
 use crate::wire::{Chunk, Header};
 
-/// A receive slot of this end, from 0.
+/// The number of a receive slot of this end, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotIndex(pub u32);
 
-/// Number of a READ on its connection; wraps around.
+/// The number of a READ on its connection. It wraps around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReadId(pub u32);
 
 /// An RDMA READ to post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// To be named when it completed.
+    /// Its number, which the caller names when the READ completes.
     pub id: ReadId,
-    /// Where in the peer's memory.
+    /// The address in the peer's memory.
     pub address: u64,
-    /// Key of the peer's region.
+    /// The key of the peer's region.
     pub rkey: u32,
-    /// Bytes.
+    /// The length in bytes.
     pub length: u64,
 }
 
-/// Bytes that are there to be delivered.
+/// Bytes that can be delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// In a receive slot.
+    /// Bytes in a receive slot.
     Eager {
-        /// Which.
+        /// The slot.
         slot: SlotIndex,
-        /// Where in it, from its start.
+        /// The offset from the start of the slot.
         offset: usize,
-        /// How many.
+        /// The number of bytes.
         length: usize,
     },
-    /// In the memory that a READ filled.
+    /// Bytes in the memory that a READ filled.
     Rendezvous {
-        /// Which READ.
+        /// The READ.
         read: ReadId,
-        /// Where in it.
+        /// The offset from the start of that memory.
         offset: usize,
-        /// How many.
+        /// The number of bytes.
         length: usize,
     },
 }
 
-/// A part that was delivered whole.
+/// A part whose bytes are all delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finished {
-    /// Its slot also comes out of [`poll_release`](super::Connection::poll_release).
+    /// A slot. [`poll_release`](super::Connection::poll_release) returns it, too.
     Slot(SlotIndex),
-    /// Its memory can be used for something else.
+    /// A READ, whose memory is free.
     Read(ReadId),
 }
 
@@ -74,38 +74,43 @@ struct Read {
 
 #[derive(Debug)]
 pub(super) struct Inbound {
-    /// Messages received, and so the number of the next.
+    /// The count of messages received, which is the number of the next one.
     received: u64,
-    /// Messages that the peer may ever send (always `released` and `window`), and as many of them as it was told.
+    /// The count of messages that the peer may send since the start: the sum of `released` and `window`.
     granted: u64,
-    granted_told: u64,
-    /// Messages whose slots are free again, and those that the peer did without.
+    /// The part of `granted` that was announced to the peer.
+    granted_announced: u64,
+    /// The count of messages whose slots are free again, and of credits that the peer returned.
     released: u64,
-    /// Slots that are kept for this connection, and as many as always are.
+    /// The number of slots that are kept for this connection.
     window: u32,
+    /// The smallest value of `window`, which it has at the start.
     least_window: u32,
-    /// Whether slots that become free are not granted again while there are more than always.
+    /// True if free slots are not granted again while `window` is larger than `least_window`.
     narrowing: bool,
     slot_size: u32,
     reserve: u64,
-    /// Slots freed by control messages that the peer was not told of.
+    /// The number of slots freed by control messages and not yet announced to the peer.
     freed_by_control: u64,
     max_reads: u32,
     max_chunk: u64,
     release: VecDeque<SlotIndex>,
-    /// What is to be delivered, in order; a part of a READ that has not landed holds up those behind it.
+    /// The parts to be delivered, in order. A part of a READ that has not landed delays the parts behind it.
     parts: VecDeque<Part>,
-    /// READs from the oldest not delivered on.
+    /// The READs that are not delivered, the oldest first.
     reads: VecDeque<Read>,
-    /// Number of the first of them.
+    /// The number of the first READ in `reads`.
     first_read: u32,
-    /// How many of them are landed without a gap, were posted, and are outstanding.
+    /// The number of READs at the front that have landed without a gap.
     landed: usize,
+    /// The number of READs that were posted.
     posted: usize,
+    /// The number of READs that were posted and have not landed.
     outstanding: u32,
-    /// READs ever finished without a gap, and as many of them as the peer was told.
+    /// The count of READs that finished without a gap since the start.
     reads_done: u64,
-    reads_told: u64,
+    /// The part of `reads_done` that was announced to the peer.
+    reads_announced: u64,
     pub(super) fin: bool,
 }
 
@@ -114,7 +119,7 @@ impl Inbound {
         Self {
             received: 0,
             granted: u64::from(settings.receive_slots),
-            granted_told: u64::from(settings.receive_slots),
+            granted_announced: u64::from(settings.receive_slots),
             released: 0,
             window: settings.receive_slots,
             least_window: settings.receive_slots,
@@ -132,12 +137,12 @@ impl Inbound {
             posted: 0,
             outstanding: 0,
             reads_done: 0,
-            reads_told: 0,
+            reads_announced: 0,
             fin: false,
         }
     }
 
-    /// Checks that the message is the next, and as long as it says.
+    /// Checks that the message is the next one, and that it is as long as its header says.
     pub(super) fn check(&mut self, header: &Header, length: usize) -> Result<(), Violation> {
         if length.checked_sub(Header::LENGTH) != Some(header.body_length as usize)
             || length > self.slot_size as usize
@@ -147,9 +152,9 @@ impl Inbound {
         if header.sequence != self.received {
             return Err(Violation::Sequence { seen: header.sequence, expected: self.received });
         }
-        // Slots that are shared with other connections are not to be had without credit.
-        if self.received >= self.granted_told {
-            return Err(Violation::Overdrawn { granted: self.granted_told });
+        // Slots that are shared with other connections need a credit.
+        if self.received >= self.granted_announced {
+            return Err(Violation::Overdrawn { granted: self.granted_announced });
         }
         if header.kind.is_data() && self.fin {
             return Err(Violation::DataAfterFin);
@@ -166,7 +171,7 @@ impl Inbound {
         }
     }
 
-    /// Takes in an offer; its slot is free at once.
+    /// Takes an offer. Its slot is free at once.
     pub(super) fn rts(&mut self, slot: SlotIndex, body: &[u8]) -> Result<(), Violation> {
         for chunk in Chunk::decode_all(body)? {
             let unread = (self.reads.len() - self.landed) as u64;
@@ -210,9 +215,9 @@ impl Inbound {
         self.granted += u64::from(slots);
     }
 
-    /// The peer does without `count` of its credits: they count as used and free, and the window is narrower.
+    /// Takes back `count` credits of the peer: they count as used and free, and the window gets smaller.
     pub(super) fn returned(&mut self, count: u32) -> Result<(), Violation> {
-        let unused = self.granted_told.saturating_sub(self.received);
+        let unused = self.granted_announced.saturating_sub(self.received);
         let most = u64::from(self.window - self.least_window).min(unused);
         if u64::from(count) > most {
             return Err(Violation::Returned { seen: count, most });
@@ -220,10 +225,11 @@ impl Inbound {
         self.received += u64::from(count);
         self.released += u64::from(count);
         self.window -= count;
-        // What the peer was not told of can be taken back without a word; what it is about to be told of later, too.
-        let untold = (self.granted - self.granted_told).min(u64::from(self.window - self.least_window));
-        self.granted -= untold;
-        self.window -= untold as u32;
+        // Credits that were not announced are taken back without a message. Slots that become free later are not granted again.
+        let unannounced =
+            (self.granted - self.granted_announced).min(u64::from(self.window - self.least_window));
+        self.granted -= unannounced;
+        self.window -= unannounced as u32;
         self.narrowing = true;
         Ok(())
     }
@@ -245,7 +251,7 @@ impl Inbound {
         }
     }
 
-    /// Marks a READ as landed. Only what landed without a gap counts as done.
+    /// Marks a READ as landed. Only READs that landed without a gap count as done.
     pub(super) fn read_completed(&mut self, id: ReadId) {
         let index = id.0.wrapping_sub(self.first_read) as usize;
         let Some(read) = self.reads.get_mut(index).filter(|read| read.state == ReadState::Posted) else {
@@ -263,7 +269,7 @@ impl Inbound {
         let part = *self.parts.front()?;
         let there = match part {
             Part::Eager { .. } => true,
-            // The part at the head belongs to the oldest read.
+            // The part at the front belongs to the oldest READ.
             Part::Rendezvous { .. } => self.landed > 0,
         };
         there.then_some(part)
@@ -295,32 +301,32 @@ impl Inbound {
         })
     }
 
-    /// Whether the peer should be told of freed slots or finished reads although there is nothing else to say.
+    /// Returns true if freed slots or finished reads need an acknowledgement of their own.
     pub(super) fn ack_due(&self) -> bool {
-        let freed = self.granted - self.granted_told;
+        let freed = self.granted - self.granted_announced;
         freed >= u64::from(self.window) / 4
             || (self.freed_by_control >= self.reserve / 2 && freed > 0)
-            || self.reads_done > self.reads_told
+            || self.reads_done > self.reads_announced
     }
 
-    /// Returns whether the peer has offered memory that was not read to its end.
+    /// Returns true if the peer has offered memory that was not read to its end.
     pub(super) fn awaits_reads(&self) -> bool {
         self.landed < self.reads.len()
     }
 
-    /// Whether the peer knows of every finished read, and there is none left to finish.
+    /// Returns true if every READ has finished and was announced to the peer.
     pub(super) fn reads_settled(&self) -> bool {
-        self.reads_done == self.reads_told && self.landed == self.reads.len()
+        self.reads_done == self.reads_announced && self.landed == self.reads.len()
     }
 
-    /// The counts for a header that is being sent.
-    pub(super) fn tell(&mut self) -> (u64, u64) {
-        (self.granted_told, self.reads_told) = (self.granted, self.reads_done);
+    /// Returns the counts for a header that is being sent, and marks them as announced.
+    pub(super) fn announce(&mut self) -> (u64, u64) {
+        (self.granted_announced, self.reads_announced) = (self.granted, self.reads_done);
         self.freed_by_control = 0;
         (self.granted, self.reads_done)
     }
 
-    /// Whether the peer's end was received and everything before it delivered.
+    /// Returns true if the peer's Fin was received, and everything before it was delivered.
     pub(super) fn is_finished(&self) -> bool {
         self.fin && self.parts.is_empty()
     }

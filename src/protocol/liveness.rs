@@ -1,24 +1,24 @@
-//! Whether the peer is still there.
+//! Pings a silent peer, and notices that it does not answer.
 
 use std::time::{Duration, Instant};
 
-/// Pings a silent peer, and notices when it does not answer.
+/// The state of pings and answers.
 #[derive(Debug)]
 pub(super) struct Liveness {
     interval: Option<Duration>,
     timeout: Duration,
-    last_heard: Instant,
-    /// A ping wants to be sent.
+    last_received: Instant,
+    /// True if a ping is to be sent.
     pub(super) ping_due: bool,
-    /// When the ping that was sent should have been answered.
+    /// The time by which the peer must have answered the ping.
     answer_by: Option<Instant>,
-    /// When to look again until then: the answer may come at once, and nobody is woken by it.
+    /// The time of the next check before `answer_by`. The answer may arrive earlier, and wakes no task.
     look_again: Instant,
-    /// Pings sent; the nonce of the last.
+    /// The number of pings sent, which is the nonce of the last one.
     pub(super) pings: u64,
-    /// The newest of them that was answered.
+    /// The nonce of the newest ping that was answered.
     pub(super) answered: u64,
-    /// A nonce that wants to go back.
+    /// The nonce of the peer's ping, until it is sent back.
     pub(super) pong_due: Option<u64>,
 }
 
@@ -27,7 +27,7 @@ impl Liveness {
         Self {
             interval,
             timeout,
-            last_heard: now,
+            last_received: now,
             ping_due: false,
             answer_by: None,
             look_again: now,
@@ -37,19 +37,19 @@ impl Liveness {
         }
     }
 
-    /// Anything that arrives is a sign of life.
-    pub(super) fn heard(&mut self, now: Instant) {
-        self.last_heard = now;
+    /// Notes that a message arrived. Any message is a sign of life.
+    pub(super) fn received(&mut self, now: Instant) {
+        self.last_received = now;
         self.answer_by = None;
         self.ping_due = false;
     }
 
-    /// Whether `nonce` is that of a ping sent.
+    /// Returns true if a ping with this nonce was sent.
     pub(super) fn is_ours(&self, nonce: u64) -> bool {
         nonce != 0 && nonce <= self.pings
     }
 
-    /// The ping is being sent: its nonce.
+    /// Notes that a ping is sent, and returns its nonce.
     pub(super) fn ping(&mut self) -> u64 {
         self.ping_due = false;
         self.pings += 1;
@@ -58,21 +58,21 @@ impl Liveness {
 
     pub(super) fn deadline(&self) -> Option<Instant> {
         let interval = self.interval?;
-        Some(self.answer_by.map_or(self.last_heard + interval, |answer_by| answer_by.min(self.look_again)))
+        Some(self.answer_by.map_or(self.last_received + interval, |answer_by| answer_by.min(self.look_again)))
     }
 
-    /// Whether the peer has to be given up.
+    /// Returns true if the peer did not answer in time.
     pub(super) fn handle_timeout(&mut self, now: Instant) -> bool {
         let Some(interval) = self.interval else { return false };
         if let Some(answer_by) = self.answer_by {
             self.look_again = now + interval;
             return now >= answer_by;
         }
-        if now < self.last_heard + interval {
+        if now < self.last_received + interval {
             return false;
         }
         self.look_again = now + interval;
-        // The time runs whether the ping can be sent or waits for a credit: a peer that gives none is no better.
+        // The time also runs while the ping waits for a credit: a peer that gives no credits is as bad as a silent one.
         self.ping_due = true;
         self.answer_by = Some(now + self.timeout);
         false

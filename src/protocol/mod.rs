@@ -1,8 +1,8 @@
-//! The protocol between two queue pairs, sans-IO: no clock, no verbs, no executor.
+//! The protocol between two queue pairs, as a state machine without IO: no clock, no verbs, no executor.
 //!
-//! [`Connection`] is told what happened (`handle_*`), asked to do things (commands such as
-//! [`send_eager`](Connection::send_eager)), and says what is to be done (`poll_*`). It owns no memory: receive slots,
-//! reads and offered chunks are numbers, and the caller moves the bytes. Time comes in as an argument.
+//! The caller of a [`Connection`] reports what happened (`handle_*`), gives commands (such as [`send_eager`](Connection::send_eager)), and
+//! asks what to do next (`poll_*`). A connection owns no memory: receive slots, reads and offered chunks are numbers, and the caller moves
+//! the bytes. The caller passes the time as an argument.
 //!
 //! ```text
 //!  sender                                              receiver
@@ -12,19 +12,17 @@
 //!  (frees them) ◀── reads done, in any header (ATS) ──
 //! ```
 //!
-//! Each direction of a connection goes through these states by itself:
+//! Each direction of a connection has these states, independent of the other direction:
 //!
 //! | state | data may be sent | left by |
 //! |---|---|---|
-//! | open | yes | `close_write`: closing |
-//! | closing | no; the Fin waits for a credit | Fin sent: closed |
+//! | open | yes | `close_write` (next: closing) |
+//! | closing | no; the Fin waits for a credit | Fin sent (next: closed) |
 //! | closed | no | |
 //!
-//! An abort, sent or received, ends both at once. Credits: every header tells the absolute count of receive slots ever
-//! posted; an end that has sent that many messages waits. Some slots are kept back for control messages, and
-//! acknowledgements flow whatever the application reads or writes, so neither direction can block the other. The book's
-//! page on the protocol has the reasons.
-#![forbid(unsafe_code)]
+//! An abort, sent or received, ends both directions at once. Credits: every header has the absolute count of receive slots posted since
+//! the start; an end that has sent that many messages waits. Some slots are kept for control messages, and acknowledgements are sent
+//! whatever the application reads or writes, so neither direction can block the other. The book's page on the protocol has the reasons.
 
 mod connection;
 mod control;

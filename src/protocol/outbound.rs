@@ -1,14 +1,14 @@
-//! The sending direction: credits, places on the send queue, chunks that the peer is reading.
+//! The sending direction: credits, places on the send queue, and chunks that the peer is reading.
 
 use super::connection::Blocked;
 use super::settings::Settings;
 use super::violation::Violation;
 use crate::wire::Header;
 
-/// Chunks that may be offered and not read yet, in each direction.
+/// The number of chunks that may be offered and not read yet, in each direction.
 pub const MAX_OFFERED: u64 = 64;
 
-/// How far closing the direction is.
+/// The state of the sending direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteState {
     Open,
@@ -18,10 +18,9 @@ pub(super) enum WriteState {
 
 #[derive(Debug)]
 pub(super) struct Outbound {
-    /// Messages sent, and so the number of the next.
+    /// The count of messages sent, which is the number of the next one.
     pub(super) sent: u64,
-    /// Messages that the peer has ever been ready to receive, as far as it said; at the start, and at any time at least
-    /// beyond those sent, `slots`.
+    /// The count of messages that the peer has been ready to receive, from its last header. `slots` at the start.
     granted: u64,
     slots: u64,
     reserve: u64,
@@ -30,9 +29,10 @@ pub(super) struct Outbound {
     queued: u32,
     offered: u64,
     offers_done: u64,
-    /// Messages with data sent, and how many they were when this end last looked whether it is idle.
+    /// The count of messages with data.
     data: u64,
-    data_then: u64,
+    /// The value of `data` at the last check for idleness.
+    data_at_check: u64,
     pub(super) state: WriteState,
 }
 
@@ -49,7 +49,7 @@ impl Outbound {
             offered: 0,
             offers_done: 0,
             data: 0,
-            data_then: 0,
+            data_at_check: 0,
             state: WriteState::Open,
         }
     }
@@ -58,7 +58,7 @@ impl Outbound {
         self.granted - self.sent
     }
 
-    /// Why no data may be sent now.
+    /// Returns what prevents sending data now.
     pub(super) fn blocked(&self) -> Option<Blocked> {
         if self.credits() <= self.reserve {
             Some(Blocked::Credits)
@@ -69,13 +69,13 @@ impl Outbound {
         }
     }
 
-    /// Bytes that one eager message may carry now.
+    /// Returns the number of bytes that one eager message may carry now.
     pub(super) fn eager_room(&self) -> usize {
         let may = self.state == WriteState::Open && self.blocked().is_none();
         if may { self.payload } else { 0 }
     }
 
-    /// Chunks that may be offered now.
+    /// Returns the number of chunks that may be offered now.
     pub(super) fn offer_room(&self) -> u64 {
         let may = self.state == WriteState::Open && self.blocked().is_none();
         if may { MAX_OFFERED - (self.offered - self.offers_done) } else { 0 }
@@ -85,7 +85,7 @@ impl Outbound {
         self.credits() > 0 && self.queued < self.queue
     }
 
-    /// A message takes a credit and a place; returns its number.
+    /// Takes a credit and a place for a message, and returns the number of the message.
     pub(super) fn take(&mut self, is_data: bool) -> u64 {
         let sequence = self.sent;
         self.sent += 1;
@@ -94,17 +94,17 @@ impl Outbound {
         sequence
     }
 
-    /// Whether no data was sent since this was last asked.
+    /// Returns true if no data was sent since the last call.
     pub(super) fn is_idle(&mut self) -> bool {
-        std::mem::replace(&mut self.data_then, self.data) == self.data
+        std::mem::replace(&mut self.data_at_check, self.data) == self.data
     }
 
-    /// Credits beyond those that there were at the start.
+    /// Returns the number of credits beyond those at the start.
     pub(super) fn surplus(&self) -> u32 {
         u32::try_from(self.credits().saturating_sub(self.slots)).unwrap_or(u32::MAX)
     }
 
-    /// Does without `count` credits; they count as used.
+    /// Returns `count` credits to the peer. They count as used.
     pub(super) fn give_back(&mut self, count: u32) {
         self.sent += u64::from(count);
     }
@@ -117,7 +117,7 @@ impl Outbound {
         self.queued = self.queued.saturating_sub(count);
     }
 
-    /// Takes in the counts of a header; returns how many more chunks the peer has read.
+    /// Takes the counts of a header, and returns how many more chunks the peer has read.
     pub(super) fn counts(&mut self, header: &Header) -> Result<u64, Violation> {
         let (least, most) = (self.granted, u64::from(Settings::MAX_SLOTS) + self.sent);
         if !(least..=most).contains(&header.granted) {
@@ -132,12 +132,12 @@ impl Outbound {
         Ok(header.reads_done - least)
     }
 
-    /// Returns whether the peer has not read all that it was offered.
+    /// Returns true if the peer has not read all offered chunks.
     pub(super) fn is_offering(&self) -> bool {
         self.offers_done < self.offered
     }
 
-    /// Whether everything was sent and read.
+    /// Returns true if everything was sent, and the peer has read all offered chunks.
     pub(super) fn is_done(&self) -> bool {
         self.state == WriteState::Closed && self.offers_done == self.offered
     }

@@ -1,30 +1,30 @@
-//! What both ends agreed on.
+//! The settings of a connection.
 
 use std::time::Duration;
 
 use super::control::MAX_CONTROL_BODY;
 use crate::wire::Header;
 
-/// What a connection works with. Slots and their size come from the hello.
+/// The settings of a connection. The hello has the slots and their size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Receive slots of this end, all posted; at least so many are at any time.
+    /// Receive slots of this end, all posted at the start.
     pub receive_slots: u32,
-    /// Length of each in bytes, header included.
+    /// The length of each slot in bytes, header included.
     pub slot_size: u32,
-    /// Receive slots of the peer, all posted; at least so many are at any time.
+    /// Receive slots of the peer, all posted at the start.
     pub peer_slots: u32,
-    /// Length of each in bytes, header included.
+    /// The length of each slot in bytes, header included.
     pub peer_slot_size: u32,
-    /// Sends that may be outstanding on the local queue; READs are not among them.
+    /// The number of sends that may be outstanding on the local queue, without READs.
     pub send_queue: u32,
-    /// READs that may be outstanding.
+    /// The number of READs that may be outstanding.
     pub max_reads: u32,
-    /// Longest chunk that the peer may offer, in bytes.
+    /// The longest chunk that the peer may offer, in bytes.
     pub max_chunk: u64,
-    /// After how long a silence the peer is pinged; never if `None`.
+    /// The silence after which the peer is pinged; `None` for no pings.
     pub ping_interval: Option<Duration>,
-    /// How long the peer has to answer.
+    /// The time that the peer has to answer a ping.
     pub ping_timeout: Duration,
 }
 
@@ -44,7 +44,7 @@ impl Default for Settings {
     }
 }
 
-/// A setting that no connection can work with.
+/// A setting that is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} of {value}, but it has to be from {least} to {most}")]
 pub struct SettingsError {
@@ -55,20 +55,20 @@ pub struct SettingsError {
 }
 
 impl Settings {
-    /// Fewest slots that leave some for data beside those kept back.
+    /// The smallest number of slots. It leaves slots for data beside those kept for control messages.
     pub const MIN_SLOTS: u32 = 16;
-    /// Most slots.
+    /// The largest number of slots.
     pub const MAX_SLOTS: u32 = 1 << 16;
-    /// Smallest slot: the longest control message fits.
+    /// The smallest slot, in bytes. The longest control message fits.
     pub const MIN_SLOT_SIZE: u32 = (Header::LENGTH + MAX_CONTROL_BODY) as u32;
-    /// Largest slot.
+    /// The largest slot, in bytes.
     pub const MAX_SLOT_SIZE: u32 = 1 << 30;
-    /// Fewest places on the send queue.
+    /// The smallest number of places on the send queue.
     pub const MIN_SEND_QUEUE: u32 = 2 * Self::CONTROL_PLACES;
-    /// Places on the send queue that data leaves free for control messages.
+    /// The places on the send queue that data leaves free for control messages.
     pub(super) const CONTROL_PLACES: u32 = 8;
 
-    /// Slots out of `slots` that are kept back for control messages.
+    /// Returns how many of `slots` slots are kept for control messages.
     pub(super) fn reserve(slots: u32) -> u64 {
         u64::from(slots / 4).min(8)
     }

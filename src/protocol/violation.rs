@@ -1,88 +1,94 @@
-//! What a peer can do wrong.
+//! The ways in which a peer can violate the protocol.
 
 use crate::wire::{ChunkError, HeaderError};
 
-/// A message that the peer may not have sent. It ends the connection.
+/// A message that violates the protocol. It ends the connection.
+///
+/// ```
+/// use tonic_rdma::Violation;
+///
+/// assert_eq!(Violation::SecondFin.to_string(), "the stream ended twice");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// Its header is none.
+    /// The header is invalid.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// Its list of chunks is none.
+    /// The list of chunks is invalid.
     #[error(transparent)]
     Chunks(#[from] ChunkError),
-    /// Shorter than a header, or not as long as its header says.
+    /// The message is shorter than a header, or its length is not the length in its header.
     #[error("a message of {received} bytes whose header promises a body of {promised}")]
     Length {
         /// Bytes received.
         received: usize,
-        /// Body length in the header.
+        /// The body length in the header.
         promised: u32,
     },
-    /// Not the message that comes next.
+    /// The message is not the next one.
     #[error("message {seen} where {expected} comes next")]
     Sequence {
-        /// Its number.
+        /// The number of the message.
         seen: u64,
-        /// The number that it should have.
+        /// The number of the next message.
         expected: u64,
     },
-    /// A count of credits that went down, or more credits than there can be.
+    /// The count of credits went down, or is larger than possible.
     #[error("ready to receive {seen} messages, which can only be {least} to {most}")]
     Granted {
-        /// What the header says.
+        /// The count in the header.
         seen: u64,
-        /// What it said before.
+        /// The count in the header before.
         least: u64,
-        /// One for every message sent to it, and as many as there can be slots.
+        /// The largest possible count: one for each message sent, and one for each slot that there can be.
         most: u64,
     },
-    /// A message for which the peer has no credit.
+    /// The peer had no credit for the message.
     #[error("a message beyond the {granted} that were granted")]
     Overdrawn {
-        /// Messages that the peer was told it may ever send.
+        /// The number of messages that the peer may send since the start.
         granted: u64,
     },
-    /// More credits given back than there were to spare.
+    /// The peer returned more credits than it can have.
     #[error("{seen} credits given back, of which there can be {most}")]
     Returned {
-        /// How many.
+        /// The number of credits returned.
         seen: u32,
-        /// How many there are beyond those of the start.
+        /// The number of credits that the peer has beyond those at the start.
         most: u64,
     },
-    /// A count of finished reads that went down, or more than were offered.
+    /// The count of finished reads went down, or is larger than the count of offers.
     #[error("{seen} chunks read, which can only be {least} to {most}")]
     ReadsDone {
-        /// What the header says.
+        /// The count in the header.
         seen: u64,
-        /// What it said before.
+        /// The count in the header before.
         least: u64,
-        /// Chunks offered.
+        /// The count of chunks offered.
         most: u64,
     },
-    /// Data after its end.
+    /// Data arrived after the end of the stream.
     #[error("data after the end of the stream")]
     DataAfterFin,
-    /// A second end.
+    /// The stream ended a second time.
     #[error("the stream ended twice")]
     SecondFin,
-    /// More chunks offered than may wait at a time.
+    /// More chunks were offered than may wait at a time.
     #[error("{0} chunks offered and not read yet")]
     TooManyOffers(u64),
-    /// A chunk longer than agreed.
+    /// A chunk is longer than agreed.
     #[error("a chunk of {length} bytes, of which {most} are allowed")]
     ChunkTooLong {
-        /// Its length.
+        /// The length of the chunk, in bytes.
         length: u64,
-        /// The limit.
+        /// The limit, in bytes.
         most: u64,
     },
-    /// A control message whose body is not as long as its kind demands.
+    /// The body of a control message has the wrong length for its kind.
     #[error("a control message with a body of {0} bytes")]
     ControlBody(usize),
-    /// A pong to no ping.
+    /// A pong answers a ping that was not sent.
     #[error("an answer to a ping that was not sent")]
     UnexpectedPong,
 }

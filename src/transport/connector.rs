@@ -1,4 +1,4 @@
-//! The client's side: a connector for `tonic::transport::Endpoint`.
+//! The connector for clients, which `tonic::transport::Endpoint` takes.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,10 +8,9 @@ use std::task::{Context, Poll};
 use http::Uri;
 use tower_service::Service;
 
-use crate::endpoint::RdmaConnectInfo;
-use crate::endpoint::{Config, ConnectError, Dialer, EndpointStream};
+use crate::endpoint::{Config, ConnectError, Dialer, EndpointStream, RdmaConnectInfo};
 
-/// Connects a tonic channel over RDMA where both ends can and over TCP where not, as the [`Config`]'s policy says.
+/// Connects a tonic channel: over RDMA where both ends have it, and over TCP elsewhere, if the [`Config`]'s policy allows that.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), tonic::transport::Error> {
@@ -28,7 +27,7 @@ use crate::endpoint::{Config, ConnectError, Dialer, EndpointStream};
 /// # }
 /// ```
 ///
-/// Clones share what they know: which servers are stock ones, and the last connection.
+/// Clones share the list of stock servers that they have met, and the last connection.
 #[derive(Clone, Debug)]
 pub struct RdmaConnector {
     dialer: Dialer,
@@ -36,8 +35,8 @@ pub struct RdmaConnector {
 }
 
 impl RdmaConnector {
-    /// Makes a connector with the default configuration. It does not read the environment: for that pass
-    /// [`Config::from_env`] to [`with_config`](Self::with_config).
+    /// Makes a connector with the default configuration. It does not read the environment; [`with_config`](Self::with_config) with
+    /// [`Config::from_env`] does.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -66,8 +65,8 @@ impl RdmaConnector {
         Self { dialer: Dialer::new(config), last: Arc::default() }
     }
 
-    /// Returns what was negotiated for the connection that this connector, or a clone of it, made last. `None` before the
-    /// first one. Its counters are live.
+    /// Returns what was negotiated for the last connection of this connector and its clones; `None` before the first connection. The
+    /// counters in it are live.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -1,4 +1,4 @@
-//! The server's side: a stream of connections for `tonic::transport::Server`.
+//! The stream of connections for servers, which `tonic::transport::Server` takes.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,8 +9,7 @@ use tokio::net::{TcpListener, ToSocketAddrs};
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-use crate::endpoint::RdmaConnectInfo;
-use crate::endpoint::{Config, EndpointStream, Listener};
+use crate::endpoint::{Config, EndpointStream, Listener, RdmaConnectInfo};
 
 /// Connections of RDMA peers and of stock gRPC clients, on one port.
 ///
@@ -33,8 +32,8 @@ pub struct RdmaIncoming {
 }
 
 impl RdmaIncoming {
-    /// Listens on `address` with the default configuration. It does not read the environment: for that pass
-    /// [`Config::from_env`] to [`bind_with`](Self::bind_with).
+    /// Listens on `address` with the default configuration. It does not read the environment; [`bind_with`](Self::bind_with) with
+    /// [`Config::from_env`] does.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -48,7 +47,7 @@ impl RdmaIncoming {
     /// ```
     ///
     /// # Errors
-    /// The address does not resolve, is in use, or is not this user's to take; the error says which and what to do.
+    /// The address does not resolve, is in use, or needs a right that this user lacks. The error says which, and what to do.
     pub async fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
         Self::bind_with(address, Config::default()).await
     }
@@ -72,7 +71,7 @@ impl RdmaIncoming {
         Self::from_listener(TcpListener::bind(address).await.map_err(explain)?, config)
     }
 
-    /// Takes over a listening socket, such as one of systemd's or one with options of your own.
+    /// Takes over a listening socket, such as a socket from systemd or a socket with options of your own.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -123,17 +122,27 @@ impl Connected for EndpointStream {
     }
 }
 
-/// Says what can be done about an address that can't be listened on.
+/// An address that the listener could not take, with advice. The source is the system's error.
+#[derive(Debug, thiserror::Error)]
+#[error("{advice}")]
+struct BindError {
+    advice: &'static str,
+    source: io::Error,
+}
+
+/// Adds advice to the error of a socket that could not be bound.
 fn explain(error: io::Error) -> io::Error {
     let advice = match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "another process listens there; stop it or take another port (0 picks a free one)"
+            "the address is in use: another process listens there; stop it or take another port (0 picks a free one)"
         }
         io::ErrorKind::PermissionDenied => {
-            "ports below 1024 need CAP_NET_BIND_SERVICE; take a higher port or grant the capability"
+            "permission denied: ports below 1024 need CAP_NET_BIND_SERVICE; take a higher port or grant the capability"
         }
-        io::ErrorKind::AddrNotAvailable => "no interface of this machine has that address",
+        io::ErrorKind::AddrNotAvailable => {
+            "the address is not available: no interface of this machine has that address"
+        }
         _ => return error,
     };
-    io::Error::new(error.kind(), format!("{error}: {advice}"))
+    io::Error::new(error.kind(), BindError { advice, source: error })
 }

@@ -1,8 +1,7 @@
 //! tonic's transport: a connector for clients, an incoming stream for servers.
 //!
-//! Owns the fit between the [`endpoint`](crate::endpoint)'s byte streams and tonic, [`balance`], a channel over several
-//! endpoints, and [`gather`], which spares tonic a copy of what is sent. Never looks at the bytes that the streams carry.
-#![forbid(unsafe_code)]
+//! Owns the connector and the listener that tonic takes, [`balance`], a channel over several endpoints, and [`gather`], which saves tonic
+//! a copy of large fields. Never looks at the bytes that the [`endpoint`](crate::endpoint)'s streams carry.
 
 pub(crate) mod balance;
 mod connector;

@@ -1,4 +1,4 @@
-//! What a service can learn about the connection that a request came over.
+//! The connection of a request, for services and layers.
 
 #[cfg(feature = "_tls-any")]
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use tower::util::MapRequestLayer;
 
 use crate::endpoint::RdmaConnectInfo;
 
-/// Finds the connection that a request came over, and the certificates of the client. For [`tonic::Request`], for
-/// [`http::Request`], which layers see, and for the extensions of either.
+/// Finds the connection of a request, and the certificates of the client. [`tonic::Request`], [`http::Request`] (the type that layers
+/// see), and the extensions of both have these methods.
 ///
 /// ```
 /// use tonic::{Request, Response, Status};
@@ -38,16 +38,15 @@ use crate::endpoint::RdmaConnectInfo;
 /// # }
 /// ```
 pub trait RdmaRequestExt {
-    /// Returns what was negotiated for the connection, with TLS over it or without. `None` if the request came in through
-    /// another listener than [`RdmaIncoming`](super::RdmaIncoming).
+    /// Returns what was negotiated for the connection, with or without TLS. `None` if the request came through another listener than
+    /// [`RdmaIncoming`](super::RdmaIncoming).
     fn connection(&self) -> Option<&RdmaConnectInfo>;
 
-    /// Returns the certificates that the client showed in the TLS handshake, in DER, its own first. `None` without TLS, and from a client
-    /// that showed none, which is an error of the handshake unless
-    /// [`client_auth_optional`](tonic::transport::ServerTlsConfig::client_auth_optional) is set. They were verified against
-    /// [`client_ca_root`](tonic::transport::ServerTlsConfig::client_ca_root).
+    /// Returns the certificates that the client sent in the TLS handshake, in DER, its own first. They were verified against
+    /// [`client_ca_root`](tonic::transport::ServerTlsConfig::client_ca_root). `None` without TLS, and if the client sent no certificate; a
+    /// handshake without one fails unless [`client_auth_optional`](tonic::transport::ServerTlsConfig::client_auth_optional) is set.
     ///
-    /// tonic's own `Request::peer_certs` knows tonic's own listeners alone, and always returns `None` here.
+    /// tonic's own `Request::peer_certs` works with tonic's own listeners only, and returns `None` here.
     #[cfg(feature = "_tls-any")]
     fn peer_certificates(&self) -> Option<Arc<Vec<CertificateDer<'static>>>>;
 }
@@ -85,11 +84,18 @@ impl<T> RdmaRequestExt for Request<T> {
     }
 }
 
-/// A layer for a server whose services ask tonic where requests come from: what [`remote_addresses`] returns.
+/// The layer that [`remote_addresses`] returns: it gives tonic the addresses of each request.
+///
+/// ```
+/// use tonic_rdma::RemoteAddresses;
+///
+/// let layer: RemoteAddresses = tonic_rdma::remote_addresses();
+/// # drop(layer);
+/// ```
 pub type RemoteAddresses = MapRequestLayer<fn(Request<Body>) -> Request<Body>>;
 
-/// Returns the layer for [`Server::layer`](tonic::transport::Server::layer) with which `remote_addr` and `local_addr` of a
-/// [`tonic::Request`] answer as they do over TCP: with the addresses of the TCP connection that the negotiation went over.
+/// Returns a layer for [`Server::layer`](tonic::transport::Server::layer). With this layer, `remote_addr` and `local_addr` of a
+/// [`tonic::Request`] return the addresses of the TCP connection that the negotiation used, as they do for tonic's own listeners.
 ///
 /// ```
 /// # use tonic::transport::Server;

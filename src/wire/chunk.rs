@@ -1,35 +1,41 @@
-//! The body of an RTS: where in the sender's memory the data is.
+//! The body of an RTS: the places of the data in the sender's memory.
 
-/// Chunks of one RTS at most.
+/// The number of chunks that one RTS may have.
 pub const MAX_CHUNKS: usize = 8;
 
 /// A piece of the sender's registered memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chunk {
-    /// Its virtual address there.
+    /// Its virtual address in the sender's process.
     pub address: u64,
-    /// Key of the region that it lies in.
+    /// The key of its region.
     pub rkey: u32,
-    /// Its length in bytes, not 0.
+    /// Its length in bytes, at least 1.
     pub length: u64,
 }
 
-/// What is wrong with the body of an RTS.
+/// A fault in the body of an RTS.
+///
+/// ```
+/// use tonic_rdma::ChunkError;
+///
+/// assert_eq!(ChunkError::Empty.to_string(), "an offer with an empty chunk");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkError {
-    /// The body is no whole number of chunks, or has none, or too many.
+    /// The body is not a whole number of chunks, or has no chunk, or too many.
     #[error("an offer of {0} bytes, which is not 1 to {MAX_CHUNKS} chunks")]
     Length(usize),
-    /// A chunk of no bytes.
+    /// A chunk has no bytes.
     #[error("an offer with an empty chunk")]
     Empty,
 }
 
 impl Chunk {
-    /// Bytes of an encoded chunk.
+    /// The length of an encoded chunk, in bytes.
     pub const LENGTH: usize = 20;
 
-    /// The chunk's bytes.
+    /// Returns the bytes of the chunk.
     pub fn encode(&self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
         bytes[..8].copy_from_slice(&self.address.to_le_bytes());
@@ -41,7 +47,7 @@ impl Chunk {
     /// Reads the body of an RTS.
     ///
     /// # Errors
-    /// A body that is no list of chunks. Whether the peer's memory is there is for the device to find out.
+    /// The body is not a list of chunks. The device checks whether the memory exists when it reads.
     pub fn decode_all(body: &[u8]) -> Result<impl Iterator<Item = Self>, ChunkError> {
         let (chunks, rest) = body.as_chunks::<{ Self::LENGTH }>();
         if !rest.is_empty() || chunks.is_empty() || chunks.len() > MAX_CHUNKS {

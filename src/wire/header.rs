@@ -1,44 +1,44 @@
-//! The header that every message between queue pairs begins with.
+//! The header of every message between queue pairs.
 
-/// A header whose every field is in range.
+/// A header. All of its fields are in range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What the body is.
-    pub kind: Kind,
-    /// Whether the message that this is a part of ends here.
+    /// The kind of message, which says what the body is.
+    pub kind: MessageKind,
+    /// The flag that an application's message ends here. The format has it; no end sets it today.
     pub end_of_message: bool,
-    /// Length of the body in bytes.
+    /// The length of the body in bytes.
     pub body_length: u32,
-    /// Number of this message on its queue pair, from 0.
+    /// The number of this message on its queue pair, from 0.
     pub sequence: u64,
-    /// Messages that the sender has ever been ready to receive, the first ones included.
+    /// The count of messages that the sender has been ready to receive since the start.
     pub granted: u64,
-    /// Chunks that the sender has ever finished reading, in the order of the offers.
+    /// The count of chunks that the sender has read since the start, in the order of the offers.
     pub reads_done: u64,
 }
 
-/// Kinds of message.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MessageKind {
     /// The body is data.
     Eager,
-    /// Ready to send: the body names chunks of the sender's memory that hold data.
+    /// Ready to send: the body names chunks of the sender's memory with the data.
     Rts,
-    /// Nothing but the header's counts.
+    /// An acknowledgement: the header's counts, without a body.
     Ack,
-    /// The sender will send no more data.
+    /// The sender sends no more data.
     Fin,
-    /// The sender has given up; the body is a code.
+    /// The sender aborts the connection; the body is a code.
     Abort,
-    /// The body is a nonce that wants to come back.
+    /// A ping: the body is a nonce that the receiver sends back.
     Ping,
-    /// The nonce of a ping.
+    /// The answer to a ping: the body is the ping's nonce.
     Pong,
-    /// The sender has no use for some of its credits; the body is how many, which count as used.
+    /// The sender returns credits; the body is their number. They count as used.
     Return,
 }
 
-impl Kind {
+impl MessageKind {
     const ALL: [Self; 8] =
         [Self::Eager, Self::Rts, Self::Ack, Self::Fin, Self::Abort, Self::Ping, Self::Pong, Self::Return];
 
@@ -55,32 +55,38 @@ impl Kind {
         }
     }
 
-    /// Whether the message carries data, and so takes a credit that is meant for data.
+    /// Returns true if the message carries data, so that it needs a credit for data.
     pub const fn is_data(self) -> bool {
         matches!(self, Self::Eager | Self::Rts)
     }
 }
 
-/// What is wrong with a header.
+/// A fault in a header.
+///
+/// ```
+/// use tonic_rdma::HeaderError;
+///
+/// assert_eq!(HeaderError::UnknownKind(9).to_string(), "message of unknown kind 9");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// No such kind.
+    /// The kind is unknown.
     #[error("message of unknown kind {0}")]
     UnknownKind(u8),
-    /// Flags that nobody has defined.
+    /// Flags that this version does not define are set.
     #[error("message with unknown flags {0:#04x}")]
     UnknownFlags(u8),
-    /// The field that is always zero is not.
+    /// The reserved field is not zero.
     #[error("message with reserved field {0:#06x}")]
     Reserved(u16),
 }
 
 impl Header {
-    /// Bytes of a header.
+    /// The length of a header, in bytes.
     pub const LENGTH: usize = 32;
     const END_OF_MESSAGE: u8 = 1;
 
-    /// The header's bytes.
+    /// Returns the bytes of the header.
     pub fn encode(&self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
         bytes[0] = self.kind.code();
@@ -95,9 +101,9 @@ impl Header {
     /// Reads a header.
     ///
     /// # Errors
-    /// Bytes that no header of this version has. Whether the counts are possible is not looked at here.
+    /// The bytes are not a header of this version. The protocol checks the counts, not this function.
     pub fn decode(bytes: &[u8; Self::LENGTH]) -> Result<Self, HeaderError> {
-        let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.code() == bytes[0]) else {
+        let Some(kind) = MessageKind::ALL.into_iter().find(|kind| kind.code() == bytes[0]) else {
             return Err(HeaderError::UnknownKind(bytes[0]));
         };
         if bytes[1] & !Self::END_OF_MESSAGE != 0 {
@@ -136,9 +142,9 @@ mod tests {
     use super::*;
 
     fn headers() -> impl Strategy<Value = Header> {
-        (0..Kind::ALL.len(), any::<bool>(), any::<u32>(), any::<[u64; 3]>()).prop_map(
+        (0..MessageKind::ALL.len(), any::<bool>(), any::<u32>(), any::<[u64; 3]>()).prop_map(
             |(kind, end_of_message, body_length, [sequence, granted, reads_done])| Header {
-                kind: Kind::ALL[kind],
+                kind: MessageKind::ALL[kind],
                 end_of_message,
                 body_length,
                 sequence,
@@ -154,7 +160,7 @@ mod tests {
             prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
         }
 
-        /// Whatever decodes encodes to the same bytes: there is one way to write a header.
+        /// A header that decodes encodes to the same bytes, so there is one encoding of each header.
         #[test]
         fn any_bytes_are_a_header_or_an_error(bytes in any::<[u8; Header::LENGTH]>(), kind in 0..9_u8) {
             for bytes in [bytes, { let mut near = bytes; near[..4].copy_from_slice(&[kind, 0, 0, 0]); near }] {

@@ -1,22 +1,22 @@
-//! The hello: what two ends say over TCP before they agree on RDMA.
+//! The messages of the negotiation, which two ends exchange over TCP before they use RDMA.
 //!
-//! Each message is framed:
+//! Each message has a frame:
 //!
 //! ```text
 //!  0                       8            10           12                     16
 //!  ├── magic ──────────────┼── version ─┼── type ────┼── length of body ────┼── body ──
 //! ```
 //!
-//! The magic's first byte is no ASCII letter and no TLS record type, so that a stock HTTP/2 or TLS server refuses it at
-//! once, and this end never takes a stock client for one of ours.
+//! The first byte of the magic is neither an ASCII letter nor a TLS record type. A stock HTTP/2 or TLS server therefore refuses it at
+//! once, and this end never takes a stock client for a peer with this transport.
 
 use bytes::{Buf, BufMut};
 
-/// What every message of a negotiation begins with.
+/// The first bytes of every message of a negotiation.
 pub const MAGIC: [u8; 8] = *b"\xd5tonRDMA";
-/// The version that this end speaks.
+/// The version of the protocol.
 pub const VERSION: u16 = 2;
-/// Longest body of a message, in bytes.
+/// The longest body of a message, in bytes.
 pub const MAX_BODY: usize = 4096;
 
 const HEADER: usize = 16;
@@ -28,139 +28,145 @@ const MAX_REASON: usize = 256;
 /// A message of the negotiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Client to server, first.
+    /// The first message, from the client.
     ClientHello(ClientHello),
-    /// Server to client, in answer.
+    /// The answer, from the server.
     ServerHello(ServerHello),
-    /// Both ways, last: what was read in the other's memory.
+    /// The last message, from each end: the value that it read in the other end's memory.
     Confirm(Confirm),
 }
 
-/// Who the client is and what it offers.
+/// The client's process, and the queue pairs that it offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientHello {
-    /// Where it runs.
+    /// The process that it runs in.
     pub identity: HostIdentity,
-    /// Queue pairs that wait to be connected, the best first; at most 8.
+    /// The queue pairs that can be connected, the best first; at most 8.
     pub offers: Vec<Offer>,
 }
 
-/// Where a process runs, for the software device, which reaches no further than memory is shared.
+/// The place of a process. The software device connects processes that can share memory only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostIdentity {
-    /// Random number of the running kernel's boot; all zero if unknown.
+    /// The random number of the kernel's boot; all zero if unknown.
     pub boot_id: [u8; 16],
-    /// Inode of the network namespace; zero if unknown.
+    /// The inode of the network namespace; zero if unknown.
     pub network_namespace: u64,
-    /// Effective user.
+    /// The effective user.
     pub uid: u32,
-    /// Process.
+    /// The process id.
     pub pid: u32,
 }
 
-/// A queue pair that waits to be connected.
+/// A queue pair that can be connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Provider, such as `soft`; at most 64 bytes.
+    /// The provider, such as `soft`; at most 64 bytes.
     pub provider: String,
-    /// Device, such as `soft0`; at most 64 bytes.
+    /// The device, such as `soft0`; at most 64 bytes.
     pub device: String,
-    /// The queue pair's address, meaningful to the provider; at most 256 bytes.
+    /// The address of the queue pair, in the provider's format; at most 256 bytes.
     pub queue_pair: Vec<u8>,
-    /// Receive buffers that are posted.
+    /// The number of receive buffers that are posted.
     pub receive_slots: u32,
-    /// Length of each in bytes.
+    /// The length of each receive buffer, in bytes.
     pub slot_size: u32,
 }
 
-/// What the server makes of it.
+/// The server's answer to a client hello.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerHello {
-    /// Yes or no.
-    pub verdict: Verdict,
+    /// Accepted or declined.
+    pub answer: Answer,
 }
 
-/// Yes or no.
+/// The decision of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// An offer was taken.
+pub enum Answer {
+    /// The server took an offer.
     Accept {
-        /// Its place in the client's list.
+        /// The index of the offer in the client's list.
         offer: u8,
-        /// Address of the server's queue pair; at most 256 bytes.
+        /// The address of the server's queue pair; at most 256 bytes.
         queue_pair: Vec<u8>,
-        /// Receive buffers that are posted.
+        /// The number of receive buffers that are posted.
         receive_slots: u32,
-        /// Length of each in bytes.
+        /// The length of each receive buffer, in bytes.
         slot_size: u32,
     },
-    /// No RDMA; both go on over this TCP connection.
+    /// No RDMA. Both ends go on over this TCP connection.
     Decline {
-        /// Why; at most 256 bytes.
+        /// The reason; at most 256 bytes.
         reason: String,
     },
 }
 
-/// What came of connecting the queue pairs.
+/// The result of connecting the queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Confirm {
-    /// Connected.
+    /// The queue pairs are connected.
     Connected {
-        /// What was read in the other end's memory, where the device works by shared memory.
+        /// The value that this end read in the other end's memory, if the device works by shared memory.
         nonce: Option<u64>,
     },
-    /// Not connected; both go on over this TCP connection.
+    /// The queue pairs are not connected. Both ends go on over this TCP connection.
     Failed {
-        /// Why; at most 256 bytes.
+        /// The reason; at most 256 bytes.
         reason: String,
     },
 }
 
-/// What [`Message::decode`] found.
+/// The result of [`Message::decode`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decoded {
-    /// A message, and how many bytes it took.
+    /// A whole message.
     Message {
         /// The message.
         message: Message,
-        /// Bytes to drop from the buffer.
+        /// The length of the message in bytes, to be dropped from the buffer.
         length: usize,
     },
     /// More bytes are needed.
     Incomplete {
-        /// How many there have to be at least.
+        /// The number of bytes that the buffer needs at least.
         needed: usize,
     },
 }
 
-/// What is wrong with a message of the negotiation.
+/// A fault in a message of the negotiation.
+///
+/// ```
+/// use tonic_rdma::HelloError;
+///
+/// assert_eq!(HelloError::Type(9).to_string(), "a message of unknown type 9");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
-    /// It does not begin with the magic.
-    #[error("not a hello of ours")]
+    /// The message does not begin with the magic.
+    #[error("not a hello of this transport")]
     Magic,
-    /// Another version than ours.
+    /// The peer has another version of the protocol.
     #[error("a hello of version {seen}, this end speaks {VERSION}")]
     Version {
         /// The peer's version.
         seen: u16,
     },
-    /// No such type of message.
+    /// The type of the message is unknown.
     #[error("a message of unknown type {0}")]
     Type(u16),
-    /// The body is longer than any message's.
+    /// The body is longer than [`MAX_BODY`].
     #[error("a message of {0} bytes, of which {MAX_BODY} are allowed")]
     TooLong(u32),
-    /// The body ends too soon, or goes on too long, or a number in it is out of range.
+    /// The body is too short or too long, or a number in it is out of range.
     #[error("malformed {field}")]
     Malformed {
-        /// Which part.
+        /// The part of the body.
         field: &'static str,
     },
 }
 
 impl Message {
-    /// Its name, for errors.
+    /// Returns the message's name, for errors.
     pub fn name(&self) -> &'static str {
         match self {
             Self::ClientHello(_) => "a client hello",
@@ -169,10 +175,10 @@ impl Message {
         }
     }
 
-    /// The message's bytes. Reasons that are too long are cut.
+    /// Returns the bytes of the message. It cuts reasons that are too long.
     ///
     /// # Errors
-    /// A name, an address or a list that is too long to be decoded again.
+    /// A name, an address or a list is too long to be decoded again.
     pub fn encode(&self) -> Result<Vec<u8>, HelloError> {
         let mut body = Vec::with_capacity(512);
         let kind: u16 = match self {
@@ -198,10 +204,10 @@ impl Message {
         Ok(bytes)
     }
 
-    /// Reads the message at the start of `received`, if it is all there.
+    /// Reads the message at the start of `received`, if the whole message is there.
     ///
     /// # Errors
-    /// Bytes that can't become a message, however many more come.
+    /// The bytes can't be the start of a message.
     pub fn decode(received: &[u8]) -> Result<Decoded, HelloError> {
         let start = received.len().min(MAGIC.len());
         if received[..start] != MAGIC[..start] {
@@ -258,15 +264,15 @@ fn encode_client(hello: &ClientHello, body: &mut Vec<u8>) -> Result<(), HelloErr
 }
 
 fn encode_server(hello: &ServerHello, body: &mut Vec<u8>) -> Result<(), HelloError> {
-    match &hello.verdict {
-        Verdict::Accept { offer, queue_pair, receive_slots, slot_size } => {
+    match &hello.answer {
+        Answer::Accept { offer, queue_pair, receive_slots, slot_size } => {
             body.put_u8(1);
             body.put_u8(*offer);
             put(body, queue_pair, MAX_ADDRESS, "queue pair address")?;
             body.put_u32_le(*receive_slots);
             body.put_u32_le(*slot_size);
         }
-        Verdict::Decline { reason } => {
+        Answer::Decline { reason } => {
             body.put_u8(0);
             put_reason(body, reason);
         }
@@ -303,7 +309,7 @@ fn put_reason(body: &mut Vec<u8>, reason: &str) {
     body.put_slice(&reason.as_bytes()[..cut]);
 }
 
-/// A body that is being read.
+/// The rest of a body that is being read.
 struct Body<'a>(&'a [u8]);
 
 impl Body<'_> {
@@ -335,9 +341,9 @@ impl Body<'_> {
     }
 
     fn server(&mut self) -> Result<ServerHello, HelloError> {
-        let verdict = match self.u8("verdict")? {
-            0 => Verdict::Decline { reason: self.text(MAX_REASON, "reason")? },
-            1 => Verdict::Accept {
+        let answer = match self.u8("verdict")? {
+            0 => Answer::Decline { reason: self.text(MAX_REASON, "reason")? },
+            1 => Answer::Accept {
                 offer: self.u8("offer")?,
                 queue_pair: self.counted(MAX_ADDRESS, "queue pair address")?.to_vec(),
                 receive_slots: self.u32("receive slots")?,
@@ -345,7 +351,7 @@ impl Body<'_> {
             },
             _ => return Err(HelloError::Malformed { field: "verdict" }),
         };
-        Ok(ServerHello { verdict })
+        Ok(ServerHello { answer })
     }
 
     fn confirm(&mut self) -> Result<Confirm, HelloError> {

@@ -20,15 +20,14 @@ fn messages() -> impl Strategy<Value = Message> {
                 let identity = HostIdentity { boot_id, network_namespace, uid, pid };
                 Message::ClientHello(ClientHello { identity, offers })
             });
-    let accept = (any::<u8>(), offers()).prop_map(|(offer, end)| Verdict::Accept {
+    let accept = (any::<u8>(), offers()).prop_map(|(offer, end)| Answer::Accept {
         offer,
         queue_pair: end.queue_pair,
         receive_slots: end.receive_slots,
         slot_size: end.slot_size,
     });
-    let decline = "[ -~]{0,256}".prop_map(|reason| Verdict::Decline { reason });
-    let server =
-        prop_oneof![accept, decline].prop_map(|verdict| Message::ServerHello(ServerHello { verdict }));
+    let decline = "[ -~]{0,256}".prop_map(|reason| Answer::Decline { reason });
+    let server = prop_oneof![accept, decline].prop_map(|answer| Message::ServerHello(ServerHello { answer }));
     let connected = any::<Option<u64>>().prop_map(|nonce| Confirm::Connected { nonce });
     let failed = "[ -~]{0,256}".prop_map(|reason| Confirm::Failed { reason });
     prop_oneof![client, server, prop_oneof![connected, failed].prop_map(Message::Confirm)]

@@ -1,8 +1,7 @@
-//! Wire formats: message headers between queue pairs ([`Header`]), the hello that negotiation goes by ([`hello`]), what
-//! a tensor is ([`tensor_metadata`]), and the messages beside one-sided operations ([`tensor_frame`]).
+//! Wire formats: the headers of messages between queue pairs ([`Header`]), and the messages of the negotiation ([`hello`]).
 //!
-//! Decoding is total (any bytes give a value or an error that names the fault) and allocation-free for headers.
-//! Everything is little-endian. Never: keeps state, knows what a message means.
+//! Decoding is total: any bytes give a value, or an error that names the fault. Headers are decoded without an allocation. All numbers are
+//! little-endian. This floor keeps no state, and does not know what a message means.
 //!
 //! A message is one Send:
 //!
@@ -11,11 +10,10 @@
 //!  ├────────┼────────┼────────┼──────────────┼────────────────┼────────────────┼────────────────┼── body ──
 //!  │ kind   │ flags  │ zero   │ body length  │ sequence       │ granted        │ reads done     │
 //! ```
-#![forbid(unsafe_code)]
 
 mod chunk;
 mod header;
 pub mod hello;
 
 pub use chunk::{Chunk, ChunkError, MAX_CHUNKS};
-pub use header::{Header, HeaderError, Kind};
+pub use header::{Header, HeaderError, MessageKind};

@@ -1,6 +1,8 @@
 //! Errors of verbs calls. A posted request fails with a [`CompletionStatus`](super::CompletionStatus) instead.
 
+use std::error::Error;
 use std::io;
+use std::sync::Arc;
 
 use super::QueuePairState;
 
@@ -41,14 +43,14 @@ pub enum VerbsError {
     #[error("peer address: {0}")]
     BadAddress(String),
     /// A library that the provider needs is not installed, or is too old.
-    #[error("{library}: {reason}; install {install}")]
+    #[error("{library} can't be loaded: install {install}")]
     Library {
         /// The library, such as "libibverbs.so.1".
         library: &'static str,
-        /// The reason, from the loader.
-        reason: String,
         /// The package of Debian that has the library.
         install: &'static str,
+        /// The error of the loader, which names the file or the symbol that is missing.
+        source: Arc<dyn Error + Send + Sync>,
     },
     /// A device, port or GID index that does not exist.
     #[error("{what} {wanted} does not exist; there is {available}")]

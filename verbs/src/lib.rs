@@ -1,7 +1,8 @@
 //! RDMA verbs behind traits: real devices, a software device for processes of one host, and a pool of registered memory.
 //!
-//! An application posts work requests to a *queue pair*. The device carries them out without a copy by the receiver: it sends
-//! messages, and it reads and writes the peer's registered memory. It reports each finished request to a *completion queue*.
+//! An application posts work requests to a *queue pair*, and the device carries them out: it sends messages, and it reads and
+//! writes the peer's registered memory without work of the peer's processor. The device reports each finished request to a
+//! *completion queue*.
 //! Names and meanings follow the InfiniBand Architecture Specification, volume 1 (chapters 10 and 11), and its C form,
 //! libibverbs.
 //!

@@ -49,7 +49,7 @@ pub(crate) struct CompareOptions {
     /// --newcomer neither grpc-tcp-busy nor grpc-tcp-tuned]
     #[arg(long, value_name = "LIST", value_parser = parse_modes)]
     pub(crate) modes: Option<List<Mode>>,
-    /// Payload sizes, such as 64,4KiB,1MiB,1GiB; gRPC's modes take less than 2GiB [default: 64 to 64MiB]
+    /// Payload sizes, such as 64,4KiB,1MiB,1GiB; gRPC modes take less than 2GiB [default: 64 to 64MiB]
     #[arg(long, value_name = "LIST", value_parser = parse_sizes)]
     pub(crate) sizes: Option<List<u64>>,
     /// Traffic of deep learning, beside or in place of sizes: uniform, random, skew (a message of ten buffers);

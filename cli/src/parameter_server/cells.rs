@@ -77,14 +77,14 @@ fn needed(cell: TrainingCell, modes: &[TransferMode]) -> u64 {
     let (bytes, workers) = (cell.bytes(), cell.workers as u64);
     let held = bytes * (1 + workers);
     let slots = if modes.iter().any(|mode| mode.uses_slots()) { 2 * bytes * workers } else { 0 };
-    let on_the_way = |mode: &TransferMode| match mode {
+    let in_flight = |mode: &TransferMode| match mode {
         // The encoded message, and the receiver's buffer, which may have to grow.
         TransferMode::GrpcTcp | TransferMode::GrpcRdma | TransferMode::GrpcRdmaGather => 3 * bytes * workers,
         // Copies at the server and at the worker, which are kept for the next mini-batch.
         TransferMode::RdmaCp => 2 * bytes * workers,
         TransferMode::RdmaZerocp => 0,
     };
-    held + slots + modes.iter().map(on_the_way).max().unwrap_or(0)
+    held + slots + modes.iter().map(in_flight).max().unwrap_or(0)
 }
 
 #[cfg(test)]

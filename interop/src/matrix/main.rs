@@ -2,6 +2,7 @@
 //!
 //! Each case is held against a control: the same peer, plain TCP, tonic's own transport. It has to come out as it does there
 //! ([`compare`]). What fails there too is the peer's or tonic's, and has to be known to [`upstream`], with the reason.
+#![forbid(unsafe_code)]
 
 mod bridge;
 mod certificates;

@@ -18,10 +18,18 @@ struct Target {
     /// Where imports are looked for.
     include: &'static str,
     folder: &'static str,
-    /// The codec that the generated code names, if it is not tonic's.
-    codec: Option<&'static str>,
-    /// Whether the folder also gets `descriptors.bin`, which gRPC's reflection service takes.
+    codec: Codec,
+    /// True if the folder also gets `descriptors.bin`, which gRPC's reflection service takes.
     descriptors: bool,
+}
+
+/// The codec that the generated code names.
+#[derive(Clone, Copy, Debug)]
+enum Codec {
+    /// tonic's codec.
+    Tonic,
+    /// The codec of `tonic_rdma::gather`. It encodes as tonic's codec does where `gather` is not used.
+    Gather,
 }
 
 const TARGETS: &[Target] = &[
@@ -29,29 +37,21 @@ const TARGETS: &[Target] = &[
         protos: &["tensor_device.proto"],
         include: "proto",
         folder: "tensor/src/proto",
-        codec: None,
+        codec: Codec::Tonic,
         descriptors: false,
     },
-    // The codec is what `tonic_rdma::gather` needs; without it the codec changes nothing.
     Target {
-        protos: &[
-            "greeter.proto",
-            "parameters.proto",
-            "placement.proto",
-            "tensor_device.proto",
-            "tensors.proto",
-            "transfer.proto",
-        ],
+        protos: &["greeter.proto", "parameters.proto", "placement.proto", "tensors.proto", "transfer.proto"],
         include: "proto",
         folder: "proto/generated/src",
-        codec: Some("tonic_rdma::gather::GatherCodec"),
+        codec: Codec::Gather,
         descriptors: true,
     },
     Target {
         protos: &["grpc/testing/test.proto", "checked.proto"],
         include: "interop/proto",
         folder: "interop/src/proto",
-        codec: None,
+        codec: Codec::Tonic,
         descriptors: true,
     },
 ];
@@ -75,11 +75,16 @@ impl Target {
         if self.descriptors {
             fs::write(folder.join("descriptors.bin"), descriptors.encode_to_vec())?;
         }
-        let mut builder = tonic_prost_build::configure().bytes(".").out_dir(folder);
-        if let Some(codec) = self.codec {
-            builder = builder.codec_path(codec);
+        match self.codec {
+            Codec::Tonic => {
+                tonic_prost_build::configure().bytes(".").out_dir(folder).compile_fds(descriptors)?;
+            }
+            // README's build script. A test compares the two.
+            #[rustfmt::skip]
+            Codec::Gather => {
+                tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec").out_dir(folder).compile_fds(descriptors)?;
+            }
         }
-        builder.compile_fds(descriptors)?;
         Ok(())
     }
 }

@@ -1,7 +1,8 @@
 //! Generated code for the protos in the folder above.
+#![forbid(unsafe_code)]
 #![allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
 
-/// What all protos say, as gRPC's reflection service takes it.
+/// The descriptors of these protos, for gRPC's reflection service.
 pub const DESCRIPTORS: &[u8] = include_bytes!("descriptors.bin");
 
 /// The service of the examples.
@@ -14,12 +15,10 @@ pub mod parameters {
     include!("tonic_rdma.parameters.v1.rs");
 }
 
-/// The service of a tensor device, for who speaks to one by hand.
-pub mod tensor_device {
-    include!("tonic_rdma.tensor.v1.rs");
-}
+/// The service of a tensor device, for tests that call one directly.
+pub use tonic_rdma_tensor::internal::proto as tensor_device;
 
-/// The service by which `tonic-rdma compare` controls the receiver of its tensor modes.
+/// The service that `tonic-rdma compare` controls the receiver of its tensor modes with.
 pub mod placement {
     include!("tonic_rdma.placement.v1.rs");
 }

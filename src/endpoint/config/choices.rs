@@ -12,7 +12,7 @@
 pub enum Policy {
     /// RDMA or an error.
     Require,
-    /// RDMA where both ends can, else TCP, and [`RdmaConnectInfo::reason`](crate::RdmaConnectInfo::reason) says why.
+    /// RDMA where both ends can, else TCP, and [`RdmaConnectInfo::reason`](crate::RdmaConnectInfo::reason) has the reason.
     #[default]
     Prefer,
     /// Plain TCP: to compare with, or to do without RDMA for a while.

@@ -29,7 +29,7 @@ pub struct ConfigError {
     pub value: String,
     /// The values that the setting takes.
     pub accepted: String,
-    /// Whether the value came from the variable, and not from code.
+    /// The value came from the variable, and not from code.
     pub from_environment: bool,
 }
 

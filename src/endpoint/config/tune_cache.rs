@@ -3,6 +3,13 @@
 use std::path::PathBuf;
 
 /// The directory in which calibrations are kept.
+///
+/// ```
+/// use tonic_rdma::{Config, TuneCache};
+///
+/// let config = Config::default().tune_cache(TuneCache::Off);
+/// # drop(config);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TuneCache {
     /// The directory that the environment names: `RDMA_TUNE_CACHE` (`off`: nowhere), or else
@@ -76,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_says_where() {
+    fn the_environment_names_the_directory() {
         let place = |variables: &[(&str, &str)]| {
             from_environment(|asked| {
                 variables.iter().find(|(name, _)| *name == asked).map(|(_, value)| value.into())

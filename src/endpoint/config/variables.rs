@@ -51,7 +51,7 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// A variable has a value that it does not take. No such value is ignored.
+    /// A variable has a value that it does not take.
     pub fn from_env() -> Result<Self, ConfigError> {
         Self::from_variables(|name| std::env::var_os(name))
     }
@@ -67,7 +67,7 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// A variable has a value that it does not take. No such value is ignored.
+    /// A variable has a value that it does not take.
     pub fn from_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
         let mut config = Self::default();
         let variables = Variables { lookup };

@@ -1,4 +1,4 @@
-//! A connection's place in a completion queue.
+//! The membership of a connection in a completion queue.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use crate::endpoint::fault::ConnectionFault;
 use crate::endpoint::polling::Queue;
 use crate::endpoint::polling::Reactor;
 
-/// A connection that takes part in polling. Dropping it ends the connection, if it has not ended, and takes it out.
+/// A connection that is polled. Dropping this ends the connection, if it has not ended, and removes it from its queue.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) connection: Arc<Connection>,
     pub(crate) queue: Arc<Queue>,
     key: u32,
-    /// Held so that the queue is polled.
+    /// Keeps the queue polled.
     _reactor: Arc<Reactor>,
 }
 
 impl Member {
-    /// Adds the connection that `make` builds; it is given the key that its work requests are to carry.
+    /// Adds the connection that `make` builds. `make` gets the key that the connection's work requests have to carry.
     pub(crate) fn new(
         reactor: Arc<Reactor>,
         queue: Arc<Queue>,
@@ -31,11 +31,11 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // A runtime that shuts down drops connections unfinished: nobody would watch them any more. What can still be said
-        // is said, so that the peer knows that this is no accident.
+        // A runtime that shuts down drops connections before they have finished. Written bytes and the end of the stream are
+        // sent if possible, so that the peer sees an orderly end.
         self.connection.detach();
         self.connection.fail(ConnectionFault::Closed);
-        // What has come into buffers that others share comes back with its completion.
+        // The completions give back the shared buffers that messages have come into.
         if self.queue.shared().is_some() {
             self.queue.drain();
         }

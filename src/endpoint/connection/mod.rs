@@ -28,9 +28,9 @@ use super::journal::ConnectionEnd;
 use super::link::Link;
 use super::lock::lock;
 use super::polling::Participant;
-use super::tuner::{Chooser, Explained};
+use super::tuner::{Chooser, Explanation};
 use crate::protocol::{self, AbortCode};
-use tonic_rdma_verbs::memory::sites;
+use tonic_rdma_verbs::internal::sent_slices;
 use tonic_rdma_verbs::{QueuePairNumber, WorkCompletion};
 
 pub(super) use self::state::{Limits, Stage};
@@ -74,9 +74,9 @@ impl Connection {
         &self.counters
     }
 
-    /// Returns the state that explains the transfer mode of writes.
-    pub(crate) fn explained(&self) -> Arc<Explained> {
-        Arc::clone(lock(&self.state).chooser.explained())
+    /// Returns the explanation of the transfer mode of writes.
+    pub(crate) fn explanation(&self) -> Arc<Explanation> {
+        Arc::clone(lock(&self.state).chooser.explanation())
     }
 
     /// Adds the counters to the process's metrics.
@@ -115,7 +115,7 @@ impl Connection {
         state.check_writable()?;
         match state.write(slices, &self.counters, Instant::now()) {
             Ok(Some(written)) => {
-                sites::sent_slices(slices, written);
+                sent_slices(slices, written);
                 state.chooser.written(written);
                 Poll::Ready(Ok(written))
             }
@@ -135,7 +135,7 @@ impl Connection {
         }
         state.check_sending()?;
         state.flush_wanted = true;
-        match state.flush_staging(&self.counters, Instant::now()) {
+        match state.flush_staging(&self.counters) {
             Ok(true) => Poll::Ready(Ok(())),
             Ok(false) => {
                 state.writer = Some(context.waker().clone());
@@ -221,7 +221,7 @@ impl Connection {
         state.flush_wanted = true;
         (state.reader, state.writer, state.closer) = (None, None, None);
         if state.obstacle().is_none()
-            && let Err(fault) = state.flush_staging(&self.counters, now)
+            && let Err(fault) = state.flush_staging(&self.counters)
         {
             state.end(fault, &self.changed);
         }

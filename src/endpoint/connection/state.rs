@@ -15,7 +15,7 @@ use crate::endpoint::link::Link;
 use crate::endpoint::link::work_id::{WorkId, WorkKind};
 use crate::endpoint::tuner::Chooser;
 use crate::protocol::{self, Event, ReadId, SlotIndex};
-use crate::wire::{Header, Kind as MessageKind};
+use crate::wire::{Header, MessageKind};
 use tonic_rdma_verbs::memory::Block;
 use tonic_rdma_verbs::{CompletionStatus, WorkCompletion};
 
@@ -192,7 +192,7 @@ impl State {
         self.handle_events()?;
         self.start_reads(counters, now)?;
         if self.flush_wanted {
-            self.flush_staging(counters, now)?;
+            self.flush_staging(counters)?;
         }
         if self.detached && self.staging.is_empty() {
             self.protocol.close_write();
@@ -200,7 +200,7 @@ impl State {
         if self.protocol.is_write_closed() {
             self.link.signal_all();
         }
-        while let Some(message) = self.protocol.poll_transmit(now) {
+        while let Some(message) = self.protocol.poll_transmit() {
             counters.acks_sent.add(1);
             counters.work_requests.add(1);
             self.link.post_message(&[IoSlice::new(message.as_bytes())])?;

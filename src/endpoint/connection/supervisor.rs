@@ -1,4 +1,4 @@
-//! What watches a connection for as long as it lives: its TCP connection, its timers, its end.
+//! The task that watches a connection: its TCP connection, its timers, its end.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,8 +18,7 @@ use crate::protocol::AbortCode;
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     pub(crate) member: Member,
-    /// The connection that negotiation went over. Nothing more is said on it; its end is the surest sign of the
-    /// peer's.
+    /// The TCP connection of the negotiation. It stays open and silent; its end is the surest sign that the peer is gone.
     pub(crate) tcp: TcpStream,
     pub(crate) peer: SocketAddr,
     pub(crate) linger: Duration,
@@ -27,7 +26,7 @@ pub(crate) struct Supervisor {
     pub(crate) journal: Arc<Journal>,
 }
 
-/// Counts a connection among those in use, for as long as it lives.
+/// Counts a connection in the metric of connections in use, until dropped.
 #[derive(Debug)]
 pub(crate) struct Counted(());
 
@@ -45,11 +44,11 @@ impl Drop for Counted {
 }
 
 impl Supervisor {
-    /// What is still on its way when the TCP connection ends may arrive for this long, since the two take different
-    /// ways through a network.
+    /// Time for messages that are still in the network when the TCP connection ends, because RDMA and TCP may take different
+    /// paths.
     const GRACE: Duration = Duration::from_millis(200);
     const GRACE_STEP: Duration = Duration::from_millis(5);
-    /// How often to look at a connection that has no timer of its own.
+    /// Longest wait of a connection without a timer.
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
     /// Runs until the connection has ended.
@@ -57,7 +56,7 @@ impl Supervisor {
         let mut give_up: Option<Instant> = None;
         while self.member.connection.stage() != Stage::Finished {
             if let Some(fault) = self.member.connection.lost() {
-                // What was sent before has arrived already.
+                // All messages that the peer sent before have arrived already.
                 self.member.queue.drain();
                 self.conclude(fault);
                 break;
@@ -88,6 +87,7 @@ impl Supervisor {
         drop(self.counted);
     }
 
+    /// Waits for the end of the TCP connection; returns the reason.
     async fn tcp_ended(&self) -> String {
         loop {
             if let Err(error) = self.tcp.readable().await {
@@ -102,7 +102,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes in what was sent before the peer left.
+    /// Takes the messages that the peer sent before it left, then ends the connection.
     async fn peer_left(&self, how: String) {
         let patience = Instant::now() + Self::GRACE;
         self.member.queue.drain();
@@ -116,7 +116,7 @@ impl Supervisor {
         self.conclude(ConnectionFault::PeerLost(how.into()));
     }
 
-    /// Whatever the connection still waits for will never come.
+    /// Ends the connection with `fault`, unless it has finished.
     fn conclude(&self, fault: ConnectionFault) {
         if self.member.connection.stage() != Stage::Finished {
             self.member.connection.fail(fault);

@@ -27,14 +27,14 @@ impl State {
         let received = counters.eager_received.value() + counters.reads.value();
         if self.chooser.by_rendezvous(length, received, now)
             && !source::lies_in_place(slices, length)
-            && self.flush_staging(counters, now)?
-            && let Some(offered) = self.offer(slices, length, counters, now)?
+            && self.flush_staging(counters)?
+            && let Some(offered) = self.offer(slices, length, counters)?
         {
             return Ok(Some(offered));
         }
         let room = self.protocol.eager_room();
         if room > self.staging.len() {
-            return self.send(slices, room, counters, now).map(Some);
+            return self.send(slices, room, counters).map(Some);
         }
         self.flush_wanted |= !self.staging.is_empty();
         match self.protocol.blocked_on() {
@@ -45,11 +45,7 @@ impl State {
     }
 
     /// Sends the gathered writes as one message. Returns false if the message has to wait.
-    pub(super) fn flush_staging(
-        &mut self,
-        counters: &Counters,
-        now: Instant,
-    ) -> Result<bool, ConnectionFault> {
+    pub(super) fn flush_staging(&mut self, counters: &Counters) -> Result<bool, ConnectionFault> {
         if self.staging.is_empty() {
             self.flush_wanted = false;
             return Ok(true);
@@ -58,7 +54,7 @@ impl State {
         if room < self.staging.len() {
             return Ok(false);
         }
-        self.send(&[], room, counters, now)?;
+        self.send(&[], room, counters)?;
         Ok(true)
     }
 
@@ -74,7 +70,6 @@ impl State {
         slices: &[IoSlice<'_>],
         room: usize,
         counters: &Counters,
-        now: Instant,
     ) -> Result<usize, ConnectionFault> {
         const EXTRA: usize = 2;
         let mut room = room - self.staging.len();
@@ -90,7 +85,7 @@ impl State {
             (count, taken, room) = (count + 1, taken + part, room - part);
         }
         let payload = self.staging.len() + taken;
-        let header = self.protocol.send_eager(payload, false, now).map_err(ConnectionFault::local)?;
+        let header = self.protocol.send_eager(payload).map_err(ConnectionFault::local)?;
         message[0] = IoSlice::new(&header);
         message[1] = IoSlice::new(&self.staging);
         // Header and gathered writes were copied, here or by the device.
@@ -111,7 +106,6 @@ impl State {
         slices: &[IoSlice<'_>],
         length: usize,
         counters: &Counters,
-        now: Instant,
     ) -> Result<Option<usize>, ConnectionFault> {
         let mut chunks = [Chunk { address: 0, rkey: 0, length: 0 }; MAX_CHUNKS];
         let mut blocks: [Option<Block>; MAX_CHUNKS] = Default::default();
@@ -131,8 +125,7 @@ impl State {
         if count == 0 {
             return Ok(None);
         }
-        let offer =
-            self.protocol.send_rendezvous(&chunks[..count], false, now).map_err(ConnectionFault::local)?;
+        let offer = self.protocol.send_rendezvous(&chunks[..count]).map_err(ConnectionFault::local)?;
         self.link.post_message(&[IoSlice::new(offer.as_bytes())])?;
         self.sources.extend(blocks.into_iter().flatten());
         counters.rendezvous_sent.add(1);

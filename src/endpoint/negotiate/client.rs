@@ -16,7 +16,7 @@ use crate::endpoint::error::{NegotiationError, RdmaUnavailable};
 use crate::endpoint::journal::Journal;
 use crate::endpoint::provider;
 use crate::endpoint::stream::EndpointStream;
-use crate::wire::hello::{ClientHello, Confirm, Message, Verdict};
+use crate::wire::hello::{Answer, ClientHello, Confirm, Message};
 use tonic_rdma_verbs::QueuePairAddress;
 
 /// The result of a negotiation.
@@ -44,8 +44,8 @@ pub(super) async fn negotiate(
     let offers = prepared.iter().map(Prepared::offer).collect();
     let hello = ClientHello { identity: identity::local(), offers };
     control.send(&Message::ClientHello(hello)).await?;
-    let verdict = match control.receive().await {
-        Ok(Message::ServerHello(hello)) => hello.verdict,
+    let answer = match control.receive().await {
+        Ok(Message::ServerHello(hello)) => hello.answer,
         Ok(other) => return Err(NegotiationError::OutOfTurn(other.name())),
         Err(error) => return Ok(Outcome::Stock(error)),
     };
@@ -53,9 +53,9 @@ pub(super) async fn negotiate(
         Ok(prepared) => prepared,
         Err(reason) => return fall_back(control, reason),
     };
-    match verdict {
-        Verdict::Decline { reason } => fall_back(control, RdmaUnavailable::Declined(reason)),
-        Verdict::Accept { offer: 0, queue_pair, receive_slots, slot_size } => {
+    match answer {
+        Answer::Decline { reason } => fall_back(control, RdmaUnavailable::Declined(reason)),
+        Answer::Accept { offer: 0, queue_pair, receive_slots, slot_size } => {
             let connected = match QueuePairAddress::new(queue_pair) {
                 Some(address) => {
                     let peer = PeerEnd { address, receive_slots, slot_size };
@@ -65,7 +65,7 @@ pub(super) async fn negotiate(
             };
             finish(control, connected).await
         }
-        Verdict::Accept { .. } => Err(NegotiationError::OutOfTurn("an answer to an offer not made")),
+        Answer::Accept { .. } => Err(NegotiationError::OutOfTurn("an answer to an offer not made")),
     }
 }
 

@@ -18,6 +18,18 @@ use crate::endpoint::stream::EndpointStream;
 
 /// Makes connections, and remembers which servers are stock ones. Clones share this memory. It is for protocols of your own
 /// over the byte stream; programs that use tonic have [`RdmaConnector`](crate::RdmaConnector) instead.
+///
+/// ```
+/// use tokio::io::AsyncWriteExt as _;
+/// use tonic_rdma::{Config, Dialer};
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let dialer = Dialer::new(Config::default());
+/// let mut stream = dialer.dial("ps0", 7000).await?;
+/// stream.write_all(b"hello").await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Dialer {
     config: Config,

@@ -86,7 +86,7 @@ impl Established {
         Telemetry {
             counters: Arc::clone(self.member.connection.counters()),
             polling: Arc::clone(self.member.queue.polling()),
-            explained: self.member.connection.explained(),
+            explanation: self.member.connection.explanation(),
         }
     }
 

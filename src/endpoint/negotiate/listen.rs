@@ -18,8 +18,22 @@ use crate::endpoint::error::NegotiationError;
 use crate::endpoint::journal::Journal;
 use crate::endpoint::stream::EndpointStream;
 
-/// A stream of connections whose negotiation is over. Negotiations run beside one another, so that a slow or silent
-/// peer delays no other; dropping the listener closes the port.
+/// A stream of connections after their negotiation. Negotiations run at the same time, so that a slow or silent peer delays no
+/// other peer. Dropping the listener closes the port.
+///
+/// ```
+/// use tokio::net::TcpListener;
+/// use tokio_stream::StreamExt as _;
+/// use tonic_rdma::{Config, Listener};
+///
+/// # async fn example() -> std::io::Result<()> {
+/// let mut listener = Listener::new(TcpListener::bind("0.0.0.0:7000").await?, Config::default())?;
+/// while let Some(stream) = listener.next().await {
+///     println!("{} connected over {}", stream.info().peer_addr(), stream.info().verdict());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Listener {
     connections: mpsc::Receiver<EndpointStream>,
@@ -28,12 +42,12 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Negotiations that may be under way at once; further clients wait in the port's backlog.
+    /// Most negotiations at a time; further clients wait in the port's backlog.
     const NEGOTIATIONS: usize = 1024;
-    /// Connections that may wait to be taken.
+    /// Most connections that wait until the stream is polled.
     const WAITING: usize = 1024;
 
-    /// Takes over a listening socket. See [`Dialer::new`](super::Dialer::new) for both ends.
+    /// Takes over a listening socket. [`Dialer::new`](crate::Dialer::new) has an example of both ends.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -62,7 +76,7 @@ impl Listener {
         Ok(Self { connections, address, task })
     }
 
-    /// Returns the address that it listens on.
+    /// Returns the address that the listener listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
@@ -83,7 +97,7 @@ impl Drop for Listener {
 }
 
 async fn accept(listener: TcpListener, config: Config, connections: mpsc::Sender<EndpointStream>) {
-    /// How long to leave off after an error such as too many open files.
+    /// Pause after an error such as too many open files.
     const PAUSE: Duration = Duration::from_millis(50);
     let config = Arc::new(config);
     let journal = Arc::<Journal>::default();
@@ -111,7 +125,7 @@ async fn accept(listener: TcpListener, config: Config, connections: mpsc::Sender
                 }
                 Err(error) => journal.refused(peer, &error),
             }
-            // Not before the connection was taken, or there would be no end of those that wait for it.
+            // Held until the connection was taken, because the permits also bound the connections that wait.
             drop(permit);
         });
     }

@@ -126,7 +126,7 @@ impl Prepared {
             let receives = match self.memory {
                 ReceiveMemory::Own(block) => {
                     let ring = Ring::new(block, self.slots, self.config.slot_size as usize);
-                    Receives::Own(ring.map_err(|error| ConnectionFault::local(error))?)
+                    Receives::Own(ring.map_err(ConnectionFault::local)?)
                 }
                 ReceiveMemory::Shared(promise) => {
                     let most = self.config.receive_slots;

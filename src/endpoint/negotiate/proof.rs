@@ -4,7 +4,7 @@ use crate::endpoint::error::RdmaUnavailable;
 use crate::wire::hello::{Confirm, Message};
 use tonic_rdma_verbs::Probe;
 
-/// Returns the message that says what this end read in the peer's memory.
+/// Returns the message with the value that this end read in the peer's memory.
 pub(super) fn confirm(probe: Probe) -> Message {
     Message::Confirm(Confirm::Connected { nonce: probe.peers })
 }

@@ -18,7 +18,7 @@ use crate::endpoint::journal::Journal;
 use crate::endpoint::provider::Provider;
 use crate::endpoint::stream::EndpointStream;
 use crate::wire::hello::{
-    ClientHello, Confirm, HelloError, HostIdentity, Message, Offer, ServerHello, VERSION, Verdict,
+    Answer, ClientHello, Confirm, HelloError, HostIdentity, Message, Offer, ServerHello, VERSION,
 };
 use tonic_rdma_verbs::QueuePairAddress;
 
@@ -135,13 +135,13 @@ async fn conclude(
     offer: u8,
     config: &Config,
 ) -> Result<EndpointStream, NegotiationError> {
-    let verdict = Verdict::Accept {
+    let answer = Answer::Accept {
         offer,
         queue_pair: established.local_address(),
         receive_slots: established.receive_slots(),
         slot_size: established.slot_size(),
     };
-    control.send(&Message::ServerHello(ServerHello { verdict })).await?;
+    control.send(&Message::ServerHello(ServerHello { answer })).await?;
     let read = control.receive_confirm(Established::CONNECTING).await?;
     match (proof::check(established.probe(), &read), read) {
         (Ok(()), _) => {
@@ -158,8 +158,8 @@ async fn conclude(
 }
 
 async fn decline(control: &mut ControlStream, reason: &str) -> Result<(), NegotiationError> {
-    let verdict = Verdict::Decline { reason: reason.into() };
-    control.send(&Message::ServerHello(ServerHello { verdict })).await
+    let answer = Answer::Decline { reason: reason.into() };
+    control.send(&Message::ServerHello(ServerHello { answer })).await
 }
 
 fn fall_back(

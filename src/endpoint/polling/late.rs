@@ -8,7 +8,7 @@ use crate::endpoint::lock::lock;
 
 /// Counts values that only the time limit of a sleep found, which adds up to 20 ms to each.
 const METRIC: &str = "tonic_rdma_tensor_naps_total";
-/// How long a completion may come after the value that it announces.
+/// Longest time between a value and the completion that announces it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Values that arrived while the poll task slept, and whose completion may still come: a peer may have been stopped

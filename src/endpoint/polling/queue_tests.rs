@@ -19,7 +19,7 @@ impl Participant for Silent {
     fn fail_with_device(&self) {}
 }
 
-/// The book's figures, from what the kernel's drivers say of their devices.
+/// Checks the book's figures, which come from the limits of the kernel's drivers.
 #[test]
 fn a_queue_has_room_for_as_many_connections_as_its_completions_suffice_for() {
     let device = |max_completions, locks_memory| {

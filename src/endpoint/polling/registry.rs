@@ -28,7 +28,7 @@ pub(super) struct Key {
     cpus: Vec<usize>,
     spin_limit: Duration,
     queues: usize,
-    /// Whether receive buffers are shared, and their length.
+    /// The sharing of receive buffers, and their length.
     receives: (SharedReceive, u32),
 }
 

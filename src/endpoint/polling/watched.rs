@@ -27,7 +27,7 @@ pub struct UnannouncedArrival {
     pub announcements: Arc<AtomicU64>,
     /// The count before the value arrived.
     pub before: u64,
-    /// Whether this end asked the peer for a completion.
+    /// This end has asked the peer for a completion.
     pub asked: bool,
 }
 

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_is_loaded_and_replaced() {
+    fn a_calibration_is_stored_loaded_and_replaced() {
         let place = Place::new("stored");
         let directory = place.0.join("deep").join("down");
         let (first, second) = (sample(&[(1024, 1, 9)]), sample(&[(2048, 2, 9)]));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_told_and_replaced() {
+    fn a_damaged_file_is_reported_and_replaced() {
         let place = Place::new("damaged");
         let calibration = sample(&[(1024, 1, 9)]);
         let path = store(&place.0, &calibration).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn links_and_what_is_no_directory_are_left_alone() {
+    fn links_and_files_in_place_of_directories_are_refused() {
         let place = Place::new("links");
         let calibration = sample(&[(1024, 1, 9)]);
         let (real, link, file) = (place.0.join("real"), place.0.join("link"), place.0.join("file"));

@@ -1,4 +1,4 @@
-//! Measuring a device: both ways, size by size, in a bounded time.
+//! Measuring a device: both transfer modes, size by size, in a bounded time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,13 +14,13 @@ use tonic_rdma_verbs::Context;
 const SIZES: std::ops::RangeInclusive<u32> = 10..=22;
 /// Chunk sizes that are measured, in bytes.
 const CHUNKS: [usize; 5] = [64 << 10, 128 << 10, DEFAULT_CHUNK, 512 << 10, 1 << 20];
-/// Measurements of one kind, if time allows, and if not.
+/// Fewest and most measurements of one kind; time decides how many.
 const SAMPLES: std::ops::RangeInclusive<usize> = 3..=25;
-/// Bytes of a small message.
+/// Length of a small message, in bytes.
 const SMALL: usize = 64;
 
-/// Measures a device by sending to itself, with receive buffers and connected as `config` says, in about `budget` of time. It
-/// occupies the thread that long. A slow device is measured at fewer sizes.
+/// Measures a device by sending from the device to itself, with the receive buffers and path settings of `config`, in about
+/// `budget` of time. Blocks the thread for that time. A slow device is measured at fewer sizes.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -72,16 +72,18 @@ pub fn calibrate(
     Ok(calibration)
 }
 
+/// Times of a small message.
 struct Small {
     post: Duration,
     whole: Duration,
     round_trip: Duration,
 }
 
+/// Measures small messages.
 fn small_messages(loopback: &mut Loopback, budget: Duration) -> Result<Small, CalibrationError> {
     let until = Instant::now() + budget;
     let (mut post, mut whole, mut round_trip) = (Samples::default(), Samples::default(), Samples::default());
-    // Fresh memory is slow at the first touch: every receive buffer has to have had a message.
+    // Fresh memory is slow at the first touch, so every receive buffer gets a message before the measurement.
     for _ in 0..2 * Loopback::SLOTS {
         loopback.messages(1, SMALL)?;
         loopback.round_trip(SMALL)?;
@@ -95,12 +97,12 @@ fn small_messages(loopback: &mut Loopback, budget: Duration) -> Result<Small, Ca
     Ok(Small { post: post.median(), whole: whole.median(), round_trip: round_trip.median() })
 }
 
-/// Measures the chunk sizes in turn, at the largest message that the time allows.
+/// Measures the chunk sizes in turn, with the largest message that the time allows.
 fn chunks(loopback: &mut Loopback, until: Instant) -> Result<Vec<ChunkPoint>, CalibrationError> {
     let mut bytes = 1 << SIZES.end();
     let first = Instant::now();
     loopback.rendezvous(1 << 20, DEFAULT_CHUNK)?;
-    // The first pass, over fresh memory, takes about twice as long as another.
+    // The first pass, over fresh memory, takes about twice as long as later ones.
     let pass = first.elapsed() / 2 * (CHUNKS.len() * (SAMPLES.start() + 1)) as u32;
     let left = until.saturating_duration_since(Instant::now());
     if pass * (bytes >> 20) as u32 > left {
@@ -123,7 +125,7 @@ fn chunks(loopback: &mut Loopback, until: Instant) -> Result<Vec<ChunkPoint>, Ca
     Ok(CHUNKS.into_iter().zip(samples).map(point).collect())
 }
 
-/// Measures both ways in turn; the medians, and whether the measurements agreed.
+/// Measures both modes in turn. Returns the medians, and whether the measurements agree.
 fn point(
     loopback: &mut Loopback,
     bytes: usize,
@@ -145,7 +147,7 @@ fn point(
     Ok((Point { bytes, eager, rendezvous, copying: copying.median().min(rendezvous) }, steady))
 }
 
-/// Repeated measurements of one thing.
+/// Repeated measurements of one time.
 #[derive(Debug, Default)]
 struct Samples(Vec<Duration>);
 
@@ -162,12 +164,12 @@ impl Samples {
         self.quantile(2)
     }
 
-    /// Whether the middle half of them differs by less than half.
+    /// Returns whether the third quartile is less than one and a half times the first.
     fn agree(&self) -> bool {
         self.quantile(3) < self.quantile(1) * 3 / 2
     }
 
-    /// The value below which there are so many quarters of the samples.
+    /// Returns the value below which this many quarters of the samples are.
     fn quantile(&self, quarters: usize) -> Duration {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();

@@ -1,14 +1,14 @@
-//! What a calibration found, and what follows from it.
+//! The result of a calibration, and the threshold that follows from it.
 
 use std::time::Duration;
 
 use super::decision::Bytes;
 use super::key::CalibrationKey;
 
-/// Bytes of a chunk unless measurement says better.
+/// Default length of a chunk, in bytes.
 pub(super) const DEFAULT_CHUNK: usize = 256 * 1024;
 
-/// What both ways cost on a device, size by size, in one process that talks to itself: the work of both ends.
+/// The times of both transfer modes on a device, size by size. They include the work of both ends, which are in one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calibration {
     pub(super) key: CalibrationKey,
@@ -17,78 +17,78 @@ pub struct Calibration {
     pub(super) post_cost: Duration,
     pub(super) message_cost: Duration,
     pub(super) round_trip: Duration,
-    /// Whether repeated measurements agreed well enough to be kept.
+    /// Repeated measurements agreed well enough to be kept.
     pub(super) steady: bool,
 }
 
-/// What a message of one size took; medians.
+/// The times of a message of one size; medians.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Point {
-    /// Bytes of the message.
+    /// Length of the message, in bytes.
     pub bytes: usize,
-    /// By eager messages, from the writer's memory into the reader's.
+    /// Time by eager messages, from the writer's memory into the reader's.
     pub eager: Duration,
-    /// By rendezvous, from the writer's memory into the reader's.
+    /// Time by rendezvous, from the writer's memory into the reader's.
     pub rendezvous: Duration,
-    /// Of the latter, copying into registered memory, which a writer spares whose memory is registered.
+    /// The part of `rendezvous` that is copying into registered memory. A writer with registered memory saves it.
     pub copying: Duration,
 }
 
 impl Point {
-    /// Returns how many times as long a rendezvous took.
+    /// Returns the time of a rendezvous as a multiple of the time of eager messages.
     pub fn ratio(&self) -> f64 {
         self.rendezvous.as_secs_f64() / self.eager.as_secs_f64().max(1e-9)
     }
 }
 
-/// What a rendezvous took with chunks of one length.
+/// The time of a rendezvous with chunks of one length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChunkPoint {
-    /// Bytes of a chunk.
+    /// Length of a chunk, in bytes.
     pub chunk: usize,
-    /// Bytes of the message.
+    /// Length of the message, in bytes.
     pub bytes: usize,
-    /// What it took; the median.
+    /// Time of the rendezvous; the median.
     pub rendezvous: Duration,
 }
 
 impl Calibration {
-    /// How much better rendezvous has to be in all: it takes memory that eager messages do without.
+    /// Factor by which rendezvous has to be faster, because it takes more registered memory than eager messages.
     const MARGIN: f64 = 1.05;
-    /// How much better a chunk size has to be than the default: the same device gives 5 % now to one, now to another.
+    /// Factor by which another chunk size has to be faster than the default. Repeated measurements of one device differ by 5 %.
     const CLEARLY: f64 = 1.1;
 
-    /// Returns the device and the setting that it is of.
+    /// Returns the conditions that the calibration holds for.
     pub fn key(&self) -> &CalibrationKey {
         &self.key
     }
 
-    /// Returns what was measured, by size.
+    /// Returns the measured times, by size.
     pub fn points(&self) -> &[Point] {
         &self.points
     }
 
-    /// Returns what was measured of chunk sizes.
+    /// Returns the measured times, by chunk size.
     pub fn chunks(&self) -> &[ChunkPoint] {
         &self.chunks
     }
 
-    /// Returns from which length on, in bytes, writes are to go by rendezvous; `None` if none are.
+    /// Returns the length from which on writes go by rendezvous, in bytes; `None` if no write does.
     ///
-    /// It is the one of the sizes measured, or none of them, for which all sizes together come closest to their better
-    /// way, each by its ratio: one outlier decides nothing.
+    /// Of the measured sizes, and of `None`, it is the threshold with which all sizes together come closest to their faster
+    /// mode, each by its ratio. So one outlier does not decide.
     pub fn threshold(&self) -> Option<usize> {
         self.threshold_by(|point| point.rendezvous)
     }
 
-    /// Returns the threshold for writes out of registered memory, which a rendezvous need not copy.
+    /// Returns the threshold for writes from registered memory, which a rendezvous does not copy.
     pub fn registered_threshold(&self) -> Option<usize> {
         self.threshold_by(|point| point.rendezvous.saturating_sub(point.copying))
     }
 
-    /// Returns the bytes of a chunk: 256 KiB, unless another length was clearly better.
+    /// Returns the length of a chunk in bytes: 256 KiB, unless another length was clearly faster.
     pub fn chunk(&self) -> usize {
         let default = self.chunks.iter().find(|point| point.chunk == DEFAULT_CHUNK);
         let best = self.chunks.iter().min_by_key(|point| point.rendezvous);
@@ -102,28 +102,28 @@ impl Calibration {
         }
     }
 
-    /// Returns what a small message costs both ends together: posting it, finding its completion, taking it out of the receive
-    /// buffer and posting that again.
+    /// Returns the time that a small message takes of both ends together: posting it, finding its completion, copying it from the
+    /// receive buffer and posting the buffer again.
     pub fn message_cost(&self) -> Duration {
         self.message_cost
     }
 
-    /// Returns how long posting a small message takes until the call returns.
+    /// Returns the time of the call that posts a small message.
     pub fn post_cost(&self) -> Duration {
         self.post_cost
     }
 
-    /// Returns how long a small message and the answer to it take, both ends on one processor.
+    /// Returns the time of a small message and its answer, with both ends on one thread.
     pub fn round_trip(&self) -> Duration {
         self.round_trip
     }
 
-    /// Returns whether repeated measurements agreed. If not, the machine was busy, and the calibration is not kept on disk.
+    /// Returns whether repeated measurements agreed. Otherwise the machine was busy, and the calibration is not kept on disk.
     pub fn is_steady(&self) -> bool {
         self.steady
     }
 
-    /// Returns how many times as long a rendezvous takes as eager messages of `size` bytes.
+    /// Returns the time of a rendezvous of `size` bytes as a multiple of the time of eager messages.
     pub fn ratio(&self, size: usize) -> f64 {
         let nearest = |point: &&Point| point.bytes.abs_diff(size);
         self.points.iter().min_by_key(nearest).map_or(1.0, Point::ratio)
@@ -153,7 +153,7 @@ impl Calibration {
     }
 
     fn threshold_by(&self, rendezvous: impl Fn(&Point) -> Duration) -> Option<usize> {
-        // What choosing rendezvous from the largest size down to this one gains, as a sum of logarithms.
+        // The gain of rendezvous for all sizes from the largest down to this one, as a sum of logarithms.
         let (mut gain, mut best, mut chosen) = (0.0_f64, 0.0_f64, None);
         for point in self.points.iter().rev() {
             let cost = rendezvous(point).as_secs_f64().max(1e-9) * Self::MARGIN;
@@ -170,7 +170,7 @@ impl Calibration {
 pub(super) mod tests {
     use super::*;
 
-    /// A calibration with these points, in bytes and microseconds.
+    /// Makes a calibration with these points, in bytes and microseconds.
     pub(crate) fn sample(points: &[(usize, u64, u64)]) -> Calibration {
         let micros = Duration::from_micros;
         let point = |&(bytes, eager, rendezvous): &(usize, u64, u64)| Point {
@@ -203,7 +203,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn one_outlier_decides_nothing() {
+    fn one_outlier_does_not_decide() {
         let low =
             sample(&[(1024, 1, 9), (4096, 4, 3), (16_384, 16, 40), (65_536, 64, 40), (1 << 18, 250, 160)]);
         assert_eq!(low.threshold(), Some(65_536));
@@ -223,7 +223,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn another_chunk_size_has_to_be_clearly_better() {
+    fn another_chunk_size_has_to_be_clearly_faster() {
         let chunk =
             |chunk, micros| ChunkPoint { chunk, bytes: 1 << 20, rendezvous: Duration::from_micros(micros) };
         let mut calibration = sample(&[]);

@@ -1,4 +1,4 @@
-//! What the write path of a connection asks: which way, and in chunks of which length.
+//! The choice of the transfer mode for each write of a connection, and of the length of chunks.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -10,33 +10,33 @@ use super::online::{Change, Class, Online};
 use crate::endpoint::config::{Config, EagerThreshold};
 use crate::endpoint::lock::lock;
 
-/// See the module's documentation.
+/// Chooses the transfer mode of one connection's writes.
 #[derive(Debug)]
 pub(in crate::endpoint) struct Chooser {
     threshold: usize,
     chunk: usize,
-    /// Bytes that may be offered and not read at a time.
+    /// Most bytes that are offered and not read yet.
     memory: usize,
-    /// What follows the device; `None` where the user has set the threshold.
-    auto: Option<Auto>,
-    /// The write that is under way.
+    /// Follows the device and the trials; `None` where the configuration sets the threshold.
+    auto: Option<AutoThreshold>,
+    /// The write in progress.
     write: Write,
-    explained: Arc<Explained>,
+    explanation: Arc<Explanation>,
 }
 
 #[derive(Debug)]
-struct Auto {
+struct AutoThreshold {
     device: Arc<DeviceTuner>,
     calibration: Option<Arc<Calibration>>,
-    /// Whether the device's calibration was looked at, whatever it came to.
+    /// The result of the calibration, or its failure, was taken over.
     settled: bool,
     chunk_is_fixed: bool,
     online: Box<Online>,
-    /// What had been heard of the peer when the last write began.
-    heard: u64,
+    /// Number of messages and READs received from the peer when the last write began.
+    received: u64,
 }
 
-/// A write, which the caller repeats with what was not taken of it.
+/// A write. The caller repeats it with the bytes that were not taken.
 #[derive(Clone, Copy, Debug)]
 struct Write {
     left: usize,
@@ -46,15 +46,15 @@ struct Write {
 impl Chooser {
     /// Rendezvous memory of a connection in each direction, in chunks.
     const CHUNKS: u64 = 32;
-    /// Chunks that may be offered at a time; the protocol has no more.
+    /// Most chunks that are offered and not read yet, as the protocol allows.
     const MOST_SOURCES: usize = crate::protocol::MAX_OFFERED as usize;
 
-    /// Rendezvous memory of a connection in each direction, in bytes.
+    /// Returns the rendezvous memory of a connection in each direction, in bytes.
     pub(in crate::endpoint) fn memory(config: &Config) -> u64 {
         Self::CHUNKS * config.chunk_size.unwrap_or(DEFAULT_CHUNK) as u64
     }
 
-    /// One for a connection over the device.
+    /// Makes the chooser of a connection over `device`.
     pub(in crate::endpoint) fn new(config: &Config, device: impl FnOnce() -> Arc<DeviceTuner>) -> Self {
         let chunk = config.chunk_size.unwrap_or(DEFAULT_CHUNK);
         let (threshold, auto, set_by) = match config.eager_threshold {
@@ -64,27 +64,27 @@ impl Chooser {
             EagerThreshold::Auto => {
                 let device = device();
                 let reason = "the calibration is under way".into();
-                let auto = Auto {
+                let auto = AutoThreshold {
                     calibration: None,
                     settled: false,
                     chunk_is_fixed: config.chunk_size.is_some(),
                     online: Box::default(),
-                    heard: 0,
+                    received: 0,
                     device: Arc::clone(&device),
                 };
                 (device.default_threshold, Some(auto), ThresholdSource::Default { reason })
             }
         };
-        let explained = Explained(Mutex::new(Choice { threshold, chunk, set_by, turned: Vec::new() }));
+        let explanation = Explanation(Mutex::new(Choice { threshold, chunk, set_by, switched: Vec::new() }));
         let write = Write { left: 0, mode: TransferMode::Eager };
         let memory = usize::try_from(Self::memory(config)).unwrap_or(usize::MAX);
-        let mut chooser = Self { threshold, chunk, memory, auto, write, explained: Arc::new(explained) };
+        let mut chooser = Self { threshold, chunk, memory, auto, write, explanation: Arc::new(explanation) };
         chooser.adopt();
         chooser
     }
 
-    /// Whether a write of `length` bytes is to go by rendezvous. `heard` counts whatever has come from the peer.
-    pub(in crate::endpoint) fn by_rendezvous(&mut self, length: usize, heard: u64, now: Instant) -> bool {
+    /// Returns whether a write of `length` bytes goes by rendezvous. `received` counts the messages and READs from the peer.
+    pub(in crate::endpoint) fn by_rendezvous(&mut self, length: usize, received: u64, now: Instant) -> bool {
         if self.auto.is_none() {
             return length >= self.threshold;
         }
@@ -92,13 +92,13 @@ impl Chooser {
             return false;
         }
         if length != self.write.left {
-            let mode = self.begin(length, heard, now);
+            let mode = self.begin(length, received, now);
             self.write = Write { left: length, mode };
         }
         self.write.mode == TransferMode::Rendezvous
     }
 
-    /// Whether none will ever go by rendezvous, nor be tried.
+    /// Returns whether no write will go by rendezvous, not even as a trial.
     fn never(&self) -> bool {
         self.threshold == NEVER && self.auto.as_ref().is_none_or(|auto| auto.settled)
     }
@@ -108,30 +108,31 @@ impl Chooser {
         self.write.left = self.write.left.saturating_sub(count);
     }
 
-    /// Bytes of a chunk.
+    /// Returns the length of a chunk, in bytes.
     pub(in crate::endpoint) fn chunk(&self) -> usize {
         self.chunk
     }
 
-    /// Chunks that the peer may have to read at a time.
+    /// Returns how many chunks may be offered and not read yet.
     pub(in crate::endpoint) fn sources(&self) -> usize {
         (self.memory / self.chunk).clamp(1, Self::MOST_SOURCES)
     }
 
-    /// What answers "why", for as long as anybody asks.
-    pub(in crate::endpoint) fn explained(&self) -> &Arc<Explained> {
-        &self.explained
+    /// Returns the explanation of the current choice. It stays valid after the connection has ended.
+    pub(in crate::endpoint) fn explanation(&self) -> &Arc<Explanation> {
+        &self.explanation
     }
 
-    fn begin(&mut self, size: usize, heard: u64, now: Instant) -> TransferMode {
+    /// Chooses the mode of a new write.
+    fn begin(&mut self, size: usize, received: u64, now: Instant) -> TransferMode {
         self.adopt();
         let usual = TransferMode::of(size, self.threshold);
         let Some(auto) = &mut self.auto else { return usual };
-        let load = if heard == auto.heard { WriteLoad::Heavy } else { WriteLoad::Light };
-        auto.heard = heard;
+        let load = if received == auto.received { WriteLoad::Heavy } else { WriteLoad::Light };
+        auto.received = received;
         let (mode, change) = auto.online.begin(size, load, usual, auto.expected(size, self.threshold), now);
         if let Some(change) = change {
-            self.explained.turn(change);
+            self.explanation.switch(change);
             let Change { class, mode, ratio } = change;
             tracing::debug!(
                 device = &*auto.device.device,
@@ -142,7 +143,7 @@ impl Chooser {
         mode
     }
 
-    /// Takes over the device's calibration, once it is there.
+    /// Takes over the device's calibration, once it is available.
     fn adopt(&mut self) {
         let Some(auto) = self.auto.as_mut().filter(|auto| !auto.settled) else { return };
         let Some(outcome) = auto.device.outcome() else { return };
@@ -159,17 +160,18 @@ impl Chooser {
             }
             Err(reason) => ThresholdSource::Default { reason: Arc::clone(reason) },
         };
-        let choice = Choice { threshold: self.threshold, chunk: self.chunk, set_by, turned: Vec::new() };
+        let choice = Choice { threshold: self.threshold, chunk: self.chunk, set_by, switched: Vec::new() };
         tracing::trace!(decision = %choice.why(Class::SMALLEST, WriteLoad::Light), "rendezvous threshold of a connection");
-        *lock(&self.explained.0) = choice;
+        *lock(&self.explanation.0) = choice;
     }
 }
 
-impl Auto {
-    /// What the way that is not usual would take, in times of the usual. Without end far from the threshold, and where there
-    /// is none: rendezvous takes registered memory at both ends, which such a connection has no other use for.
+impl AutoThreshold {
+    /// Returns the expected time of the other mode, as a multiple of the time of the usual mode. Returns infinity far from the
+    /// threshold, and without a threshold: rendezvous takes registered memory at both ends, which such a connection does not use
+    /// otherwise.
     fn expected(&self, size: usize, threshold: usize) -> f64 {
-        /// Where nothing was measured: enough to look, not often.
+        /// Without a measurement: small enough for trials, but rare ones.
         const UNKNOWN: f64 = 2.0;
         const NEAR: usize = 16;
         let near = threshold != NEVER && size >= threshold / NEAR && size / NEAR <= threshold;
@@ -183,31 +185,31 @@ impl Auto {
     }
 }
 
-/// What a connection goes by now; outlives it.
+/// The current choice of a connection, readable after its end, too.
 #[derive(Debug)]
-pub(crate) struct Explained(Mutex<Choice>);
+pub(crate) struct Explanation(Mutex<Choice>);
 
 #[derive(Debug)]
 struct Choice {
     threshold: usize,
     chunk: usize,
     set_by: ThresholdSource,
-    /// What trials have turned.
-    turned: Vec<Change>,
+    /// Classes of writes whose mode a trial has switched.
+    switched: Vec<Change>,
 }
 
-impl Explained {
-    /// Which way a write of `size` bytes would go, and why.
+impl Explanation {
+    /// Returns how a write of `size` bytes would be transferred, and why.
     pub(in crate::endpoint) fn why(&self, size: usize, load: WriteLoad) -> TransferDecision {
         lock(&self.0).why(size, load)
     }
 
-    fn turn(&self, change: Change) {
+    fn switch(&self, change: Change) {
         let mut choice = lock(&self.0);
-        let before = choice.turned.len();
-        choice.turned.retain(|turned| turned.class != change.class);
-        if choice.turned.len() == before {
-            choice.turned.push(change);
+        let before = choice.switched.len();
+        choice.switched.retain(|switched| switched.class != change.class);
+        if choice.switched.len() == before {
+            choice.switched.push(change);
         }
     }
 }
@@ -216,10 +218,10 @@ impl Choice {
     fn why(&self, size: usize, load: WriteLoad) -> TransferDecision {
         let decided = |mode, set_by| TransferDecision::new(size, mode, self.threshold, self.chunk, set_by);
         let class = Class::of(size, load);
-        match self.turned.iter().find(|turned| turned.class == class && size >= Class::SMALLEST) {
-            Some(turned) => decided(
-                turned.mode,
-                ThresholdSource::Online { percent: (turned.ratio * 100.0).round() as u32 },
+        match self.switched.iter().find(|switched| switched.class == class && size >= Class::SMALLEST) {
+            Some(switched) => decided(
+                switched.mode,
+                ThresholdSource::Online { percent: (switched.ratio * 100.0).round() as u32 },
             ),
             None => decided(TransferMode::of(size, self.threshold), self.set_by.clone()),
         }
@@ -247,13 +249,13 @@ mod tests {
     }
 
     fn why(chooser: &Chooser, size: usize) -> String {
-        chooser.explained().why(size, WriteLoad::Light).to_string()
+        chooser.explanation().why(size, WriteLoad::Light).to_string()
     }
 
     #[test]
-    fn what_is_configured_is_fixed() {
+    fn a_configured_threshold_is_fixed() {
         let config = Config::default().eager_threshold(EagerThreshold::Bytes(5000)).chunk_size(8192);
-        let mut chooser = Chooser::new(&config, || unreachable!("no device is asked"));
+        let mut chooser = Chooser::new(&config, || unreachable!("the device is not used"));
         let now = Instant::now();
         assert!(!chooser.by_rendezvous(4999, 0, now) && chooser.by_rendezvous(5000, 0, now));
         assert_eq!((chooser.chunk(), chooser.sources()), (8192, 32));
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_calibration_is_adopted_when_it_is_there() {
+    fn a_calibration_is_adopted_when_it_is_available() {
         let device = device();
         let mut chooser = Chooser::new(&Config::default(), || Arc::clone(&device));
         let now = Instant::now();
@@ -279,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_could_not_be_measured_goes_by_the_default() {
+    fn a_device_without_calibration_has_the_default_threshold() {
         let device = device();
         device.settle(Err("no loopback".into()));
         let chooser = Chooser::new(&Config::default(), || device);
@@ -290,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_of_a_write_goes_as_it_began() {
+    fn the_rest_of_a_write_has_the_mode_of_its_start() {
         let mut chooser = Chooser::new(&Config::default(), device);
         let now = Instant::now();
         assert!(chooser.by_rendezvous(100_000, 0, now));
@@ -301,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_trials_turn_is_explained() {
+    fn a_mode_switched_by_trials_is_explained() {
         let device = device();
         let crossing = sample(&[(1 << 15, 50, 65), (1 << 16, 100, 80)]);
         device.settle(Ok(crossing));
@@ -309,7 +311,7 @@ mod tests {
         assert_eq!(why(&chooser, 40_000), "40000 B eagerly: threshold 64 KiB, set by calibration of rxe0");
         let mut now = Instant::now();
         for write in 1..200_000 {
-            // In truth rendezvous is faster.
+            // Here rendezvous is the faster mode.
             let rendezvous = chooser.by_rendezvous(40_000, write, now);
             chooser.written(40_000);
             now += Duration::from_micros(if rendezvous { 20 } else { 50 });
@@ -319,15 +321,15 @@ mod tests {
             "40000 B by rendezvous: threshold 64 KiB, set online: 40 % of the time that the other way took"
         );
         assert_eq!(
-            chooser.explained().why(40_000, WriteLoad::Heavy).mode,
+            chooser.explanation().why(40_000, WriteLoad::Heavy).mode,
             TransferMode::Eager,
             "not seen under this load"
         );
-        assert_eq!(chooser.explained().why(100, WriteLoad::Light).mode, TransferMode::Eager);
+        assert_eq!(chooser.explanation().why(100, WriteLoad::Light).mode, TransferMode::Eager);
     }
 
     #[test]
-    fn where_nothing_goes_by_rendezvous_nothing_is_tried() {
+    fn without_rendezvous_there_are_no_trials() {
         let device = device();
         device.settle(Ok(sample(&[(1 << 15, 50, 51), (1 << 16, 100, 101)])));
         let mut chooser = Chooser::new(&Config::default(), || device);

@@ -1,4 +1,4 @@
-//! Which way a write goes, and who decided that.
+//! The decision how a write is transferred.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,21 +6,30 @@ use std::sync::Arc;
 /// A threshold that no write reaches.
 pub(super) const NEVER: usize = usize::MAX;
 
-/// How the bytes of a write get to the peer.
+/// The way in which the bytes of a write get to the peer.
+///
+/// ```
+/// use tonic_rdma::{RdmaConnectInfo, TransferMode, WriteLoad};
+///
+/// fn goes_by_rendezvous(info: &RdmaConnectInfo, size: usize) -> bool {
+///     info.why(size, WriteLoad::Heavy).is_some_and(|decision| decision.mode == TransferMode::Rendezvous)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TransferMode {
-    /// Sent into receive buffers that the peer has posted.
+    /// This end sends the bytes into receive buffers that the peer has posted.
     Eager,
-    /// Offered, and read by the peer.
+    /// This end offers the bytes, and the peer reads them.
     Rendezvous,
 }
 
 impl TransferMode {
-    /// The way of a write of `size` bytes, if those of `threshold` bytes and more go by rendezvous.
+    /// Returns the mode of a write of `size` bytes, if writes of `threshold` bytes and more go by rendezvous.
     pub(super) fn of(size: usize, threshold: usize) -> Self {
         if size >= threshold { Self::Rendezvous } else { Self::Eager }
     }
 
+    /// Returns the other mode.
     pub(super) fn other(self) -> Self {
         match self {
             Self::Eager => Self::Rendezvous,
@@ -38,12 +47,18 @@ impl fmt::Display for TransferMode {
     }
 }
 
-/// What a connection is like when a write begins.
+/// The state of a connection when a large write begins.
+///
+/// ```
+/// use tonic_rdma::WriteLoad;
+///
+/// assert_eq!(WriteLoad::Light.to_string(), "light load");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WriteLoad {
-    /// The peer has been heard of since the last large write began: question and answer.
+    /// A message of the peer has arrived since the last large write began: requests and answers.
     Light,
-    /// It has not: one write after the other.
+    /// No message of the peer has arrived since then: one write after the other.
     Heavy,
 }
 
@@ -56,25 +71,34 @@ impl fmt::Display for WriteLoad {
     }
 }
 
-/// Who set a threshold.
+/// The source of a threshold.
+///
+/// ```
+/// use tonic_rdma::{RdmaConnectInfo, ThresholdSource, WriteLoad};
+///
+/// fn is_measured(info: &RdmaConnectInfo) -> bool {
+///     let decision = info.why(64 << 10, WriteLoad::Light);
+///     decision.is_some_and(|decision| matches!(decision.set_by, ThresholdSource::Calibration { .. }))
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ThresholdSource {
     /// The user, by `RDMA_EAGER_THRESHOLD` or [`Config::eager_threshold`](crate::Config::eager_threshold).
     Configured,
-    /// The calibration of a device.
+    /// The device's calibration.
     Calibration {
-        /// Its name.
+        /// Name of the device.
         device: Arc<str>,
     },
-    /// Trials on this very connection.
+    /// Trials on this connection.
     Online {
-        /// What this way took, in hundredths of what the other did.
+        /// Time of this mode, in percent of the time of the other mode.
         percent: u32,
     },
-    /// Nobody: it is what suits devices of this kind.
+    /// The default for devices of this kind.
     Default {
-        /// Why there is nothing better.
+        /// The reason why there is no calibration.
         reason: Arc<str>,
     },
 }
@@ -92,24 +116,35 @@ impl fmt::Display for ThresholdSource {
     }
 }
 
-/// Which way a write goes and why.
+/// The transfer mode of a write, and its reason.
 ///
 /// ```text
 /// 64 KiB by rendezvous: threshold 32 KiB, set by calibration of rxe0
 /// ```
+///
+/// ```
+/// use tonic_rdma::{RdmaConnectInfo, TransferDecision, WriteLoad};
+///
+/// fn print(info: &RdmaConnectInfo) {
+///     let decision: Option<TransferDecision> = info.why(64 << 10, WriteLoad::Light);
+///     if let Some(decision) = decision {
+///         println!("{decision}");
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TransferDecision {
-    /// Bytes of the write.
+    /// Length of the write, in bytes.
     pub size: usize,
-    /// How it goes.
+    /// Transfer mode of the write.
     pub mode: TransferMode,
-    /// Writes of this many bytes and more go by rendezvous; none if `None`. What is set online says otherwise for some
+    /// Writes of this many bytes and more go by rendezvous; `None` if no write does. Trials may have switched the mode for some
     /// sizes.
     pub threshold: Option<usize>,
-    /// Bytes that the peer reads at a time, where writes go by rendezvous.
+    /// Length of the chunks of a rendezvous, in bytes.
     pub chunk: usize,
-    /// Who decided.
+    /// Source of the threshold.
     pub set_by: ThresholdSource,
 }
 
@@ -135,7 +170,7 @@ impl fmt::Display for TransferDecision {
     }
 }
 
-/// A length as people write it.
+/// Formats a length with a unit.
 pub(super) struct Bytes(pub(super) usize);
 
 impl fmt::Display for Bytes {

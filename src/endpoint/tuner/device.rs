@@ -1,4 +1,4 @@
-//! What this process knows of each device: from the disk, or measured in the background at first use.
+//! The calibration of each device that this process uses: read from disk, or measured in the background at first use.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -15,16 +15,16 @@ use crate::endpoint::config::Config;
 use crate::endpoint::lock::lock;
 use tonic_rdma_verbs::Context;
 
-/// What is known of a device, or will be.
+/// The calibration of one device, once it is available.
 #[derive(Debug)]
 pub(in crate::endpoint) struct DeviceTuner {
     pub(super) device: Arc<str>,
-    /// From which length on writes go by rendezvous as long as nothing is known.
+    /// The threshold without a calibration.
     pub(super) default_threshold: usize,
     outcome: OnceLock<Outcome>,
 }
 
-/// What a calibration came to, or why there is none.
+/// A calibration, or the reason why there is none.
 pub(super) type Outcome = Result<Arc<Calibration>, Arc<str>>;
 
 static DEVICES: LazyLock<Mutex<HashMap<Key, Arc<DeviceTuner>>>> = LazyLock::new(Mutex::default);
@@ -32,12 +32,12 @@ static DEVICES: LazyLock<Mutex<HashMap<Key, Arc<DeviceTuner>>>> = LazyLock::new(
 /// Provider, device, length of receive buffers, limit on inline bytes.
 type Key = (&'static str, String, u32, Option<u32>);
 
-/// What a calibration in the background may take.
+/// Time for a calibration in the background.
 const BACKGROUND: Duration = Duration::from_millis(120);
 
 impl DeviceTuner {
-    /// The one of this device. The first call in a process reads the cache, or starts to measure in a thread of its own;
-    /// no call waits for that.
+    /// Returns the tuner of this device. The first call in a process reads the cache, or starts a thread that measures the
+    /// device; no call waits for the thread.
     pub(in crate::endpoint) fn of(context: &Arc<dyn Context>, config: &Config) -> Arc<Self> {
         let attributes = context.attributes();
         let key = (attributes.provider, attributes.name.clone(), config.slot_size, config.max_inline);
@@ -56,15 +56,17 @@ impl DeviceTuner {
         tuner
     }
 
+    /// Makes a tuner without a calibration.
     pub(super) fn unknown(device: &str, default_threshold: usize) -> Self {
         Self { device: device.into(), default_threshold, outcome: OnceLock::new() }
     }
 
-    /// What a calibration came to; `None` while it is under way.
+    /// Returns the result of the calibration; `None` while it is in progress.
     pub(super) fn outcome(&self) -> Option<&Outcome> {
         self.outcome.get()
     }
 
+    /// Sets the result.
     pub(super) fn settle(&self, outcome: Result<Calibration, Arc<str>>) {
         match &outcome {
             Ok(calibration) => {
@@ -85,11 +87,12 @@ impl DeviceTuner {
         let _ = self.outcome.set(outcome.map(Arc::new));
     }
 
+    /// Starts a thread that measures the device.
     fn measure(self: &Arc<Self>, context: &Arc<dyn Context>, config: &Config) {
         let (tuner, context, config) = (Arc::clone(self), Arc::clone(context), config.clone());
         let work = move || match calibrate(&context, &config, BACKGROUND) {
             Ok(calibration) => {
-                // First, so that whoever sees the outcome finds the file, too.
+                // Stored before the outcome is set, so that a reader of the outcome finds the file, too.
                 if let Err(reason) = keep(&config, &calibration) {
                     tracing::debug!(device = &*tuner.device, %reason, "the calibration is not kept on disk");
                 }
@@ -104,15 +107,15 @@ impl DeviceTuner {
     }
 }
 
-/// From which length on writes go by rendezvous on devices that were not measured. An eager message of the software
-/// device is copied once on its way, straight into the peer's receive buffer; a rendezvous is copied twice, and the peer
-/// learns of it first: none pays there. Elsewhere both are copied into registered memory, and a rendezvous is fewer
-/// messages.
+/// Returns the threshold for devices that were not measured. The software device copies an eager message once, straight into
+/// the peer's receive buffer. It copies a rendezvous twice, after a message to the peer, so rendezvous never pays there. On
+/// other devices both are copied into registered memory, and a rendezvous takes fewer messages.
 fn default_threshold(provider: &str) -> usize {
     const OTHERS: usize = 64 * 1024;
     if provider == "soft" { NEVER } else { OTHERS }
 }
 
+/// Reads the calibration from disk, if there is one.
 fn cached(config: &Config, key: &CalibrationKey) -> Option<Calibration> {
     let loaded = directory(config).and_then(|directory| cache::load(&directory, key));
     loaded.unwrap_or_else(|reason| {
@@ -159,7 +162,7 @@ pub enum Origin {
 }
 
 impl Tuned {
-    /// Returns the choice and the reason, in words.
+    /// Returns threshold and length of chunks with their reasons, in words.
     pub fn summary(&self) -> String {
         let calibration = &self.calibration;
         let threshold =
@@ -171,8 +174,8 @@ impl Tuned {
     }
 }
 
-/// Returns the calibration of a device as connections with this configuration use it: from disk, or, if there is none or it
-/// is to be `fresh`, measured in about `budget` of time and kept. It occupies the thread that long.
+/// Returns the calibration that connections with this configuration use on a device. Reads it from disk; if there is none, or
+/// if `fresh` is set, measures the device in about `budget` of time and keeps the result. Blocks the thread for that time.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -186,7 +189,7 @@ impl Tuned {
 /// ```
 ///
 /// # Errors
-/// It has to be measured, and that fails.
+/// The device has to be measured, and that fails.
 pub fn tune(
     context: &Arc<dyn Context>,
     config: &Config,
@@ -216,7 +219,7 @@ mod tests {
         let budget = Duration::from_millis(300);
         let first = tune(&context, &config, false, budget).unwrap();
         assert_eq!(first.origin, Origin::Measured);
-        // Stored by hand: a busy machine does not agree with itself.
+        // Stored by hand, because measurements on a busy machine may not agree.
         cache::store(&place, &Calibration { steady: true, ..first.calibration.clone() }).unwrap();
         let second = tune(&context, &config, false, Duration::ZERO).unwrap();
         assert_eq!(second.origin, Origin::Disk);
@@ -229,7 +232,7 @@ mod tests {
     #[test]
     fn a_process_measures_in_the_background_once() {
         let context = tonic_rdma_verbs::soft::open().unwrap();
-        // A length that no other test has.
+        // A length that no other test uses.
         let config = Config::default().receive_buffers(16, 2000).tune_cache(TuneCache::Off);
         let tuner = DeviceTuner::of(&context, &config);
         assert!(Arc::ptr_eq(&tuner, &DeviceTuner::of(&context, &config)));

@@ -1,6 +1,6 @@
-//! A calibration as text: a line for each thing, `key=value`, and a sum over them at the end.
+//! A calibration as text: a line `key=value` for each value, and a checksum at the end.
 //!
-//! The file lies where others may have been, so nothing in it is believed that could not have been measured.
+//! Other programs may have written the file, so a value that can't have been measured is refused.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::calibration::{Calibration, ChunkPoint, Point};
 use super::key::CalibrationKey;
 
-/// What the first line says; another number, another format.
+/// The first line, with the version of the format.
 const FIRST: &str = "tonic-rdma calibration 1";
 /// Longest text, in bytes.
 pub(super) const LONGEST: u64 = 16 << 10;
@@ -34,7 +34,7 @@ pub enum FormatError {
     Sizes,
 }
 
-/// The text of a calibration.
+/// Returns a calibration as text.
 pub(super) fn encode(calibration: &Calibration) -> String {
     let Calibration { key, points, chunks, post_cost, message_cost, round_trip, steady: _ } = calibration;
     let mut text = format!("{FIRST}\n");
@@ -59,7 +59,7 @@ pub(super) fn encode(calibration: &Calibration) -> String {
     text
 }
 
-/// Reads a calibration of `key`.
+/// Reads a calibration for `key`.
 pub(super) fn decode(text: &str, key: &CalibrationKey) -> Result<Calibration, FormatError> {
     let body =
         text.strip_prefix(FIRST).and_then(|rest| rest.strip_prefix('\n')).ok_or(FormatError::Version)?;
@@ -126,12 +126,12 @@ fn chunk(text: &str) -> Option<ChunkPoint> {
     Some(ChunkPoint { chunk, bytes: parse_bytes(bytes)?, rendezvous })
 }
 
-/// A length that is measured.
+/// Reads a length within the limits of a measurement.
 fn parse_bytes(text: &str) -> Option<usize> {
     text.parse().ok().filter(|bytes| (1024..=64 << 20).contains(bytes))
 }
 
-/// Times that something can take: 1 ns to 10 s.
+/// Reads times within the limits of a measurement: 1 ns to 10 s.
 fn parse_times<const COUNT: usize>(text: &str) -> Option<[Duration; COUNT]> {
     let time = |text: &str| text.parse().ok().filter(|nanos| (1..=10_000_000_000).contains(nanos));
     let times: Option<Vec<Duration>> =
@@ -143,7 +143,7 @@ fn wrong(key: &str, value: &str) -> FormatError {
     FormatError::Line(format!("{key}={value}"))
 }
 
-/// FNV-1a, 64 bits: tells damage, and guards against no ill will.
+/// Returns the FNV-1a checksum, 64 bits. It detects damage, but no intent.
 fn sum(text: &str) -> u64 {
     text.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
@@ -163,7 +163,7 @@ mod tests {
         calibration
     }
 
-    /// The text with `from` replaced, and a sum that is right.
+    /// Returns the text with `from` replaced, and the right checksum.
     fn changed(from: &str, to: &str) -> String {
         let text = encode(&calibration());
         assert!(text.contains(from), "{from:?} in {text}");
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn a_calibration_is_read_back() {
         let calibration = calibration();
         let text = encode(&calibration);
         assert_eq!(decode(&text, calibration.key()), Ok(calibration.clone()));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_and_what_is_absurd_is_told() {
+    fn damage_and_impossible_values_are_refused() {
         let key = calibration().key().clone();
         let text = encode(&calibration());
         for (text, error) in [
@@ -207,7 +207,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_brings_it_down(text in "\\PC{0,200}", lines in prop::collection::vec("[a-z_]{0,9}=[0-9 ]{0,30}", 0..12)) {
+        fn any_text_is_refused_without_a_panic(text in "\\PC{0,200}", lines in prop::collection::vec("[a-z_]{0,9}=[0-9 ]{0,30}", 0..12)) {
             let key = calibration().key().clone();
             let _ = decode(&text, &key);
             let body = format!("{FIRST}\n{}\n", lines.join("\n"));

@@ -1,8 +1,16 @@
-//! What a calibration is of: it is good for that alone.
+//! The key of a calibration.
 
 use tonic_rdma_verbs::DeviceAttributes;
 
-/// What a calibration is of. One of another device, driver, processor or version of this crate says nothing here.
+/// The conditions that a calibration holds for. A calibration of another device, driver, processor or version of this crate
+/// is not used.
+///
+/// ```
+/// use tonic_rdma::CalibrationKey;
+///
+/// let key = CalibrationKey::new(&tonic_rdma_verbs::soft::attributes(), 64 << 10);
+/// assert_eq!(key.provider, "soft");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct CalibrationKey {
@@ -10,21 +18,21 @@ pub struct CalibrationKey {
     pub provider: String,
     /// Name of the device.
     pub device: String,
-    /// Its kind and firmware, and the kernel that drives it; empty on the software device.
+    /// The device's kind and firmware, and the version of the kernel; empty on the software device.
     pub driver: String,
     /// Version and kind of build of this crate.
     pub version: String,
     /// Model of the processor.
     pub cpu: String,
-    /// Length of a receive buffer in bytes: what an eager message fits into.
+    /// Length of a receive buffer in bytes, which limits the length of an eager message.
     pub slot_size: u32,
 }
 
 impl CalibrationKey {
-    /// Makes the key of the device of `attributes` in this process, with receive buffers of `slot_size` bytes.
+    /// Makes the key for the device with these attributes in this process, with receive buffers of `slot_size` bytes.
     ///
     /// ```
-    /// use tonic_rdma::internal::tuner::CalibrationKey;
+    /// use tonic_rdma::CalibrationKey;
     ///
     /// let device = tonic_rdma_verbs::open("soft0")?;
     /// let key = CalibrationKey::new(device.attributes(), 17_408);
@@ -45,7 +53,7 @@ impl CalibrationKey {
     }
 }
 
-/// What the kernel says of a device of its own.
+/// Returns kind and firmware of a device with a driver in the kernel, and the version of the kernel.
 fn driver(device: &str) -> String {
     let read =
         |path: String| std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
@@ -53,6 +61,7 @@ fn driver(device: &str) -> String {
     [attribute("hca_type"), attribute("fw_ver"), read("/proc/sys/kernel/osrelease".into())].join(" ")
 }
 
+/// Returns the model of the processor.
 fn processor() -> String {
     let Ok(text) = std::fs::read_to_string("/proc/cpuinfo") else { return String::new() };
     let named = |line: &str| {
@@ -62,7 +71,7 @@ fn processor() -> String {
     text.lines().find_map(named).unwrap_or_default()
 }
 
-/// `text` on one line, of a bounded length.
+/// Returns `text` as one line of a bounded length.
 fn line(text: &str) -> String {
     const LONGEST: usize = 120;
     text.chars()
@@ -78,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_software_device_is_told_apart_by_version_processor_and_slots() {
+    fn keys_of_the_software_device_differ_by_slot_size() {
         let attributes = tonic_rdma_verbs::soft::attributes();
         let key = CalibrationKey::new(&attributes, 17_408);
         assert_eq!((key.provider.as_str(), key.device.as_str()), ("soft", "soft0"));

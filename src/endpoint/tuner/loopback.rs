@@ -1,7 +1,8 @@
-//! Two queue pairs of this process, connected to one another, and what a message takes from one to the other.
+//! Two queue pairs of this process, connected to one another, and the time of a message between them.
 //!
-//! The work is done by the code that connections use ([`Link`]), one end after the other on one thread: what is measured
-//! is the work of both ends together, and the device's. The protocol above is left out; it costs the same either way.
+//! The code that connections use ([`Link`]) does the work, one end after the other on one thread. So the measured time is
+//! the work of both ends together, and of the device. The protocol above is left out, because it costs equally much in both
+//! transfer modes.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -22,11 +23,11 @@ use tonic_rdma_verbs::{
     WorkCompletion,
 };
 
-/// See the module's documentation.
+/// A device that is connected to itself.
 #[derive(Debug)]
 pub(super) struct Loopback {
-    /// Declared, and so dropped, before the queue.
-    ends: [End; 2],
+    /// Declared before the queue, so that the ends are dropped first.
+    ends: [LoopbackEnd; 2],
     queue: Arc<dyn CompletionQueue>,
     /// Bytes that fit into one eager message.
     room: usize,
@@ -35,23 +36,23 @@ pub(super) struct Loopback {
     sink: Vec<u8>,
 }
 
-/// One end; the one that sends is [`SENDER`].
+/// One end. The end [`SENDER`] sends.
 #[derive(Debug)]
-struct End {
+struct LoopbackEnd {
     link: Link,
     /// Slots with messages, and the messages' lengths.
     arrived: VecDeque<(u32, usize)>,
-    /// READs that have landed.
+    /// READs that have completed.
     landed: Vec<u32>,
 }
 
 const SENDER: usize = 0;
 const RECEIVER: usize = 1;
 
-/// Stands for the header of a message.
+/// Bytes in place of the header of a message.
 const HEADER: [u8; Header::LENGTH] = [0; Header::LENGTH];
 
-/// A chunk that the receiver reads.
+/// A chunk that the receiver is reading.
 struct Landing {
     read: u32,
     block: Block,
@@ -60,21 +61,21 @@ struct Landing {
 }
 
 impl Loopback {
-    /// Receive buffers of each end: messages in flight.
+    /// Receive buffers of each end, which limit the messages in flight.
     pub(super) const SLOTS: u32 = 16;
-    /// Sends outstanding.
+    /// Most outstanding sends.
     const SENDS: u32 = 128;
-    /// Chunks that are offered and not read.
+    /// Most chunks that are offered and not read yet.
     const SOURCES: usize = 64;
-    /// Registered memory that it may take.
+    /// Most registered memory.
     const MEMORY: u64 = 64 << 20;
-    /// How long nothing may happen.
+    /// Longest time without a completion.
     const PATIENCE: Duration = Duration::from_secs(1);
 
     /// Connects the device to itself, with content for messages of `longest` bytes.
     ///
     /// # Errors
-    /// It can't be: iWARP devices may not find themselves, memory may not suffice.
+    /// The device can't be connected to itself, as with some iWARP devices, or there is too little memory.
     pub(super) fn new(
         context: &Arc<dyn Context>,
         config: &Config,
@@ -95,13 +96,13 @@ impl Loopback {
         let pair = || unconnected(&**context, &queue, &capacity, &budget);
         let pairs = [pair()?, pair()?];
         let ring = slot_size as usize * Self::SLOTS as usize;
-        let end = |key: usize| -> Result<End, CalibrationError> {
+        let end = |key: usize| -> Result<LoopbackEnd, CalibrationError> {
             let (pair, domain, pool) = &pairs[key];
             let block = pool.lease(ring, Quota::Receive)?;
             let receives = Receives::Own(Ring::new(block, Self::SLOTS, slot_size as usize)?);
             let registrations = SlabRegistrations::new(Arc::clone(domain), Arc::clone(&budget));
             let link = Link::new(Arc::clone(pair), key as u32, pool.clone(), registrations, receives)?;
-            Ok(End { link, arrived: VecDeque::new(), landed: Vec::new() })
+            Ok(LoopbackEnd { link, arrived: VecDeque::new(), landed: Vec::new() })
         };
         let ends = [end(SENDER)?, end(RECEIVER)?];
         for (from, to) in [(SENDER, RECEIVER), (RECEIVER, SENDER)] {
@@ -114,7 +115,7 @@ impl Loopback {
         Ok(Self { ends, queue, room, reads: reads as usize, source, sink: vec![0; longest] })
     }
 
-    /// Sends `length` bytes eagerly, and takes them out at the other end; how long that took.
+    /// Sends `length` bytes eagerly, and copies them out at the other end. Returns the time.
     pub(super) fn eager(&mut self, length: usize) -> Result<Duration, CalibrationError> {
         let start = Instant::now();
         let (mut sent, mut received, mut in_flight) = (0, 0, 0);
@@ -138,8 +139,8 @@ impl Loopback {
         Ok(start.elapsed())
     }
 
-    /// Offers `length` bytes in chunks, reads them at the other end, takes them out, and says so; how long that took until
-    /// the last was out, and as a part of it, copying into registered memory.
+    /// Offers `length` bytes in chunks, and reads, copies out and acknowledges them at the other end. Returns the time until the
+    /// last byte was copied out, and the part of it that is copying into registered memory.
     pub(super) fn rendezvous(
         &mut self,
         length: usize,
@@ -147,7 +148,7 @@ impl Loopback {
     ) -> Result<(Duration, Duration), CalibrationError> {
         let start = Instant::now();
         let mut copying = Duration::ZERO;
-        let (mut offered, mut delivered, mut reads, mut told) = (0, 0, 0_u32, 0);
+        let (mut offered, mut delivered, mut reads, mut acknowledged) = (0, 0, 0_u32, 0);
         let (mut finished, mut sources) = (0, VecDeque::new());
         let mut waiting: VecDeque<Chunk> = VecDeque::new();
         let mut landings: VecDeque<Landing> = VecDeque::new();
@@ -175,9 +176,9 @@ impl Loopback {
                     .for_each(|landing| landing.landed = true);
                 finished += 1;
             }
-            if finished > told {
-                end.post(&[IoSlice::new(&HEADER), IoSlice::new(&u32::to_le_bytes(finished - told))])?;
-                told = finished;
+            if finished > acknowledged {
+                end.post(&[IoSlice::new(&HEADER), IoSlice::new(&u32::to_le_bytes(finished - acknowledged))])?;
+                acknowledged = finished;
             }
             while landings.front().is_some_and(|landing| landing.landed)
                 && let Some(Landing { block, length: part, .. }) = landings.pop_front()
@@ -196,7 +197,8 @@ impl Loopback {
         Ok((took.unwrap_or_else(|| start.elapsed()), copying))
     }
 
-    /// Sends `count` messages of `bytes` bytes, one after the other; what each took to be posted, and in all.
+    /// Sends `count` messages of `bytes` bytes, one after the other. Returns the time of a post, and the whole time of a
+    /// message.
     pub(super) fn messages(
         &mut self,
         count: u32,
@@ -218,7 +220,7 @@ impl Loopback {
         Ok((posted / count, start.elapsed() / count))
     }
 
-    /// Sends a message of `bytes` bytes there and another back; how long that took.
+    /// Sends a message of `bytes` bytes there and another back. Returns the time.
     pub(super) fn round_trip(&mut self, bytes: usize) -> Result<Duration, CalibrationError> {
         let start = Instant::now();
         for (from, to) in [(SENDER, RECEIVER), (RECEIVER, SENDER)] {
@@ -230,14 +232,14 @@ impl Loopback {
         Ok(start.elapsed())
     }
 
-    /// What was taken out last.
+    /// Returns the bytes that were received last.
     #[cfg(test)]
     fn sink(&self, length: usize) -> &[u8] {
         &self.sink[..length]
     }
 
-    /// Copies up to as many chunks as one offer has into registered memory, and offers them; how many bytes, and how long
-    /// the copying took.
+    /// Copies as many chunks as fit into one offer into registered memory, and offers them. Returns the number of bytes, and the
+    /// time of the copies.
     fn offer(
         &mut self,
         from: usize,
@@ -263,7 +265,7 @@ impl Loopback {
         Ok((at - from, copying))
     }
 
-    /// Waits for completions, and notes what they say.
+    /// Waits for completions, and handles them.
     fn poll(&mut self) -> Result<(), CalibrationError> {
         const LOOK_EVERY: u32 = 64;
         let mut completions = [WorkCompletion::EMPTY; 32];
@@ -286,6 +288,7 @@ impl Loopback {
         completions[..count].iter().try_for_each(|completion| self.note(completion))
     }
 
+    /// Handles one completion.
     fn note(&mut self, completion: &WorkCompletion) -> Result<(), CalibrationError> {
         if completion.status != CompletionStatus::Success {
             let (opcode, status) = (completion.opcode, completion.status);
@@ -304,13 +307,14 @@ impl Loopback {
     }
 }
 
-impl End {
+impl LoopbackEnd {
+    /// Posts one message.
     fn post(&mut self, slices: &[IoSlice<'_>]) -> Result<(), CalibrationError> {
         self.link.post_message(slices)?;
         Ok(())
     }
 
-    /// Takes the body of a short message out of its receive buffer, if one has come.
+    /// Copies the body of a short message out of its receive buffer, if a message has come.
     fn message(&mut self) -> Result<Option<Vec<u8>>, CalibrationError> {
         let Some((slot, length)) = self.arrived.pop_front() else { return Ok(None) };
         let mut body = vec![0; length.saturating_sub(HEADER.len())];
@@ -319,6 +323,7 @@ impl End {
         Ok(Some(body))
     }
 
+    /// Posts a READ of a chunk.
     fn read(&mut self, read: u32, chunk: &Chunk) -> Result<Landing, CalibrationError> {
         let length = chunk.length as usize;
         let block = self.link.pool().lease(length, Quota::Receive)?;
@@ -330,7 +335,7 @@ impl End {
 
 type Unconnected = (Arc<dyn QueuePair>, Arc<dyn ProtectionDomain>, Pool);
 
-/// A queue pair in Init with a pool of its domain, as connections have them.
+/// Creates a queue pair in Init with a pool of its domain, as connections have them.
 fn unconnected(
     context: &dyn Context,
     queue: &Arc<dyn CompletionQueue>,
@@ -364,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_carry_every_byte() {
+    fn both_modes_carry_every_byte() {
         for slot_size in [1024, 17_408, 65_536] {
             let mut loopback = loopback(slot_size);
             for length in [1, 1000, 17_376, 17_377, 100_000, 3 << 20] {

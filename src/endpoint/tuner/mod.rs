@@ -1,17 +1,16 @@
-//! The tuner: from which length on a write goes by rendezvous, in chunks of which length, and why.
+//! The tuner: the length from which on writes go by rendezvous, and the length of the chunks.
 //!
-//! Owns what is known of a device ([`Calibration`], measured in a moment at first use and kept on disk), what each
-//! connection makes of it, and the answer to "why" ([`TransferDecision`]). Never moves a connection's data; the write path asks
-//! `Chooser` which way to take.
+//! Owns the calibrations of devices ([`Calibration`], measured at first use and kept on disk), the choice of each connection
+//! (`Chooser`), and its explanation ([`TransferDecision`]). Never moves a connection's data.
 //!
 //! ```text
 //!  RDMA_EAGER_THRESHOLD=bytes ──────────────────────────────▶ Configured   (nothing is measured)
 //!  auto:  built-in default ─────────────────────────────────▶ Default      until the next line is there, or for good
 //!         cache on disk, else a calibration in a thread ────▶ Calibration  once for each process and device
-//!         trials on the connection, one size at a time ─────▶ Online       where they say otherwise, clearly
+//!         trials on the connection, one size at a time ─────▶ Online       where they differ clearly
 //! ```
 //!
-//! The book's page on the tuner says how each works, and what it was measured to be worth.
+//! The book's page on the tuner describes each step and its measured gain.
 
 mod cache;
 mod calibrate;
@@ -28,7 +27,7 @@ mod online;
 pub use super::config::{NoDirectory, TuneCache};
 pub use calibrate::calibrate;
 pub use calibration::{Calibration, ChunkPoint, Point};
-pub(super) use chooser::{Chooser, Explained};
+pub(super) use chooser::{Chooser, Explanation};
 pub use decision::{ThresholdSource, TransferDecision, TransferMode, WriteLoad};
 pub(super) use device::DeviceTuner;
 pub use device::{Origin, Tuned, tune};

@@ -1,28 +1,29 @@
-//! Trials on a running connection: whether the other way would be faster for writes of one size under one load.
+//! Trials on a running connection: would the other transfer mode be faster for writes of one size under one load?
 //!
-//! What is compared is the time from the beginning of one such write to the beginning of the next, over a block of them:
-//! all that a write causes is in there, at either end, as far as this end ever has to wait for it. (When a write has
-//! *completed* is no fair measure: an eager message has when it is in the peer's buffer, an offer when the peer has
-//! noticed it, fetched the bytes and said so.) A trial is five blocks: this way, the other (settling), the other, this
-//! way (settling), this way. Settling lets go by what the block before has left in queues. The other way's time by the
-//! mean of the two of this way that it lies between is one sample: slow drift of the machine cancels out.
+//! A trial compares the time from the start of one such write to the start of the next, over a block of writes. This time
+//! includes all work that a write causes at either end, as far as this end has to wait for it. The time until a write has
+//! *completed* is no fair measure: an eager message has completed when it is in the peer's buffer, an offer when the peer has
+//! noticed it, read the bytes and acknowledged them. A trial has five blocks: usual mode, other mode (settling), other mode,
+//! usual mode (settling), usual mode. In a settling block the queues drain that the block before has filled. One sample is
+//! the time of the other mode, divided by the mean of the two times of the usual mode around it, so that slow drift of the
+//! machine cancels out.
 //!
 //! ```text
 //!    ── gap ──▶│ Before │ Settle │ Other │ Settle │ After │── gap ──▶      sample = Other / mean(Before, After)
-//!               this way  the other way    this way
+//!                 usual   other mode       usual mode
 //! ```
 //!
-//! A change takes 16 samples, 14 of which are below 1, with a moving average below 0.9. Trials are so rare that they cost
-//! about 2 % where the other way is slower, and rarer each time that it was; there are none where the calibration says
-//! that it takes more than four times as long.
+//! A switch of the mode takes 16 samples, 14 of them below 1, with a moving average below 0.9. Trials cost about 2 % of the
+//! time where the other mode is slower, and get rarer with each such sample. Where the calibration says that the other mode
+//! takes more than four times as long, there are no trials.
 //!
-//! Pure: it is told the time, and does nothing but count.
+//! The code is pure: it gets the time as an argument, and only counts.
 
 use std::time::{Duration, Instant};
 
 use super::decision::{TransferMode, WriteLoad};
 
-/// See the module's documentation.
+/// The trials of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Online {
     cells: [Cell; CELLS],
@@ -30,31 +31,32 @@ pub(super) struct Online {
     last: Option<Last>,
 }
 
-/// A change of mind.
+/// A switch of the mode for one class of writes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Change {
     pub(super) class: Class,
-    /// The way from now on.
+    /// The mode from now on.
     pub(super) mode: TransferMode,
-    /// What it takes, as a part of what the way before took.
+    /// Time of this mode, as a part of the time of the mode before.
     pub(super) ratio: f32,
 }
 
-/// Writes that are alike: from a power of two to the next, under one load.
+/// Writes of similar length, from a power of two to the next, under one load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Class {
     pub(super) exponent: u32,
     pub(super) load: WriteLoad,
 }
 
-/// Least and largest exponent of a class; larger writes are in the last.
+/// Smallest and largest exponent of a class; larger writes are in the last class.
 const EXPONENTS: std::ops::RangeInclusive<u32> = 12..=22;
 const CELLS: usize = 2 * (*EXPONENTS.end() - *EXPONENTS.start() + 1) as usize;
 
 impl Class {
-    /// Shortest write that is tried, in bytes: shorter ones are gathered.
+    /// Shortest write with trials, in bytes; shorter writes are gathered.
     pub(super) const SMALLEST: usize = 1 << *EXPONENTS.start();
 
+    /// Returns the class of a write.
     pub(super) fn of(size: usize, load: WriteLoad) -> Self {
         let exponent = size.max(1).ilog2().clamp(*EXPONENTS.start(), *EXPONENTS.end());
         Self { exponent, load }
@@ -64,25 +66,25 @@ impl Class {
         2 * (self.exponent - EXPONENTS.start()) as usize + usize::from(self.load == WriteLoad::Heavy)
     }
 
-    /// Writes of a block: enough to outweigh what lies in queues, 8 MiB or 64 offers.
+    /// Returns the number of writes in a block: enough to outweigh the content of queues, 8 MiB or 64 offers.
     fn block(self) -> u32 {
         ((16 << 20) >> self.exponent).clamp(16, 64)
     }
 }
 
-/// What is known of a class.
+/// The state of a class.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
-    /// Whether trials have turned what the threshold says.
-    turned: bool,
+    /// Trials have switched the mode that the threshold gives.
+    switched: bool,
     /// Writes since the last trial.
     since: u32,
-    /// How much rarer trials have become.
+    /// Number of times that the gap between trials was doubled.
     patience: u8,
-    /// Samples since the last verdict, and as many of them as the other way was faster in.
+    /// Samples since the last verdict, and those of them in which the other mode was faster.
     samples: u8,
     wins: u8,
-    /// Whether there was any sample yet.
+    /// There was a sample.
     tried: bool,
     /// Moving average of the samples.
     ratio: f32,
@@ -90,7 +92,7 @@ struct Cell {
 
 impl Default for Cell {
     fn default() -> Self {
-        Self { turned: false, since: 0, patience: 0, samples: 0, wins: 0, tried: false, ratio: 1.0 }
+        Self { switched: false, since: 0, patience: 0, samples: 0, wins: 0, tried: false, ratio: 1.0 }
     }
 }
 
@@ -105,11 +107,11 @@ struct Last {
 struct Trial {
     class: Class,
     phase: Phase,
-    /// Writes begun in this phase.
+    /// Writes that began in this phase.
     begun: u32,
-    /// Writes of other classes since the last of this one.
-    strangers: u32,
-    /// What the phase took, and how many bytes it was.
+    /// Writes of other classes since the last write of this class.
+    other_writes: u32,
+    /// Time and bytes of the phase.
     spent: Spent,
     before: f64,
     other: f64,
@@ -131,28 +133,30 @@ struct Spent {
 }
 
 impl Spent {
+    /// Returns seconds for each byte.
     fn cost(self) -> f64 {
         self.time.as_secs_f64() / (self.bytes.max(1) as f64)
     }
 }
 
 impl Online {
-    /// A pause of the application, after which a trial is worth nothing.
+    /// A pause of the application that makes a trial useless.
     const PAUSE: Duration = Duration::from_millis(100);
-    /// Where calibration says that the other way takes longer than so many times, it is not tried.
+    /// No trials where the calibration says that the other mode takes more than this many times as long.
     const HOPELESS: f64 = 4.0;
-    /// Samples that a change takes, and as many of them as have to be in its favour.
+    /// Samples for a switch, and those of them in which the other mode has to be faster.
     const SAMPLES: u8 = 16;
     const WINS: u8 = 14;
-    /// What the other way may take at most for a change.
+    /// Longest time of the other mode for a switch, as a part of the time of the usual mode.
     const BETTER: f32 = 0.9;
-    /// A trial for whose class there is one write in so many is given up.
-    const STRANGERS: u32 = 1024;
-    /// What trials may cost, as a part of all.
+    /// A trial ends after this many writes of other classes in a row.
+    const MOST_OTHER_WRITES: u32 = 1024;
+    /// Cost of trials, as a part of the whole time.
     const COST: f64 = 0.02;
 
-    /// A write of `size` bytes begins; `usual` is its way by the threshold, and `expected` what the other way would take in
-    /// times of the usual, by calibration; without end, if it is not to be tried. How it goes, and whether that is a change from now on.
+    /// Notes the start of a write of `size` bytes. `usual` is its mode by the threshold. `expected` is the time of the other
+    /// mode as a multiple of the time of the usual mode, by calibration, and infinite to allow no trial. Returns the mode of this
+    /// write, and the switch of mode that it brings, if there is one.
     pub(super) fn begin(
         &mut self,
         size: usize,
@@ -178,32 +182,33 @@ impl Online {
         }
     }
 
-    /// Forgets all: the threshold is another now.
+    /// Forgets all trials, because the threshold has changed.
     pub(super) fn reset(&mut self) {
         *self = Self::default();
     }
 
+    /// Returns the mode outside trials.
     fn mode(&self, class: Class, usual: TransferMode) -> TransferMode {
-        if self.cells[class.cell()].turned { usual.other() } else { usual }
+        if self.cells[class.cell()].switched { usual.other() } else { usual }
     }
 
-    /// Adds the time since the last write to what its class is tried for.
+    /// Adds the time since the last write to the trial of that write's class.
     fn account(&mut self, now: Instant) {
         let (Some(last), Some(trial)) = (self.last, &mut self.trial) else { return };
         let time = now.saturating_duration_since(last.at);
         if last.cell == trial.class.cell() {
-            trial.strangers = 0;
+            trial.other_writes = 0;
             trial.spent.time += time;
             trial.spent.bytes = trial.spent.bytes.saturating_add(last.size as u64);
         } else {
-            trial.strangers += 1;
+            trial.other_writes += 1;
         }
-        if time > Self::PAUSE || trial.strangers > Self::STRANGERS {
+        if time > Self::PAUSE || trial.other_writes > Self::MOST_OTHER_WRITES {
             self.trial = None;
         }
     }
 
-    /// Goes to the next phase of the trial of `class`, if this one is over.
+    /// Goes to the next phase of the trial of `class`, if the current phase is over.
     fn advance(&mut self, class: Class, usual: TransferMode) -> Option<Change> {
         let trial = self.trial.as_mut().filter(|trial| trial.class == class)?;
         if trial.begun < class.block() {
@@ -231,13 +236,13 @@ impl Online {
         None
     }
 
-    /// Takes in a sample.
+    /// Adds a sample. Returns the switch of mode, if the samples suffice for one.
     fn conclude(&mut self, class: Class, sample: f32, usual: TransferMode) -> Option<Change> {
-        /// Worse than this is clearly worse.
+        /// A sample above this is clearly slower.
         const WORSE: f32 = 1.1;
         const MOST_PATIENCE: u8 = 6;
         let cell = &mut self.cells[class.cell()];
-        // A sample that is far out counts, but no more than a clear one.
+        // Bounded, so that an outlier counts no more than a clear sample.
         let sample = sample.clamp(0.25, 4.0);
         cell.since = 0;
         cell.patience = if sample > WORSE { (cell.patience + 1).min(MOST_PATIENCE) } else { 0 };
@@ -249,30 +254,30 @@ impl Online {
         if cell.samples < Self::SAMPLES {
             return None;
         }
-        // Every verdict is on samples of its own: the same luck is not drawn twice.
+        // Every verdict uses new samples, so that chance does not count twice.
         let wins = std::mem::take(&mut cell.wins);
         cell.samples = 0;
         if wins < Self::WINS || cell.ratio > Self::BETTER {
             return None;
         }
-        let (turned, ratio) = (!cell.turned, cell.ratio);
-        *cell = Cell { turned, ..Cell::default() };
+        let (switched, ratio) = (!cell.switched, cell.ratio);
+        *cell = Cell { switched, ..Cell::default() };
         Some(Change { class, mode: self.mode(class, usual), ratio })
     }
 
-    /// Begins a trial of `class`, if none is under way and it is time.
+    /// Starts a trial of `class`, if there is no other trial and the gap since the last one is long enough.
     fn start(&mut self, class: Class, expected: f64) {
         let cell = &mut self.cells[class.cell()];
         cell.since = cell.since.saturating_add(1);
         if self.trial.is_some() {
             return;
         }
-        let expected = if cell.turned { 1.0 / expected.max(1e-3) } else { expected };
+        let expected = if cell.switched { 1.0 / expected.max(1e-3) } else { expected };
         if expected > Self::HOPELESS && !cell.tried {
             return;
         }
         let known = if cell.tried { f64::from(cell.ratio) } else { expected };
-        // Two blocks of a trial go the other way, which may take longer.
+        // Two blocks of a trial use the other mode, which may take longer.
         let block = f64::from(class.block());
         let gap =
             (2.0 * block * (known - 1.0) / Self::COST).max(32.0 * block) * f64::from(1_u32 << cell.patience);
@@ -281,7 +286,7 @@ impl Online {
                 class,
                 phase: Phase::Before,
                 begun: 0,
-                strangers: 0,
+                other_writes: 0,
                 spent: Spent::default(),
                 before: 0.0,
                 other: 0.0,
@@ -296,7 +301,7 @@ mod tests {
 
     use super::*;
 
-    /// A connection whose writes take what `cost` says, in nanoseconds, give or take `noise`.
+    /// A connection whose writes take the time that `cost` returns, in nanoseconds, with random `noise`.
     struct Synthetic {
         online: Online,
         now: Instant,
@@ -318,7 +323,7 @@ mod tests {
             }
         }
 
-        /// From -1 to 1.
+        /// Returns a random number from -1 to 1.
         fn random(&mut self) -> f64 {
             self.seed ^= self.seed << 13;
             self.seed ^= self.seed >> 7;
@@ -326,7 +331,7 @@ mod tests {
             (self.seed >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
         }
 
-        /// So many writes of a size; how many went the other way than usual, and what changed.
+        /// Runs `writes` writes of one size. Returns how many used the other mode, and the switches.
         fn run(
             &mut self,
             writes: u32,
@@ -356,7 +361,7 @@ mod tests {
     const MANY: u32 = 200_000;
 
     #[test]
-    fn the_faster_way_is_found_and_kept() {
+    fn the_faster_mode_is_found_and_kept() {
         let mut connection = Synthetic::new(TransferMode::Eager, 1.5, 0.3);
         let (_, changes) = connection.run(MANY, 100_000, costs(50_000.0, 30_000.0));
         assert_eq!(changes.len(), 1, "{changes:?}");
@@ -367,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn it_changes_back_when_the_machine_does() {
+    fn the_mode_switches_back_when_the_costs_change() {
         let mut connection = Synthetic::new(TransferMode::Rendezvous, 1.5, 0.1);
         let (_, changes) = connection.run(MANY, 1 << 16, costs(20_000.0, 30_000.0));
         assert_eq!(changes.iter().map(|change| change.mode).collect::<Vec<_>>(), [TransferMode::Eager]);
@@ -376,14 +381,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_tried_where_calibration_has_no_hope() {
+    fn there_are_no_trials_of_a_mode_that_calibration_found_slow() {
         let (others, changes) =
             Synthetic::new(TransferMode::Eager, 4.1, 0.3).run(MANY, 8192, costs(1000.0, 500.0));
         assert_eq!((others, changes), (0, vec![]));
     }
 
     #[test]
-    fn a_slower_way_costs_little() {
+    fn trials_of_a_slower_mode_cost_little() {
         for ratio in [1.2, 2.0, 4.0] {
             let (others, changes) =
                 Synthetic::new(TransferMode::Eager, ratio, 0.1).run(MANY, 1 << 14, costs(1e4, 1e4 * ratio));
@@ -393,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slower_way_than_expected_is_tried_ever_more_rarely() {
+    fn trials_of_a_slower_mode_than_expected_get_rarer() {
         let mut connection = Synthetic::new(TransferMode::Eager, 1.0, 0.1);
         let (first, _) = connection.run(MANY, 1 << 14, costs(1e4, 9e4));
         let (second, changes) = connection.run(MANY, 1 << 14, costs(1e4, 9e4));
@@ -410,17 +415,17 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_of_writes_that_come_no_more_is_given_up() {
+    fn a_trial_without_writes_of_its_class_ends() {
         let mut connection = Synthetic::new(TransferMode::Eager, 1.0, 0.0);
         connection.run(32 * 64 + 10, 1 << 14, costs(1e4, 1e4));
         assert!(connection.online.trial.is_some());
         let (others, _) = connection.run(10_000, 1 << 16, costs(1e4, 1e4));
-        assert!(others > 0, "others have their turn");
+        assert!(others > 0, "other classes have trials");
     }
 
-    /// What a buffer takes at once and the peer works off later: the other way seems free for the length of the queue.
+    /// A buffer takes writes at once and the peer works them off later, so the other mode seems free for the length of the queue.
     #[test]
-    fn what_lies_in_queues_is_not_taken_for_speed() {
+    fn an_empty_queue_does_not_count_as_speed() {
         let mut connection = Synthetic::new(TransferMode::Eager, 1.5, 0.0);
         let (mut others, mut backlog) = (0, 0.0_f64);
         for _ in 0..MANY {
@@ -444,7 +449,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn equal_ways_do_not_flap(seed in 1_u64.., noise in 0.0..0.5_f64, exponent in 12_u32..=22) {
+        fn equal_modes_do_not_flap(seed in 1_u64.., noise in 0.0..0.5_f64, exponent in 12_u32..=22) {
             let mut connection = Synthetic::new(TransferMode::Eager, 1.0, noise);
             connection.seed = seed;
             let (others, changes) = connection.run(60_000, 1 << exponent, costs(1e4, 1e4));

@@ -5,14 +5,14 @@ use std::time::Instant;
 use proptest::prelude::*;
 
 use crate::protocol::{Connection, ReadId, Settings, SlotIndex, Violation};
-use crate::wire::{Chunk, Header, Kind, MAX_CHUNKS};
+use crate::wire::{Chunk, Header, MAX_CHUNKS, MessageKind};
 
 fn connection() -> Connection {
     let settings = Settings { receive_slots: 16, slot_size: 1024, max_chunk: 1 << 20, ..Settings::default() };
     Connection::new(settings, Instant::now()).unwrap()
 }
 
-fn header(kind: Kind, sequence: u64, body: usize) -> Header {
+fn header(kind: MessageKind, sequence: u64, body: usize) -> Header {
     Header { kind, end_of_message: false, body_length: body as u32, sequence, granted: 32, reads_done: 0 }
 }
 
@@ -38,67 +38,68 @@ fn settings_that_cannot_work_are_refused_by_name() {
 #[test]
 fn lengths_and_sequence() {
     let mut it = connection();
-    let message = header(Kind::Eager, 0, 10);
+    let message = header(MessageKind::Eager, 0, 10);
     let short = it.handle_receive(SlotIndex(0), &message, &[], 41, Instant::now());
     assert_eq!(short, Err(Violation::Length { received: 41, promised: 10 }));
     let none = it.handle_receive(SlotIndex(0), &message, &[], 3, Instant::now());
     assert_eq!(none, Err(Violation::Length { received: 3, promised: 10 }));
-    let long = receive(&mut it, header(Kind::Eager, 0, 1000), &[]);
+    let long = receive(&mut it, header(MessageKind::Eager, 0, 1000), &[]);
     assert_eq!(long, Err(Violation::Length { received: 1032, promised: 1000 }));
-    let seen = receive(&mut it, header(Kind::Eager, 5, 10), &[]);
+    let seen = receive(&mut it, header(MessageKind::Eager, 5, 10), &[]);
     assert_eq!(seen, Err(Violation::Sequence { seen: 5, expected: 0 }));
 }
 
 #[test]
 fn counts_that_cannot_be() {
-    let granted = |granted| receive(&mut connection(), Header { granted, ..header(Kind::Ack, 0, 0) }, &[]);
+    let granted =
+        |granted| receive(&mut connection(), Header { granted, ..header(MessageKind::Ack, 0, 0) }, &[]);
     let most = u64::from(Settings::MAX_SLOTS);
     assert_eq!(granted(31), Err(Violation::Granted { seen: 31, least: 32, most }));
     assert_eq!(granted(most + 1), Err(Violation::Granted { seen: most + 1, least: 32, most }));
     assert_eq!(granted(32), Ok(()));
     assert_eq!(granted(most), Ok(()));
-    let read = receive(&mut connection(), Header { reads_done: 1, ..header(Kind::Ack, 0, 0) }, &[]);
+    let read = receive(&mut connection(), Header { reads_done: 1, ..header(MessageKind::Ack, 0, 0) }, &[]);
     assert_eq!(read, Err(Violation::ReadsDone { seen: 1, least: 0, most: 0 }));
 }
 
 #[test]
 fn data_after_the_end() {
     let mut it = connection();
-    receive(&mut it, header(Kind::Fin, 0, 0), &[]).unwrap();
-    assert_eq!(receive(&mut it, header(Kind::Eager, 1, 4), &[]), Err(Violation::DataAfterFin));
+    receive(&mut it, header(MessageKind::Fin, 0, 0), &[]).unwrap();
+    assert_eq!(receive(&mut it, header(MessageKind::Eager, 1, 4), &[]), Err(Violation::DataAfterFin));
     let mut it = connection();
-    receive(&mut it, header(Kind::Fin, 0, 0), &[]).unwrap();
-    assert_eq!(receive(&mut it, header(Kind::Fin, 1, 0), &[]), Err(Violation::SecondFin));
+    receive(&mut it, header(MessageKind::Fin, 0, 0), &[]).unwrap();
+    assert_eq!(receive(&mut it, header(MessageKind::Fin, 1, 0), &[]), Err(Violation::SecondFin));
 }
 
 #[test]
 fn offers_without_end_or_measure() {
     let offer = |length| Chunk { address: 1, rkey: 2, length }.encode();
     let mut it = connection();
-    let refused = receive(&mut it, header(Kind::Rts, 0, 20), &offer(1 << 21));
+    let refused = receive(&mut it, header(MessageKind::Rts, 0, 20), &offer(1 << 21));
     assert_eq!(refused, Err(Violation::ChunkTooLong { length: 1 << 21, most: 1 << 20 }));
     let mut it = connection();
     let eight = offer(10).repeat(MAX_CHUNKS);
     let refused = (0..9)
-        .map(|sequence| receive(&mut it, header(Kind::Rts, sequence, eight.len()), &eight))
+        .map(|sequence| receive(&mut it, header(MessageKind::Rts, sequence, eight.len()), &eight))
         .find(Result::is_err);
     assert_eq!(refused, Some(Err(Violation::TooManyOffers(65))));
 }
 
 #[test]
 fn control_messages_out_of_shape() {
-    for kind in [Kind::Ping, Kind::Pong, Kind::Abort, Kind::Return] {
+    for kind in [MessageKind::Ping, MessageKind::Pong, MessageKind::Abort, MessageKind::Return] {
         let refused = receive(&mut connection(), header(kind, 0, 3), &[1, 2, 3]);
         assert_eq!(refused, Err(Violation::ControlBody(3)), "{kind:?}");
     }
-    for kind in [Kind::Ack, Kind::Fin] {
+    for kind in [MessageKind::Ack, MessageKind::Fin] {
         assert_eq!(
             receive(&mut connection(), header(kind, 0, 1), &[1]),
             Err(Violation::ControlBody(1)),
             "{kind:?}"
         );
     }
-    let pong = receive(&mut connection(), header(Kind::Pong, 0, 8), &5_u64.to_le_bytes());
+    let pong = receive(&mut connection(), header(MessageKind::Pong, 0, 8), &5_u64.to_le_bytes());
     assert_eq!(pong, Err(Violation::UnexpectedPong));
 }
 
@@ -107,17 +108,17 @@ fn more_messages_than_were_granted() {
     let mut it = connection();
     it.widen(5);
     for sequence in 0..16 {
-        assert_eq!(receive(&mut it, header(Kind::Eager, sequence, 1), &[]), Ok(()));
+        assert_eq!(receive(&mut it, header(MessageKind::Eager, sequence, 1), &[]), Ok(()));
     }
     // Five more could be sent, but the peer does not know.
-    let refused = receive(&mut it, header(Kind::Eager, 16, 1), &[]);
+    let refused = receive(&mut it, header(MessageKind::Eager, 16, 1), &[]);
     assert_eq!(refused, Err(Violation::Overdrawn { granted: 16 }));
 }
 
 #[test]
 fn more_credits_back_than_there_are_to_spare() {
     let give_back = |it: &mut Connection, count: u32| {
-        receive(it, header(Kind::Return, 0, 4), &count.to_le_bytes()).map(|()| it.window())
+        receive(it, header(MessageKind::Return, 0, 4), &count.to_le_bytes()).map(|()| it.window())
     };
     let refused = |seen, most| Err(Violation::Returned { seen, most });
     assert_eq!(give_back(&mut connection(), 1), refused(1, 0));
@@ -131,33 +132,33 @@ fn more_credits_back_than_there_are_to_spare() {
     let mut it = connection();
     it.widen(100);
     it.ping();
-    it.poll_transmit(Instant::now()).unwrap();
+    it.poll_transmit().unwrap();
     assert_eq!(give_back(&mut it, u32::MAX), refused(u32::MAX, 100));
     let mut it = connection();
     it.widen(100);
     it.ping();
-    it.poll_transmit(Instant::now()).unwrap();
+    it.poll_transmit().unwrap();
     it.widen(7);
     assert_eq!(give_back(&mut it, 60), Ok(56), "and the 7 that were not told of");
 }
 
 fn headers() -> impl Strategy<Value = (Header, Vec<u8>)> {
     let kinds = prop::sample::select(vec![
-        Kind::Eager,
-        Kind::Rts,
-        Kind::Ack,
-        Kind::Fin,
-        Kind::Abort,
-        Kind::Ping,
-        Kind::Pong,
-        Kind::Return,
+        MessageKind::Eager,
+        MessageKind::Rts,
+        MessageKind::Ack,
+        MessageKind::Fin,
+        MessageKind::Abort,
+        MessageKind::Ping,
+        MessageKind::Pong,
+        MessageKind::Return,
     ]);
     let chunks = prop::collection::vec((any::<u64>(), 0..1_u64 << 21), 0..10);
     let noise = prop::collection::vec(any::<u8>(), 0..30);
     (kinds, 0..12_u64, 30..40_u64, 0..3_u64, chunks, noise, any::<bool>()).prop_map(
         |(kind, sequence, granted, reads_done, chunks, noise, sensible)| {
             let mut body = noise;
-            if kind == Kind::Rts && sensible {
+            if kind == MessageKind::Rts && sensible {
                 let chunks = chunks.iter().map(|&(address, length)| Chunk { address, rkey: 1, length });
                 body = chunks.flat_map(|chunk| chunk.encode()).collect();
             }
@@ -173,12 +174,11 @@ proptest! {
     #[test]
     fn any_messages(messages in prop::collection::vec((headers(), 0..10_u8), 1..40)) {
         let mut it = connection();
-        let now = Instant::now();
         for (sequence, ((mut header, body), honest)) in (0..).zip(messages) {
             if honest > 0 {
                 (header.sequence, header.granted, header.reads_done) = (sequence, 32, 0);
             }
-            let body = if header.kind == Kind::Eager { &[][..] } else { &body[..] };
+            let body = if header.kind == MessageKind::Eager { &[][..] } else { &body[..] };
             if receive(&mut it, header, body).is_err() {
                 return Ok(());
             }
@@ -189,7 +189,7 @@ proptest! {
                 it.start_read();
             }
             it.handle_read_completed(ReadId(header.body_length));
-            while it.poll_transmit(now).is_some() {
+            while it.poll_transmit().is_some() {
                 it.handle_sends_completed(1);
             }
             while it.poll_event().is_some() {}

@@ -13,7 +13,7 @@ use crate::protocol::{
     AbortCode, Chunk, Connection, ControlMessage, Event, Part, ReadId, ReadRequest, Settings, SlotIndex,
     Violation,
 };
-use crate::wire::{Header, Kind};
+use crate::wire::{Header, MessageKind};
 
 /// A small generator of numbers, the same for the same seed.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ pub(super) struct Pair {
     wire: [VecDeque<Message>; 2],
     pub(super) now: Instant,
     /// What went over the wire, for transcripts.
-    pub(super) log: Vec<(usize, Kind)>,
+    pub(super) log: Vec<(usize, MessageKind)>,
     pub(super) violation: Option<Violation>,
 }
 
@@ -181,7 +181,7 @@ impl Pair {
         if count == 0 {
             return 0;
         }
-        let header = end.connection.send_eager(count, false, self.now).unwrap();
+        let header = end.connection.send_eager(count).unwrap();
         let mut message = header.to_vec();
         message.extend(end.next_bytes(count));
         self.post(from, message);
@@ -196,7 +196,7 @@ impl Pair {
             return 0;
         }
         let chunks: Vec<Chunk> = lengths[..count].iter().map(|&length| end.offer(length)).collect();
-        let message = end.connection.send_rendezvous(&chunks, false, self.now).unwrap();
+        let message = end.connection.send_rendezvous(&chunks).unwrap();
         self.post(from, message.as_bytes().to_vec());
         count
     }
@@ -243,13 +243,13 @@ impl Pair {
         let slot = end.posted.pop_front().expect("receiver not ready");
         let header = Header::decode(message.0[..Header::LENGTH].try_into().unwrap()).unwrap();
         let length = message.0.len();
-        let body = if header.kind == Kind::Eager { &[][..] } else { &message.0[Header::LENGTH..] };
+        let body = if header.kind == MessageKind::Eager { &[][..] } else { &message.0[Header::LENGTH..] };
         let outcome = end.connection.handle_receive(slot, &header, body, length, self.now);
         end.last_heard = self.now;
         match header.kind {
-            Kind::Eager => end.unread.push_back((length - Header::LENGTH, None)),
-            Kind::Rts => end.expect_chunks(body),
-            Kind::Abort => end.gave_up = true,
+            MessageKind::Eager => end.unread.push_back((length - Header::LENGTH, None)),
+            MessageKind::Rts => end.expect_chunks(body),
+            MessageKind::Abort => end.gave_up = true,
             _ => {}
         }
         end.slots.insert(slot, message);
@@ -323,7 +323,7 @@ impl Pair {
             self.ends[end].reads.push_back(request);
             busy = true;
         }
-        while let Some(message) = self.ends[end].connection.poll_transmit(self.now) {
+        while let Some(message) = self.ends[end].connection.poll_transmit() {
             let message: ControlMessage = message;
             self.post(end, message.as_bytes().to_vec());
             busy = true;

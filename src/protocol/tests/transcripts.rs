@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use super::pair::Pair;
 use crate::protocol::{AbortCode, Blocked, Event, Settings};
-use crate::wire::Kind::{self, Abort, Ack, Eager, Fin, Ping, Pong, Rts};
+use crate::wire::MessageKind::{self, Abort, Ack, Eager, Fin, Ping, Pong, Rts};
 
 fn small() -> Settings {
     Settings { receive_slots: 16, slot_size: 256, send_queue: 32, max_reads: 4, ..Settings::default() }
 }
 
 /// Checks what went over the wire: (end, kind) of each message.
-fn transcript(pair: &Pair, expected: &[(usize, Kind)]) {
+fn transcript(pair: &Pair, expected: &[(usize, MessageKind)]) {
     assert_eq!(pair.log, expected);
 }
 
@@ -82,7 +82,8 @@ fn a_reader_that_stops_stops_the_writer_and_credits_set_it_going_again() {
     pair.settle(true);
     assert_eq!(pair.ends[0].connection.blocked_on(), None);
     // Twelve slots were freed, and a quarter of the sixteen is worth an acknowledgement.
-    let answers: Vec<Kind> = pair.log.iter().filter(|(end, _)| *end == 1).map(|(_, kind)| *kind).collect();
+    let answers: Vec<MessageKind> =
+        pair.log.iter().filter(|(end, _)| *end == 1).map(|(_, kind)| *kind).collect();
     assert_eq!(answers, [Ack, Ack, Ack]);
 }
 

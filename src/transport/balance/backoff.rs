@@ -1,8 +1,8 @@
-//! When an endpoint may be dialled again.
+//! The delays between dials to an endpoint.
 
 use std::time::{Duration, Instant};
 
-/// From the start of one dial to that of the next: short at first, longer with each failure.
+/// The delay from the start of one dial to the start of the next. It is short at first, and grows with each failure.
 #[derive(Debug)]
 pub(super) struct Backoff {
     delay: Duration,
@@ -12,12 +12,12 @@ pub(super) struct Backoff {
 impl Backoff {
     /// The first delay.
     const FIRST: Duration = Duration::from_millis(100);
-    /// The longest.
+    /// The longest delay.
     const MOST: Duration = Duration::from_secs(10);
-    /// What each delay is to the one before.
+    /// The factor by which each failure makes the delay longer.
     const GROWTH: f64 = 1.6;
-    /// By how much of itself a delay is longer or shorter at random, so that clients of a server that came back don't
-    /// all dial at once.
+    /// The part of a delay that is added or taken away at random, so that the clients of a server that came back don't all dial at
+    /// once.
     const JITTER: f64 = 0.2;
 
     pub(super) fn new() -> Self {
@@ -30,13 +30,13 @@ impl Backoff {
         self.due = Instant::now() + self.delay.mul_f64(jitter);
     }
 
-    /// Notes that it came to nothing.
+    /// Notes that the dial failed.
     pub(super) fn failed(&mut self) {
         self.delay = self.delay.mul_f64(Self::GROWTH).min(Self::MOST);
     }
 
-    /// Notes that the connection made by it ended. One that ended sooner than the next dial is due has come to nothing: a
-    /// server that takes connections and drops them is dialled no more often than one that refuses them.
+    /// Notes that the connection ended. A connection that ends before the next dial is due counts as a failed dial, so a server that
+    /// takes connections and drops them is not dialled more often than a server that refuses them.
     pub(super) fn ended(&mut self) {
         match self.remaining() {
             Duration::ZERO => self.delay = Self::FIRST,
@@ -44,7 +44,7 @@ impl Backoff {
         }
     }
 
-    /// How long to wait with the next dial.
+    /// Returns the time until the next dial is due.
     pub(super) fn remaining(&self) -> Duration {
         self.due.saturating_duration_since(Instant::now())
     }

@@ -1,4 +1,4 @@
-//! The body of a response that counts as in flight until it ended.
+//! The body of a response whose call counts as in flight until the body ends.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -8,9 +8,9 @@ use http_body::{Frame, SizeHint};
 use tonic::Status;
 use tonic::body::Body;
 
-use super::link::InFlight;
+use super::connection::InFlight;
 
-/// A response's body; its call is in flight until the body has ended or is dropped.
+/// The body of a response. Its call is in flight until the body has ended or is dropped.
 #[derive(Debug)]
 pub(super) struct CountedBody {
     inner: Body,

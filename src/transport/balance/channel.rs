@@ -9,15 +9,15 @@ use std::task::{Context, Poll, ready};
 use http::{Request, Response};
 use http_body::Body as _;
 use tokio::task::AbortHandle;
-use tonic::Status;
 use tonic::body::Body;
 use tonic::transport::Channel;
 use tower_service::Service;
 
 use super::body::CountedBody;
-use super::link::InFlight;
+use super::connection::InFlight;
+use super::error::BalanceError;
 use super::members::{Membership, apply};
-use super::table::{EndpointStatus, Pick, Shared};
+use super::table::{EndpointStatus, EndpointTable, Pick};
 
 /// A channel over several endpoints, from [`balance_list`](super::balance_list) or
 /// [`balance_channel`](super::balance_channel). Generated clients and tower's layers take it in place of tonic's `Channel`.
@@ -44,35 +44,23 @@ use super::table::{EndpointStatus, Pick, Shared};
 ///
 /// Clones are cheap and share the connections; they end when the last clone is dropped and the calls in flight are over.
 pub struct BalancedChannel {
-    pool: Arc<Pool>,
+    core: Arc<Core>,
     next: Next,
 }
 
-/// Why a call on a [`BalancedChannel`] got no response. Generated clients turn it into a [`Status`].
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BalanceError {
-    /// No endpoint is up; UNAVAILABLE, with the reason of the last failure.
-    #[error("{}", .0.message())]
-    Unavailable(#[source] Status),
-    /// The call was given to an endpoint, and its connection failed.
-    #[error(transparent)]
-    Transport(#[from] tonic::transport::Error),
-}
-
-/// What all clones share. Holds the tasks, which don't hold it.
+/// The parts that all clones share. Dropping it ends the tasks, which don't hold it.
 #[derive(Debug)]
-struct Pool {
-    shared: Arc<Shared>,
+struct Core {
+    table: Arc<EndpointTable>,
     members: Arc<dyn Membership>,
     applying: AbortHandle,
 }
 
-/// Where this clone's next call goes.
+/// The connection for this clone's next call.
 enum Next {
     Unknown,
     Reserving(Pin<Box<dyn Future<Output = Result<Reservation, BalanceError>> + Send + Sync>>),
-    /// Nothing if no endpoint was up.
+    /// `None` if no endpoint was up.
     Reserved(Option<Reservation>),
 }
 
@@ -84,27 +72,27 @@ struct Reservation {
 }
 
 impl BalancedChannel {
-    pub(super) fn new(shared: Arc<Shared>, members: Arc<dyn Membership>) -> Self {
+    pub(super) fn new(table: Arc<EndpointTable>, members: Arc<dyn Membership>) -> Self {
         let applying = tokio::spawn(apply(Arc::clone(&members))).abort_handle();
-        Self { pool: Arc::new(Pool { shared, members, applying }), next: Next::Unknown }
+        Self { core: Arc::new(Core { table, members, applying }), next: Next::Unknown }
     }
 
     /// Returns the state of each endpoint, in the order in which they were added.
     pub fn endpoints(&self) -> Vec<EndpointStatus> {
-        self.pool.members.catch_up();
-        self.pool.shared.status()
+        self.core.members.catch_up();
+        self.core.table.status()
     }
 }
 
 impl Clone for BalancedChannel {
     fn clone(&self) -> Self {
-        Self { pool: Arc::clone(&self.pool), next: Next::Unknown }
+        Self { core: Arc::clone(&self.core), next: Next::Unknown }
     }
 }
 
 impl fmt::Debug for BalancedChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BalancedChannel").field("endpoints", &self.pool.shared.status()).finish()
+        f.debug_struct("BalancedChannel").field("endpoints", &self.core.table.status()).finish()
     }
 }
 
@@ -113,11 +101,11 @@ impl Service<Request<Body>> for BalancedChannel {
     type Error = BalanceError;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, BalanceError>> + Send>>;
 
-    /// Ready when a connection has room for a call, or when it is known that there is none: that is for the call to tell,
-    /// since a service whose readiness fails has failed for good.
+    /// Waits until a connection has room for a call, or until no endpoint is up. In the second case the call fails, and not this
+    /// method, because a service whose readiness fails has failed for good.
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BalanceError>> {
         if let Next::Unknown = self.next {
-            self.next = Next::Reserving(Box::pin(reserve(Arc::clone(&self.pool))));
+            self.next = Next::Reserving(Box::pin(reserve(Arc::clone(&self.core))));
         }
         if let Next::Reserving(reserving) = &mut self.next {
             self.next = Next::Reserved(ready!(reserving.as_mut().poll(context)).ok());
@@ -127,30 +115,30 @@ impl Service<Request<Body>> for BalancedChannel {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let next = std::mem::replace(&mut self.next, Next::Unknown);
-        let pool = Arc::clone(&self.pool);
+        let core = Arc::clone(&self.core);
         Box::pin(async move {
             let reservation = match next {
-                Next::Reserved(Some(reservation)) if reservation.holds() => reservation,
-                // Its connection ended since, or none was up: things may have changed.
-                _ => reserve(Arc::clone(&pool)).await?,
+                Next::Reserved(Some(reservation)) if reservation.is_usable() => reservation,
+                // The connection ended meanwhile, or no endpoint was up.
+                _ => reserve(Arc::clone(&core)).await?,
             };
-            // A call in flight does not keep the other connections.
-            drop(pool);
+            // A call in flight does not keep the other connections open.
+            drop(core);
             reservation.call(request).await
         })
     }
 }
 
 impl Reservation {
-    fn holds(&self) -> bool {
-        !self.in_flight.link().is_over()
+    fn is_usable(&self) -> bool {
+        !self.in_flight.connection().is_ended()
     }
 
     async fn call(mut self, request: Request<Body>) -> Result<Response<Body>, BalanceError> {
-        let link = self.in_flight.link();
+        let connection = self.in_flight.connection();
         let response = self.channel.call(request).await.inspect_err(|error| {
             if was_not_sent(error) {
-                link.retire();
+                connection.retire();
             }
         })?;
         let (head, body) = response.into_parts();
@@ -161,32 +149,32 @@ impl Reservation {
     }
 }
 
-/// Waits for a connection with room for a call, as long as there may be one presently.
-async fn reserve(pool: Arc<Pool>) -> Result<Reservation, BalanceError> {
-    let unavailable = |reason| BalanceError::Unavailable(Status::unavailable(reason));
-    let mut changes = pool.shared.changes();
+/// Waits for a connection with room for a call, as long as an endpoint is being dialled.
+async fn reserve(core: Arc<Core>) -> Result<Reservation, BalanceError> {
+    let mut changes = core.table.changes();
     loop {
-        pool.members.catch_up();
+        core.members.catch_up();
         changes.mark_unchanged();
-        match pool.shared.pick() {
+        match core.table.pick() {
             Pick::Up(in_flight) => {
-                let mut channel = in_flight.link().channel();
+                let mut channel = in_flight.connection().channel();
                 let ready = poll_fn(|context| channel.poll_ready(context)).await;
-                if !in_flight.link().is_over() {
+                if !in_flight.connection().is_ended() {
                     ready?;
                     return Ok(Reservation { channel, in_flight });
                 }
             }
             Pick::Wait => {
-                // Ends only with the table, which `pool` holds.
+                // Fails only without the table, which `core` holds.
                 let _ = changes.changed().await;
             }
-            Pick::Fail(reason) => return Err(unavailable(reason)),
+            Pick::Fail(error) => return Err(error),
         }
     }
 }
 
-/// Whether hyper had no connection to send it on any more: the server had said GOAWAY, and is waiting for older calls.
+/// Returns true if hyper could not send the call because its connection takes no new ones: the server sent GOAWAY, and finishes older
+/// calls.
 fn was_not_sent(error: &(dyn std::error::Error + 'static)) -> bool {
     match error.downcast_ref::<hyper::Error>() {
         Some(error) => error.is_canceled() || error.is_closed(),
@@ -194,7 +182,7 @@ fn was_not_sent(error: &(dyn std::error::Error + 'static)) -> bool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for Core {
     fn drop(&mut self) {
         self.applying.abort();
     }

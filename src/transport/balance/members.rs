@@ -1,4 +1,4 @@
-//! Which endpoints there are, and the task that keeps each of them connected.
+//! The endpoints of a channel, and the task that keeps each of them connected.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,72 +15,73 @@ use tonic::transport::Endpoint;
 use tonic::transport::channel::Change;
 
 use super::backoff::Backoff;
-use super::link::Link;
-use super::table::Shared;
+use super::connection::EndpointConnection;
+use super::error::DialError;
+use super::table::EndpointTable;
 use crate::transport::RdmaConnector;
 use tonic_rdma_verbs::internal::Throttle;
 
-/// The endpoints, whatever type their keys have.
+/// The endpoints, without the type of their keys.
 pub(super) trait Membership: fmt::Debug + Send + Sync + 'static {
-    /// Applies the changes that were sent so far. Whoever makes a call does, so that it sees what was sent before it.
+    /// Applies the changes that were sent so far. Each call does this first, so that it sees the changes sent before it.
     fn catch_up(&self);
 
-    /// Applies changes as they come; ready when none can come any more.
+    /// Applies changes as they arrive. Ready when no more changes can arrive.
     fn poll_changes(&self, context: &mut Context<'_>) -> Poll<()>;
 }
 
-/// Applies changes as they come, for the sake of endpoints that are added while no calls are made.
+/// Applies changes as they arrive, so that endpoints are dialled that are added while no calls are made.
 pub(super) async fn apply(members: Arc<dyn Membership>) {
     poll_fn(|context| members.poll_changes(context)).await;
 }
 
 /// The endpoints by their keys.
 pub(super) struct Members<K> {
-    inner: Mutex<Inner<K>>,
+    inner: Mutex<MembersInner<K>>,
 }
 
-struct Inner<K> {
+struct MembersInner<K> {
     changes: mpsc::Receiver<Change<K, Endpoint>>,
     members: HashMap<K, Member>,
     connector: RdmaConnector,
-    shared: Arc<Shared>,
+    table: Arc<EndpointTable>,
     runtime: Handle,
 }
 
-/// An endpoint; dropping it withdraws it, and ends its task.
+/// An endpoint. Dropping it removes it from the table, and ends its task.
 struct Member {
     id: u64,
     task: AbortHandle,
-    shared: Arc<Shared>,
+    table: Arc<EndpointTable>,
 }
 
 impl<K: Hash + Eq> Members<K> {
     pub(super) fn new(
         changes: mpsc::Receiver<Change<K, Endpoint>>,
         connector: RdmaConnector,
-        shared: Arc<Shared>,
+        table: Arc<EndpointTable>,
     ) -> Self {
         let (members, runtime) = (HashMap::new(), Handle::current());
-        Self { inner: Mutex::new(Inner { changes, members, connector, shared, runtime }) }
+        Self { inner: Mutex::new(MembersInner { changes, members, connector, table, runtime }) }
     }
 
     pub(super) fn insert(&self, key: K, endpoint: Endpoint) {
         self.lock().apply(Change::Insert(key, endpoint));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner<K>> {
+    fn lock(&self) -> MutexGuard<'_, MembersInner<K>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<K: Hash + Eq> Inner<K> {
+impl<K: Hash + Eq> MembersInner<K> {
     fn apply(&mut self, change: Change<K, Endpoint>) {
         match change {
             Change::Insert(key, endpoint) => {
-                let (shared, connector) = (Arc::clone(&self.shared), self.connector.clone());
-                let id = shared.add(endpoint.uri().clone());
-                let task = self.runtime.spawn(keep(id, endpoint, connector, Arc::clone(&shared)));
-                self.members.insert(key, Member { id, task: task.abort_handle(), shared });
+                let (table, connector) = (Arc::clone(&self.table), self.connector.clone());
+                let id = table.add(endpoint.uri().clone());
+                let task = self.runtime.spawn(keep(id, endpoint, connector, Arc::clone(&table)));
+                self.members.insert(key, Member { id, task: task.abort_handle(), table });
             }
             Change::Remove(key) => drop(self.members.remove(&key)),
         }
@@ -107,7 +108,7 @@ impl<K: Hash + Eq + Send + 'static> Membership for Members<K> {
 impl Drop for Member {
     fn drop(&mut self) {
         self.task.abort();
-        self.shared.remove(self.id);
+        self.table.remove(self.id);
     }
 }
 
@@ -117,36 +118,37 @@ impl<K> fmt::Debug for Members<K> {
     }
 }
 
-/// Keeps an endpoint connected, and the table informed, until aborted.
-async fn keep(id: u64, endpoint: Endpoint, connector: RdmaConnector, shared: Arc<Shared>) {
+/// Keeps an endpoint connected, and its entry in the table true, until the task is aborted.
+async fn keep(id: u64, endpoint: Endpoint, connector: RdmaConnector, table: Arc<EndpointTable>) {
     let uri = endpoint.uri();
     let mut backoff = Backoff::new();
-    // For each endpoint by itself: one that comes and goes does not hide what becomes of the others.
+    // Each endpoint limits its own log lines, so an endpoint that comes and goes does not hide the lines of the others.
     let [up, ended, down] = [const { Throttle::new(Throttle::BURST) }; 3];
     loop {
         backoff.begin();
-        match Link::connect(&endpoint, &connector).await {
-            Ok(link) => {
+        match EndpointConnection::connect(&endpoint, &connector).await {
+            Ok(connection) => {
                 if let Some(suppressed) = up.admit(Instant::now()) {
-                    tracing::info!(%uri, verdict = %link.info().verdict(), suppressed, "endpoint is up");
+                    tracing::info!(%uri, verdict = %connection.info().verdict(), suppressed, "endpoint is up");
                 }
-                let link = Arc::new(link);
-                shared.up(id, Arc::clone(&link));
-                link.ended().await;
+                let connection = Arc::new(connection);
+                table.up(id, Arc::clone(&connection));
+                connection.ended().await;
                 backoff.ended();
-                // Dialled at once, unless it was up for no time: calls may wait for how that comes out.
+                // The endpoint is dialled again at once, and calls wait for that dial, unless its connection was too short.
                 if backoff.remaining().is_zero() {
-                    shared.connecting(id);
+                    table.connecting(id);
                 } else {
-                    shared.down(id, "the connection ended as soon as it was made");
+                    table.down(id, DialError::EndedAtOnce);
                 }
                 if let Some(suppressed) = ended.admit(Instant::now()) {
                     tracing::info!(%uri, suppressed, "endpoint's connection ended");
                 }
             }
-            Err(reason) => {
+            Err(error) => {
                 backoff.failed();
-                shared.down(id, &reason);
+                let reason = error.to_string();
+                table.down(id, error);
                 if let Some(suppressed) = down.admit(Instant::now()) {
                     tracing::warn!(%uri, reason, retry_in = ?backoff.remaining(), suppressed, "endpoint is down");
                 }

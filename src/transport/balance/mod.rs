@@ -1,10 +1,10 @@
-//! One channel over several endpoints: what tonic's `Channel::balance_list` is over TCP.
+//! One channel over several endpoints, as tonic's `Channel::balance_list` is over TCP.
 //!
-//! Owns which endpoint a call goes to, and when an endpoint that is down is dialled again. Never sends a call twice: the
-//! caller gets the answer, or the error, of the one endpoint that the call went to.
+//! Owns the choice of the endpoint for each call, and the dials to endpoints that are down. Never sends a call twice: the caller gets
+//! the answer, or the error, of the one endpoint that the call went to.
 //!
 //! ```text
-//!              ┌── dialled, and heard of ──▶ up ──┐
+//!              ┌── dialled, first bytes ───▶ up ──┐
 //!  connecting ─┤                                  │ the connection ended
 //!      ▲       └── no connection ──▶ down ◀───────┤ sooner than the back-off allows the next dial
 //!      │                              │           │
@@ -12,23 +12,22 @@
 //!                                     └── dialled again by back-off ──▶ up
 //! ```
 //!
-//! Each endpoint has a task, which dials it, waits for the server's first bytes, offers the connection to callers, and
-//! withdraws it as soon as it ends or is not to be used for further calls (the server said so: GOAWAY). Calls pick two
-//! of the connections offered and take the one with fewer calls in flight. No queue and no other task is between a
-//! call and its connection.
+//! Each endpoint has a task. The task dials the endpoint, waits for the server's first bytes, and puts the connection into the table.
+//! It takes the connection out as soon as it ends or takes no further calls (GOAWAY). A call picks two of the connections in the table,
+//! and takes the one with fewer calls in flight. No queue and no other task is between a call and its connection.
 //!
-//! A call waits while there is an endpoint that may come up presently: one that was not dialled to the end yet since it was
-//! added, or since its connection ended. Otherwise it fails at once with UNAVAILABLE and the reason of the last failure.
-//! That wait ends with the dial, which has limits of its own, and is not a part of a call's deadline: nor is it on tonic's
-//! own channel.
+//! A call waits while the first dial to an endpoint is under way, after the endpoint was added or after its connection ended. Otherwise
+//! the call fails at once with UNAVAILABLE and the reason of the last failure. The wait ends with the dial, which has its own limits.
+//! The wait is not a part of a call's deadline, as on tonic's own channel.
 
 mod backoff;
 mod body;
 mod channel;
-mod line;
-mod link;
+mod connection;
+mod error;
 mod members;
 mod table;
+mod watch;
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -39,17 +38,18 @@ use tonic::transport::channel::Change;
 
 use super::RdmaConnector;
 
-pub use channel::{BalanceError, BalancedChannel};
+pub use channel::BalancedChannel;
+pub use error::BalanceError;
 pub use table::{EndpointState, EndpointStatus};
 
 use members::Members;
-use table::Shared;
+use table::EndpointTable;
 
-/// Makes a channel that spreads its calls over `endpoints`. `connector` connects each of them: over RDMA where it can, over
-/// TCP where not.
+/// Makes a channel that spreads its calls over `endpoints`. `connector` connects each of them, over RDMA where both ends have it and
+/// over TCP elsewhere.
 ///
 /// An endpoint that is down gets no calls, is dialled again by back-off (at first after 100 ms, at last every 10 s), and
-/// gets calls again as soon as it is up. Without any that is up, calls fail with UNAVAILABLE and the reason of the last
+/// gets calls again as soon as it is up. If no endpoint is up, calls fail with UNAVAILABLE and the reason of the last
 /// failure. A call that was in flight on a connection that ended fails as it does on tonic's own channel; it is not sent
 /// again.
 ///
@@ -73,20 +73,19 @@ pub fn balance_list(
     connector: RdmaConnector,
 ) -> BalancedChannel {
     let (_, changes) = mpsc::channel(1);
-    let shared = Arc::new(Shared::default());
-    let members = Members::new(changes, connector, Arc::clone(&shared));
+    let table = Arc::new(EndpointTable::default());
+    let members = Members::new(changes, connector, Arc::clone(&table));
     for (key, endpoint) in endpoints.into_iter().enumerate() {
         members.insert(key, endpoint);
     }
-    BalancedChannel::new(shared, Arc::new(members))
+    BalancedChannel::new(table, Arc::new(members))
 }
 
 /// Makes a channel as [`balance_list`] does, with endpoints that come and go. A change that was sent to the `Sender` is in
 /// force for all calls made after.
 ///
-/// An endpoint inserted under a key that is taken replaces the other. One that is removed gets no further calls; those in
-/// flight end as they would have. `capacity` is that of the `Sender`: how many changes may wait to be applied. Dropping the
-/// `Sender` changes nothing.
+/// An endpoint inserted under a key that is taken replaces the endpoint of that key. A removed endpoint gets no further calls; its calls
+/// in flight go on. `capacity` is the number of changes that may wait in the `Sender`. Dropping the `Sender` changes nothing.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -114,7 +113,7 @@ where
     K: Hash + Eq + Send + 'static,
 {
     let (sender, changes) = mpsc::channel(capacity);
-    let shared = Arc::new(Shared::default());
-    let members = Members::new(changes, connector, Arc::clone(&shared));
-    (BalancedChannel::new(shared, Arc::new(members)), sender)
+    let table = Arc::new(EndpointTable::default());
+    let members = Members::new(changes, connector, Arc::clone(&table));
+    (BalancedChannel::new(table, Arc::new(members)), sender)
 }

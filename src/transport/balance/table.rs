@@ -1,4 +1,4 @@
-//! Who is up, as calls and the endpoints' tasks see it.
+//! The table of endpoints: the endpoints' tasks write it, and calls pick a connection from it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,177 +7,207 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use http::Uri;
 use tokio::sync::watch;
 
-use super::link::{InFlight, Link};
+use super::connection::{EndpointConnection, InFlight};
+use super::error::{BalanceError, DialError};
 use crate::endpoint::RdmaConnectInfo;
 
-/// How an endpoint of a [`BalancedChannel`](super::BalancedChannel) is.
+/// The state of an endpoint of a [`BalancedChannel`](super::BalancedChannel).
+///
+/// ```
+/// use tonic_rdma::EndpointState;
+///
+/// fn is_up(state: &EndpointState) -> bool {
+///     matches!(state, EndpointState::Up(_))
+/// }
+/// # assert!(!is_up(&EndpointState::Connecting));
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum EndpointState {
-    /// Its first dial is under way, or the one after its connection ended.
+    /// Its first dial is under way, or the dial after its connection ended.
     Connecting,
-    /// It takes calls, over this connection.
+    /// It takes calls over this connection.
     Up(RdmaConnectInfo),
-    /// It takes none, for this reason, and is dialled again by back-off.
+    /// It takes no calls for this reason, and is dialled again by back-off.
     Down(Arc<str>),
 }
 
-/// An endpoint of a [`BalancedChannel`](super::BalancedChannel).
+/// An endpoint of a [`BalancedChannel`](super::BalancedChannel), as [`endpoints`](super::BalancedChannel::endpoints) returns it.
+///
+/// ```
+/// use tonic_rdma::{BalancedChannel, EndpointStatus};
+///
+/// fn busiest(channel: &BalancedChannel) -> Option<EndpointStatus> {
+///     channel.endpoints().into_iter().max_by_key(|endpoint| endpoint.calls)
+/// }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EndpointStatus {
-    /// Where it is.
+    /// Its URI.
     pub uri: Uri,
-    /// How it is.
+    /// Its state.
     pub state: EndpointState,
-    /// Calls that are on it now.
+    /// The number of calls in flight on it.
     pub calls: usize,
 }
 
-/// The table, and who waits for it to change.
+/// The table of endpoints, whose changes can be waited for.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
-    table: watch::Sender<Table>,
+pub(super) struct EndpointTable {
+    entries: watch::Sender<Entries>,
     ids: AtomicU64,
 }
 
-/// The endpoints, and how each is.
+/// The endpoints by their numbers.
 #[derive(Debug, Default)]
-pub(super) struct Table {
-    entries: BTreeMap<u64, Entry>,
-    /// Of the entries that are up, their connections.
-    up: Vec<Arc<Link>>,
-    /// The last failure, with whose it was.
-    last: Option<String>,
+pub(super) struct Entries {
+    by_id: BTreeMap<u64, Entry>,
+    /// The connections of the entries that are up.
+    up: Vec<Arc<EndpointConnection>>,
+    /// The endpoint that failed last, and its failure.
+    last: Option<(Uri, Arc<DialError>)>,
 }
 
 #[derive(Debug)]
 struct Entry {
     uri: Uri,
-    state: State,
+    state: EntryState,
 }
 
 #[derive(Debug)]
-enum State {
+enum EntryState {
     Connecting,
-    Up(Arc<Link>),
+    Up(Arc<EndpointConnection>),
     Down(Arc<str>),
 }
 
-/// What a call comes to.
+/// The answer to a call that looks for a connection.
 #[derive(Debug)]
 pub(super) enum Pick {
-    /// It takes this connection.
+    /// The call takes this connection.
     Up(InFlight),
-    /// It waits for a change.
+    /// The call waits for a change of the table.
     Wait,
-    /// It fails, for this reason.
-    Fail(String),
+    /// The call fails.
+    Fail(BalanceError),
 }
 
-impl Shared {
-    /// Adds an endpoint.
+impl EndpointTable {
+    /// Adds an endpoint, and returns its number.
     pub(super) fn add(&self, uri: Uri) -> u64 {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
-        self.table.send_modify(|table| {
-            table.entries.insert(id, Entry { uri, state: State::Connecting });
+        self.entries.send_modify(|entries| {
+            entries.by_id.insert(id, Entry { uri, state: EntryState::Connecting });
         });
         id
     }
 
     pub(super) fn remove(&self, id: u64) {
-        self.table.send_modify(|table| {
-            table.entries.remove(&id);
-            table.list();
+        self.entries.send_modify(|entries| {
+            entries.by_id.remove(&id);
+            entries.list_up();
         });
     }
 
     pub(super) fn connecting(&self, id: u64) {
-        self.set(id, State::Connecting);
+        self.set(id, EntryState::Connecting);
     }
 
-    pub(super) fn up(&self, id: u64, link: Arc<Link>) {
-        self.set(id, State::Up(link));
+    pub(super) fn up(&self, id: u64, connection: Arc<EndpointConnection>) {
+        self.set(id, EntryState::Up(connection));
     }
 
-    pub(super) fn down(&self, id: u64, reason: &str) {
-        self.set(id, State::Down(reason.into()));
-    }
-
-    /// Sets the state of an endpoint, unless it was removed meanwhile.
-    fn set(&self, id: u64, state: State) {
-        self.table.send_modify(|table| {
-            let Some(entry) = table.entries.get_mut(&id) else { return };
-            if let State::Down(reason) = &state {
-                table.last = Some(format!("{}: {reason}", entry.uri));
+    pub(super) fn down(&self, id: u64, error: DialError) {
+        let reason = error.to_string().into();
+        self.entries.send_modify(|entries| {
+            if let Some(entry) = entries.by_id.get_mut(&id) {
+                entries.last = Some((entry.uri.clone(), Arc::new(error)));
+                entry.state = EntryState::Down(reason);
+                entries.list_up();
             }
-            entry.state = state;
-            table.list();
         });
     }
 
-    /// Says where a call goes.
-    pub(super) fn pick(&self) -> Pick {
-        self.table.borrow().pick()
+    /// Sets the state of an endpoint, unless it was removed meanwhile.
+    fn set(&self, id: u64, state: EntryState) {
+        self.entries.send_modify(|entries| {
+            let Some(entry) = entries.by_id.get_mut(&id) else { return };
+            entry.state = state;
+            entries.list_up();
+        });
     }
 
-    /// What tells of changes from now on.
-    pub(super) fn changes(&self) -> watch::Receiver<Table> {
-        self.table.subscribe()
+    /// Returns the connection for a call, or that there is none.
+    pub(super) fn pick(&self) -> Pick {
+        self.entries.borrow().pick()
+    }
+
+    /// Returns a receiver that sees changes of the table from now on.
+    pub(super) fn changes(&self) -> watch::Receiver<Entries> {
+        self.entries.subscribe()
     }
 
     pub(super) fn status(&self) -> Vec<EndpointStatus> {
-        self.table.borrow().entries.values().map(Entry::status).collect()
+        self.entries.borrow().by_id.values().map(Entry::status).collect()
     }
 }
 
-impl Table {
-    fn list(&mut self) {
+impl Entries {
+    fn list_up(&mut self) {
         self.up.clear();
-        self.up.extend(self.entries.values().filter_map(|entry| match &entry.state {
-            State::Up(link) => Some(Arc::clone(link)),
+        self.up.extend(self.by_id.values().filter_map(|entry| match &entry.state {
+            EntryState::Up(connection) => Some(Arc::clone(connection)),
             _ => None,
         }));
     }
 
-    /// The less busy one of two connections taken at random, which is nearly as good as the least busy of all, and does
-    /// not make all callers choose alike.
+    /// Takes two connections at random, and returns the less busy one. That is nearly as good as the least busy of all, and callers do
+    /// not all choose the same connection.
     fn pick(&self) -> Pick {
         let count = self.up.len();
         if count == 0 {
-            return self.none();
+            return self.without_connection();
         }
         let first = fastrand::usize(..count);
         // Any other than the first, if there is another.
         let second = (first + fastrand::usize(1..count.max(2))) % count;
         let two = [first, second].map(|index| &self.up[index]);
-        let live = two.into_iter().filter(|link| !link.is_over()).min_by_key(|link| link.load());
-        match live.or_else(|| self.up.iter().find(|link| !link.is_over())) {
-            Some(link) => Pick::Up(InFlight::new(Arc::clone(link))),
-            // Their tasks are about to notice.
+        let live = two
+            .into_iter()
+            .filter(|connection| !connection.is_ended())
+            .min_by_key(|connection| connection.load());
+        match live.or_else(|| self.up.iter().find(|connection| !connection.is_ended())) {
+            Some(connection) => Pick::Up(InFlight::new(Arc::clone(connection))),
+            // All of them have ended, and their tasks are about to notice.
             None => Pick::Wait,
         }
     }
 
-    fn none(&self) -> Pick {
-        if self.entries.values().any(|entry| matches!(entry.state, State::Connecting)) {
+    fn without_connection(&self) -> Pick {
+        if self.by_id.values().any(|entry| matches!(entry.state, EntryState::Connecting)) {
             return Pick::Wait;
         }
-        let last = self.last.as_deref().unwrap_or("none has failed");
-        Pick::Fail(match self.entries.len() {
+        let last = match &self.last {
+            Some((uri, error)) => format!("{uri}: {error}"),
+            None => "none has failed".into(),
+        };
+        let message = match self.by_id.len() {
             0 => "there is no endpoint to call".into(),
             1 => format!("the endpoint is down: {last}"),
             count => format!("all {count} endpoints are down, the last one to fail was {last}"),
-        })
+        };
+        let source = self.last.as_ref().map(|(_, error)| Arc::clone(error));
+        Pick::Fail(BalanceError::unavailable(message, source))
     }
 }
 
 impl Entry {
     fn status(&self) -> EndpointStatus {
         let (state, calls) = match &self.state {
-            State::Connecting => (EndpointState::Connecting, 0),
-            State::Up(link) => (EndpointState::Up(link.info().clone()), link.load()),
-            State::Down(reason) => (EndpointState::Down(Arc::clone(reason)), 0),
+            EntryState::Connecting => (EndpointState::Connecting, 0),
+            EntryState::Up(connection) => (EndpointState::Up(connection.info().clone()), connection.load()),
+            EntryState::Down(reason) => (EndpointState::Down(Arc::clone(reason)), 0),
         };
         EndpointStatus { uri: self.uri.clone(), state, calls }
     }

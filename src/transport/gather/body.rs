@@ -1,4 +1,4 @@
-//! The body that puts uncopied fields back into their places.
+//! The body that puts the fields that were not copied into their places.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -11,10 +11,10 @@ use tonic::body::Body;
 
 use super::pieces::{self, Partial};
 
-/// Length of what precedes a message in the body: a flag and the length of the message.
+/// Bytes before each message in the body: a flag and the length of the message.
 const PREFIX: usize = 5;
 
-/// A body of encoded messages with the pieces that their codec left out.
+/// A body of encoded messages, with the pieces that the codec did not copy.
 #[derive(Debug)]
 pub(super) struct GatherBody {
     inner: Body,
@@ -62,14 +62,14 @@ impl http_body::Body for GatherBody {
     }
 }
 
-/// Somebody encoded for another body while this one was polled.
+/// Returns the error of a body whose messages don't fit the pieces, because another body encoded a message while this body was polled.
 fn misplaced() -> Status {
     Status::internal(
         "a message was encoded with GatherCodec for a body that is not gathered, inside one that is",
     )
 }
 
-/// The messages of `data` made whole.
+/// Puts the pieces into the messages of `data`.
 fn assemble(mut data: Bytes, partial: Vec<Partial>) -> Result<VecDeque<Bytes>, Status> {
     let mut output = Output::default();
     let mut partial = partial.into_iter().peekable();
@@ -100,8 +100,8 @@ fn assemble(mut data: Bytes, partial: Vec<Partial>) -> Result<VecDeque<Bytes>, S
             ))
         })?;
         message.advance(PREFIX);
-        output.gathered.put_u8(0);
-        output.gathered.put_u32(length);
+        output.copied.put_u8(0);
+        output.copied.put_u32(length);
         let mut at = 0;
         for piece in found.pieces {
             output.small(message.split_to(piece.at - at));
@@ -116,34 +116,34 @@ fn assemble(mut data: Bytes, partial: Vec<Partial>) -> Result<VecDeque<Bytes>, S
     Ok(output.finish())
 }
 
-/// What goes into frames of its own, and what is gathered into one.
+/// The frames of the body: large pieces in their own frames, small ones copied together.
 #[derive(Debug, Default)]
 struct Output {
     frames: VecDeque<Bytes>,
-    gathered: BytesMut,
+    copied: BytesMut,
 }
 
 impl Output {
-    /// Copying up to here costs less than a frame.
+    /// The longest piece that is copied, in bytes. Up to this length a copy costs less than a frame.
     const COPY: usize = 4096;
-    /// Frames before a large one are filled up to a multiple of this, a page. What is large then lies in the receiver's
-    /// buffers as it does when all was copied into one: not a few bytes further into a page than where it was read to,
-    /// between which some processors copy 15 times slower (see `verbs::copy`).
+    /// A frame before a large one is filled up to a multiple of this length, a page. The large piece then has the same place within a
+    /// page in the receiver's buffers as in a body that was copied whole. If the two places differ by a few bytes, some processors copy
+    /// 15 times slower (`copy.rs` in the package `verbs`).
     const ALIGNMENT: usize = 4096;
 
     fn small(&mut self, bytes: Bytes) {
         if bytes.len() > Self::COPY {
             self.large(bytes);
         } else {
-            self.gathered.extend_from_slice(&bytes);
+            self.copied.extend_from_slice(&bytes);
         }
     }
 
     fn large(&mut self, mut bytes: Bytes) {
-        if !self.gathered.is_empty() {
-            let missing = self.gathered.len().next_multiple_of(Self::ALIGNMENT) - self.gathered.len();
-            self.gathered.extend_from_slice(&bytes.split_to(missing.min(bytes.len())));
-            self.frames.push_back(self.gathered.split().freeze());
+        if !self.copied.is_empty() {
+            let missing = self.copied.len().next_multiple_of(Self::ALIGNMENT) - self.copied.len();
+            self.copied.extend_from_slice(&bytes.split_to(missing.min(bytes.len())));
+            self.frames.push_back(self.copied.split().freeze());
         }
         if !bytes.is_empty() {
             self.frames.push_back(bytes);
@@ -151,8 +151,8 @@ impl Output {
     }
 
     fn finish(mut self) -> VecDeque<Bytes> {
-        if !self.gathered.is_empty() {
-            self.frames.push_back(self.gathered.freeze());
+        if !self.copied.is_empty() {
+            self.frames.push_back(self.copied.freeze());
         }
         self.frames
     }
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use tonic_rdma_verbs::internal::LargePart;
 
-    /// `content` as a message of a body.
+    /// Returns `content` as a message of a body.
     fn framed(content: &[u8]) -> Vec<u8> {
         let mut framed = vec![0];
         framed.put_u32(content.len() as u32);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_go_where_they_belong() {
+    fn pieces_are_put_into_their_places() {
         let data = [framed(b"one"), framed(b"abef"), framed(b""), framed(b"xy")].concat();
         let partial = vec![partial(1, 4, &[(2, b"cd"), (4, b"gh")]), partial(3, 2, &[(0, b"-"), (0, b"+")])];
         let frames = assemble(data.into(), partial).unwrap();
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_an_error() {
+    fn messages_that_do_not_fit_the_pieces_are_an_error() {
         let data = Bytes::from(framed(b"abcd"));
         let fits = || vec![partial(0, 4, &[(2, b"-")])];
         assert!(assemble(data.clone(), fits()).is_ok());

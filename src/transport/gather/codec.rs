@@ -1,8 +1,9 @@
-//! The codec that leaves large fields uncopied when somebody takes them.
+//! The codec that does not copy large fields if the body collects them.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
-use prost::Message;
+use prost::{EncodeError, Message};
 use tonic::Status;
 use tonic::codec::{Codec, EncodeBuf, Encoder};
 use tonic_prost::ProstDecoder;
@@ -10,11 +11,11 @@ use tonic_prost::ProstDecoder;
 use super::{THRESHOLD, pieces};
 use tonic_rdma_verbs::internal::GatherBuf;
 
-/// Encodes and decodes protocol buffers as [`ProstCodec`](tonic_prost::ProstCodec) does, and leaves large `bytes` fields
-/// uncopied where [`requests`](super::requests) or [`responses`](super::responses) takes them: see the [module](super).
+/// Encodes and decodes protocol buffers as [`ProstCodec`](tonic_prost::ProstCodec) does, but does not copy large `bytes` fields where
+/// [`requests`](super::requests) or [`responses`](super::responses) collects them.
 ///
-/// Generated code names it, by `codec_path("tonic_rdma::gather::GatherCodec")` in the build script. A client that is written
-/// by hand makes one for each call:
+/// Generated code names this codec if the build script has `codec_path("tonic_rdma::gather::GatherCodec")`. A client that is written by
+/// hand makes a codec for each call:
 ///
 /// ```no_run
 /// # use http::uri::PathAndQuery;
@@ -60,7 +61,7 @@ where
     }
 }
 
-/// The [`Encoder`] of [`GatherCodec`]: what [`Codec::encoder`] returns for it.
+/// The [`Encoder`] of [`GatherCodec`].
 #[derive(Clone, Debug)]
 pub struct GatherEncoder<T> {
     messages: PhantomData<fn(T)>,
@@ -71,7 +72,11 @@ impl<T: Message> Encoder for GatherEncoder<T> {
     type Error = Status;
 
     fn encode(&mut self, item: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        let failed = |error| Status::internal(format!("a message that can't be encoded: {error}"));
+        let failed = |error: EncodeError| {
+            let mut status = Status::internal(format!("the message can't be encoded: {error}"));
+            status.set_source(Arc::new(error));
+            status
+        };
         if !pieces::is_collecting() {
             return item.encode(buffer).map_err(failed);
         }

@@ -1,9 +1,9 @@
 //! Sends large `bytes` fields of messages from where they are.
 //!
 //! tonic encodes a message into one buffer, which copies all of it before the first byte is sent. With [`GatherCodec`] in
-//! generated code, and [`requests`] or [`responses`] around a channel or a server, small fields are encoded as ever, and the
-//! content of each `Bytes` field of [`THRESHOLD`] bytes or more goes into the HTTP/2 body by reference. The peer gets the
-//! same bytes as before, and needs no change. It works over any transport, TCP included.
+//! generated code, and [`requests`] or [`responses`] around a channel or a server, small fields are copied as before, and the content of each
+//! `Bytes` field of [`THRESHOLD`] bytes or more goes into the HTTP/2 body by reference. The bytes on the wire stay the same, so the peer
+//! needs no change. It works over any transport, TCP included.
 //!
 //! ```text
 //!  generated code              body                                   HTTP/2
@@ -27,8 +27,8 @@
 //! tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec").compile_fds(descriptors)?;
 //! ```
 //!
-//! Then the end that sends the large messages gets one wrapper: the client for large requests, the server for large
-//! responses. Without a wrapper the codec encodes as tonic's own does.
+//! Then the end that sends the large messages gets one wrapper: the client for large requests, the server for large responses. Without a
+//! wrapper the codec encodes as tonic's own codec does.
 //!
 //! ```
 //! use tonic::transport::{Endpoint, Server};
@@ -74,26 +74,25 @@
 //! # }
 //! ```
 //!
-//! On a network card the transport still copies the payload once, into memory that the card can read, unless it lies in
-//! such memory from the start: see [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending).
-//! [`copies_avoided_bytes`](crate::CounterSnapshot::copies_avoided_bytes) counts what was sent without that copy.
+//! On a network card the transport still copies the payload once, into memory that the card can read. It does not if the payload lies in
+//! such memory from the start: [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending) makes buffers there.
+//! [`copies_avoided_bytes`](crate::CounterSnapshot::copies_avoided_bytes) counts the bytes that were sent without that copy.
 //!
 //! # What it costs
 //!
-//! - A field of [`THRESHOLD`] bytes or more gets DATA frames of its own. Below that length a copy costs less than a frame.
-//! - The field's memory is held until the transport has taken the bytes: the last reference to it goes later than it would
-//!   with a copy.
-//! - The receiver copies as before: out of the transport into HTTP/2's buffer, and from there into tonic's.
+//! - A field of [`THRESHOLD`] bytes or more gets its own DATA frames. Below that length a copy costs less than a frame.
+//! - The field's memory is held until the transport has taken the bytes, so it is freed later than with a copy.
+//! - The receiver copies as before: from the transport into HTTP/2's buffer, and from there into tonic's buffer.
 //!
 //! # Limits
 //!
 //! - `max_encoding_message_size` counts the bytes that are encoded by copying. Bytes that go by reference don't count.
 //! - A message, large fields included, has less than 4 GiB, as gRPC's length prefix has 32 bits. A longer one fails with
 //!   RESOURCE_EXHAUSTED.
-//! - Inside a gathered body no other body may be polled that encodes with the same codec: such a call fails with INTERNAL.
-//!   Generated code does not do this.
+//! - A gathered body must not poll another body that encodes with the same codec: such a call fails with INTERNAL. Generated code does
+//!   not do this.
 //!
-//! The book's page on gathered messages has the measurements, and the design.
+//! The book's page on gathered messages has the measurements and the design.
 
 mod body;
 mod codec;
@@ -107,14 +106,13 @@ pub use codec::{GatherCodec, GatherEncoder};
 
 use body::GatherBody;
 
-/// Shortest content of a `bytes` field that goes by reference: from here on a copy costs more than another DATA frame.
+/// The shortest content of a `bytes` field that goes by reference, in bytes. From this length on a copy costs more than another DATA frame.
 pub const THRESHOLD: usize = 32 * 1024;
 
-/// A channel, or any other service that a generated client takes, that sends large fields by reference: what [`requests`]
-/// returns.
+/// The service that [`requests`] returns: a channel that sends large fields by reference.
 pub type GatherRequests<S> = MapRequest<S, fn(Request<Body>) -> Request<Body>>;
 
-/// A layer for a server that sends large fields by reference: what [`responses`] returns.
+/// The layer that [`responses`] returns: a server with this layer sends large fields by reference.
 pub type GatherResponses = MapResponseLayer<fn(Response<Body>) -> Response<Body>>;
 
 /// Wraps a channel for a generated client, so that large fields of its requests go by reference.
@@ -138,8 +136,7 @@ pub fn requests<S>(channel: S) -> GatherRequests<S> {
     MapRequest::new(channel, gather_request as fn(Request<Body>) -> Request<Body>)
 }
 
-/// Returns the layer for [`Server::layer`](tonic::transport::Server::layer) with which large fields of responses go by
-/// reference.
+/// Returns a layer for [`Server::layer`](tonic::transport::Server::layer). With this layer, large fields of responses go by reference.
 ///
 /// The generated code has to use [`GatherCodec`].
 ///

@@ -1,7 +1,7 @@
-//! How what a codec did not copy gets past tonic, which knows of one buffer only.
+//! The list of pieces that the codec did not copy. It passes them by tonic, which knows one buffer only.
 //!
-//! tonic polls the codec from within the body's `poll_frame`, in the same thread, and yields all that was encoded
-//! before it returns. So the body opens a list around the poll, and the codec leaves in it what it did not copy.
+//! tonic calls the codec inside the body's `poll_frame`, in the same thread, and returns everything that was encoded. So the body opens a
+//! list before the poll, the codec adds its pieces to the list, and the body takes the list after the poll.
 
 use std::cell::RefCell;
 
@@ -10,46 +10,46 @@ use tonic_rdma_verbs::internal::LargePart;
 /// A message that is not whole in tonic's buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Partial {
-    /// Its place among the messages that were encoded during the poll.
+    /// The number of the message among the messages that were encoded during the poll.
     pub(super) index: usize,
-    /// Bytes of it in tonic's buffer, without the prefix of the frame.
+    /// Its bytes in tonic's buffer, without the prefix of the frame.
     pub(super) copied: usize,
-    /// What is missing there.
+    /// The pieces that are not in tonic's buffer.
     pub(super) pieces: Vec<LargePart>,
 }
 
 #[derive(Debug, Default)]
-struct List {
+struct PieceList {
     messages: usize,
     partial: Vec<Partial>,
 }
 
 thread_local! {
-    static LIST: RefCell<Option<List>> = const { RefCell::new(None) };
+    static LIST: RefCell<Option<PieceList>> = const { RefCell::new(None) };
 }
 
-/// Runs `poll` with an empty list, and returns what was left in it.
+/// Runs `poll` with an empty list, and returns the messages that were added to it.
 pub(super) fn collect<R>(poll: impl FnOnce() -> R) -> (R, Vec<Partial>) {
-    /// Puts the list of an outer body back, also when `poll` panics.
-    struct Outer(Option<List>);
+    /// Puts the list of an outer body back, also after a panic in `poll`.
+    struct Outer(Option<PieceList>);
     impl Drop for Outer {
         fn drop(&mut self) {
             LIST.with_borrow_mut(|list| *list = self.0.take());
         }
     }
-    let outer = Outer(LIST.with_borrow_mut(|list| list.replace(List::default())));
+    let outer = Outer(LIST.with_borrow_mut(|list| list.replace(PieceList::default())));
     let result = poll();
     let list = LIST.with_borrow_mut(Option::take);
     drop(outer);
     (result, list.map(|list| list.partial).unwrap_or_default())
 }
 
-/// Whether a body collects what is not copied.
+/// Returns whether a body collects pieces that are not copied.
 pub(super) fn is_collecting() -> bool {
     LIST.with_borrow(Option::is_some)
 }
 
-/// A message was encoded: `copied` bytes of it into tonic's buffer, and not `pieces`.
+/// Notes that a message was encoded: `copied` bytes of it are in tonic's buffer, and `pieces` are not.
 pub(super) fn add(copied: usize, pieces: Vec<LargePart>) {
     LIST.with_borrow_mut(|list| {
         if let Some(list) = list {

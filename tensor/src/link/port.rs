@@ -145,7 +145,7 @@ impl Port {
             drop(state);
             return Err(refuse(transfer, self.fault()));
         };
-        if flights.len() >= Self::WAITING {
+        if flights.unfinished() >= Self::WAITING {
             drop(state);
             return Err(refuse(transfer, ChannelError::Busy(Self::WAITING)));
         }

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use ibverbs_sys as sys;
 use rustix::fs::OFlags;
@@ -96,9 +96,9 @@ symbols! {
 
 /// Returns the library. The first call loads it; its result stays for the life of the process.
 pub(super) fn library() -> Result<&'static Library, VerbsError> {
-    static LOADED: OnceLock<Result<Library, String>> = OnceLock::new();
+    static LOADED: OnceLock<Result<Library, Arc<libloading::Error>>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| {
-        let library = Library::load(FILE).map_err(|error| error.to_string())?;
+        let library = Library::load(FILE)?;
         // Before the first registration: otherwise a child process of a fork could take the parent's pages away from
         // the device (man 3 ibv_fork_init).
         // SAFETY: takes no arguments, and is called before any other function of the library.
@@ -111,10 +111,10 @@ pub(super) fn library() -> Result<&'static Library, VerbsError> {
         }
         Ok(library)
     });
-    loaded.as_ref().map_err(|reason| VerbsError::Library {
+    loaded.as_ref().map_err(|error| VerbsError::Library {
         library: FILE,
-        reason: reason.clone(),
         install: PACKAGE,
+        source: Arc::clone(error) as _,
     })
 }
 

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use crate::sync::lock;
 
 /// Buffers by address, with a value for each buffer.
 ///
@@ -105,7 +107,7 @@ impl<V> AddressIndex<V> {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, IndexedBuffer<V>>> {
-        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.buffers)
     }
 }
 

@@ -16,6 +16,7 @@ const LENGTH: usize = 64 << 10;
 /// Address for requests: an address that nothing else has, at the page offset of the memory.
 const IOVA: u64 = 0x7000_0000_0000;
 
+/// Prints a part of the test that is not run, and why.
 fn note(what: &str) {
     let _ = writeln!(std::io::stderr(), "left out: {what}");
 }

@@ -262,12 +262,12 @@ fn an_address_that_does_not_answer() {
     side.pair.to_rts(&side.settings).unwrap();
     let (a, b) = connected(&Device, &Options::default());
     until_placed(&Device, &a, &b);
-    let (say, hear) = std::sync::mpsc::channel();
+    let (dropped, wait_for_drop) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         drop(side);
-        say.send(()).unwrap();
+        dropped.send(()).unwrap();
     });
-    hear.recv_timeout(PATIENCE).unwrap();
+    wait_for_drop.recv_timeout(PATIENCE).unwrap();
     until_placed(&Device, &b, &a);
 }
 

@@ -32,8 +32,7 @@ fn sides(fabric: &dyn Fabric) -> (Side, Side) {
 
 /// Returns a pseudo-random number, which is equal in each run.
 fn random(round: u64, salt: u64) -> usize {
-    let mixed = (round * 4 + salt + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33) as usize
+    fastrand::Rng::with_seed(round * 4 + salt + 1).usize(..)
 }
 
 /// Returns the bytes moved in a round: 8 to 1 MiB, mostly few.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::task::JoinError;
-use tonic_rdma_tensor::ChannelError;
+use tonic_rdma_tensor::{ChannelError, ShapeError, TensorError};
 
 use crate::compare::modes::placement::record::Discrepancy;
 use crate::measure::payload::reduce::Reduced;
@@ -27,8 +27,12 @@ pub(crate) enum CallError {
     #[error(transparent)]
     Channel(#[from] ChannelError),
     #[error(transparent)]
+    Shape(#[from] ShapeError),
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    #[error(transparent)]
     Discrepancy(#[from] Discrepancy),
-    #[error("nothing was prepared for it")]
+    #[error("the operation was not prepared")]
     Unprepared,
     #[error("there is no memory for {} more", units::rough_size(*.0))]
     Memory(u64),
@@ -42,7 +46,7 @@ impl CallError {
     /// Returns whether the content that arrived differs from the content that was sent.
     pub(crate) fn is_mismatch(&self) -> bool {
         match self {
-            Self::Status(_) | Self::Channel(_) | Self::Crash(_) => false,
+            Self::Status(_) | Self::Channel(_) | Self::Shape(_) | Self::Tensor(_) | Self::Crash(_) => false,
             Self::Unprepared | Self::Memory(_) | Self::NoAnswer(_) => false,
             Self::Length { .. }
             | Self::Content { .. }

@@ -100,10 +100,9 @@ impl Operations {
     /// Makes the operations of `load`, with content that begins with `seed`, and the results of consuming them if
     /// `consumed`.
     pub(crate) fn new(load: Load, seed: u64, consumed: bool) -> Result<Self, Failure> {
-        let room = layout::room(load);
-        let content = usize::try_from(room).ok().and_then(|room| Content::new(room, seed).ok());
-        let content =
-            content.ok_or_else(|| Failure::usage(format!("{}: there is no memory for it", load.label())))?;
+        let no_memory = || Failure::usage(format!("{}: there is no memory for it", load.label()));
+        let bytes = usize::try_from(layout::room(load)).map_err(|error| no_memory().because(error))?;
+        let content = Content::new(bytes, seed).map_err(|error| no_memory().because(error))?;
         let items = match load {
             Load::Size(bytes) => {
                 let put = |index| {

@@ -36,8 +36,8 @@ fn fits(cells: &[Cell], modes: &[Mode], direction: Direction, available: Option<
 fn needed(cell: Cell, modes: &[Mode]) -> u64 {
     let taking_part = || modes.iter().filter(|mode| cell.beyond(**mode).is_none());
     let kept = taking_part().map(|mode| kept(cell, *mode)).fold(0, u64::saturating_add);
-    let on_the_way = taking_part().map(|mode| on_the_way(cell, *mode)).max().unwrap_or(0);
-    room(cell.load).saturating_add(kept).saturating_add(on_the_way)
+    let in_flight = taking_part().map(|mode| in_flight(cell, *mode)).max().unwrap_or(0);
+    room(cell.load).saturating_add(kept).saturating_add(in_flight)
 }
 
 /// Returns the memory that `mode` keeps during the whole cell, including the turns of other modes.
@@ -64,7 +64,7 @@ fn kept(cell: Cell, mode: Mode) -> u64 {
 }
 
 /// Returns the memory of `mode`'s messages in flight.
-fn on_the_way(cell: Cell, mode: Mode) -> u64 {
+fn in_flight(cell: Cell, mode: Mode) -> u64 {
     let calls = cell.load.largest_call().saturating_mul(cell.inflight as u64);
     let calls = match cell.load {
         Load::Workload(workload) if workload.is_set() => calls.min(workload.largest_operation()),

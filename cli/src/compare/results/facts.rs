@@ -76,7 +76,7 @@ impl Facts {
     /// Describes the use of payloads by receivers.
     fn receiver(&self) -> String {
         match self.reducing_modes.as_slice() {
-            [] => "only checks payloads, in all modes".to_owned(),
+            [] => "leaves payloads as they are after the check, in all modes".to_owned(),
             modes => {
                 let when = match self.direction {
                     Direction::Up => "before it answers",

@@ -68,8 +68,8 @@ fn exit_with_parent() -> Result<(), Failure> {
     thread.map(drop).map_err(|error| Failure::run("can't start a thread").because(error))
 }
 
-fn announce(hello: &StartReport) -> Result<(), Failure> {
-    let line = serde_json::to_string(hello)
+fn announce(report: &StartReport) -> Result<(), Failure> {
+    let line = serde_json::to_string(report)
         .map_err(|error| Failure::run("can't make JSON of the start report").because(error))?;
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))

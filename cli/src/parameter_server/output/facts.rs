@@ -82,7 +82,7 @@ impl TrainingFacts {
             (
                 "receivers",
                 match self.consume {
-                    Consume::None => "only check tensors".to_owned(),
+                    Consume::None => "leave tensors as they are after the check".to_owned(),
                     _ => "consume each tensor by reduce_max (f32), in all modes".to_owned(),
                 },
             ),

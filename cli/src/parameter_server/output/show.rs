@@ -94,7 +94,7 @@ fn fields(row: &TrainingRow, rows: &[TrainingRow]) -> Vec<String> {
 
 /// Explains the columns that need an explanation.
 fn legend(rows: &[TrainingRow]) -> String {
-    let mut legend = "mini-batches/s: of all workers together, median of the turns. p50: time of a worker's mini-batch: all \
+    let mut legend = "mini-batches/s: of all workers together, median of the turns. p50: median time of a worker's mini-batch: all \
                       variables pulled, then all gradients pushed and consumed. GB/s: both directions together. CPU: user + system \
                       time of all processes."
         .to_owned();

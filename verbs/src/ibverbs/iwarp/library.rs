@@ -1,7 +1,7 @@
 //! librdmacm, loaded at run time, and its structures that ibverbs-sys lacks (`rdma/rdma_cma.h`).
 
 use std::ffi::{c_int, c_void};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use ibverbs_sys as sys;
 
@@ -34,12 +34,12 @@ symbols! {
 
 /// Returns the library. The first call loads it.
 pub(crate) fn library() -> Result<&'static ConnectionLibrary, VerbsError> {
-    static LOADED: OnceLock<Result<ConnectionLibrary, String>> = OnceLock::new();
-    let loaded = LOADED.get_or_init(|| ConnectionLibrary::load(FILE).map_err(|error| error.to_string()));
-    loaded.as_ref().map_err(|reason| VerbsError::Library {
+    static LOADED: OnceLock<Result<ConnectionLibrary, Arc<libloading::Error>>> = OnceLock::new();
+    let loaded = LOADED.get_or_init(|| ConnectionLibrary::load(FILE).map_err(Arc::new));
+    loaded.as_ref().map_err(|error| VerbsError::Library {
         library: FILE,
-        reason: reason.clone(),
         install: "librdmacm1",
+        source: Arc::clone(error) as _,
     })
 }
 

@@ -103,7 +103,7 @@ impl<T> InFlight<T> {
     }
 
     /// Returns the number of transfers that have not ended.
-    pub fn len(&self) -> usize {
+    pub fn unfinished(&self) -> usize {
         self.transfers.len()
     }
 

@@ -23,6 +23,7 @@ pub struct Block {
 }
 
 impl Block {
+    /// Makes a block of a held piece, for a request of `length` bytes.
     pub(crate) fn new(held: HeldPiece, length: usize) -> Self {
         Self { held, length }
     }

@@ -19,6 +19,7 @@ pub struct RegisteredBuf {
 }
 
 impl RegisteredBuf {
+    /// Makes a buffer of the first `length` bytes of a held piece.
     pub(crate) fn new(held: HeldPiece, length: usize) -> Self {
         debug_assert!(length <= held.capacity());
         Self { held, length }

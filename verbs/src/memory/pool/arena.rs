@@ -22,9 +22,9 @@ pub(crate) struct Piece {
     pub(crate) slab: Arc<Slab>,
     /// Key of the slab in the arena.
     key: usize,
-    /// First byte, from the start of the slab.
+    /// Offset of the first byte in the slab.
     pub(crate) offset: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) capacity: usize,
 }
 
@@ -45,6 +45,7 @@ pub(crate) struct Arena {
     largest: usize,
 }
 
+/// A slab of the arena.
 #[derive(Debug)]
 struct ArenaSlab {
     slab: Arc<Slab>,
@@ -56,6 +57,7 @@ struct ArenaSlab {
     free: Option<FreeRanges>,
 }
 
+/// The place of a free piece: the key of its slab, and the offset in the slab.
 #[derive(Clone, Copy, Debug)]
 struct PiecePlace {
     key: usize,

@@ -19,6 +19,7 @@ pub(crate) struct HeldPiece {
 }
 
 impl HeldPiece {
+    /// Makes a held piece, which will return to the pool of `shared`.
     pub(crate) fn new(piece: Piece, quota: Quota, purpose: Purpose, shared: Arc<PoolShared>) -> Self {
         Self { piece, quota, purpose, shared }
     }

@@ -1,7 +1,7 @@
 //! The state that a pool and all its pieces share.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::super::budget::{Budget, Reservation};
 use super::super::error::PoolError;
@@ -9,6 +9,7 @@ use super::super::settings::{PoolSettings, PoolStatistics, Quota};
 use super::arena::{Arena, Piece, Purpose};
 use super::frozen::{FrozenBuffer, FrozenIndex};
 use super::slab::Slab;
+use crate::sync::lock;
 use crate::{Access, ProtectionDomain};
 
 /// Bytes of the smallest slab that a pool starts with. A budget that runs out makes smaller slabs.
@@ -226,6 +227,6 @@ impl PoolShared {
     }
 
     fn lock(&self) -> MutexGuard<'_, PoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }

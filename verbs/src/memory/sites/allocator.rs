@@ -1,7 +1,7 @@
 //! The allocator of a program.
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::buffer::SiteBuf;
 use super::record::SiteRecord;
@@ -10,6 +10,7 @@ use super::table::SiteTable;
 use super::unsent::SHORTEST;
 use crate::memory::pieces::RegisteredBuf;
 use crate::memory::pool::Pool;
+use crate::sync::lock;
 
 /// Settings of a [`SiteAllocator`].
 ///
@@ -247,7 +248,7 @@ impl AllocatorShared {
     }
 
     fn table(&self) -> MutexGuard<'_, SiteTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 }
 

@@ -79,11 +79,9 @@ mod report;
 mod table;
 #[cfg(test)]
 mod tests;
-mod unsent;
+pub(super) mod unsent;
 
 pub use allocator::{SiteAllocator, SiteSettings};
 pub use buffer::SiteBuf;
 pub use report::{PlacementReason, Site, SitePlacement, SiteReport, SiteStatus};
-#[doc(hidden)]
-pub use unsent::sent_slices;
 pub use unsent::{SHORTEST, sent};

@@ -1,10 +1,11 @@
 //! The record of one site: its counters, and the place of its buffers.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::report::{PlacementReason, Site, SitePlacement, SiteStatus};
 use crate::memory::error::PoolError;
+use crate::sync::lock;
 
 /// A site: counters of allocations and of sent buffers, and the decision made from them at the end of the last iteration.
 #[derive(Debug)]
@@ -128,7 +129,7 @@ impl SiteRecord {
     }
 
     fn learned(&self) -> MutexGuard<'_, Learned> {
-        self.learned.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.learned)
     }
 }
 

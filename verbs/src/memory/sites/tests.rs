@@ -7,6 +7,7 @@ use std::thread;
 use bytes::{BufMut, Bytes};
 use proptest::prelude::*;
 
+use super::unsent::sent_slices;
 use super::*;
 use crate::memory::tests::{pool, small};
 use crate::memory::{Pool, PoolSettings};

@@ -255,7 +255,7 @@ impl PartialOrd for Deadline {
 }
 
 impl Ord for Deadline {
-    /// The earliest is the greatest, for the heap.
+    /// Orders the earliest deadline as the greatest, for the heap.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         other.when.cmp(&self.when)
     }

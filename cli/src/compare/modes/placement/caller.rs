@@ -54,7 +54,7 @@ impl PlacementCaller {
         rdma: &Rdma,
         reduces: bool,
     ) -> Result<(Self, RdmaConnection), Failure> {
-        let failed = |error| Failure::run(format!("{mode}")).because(error);
+        let failed = |error| Failure::run(format!("can't connect in mode {mode}")).because(error);
         let device = RdmaDevice::without_listener(rdma.tensor_settings()).map_err(failed)?;
         let channel = device.channel(endpoint, 0).await.map_err(failed)?;
         let (provider, name) = channel.device();

@@ -308,10 +308,10 @@ fn tensors(content: &[u8], seed: u64, lengths: &Arc<[u64]>) -> Result<Vec<Vec<Te
     let pool = Pool::for_sending(bytes.saturating_mul(2).saturating_add(4 << 20));
     let mut buffer = pool.allocate(content.len()).map_err(|_| CallError::Memory(bytes))?;
     buffer.copy_from_slice(content);
-    let whole = Tensor::from_buffer(spec(bytes)?, buffer).map_err(local)?;
+    let whole = Tensor::from_buffer(spec(bytes)?, buffer)?;
     let tensor = |(seed_of_tensor, length): (u64, &u64)| {
         let start = offset_of(seed_of_tensor, seed);
-        whole.slice(start..start + length).map_err(local)
+        Ok(whole.slice(start..start + length)?)
     };
     let variant = |variant| {
         let first = variant_seed(seed, variant);
@@ -321,13 +321,9 @@ fn tensors(content: &[u8], seed: u64, lengths: &Arc<[u64]>) -> Result<Vec<Vec<Te
 }
 
 fn spec(bytes: u64) -> Result<tonic_rdma_tensor::TensorSpec, CallError> {
-    geometry::spec(bytes).map_err(local)
+    Ok(geometry::spec(bytes)?)
 }
 
 fn length(bytes: u64) -> Result<usize, CallError> {
     usize::try_from(bytes).map_err(|_| CallError::Memory(bytes))
-}
-
-fn local(error: impl std::fmt::Display) -> CallError {
-    CallError::Channel(ChannelError::Local(error.to_string().into()))
 }

@@ -17,6 +17,7 @@ use tonic_rdma_tensor::{ChannelError, RdmaDevice};
 
 use super::receiver::{ReceiverCommand, receive};
 use super::sink::{Sink, SinkSettings};
+use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::cell::Load;
 use crate::measure::payload::consume::Consume;
@@ -100,7 +101,7 @@ impl Placement for PlacementService {
     async fn end(&self, request: Request<EndRequest>) -> Result<Response<EndReply>, Status> {
         let mode = request.into_inner().mode;
         let record = self.command(&mode, |ended| ReceiverCommand::End { ended }).await?;
-        record.map(|record| Response::new(record.into())).map_err(|error| refusal(&error))
+        record.map(|record| Response::new(record.into())).map_err(|error| refusal(&error.into()))
     }
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<ReleaseReply>, Status> {
@@ -126,9 +127,9 @@ fn wanted(load: Option<Wanted>) -> Result<Load, Status> {
     }
 }
 
-fn refusal(error: &ChannelError) -> Status {
+fn refusal(error: &CallError) -> Status {
     match error {
-        ChannelError::Memory(_) => Status::resource_exhausted(error.to_string()),
+        CallError::Channel(ChannelError::Memory(_)) => Status::resource_exhausted(error.to_string()),
         _ => Status::internal(error.to_string()),
     }
 }

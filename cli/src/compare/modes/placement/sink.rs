@@ -9,6 +9,7 @@ use super::geometry::{self, Batch, Geometry, header_name, region_name, seeds_in_
 use super::inspector::{Inspector, both};
 use super::record::Record;
 use super::yield_timer::YieldTimer;
+use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::cell::Load;
 use crate::measure::payload::reduce::Reduced;
@@ -66,18 +67,17 @@ struct BatchSlot {
 
 impl Sink {
     /// Makes the places that `settings` ask for.
-    pub(super) fn new(device: &RdmaDevice, settings: &SinkSettings) -> Result<Self, ChannelError> {
+    pub(super) fn new(device: &RdmaDevice, settings: &SinkSettings) -> Result<Self, CallError> {
         let SinkSettings { mode, load, seed, depth, reduces } = *settings;
         let receiver = |name: String, bytes: u64, depth| {
-            let spec =
-                geometry::spec(bytes).map_err(|error| ChannelError::Local(error.to_string().into()))?;
-            device.static_receiver(&name, &spec, depth)
+            let spec = geometry::spec(bytes)?;
+            Ok(device.static_receiver(&name, &spec, depth)?)
         };
         let places = match Geometry::of(load, seed) {
             Geometry::Slots(lengths) => {
                 let slots = lengths.iter().enumerate();
                 let slots = slots.map(|(index, bytes)| receiver(slot_name(mode, index), *bytes, depth));
-                let slots = slots.collect::<Result<_, _>>()?;
+                let slots = slots.collect::<Result<_, CallError>>()?;
                 Places::Slots { slots, operation: SlotOperation::new(lengths) }
             }
             Geometry::Batch(batch) => {

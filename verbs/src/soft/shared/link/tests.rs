@@ -40,7 +40,7 @@ fn segment(key: u32, length: usize) -> LocalSegment {
     unsafe { LocalSegment::new(&stub, 0..length) }
 }
 
-/// A link of `receives`, mapped twice as in two processes.
+/// Creates a link for `receives`, mapped twice as in two processes.
 fn both(receives: u32, segments: u32) -> (Link, Link) {
     let shape = Shape { receives, segments };
     let (owner, fd) = Link::create(shape, 42).unwrap();

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::pages;
+use tonic_rdma_checks::pages;
 
 /// The pages that quote messages, and the heads of the columns that have them.
 const PAGES: [&str; 2] = ["logs.md", "troubleshooting.md"];

@@ -3,24 +3,22 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::{files_of, read, root};
+
 /// Where the book's pages are, which its web site is made of.
-pub(crate) const BOOK: &str = "docs/book/src";
+pub const BOOK: &str = "docs/book/src";
 
 /// A page of Markdown, with the files that it includes.
 #[derive(Debug)]
-pub(crate) struct Page {
+pub struct Page {
     /// Its path from the root of the repository.
-    pub(crate) path: PathBuf,
-    pub(crate) text: String,
-}
-
-/// Returns the root of the repository.
-pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    pub path: PathBuf,
+    /// Its Markdown.
+    pub text: String,
 }
 
 /// Returns all pages that are checked: `*.md` of the root, and all below `docs`.
-pub(crate) fn all() -> Vec<Page> {
+pub fn all() -> Vec<Page> {
     let beside = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "md");
     let mut paths: Vec<PathBuf> =
         fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().path()).filter(beside).collect();
@@ -30,7 +28,7 @@ pub(crate) fn all() -> Vec<Page> {
 }
 
 /// Returns the book's pages whose names begin with `prefix`.
-pub(crate) fn of_book(prefix: &str) -> Vec<Page> {
+pub fn of_book(prefix: &str) -> Vec<Page> {
     let begins = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with(prefix);
     let found: Vec<Page> = files_of(&root().join(BOOK), "md")
         .iter()
@@ -42,8 +40,10 @@ pub(crate) fn of_book(prefix: &str) -> Vec<Page> {
 }
 
 /// Returns the sources of the library and of the command, without those of their tests.
-pub(crate) fn sources() -> Vec<(PathBuf, String)> {
-    let files = ["src", "cli/src"].into_iter().flat_map(|folder| files_of(&root().join(folder), "rs"));
+pub fn sources() -> Vec<(PathBuf, String)> {
+    let files = ["src", "tensor/src", "verbs/src", "cli/src"]
+        .into_iter()
+        .flat_map(|folder| files_of(&root().join(folder), "rs"));
     let is_test = |path: &PathBuf| path.components().any(|part| part.as_os_str() == "tests");
     files.filter(|path| !is_test(path)).map(|path| (path.clone(), read(&path))).collect()
 }
@@ -55,7 +55,7 @@ impl Page {
     }
 
     /// Returns its text without blocks of code.
-    pub(crate) fn prose(&self) -> String {
+    pub fn prose(&self) -> String {
         let mut in_code = false;
         let is_prose = |line: &&str| {
             let fence = line.trim_start().starts_with("```");
@@ -66,7 +66,7 @@ impl Page {
     }
 
     /// Returns the cells of its tables' rows, each row with the first cell of its table's head.
-    pub(crate) fn rows(&self) -> Vec<(String, Vec<String>)> {
+    pub fn rows(&self) -> Vec<(String, Vec<String>)> {
         let mut rows = Vec::new();
         let mut head: Option<String> = None;
         for line in self.prose().lines() {
@@ -87,7 +87,7 @@ impl Page {
 }
 
 /// Returns the pieces of inline code of a text, and the text without them.
-pub(crate) fn inline_code(prose: &str) -> (Vec<String>, String) {
+pub fn inline_code(prose: &str) -> (Vec<String>, String) {
     let (mut code, mut rest) = (Vec::new(), String::new());
     // A piece may go over the end of a line, not over the end of a paragraph.
     for paragraph in prose.split("\n\n") {
@@ -113,24 +113,4 @@ fn with_includes(path: &Path, text: &str) -> String {
             None => format!("{line}\n"),
         };
     text.lines().map(line).collect()
-}
-
-pub(crate) fn read(file: &Path) -> String {
-    fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
-}
-
-/// Returns the files below `folder` with names of this ending; none if there is no such folder.
-pub(crate) fn files_of(folder: &Path, ending: &str) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let mut files = Vec::new();
-    for entry in entries {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            files.extend(files_of(&path, ending));
-        } else if path.extension().is_some_and(|found| found == ending) {
-            files.push(path);
-        }
-    }
-    files.sort();
-    files
 }

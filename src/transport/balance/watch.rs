@@ -1,4 +1,4 @@
-//! A connection's life as the balancer has to know it: when the server was first heard of, and when it ended.
+//! Watches one connection for the balancer: the first bytes from the server, and the end of the connection.
 
 use std::error::Error;
 use std::future::Future;
@@ -14,70 +14,70 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tower_service::Service;
 
-use crate::endpoint::EndpointStream;
-use crate::endpoint::RdmaConnectInfo;
+use super::error::Ended;
+use crate::endpoint::{EndpointStream, RdmaConnectInfo};
 use crate::transport::RdmaConnector;
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
-/// What happened to a connection so far.
+/// The state of a connection, shared by its byte stream and the balancer.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(super) struct ConnectionWatch {
     info: Mutex<Option<RdmaConnectInfo>>,
-    heard: Notify,
-    over: AtomicBool,
+    first_bytes: Notify,
+    is_ended: AtomicBool,
     ended: Notify,
 }
 
-impl Line {
-    /// Waits until the server's first bytes came, or the connection ended.
-    pub(super) async fn heard(&self) {
-        self.heard.notified().await;
+impl ConnectionWatch {
+    /// Waits until the server's first bytes arrive, or the connection ends.
+    pub(super) async fn first_bytes(&self) {
+        self.first_bytes.notified().await;
     }
 
-    /// Whether it ended, or is not to be used for further calls.
-    pub(super) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+    /// Returns true if the connection ended, or takes no further calls.
+    pub(super) fn is_ended(&self) -> bool {
+        self.is_ended.load(Ordering::Acquire)
     }
 
-    /// Waits until it is over.
+    /// Waits until the connection ends, or takes no further calls.
     pub(super) async fn ended(&self) {
         self.ended.notified().await;
     }
 
-    /// What was negotiated, once it was connected.
+    /// Returns what was negotiated; `None` before the connection is made.
     pub(super) fn info(&self) -> Option<RdmaConnectInfo> {
         self.info.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends it.
+    /// Marks the connection as ended.
     pub(super) fn end(&self) {
-        self.over.store(true, Ordering::Release);
+        self.is_ended.store(true, Ordering::Release);
         self.ended.notify_one();
-        self.heard.notify_one();
+        self.first_bytes.notify_one();
     }
 }
 
-/// Makes the connection of one channel of tonic's, and tells its line.
+/// Makes the connection of one channel of tonic's, and watches it.
 ///
-/// tonic's channel dials anew for calls that reached it when its connection was no longer to be used. It may do so once,
-/// for the calls that were under way to it when the server said GOAWAY; further attempts would not be held back by
-/// anything, so they are refused. New calls don't come here any more: the first such attempt ends the line.
+/// tonic's channel dials again if calls reach it after its connection stopped taking them. This connector allows one such dial, for the
+/// calls that were on their way when the server sent GOAWAY. It refuses further dials, because no back-off would limit them. The first
+/// further dial marks the connection as ended, so the balancer gives the channel no new calls.
 #[derive(Debug)]
-pub(super) struct LineConnector {
+pub(super) struct WatchedConnector {
     connector: RdmaConnector,
-    line: Arc<Line>,
+    watch: Arc<ConnectionWatch>,
     dials: u32,
 }
 
-impl LineConnector {
-    pub(super) fn new(connector: RdmaConnector, line: Arc<Line>) -> Self {
-        Self { connector, line, dials: 0 }
+impl WatchedConnector {
+    pub(super) fn new(connector: RdmaConnector, watch: Arc<ConnectionWatch>) -> Self {
+        Self { connector, watch, dials: 0 }
     }
 }
 
-impl Service<Uri> for LineConnector {
-    type Response = TokioIo<LineStream>;
+impl Service<Uri> for WatchedConnector {
+    type Response = TokioIo<WatchedStream>;
     type Error = BoxError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
 
@@ -88,38 +88,39 @@ impl Service<Uri> for LineConnector {
     fn call(&mut self, uri: Uri) -> Self::Future {
         self.dials += 1;
         if self.dials > 1 {
-            self.line.end();
+            self.watch.end();
         }
         if self.dials > 2 {
-            return Box::pin(async { Err("the connection ended".into()) });
+            return Box::pin(async { Err(Ended.into()) });
         }
-        let (dial, line) = (self.connector.call(uri), Arc::clone(&self.line));
+        let (dial, watch) = (self.connector.call(uri), Arc::clone(&self.watch));
         Box::pin(async move {
             let stream = dial.await?;
-            line.info
+            watch
+                .info
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .get_or_insert_with(|| stream.info().clone());
-            Ok(TokioIo::new(LineStream { stream, line, heard: false }))
+            Ok(TokioIo::new(WatchedStream { stream, watch, received: false }))
         })
     }
 }
 
-/// The byte stream of a line. hyper drops it when it has no further use for it.
+/// The byte stream of a watched connection. hyper drops it when the connection ends.
 #[derive(Debug)]
-pub(super) struct LineStream {
+pub(super) struct WatchedStream {
     stream: EndpointStream,
-    line: Arc<Line>,
-    heard: bool,
+    watch: Arc<ConnectionWatch>,
+    received: bool,
 }
 
-impl Drop for LineStream {
+impl Drop for WatchedStream {
     fn drop(&mut self) {
-        self.line.end();
+        self.watch.end();
     }
 }
 
-impl AsyncRead for LineStream {
+impl AsyncRead for WatchedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -127,15 +128,15 @@ impl AsyncRead for LineStream {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let polled = AsyncRead::poll_read(Pin::new(&mut self.stream), context, buffer);
-        if !self.heard && buffer.filled().len() > before {
-            self.heard = true;
-            self.line.heard.notify_one();
+        if !self.received && buffer.filled().len() > before {
+            self.received = true;
+            self.watch.first_bytes.notify_one();
         }
         polled
     }
 }
 
-impl AsyncWrite for LineStream {
+impl AsyncWrite for WatchedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

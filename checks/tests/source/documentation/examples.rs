@@ -9,20 +9,23 @@ pub(crate) struct Example {
 }
 
 impl Example {
-    /// Whether rustdoc takes it for Rust.
-    pub(crate) fn is_rust(&self) -> bool {
-        const OF_RUST: &[&str] = &["rust", "no_run", "should_panic", "ignore", "compile_fail"];
-        self.attributes.iter().all(|attribute| OF_RUST.contains(&attribute.as_str()))
+    /// Returns whether a doc test compiles it, and expects that it compiles.
+    pub(crate) fn is_compiled(&self) -> bool {
+        const COMPILED: &[&str] = &["rust", "no_run"];
+        self.attributes.iter().all(|attribute| COMPILED.contains(&attribute.as_str()))
     }
 
-    /// The attribute, if any, that keeps it from being compiled, or has it compiled by itself, which takes a second each.
-    pub(crate) fn not_compiled(&self) -> Option<&str> {
-        const BARRED: &[&str] = &["ignore", "compile_fail", "standalone_crate", "should_panic"];
+    /// Returns the attribute, if any, that keeps it from being compiled, or has it compiled by itself, which takes a second each. An
+    /// example that must not compile names the compiler's error, so that it fails for that reason alone.
+    pub(crate) fn left_out(&self) -> Option<&str> {
+        const BARRED: &[&str] = &["ignore", "standalone_crate", "should_panic"];
         let barred = |attribute: &&String| BARRED.iter().any(|barred| attribute.starts_with(barred));
-        self.attributes.iter().find(barred).map(String::as_str)
+        let names_error = self.attributes.iter().any(|attribute| attribute.starts_with("E0"));
+        let vague = |attribute: &&String| *attribute == "compile_fail" && !names_error;
+        self.attributes.iter().find(|attribute| barred(attribute) || vague(attribute)).map(String::as_str)
     }
 
-    /// The lines that readers see.
+    /// Returns the lines that readers see.
     pub(crate) fn visible(&self) -> impl Iterator<Item = &str> {
         self.code.lines().filter(|line| {
             let line = line.trim_start();
@@ -31,7 +34,7 @@ impl Example {
     }
 }
 
-/// All blocks of code of `docs`.
+/// Returns all blocks of code of `docs`.
 pub(crate) fn examples(docs: &str) -> Vec<Example> {
     let mut found = Vec::new();
     let mut open: Option<Example> = None;
@@ -56,7 +59,7 @@ pub(crate) fn examples(docs: &str) -> Vec<Example> {
     found
 }
 
-/// The first word of `docs`.
+/// Returns the first word of `docs`.
 pub(crate) fn first_word(docs: &str) -> &str {
     docs.split_whitespace().next().unwrap_or_default()
 }
@@ -73,9 +76,12 @@ mod tests {
         let codes: Vec<_> = found.iter().map(|example| example.code.as_str()).collect();
         assert_eq!(codes, ["a\n# b\n", "┌\n", "c\n", "d\n"]);
         assert_eq!(found[0].visible().collect::<Vec<_>>(), ["a"]);
-        let rust: Vec<_> = found.iter().map(Example::is_rust).collect();
-        assert_eq!(rust, [true, false, true, true]);
-        let barred: Vec<_> = found.iter().map(Example::not_compiled).collect();
-        assert_eq!(barred, [None, None, None, Some("ignore")]);
+        let compiled: Vec<_> = found.iter().map(Example::is_compiled).collect();
+        assert_eq!(compiled, [true, false, true, false]);
+        let left_out: Vec<_> = found.iter().map(Example::left_out).collect();
+        assert_eq!(left_out, [None, None, None, Some("ignore")]);
+        let refused =
+            |attributes: &str| examples(&format!("```{attributes}\na\n```\n"))[0].left_out().is_some();
+        assert!(refused("compile_fail") && !refused("compile_fail,E0382"));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::pages;
+use tonic_rdma_checks::pages;
 
 /// What a metric is, as the code or the page has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

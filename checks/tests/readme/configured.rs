@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
-use tonic_rdma::internal::tuner::WriteLoad;
+use tonic_rdma::WriteLoad;
 use tonic_rdma::{Config, Policy, PollMode, RdmaConnectInfo, RdmaConnector};
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tonic_rdma::Config;
 
-use super::pages;
+use tonic_rdma_checks::pages;
+use tonic_rdma_checks::{files_of, read, root};
 
 /// What a page says of a variable: its lines "- Default: ", "- Takes: " and so on, by their first word.
 type Section = BTreeMap<String, String>;
@@ -51,8 +52,9 @@ fn defaults_values_and_examples_are_the_code_s() {
 #[test]
 fn pages_name_no_variable_that_is_not_there() {
     let known = asked_for();
-    let tests: String =
-        pages::files_of(&pages::root().join("tests"), "rs").iter().map(|path| pages::read(path)).collect();
+    let folders = ["tests", "checks/tests", "cli/tests", "tensor/tests", "verbs/tests"];
+    let tests = folders.iter().flat_map(|folder| files_of(&root().join(folder), "rs"));
+    let tests: String = tests.map(|path| read(&path)).collect();
     for page in pages::all() {
         for name in names(&page.text) {
             let is_known = known.contains(&name) || tests.contains(&format!("\"{name}\""));

@@ -4,11 +4,24 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-use super::pages::{self, BOOK, Page};
+use tonic_rdma_checks::pages::{self, BOOK, Page};
+use tonic_rdma_checks::{read, root};
 
 /// Folders of the repository. A piece of inline code that begins with one is the path of a file.
-const FOLDERS: [&str; 9] =
-    [".ci/", "benches/", "cli/", "docs/", "examples/", "interop/", "proto/", "src/", "tests/"];
+const FOLDERS: [&str; 12] = [
+    ".ci/",
+    "benches/",
+    "checks/",
+    "cli/",
+    "docs/",
+    "examples/",
+    "interop/",
+    "proto/",
+    "src/",
+    "tensor/",
+    "tests/",
+    "verbs/",
+];
 
 #[test]
 fn every_link_leads_somewhere() {
@@ -40,7 +53,7 @@ fn the_code_names_pages_that_exist() {
 fn pages_are_short() {
     let long = |page: &Page| page.path.starts_with(BOOK) || page.path == Path::new("README.md");
     for page in pages::all().iter().filter(|page| long(page)) {
-        let lines = pages::read(&pages::root().join(&page.path)).lines().count();
+        let lines = read(&root().join(&page.path)).lines().count();
         assert!(lines <= 200, "{} has {lines} lines", page.path.display());
     }
 }
@@ -95,7 +108,7 @@ fn orphans(pages: &[Page]) -> Vec<String> {
 }
 
 fn exists(path: &Path) -> bool {
-    pages::root().join(path).exists()
+    root().join(path).exists()
 }
 
 /// Returns what is wrong with a page's links.

@@ -1,6 +1,6 @@
 //! Compares the tables of figures in README with the files that they are copied from.
 
-use super::pages;
+use tonic_rdma_checks::{read, root};
 
 /// What stands before a table, with the name of its file, and after it.
 const MARK: &str = "<!-- figures: ";
@@ -8,12 +8,12 @@ const END: &str = "<!-- end -->";
 
 #[test]
 fn readme_has_the_tables_of_the_files() {
-    let readme = pages::read(&pages::root().join("README.md"));
+    let readme = read(&root().join("README.md"));
     let tables = tables(&readme);
     assert!(tables.iter().any(|(name, _)| *name == "headline"), "README does not have the headline's table");
     for (name, table) in tables {
         let file = format!("docs/book/figures/{name}.md");
-        let text = pages::read(&pages::root().join(&file));
+        let text = read(&root().join(&file));
         let of_file = rows(&text);
         assert!(!of_file.is_empty(), "{file} has no table");
         assert_eq!(table, of_file, "README's table is not the one of {file}: copy it");

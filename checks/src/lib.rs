@@ -1,0 +1,40 @@
+//! Reads the files of the repository, for the tests of this package.
+//!
+//! `tests/source` checks the source: layers, public API, documentation, and the lists of README and the book.
+//! `tests/readme` runs the code of README and the book. It is a program of its own because its tests share the process's one
+//! recorder of metrics.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+pub mod pages;
+
+/// Returns the root of the repository.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/"))
+}
+
+/// Returns the text of a file.
+///
+/// # Panics
+/// The file can't be read.
+#[allow(clippy::panic, reason = "for tests")]
+pub fn read(file: &Path) -> String {
+    fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+}
+
+/// Returns the files below `folder` with names of this ending; none if there is no such folder. Build folders are left out.
+pub fn files_of(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut files = Vec::new();
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if path.is_dir() && !path.ends_with("target") {
+            files.extend(files_of(&path, ending));
+        } else if path.extension().is_some_and(|found| found == ending) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    files
+}

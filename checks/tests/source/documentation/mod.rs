@@ -1,0 +1,239 @@
+//! Keeps the documentation of the published crates true and whole: entry points have examples, no example is left out of the doc
+//! tests, tables name what the code has, and functions say what they do. Doc tests compile the examples themselves.
+
+mod examples;
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
+use tonic_rdma_checks::{files_of, read, root};
+
+use crate::api::PUBLISHED;
+use crate::model::{Kind, Package, PublicItem, docs, public_items};
+use examples::{examples, first_word};
+
+/// Methods that a program calls first, besides constructors.
+const FIRST_CALLS: &[(&str, &[&str])] = &[
+    ("RdmaConnector", &["last_connection"]),
+    ("BalancedChannel", &["endpoints"]),
+    ("RdmaConnectInfo", &["counters", "why"]),
+    ("Pool", &["allocate", "lease"]),
+    (
+        "SiteAllocator",
+        &["allocate", "with_capacity", "allocate_named", "with_capacity_named", "next_iteration"],
+    ),
+    (
+        "RdmaDevice",
+        &[
+            "allocate",
+            "channel",
+            "service",
+            "export",
+            "export_shared",
+            "static_receiver",
+            "dynamic_receiver",
+            "put",
+        ],
+    ),
+    (
+        "Channel",
+        &["memcpy", "memcpy_then", "memcpy_batch", "region", "static_sender", "dynamic_sender", "request"],
+    ),
+    ("Settings", &["client_tls", "server_tls", "plaintext_tensors"]),
+    ("StaticSender", &["send", "send_region", "start"]),
+    ("StaticReceiver", &["recv", "try_recv"]),
+    ("DynamicSender", &["send"]),
+    ("DynamicReceiver", &["recv", "try_recv"]),
+    ("Tensor", &["as_array", "to_dlpack"]),
+];
+
+/// What the tests look at, read once for all of them.
+struct Front {
+    /// Public items of all published crates.
+    items: Vec<PublicItem>,
+    /// Documentation of the library's first page, and of the guide of `gather`.
+    tour: String,
+    gather: String,
+}
+
+static LIBRARY: LazyLock<Front> = LazyLock::new(|| {
+    let read = |&(name, folder, of_macros): &(&str, &str, &[&str])| {
+        public_items(&Package::read(name, folder), of_macros)
+    };
+    let items: Vec<PublicItem> = PUBLISHED.iter().flat_map(read).collect();
+    assert!(items.len() > 500, "the crates are read: {}", items.len());
+    let (name, folder, _) = PUBLISHED[0];
+    let library = Package::read(name, folder);
+    let docs_of = |module: &str| docs(&library.modules[module].attributes);
+    Front { items, tour: docs_of(""), gather: docs_of("transport::gather") }
+});
+
+#[test]
+fn every_entry_point_has_an_example() {
+    let mut missing = Vec::new();
+    for item in &LIBRARY.items {
+        let path = match item.kind {
+            Kind::Function => item.name().to_owned(),
+            Kind::Method if item.constructs => last_two(item),
+            _ => continue,
+        };
+        if !calls(item, &path) {
+            missing.push(format!("{}: no example calls it", item.path));
+        }
+    }
+    for (name, methods) in FIRST_CALLS {
+        let types: Vec<_> =
+            LIBRARY.items.iter().filter(|item| item.kind == Kind::Named && item.name() == *name).collect();
+        assert!(!types.is_empty(), "{name} is not public any more");
+        for method in *methods {
+            let path = format!("{name}::{method}");
+            let found = LIBRARY.items.iter().find(|item| item.kind == Kind::Method && last_two(item) == path);
+            let found = found.unwrap_or_else(|| panic!("{path} is gone"));
+            let calls = [format!(".{method}("), format!(".{method}::<")];
+            // Its own documentation, or that of the type: some belong together.
+            let places = types.iter().map(|named| &named.docs).chain([&found.docs]);
+            if !places.into_iter().any(|docs| calls.iter().any(|call| shows(docs, call))) {
+                missing.push(format!("{path}: no example calls it"));
+            }
+        }
+    }
+    assert_none(missing);
+}
+
+#[test]
+fn every_name_at_the_root_has_an_example() {
+    let root: Vec<_> = LIBRARY
+        .items
+        .iter()
+        .filter(|item| {
+            item.kind == Kind::Named && item.parent().is_empty() && item.line.contains(" tonic_rdma::")
+        })
+        .filter(|item| !item.docs.is_empty())
+        .collect();
+    assert!(root.len() > 15, "the root is read: {}", root.len());
+    let missing = root.iter().filter(|named| !shows(&named.docs, named.name()));
+    assert_none(missing.map(|named| format!("{}: no example in its documentation uses it", named.path)));
+}
+
+#[test]
+fn every_example_is_compiled() {
+    let mut left_out = Vec::new();
+    for (_, folder, _) in PUBLISHED {
+        for file in files_of(&root().join(folder), "rs") {
+            let text = read(&file);
+            let docs: String = text.lines().filter_map(doc_line).map(|line| format!("{line}\n")).collect();
+            for example in examples(&docs) {
+                if let Some(why) = example.left_out() {
+                    left_out.push(format!("{}: an example is `{why}`:\n{}", file.display(), example.code));
+                }
+            }
+        }
+    }
+    assert_none(left_out);
+}
+
+#[test]
+fn documentation_of_functions_begins_with_a_verb() {
+    let functions = LIBRARY.items.iter().filter(|item| matches!(item.kind, Kind::Function | Kind::Method));
+    let wrong: BTreeSet<String> = functions
+        .map(|function| (&function.path, first_word(&function.docs)))
+        .filter(|(_, word)| !is_verb(word))
+        .map(|(path, word)| format!("{path}: begins with `{word}`"))
+        .collect();
+    assert_none(wrong);
+}
+
+#[test]
+fn the_table_of_features_is_that_of_the_manifest() {
+    let manifest = read(&root().join("Cargo.toml"));
+    let features = manifest.split("\n[features]\n").nth(1).expect("a table of features");
+    let features = features.split("\n[").next().unwrap_or_default();
+    // Names that begin with an underscore are not for users.
+    let names = features.lines().filter(|line| !line.starts_with(['#', '_']));
+    let expected: BTreeSet<&str> =
+        names.filter_map(|line| line.split_once(" = ").map(|(name, _)| name)).collect();
+    let section = LIBRARY.tour.split("\n# Cargo features\n").nth(1).expect("a section on features");
+    assert_eq!(first_column(section), expected);
+}
+
+#[test]
+fn the_versions_are_those_of_the_manifest() {
+    let manifest = read(&root().join("Cargo.toml"));
+    for name in ["tonic", "tokio"] {
+        let line =
+            manifest.lines().find(|line| line.starts_with(&format!("{name} = "))).expect("a dependency");
+        let version = line.split('"').nth(1).expect("a version");
+        let stated = format!("{name} {version}");
+        assert!(LIBRARY.tour.contains(&stated), "the first page does not say `{stated}`");
+    }
+}
+
+#[test]
+fn the_table_of_variables_is_what_is_read() {
+    let asked = RefCell::new(BTreeSet::new());
+    let _ = tonic_rdma::Config::from_variables(|name| {
+        asked.borrow_mut().insert(name.to_owned());
+        None
+    });
+    let expected = asked.into_inner();
+    assert!(expected.len() > 20, "the variables are found: {expected:?}");
+    let from_env =
+        LIBRARY.items.iter().find(|item| item.path == "Config::from_env").expect("Config::from_env");
+    let table: BTreeSet<String> = first_column(&from_env.docs).into_iter().map(str::to_owned).collect();
+    assert_eq!(table, expected);
+}
+
+#[test]
+fn the_build_script_in_the_guide_is_one_that_runs() {
+    let line = LIBRARY
+        .gather
+        .lines()
+        .find(|line| line.starts_with("tonic_prost_build::"))
+        .expect("the build script's line");
+    let script = read(&root().join("proto/generate/src/main.rs")).replace(".out_dir(folder)", "");
+    assert!(script.contains(line), "proto/generate/src/main.rs has another: {line}");
+}
+
+/// Returns whether an example in the function's documentation calls it.
+fn calls(function: &PublicItem, path: &str) -> bool {
+    [format!("{path}("), format!("{path}::<")].iter().any(|call| shows(&function.docs, call))
+}
+
+/// Returns the type's and the method's name.
+fn last_two(method: &PublicItem) -> String {
+    let of = method.parent().rsplit("::").next().unwrap_or_default();
+    format!("{of}::{}", method.name())
+}
+
+/// Returns whether an example in `docs` has `text` in a line that readers see.
+fn shows(docs: &str, text: &str) -> bool {
+    examples(docs)
+        .iter()
+        .any(|example| example.is_compiled() && example.visible().any(|line| line.contains(text)))
+}
+
+fn is_verb(word: &str) -> bool {
+    /// Words that end as verbs do here, and are none.
+    const OTHERS: &[&str] = &["As", "Bytes", "Elements", "Lengths", "Rows", "Steps", "This", "Tensors"];
+    word.ends_with('s') && word.starts_with(char::is_uppercase) && !OTHERS.contains(&word)
+}
+
+/// Returns what stands in backquotes in the first column of the first table of `docs`.
+fn first_column(docs: &str) -> BTreeSet<&str> {
+    let rows =
+        docs.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    rows.filter_map(|row| row.strip_prefix("| `")?.split('`').next()).collect()
+}
+
+/// Returns the text of a line of documentation.
+fn doc_line(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let text = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"))?;
+    Some(text.strip_prefix(' ').unwrap_or(text))
+}
+
+fn assert_none(violations: impl IntoIterator<Item = String>) {
+    let violations: Vec<_> = violations.into_iter().collect();
+    assert!(violations.is_empty(), "\n{}\n", violations.join("\n"));
+}

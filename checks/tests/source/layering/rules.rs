@@ -1,0 +1,428 @@
+//! The rules. Each takes sources and returns violations.
+
+use std::collections::BTreeSet;
+
+use syn::visit::{self, Visit};
+
+use crate::model::{Import, Package, Target, code, imports, rings as rings_of, ties};
+
+/// Floors of the modules at the root of a crate. A module imports from lower floors only; two modules of one floor don't know one
+/// another.
+const FLOORS: &[(&str, &[(&str, u8)])] = &[
+    ("tonic_rdma", &[("wire", 0), ("protocol", 1), ("endpoint", 2), ("transport", 3)]),
+    // All other modules of this crate are the ground: types that import from one another, and are below these.
+    (
+        "tonic_rdma_verbs",
+        // `discover` finds the devices of both providers.
+        &[("soft", 1), ("ibverbs", 1), ("memory", 1), ("allocator", 1), ("discover", 2)],
+    ),
+];
+
+/// The floor of the ground.
+const GROUND: u8 = 0;
+
+/// The crates in which modules without a floor are the ground.
+const WITH_GROUND: &[&str] = &["tonic_rdma_verbs"];
+
+/// Modules at a crate's root that re-export what other crates of the repository use.
+const DOORS: &[&str] = &["internal"];
+
+/// Modules that compute, and neither wait nor look at the time: crate and module, with all that is in it.
+const PURE: &[(&str, &str)] = &[
+    ("tonic_rdma", "wire"),
+    ("tonic_rdma", "protocol"),
+    ("tonic_rdma_tensor", "wire"),
+    ("tonic_rdma_tensor", "rendezvous"),
+];
+
+/// Paths that pure modules don't name, and parts of such paths. `Instant` is not among them: callers pass the time.
+const IMPURE: &[&str] = &[
+    "tokio",
+    "rustix",
+    "libc",
+    "socket2",
+    "std::net",
+    "std::os",
+    "std::fs",
+    "std::io",
+    "Instant::now",
+    "SystemTime",
+    "thread::sleep",
+];
+
+/// Methods that pure modules don't call.
+const IMPURE_METHODS: &[&str] = &["elapsed"];
+
+/// The package with the unsafe code.
+const WITH_UNSAFE_CODE: &str = "tonic_rdma_verbs";
+
+/// Its folder.
+const UNSAFE_FOLDER: &str = "verbs/";
+
+/// Tests and benches with unsafe code outside of that package, and why.
+const UNSAFE_TESTS: &[(&str, &str)] = &[
+    ("tensor/tests/tensor/dlpack.rs", "calls the functions of a DLPack tensor as a foreign library does"),
+    ("tests/steady_state/allocations.rs", "is a global allocator that counts"),
+    ("tests/steady_state/system_calls.rs", "installs a seccomp filter that counts"),
+];
+
+/// Lines that a file may have.
+const LINES: usize = 600;
+
+/// Files that a ring may have.
+const RING: usize = 3;
+
+/// Files that `proto/generate` writes.
+const GENERATED: &[&str] = &[
+    "interop/src/proto/grpc.testing.rs",
+    "interop/src/proto/tonic_rdma.interop.v1.rs",
+    "proto/generated/src/tonic_rdma.transfer.v1.rs",
+    "tensor/src/proto/tonic_rdma.tensor.v1.rs",
+];
+
+/// A file, by its path from the root of the repository.
+#[derive(Debug)]
+pub(crate) struct SourceFile {
+    path: String,
+    text: String,
+}
+
+impl SourceFile {
+    pub(crate) fn new(path: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { path: path.into(), text: text.into() }
+    }
+}
+
+/// Returns the imports that don't go down: between the modules of `package`, and between `crates`.
+pub(crate) fn floors(package: &Package, crates: &[(&str, &str, u8)]) -> Vec<String> {
+    let floors = FLOORS.iter().find(|(name, _)| *name == package.name).map_or(&[][..], |(_, floors)| floors);
+    let ground = WITH_GROUND.contains(&package.name.as_str());
+    let floor_of = |module: &str| match floors.iter().find(|(name, _)| *name == module) {
+        Some((_, floor)) => Some(*floor),
+        None => ground.then_some(GROUND),
+    };
+    let crate_floor = |name: &str| crates.iter().find(|(other, ..)| *other == name).map(|(.., floor)| *floor);
+    let mut violations = Vec::new();
+    for (path, module) in &package.modules {
+        let top = path.split("::").next().unwrap_or_default();
+        let is_front = module.file == package.modules[""].file || DOORS.contains(&top);
+        if !floors.is_empty() && !is_front && floor_of(top).is_none() {
+            violations.push(format!("{}: `{top}` has no floor: give it one", module.file));
+        }
+        for import in imports(package, path) {
+            let place = format!("{}: `{}`", module.file, import.path.join("::"));
+            if let (Some(own), Some(other)) = (crate_floor(&package.name), crate_floor(&import.path[0]))
+                && other >= own
+                && import.path[0] != package.name
+            {
+                violations.push(format!("{place} is a crate that is not below this one"));
+            }
+            let Some(own) = floor_of(top).filter(|_| !is_front) else { continue };
+            match import.target.as_ref().map(top_of) {
+                Some(other) if other == top => {}
+                // `pub(crate)` in a macro.
+                Some("") if import.path == ["crate"] => {}
+                Some("") => violations.push(format!("{place} is defined at the root of the crate")),
+                Some(other) => match floor_of(other) {
+                    Some(floor) if floor < own => {}
+                    Some(GROUND) if own == GROUND && ground => {}
+                    Some(floor) if floor == own => {
+                        violations.push(format!("{place} leads sideways to `{other}`"))
+                    }
+                    Some(_) => violations.push(format!("{place} leads up to `{other}`")),
+                    None => violations.push(format!("{place} leads to `{other}`, which has no floor")),
+                },
+                None => {}
+            }
+        }
+    }
+    violations
+}
+
+/// Returns the module at the root that a target is in; empty for the root.
+fn top_of(target: &Target) -> &str {
+    let (Target::Module(module) | Target::Item { module, .. }) = target;
+    module.split("::").next().unwrap_or_default()
+}
+
+/// Returns the packages that don't forbid unsafe code and should.
+pub(crate) fn forbids_unsafe_code(packages: &[Package]) -> Vec<String> {
+    let open = packages.iter().filter(|package| package.name != WITH_UNSAFE_CODE).filter(|package| {
+        !package.modules[""].attributes.iter().any(|attribute| code(&attribute.meta) == "forbid(unsafe_code)")
+    });
+    open.map(|package| format!("{}: begin with #![forbid(unsafe_code)]", package.modules[""].file)).collect()
+}
+
+/// Returns the files with unsafe code outside the package that has it and [`UNSAFE_TESTS`], and those of the list that have none.
+pub(crate) fn unsafe_code(files: &[SourceFile]) -> Vec<String> {
+    let mut listed: BTreeSet<&str> = UNSAFE_TESTS.iter().map(|(path, _)| *path).collect();
+    let mut violations = Vec::new();
+    for file in files.iter().filter(|file| !file.path.starts_with(UNSAFE_FOLDER)) {
+        if has_unsafe_code(file) && !listed.remove(file.path.as_str()) {
+            violations.push(format!("{}: unsafe code belongs into `{UNSAFE_FOLDER}`", file.path));
+        }
+    }
+    violations
+        .extend(listed.iter().map(|path| format!("{path}: has no unsafe code: remove it from the list")));
+    violations
+}
+
+/// Looks for `unsafe` in code, calls of macros included.
+#[derive(Default)]
+struct Unsafe(bool);
+
+impl<'ast> Visit<'ast> for Unsafe {
+    fn visit_expr_unsafe(&mut self, _: &'ast syn::ExprUnsafe) {
+        self.0 = true;
+    }
+
+    fn visit_signature(&mut self, signature: &'ast syn::Signature) {
+        self.0 |= code(signature).split("fn ").next().is_some_and(|before| before.contains("unsafe"));
+        visit::visit_signature(self, signature);
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        self.0 |= item.unsafety.is_some();
+        visit::visit_item_impl(self, item);
+    }
+
+    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
+        self.0 |= item.unsafety.is_some();
+        visit::visit_item_trait(self, item);
+    }
+
+    fn visit_macro(&mut self, call: &'ast syn::Macro) {
+        self.0 |= call.tokens.to_string().split_whitespace().any(|word| word == "unsafe");
+    }
+
+    fn visit_attribute(&mut self, attribute: &'ast syn::Attribute) {
+        self.0 |= code(&attribute.meta).starts_with("unsafe");
+    }
+}
+
+fn has_unsafe_code(file: &SourceFile) -> bool {
+    if !file.text.contains("unsafe") {
+        return false;
+    }
+    let parsed = syn::parse_file(&file.text).unwrap_or_else(|error| panic!("{}: {error}", file.path));
+    let mut found = Unsafe::default();
+    found.visit_file(&parsed);
+    found.0
+}
+
+/// Returns the clocks and the IO in modules that should have neither.
+pub(crate) fn purity(package: &Package) -> Vec<String> {
+    let is_in = |module: &str, top: &str| {
+        module.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+    };
+    let mut violations = Vec::new();
+    for (path, module) in &package.modules {
+        let Some((_, top)) = PURE.iter().find(|(name, top)| *name == package.name && is_in(path, top)) else {
+            continue;
+        };
+        let impure = imports(package, path).into_iter().filter(is_impure);
+        violations
+            .extend(impure.map(|import| format!("{}: `{}` in `{top}`", module.file, import.path.join("::"))));
+    }
+    violations
+}
+
+fn is_impure(import: &Import) -> bool {
+    if let [first, method] = &import.path[..]
+        && first.is_empty()
+    {
+        return IMPURE_METHODS.contains(&method.as_str());
+    }
+    let path = format!("::{}::", import.path.join("::"));
+    IMPURE.iter().any(|impure| path.contains(&format!("::{impure}::")))
+}
+
+/// Returns the rings that have too many files, with the imports that close them.
+pub(crate) fn rings(package: &Package) -> Vec<String> {
+    let of_ring = |ring: Vec<String>| {
+        format!(
+            "{} files of {} import one another in a ring:\n{}",
+            ring.len(),
+            package.name,
+            ties(package, &ring).join("\n")
+        )
+    };
+    rings_of(package, RING).into_iter().map(of_ring).collect()
+}
+
+/// Returns a violation if the file is too long.
+pub(crate) fn length(file: &SourceFile) -> Option<String> {
+    let lines = file.text.lines().count();
+    (lines > LINES && !GENERATED.contains(&file.path.as_str()))
+        .then(|| format!("{}: {lines} lines, {LINES} at most: split it by subject", file.path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CRATES: &[(&str, &str, u8)] =
+        &[("tonic_rdma_verbs", "", 0), ("tonic_rdma", "", 1), ("tonic_rdma_tensor", "", 2)];
+
+    /// Returns a package of four floors, with `text` in the module `name`.
+    fn with(name: &str, text: &str) -> Package {
+        let modules = ["wire", "protocol", "endpoint", "transport"];
+        let mut files = vec![(
+            "src/lib.rs".to_owned(),
+            modules.map(|name| format!("mod {name};")).concat()
+                + "pub use endpoint::Config; pub struct Root;",
+        )];
+        for module in modules {
+            let text = if module == name { text } else { "" };
+            files.push((format!("src/{module}/mod.rs"), format!("pub struct X; pub struct Config; {text}")));
+        }
+        Package::from_files("tonic_rdma", "src", files)
+    }
+
+    #[test]
+    fn an_import_that_does_not_go_down_is_named() {
+        for (module, text, expected) in [
+            ("protocol", "use crate::endpoint::X as Y;", "`crate::endpoint::X` leads up to `endpoint`"),
+            ("wire", "use super::{protocol};", "leads up to `protocol`"),
+            ("wire", "fn f() { crate::transport::g() }", "leads up to `transport`"),
+            ("wire", "mod deep { fn f() -> super::super::protocol::X {} }", "leads up to `protocol`"),
+            ("wire", "mod deep { use crate::Config; }", "leads up to `endpoint`"),
+            ("endpoint", "use crate::Root;", "is defined at the root of the crate"),
+            ("endpoint", "use tonic_rdma_tensor::Tensor;", "is a crate that is not below this one"),
+        ] {
+            let found = floors(&with(module, text), CRATES);
+            assert!(found.len() == 1 && found[0].contains(expected), "{module}, {text}: {found:?}");
+        }
+        let files = [("src/lib.rs", "mod news;"), ("src/news.rs", "")];
+        let files = files.map(|(path, text)| (path.to_owned(), text.to_owned()));
+        let found = floors(&Package::from_files("tonic_rdma", "src", files), CRATES);
+        assert!(found.len() == 1 && found[0].contains("`news` has no floor"), "{found:?}");
+    }
+
+    #[test]
+    fn an_import_that_goes_down_is_fine() {
+        for (module, text) in [
+            (
+                "endpoint",
+                "use crate::{protocol::X as P, wire}; use tonic_rdma_verbs::memory; fn f() { self::g() }",
+            ),
+            ("transport", "use crate::Config as C; mod deep { use super::X; }"),
+            (
+                "wire",
+                "// use crate::endpoint::X;\n/// [`crate::endpoint`]\nconst A: &str = \"crate::endpoint\";",
+            ),
+            ("wire", "#[cfg(test)] mod tests { use crate::endpoint::X; }"),
+        ] {
+            assert_eq!(floors(&with(module, text), CRATES), [""; 0], "{module}, {text}");
+        }
+    }
+
+    #[test]
+    fn modules_of_the_lowest_floor_are_a_group_in_verbs_only() {
+        let package = |name: &str, low: &str| {
+            let files = [
+                ("src/lib.rs".to_owned(), format!("mod {low}; mod work;")),
+                (format!("src/{low}.rs"), "use crate::work::W;".to_owned()),
+                ("src/work.rs".to_owned(), "pub struct W;".to_owned()),
+            ];
+            Package::from_files(name, "src", files)
+        };
+        assert_eq!(floors(&package("tonic_rdma_verbs", "error"), CRATES), [""; 0]);
+        assert_eq!(floors(&package("tonic_rdma_verbs", "soft"), CRATES), [""; 0]);
+        let files = [
+            ("src/lib.rs", "mod soft; mod memory;"),
+            ("src/soft.rs", "use crate::memory::M;"),
+            ("src/memory.rs", "pub struct M;"),
+        ];
+        let files = files.map(|(path, text)| (path.to_owned(), text.to_owned()));
+        let found = floors(&Package::from_files("tonic_rdma_verbs", "src", files), CRATES);
+        assert!(found.len() == 1 && found[0].contains("sideways to `memory`"), "{found:?}");
+    }
+
+    #[test]
+    fn a_package_that_does_not_forbid_unsafe_code_is_named() {
+        let package = |name: &str, text: &str| {
+            Package::from_files(name, "src", [("src/lib.rs".to_owned(), text.to_owned())])
+        };
+        let packages = [
+            package("tonic_rdma_verbs", ""),
+            package("tonic_rdma", "//! Docs.\n#![forbid(unsafe_code)]"),
+            package("tonic_rdma_tensor", "//! #![forbid(unsafe_code)]"),
+            package("tonic_rdma_cli", "#![deny(unsafe_code)]"),
+        ];
+        assert_eq!(forbids_unsafe_code(&packages).len(), 2);
+    }
+
+    #[test]
+    fn unsafe_code_outside_its_package_is_named() {
+        let found = |path: &str, text: &str| {
+            let listed = UNSAFE_TESTS.len();
+            unsafe_code(&[SourceFile::new(path, text)]).len() - listed
+        };
+        for text in [
+            "fn f() { unsafe { g() } }",
+            "unsafe fn f() {}",
+            "unsafe impl Send for A {}",
+            "unsafe trait T {}",
+            "extern \"C\" { fn f(); } trait T { unsafe fn g(); }",
+            "#[unsafe(no_mangle)] fn f() {}",
+            "fn f() { assert!(unsafe { g() }) }",
+        ] {
+            assert_eq!(found("tests/new.rs", text), 1, "{text}");
+            assert_eq!(found("verbs/src/new.rs", text), 0, "{text}");
+        }
+        assert_eq!(
+            found(
+                "tests/new.rs",
+                "#![forbid(unsafe_code)]\n/// unsafe\nfn unsafe_name() { \"unsafe\"; } // unsafe"
+            ),
+            0
+        );
+    }
+
+    #[test]
+    fn clocks_and_io_in_the_core_are_named() {
+        for bad in [
+            "use tokio::time;",
+            "fn f() { Instant::now() }",
+            "fn f() { std::time::SystemTime::UNIX_EPOCH }",
+            "fn f() { start.elapsed() }",
+            "fn f() { debug_assert!(Instant::now() > x) }",
+            "use std::net::IpAddr;",
+        ] {
+            assert_eq!(purity(&with("protocol", bad)).len(), 1, "{bad}");
+            assert_eq!(purity(&with("protocol", &format!("mod deep {{ {bad} }}"))).len(), 1, "{bad}");
+            assert_eq!(purity(&with("endpoint", bad)), [""; 0], "{bad}");
+            assert_eq!(
+                purity(&with("protocol", &format!("#[cfg(test)] mod tests {{ {bad} }}"))),
+                [""; 0],
+                "{bad}"
+            );
+        }
+        let good = "use std::time::Instant; fn f(now: Instant, elapsed: u8) { now.duration_since(self.start) } // tokio";
+        assert_eq!(purity(&with("protocol", good)), [""; 0]);
+    }
+
+    #[test]
+    fn a_ring_is_named_with_its_imports() {
+        let text = "mod a { use super::b::B; pub struct A; } mod b { use super::a::A; pub struct B; }";
+        assert_eq!(rings(&with("wire", text)), [""; 0], "one file");
+        let files = [
+            ("src/lib.rs", "mod a; mod b; mod c; mod d;"),
+            ("src/a.rs", "use crate::b::B; pub struct A;"),
+            ("src/b.rs", "use crate::c::C; pub struct B;"),
+            ("src/c.rs", "use crate::d::D; pub struct C;"),
+            ("src/d.rs", "use crate::a::A; pub struct D;"),
+        ];
+        let files = files.map(|(path, text)| (path.to_owned(), text.to_owned()));
+        let found = rings(&Package::from_files("p", "src", files));
+        assert!(found.len() == 1 && found[0].contains("src/d.rs -> src/a.rs by crate::a::A"), "{found:?}");
+    }
+
+    #[test]
+    fn a_long_file_is_named() {
+        assert_eq!(length(&SourceFile::new("src/a.rs", "\n".repeat(600))), None);
+        assert!(length(&SourceFile::new("src/a.rs", "\n".repeat(601))).is_some());
+        assert_eq!(length(&SourceFile::new(GENERATED[0], "\n".repeat(601))), None);
+    }
+}

@@ -1,0 +1,233 @@
+//! Finds what a path names, through imports and re-exports, within one package.
+
+use syn::{Item, ItemUse, UseTree};
+
+use super::package::{Module, Package, join};
+use super::text::is_test;
+
+/// What a path leads to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Target {
+    Module(String),
+    /// An item that a module defines.
+    Item {
+        module: String,
+        name: String,
+    },
+}
+
+/// A name that a `use` brings into a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Leaf {
+    /// The name in the module; `None` for `*`.
+    pub(crate) name: Option<String>,
+    pub(crate) path: Vec<String>,
+}
+
+/// Steps after which a path is taken for one that goes round in circles.
+const DEPTH: u8 = 16;
+
+impl Package {
+    /// Returns what `path`, as code in `module` has it, leads to: as far as the package's modules and items go. A path into another
+    /// crate, and a path whose first name is not an item (a local variable, a type parameter, a name of the prelude), leads nowhere.
+    pub(crate) fn resolve(&self, module: &str, path: &[String]) -> Option<Target> {
+        self.resolve_within(module, path, DEPTH)
+    }
+
+    /// Returns what `path` leads to, or the module that it leads into if the last name is of another crate or of a macro.
+    pub(crate) fn resolve_roughly(&self, module: &str, path: &[String]) -> Option<Target> {
+        let shorter = || self.resolve_roughly(module, path.split_last()?.1);
+        self.resolve(module, path).or_else(shorter)
+    }
+
+    fn resolve_within(&self, module: &str, path: &[String], depth: u8) -> Option<Target> {
+        let depth = depth.checked_sub(1)?;
+        let (first, rest) = path.split_first()?;
+        let mut at = match first.as_str() {
+            "crate" => Target::Module(String::new()),
+            "self" => Target::Module(module.to_owned()),
+            "super" => Target::Module(parent(module)),
+            name => self.name(module, name, depth)?,
+        };
+        for segment in rest {
+            let Target::Module(module) = &at else { break };
+            at = match segment.as_str() {
+                "super" => Target::Module(parent(module)),
+                "self" => at,
+                name => self.name(module, name, depth)?,
+            };
+        }
+        Some(at)
+    }
+
+    /// Returns what `name` is in `module`: an item, a child, or an import.
+    fn name(&self, module: &str, name: &str, depth: u8) -> Option<Target> {
+        let content = self.modules.get(module)?;
+        if content.items.iter().any(|item| defined_name(item).as_deref() == Some(name)) {
+            return Some(Target::Item { module: module.to_owned(), name: name.to_owned() });
+        }
+        let child = join(module, name);
+        if self.modules.contains_key(&child) {
+            return Some(Target::Module(child));
+        }
+        let leaves: Vec<Leaf> = content.uses().flat_map(|item| leaves(&item.tree)).collect();
+        // `#[macro_export]` puts a macro at the root.
+        if module.is_empty()
+            && let Some(home) = self.exported_macro(name)
+        {
+            return Some(Target::Item { module: home, name: name.to_owned() });
+        }
+        // `use name::name` must not look for `name` in itself.
+        let from_elsewhere = |leaf: &&Leaf| leaf.path.first().map(String::as_str) != Some(name);
+        let named = leaves.iter().find(|leaf| leaf.name.as_deref() == Some(name)).filter(from_elsewhere);
+        if let Some(leaf) = named {
+            return self.resolve_within(module, &leaf.path, depth);
+        }
+        let globs = leaves.iter().filter(|leaf| leaf.name.is_none());
+        globs.filter_map(|leaf| self.resolve_within(module, &leaf.path, depth)).find_map(
+            |target| match target {
+                Target::Module(other) if other != module => self.name(&other, name, depth.checked_sub(1)?),
+                _ => None,
+            },
+        )
+    }
+
+    /// Returns the module that defines an exported macro.
+    fn exported_macro(&self, name: &str) -> Option<String> {
+        let defines = |item: &Item| match item {
+            Item::Macro(call) => {
+                call.ident.as_ref().is_some_and(|ident| ident == name)
+                    && call.attrs.iter().any(|attribute| attribute.path().is_ident("macro_export"))
+            }
+            _ => false,
+        };
+        self.modules
+            .iter()
+            .find(|(_, content)| content.items.iter().any(defines))
+            .map(|(path, _)| path.clone())
+    }
+
+    /// Returns the file that defines what a path leads to.
+    pub(crate) fn file(&self, target: &Target) -> &str {
+        let (Target::Module(module) | Target::Item { module, .. }) = target;
+        &self.modules[module].file
+    }
+}
+
+impl Module {
+    /// Returns its imports and re-exports.
+    pub(crate) fn uses(&self) -> impl Iterator<Item = &ItemUse> {
+        self.items.iter().filter_map(|item| match item {
+            Item::Use(item) if !item.attrs.iter().any(is_test) => Some(item),
+            _ => None,
+        })
+    }
+}
+
+/// Returns all names that a `use` brings.
+pub(crate) fn leaves(tree: &UseTree) -> Vec<Leaf> {
+    let leaf = |name: Option<String>, path: Vec<String>| vec![Leaf { name, path }];
+    match tree {
+        UseTree::Name(name) => leaf(Some(name.ident.to_string()), vec![name.ident.to_string()]),
+        UseTree::Rename(rename) => leaf(Some(rename.rename.to_string()), vec![rename.ident.to_string()]),
+        UseTree::Glob(_) => leaf(None, Vec::new()),
+        UseTree::Group(group) => group.items.iter().flat_map(leaves).collect(),
+        UseTree::Path(path) => {
+            let within = |mut leaf: Leaf| {
+                let own = path.ident.to_string();
+                // `a::{self}` brings `a`.
+                if leaf.path == ["self"] {
+                    leaf.path.clear();
+                    leaf.name = leaf.name.map(|name| if name == "self" { own.clone() } else { name });
+                }
+                leaf.path.insert(0, own);
+                leaf
+            };
+            leaves(&path.tree).into_iter().map(within).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Returns the name that an item defines; `None` for imports, `impl` blocks and calls of macros.
+pub(crate) fn defined_name(item: &Item) -> Option<String> {
+    let ident = match item {
+        Item::Const(item) => &item.ident,
+        Item::Enum(item) => &item.ident,
+        Item::Fn(item) => &item.sig.ident,
+        Item::Macro(item) => item.ident.as_ref()?,
+        Item::Static(item) => &item.ident,
+        Item::Struct(item) => &item.ident,
+        Item::Trait(item) => &item.ident,
+        Item::Type(item) => &item.ident,
+        Item::Union(item) => &item.ident,
+        _ => return None,
+    };
+    Some(ident.to_string())
+}
+
+fn parent(module: &str) -> String {
+    module.rsplit_once("::").map_or(String::new(), |(parent, _)| parent.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn package() -> Package {
+        let files = [
+            ("lib.rs", "mod a; mod b; pub use a::inner::Deep; use b::*;"),
+            (
+                "a/mod.rs",
+                "pub mod inner; pub use inner::Deep as Renamed; use super::b::{self, Other}; mod here { struct In; }",
+            ),
+            ("a/inner.rs", "use super::super::b::Other; pub struct Deep;"),
+            ("b.rs", "pub struct Other; pub use std::io::Error;"),
+        ];
+        let files = files.map(|(path, text)| (format!("src/{path}"), text.to_owned()));
+        Package::from_files("p", "src", files)
+    }
+
+    fn find(module: &str, path: &str) -> Option<String> {
+        let path: Vec<String> = path.split("::").map(str::to_owned).collect();
+        package().resolve(module, &path).map(|target| match target {
+            Target::Module(module) => format!("mod {module}"),
+            Target::Item { module, name } => format!("{module}::{name}"),
+        })
+    }
+
+    #[test]
+    fn paths_lead_through_imports_to_definitions() {
+        for (module, path, expected) in [
+            ("", "Deep", "a::inner::Deep"),
+            ("", "Other", "b::Other"),
+            ("", "a::Renamed", "a::inner::Deep"),
+            ("a", "b::Other::new", "b::Other"),
+            ("a", "here", "mod a::here"),
+            ("a::here", "super::Renamed", "a::inner::Deep"),
+            ("a::here", "In", "a::here::In"),
+            ("a::inner", "crate::a::Renamed", "a::inner::Deep"),
+            ("a::inner", "super::super::b", "mod b"),
+            ("b", "self::Other", "b::Other"),
+        ] {
+            assert_eq!(find(module, path).as_deref(), Some(expected), "{path} in {module}");
+        }
+    }
+
+    #[test]
+    fn other_crates_and_local_names_lead_nowhere() {
+        for (module, path) in
+            [("b", "Error"), ("b", "std::io::Error"), ("a", "local"), ("a::inner", "Renamed")]
+        {
+            assert_eq!(find(module, path), None, "{path} in {module}");
+        }
+    }
+
+    #[test]
+    fn a_use_has_a_name_for_each_leaf() {
+        let item: ItemUse = syn::parse_str("use a::{b, c as d, e::*, f::{self, g}};").unwrap();
+        let text = |leaf: Leaf| format!("{}={}", leaf.name.unwrap_or("*".into()), leaf.path.join("::"));
+        let found: Vec<_> = leaves(&item.tree).into_iter().map(text).collect();
+        assert_eq!(found, ["b=a::b", "d=a::c", "*=a::e", "f=a::f", "g=a::f::g"]);
+    }
+}

@@ -1,0 +1,103 @@
+//! Reads attributes, visibilities and documentation, and writes code as rustfmt would.
+
+use quote::ToTokens;
+use syn::{Attribute, Expr, Lit, Meta, Visibility};
+
+/// Returns true for `pub`, and false for `pub(crate)` and the like.
+pub(crate) fn is_public(visibility: &Visibility) -> bool {
+    matches!(visibility, Visibility::Public(_))
+}
+
+/// Returns true for an attribute that keeps its item out of all builds but those of tests.
+pub(super) fn is_test(attribute: &Attribute) -> bool {
+    let text = code(&attribute.meta);
+    text == "cfg(test)" || text.starts_with("cfg(all(test,") || text == "test"
+}
+
+/// Returns true for `#[doc(hidden)]`.
+pub(super) fn is_hidden(attribute: &Attribute) -> bool {
+    code(&attribute.meta) == "doc(hidden)"
+}
+
+/// Returns the documentation among `attributes`, a line for each of its lines.
+pub(crate) fn docs(attributes: &[Attribute]) -> String {
+    let mut text = String::new();
+    for attribute in attributes {
+        if let Meta::NameValue(pair) = &attribute.meta
+            && pair.path.is_ident("doc")
+            && let Expr::Lit(literal) = &pair.value
+            && let Lit::Str(line) = &literal.lit
+        {
+            let line = line.value();
+            text += line.strip_prefix(' ').unwrap_or(&line);
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// Returns a piece of code on one line, with blanks where rustfmt has them.
+pub(crate) fn code(piece: &impl ToTokens) -> String {
+    let mut text = piece.to_token_stream().to_string();
+    for (wide, narrow) in [
+        (" :: ", "::"),
+        (":: ", "::"),
+        (" ::", "::"),
+        ("- >", "->"),
+        (" (", "("),
+        ("( ", "("),
+        (" )", ")"),
+        ("[ ", "["),
+        (" ]", "]"),
+        (" < ", "<"),
+        ("< ", "<"),
+        (" <", "<"),
+        (" >", ">"),
+        (" ,", ","),
+        (" ;", ";"),
+        (" :", ":"),
+        ("& ", "&"),
+        ("* ", "*"),
+        ("' ", "'"),
+        (" ?", "?"),
+        ("? ", "?"),
+        ("# ", "#"),
+        (" !", "!"),
+        (",)", ")"),
+        (",>", ">"),
+    ] {
+        text = text.replace(wide, narrow);
+    }
+    // The closing bracket before an arrow, and what the replacements above drew together too closely.
+    for (narrow, wide) in [
+        ("->", " -> "),
+        ("  ", " "),
+        ("=(", "= ("),
+        (":(", ": ("),
+        (":&", ": &"),
+        (":[", ": ["),
+        (":?", ": ?"),
+    ] {
+        text = text.replace(narrow, wide);
+    }
+    text = text.replace("  ", " ");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_is_written_as_rustfmt_writes_it() {
+        for text in [
+            "fn a(&mut self, b: impl Into<Vec<u8>>) -> Result<(), Error>",
+            "fn b<'a, T: Send + 'static>(c: &'a [T; 2], d: Option<&'a str>) -> (u8, u16)",
+            "async fn e(f: Box<dyn Fn(u8) -> u16 + Send>) -> io::Result<Self>",
+            "fn g<T: ?Sized>(h: *const T) -> impl Iterator<Item = (u8, T::Output)> where T: Clone",
+        ] {
+            let signature: syn::Signature = syn::parse_str(text).unwrap();
+            assert_eq!(code(&signature), text);
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Checks the lists, the links and the code of README and the book, without running the code.
+
+mod figures;
+mod links;
+mod messages;
+mod metrics;
+mod variables;
+mod verbatim;

@@ -1,0 +1,70 @@
+//! Errors of calls on a balanced channel, and of dials to its endpoints.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tonic::Status;
+
+use crate::endpoint::ConnectError;
+
+/// Why a call on a [`BalancedChannel`](super::BalancedChannel) got no response. Generated clients turn it into a [`Status`].
+///
+/// ```
+/// use tonic_rdma::BalanceError;
+///
+/// fn describe(error: &BalanceError) -> String {
+///     match error {
+///         BalanceError::Unavailable(status) => format!("no endpoint is up: {}", status.message()),
+///         other => format!("the call failed: {other}"),
+///     }
+/// }
+/// # assert_eq!(describe(&BalanceError::Unavailable(tonic::Status::unavailable("x"))), "no endpoint is up: x");
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BalanceError {
+    /// No endpoint is up. The status is UNAVAILABLE; its message has the reason of the last failure, and its source is that failure.
+    #[error("{}", .0.message())]
+    Unavailable(#[source] Status),
+    /// The call was given to an endpoint, and its connection failed.
+    #[error(transparent)]
+    Transport(#[from] tonic::transport::Error),
+}
+
+impl BalanceError {
+    pub(super) fn unavailable(message: String, source: Option<Arc<DialError>>) -> Self {
+        let mut status = Status::unavailable(message);
+        if let Some(source) = source {
+            status.set_source(source);
+        }
+        Self::Unavailable(status)
+    }
+}
+
+/// Why an endpoint is down.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DialError {
+    #[error("{}", cause(.0))]
+    Connect(#[from] tonic::transport::Error),
+    #[error("the server took the connection, and no HTTP/2 came within {0:?}")]
+    Silent(Duration),
+    #[error("the server took the connection and closed it")]
+    Closed,
+    #[error("the connection ended as soon as it was made")]
+    EndedAtOnce,
+}
+
+/// The connection of a channel ended, and the channel must not dial it again.
+#[derive(Debug, thiserror::Error)]
+#[error("the connection ended")]
+pub(super) struct Ended;
+
+/// Returns the most telling message among an error and its sources: our connector's, or else that of the last source. tonic's own
+/// errors wrap it in several general ones.
+fn cause(error: &(dyn Error + 'static)) -> String {
+    if let Some(error) = error.downcast_ref::<ConnectError>() {
+        return error.to_string();
+    }
+    error.source().map_or_else(|| error.to_string(), cause)
+}
