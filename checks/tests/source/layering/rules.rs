@@ -61,7 +61,7 @@ const UNSAFE_FOLDER: &str = "verbs/";
 
 /// Tests and benches with unsafe code outside of that package, and why.
 const UNSAFE_TESTS: &[(&str, &str)] = &[
-    ("tests/dlpack.rs", "calls the functions of a DLPack tensor as a foreign library does"),
+    ("tensor/tests/tensor/dlpack.rs", "calls the functions of a DLPack tensor as a foreign library does"),
     ("tests/steady_state/allocations.rs", "is a global allocator that counts"),
     ("tests/steady_state/system_calls.rs", "installs a seccomp filter that counts"),
 ];
