@@ -8,6 +8,12 @@ use super::config::{Config, ProviderChoice};
 use tonic_rdma_verbs::{Context, VerbsError, soft};
 
 /// The driver of a device.
+///
+/// ```
+/// use tonic_rdma::Provider;
+///
+/// assert_eq!(Provider::Soft.to_string(), "soft");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provider {
     /// The software device, for processes of one host.
