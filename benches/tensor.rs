@@ -51,8 +51,8 @@ fn pack_transposed(bencher: Bencher<'_, '_>, length: usize) {
 fn metadata(bencher: Bencher<'_, '_>) {
     let metadata = zeros(&[2, 3, 4, 5]).metadata();
     bencher.bench_local(|| {
-        let bytes = wire::Metadata::from(black_box(metadata)?).encode();
-        Metadata::try_from(wire::Metadata::decode(&bytes).ok()?).ok()
+        let bytes = wire::WireMetadata::from(black_box(metadata)?).encode();
+        Metadata::try_from(wire::WireMetadata::decode(&bytes).ok()?).ok()
     });
 }
 

@@ -31,7 +31,7 @@ async fn main() -> Result<()> {
 
 /// The server: sends the weights to all workers, takes a step along the mean of their gradients, and so on.
 async fn serve() -> Result<()> {
-    let device = RdmaDevice::new(1, 1, "127.0.0.1:0").await?;
+    let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     let (mut children, mut weights_to, mut gradients_from) = (Vec::new(), Vec::new(), Vec::new());
     for worker in 0..WORKERS {
         let name = format!("gradient of {worker}");
@@ -86,7 +86,7 @@ async fn start(server: &str, worker: usize) -> Result<(Child, String)> {
 
 /// A worker: answers the weights with the gradient on its own data.
 async fn work(server: &str, worker: usize) -> Result<()> {
-    let device = RdmaDevice::new(1, 1, "127.0.0.1:0").await?;
+    let device = RdmaDevice::builder().bind("127.0.0.1:0").await?;
     let mut weights = device.static_receiver("weights", &spec(FEATURES + 1)?, 1)?;
     let channel = device.channel(server, 0).await?;
     let mut to_server = channel.static_sender(&format!("gradient of {worker}"), &spec(FEATURES + 2)?).await?;

@@ -6,7 +6,7 @@ use tonic::transport::server::TcpIncoming;
 use tonic_rdma::RdmaIncoming;
 use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
 use tonic_rdma_proto::transfer::transfer_server::TransferServer;
-use tonic_rdma_tensor::{Block, Direction, Offer, RdmaDevice, Rights, TensorMut};
+use tonic_rdma_tensor::{BlockCopy, Offer, RdmaDevice, Rights, TensorMut};
 
 use super::content::{check, check_shared, spec, stamp};
 use super::path::Path;
@@ -19,7 +19,7 @@ const LIMIT: usize = 64 << 20;
 pub(crate) async fn serve(path: Path, bytes: usize, told: UnboundedReceiver<String>) {
     let tcp = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap().with_nodelay(Some(true));
     let rdma = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
-    let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await.unwrap();
+    let device = RdmaDevice::builder().queue_pairs_per_peer(2).bind("127.0.0.1:0").await.unwrap();
     let addresses = format!("{} {} {}", tcp.local_addr().unwrap(), rdma.local_addr(), device.endpoint());
     let ready = || println!("{addresses}");
     match path {
@@ -97,14 +97,13 @@ async fn notice(device: &RdmaDevice, bytes: usize, mut told: UnboundedReceiver<S
     let Some(client) = told.recv().await else { return };
     let channel = device.channel(&client, 0).await.unwrap();
     let remote = channel.region("answers").await.unwrap();
-    let block = [Block { local: 0, remote: 0, length: 8 }];
+    let block = [BlockCopy { local: 0, remote: 0, length: 8 }];
     let mut answer = device.allocate(8).unwrap();
     let mut step = 0;
     loop {
-        let (back, sent) =
-            channel.memcpy_batch(answer, &remote, &block, Direction::LocalToRemote, true).await;
-        answer = back;
-        if sent.is_err() || region.notice().await.is_err() {
+        let Ok(sent) = channel.write(&remote).notify(true).blocks_from(answer, &block).await else { return };
+        answer = sent;
+        if region.notice().await.is_err() {
             return;
         }
         check_shared(region.memory(), 0..bytes, step);

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use tonic_rdma_tensor::{Block, Channel, Direction, RdmaDevice, Requested, Rights, TensorMut};
+use tonic_rdma_tensor::{BlockCopy, Channel, RdmaDevice, Requested, Rights, TensorMut};
 
 use super::client::repeat;
 use super::content::{check, check_shared, spec, stamp};
@@ -11,7 +11,7 @@ use super::path::Cell;
 use super::server::{Addresses, ServerProcess};
 
 async fn device(addresses: &Addresses) -> (RdmaDevice, Channel) {
-    let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await.unwrap();
+    let device = RdmaDevice::builder().queue_pairs_per_peer(2).bind("127.0.0.1:0").await.unwrap();
     let channel = device.channel(&addresses.device, 0).await.unwrap();
     (device, channel)
 }
@@ -23,9 +23,7 @@ pub(crate) async fn fixed(cell: Cell, addresses: &Addresses, duration: Duration)
     let micros = repeat(duration, async |step| {
         let mut filled = region.take().unwrap();
         stamp(&mut filled[..cell.bytes], step);
-        let (back, sent) = sender.send_region(filled).await;
-        sent.unwrap();
-        region = Some(back);
+        region = Some(sender.send_region(filled).await.unwrap());
     })
     .await;
     sender.flush().await.unwrap();
@@ -65,10 +63,7 @@ pub(crate) async fn memcpy(cell: Cell, addresses: &Addresses, duration: Duration
     repeat(duration, async |step| {
         let mut filled = region.take().unwrap();
         stamp(&mut filled[..cell.bytes], step);
-        let length = cell.bytes as u64;
-        let (back, result) = channel.memcpy(filled, 0, &remote, 0, length, Direction::LocalToRemote).await;
-        result.unwrap();
-        region = Some(back);
+        region = Some(channel.write(&remote).from(filled, ..cell.bytes).await.unwrap());
     })
     .await
 }
@@ -85,10 +80,7 @@ pub(crate) async fn notice(cell: Cell, server: &mut ServerProcess, duration: Dur
     repeat(duration, async |step| {
         let mut filled = region.take().unwrap();
         stamp(&mut filled[..cell.bytes], step);
-        let (back, result) =
-            channel.memcpy_batch(filled, &remote, &blocks, Direction::LocalToRemote, true).await;
-        result.unwrap();
-        region = Some(back);
+        region = Some(channel.write(&remote).notify(true).blocks_from(filled, &blocks).await.unwrap());
         answers.notice().await.unwrap();
         check_shared(answers.memory(), 0..8, step);
     })
@@ -96,11 +88,11 @@ pub(crate) async fn notice(cell: Cell, server: &mut ServerProcess, duration: Dur
 }
 
 /// A region of so many bytes in four blocks, each to where another one was.
-fn blocks(bytes: usize) -> Vec<Block> {
+fn blocks(bytes: usize) -> Vec<BlockCopy> {
     let length = bytes as u64 / 4;
     let at = |block| block * length;
     // The first and the last stay, so that what is checked does.
     [(0, 0), (1, 2), (2, 1), (3, 3)]
-        .map(|(from, to)| Block { local: at(from), remote: at(to), length })
+        .map(|(from, to)| BlockCopy { local: at(from), remote: at(to), length })
         .to_vec()
 }

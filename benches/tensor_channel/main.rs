@@ -17,7 +17,7 @@ use std::hint::black_box;
 use divan::Bencher;
 use divan::counter::BytesCount;
 use tonic_rdma::memory::Pool;
-use tonic_rdma_tensor::{Block, Direction, MemRegion, Requested, StaticSender, Tensor, TensorMut};
+use tonic_rdma_tensor::{BlockCopy, MemRegion, Requested, StaticSender, Tensor, TensorMut};
 
 use peer::{Peer, Role, bytes, relax};
 
@@ -40,15 +40,8 @@ fn static_slot(bencher: Bencher<'_, '_>, length: u64) {
         peer.block_on(async { peer.channel().static_sender("slot", &bytes(length)).await.unwrap() });
     let mut region = Some(peer.region(length));
     let mut round_trip = || {
-        let mut sending = sender.start(region.take().unwrap());
-        let (back, result) = loop {
-            match sending.try_take() {
-                Some(taken) => break taken,
-                None => relax(),
-            }
-        };
-        result.unwrap();
-        region = Some(back);
+        let mut sending = sender.start_region(region.take().unwrap());
+        region = Some(finish(&mut sending));
         wait_ready(&mut sender);
     };
     (0..100).for_each(|_| round_trip());
@@ -70,9 +63,7 @@ fn static_slot_async(bencher: Bencher<'_, '_>, length: u64) {
     let mut region = Some(peer.region(length));
     let mut round_trip = || {
         peer.block_on(async {
-            let (back, result) = sender.send_region(region.take().unwrap()).await;
-            result.unwrap();
-            region = Some(back);
+            region = Some(sender.send_region(region.take().unwrap()).await.unwrap());
             sender.flush().await.unwrap();
         });
     };
@@ -126,11 +117,13 @@ fn registered(length: u64) -> (Pool, Tensor) {
 fn memcpy<const WRITE: bool>(bencher: Bencher<'_, '_>, length: u64) {
     let peer = Peer::start(Role::Region, length);
     let remote = peer.block_on(async { peer.channel().region("region").await.unwrap() });
-    let direction = if WRITE { Direction::LocalToRemote } else { Direction::RemoteToLocal };
     let mut region = Some(peer.region(length));
     let mut copy = || {
         let local = region.take().unwrap();
-        let mut memcpy = peer.channel().memcpy(local, 0, &remote, 0, length, direction);
+        let mut memcpy = match WRITE {
+            true => peer.channel().write(&remote).from(local, ..),
+            false => peer.channel().read(&remote).into(local, ..),
+        };
         region = Some(finish(&mut memcpy));
     };
     (0..20).for_each(|_| copy());
@@ -139,9 +132,8 @@ fn memcpy<const WRITE: bool>(bencher: Bencher<'_, '_>, length: u64) {
 
 fn finish(memcpy: &mut tonic_rdma_tensor::Memcpy) -> MemRegion {
     loop {
-        if let Some((region, result)) = memcpy.try_take() {
-            result.unwrap();
-            return region;
+        if let Some(result) = memcpy.try_take() {
+            return result.unwrap();
         }
         relax();
     }
@@ -162,9 +154,11 @@ const BLOCKS: u64 = 4096;
 const BLOCK: u64 = 16 << 10;
 
 /// Every second block, in another order at the peer.
-fn blocks() -> Vec<Block> {
+fn blocks() -> Vec<BlockCopy> {
     let place = |index: u64| 2 * BLOCK * ((index * 1361) % BLOCKS);
-    (0..BLOCKS).map(|index| Block { local: 2 * BLOCK * index, remote: place(index), length: BLOCK }).collect()
+    (0..BLOCKS)
+        .map(|index| BlockCopy { local: 2 * BLOCK * index, remote: place(index), length: BLOCK })
+        .collect()
 }
 
 /// Scattered blocks in one operation.
@@ -177,8 +171,7 @@ fn batch_of_blocks(bencher: Bencher<'_, '_>) {
     let mut region = Some(peer.region(length));
     let mut batch = || {
         let local = region.take().unwrap();
-        let direction = Direction::LocalToRemote;
-        region = Some(finish(&mut peer.channel().memcpy_batch(local, &remote, &blocks, direction, false)));
+        region = Some(finish(&mut peer.channel().write(&remote).blocks_from(local, &blocks)));
     };
     (0..3).for_each(|_| batch());
     bencher.counter(BytesCount::new(BLOCKS * BLOCK)).bench_local(batch);

@@ -10,9 +10,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tonic_rdma::runtime::idle_polling;
-use tonic_rdma_tensor::{
-    Channel, Dtype, MemRegion, Offer, RdmaDevice, Rights, Settings, Shape, TensorMut, TensorSpec,
-};
+use tonic_rdma_tensor::{Channel, Dtype, MemRegion, Offer, RdmaDevice, Rights, Shape, TensorMut, TensorSpec};
 
 /// First argument of the other process.
 pub(crate) const ARGUMENT: &str = "peer";
@@ -91,7 +89,7 @@ impl Peer {
         pin(all_cores(0));
         let runtime = runtime();
         let (device, channel) = runtime.block_on(async {
-            let device = RdmaDevice::without_listener(Settings::new(1, 1)).unwrap();
+            let device = RdmaDevice::builder().without_listener().unwrap();
             let channel = device.channel(line.trim(), 0).await.unwrap();
             (device, channel)
         });
@@ -150,7 +148,7 @@ pub(crate) fn run(arguments: &[String]) {
 }
 
 async fn serve(role: Role, length: u64, stop: &AtomicBool) {
-    let device = RdmaDevice::bind(Settings::new(1, 1), "127.0.0.1:0").await.unwrap();
+    let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
     let mut output = std::io::stdout();
     let mut ready = || writeln!(output, "{}", device.endpoint()).unwrap();
     let running = || !stop.load(Ordering::Relaxed);

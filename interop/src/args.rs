@@ -1,10 +1,10 @@
-//! The command line. Flags are those of gRPC's official interop programs.
+//! The command line. The flags are the ones of gRPC's official interop programs.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
+use crate::client::ClientOptions;
+use crate::server::ServerOptions;
 use crate::throughput::{LoadOptions, ServedOptions, ThroughputOptions};
-use crate::tls::{ClientTlsOptions, ServerTlsOptions};
-use crate::transport::Transport;
 
 #[derive(Debug, Parser)]
 #[command(name = "interop", version, about = "gRPC's interoperability tests over tonic-rdma")]
@@ -13,109 +13,21 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// What is to be done.
+/// A command of the program.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve grpc.testing.TestService and tonic_rdma.interop.v1.Checked; prints the port first
     Server(ServerOptions),
     /// Run cases against a server; prints a line for each
     Client(ClientOptions),
-    /// Serve a tensor device for stock clients to look at; prints the port first
+    /// Serve a tensor device for stock clients; prints the port first
     Tensors,
     /// Compare our listener with tonic's own, both called by a stock client over TCP
     Throughput(ThroughputOptions),
-    /// A server of `throughput`, which starts it
+    /// Server that `throughput` starts
     #[command(hide = true)]
     ThroughputServer(ServedOptions),
-    /// The client of `throughput`, which starts it
+    /// Client that `throughput` starts
     #[command(hide = true)]
     ThroughputClient(LoadOptions),
-}
-
-/// Options of `server`.
-#[derive(Debug, Args)]
-pub(crate) struct ServerOptions {
-    /// Port to listen on; 0 picks a free one
-    #[arg(long, default_value_t = 0)]
-    pub(crate) port: u16,
-    /// Address to listen on
-    #[arg(long, default_value = "127.0.0.1")]
-    pub(crate) host: String,
-    /// What carries the calls: our transport, or tonic's own TCP as a control
-    #[arg(long, default_value = "rdma")]
-    pub(crate) transport: Transport,
-    #[command(flatten)]
-    pub(crate) tls: ServerTlsOptions,
-}
-
-/// Options of `client`.
-#[derive(Debug, Args)]
-pub(crate) struct ClientOptions {
-    /// Host to connect to
-    #[arg(long = "server_host", default_value = "127.0.0.1")]
-    pub(crate) server_host: String,
-    /// Port to connect to
-    #[arg(long = "server_port", required_unless_present = "list")]
-    pub(crate) server_port: Option<u16>,
-    /// Host to ask for, in certificates and in the requests' authority [default: that of --server_host]
-    #[arg(long = "server_host_override", value_name = "HOST")]
-    pub(crate) server_host_override: Option<String>,
-    /// Cases to run, in this order, or `all`; --list names them
-    #[arg(
-        long = "test_case",
-        value_name = "NAME[,NAME...]",
-        value_delimiter = ',',
-        required_unless_present = "list"
-    )]
-    pub(crate) test_case: Vec<String>,
-    /// List the cases, one a line
-    #[arg(long)]
-    pub(crate) list: bool,
-    /// With --list: the official cases that can't be had here as well, and why
-    #[arg(long, requires = "list")]
-    pub(crate) all: bool,
-    /// What carries the calls: our transport, or tonic's own TCP as a control
-    #[arg(long, default_value = "rdma")]
-    pub(crate) transport: Transport,
-    /// Fail unless the connection comes out as this
-    #[arg(long)]
-    pub(crate) require: Option<Transport>,
-    /// Fail unless the connection uses this RDMA device, such as rxe0
-    #[arg(long, value_name = "NAME")]
-    pub(crate) require_device: Option<String>,
-    #[command(flatten)]
-    pub(crate) tls: ClientTlsOptions,
-    #[command(flatten)]
-    pub(crate) soak: SoakOptions,
-}
-
-/// Options of the cases `rpc_soak` and `channel_soak`.
-#[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct SoakOptions {
-    /// Calls that each thread makes
-    #[arg(long = "soak_iterations", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
-    pub(crate) iterations: u32,
-    /// Threads (here: tasks) that call at once
-    #[arg(long = "soak_num_threads", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub(crate) threads: u32,
-    /// Calls that may fail
-    #[arg(long = "soak_max_failures", default_value_t = 0)]
-    pub(crate) max_failures: u32,
-    /// A call that takes longer than this has failed, in milliseconds
-    #[arg(long = "soak_per_iteration_max_acceptable_latency_ms", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) max_latency_ms: u32,
-    /// Time for the whole case, in seconds [default: iterations times the latency]
-    #[arg(long = "soak_overall_timeout_seconds", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) overall_timeout_seconds: Option<u32>,
-    /// Bytes of each request's payload
-    #[arg(long = "soak_request_size", default_value_t = 271_828, value_parser = payload())]
-    pub(crate) request_size: u32,
-    /// Bytes of each response's payload
-    #[arg(long = "soak_response_size", default_value_t = 314_159, value_parser = payload())]
-    pub(crate) response_size: u32,
-}
-
-/// The server takes requests of up to 16 MiB.
-fn payload() -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(0..=16_000_000)
 }

@@ -1,23 +1,23 @@
-//! What payloads carry: see `proto/checked.proto`.
+//! The content of payloads, which `proto/checked.proto` defines.
 
 use bytes::Bytes;
 
-/// Content by which every byte can be told from its neighbours.
+/// Content in which a wrong, missing or moved byte is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Content {
-    /// Where it starts.
+    /// First word of the content.
     pub(crate) seed: u32,
-    /// Words after which it begins anew; 0 for never.
+    /// Number of words after which the content repeats; 0 for never.
     pub(crate) period: u32,
 }
 
 impl Content {
-    /// Content that never repeats.
+    /// Makes content that never repeats.
     pub(crate) fn new(seed: u32) -> Self {
         Self { seed, period: 0 }
     }
 
-    /// The first `length` bytes.
+    /// Returns the first `length` bytes.
     pub(crate) fn bytes(self, length: usize) -> Bytes {
         let mut bytes = Vec::with_capacity(length.next_multiple_of(4));
         for word in self.words().take(length.div_ceil(4)) {
@@ -27,7 +27,7 @@ impl Content {
         bytes.into()
     }
 
-    /// Offset of the first byte of `payload` that is not as it should be.
+    /// Returns the offset of the first wrong byte of `payload`.
     pub(crate) fn first_mismatch(self, payload: &[u8]) -> Option<usize> {
         let chunks = payload.chunks(4).zip(self.words());
         let (at, (chunk, word)) =
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn content_is_as_the_proto_says() {
+    fn content_follows_the_proto() {
         let bytes = Content::new(7).bytes(10);
         assert_eq!(bytes[..4], 7u32.to_le_bytes());
         assert_eq!(bytes[4..8], 2_654_435_768u32.to_le_bytes());

@@ -1,6 +1,5 @@
-//! Deadlines as gRPC has them. tonic's channel waits no longer than `grpc-timeout` says for the head of a response, and then
-//! reports CANCELLED; for what comes after the head it waits without end. The official case wants DEADLINE_EXCEEDED, and its
-//! server sends the head at once.
+//! Deadlines of gRPC calls. tonic's channel applies `grpc-timeout` to the head of a response only, and then reports CANCELLED; it
+//! waits without limit for the rest. The official case expects DEADLINE_EXCEEDED, and its server sends the head at once.
 
 use std::error::Error;
 use std::future::Future;
@@ -51,9 +50,13 @@ where
             let deadline = Instant::now() + timeout;
             match tokio::time::timeout_at(deadline, response).await {
                 Ok(Ok(response)) => Ok(response.map(|body| {
-                    Body::new(Expiring { body, deadline: Box::pin(sleep_until(deadline)), expired: false })
+                    Body::new(ExpiringBody {
+                        body,
+                        deadline: Box::pin(sleep_until(deadline)),
+                        expired: false,
+                    })
                 })),
-                Ok(Err(error)) => Err(explained(error.into())),
+                Ok(Err(error)) => Err(replace_timeout(error.into())),
                 Err(_) => Err(exceeded().into()),
             }
         })
@@ -64,8 +67,8 @@ fn exceeded() -> Status {
     Status::deadline_exceeded("the deadline passed before the call was complete")
 }
 
-/// tonic's own timer may be the first to notice.
-fn explained(error: BoxError) -> BoxError {
+/// Replaces the error of tonic's own timer, which may fire first.
+fn replace_timeout(error: BoxError) -> BoxError {
     let mut source: Option<&(dyn Error + 'static)> = Some(&*error);
     while let Some(cause) = source {
         if cause.is::<TimeoutExpired>() {
@@ -76,7 +79,7 @@ fn explained(error: BoxError) -> BoxError {
     error
 }
 
-/// The header's value: up to eight digits and a unit.
+/// Parses the header's value: up to eight digits and a unit.
 fn parse(value: &[u8]) -> Option<Duration> {
     let (unit, digits) = value.split_last()?;
     let amount: u64 = std::str::from_utf8(digits).ok()?.parse().ok().filter(|_| digits.len() <= 8)?;
@@ -91,14 +94,14 @@ fn parse(value: &[u8]) -> Option<Duration> {
     })
 }
 
-/// A response's body up to the deadline.
-struct Expiring {
+/// A response's body that ends with an error at the deadline.
+struct ExpiringBody {
     body: Body,
     deadline: Pin<Box<Sleep>>,
     expired: bool,
 }
 
-impl http_body::Body for Expiring {
+impl http_body::Body for ExpiringBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -111,7 +114,7 @@ impl http_body::Body for Expiring {
         }
         if self.deadline.as_mut().poll(context).is_ready() {
             self.expired = true;
-            // Resets the stream, so that the server ends too.
+            // Dropping the body resets the stream, so that the server ends the call too.
             self.body = Body::empty();
             return Poll::Ready(Some(Err(exceeded())));
         }
@@ -128,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timeouts_as_the_protocol_writes_them() {
+    fn timeouts_are_parsed() {
         assert_eq!(parse(b"1m"), Some(Duration::from_millis(1)));
         assert_eq!(parse(b"99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
         assert_eq!(parse(b"250000u"), Some(Duration::from_millis(250)));

@@ -1,8 +1,8 @@
-//! Why the program can't go on, in words for its user.
+//! The error that ends the program.
 
 use std::fmt;
 
-/// One line, which names what is wrong.
+/// An error in one line of text, for the user.
 #[derive(Debug)]
 pub(crate) struct Failure(String);
 
@@ -20,20 +20,20 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// For what libraries report in words of their own.
+/// Takes an error of a library, with its causes.
 impl From<Box<dyn std::error::Error>> for Failure {
     fn from(error: Box<dyn std::error::Error>) -> Self {
-        Self(error.to_string())
+        Self(chain(&*error))
     }
 }
 
-/// The error and its causes: tonic's say only that there was one.
+/// Returns the texts of an error and of its causes. tonic's errors do not name their causes.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
         let cause_text = cause.to_string();
-        // Some have their cause's words in their own.
+        // The text of some errors contains the text of their cause.
         if !text.contains(&cause_text) {
             text = format!("{text}: {cause_text}");
         }

@@ -1,9 +1,10 @@
-//! gRPC's interoperability tests over our transport: `interop server` and `interop client` take the flags of the official
-//! programs and have their cases, and some of ours. `interop throughput` measures what our listener costs stock clients.
+//! gRPC's interoperability tests over our transport. `interop server` and `interop client` take the flags of the official
+//! programs, and have the official cases and some more. `interop throughput` measures the cost of our listener for stock clients.
 #![forbid(unsafe_code)]
 
 mod args;
 mod client;
+mod compression;
 mod content;
 mod deadline;
 mod failure;
@@ -16,7 +17,6 @@ mod tests;
 mod throughput;
 mod tls;
 mod transport;
-mod wire;
 
 use std::process::ExitCode;
 

@@ -1,18 +1,18 @@
-//! What the program says. Whoever reads it may be gone, which ends the program like any other failure.
+//! The program's output. A closed standard output ends the program like any other failure.
 
 use std::io::Write as _;
 
 use crate::Failure;
 
-/// A line for scripts and people, at once.
+/// Prints a line to the standard output, and flushes it.
 pub(crate) fn line(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     let written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
     written.map_err(|error| Failure::new(format!("can't write to the standard output: {error}")))
 }
 
-/// A line beside those that scripts read.
+/// Prints a line to the standard error, which scripts don't read.
 pub(crate) fn note(text: &str) {
-    // There is no other place to say that this failed.
+    // There is no other place to report a failure to.
     let _ = writeln!(std::io::stderr(), "{text}");
 }

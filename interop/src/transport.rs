@@ -1,5 +1,5 @@
-//! What carries the calls: our transport, or tonic's own TCP, by which one sees whose fault it is when a case fails.
-//! Client and server have one place each where connections begin ([`Target::connect`], [`Listener`]).
+//! The transport of the calls: ours, or tonic's own TCP, which shows whether a failed case is a fault of our transport.
+//! [`Target::connect`] makes all connections of a client, and [`Listener`] all connections of a server.
 
 use std::fmt;
 use std::future::Future;
@@ -16,10 +16,10 @@ use crate::Failure;
 use crate::failure::chain;
 use crate::tls::{ClientTls, ServerTls};
 
-/// Whose connections these are.
+/// A transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
-    /// Ours: RDMA where both ends can, and TCP where not.
+    /// Our transport: RDMA if both ends have it, and TCP otherwise.
     Rdma,
     /// tonic's own TCP.
     Tcp,
@@ -42,7 +42,7 @@ pub(crate) enum Listener {
 }
 
 impl Listener {
-    /// Listens there; our transport takes its configuration from the environment.
+    /// Listens on `host` and `port`. Our transport takes its configuration from the environment.
     pub(crate) async fn bind(transport: Transport, host: &str, port: u16) -> Result<Self, Failure> {
         let named = |error: std::io::Error| Failure::new(format!("can't listen on {host}:{port}: {error}"));
         Ok(match transport {
@@ -86,31 +86,31 @@ impl Listener {
     }
 }
 
-/// A server to connect to, and how.
+/// A server to connect to, with the settings of the connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) transport: Transport,
-    /// What the connection has to come out as.
+    /// The transport that the connection has to use.
     pub(crate) require: Option<Transport>,
     /// The RDMA device that the connection has to use.
     pub(crate) require_device: Option<String>,
-    /// The host that the server is asked to be, where that is not `host`.
+    /// The host in certificates and requests, if it is not `host`.
     pub(crate) host_override: Option<String>,
     pub(crate) tls: Option<ClientTls>,
 }
 
-/// A channel, and how it came out.
+/// A channel, and the transport that it uses.
 #[derive(Debug)]
 pub(crate) struct Connected {
     pub(crate) channel: Channel,
-    /// Such as `rdma: soft device`.
+    /// Transport and reason, such as `rdma: soft device`.
     pub(crate) verdict: String,
 }
 
-/// A connection as it came out, before anything was required of it.
-struct Made {
+/// A connection before its transport and device are checked.
+struct UncheckedConnection {
     channel: Channel,
     carrier: Transport,
     device: Option<String>,
@@ -121,7 +121,7 @@ impl Target {
     /// Connects.
     ///
     /// # Errors
-    /// The server can't be reached, or the connection is not what is required of it.
+    /// The server can't be reached, or the connection does not use the required transport or device.
     pub(crate) async fn connect(&self) -> Result<Connected, Failure> {
         let endpoint = self.endpoint()?;
         let made = match self.transport {
@@ -129,29 +129,29 @@ impl Target {
             Transport::Tcp => {
                 let channel = endpoint.connect().await.map_err(|error| self.unreachable(&error))?;
                 let reason = "tonic's own transport".to_owned();
-                Made { channel, carrier: Transport::Tcp, device: None, reason }
+                UncheckedConnection { channel, carrier: Transport::Tcp, device: None, reason }
             }
         };
         let tls = if self.tls.is_some() { ", with TLS" } else { "" };
         let verdict = format!("{}{tls}: {}", made.carrier, made.reason);
-        let lacking = |required: &dyn fmt::Display| {
+        let missing = |required: &dyn fmt::Display| {
             Err(Failure::new(format!("{required} was required, the connection came out as {verdict}")))
         };
         if let Some(required) = self.require.filter(|required| *required != made.carrier) {
-            return lacking(&required);
+            return missing(&required);
         }
         if let Some(required) =
             self.require_device.as_ref().filter(|required| made.device.as_ref() != Some(*required))
         {
-            return lacking(required);
+            return missing(required);
         }
         Ok(Connected { channel: made.channel, verdict })
     }
 
-    /// What there is to connect to.
+    /// Makes the endpoint. It does not connect yet.
     ///
     /// # Errors
-    /// A host, or TLS, that can't be had. No server was asked yet.
+    /// The host or the settings of TLS are invalid.
     pub(crate) fn endpoint(&self) -> Result<Endpoint, Failure> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let uri = format!("{scheme}://{}", self.authority());
@@ -170,7 +170,7 @@ impl Target {
         }
     }
 
-    async fn connect_rdma(&self, endpoint: Endpoint) -> Result<Made, Failure> {
+    async fn connect_rdma(&self, endpoint: Endpoint) -> Result<UncheckedConnection, Failure> {
         let connector = RdmaConnector::with_config(configuration()?);
         let connected = endpoint.connect_with_connector(connector.clone()).await;
         let channel = connected.map_err(|error| self.unreachable(&error))?;
@@ -180,10 +180,10 @@ impl Target {
             tonic_rdma::Verdict::Tcp => Transport::Tcp,
         };
         let (device, reason) = (info.device().map(str::to_owned), info.reason().to_owned());
-        Ok(Made { channel, carrier, device, reason })
+        Ok(UncheckedConnection { channel, carrier, device, reason })
     }
 
-    /// Host and port, as a URI has them.
+    /// Returns host and port in the form of a URI.
     fn authority(&self) -> String {
         if self.host.contains(':') && !self.host.starts_with('[') {
             format!("[{}]:{}", self.host, self.port)

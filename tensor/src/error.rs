@@ -1,125 +1,301 @@
-//! What can go wrong.
+//! The errors of devices and channels.
 
+use std::error::Error;
+use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 
+use tonic_rdma::ConfigError;
 use tonic_rdma_verbs::CompletionStatus;
+use tonic_rdma_verbs::memory::MemRegion;
 
-/// Why a tensor, or some bytes, did not get where they should.
-#[derive(Clone, Debug, thiserror::Error)]
+use crate::types::TensorError;
+use crate::wire::tensor_frame::MAX_NAME;
+
+/// The settings that allow tensors beside TLS, for error messages.
+pub(crate) const ALLOW_PLAINTEXT: &str =
+    "DeviceBuilder::plaintext_tensors(true) or RDMA_PLAINTEXT_TENSORS=allow";
+
+/// The reason why a tensor, or some bytes, did not arrive.
+///
+/// Variants with a [`Cause`] show the message of the cause in their own message. [`source`](Error::source) then returns the
+/// source of the cause, so a report that prints the whole chain repeats nothing.
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ChannelError {
-    /// The peer's process ended, or its machine can't be reached any more. What was on its way is lost; nothing that arrived
-    /// in part is ever shown.
-    #[error("the link to {peer} is lost: {reason}")]
+    /// The peer's process ended, or its machine can't be reached any more. What was on its way is lost. A tensor that arrived
+    /// in part is never shown.
     PeerLost {
-        /// The peer's device, where it listens or called from.
+        /// The peer's device: the address that it listens on or called from.
         peer: Arc<str>,
-        /// What was seen.
+        /// What this end saw.
         reason: Arc<str>,
     },
-    /// This end closed the link.
-    #[error("the link to {0} was closed here")]
+    /// This end closed the link to the peer.
     Closed(Arc<str>),
-    /// The peer broke the rules, and so the link ended.
-    #[error("the peer {peer} broke the protocol: {reason}")]
+    /// The peer broke the protocol, and the link ended.
     Violation {
         /// The peer.
         peer: Arc<str>,
-        /// What it did.
-        reason: Arc<str>,
+        /// What the peer did.
+        cause: Cause,
     },
-    /// The device failed a request. The link has ended with it.
-    #[error("the device ended a request: {0}")]
+    /// The device failed a request. The link has ended.
     Device(CompletionStatus),
-    /// There is no RDMA to that peer.
-    #[error("no RDMA to {endpoint}: {reason}")]
+    /// There is no RDMA between this end and the peer.
     NoRdma {
-        /// Where it listens.
+        /// The address of the peer.
         endpoint: Arc<str>,
-        /// Why.
-        reason: Arc<str>,
+        /// Why there is none.
+        cause: Cause,
     },
-    /// The peer is reached over TLS, which tensors would bypass, and no setting says that this is acceptable.
-    #[error(
-        "{endpoint} is reached over TLS, and tensors would cross the network unencrypted beside it: if that is acceptable, set {setting}",
-        setting = super::caller::SETTING
-    )]
+    /// The peer is reached over TLS, tensors would cross the network unencrypted, and no setting allows that.
     PlaintextRefused {
-        /// Where it listens.
+        /// The address of the peer.
         endpoint: Arc<str>,
     },
-    /// The peer refused, and said why.
-    #[error("{endpoint} refused ({code:?}): {message}")]
+    /// The peer refused.
     Refused {
-        /// Where it listens.
+        /// The address of the peer.
         endpoint: Arc<str>,
         /// The status code of gRPC.
         code: tonic::Code,
-        /// What it said.
+        /// The reason that the peer gave.
         message: Arc<str>,
     },
     /// The bytes do not lie within the memory.
-    #[error("{length} bytes at offset {offset} do not lie within the {which} region of {available}")]
     OutOfRange {
         /// `local` or `remote`.
         which: &'static str,
-        /// Offset asked for.
+        /// The requested offset in bytes.
         offset: u64,
-        /// Bytes asked for.
+        /// The requested number of bytes.
         length: u64,
-        /// Bytes there are.
+        /// The size of the memory in bytes.
         available: u64,
     },
     /// The peer gave no right to do that with its memory.
-    #[error("the peer gave no right to {what} {name:?}")]
     NotPermitted {
         /// `read` or `write`.
         what: &'static str,
-        /// The region's name.
+        /// The name of the region.
         name: Arc<str>,
     },
     /// A tensor of another type, rank or size than agreed.
-    #[error("{name:?} takes {expected}, not {found}")]
     Mismatch {
-        /// The slot's name.
+        /// The name of the slot.
         name: Arc<str>,
-        /// What it takes.
+        /// What the slot takes.
         expected: Arc<str>,
-        /// What was offered.
+        /// What was sent.
         found: Arc<str>,
     },
-    /// A name that is in use already.
-    #[error("{0:?} is in use already")]
+    /// The name is in use already.
     NameTaken(Arc<str>),
-    /// A name that can't be used.
-    #[error("a name of {0} bytes; it takes from 1 to {max}", max = crate::wire::tensor_frame::MAX_NAME)]
+    /// A name of this many bytes is empty or too long.
     BadName(usize),
-    /// There is no memory for it.
-    #[error("no memory: {0}")]
-    Memory(Arc<str>),
-    /// As many operations are waiting as may.
-    #[error("{0} operations wait on this channel already")]
-    Busy(usize),
-    /// It did not happen in time.
-    #[error("{what} did not happen within {limit:?}")]
-    TimedOut {
-        /// What was waited for.
-        what: &'static str,
-        /// How long.
-        limit: std::time::Duration,
+    /// A number of [`DeviceBuilder`](super::DeviceBuilder) is out of range.
+    BadSetting {
+        /// The method of the builder.
+        setting: &'static str,
+        /// The number that was given.
+        given: u64,
+        /// The numbers that the setting takes.
+        accepted: RangeInclusive<u64>,
     },
-    /// This end could not go on.
-    #[error("{0}")]
-    Local(Arc<str>),
+    /// An environment variable has a bad value.
+    Config(ConfigError),
+    /// A tensor can't be made or moved.
+    Tensor(TensorError),
+    /// There is no memory.
+    Memory(Cause),
+    /// The channel takes no further operation: as many as allowed wait already.
+    Busy(usize),
+    /// Something did not happen in time.
+    TimedOut {
+        /// What this end waited for.
+        what: &'static str,
+        /// How long this end waited.
+        limit: Duration,
+    },
+    /// This end failed.
+    Local(Cause),
+}
+
+/// The error that led to a [`ChannelError`]. Clones share one error.
+///
+/// ```
+/// use tonic_rdma_tensor::ChannelError;
+///
+/// fn out_of_files(error: &ChannelError) -> bool {
+///     let ChannelError::Local(cause) = error else { return false };
+///     let io = cause.get().downcast_ref::<std::io::Error>();
+///     io.and_then(std::io::Error::raw_os_error) == Some(24)
+/// }
+/// ```
+#[derive(Clone)]
+pub struct Cause(Arc<dyn Error + Send + Sync>);
+
+impl Cause {
+    pub(crate) fn new(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self(Arc::from(error.into()))
+    }
+
+    /// Returns the error, to be downcast to its type.
+    pub fn get(&self) -> &(dyn Error + Send + Sync + 'static) {
+        &*self.0
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
 }
 
 impl ChannelError {
-    /// An error of this end's, in words.
-    pub(super) fn local(error: impl std::fmt::Display) -> Self {
-        Self::Local(error.to_string().into())
+    /// Makes the error of a failure at this end.
+    pub(crate) fn local(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Local(Cause::new(error))
     }
 
-    pub(super) fn memory(error: impl std::fmt::Display) -> Self {
-        Self::Memory(error.to_string().into())
+    /// Makes the error of an allocation or registration that failed.
+    pub(crate) fn memory(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Memory(Cause::new(error))
+    }
+}
+
+impl fmt::Display for ChannelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PeerLost { peer, reason } => write!(f, "the link to {peer} is lost: {reason}"),
+            Self::Closed(peer) => write!(f, "the link to {peer} was closed here"),
+            Self::Violation { peer, cause } => write!(f, "the peer {peer} broke the protocol: {cause}"),
+            Self::Device(status) => write!(f, "the device ended a request: {status}"),
+            Self::NoRdma { endpoint, cause } => write!(f, "no RDMA to {endpoint}: {cause}"),
+            Self::PlaintextRefused { endpoint } => write!(
+                f,
+                "{endpoint} is reached over TLS, and tensors would cross the network unencrypted beside it: if that is \
+                 acceptable, set {ALLOW_PLAINTEXT}"
+            ),
+            Self::Refused { endpoint, code, message } => {
+                write!(f, "{endpoint} refused ({code:?}): {message}")
+            }
+            Self::OutOfRange { which, offset, length, available } => {
+                write!(
+                    f,
+                    "{length} bytes at offset {offset} do not lie within the {which} region of {available}"
+                )
+            }
+            Self::NotPermitted { what, name } => write!(f, "the peer gave no right to {what} {name:?}"),
+            Self::Mismatch { name, expected, found } => write!(f, "{name:?} takes {expected}, not {found}"),
+            Self::NameTaken(name) => write!(f, "{name:?} is in use already"),
+            Self::BadName(length) => write!(f, "a name of {length} bytes; it takes from 1 to {MAX_NAME}"),
+            Self::BadSetting { setting, given, accepted } => {
+                let (least, most) = (accepted.start(), accepted.end());
+                write!(f, "DeviceBuilder::{setting}: {given} is not within {least} to {most}")
+            }
+            Self::Config(error) => error.fmt(f),
+            Self::Tensor(error) => error.fmt(f),
+            Self::Memory(cause) => write!(f, "no memory: {cause}"),
+            Self::Busy(most) => write!(f, "{most} operations wait on this channel already"),
+            Self::TimedOut { what, limit } => write!(f, "{what} did not happen within {limit:?}"),
+            Self::Local(cause) => cause.fmt(f),
+        }
+    }
+}
+
+impl Error for ChannelError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Violation { cause, .. }
+            | Self::NoRdma { cause, .. }
+            | Self::Memory(cause)
+            | Self::Local(cause) => cause.0.source(),
+            Self::Config(error) => error.source(),
+            Self::Tensor(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<ConfigError> for ChannelError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error)
+    }
+}
+
+impl From<TensorError> for ChannelError {
+    fn from(error: TensorError) -> Self {
+        Self::Tensor(error)
+    }
+}
+
+/// The error of an operation that a region had moved into. It gives the region back.
+///
+/// With `?` it becomes a [`ChannelError`], and the region is freed.
+///
+/// ```
+/// use tonic_rdma_tensor::{ChannelError, MemRegion, StaticSender};
+///
+/// async fn send(sender: &mut StaticSender, region: MemRegion) -> (MemRegion, Option<ChannelError>) {
+///     match sender.send_region(region).await {
+///         Ok(region) => (region, None),
+///         Err(failed) => {
+///             let error = failed.error().clone();
+///             (failed.into_region(), Some(error))
+///         }
+///     }
+/// }
+/// ```
+#[derive(Debug)]
+pub struct MemcpyError {
+    region: MemRegion,
+    error: ChannelError,
+}
+
+impl MemcpyError {
+    pub(crate) fn new(region: MemRegion, error: ChannelError) -> Self {
+        Self { region, error }
+    }
+
+    /// Returns the reason.
+    pub fn error(&self) -> &ChannelError {
+        &self.error
+    }
+
+    /// Returns the region that had moved into the operation.
+    pub fn into_region(self) -> MemRegion {
+        self.region
+    }
+
+    /// Returns the region, and the reason.
+    pub fn into_parts(self) -> (MemRegion, ChannelError) {
+        (self.region, self.error)
+    }
+}
+
+impl fmt::Display for MemcpyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl Error for MemcpyError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl From<MemcpyError> for ChannelError {
+    fn from(failed: MemcpyError) -> Self {
+        failed.error
     }
 }

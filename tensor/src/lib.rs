@@ -1,24 +1,35 @@
-//! The tensor channel: moves tensors from process to process by one-sided RDMA operations, without a call for each.
+//! Tensors between processes by one-sided RDMA operations, for programs that speak gRPC.
 //!
-//! A process is a device with memory, and a tensor gets from one to another by a single one-sided operation (Xue et al.,
-//! *Fast Distributed Deep Learning over RDMA*, EuroSys 2019; § here is a section of that paper). gRPC remains for control: over
-//! it devices find one another's memory, on the same port as any other call.
+//! A process is a device with memory, and one RDMA operation moves a tensor from one process to another (Xue et al., *Fast
+//! Distributed Deep Learning over RDMA*, EuroSys 2019; § in these pages is a section of that paper). No call carries the
+//! tensor. gRPC remains for control: with it devices find one another's memory, on the port of any other call.
 //!
 //! ```text
-//!  RdmaDevice ── listens, owns memory, knows what is offered under which name
+//!  RdmaDevice ── listens, owns memory, knows what is on offer under which name
 //!     │ channel("ps0:50052", 0)
 //!     ▼
-//!  Channel ──┬─ memcpy, memcpy_batch     any bytes of a region that the peer has exported
-//!            ├─ StaticSender             a tensor of known shape, into the buffer that waits for it       (§3.2)
-//!            ├─ DynamicSender            a tensor of any shape: its metadata, which the peer then reads by (§3.3)
-//!            └─ request(name, step)      whatever a peer offers under a name, by rendezvous
+//!  Channel ──┬─ StaticSender        a tensor of known shape, into a buffer of the receiver              (§3.2)
+//!            ├─ DynamicSender       a tensor of any shape: its metadata, by which the peer reads it    (§3.3)
+//!            ├─ request(name, step) a tensor that the peer offers under a name, by rendezvous
+//!            └─ write, read         any bytes of a region that the peer has exported
 //! ```
+//!
+//! # Install
+//!
+//! ```toml
+//! [dependencies]
+//! tonic-rdma-tensor = { path = "../tonic-rdma/tensor" }
+//! tokio = { version = "1", features = ["macros", "rt-multi-thread"] }
+//! ```
+//!
+//! The software device, which moves tensors between processes of one host, is always there. The [features](#features) add
+//! network cards, TLS, and conversions.
 //!
 //! # When to use it
 //!
-//! Use it where both ends are yours, tensors move again and again, and a call for each costs too much. It needs RDMA between
-//! the two ends (the software device within a host, a network card beyond): there is no fallback to TCP, and
-//! [`RdmaDevice::channel`] fails with [`ChannelError::NoRdma`] instead. For peers that may have none, send messages with
+//! Use this crate if both ends are yours, tensors move again and again, and a call for each tensor costs too much. It needs
+//! RDMA between the two ends: the software device within a host, a network card between hosts. There is no fallback to TCP:
+//! [`RdmaDevice::channel`] fails with [`ChannelError::NoRdma`]. For peers that may have no RDMA, send messages with
 //! [`gather`](tonic_rdma::gather).
 //!
 //! | | the sender knows | costs | the receiver learns of it by |
@@ -26,127 +37,200 @@
 //! | static slot: [`RdmaDevice::static_receiver`], [`Channel::static_sender`] | type and shape | one WRITE | a word in memory |
 //! | dynamic slot: [`RdmaDevice::dynamic_receiver`], [`Channel::dynamic_sender`] | nothing | a WRITE of 168 bytes, and a READ by the receiver | a word in memory |
 //! | rendezvous: [`RdmaDevice::put`], [`Channel::request`] | nothing | a message and a WRITE; one more message in the first step, and when the shape changes | a message |
-//! | region: [`RdmaDevice::export`], [`Channel::region`], [`Channel::memcpy`] | the offsets | one operation, also for thousands of blocks ([`Channel::memcpy_batch`]) | a notice, or not at all |
+//! | region: [`RdmaDevice::export`], [`Channel::region`], [`Channel::write`], [`Channel::read`] | the offsets | one operation, also for thousands of blocks ([`RegionWrite::blocks_from`]) | a notice, or not at all |
 //!
-//! A **static slot** is the fastest: the receiver finds the tensor by looking at memory that it polls
-//! ([`StaticReceiver::try_recv`]), or sleeps until it is there ([`StaticReceiver::recv`]). A **dynamic slot** takes any type
-//! and shape, tensors of strings and transposed ones included. A **rendezvous** has no slot: tensors are offered and asked for by
-//! name and step, whichever comes first, to as many readers as the offer says. A **region** is for bytes that are no
-//! tensor, and for reading what a peer has.
+//! # Static slots
 //!
-//! # How to use it
+//! A static slot is the fastest way. The receiver finds the tensor by a look at its own memory
+//! ([`StaticReceiver::try_recv`]), or sleeps until the tensor is there ([`StaticReceiver::recv`]). The region that was sent
+//! comes back with the future, or with its error.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec, reduce_max_f32};
+//! use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
 //!
 //! let spec = TensorSpec::new(Dtype::F32, Shape::new(&[1024, 1000])?)?;
 //!
-//! // The parameter server: a place for worker 0's gradients, with one buffer.
-//! let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
+//! // The parameter server: a slot with one buffer for worker 0's gradients.
+//! let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
 //! let mut gradients = server.static_receiver("worker0/fc8", &spec, 1)?;
 //!
 //! // The worker.
-//! let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-//! let mut fc8 = worker.channel(&server.endpoint(), 0).await?.static_sender("worker0/fc8", &spec).await?;
+//! let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! let channel = worker.channel(&server.endpoint(), 0).await?;
+//! let mut fc8 = channel.static_sender("worker0/fc8", &spec).await?;
 //! let mut region = worker.allocate(4 * 1024 * 1000)?;
 //! for step in 1..=3 {
 //!     region.fill(step);
-//!     let (back, sent) = fc8.send_region(region).await; // when it comes back, the tensor is there
-//!     sent?;
-//!     region = back;
+//!     region = fc8.send_region(region).await?; // when the region comes back, the tensor is there
 //!
 //!     // At the server:
 //!     let arrived = gradients.recv().await?;
 //!     arrived.for_each_piece(|bytes| assert!(bytes.iter().all(|&byte| byte == step)));
-//!     drop(arrived); // frees the buffer for the next one
+//!     drop(arrived); // frees the buffer for the next tensor
 //! }
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! A thread that has a core to spend needs no futures: [`StaticReceiver::try_recv`] and [`StaticSender::is_ready`] look at
-//! memory, [`StaticSender::start`] begins to send, and [`Channel::poll`] takes completions.
+//! A thread that has a core of its own needs no futures: [`StaticReceiver::try_recv`] and [`StaticSender::is_ready`] look at
+//! memory, [`StaticSender::start_region`] begins to send, and [`Channel::poll`] takes completions.
 //!
-//! Tensors are made with [`TensorMut`] and [`Tensor`], and come from and go to arrays of ndarray, files of the safetensors
-//! format and DLPack without a copy where their memory allows it: see [`convert`].
+//! # Dynamic slots
+//!
+//! A dynamic slot takes tensors of any type and shape, also tensors of strings and transposed ones.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use tonic_rdma_tensor::{RdmaDevice, Shape, Tensor};
+//! # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let channel = worker.channel(&server.endpoint(), 0).await?;
+//! let mut slot = server.dynamic_receiver("tokens", 4)?;
+//! let mut sender = channel.dynamic_sender("tokens").await?;
+//! let words = Tensor::from_strings(Shape::new(&[2])?, ["remote", "memory"])?;
+//! sender.send(&words).await?;
+//! let arrived = slot.recv().await?;
+//! assert_eq!(arrived.strings()?.collect::<Vec<_>>(), ["remote", "memory"]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Rendezvous
+//!
+//! A rendezvous needs no slot. Tensors are offered and requested by name and step, in either order, and an offer says for how
+//! many readers it is.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorSpec};
+//! # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let channel = worker.channel(&server.endpoint(), 0).await?;
+//! # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
+//! # let tensor = Tensor::copy_from(spec, &[1, 2, 3, 4])?;
+//! let request = channel.request("loss", 17);
+//! server.put("loss", 17, Offer::Tensor(tensor), 1)?; // for one reader
+//! match request.await? {
+//!     Requested::Tensor(tensor) => assert_eq!(tensor.as_slice::<u8>()?, [1, 2, 3, 4]),
+//!     Requested::Dead => unreachable!("it was computed"),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Regions
+//!
+//! A region is memory that peers read and write at any offset.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use tonic_rdma_tensor::{RdmaDevice, Rights};
+//! # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+//! # let channel = worker.channel(&server.endpoint(), 0).await?;
+//! let cache = server.export("cache", server.allocate(1 << 20)?, Rights::READ_WRITE)?;
+//! let remote = channel.region("cache").await?;
+//! let mut block = worker.allocate(4096)?;
+//! block.fill(9);
+//! let block = channel.write(&remote).at(8192).from(block, ..).await?;
+//! # drop(block);
+//! let mut first = [0; 1];
+//! cache.memory().copy_out(8192, &mut first)?;
+//! assert_eq!(first, [9]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Tensors
+//!
+//! [`TensorMut`] and [`Tensor`] are the tensors. They come from and go to arrays of ndarray, files of the safetensors format
+//! and DLPack, without a copy where their memory allows that: see [`convert`].
 //!
 //! # Safety, without `unsafe`
 //!
-//! Memory that a device may touch moves into the operation ([`MemRegion`]) and comes back with it; dropping the future that
-//! waits for it changes nothing about that. What peers may touch ([`SharedRegion`]) is read by copying, or after their right
-//! was taken away. A right covers exactly the bytes that are meant, and belongs to one peer.
+//! Memory that a device may touch moves into the operation ([`MemRegion`]) and comes back with it. Dropping the future does
+//! not end the operation, so the memory stays with the device until the operation has ended. Memory that peers may touch
+//! ([`SharedRegion`]) is read by copying, or after the right of the peers was taken away. A right covers exactly the intended
+//! bytes, and belongs to one peer. This crate has no unsafe code; the crate tonic-rdma-verbs has.
 //!
-//! # What it costs
+//! # Costs
 //!
-//! - A link to a peer has as many queue pairs as [`Settings::new`] says, a protection domain, and one gRPC call that stays
-//!   open as a sign of life. Memory that is used with several peers is registered for each of them.
+//! - A link to a peer has a protection domain, as many queue pairs as [`DeviceBuilder::queue_pairs_per_peer`] says, and one
+//!   gRPC call that stays open as a sign of life. Memory that is used with several peers is registered for each of them.
 //! - Tensors outside registered memory are copied once before they are sent. [`RdmaDevice::allocate`] and
-//!   [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending) have such memory.
-//! - A receiver that reads a static slot copies its bytes through the first-level cache ([`Arrived::for_each_piece`]), since
+//!   [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending) return registered memory.
+//! - A receiver that reads a static slot copies the bytes through the first-level cache ([`Arrived::for_each_piece`]), because
 //!   the peer could change them.
-//! - The software device copies on the processor that sends. Requests are cut at 64 MiB ([`Settings::pieces`]), as the thread
-//!   that posts one is busy until it is done.
+//! - The software device copies on the processor that sends. The thread that posts a request is busy until the request is
+//!   done, so requests are cut at [`DeviceBuilder::max_request_bytes`].
 //!
 //! # Limits
 //!
 //! - A link serves 16 384 slots and regions in its life. A slot has one sender at a time, and at most 1024 buffers.
-//! - A link ends when the peer's process dies, breaks the protocol, or its runtime shuts down. Operations then return
-//!   [`ChannelError::PeerLost`] or another error; memory comes back with it. Nothing that arrived in part is ever shown.
-//! - No device encrypts tensors. Beside TLS a device refuses to make links until [`Settings::plaintext_tensors`] allows it.
+//! - A link ends when the peer's process dies, breaks the protocol, or shuts its runtime down. Operations then return
+//!   [`ChannelError::PeerLost`] or another error, and memory comes back with the error. A tensor that arrived in part is never
+//!   shown.
+//! - No device encrypts tensors. Beside TLS a device refuses to make links until [`DeviceBuilder::plaintext_tensors`] allows
+//!   them.
 //! - Memory of [`RdmaDevice::allocate`], of slots and of tensors that arrive counts against `RDMA_PINNED_LIMIT`.
+//!
+//! # Features
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `ibverbs` | network cards: RoCE, InfiniBand and iWARP |
+//! | `ndarray` | tensors from and to arrays of ndarray |
+//! | `safetensors` | tensors from and to files of the safetensors format |
+//! | `tls-ring`, `tls-aws-lc` | TLS for the calls by which devices find one another: `DeviceBuilder::client_tls`, `server_tls` |
 //!
 //! The book's page on tensors has the measurements, and the design.
 #![forbid(unsafe_code)]
 
-mod accept;
-mod caller;
 mod channel;
+mod control;
 pub mod convert;
 mod device;
 mod error;
 mod exchange;
-mod landing;
 mod link;
-mod memcpy;
-mod open;
-mod payload;
-mod placement;
-mod proto;
+mod lock;
+mod memory;
+mod name;
 mod reduce;
-mod region;
-pub mod rendezvous;
-mod service;
-mod settings;
-mod spin;
-mod tls;
-pub mod types;
+mod regions;
+mod rendezvous;
+mod slots;
+mod types;
 mod wire;
 
 #[doc(hidden)]
 pub mod internal;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-pub use channel::{Block, Channel, Direction};
+pub use channel::Channel;
+pub use channel::copy::{BlockCopy, RegionRead, RegionWrite};
+pub use channel::memcpy::Memcpy;
 pub use device::RdmaDevice;
-pub use error::ChannelError;
+pub use device::builder::DeviceBuilder;
+pub use error::{Cause, ChannelError, MemcpyError};
 pub use exchange::{Offer, Request, Requested};
-pub use link::Notification;
-pub use memcpy::Memcpy;
-pub use placement::{Arrived, DynamicReceiver, DynamicSender, StaticReceiver, StaticSender};
+pub use link::notification::Notification;
 pub use reduce::{reduce_max, reduce_max_f32, reduce_max_f64};
-pub use region::{ExportedRegion, RemoteRegion, Rights};
-pub use settings::Settings;
+pub use regions::exported::ExportedRegion;
+pub use regions::remote::RemoteRegion;
+pub use regions::rights::Rights;
+pub use rendezvous::Held;
+pub use slots::dynamic_receiver::DynamicReceiver;
+pub use slots::dynamic_sender::DynamicSender;
+pub use slots::static_receiver::{Arrived, StaticReceiver};
+pub use slots::static_sender::StaticSender;
 pub use types::{
-    AllocateError, Dtype, Element, Metadata, MetadataLayout, Shape, ShapeError, Strides, Tensor, TensorError,
-    TensorMut, TensorSpec, UnknownDtype, deserialize, serialize,
+    AllocateError, Dtype, Element, ForeignError, Metadata, MetadataLayout, Shape, ShapeError, Strides,
+    Tensor, TensorError, TensorMut, TensorSpec, UnknownDtype, deserialize, serialize,
 };
 
 pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
-
-/// Locks. State behind our locks is consistent whenever one is released, so a panic elsewhere poisons nothing.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

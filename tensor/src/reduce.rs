@@ -1,16 +1,17 @@
-//! The largest element.
+//! Functions that return the largest element.
 
 use super::Element;
 
-/// Accumulators, so that no maximum waits for the one before: of `f32`, half the vector registers that every x86-64 has.
-const LANES: usize = 32;
+/// Number of independent accumulators, so that no maximum waits for the previous one. For `f32` this is half the vector
+/// registers that every x86-64 has.
+const ACCUMULATORS: usize = 32;
 
-/// Returns the largest of `values`, or negative infinity if there are none. It passes over NaNs; of 0.0 and -0.0 it returns
+/// Returns the largest of `values`, or negative infinity if there are none. It ignores NaNs. Of 0.0 and -0.0 it returns
 /// either.
 ///
-/// It is written for the compiler to vectorise, so that most of its time goes into reading the memory (`cargo bench --bench
-/// tensor` has both). Receivers in measurements consume with it what has arrived, as those of *Fast Distributed Deep Learning
-/// over RDMA* do (section 5.1).
+/// The compiler vectorises it, so that most of its time goes into reading the memory (`cargo bench --bench tensor` measures
+/// both). Receivers in measurements apply it to the tensors that arrive, as in *Fast Distributed Deep Learning over RDMA*
+/// (section 5.1).
 ///
 /// ```
 /// use tonic_rdma_tensor::reduce_max_f32;
@@ -45,8 +46,8 @@ pub fn reduce_max<T: Element + Ord>(values: &[T]) -> Option<T> {
 }
 
 fn fold<T: Copy>(values: &[T], start: T, pick: impl Fn(T, T) -> T) -> T {
-    let (chunks, rest) = values.as_chunks::<LANES>();
-    let mut best = [start; LANES];
+    let (chunks, rest) = values.as_chunks::<ACCUMULATORS>();
+    let mut best = [start; ACCUMULATORS];
     for chunk in chunks {
         for (best, &value) in best.iter_mut().zip(chunk) {
             *best = pick(*best, value);
@@ -77,7 +78,7 @@ mod tests {
         }
 
         #[test]
-        fn nans_are_passed_over(mut values in prop::collection::vec(any::<f32>(), 0..300), nans in prop::collection::vec(any::<prop::sample::Index>(), 0..10)) {
+        fn nans_are_ignored(mut values in prop::collection::vec(any::<f32>(), 0..300), nans in prop::collection::vec(any::<prop::sample::Index>(), 0..10)) {
             if !values.is_empty() {
                 for at in nans {
                     let at = at.index(values.len());
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn none_and_nothing_but_nans() {
+    fn no_values_and_only_nans() {
         assert_eq!(reduce_max_f32(&[]), f32::NEG_INFINITY);
         assert_eq!(reduce_max_f32(&[f32::NAN; 200]), f32::NEG_INFINITY);
         assert_eq!(reduce_max_f64(&[f64::NAN, -3.5, f64::NAN]), -3.5);

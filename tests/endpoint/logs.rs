@@ -11,7 +11,7 @@ use tokio_stream::StreamExt as _;
 use tonic_rdma::Dialer;
 use tonic_rdma::{Config, Policy};
 use tonic_rdma_proto::transfer::PutRequest;
-use tonic_rdma_tensor::{Dtype, RdmaDevice, Settings, Shape, Tensor, TensorSpec};
+use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorSpec};
 
 use super::child::Peer;
 use super::support::{Content, Runtime, config, listen};
@@ -126,7 +126,7 @@ fn spec() -> TensorSpec {
 }
 
 async fn device() -> RdmaDevice {
-    RdmaDevice::bind(Settings::new(1, 1).config(config()), "127.0.0.1:0").await.unwrap()
+    RdmaDevice::builder().config(config()).bind("127.0.0.1:0").await.unwrap()
 }
 
 /// Waits, off the runtime, until the parent closes stdin.

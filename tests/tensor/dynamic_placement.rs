@@ -1,7 +1,7 @@
 //! Tensors of any shape, which the receiver reads.
 
 use tonic_rdma::memory::Pool;
-use tonic_rdma_tensor::{Dtype, Settings, Shape, Tensor, TensorMut, TensorSpec};
+use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorMut, TensorSpec};
 
 use crate::{pair_with, pattern, ways};
 
@@ -19,7 +19,7 @@ fn tensor(pool: Option<&Pool>, seed: u64, dims: &[u64]) -> Tensor {
 #[tokio::test]
 async fn shapes_that_change() {
     for way in ways().await {
-        let (server, _client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
+        let (server, _client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
         let mut receiver = server.dynamic_receiver("activations", 2).unwrap();
         let mut sender = channel.dynamic_sender("activations").await.unwrap();
         let pool = Pool::for_sending(64 << 20);
@@ -35,14 +35,14 @@ async fn shapes_that_change() {
             }
         }
         sender.flush().await.unwrap();
-        assert_eq!(sender.lent(), 0);
+        assert_eq!(sender.pending().unwrap(), 0);
         assert_eq!(pool.statistics().leased_send, 0, "what was read is free again");
     }
 }
 
 #[tokio::test]
 async fn what_can_t_go_as_it_is_goes_serialised() {
-    let (server, _client, channel) = pair_with(Settings::new(1, 1)).await;
+    let (server, _client, channel) = pair_with(RdmaDevice::builder()).await;
     let mut receiver = server.dynamic_receiver("any", 4).unwrap();
     let mut sender = channel.dynamic_sender("any").await.unwrap();
     let words = ["tensors", "", "need no", "RPC"];

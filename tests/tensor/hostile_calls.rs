@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tonic::Code;
 use tonic_rdma_proto::tensor_device::{AttachRequest, Kind, OpenRequest, Place, QueuePair};
-use tonic_rdma_tensor::{ChannelError, Dtype, Rights, Settings, Shape, TensorSpec};
+use tonic_rdma_tensor::{ChannelError, Dtype, RdmaDevice, Rights, Shape, TensorSpec};
 
 use crate::raw_peer::{RawPeer, describe};
 use crate::{Served, eventually, pair, pair_with, pattern};
@@ -121,7 +121,7 @@ async fn attaching() {
 #[tokio::test]
 async fn links_that_nobody_confirms() {
     let patience = Duration::from_millis(300);
-    let settings = Settings::new(1, 1).patience(patience).max_links(4);
+    let settings = RdmaDevice::builder().answer_timeout(patience).max_links(4);
     let served = Served::new(pair_with(settings).await).await;
     let mut links = Vec::new();
     for _ in 0..3 {
@@ -162,7 +162,7 @@ async fn confirming_without_seeing_the_memory() {
 /// One after the other, and never more at once than there may be.
 #[tokio::test]
 async fn a_thousand_links() {
-    let served = Served::new(pair_with(Settings::new(1, 1).max_links(20)).await).await;
+    let served = Served::new(pair_with(RdmaDevice::builder().max_links(20)).await).await;
     let (mut links, mut refused) = (std::collections::VecDeque::new(), 0);
     for _ in 0..1000 {
         match RawPeer::new(&served.endpoint).await.open().await {

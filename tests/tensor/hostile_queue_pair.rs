@@ -1,7 +1,7 @@
 //! What a peer can do with its queue pair: it harms its own link, and nothing else.
 
 use tonic_rdma_proto::tensor_device::{Kind, Place};
-use tonic_rdma_tensor::internal::tensor_frame::{Frame, MAGIC, MAX_FRAME, Request, RequestId};
+use tonic_rdma_tensor::internal::tensor_frame::{Frame, MAGIC, MAX_FRAME, RequestId, TensorRequest};
 use tonic_rdma_tensor::{Dtype, Rights, Shape, TensorSpec};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
@@ -139,7 +139,7 @@ async fn frames_that_make_no_sense() {
 
 fn slot_metadata(spec: &TensorSpec) -> Vec<u8> {
     let metadata = tonic_rdma_tensor::Metadata::dense(*spec).unwrap();
-    tonic_rdma_tensor::internal::tensor_metadata::Metadata::from(metadata).encode().to_vec()
+    tonic_rdma_tensor::internal::tensor_metadata::WireMetadata::from(metadata).encode().to_vec()
 }
 
 /// Requests for tensors that never come are bounded.
@@ -149,7 +149,7 @@ async fn a_flood_of_requests() {
     let link = link(&served).await;
     for number in 0..20_000_u64 {
         let (request_id, step) = (RequestId(number), number);
-        let request = Request { request_id, step, sink: None, checksum_wanted: false, name: "never" };
+        let request = TensorRequest { request_id, step, sink: None, checksum_wanted: false, name: "never" };
         link.send(&encoded(&Frame::Request(request)));
         if link.has_ended() {
             break;

@@ -1,7 +1,7 @@
 //! Tensors larger than a request may be, and than 32 bits count. They take gigabytes and some time: run them with
 //! `cargo test --release --test tensor -- --ignored large::`.
 
-use tonic_rdma_tensor::{Direction, Dtype, MemRegion, Rights, Shape, TensorSpec};
+use tonic_rdma_tensor::{Dtype, MemRegion, Rights, Shape, TensorSpec};
 
 use crate::pair;
 
@@ -47,15 +47,13 @@ async fn there_and_back(length: u64) {
     let remote = channel.region("region").await.unwrap();
     let mut local: MemRegion = client.allocate(length as usize).unwrap();
     fill(&mut local, 1);
-    let (mut local, result) = channel.memcpy(local, 0, &remote, 0, length, Direction::LocalToRemote).await;
-    result.unwrap();
+    let mut local = channel.write(&remote).from(local, ..).await.unwrap();
     let last = length as usize - 4096;
     let mut end = [0; 4096];
     exported.memory().copy_out(last, &mut end).unwrap();
     check(&end, 1, last / 8);
     local.fill(0);
-    let (local, result) = channel.memcpy(local, 0, &remote, 0, length, Direction::RemoteToLocal).await;
-    result.unwrap();
+    let local = channel.read(&remote).into(local, ..).await.unwrap();
     check(&local, 1, 0);
 }
 
@@ -85,8 +83,7 @@ async fn a_slot_of_one_gibibyte() {
     for seed in 1..3 {
         fill(&mut region, seed);
         let (sent, arrived) = tokio::join!(sender.send_region(region), receiver.recv());
-        sent.1.unwrap();
-        region = sent.0;
+        region = sent.unwrap();
         let mut at = 0;
         arrived.unwrap().for_each_piece(|piece| {
             check(piece, seed, at / 8);

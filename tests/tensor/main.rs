@@ -23,22 +23,22 @@ use std::time::{Duration, Instant};
 
 use tonic_rdma::Config;
 use tonic_rdma_tensor::{
-    Channel, Direction, ExportedRegion, Notification, RdmaDevice, RemoteRegion, Rights, Settings,
+    Channel, DeviceBuilder, ExportedRegion, Notification, RdmaDevice, RemoteRegion, Rights,
 };
 
 type Pair = (RdmaDevice, RdmaDevice, Channel);
 
 /// Two devices, and a channel from the second to the first. On the RDMA device that the environment says.
-async fn pair_with(settings: Settings) -> Pair {
+async fn pair_with(settings: DeviceBuilder) -> Pair {
     let settings = settings.config(Config::from_env().unwrap());
-    let server = RdmaDevice::bind(settings.clone(), "127.0.0.1:0").await.unwrap();
-    let client = RdmaDevice::bind(settings, "127.0.0.1:0").await.unwrap();
+    let server = settings.clone().bind("127.0.0.1:0").await.unwrap();
+    let client = settings.bind("127.0.0.1:0").await.unwrap();
     let channel = client.channel(&server.endpoint(), 0).await.unwrap();
     (server, client, channel)
 }
 
 async fn pair() -> Pair {
-    pair_with(Settings::new(1, 2)).await
+    pair_with(RdmaDevice::builder().queue_pairs_per_peer(2)).await
 }
 
 /// Every way to tell of an arrival that the device has: from the best one, which it takes by itself, downwards.
@@ -88,13 +88,9 @@ impl Served {
         let content = pattern(self.exported.memory().load_u64(0).unwrap() + 1, length as usize);
         let mut local = self.client.allocate(length as usize).unwrap();
         local.copy_from_slice(&content);
-        let to = self.channel.memcpy(local, 0, &self.remote, 0, length, Direction::LocalToRemote);
-        let (mut local, result) = to.await;
-        result.unwrap();
+        let mut local = self.channel.write(&self.remote).from(local, ..).await.unwrap();
         local.fill(0);
-        let from = self.channel.memcpy(local, 0, &self.remote, 0, length, Direction::RemoteToLocal);
-        let (local, result) = from.await;
-        result.unwrap();
+        let local = self.channel.read(&self.remote).into(local, ..).await.unwrap();
         assert!(local[..] == content[..]);
     }
 }

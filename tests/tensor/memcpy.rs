@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use tonic_rdma_tensor::{Block, Direction, Rights, Settings};
+use tonic_rdma_tensor::{BlockCopy, RdmaDevice, Rights};
 
 use crate::{pair, pair_with, pattern, ways};
 
@@ -16,24 +16,21 @@ async fn there_and_back() {
     let content = pattern(1, 300_000);
     let mut local = client.allocate(content.len() + 7).unwrap();
     local[7..].copy_from_slice(&content);
-    let (local, result) = channel.memcpy(local, 7, &remote, 1001, 300_000, Direction::LocalToRemote).await;
-    result.unwrap();
+    let local = channel.write(&remote).at(1001).from(local, 7..300_007).await.unwrap();
     assert_eq!(&local[7..], &content);
     let mut there = vec![0; content.len() + 2];
     exported.memory().copy_out(1000, &mut there).unwrap();
     assert_eq!((there[0], there[content.len() + 1]), (0, 0));
     assert_eq!(&there[1..=content.len()], &content);
 
-    let (back, result) = channel
-        .memcpy(client.allocate(300_000).unwrap(), 0, &remote, 1001, 300_000, Direction::RemoteToLocal)
-        .await;
-    result.unwrap();
+    let back = client.allocate(300_000).unwrap();
+    let back = channel.read(&remote).at(1001).into(back, ..).await.unwrap();
     assert_eq!(&back[..], &content);
 }
 
 #[tokio::test]
 async fn longer_than_a_request_and_than_the_window() {
-    let settings = Settings::new(1, 1).pieces(64 << 10, 256 << 10);
+    let settings = RdmaDevice::builder().max_request_bytes(64 << 10).max_outstanding_bytes(256 << 10);
     let (server, client, channel) = pair_with(settings).await;
     let length = 5 << 20;
     let exported = server.export("region", server.allocate(length).unwrap(), Rights::READ_WRITE).unwrap();
@@ -41,15 +38,12 @@ async fn longer_than_a_request_and_than_the_window() {
     let content = pattern(2, length);
     let mut local = client.allocate(length).unwrap();
     local.copy_from_slice(&content);
-    let (mut local, result) =
-        channel.memcpy(local, 0, &remote, 0, length as u64, Direction::LocalToRemote).await;
-    result.unwrap();
+    let mut local = channel.write(&remote).from(local, ..).await.unwrap();
     let mut there = vec![0; length];
     exported.memory().copy_out(0, &mut there).unwrap();
     assert!(there == content);
     local.fill(0);
-    let (local, result) = channel.memcpy(local, 0, &remote, 0, length as u64, Direction::RemoteToLocal).await;
-    result.unwrap();
+    let local = channel.read(&remote).into(local, ..).await.unwrap();
     assert!(local[..] == content[..]);
 }
 
@@ -60,12 +54,12 @@ async fn a_callback_instead_of_a_future() {
     let remote = channel.region("region").await.unwrap();
     let (sender, receiver) = mpsc::channel();
     let local = client.allocate(4096).unwrap();
-    channel.memcpy_then(local, 0, &remote, 0, 4096, Direction::LocalToRemote, move |region, result| {
-        sender.send((region.len(), result.is_ok())).unwrap();
+    channel.write(&remote).from(local, ..).on_completion(move |result| {
+        sender.send((result.is_ok(), result.unwrap().len())).unwrap();
     });
     loop {
         match receiver.try_recv() {
-            Ok(told) => break assert_eq!(told, (4096, true)),
+            Ok(told) => break assert_eq!(told, (true, 4096)),
             Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
         }
     }
@@ -79,10 +73,8 @@ async fn without_sleeping() {
     let mut local = client.allocate(4096).unwrap();
     for round in 1..100 {
         local.fill(round);
-        let memcpy = channel.memcpy(local, 0, &remote, 0, 4096, Direction::LocalToRemote);
-        let (back, result) = client.spin(&channel, memcpy);
-        result.unwrap();
-        local = back;
+        let memcpy = channel.write(&remote).from(local, ..);
+        local = client.spin(&channel, memcpy).unwrap();
         let mut there = [0; 4096];
         exported.memory().copy_out(0, &mut there).unwrap();
         assert_eq!(there, [round; 4096]);
@@ -92,7 +84,7 @@ async fn without_sleeping() {
 #[tokio::test]
 async fn thousands_of_blocks_and_one_notice() {
     for way in ways().await {
-        let (server, client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
+        let (server, client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
         assert_eq!(channel.notification(), way);
         let (count, length) = (4096_u64, 512_u64);
         let size = (2 * count * length) as usize;
@@ -104,16 +96,15 @@ async fn thousands_of_blocks_and_one_notice() {
         // Every second block, in another order there.
         let place = |index: u64| ((index * 1361) % count) * 2 * length;
         let blocks: Vec<_> = (0..count)
-            .map(|index| Block { local: 2 * index * length, remote: place(index), length })
+            .map(|index| BlockCopy { local: 2 * index * length, remote: place(index), length })
             .collect();
         for round in 0..3 {
             local.copy_from_slice(&content);
             local[..8].copy_from_slice(&[round; 8]);
-            let batch = channel.memcpy_batch(local, &remote, &blocks, Direction::LocalToRemote, true);
+            let batch = channel.write(&remote).notify(true).blocks_from(local, &blocks);
             let (back, notice) = tokio::join!(batch, exported.notice());
             notice.unwrap();
-            back.1.unwrap();
-            local = back.0;
+            local = back.unwrap();
             assert!(!exported.try_notice(), "one notice for a batch");
             let mut there = vec![0; size];
             exported.memory().copy_out(0, &mut there).unwrap();
@@ -134,10 +125,10 @@ async fn a_dropped_future_leaves_the_region_with_the_device() {
     let content = pattern(4, 1 << 20);
     let mut local = client.allocate(1 << 20).unwrap();
     local.copy_from_slice(&content);
-    drop(channel.memcpy(local, 0, &remote, 0, 1 << 20, Direction::LocalToRemote));
+    drop(channel.write(&remote).from(local, ..));
     // What comes after it on the channel is over after it.
     let after = client.allocate(8).unwrap();
-    channel.memcpy(after, 0, &remote, 0, 0, Direction::LocalToRemote).await.1.unwrap();
+    channel.write(&remote).from(after, ..0).await.unwrap();
     let mut there = vec![0; 1 << 20];
     exported.memory().copy_out(0, &mut there).unwrap();
     assert!(there == content);
@@ -145,7 +136,8 @@ async fn a_dropped_future_leaves_the_region_with_the_device() {
 
 #[tokio::test]
 async fn channels_of_all_queue_pairs() {
-    let (server, client, channel) = pair_with(Settings::new(3, 5)).await;
+    let (server, client, channel) =
+        pair_with(RdmaDevice::builder().completion_queues(3).queue_pairs_per_peer(5)).await;
     let _exported = server.export("region", server.allocate(1 << 16).unwrap(), Rights::READ_WRITE).unwrap();
     let remote = channel.region("region").await.unwrap();
     for index in 0..7 {
@@ -153,12 +145,9 @@ async fn channels_of_all_queue_pairs() {
         let mut local = client.allocate(64).unwrap();
         local.fill(index as u8 + 1);
         let place = u64::from(index) * 64;
-        let (mut local, result) =
-            channel.memcpy(local, 0, &remote, place, 64, Direction::LocalToRemote).await;
-        result.unwrap();
+        let mut local = channel.write(&remote).at(place).from(local, ..).await.unwrap();
         local.fill(0);
-        let (local, result) = channel.memcpy(local, 0, &remote, place, 64, Direction::RemoteToLocal).await;
-        result.unwrap();
+        let local = channel.read(&remote).at(place).into(local, ..).await.unwrap();
         assert!(local.iter().all(|byte| *byte == index as u8 + 1));
     }
 }

@@ -1,9 +1,7 @@
 //! What is wrong gets an error that says so, and nothing else is touched.
 
 use tonic::Code;
-use tonic_rdma_tensor::{
-    Block, ChannelError, Direction, Dtype, RdmaDevice, Rights, Settings, Shape, TensorSpec,
-};
+use tonic_rdma_tensor::{BlockCopy, ChannelError, Dtype, RdmaDevice, Rights, Shape, TensorSpec};
 
 use crate::pair;
 
@@ -26,23 +24,21 @@ async fn regions() {
 
     let remote = channel.region("readable").await.unwrap();
     let local = || client.allocate(4096).unwrap();
-    let to = Direction::LocalToRemote;
-    let from = Direction::RemoteToLocal;
-    let error = channel.memcpy(local(), 0, &remote, 0, 1, to).await.1.unwrap_err();
+    let error = ChannelError::from(channel.write(&remote).from(local(), ..1).await.unwrap_err());
     assert!(matches!(error, ChannelError::NotPermitted { what: "write", .. }), "{error}");
     for (local_offset, remote_offset, length) in
-        [(0, 0, 101), (0, 100, 1), (0, u64::MAX, 2), (4096, 0, 1), (4090, 0, 7), (u64::MAX, 0, 2)]
+        [(0, 0, 101), (0, 100, 1), (0, u64::MAX, 2), (4096, 0, 1), (4090, 0, 7), (usize::MAX - 2, 0, 2)]
     {
-        let (_, result) = channel.memcpy(local(), local_offset, &remote, remote_offset, length, from).await;
-        let error = result.unwrap_err();
-        assert!(matches!(error, ChannelError::OutOfRange { .. }), "{error}");
+        let range = local_offset..local_offset + length;
+        let error = channel.read(&remote).at(remote_offset).into(local(), range).await.unwrap_err();
+        assert!(matches!(error.error(), ChannelError::OutOfRange { .. }), "{error}");
+        assert_eq!(error.into_region().len(), 4096, "the region comes back");
     }
-    let block = Block { local: 0, remote: 0, length: 1 };
-    let (_, result) = channel.memcpy_batch(local(), &remote, &[block], from, true).await;
-    assert!(result.unwrap_err().to_string().contains("only a write"));
+    let wraps = BlockCopy { local: u64::MAX, remote: 0, length: 2 };
+    let error = channel.read(&remote).blocks_into(local(), &[wraps]).await.unwrap_err();
+    assert!(matches!(error.error(), ChannelError::OutOfRange { .. }), "{error}");
     assert!(channel.is_open());
-    let (_, result) = channel.memcpy(local(), 0, &remote, 0, 100, from).await;
-    result.unwrap();
+    channel.read(&remote).into(local(), ..100).await.unwrap();
     drop(readable);
     assert_eq!(code(channel.region("readable").await.unwrap_err()), Code::NotFound);
 }
@@ -63,7 +59,7 @@ async fn slots() {
     assert_eq!(code(channel.dynamic_sender("weights").await.unwrap_err()), Code::InvalidArgument);
     assert_eq!(code(channel.static_sender("any", &spec(&[1])).await.unwrap_err()), Code::InvalidArgument);
     let _sender = channel.static_sender("weights", &spec(&[10, 10])).await.unwrap();
-    let other = RdmaDevice::without_listener(Settings::new(1, 1)).unwrap();
+    let other = RdmaDevice::builder().without_listener().unwrap();
     let others = other.channel(&server.endpoint(), 0).await.unwrap();
     let error = others.static_sender("weights", &spec(&[10, 10])).await.unwrap_err();
     assert!(error.to_string().contains(&client.endpoint()), "{error}");
@@ -74,10 +70,24 @@ async fn slots() {
 
 #[tokio::test]
 async fn devices() {
-    for (cqs, qps) in [(0, 1), (1, 0), (65, 1), (1, 65)] {
-        assert!(RdmaDevice::bind(Settings::new(cqs, qps), "127.0.0.1:0").await.is_err());
+    for (queues, pairs) in [(0, 1), (1, 0), (65, 1), (1, 65)] {
+        let builder = RdmaDevice::builder().completion_queues(queues).queue_pairs_per_peer(pairs);
+        let error = builder.bind("127.0.0.1:0").await.unwrap_err();
+        let named = if pairs == 1 {
+            "DeviceBuilder::completion_queues"
+        } else {
+            "DeviceBuilder::queue_pairs_per_peer"
+        };
+        assert!(error.to_string().contains(named), "{error}");
     }
-    let device = RdmaDevice::new(1, 1, "127.0.0.1:0").await.unwrap();
+    for builder in [
+        RdmaDevice::builder().max_request_bytes(4095),
+        RdmaDevice::builder().max_request_bytes(8192).max_outstanding_bytes(8191),
+    ] {
+        let error = builder.without_listener().unwrap_err();
+        assert!(matches!(error, ChannelError::BadSetting { .. }), "{error}");
+    }
+    let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
     let nobody = device.channel("127.0.0.1:1", 0).await.unwrap_err();
     assert!(matches!(nobody, ChannelError::NoRdma { .. }), "{nobody}");
     let malformed = device.channel("not a place", 0).await.unwrap_err();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tonic::Code;
 use tonic_rdma_tensor::{
-    ChannelError, Dtype, Offer, Requested, Settings, Shape, Tensor, TensorMut, TensorSpec,
+    ChannelError, Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorMut, TensorSpec,
 };
 
 use crate::{pair, pair_with, pattern, ways};
@@ -27,7 +27,8 @@ fn arrived(requested: Result<Requested, ChannelError>) -> Tensor {
 async fn request_or_tensor_first_and_shapes_that_change() {
     for way in ways().await {
         for validate in [false, true] {
-            let settings = Settings::new(1, 2).notification(way).validate(validate);
+            let settings =
+                RdmaDevice::builder().queue_pairs_per_peer(2).notification(way).checksums(validate);
             let (server, _client, channel) = pair_with(settings).await;
             for step in 0..12_u64 {
                 let sent = tensor(step, [1000, 1000, 0, 70_000][step as usize / 3]);
@@ -51,7 +52,7 @@ async fn request_or_tensor_first_and_shapes_that_change() {
 
 #[tokio::test]
 async fn dead_failed_twice_and_too_late() {
-    let settings = Settings::new(1, 1).rendezvous_timeout(Duration::from_millis(600));
+    let settings = RdmaDevice::builder().rendezvous_timeout(Duration::from_millis(600));
     let (server, _client, channel) = pair_with(settings).await;
     server.put("branch", 1, Offer::Dead, 1).unwrap();
     assert!(matches!(channel.request("branch", 1).await, Ok(Requested::Dead)));

@@ -3,8 +3,7 @@
 
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{
-    Block, Channel, Direction, Dtype, Offer, RdmaDevice, Requested, Rights, Settings, Shape, Tensor,
-    TensorMut, TensorSpec,
+    BlockCopy, Channel, Dtype, Offer, RdmaDevice, Requested, Rights, Shape, Tensor, TensorMut, TensorSpec,
 };
 
 use crate::{pair_with, pattern, ways};
@@ -70,40 +69,28 @@ async fn memcpy(ends: Ends, seed: u64, total: usize) {
         let content = pattern(seed ^ round, length);
         local[from..from + length].copy_from_slice(&content);
         expected[at..at + length].copy_from_slice(&content);
-        let whole = Block { local: from as u64, remote: at as u64, length: length as u64 };
+        let whole = BlockCopy { local: from as u64, remote: at as u64, length: length as u64 };
         local = match random.below(3) {
             0 => {
                 let blocks = cut(whole, &mut random);
                 let notify = random.below(2) == 0;
-                let (local, result) =
-                    ends.to.memcpy_batch(local, &remote, &blocks, Direction::LocalToRemote, notify).await;
-                result.unwrap();
+                let write = ends.to.write(&remote).notify(notify);
+                let local = write.blocks_from(local, &blocks).await.unwrap();
                 if notify {
                     exported.notice().await.unwrap();
                 }
                 local
             }
             _ => {
-                let Block { local: from, remote: at, length } = whole;
-                let to = ends.to.memcpy(local, from, &remote, at, length, Direction::LocalToRemote);
-                let (local, result) = to.await;
-                result.unwrap();
-                local
+                let write = ends.to.write(&remote).at(whole.remote);
+                write.from(local, from..from + length).await.unwrap()
             }
         };
         // Reads back more than was written, elsewhere.
         let (start, into) = (at - random.below(at + 1), random.below(MOST));
         let length = (at - start + length + random.below(1000)).min(2 * MOST - start.max(into));
-        let back = ends.to.memcpy(
-            local,
-            into as u64,
-            &remote,
-            start as u64,
-            length as u64,
-            Direction::RemoteToLocal,
-        );
-        let (back, result) = back.await;
-        result.unwrap();
+        let read = ends.to.read(&remote).at(start as u64);
+        let back = read.into(local, into..into + length).await.unwrap();
         assert!(back[into..into + length] == expected[start..start + length], "{name}, round {round}");
         moved += 2 * length;
         local = back;
@@ -114,7 +101,7 @@ async fn memcpy(ends: Ends, seed: u64, total: usize) {
 }
 
 /// The same bytes in up to ten blocks, in any order.
-fn cut(whole: Block, random: &mut Random) -> Vec<Block> {
+fn cut(whole: BlockCopy, random: &mut Random) -> Vec<BlockCopy> {
     let mut ends: Vec<_> =
         (0..random.below(10)).map(|_| random.below(whole.length as usize + 1) as u64).collect();
     ends.push(whole.length);
@@ -123,7 +110,7 @@ fn cut(whole: Block, random: &mut Random) -> Vec<Block> {
     let mut blocks = Vec::new();
     for end in ends {
         let length = end - start;
-        blocks.push(Block { local: whole.local + start, remote: whole.remote + start, length });
+        blocks.push(BlockCopy { local: whole.local + start, remote: whole.remote + start, length });
         start = end;
     }
     let turn = random.below(blocks.len());
@@ -146,7 +133,7 @@ async fn static_slot(ends: Ends, seed: u64, length: usize, total: usize) {
                 _ => {
                     let mut region = ends.here.allocate(length).unwrap();
                     region.copy_from_slice(&pattern(seed ^ round, length));
-                    sender.send_region(region).await.1.unwrap();
+                    sender.send_region(region).await.unwrap();
                 }
             }
         }
@@ -222,7 +209,12 @@ fn lengths(seed: u64, total: usize) -> Vec<usize> {
 async fn everything_at_once() {
     let total = total();
     for (index, way) in ways().await.into_iter().enumerate() {
-        let settings = Settings::new(2, 3).notification(way).pieces(1 << 20, 4 << 20);
+        let settings = RdmaDevice::builder()
+            .completion_queues(2)
+            .queue_pairs_per_peer(3)
+            .notification(way)
+            .max_request_bytes(1 << 20)
+            .max_outstanding_bytes(4 << 20);
         let (one, other, _) = pair_with(settings).await;
         let mut parts = tokio::task::JoinSet::new();
         for port in 0..3_u32 {

@@ -1,7 +1,7 @@
 //! Tensors of a known shape, into the place that waits for them.
 
 use tonic_rdma::memory::Pool;
-use tonic_rdma_tensor::{Dtype, Settings, Shape, Tensor, TensorMut, TensorSpec};
+use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, Tensor, TensorMut, TensorSpec};
 
 use crate::{pair, pair_with, pattern, ways};
 
@@ -12,7 +12,7 @@ fn bytes(length: u64) -> TensorSpec {
 #[tokio::test]
 async fn every_length_by_every_way() {
     for way in ways().await {
-        let (server, client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
+        let (server, client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
         for length in [0_u64, 1, 7, 8, 64, 4095, 4096, 4097, 65_536, 1_000_003] {
             let (name, spec) = (format!("slot {length}"), bytes(length));
             let mut receiver = server.static_receiver(&name, &spec, 2).unwrap();
@@ -30,8 +30,7 @@ async fn every_length_by_every_way() {
                     assert!(found == content, "{way:?}, {length} bytes, round {round}");
                 };
                 let (sent, ()) = tokio::join!(send, receive);
-                sent.1.unwrap();
-                region = sent.0;
+                region = sent.unwrap();
             }
             sender.flush().await.unwrap();
         }
@@ -41,7 +40,7 @@ async fn every_length_by_every_way() {
 #[tokio::test]
 async fn as_many_are_under_way_as_there_are_buffers() {
     for way in ways().await {
-        let (server, _client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
+        let (server, _client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
         let spec = bytes(100);
         let mut receiver = server.static_receiver("slot", &spec, 3).unwrap();
         let mut sender = channel.static_sender("slot", &spec).await.unwrap();
@@ -121,8 +120,7 @@ fn ends_that_only_look_at_memory_go_on_for_ever() {
     let (tell, told) = mpsc::channel();
     let serving = std::thread::spawn(move || {
         runtime().block_on(async move {
-            let server =
-                tonic_rdma_tensor::RdmaDevice::bind(Settings::new(1, 1), "127.0.0.1:0").await.unwrap();
+            let server = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
             let mut receiver = server.static_receiver("slot", &spec, 1).unwrap();
             tell.send(server.endpoint()).unwrap();
             receiver.recv().await.unwrap();
@@ -137,7 +135,7 @@ fn ends_that_only_look_at_memory_go_on_for_ever() {
     });
     let endpoint = told.recv().unwrap();
     runtime().block_on(async {
-        let client = tonic_rdma_tensor::RdmaDevice::without_listener(Settings::new(1, 1)).unwrap();
+        let client = RdmaDevice::builder().without_listener().unwrap();
         let channel = client.channel(&endpoint, 0).await.unwrap();
         let mut sender = channel.static_sender("slot", &spec).await.unwrap();
         for round in 0..5000_u64 {
@@ -157,7 +155,7 @@ fn ends_that_only_look_at_memory_go_on_for_ever() {
 #[tokio::test]
 async fn thousands_by_looking_alone() {
     for way in ways().await {
-        let (server, _client, channel) = pair_with(Settings::new(1, 1).notification(way)).await;
+        let (server, _client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
         for length in [64_u64, 100_000] {
             let (name, spec) = (format!("slot {length}"), bytes(length));
             let mut receiver = server.static_receiver(&name, &spec, 3).unwrap();
@@ -170,7 +168,7 @@ async fn thousands_by_looking_alone() {
             let whole = Tensor::from_buffer(bytes(length + 64), buffer).unwrap();
             for round in 0..3000_u64 {
                 let start = round % 64;
-                sender.start_tensor(&whole.slice(start..start + length).unwrap()).unwrap();
+                sender.start(&whole.slice(start..start + length).unwrap()).unwrap();
                 assert_eq!(sender.pending().unwrap(), 1);
                 let mut looks = 0;
                 let arrived = loop {

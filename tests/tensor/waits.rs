@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tonic_rdma::{Config, PollMode};
-use tonic_rdma_tensor::{Direction, Offer, RdmaDevice, Requested, Rights, Settings, Tensor, TensorSpec};
-use tonic_rdma_tensor::{Dtype, Shape};
+use tonic_rdma_tensor::{BlockCopy, Dtype, Shape};
+use tonic_rdma_tensor::{DeviceBuilder, Offer, RdmaDevice, Requested, Rights, Tensor, TensorSpec};
 
 use super::pattern;
 
@@ -67,12 +67,12 @@ impl End {
         builder.worker_threads(2).enable_all().build().unwrap().block_on(main)
     }
 
-    fn device(self) -> Settings {
+    fn device(self) -> DeviceBuilder {
         let mode = match self {
             Self::MultiThread(mode) | Self::CurrentThread(mode) => mode,
             Self::IdlePolling => PollMode::Adaptive,
         };
-        Settings::new(1, 2).config(Config::from_env().unwrap().poll_mode(mode))
+        RdmaDevice::builder().queue_pairs_per_peer(2).config(Config::from_env().unwrap().poll_mode(mode))
     }
 }
 
@@ -134,15 +134,13 @@ async fn send(device: RdmaDevice, endpoint: &str) {
     let _never = channel.static_sender("never", &spec(64)).await.unwrap();
     let remote = channel.region("region").await.unwrap();
     let mut region = device.allocate(LONG).unwrap();
-    let mut result;
     for step in 0..STEPS {
         rest(step, 4).await;
         small.send(&tensor(step, 64)).await.unwrap();
         small.flush().await.unwrap();
         rest(step, 5).await;
         region.copy_from_slice(&pattern(step, LONG));
-        (region, result) = long.send_region(region).await;
-        result.unwrap();
+        region = long.send_region(region).await.unwrap();
         rest(step, 6).await;
         any.send(&tensor(step, LONG)).await.unwrap();
         any.flush().await.unwrap();
@@ -150,10 +148,8 @@ async fn send(device: RdmaDevice, endpoint: &str) {
         let Requested::Tensor(named) = channel.request("named", step).await.unwrap() else { panic!("dead") };
         assert!(named.bytes().unwrap() == pattern(step, LONG));
         rest(step, 8).await;
-        let blocks = [tonic_rdma_tensor::Block { local: 0, remote: 0, length: LONG as u64 }];
-        (region, result) =
-            channel.memcpy_batch(region, &remote, &blocks, Direction::LocalToRemote, true).await;
-        result.unwrap();
+        let blocks = [BlockCopy { local: 0, remote: 0, length: LONG as u64 }];
+        region = channel.write(&remote).notify(true).blocks_from(region, &blocks).await.unwrap();
     }
 }
 
@@ -162,12 +158,12 @@ fn between(receiver: End, sender: End) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             receiver.run(async {
-                let device = RdmaDevice::bind(receiver.device(), "127.0.0.1:0").await.unwrap();
+                let device = receiver.device().bind("127.0.0.1:0").await.unwrap();
                 receive(device, ready).await;
             })
         });
         sender.run(async {
-            let device = RdmaDevice::bind(sender.device(), "127.0.0.1:0").await.unwrap();
+            let device = sender.device().bind("127.0.0.1:0").await.unwrap();
             send(device, &endpoint.await.unwrap()).await;
         });
     });
@@ -188,8 +184,8 @@ fn no_wait_is_ended_by_the_clock() {
 fn a_receiver_that_waits_hears_of_the_peers_next_sender() {
     for end in End::ALL {
         end.run(async {
-            let server = RdmaDevice::bind(end.device(), "127.0.0.1:0").await.unwrap();
-            let client = RdmaDevice::bind(end.device(), "127.0.0.1:0").await.unwrap();
+            let server = end.device().bind("127.0.0.1:0").await.unwrap();
+            let client = end.device().bind("127.0.0.1:0").await.unwrap();
             let mut receiver = server.static_receiver("slot", &spec(64), 1).unwrap();
             // No sender is attached yet.
             let waiting = tokio::spawn(async move {
@@ -229,8 +225,8 @@ async fn beside_a_ticker(work: impl Future<Output = ()>) -> u64 {
 fn a_loop_that_never_has_to_wait_lets_the_other_tasks_of_its_thread_run() {
     const TENSORS: u32 = 1024;
     End::CurrentThread(PollMode::Adaptive).run(async {
-        let server = RdmaDevice::bind(Settings::new(1, 2), "127.0.0.1:0").await.unwrap();
-        let client = RdmaDevice::bind(Settings::new(1, 2), "127.0.0.1:0").await.unwrap();
+        let server = RdmaDevice::builder().queue_pairs_per_peer(2).bind("127.0.0.1:0").await.unwrap();
+        let client = RdmaDevice::builder().queue_pairs_per_peer(2).bind("127.0.0.1:0").await.unwrap();
         let mut receiver = server.static_receiver("slot", &spec(64), TENSORS).unwrap();
         let channel = client.channel(&server.endpoint(), 0).await.unwrap();
         let mut sender = channel.static_sender("slot", &spec(64)).await.unwrap();
@@ -256,8 +252,8 @@ fn a_loop_that_never_has_to_wait_lets_the_other_tasks_of_its_thread_run() {
 fn an_owner_that_waits_hears_of_a_peer_that_attaches() {
     for end in End::ALL {
         end.run(async {
-            let server = RdmaDevice::bind(end.device(), "127.0.0.1:0").await.unwrap();
-            let client = RdmaDevice::bind(end.device(), "127.0.0.1:0").await.unwrap();
+            let server = end.device().bind("127.0.0.1:0").await.unwrap();
+            let client = end.device().bind("127.0.0.1:0").await.unwrap();
             let region = server.export("region", server.allocate(64).unwrap(), Rights::WRITE).unwrap();
             let waiting = tokio::spawn(async move {
                 region.notice().await.unwrap();
@@ -267,10 +263,9 @@ fn an_owner_that_waits_hears_of_a_peer_that_attaches() {
             let channel = client.channel(&server.endpoint(), 0).await.unwrap();
             let remote = channel.region("region").await.unwrap();
             tokio::time::sleep(REST).await;
-            let blocks = [tonic_rdma_tensor::Block { local: 0, remote: 0, length: 64 }];
+            let blocks = [BlockCopy { local: 0, remote: 0, length: 64 }];
             let local = client.allocate(64).unwrap();
-            let direction = Direction::LocalToRemote;
-            channel.memcpy_batch(local, &remote, &blocks, direction, true).await.1.unwrap();
+            channel.write(&remote).notify(true).blocks_from(local, &blocks).await.unwrap();
             // The second wait ends with the link.
             tokio::time::sleep(REST).await;
             drop((remote, channel, client));

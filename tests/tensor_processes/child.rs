@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{
-    Block, Channel, ChannelError, Direction, Offer, RdmaDevice, RemoteRegion, Rights, TensorMut,
+    BlockCopy, Channel, ChannelError, Offer, RdmaDevice, RemoteRegion, Rights, TensorMut,
 };
 
 use crate::peer::{ROLE, say};
 use crate::support::Runtime;
-use crate::{LARGE, content, device, spec, tensor};
+use crate::{LARGE, RegionCopy, content, device, spec, tensor};
 
 /// Nothing when run as a test; in a child, its role.
 #[test]
@@ -56,8 +56,8 @@ async fn send(what: &str, endpoint: &str) {
     let channel = device.channel(endpoint, 0).await.unwrap();
     say(device.endpoint());
     match what {
-        "write" => copy(&device, &channel, Direction::LocalToRemote).await,
-        "read" => copy(&device, &channel, Direction::RemoteToLocal).await,
+        "write" => copy(&device, &channel, RegionCopy::Write).await,
+        "read" => copy(&device, &channel, RegionCopy::Read).await,
         "batch" => batch(&device, &channel).await,
         "small" => stream(&channel, "slot", 100).await,
         "large" => stream(&channel, "slot", LARGE).await,
@@ -72,13 +72,11 @@ async fn region(channel: &Channel) -> RemoteRegion {
     channel.region("region").await.unwrap()
 }
 
-async fn copy(device: &RdmaDevice, channel: &Channel, direction: Direction) {
+async fn copy(device: &RdmaDevice, channel: &Channel, copy: RegionCopy) {
     let remote = region(channel).await;
     let mut local = device.allocate(LARGE).unwrap();
     loop {
-        let (back, result) = channel.memcpy(local, 0, &remote, 0, LARGE as u64, direction).await;
-        result.unwrap();
-        local = back;
+        local = copy.start(channel, &remote, local).await.unwrap();
     }
 }
 
@@ -87,13 +85,10 @@ async fn batch(device: &RdmaDevice, channel: &Channel) {
     let mut local = device.allocate(LARGE).unwrap();
     let blocks: Vec<_> = (0..4096)
         .rev()
-        .map(|index| Block { local: index * 4096, remote: index * 4096, length: 1000 })
+        .map(|index| BlockCopy { local: index * 4096, remote: index * 4096, length: 1000 })
         .collect();
     loop {
-        let (back, result) =
-            channel.memcpy_batch(local, &remote, &blocks, Direction::LocalToRemote, true).await;
-        result.unwrap();
-        local = back;
+        local = channel.write(&remote).notify(true).blocks_from(local, &blocks).await.unwrap();
     }
 }
 

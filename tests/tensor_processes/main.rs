@@ -26,7 +26,10 @@ use std::time::{Duration, Instant};
 
 use support::{Content, Runtime};
 use tonic_rdma::Config;
-use tonic_rdma_tensor::{ChannelError, Dtype, RdmaDevice, Settings, Shape, Tensor, TensorSpec};
+use tonic_rdma_tensor::{
+    Channel, ChannelError, DeviceBuilder, Dtype, MemRegion, Memcpy, RdmaDevice, RemoteRegion, Shape, Tensor,
+    TensorSpec,
+};
 
 /// How soon a death has to be noticed, on a busy machine; it is told how soon it was.
 const SOON: Duration = Duration::from_secs(5);
@@ -41,12 +44,16 @@ fn alone<T>(runtime: Runtime, test: impl Future<Output = T>) -> T {
 }
 
 /// Small requests and a small window, so that most of what is large waits for its turn.
-fn settings() -> Settings {
-    Settings::new(1, 2).config(Config::from_env().unwrap()).pieces(256 << 10, 1 << 20)
+fn settings() -> DeviceBuilder {
+    RdmaDevice::builder()
+        .queue_pairs_per_peer(2)
+        .config(Config::from_env().unwrap())
+        .max_request_bytes(256 << 10)
+        .max_outstanding_bytes(1 << 20)
 }
 
 async fn device() -> RdmaDevice {
-    RdmaDevice::bind(settings(), "127.0.0.1:0").await.unwrap()
+    settings().bind("127.0.0.1:0").await.unwrap()
 }
 
 fn spec(length: usize) -> TensorSpec {
@@ -82,6 +89,22 @@ async fn lost<T>(
     let error = result.err().unwrap_or_else(|| panic!("{what}: it should have failed"));
     println!("{what}: {error}, after {:?}", killed.elapsed());
     error
+}
+
+/// A copy between a whole local region and the beginning of a remote one.
+#[derive(Clone, Copy, Debug)]
+enum RegionCopy {
+    Write,
+    Read,
+}
+
+impl RegionCopy {
+    fn start(self, channel: &Channel, remote: &RemoteRegion, local: MemRegion) -> Memcpy {
+        match self {
+            Self::Write => channel.write(remote).from(local, ..),
+            Self::Read => channel.read(remote).into(local, ..),
+        }
+    }
 }
 
 /// That `error` says that the peer is gone.

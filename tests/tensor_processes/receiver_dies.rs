@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use tonic_rdma_tensor::{Block, Channel, Direction, RdmaDevice, Requested};
+use tonic_rdma_tensor::{BlockCopy, Channel, RdmaDevice, Requested};
 
 use crate::peer::Peer;
 use crate::support::{Runtime, descriptors_and_mappings, settled};
-use crate::{LARGE, alone, content, device, is_lost, lost, seed_of, spec, tensor};
+use crate::{LARGE, RegionCopy, alone, content, device, is_lost, lost, seed_of, spec, tensor};
 
 /// What goes on when it dies.
 async fn die(runtime: Runtime, what: &str, test: impl AsyncFn(&str, &RdmaDevice, &Channel, &mut Peer)) {
@@ -53,27 +53,30 @@ async fn after_a_moment(peer: &mut Peer, moment: u64) -> Instant {
 fn in_the_middle_of_a_memcpy() {
     for runtime in [Runtime::Idle, Runtime::MultiThread] {
         alone(runtime, async {
-            for direction in [Direction::LocalToRemote, Direction::RemoteToLocal] {
+            for direction in [RegionCopy::Write, RegionCopy::Read] {
                 die(runtime, &format!("{direction:?}"), async |what, ours, channel, doomed| {
                     let remote = channel.region("region").await.unwrap();
                     // Far more than the window, waiting one behind the other.
                     let copies: Vec<_> = (0..20)
                         .map(|_| {
                             let local = ours.allocate(LARGE).unwrap();
-                            channel.memcpy(local, 0, &remote, 0, LARGE as u64, direction)
+                            direction.start(channel, &remote, local)
                         })
                         .collect();
                     let last = ours.allocate(8).unwrap();
                     let killed = after_a_moment(doomed, 1).await;
                     for copy in copies {
-                        let (region, result) = tokio::time::timeout(crate::SOON, copy).await.unwrap();
+                        // A copy that had ended before the kill succeeded.
+                        let region = match tokio::time::timeout(crate::SOON, copy).await.unwrap() {
+                            Ok(region) => region,
+                            Err(failed) => {
+                                is_lost(what, failed.error());
+                                failed.into_region()
+                            }
+                        };
                         assert_eq!(region.len(), LARGE, "the memory is the caller's again");
-                        // What was over before is.
-                        if let Err(error) = result {
-                            is_lost(what, &error);
-                        }
                     }
-                    let next = async { channel.memcpy(last, 0, &remote, 0, 8, direction).await.1 };
+                    let next = async { Ok(direction.start(channel, &remote, last).await.map(drop)?) };
                     is_lost(what, &lost(what, killed, next).await);
                 })
                 .await;
@@ -89,12 +92,12 @@ fn in_the_middle_of_a_batch() {
             let remote = channel.region("region").await.unwrap();
             let blocks: Vec<_> = (0..8192)
                 .rev()
-                .map(|at| Block { local: at * 2048, remote: at * 2048, length: 1000 })
+                .map(|at| BlockCopy { local: at * 2048, remote: at * 2048, length: 1000 })
                 .collect();
             let killed = after_a_moment(doomed, 0).await;
             let local = ours.allocate(LARGE).unwrap();
-            let batch = channel.memcpy_batch(local, &remote, &blocks, Direction::LocalToRemote, true);
-            is_lost(what, &lost(what, killed, async { batch.await.1 }).await);
+            let batch = channel.write(&remote).notify(true).blocks_from(local, &blocks);
+            is_lost(what, &lost(what, killed, async { Ok(batch.await.map(drop)?) }).await);
         })
         .await;
     });
@@ -112,9 +115,7 @@ fn while_the_sender_waits_for_room() {
             let large = tokio::spawn(async move {
                 let mut region = region;
                 loop {
-                    let result;
-                    (region, result) = large.send_region(region).await;
-                    result?;
+                    region = large.send_region(region).await?;
                 }
                 #[expect(unreachable_code, reason = "the type")]
                 Ok::<(), tonic_rdma_tensor::ChannelError>(())

@@ -4,7 +4,7 @@ use tonic::transport::ClientTlsConfig;
 use tonic::{Code, Status};
 use tonic_rdma_proto::tensor_device::tensor_device_client::TensorDeviceClient;
 use tonic_rdma_proto::tensor_device::{ConfirmRequest, Kind};
-use tonic_rdma_tensor::{RdmaDevice, Rights, Settings};
+use tonic_rdma_tensor::{RdmaDevice, Rights};
 
 use crate::certificates::Authority;
 use crate::greeting::{config, endpoint};
@@ -21,9 +21,9 @@ struct Served {
 impl Served {
     async fn new() -> Self {
         let authority = Authority::new("authority");
-        let settings = Settings::new(1, 1).config(config()).plaintext_tensors(true);
+        let settings = RdmaDevice::builder().config(config()).plaintext_tensors(true);
         let settings = settings.server_tls(authority.mutual_server());
-        Self { device: RdmaDevice::bind(settings, "127.0.0.1:0").await.unwrap(), authority }
+        Self { device: settings.bind("127.0.0.1:0").await.unwrap(), authority }
     }
 
     async fn client(&self, tls: ClientTlsConfig) -> Client {
@@ -74,7 +74,7 @@ async fn no_other_connection_can_confirm_it() {
 /// Without TLS too.
 #[tokio::test]
 async fn a_plaintext_link_belongs_to_its_connection() {
-    let device = RdmaDevice::bind(Settings::new(1, 1).config(config()), "127.0.0.1:0").await.unwrap();
+    let device = RdmaDevice::builder().config(config()).bind("127.0.0.1:0").await.unwrap();
     let link = RawPeer::new(&device.endpoint()).await.link().await;
     let mut other = crate::raw_peer::client(&device.endpoint()).await;
     refused(other.attach(link.attach_request("region", Kind::Region)).await);

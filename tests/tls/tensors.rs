@@ -6,18 +6,18 @@ use tokio::task::AbortHandle;
 use tonic::Code;
 use tonic::transport::{Server, ServerTlsConfig};
 use tonic_rdma::RdmaIncoming;
-use tonic_rdma_tensor::{Channel, ChannelError, Direction, RdmaDevice, Rights, Settings};
+use tonic_rdma_tensor::{Channel, ChannelError, DeviceBuilder, RdmaDevice, Rights};
 
 use crate::certificates::Authority;
 use crate::greeting::{config, within};
 
-fn settings() -> Settings {
-    Settings::new(1, 1).config(config())
+fn settings() -> DeviceBuilder {
+    RdmaDevice::builder().config(config())
 }
 
 /// A device whose service is part of a server with TLS.
-async fn behind_tls(settings: Settings, tls: ServerTlsConfig) -> (RdmaDevice, SocketAddr, AbortHandle) {
-    let device = RdmaDevice::without_listener(settings).unwrap();
+async fn behind_tls(settings: DeviceBuilder, tls: ServerTlsConfig) -> (RdmaDevice, SocketAddr, AbortHandle) {
+    let device = settings.without_listener().unwrap();
     let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
     let address = incoming.local_addr();
     let server = Server::builder().tls_config(tls).unwrap();
@@ -25,8 +25,8 @@ async fn behind_tls(settings: Settings, tls: ServerTlsConfig) -> (RdmaDevice, So
     (device, address, tokio::spawn(server).abort_handle())
 }
 
-fn client(settings: Settings) -> RdmaDevice {
-    RdmaDevice::without_listener(settings).unwrap()
+fn client(settings: DeviceBuilder) -> RdmaDevice {
+    settings.without_listener().unwrap()
 }
 
 /// Writes into what the server exports, which looks whether it is there.
@@ -35,8 +35,7 @@ async fn write(server: &RdmaDevice, client: &RdmaDevice, channel: &Channel) {
     let remote = channel.region("region").await.unwrap();
     let mut local = client.allocate(4096).unwrap();
     local.iter_mut().zip(0_u32..).for_each(|(byte, index)| *byte = (index * 31 % 251) as u8);
-    let (local, result) = channel.memcpy(local, 0, &remote, 0, 4096, Direction::LocalToRemote).await;
-    result.unwrap();
+    let local = channel.write(&remote).from(local, ..4096).await.unwrap();
     let mut seen = vec![0; 4096];
     exported.memory().copy_out(0, &mut seen).unwrap();
     assert!(seen[..] == local[..]);
@@ -51,7 +50,7 @@ async fn the_client_refuses_by_default() {
     for peer in [format!("https://{address}"), address.to_string()] {
         let error = within(client.channel(&peer, 0)).await.unwrap_err();
         assert!(matches!(error, ChannelError::PlaintextRefused { .. }), "{error}");
-        assert!(error.to_string().contains("Settings::plaintext_tensors(true)"), "{error}");
+        assert!(error.to_string().contains("DeviceBuilder::plaintext_tensors(true)"), "{error}");
         assert!(error.to_string().contains("RDMA_PLAINTEXT_TENSORS=allow"), "{error}");
     }
     task.abort();
@@ -67,7 +66,7 @@ async fn the_server_refuses_by_default() {
     assert_eq!(code, Code::FailedPrecondition);
     assert!(message.contains("came over TLS"), "{message}");
     assert!(
-        message.contains("Settings::plaintext_tensors(true) or RDMA_PLAINTEXT_TENSORS=allow"),
+        message.contains("DeviceBuilder::plaintext_tensors(true) or RDMA_PLAINTEXT_TENSORS=allow"),
         "{message}"
     );
     task.abort();
@@ -94,7 +93,7 @@ async fn the_variable_allows_it_and_the_setting_goes_before() {
     };
     let config = tonic_rdma::Config::from_variables(variables).unwrap();
     let authority = Authority::new("authority");
-    let settings = Settings::new(1, 1).config(config).client_tls(authority.client());
+    let settings = RdmaDevice::builder().config(config).client_tls(authority.client());
     let (server, address, task) = behind_tls(settings.clone(), authority.server()).await;
     let allowed = client(settings.clone());
     let channel = within(allowed.channel(&format!("https://{address}"), 0)).await.unwrap();
@@ -110,7 +109,7 @@ async fn a_device_may_listen_with_tls_by_itself() {
     let authority = Authority::new("authority");
     let settings = settings().plaintext_tensors(true);
     let listening = settings.clone().server_tls(authority.mutual_server());
-    let server = RdmaDevice::bind(listening, "127.0.0.1:0").await.unwrap();
+    let server = listening.bind("127.0.0.1:0").await.unwrap();
     assert!(server.endpoint().starts_with("https://127.0.0.1:"), "{}", server.endpoint());
     let worker = client(settings.clone().client_tls(authority.client_named("worker")));
     let channel = within(worker.channel(&server.endpoint(), 0)).await.unwrap();
@@ -129,18 +128,17 @@ async fn a_device_may_listen_with_tls_by_itself() {
 async fn what_can_not_be_reached_is_said() {
     let authority = Authority::new("authority");
     let settings = settings().plaintext_tensors(true);
-    let server =
-        RdmaDevice::bind(settings.clone().server_tls(authority.server()), "127.0.0.1:0").await.unwrap();
+    let server = settings.clone().server_tls(authority.server()).bind("127.0.0.1:0").await.unwrap();
     let plain = client(settings.clone());
     let error = within(plain.channel(&server.endpoint(), 0)).await.unwrap_err();
-    assert!(error.to_string().contains("Settings::client_tls"), "{error}");
+    assert!(error.to_string().contains("DeviceBuilder::client_tls"), "{error}");
     let secure = client(settings.clone().client_tls(authority.client()));
     for bad in ["ftp://127.0.0.1:1", "://127.0.0.1:1", "https://", "unix:/tmp/socket"] {
         let error = within(secure.channel(bad, 0)).await.unwrap_err();
         assert!(error.to_string().contains(bad), "{error}");
     }
     // A port without TLS, and one with TLS that is taken for one without.
-    let without = RdmaDevice::bind(settings.clone(), "127.0.0.1:0").await.unwrap();
+    let without = settings.clone().bind("127.0.0.1:0").await.unwrap();
     assert!(within(secure.channel(&without.endpoint(), 0)).await.is_err());
     assert!(within(plain.channel(server.endpoint().trim_start_matches("https://"), 0)).await.is_err());
     // And plaintext by choice, from a client that has certificates too.
@@ -148,8 +146,8 @@ async fn what_can_not_be_reached_is_said() {
     write(&without, &secure, &channel).await;
     let garbage = tonic::transport::Identity::from_pem("none", "none");
     let unusable = settings.server_tls(ServerTlsConfig::new().identity(garbage));
-    let error = RdmaDevice::bind(unusable, "127.0.0.1:0").await.unwrap_err();
-    assert!(error.to_string().contains("Settings::server_tls"), "{error}");
+    let error = unusable.bind("127.0.0.1:0").await.unwrap_err();
+    assert!(error.to_string().contains("DeviceBuilder::server_tls"), "{error}");
 }
 
 /// What was given for TLS has private keys in it.

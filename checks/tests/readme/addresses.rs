@@ -69,11 +69,20 @@ impl Endpoint {
 /// Stands in for `tonic_rdma_tensor::RdmaDevice`.
 pub(crate) struct RdmaDevice(tonic_rdma_tensor::RdmaDevice);
 
-impl RdmaDevice {
-    pub(crate) async fn new(queues: u32, pairs: u32, endpoint: &str) -> Result<Self, ChannelError> {
-        let device = tonic_rdma_tensor::RdmaDevice::new(queues, pairs, "127.0.0.1:0").await?;
+/// Stands in for `tonic_rdma_tensor::DeviceBuilder`.
+pub(crate) struct DeviceBuilder(tonic_rdma_tensor::DeviceBuilder);
+
+impl DeviceBuilder {
+    pub(crate) async fn bind(self, endpoint: &str) -> Result<RdmaDevice, ChannelError> {
+        let device = self.0.bind("127.0.0.1:0").await?;
         listens(endpoint, device.local_addr().unwrap());
-        Ok(Self(device))
+        Ok(RdmaDevice(device))
+    }
+}
+
+impl RdmaDevice {
+    pub(crate) fn builder() -> DeviceBuilder {
+        DeviceBuilder(tonic_rdma_tensor::RdmaDevice::builder())
     }
 
     pub(crate) async fn channel(&self, remote: &str, pair: u32) -> Result<Channel, ChannelError> {

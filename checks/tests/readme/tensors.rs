@@ -31,7 +31,7 @@ async fn a_thousand_tensors(servers: Runtime) -> Outcome {
 #[rustfmt::skip]
 async fn parameter_server(offered: oneshot::Sender<()>) -> Outcome {
     // parameter server: a place for worker 0's gradients
-    let device = RdmaDevice::new(1, 2, "0.0.0.0:50052").await?;                   // completion queues, queue pairs per peer
+    let device = RdmaDevice::builder().bind("0.0.0.0:50052").await?;
     let spec = TensorSpec::new(Dtype::F32, Shape::new(&[1024, 1000])?)?;
     let mut gradients = device.static_receiver("worker0/fc8", &spec, 1)?;
 
@@ -52,7 +52,7 @@ async fn worker() -> Outcome {
     let spec = TensorSpec::new(Dtype::F32, Shape::new(&[1024, 1000])?)?;
     addresses::ready("ps0:50052").await;
     // worker
-    let device = RdmaDevice::new(1, 2, "0.0.0.0:0").await?;
+    let device = RdmaDevice::builder().bind("0.0.0.0:0").await?;
     let mut fc8 = device.channel("ps0:50052", 0).await?.static_sender("worker0/fc8", &spec).await?;
     let mut region = device.allocate(4 * 1024 * 1000)?;                            // fill it: &mut [u8]
     region.fill(byte(0));
@@ -60,8 +60,7 @@ async fn worker() -> Outcome {
     for turn in 0..TURNS {
         let mut region = kept.take().unwrap();
         region.fill(byte(turn));
-        let (region, sent) = fc8.send_region(region).await;                            // comes back when it is there
-        sent?;
+        let region = fc8.send_region(region).await?;                                   // comes back when it is there
         kept = Some(region);
     }
     fc8.flush().await?;

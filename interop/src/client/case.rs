@@ -1,4 +1,4 @@
-//! What a case works with, and how it ends.
+//! The connection, the checks and the outcome of a case.
 
 use std::error::Error as _;
 
@@ -7,66 +7,68 @@ use tonic::codec::CompressionEncoding;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::args::SoakOptions;
+use crate::client::options::SoakOptions;
+use crate::compression::ClientCompression;
 use crate::deadline::Deadline;
 use crate::failure::chain;
 use crate::proto::checked::checked_client::CheckedClient;
 use crate::proto::testing::test_service_client::TestServiceClient;
 use crate::proto::testing::unimplemented_service_client::UnimplementedServiceClient;
 use crate::transport::Target;
-use crate::wire::ClientWire;
 
-/// Most bytes of a message, either way.
+/// Length of the longest message in either direction, in bytes.
 const MESSAGE: usize = 72 << 20;
 
-/// A channel that shows compression and keeps deadlines.
-pub(crate) type Wire = Deadline<ClientWire<Channel>>;
+/// A channel that reports compression and applies deadlines.
+pub(crate) type CaseChannel = Deadline<ClientCompression<Channel>>;
 
-/// Why a case is not simply ok.
+/// The outcome of a case that did not pass.
 #[derive(Debug)]
-pub(crate) enum Ending {
-    /// It can't be run against this server, because of a limit of its library.
+pub(crate) enum CaseError {
+    /// The case can't run against this server, because of a limit of the server's library.
     Skipped(String),
-    /// What was expected, and what came.
+    /// The case failed. The text names the expected and the actual result.
     Failed(String),
 }
 
-/// How a case ends.
-pub(crate) type Outcome = Result<(), Ending>;
+/// The outcome of a case.
+pub(crate) type CaseResult = Result<(), CaseError>;
 
-impl From<Status> for Ending {
+impl From<Status> for CaseError {
     fn from(status: Status) -> Self {
         Self::Failed(format!("a call that was to succeed ended with {}", describe(&status)))
     }
 }
 
-/// Code and message, and what brought the connection down, if that is why.
+/// Returns code and message of a status, and the error of the connection, if there is one.
 pub(super) fn describe(status: &Status) -> String {
     let causes = status.source().map(|cause| format!(": {}", chain(cause))).unwrap_or_default();
     format!("{:?} ({:?}{causes})", status.code(), status.message())
 }
 
-/// A failure unless `condition`; `text` says what was expected and what came.
-pub(super) fn ensure(condition: bool, text: impl FnOnce() -> String) -> Outcome {
-    if condition { Ok(()) } else { Err(Ending::Failed(text())) }
+/// Fails unless `condition` holds. `text` names the expected and the actual result.
+pub(super) fn ensure(condition: bool, text: impl FnOnce() -> String) -> CaseResult {
+    if condition { Ok(()) } else { Err(CaseError::Failed(text())) }
 }
 
-/// A failure unless the two are alike.
-pub(super) fn ensure_eq<T: PartialEq + std::fmt::Debug>(what: &str, found: T, expected: T) -> Outcome {
+/// Fails unless the two values are equal.
+pub(super) fn ensure_eq<T: PartialEq + std::fmt::Debug>(what: &str, found: T, expected: T) -> CaseResult {
     ensure(found == expected, || format!("{what}: expected {expected:?}, found {found:?}"))
 }
 
-/// The status of a call that has to end with `code`.
-pub(super) fn ensure_code<T>(what: &str, ended: Result<T, Status>, code: Code) -> Result<Status, Ending> {
+/// Returns the status of a call, which has to end with `code`.
+pub(super) fn ensure_code<T>(what: &str, ended: Result<T, Status>, code: Code) -> Result<Status, CaseError> {
     match ended {
-        Ok(_) => Err(Ending::Failed(format!("{what}: expected {code:?}, found success"))),
+        Ok(_) => Err(CaseError::Failed(format!("{what}: expected {code:?}, found success"))),
         Err(status) if status.code() == code => Ok(status),
-        Err(status) => Err(Ending::Failed(format!("{what}: expected {code:?}, found {}", describe(&status)))),
+        Err(status) => {
+            Err(CaseError::Failed(format!("{what}: expected {code:?}, found {}", describe(&status))))
+        }
     }
 }
 
-/// A payload of the official cases has `size` zeros.
-pub(super) fn ensure_zeros(what: &str, body: &Bytes, size: usize) -> Outcome {
+/// Checks a payload of the official cases, which has `size` zeros.
+pub(super) fn ensure_zeros(what: &str, body: &Bytes, size: usize) -> CaseResult {
     ensure_eq(&format!("{what}: bytes of its payload"), body.len(), size)?;
     let other = body.iter().position(|byte| *byte != 0);
     ensure(other.is_none(), || format!("{what}: byte {} of its payload is not zero", other.unwrap_or(0)))
@@ -75,42 +77,42 @@ pub(super) fn ensure_zeros(what: &str, body: &Bytes, size: usize) -> Outcome {
 /// A connection for one case.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
-    wire: Wire,
-    /// For cases that connect again.
+    channel: CaseChannel,
+    /// The server, for cases that connect again.
     pub(super) target: Target,
     pub(super) soak: SoakOptions,
 }
 
 impl Session {
     pub(crate) fn new(channel: Channel, target: Target, soak: SoakOptions) -> Self {
-        Self { wire: Deadline::new(ClientWire::new(channel)), target, soak }
+        Self { channel: Deadline::new(ClientCompression::new(channel)), target, soak }
     }
 
-    /// The official service.
-    pub(super) fn official(&self) -> TestServiceClient<Wire> {
-        TestServiceClient::new(self.wire.clone())
+    /// Returns a client of the official service.
+    pub(super) fn official(&self) -> TestServiceClient<CaseChannel> {
+        TestServiceClient::new(self.channel.clone())
             .max_decoding_message_size(MESSAGE)
             .max_encoding_message_size(MESSAGE)
     }
 
-    /// The official service, with replies that may be compressed.
-    pub(super) fn official_accepting(&self) -> TestServiceClient<Wire> {
+    /// Returns a client of the official service that accepts compressed replies.
+    pub(super) fn official_accepting(&self) -> TestServiceClient<CaseChannel> {
         self.official().accept_compressed(CompressionEncoding::Gzip)
     }
 
-    /// The official service, with all messages compressed, and replies that may be.
-    pub(super) fn official_compressed(&self) -> TestServiceClient<Wire> {
+    /// Returns a client of the official service that compresses all messages, and accepts compressed replies.
+    pub(super) fn official_compressed(&self) -> TestServiceClient<CaseChannel> {
         self.official_accepting().send_compressed(CompressionEncoding::Gzip)
     }
 
-    /// The service that no server has.
-    pub(super) fn unimplemented(&self) -> UnimplementedServiceClient<Wire> {
-        UnimplementedServiceClient::new(self.wire.clone())
+    /// Returns a client of the service that no server has.
+    pub(super) fn unimplemented(&self) -> UnimplementedServiceClient<CaseChannel> {
+        UnimplementedServiceClient::new(self.channel.clone())
     }
 
-    /// Our service.
-    pub(super) fn checked(&self) -> CheckedClient<Wire> {
-        CheckedClient::new(self.wire.clone())
+    /// Returns a client of our service.
+    pub(super) fn checked(&self) -> CheckedClient<CaseChannel> {
+        CheckedClient::new(self.channel.clone())
             .max_decoding_message_size(MESSAGE)
             .max_encoding_message_size(MESSAGE)
     }

@@ -1,31 +1,23 @@
-//! The client: runs cases one after the other, each on a connection of its own, and tells how each ended.
+//! The client: runs cases one after the other, each on its own connection, and prints the outcomes.
 
-mod cancel;
 mod case;
 mod cases;
-mod checked;
-mod checked_calls;
-mod compressed;
-mod metadata;
-mod official;
-mod soak;
-mod status;
-mod streaming;
+mod options;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-pub(crate) use case::{Ending, Session};
+pub(crate) use case::{CaseError, Session};
 pub(crate) use cases::{Case, all, find};
+pub(crate) use options::{ClientOptions, SoakOptions};
 
-use crate::args::{ClientOptions, SoakOptions};
 use crate::transport::Target;
 use crate::{Failure, output};
 
-/// How long a case may take. The soaks have a time of their own beside it.
+/// Time limit of a case. Soaks have additional time.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Runs the cases, or lists them; fails if one does.
+/// Runs the cases, or lists them. Returns the exit code of failure if a case fails.
 pub(crate) async fn run(options: &ClientOptions) -> Result<ExitCode, Failure> {
     if options.list {
         list(options.all)?;
@@ -40,9 +32,9 @@ pub(crate) async fn run(options: &ClientOptions) -> Result<ExitCode, Failure> {
         tls: options.tls.load()?,
         require_device: options.require_device.clone(),
     };
-    // What is wrong without a server being asked is no case's failure.
+    // Errors in the options end the program before the first case.
     target.endpoint()?;
-    // An unknown name fails before anything is run.
+    // An unknown name ends the program before the first case.
     let mut wanted = Vec::new();
     for name in &options.test_case {
         match name.as_str() {
@@ -52,43 +44,43 @@ pub(crate) async fn run(options: &ClientOptions) -> Result<ExitCode, Failure> {
     }
 
     let mut failed = false;
-    let (mut verdict, mut said) = (String::new(), String::new());
+    let (mut verdict, mut printed) = (String::new(), String::new());
     for case in wanted {
-        let (name, ending) = match case {
+        let (name, result) = match case {
             Ok(case) => (case.name, attempt(case, &target, options.soak, &mut verdict).await),
-            Err(absent) => (absent.name, Err(Ending::Skipped(absent.reason.to_owned()))),
+            Err(absent) => (absent.name, Err(CaseError::Skipped(absent.reason.to_owned()))),
         };
-        // Mostly it is the same for all cases.
-        if verdict != said {
+        // Most runs have one verdict for all cases.
+        if verdict != printed {
             output::note(&format!("connected over {verdict}"));
-            said.clone_from(&verdict);
+            printed.clone_from(&verdict);
         }
-        failed |= matches!(ending, Err(Ending::Failed(_)));
-        tell(name, &ending)?;
+        failed |= matches!(result, Err(CaseError::Failed(_)));
+        print_outcome(name, &result)?;
     }
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Connects, and runs one case. `verdict` becomes what the connection came out as.
+/// Connects, and runs one case. Sets `verdict` to the transport of the connection.
 async fn attempt(
     case: &Case,
     target: &Target,
     soak: SoakOptions,
     verdict: &mut String,
-) -> Result<(), Ending> {
-    let limit = if case.soaks { LIMIT + soak::timeout(&soak) } else { LIMIT };
+) -> Result<(), CaseError> {
+    let limit = if case.soaks { LIMIT + cases::soak_timeout(&soak) } else { LIMIT };
     let running = async {
-        let connected = target.connect().await.map_err(|error| Ending::Failed(error.to_string()))?;
+        let connected = target.connect().await.map_err(|error| CaseError::Failed(error.to_string()))?;
         *verdict = connected.verdict;
         (case.run)(Session::new(connected.channel, target.clone(), soak)).await
     };
     let ended = tokio::time::timeout(limit, running).await;
-    ended.unwrap_or_else(|_| Err(Ending::Failed(format!("it did not end within {} s", limit.as_secs()))))
+    ended.unwrap_or_else(|_| Err(CaseError::Failed(format!("it did not end within {} s", limit.as_secs()))))
 }
 
-/// Runs one case, for tests, which assert nothing of latency.
+/// Runs one case for tests, which do not check latency.
 #[cfg(test)]
-pub(crate) async fn run_case(case: &Case, target: &Target) -> Result<(), Ending> {
+pub(crate) async fn run_case(case: &Case, target: &Target) -> Result<(), CaseError> {
     let slow = LIMIT.as_secs() as u32;
     let soak = SoakOptions {
         iterations: 10,
@@ -102,15 +94,15 @@ pub(crate) async fn run_case(case: &Case, target: &Target) -> Result<(), Ending>
     attempt(case, target, soak, &mut String::new()).await
 }
 
-fn tell(name: &str, ending: &Result<(), Ending>) -> Result<(), Failure> {
-    output::line(&match ending {
+fn print_outcome(name: &str, result: &Result<(), CaseError>) -> Result<(), Failure> {
+    output::line(&match result {
         Ok(()) => format!("{name} ok"),
-        Err(Ending::Skipped(reason)) => format!("{name} skipped: {}", one_line(reason)),
-        Err(Ending::Failed(reason)) => format!("{name} failed: {}", one_line(reason)),
+        Err(CaseError::Skipped(reason)) => format!("{name} skipped: {}", one_line(reason)),
+        Err(CaseError::Failed(reason)) => format!("{name} failed: {}", one_line(reason)),
     })
 }
 
-/// Reasons quote what peers say: they must not look like a line of ours, nor speak to a terminal.
+/// Removes control characters. Reasons quote peers, and must not look like lines of this program or control a terminal.
 fn one_line(reason: &str) -> String {
     reason.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
 }

@@ -1,5 +1,5 @@
-//! Certificates for tests: an authority's, and of it a server's and a client's. Made anew each time, in a folder that goes
-//! with them.
+//! Certificates for tests: an authority, and certificates that it signs for a server and a client. They are new each time, in a
+//! temporary folder.
 
 use std::path::PathBuf;
 
@@ -9,13 +9,13 @@ use rcgen::{
 };
 use tempfile::TempDir;
 
-/// What could not be made or written.
+/// An error of making or writing the files.
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// The name in the server's certificate. No machine has it, so that clients have to be told to ask for it.
+/// The name in the server's certificate. No machine has this name, so clients need a flag with it.
 pub(crate) const SERVER: &str = "server.interop.test";
 
-/// The files, until this is dropped. Nobody but this user may read them.
+/// The files. Dropping this value deletes them. Only this user may read them.
 #[derive(Debug)]
 pub(crate) struct Certificates {
     folder: TempDir,
@@ -26,7 +26,7 @@ impl Certificates {
         let made = Self { folder: tempfile::Builder::new().prefix("interop-").tempdir()? };
         let authority = authority("the authority of this run")?;
         made.write("ca.pem", &authority.pem())?;
-        made.write("other-ca.pem", &self::authority("an authority that vouches for nobody")?.pem())?;
+        made.write("other-ca.pem", &self::authority("an authority that signs nothing")?.pem())?;
         for (file, name) in [("server", SERVER), ("client", "client.interop.test")] {
             let (certificate, key) = issue(&authority, name)?;
             made.write(&format!("{file}.pem"), &certificate)?;
@@ -35,7 +35,7 @@ impl Certificates {
         Ok(made)
     }
 
-    /// One of `ca.pem`, `other-ca.pem`, `server.pem`, `server.key`, `client.pem`, `client.key`.
+    /// Returns the path of one of `ca.pem`, `other-ca.pem`, `server.pem`, `server.key`, `client.pem`, `client.key`.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -54,7 +54,7 @@ fn authority(name: &str) -> Result<CertifiedIssuer<'static, KeyPair>, rcgen::Err
     CertifiedIssuer::self_signed(params, KeyPair::generate()?)
 }
 
-/// A certificate for the name, and its key.
+/// Makes a certificate for the name, and returns it with its key.
 fn issue(
     authority: &CertifiedIssuer<'static, KeyPair>,
     name: &str,

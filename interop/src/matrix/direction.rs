@@ -1,19 +1,17 @@
-//! Who calls whom, over what.
+//! Directions: client, server, and the transport between them.
 
 use std::fmt;
 
 use clap::ValueEnum;
 
-use crate::peer::Peer;
-
-/// Who calls whom. The first two are controls, and so are the first two with TLS: no code of ours carries a byte.
+/// Client, transport and server. The first two are controls, and so are the first two with TLS: none of our code carries bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Direction {
     /// Stock client, plain TCP, tonic's own transport.
     TonicTcp,
     /// tonic's own transport, plain TCP, stock server.
     TcpTonic,
-    /// Stock client, plain TCP, the port that our server has for all.
+    /// Stock client, plain TCP, the one port of our server.
     Direct,
     /// Stock client, bridge, RDMA, our server.
     Bridge,
@@ -21,31 +19,37 @@ pub(crate) enum Direction {
     Bridges,
     /// Our client, RDMA, bridge, stock server.
     FromBridge,
-    /// Our client, which looks for RDMA and finds none, stock server.
+    /// Our client, which asks for RDMA and falls back to TCP, stock server.
     Fallback,
     /// Our client, RDMA, our server.
     Ours,
-    /// The same with TLS, from the client to the server: a bridge carries it and reads nothing.
+    /// Like `tonic-tcp`, with TLS. In all directions TLS reaches from client to server, so a bridge can't read the calls.
     TonicTls,
+    /// Like `tcp-tonic`, with TLS.
     TlsTonic,
+    /// Like `direct`, with TLS.
     DirectTls,
+    /// Like `bridge`, with TLS.
     BridgeTls,
+    /// Like `from-bridge`, with TLS.
     FromBridgeTls,
+    /// Like `fallback`, with TLS.
     FallbackTls,
+    /// Like `ours`, with TLS.
     OursTls,
 }
 
-/// What the peer is there for.
+/// The role of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// It calls.
+    /// The peer calls.
     Client,
-    /// It is called.
+    /// The peer is called.
     Server,
 }
 
 impl Direction {
-    /// What the peer does in it.
+    /// Returns the role of the peer.
     pub(crate) fn side(self) -> Side {
         match self.without_tls() {
             Self::TonicTcp | Self::Direct | Self::Bridge | Self::Bridges => Side::Client,
@@ -53,7 +57,7 @@ impl Direction {
         }
     }
 
-    /// Who calls whom over what, TLS left out.
+    /// Returns the direction without TLS.
     pub(crate) fn without_tls(self) -> Self {
         match self {
             Self::TonicTls => Self::TonicTcp,
@@ -71,7 +75,7 @@ impl Direction {
         self.without_tls() != self
     }
 
-    /// Returns the direction in which each case has to come out alike, as no code of ours is in it.
+    /// Returns the control of this direction: each case has to have the outcome of the control, which runs none of our code.
     pub(crate) fn control(self) -> Self {
         match (self.side(), self.has_tls()) {
             (Side::Client, false) => Self::TonicTcp,
@@ -83,11 +87,6 @@ impl Direction {
 
     pub(crate) fn is_control(self) -> bool {
         self.control() == self
-    }
-
-    /// Whether the peer takes part: no stock library comes into our own.
-    pub(crate) fn suits(self, peer: Peer) -> bool {
-        self.without_tls() != Self::Ours || peer == Peer::Tonic
     }
 
     pub(crate) fn name(self) -> &'static str {

@@ -1,21 +1,21 @@
-//! Runs stock gRPC peers against our transport, in all directions, and tells whether all went as expected.
+//! Runs stock gRPC peers against our transport, in all directions, and reports whether all outcomes are as expected.
 //!
-//! Each case is held against a control: the same peer, plain TCP, tonic's own transport. It has to come out as it does there
-//! ([`compare`]). What fails there too is the peer's or tonic's, and has to be known to [`upstream`], with the reason.
+//! Each case is compared with a control: its peer over plain TCP and tonic's own transport. Its outcome has to be the
+//! one of the control ([`outcome::judge`]). A case that fails there too is a fault of the peer or of tonic, and has to be listed
+//! in [`outcome::upstream`], with the reason.
 #![forbid(unsafe_code)]
 
-mod bridge;
 mod certificates;
-mod compare;
 mod direction;
+mod failure;
 mod options;
 mod outcome;
 mod peer;
-mod process;
+mod places;
+mod plan;
 mod report;
-mod stage;
+mod run;
 mod tls;
-mod upstream;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -26,21 +26,21 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::direction::Direction;
-use crate::options::{Options, Plan};
+use crate::failure::Failure;
+use crate::options::Options;
 use crate::outcome::Outcome;
 use crate::peer::Peer;
-use crate::report::{Report, Run};
+use crate::plan::Plan;
+use crate::report::{Report, RunResult};
+use crate::run::combination;
 
-/// What kept the matrix from being run.
-type Failure = Box<dyn std::error::Error + Send + Sync>;
-
-#[expect(clippy::print_stderr, reason = "a command says what went wrong")]
+#[expect(clippy::print_stderr, reason = "a command reports its errors")]
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let options = Options::parse();
     let outcome = tokio::select! {
         outcome = run(options) => outcome,
-        // What was started ends with the future that held it.
+        // Dropping the future ends the processes that it started.
         signal = interrupted() => Err(signal),
     };
     match outcome {
@@ -65,7 +65,7 @@ async fn interrupted() -> Failure {
     }
 }
 
-/// Runs all that was asked for and prints what came of it: whether that is as expected.
+/// Runs all combinations and prints the report. Returns whether all outcomes are as expected.
 async fn run(options: Options) -> Result<bool, Failure> {
     let json = options.json.clone();
     let jobs = options.jobs;
@@ -74,17 +74,17 @@ async fn run(options: Options) -> Result<bool, Failure> {
     let combinations = combinations(&plan, &mut report);
     let mut peers: Vec<_> = combinations.iter().map(|(peer, _)| *peer).collect();
     peers.dedup();
-    // It is a call of the control's.
+    // Asking for the name is a call of the control.
     for peer in peers.into_iter().filter(|_| plan.controls) {
-        report.name(peer, stage::name(&plan, peer).await.map_err(|error| error.to_string()));
+        report.name(peer, combination::name(&plan, peer).await);
     }
-    let turns = Arc::new(Semaphore::new(jobs));
+    let slots = Arc::new(Semaphore::new(jobs));
     let mut running = JoinSet::new();
     for (peer, direction) in combinations {
-        let (plan, turns) = (Arc::clone(&plan), Arc::clone(&turns));
+        let (plan, slots) = (Arc::clone(&plan), Arc::clone(&slots));
         running.spawn(async move {
-            let _turn = turns.acquire_owned().await?;
-            Ok::<Run, Failure>(one(&plan, peer, direction).await)
+            let _slot = slots.acquire_owned().await?;
+            Ok::<RunResult, Failure>(run_one(&plan, peer, direction).await)
         });
     }
     while let Some(finished) = running.join_next().await {
@@ -98,24 +98,24 @@ async fn run(options: Options) -> Result<bool, Failure> {
     Ok(report.as_expected())
 }
 
-/// What runs, and in `report` the peers that can't.
+/// Returns the combinations to run, and adds the peers that can't run to `report`.
 fn combinations(plan: &Plan, report: &mut Report) -> Vec<(Peer, Direction)> {
     let mut combinations = Vec::new();
     for peer in &plan.peers {
-        if let Some(reason) = peer.unavailable(plan) {
+        if let Some(reason) = peer.unavailable(&plan.places) {
             report.skip(*peer, reason);
             continue;
         }
-        let directions = plan.directions.iter().filter(|direction| direction.suits(*peer));
+        let directions = plan.directions.iter().filter(|direction| peer.takes_part_in(**direction));
         combinations.extend(directions.map(|direction| (*peer, *direction)));
     }
     combinations
 }
 
-/// All cases of one peer in one direction.
-async fn one(plan: &Plan, peer: Peer, direction: Direction) -> Run {
+/// Runs all cases of one peer in one direction.
+async fn run_one(plan: &Plan, peer: Peer, direction: Direction) -> RunResult {
     let started = std::time::Instant::now();
-    let results = match stage::run(plan, peer, direction).await {
+    let results = match combination::run(plan, peer, direction).await {
         Ok(results) => results,
         Err(error) => {
             let reason = error.to_string();
@@ -123,5 +123,5 @@ async fn one(plan: &Plan, peer: Peer, direction: Direction) -> Run {
             cases.map(|case| (case, Outcome::Failed(reason.clone()))).collect()
         }
     };
-    Run { peer, direction, results, seconds: started.elapsed().as_secs_f64() }
+    RunResult { peer, direction, results, seconds: started.elapsed().as_secs_f64() }
 }

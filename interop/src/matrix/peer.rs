@@ -1,42 +1,42 @@
-//! The peers, and how their programs are run.
+//! The peers, and the commands that run their programs.
 
 use std::path::PathBuf;
 
 use clap::ValueEnum;
 use tokio::process::Command;
 
-use crate::direction::Side;
-use crate::options::Plan;
+use crate::direction::{Direction, Side};
+use crate::places::Places;
 
-/// A gRPC library that nobody here wrote.
+/// A gRPC library of another project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Peer {
     /// tonic with its own transport.
     Tonic,
-    /// grpcio, which is C-core.
+    /// grpcio, on C-core.
     Python,
     /// grpc-js, on the HTTP/2 of Node.
     Node,
-    /// The official client and server of Debian's ruby-grpc, as they are.
+    /// The official client and server of Debian's ruby-grpc, unchanged.
     Ruby,
-    /// grpc-go, with an HTTP/2 of its own.
+    /// grpc-go, with its own HTTP/2.
     Go,
-    /// C++ on C-core, which shows what is compressed.
+    /// C++ on C-core, which reports compression.
     Cpp,
-    /// gRPC's own client and server in C++, from the source of Debian's grpc, as they are.
+    /// gRPC's own client and server in C++, from the source of Debian's grpc, unchanged.
     CppOfficial,
 }
 
-/// What the programs of a peer take.
+/// The command line of a peer's programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
+pub(crate) enum CommandLine {
     /// Our command line (interop/README.md).
     Ours,
-    /// That of the official programs: a case a process, and a server that has to be told its port.
+    /// The command line of the official programs: one case for each process, and a server that needs a port.
     Official,
 }
 
-/// Cases of the official client that Ruby's package has.
+/// Cases of the official client in Ruby's package.
 const RUBY: [&str; 15] = [
     "empty_unary",
     "large_unary",
@@ -55,13 +55,13 @@ const RUBY: [&str; 15] = [
     "timeout_on_sleeping_server",
 ];
 
-/// Cases of ours that call the official service.
+/// Our cases that call the official service.
 const CHECKED_OFFICIAL: [&str; 2] = ["checked_binary_metadata", "checked_large_metadata"];
 
 /// Official cases that gRPC's client in C++ lacks.
 const NOT_IN_CPP: [&str; 2] = ["cacheable_unary", "concurrent_large_unary"];
 
-/// Official cases that it has and our client has not.
+/// Official cases that gRPC's client in C++ has, and our client lacks.
 const MORE_IN_CPP: [&str; 2] = ["half_duplex", "pick_first_unary"];
 
 impl Peer {
@@ -77,35 +77,40 @@ impl Peer {
         }
     }
 
-    pub(crate) fn manner(self) -> Manner {
-        if matches!(self, Self::Ruby | Self::CppOfficial) { Manner::Official } else { Manner::Ours }
+    pub(crate) fn command_line(self) -> CommandLine {
+        if matches!(self, Self::Ruby | Self::CppOfficial) { CommandLine::Official } else { CommandLine::Ours }
     }
 
-    /// Why the peer can't take part here.
-    pub(crate) fn unavailable(self, plan: &Plan) -> Option<String> {
-        let installed = self.installed(plan)?;
+    /// Returns whether the peer takes part in `direction`. Only tonic is in the directions of our own client and server.
+    pub(crate) fn takes_part_in(self, direction: Direction) -> bool {
+        direction.without_tls() != Direction::Ours || self == Self::Tonic
+    }
+
+    /// Returns the reason why the peer can't run, or `None` if it can.
+    pub(crate) fn unavailable(self, places: &Places) -> Option<String> {
+        let installed = self.installed(places)?;
         if installed.exists() {
             return None;
         }
-        // Whoever installs leaves the reason.
-        let reason = std::fs::read_to_string(plan.stock.join(self.name()).join("unavailable")).ok();
+        // The installer writes the reason to this file.
+        let reason = std::fs::read_to_string(places.stock.join(self.name()).join("unavailable")).ok();
         Some(reason.map_or(format!("{} is not there", installed.display()), |it| it.trim().to_owned()))
     }
 
-    /// What has to be there, where that is not only what cargo has built.
-    fn installed(self, plan: &Plan) -> Option<PathBuf> {
+    /// Returns a file or folder that has to exist, or `None` for a peer that cargo builds.
+    fn installed(self, places: &Places) -> Option<PathBuf> {
         match self {
             Self::Tonic => None,
-            Self::Python => Some(plan.stock.join("python/bin/python")),
-            Self::Node => Some(plan.stock.join("node/node_modules/@grpc/grpc-js")),
-            Self::Ruby => Some(plan.stock.join("ruby/official/client.rb")),
-            Self::Go => Some(plan.stock.join("go/peer")),
-            Self::Cpp => Some(plan.stock.join("cpp/peer")),
-            Self::CppOfficial => Some(plan.stock.join("cpp-official/interop_client")),
+            Self::Python => Some(places.stock.join("python/bin/python")),
+            Self::Node => Some(places.stock.join("node/node_modules/@grpc/grpc-js")),
+            Self::Ruby => Some(places.stock.join("ruby/official/client.rb")),
+            Self::Go => Some(places.stock.join("go/peer")),
+            Self::Cpp => Some(places.stock.join("cpp/peer")),
+            Self::CppOfficial => Some(places.stock.join("cpp-official/interop_client")),
         }
     }
 
-    /// Why the peer's program does not have the case, where the program does not tell itself.
+    /// Returns the reason why the peer's program lacks the case, if the program does not report it itself.
     pub(crate) fn lacks(self, side: Side, case: &str) -> Option<String> {
         if (self, side, case) == (Self::Ruby, Side::Server, "concurrent_large_unary") {
             return Some(
@@ -124,13 +129,13 @@ impl Peer {
         (!has).then(|| format!("{}'s official {side} does not have it", self.name()))
     }
 
-    /// Returns cases beyond those of our client, which this one's official client has.
+    /// Returns the cases of the peer's official client that our client lacks.
     pub(crate) fn more_cases(self, side: Side) -> &'static [&'static str] {
         if (self, side) == (Self::CppOfficial, Side::Client) { &MORE_IN_CPP } else { &[] }
     }
 
-    /// Returns the words that an official client has to log for the case. gRPC's own in C++ gives two cases up, and ends with
-    /// 0, if the server does not refuse the first call.
+    /// Returns the text that an official client has to log for the case. gRPC's client in C++ stops two cases, and ends with 0, if
+    /// the server does not refuse the first call.
     pub(crate) fn proof(self, case: &str) -> Option<&'static str> {
         match (self, case) {
             (Self::CppOfficial, "client_compressed_unary") => {
@@ -143,37 +148,38 @@ impl Peer {
         }
     }
 
-    /// The folder with the certificates that the official programs have, and take no others.
-    pub(crate) fn test_certificates(self, plan: &Plan) -> PathBuf {
+    /// Returns the folder with the certificates of the official programs, which take no others.
+    pub(crate) fn test_certificates(self, places: &Places) -> PathBuf {
         match self {
-            Self::Ruby => self.official(plan).join("../../spec/testdata"),
-            _ => plan.stock.join(self.name()).join("certificates"),
+            Self::Ruby => self.official(places).join("../../spec/testdata"),
+            _ => places.stock.join(self.name()).join("certificates"),
         }
     }
 
-    /// Why the peer has no TLS here.
-    pub(crate) fn lacks_tls(self, plan: &Plan) -> Option<String> {
-        let needed = self.test_certificates(plan).join("server1.key");
-        let lacking = self.manner() == Manner::Official && !needed.exists();
+    /// Returns the reason why the peer has no TLS here, or `None` if it has.
+    pub(crate) fn lacks_tls(self, places: &Places) -> Option<String> {
+        let needed = self.test_certificates(places).join("server1.key");
+        let lacking = self.command_line() == CommandLine::Official && !needed.exists();
         lacking.then(|| {
             format!("{}'s package has no certificates: {} is not there", self.name(), needed.display())
         })
     }
 
-    /// The folder is a link; the programs look for their messages beside where they really are.
-    fn official(self, plan: &Plan) -> PathBuf {
-        let folder = plan.stock.join(self.name()).join("official");
+    /// Returns the folder of the official programs. It resolves links, because the programs look for their messages beside their
+    /// real location.
+    fn official(self, places: &Places) -> PathBuf {
+        let folder = places.stock.join(self.name()).join("official");
         folder.canonicalize().unwrap_or(folder)
     }
 
-    pub(crate) fn client(self, plan: &Plan, port: u16, cases: &str) -> Command {
-        let mut command = self.program(plan, Side::Client);
+    pub(crate) fn client(self, places: &Places, port: u16, cases: &str) -> Command {
+        let mut command = self.program(places, Side::Client);
         command
             .arg("--server_host=127.0.0.1")
             .arg(format!("--server_port={port}"))
             .arg(format!("--test_case={cases}"));
         if self == Self::CppOfficial {
-            // Its own bounds for the soaks are 0.
+            // The program's default limits of the soaks are 0.
             command.args(["--soak_iterations=100", "--soak_overall_timeout_seconds=30"]);
             command.arg("--soak_per_iteration_max_acceptable_latency_ms=30000");
             if self.proof(cases).is_some() {
@@ -183,42 +189,42 @@ impl Peer {
         command
     }
 
-    pub(crate) fn server(self, plan: &Plan, port: u16) -> Command {
-        let mut command = self.program(plan, Side::Server);
+    pub(crate) fn server(self, places: &Places, port: u16) -> Command {
+        let mut command = self.program(places, Side::Server);
         command.arg(format!("--port={port}"));
         command
     }
 
-    fn program(self, plan: &Plan, side: Side) -> Command {
+    fn program(self, places: &Places, side: Side) -> Command {
         let side = side.to_string();
         let mut command;
         match self {
             Self::Tonic => {
-                command = Command::new(&plan.interop);
+                command = Command::new(&places.interop);
                 command.args([&side, "--transport=tcp"]);
             }
             Self::Python => {
-                command = Command::new(plan.stock.join("python/bin/python"));
+                command = Command::new(places.stock.join("python/bin/python"));
                 command.arg("interop/stock/python").arg(side).env("PYTHONDONTWRITEBYTECODE", "1");
             }
             Self::Node => {
                 command = Command::new("node");
                 command.arg("interop/stock/node/peer.js").arg(side);
-                command.env("NODE_PATH", plan.stock.join("node/node_modules"));
+                command.env("NODE_PATH", places.stock.join("node/node_modules"));
             }
             Self::Ruby => {
                 command = Command::new("ruby");
-                command.arg(self.official(plan).join(format!("{side}.rb")));
+                command.arg(self.official(places).join(format!("{side}.rb")));
             }
             Self::Go | Self::Cpp => {
-                command = Command::new(plan.stock.join(self.name()).join("peer"));
+                command = Command::new(places.stock.join(self.name()).join("peer"));
                 command.arg(side);
             }
             Self::CppOfficial => {
-                command = Command::new(plan.stock.join(self.name()).join(format!("interop_{side}")));
+                command = Command::new(places.stock.join(self.name()).join(format!("interop_{side}")));
             }
         }
-        command.current_dir(&plan.root);
+        command.current_dir(&places.root);
         command
     }
 }

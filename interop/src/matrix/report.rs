@@ -1,42 +1,41 @@
-//! What came of all of it: a table, what is to be looked at, and a file for programs.
+//! The report of all outcomes: a table, the outcomes that need attention, and a file for programs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::json;
 
-use crate::Failure;
-use crate::compare;
 use crate::direction::Direction;
-use crate::options::Plan;
-use crate::outcome::{Outcome, Outcomes};
+use crate::failure::Failure;
+use crate::outcome::judge::judge;
+use crate::outcome::{Outcome, Outcomes, upstream};
 use crate::peer::Peer;
-use crate::upstream;
+use crate::plan::Plan;
 
-/// Columns of a peer's name.
+/// Width of a peer's name, in columns.
 const WIDTH: usize = 12;
 
-/// One peer in one direction.
+/// Outcomes of one peer in one direction.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct RunResult {
     pub(crate) peer: Peer,
     pub(crate) direction: Direction,
     pub(crate) results: Outcomes,
     pub(crate) seconds: f64,
 }
 
-/// All of them.
+/// The outcomes of all combinations.
 #[derive(Debug)]
 pub(crate) struct Report {
     provider: String,
     directions: Vec<Direction>,
     skipped: BTreeMap<Peer, String>,
-    /// What each peer calls itself, or why that is not known.
-    names: BTreeMap<Peer, Result<String, String>>,
-    runs: BTreeMap<(Peer, Direction), Run>,
+    /// Name and version that each peer sends, or the reason why it is unknown.
+    names: BTreeMap<Peer, Result<String, Failure>>,
+    runs: BTreeMap<(Peer, Direction), RunResult>,
 }
 
-#[expect(clippy::print_stdout, reason = "a command says what came of it")]
+#[expect(clippy::print_stdout, reason = "a command prints its results")]
 impl Report {
     pub(crate) fn new(plan: &Plan) -> Self {
         Self {
@@ -48,22 +47,22 @@ impl Report {
         }
     }
 
-    /// A peer that is not here. The line is one that `.ci/run` collects.
+    /// Adds a peer that can't run. `.ci/run` collects the line that this prints.
     pub(crate) fn skip(&mut self, peer: Peer, reason: String) {
         println!("skipped: {peer}: {reason}");
         self.skipped.insert(peer, reason);
     }
 
-    /// Notes what a peer calls itself, with its version.
-    pub(crate) fn name(&mut self, peer: Peer, name: Result<String, String>) {
+    /// Adds the name that a peer sends, with its version.
+    pub(crate) fn name(&mut self, peer: Peer, name: Result<String, Failure>) {
         match &name {
             Ok(name) => println!("{peer:<WIDTH$} is {name}"),
-            Err(reason) => println!("{peer:<WIDTH$} does not tell its version: {reason}"),
+            Err(reason) => println!("{peer:<WIDTH$} has no known version: {reason}"),
         }
         self.names.insert(peer, name);
     }
 
-    pub(crate) fn add(&mut self, run: Run) {
+    pub(crate) fn add(&mut self, run: RunResult) {
         let passed = run.results.values().filter(|it| **it == Outcome::Passed).count();
         let (peer, direction) = (run.peer, run.direction);
         println!(
@@ -74,7 +73,7 @@ impl Report {
         self.runs.insert((peer, direction), run);
     }
 
-    /// Holds every case against its control.
+    /// Compares every case with its control.
     pub(crate) fn judge(&mut self) {
         let before: BTreeMap<_, _> = self.runs.iter().map(|(key, run)| (*key, run.results.clone())).collect();
         let absent = Outcome::Failed("the control did not run it".to_owned());
@@ -83,12 +82,12 @@ impl Report {
             for (case, outcome) in &mut run.results {
                 let control = control.map(|results| results.get(case).unwrap_or(&absent));
                 let known = upstream::find(*peer, direction.side(), case);
-                *outcome = compare::judge(outcome, control, known);
+                *outcome = judge(outcome, control, known);
             }
         }
     }
 
-    /// Returns whether something ran, every peer told its version, and no outcome has to be looked at.
+    /// Returns whether a case passed, every peer has a known version, and no outcome needs attention.
     pub(crate) fn as_expected(&self) -> bool {
         let mut outcomes = self.runs.values().flat_map(|run| run.results.values());
         outcomes.clone().any(|outcome| *outcome == Outcome::Passed)
@@ -135,7 +134,7 @@ impl Report {
         peers
     }
 
-    /// All that is no pass, alike ones together.
+    /// Returns all outcomes other than a pass, grouped by peer, case and reason.
     fn remarks(&self) -> BTreeMap<(&'static str, Peer, &str, &str), Vec<Direction>> {
         let mut remarks: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for run in self.runs.values() {
@@ -147,7 +146,7 @@ impl Report {
         remarks
     }
 
-    /// Every single result.
+    /// Writes all results to a file, as JSON.
     pub(crate) fn write(&self, path: &Path) -> Result<(), Failure> {
         let results = self.runs.values().flat_map(|run| {
             run.results.iter().map(|(case, outcome)| {
@@ -199,7 +198,7 @@ mod tests {
             let results = [(case.to_owned(), outcome.clone())].into();
             (
                 (Peer::Python, *direction),
-                Run { peer: Peer::Python, direction: *direction, results, seconds: 0.0 },
+                RunResult { peer: Peer::Python, direction: *direction, results, seconds: 0.0 },
             )
         });
         let mut report = Report {
@@ -214,20 +213,20 @@ mod tests {
     }
 
     #[test]
-    fn a_case_is_held_against_its_own_control() {
+    fn a_case_is_compared_with_its_own_control() {
         let absent = || Outcome::NotApplicable("why".to_owned());
         let lost =
             report(&[(Direction::TcpTonic, Outcome::Passed), (Direction::Fallback, absent())], "ping_pong");
         assert!(!lost.as_expected());
         assert_eq!(lost.runs[&(Peer::Python, Direction::TcpTonic)].results["ping_pong"], Outcome::Passed);
-        // The client's control says nothing of the server.
+        // The client's control is no control for the server.
         let other =
             report(&[(Direction::TonicTcp, Outcome::Passed), (Direction::Fallback, absent())], "ping_pong");
         assert!(other.as_expected());
         let mut unrun = report(&[(Direction::TcpTonic, Outcome::Passed)], "ping_pong");
         let results = [("empty_unary".to_owned(), Outcome::NotApplicable("why".to_owned()))].into();
         let (peer, direction) = (Peer::Python, Direction::Fallback);
-        unrun.runs.insert((peer, direction), Run { peer, direction, results, seconds: 0.0 });
+        unrun.runs.insert((peer, direction), RunResult { peer, direction, results, seconds: 0.0 });
         unrun.judge();
         assert!(!unrun.as_expected());
     }
@@ -237,12 +236,12 @@ mod tests {
         let mut report = report(&[(Direction::Direct, Outcome::Passed)], "ping_pong");
         report.name(Peer::Python, Ok("grpc-python/1.0".to_owned()));
         assert!(report.as_expected());
-        report.name(Peer::Go, Err("why".to_owned()));
+        report.name(Peer::Go, Err("why".into()));
         assert!(!report.as_expected());
     }
 
     #[test]
-    fn nothing_that_ran_is_not_as_expected() {
+    fn a_report_without_a_pass_is_not_as_expected() {
         assert!(!report(&[], "ping_pong").as_expected());
         let absent = Outcome::NotApplicable("why".to_owned());
         assert!(!report(&[(Direction::Direct, absent)], "ping_pong").as_expected());

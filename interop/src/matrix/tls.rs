@@ -1,14 +1,13 @@
-//! TLS in the matrix: whose certificates a combination has, the flags for them, and connections that must be refused.
+//! TLS in the matrix: the certificates of a combination, the flags for them, and the connections that must be refused.
 
 use std::path::PathBuf;
 
 use crate::certificates::{Certificates, SERVER};
-use crate::options::Plan;
-use crate::outcome::{Outcome, UNTOLD};
-use crate::peer::{Manner, Peer};
+use crate::outcome::{NO_LINE, Outcome};
+use crate::peer::{CommandLine, Peer};
+use crate::places::Places;
 
-/// Cases that directions with TLS have, unless others are asked for: TLS changes bytes and how connections begin and end,
-/// not what is called.
+/// Default cases of directions with TLS. TLS changes the bytes, and the start and the end of connections, but not the calls.
 pub(crate) const CASES: [&str; 10] = [
     "empty_unary",
     "large_unary",
@@ -22,22 +21,23 @@ pub(crate) const CASES: [&str; 10] = [
     "checked_half_close",
 ];
 
-/// What a client does wrong: the connection has to be refused, by the one or the other.
+/// A fault of a client. The client or the server has to refuse the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wrong {
-    /// It trusts an authority that did not sign the server's certificate.
+pub(crate) enum ClientFault {
+    /// The client trusts an authority that did not sign the server's certificate.
     Authority,
-    /// It asks for a host that the server's certificate is not for.
+    /// The client asks for a host that the server's certificate is not for.
     Host,
-    /// It shows no certificate to a server that demands one.
+    /// The client sends no certificate to a server that requires one.
     NoCertificate,
 }
 
-impl Wrong {
-    /// The first may be refused without a word, so those come after it that a server has to be there for.
+impl ClientFault {
+    /// All faults. The server may refuse the first one without a message. The others need a running server, and show that it still
+    /// runs.
     pub(crate) const ALL: [Self; 3] = [Self::NoCertificate, Self::Authority, Self::Host];
 
-    /// What it is called where cases are listed.
+    /// Returns the name of the case in lists.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Authority => "tls_wrong_authority",
@@ -46,7 +46,7 @@ impl Wrong {
         }
     }
 
-    /// What the client's outcome says of the refusal.
+    /// Returns the outcome of the refusal from the outcome of the call.
     pub(crate) fn judge(self, outcome: Outcome) -> Outcome {
         let Outcome::Failed(reason) = outcome else {
             return match outcome {
@@ -54,15 +54,15 @@ impl Wrong {
                 other => other,
             };
         };
-        let words = reason.to_lowercase();
-        let has = |any: &[&str]| any.iter().any(|it| words.contains(it));
-        if reason.starts_with(UNTOLD) {
+        let text = reason.to_lowercase();
+        let has = |any: &[&str]| any.iter().any(|it| text.contains(it));
+        if reason.starts_with(NO_LINE) {
             return Outcome::Failed(reason);
         }
         if has(&["not done after", "did not end within", "deadline", "took too long"]) {
             return Outcome::Failed(format!("refused by time-out alone: {reason}"));
         }
-        // In TLS 1.3 a client is done before the server has looked at its certificate: it may see an end, and no more.
+        // In TLS 1.3 a client has finished before the server checks its certificate. It may see the end of the connection only.
         let clear = self == Self::NoCertificate || has(&["certificate", "hostname", "ssl handshake", "x509"]);
         if clear { Outcome::Passed } else { Outcome::Failed(format!("refused, and not for TLS: {reason}")) }
     }
@@ -71,24 +71,25 @@ impl Wrong {
 /// Certificates of one combination.
 #[derive(Debug)]
 pub(crate) struct Tls {
-    manner: Manner,
+    command_line: CommandLine,
     authority: PathBuf,
     other_authority: PathBuf,
     server: (PathBuf, PathBuf),
-    /// With it TLS is mutual.
+    /// Certificate and key of the client. With them TLS is mutual.
     client: Option<(PathBuf, PathBuf)>,
     host: &'static str,
-    /// The peer's client asks for the host of its own certificate, whatever it is told.
+    /// Whether the peer's client always asks for the host of its own certificate.
     host_is_fixed: bool,
 }
 
 impl Tls {
-    /// The certificates of this run; for the official programs those inside of their package, since they take no others.
-    pub(crate) fn of(plan: &Plan, certificates: &Certificates, peer: Peer) -> Self {
+    /// Returns the certificates of this run. For the official programs it returns the ones in their package, because they take no
+    /// others.
+    pub(crate) fn new(places: &Places, certificates: &Certificates, peer: Peer) -> Self {
         let other_authority = certificates.file("other-ca.pem");
-        match peer.manner() {
-            Manner::Ours => Self {
-                manner: Manner::Ours,
+        match peer.command_line() {
+            CommandLine::Ours => Self {
+                command_line: CommandLine::Ours,
                 authority: certificates.file("ca.pem"),
                 other_authority,
                 server: (certificates.file("server.pem"), certificates.file("server.key")),
@@ -96,10 +97,10 @@ impl Tls {
                 host: SERVER,
                 host_is_fixed: false,
             },
-            Manner::Official => {
-                let package = peer.test_certificates(plan);
+            CommandLine::Official => {
+                let package = peer.test_certificates(places);
                 Self {
-                    manner: Manner::Official,
+                    command_line: CommandLine::Official,
                     authority: package.join("ca.pem"),
                     other_authority,
                     server: (package.join("server1.pem"), package.join("server1.key")),
@@ -111,10 +112,10 @@ impl Tls {
         }
     }
 
-    /// Flags of a server on `manner`'s command line.
-    pub(crate) fn server(&self, manner: Manner) -> Vec<String> {
+    /// Returns the flags of a server with this command line.
+    pub(crate) fn server(&self, command_line: CommandLine) -> Vec<String> {
         let mut flags = vec!["--use_tls=true".to_owned()];
-        if manner == Manner::Ours {
+        if command_line == CommandLine::Ours {
             flags.push(file("cert_file", &self.server.0));
             flags.push(file("key_file", &self.server.1));
             flags.extend(self.client.is_some().then(|| file("client_ca_file", &self.authority)));
@@ -122,17 +123,17 @@ impl Tls {
         flags
     }
 
-    /// Flags of a client, and what it does `wrong`.
-    pub(crate) fn client(&self, manner: Manner, wrong: Option<Wrong>) -> Vec<String> {
-        let host = if wrong == Some(Wrong::Host) { "elsewhere.interop.test" } else { self.host };
+    /// Returns the flags of a client with this `fault`.
+    pub(crate) fn client(&self, command_line: CommandLine, fault: Option<ClientFault>) -> Vec<String> {
+        let host = if fault == Some(ClientFault::Host) { "elsewhere.interop.test" } else { self.host };
         let mut flags = vec!["--use_tls=true".to_owned(), "--use_test_ca=true".to_owned()];
         flags.push(format!("--server_host_override={host}"));
-        if manner == Manner::Ours {
+        if command_line == CommandLine::Ours {
             let authority =
-                if wrong == Some(Wrong::Authority) { &self.other_authority } else { &self.authority };
+                if fault == Some(ClientFault::Authority) { &self.other_authority } else { &self.authority };
             flags.push(file("ca_file", authority));
             if let Some((certificate, key)) =
-                self.client.as_ref().filter(|_| wrong != Some(Wrong::NoCertificate))
+                self.client.as_ref().filter(|_| fault != Some(ClientFault::NoCertificate))
             {
                 flags.push(file("client_cert_file", certificate));
                 flags.push(file("client_key_file", key));
@@ -141,16 +142,16 @@ impl Tls {
         flags
     }
 
-    /// Why a client, of the given manner, can't do this wrong.
-    pub(crate) fn lacks(&self, client: Manner, wrong: Wrong) -> Option<&'static str> {
-        match wrong {
-            Wrong::Authority if client == Manner::Official => {
+    /// Returns the reason why a client with this command line can't have this fault, or `None` if it can.
+    pub(crate) fn lacks(&self, client: CommandLine, fault: ClientFault) -> Option<&'static str> {
+        match fault {
+            ClientFault::Authority if client == CommandLine::Official => {
                 Some("the official client trusts the authority inside its package, and takes no other")
             }
-            Wrong::Host if client == Manner::Official && self.host_is_fixed => {
-                Some("the official client asks for the host of its own certificate, whatever it is told")
+            ClientFault::Host if client == CommandLine::Official && self.host_is_fixed => {
+                Some("the official client always asks for the host of its own certificate")
             }
-            Wrong::NoCertificate if self.manner == Manner::Official => {
+            ClientFault::NoCertificate if self.command_line == CommandLine::Official => {
                 Some("the official programs have no mutual TLS")
             }
             _ => None,
@@ -171,24 +172,24 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_that_is_refused_has_passed() {
+    fn a_refused_fault_has_passed() {
         let refused = failed("invalid peer certificate: UnknownIssuer");
-        assert_eq!(Wrong::Authority.judge(refused), Outcome::Passed);
-        assert_eq!(Wrong::NoCertificate.judge(failed("Socket closed")), Outcome::Passed);
+        assert_eq!(ClientFault::Authority.judge(refused), Outcome::Passed);
+        assert_eq!(ClientFault::NoCertificate.judge(failed("Socket closed")), Outcome::Passed);
     }
 
     #[test]
-    fn a_wrong_that_nobody_minds_has_failed() {
-        assert!(matches!(Wrong::Authority.judge(Outcome::Passed), Outcome::Failed(_)));
+    fn an_accepted_fault_has_failed() {
+        assert!(matches!(ClientFault::Authority.judge(Outcome::Passed), Outcome::Failed(_)));
     }
 
     #[test]
     fn a_refusal_for_another_reason_has_failed() {
         for reason in ["not done after 30 s", "DEADLINE_EXCEEDED: certificate", "connection refused"] {
-            assert!(matches!(Wrong::Host.judge(failed(reason)), Outcome::Failed(_)), "{reason}");
+            assert!(matches!(ClientFault::Host.judge(failed(reason)), Outcome::Failed(_)), "{reason}");
         }
-        // The client has not even tried.
-        let untold = format!("{UNTOLD}: exit status: 2: --client_cert_file: no certificate in it");
-        assert!(matches!(Wrong::NoCertificate.judge(failed(&untold)), Outcome::Failed(_)));
+        // The client made no call.
+        let no_line = format!("{NO_LINE}: exit status: 2: --client_cert_file: no certificate in it");
+        assert!(matches!(ClientFault::NoCertificate.judge(failed(&no_line)), Outcome::Failed(_)));
     }
 }

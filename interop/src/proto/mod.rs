@@ -6,10 +6,10 @@ pub(crate) mod testing {
     include!("grpc.testing.rs");
 }
 
-/// Calls whose payloads are checked.
+/// Our service, which checks payloads.
 pub(crate) mod checked {
     include!("tonic_rdma.interop.v1.rs");
 }
 
-/// All of them as descriptors, for server reflection.
+/// Descriptors of all protos, for server reflection.
 pub(crate) const DESCRIPTORS: &[u8] = include_bytes!("descriptors.bin");

@@ -1,4 +1,4 @@
-//! Says which programs call, by the name that each gives itself (`user-agent`): so is a peer's version known from the peer.
+//! Prints the name that each caller sends (`user-agent`), which has the caller's library and version.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,29 +8,29 @@ use tower_service::Service;
 
 use crate::output;
 
-/// The most names that are said, so that a client can't fill a log with them.
-const NAMES: usize = 16;
-/// The most characters of a name.
-const LENGTH: usize = 200;
+/// Maximum number of printed names, so that a client can't fill a log.
+const MAX_NAMES: usize = 16;
+/// Maximum number of printed characters of a name.
+const MAX_LENGTH: usize = 200;
 
-/// A service that says the name of each caller once, on the standard error.
+/// A service that prints the name of each caller once, to the standard error.
 #[derive(Clone, Debug)]
 pub(super) struct Callers<S> {
     inner: S,
-    said: Arc<Mutex<BTreeSet<String>>>,
+    printed: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl<S> Callers<S> {
     pub(super) fn new(inner: S) -> Self {
-        Self { inner, said: Arc::default() }
+        Self { inner, printed: Arc::default() }
     }
 
-    /// Returns the name if it is to be said.
-    fn to_say(&self, headers: &http::HeaderMap) -> Option<String> {
+    /// Returns the caller's name if it was not printed yet.
+    fn new_name(&self, headers: &http::HeaderMap) -> Option<String> {
         let name = headers.get(http::header::USER_AGENT)?.to_str().ok()?;
-        let name: String = name.chars().take(LENGTH).collect();
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        (said.len() < NAMES && said.insert(name.clone())).then_some(name)
+        let name: String = name.chars().take(MAX_LENGTH).collect();
+        let mut printed = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
+        (printed.len() < MAX_NAMES && printed.insert(name.clone())).then_some(name)
     }
 }
 
@@ -44,7 +44,7 @@ impl<B, S: Service<http::Request<B>>> Service<http::Request<B>> for Callers<S> {
     }
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
-        if let Some(name) = self.to_say(request.headers()) {
+        if let Some(name) = self.new_name(request.headers()) {
             output::note(&format!("called by {name}"));
         }
         self.inner.call(request)
@@ -61,20 +61,20 @@ mod tests {
     }
 
     #[test]
-    fn each_name_is_said_once() {
+    fn each_name_is_printed_once() {
         let callers = Callers::new(());
-        assert_eq!(callers.to_say(&named("tonic/0.14")), Some("tonic/0.14".to_owned()));
-        assert_eq!(callers.to_say(&named("tonic/0.14")), None);
-        assert_eq!(callers.to_say(&named("grpc-go/1.33.3")), Some("grpc-go/1.33.3".to_owned()));
-        assert_eq!(callers.to_say(&http::HeaderMap::new()), None);
+        assert_eq!(callers.new_name(&named("tonic/0.14")), Some("tonic/0.14".to_owned()));
+        assert_eq!(callers.new_name(&named("tonic/0.14")), None);
+        assert_eq!(callers.new_name(&named("grpc-go/1.33.3")), Some("grpc-go/1.33.3".to_owned()));
+        assert_eq!(callers.new_name(&http::HeaderMap::new()), None);
     }
 
     #[test]
-    fn names_fill_no_log() {
+    fn printed_names_are_bounded() {
         let callers = Callers::new(());
-        let said = (0..1000).filter(|number| callers.to_say(&named(&format!("a/{number}"))).is_some());
-        assert_eq!(said.count(), NAMES);
-        let long = Callers::new(()).to_say(&named(&"x".repeat(5000)));
-        assert_eq!(long.map(|name| name.len()), Some(LENGTH));
+        let printed = (0..1000).filter(|number| callers.new_name(&named(&format!("a/{number}"))).is_some());
+        assert_eq!(printed.count(), MAX_NAMES);
+        let long = Callers::new(()).new_name(&named(&"x".repeat(5000)));
+        assert_eq!(long.map(|name| name.len()), Some(MAX_LENGTH));
     }
 }

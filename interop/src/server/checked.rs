@@ -1,4 +1,4 @@
-//! Calls whose payloads are checked byte for byte.
+//! Our service, which checks payloads byte for byte.
 
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -9,17 +9,17 @@ use crate::content::Content;
 use crate::proto::checked::checked_server::Checked;
 use crate::proto::checked::{CheckedReply, CheckedRequest, FailRequest};
 
-/// The service. It holds nothing between calls.
+/// The service. It has no state.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Checking;
+pub(super) struct CheckedService;
 
 #[tonic::async_trait]
-impl Checked for Checking {
+impl Checked for CheckedService {
     async fn unary(&self, request: Request<CheckedRequest>) -> Result<Response<CheckedReply>, Status> {
         Ok(Response::new(reply(&request.into_inner(), 0)?))
     }
 
-    /// The reply's payload is what the last request asks for.
+    /// Replies with the payload that the last request asks for.
     async fn collect(
         &self,
         request: Request<Streaming<CheckedRequest>>,
@@ -78,7 +78,7 @@ impl Checked for Checking {
     async fn fail(&self, request: Request<FailRequest>) -> Result<Response<CheckedReply>, Status> {
         let FailRequest { code, message, details } = request.into_inner();
         if !(1..=16).contains(&code) {
-            return Err(Status::invalid_argument(format!("{code} is no code to fail with; 1 to 16 are")));
+            return Err(Status::invalid_argument(format!("{code} is no code of an error; 1 to 16 are")));
         }
         let mut status = Status::with_details(Code::from_i32(code), message, details.clone());
         status.metadata_mut().insert_bin("x-checked-bin", MetadataValue::from_bytes(&details));
@@ -86,7 +86,8 @@ impl Checked for Checking {
     }
 }
 
-/// What came, and what was asked for; the content begins `index` later than that.
+/// Makes the reply to a request: the result of the check, and the content that the request asks for. `index` is added to the
+/// content's seed.
 fn reply(request: &CheckedRequest, index: u32) -> Result<CheckedReply, Status> {
     let length = limits::within(request.reply_bytes as usize)?;
     let mismatch = Content { seed: request.seed, period: request.period }.first_mismatch(&request.payload);

@@ -1,5 +1,5 @@
-//! Metadata that the official service sends back: a header as a header, and a binary one as a trailer, which tonic's handlers
-//! can't send with a unary reply.
+//! Metadata that the official service sends back: one header as a header, and a binary one as a trailer. tonic's handlers can't
+//! send trailers with a unary reply.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use tower_service::Service;
 const INITIAL: HeaderName = HeaderName::from_static("x-grpc-test-echo-initial");
 const TRAILING: HeaderName = HeaderName::from_static("x-grpc-test-echo-trailing-bin");
 
-/// A service that sends both back.
+/// A service that sends the metadata back.
 #[derive(Clone, Debug)]
 pub(super) struct Echo<S> {
     inner: S,
@@ -62,7 +62,7 @@ where
 }
 
 fn with_trailer(mut response: http::Response<Body>, value: HeaderValue) -> http::Response<Body> {
-    // A response that is a status alone has its trailers in its head.
+    // A response with a status and no messages has its trailers in its head.
     if response.headers().contains_key("grpc-status") {
         response.headers_mut().insert(TRAILING, value);
         return response;

@@ -1,4 +1,4 @@
-//! What clients may ask for. All that a request can make the server hold or wait for has a bound here.
+//! Limits of requests. Every amount of memory or time that a request can ask for has a bound here.
 
 use std::time::Duration;
 
@@ -8,42 +8,42 @@ use tonic::Status;
 /// Largest payload, in bytes.
 pub(super) const PAYLOAD: usize = 64 << 20;
 
-/// Largest message: a payload, and the fields beside it.
+/// Largest message, in bytes: a payload, and the other fields.
 pub(super) const MESSAGE: usize = PAYLOAD + (64 << 10);
 
-/// Largest request of the official service. One may ask for a reply with every two bytes.
+/// Largest request of the official service, in bytes. A request may ask for one reply with every two bytes.
 pub(super) const OFFICIAL_REQUEST: usize = 16 << 20;
 
-/// Most replies that the requests of one half duplex call may ask for.
+/// Maximum number of replies that the requests of one half duplex call may ask for.
 pub(super) const HALF_DUPLEX_REPLIES: usize = 64 << 10;
 
-/// Longest wait before a reply.
+/// Longest interval before a reply.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// A payload of `size` zeros.
+/// Returns a payload of `size` zeros.
 pub(super) fn zeros(size: i32) -> Result<Bytes, Status> {
     let size = usize::try_from(size)
-        .map_err(|_| Status::invalid_argument(format!("a response of {size} bytes is asked for")))?;
+        .map_err(|_| Status::invalid_argument(format!("the request asks for a response of {size} bytes")))?;
     within(size)?;
     Ok(vec![0; size].into())
 }
 
-/// `size`, if a payload may have it.
+/// Returns `size` if a payload may have this size.
 pub(super) fn within(size: usize) -> Result<usize, Status> {
     if size > PAYLOAD {
         return Err(Status::resource_exhausted(format!(
-            "a response of {size} bytes is asked for; this server's limit is {PAYLOAD}"
+            "the request asks for a response of {size} bytes; this server's limit is {PAYLOAD}"
         )));
     }
     Ok(size)
 }
 
-/// How long to wait before a reply.
+/// Returns the interval before a reply.
 pub(super) fn interval(microseconds: i32) -> Result<Duration, Status> {
     let interval = u64::try_from(microseconds).map(Duration::from_micros);
     interval.ok().filter(|interval| *interval <= INTERVAL).ok_or_else(|| {
         Status::invalid_argument(format!(
-            "an interval of {microseconds} us is asked for; this server takes 0 to {} us",
+            "the request asks for an interval of {microseconds} us; this server takes 0 to {} us",
             INTERVAL.as_micros()
         ))
     })

@@ -1,30 +1,32 @@
-//! The server: gRPC's test service and ours, with health and reflection, so that stock tools can look at it.
+//! The server: gRPC's test service and ours, with health and reflection for stock tools.
 
 mod callers;
 mod checked;
 mod echo;
 mod limits;
+mod options;
 mod streams;
 mod test_service;
+
+pub(crate) use options::ServerOptions;
 
 use tonic::codec::CompressionEncoding;
 use tonic::service::{AxumRouter, Routes};
 
-use crate::args::ServerOptions;
+use crate::compression::ServerCompression;
 use crate::proto::DESCRIPTORS;
 use crate::proto::checked::checked_server::CheckedServer;
 use crate::proto::testing::test_service_server::TestServiceServer;
 use crate::transport::Listener;
-use crate::wire::ServerWire;
 use crate::{Failure, output};
 
-/// Listens, prints the port, and serves until interrupted. Says on the standard error which programs call.
+/// Listens, prints the port, and serves until interrupted. Prints the names of callers to the standard error.
 pub(crate) async fn run(options: &ServerOptions) -> Result<(), Failure> {
     let tls = options.tls.load()?;
     let listener = Listener::bind(options.transport, &options.host, options.port).await?;
     output::line(&listener.port().to_string())?;
     let interrupted = async {
-        // Where signals can't be had the server runs until it is killed.
+        // Without signals the server runs until it is killed.
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending().await
         }
@@ -34,14 +36,14 @@ pub(crate) async fn run(options: &ServerOptions) -> Result<(), Failure> {
     listener.serve(tls, routes, interrupted).await
 }
 
-/// All services.
+/// Returns the routes of all services.
 pub(crate) async fn routes() -> Result<Routes, Failure> {
-    let test_service = TestServiceServer::new(test_service::Official)
+    let test_service = TestServiceServer::new(test_service::OfficialService)
         .accept_compressed(CompressionEncoding::Gzip)
         .send_compressed(CompressionEncoding::Gzip)
         .max_decoding_message_size(limits::OFFICIAL_REQUEST)
         .max_encoding_message_size(limits::MESSAGE);
-    let checked = CheckedServer::new(checked::Checking)
+    let checked = CheckedServer::new(checked::CheckedService)
         .accept_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Zstd)
         .send_compressed(CompressionEncoding::Gzip)
@@ -50,8 +52,8 @@ pub(crate) async fn routes() -> Result<Routes, Failure> {
         .max_encoding_message_size(limits::MESSAGE);
 
     let (health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<TestServiceServer<test_service::Official>>().await;
-    health.set_serving::<CheckedServer<checked::Checking>>().await;
+    health.set_serving::<TestServiceServer<test_service::OfficialService>>().await;
+    health.set_serving::<CheckedServer<checked::CheckedService>>().await;
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
@@ -59,10 +61,10 @@ pub(crate) async fn routes() -> Result<Routes, Failure> {
     };
     let broken = |error| Failure::new(format!("the descriptors can't be used for reflection: {error}"));
 
-    let mut routes = Routes::new(echo::Echo::new(ServerWire::new(test_service)))
+    let mut routes = Routes::new(echo::Echo::new(ServerCompression::new(test_service)))
         .add_service(checked)
         .add_service(health_service)
-        // Older tools know the first version alone.
+        // Older tools know only the first version.
         .add_service(reflection().build_v1alpha().map_err(broken)?);
     routes = routes.add_service(reflection().build_v1().map_err(broken)?);
     Ok(routes)

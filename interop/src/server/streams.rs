@@ -1,4 +1,4 @@
-//! Streams of replies that a task makes.
+//! Streams of replies, which a task produces.
 
 use std::future::Future;
 
@@ -6,40 +6,40 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-/// A reply, or the status that the call ends with.
+/// A stream of replies. A status ends the call.
 pub(super) type Replies<M> = ReceiverStream<Result<M, Status>>;
 
-/// The task's end of a stream. The client takes replies as fast as it likes: no more than one waits for it here.
+/// The task's side of a stream. At most one reply waits for the client, because the client may read slowly.
 #[derive(Debug)]
 pub(super) struct Sender<M> {
     sender: mpsc::Sender<Result<M, Status>>,
 }
 
 impl<M> Sender<M> {
-    pub(super) async fn send(&self, message: M) -> Result<(), End> {
-        self.sender.send(Ok(message)).await.map_err(|_| End::Gone)
+    pub(super) async fn send(&self, message: M) -> Result<(), EarlyEnd> {
+        self.sender.send(Ok(message)).await.map_err(|_| EarlyEnd::Gone)
     }
 }
 
-/// Why a task ends before its time.
+/// The reason why a task ends early.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum EarlyEnd {
     Status(Status),
-    /// Nobody is left to tell.
+    /// The client has ended the call.
     Gone,
 }
 
-impl From<Status> for End {
+impl From<Status> for EarlyEnd {
     fn from(status: Status) -> Self {
         Self::Status(status)
     }
 }
 
-/// The stream that the task made by `replying` fills. The task ends when the call does, whatever it waits for.
+/// Returns the stream of a new task, which `replying` makes. The task ends with the call, whatever it waits for.
 pub(super) fn replies<M, F>(replying: impl FnOnce(Sender<M>) -> F) -> Replies<M>
 where
     M: Send + 'static,
-    F: Future<Output = Result<(), End>> + Send + 'static,
+    F: Future<Output = Result<(), EarlyEnd>> + Send + 'static,
 {
     let (sender, receiver) = mpsc::channel(1);
     let task = replying(Sender { sender: sender.clone() });
@@ -48,8 +48,8 @@ where
             ended = task => ended,
             () = sender.closed() => return,
         };
-        if let Err(End::Status(status)) = ended {
-            // Fails only when nobody is left to tell.
+        if let Err(EarlyEnd::Status(status)) = ended {
+            // The send fails only if the client has ended the call.
             let _ = sender.send(Err(status)).await;
         }
     });

@@ -1,4 +1,4 @@
-//! gRPC's own test service, as its public case descriptions have it.
+//! gRPC's own test service, which follows the public case descriptions.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,21 +7,21 @@ use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::limits::{self, zeros};
-use super::streams::{End, Replies, Sender, replies};
+use super::streams::{EarlyEnd, Replies, Sender, replies};
+use crate::compression::{Flags, Received, Wanted};
 use crate::proto::testing::test_service_server::TestService;
 use crate::proto::testing::{
     BoolValue, EchoStatus, Empty, Payload, PayloadType, ResponseParameters, SimpleRequest, SimpleResponse,
     StreamingInputCallRequest, StreamingInputCallResponse, StreamingOutputCallRequest,
     StreamingOutputCallResponse,
 };
-use crate::wire::{Flags, Received, Wanted};
 
-/// The service. It holds nothing between calls.
+/// The service. It has no state.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Official;
+pub(super) struct OfficialService;
 
 #[tonic::async_trait]
-impl TestService for Official {
+impl TestService for OfficialService {
     async fn empty_call(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
         Ok(Response::new(Empty {}))
     }
@@ -39,12 +39,12 @@ impl TestService for Official {
         Ok(response)
     }
 
-    /// The request's content does not matter: the reply is the time, by which one sees whether it came from a cache.
+    /// Ignores the request's content. The reply is the time, which shows whether the reply came from a cache.
     async fn cacheable_unary_call(
         &self,
         _: Request<SimpleRequest>,
     ) -> Result<Response<SimpleResponse>, Status> {
-        // Before 1970 it is zero.
+        // A clock before 1970 gives zero.
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let payload = Some(payload(time.to_string().into()));
         let mut response = Response::new(SimpleResponse { payload, ..Default::default() });
@@ -75,8 +75,9 @@ impl TestService for Official {
             check_compressed(request.expect_compressed, &received)?;
             total = total.saturating_add(request.payload.map_or(0, |payload| payload.body.len()));
         }
-        let aggregated_payload_size = i32::try_from(total)
-            .map_err(|_| Status::out_of_range(format!("{total} bytes came, more than an int32 can say")))?;
+        let aggregated_payload_size = i32::try_from(total).map_err(|_| {
+            Status::out_of_range(format!("{total} bytes arrived, more than an int32 can hold"))
+        })?;
         Ok(Response::new(StreamingInputCallResponse { aggregated_payload_size }))
     }
 
@@ -105,11 +106,13 @@ impl TestService for Official {
         let mut kept = Vec::new();
         let mut asked = 0;
         while let Some(request) = requests.next().await.transpose()? {
-            // A request that asks for nothing is kept as well: it may have a status.
+            // A request without replies is kept too, because it may have a status.
             asked += request.response_parameters.len().max(1);
             if asked > limits::HALF_DUPLEX_REPLIES {
                 let limit = limits::HALF_DUPLEX_REPLIES;
-                return Err(Status::resource_exhausted(format!("more than {limit} replies are asked for")));
+                return Err(Status::resource_exhausted(format!(
+                    "the requests ask for more than {limit} replies"
+                )));
             }
             kept.push(StreamingOutputCallRequest { payload: None, ..request });
         }
@@ -126,12 +129,12 @@ impl TestService for Official {
     }
 }
 
-/// A response whose messages `replying` sends, each compressed or not as it says to the [`Flags`].
+/// Makes a response whose messages `replying` sends. `replying` adds to the [`Flags`] whether each message is compressed.
 fn streaming<F>(
     replying: impl FnOnce(Sender<StreamingOutputCallResponse>, Flags) -> F,
 ) -> Response<Replies<StreamingOutputCallResponse>>
 where
-    F: Future<Output = Result<(), End>> + Send + 'static,
+    F: Future<Output = Result<(), EarlyEnd>> + Send + 'static,
 {
     let wanted = Flags::default();
     let mut response = Response::new(replies(|sender| replying(sender, wanted.clone())));
@@ -139,12 +142,12 @@ where
     response
 }
 
-/// What one request of a stream asks for.
+/// Sends the replies that one request of a stream asks for.
 async fn reply_to(
     request: StreamingOutputCallRequest,
     sender: &Sender<StreamingOutputCallResponse>,
     wanted: &Flags,
-) -> Result<(), End> {
+) -> Result<(), EarlyEnd> {
     check_status(request.response_status)?;
     for ResponseParameters { size, interval_us, compressed } in request.response_parameters {
         let body = zeros(size)?;
@@ -166,7 +169,7 @@ fn is_true(value: Option<BoolValue>) -> bool {
     value.is_some_and(|value| value.value)
 }
 
-/// The status that the client asks the call to end with, unless that is OK.
+/// Returns the status that the client asks for as an error, unless it is OK.
 fn check_status(status: Option<EchoStatus>) -> Result<(), Status> {
     match status {
         Some(EchoStatus { code, message }) if code != 0 => Err(Status::new(Code::from_i32(code), message)),
@@ -178,13 +181,13 @@ fn received<T>(request: &Request<T>) -> Flags {
     request.extensions().get().map(|Received(flags)| flags.clone()).unwrap_or_default()
 }
 
-/// Whether the next message came as the client says that it was sent.
+/// Checks that the next message was compressed, or not, as the client states.
 fn check_compressed(expected: Option<BoolValue>, received: &Flags) -> Result<(), Status> {
-    let compressed = received.next().ok_or_else(|| Status::internal("a message has come, but no flag"))?;
+    let compressed = received.next().ok_or_else(|| Status::internal("a message arrived without a flag"))?;
     let named = |compressed| if compressed { "compressed" } else { "not compressed" };
     match expected {
         Some(BoolValue { value }) if value != compressed => Err(Status::invalid_argument(format!(
-            "the message was to come {}, and came {}",
+            "the message should be {}, but is {}",
             named(value),
             named(compressed)
         ))),

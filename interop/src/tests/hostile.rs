@@ -1,4 +1,4 @@
-//! Requests that no client of good will makes. Each ends with a status, and the server goes on.
+//! Hostile requests. Each call ends with a status, and the server goes on.
 
 use bytes::Bytes;
 use tonic::transport::Channel;
@@ -22,7 +22,7 @@ fn code<T: std::fmt::Debug>(ended: Result<T, Status>) -> Code {
     ended.unwrap_err().code()
 }
 
-fn asking(size: i32, interval_us: i32) -> StreamingOutputCallRequest {
+fn request_of(size: i32, interval_us: i32) -> StreamingOutputCallRequest {
     StreamingOutputCallRequest {
         response_parameters: vec![ResponseParameters { size, interval_us, compressed: None }],
         ..Default::default()
@@ -34,7 +34,7 @@ async fn output(client: &mut TestServiceClient<Channel>, request: StreamingOutpu
 }
 
 #[tokio::test]
-async fn sizes_and_times_that_are_refused() {
+async fn bad_sizes_and_times_are_refused() {
     let mut client = TestServiceClient::new(channel().await);
     for (response_size, expected) in [
         (-1, Code::InvalidArgument),
@@ -44,16 +44,24 @@ async fn sizes_and_times_that_are_refused() {
     ] {
         let request = SimpleRequest { response_size, ..Default::default() };
         assert_eq!(code(client.unary_call(request).await), expected, "{response_size} bytes");
-        assert_eq!(output(&mut client, asking(response_size, 0)).await, expected, "{response_size} bytes");
+        assert_eq!(
+            output(&mut client, request_of(response_size, 0)).await,
+            expected,
+            "{response_size} bytes"
+        );
     }
     for interval in [-1, i32::MIN, i32::MAX, 60_000_001] {
-        assert_eq!(output(&mut client, asking(1, interval)).await, Code::InvalidArgument, "{interval} us");
+        assert_eq!(
+            output(&mut client, request_of(1, interval)).await,
+            Code::InvalidArgument,
+            "{interval} us"
+        );
     }
     client.empty_call(Empty {}).await.unwrap();
 }
 
 #[tokio::test]
-async fn checked_requests_that_are_refused() {
+async fn bad_checked_requests_are_refused() {
     let mut client = CheckedClient::new(channel().await);
     let large = CheckedRequest { reply_bytes: u32::MAX, count: u32::MAX, ..Default::default() };
     assert_eq!(code(client.unary(large.clone()).await), Code::ResourceExhausted);
@@ -68,7 +76,7 @@ async fn checked_requests_that_are_refused() {
 }
 
 #[tokio::test]
-async fn messages_that_are_too_large() {
+async fn large_messages_are_refused() {
     let channel = channel().await;
     let body: Bytes = vec![0; 17 << 20].into();
     let payload = Some(Payload { body: body.clone(), ..Default::default() });
@@ -80,9 +88,9 @@ async fn messages_that_are_too_large() {
     assert_eq!(code(client.unary(CheckedRequest { payload, ..Default::default() }).await), Code::OutOfRange);
 }
 
-/// Small on the wire, large in memory.
+/// Sends a message that is small on the wire and large in memory.
 #[tokio::test]
-async fn a_message_that_grows_when_decompressed() {
+async fn a_message_that_is_large_after_decompression_is_refused() {
     let gzip = tonic::codec::CompressionEncoding::Gzip;
     let mut client = TestServiceClient::new(channel().await).send_compressed(gzip);
     let body: Bytes = vec![0; 17 << 20].into();
@@ -92,9 +100,9 @@ async fn a_message_that_grows_when_decompressed() {
 }
 
 #[tokio::test]
-async fn half_duplex_replies_when_all_requests_have_come() {
+async fn half_duplex_replies_after_all_requests() {
     let mut client = TestServiceClient::new(channel().await);
-    let requests = [asking(3, 0), asking(5, 1000)];
+    let requests = [request_of(3, 0), request_of(5, 1000)];
     let mut replies = client.half_duplex_call(tokio_stream::iter(requests)).await.unwrap().into_inner();
     for size in [3, 5] {
         assert_eq!(replies.message().await.unwrap().unwrap().payload.unwrap().body.len(), size);
@@ -110,7 +118,7 @@ async fn half_duplex_replies_when_all_requests_have_come() {
 }
 
 #[tokio::test]
-async fn statuses_that_there_are_none_of() {
+async fn unknown_status_codes_become_unknown() {
     let mut client = TestServiceClient::new(channel().await);
     for wrong in [-5, 17, i32::MAX] {
         let response_status = Some(EchoStatus { code: wrong, message: "\u{0}\r\n".to_owned() });
@@ -119,9 +127,9 @@ async fn statuses_that_there_are_none_of() {
     }
 }
 
-/// Expectations of a message that came otherwise, in the middle of a stream.
+/// Sends a message with a wrong flag in the middle of a stream.
 #[tokio::test]
-async fn a_flag_that_is_not_as_expected() {
+async fn an_unexpected_flag_is_refused() {
     let mut client = TestServiceClient::new(channel().await);
     let expecting = |value| StreamingInputCallRequest {
         expect_compressed: Some(crate::proto::testing::BoolValue { value }),
@@ -131,7 +139,7 @@ async fn a_flag_that_is_not_as_expected() {
     assert_eq!(code(client.streaming_input_call(Request::new(requests)).await), Code::InvalidArgument);
 }
 
-/// Stock tools find the services.
+/// Checks that stock tools find the services.
 #[tokio::test]
 async fn health_and_reflection_answer() {
     use tonic_health::pb::health_client::HealthClient;

@@ -1,7 +1,7 @@
-//! All cases over all pairings, servers that are wrong on purpose, and clients that are.
+//! All cases over all pairings of transports, faulty servers, and hostile clients.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
-// The matrix has use for them too, and is a program of its own.
+// The matrix, which is another program, uses this file too.
 #[path = "../matrix/certificates.rs"]
 mod certificates;
 mod hostile;
@@ -11,12 +11,12 @@ mod wrong_servers;
 
 use tonic::service::Routes;
 
-use crate::client::{Ending, find, run_case};
+use crate::client::{CaseError, find, run_case};
 use crate::server::routes;
 use crate::tls::ServerTls;
 use crate::transport::{Listener, Target, Transport};
 
-/// A server in this process, until the runtime ends.
+/// Starts a server in this process, which runs until the runtime ends.
 async fn serve(transport: Transport, routes: Routes) -> u16 {
     serve_with(transport, None, routes).await
 }
@@ -28,7 +28,7 @@ async fn serve_with(transport: Transport, tls: Option<ServerTls>, routes: Routes
     port
 }
 
-/// The real server.
+/// Starts the real server.
 async fn serve_ours(transport: Transport) -> u16 {
     serve(transport, routes().await.unwrap()).await
 }
@@ -45,12 +45,12 @@ fn target(port: u16, transport: Transport, require: Transport) -> Target {
     }
 }
 
-/// Runs a case by name; how it failed, if it did.
+/// Runs a case by name, and returns the reason if it failed.
 async fn failure(name: &str, target: &Target) -> Option<String> {
     let case = find(name).unwrap().unwrap();
     match run_case(case, target).await {
         Ok(()) => None,
-        Err(Ending::Failed(reason)) => Some(reason),
-        Err(Ending::Skipped(reason)) => panic!("{name} skipped: {reason}"),
+        Err(CaseError::Failed(reason)) => Some(reason),
+        Err(CaseError::Skipped(reason)) => panic!("{name} skipped: {reason}"),
     }
 }

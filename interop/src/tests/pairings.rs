@@ -1,4 +1,4 @@
-//! Our client and server: RDMA where both have it, TCP where not.
+//! Pairings of our client and server with stock ones: RDMA if both have it, TCP otherwise.
 
 use super::{failure, serve_ours, target};
 use crate::client::all;
@@ -29,14 +29,14 @@ async fn a_stock_server() {
     all_cases_pass(Rdma, Tcp, Tcp).await;
 }
 
-/// The control: what fails here is no fault of ours.
+/// Runs the control. A failure here is no fault of our transport.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stock_alone() {
     all_cases_pass(Tcp, Tcp, Tcp).await;
 }
 
 #[tokio::test]
-async fn what_is_required_of_the_connection_is_checked() {
+async fn the_required_transport_is_checked() {
     let port = serve_ours(Tcp).await;
     let reason = failure("empty_unary", &target(port, Rdma, Rdma)).await.unwrap();
     assert!(reason.contains("rdma was required") && reason.contains("came out as tcp"), "{reason}");
@@ -44,7 +44,7 @@ async fn what_is_required_of_the_connection_is_checked() {
 }
 
 #[tokio::test]
-async fn the_device_that_is_required_is_the_connections() {
+async fn the_required_device_is_checked() {
     let of =
         |port, device: &str| Target { require_device: Some(device.to_owned()), ..target(port, Rdma, Rdma) };
     let (ours, stock) = (serve_ours(Rdma).await, serve_ours(Tcp).await);
@@ -57,10 +57,10 @@ async fn the_device_that_is_required_is_the_connections() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_named() {
+async fn an_error_names_a_server_that_does_not_listen() {
     let port = serve_ours(Tcp).await;
     let mut target = target(port, Tcp, Tcp);
-    // Nobody listens on it: tcpmux.
+    // No process listens on port 1 (tcpmux).
     target.port = 1;
     let reason = failure("empty_unary", &target).await.unwrap();
     assert!(reason.contains("127.0.0.1:1"), "{reason}");

@@ -1,4 +1,4 @@
-//! The flags for TLS: what they make of connections, and what is said of flags and files that are wrong.
+//! The flags for TLS: their effect on connections, and the errors for wrong flags and files.
 
 use std::path::{Path, PathBuf};
 
@@ -7,6 +7,7 @@ use tempfile::TempDir;
 
 use super::certificates::{Certificates, SERVER};
 use super::{failure, serve_with, target};
+use crate::Failure;
 use crate::args::{Cli, Command};
 use crate::client::all;
 use crate::server::routes;
@@ -14,25 +15,26 @@ use crate::tls::{ClientTls, ServerTls};
 use crate::transport::Target;
 use crate::transport::Transport::{self, Rdma, Tcp};
 
-/// What the command line makes of flags of the client: TLS, or why not.
-fn client(flags: &[String]) -> Result<Option<ClientTls>, String> {
+/// Parses flags of the client, and returns its TLS configuration.
+fn client(flags: &[String]) -> Result<Option<ClientTls>, Failure> {
     let rest = flags.iter().map(String::as_str);
     let line = ["interop", "client", "--server_port=1", "--test_case=all"].into_iter().chain(rest);
-    match Cli::try_parse_from(line).map_err(|error| error.to_string())?.command {
-        Command::Client(options) => options.tls.load().map_err(|failure| failure.to_string()),
+    match Cli::try_parse_from(line).map_err(|error| Failure::new(error.to_string()))?.command {
+        Command::Client(options) => options.tls.load(),
         other => panic!("{other:?}"),
     }
 }
 
-fn server(flags: &[String]) -> Result<Option<ServerTls>, String> {
+/// Parses flags of the server, and returns its TLS configuration.
+fn server(flags: &[String]) -> Result<Option<ServerTls>, Failure> {
     let line = ["interop", "server"].into_iter().chain(flags.iter().map(String::as_str));
-    match Cli::try_parse_from(line).map_err(|error| error.to_string())?.command {
-        Command::Server(options) => options.tls.load().map_err(|failure| failure.to_string()),
+    match Cli::try_parse_from(line).map_err(|error| Failure::new(error.to_string()))?.command {
+        Command::Server(options) => options.tls.load(),
         other => panic!("{other:?}"),
     }
 }
 
-/// `--FLAG=FILE`, for each.
+/// Returns `--FLAG=FILE` for each file.
 fn flags(files: &[(&str, PathBuf)]) -> Vec<String> {
     let named = files.iter().map(|(flag, path)| format!("--{flag}={}", path.display()));
     ["--use_tls=true".to_owned()].into_iter().chain(named).collect()
@@ -46,7 +48,7 @@ fn mutual_server(made: &Certificates) -> Vec<String> {
     ])
 }
 
-/// Flags of a client that trusts `authority` and shows a certificate.
+/// Returns the flags of a client that trusts `authority` and sends a certificate.
 fn mutual_client(made: &Certificates, authority: &str) -> Vec<String> {
     let mut all = flags(&[
         ("ca_file", made.file(authority)),
@@ -61,7 +63,7 @@ async fn serve(transport: Transport, tls: &[String]) -> u16 {
     serve_with(transport, server(tls).unwrap(), routes().await.unwrap()).await
 }
 
-/// A client of a server on `port` that goes by the name in its certificate.
+/// Returns the target of a client for a server on `port` with the name in its certificate.
 fn protected(port: u16, carrier: Transport, tls: &[String]) -> Target {
     let host_override = Some(SERVER.to_owned());
     Target { tls: client(tls).unwrap(), host_override, ..target(port, carrier, carrier) }
@@ -90,7 +92,7 @@ async fn clients_over_tcp_use_the_same_port() {
 }
 
 #[tokio::test]
-async fn who_is_not_trusted_is_refused() {
+async fn untrusted_peers_are_refused() {
     let made = Certificates::make().unwrap();
     let port = serve(Rdma, &mutual_server(&made)).await;
     let mut anonymous = flags(&[("ca_file", made.file("ca.pem"))]);
@@ -123,7 +125,7 @@ async fn the_host_override_is_the_authority_of_requests() {
 }
 
 #[test]
-fn flags_that_do_not_go_together() {
+fn contradictory_flags_are_refused() {
     let made = Certificates::make().unwrap();
     let ca = format!("--ca_file={}", made.file("ca.pem").display());
     let client_key = format!("--client_key_file={}", made.file("client.key").display());
@@ -136,7 +138,7 @@ fn flags_that_do_not_go_together() {
         (vec!["--use_tls=maybe"], "--use_tls"),
     ] {
         let owned: Vec<_> = flags.iter().map(|flag| (*flag).to_owned()).collect();
-        let error = client(&owned).expect_err(&format!("{flags:?}"));
+        let error = client(&owned).expect_err(&format!("{flags:?}")).to_string();
         assert!(error.contains(expected), "{flags:?}: {error}");
     }
     for (flags, expected) in [
@@ -144,16 +146,16 @@ fn flags_that_do_not_go_together() {
         (mutual_server(&made)[1..].to_vec(), "--cert_file is of no use without --use_tls"),
         (mutual_server(&made)[..2].to_vec(), "--key_file"),
     ] {
-        let error = server(&flags).expect_err(&format!("{flags:?}"));
+        let error = server(&flags).expect_err(&format!("{flags:?}")).to_string();
         assert!(error.contains(expected), "{flags:?}: {error}");
     }
-    // As the official programs: what is asked for with TLS is of no account without it.
+    // The official programs ignore --use_test_ca without TLS, and so does this one.
     assert!(client(&["--use_tls=false".to_owned(), "--use_test_ca=true".to_owned()]).unwrap().is_none());
 }
 
-/// Every flag of a file, with every kind of file that is wrong.
+/// Checks every flag with every kind of wrong file.
 #[test]
-fn files_that_are_wrong_are_named() {
+fn errors_name_wrong_files() {
     let made = Certificates::make().unwrap();
     let folder = TempDir::new().unwrap();
     let text = |name: &str| std::fs::read_to_string(made.file(name)).unwrap();
@@ -193,7 +195,8 @@ fn files_that_are_wrong_are_named() {
         ("--client_key_file", &of_keys),
     ] {
         for (path, expected) in files {
-            let error = client(&with(&mutual_client(&made, "ca.pem"), flag, path)).expect_err(expected);
+            let error =
+                client(&with(&mutual_client(&made, "ca.pem"), flag, path)).expect_err(expected).to_string();
             named(&error, flag, path, expected);
         }
     }
@@ -201,16 +204,16 @@ fn files_that_are_wrong_are_named() {
         [("--cert_file", &of_certificates), ("--client_ca_file", &of_certificates), ("--key_file", &of_keys)]
     {
         for (path, expected) in files {
-            let error = server(&with(&mutual_server(&made), flag, path)).expect_err(expected);
+            let error = server(&with(&mutual_server(&made), flag, path)).expect_err(expected).to_string();
             named(&error, flag, path, expected);
         }
     }
     let (other, flag) = (made.file("client.key"), "--key_file");
-    let error = server(&with(&mutual_server(&made), flag, &other)).unwrap_err();
+    let error = server(&with(&mutual_server(&made), flag, &other)).unwrap_err().to_string();
     named(&error, flag, &other, "not the key of the certificate in --cert_file");
 }
 
-/// The flags, one of them with another file.
+/// Returns the flags, one of them with another file.
 fn with(flags: &[String], flag: &str, path: &Path) -> Vec<String> {
     let begin = format!("{flag}=");
     let other = |one: &String| {
@@ -224,7 +227,7 @@ fn named(error: &str, flag: &str, path: &Path, expected: &str) {
     assert!(error.starts_with(flag) && error.contains(&path) && error.contains(expected), "{path}: {error}");
 }
 
-/// Whoever logs a target logs no private key.
+/// Checks that a logged target has no private key.
 #[test]
 fn keys_are_not_shown() {
     let made = Certificates::make().unwrap();

@@ -1,4 +1,4 @@
-//! Servers that do one thing wrong: the cases that are there to find it fail, and no others of those named do.
+//! Servers with one fault. The cases that have to find the fault fail, and other named cases pass.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,22 +15,23 @@ use super::{failure, serve, target};
 use crate::server::routes;
 use crate::transport::Transport::{Rdma, Tcp};
 
-/// What is done to requests and responses of the real server.
+/// Changes to requests and responses of the real server.
 #[derive(Clone, Copy)]
-struct Wrongs {
+struct Faults {
     request: fn(http::Request<Body>) -> http::Request<Body>,
     response: fn(http::Response<Body>) -> http::Response<Body>,
 }
 
-const NONE: Wrongs = Wrongs { request: |request| request, response: |response| response };
+const NONE: Faults = Faults { request: |request| request, response: |response| response };
 
 #[derive(Clone)]
-struct Wrong {
+/// The real server with faults.
+struct FaultyServer {
     inner: Routes,
-    wrongs: Wrongs,
+    faults: Faults,
 }
 
-impl<B> Service<http::Request<B>> for Wrong
+impl<B> Service<http::Request<B>> for FaultyServer
 where
     B: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
 {
@@ -43,21 +44,21 @@ where
     }
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
-        let Wrongs { request: spoil_request, response: spoil } = self.wrongs;
-        let response = self.inner.call(spoil_request(request.map(Body::new)));
-        Box::pin(async move { response.await.map(spoil) })
+        let Faults { request: change_request, response: change_response } = self.faults;
+        let response = self.inner.call(change_request(request.map(Body::new)));
+        Box::pin(async move { response.await.map(change_response) })
     }
 }
 
-/// The real services under a path that takes everything.
-async fn spoilt(wrongs: Wrongs) -> Routes {
-    let wrong = Wrong { inner: routes().await.unwrap(), wrongs };
-    tonic::service::AxumRouter::new().fallback_service(wrong).into()
+/// Returns the real services with faults, behind a route for all paths.
+async fn faulty_routes(faults: Faults) -> Routes {
+    let server = FaultyServer { inner: routes().await.unwrap(), faults };
+    tonic::service::AxumRouter::new().fallback_service(server).into()
 }
 
-async fn are_caught(wrongs: Wrongs, caught: &[&str], fine: &[&str]) {
+async fn check_cases(faults: Faults, caught: &[&str], fine: &[&str]) {
     for (client, server) in [(Tcp, Tcp), (Rdma, Rdma)] {
-        let target = target(serve(server, spoilt(wrongs).await).await, client, client);
+        let target = target(serve(server, faulty_routes(faults).await).await, client, client);
         for name in caught {
             let reason = failure(name, &target).await;
             assert!(reason.is_some(), "{name} did not notice");
@@ -68,7 +69,7 @@ async fn are_caught(wrongs: Wrongs, caught: &[&str], fine: &[&str]) {
     }
 }
 
-/// In front of a message: neither plain (0) nor compressed (1).
+/// A flag before a message that is neither plain (0) nor compressed (1).
 const UNKNOWN_FLAG: u8 = 9;
 
 fn map_data(body: Body, change: fn(Bytes) -> Bytes) -> Body {
@@ -88,7 +89,7 @@ fn map_trailers(response: http::Response<Body>, change: fn(&mut http::HeaderMap)
     http::Response::from_parts(parts, body)
 }
 
-/// One bit, far from where protobuf has its tags and lengths.
+/// Inverts one bit, far from protobuf's tags and lengths.
 fn flip(data: Bytes) -> Bytes {
     let mut data = data.to_vec();
     let middle = data.len() / 2;
@@ -99,8 +100,8 @@ fn flip(data: Bytes) -> Bytes {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bit_of_the_replies() {
-    let wrongs = Wrongs { response: |response| response.map(|body| map_data(body, flip)), ..NONE };
+async fn wrong_bits_in_replies_are_found() {
+    let faults = Faults { response: |response| response.map(|body| map_data(body, flip)), ..NONE };
     let caught = [
         "large_unary",
         "concurrent_large_unary",
@@ -115,31 +116,35 @@ async fn a_bit_of_the_replies() {
         "checked_gzip",
         "checked_zstd",
     ];
-    are_caught(wrongs, &caught, &["empty_unary", "empty_stream"]).await;
+    check_cases(faults, &caught, &["empty_unary", "empty_stream"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bit_of_the_requests() {
-    let wrongs = Wrongs { request: |request| request.map(|body| map_data(body, flip)), ..NONE };
-    // What the official cases send nobody looks at: that is why there are others.
-    are_caught(wrongs, &["checked_unary", "checked_client_streaming", "checked_ping_pong"], &["large_unary"])
-        .await;
+async fn wrong_bits_in_requests_are_found() {
+    let faults = Faults { request: |request| request.map(|body| map_data(body, flip)), ..NONE };
+    // The official servers ignore the content of requests. Our own cases check it.
+    check_cases(
+        faults,
+        &["checked_unary", "checked_client_streaming", "checked_ping_pong"],
+        &["large_unary"],
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_compression_of_replies() {
+async fn missing_compression_of_replies_is_found() {
     let refuse = |mut request: http::Request<Body>| {
         request.headers_mut().remove("grpc-accept-encoding");
         request
     };
     let caught = ["server_compressed_unary", "server_compressed_streaming", "checked_gzip", "checked_zstd"];
     let fine = ["client_compressed_unary", "client_compressed_streaming", "large_unary"];
-    are_caught(Wrongs { request: refuse, ..NONE }, &caught, &fine).await;
+    check_cases(Faults { request: refuse, ..NONE }, &caught, &fine).await;
 }
 
-/// A server that takes messages as they come, whatever it was told to expect.
+/// Tests a server that accepts messages with any flag.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_look_at_flags_of_requests() {
+async fn ignored_flags_of_requests_are_found() {
     let forgive = |mut response: http::Response<Body>| {
         if response.headers().get("grpc-status").is_some_and(|status| status == "3") {
             response.headers_mut().insert("grpc-status", http::HeaderValue::from_static("0"));
@@ -147,12 +152,12 @@ async fn no_look_at_flags_of_requests() {
         response
     };
     let caught = ["client_compressed_unary", "client_compressed_streaming"];
-    are_caught(Wrongs { response: forgive, ..NONE }, &caught, &["server_compressed_unary"]).await;
+    check_cases(Faults { response: forgive, ..NONE }, &caught, &["server_compressed_unary"]).await;
 }
 
-/// A server that takes no message compressed which was not announced to come so, as gRPC's own in C++.
+/// Tests a server that refuses compressed messages without an announcement, like gRPC's own server in C++.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_compressed_requests() {
+async fn refused_compressed_requests_are_found() {
     let refuse = |request: http::Request<Body>| {
         request.map(|body| {
             let mut first = true;
@@ -166,11 +171,11 @@ async fn no_compressed_requests() {
     };
     let caught = ["client_compressed_unary", "client_compressed_streaming"];
     let fine = ["server_compressed_unary", "server_compressed_streaming", "large_unary"];
-    are_caught(Wrongs { request: refuse, ..NONE }, &caught, &fine).await;
+    check_cases(Faults { request: refuse, ..NONE }, &caught, &fine).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_metadata() {
+async fn missing_metadata_is_found() {
     let strip = |response| {
         map_trailers(response, |headers| {
             for name in ["x-grpc-test-echo-trailing-bin", "x-checked-bin", "cache-control"] {
@@ -185,11 +190,11 @@ async fn no_metadata() {
         "checked_status_details",
         "cacheable_unary",
     ];
-    are_caught(Wrongs { response: strip, ..NONE }, &caught, &["large_unary"]).await;
+    check_cases(Faults { response: strip, ..NONE }, &caught, &["large_unary"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn statuses_without_message_and_details() {
+async fn missing_messages_and_details_are_found() {
     let strip = |response| {
         map_trailers(response, |headers| {
             headers.remove("grpc-message");
@@ -197,5 +202,5 @@ async fn statuses_without_message_and_details() {
         })
     };
     let caught = ["status_code_and_message", "special_status_message", "checked_status_details"];
-    are_caught(Wrongs { response: strip, ..NONE }, &caught, &["unimplemented_method"]).await;
+    check_cases(Faults { response: strip, ..NONE }, &caught, &["unimplemented_method"]).await;
 }

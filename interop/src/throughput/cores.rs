@@ -1,10 +1,10 @@
-//! Which cores client and servers run on.
+//! The cores of client and servers.
 
 use rustix::thread::CpuSet;
 
 use crate::Failure;
 
-/// The cores of the two sides, where there are two to choose from.
+/// The cores of client and servers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cores {
     pub(super) client: usize,
@@ -12,7 +12,8 @@ pub(super) struct Cores {
 }
 
 impl Cores {
-    /// The first and the last of the cores that this process may run on: hardware threads of one core are neighbours mostly.
+    /// Returns the first and the last core that this process may run on, because hardware threads of one core mostly have
+    /// neighbouring numbers. Returns `None` if there is only one.
     pub(super) fn choose() -> Option<Self> {
         let set = rustix::thread::sched_getaffinity(None).ok()?;
         let mut allowed = (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core));
@@ -20,7 +21,7 @@ impl Cores {
     }
 }
 
-/// Keeps this thread, and every thread and process that it starts, on `core`.
+/// Binds this thread, and every thread and process that it starts, to `core`.
 pub(super) fn pin(core: usize) -> Result<(), Failure> {
     let refused = |reason: String| Failure::new(format!("can't run on core {core}: {reason}"));
     if core >= CpuSet::MAX_CPU {

@@ -1,4 +1,4 @@
-//! The client of a turn: tonic's own, over its own TCP.
+//! The client of one run: tonic's own, over its own TCP.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,10 +14,10 @@ use crate::proto::testing::test_service_client::TestServiceClient;
 use crate::proto::testing::{Payload, SimpleRequest};
 use crate::{Failure, output};
 
-/// Calls before anything is counted: a part of the time measured.
+/// Time of the warm-up, as a part of the measured time.
 const WARM_UP: f64 = 0.2;
 
-/// Calls for `throughput`, and prints calls a second.
+/// Makes calls for `throughput`, and prints the calls per second.
 pub(crate) fn call(options: &LoadOptions) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(format!("can't start a runtime: {error}")))?;
@@ -25,11 +25,11 @@ pub(crate) fn call(options: &LoadOptions) -> Result<(), Failure> {
     output::line(&format!("{rate:.1}"))
 }
 
-/// Calls a second, once it is warm.
+/// Measures the calls per second after a warm-up.
 async fn measure(options: LoadOptions) -> Result<f64, Failure> {
     let address = format!("http://127.0.0.1:{}", options.port);
     let endpoint = Endpoint::from_shared(address).map_err(|error| Failure::new(error.to_string()))?;
-    // Nodelay is tonic's default.
+    // tonic sets nodelay by default.
     let connected = endpoint.connect().await;
     let channel = connected
         .map_err(|error| Failure::new(format!("can't connect to port {}: {error}", options.port)))?;
@@ -54,7 +54,7 @@ async fn measure(options: LoadOptions) -> Result<f64, Failure> {
     Ok((after - before) as f64 / taken.as_secs_f64())
 }
 
-/// One call after the other.
+/// Makes one call after the other.
 async fn calls(
     client: TestServiceClient<Channel>,
     bytes: u32,

@@ -1,9 +1,9 @@
-//! What our listener costs stock clients: the same service behind ours and behind tonic's own TCP listener, called by a stock
-//! tonic client (or any program) over TCP, in turns.
+//! The cost of our listener for stock clients. A stock tonic client (or any other program) calls one service over TCP, behind our
+//! listener and behind tonic's own TCP listener, alternately.
 //!
-//! Two servers, a process each, share a core; the client, a process for each turn, has another. Nodelay is set on both ends.
-//! Turns come in fours, ours, plain, plain, ours, so that a machine that gets slower or faster hits both alike; the ratio of
-//! a cell is the median of its fours'.
+//! Two servers, each a process, share a core. The client is a new process for each run, on another core. Both ends set nodelay.
+//! Runs come in groups of four, ours, plain, plain, ours, so that a machine that gets slower or faster affects both alike. The
+//! ratio of a cell is the median of the ratios of its groups.
 
 mod cores;
 mod load;
@@ -21,7 +21,7 @@ use cores::Cores;
 use process::{Client, Server};
 use table::Row;
 
-/// Measures all cells, prints a table, and writes what it is told to.
+/// Measures all cells, prints a table, and writes the results to a file if the options name one.
 pub(crate) fn run(options: &ThroughputOptions) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(format!("can't start a runtime: {error}")))?;
@@ -42,9 +42,9 @@ async fn measure(options: &ThroughputOptions) -> Result<Vec<Row>, Failure> {
         for inflight in &options.inflight {
             let mut row = Row::new(*bytes, *inflight);
             for _ in 0..options.rounds {
-                let turn = async |port| client.turn(port, *bytes, *inflight, options.duration).await;
-                let (first, second) = (turn(ours.port).await?, turn(plain.port).await?);
-                let (third, fourth) = (turn(plain.port).await?, turn(ours.port).await?);
+                let run = async |port| client.run(port, *bytes, *inflight, options.duration).await;
+                let (first, second) = (run(ours.port).await?, run(plain.port).await?);
+                let (third, fourth) = (run(plain.port).await?, run(ours.port).await?);
                 row.add([first, fourth], [second, third]);
             }
             rows.push(row);

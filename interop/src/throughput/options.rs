@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::Failure;
 use crate::transport::Transport;
 
 /// Options of `throughput`.
@@ -13,17 +14,17 @@ pub(crate) struct ThroughputOptions {
     /// Payload sizes of request and reply, in bytes
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64,65536", value_parser = size())]
     pub(crate) sizes: Vec<u32>,
-    /// Numbers of calls in flight at once
+    /// Numbers of calls in flight at a time
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,32", value_parser = inflight())]
     pub(crate) inflight: Vec<u32>,
-    /// Seconds of each turn
+    /// Seconds of each run
     #[arg(long, value_name = "SECS", default_value = "1", value_parser = seconds)]
     pub(crate) duration: Duration,
-    /// Fours of turns for each cell
+    /// Groups of four runs for each cell
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) rounds: u32,
-    /// A program in place of our client. It is given --server_port, --bytes, --inflight and --seconds, calls
-    /// TestService.UnaryCall, and prints calls a second as its last line
+    /// Program in place of our client. It takes --server_port, --bytes, --inflight and --seconds, calls
+    /// TestService.UnaryCall, and prints the calls per second as its last line
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) client: Option<PathBuf>,
     /// File for the results as JSON
@@ -34,7 +35,7 @@ pub(crate) struct ThroughputOptions {
 /// Options of a server that `throughput` starts.
 #[derive(Debug, Args)]
 pub(crate) struct ServedOptions {
-    /// Whose listener
+    /// Transport of the listener
     #[arg(long)]
     pub(crate) transport: Transport,
     /// Core to run on
@@ -51,7 +52,7 @@ pub(crate) struct LoadOptions {
     /// Bytes of each payload
     #[arg(long, value_parser = size())]
     pub(crate) bytes: u32,
-    /// Calls in flight at once
+    /// Calls in flight at a time
     #[arg(long, value_parser = inflight())]
     pub(crate) inflight: u32,
     /// Seconds to measure
@@ -59,7 +60,7 @@ pub(crate) struct LoadOptions {
     pub(crate) seconds: Duration,
 }
 
-/// The server takes requests of up to 16 MiB.
+/// Returns the parser of payload sizes. The server takes requests of up to 16 MiB.
 fn size() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(0..=16_000_000)
 }
@@ -68,7 +69,7 @@ fn inflight() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=4096)
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+fn seconds(text: &str) -> Result<Duration, Failure> {
     let seconds = text.parse().ok().filter(|seconds| (0.05..=3600.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "accepted: 0.05 to 3600 seconds".to_owned())
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| Failure::new("accepted: 0.05 to 3600 seconds"))
 }

@@ -1,4 +1,4 @@
-//! The processes of a measurement: servers, and a client for each turn.
+//! The processes of a measurement: servers, and a client for each run.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -13,14 +13,14 @@ use crate::server::routes;
 use crate::transport::{Listener, Transport};
 use crate::{Failure, output};
 
-/// How long a process may take to start, and to end when its time is up.
+/// Time limit for a process to start, and to end after its measured time.
 const SLACK: Duration = Duration::from_secs(20);
 
-/// A running server; killed when dropped, and ending by itself when this process does.
+/// A running server. Dropping it kills the process, which also ends by itself with this process.
 #[derive(Debug)]
 pub(super) struct Server {
     _child: Child,
-    /// Its end is the sign for the server to end.
+    /// The server's standard input. The server ends when it is closed.
     _stdin: Option<ChildStdin>,
     pub(super) port: u16,
 }
@@ -39,10 +39,10 @@ impl Server {
         let stdin = child.stdin.take();
         let mut line = String::new();
         if let Some(stdout) = child.stdout.take() {
-            // A port is five digits.
+            // A port has at most five digits.
             let mut stdout = BufReader::new(stdout.take(16));
             let read = tokio::time::timeout(SLACK, stdout.read_line(&mut line)).await;
-            read.map_err(|_| failed(format!("it said nothing for {} s", SLACK.as_secs())))?
+            read.map_err(|_| failed(format!("no output for {} s", SLACK.as_secs())))?
                 .map_err(|error| failed(error.to_string()))?;
         }
         let port = line.trim().parse();
@@ -56,7 +56,7 @@ pub(crate) fn serve(options: &ServedOptions) -> Result<(), Failure> {
     options.core.map_or(Ok(()), pin)?;
     let mut builder = tokio::runtime::Builder::new_current_thread();
     if options.transport == Transport::Rdma {
-        // As it is recommended for servers behind our listener.
+        // This is recommended for servers behind our listener.
         tonic_rdma::runtime::idle_polling(&mut builder);
     }
     let runtime = builder.enable_all().build();
@@ -65,27 +65,27 @@ pub(crate) fn serve(options: &ServedOptions) -> Result<(), Failure> {
         let listener = Listener::bind(options.transport, "127.0.0.1", 0).await?;
         output::line(&listener.port().to_string())?;
         let parent_is_gone = async {
-            // Whatever this comes to, there is nobody to serve any more.
+            // Any result means that the parent is gone.
             let _ = tokio::io::stdin().read_to_end(&mut Vec::new()).await;
         };
         listener.serve(None, routes().await?, parent_is_gone).await
     });
-    // The thread that reads standard input can't be told to stop.
+    // The thread that reads standard input can't be stopped.
     runtime.shutdown_background();
     served
 }
 
-/// What calls the servers.
+/// The program that calls the servers.
 #[derive(Debug)]
 pub(super) struct Client<'a> {
-    /// In place of ours.
+    /// Program in place of our client.
     pub(super) program: Option<&'a Path>,
     pub(super) core: Option<usize>,
 }
 
 impl Client<'_> {
-    /// One turn: calls a second.
-    pub(super) async fn turn(
+    /// Runs the client once, and returns the calls per second.
+    pub(super) async fn run(
         &self,
         port: u16,
         bytes: u32,
@@ -103,7 +103,7 @@ impl Client<'_> {
         command.args([format!("--server_port={port}"), format!("--bytes={bytes}")]);
         command.args([format!("--inflight={inflight}"), format!("--seconds={}", duration.as_secs_f64())]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
-        // The child gets the affinity of the thread that starts it.
+        // The child inherits the affinity of the thread that starts it.
         self.core.map_or(Ok(()), pin)?;
         let named = self.program.map_or("the client".to_owned(), |program| program.display().to_string());
         let failed = |reason: String| Failure::new(format!("{named}: {reason}"));
@@ -115,10 +115,10 @@ impl Client<'_> {
         if !output.status.success() {
             return Err(failed(format!("it ended with {}", output.status)));
         }
-        let said = String::from_utf8_lossy(&output.stdout);
-        let last = said.lines().last().unwrap_or_default();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let last = text.lines().last().unwrap_or_default();
         let rate = last.trim().parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-        rate.ok_or_else(|| failed(format!("expected calls a second as its last line, found {last:?}")))
+        rate.ok_or_else(|| failed(format!("expected calls per second as its last line, found {last:?}")))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a measurement came to.
+//! Results of a measurement.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -10,19 +10,19 @@ use super::cores::Cores;
 use super::options::ThroughputOptions;
 use crate::{Failure, output};
 
-/// One size and number of calls in flight.
+/// Results for one payload size and one number of calls in flight.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     bytes: u32,
     inflight: u32,
-    /// Of each turn.
+    /// Calls per second of each run.
     ours_calls_per_s: Vec<f64>,
     plain_calls_per_s: Vec<f64>,
-    /// Ours to plain, of each four of turns.
+    /// Ratio of ours to plain, of each group of four runs.
     ratios: Vec<f64>,
 }
 
-/// What is printed of a row.
+/// Printed values of a row.
 #[derive(Debug, Serialize)]
 struct Summary {
     ours_median: f64,
@@ -35,7 +35,7 @@ impl Row {
         Self { bytes, inflight, ours_calls_per_s: vec![], plain_calls_per_s: vec![], ratios: vec![] }
     }
 
-    /// Adds a four of turns.
+    /// Adds a group of four runs.
     pub(super) fn add(&mut self, ours: [f64; 2], plain: [f64; 2]) {
         self.ours_calls_per_s.extend(ours);
         self.plain_calls_per_s.extend(plain);
@@ -59,21 +59,21 @@ fn median(values: &[f64]) -> f64 {
     (middle(low) + middle(high)) / 2.0
 }
 
-/// Says what is about to be measured.
+/// Prints the conditions of the measurement.
 pub(super) fn announce(cores: Option<Cores>, options: &ThroughputOptions) -> Result<(), Failure> {
     output::line(&match cores {
         Some(Cores { client, server }) => format!("servers on core {server}, client on core {client}"),
-        None => "one core for all: this is no measurement".to_owned(),
+        None => "client and servers share one core: this is no measurement".to_owned(),
     })?;
-    let turns = options.rounds * 4 * (options.sizes.len() * options.inflight.len()) as u32;
+    let runs = options.rounds * 4 * (options.sizes.len() * options.inflight.len()) as u32;
     let seconds = options.duration.as_secs_f64();
-    output::line(&format!("{turns} turns of {seconds} s, after a warm-up of a fifth of that"))
+    output::line(&format!("{runs} runs of {seconds} s, after a warm-up of a fifth of that"))
 }
 
 pub(super) fn print(rows: &[Row]) -> Result<(), Failure> {
     let heads = ["bytes", "inflight", "ours/s", "plain/s", "ratio"];
     let [bytes, inflight, ours, plain, ratio] = heads;
-    output::line(&format!("{bytes:>8} {inflight:>8} {ours:>12} {plain:>12} {ratio:>7}  ratios of fours"))?;
+    output::line(&format!("{bytes:>8} {inflight:>8} {ours:>12} {plain:>12} {ratio:>7}  ratios of groups"))?;
     for row in rows {
         let Summary { ours_median, plain_median, ratio_median } = row.summary();
         let least = row.ratios.iter().copied().fold(f64::INFINITY, f64::min);
@@ -102,13 +102,13 @@ impl JsonFile {
 
     pub(super) fn write(self, rows: &[Row]) -> Result<(), Failure> {
         #[derive(Serialize)]
-        struct Named<'a> {
+        struct RowWithSummary<'a> {
             #[serde(flatten)]
             row: &'a Row,
             #[serde(flatten)]
             summary: Summary,
         }
-        let rows: Vec<_> = rows.iter().map(|row| Named { row, summary: row.summary() }).collect();
+        let rows: Vec<_> = rows.iter().map(|row| RowWithSummary { row, summary: row.summary() }).collect();
         let mut writer = BufWriter::new(self.file);
         let document = serde_json::json!({ "rows": rows });
         let written = serde_json::to_writer_pretty(&mut writer, &document).map_err(std::io::Error::from);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_four_of_turns_gives_one_ratio() {
+    fn a_group_of_four_runs_gives_one_ratio() {
         let mut row = Row::new(64, 1);
         row.add([90.0, 100.0], [100.0, 100.0]);
         assert_eq!(row.summary().ratio_median, 0.95);

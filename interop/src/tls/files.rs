@@ -1,4 +1,4 @@
-//! Certificates and keys in PEM files. Whatever is wrong with one is said with its flag and its path.
+//! Certificates and keys in PEM files. Errors name the flag and the path.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -14,13 +14,13 @@ use tonic::transport::{Certificate, Identity};
 
 use crate::Failure;
 
-/// The largest file that is read; all authorities of a system are a quarter of it.
+/// Size of the largest file that is read, in bytes. All authorities of a system have a quarter of this size.
 const LARGEST: u64 = 1 << 20;
 
-/// A file, and the flag that named it.
-pub(super) type Named<'a> = (&'static str, &'a Path);
+/// A file, and the flag that names it.
+pub(super) type FlagFile<'a> = (&'static str, &'a Path);
 
-/// Certificates of authorities.
+/// Reads certificates of authorities.
 pub(super) fn authorities(flag: &'static str, path: &Path) -> Result<Certificate, Failure> {
     let file = (flag, path);
     let text = read(file)?;
@@ -33,8 +33,8 @@ pub(super) fn authorities(flag: &'static str, path: &Path) -> Result<Certificate
     Ok(Certificate::from_pem(text))
 }
 
-/// A certificate and the key that belongs to it.
-pub(super) fn identity(certificate: Named<'_>, key: Named<'_>) -> Result<Identity, Failure> {
+/// Reads a certificate, and checks that the key belongs to it.
+pub(super) fn identity(certificate: FlagFile<'_>, key: FlagFile<'_>) -> Result<Identity, Failure> {
     let (chain_text, key_text) = (read(certificate)?, read(key)?);
     let chain = certificates(certificate, &chain_text)?;
     for one in &chain {
@@ -47,7 +47,7 @@ pub(super) fn identity(certificate: Named<'_>, key: Named<'_>) -> Result<Identit
         .load_private_key(private_key(key, &key_text)?)
         .map_err(|error| wrong(key, &format!("a key that can't be used: {error}")))?;
     match CertifiedKey::new(chain, signing).keys_match() {
-        // Unknown: a kind of key that can't tell its public half. The handshake will.
+        // Unknown: this kind of key can't return its public half. The handshake finds a wrong key.
         Ok(()) | Err(Error::InconsistentKeys(InconsistentKeys::Unknown)) => {}
         Err(_) => {
             let ((_, other), (flag, _)) = (certificate, certificate);
@@ -57,12 +57,12 @@ pub(super) fn identity(certificate: Named<'_>, key: Named<'_>) -> Result<Identit
     Ok(Identity::from_pem(chain_text, key_text))
 }
 
-fn wrong((flag, path): Named<'_>, what: &str) -> Failure {
+fn wrong((flag, path): FlagFile<'_>, what: &str) -> Failure {
     Failure::new(format!("{flag}: {}: {what}", path.display()))
 }
 
-/// What is in the file. A pipe could keep the reader waiting, so there is none.
-fn read(file: Named<'_>) -> Result<Vec<u8>, Failure> {
+/// Reads a regular file. It refuses pipes, which could block.
+fn read(file: FlagFile<'_>) -> Result<Vec<u8>, Failure> {
     let unreadable = |error: std::io::Error| wrong(file, &format!("can't be read: {error}"));
     let metadata = std::fs::metadata(file.1).map_err(unreadable)?;
     if !metadata.is_file() {
@@ -77,20 +77,20 @@ fn read(file: Named<'_>) -> Result<Vec<u8>, Failure> {
     Ok(text)
 }
 
-fn certificates(file: Named<'_>, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, Failure> {
+fn certificates(file: FlagFile<'_>, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, Failure> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     let found = found.map_err(|error| wrong(file, &broken(&error)))?;
     if found.is_empty() {
-        return Err(wrong(file, &format!("no certificate in it: {}", instead(text))));
+        return Err(wrong(file, &format!("no certificate in it: {}", describe_content(text))));
     }
     Ok(found)
 }
 
-fn private_key(file: Named<'_>, text: &[u8]) -> Result<PrivateKeyDer<'static>, Failure> {
+fn private_key(file: FlagFile<'_>, text: &[u8]) -> Result<PrivateKeyDer<'static>, Failure> {
     match PrivateKeyDer::from_pem_slice(text) {
         Ok(key) => Ok(key),
         Err(pem::Error::NoItemsFound) => {
-            Err(wrong(file, &format!("no private key in it: {}", instead(text))))
+            Err(wrong(file, &format!("no private key in it: {}", describe_content(text))))
         }
         Err(error) => Err(wrong(file, &broken(&error))),
     }
@@ -100,8 +100,8 @@ fn broken(error: &pem::Error) -> String {
     format!("broken PEM: {error}")
 }
 
-/// What a file has that does not have what it should.
-fn instead(text: &[u8]) -> &'static str {
+/// Describes the content of a file without the expected item.
+fn describe_content(text: &[u8]) -> &'static str {
     let has = |label: &str| {
         let marker = format!("-----BEGIN {label}-----");
         text.windows(marker.len()).any(|window| window == marker.as_bytes())
@@ -117,6 +117,6 @@ fn instead(text: &[u8]) -> &'static str {
     } else if text.first() == Some(&0x30) {
         "it looks like DER, and has to be PEM"
     } else {
-        "it is not PEM, or has nothing of use"
+        "it is not PEM, or has no certificate or key"
     }
 }

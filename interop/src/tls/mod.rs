@@ -1,5 +1,5 @@
-//! TLS: the official programs' flags, and tonic's configuration from them. Its keys and certificates are read and looked at
-//! first, so that what is wrong is said of a flag and a file, and not by a handshake that fails.
+//! TLS: the official programs' flags, and tonic's configuration from them. Keys and certificates are read and checked first, so
+//! that an error names a flag and a file, in place of a failed handshake.
 
 mod files;
 
@@ -14,25 +14,25 @@ use crate::Failure;
 use crate::failure::chain;
 use files::{authorities, identity};
 
-/// How long a handshake may take. tonic's server waits without end unless it is told.
+/// Time limit of a handshake. tonic's server has no limit by default.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// TLS at the client.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct ClientTlsOptions {
-    /// Whether to use TLS; the server's certificate has to be of an authority that this system knows
+    /// Whether to use TLS; an authority that this system knows has to have signed the server's certificate
     #[arg(long = "use_tls", value_name = "BOOLEAN", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
     pub(crate) use_tls: bool,
-    /// With TLS: the server's certificate has to be of the test's authority, --ca_file, and no other
+    /// With TLS: trust the test's authority, --ca_file, and no other
     #[arg(long = "use_test_ca", value_name = "BOOLEAN", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
     pub(crate) use_test_ca: bool,
     /// Certificate of the test's authority, or several; PEM
     #[arg(long = "ca_file", value_name = "FILE")]
     pub(crate) ca_file: Option<PathBuf>,
-    /// The certificate to show to a server that asks for one, followed by those between it and the authority; PEM
+    /// Certificate for a server that asks for one, followed by the certificates up to the authority; PEM
     #[arg(long = "client_cert_file", value_name = "FILE", requires = "client_key_file")]
     pub(crate) client_cert_file: Option<PathBuf>,
-    /// Its private key; PEM
+    /// Private key of the certificate; PEM
     #[arg(long = "client_key_file", value_name = "FILE", requires = "client_cert_file")]
     pub(crate) client_key_file: Option<PathBuf>,
 }
@@ -43,28 +43,30 @@ pub(crate) struct ServerTlsOptions {
     /// Whether to use TLS, on all connections
     #[arg(long = "use_tls", value_name = "BOOLEAN", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
     pub(crate) use_tls: bool,
-    /// The server's certificate, followed by those between it and the authority; PEM
+    /// Certificate of the server, followed by the certificates up to the authority; PEM
     #[arg(long = "cert_file", value_name = "FILE")]
     pub(crate) cert_file: Option<PathBuf>,
-    /// Its private key; PEM
+    /// Private key of the certificate; PEM
     #[arg(long = "key_file", value_name = "FILE")]
     pub(crate) key_file: Option<PathBuf>,
-    /// Demand a certificate of this authority from each client (mutual TLS); PEM
+    /// Require a certificate of this authority from each client (mutual TLS); PEM
     #[arg(long = "client_ca_file", value_name = "FILE")]
     pub(crate) client_ca_file: Option<PathBuf>,
 }
 
-/// TLS of a client, whose files are good.
+/// Configuration of a client, whose files are valid.
 #[derive(Clone)]
 pub(crate) struct ClientTls(ClientTlsConfig);
 
-/// TLS of a server, whose files are good.
+/// Configuration of a server, whose files are valid.
 #[derive(Clone)]
 pub(crate) struct ServerTls(ServerTlsConfig);
 
 impl ClientTlsOptions {
+    /// Reads the files, and returns the configuration, or `None` without TLS.
+    ///
     /// # Errors
-    /// Flags that don't go together, or a file that is not what it has to be; each is named.
+    /// Flags contradict each other, or a file is invalid. The error names the flag and the file.
     pub(crate) fn load(&self) -> Result<Option<ClientTls>, Failure> {
         let files = [
             ("--ca_file", &self.ca_file),
@@ -72,7 +74,7 @@ impl ClientTlsOptions {
             ("--client_key_file", &self.client_key_file),
         ];
         if !self.use_tls {
-            return of_no_use(&files).map(|()| None);
+            return refuse_files(&files).map(|()| None);
         }
         let mut config = ClientTlsConfig::new().timeout(HANDSHAKE);
         config = match (self.use_test_ca, &self.ca_file) {
@@ -96,8 +98,10 @@ impl ClientTlsOptions {
 }
 
 impl ServerTlsOptions {
+    /// Reads the files, and returns the configuration, or `None` without TLS.
+    ///
     /// # Errors
-    /// As of [`ClientTlsOptions::load`].
+    /// The errors of [`ClientTlsOptions::load`].
     pub(crate) fn load(&self) -> Result<Option<ServerTls>, Failure> {
         let files = [
             ("--cert_file", &self.cert_file),
@@ -105,7 +109,7 @@ impl ServerTlsOptions {
             ("--client_ca_file", &self.client_ca_file),
         ];
         if !self.use_tls {
-            return of_no_use(&files).map(|()| None);
+            return refuse_files(&files).map(|()| None);
         }
         let (Some(certificate), Some(key)) = (&self.cert_file, &self.key_file) else {
             return Err(Failure::new("--use_tls needs --cert_file and --key_file"));
@@ -119,8 +123,8 @@ impl ServerTlsOptions {
     }
 }
 
-/// Whoever names certificates must not be left with plaintext.
-fn of_no_use(files: &[(&str, &Option<PathBuf>)]) -> Result<(), Failure> {
+/// Refuses flags with files if TLS is off, because a user who names certificates must not get plaintext.
+fn refuse_files(files: &[(&str, &Option<PathBuf>)]) -> Result<(), Failure> {
     match files.iter().find(|(_, path)| path.is_some()) {
         Some((flag, _)) => Err(Failure::new(format!("{flag} is of no use without --use_tls"))),
         None => Ok(()),
@@ -128,9 +132,9 @@ fn of_no_use(files: &[(&str, &Option<PathBuf>)]) -> Result<(), Failure> {
 }
 
 impl ClientTls {
-    /// The endpoint with TLS, for a server whose certificate has to have `name`.
+    /// Returns the endpoint with TLS, for a server whose certificate has to have `name`.
     pub(crate) fn protect(&self, endpoint: Endpoint, name: &str) -> Result<Endpoint, Failure> {
-        // An address of version 6 has no brackets there.
+        // TLS takes IPv6 addresses without brackets.
         let name = name.trim_start_matches('[').trim_end_matches(']');
         endpoint
             .tls_config(self.0.clone().domain_name(name))
@@ -144,7 +148,7 @@ impl ServerTls {
     }
 }
 
-/// tonic's show the private key.
+/// Hides the configuration, because tonic's `Debug` shows the private key.
 impl fmt::Debug for ClientTls {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("ClientTls").finish_non_exhaustive()

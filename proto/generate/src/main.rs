@@ -36,7 +36,7 @@ const TARGETS: &[Target] = &[
     Target {
         protos: &["tensor_device.proto"],
         include: "proto",
-        folder: "tensor/src/proto",
+        folder: "tensor/src/control/proto",
         codec: Codec::Tonic,
         descriptors: false,
     },

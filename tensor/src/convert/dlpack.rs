@@ -1,11 +1,11 @@
-//! DLPack: what numpy, PyTorch and others borrow one another's memory by.
+//! DLPack: the format in which numpy, PyTorch and other libraries share tensors' memory.
 
 use bytes::Bytes;
 
-use crate::{Dtype, Shape, Strides, Tensor, TensorError, TensorSpec};
+use crate::{Dtype, ForeignError, Shape, Strides, Tensor, TensorError, TensorSpec};
 use tonic_rdma_verbs::memory::dlpack::{DlDataType, DlpackError, Exported, Imported, Layout};
 
-/// Code and bits of each type that both sides know.
+/// Code and number of bits of each type that both sides know.
 #[rustfmt::skip]
 const TYPES: [(Dtype, u8, u8); 17] = [
     (Dtype::I8, 0, 8), (Dtype::I16, 0, 16), (Dtype::I32, 0, 32), (Dtype::I64, 0, 64),
@@ -18,25 +18,26 @@ const TYPES: [(Dtype, u8, u8); 17] = [
 ];
 
 impl Tensor {
-    /// Makes a tensor of another library's, in that library's memory, which goes back when the last reference to it is gone.
+    /// Makes a tensor from another library's tensor, in that library's memory. The memory goes back to the library with the last
+    /// reference to it.
     ///
     /// ```
     /// use tonic_rdma::memory::dlpack::Imported;
     /// use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
     ///
-    /// // Stands for a pointer that another library handed over.
+    /// // Stands for a pointer from another library.
     /// let theirs = Tensor::copy_from(TensorSpec::new(Dtype::U8, Shape::new(&[2])?)?, &[1, 2])?;
     /// let managed = theirs.to_dlpack()?.into_raw();
     ///
-    /// // SAFETY: `managed` is valid, ours to give away, and nothing writes to its memory.
+    /// // SAFETY: `managed` is valid and owned here, and nothing writes to its memory.
     /// let imported = unsafe { Imported::from_raw(managed)? };
     /// assert_eq!(Tensor::from_dlpack(imported)?.as_slice::<u8>()?, [1, 2]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// This version does not know the type, there are too many dimensions, or the memory is not aligned for its elements. The
-    /// memory goes back then.
+    /// The type is unknown, there are too many dimensions, or the memory is not aligned for its elements. On an error the memory
+    /// goes back to the library.
     pub fn from_dlpack(imported: Imported) -> Result<Self, TensorError> {
         let Layout { dtype, shape, strides } = imported.layout().clone();
         let dtype = tensor_dtype(dtype)?;
@@ -45,7 +46,7 @@ impl Tensor {
         Self::from_strided(spec, strides, Bytes::from_owner(imported))
     }
 
-    /// Makes a tensor for another library, which must not write to it: the memory is shared.
+    /// Makes a DLPack tensor for another library. The library must not write to it, because the memory is shared.
     ///
     /// ```
     /// use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
@@ -66,7 +67,11 @@ impl Tensor {
             shape: self.shape().dims().to_vec(),
             strides: self.strides().steps().to_vec(),
         };
-        Exported::new(self.span_bytes()?, &layout).map_err(|error: DlpackError| foreign(&error.to_string()))
+        Exported::new(self.span_bytes()?, &layout).map_err(|error: DlpackError| TensorError::Foreign {
+            library: "DLPack",
+            fault: "the tensor can't be exported".to_owned(),
+            source: Some(ForeignError::new(error)),
+        })
     }
 }
 
@@ -78,5 +83,5 @@ fn tensor_dtype(found: DlDataType) -> Result<Dtype, TensorError> {
 }
 
 fn foreign(fault: &str) -> TensorError {
-    TensorError::Foreign { library: "DLPack", fault: fault.to_owned() }
+    TensorError::Foreign { library: "DLPack", fault: fault.to_owned(), source: None }
 }

@@ -1,4 +1,4 @@
-//! Tensors of other libraries, without a copy where their memory is aligned and in order.
+//! Conversions from and to tensors of other libraries, without a copy where the memory's alignment and order allow it.
 //!
 //! | library | into a [`Tensor`](super::Tensor) | out of one | cargo feature |
 //! |---|---|---|---|

@@ -1,12 +1,12 @@
-//! Arrays of `ndarray`.
+//! Conversions from and to arrays of `ndarray`.
 
 use bytes::Bytes;
 use ndarray::{Array, ArrayViewD, Dimension, IxDyn, ShapeBuilder};
 
-use crate::{Element, Shape, Strides, Tensor, TensorError, TensorSpec};
+use crate::{Element, ForeignError, Shape, Strides, Tensor, TensorError, TensorSpec};
 
 impl Tensor {
-    /// Returns the elements as an array, in the tensor's memory, whatever its strides.
+    /// Returns the elements as an array, in the tensor's memory, with any strides.
     ///
     /// ```
     /// use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
@@ -26,8 +26,8 @@ impl Tensor {
         ArrayViewD::from_shape(IxDyn(&dims).strides(IxDyn(&steps)), span).map_err(foreign)
     }
 
-    /// Makes a tensor that takes over the memory of `array`. An array with elements in descending order (negative strides) is
-    /// copied.
+    /// Makes a tensor that takes over the memory of `array`. It copies an array with elements in descending order (negative
+    /// strides).
     ///
     /// ```
     /// use ndarray::array;
@@ -42,7 +42,7 @@ impl Tensor {
     /// The array has more dimensions than [`Shape::MAX_RANK`].
     pub fn from_array<T: Element, D: Dimension>(array: Array<T, D>) -> Result<Self, TensorError> {
         let array = if array.strides().iter().any(|&step| step < 0) {
-            // Owned and in standard layout: of an array that is not in it already, a copy.
+            // This copies the array into the standard layout.
             array.as_standard_layout().into_owned()
         } else {
             array
@@ -57,7 +57,7 @@ impl Tensor {
     }
 }
 
-/// A vector, as `Bytes` wants its owners.
+/// A vector that can own `Bytes`.
 struct Elements<T>(Vec<T>);
 
 impl<T: Element> AsRef<[u8]> for Elements<T> {
@@ -67,7 +67,8 @@ impl<T: Element> AsRef<[u8]> for Elements<T> {
 }
 
 fn foreign(error: ndarray::ShapeError) -> TensorError {
-    TensorError::Foreign { library: "ndarray", fault: error.to_string() }
+    let fault = "the tensor's strides are no strides of an array".to_owned();
+    TensorError::Foreign { library: "ndarray", fault, source: Some(ForeignError::new(error)) }
 }
 
 #[cfg(test)]
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn an_array_is_taken_over_and_seen_without_a_copy() {
+    fn conversions_in_both_directions_copy_nothing() {
         let array = numbers();
         let (address, expected) = (array.as_ptr(), array.clone());
         let tensor = Tensor::from_array(array).unwrap();
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn strides_are_kept_both_ways() {
+    fn strides_are_kept_in_both_directions() {
         let tensor = Tensor::from_array(numbers().reversed_axes()).unwrap();
         assert_eq!(tensor.strides().steps(), [1, 4, 12]);
         assert_eq!(tensor.as_array::<f32>().unwrap(), numbers().reversed_axes().into_dyn());
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn one_element_seen_many_times_and_none_at_all() {
+    fn a_repeated_element_and_no_elements() {
         let one = Tensor::from_array(Array2::from_elem((1, 1), 7_i64)).unwrap();
         let spec = TensorSpec::new(one.dtype(), Shape::new(&[3, 2]).unwrap()).unwrap();
         let many =
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_an_error() {
+    fn another_type_and_too_many_dimensions_are_errors() {
         let tensor = Tensor::from_array(numbers()).unwrap();
         assert!(matches!(tensor.as_array::<i32>(), Err(TensorError::WrongDtype { .. })));
         let deep = Array::<u8, _>::zeros(IxDyn(&[1; 17]));

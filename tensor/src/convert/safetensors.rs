@@ -5,18 +5,22 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use safetensors::{SafeTensors, View};
 
-use crate::{Dtype, Shape, Tensor, TensorError, TensorSpec};
+use crate::{Dtype, ForeignError, Shape, Tensor, TensorError, TensorSpec};
+
+/// Name of the format in errors.
+const LIBRARY: &str = "safetensors";
 
 /// The tensors of a file.
 #[derive(Debug)]
 pub struct Safetensors {
-    /// Each with its name, in the order of their bytes in the file.
+    /// The tensors with their names, in the order of their bytes in the file.
     pub tensors: Vec<(String, Tensor)>,
-    /// Bytes that had to be copied, because the file does not align them for their type. All others are in the file's.
+    /// Number of bytes that were copied, because the file does not align them for their type. All other bytes stay in the memory
+    /// of the file.
     pub copied: u64,
 }
 
-/// Reads the tensors of `file`. They share its memory where they are aligned there.
+/// Reads the tensors of `file`. A tensor shares the file's memory if it is aligned there.
 ///
 /// ```
 /// use tonic_rdma_tensor::convert::{SafetensorsView, read_safetensors};
@@ -33,17 +37,18 @@ pub struct Safetensors {
 /// ```
 ///
 /// # Errors
-/// `file` is no such file, or it has a tensor of a type or shape that this version does not know, which the error names.
+/// `file` does not have the format, or has a tensor with an unknown type or shape. The error names this tensor.
 pub fn read_safetensors(file: &Bytes) -> Result<Safetensors, TensorError> {
-    let parsed = SafeTensors::deserialize(file).map_err(|error| foreign(&error))?;
+    let parsed = SafeTensors::deserialize(file)
+        .map_err(|error| foreign("the file does not have the format".to_owned(), error))?;
     let mut found: Vec<_> = parsed.iter().collect();
     found.sort_by_key(|(_, view)| view.data().as_ptr());
     let mut copied = 0;
     let mut tensors = Vec::with_capacity(found.len());
     for (name, view) in found {
-        let named = |error: TensorError| foreign(&format_args!("tensor `{name:.100}`: {error}"));
+        let named = |error: TensorError| foreign(format!("tensor `{name:.100}`"), error);
         let spec = spec(&view).map_err(named)?;
-        // `slice_ref` takes no empty slice of elsewhere.
+        // `slice_ref` panics for an empty slice outside the file.
         let bytes = if view.data().is_empty() { Bytes::new() } else { file.slice_ref(view.data()) };
         let tensor = match Tensor::from_bytes(spec, bytes) {
             Err(TensorError::Misaligned { .. }) => {
@@ -63,7 +68,7 @@ fn spec(view: &safetensors::tensor::TensorView<'_>) -> Result<TensorSpec, Tensor
     Ok(TensorSpec::new(dtype, Shape::new(&dims)?)?)
 }
 
-/// A tensor as `safetensors` writes it: `safetensors::serialize([("name", view)], None)`.
+/// A tensor that `safetensors` can write: `safetensors::serialize([("name", view)], None)`.
 #[derive(Debug)]
 pub struct SafetensorsView {
     tensor: Tensor,
@@ -73,7 +78,7 @@ pub struct SafetensorsView {
 }
 
 impl SafetensorsView {
-    /// Makes the view of `tensor`. A tensor whose elements don't lie one after the other is copied.
+    /// Makes the view of `tensor`. It copies a tensor whose elements don't lie one after the other.
     ///
     /// ```
     /// use tonic_rdma_tensor::convert::SafetensorsView;
@@ -89,8 +94,11 @@ impl SafetensorsView {
     /// # Errors
     /// The format does not have the type of the elements, or the system has no memory.
     pub fn new(tensor: &Tensor) -> Result<Self, TensorError> {
-        let dtype = safetensors_dtype(tensor.dtype())
-            .ok_or_else(|| foreign(&format_args!("no type for elements of {}", tensor.dtype())))?;
+        let dtype = safetensors_dtype(tensor.dtype()).ok_or_else(|| TensorError::Foreign {
+            library: LIBRARY,
+            fault: format!("the format has no type for elements of {}", tensor.dtype()),
+            source: None,
+        })?;
         let tensor = tensor.to_contiguous()?;
         let bytes = tensor.to_bytes()?;
         let shape = tensor.shape().dims().iter().map(|&length| length as usize).collect();
@@ -122,30 +130,30 @@ impl View for &SafetensorsView {
 }
 
 fn safetensors_dtype(dtype: Dtype) -> Option<safetensors::Dtype> {
-    use safetensors::Dtype as Theirs;
+    use safetensors::Dtype as FileDtype;
     Some(match dtype {
-        Dtype::F16 => Theirs::F16,
-        Dtype::Bf16 => Theirs::BF16,
-        Dtype::F32 => Theirs::F32,
-        Dtype::F64 => Theirs::F64,
-        Dtype::F8E4M3 => Theirs::F8_E4M3,
-        Dtype::F8E5M2 => Theirs::F8_E5M2,
-        Dtype::I8 => Theirs::I8,
-        Dtype::I16 => Theirs::I16,
-        Dtype::I32 => Theirs::I32,
-        Dtype::I64 => Theirs::I64,
-        Dtype::U8 => Theirs::U8,
-        Dtype::U16 => Theirs::U16,
-        Dtype::U32 => Theirs::U32,
-        Dtype::U64 => Theirs::U64,
-        Dtype::Bool => Theirs::BOOL,
-        Dtype::Complex64 => Theirs::C64,
+        Dtype::F16 => FileDtype::F16,
+        Dtype::Bf16 => FileDtype::BF16,
+        Dtype::F32 => FileDtype::F32,
+        Dtype::F64 => FileDtype::F64,
+        Dtype::F8E4M3 => FileDtype::F8_E4M3,
+        Dtype::F8E5M2 => FileDtype::F8_E5M2,
+        Dtype::I8 => FileDtype::I8,
+        Dtype::I16 => FileDtype::I16,
+        Dtype::I32 => FileDtype::I32,
+        Dtype::I64 => FileDtype::I64,
+        Dtype::U8 => FileDtype::U8,
+        Dtype::U16 => FileDtype::U16,
+        Dtype::U32 => FileDtype::U32,
+        Dtype::U64 => FileDtype::U64,
+        Dtype::Bool => FileDtype::BOOL,
+        Dtype::Complex64 => FileDtype::C64,
         Dtype::Complex128 | Dtype::String => return None,
     })
 }
 
-fn foreign(fault: &dyn std::fmt::Display) -> TensorError {
-    TensorError::Foreign { library: "safetensors", fault: fault.to_string() }
+fn foreign(fault: String, error: impl std::error::Error + Send + Sync + 'static) -> TensorError {
+    TensorError::Foreign { library: LIBRARY, fault, source: Some(ForeignError::new(error)) }
 }
 
 #[cfg(test)]
@@ -162,7 +170,7 @@ mod tests {
         tensor.freeze()
     }
 
-    /// The file, `shift` bytes into a piece of memory that is aligned.
+    /// Returns a file that lies `shift` bytes after an aligned address.
     fn file(tensors: &[(&str, &Tensor)], shift: usize) -> Bytes {
         let views: Vec<_> =
             tensors.iter().map(|(name, tensor)| (*name, SafetensorsView::new(tensor).unwrap())).collect();

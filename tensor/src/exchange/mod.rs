@@ -1,50 +1,50 @@
-//! What drives a [`rendezvous`](super::rendezvous): the device's offers, each link's requests, and the memory of both.
+//! Drives the [`rendezvous`](super::rendezvous): the device's offers, each link's requests, and the memory of both.
 //!
-//! The two state machines say what is to be done, in order, under a lock; it is done outside, by one thread at a time
-//! ([`Outbox`]), since doing it may end a link, which the machines then have to be told.
+//! The two state machines return their actions in order, under a lock. One thread at a time carries the actions out, without
+//! the lock ([`Outbox`]), because an action may end a link, and the machines then have to learn of the end.
 
 mod offers;
 mod outbox;
 mod requests;
 
 pub use offers::Offer;
-pub(super) use offers::Offers;
+pub(crate) use offers::Offers;
 use outbox::Outbox;
-pub(super) use requests::Requests;
+pub(crate) use requests::Requests;
 pub use requests::{Request, Requested};
 
 use std::sync::Arc;
 use std::task::Waker;
 
-use super::ChannelError;
-use super::link::Link;
-use super::rendezvous::PeerId;
+use crate::error::ChannelError;
+use crate::link::{Link, RendezvousFrames};
+use crate::rendezvous::PeerId;
 use crate::wire::tensor_frame::Frame;
 
-/// A link's part in the rendezvous: what the peer asks for here, and what is asked of the peer.
+/// A link's part in the rendezvous: the peer's requests to this device, and this device's requests to the peer.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(crate) struct Exchange {
     peer: PeerId,
     offers: Arc<Offers>,
-    requests: Requests,
+    requests: Arc<Requests>,
 }
 
 impl Exchange {
-    pub(super) fn new(offers: Arc<Offers>, requests: Requests) -> Self {
-        Self { peer: offers.new_peer(), offers, requests }
+    pub(crate) fn new(offers: Arc<Offers>, requests: Requests) -> Self {
+        Self { peer: offers.new_peer(), offers, requests: Arc::new(requests) }
     }
 
-    /// From now on the peer's requests can be answered.
-    pub(super) fn begin(&self, link: &Arc<Link>) {
+    pub(crate) fn requests(&self) -> &Arc<Requests> {
+        &self.requests
+    }
+}
+
+impl RendezvousFrames for Exchange {
+    fn begin(&self, link: &Arc<Link>) {
         self.offers.add_peer(self.peer, link);
     }
 
-    pub(super) fn requests(&self) -> &Requests {
-        &self.requests
-    }
-
-    /// A frame of the peer's.
-    pub(super) fn handle(
+    fn handle(
         &self,
         link: &Arc<Link>,
         frame: Frame<'_>,
@@ -63,8 +63,7 @@ impl Exchange {
         }
     }
 
-    /// The link has ended, and its queue pairs are gone.
-    pub(super) fn link_ended(&self, fault: &ChannelError) {
+    fn link_ended(&self, fault: &ChannelError) {
         self.offers.remove_peer(self.peer);
         self.requests.link_ended(fault);
     }

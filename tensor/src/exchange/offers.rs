@@ -1,4 +1,4 @@
-//! What this device offers by name and step.
+//! The tensors that this device offers by name and step.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,21 +6,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use super::super::landing::Landing;
-use super::super::link::Link;
-use super::super::link::token::Token;
-use super::super::payload::Payload;
-use super::super::rendezvous::{
-    Failure, Offer as Offered, PeerId, Provider, ProviderAction, ProviderSettings, checksum,
-};
-use super::super::types::Tensor;
-use super::super::{ChannelError, RdmaDevice, Settings, lock};
 use super::Outbox;
-use crate::wire::tensor_frame::{Request, RequestId, Sink};
+use crate::device::settings::Settings;
+use crate::error::ChannelError;
+use crate::link::Link;
+use crate::link::token::Token;
+use crate::lock::lock;
+use crate::memory::landing::Landing;
+use crate::memory::payload::Payload;
+use crate::rendezvous::{
+    Failure, Held, OfferedTensor, PeerId, Provider, ProviderAction, ProviderSettings, checksum,
+};
+use crate::types::Tensor;
+use crate::wire::tensor_frame::{RequestId, Sink, TensorRequest};
 use tonic_rdma_verbs::internal::{CopyRange, CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
 use tonic_rdma_verbs::{RemoteSegment, Rkey};
 
-/// What [`RdmaDevice::put`] offers under a name and step.
+/// The argument of [`RdmaDevice::put`](crate::RdmaDevice::put): a tensor, or the reason why there is none.
 ///
 /// ```
 /// use tonic::Status;
@@ -36,64 +38,18 @@ use tonic_rdma_verbs::{RemoteSegment, Rkey};
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
 pub enum Offer {
-    /// A tensor. From registered memory ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) it goes as it is; one that lies elsewhere
-    /// is copied for the device, and one that is not contiguous, or has strings, is serialised.
+    /// A tensor. The device sends it from registered memory ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) without a
+    /// copy. It copies a tensor in other memory, and serialises a tensor of strings or one that is not contiguous.
     Tensor(Tensor),
-    /// Dead: the branch of the graph that would have computed it was not taken.
+    /// The tensor is dead: the branch of the graph that would have computed it was not taken.
     Dead,
-    /// It could not be computed.
+    /// The tensor could not be computed.
     Failed(tonic::Status),
 }
 
-impl RdmaDevice {
-    /// Offers (`name`, `step`) to the first `readers` peers that ask for it, or have asked
-    /// ([`Channel::request`](super::super::Channel::request)). It stays until they have it, or until
-    /// [`Settings::rendezvous_timeout`] is over.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Shape, Tensor, TensorSpec};
-    /// # let device = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
-    /// let tensor = Tensor::copy_from(spec, &[1, 2, 3, 4])?;
-    /// device.put("loss", 17, Offer::Tensor(tensor), 2)?; // two workers ask for it
-    /// assert_eq!(device.held().bytes, 4);
-    /// assert_eq!(device.withdraw("loss", 17), Some(2)); // neither has
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// Name and step are on offer already, the limit on offers or their bytes is reached, or the name is empty or too long.
-    pub fn put(&self, name: &str, step: u64, offer: Offer, readers: u32) -> Result<(), ChannelError> {
-        let offered = match offer {
-            Offer::Tensor(tensor) => {
-                let payload = Payload::of(&tensor)?;
-                let metadata = payload.metadata();
-                Offered::Tensor(payload, metadata)
-            }
-            Offer::Dead => Offered::Dead,
-            Offer::Failed(status) => Offered::Failed(Failure::new(status.code(), status.message())),
-        };
-        self.shared.offers.put(name, step, offered, readers)
-    }
-
-    /// Takes an offer back. Returns how many readers it still waited for, or `None` if it was not on offer. Readers that are
-    /// being served still get it.
-    pub fn withdraw(&self, name: &str, step: u64) -> Option<u32> {
-        lock(&self.shared.offers.provider).withdraw(name, step)
-    }
-
-    /// Returns how many offers there are, how many bytes they have, and how many requests wait for one.
-    pub fn held(&self) -> super::super::rendezvous::Held {
-        lock(&self.shared.offers.provider).held()
-    }
-}
-
-/// See the module's documentation.
+/// The offers of a device, and the links to the peers that may ask for them.
 pub(crate) struct Offers {
-    me: Weak<Self>,
+    this: Weak<Self>,
     provider: Mutex<Provider<Payload>>,
     outbox: Outbox<ProviderAction<Payload>>,
     links: Mutex<HashMap<PeerId, Weak<Link>>>,
@@ -102,10 +58,10 @@ pub(crate) struct Offers {
 }
 
 impl Offers {
-    /// How often it is looked what has waited for too long.
+    /// Interval between two checks of the deadlines.
     const TICK: Duration = Duration::from_millis(250);
 
-    /// Must be called within a runtime.
+    /// Makes an empty collection, and spawns the task that checks the deadlines. It needs a tokio runtime.
     pub(crate) fn new(settings: &Settings, landing: &Arc<Landing>) -> Arc<Self> {
         let timeout = Some(settings.rendezvous_timeout);
         let provider = Provider::new(ProviderSettings {
@@ -113,46 +69,63 @@ impl Offers {
             offer_timeout: timeout,
             ..ProviderSettings::default()
         });
-        let offers = Arc::new_cyclic(|me| Self {
-            me: me.clone(),
+        let offers = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
             provider: Mutex::new(provider),
             outbox: Outbox::new(),
             links: Mutex::default(),
             next_peer: AtomicU64::new(0),
             landing: Arc::clone(landing),
         });
-        tokio::spawn(watch_the_clock(Arc::downgrade(&offers)));
+        tokio::spawn(check_deadlines(Arc::downgrade(&offers)));
         offers
     }
 
-    pub(super) fn new_peer(&self) -> PeerId {
+    pub(crate) fn new_peer(&self) -> PeerId {
         PeerId(self.next_peer.fetch_add(1, Ordering::Relaxed))
     }
 
-    pub(super) fn add_peer(&self, peer: PeerId, link: &Arc<Link>) {
+    pub(crate) fn add_peer(&self, peer: PeerId, link: &Arc<Link>) {
         lock(&self.links).insert(peer, Arc::downgrade(link));
     }
 
-    pub(super) fn remove_peer(&self, peer: PeerId) {
+    pub(crate) fn remove_peer(&self, peer: PeerId) {
         lock(&self.links).remove(&peer);
         self.with(|provider| provider.peer_gone(peer, Instant::now()));
     }
 
-    pub(super) fn handle_request(&self, peer: PeerId, request: &Request<'_>) {
+    pub(crate) fn handle_request(&self, peer: PeerId, request: &TensorRequest<'_>) {
         self.with(|provider| provider.handle_request(peer, request, Instant::now()));
     }
 
-    pub(super) fn handle_cancel(&self, peer: PeerId, request_id: RequestId) {
+    pub(crate) fn handle_cancel(&self, peer: PeerId, request_id: RequestId) {
         self.with(|provider| provider.handle_cancel(peer, request_id, Instant::now()));
     }
 
-    fn put(&self, name: &str, step: u64, offer: Offered<Payload>, readers: u32) -> Result<(), ChannelError> {
+    pub(crate) fn put(&self, name: &str, step: u64, offer: Offer, readers: u32) -> Result<(), ChannelError> {
+        let offer = match offer {
+            Offer::Tensor(tensor) => {
+                let payload = Payload::of(&tensor)?;
+                let metadata = payload.metadata();
+                OfferedTensor::Tensor(payload, metadata)
+            }
+            Offer::Dead => OfferedTensor::Dead,
+            Offer::Failed(status) => OfferedTensor::Failed(Failure::new(status.code(), status.message())),
+        };
         let mut provider = lock(&self.provider);
         let actions = provider.offer(name, step, offer, readers, Instant::now());
         self.outbox.add(actions.map_err(ChannelError::local)?);
         drop(provider);
         self.run();
         Ok(())
+    }
+
+    pub(crate) fn withdraw(&self, name: &str, step: u64) -> Option<u32> {
+        lock(&self.provider).withdraw(name, step)
+    }
+
+    pub(crate) fn held(&self) -> Held {
+        lock(&self.provider).held()
     }
 
     fn with(&self, change: impl FnOnce(&mut Provider<Payload>) -> Vec<ProviderAction<Payload>>) {
@@ -166,7 +139,7 @@ impl Offers {
         self.outbox.run(|action| match action {
             ProviderAction::Send { peer, message } => {
                 if let Some(link) = self.link(peer) {
-                    // If that fails the link does, which comes back as `remove_peer`.
+                    // If the send fails, the link ends, and calls `remove_peer`.
                     let _ = link.port(0).send_frame(&message.frame());
                 }
             }
@@ -191,7 +164,7 @@ impl Offers {
         });
     }
 
-    /// Writes a tensor into the sink of whoever asked for it.
+    /// Writes a tensor into the requester's sink.
     fn write(
         &self,
         peer: PeerId,
@@ -206,14 +179,14 @@ impl Offers {
         let start = RemoteSegment { address: sink.address, rkey: Rkey(sink.rkey) };
         let place = RemotePlace { start, length: sink.length };
         let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
-        let (me, landing) = (self.me.clone(), Arc::clone(&self.landing));
+        let (this, landing) = (self.this.clone(), Arc::clone(&self.landing));
         let token = Token::call(move |outcome| {
             if let LocalMemory::Region(copy) = outcome.local {
                 landing.put(copy);
             }
-            // What failed has ended the link, and its requests with it.
+            // A failed write has ended the link, and its requests with it.
             if outcome.result.is_ok()
-                && let Some(offers) = me.upgrade()
+                && let Some(offers) = this.upgrade()
             {
                 offers.with(|provider| provider.written(peer, request_id, checksum, Instant::now()));
             }
@@ -228,8 +201,8 @@ impl Offers {
     }
 }
 
-/// Ends what has waited for too long, for as long as there is a device.
-async fn watch_the_clock(offers: Weak<Offers>) {
+/// Ends requests and offers whose deadline has passed, until the device is dropped.
+async fn check_deadlines(offers: Weak<Offers>) {
     loop {
         tokio::time::sleep(Offers::TICK).await;
         let Some(offers) = offers.upgrade() else { return };

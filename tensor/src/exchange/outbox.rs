@@ -1,34 +1,35 @@
-//! What is to be done, in order, by one thread at a time.
+//! A queue of actions that one thread at a time carries out.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-use super::super::lock;
+use crate::lock::lock;
 
-/// Actions that wait to be carried out.
+/// Actions that wait to be carried out, in order.
 #[derive(Debug)]
-pub(super) struct Outbox<A> {
-    state: Mutex<State<A>>,
+pub(crate) struct Outbox<A> {
+    state: Mutex<ActionQueue<A>>,
 }
 
 #[derive(Debug)]
-struct State<A> {
+struct ActionQueue<A> {
     actions: VecDeque<A>,
     busy: bool,
 }
 
 impl<A> Outbox<A> {
-    pub(super) fn new() -> Self {
-        Self { state: Mutex::new(State { actions: VecDeque::new(), busy: false }) }
+    pub(crate) fn new() -> Self {
+        Self { state: Mutex::new(ActionQueue { actions: VecDeque::new(), busy: false }) }
     }
 
-    /// Adds actions. Called under the lock of whoever decides their order.
-    pub(super) fn add(&self, actions: impl IntoIterator<Item = A>) {
+    /// Adds actions. The caller holds the lock of the state machine that made them, so that their order is right.
+    pub(crate) fn add(&self, actions: impl IntoIterator<Item = A>) {
         lock(&self.state).actions.extend(actions);
     }
 
-    /// Carries out all there are, and those that come of it, unless somebody is at it already: then that one does.
-    pub(super) fn run(&self, mut carry_out: impl FnMut(A)) {
+    /// Carries out all actions, and the actions that these add. If another thread is doing so already, it returns at once, and
+    /// that thread carries them out.
+    pub(crate) fn run(&self, mut carry_out: impl FnMut(A)) {
         {
             let mut state = lock(&self.state);
             if std::mem::replace(&mut state.busy, true) {

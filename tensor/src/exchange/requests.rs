@@ -1,4 +1,4 @@
-//! What is asked of one peer by name and step.
+//! Requests to one peer, by name and step.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,104 +7,77 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use super::super::landing::Landing;
-use super::super::link::Link;
-use super::super::rendezvous::{
-    Failure, Placement, Requested as Answer, Requester, RequesterAction, RequesterSettings, Violation, verify,
-};
-use super::super::types::{Metadata, Tensor, deserialize};
-use super::super::{Channel, ChannelError, Settings, SharedRegion, lock};
 use super::Outbox;
+use crate::device::settings::Settings;
+use crate::error::ChannelError;
+use crate::link::Link;
+use crate::lock::lock;
+use crate::memory::landing::Landing;
+use crate::rendezvous::{
+    Failure, RequestOutcome, Requester, RequesterAction, RequesterSettings, SinkLocation, Violation, verify,
+};
+use crate::types::{Metadata, Tensor, deserialize};
 use crate::wire::tensor_frame::{Frame, RequestId};
-use crate::wire::tensor_metadata::Metadata as WireMetadata;
+use crate::wire::tensor_metadata::WireMetadata;
 use tonic_rdma_verbs::Access;
 use tonic_rdma_verbs::internal::Grant;
+use tonic_rdma_verbs::memory::SharedRegion;
 
-/// What the future of [`Channel::request`] yields.
+/// The result of [`Channel::request`](crate::Channel::request).
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, and moved once")]
 pub enum Requested {
     /// The tensor.
     Tensor(Tensor),
-    /// It is dead: the branch of the graph that would have computed it was not taken.
+    /// The tensor is dead: the branch of the graph that would have computed it was not taken.
     Dead,
 }
 
-impl Channel {
-    /// Asks the peer for the tensor `name` of `step`, whether the peer offers it already or not
-    /// ([`RdmaDevice::put`](super::super::RdmaDevice::put)). The peer writes it straight into memory of this device's. From the
-    /// second step on that takes one message and one write, unless the tensor's type or shape has changed.
-    ///
-    /// Dropping the future withdraws the request.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # use tonic_rdma_tensor::{Dtype, Offer, RdmaDevice, Requested, Shape, Tensor, TensorSpec};
-    /// # let server = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let worker = RdmaDevice::new(1, 2, "127.0.0.1:0").await?;
-    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
-    /// # let spec = TensorSpec::new(Dtype::U8, Shape::new(&[4])?)?;
-    /// # server.put("loss", 17, Offer::Tensor(Tensor::copy_from(spec, &[1, 2, 3, 4])?), 1)?;
-    /// if let Requested::Tensor(loss) = channel.request("loss", 17).await? {
-    ///     assert_eq!(loss.as_slice::<u8>()?, [1, 2, 3, 4]);
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// [`Refused`](ChannelError::Refused) with the peer's status: the tensor could not be computed, was not offered in time, or
-    /// was asked for twice.
-    pub fn request(&self, name: &str, step: u64) -> Request {
-        self.link().exchange().requests().request(self.link(), name, step)
-    }
-}
-
-/// The future of [`Channel::request`].
-#[must_use = "dropping it withdraws the request"]
+/// The future of [`Channel::request`](crate::Channel::request).
+#[must_use = "dropping the future cancels the request"]
 pub struct Request {
     link: Arc<Link>,
-    state: State,
+    requests: Arc<Requests>,
+    state: RequestState,
 }
 
-enum State {
-    Over(Option<ChannelError>),
-    Waiting(RequestId, Arc<Pending>),
+enum RequestState {
+    Ended(Option<ChannelError>),
+    Waiting(RequestId, Arc<PendingAnswer>),
 }
 
-/// Where the answer comes.
+/// The cell that takes the answer to a request.
 #[derive(Debug, Default)]
-struct Pending {
-    state: Mutex<Settled>,
+struct PendingAnswer {
+    state: Mutex<AnswerState>,
 }
 
 #[derive(Debug, Default)]
-struct Settled {
+struct AnswerState {
     result: Option<Result<Requested, ChannelError>>,
     waker: Option<Waker>,
 }
 
-/// Memory that the peer may write, until the grant goes.
+/// Memory that the peer may write until the grant is dropped.
 #[derive(Debug)]
-struct Sink {
+struct SinkMemory {
     grant: Grant,
     memory: SharedRegion,
 }
 
-/// See the module's documentation.
+/// The requests on one link.
 pub(crate) struct Requests {
-    requester: Mutex<Requester<Sink>>,
-    outbox: Outbox<RequesterAction<Sink>>,
-    waiting: Mutex<HashMap<RequestId, Arc<Pending>>>,
+    requester: Mutex<Requester<SinkMemory>>,
+    outbox: Outbox<RequesterAction<SinkMemory>>,
+    waiting: Mutex<HashMap<RequestId, Arc<PendingAnswer>>>,
     landing: Arc<Landing>,
 }
 
 impl Requests {
     pub(crate) fn new(settings: &Settings, landing: &Arc<Landing>) -> Self {
         let requester = Requester::new(RequesterSettings {
-            max_tensor_bytes: settings.longest,
-            validate: settings.validate,
+            max_tensor_bytes: settings.max_tensor_bytes,
+            validate: settings.checksums,
             ..RequesterSettings::default()
         });
         Self {
@@ -115,8 +88,9 @@ impl Requests {
         }
     }
 
-    fn request(&self, link: &Arc<Link>, name: &str, step: u64) -> Request {
-        let refused = |error| Request { link: Arc::clone(link), state: State::Over(Some(error)) };
+    pub(crate) fn request(self: &Arc<Self>, link: &Arc<Link>, name: &str, step: u64) -> Request {
+        let request = |state| Request { link: Arc::clone(link), requests: Arc::clone(self), state };
+        let refused = |error| request(RequestState::Ended(Some(error)));
         if let Some(fault) = link.fault() {
             return refused(fault.clone());
         }
@@ -125,15 +99,15 @@ impl Requests {
             Ok(begun) => begun,
             Err(error) => return refused(ChannelError::local(error)),
         };
-        let pending = Arc::new(Pending::default());
+        let pending = Arc::new(PendingAnswer::default());
         lock(&self.waiting).insert(id, Arc::clone(&pending));
         self.outbox.add([action]);
         drop(requester);
         self.run_and_wake(link);
-        Request { link: Arc::clone(link), state: State::Waiting(id, pending) }
+        request(RequestState::Waiting(id, pending))
     }
 
-    pub(super) fn handle(
+    pub(crate) fn handle(
         &self,
         link: &Arc<Link>,
         frame: Frame<'_>,
@@ -153,7 +127,7 @@ impl Requests {
         Ok(())
     }
 
-    pub(super) fn link_ended(&self, fault: &ChannelError) {
+    pub(crate) fn link_ended(&self, fault: &ChannelError) {
         let mut requester = lock(&self.requester);
         let actions = requester.peer_gone(&fault.to_string());
         drop(requester);
@@ -161,7 +135,7 @@ impl Requests {
         for action in actions {
             match action {
                 RequesterAction::Finished { request_id, .. } => {
-                    self.tell(request_id, Err(fault.clone()), &mut wakers);
+                    self.finish(request_id, Err(fault.clone()), &mut wakers);
                 }
                 RequesterAction::Free(sink) => self.free(sink),
                 RequesterAction::Send(_) | RequesterAction::Allocate { .. } => {}
@@ -170,7 +144,8 @@ impl Requests {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// For those that are not polling a queue. What is done may be another thread's, whose requests end by it.
+    /// Carries out the actions and wakes the tasks whose requests have ended. For callers that don't poll a queue. The actions
+    /// may belong to other threads.
     fn run_and_wake(&self, link: &Arc<Link>) {
         let mut wakers = Vec::new();
         self.run(link, &mut wakers);
@@ -180,7 +155,7 @@ impl Requests {
     fn run(&self, link: &Arc<Link>, wakers: &mut Vec<Waker>) {
         self.outbox.run(|action| match action {
             RequesterAction::Send(message) => {
-                // If that fails the link does, which comes back as `link_ended`.
+                // If the send fails, the link ends, and calls `link_ended`.
                 let _ = link.port(0).send_frame(&message.frame());
             }
             RequesterAction::Allocate { request_id, metadata } => {
@@ -197,41 +172,42 @@ impl Requests {
             RequesterAction::Free(sink) => self.free(sink),
             RequesterAction::Finished { request_id, result } => {
                 let result = self.result(link, request_id, result);
-                self.tell(request_id, result, wakers);
+                self.finish(request_id, result, wakers);
             }
         });
     }
 
-    /// Memory for a tensor, which the peer may write.
-    fn sink(&self, link: &Link, metadata: WireMetadata) -> Result<(Sink, Placement), ChannelError> {
+    /// Makes a sink for a tensor, which the peer may write.
+    fn sink(&self, link: &Link, metadata: WireMetadata) -> Result<(SinkMemory, SinkLocation), ChannelError> {
         Metadata::try_from(metadata).map_err(ChannelError::local)?;
         let memory = self.landing.take(metadata.bytes)?.share();
         let length = metadata.bytes.max(1) as usize;
         let grant = link.grant(&memory, 0..length, Access::REMOTE_WRITE)?;
         let place = grant.place();
         let placement =
-            Placement { address: place.start.address, rkey: place.start.rkey.0, length: place.length };
-        Ok((Sink { grant, memory }, placement))
+            SinkLocation { address: place.start.address, rkey: place.start.rkey.0, length: place.length };
+        Ok((SinkMemory { grant, memory }, placement))
     }
 
     fn result(
         &self,
         link: &Link,
         request_id: RequestId,
-        answer: Answer<Sink>,
+        answer: RequestOutcome<SinkMemory>,
     ) -> Result<Requested, ChannelError> {
         match answer {
-            Answer::Dead => Ok(Requested::Dead),
-            Answer::Failed(failure) => Err(ChannelError::Refused {
+            RequestOutcome::Dead => Ok(Requested::Dead),
+            RequestOutcome::Failed(failure) => Err(ChannelError::Refused {
                 endpoint: Arc::clone(link.peer()),
                 code: failure.code,
                 message: failure.text.into(),
             }),
-            Answer::Arrived { metadata, sink: Sink { grant, memory }, checksum } => {
-                // The peer's right ends here: what is shown from now on does not change.
+            RequestOutcome::Arrived { metadata, sink: SinkMemory { grant, memory }, checksum } => {
+                // The peer's right to write ends here, so the bytes do not change any more.
                 drop(grant);
                 let region = memory.try_into_region();
-                let region = region.map_err(|_| ChannelError::local("a sink that somebody still has"))?;
+                let region =
+                    region.map_err(|_| ChannelError::local("another reference to the sink is left"))?;
                 let bytes = self.landing.freeze(region, metadata.bytes);
                 if let Some(expected) = checksum {
                     verify(request_id, &bytes, expected).map_err(ChannelError::local)?;
@@ -242,15 +218,15 @@ impl Requests {
         }
     }
 
-    fn free(&self, sink: Sink) {
-        let Sink { grant, memory } = sink;
+    fn free(&self, sink: SinkMemory) {
+        let SinkMemory { grant, memory } = sink;
         drop(grant);
         if let Ok(region) = memory.try_into_region() {
             self.landing.put(region);
         }
     }
 
-    fn tell(&self, id: RequestId, result: Result<Requested, ChannelError>, wakers: &mut Vec<Waker>) {
+    fn finish(&self, id: RequestId, result: Result<Requested, ChannelError>, wakers: &mut Vec<Waker>) {
         let Some(pending) = lock(&self.waiting).remove(&id) else { return };
         let mut state = lock(&pending.state);
         state.result = Some(result);
@@ -273,11 +249,11 @@ impl Future for Request {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.state {
-            State::Over(error) => match error.take() {
+            RequestState::Ended(error) => match error.take() {
                 Some(error) => Poll::Ready(Err(error)),
                 None => Poll::Pending,
             },
-            State::Waiting(_, pending) => {
+            RequestState::Waiting(_, pending) => {
                 let mut state = lock(&pending.state);
                 match state.result.take() {
                     Some(result) => Poll::Ready(result),
@@ -293,8 +269,8 @@ impl Future for Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        if let State::Waiting(id, _) = self.state {
-            self.link.exchange().requests().cancel(&self.link, id);
+        if let RequestState::Waiting(id, _) = self.state {
+            self.requests.cancel(&self.link, id);
         }
     }
 }

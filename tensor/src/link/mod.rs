@@ -1,22 +1,24 @@
-//! A link: two processes whose devices know one another. Queue pairs, words, and who has which slot.
+//! A link: the RDMA connection between this process and one peer.
 //!
 //! ```text
-//!   Link ─┬─ Port ×N     a queue pair each: transfers in flight, frames beside them
-//!         ├─ Words       what the peer writes here without a word: releases, and that it sleeps
-//!         └─ End ×M      slots and regions by their pair of words: what arrives for whom
+//!   Link ─┬─ Port ×N       one queue pair each: transfers in flight, and frames beside them
+//!         ├─ Words         memory of this end that the peer writes: releases, and notes that the peer sleeps
+//!         └─ WordPair ×M   one for each slot and region: the words of both ends that belong to it
 //! ```
 //!
-//! How an arrival is told depends on what both devices can do ([`Notification`]), but where it is seen does not: it is
-//! always a word in memory that has reached a value. Where the device does not place in order, this end writes that word
-//! itself, when the completion says so.
+//! The two devices decide how an end learns of an arrival ([`Notification`]). The arrival itself is always a word in memory
+//! that reaches a value. Where the device does not place in order, this end writes that word itself, when a completion reports
+//! the arrival.
 
-mod end;
-mod lane;
-pub(super) mod port;
-mod prepare;
-pub(super) mod token;
-mod wait;
-mod words;
+pub(crate) mod credits;
+pub(crate) mod notification;
+pub(crate) mod polled_port;
+pub(crate) mod port;
+pub(crate) mod prepare;
+pub(crate) mod token;
+pub(crate) mod wait;
+pub(crate) mod word_pair;
+pub(crate) mod words;
 
 use std::fmt;
 use std::io::IoSlice;
@@ -28,104 +30,91 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 
-pub(super) use end::{Arrivals, End, Owner, Tails};
-pub(super) use port::Port;
-pub(super) use prepare::{PeerEnd, Prepared};
-pub(super) use wait::Wait;
-use words::{PeerWords, Words};
-
-use super::exchange::Exchange;
-use super::landing::Landing;
-use super::{ChannelError, lock};
+use crate::error::{Cause, ChannelError};
+use crate::link::notification::Notification;
+use crate::link::polled_port::PolledPort;
+use crate::link::port::{Port, PortOwner};
+use crate::link::token::{Bell, Token};
+use crate::link::word_pair::{Arrivals, WordPair};
+use crate::link::words::{PeerWords, Words};
+use crate::lock::lock;
+use crate::memory::landing::Landing;
 use crate::wire::tensor_frame::Frame;
-use tonic_rdma::internal::{Observation, Pace, Queue, Reactor, may_spin};
-use tonic_rdma_verbs::internal::{Grant, KeptRegistrations};
+use tonic_rdma::internal::{Observation, Queue, may_spin};
+use tonic_rdma_verbs::internal::{Grant, KeptRegistrations, Notice, Transfer, TransferKind};
 use tonic_rdma_verbs::memory::{Lease, SharedRegion};
 use tonic_rdma_verbs::{Access, ProtectionDomain, RemoteSegment};
 
-/// How an end learns that something was written to its memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notification {
-    /// It looks at a word that is written last. Where both devices place in order.
-    Word,
-    /// By a completion with immediate data. Where both devices have it.
-    Immediate,
-    /// By a message that follows the write.
-    Message,
+/// Takes the frames of the rendezvous, which a link does not understand itself.
+pub(crate) trait RendezvousFrames: fmt::Debug + Send + Sync {
+    /// Allows answers to the requests of the peer, from now on.
+    fn begin(&self, link: &Arc<Link>);
+
+    /// Takes a frame of the peer. Tasks to wake are added to `wakers`.
+    ///
+    /// # Errors
+    /// The frame breaks the protocol.
+    fn handle(&self, link: &Arc<Link>, frame: Frame<'_>, wakers: &mut Vec<Waker>)
+    -> Result<(), ChannelError>;
+
+    /// Ends all requests: the link has ended with `fault`, and its queue pairs are gone.
+    fn link_ended(&self, fault: &ChannelError);
 }
 
-/// See the module's documentation.
-pub(super) struct Link {
+/// A link to one peer: its queue pairs, its words, and its slots and regions.
+pub(crate) struct Link {
     id: LinkId,
     peer: Arc<str>,
     provider: &'static str,
     device: Arc<str>,
     notification: Notification,
-    ports: Vec<Seat>,
+    ports: Vec<PolledPort>,
     domain: Arc<dyn ProtectionDomain>,
     words: Words,
     peer_words: PeerWords,
-    ends: Mutex<Vec<Option<Arc<End>>>>,
+    pairs: Mutex<Vec<Option<Arc<WordPair>>>>,
     fault: OnceLock<ChannelError>,
     failed: AtomicBool,
-    /// Tells whoever keeps the link that it has ended.
+    /// Becomes true when the link has ended.
     ended: watch::Sender<bool>,
     landing: Arc<Landing>,
-    /// What the peer may still use of what was given up here.
+    /// Rights of the peer that last until the link ends, because the peer may still use the memory.
     kept: Mutex<Vec<Grant>>,
-    /// On the software device.
+    /// `Some` on the software device.
     anchors: Option<Mutex<KeptRegistrations>>,
-    exchange: Exchange,
+    rendezvous: Arc<dyn RendezvousFrames>,
 }
 
-/// Names a link to those who have a right to it.
-pub(super) type LinkId = [u8; 16];
-
-/// A port's place in its queue.
-#[derive(Debug)]
-struct Seat {
-    port: Arc<Port>,
-    queue: Arc<Queue>,
-    key: u32,
-    /// Of the futures that look at a word themselves before they let their thread sleep: one at a time does.
-    pace: Option<Mutex<Pace>>,
-    /// Held so that the queue is polled.
-    _reactor: Arc<Reactor>,
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.queue.remove(self.key, &*self.port);
-    }
-}
+/// The name of a link. A peer that knows the name, on the connection that opened the link, may use the link.
+pub(crate) type LinkId = [u8; 16];
 
 impl Link {
-    /// Pairs of words that each end has: slots and regions that a link serves in its life.
-    pub(super) const PAIRS: usize = Words::PAIRS;
+    /// The number of word pairs of each end. One pair serves one slot or region for the life of the link.
+    pub(crate) const PAIRS: usize = Words::PAIRS;
 
-    pub(super) fn id(&self) -> &LinkId {
+    pub(crate) fn id(&self) -> &LinkId {
         &self.id
     }
 
-    /// The peer's device, where it listens or called from.
-    pub(super) fn peer(&self) -> &Arc<str> {
+    /// Returns the address of the peer's device: where it listens, or where it called from.
+    pub(crate) fn peer(&self) -> &Arc<str> {
         &self.peer
     }
 
-    pub(super) fn provider(&self) -> &'static str {
+    pub(crate) fn provider(&self) -> &'static str {
         self.provider
     }
 
-    pub(super) fn device(&self) -> &str {
+    pub(crate) fn device(&self) -> &str {
         &self.device
     }
 
-    pub(super) fn notification(&self) -> Notification {
+    pub(crate) fn notification(&self) -> Notification {
         self.notification
     }
 
     /// Gives the peer these rights to `range` of `memory`.
-    pub(super) fn grant(
+    pub(crate) fn grant(
         &self,
         memory: &SharedRegion,
         range: Range<usize>,
@@ -137,52 +126,56 @@ impl Link {
         Grant::of_part(&*self.domain, memory, range, access).map_err(ChannelError::memory)
     }
 
-    /// Lets the peer read what `lease` has.
-    pub(super) fn grant_lease(&self, lease: &Lease) -> Result<Grant, ChannelError> {
+    /// Gives the peer the right to read the memory of `lease`.
+    pub(crate) fn grant_lease(&self, lease: &Lease) -> Result<Grant, ChannelError> {
         if let Some(anchors) = &self.anchors {
             lock(anchors).lease(lease);
         }
         Grant::of_lease(&*self.domain, lease).map_err(ChannelError::memory)
     }
 
-    /// The port of queue pair `index`, which is taken modulo their number.
-    pub(super) fn port(&self, index: u32) -> &Arc<Port> {
+    /// Returns the port of queue pair `index`, modulo their number.
+    pub(crate) fn port(&self, index: u32) -> &Arc<Port> {
         &self.ports[index as usize % self.ports.len()].port
     }
 
-    pub(super) fn ports(&self) -> impl Iterator<Item = &Arc<Port>> {
-        self.ports.iter().map(|seat| &seat.port)
+    pub(crate) fn ports(&self) -> impl Iterator<Item = &Arc<Port>> {
+        self.ports.iter().map(|polled| &polled.port)
     }
 
-    /// Takes what has come on the queue of a port.
-    pub(super) fn poll(&self, port: u32) {
+    /// Takes the completions of the queue of a port.
+    pub(crate) fn poll(&self, port: u32) {
         self.ports[port as usize % self.ports.len()].queue.poll();
     }
 
-    /// Takes what has come on any.
-    pub(super) fn poll_all(&self) {
-        for seat in &self.ports {
-            seat.queue.poll();
+    /// Takes the completions of all queues.
+    pub(crate) fn poll_all(&self) {
+        for polled in &self.ports {
+            polled.queue.poll();
         }
     }
 
-    /// Looks for what `has_come` says, for as long as that pays, and takes what comes on the port's queue meanwhile. Not
-    /// at all where the runtime's only thread has others to serve.
-    pub(super) fn spin(&self, port: u32, has_come: impl Fn() -> bool) -> bool {
-        let seat = &self.ports[port as usize % self.ports.len()];
-        let Some(mut pace) = seat.pace.as_ref().and_then(|pace| pace.try_lock().ok()) else { return false };
+    /// Calls `has_come` again and again for as long as that pays, and takes the completions of the port's queue meanwhile.
+    /// Returns whether the word has come. Returns false at once if other tasks need the only thread of the runtime.
+    pub(crate) fn spin(&self, port: u32, has_come: impl Fn() -> bool) -> bool {
+        let polled = &self.ports[port as usize % self.ports.len()];
+        let Some(mut pace) = polled.pace.as_ref().and_then(|pace| pace.try_lock().ok()) else { return false };
         if !may_spin() {
             return false;
         }
         let look = || {
-            // A task that this poll woke may wait for this thread: it goes first.
-            if has_come() || seat.queue.poll().woken > 0 { Observation::Wanted } else { Observation::Nothing }
+            // A task that this poll woke may wait for this thread, so that task goes first.
+            if has_come() || polled.queue.poll().woken > 0 {
+                Observation::Wanted
+            } else {
+                Observation::Nothing
+            }
         };
         pace.spin(|| (), look) && has_come()
     }
 
-    /// What was waited for has come to one that slept.
-    pub(super) fn slept_for(&self, port: u32) {
+    /// Notes that a word has come to a future that slept, for the pace of the next one.
+    pub(crate) fn slept_for(&self, port: u32) {
         if let Some(pace) = &self.ports[port as usize % self.ports.len()].pace
             && let Ok(mut pace) = pace.try_lock()
         {
@@ -190,28 +183,23 @@ impl Link {
         }
     }
 
-    /// The queue of a port, to be told when a word is there.
-    pub(super) fn queue(&self, port: u32) -> &Arc<Queue> {
+    /// Returns the queue of a port, which looks at watched words.
+    pub(crate) fn queue(&self, port: u32) -> &Arc<Queue> {
         &self.ports[port as usize % self.ports.len()].queue
     }
 
-    /// Tensors by name and step.
-    pub(super) fn exchange(&self) -> &Exchange {
-        &self.exchange
-    }
-
-    /// Why it has ended, if it has.
-    pub(super) fn fault(&self) -> Option<&ChannelError> {
+    /// Returns why the link has ended, if it has.
+    pub(crate) fn fault(&self) -> Option<&ChannelError> {
         self.failed.load(Ordering::Acquire).then(|| self.fault.get()).flatten()
     }
 
-    /// An error if it has ended.
-    pub(super) fn check(&self) -> Result<(), ChannelError> {
+    /// Returns an error if the link has ended.
+    pub(crate) fn check(&self) -> Result<(), ChannelError> {
         self.fault().map_or(Ok(()), |fault| Err(fault.clone()))
     }
 
-    /// Looks whether a device has noticed the end of a queue pair, which a thread that only looks at memory would not.
-    pub(super) fn look(&self) -> Result<(), ChannelError> {
+    /// Asks the devices whether a queue pair has ended. A thread that only looks at memory takes no completion that says so.
+    pub(crate) fn look(&self) -> Result<(), ChannelError> {
         self.check()?;
         let ended = |port: &Arc<Port>| {
             use tonic_rdma_verbs::QueuePairState::Error;
@@ -224,31 +212,31 @@ impl Link {
         Ok(())
     }
 
-    /// Waits until it has ended, without holding it.
-    pub(super) fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
+    /// Waits until the link has ended, without holding the link.
+    pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut ended = self.ended.subscribe();
         async move {
             let _ = ended.wait_for(|ended| *ended).await;
         }
     }
 
-    /// Regions to land in, and to copy to.
-    pub(super) fn landing(&self) -> &Arc<Landing> {
+    /// Returns the pool of regions for tensors that arrive, and for copies of tensors that are sent.
+    pub(crate) fn landing(&self) -> &Arc<Landing> {
         &self.landing
     }
 
-    /// Keeps rights of the peer's until the link ends.
-    pub(super) fn keep(&self, grants: impl IntoIterator<Item = Grant>) {
+    /// Keeps rights of the peer until the link ends.
+    pub(crate) fn keep(&self, grants: impl IntoIterator<Item = Grant>) {
         lock(&self.kept).extend(grants);
     }
 
-    /// Ends it because of `error`, or finds that it has ended; yields the reason why it did. Everything in flight is over
-    /// when this returns, and memory is where it belongs.
-    pub(super) fn fail(&self, error: ChannelError) -> ChannelError {
+    /// Ends the link because of `error`, unless it has ended. Returns why it ended. When this returns, nothing is in flight,
+    /// and all memory is back with its owner.
+    pub(crate) fn fail(&self, error: ChannelError) -> ChannelError {
         let fault = self.end(error);
-        // Those that wait for a word of the peer's learn that it never comes.
-        for seat in &self.ports {
-            seat.queue.wake_watched();
+        // Futures that wait for a word of the peer find that the link has ended.
+        for polled in &self.ports {
+            polled.queue.wake_watched();
         }
         fault
     }
@@ -267,71 +255,74 @@ impl Link {
                 }
                 fault => tracing::debug!(peer = &*self.peer, %fault, "a tensor link has ended"),
             }
-            for seat in &self.ports {
-                seat.port.end(fault);
+            for polled in &self.ports {
+                polled.port.end(fault);
             }
-            let ends = std::mem::take(&mut *lock(&self.ends));
-            for end in ends.into_iter().flatten() {
-                end.link_ended(fault);
+            let pairs = std::mem::take(&mut *lock(&self.pairs));
+            for pair in pairs.into_iter().flatten() {
+                pair.link_ended(fault);
             }
-            self.exchange.link_ended(fault);
+            self.rendezvous.link_ended(fault);
             lock(&self.kept).clear();
             self.ended.send_replace(true);
         }
         fault.clone()
     }
 
-    /// The peer broke the protocol.
-    pub(super) fn violation(&self, reason: impl fmt::Display) -> ChannelError {
-        ChannelError::Violation { peer: Arc::clone(&self.peer), reason: reason.to_string().into() }
+    /// Makes the error of a peer that broke the protocol.
+    pub(crate) fn violation(
+        &self,
+        error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> ChannelError {
+        ChannelError::Violation { peer: Arc::clone(&self.peer), cause: Cause::new(error) }
     }
 
-    /// Gives a slot or region a pair of words. A pair serves once in the link's life, so that what comes late for its last
+    /// Gives a slot or region a pair of words. A pair serves once in the life of the link, so that a late write for its last
     /// owner does no harm to the next.
-    pub(super) fn add_end(&self, make: impl FnOnce(u32) -> End) -> Result<Arc<End>, ChannelError> {
-        let mut ends = lock(&self.ends);
+    pub(crate) fn add_pair(&self, make: impl FnOnce(u32) -> WordPair) -> Result<Arc<WordPair>, ChannelError> {
+        let mut pairs = lock(&self.pairs);
         self.check()?;
-        if ends.len() >= Words::PAIRS {
+        if pairs.len() >= Words::PAIRS {
             let most = Words::PAIRS;
             return Err(ChannelError::local(format!("a link serves {most} slots and regions in its life")));
         }
-        let end = Arc::new(make(ends.len() as u32));
-        ends.push(Some(Arc::clone(&end)));
-        Ok(end)
+        let pair = Arc::new(make(pairs.len() as u32));
+        pairs.push(Some(Arc::clone(&pair)));
+        Ok(pair)
     }
 
-    /// Nothing is to arrive at `end` any more.
-    pub(super) fn remove_end(&self, end: &End) {
-        let mut ends = lock(&self.ends);
-        let removed = ends.get_mut(end.pair() as usize).and_then(Option::take);
-        drop(ends);
+    /// Removes a pair. Later arrivals for the pair are ignored.
+    pub(crate) fn remove_pair(&self, pair: &WordPair) {
+        let mut pairs = lock(&self.pairs);
+        let removed = pairs.get_mut(pair.number() as usize).and_then(Option::take);
+        drop(pairs);
         drop(removed);
     }
 
-    fn end_of(&self, pair: u32) -> Option<Arc<End>> {
-        lock(&self.ends).get(pair as usize).cloned().flatten()
+    fn pair_of(&self, pair: u32) -> Option<Arc<WordPair>> {
+        lock(&self.pairs).get(pair as usize).cloned().flatten()
     }
 
-    /// The memory and offset of the count of a pair.
-    pub(super) fn count(&self, pair: u32) -> (&SharedRegion, usize) {
+    /// Returns the memory of a pair's count, and its offset.
+    pub(crate) fn count(&self, pair: u32) -> (&SharedRegion, usize) {
         self.words.count(pair)
     }
 
-    /// The count of a pair.
-    pub(super) fn load_count(&self, pair: u32) -> u64 {
+    /// Returns the count of a pair.
+    pub(crate) fn load_count(&self, pair: u32) -> u64 {
         let (memory, offset) = self.words.count(pair);
         memory.load_u64(offset).unwrap_or(0)
     }
 
-    /// Where the peer keeps the count of its pair, for a notice.
-    pub(super) fn peer_count(&self, pair: u32) -> Option<RemoteSegment> {
+    /// Returns the place of a pair's count at the peer, for a notice.
+    pub(crate) fn peer_count(&self, pair: u32) -> Option<RemoteSegment> {
         self.peer_words.count(pair)
     }
 
-    /// Tells the peer that `epoch` has been reached at `end`: a release, or a change to a region.
-    pub(super) fn tell(
+    /// Reports to the peer that `epoch` has been reached at `pair`: a release, or a change of a region.
+    pub(crate) fn report(
         &self,
-        end: &End,
+        pair: &WordPair,
         epoch: u64,
         port: u32,
         frame: &Frame<'_>,
@@ -339,48 +330,80 @@ impl Link {
         if self.notification != Notification::Word {
             return self.port(port).send_frame(frame);
         }
-        let Some(place) = self.peer_words.count(end.peer_pair()) else {
+        let Some(place) = self.peer_words.count(pair.peer_number()) else {
             return Err(self.violation("it has no such words"));
         };
         self.port(port).write_small(&[IoSlice::new(&epoch.to_ne_bytes())], place, None)?;
-        self.ring_sleeper(end, epoch, port)
+        self.ring_sleeper(pair, epoch, port)
     }
 
-    /// Rings the peer's bell if it sleeps until `epoch`, which has just been brought.
-    pub(super) fn ring_sleeper(&self, end: &End, epoch: u64, port: u32) -> Result<(), ChannelError> {
+    /// Submits a write that brings `epoch` to `pair` of the peer. The peer learns of it from the word at `word`, from the
+    /// completion of the write, or from a frame behind the write.
+    pub(crate) fn submit_noticed(
+        &self,
+        transfer: Transfer<Token>,
+        length: u64,
+        pair: &WordPair,
+        epoch: u64,
+        port: u32,
+        word: impl FnOnce() -> Option<RemoteSegment>,
+    ) -> Result<(), ChannelError> {
+        let (slot, port) = (pair.peer_number(), self.port(port));
+        match self.notification() {
+            Notification::Word => match word() {
+                Some(place) => {
+                    port.submit(transfer.notify(Notice::Word(place, epoch)), length, TransferKind::Write)
+                }
+                None => Err(self.fail(self.violation("it has no such words"))),
+            },
+            Notification::Immediate => {
+                port.submit(transfer.notify(Notice::Immediate(slot)), length, TransferKind::Write)
+            }
+            Notification::Message => {
+                port.submit(transfer, length, TransferKind::Write)?;
+                port.send_frame(&Frame::Placed { slot, epoch })
+            }
+        }
+    }
+
+    /// Writes to the peer that this end sleeps until `epoch`.
+    pub(crate) fn say_asleep(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), ChannelError> {
         if self.notification != Notification::Word {
             return Ok(());
         }
-        // SYNC: what was brought comes before this look; the peer says that it sleeps before it looks for the last time. One
-        // of us sees the other.
-        fence(Ordering::SeqCst);
-        if self.words.sleeper(end.pair()) == epoch {
-            self.port(port).send_frame(&Frame::Bell { slot: end.peer_pair() })?;
-        }
-        Ok(())
-    }
-
-    /// Tells the peer that this end sleeps until `epoch`.
-    pub(super) fn say_asleep(&self, end: &End, epoch: u64, port: u32) -> Result<(), ChannelError> {
-        if self.notification != Notification::Word {
-            return Ok(());
-        }
-        let Some(place) = self.peer_words.sleeper(end.peer_pair()) else {
+        let Some(place) = self.peer_words.sleeper(pair.peer_number()) else {
             return Err(self.violation("it has no such words"));
         };
         self.port(port).write_small(&[IoSlice::new(&epoch.to_ne_bytes())], place, None)?;
         fence(Ordering::SeqCst);
         Ok(())
     }
+}
 
-    /// The slot with this pair has been written, for the first time or with this epoch.
-    pub(super) fn placed(&self, pair: u32, epoch: Option<u64>) -> Result<(), ChannelError> {
-        let Some(end) = self.end_of(pair) else {
-            // It was given up here while the peer wrote.
+impl PortOwner for Link {
+    fn poll(&self, port: u32) {
+        Self::poll(self, port);
+    }
+
+    fn peer(&self) -> &Arc<str> {
+        &self.peer
+    }
+
+    fn fault(&self) -> Option<&ChannelError> {
+        Self::fault(self)
+    }
+
+    fn fail(&self, error: ChannelError) -> ChannelError {
+        Self::fail(self, error)
+    }
+
+    fn placed(&self, pair: u32, epoch: Option<u64>) -> Result<(), ChannelError> {
+        let Some(found) = self.pair_of(pair) else {
+            // The slot was given up here while the peer wrote.
             return Ok(());
         };
-        match end.arrivals() {
-            Arrivals::Tails(tails) => tails.arrived(epoch).map_err(|reason| self.violation(reason)),
+        match found.arrivals() {
+            Arrivals::Tails(tails) => tails.arrived(epoch).map_err(|error| self.violation(error)),
             Arrivals::Count => {
                 self.words.set_count(pair, epoch.unwrap_or_else(|| self.load_count(pair) + 1));
                 Ok(())
@@ -388,14 +411,13 @@ impl Link {
         }
     }
 
-    /// A frame of the peer's.
-    fn handle(self: &Arc<Self>, frame: Frame<'_>, wakers: &mut Vec<Waker>) -> Result<(), ChannelError> {
+    fn handle(self: Arc<Self>, frame: Frame<'_>, wakers: &mut Vec<Waker>) -> Result<(), ChannelError> {
         match frame {
             Frame::Credit => Ok(()),
-            // Its completion has woken the poller, which is all that it is for.
+            // The completion of this frame has woken the poller, and that is the purpose of the frame.
             Frame::Bell { slot } => {
-                if let Some(end) = self.end_of(slot) {
-                    end.ring();
+                if let Some(pair) = self.pair_of(slot) {
+                    pair.ring();
                 }
                 Ok(())
             }
@@ -410,20 +432,35 @@ impl Link {
                 peer: Arc::clone(&self.peer),
                 reason: "it closed the link".into(),
             }),
-            frame => self.exchange.handle(self, frame, wakers),
+            frame => self.rendezvous.handle(&self, frame, wakers),
         }
+    }
+}
+
+impl Bell for Link {
+    fn ring_sleeper(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), ChannelError> {
+        if self.notification != Notification::Word {
+            return Ok(());
+        }
+        // SYNC: this end brings the epoch and then reads the sleeper. The peer writes the sleeper and then looks for the epoch
+        // a last time. So at least one end sees the word of the other end.
+        fence(Ordering::SeqCst);
+        if self.words.sleeper(pair.number()) == epoch {
+            self.port(port).send_frame(&Frame::Bell { slot: pair.peer_number() })?;
+        }
+        Ok(())
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Each wait holds the link: there is none to wake.
+        // Each wait holds the link, so no wait is left to wake.
         self.end(ChannelError::Closed(Arc::clone(&self.peer)));
     }
 }
 
 impl fmt::Debug for Link {
-    /// Names the link; all that belongs to it would fill pages.
+    /// Shows the link's name only, because all its parts would fill pages.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("peer", &self.peer).field("device", &self.device).finish_non_exhaustive()
     }

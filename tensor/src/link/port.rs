@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::Waker;
 
-use super::super::ChannelError;
-use super::super::lock;
-use super::Link;
-use super::lane::Lane;
-use super::token::{Outcome, Token};
+use crate::error::{Cause, ChannelError};
+use crate::link::credits::Credits;
+use crate::link::token::{Outcome, Token};
+use crate::lock::lock;
 use crate::wire::tensor_frame::{Frame, MAX_FRAME};
 use tonic_rdma::internal::{Participant, WorkId, WorkKind};
 use tonic_rdma_verbs::internal::{
@@ -23,34 +22,56 @@ use tonic_rdma_verbs::{
     RemoteSegment, Rkey, WorkCompletion,
 };
 
-/// See the module's documentation.
+/// The link that a port belongs to.
+pub(crate) trait PortOwner: Send + Sync {
+    /// Takes what has come on the queue of a port.
+    fn poll(&self, port: u32);
+
+    /// Returns the name of the peer.
+    fn peer(&self) -> &Arc<str>;
+
+    /// Returns why the link has ended, if it has.
+    fn fault(&self) -> Option<&ChannelError>;
+
+    /// Ends the link with `error`, unless it has ended. Returns why it ended.
+    fn fail(&self, error: ChannelError) -> ChannelError;
+
+    /// Notes that the peer has written the slot with this pair of words: the next epoch, or this one.
+    fn placed(&self, pair: u32, epoch: Option<u64>) -> Result<(), ChannelError>;
+
+    /// Takes a frame of the peer. Tasks to wake are added to `wakers`.
+    fn handle(self: Arc<Self>, frame: Frame<'_>, wakers: &mut Vec<Waker>) -> Result<(), ChannelError>;
+}
+
+/// One queue pair of a link, with its transfers in flight and its frames.
 pub(crate) struct Port {
     number: QueuePairNumber,
-    /// Its place among the link's ports.
+    /// The number of the port in its link.
     index: u32,
-    /// What its requests carry, so that completions find it.
+    /// The number of the port in its queue. Work requests carry it, so that their completions find the port.
     key: u32,
     inline: usize,
     pool: Pool,
-    state: Mutex<State>,
-    link: OnceLock<Weak<Link>>,
+    state: Mutex<PortState>,
+    owner: OnceLock<Weak<dyn PortOwner>>,
     written: AtomicU64,
     read: AtomicU64,
-    /// Whether completions should be taken before more is posted: an end that only looks at memory polls no queue.
+    /// Whether completions must be taken before more is posted. A sender that only looks at memory polls no queue.
     crowded: AtomicBool,
 }
 
 #[derive(Debug)]
-struct State {
-    /// Nothing once the link has ended. Before `receives`: the queue pair goes before the memory that it receives in.
+struct PortState {
+    /// `None` once the link has ended. Declared before `receives`, because the queue pair has to go before the memory that it
+    /// receives in.
     flights: Option<InFlight<Token>>,
     receives: Block,
-    lane: Lane,
-    /// Frames that wait for the peer to have a receive for them.
+    credits: Credits,
+    /// Frames that wait until the peer has a receive for them.
     backlog: VecDeque<Box<[u8]>>,
 }
 
-/// What has come in.
+/// The content of a completed receive.
 #[derive(Clone, Copy, Debug)]
 enum Arrival {
     Frame(usize),
@@ -58,15 +79,15 @@ enum Arrival {
 }
 
 impl Port {
-    /// Receives posted: frames and notices that the peer may send before this end takes one.
-    pub(super) const RECEIVES: u32 = 256;
-    /// Frames that may wait.
+    /// The number of receives that are posted: frames and notices that the peer may send before this end takes one.
+    pub(crate) const RECEIVES: u32 = 256;
+    /// The number of frames that may wait.
     const BACKLOG: usize = 1 << 16;
-    /// Transfers that may wait on a channel.
+    /// The number of transfers that may wait on a port.
     pub(crate) const WAITING: usize = 1 << 16;
 
     /// Takes over a queue pair in Init or later, and posts its receives.
-    pub(super) fn new(
+    pub(crate) fn new(
         flights: InFlight<Token>,
         index: u32,
         key: u32,
@@ -76,10 +97,10 @@ impl Port {
         let receives = pool.lease(length, Quota::Receive).map_err(ChannelError::memory)?;
         let (number, inline) =
             (flights.queue_pair().number(), flights.queue_pair().capacity().inline as usize);
-        let state = State {
+        let state = PortState {
             flights: Some(flights),
             receives,
-            lane: Lane::new(Self::RECEIVES),
+            credits: Credits::new(Self::RECEIVES),
             backlog: VecDeque::new(),
         };
         for slot in 0..Self::RECEIVES {
@@ -92,38 +113,38 @@ impl Port {
             inline,
             pool,
             state: Mutex::new(state),
-            link: OnceLock::new(),
+            owner: OnceLock::new(),
             written: AtomicU64::new(0),
             read: AtomicU64::new(0),
             crowded: AtomicBool::new(false),
         })
     }
 
-    /// The link that it belongs to, and the receives that the peer has posted.
-    pub(super) fn belong(&self, link: &Arc<Link>, peer_receives: u32) {
-        lock(&self.state).lane.set_peer_receives(peer_receives);
-        let _ = self.link.set(Arc::downgrade(link));
+    /// Sets the link that the port belongs to, and the number of receives that the peer has posted.
+    pub(crate) fn belong(&self, owner: Weak<dyn PortOwner>, peer_receives: u32) {
+        lock(&self.state).credits.set_peer_receives(peer_receives);
+        let _ = self.owner.set(owner);
     }
 
-    /// Lets `then` use the queue pair; nothing if the link has ended.
-    pub(super) fn with_queue_pair<T>(
+    /// Lends the queue pair to `then`. Returns `None` if the link has ended.
+    pub(crate) fn with_queue_pair<T>(
         &self,
         then: impl FnOnce(&dyn tonic_rdma_verbs::QueuePair) -> T,
     ) -> Option<T> {
         lock(&self.state).flights.as_ref().map(|flights| then(flights.queue_pair()))
     }
 
-    /// Evidence that both ends see one another's memory.
+    /// Returns the evidence that both ends see one another's memory.
     pub(crate) fn probe(&self) -> Probe {
         self.with_queue_pair(|queue_pair| queue_pair.probe()).unwrap_or_default()
     }
 
-    /// Bytes written and read by transfers.
+    /// Returns the bytes that transfers have written and read.
     pub(crate) fn moved(&self) -> (u64, u64) {
         (self.written.load(Ordering::Relaxed), self.read.load(Ordering::Relaxed))
     }
 
-    /// Bytes that a request may carry inline.
+    /// Returns the number of bytes that a request may carry inline.
     pub(crate) fn inline(&self) -> usize {
         self.inline
     }
@@ -131,7 +152,7 @@ impl Port {
     /// Starts a transfer.
     ///
     /// # Errors
-    /// Gives it back if it can't be started, with the reason.
+    /// The transfer can't start. Its token gets the same error, and the memory.
     pub(crate) fn submit(
         &self,
         transfer: Transfer<Token>,
@@ -154,8 +175,8 @@ impl Port {
         result.map_err(|error| self.fail(ChannelError::local(error)))
     }
 
-    /// Writes `slices`, few bytes and in a place of the peer's, one after the other; the caller's memory is free at once, and
-    /// nobody is told when they are there.
+    /// Writes `slices`, one after the other, to a place of the peer. For few bytes: the caller's memory is free when this
+    /// returns, and no token reports the end of the write.
     pub(crate) fn write_small(
         &self,
         slices: &[IoSlice<'_>],
@@ -166,7 +187,7 @@ impl Port {
         self.make_room();
         let mut state = lock(&self.state);
         if immediate.is_some() {
-            state.lane.sent();
+            state.credits.sent();
         }
         let Some(flights) = &mut state.flights else {
             drop(state);
@@ -190,13 +211,13 @@ impl Port {
         }
     }
 
-    /// Sends a frame, or keeps it until the peer has a receive for it.
+    /// Sends a frame, or keeps the frame until the peer has a receive for it.
     pub(crate) fn send_frame(&self, frame: &Frame<'_>) -> Result<(), ChannelError> {
         let mut buffer = [0; MAX_FRAME];
         self.make_room();
         let mut state = lock(&self.state);
-        let length = frame.encode(state.lane.granted(), &mut buffer).map_err(ChannelError::local)?;
-        let result = if state.backlog.is_empty() && state.lane.may_send() {
+        let length = frame.encode(state.credits.granted(), &mut buffer).map_err(ChannelError::local)?;
+        let result = if state.backlog.is_empty() && state.credits.may_send() {
             state.post_frame(&buffer[..length], self)
         } else if state.backlog.len() < Self::BACKLOG {
             state.backlog.push_back(buffer[..length].into());
@@ -208,8 +229,8 @@ impl Port {
         result.map_err(|error| self.fail(error))
     }
 
-    /// Ends it: every transfer is over, with its memory.
-    pub(super) fn end(&self, fault: &ChannelError) {
+    /// Ends the port: all transfers are over, and their memory is back with its owners.
+    pub(crate) fn end(&self, fault: &ChannelError) {
         let flights = lock(&self.state).flights.take();
         let Some(flights) = flights else { return };
         let mut wakers = Vec::new();
@@ -224,9 +245,9 @@ impl Port {
     /// Takes completions if many are due.
     fn make_room(&self) {
         if self.crowded.load(Ordering::Relaxed)
-            && let Some(link) = self.link()
+            && let Some(owner) = self.owner()
         {
-            link.poll(self.index);
+            owner.poll(self.index);
         }
     }
 
@@ -234,25 +255,25 @@ impl Port {
         WorkId { kind: WorkKind::Send, connection: self.key, value: number }.to_bits()
     }
 
-    fn link(&self) -> Option<Arc<Link>> {
-        self.link.get().and_then(Weak::upgrade)
+    fn owner(&self) -> Option<Arc<dyn PortOwner>> {
+        self.owner.get().and_then(Weak::upgrade)
     }
 
-    /// Why it has ended.
+    /// Returns why the link has ended.
     fn fault(&self) -> ChannelError {
-        let fault = self.link().and_then(|link| link.fault().cloned());
+        let fault = self.owner().and_then(|link| link.fault().cloned());
         fault.unwrap_or_else(|| ChannelError::local("the link has ended"))
     }
 
-    /// Ends the link with `error`, unless it has ended, and says why it did.
+    /// Ends the link with `error`, unless it has ended. Returns why it ended.
     fn fail(&self, error: ChannelError) -> ChannelError {
-        match self.link() {
+        match self.owner() {
             Some(link) => link.fail(error),
             None => error,
         }
     }
 
-    /// Takes one completion: what has come in, and what went wrong.
+    /// Takes one completion. Returns what has arrived, if the completion is a receive.
     fn take(
         &self,
         completion: &WorkCompletion,
@@ -283,11 +304,11 @@ impl Port {
             }
         };
         state.post_receive(id.value, self.key)?;
-        state.lane.reposted();
-        if state.lane.owes_credit() {
+        state.credits.reposted();
+        if state.credits.owes_credit() {
             let mut buffer = [0; MAX_FRAME];
             let length =
-                Frame::Credit.encode(state.lane.granted(), &mut buffer).map_err(ChannelError::local)?;
+                Frame::Credit.encode(state.credits.granted(), &mut buffer).map_err(ChannelError::local)?;
             state.post_frame(&buffer[..length], self)?;
         }
         Ok(Some(arrival))
@@ -296,7 +317,7 @@ impl Port {
     fn lost(&self, status: CompletionStatus) -> ChannelError {
         match status {
             CompletionStatus::WorkRequestFlushed | CompletionStatus::RetryExceeded => {
-                let peer = self.link().map_or_else(|| "".into(), |link| Arc::clone(link.peer()));
+                let peer = self.owner().map_or_else(|| "".into(), |link| Arc::clone(link.peer()));
                 let reason = match status {
                     CompletionStatus::RetryExceeded => "its device acknowledges nothing any more",
                     _ => "its end of the RDMA connection is closed",
@@ -307,29 +328,32 @@ impl Port {
         }
     }
 
-    /// Hands what has come in to the link.
+    /// Hands an arrival to the link.
     fn arrived(
         &self,
         arrival: Arrival,
         frame: &[u8; MAX_FRAME],
         wakers: &mut Vec<Waker>,
     ) -> Result<(), ChannelError> {
-        let Some(link) = self.link() else { return Ok(()) };
+        let Some(owner) = self.owner() else { return Ok(()) };
         match arrival {
-            Arrival::Immediate(slot) => link.placed(slot, None),
+            Arrival::Immediate(slot) => owner.placed(slot, None),
             Arrival::Frame(length) => {
-                let decoded = Frame::decode(&frame[..length]).map_err(|error| link.violation(error))?;
+                let decoded = Frame::decode(&frame[..length]).map_err(|error| ChannelError::Violation {
+                    peer: Arc::clone(owner.peer()),
+                    cause: Cause::new(error),
+                })?;
                 self.granted(decoded.granted)?;
-                link.handle(decoded.frame, wakers)
+                owner.handle(decoded.frame, wakers)
             }
         }
     }
 
-    /// The peer has posted receives; what waited for them goes.
+    /// Notes that the peer has posted receives, and sends the frames that waited for them.
     fn granted(&self, granted: u32) -> Result<(), ChannelError> {
         let mut state = lock(&self.state);
-        state.lane.peer_granted(granted);
-        while state.lane.may_send()
+        state.credits.peer_granted(granted);
+        while state.credits.may_send()
             && let Some(frame) = state.backlog.pop_front()
         {
             state.post_frame(&frame, self)?;
@@ -338,7 +362,7 @@ impl Port {
     }
 }
 
-impl State {
+impl PortState {
     fn post_receive(&self, slot: u32, key: u32) -> Result<(), ChannelError> {
         let Some(flights) = &self.flights else { return Ok(()) };
         let start = slot as usize * MAX_FRAME;
@@ -349,7 +373,7 @@ impl State {
     }
 
     fn post_frame(&mut self, frame: &[u8], port: &Port) -> Result<(), ChannelError> {
-        self.lane.sent();
+        self.credits.sent();
         let Some(flights) = &mut self.flights else { return Err(port.fault()) };
         let inline = frame.len() <= port.inline;
         if inline {
@@ -372,10 +396,10 @@ impl State {
     }
 }
 
-/// What a message has for a place.
+/// The remote place of a Send, which has none.
 const NOWHERE: RemoteSegment = RemoteSegment { address: 0, rkey: Rkey(0) };
 
-/// A transfer of a few bytes that have to wait.
+/// Makes a transfer of a few bytes that have to wait.
 fn queued(
     bytes: Vec<u8>,
     way: TransferKind,
@@ -398,11 +422,11 @@ fn whole(local: LocalMemory, length: usize, way: TransferKind, start: RemoteSegm
         way,
         blocks,
         tonic_rdma_verbs::internal::RemotePlace { start, length },
-        Token::quiet(),
+        Token::unobserved(),
     )
 }
 
-/// Tells a transfer's owner that it did not begin.
+/// Reports to the owner of a transfer that the transfer did not begin.
 fn refuse(transfer: Transfer<Token>, error: ChannelError) -> ChannelError {
     let FinishedTransfer { token, local, .. } = transfer.refuse();
     let mut wakers = Vec::new();
@@ -411,7 +435,7 @@ fn refuse(transfer: Transfer<Token>, error: ChannelError) -> ChannelError {
     error
 }
 
-/// Tells a transfer's owner how it ended.
+/// Reports to the owner of a transfer how the transfer ended.
 fn deliver(finished: FinishedTransfer<Token>, fault: Option<&ChannelError>, wakers: &mut Vec<Waker>) {
     let FinishedTransfer { token, local, status } = finished;
     let result = match (status, fault) {
@@ -446,13 +470,13 @@ impl Participant for Port {
 
     fn fail_with_device(&self) {
         if let Some(reason) = self.with_queue_pair(|queue_pair| queue_pair.failure()).flatten() {
-            self.fail(ChannelError::Local(format!("the device ended the link: {reason}").into()));
+            self.fail(ChannelError::local(format!("the device ended the link: {reason}")));
         }
     }
 }
 
 impl fmt::Debug for Port {
-    /// Names the port; all that belongs to it would fill pages.
+    /// Shows the port's name only, because all its parts would fill pages.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Port")
             .field("queue_pair", &self.number)

@@ -1,60 +1,68 @@
-//! A link's making: queue pairs, then those of the peer, then the proof that both see one another's memory.
+//! The making of a link: first the queue pairs here, then their connection to those of the peer.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use tokio::sync::watch;
 
-use super::super::device::Shared;
-use super::super::exchange::Exchange;
-use super::super::landing::Landing;
-use super::super::{ChannelError, Settings};
-use super::token::Token;
-use super::words::{PeerWords, Words};
-use super::{Link, LinkId, Notification, Port, Seat};
+use crate::device::settings::Settings;
+use crate::error::ChannelError;
+use crate::link::notification::Notification;
+use crate::link::polled_port::PolledPort;
+use crate::link::port::{Port, PortOwner};
+use crate::link::token::Token;
+use crate::link::words::{PeerWords, Words};
+use crate::link::{Link, LinkId, RendezvousFrames};
+use crate::memory::landing::Landing;
 use tonic_rdma::internal::{Provider, Reactor};
 use tonic_rdma_verbs::internal::{
     InFlight, KeptRegistrations, LocalRegistrations, RemotePlace, TransferLimits,
 };
-use tonic_rdma_verbs::memory::{MemRegion, Pool, PoolSettings};
+use tonic_rdma_verbs::memory::{Budget, MemRegion, Pool, PoolSettings};
 use tonic_rdma_verbs::{Access, Context, ProtectionDomain, QueuePairAddress, QueuePairCapacity};
 
-/// Queue pairs with their memory, not connected yet.
+/// Queue pairs and their memory, not connected yet.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     context: Arc<dyn Context>,
     domain: Arc<dyn ProtectionDomain>,
     words: Words,
-    ports: Vec<Seat>,
+    ports: Vec<PolledPort>,
     settings: Settings,
     landing: Arc<Landing>,
 }
 
-/// What the peer said about its end.
+/// The end of the peer, as the peer describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerEnd {
     pub(crate) name: Arc<str>,
-    /// Address and receives of each queue pair.
+    /// The address of each queue pair, and the number of its receives.
     pub(crate) queue_pairs: Vec<(QueuePairAddress, u32)>,
     pub(crate) words: RemotePlace,
     pub(crate) places_in_order: bool,
     pub(crate) immediate: bool,
 }
 
-/// What the peer may do to queue pairs; what it may do to memory, the grants say.
+/// The operations that a queue pair allows the peer. The grants limit which memory the peer may touch.
 const ACCESS: fn() -> Access = || Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
 
 impl Prepared {
-    /// Inline bytes to ask for. Beyond a few hundred a network card takes none; the software device copies either way.
+    /// The number of inline bytes to ask for. A network card takes some hundred at most. The software device copies all bytes
+    /// in any case.
     const INLINE: u32 = 4096 + 64;
 
     /// Creates queue pairs on the device that `provider` opens.
-    pub(crate) fn new(provider: Provider, queue_pairs: u32, shared: &Shared) -> Result<Self, ChannelError> {
-        let (settings, budget) = (&shared.settings, &shared.budget);
+    pub(crate) fn new(
+        provider: Provider,
+        queue_pairs: u32,
+        settings: &Settings,
+        budget: &Arc<Budget>,
+        landing: &Arc<Landing>,
+    ) -> Result<Self, ChannelError> {
         let config = &settings.config;
         let context = provider.open(config).map_err(ChannelError::local)?;
         let attributes = context.attributes().clone();
-        let queues = config.clone().completion_queues(settings.cqs as usize);
+        let queues = config.clone().completion_queues(settings.completion_queues as usize);
         let reactor = Reactor::current(&context, &queues).map_err(ChannelError::local)?;
         let domain = context.alloc_protection_domain().map_err(ChannelError::local)?;
         let pool_settings = PoolSettings { access: Access::LOCAL_WRITE, ..PoolSettings::default() };
@@ -70,8 +78,8 @@ impl Prepared {
         };
         let limits = TransferLimits {
             requests: capacity.send_requests,
-            message: attributes.max_message_size.min(settings.piece),
-            window: settings.window,
+            message: attributes.max_message_size.min(settings.max_request_bytes),
+            window: settings.max_outstanding_bytes,
         };
         let port = |index: u32| {
             let queue = Arc::clone(reactor.assign());
@@ -84,52 +92,53 @@ impl Prepared {
             let made = queue.add(|key| Port::new(flights, index, key, pool.clone()).map(Arc::new));
             let (key, port) = made.map_err(ChannelError::local)??;
             let pace = reactor.pace_of_callers().map(Mutex::new);
-            Ok(Seat { port, queue, key, pace, _reactor: Arc::clone(&reactor) })
+            Ok(PolledPort { port, queue, key, pace, _reactor: Arc::clone(&reactor) })
         };
         let ports = (0..queue_pairs).map(port).collect::<Result<Vec<_>, ChannelError>>()?;
-        let (settings, landing) = (settings.clone(), Arc::clone(&shared.landing));
+        let (settings, landing) = (settings.clone(), Arc::clone(landing));
         Ok(Self { context, domain, words, ports, settings, landing })
     }
 
-    /// Address and receives of each queue pair, for the peer.
+    /// Returns the address of each queue pair, and the number of its receives, for the peer.
     pub(crate) fn queue_pairs(&self) -> Vec<(Vec<u8>, u32)> {
-        let address = |seat: &Seat| {
-            let bytes = seat.port.with_queue_pair(|it| it.local_address().as_bytes().to_vec());
+        let address = |polled: &PolledPort| {
+            let bytes = polled.port.with_queue_pair(|it| it.local_address().as_bytes().to_vec());
             (bytes.unwrap_or_default(), Port::RECEIVES)
         };
         self.ports.iter().map(address).collect()
     }
 
-    /// Where the peer writes its words.
+    /// Returns the place that the peer writes its words to.
     pub(crate) fn words(&self) -> RemotePlace {
         self.words.place()
     }
 
-    /// The device's name.
+    /// Returns the name of the device.
     pub(crate) fn device(&self) -> &str {
         &self.context.attributes().name
     }
 
-    /// Whether this end is told of what was written by memory alone.
+    /// Returns whether this end can learn of writes from memory alone.
     pub(crate) fn places_in_order(&self) -> bool {
-        let in_order = |seat: &Seat| seat.port.with_queue_pair(|it| it.places_in_order()).unwrap_or(false);
+        let in_order =
+            |polled: &PolledPort| polled.port.with_queue_pair(|it| it.places_in_order()).unwrap_or(false);
         self.settings.notification.is_none_or(|wanted| wanted == Notification::Word)
             && self.ports.iter().all(in_order)
     }
 
-    /// Whether the device has immediate data.
+    /// Returns whether the device has immediate data.
     pub(crate) fn immediate(&self) -> bool {
         let wanted = self.settings.notification;
         wanted != Some(Notification::Message) && self.context.attributes().immediate
     }
 
-    /// Connects to the peer's end. Talks to the peer's device, so it may block for as long as
-    /// [`QueuePair::to_rtr`](tonic_rdma_verbs::QueuePair::to_rtr) may.
+    /// Connects to the end of the peer. This may block, as [`QueuePair::to_rtr`](tonic_rdma_verbs::QueuePair::to_rtr) does,
+    /// because it needs the peer's device.
     pub(crate) fn connect(
         self,
         id: LinkId,
         peer: &PeerEnd,
-        exchange: Exchange,
+        rendezvous: Arc<dyn RendezvousFrames>,
     ) -> Result<Arc<Link>, ChannelError> {
         let notification = self.agree(peer)?;
         if peer.queue_pairs.len() != self.ports.len() {
@@ -138,9 +147,9 @@ impl Prepared {
         }
         let peer_words =
             PeerWords::new(peer.words).ok_or_else(|| ChannelError::local("the peer's words are too few"))?;
-        for (seat, (address, _)) in self.ports.iter().zip(&peer.queue_pairs) {
+        for (polled, (address, _)) in self.ports.iter().zip(&peer.queue_pairs) {
             let path = self.settings.config.path();
-            let connected = seat.port.with_queue_pair(|queue_pair| {
+            let connected = polled.port.with_queue_pair(|queue_pair| {
                 queue_pair.to_rtr(address, path)?;
                 queue_pair.to_rts(path)
             });
@@ -159,23 +168,23 @@ impl Prepared {
             domain: self.domain,
             words: self.words,
             peer_words,
-            ends: Mutex::default(),
+            pairs: Mutex::default(),
             fault: OnceLock::new(),
             failed: AtomicBool::new(false),
             ended: watch::Sender::new(false),
             landing: self.landing,
             kept: Mutex::default(),
             anchors,
-            exchange,
+            rendezvous,
         });
-        link.exchange.begin(&link);
+        link.rendezvous.begin(&link);
         for (port, (_, receives)) in link.ports().zip(&peer.queue_pairs) {
-            port.belong(&link, *receives);
+            port.belong(Arc::downgrade(&link) as Weak<dyn PortOwner>, *receives);
         }
         Ok(link)
     }
 
-    /// How arrivals are told on this link.
+    /// Returns how the ends of this link learn of arrivals.
     fn agree(&self, peer: &PeerEnd) -> Result<Notification, ChannelError> {
         let wanted = self.settings.notification;
         let found = if self.places_in_order() && peer.places_in_order {

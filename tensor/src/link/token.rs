@@ -1,77 +1,92 @@
-//! What a transfer's owner is told, and how.
+//! Tokens: how the owner of a transfer learns that the transfer has ended.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 
-use super::super::{ChannelError, lock};
-use super::{End, Link};
+use crate::error::ChannelError;
+use crate::link::word_pair::WordPair;
+use crate::lock::lock;
 use tonic_rdma_verbs::internal::LocalMemory;
 
-/// A transfer's end.
+/// The end of a transfer.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// The memory that had moved in.
+    /// The memory that had moved into the transfer.
     pub(crate) local: LocalMemory,
     pub(crate) result: Result<(), ChannelError>,
 }
 
-/// Who is told, and whose bell is to be rung.
+/// The recipient of a transfer's outcome, and the bell to ring.
 #[derive(Debug)]
 pub(crate) struct Token {
-    who: Who,
+    recipient: Recipient,
     ring: Option<Ring>,
 }
 
-enum Who {
-    /// Nobody.
-    Nobody,
-    /// A future.
-    Future(Arc<Slot>),
-    /// A function, called by whoever polls the queue: it must not wait.
+enum Recipient {
+    /// The outcome is dropped.
+    None,
+    /// A future waits for the outcome.
+    Future(Arc<OutcomeCell>),
+    /// The thread that polls the queue calls a function, which must not wait.
     Function(Box<dyn FnOnce(Outcome) + Send>),
 }
 
-/// The peer may sleep until what was written is there.
-#[derive(Debug)]
+/// Wakes a peer that sleeps.
+pub(crate) trait Bell: Send + Sync {
+    /// Rings the peer's bell if the peer sleeps until `epoch`, which has just been brought to `pair`.
+    fn ring_sleeper(&self, pair: &WordPair, epoch: u64, port: u32) -> Result<(), ChannelError>;
+}
+
+/// A bell to ring when a transfer has ended, because the peer may sleep until then.
 struct Ring {
-    link: Weak<Link>,
-    end: Arc<End>,
+    bell: Weak<dyn Bell>,
+    pair: Arc<WordPair>,
     epoch: u64,
     port: u32,
 }
 
-/// Where a future finds the end of its transfer.
+/// The place where a future finds the outcome of its transfer.
 #[derive(Debug, Default)]
-pub(crate) struct Slot {
-    state: Mutex<State>,
+pub(crate) struct OutcomeCell {
+    state: Mutex<Settlement>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Settlement {
     outcome: Option<Outcome>,
-    waker: Option<Waker>,
+    waiter: Waiter,
+}
+
+/// The receiver of an outcome that is not there yet.
+#[derive(Default)]
+enum Waiter {
+    #[default]
+    None,
+    Task(Waker),
+    Function(Box<dyn FnOnce(Outcome) + Send>),
 }
 
 impl Token {
-    /// Nobody is told.
-    pub(crate) fn quiet() -> Self {
-        Self { who: Who::Nobody, ring: None }
+    /// Makes a token that drops the outcome.
+    pub(crate) fn unobserved() -> Self {
+        Self { recipient: Recipient::None, ring: None }
     }
 
-    /// A future is told.
-    pub(crate) fn future(slot: &Arc<Slot>) -> Self {
-        Self { who: Who::Future(Arc::clone(slot)), ring: None }
+    /// Makes a token that puts the outcome into `cell`.
+    pub(crate) fn future(cell: &Arc<OutcomeCell>) -> Self {
+        Self { recipient: Recipient::Future(Arc::clone(cell)), ring: None }
     }
 
-    /// `function` is called, by whoever polls the queue.
+    /// Makes a token that calls `function`, from the thread that polls the queue.
     pub(crate) fn call(function: impl FnOnce(Outcome) + Send + 'static) -> Self {
-        Self { who: Who::Function(Box::new(function)), ring: None }
+        Self { recipient: Recipient::Function(Box::new(function)), ring: None }
     }
 
-    /// Rings the peer's bell besides, if it sleeps until `epoch` then.
-    pub(crate) fn ring(self, link: &Arc<Link>, end: &Arc<End>, epoch: u64, port: u32) -> Self {
-        Self { ring: Some(Ring { link: Arc::downgrade(link), end: Arc::clone(end), epoch, port }), ..self }
+    /// Adds a bell: if the peer sleeps until `epoch` when the transfer has ended, the peer is woken.
+    pub(crate) fn ring(self, bell: Weak<dyn Bell>, pair: &Arc<WordPair>, epoch: u64, port: u32) -> Self {
+        Self { ring: Some(Ring { bell, pair: Arc::clone(pair), epoch, port }), ..self }
     }
 
     /// Ends a transfer that needs no device.
@@ -81,51 +96,74 @@ impl Token {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Tells. The task to wake is added to `wakers`.
-    pub(super) fn deliver(self, outcome: Outcome, wakers: &mut Vec<Waker>) {
+    /// Delivers the outcome. The task to wake is added to `wakers`.
+    pub(crate) fn deliver(self, outcome: Outcome, wakers: &mut Vec<Waker>) {
         if let (Ok(()), Some(ring)) = (&outcome.result, self.ring)
-            && let Some(link) = ring.link.upgrade()
+            && let Some(bell) = ring.bell.upgrade()
         {
-            // If that fails the link does, which its owner learns.
-            let _ = link.ring_sleeper(&ring.end, ring.epoch, ring.port);
+            // If the bell fails, the link fails too, and the owner learns that.
+            let _ = bell.ring_sleeper(&ring.pair, ring.epoch, ring.port);
         }
-        match self.who {
-            Who::Nobody => {}
-            Who::Future(slot) => {
-                let mut state = lock(&slot.state);
-                state.outcome = Some(outcome);
-                wakers.extend(state.waker.take());
+        match self.recipient {
+            Recipient::None => {}
+            Recipient::Future(cell) => {
+                let mut state = lock(&cell.state);
+                match std::mem::take(&mut state.waiter) {
+                    Waiter::Function(function) => {
+                        drop(state);
+                        function(outcome);
+                    }
+                    waiter => {
+                        state.outcome = Some(outcome);
+                        wakers.extend(match waiter {
+                            Waiter::Task(waker) => Some(waker),
+                            _ => None,
+                        });
+                    }
+                }
             }
-            Who::Function(function) => function(outcome),
+            Recipient::Function(function) => function(outcome),
         }
     }
 }
 
-impl Slot {
-    /// Takes the outcome once it is there.
+impl OutcomeCell {
+    /// Takes the outcome if it is there. Otherwise the task is woken when it is.
     pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Outcome> {
         let mut state = lock(&self.state);
         match state.outcome.take() {
             Some(outcome) => Poll::Ready(outcome),
             None => {
-                state.waker = Some(context.waker().clone());
+                state.waiter = Waiter::Task(context.waker().clone());
                 Poll::Pending
             }
         }
     }
 
-    /// Whether the outcome is there; the task is woken when it is.
+    /// Returns whether the outcome is there. If not, the task is woken when it is.
     pub(crate) fn is_ready(&self, context: &Context<'_>) -> bool {
         let mut state = lock(&self.state);
         if state.outcome.is_none() {
-            state.waker = Some(context.waker().clone());
+            state.waiter = Waiter::Task(context.waker().clone());
         }
         state.outcome.is_some()
     }
 
-    /// Whether the outcome is there.
+    /// Returns whether the outcome is there.
     pub(crate) fn is_over(&self) -> bool {
         lock(&self.state).outcome.is_some()
+    }
+
+    /// Calls `function` with the outcome: now if the outcome is there, otherwise from the thread that polls the queue.
+    pub(crate) fn call(&self, function: impl FnOnce(Outcome) + Send + 'static) {
+        let mut state = lock(&self.state);
+        match state.outcome.take() {
+            Some(outcome) => {
+                drop(state);
+                function(outcome);
+            }
+            None => state.waiter = Waiter::Function(Box::new(function)),
+        }
     }
 
     /// Takes the outcome if it is there.
@@ -134,11 +172,27 @@ impl Slot {
     }
 }
 
-impl fmt::Debug for Who {
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring").field("pair", &self.pair).field("epoch", &self.epoch).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Recipient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Nobody => "Nobody",
+            Self::None => "None",
             Self::Future(_) => "Future",
+            Self::Function(_) => "Function",
+        })
+    }
+}
+
+impl fmt::Debug for Waiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "None",
+            Self::Task(_) => "Task",
             Self::Function(_) => "Function",
         })
     }

@@ -1,7 +1,8 @@
 //! Waiting for a word that the peer writes.
 //!
-//! Such a word brings no completion, so the queue's poller looks at it with every poll. Before the poller sleeps, it asks the
-//! peer for a bell: a message, whose completion wakes it. A wait that begins while the poller sleeps already asks by itself.
+//! The write of such a word makes no completion, so the poller of the queue looks at the word with every poll. Before the
+//! poller sleeps, it asks the peer for a bell: a message, whose completion wakes the poller. A wait that begins while the
+//! poller sleeps asks for the bell itself.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,12 +10,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 
-use super::super::{ChannelError, lock};
-use super::{End, Link, Notification};
+use crate::error::ChannelError;
+use crate::link::Link;
+use crate::link::notification::Notification;
+use crate::link::word_pair::WordPair;
+use crate::lock::lock;
 use tonic_rdma::internal::{UnannouncedArrival, Watched};
 use tonic_rdma_verbs::memory::SharedRegion;
 
-/// The future of a word: ready once it has its value, or once the link has ended.
+/// A future that is ready once a word has its value, or once the link has ended.
 #[derive(Debug)]
 #[must_use = "nothing is waited for unless it is polled"]
 pub(crate) struct Wait {
@@ -23,41 +27,41 @@ pub(crate) struct Wait {
     spins: bool,
 }
 
-/// A word, the value that it is to reach, and the task that waits.
+/// A word, the value that it must reach, and the task that waits.
 #[derive(Debug)]
 struct Word {
     link: Arc<Link>,
-    end: Arc<End>,
+    pair: Arc<WordPair>,
     port: u32,
     memory: SharedRegion,
     offset: usize,
-    /// A tail, which must have exactly this value; a count may have gone on.
+    /// Whether the word must equal the target, as a tail must. A count may be greater.
     exactly: bool,
     target: u64,
     waker: Mutex<Option<Waker>>,
     asked: AtomicBool,
-    /// Bells that the peer had rung for this pair when the wait began.
+    /// The number of bells that the peer had rung for this pair when the wait began.
     bells: u64,
 }
 
 impl Wait {
-    /// Waits until the word at `offset` of `memory` is at least `target`; if `exactly`, until it equals `target`.
+    /// Waits until the word at `offset` of `memory` is at least `target`, or equals `target` if `exactly`.
     pub(crate) fn until(
         link: &Arc<Link>,
-        end: &Arc<End>,
+        pair: &Arc<WordPair>,
         port: u32,
         (memory, offset): (&SharedRegion, usize),
         target: u64,
         exactly: bool,
     ) -> Self {
-        let (link, end, memory) = (Arc::clone(link), Arc::clone(end), memory.clone());
+        let (link, pair, memory) = (Arc::clone(link), Arc::clone(pair), memory.clone());
         let (waker, asked, bells) =
-            (Mutex::new(None), AtomicBool::new(false), end.bells().load(Ordering::Relaxed));
-        let word = Word { link, end, port, memory, offset, exactly, target, waker, asked, bells };
+            (Mutex::new(None), AtomicBool::new(false), pair.bells().load(Ordering::Relaxed));
+        let word = Word { link, pair, port, memory, offset, exactly, target, waker, asked, bells };
         Self { word: Arc::new(word), watching: false, spins: true }
     }
 
-    /// One of several that are waited for at once: to spin for one would be to overlook the others.
+    /// Makes a wait that does not spin, for a task that waits for several words: a spin for one word would overlook the others.
     pub(crate) fn without_a_spin(self) -> Self {
         Self { spins: false, ..self }
     }
@@ -79,12 +83,13 @@ impl Future for Wait {
         }
         let queue = word.link.queue(word.port);
         let registered = lock(&word.waker).replace(context.waker().clone()).is_some();
-        // A poll that found the word took the waker, and looks no more.
+        // A poll that found the word has taken the waker, and looks no more.
         if !*watching || !registered {
             *watching = true;
             queue.watch(Arc::downgrade(word) as Weak<dyn Watched>);
         }
-        // SYNC: the word is watched before this look; a poller says that it sleeps before it asks for those that are watched.
+        // SYNC: the word is watched before this look. A poller marks itself asleep before it asks for the bells of watched
+        // words.
         if queue.is_asleep() {
             word.ask_for_completion();
         }
@@ -102,7 +107,7 @@ impl Word {
         self.is_reached() || self.link.fault().is_some()
     }
 
-    /// What came before the link ended counts.
+    /// Returns success if the word has its value, even if the link ended later.
     fn result(&self) -> Result<(), ChannelError> {
         if self.is_reached() { Ok(()) } else { self.link.check() }
     }
@@ -121,16 +126,17 @@ impl Watched for Word {
         let asked = self.asked.load(Ordering::Relaxed);
         let by_bell = self.link.notification() == Notification::Word;
         (by_bell && self.is_reached()).then(|| UnannouncedArrival {
-            announcements: Arc::clone(self.end.bells()),
+            announcements: Arc::clone(self.pair.bells()),
             before: self.bells,
             asked,
         })
     }
 
     fn ask_for_completion(&self) {
-        // If that fails the link does, which the wait finds. What can't be asked for, the poller's nap finds.
+        // If the request fails, the link fails too, and the wait finds that. A request that can't be made is replaced by the
+        // poller's time-out.
         if !self.asked.swap(true, Ordering::Relaxed) {
-            let _ = self.link.say_asleep(&self.end, self.target, self.port);
+            let _ = self.link.say_asleep(&self.pair, self.target, self.port);
         }
     }
 }

@@ -1,34 +1,34 @@
-//! Checksums of what arrived, for those who want to be sure.
+//! Checksums of tensors that arrived.
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::RequestId;
 
-/// XXH3 of a tensor's bytes, as a `Written` carries it. Reads all of them.
+/// Returns the XXH3 of a tensor's bytes, which a `Written` frame carries. It reads all bytes.
 pub fn checksum(bytes: &[u8]) -> u64 {
     xxh3_64(bytes)
 }
 
-/// What arrived is not what was sent.
+/// The bytes that arrived are not the bytes that the provider sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{request_id}: {bytes} bytes with checksum {found:#018x} arrived, of which the provider says {expected:#018x}"
+    "{request_id}: {bytes} bytes with checksum {found:#018x} arrived, but the provider computed {expected:#018x}"
 )]
 pub struct ChecksumMismatch {
     /// The request.
     pub request_id: RequestId,
-    /// How many bytes.
+    /// Number of bytes that arrived.
     pub bytes: usize,
-    /// What the provider computed.
+    /// The provider's checksum.
     pub expected: u64,
-    /// What they give here.
+    /// The checksum of the bytes that arrived.
     pub found: u64,
 }
 
-/// Whether `bytes` are those that the provider computed `expected` of.
+/// Checks that `bytes` have the checksum `expected`, which the provider computed.
 ///
 /// # Errors
-/// [`ChecksumMismatch`] if not.
+/// [`ChecksumMismatch`] if they have another one.
 pub fn verify(request_id: RequestId, bytes: &[u8], expected: u64) -> Result<(), ChecksumMismatch> {
     let found = checksum(bytes);
     if found == expected {

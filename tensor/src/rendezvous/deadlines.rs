@@ -1,10 +1,10 @@
-//! What is due when.
+//! Deadlines, in the order of time.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// At most one moment for each `K`.
+/// At most one deadline for each key.
 #[derive(Debug)]
 pub(super) struct Deadlines<K> {
     order: BTreeSet<(Instant, K)>,
@@ -16,34 +16,35 @@ impl<K: Clone + Ord + Hash> Deadlines<K> {
         Self { order: BTreeSet::new(), of: HashMap::new() }
     }
 
-    /// `what` is due after `timeout`, in place of when it was due before; never, if there is none.
-    pub(super) fn set(&mut self, what: &K, now: Instant, timeout: Option<Duration>) {
-        self.clear(what);
+    /// Sets the deadline of `key` to `timeout` from now, in place of an earlier deadline. Without a timeout `key` has no
+    /// deadline.
+    pub(super) fn set(&mut self, key: &K, now: Instant, timeout: Option<Duration>) {
+        self.clear(key);
         let Some(at) = timeout.and_then(|timeout| now.checked_add(timeout)) else { return };
-        self.of.insert(what.clone(), at);
-        self.order.insert((at, what.clone()));
+        self.of.insert(key.clone(), at);
+        self.order.insert((at, key.clone()));
     }
 
-    /// `what` is not due any more.
-    pub(super) fn clear(&mut self, what: &K) {
-        if let Some((what, at)) = self.of.remove_entry(what) {
-            self.order.remove(&(at, what));
+    /// Removes the deadline of `key`.
+    pub(super) fn clear(&mut self, key: &K) {
+        if let Some((key, at)) = self.of.remove_entry(key) {
+            self.order.remove(&(at, key));
         }
     }
 
-    /// When the next is due.
+    /// Returns the earliest deadline.
     pub(super) fn next(&self) -> Option<Instant> {
         self.order.first().map(|&(at, _)| at)
     }
 
-    /// Something that is due.
+    /// Removes a key whose deadline has passed, and returns the key.
     pub(super) fn pop(&mut self, now: Instant) -> Option<K> {
         if self.next()? > now {
             return None;
         }
-        let (_, what) = self.order.pop_first()?;
-        self.of.remove(&what);
-        Some(what)
+        let (_, key) = self.order.pop_first()?;
+        self.of.remove(&key);
+        Some(key)
     }
 
     #[cfg(test)]

@@ -1,27 +1,27 @@
-//! What can go wrong in asking, and what a peer can do wrong in answering.
+//! Errors of requests, and violations in a peer's answers.
 
 use tonic::Code;
 
 use super::RequestId;
 use crate::wire::tensor_frame::MAX_NAME;
 
-/// Why nothing was asked.
+/// A request that was not sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// A name that no request can carry.
-    #[error("a tensor with a name of {length} bytes, of which 1 to {MAX_NAME} are allowed")]
+    /// No request can carry the name.
+    #[error("the name of the tensor has {length} bytes, and 1 to {MAX_NAME} are allowed")]
     Name {
-        /// Its length.
+        /// Length of the name, in bytes.
         length: usize,
     },
-    /// Too much at a time.
-    #[error("{pending} requests have no answer yet, which is as many as may (max_requests)")]
+    /// Too many requests wait for an answer.
+    #[error("{pending} requests wait for an answer already, and no more may (max_requests)")]
     TooMany {
-        /// How many there are.
+        /// Number of requests that wait.
         pending: usize,
     },
-    /// The link is gone.
+    /// The link has ended, for this reason.
     #[error("the link has ended: {0}")]
     Gone(String),
 }
@@ -37,34 +37,34 @@ impl From<RequestError> for tonic::Status {
     }
 }
 
-/// An answer that the peer may not have given. It ends the link.
+/// An answer that breaks the protocol. It ends the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// To nothing that was asked, or that was answered before.
-    #[error("a {frame} frame in answer to {request_id}, which is none that waits for an answer")]
+    /// No request with this number waits for an answer.
+    #[error("a {frame} frame answers {request_id}, which does not wait for an answer")]
     Unknown {
         /// The frame's kind.
         frame: &'static str,
-        /// What it answers.
+        /// The request that the frame answers.
         request_id: RequestId,
     },
-    /// Not an answer to what was asked.
-    #[error("a {frame} frame in answer to {request_id}, which is {state}")]
+    /// The request can't have this answer in its state.
+    #[error("a {frame} frame answers {request_id}, which is {state}")]
     Unexpected {
         /// The frame's kind.
         frame: &'static str,
-        /// What it answers.
+        /// The request that the frame answers.
         request_id: RequestId,
-        /// Where the request is.
+        /// State of the request.
         state: &'static str,
     },
-    /// A checksum that was not wanted, or none although one was.
-    #[error("{request_id} was answered {}", if *.wanted { "without the checksum that it wanted" } else { "with a checksum, unasked" })]
+    /// A checksum is missing, or comes although the request did not ask for one.
+    #[error("the answer to {request_id} comes {}", if *.wanted { "without the checksum that it asked for" } else { "with a checksum that it did not ask for" })]
     Checksum {
         /// The request.
         request_id: RequestId,
-        /// Whether it wanted one.
+        /// Whether the request asked for a checksum.
         wanted: bool,
     },
 }

@@ -1,48 +1,48 @@
-//! What the two ends say, owned until it is sent.
+//! Messages of the two ends. A message owns its content until it is sent.
 
 use std::fmt;
 use std::sync::Arc;
 
 use tonic::Code;
 
-use super::{Request, RequestId, Sink};
+use super::{RequestId, Sink, TensorRequest};
 use crate::wire::tensor_frame::{Frame, MAX_NAME};
-use crate::wire::tensor_metadata::Metadata;
+use crate::wire::tensor_metadata::WireMetadata;
 
-/// A link to a peer, by a number that the driver gives and never gives again.
+/// Number of a link to a peer. The driver gives each number once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub u64);
 
-/// What a tensor is asked for by.
+/// Name and step of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Key {
+pub(super) struct TensorKey {
     pub(super) name: Arc<str>,
     pub(super) step: u64,
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for TensorKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tensor {:?} of step {}", self.name, self.step)
     }
 }
 
-/// Whether a frame can carry `name`.
+/// Returns whether a frame can carry `name`.
 pub(super) fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len())
 }
 
-/// Why there is no tensor.
+/// The reason why a request gets no tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct Failure {
-    /// What kind of failure.
+    /// Kind of failure.
     pub code: Code,
-    /// What happened. A frame has room for some 2 000 bytes; what is longer is cut.
+    /// Description. A frame has room for some 2 000 bytes; a longer text is cut.
     pub text: String,
 }
 
 impl Failure {
-    /// A failure.
+    /// Makes a failure.
     pub fn new(code: Code, text: impl Into<String>) -> Self {
         Self { code, text: text.into() }
     }
@@ -54,7 +54,7 @@ impl From<Failure> for tonic::Status {
     }
 }
 
-/// A frame of the rendezvous that waits to be sent.
+/// A frame of the rendezvous before it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// See [`Frame::Request`].
@@ -63,32 +63,32 @@ pub enum Message {
         request_id: RequestId,
         /// Name of the tensor.
         name: Arc<str>,
-        /// Its step.
+        /// Step of the tensor.
         step: u64,
-        /// Where to write it.
+        /// Memory to write the tensor to.
         sink: Option<Sink>,
-        /// Whether a checksum shall come with it.
+        /// Whether the answer shall carry a checksum.
         checksum_wanted: bool,
     },
     /// See [`Frame::Metadata`].
     Metadata {
         /// Number of the request.
         request_id: RequestId,
-        /// What the tensor is.
-        metadata: Metadata,
+        /// Type, shape and length of the tensor.
+        metadata: WireMetadata,
     },
     /// See [`Frame::Written`].
     Written {
         /// Number of the request.
         request_id: RequestId,
-        /// Of the tensor's bytes, if it was wanted.
+        /// Checksum of the tensor's bytes, if the request asked for one.
         checksum: Option<u64>,
     },
     /// See [`Frame::Status`].
     Status {
         /// Number of the request.
         request_id: RequestId,
-        /// Why there is no tensor.
+        /// The reason why there is no tensor.
         failure: Failure,
     },
     /// See [`Frame::Dead`].
@@ -104,11 +104,11 @@ pub enum Message {
 }
 
 impl Message {
-    /// The frame, to be encoded. Names and codes were looked at before, so encoding it does not fail.
+    /// Returns the frame to encode. Encoding does not fail, because names and codes were checked before.
     pub fn frame(&self) -> Frame<'_> {
         match *self {
             Self::Request { request_id, ref name, step, sink, checksum_wanted } => {
-                Frame::Request(Request { request_id, step, sink, checksum_wanted, name })
+                Frame::Request(TensorRequest { request_id, step, sink, checksum_wanted, name })
             }
             Self::Metadata { request_id, metadata } => Frame::Metadata { request_id, metadata },
             Self::Written { request_id, checksum } => Frame::Written { request_id, checksum },
@@ -120,7 +120,7 @@ impl Message {
         }
     }
 
-    /// A status.
+    /// Makes a status message.
     pub(super) fn status(request_id: RequestId, code: Code, text: impl Into<String>) -> Self {
         Self::Status { request_id, failure: Failure::new(code, text) }
     }

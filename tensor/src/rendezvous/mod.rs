@@ -1,10 +1,10 @@
-//! Tensor rendezvous: a tensor is asked for by name and step, whether it is there already or not, and is written
-//! straight into the requester's memory.
+//! Tensor rendezvous: a requester asks for a tensor by name and step, before or after the provider offers the tensor, and the
+//! provider writes the tensor straight into the requester's memory.
 //!
-//! The message flow is that of TensorFlow's verbs transport (`tensorflow/contrib/verbs`, README), sans-IO: a
-//! [`Provider`] for what a process offers, for all its peers, and a [`Requester`] for what it asks of one peer. They are
-//! told what happened, and answer with actions: frames to send, operations to post, results to hand on. They own no
-//! memory, post nothing, and never look at the time, which comes in as an argument.
+//! The message flow is the one of TensorFlow's verbs transport (`tensorflow/contrib/verbs`, README), sans-IO. A [`Provider`]
+//! handles the offers of a process for all its peers, and a [`Requester`] handles the requests to one peer. They take events,
+//! and return actions: frames to send, operations to post, results to pass on. They own no memory, post nothing, and read no
+//! clock; the time comes in as an argument.
 //!
 //! ```text
 //!  requester                                                            provider
@@ -12,19 +12,19 @@
 //!                     ◀── Metadata ───────────────────────────────────  keeps the tensor for this request
 //!  allocates a sink   ── Request, same number, with the sink ────────▶
 //!                     ◀══ RDMA WRITE into the sink ═══════════════════
-//!  revokes the grant  ◀── Written ────────────────────────────────────  lets the tensor go
+//!  revokes the grant  ◀── Written ────────────────────────────────────  releases the tensor
 //!
-//!  metadata cached    ── Request with a sink ────────────────────────▶  the tensor is what the sink is made for:
+//!  metadata cached    ── Request with a sink ────────────────────────▶  the sink fits the tensor:
 //!                     ◀══ RDMA WRITE ═════════════════════════════════
 //!                     ◀── Written ────────────────────────────────────
-//!                                                                       or it has another shape or type: Metadata,
-//!                                                                       and on as above, with a new sink
+//!                                                                       or the tensor has another shape or type:
+//!                                                                       Metadata, and on as above, with a new sink
 //! ```
 //!
 //! Answers in place of `Written`: `Dead` (the branch that would have computed the tensor was not taken) and `Status`
-//! (a gRPC code and a text). **Every request gets one last answer**, `Written`, `Dead` or `Status`, also when it is
-//! cancelled; until then, or until the link is gone, its sink may be written and has to stay. That is why the requester
-//! holds the sinks, and why a `Cancel` is answered: by what was under way, else by a status.
+//! (a gRPC code and a text). **Every request gets one last answer**, `Written`, `Dead` or `Status`, also when the request is
+//! cancelled. Until then, or until the link ends, the provider may write the sink, so the sink has to stay. For this reason
+//! the requester holds the sinks, and the provider answers a `Cancel`: with the answer that was under way, or with a status.
 //!
 //! | request, at the requester | waits for | left by |
 //! |---|---|---|
@@ -35,50 +35,51 @@
 //! | request, at the provider | waits for | left by |
 //! |---|---|---|
 //! | waiting | an offer of (name, step) | a sink that fits: writing; otherwise `Metadata`: awaiting a sink |
-//! | awaiting a sink | the same request with a sink | it fits: writing |
+//! | awaiting a sink | the request again, with a sink | the sink fits: writing |
 //! | writing | the device | completion: `Written`, over |
 //!
-//! **An offer has as many readers as it says.** A request that is matched takes a share; the share is used up by the
-//! last answer, and given back when the request fails, is cancelled or loses its peer. The tensor is let go with the last
-//! share, or when nobody came in time.
+//! **Each offer states its number of readers.** A request that matches an offer takes a share. The last answer uses the share
+//! up. The share comes back when the request fails, is cancelled or loses its peer. The provider releases the tensor with the
+//! last share, or when the readers did not come in time.
 //!
-//! **Bounds.** Offers by number and bytes, requests by number for each peer, what is remembered by number, waiting by
-//! time; see [`ProviderSettings`] and [`RequesterSettings`]. A frame of a peer's is answered by at most two, so a driver
-//! that grants it receives only while few frames to it are queued has a bounded queue whatever the peer does.
+//! **Bounds.** The number and the bytes of offers, the number of requests of each peer, the number of remembered requests, and
+//! the waiting time have bounds; see [`ProviderSettings`] and [`RequesterSettings`]. At most two frames answer one frame of a
+//! peer. A driver that grants a peer receives only while few frames to that peer are queued has a bounded queue, whatever the
+//! peer does.
 //!
-//! **Who may ask.** Any peer of the provider, for anything, but each link no more than one share of each offer, however
-//! it asks: a peer can't take what another is to get. A process that comes back over another link is another peer.
+//! **Access.** Any peer of the provider may ask for any tensor, but each link gets no more than one share of each offer,
+//! however it asks: a peer can't take the share of another peer. A process that comes back over another link is another peer.
 //!
-//! **What a peer does wrong** it feels alone: a request that is wrong is answered by a status, and an answer that is
-//! wrong is a [`Violation`], upon which the driver ends the link to that peer.
+//! **Errors of a peer** concern that peer alone. A status answers a wrong request. A wrong answer is a [`Violation`], and the
+//! driver then ends the link to that peer.
 //!
-//! # What a driver has to do
+//! # Duties of a driver
 //!
-//! - Frames of one link in the order in which they were said, both ways; `Written` after its write has completed.
-//! - A sink's grant is exact and for one request. It is revoked, and the device knows, before the sink is looked at or
-//!   freed ([`Requested::Arrived`], [`Free`](RequesterAction::Free)).
-//! - When a link is gone its queue pairs are, too, before [`Requester::peer_gone`] gives the sinks back.
-//! - A tensor that is being written stays until the device says that it is done with it, whatever the provider says.
+//! - Send the frames of one link in the order of the actions, in both directions, and `Written` after its write has completed.
+//! - Make a sink's grant exact and for one request. Revoke the grant, in the device too, before you read or free the sink
+//!   ([`RequestOutcome::Arrived`], [`Free`](RequesterAction::Free)).
+//! - When a link has ended, close its queue pairs before [`Requester::peer_gone`] gives the sinks back.
+//! - Keep a tensor that is being written until the device is done with it, whatever the provider says.
 
 mod checksum;
 mod deadlines;
 mod error;
 mod message;
-mod peer;
+mod offer_table;
+mod peer_record;
 mod provider;
-mod recent;
+mod recent_set;
 mod requester;
 mod settings;
-mod shelf;
 #[cfg(test)]
 mod tests;
 
 pub use checksum::{ChecksumMismatch, checksum, verify};
 pub use error::{RequestError, Violation};
 pub use message::{Failure, Message, PeerId};
+pub use offer_table::{OfferError, OfferedTensor};
 pub use provider::{Held, Provider, ProviderAction};
-pub use requester::{Placement, Requested, Requester, RequesterAction};
+pub use requester::{RequestOutcome, Requester, RequesterAction, SinkLocation};
 pub use settings::{ProviderSettings, RequesterSettings};
-pub use shelf::{Offer, OfferError};
 
-pub use crate::wire::tensor_frame::{Request, RequestId, Sink};
+pub use crate::wire::tensor_frame::{RequestId, Sink, TensorRequest};

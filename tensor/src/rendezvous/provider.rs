@@ -1,4 +1,4 @@
-//! The end that has the tensors.
+//! The provider: the end that has the tensors.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,75 +9,76 @@ use tonic::Code;
 
 use super::checksum::checksum;
 use super::deadlines::Deadlines;
-use super::message::{Key, Message, PeerId, is_name};
-use super::peer::{Peer, Pending, Refusal, State};
-use super::shelf::{Offer, OfferError, Reader, Shelf};
-use super::{ProviderSettings, Request, RequestId, Sink};
+use super::message::{Failure, Message, PeerId, TensorKey, is_name};
+use super::offer_table::{OfferError, OfferTable, OfferedTensor, Reader};
+use super::peer_record::{PeerRecord, ReceivedRequest, ReceivedState};
+use super::{ProviderSettings, RequestId, Sink, TensorRequest};
 use crate::wire::tensor_frame::FrameError;
 
-/// What is to be done at the provider.
+/// An action for the driver of a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProviderAction<T> {
-    /// Send this.
+    /// Send a message.
     Send {
-        /// To whom.
+        /// The link to send on.
         peer: PeerId,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// Write the tensor's bytes to the start of the sink, and say so with [`Provider::written`]. The handle stays with
-    /// the operation until the device is done with it, whatever happens here.
+    /// Write the tensor's bytes to the start of the sink, then call [`Provider::written`]. The handle stays with the
+    /// operation until the device is done with the tensor, whatever happens to the request.
     Write {
-        /// To whom.
+        /// The link to write on.
         peer: PeerId,
-        /// In answer to what.
+        /// The request that the write answers.
         request_id: RequestId,
         /// The tensor.
         tensor: T,
-        /// Where; its metadata is the tensor's, it is at least as long, and not empty.
+        /// The memory to write to. Its metadata is the tensor's. It is at least as long as the tensor, and not empty.
         sink: Sink,
-        /// Whether [`Provider::written`] has to be told a checksum.
+        /// Whether [`Provider::written`] needs a checksum.
         checksum_wanted: bool,
     },
-    /// An offer was let go because its readers did not come in time.
+    /// An offer has ended because its readers did not come in time.
     Expired {
         /// Name of the tensor.
         name: Arc<str>,
-        /// Its step.
+        /// Step of the tensor.
         step: u64,
-        /// How many did not come.
+        /// Number of readers that did not come.
         readers: u32,
     },
 }
 
-/// Matches what this process offers with what its peers ask for. See the [module](super).
+/// Matches the offers of this process with the requests of its peers.
 #[derive(Debug)]
 pub struct Provider<T> {
     settings: ProviderSettings,
-    shelf: Shelf<T>,
-    peers: HashMap<PeerId, Peer>,
+    table: OfferTable<T>,
+    peers: HashMap<PeerId, PeerRecord>,
     deadlines: Deadlines<Due>,
     actions: Vec<ProviderAction<T>>,
 }
 
-/// What is kept at the moment.
+/// Amount of offers and requests that a provider holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Offers that have readers to come, or readers that are not done.
+    /// Number of offers that wait for readers, or have readers that are not done.
     pub offers: usize,
-    /// Bytes of their tensors.
+    /// Bytes of the tensors of these offers.
     pub bytes: u64,
-    /// Requests of all peers that have no last answer.
+    /// Number of requests, of all peers, without a last answer.
     pub requests: usize,
 }
 
+/// The subject of a deadline.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Due {
     Request(PeerId, RequestId),
-    Offer(Key),
+    Offer(TensorKey),
 }
 
-/// What becomes of a share.
+/// The end of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Share {
     UsedUp,
@@ -85,50 +86,50 @@ enum Share {
 }
 
 impl<T: Clone> Provider<T> {
-    /// A provider that offers nothing yet.
+    /// Makes a provider without offers.
     pub fn new(settings: ProviderSettings) -> Self {
-        let shelf = Shelf::new(&settings);
-        Self { settings, shelf, peers: HashMap::new(), deadlines: Deadlines::new(), actions: Vec::new() }
+        let table = OfferTable::new(&settings);
+        Self { settings, table, peers: HashMap::new(), deadlines: Deadlines::new(), actions: Vec::new() }
     }
 
-    /// Offers (`name`, `step`) to as many peers as `readers` says, whether they have asked already or not.
+    /// Offers (`name`, `step`) to `readers` peers. A peer may ask before the offer or after it.
     ///
     /// # Errors
-    /// [`OfferError`]; nothing has changed then.
+    /// [`OfferError`]. Nothing has changed then.
     pub fn offer(
         &mut self,
         name: &str,
         step: u64,
-        offer: Offer<T>,
+        offer: OfferedTensor<T>,
         readers: u32,
         now: Instant,
     ) -> Result<Vec<ProviderAction<T>>, OfferError> {
         if !is_name(name) {
             return Err(OfferError::Name { length: name.len() });
         }
-        let key = Key { name: name.into(), step };
-        self.shelf.put(&key, offer, readers)?;
+        let key = TensorKey { name: name.into(), step };
+        self.table.put(&key, offer, readers)?;
         self.deadlines.set(&Due::Offer(key.clone()), now, self.settings.offer_timeout);
-        self.match_tags(&key, now);
+        self.match_requests(&key, now);
         Ok(self.take_actions())
     }
 
-    /// Lets an offer go. Requests that have a share of it keep it. Says how many readers it still waited for, none if
-    /// there is no such offer.
+    /// Withdraws an offer. Requests with a share keep the share. Returns the number of readers that the offer still waited
+    /// for, or `None` if there is no such offer.
     pub fn withdraw(&mut self, name: &str, step: u64) -> Option<u32> {
-        let key = Key { name: name.into(), step };
+        let key = TensorKey { name: name.into(), step };
         self.deadlines.clear(&Due::Offer(key.clone()));
-        self.shelf.close(&key)
+        self.table.close(&key)
     }
 
-    /// A peer asks for a tensor, for the first time or again with a sink.
+    /// Handles a peer's request, the first one or the repeated one with a sink.
     pub fn handle_request(
         &mut self,
         id: PeerId,
-        request: &Request<'_>,
+        request: &TensorRequest<'_>,
         now: Instant,
     ) -> Vec<ProviderAction<T>> {
-        let peer = self.peers.entry(id).or_insert_with(|| Peer::new(&self.settings));
+        let peer = self.peers.entry(id).or_insert_with(|| PeerRecord::new(&self.settings));
         let request_id = request.request_id;
         if peer.requests.contains_key(&request_id) {
             self.handle_again((id, request_id), request, now);
@@ -136,13 +137,13 @@ impl<T: Clone> Provider<T> {
             let key = peer.check_first(request, &self.settings);
             match key.and_then(|key| self.check_share(id, key)) {
                 Ok(key) => self.accept((id, request_id), key, request, now),
-                Err((code, text)) => self.refuse((id, request_id), code, &text, now),
+                Err(failure) => self.refuse((id, request_id), failure, now),
             }
         }
         self.take_actions()
     }
 
-    /// A peer sent a request that is none, but has a number ([`FrameError::Request`]): it is refused.
+    /// Refuses a malformed request that has a number ([`FrameError::Request`]).
     pub fn handle_malformed(
         &mut self,
         peer: PeerId,
@@ -150,13 +151,14 @@ impl<T: Clone> Provider<T> {
         error: &FrameError,
         now: Instant,
     ) -> Vec<ProviderAction<T>> {
-        self.peers.entry(peer).or_insert_with(|| Peer::new(&self.settings));
-        self.refuse((peer, request_id), Code::InvalidArgument, &error.to_string(), now);
+        self.peers.entry(peer).or_insert_with(|| PeerRecord::new(&self.settings));
+        let failure = Failure::new(Code::InvalidArgument, error.to_string());
+        self.refuse((peer, request_id), failure, now);
         self.take_actions()
     }
 
-    /// A peer has no use for a request any more. What is being written is written to the end; a request that has its
-    /// last answer is none.
+    /// Handles the cancellation of a request. A write that is under way goes on to its end. A request with a last answer is
+    /// over, so nothing happens.
     pub fn handle_cancel(
         &mut self,
         peer: PeerId,
@@ -164,14 +166,14 @@ impl<T: Clone> Provider<T> {
         now: Instant,
     ) -> Vec<ProviderAction<T>> {
         let reader = (peer, request_id);
-        if matches!(self.state(reader), Some(State::Waiting | State::AwaitingSink)) {
-            self.refuse(reader, Code::Cancelled, "cancelled by the requester", now);
+        if matches!(self.state(reader), Some(ReceivedState::Waiting | ReceivedState::AwaitingSink)) {
+            self.refuse(reader, Failure::new(Code::Cancelled, "cancelled by the requester"), now);
         }
         self.take_actions()
     }
 
-    /// The device has written what [`ProviderAction::Write`] said, and `checksum` is of the tensor's bytes if it was
-    /// wanted.
+    /// Notes that the device has done a [`ProviderAction::Write`]. `checksum` is the one of the tensor's bytes, if the action
+    /// asked for it.
     pub fn written(
         &mut self,
         peer: PeerId,
@@ -181,14 +183,14 @@ impl<T: Clone> Provider<T> {
     ) -> Vec<ProviderAction<T>> {
         let reader = (peer, request_id);
         match self.state(reader) {
-            Some(State::Writing) => self.say_written(reader, checksum, now),
-            Some(State::Answered) => self.finish(reader, Share::UsedUp, now),
+            Some(ReceivedState::Writing) => self.send_written(reader, checksum, now),
+            Some(ReceivedState::Answered) => self.finish(reader, Share::UsedUp, now),
             _ => {}
         }
         self.take_actions()
     }
 
-    /// What [`ProviderAction::Write`] said could not be written, and the link lives. The tensor stays for others.
+    /// Notes that a [`ProviderAction::Write`] failed while the link goes on. The tensor stays for other readers.
     pub fn write_failed(
         &mut self,
         peer: PeerId,
@@ -198,18 +200,18 @@ impl<T: Clone> Provider<T> {
     ) -> Vec<ProviderAction<T>> {
         let reader = (peer, request_id);
         match self.state(reader) {
-            Some(State::Writing) => {
+            Some(ReceivedState::Writing) => {
                 let text = format!("the tensor could not be written: {why}");
-                self.say(reader, Message::status(request_id, Code::Internal, text));
+                self.send(reader, Message::status(request_id, Code::Internal, text));
                 self.finish(reader, Share::GivenBack, now);
             }
-            Some(State::Answered) => self.finish(reader, Share::GivenBack, now),
+            Some(ReceivedState::Answered) => self.finish(reader, Share::GivenBack, now),
             _ => {}
         }
         self.take_actions()
     }
 
-    /// A link is gone, and its requests with it. What they did not get is for others.
+    /// Ends the requests of a link that has ended. Their shares are for other peers.
     pub fn peer_gone(&mut self, id: PeerId, now: Instant) -> Vec<ProviderAction<T>> {
         let requests = self.peers.get(&id).map(|peer| peer.requests.keys().copied().collect::<Vec<_>>());
         for request_id in requests.unwrap_or_default() {
@@ -219,20 +221,20 @@ impl<T: Clone> Provider<T> {
         self.take_actions()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) has something to do next.
+    /// Returns the time at which to call [`handle_timeout`](Self::handle_timeout) next.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.deadlines.next()
     }
 
-    /// Ends what has waited for too long.
+    /// Ends the requests and offers that have waited for too long.
     pub fn handle_timeout(&mut self, now: Instant) -> Vec<ProviderAction<T>> {
         while let Some(due) = self.deadlines.pop(now) {
             match due {
                 Due::Request(peer, request_id) => self.expire((peer, request_id), now),
                 Due::Offer(key) => {
-                    let readers = self.shelf.close(&key).unwrap_or(0);
+                    let readers = self.table.close(&key).unwrap_or(0);
                     if readers > 0 {
-                        let Key { name, step } = key;
+                        let TensorKey { name, step } = key;
                         self.actions.push(ProviderAction::Expired { name, step, readers });
                     }
                 }
@@ -241,148 +243,149 @@ impl<T: Clone> Provider<T> {
         self.take_actions()
     }
 
-    /// What is kept at the moment.
+    /// Returns the amount of offers and requests that the provider holds.
     pub fn held(&self) -> Held {
         let requests = self.peers.values().map(|peer| peer.requests.len()).sum();
-        Held { offers: self.shelf.offers(), bytes: self.shelf.bytes(), requests }
+        Held { offers: self.table.offers(), bytes: self.table.bytes(), requests }
     }
 
-    /// What is on offer knows longer than the peer's own list who had it.
-    fn check_share(&self, peer: PeerId, key: Key) -> Result<Key, Refusal> {
-        if self.shelf.has_served(&key, peer) {
-            return Err((Code::AlreadyExists, format!("{key} was delivered already")));
+    /// Checks that the peer has not had this offer yet. The offer remembers its readers longer than the peer's record does.
+    fn check_share(&self, peer: PeerId, key: TensorKey) -> Result<TensorKey, Failure> {
+        if self.table.has_served(&key, peer) {
+            return Err(Failure::new(Code::AlreadyExists, format!("{key} was delivered already")));
         }
         Ok(key)
     }
 
-    fn accept(&mut self, reader: Reader, key: Key, request: &Request<'_>, now: Instant) {
-        let Request { sink, checksum_wanted, .. } = *request;
+    fn accept(&mut self, reader: Reader, key: TensorKey, request: &TensorRequest<'_>, now: Instant) {
+        let TensorRequest { sink, checksum_wanted, .. } = *request;
         let Some(peer) = self.peers.get_mut(&reader.0) else { return };
         peer.asked.insert(key.clone());
-        let pending = Pending { key: key.clone(), sink, checksum_wanted, state: State::Waiting };
+        let pending =
+            ReceivedRequest { key: key.clone(), sink, checksum_wanted, state: ReceivedState::Waiting };
         peer.requests.insert(reader.1, pending);
         self.deadlines.set(&Due::Request(reader.0, reader.1), now, self.settings.request_timeout);
-        self.shelf.wait(&key, reader);
-        self.match_tags(&key, now);
+        self.table.wait(&key, reader);
+        self.match_requests(&key, now);
     }
 
-    /// A request whose number is that of one without a last answer.
-    fn handle_again(&mut self, reader: Reader, request: &Request<'_>, now: Instant) {
+    /// Handles a request with the number of a request that has no last answer.
+    fn handle_again(&mut self, reader: Reader, request: &TensorRequest<'_>, now: Instant) {
         let Some(pending) = self.peers.get_mut(&reader.0).and_then(|peer| peer.requests.get_mut(&reader.1))
         else {
             return;
         };
-        match pending.check_again(request, self.shelf.offer(&pending.key)) {
+        match pending.check_again(request, self.table.offer(&pending.key)) {
             Ok(sink) => {
                 pending.sink = Some(sink);
                 self.answer(reader, now);
             }
-            Err((code, text)) => self.refuse(reader, code, &text, now),
+            Err(failure) => self.refuse(reader, failure, now),
         }
     }
 
-    /// Gives shares to those who wait for them.
-    fn match_tags(&mut self, key: &Key, now: Instant) {
-        while let Some(reader) = self.shelf.share(key) {
+    /// Gives shares to the requests that wait for this tensor.
+    fn match_requests(&mut self, key: &TensorKey, now: Instant) {
+        while let Some(reader) = self.table.share(key) {
             self.answer(reader, now);
         }
     }
 
-    /// Answers a request that has a share.
+    /// Answers a request with a share.
     fn answer(&mut self, reader: Reader, now: Instant) {
         let (peer, request_id) = reader;
         let Some(pending) = self.peers.get_mut(&peer).and_then(|peer| peer.requests.get_mut(&request_id))
         else {
             return;
         };
-        // Who has a share keeps the offer.
-        let Some(offer) = self.shelf.offer(&pending.key) else { return };
+        // A request with a share keeps the offer in the table.
+        let Some(offer) = self.table.offer(&pending.key) else { return };
         let due = Due::Request(peer, request_id);
         match (offer, pending.sink.take()) {
-            (Offer::Tensor(tensor, metadata), Some(sink)) if *metadata == sink.metadata => {
-                pending.state = State::Writing;
+            (OfferedTensor::Tensor(tensor, metadata), Some(sink)) if *metadata == sink.metadata => {
+                pending.state = ReceivedState::Writing;
                 self.deadlines.clear(&due);
                 if metadata.bytes == 0 {
-                    return self.say_written(reader, Some(checksum(&[])), now);
+                    return self.send_written(reader, Some(checksum(&[])), now);
                 }
                 let (tensor, checksum_wanted) = (tensor.clone(), pending.checksum_wanted);
                 let write = ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted };
                 self.actions.push(write);
             }
-            (&Offer::Tensor(_, metadata), _) => {
-                pending.state = State::AwaitingSink;
+            (&OfferedTensor::Tensor(_, metadata), _) => {
+                pending.state = ReceivedState::AwaitingSink;
                 self.deadlines.set(&due, now, self.settings.request_timeout);
-                self.say(reader, Message::Metadata { request_id, metadata });
+                self.send(reader, Message::Metadata { request_id, metadata });
             }
-            (Offer::Failed(failure), _) => {
-                pending.state = State::Answered;
+            (OfferedTensor::Failed(failure), _) => {
+                pending.state = ReceivedState::Answered;
                 let failure = failure.clone();
-                self.say(reader, Message::Status { request_id, failure });
+                self.send(reader, Message::Status { request_id, failure });
                 self.finish(reader, Share::UsedUp, now);
             }
-            (Offer::Dead, _) => {
-                pending.state = State::Answered;
-                self.say(reader, Message::Dead { request_id });
+            (OfferedTensor::Dead, _) => {
+                pending.state = ReceivedState::Answered;
+                self.send(reader, Message::Dead { request_id });
                 self.finish(reader, Share::UsedUp, now);
             }
         }
     }
 
-    fn say_written(&mut self, reader: Reader, checksum: Option<u64>, now: Instant) {
+    fn send_written(&mut self, reader: Reader, checksum: Option<u64>, now: Instant) {
         let wanted = self.pending(reader).is_some_and(|pending| pending.checksum_wanted);
         let message = match (wanted, checksum) {
             (true, None) => Message::status(reader.1, Code::Internal, "no checksum was computed"),
             (true, Some(_)) => Message::Written { request_id: reader.1, checksum },
             (false, _) => Message::Written { request_id: reader.1, checksum: None },
         };
-        self.say(reader, message);
+        self.send(reader, message);
         self.finish(reader, Share::UsedUp, now);
     }
 
     fn expire(&mut self, reader: Reader, now: Instant) {
         let Some(pending) = self.pending(reader) else { return };
         let text = match pending.state {
-            State::Waiting => format!("{} was not offered in time", pending.key),
+            ReceivedState::Waiting => format!("{} was not offered in time", pending.key),
             _ => format!("no sink for {} came in time", pending.key),
         };
-        self.refuse(reader, Code::DeadlineExceeded, &text, now);
+        self.refuse(reader, Failure::new(Code::DeadlineExceeded, text), now);
     }
 
-    /// Answers with a status. A request of this number that is there ends by it: the peer can't tell the two apart.
-    fn refuse(&mut self, reader: Reader, code: Code, text: &str, now: Instant) {
-        self.say(reader, Message::status(reader.1, code, text));
+    /// Answers with a status. It also ends a pending request of this number, because the peer can't tell the two apart.
+    fn refuse(&mut self, reader: Reader, failure: Failure, now: Instant) {
+        self.send(reader, Message::Status { request_id: reader.1, failure });
         match self.pending(reader) {
-            Some(pending) if matches!(pending.state, State::Writing | State::Answered) => {
-                pending.state = State::Answered;
+            Some(pending) if matches!(pending.state, ReceivedState::Writing | ReceivedState::Answered) => {
+                pending.state = ReceivedState::Answered;
             }
             Some(_) => self.finish(reader, Share::GivenBack, now),
             None => self.remember(reader),
         }
     }
 
-    /// A request is over.
+    /// Ends a request.
     fn finish(&mut self, reader: Reader, share: Share, now: Instant) {
         let (id, request_id) = reader;
         self.deadlines.clear(&Due::Request(id, request_id));
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        let Some(Pending { key, state, .. }) = peer.requests.remove(&request_id) else { return };
+        let Some(ReceivedRequest { key, state, .. }) = peer.requests.remove(&request_id) else { return };
         peer.asked.remove(&key);
         peer.finished.insert(request_id);
         match (state, share) {
-            (State::Waiting, _) => self.shelf.leave(&key, reader),
+            (ReceivedState::Waiting, _) => self.table.leave(&key, reader),
             (_, Share::UsedUp) => {
                 peer.delivered.insert(key.clone());
-                self.shelf.use_up(&key, id);
+                self.table.use_up(&key, id);
             }
             (_, Share::GivenBack) => {
-                if state == State::AwaitingSink {
+                if state == ReceivedState::AwaitingSink {
                     peer.lapsed.insert(request_id);
                 }
-                self.shelf.give_back(&key);
-                self.match_tags(&key, now);
+                self.table.give_back(&key);
+                self.match_requests(&key, now);
             }
         }
-        if self.shelf.offer(&key).is_none() {
+        if self.table.offer(&key).is_none() {
             self.deadlines.clear(&Due::Offer(key));
         }
     }
@@ -393,15 +396,15 @@ impl<T: Clone> Provider<T> {
         }
     }
 
-    fn state(&self, reader: Reader) -> Option<State> {
+    fn state(&self, reader: Reader) -> Option<ReceivedState> {
         Some(self.peers.get(&reader.0)?.requests.get(&reader.1)?.state)
     }
 
-    fn pending(&mut self, reader: Reader) -> Option<&mut Pending> {
+    fn pending(&mut self, reader: Reader) -> Option<&mut ReceivedRequest> {
         self.peers.get_mut(&reader.0)?.requests.get_mut(&reader.1)
     }
 
-    fn say(&mut self, reader: Reader, message: Message) {
+    fn send(&mut self, reader: Reader, message: Message) {
         self.actions.push(ProviderAction::Send { peer: reader.0, message });
     }
 
@@ -411,7 +414,7 @@ impl<T: Clone> Provider<T> {
 
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
-        let quiet = |peer: &Peer| peer.requests.is_empty() && peer.asked.is_empty();
-        self.shelf.is_empty() && self.deadlines.is_empty() && self.peers.values().all(quiet)
+        let is_idle = |peer: &PeerRecord| peer.requests.is_empty() && peer.asked.is_empty();
+        self.table.is_empty() && self.deadlines.is_empty() && self.peers.values().all(is_idle)
     }
 }

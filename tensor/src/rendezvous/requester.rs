@@ -1,4 +1,4 @@
-//! The end that wants tensors of one peer.
+//! The requester: the end that asks one peer for tensors.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -10,53 +10,53 @@ use tonic::Code;
 use super::error::{RequestError, Violation};
 use super::message::{Failure, Message, is_name};
 use super::{RequestId, RequesterSettings, Sink};
-use crate::wire::tensor_metadata::Metadata;
+use crate::wire::tensor_metadata::WireMetadata;
 
-/// Where a sink is, for the provider's device.
+/// Location of a sink, for the provider's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct SinkLocation {
     /// Virtual address.
     pub address: u64,
-    /// Key of a region that is the sink and nothing else, and that this peer alone may write.
+    /// Key of a region that covers the sink and nothing else. Only this peer may write the region.
     pub rkey: u32,
     /// Length in bytes.
     pub length: u64,
 }
 
-/// What is to be done at the requester. `S` is a sink: it owns its memory.
+/// An action for the driver of a requester. `S` is a sink, which owns its memory.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RequesterAction<S> {
-    /// Send this.
+    /// Send a message.
     Send(Message),
-    /// Make a sink for this and call [`Requester::sink_ready`], or [`Requester::sink_failed`] if there is none to be
-    /// had, or if this is no tensor.
+    /// Make a sink for a tensor with this metadata and call [`Requester::sink_ready`]. Call [`Requester::sink_failed`] if
+    /// there is no memory, or if no tensor has such metadata.
     Allocate {
-        /// For which request.
+        /// The request that needs the sink.
         request_id: RequestId,
-        /// What it is for: the peer's word, at most as long as [`RequesterSettings::max_tensor_bytes`] allows.
-        metadata: Metadata,
+        /// The peer's description of the tensor, at most as long as [`RequesterSettings::max_tensor_bytes`] allows.
+        metadata: WireMetadata,
     },
-    /// Nothing will be written here any more: revoke the grant, then free it.
+    /// Revoke the grant of a sink, then free the sink. The peer does not write it any more.
     Free(S),
-    /// What became of a request. Comes once for each that is not cancelled.
+    /// Pass on the outcome of a request. It comes once for each request that is not cancelled.
     Finished {
         /// The request.
         request_id: RequestId,
-        /// What became of it.
-        result: Requested<S>,
+        /// The outcome.
+        result: RequestOutcome<S>,
     },
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Requested<S> {
-    /// The tensor is in the sink, whose grant is to be revoked now.
+pub enum RequestOutcome<S> {
+    /// The tensor is in the sink. The driver has to revoke the sink's grant now.
     Arrived {
-        /// What it is.
-        metadata: Metadata,
-        /// Where it is.
+        /// Type, shape and length of the tensor.
+        metadata: WireMetadata,
+        /// The sink with the tensor.
         sink: S,
-        /// What [`verify`](super::verify) shall find, if [`RequesterSettings::validate`] is set.
+        /// The checksum for [`verify`](super::verify), if [`RequesterSettings::validate`] is set.
         checksum: Option<u64>,
     },
     /// The tensor is dead.
@@ -65,62 +65,62 @@ pub enum Requested<S> {
     Failed(Failure),
 }
 
-/// Asks one peer for tensors. `S` is a sink. See the [module](super).
+/// Asks one peer for tensors. `S` is a sink.
 #[derive(Debug)]
 pub struct Requester<S> {
     settings: RequesterSettings,
-    /// What tensors were when they were last told of.
-    cache: Option<LruCache<Arc<str>, Metadata>>,
-    requests: BTreeMap<RequestId, Pending<S>>,
+    /// The latest metadata of each tensor, by name.
+    cache: Option<LruCache<Arc<str>, WireMetadata>>,
+    requests: BTreeMap<RequestId, OwnRequest<S>>,
     next: u64,
     gone: Option<String>,
     actions: Vec<RequesterAction<S>>,
 }
 
 #[derive(Debug)]
-struct Pending<S> {
+struct OwnRequest<S> {
     name: Arc<str>,
     step: u64,
-    /// Whether the peer has said what the tensor is. It does so once.
-    told: bool,
-    state: State<S>,
+    /// Whether the peer has sent the metadata. It does so once.
+    has_metadata: bool,
+    state: OwnRequestState<S>,
 }
 
 #[derive(Debug)]
-enum State<S> {
-    /// The driver makes a sink. If `told` the peer knows of the request, otherwise not.
-    Allocating(Metadata),
-    /// Asked, with nothing to write to.
+enum OwnRequestState<S> {
+    /// The driver makes a sink. The peer knows of the request if it has sent the metadata.
+    Allocating(WireMetadata),
+    /// Asked without a sink.
     Asked,
-    /// Asked, with a sink that the peer may be writing.
-    Exposed { metadata: Metadata, sink: S },
-    /// Nobody wants the answer, but the peer may be writing.
+    /// Asked with a sink, which the peer may be writing.
+    Exposed { metadata: WireMetadata, sink: S },
+    /// Cancelled by the application, but the peer may still write the sink.
     Cancelled(Option<S>),
 }
 
-impl<S> State<S> {
+impl<S> OwnRequestState<S> {
     fn name(&self) -> &'static str {
         match self {
             Self::Allocating(_) => "waiting for a sink",
             Self::Asked => "without a sink",
-            Self::Exposed { .. } => "with a sink made for what the tensor was said to be",
+            Self::Exposed { .. } => "with a sink made for the metadata that the peer sent",
             Self::Cancelled(_) => "cancelled",
         }
     }
 }
 
 impl<S> Requester<S> {
-    /// A requester that knows nothing of its peer's tensors.
+    /// Makes a requester without cached metadata.
     pub fn new(settings: RequesterSettings) -> Self {
         let cache = NonZeroUsize::new(settings.max_cached).map(LruCache::new);
         Self { settings, cache, requests: BTreeMap::new(), next: 0, gone: None, actions: Vec::new() }
     }
 
-    /// Asks for (`name`, `step`): at once if nothing is known of `name`, otherwise as soon as there is a sink for what
-    /// it was the last time.
+    /// Asks for (`name`, `step`). Without cached metadata of `name` the request goes out at once. With cached metadata it goes
+    /// out when there is a sink for a tensor like the last one.
     ///
     /// # Errors
-    /// [`RequestError`]; nothing has changed then.
+    /// [`RequestError`]. Nothing has changed then.
     pub fn request(
         &mut self,
         name: &str,
@@ -141,78 +141,81 @@ impl<S> Requester<S> {
         let cached = self.cache.as_mut().and_then(|cache| cache.get(&name).copied());
         let (state, action) = match cached {
             Some(metadata) => {
-                (State::Allocating(metadata), RequesterAction::Allocate { request_id, metadata })
+                (OwnRequestState::Allocating(metadata), RequesterAction::Allocate { request_id, metadata })
             }
-            None => (State::Asked, RequesterAction::Send(self.ask(request_id, name.clone(), step, None))),
+            None => (
+                OwnRequestState::Asked,
+                RequesterAction::Send(self.ask(request_id, name.clone(), step, None)),
+            ),
         };
-        self.requests.insert(request_id, Pending { name, step, told: false, state });
+        self.requests.insert(request_id, OwnRequest { name, step, has_metadata: false, state });
         Ok((request_id, action))
     }
 
-    /// What [`RequesterAction::Allocate`] wanted is at `place`. If nobody wants it any more it is freed again.
+    /// Takes the sink for a [`RequesterAction::Allocate`], which is at `place`. If the request is over, the sink is freed.
     pub fn sink_ready(
         &mut self,
         request_id: RequestId,
         sink: S,
-        place: Placement,
+        place: SinkLocation,
     ) -> Vec<RequesterAction<S>> {
         let pending = self.requests.get_mut(&request_id);
-        let Some((pending, metadata)) = pending.and_then(Pending::allocating) else {
+        let Some((pending, metadata)) = pending.and_then(OwnRequest::allocating) else {
             return vec![RequesterAction::Free(sink)];
         };
-        let Placement { address, rkey, length } = place;
+        let SinkLocation { address, rkey, length } = place;
         if length < metadata.bytes {
             let text = format!("a sink of {length} bytes was made for a tensor of {}", metadata.bytes);
             let mut actions = self.sink_failed(request_id, Failure::new(Code::Internal, text));
             actions.push(RequesterAction::Free(sink));
             return actions;
         }
-        pending.state = State::Exposed { metadata, sink };
+        pending.state = OwnRequestState::Exposed { metadata, sink };
         let (name, step) = (pending.name.clone(), pending.step);
         let sink = Sink { metadata, address, rkey, length };
         vec![RequesterAction::Send(self.ask(request_id, name, step, Some(sink)))]
     }
 
-    /// There is no sink to be had for what [`RequesterAction::Allocate`] wanted, and so no tensor.
+    /// Ends a request for which the driver could not make the sink of a [`RequesterAction::Allocate`].
     pub fn sink_failed(&mut self, request_id: RequestId, failure: Failure) -> Vec<RequesterAction<S>> {
-        let Some((pending, _)) = self.requests.get_mut(&request_id).and_then(Pending::allocating) else {
+        let Some((pending, _)) = self.requests.get_mut(&request_id).and_then(OwnRequest::allocating) else {
             return Vec::new();
         };
-        // The next request asks what it is.
+        // The next request asks for the metadata again.
         let name = pending.name.clone();
         self.cache.as_mut().and_then(|cache| cache.pop(&name));
-        self.finish(request_id, Requested::Failed(failure));
+        self.finish(request_id, RequestOutcome::Failed(failure));
         self.give_up(request_id);
         self.take_actions()
     }
 
-    /// Nobody wants the answer any more. The sink stays until the peer has said that it is done with it.
+    /// Cancels a request. Its sink stays until the last answer of the peer.
     pub fn cancel(&mut self, request_id: RequestId) -> Vec<RequesterAction<S>> {
         self.give_up(request_id);
         self.take_actions()
     }
 
-    /// The peer says what the tensor is.
+    /// Handles the metadata of a tensor.
     ///
     /// # Errors
-    /// [`Violation`]: there is no such request, or it was said before.
+    /// [`Violation`]: there is no such request, or it has metadata already.
     pub fn handle_metadata(
         &mut self,
         request_id: RequestId,
-        metadata: Metadata,
+        metadata: WireMetadata,
     ) -> Result<Vec<RequesterAction<S>>, Violation> {
         let pending = self.answered("metadata", request_id)?;
-        let (name, told) = (pending.name.clone(), std::mem::replace(&mut pending.told, true));
+        let (name, repeated) = (pending.name.clone(), std::mem::replace(&mut pending.has_metadata, true));
         let unexpected =
             Err(Violation::Unexpected { frame: "metadata", request_id, state: pending.state.name() });
-        if told {
+        if repeated {
             return unexpected;
         }
-        let old_sink = match std::mem::replace(&mut pending.state, State::Allocating(metadata)) {
-            State::Asked => None,
-            State::Exposed { metadata: before, sink } if before != metadata => Some(sink),
-            // It was said before the peer knew that it is cancelled. The last answer is to come.
-            cancelled @ State::Cancelled(_) => {
+        let old_sink = match std::mem::replace(&mut pending.state, OwnRequestState::Allocating(metadata)) {
+            OwnRequestState::Asked => None,
+            OwnRequestState::Exposed { metadata: before, sink } if before != metadata => Some(sink),
+            // The peer sent the metadata before it learnt of the cancellation. The last answer follows.
+            cancelled @ OwnRequestState::Cancelled(_) => {
                 pending.state = cancelled;
                 return Ok(Vec::new());
             }
@@ -230,10 +233,10 @@ impl<S> Requester<S> {
         Ok(self.take_actions())
     }
 
-    /// The peer says that the tensor is in the sink.
+    /// Handles the peer's message that the tensor is in the sink.
     ///
     /// # Errors
-    /// [`Violation`]: there is no such request, it has no sink, or a checksum is missing or too much.
+    /// [`Violation`]: there is no such request, it has no sink, or it has a checksum too few or too many.
     pub fn handle_written(
         &mut self,
         request_id: RequestId,
@@ -241,7 +244,7 @@ impl<S> Requester<S> {
     ) -> Result<Vec<RequesterAction<S>>, Violation> {
         let wanted = self.settings.validate;
         let pending = self.answered("written", request_id)?;
-        if !matches!(pending.state, State::Exposed { .. } | State::Cancelled(Some(_))) {
+        if !matches!(pending.state, OwnRequestState::Exposed { .. } | OwnRequestState::Cancelled(Some(_))) {
             let state = pending.state.name();
             return Err(Violation::Unexpected { frame: "written", request_id, state });
         }
@@ -249,16 +252,16 @@ impl<S> Requester<S> {
             return Err(Violation::Checksum { request_id, wanted });
         }
         match self.requests.remove(&request_id).map(|pending| pending.state) {
-            Some(State::Exposed { metadata, sink }) => {
-                self.finish(request_id, Requested::Arrived { metadata, sink, checksum });
+            Some(OwnRequestState::Exposed { metadata, sink }) => {
+                self.finish(request_id, RequestOutcome::Arrived { metadata, sink, checksum });
             }
-            Some(State::Cancelled(Some(sink))) => self.actions.push(RequesterAction::Free(sink)),
+            Some(OwnRequestState::Cancelled(Some(sink))) => self.actions.push(RequesterAction::Free(sink)),
             _ => {}
         }
         Ok(self.take_actions())
     }
 
-    /// The peer says that there will be no tensor.
+    /// Handles the peer's status: there will be no tensor.
     ///
     /// # Errors
     /// [`Violation`]: there is no such request.
@@ -270,50 +273,54 @@ impl<S> Requester<S> {
     ) -> Result<Vec<RequesterAction<S>>, Violation> {
         self.answered("status", request_id)?;
         let code = i32::try_from(code).map_or(Code::Unknown, Code::from_i32);
-        self.end(request_id, Requested::Failed(Failure::new(code, text)));
+        self.end(request_id, RequestOutcome::Failed(Failure::new(code, text)));
         Ok(self.take_actions())
     }
 
-    /// The peer says that the tensor is dead.
+    /// Handles the peer's message that the tensor is dead.
     ///
     /// # Errors
-    /// [`Violation`]: there is no such request, or the peer has said before what the tensor is.
+    /// [`Violation`]: there is no such request, or the peer has sent the metadata of this tensor.
     pub fn handle_dead(&mut self, request_id: RequestId) -> Result<Vec<RequesterAction<S>>, Violation> {
         let pending = self.answered("dead", request_id)?;
-        if pending.told {
-            let state = "for a tensor that was said to be there";
+        if pending.has_metadata {
+            let state = "for a tensor whose metadata the peer sent";
             return Err(Violation::Unexpected { frame: "dead", request_id, state });
         }
-        self.end(request_id, Requested::Dead);
+        self.end(request_id, RequestOutcome::Dead);
         Ok(self.take_actions())
     }
 
-    /// The link is gone, its queue pairs are closed, and nothing writes any sink of it: all that was asked fails, and
-    /// all that will be.
+    /// Ends all requests, because the link has ended. Its queue pairs are closed, so nothing writes a sink any more. Later
+    /// requests fail at once.
     pub fn peer_gone(&mut self, why: &str) -> Vec<RequesterAction<S>> {
         self.gone = Some(why.to_owned());
         while let Some((&request_id, _)) = self.requests.first_key_value() {
             let failure = Failure::new(Code::Unavailable, format!("the link has ended: {why}"));
-            self.end(request_id, Requested::Failed(failure));
+            self.end(request_id, RequestOutcome::Failed(failure));
         }
         self.take_actions()
     }
 
-    /// Requests that have no last answer, those included that are cancelled.
+    /// Returns the number of requests without a last answer, with the cancelled ones.
     pub fn pending(&self) -> usize {
         self.requests.len()
     }
 
-    /// A request that the peer may answer.
-    fn answered(&mut self, frame: &'static str, request_id: RequestId) -> Result<&mut Pending<S>, Violation> {
+    /// Returns the request if the peer may answer it.
+    fn answered(
+        &mut self,
+        frame: &'static str,
+        request_id: RequestId,
+    ) -> Result<&mut OwnRequest<S>, Violation> {
         let pending = self.requests.get_mut(&request_id).filter(|pending| pending.is_asked());
         pending.ok_or(Violation::Unknown { frame, request_id })
     }
 
-    /// A request that is over without a tensor.
-    fn end(&mut self, request_id: RequestId, result: Requested<S>) {
+    /// Ends a request without a tensor.
+    fn end(&mut self, request_id: RequestId, result: RequestOutcome<S>) {
         let Some(pending) = self.requests.remove(&request_id) else { return };
-        let cancelled = matches!(pending.state, State::Cancelled(_));
+        let cancelled = matches!(pending.state, OwnRequestState::Cancelled(_));
         if let Some(sink) = pending.state.into_sink() {
             self.actions.push(RequesterAction::Free(sink));
         }
@@ -322,11 +329,10 @@ impl<S> Requester<S> {
         }
     }
 
-    /// The peer's tensor is longer than this end takes.
+    /// Refuses a tensor that is longer than this end takes.
     fn refuse(&mut self, request_id: RequestId, name: &str, bytes: u64) -> Vec<RequesterAction<S>> {
         let limit = self.settings.max_tensor_bytes;
-        let text =
-            format!("tensor {name:?} has {bytes} bytes, of which {limit} are allowed (max_tensor_bytes)");
+        let text = format!("tensor {name:?} has {bytes} bytes, and {limit} are allowed (max_tensor_bytes)");
         self.sink_failed(request_id, Failure::new(Code::ResourceExhausted, text))
     }
 
@@ -336,16 +342,16 @@ impl<S> Requester<S> {
             self.requests.remove(&request_id);
             return;
         }
-        match std::mem::replace(&mut pending.state, State::Cancelled(None)) {
-            State::Cancelled(sink) => pending.state = State::Cancelled(sink),
+        match std::mem::replace(&mut pending.state, OwnRequestState::Cancelled(None)) {
+            OwnRequestState::Cancelled(sink) => pending.state = OwnRequestState::Cancelled(sink),
             state => {
-                pending.state = State::Cancelled(state.into_sink());
+                pending.state = OwnRequestState::Cancelled(state.into_sink());
                 self.actions.push(RequesterAction::Send(Message::Cancel { request_id }));
             }
         }
     }
 
-    fn finish(&mut self, request_id: RequestId, result: Requested<S>) {
+    fn finish(&mut self, request_id: RequestId, result: RequestOutcome<S>) {
         self.actions.push(RequesterAction::Finished { request_id, result });
     }
 
@@ -358,21 +364,21 @@ impl<S> Requester<S> {
     }
 }
 
-impl<S> Pending<S> {
-    /// Whether the peer knows of it.
+impl<S> OwnRequest<S> {
+    /// Returns whether the peer knows of the request.
     fn is_asked(&self) -> bool {
-        self.told || !matches!(self.state, State::Allocating(_))
+        self.has_metadata || !matches!(self.state, OwnRequestState::Allocating(_))
     }
 
-    fn allocating(&mut self) -> Option<(&mut Self, Metadata)> {
+    fn allocating(&mut self) -> Option<(&mut Self, WireMetadata)> {
         match self.state {
-            State::Allocating(metadata) => Some((self, metadata)),
+            OwnRequestState::Allocating(metadata) => Some((self, metadata)),
             _ => None,
         }
     }
 }
 
-impl<S> State<S> {
+impl<S> OwnRequestState<S> {
     fn into_sink(self) -> Option<S> {
         match self {
             Self::Exposed { sink, .. } => Some(sink),

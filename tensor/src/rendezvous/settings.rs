@@ -1,27 +1,27 @@
-//! How much is kept, and how long.
+//! Bounds of memory and time.
 
 use std::time::Duration;
 
 /// Bounds of a [`Provider`](super::Provider).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProviderSettings {
-    /// Offers kept at a time.
+    /// Number of offers at a time.
     pub max_offers: usize,
-    /// Bytes of all tensors that are kept.
+    /// Bytes of all offered tensors together.
     pub max_bytes: u64,
-    /// Requests of one peer at a time.
+    /// Number of requests of one peer at a time.
     pub max_requests_per_peer: usize,
-    /// Deliveries, and numbers of requests that are over, that are remembered of each peer, to tell what is asked twice.
+    /// Number of deliveries, and of finished requests, that the provider remembers of each peer, to recognise repetitions.
     pub max_remembered: usize,
-    /// How long a request waits: for an offer, and then for the requester to ask again with a sink. `None`: as long as
-    /// its link lives.
+    /// Time that a request waits for an offer, and then for a sink. `None`: until its link ends.
     pub request_timeout: Option<Duration>,
-    /// How long an offer waits for its readers. `None`: as long as there is room.
+    /// Time that an offer waits for its readers. `None`: without limit.
     pub offer_timeout: Option<Duration>,
 }
 
 impl Default for ProviderSettings {
-    /// 16 384 offers of 16 GiB together, 1 024 requests of each peer, a minute for a request, ten for an offer.
+    /// Returns the defaults: 16 384 offers of 16 GiB together, 1 024 requests of each peer, one minute for a request, and ten
+    /// minutes for an offer.
     fn default() -> Self {
         Self {
             max_offers: 16_384,
@@ -37,18 +37,18 @@ impl Default for ProviderSettings {
 /// Bounds of a [`Requester`](super::Requester).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequesterSettings {
-    /// Requests at a time, those included that are cancelled and not answered yet. No more than the provider takes.
+    /// Number of requests at a time, with cancelled requests that have no answer yet. Not more than the provider takes.
     pub max_requests: usize,
-    /// Names whose metadata is remembered; the one that was not used for longest is forgotten. 0: none.
+    /// Number of names whose metadata the requester remembers. It forgets the least recently used name. 0: none.
     pub max_cached: usize,
-    /// Longest tensor that is accepted, in bytes.
+    /// Length of the longest tensor that the requester accepts, in bytes.
     pub max_tensor_bytes: u64,
-    /// Whether each tensor shall come with a checksum.
+    /// Whether each tensor has to come with a checksum.
     pub validate: bool,
 }
 
 impl Default for RequesterSettings {
-    /// 1 024 requests, 4 096 names, 64 GiB, no checksums.
+    /// Returns the defaults: 1 024 requests, 4 096 names, 64 GiB, no checksums.
     fn default() -> Self {
         Self { max_requests: 1_024, max_cached: 4_096, max_tensor_bytes: 64 << 30, validate: false }
     }

@@ -1,12 +1,12 @@
-//! Elements that don't lie one after the other, in the order in which they count.
+//! Copies elements that don't lie one after the other into row-major order.
 
 use super::{Shape, Strides};
 
-/// Where each row of a tensor begins, in elements from the beginning of its storage, in row-major order. A row is the
-/// innermost run of elements with one step between them, as long as can be.
+/// The starts of a tensor's rows, in elements from the start of its storage, in row-major order. A row is the longest
+/// innermost run of elements with a constant step.
 #[derive(Debug)]
 pub(super) struct Rows {
-    /// Length and step of each dimension outside the row, the slowest first, and how far along it we are.
+    /// Length, step and current index of each dimension outside the row, the slowest first.
     outer: Vec<(u64, u64, u64)>,
     inner: (usize, usize),
     at: usize,
@@ -14,12 +14,12 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// The rows of the tensor of `shape` and `strides` whose first element is at `offset`.
+    /// Makes the rows of a tensor of `shape` and `strides` whose first element is at `offset`.
     pub(super) fn new(shape: &Shape, strides: &Strides, offset: usize) -> Self {
         let mut merged: Vec<(u64, u64)> = Vec::with_capacity(shape.rank());
         for (&length, &step) in shape.dims().iter().zip(strides.steps()).filter(|&(&length, _)| length != 1) {
             match merged.last_mut() {
-                // The next of the outer one is where the inner one would go on.
+                // One step of the outer dimension is as long as the whole inner dimension: both are one run.
                 Some(outer) if step.checked_mul(length) == Some(outer.1) => *outer = (outer.0 * length, step),
                 _ => merged.push((length, step)),
             }
@@ -30,7 +30,7 @@ impl Rows {
         Self { outer, inner: (length as usize, step as usize), at: offset, left }
     }
 
-    /// Length of each row, and the step from element to element within it.
+    /// Returns the length of each row, and the step between its elements.
     pub(super) fn inner(&self) -> (usize, usize) {
         self.inner
     }
@@ -55,8 +55,8 @@ impl Iterator for Rows {
     }
 }
 
-/// Copies the elements of `rows`, each of `size` bytes, from `source` to `destination`, one after the other. All rows lie
-/// in the source, and the destination has room for just them.
+/// Copies the elements of `rows`, each of `size` bytes, from `source` to `destination`, one after the other. All rows lie in
+/// the source, and fill the destination.
 pub(super) fn pack(source: &[u8], size: usize, rows: Rows, destination: &mut [u8]) {
     match size {
         1 => pack_elements::<1>(source, rows, destination),

@@ -1,4 +1,4 @@
-//! Types of elements.
+//! Types of tensor elements.
 
 use std::fmt;
 use std::str::FromStr;
@@ -49,17 +49,17 @@ pub enum Dtype {
     Complex64,
     /// Two `f64`: real and imaginary part.
     Complex128,
-    /// Any number of bytes. Moves in serialised form only.
+    /// Any number of bytes. Such tensors move in serialised form only.
     String,
 }
 
-/// A type that this version does not know.
+/// An unknown element type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownDtype {
-    /// By its code.
+    /// The type has an unknown code.
     #[error("unknown tensor type with code {0}")]
     Code(u16),
-    /// By its name.
+    /// The type has an unknown name.
     #[error("unknown tensor type `{0}`")]
     Name(String),
 }
@@ -119,7 +119,7 @@ impl Dtype {
         TABLE.iter().map(|row| row.dtype)
     }
 
-    /// Returns the number of bytes of an element, if all have the same.
+    /// Returns the number of bytes of an element, or `None` if elements have a variable length.
     pub const fn size(self) -> Option<usize> {
         match self.row().size {
             0 => None,
@@ -132,23 +132,23 @@ impl Dtype {
         self.row().align
     }
 
-    /// Returns the name, as numpy (with `ml_dtypes`) spells it.
+    /// Returns the name of the type in numpy (with `ml_dtypes`).
     pub const fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// Returns the name in safetensors files, if it has one.
+    /// Returns the name of the type in safetensors files, if the format has the type.
     pub const fn safetensors_name(self) -> Option<&'static str> {
         self.row().safetensors
     }
 
-    /// Returns the number on the wire, which never changes.
+    /// Returns the type's code on the wire, which never changes.
     pub const fn code(self) -> u16 {
         self.row().code
     }
 
     const fn row(self) -> &'static Row {
-        // In the order of declaration, as a test makes sure.
+        // The table has the order of declaration; a test checks this.
         &TABLE[self as usize]
     }
 }
@@ -164,7 +164,7 @@ impl TryFrom<u16> for Dtype {
 impl FromStr for Dtype {
     type Err = UnknownDtype;
 
-    /// Takes numpy's names and those of safetensors.
+    /// Parses a name of numpy or of safetensors.
     fn from_str(name: &str) -> Result<Self, UnknownDtype> {
         let row = TABLE.iter().find(|row| row.name == name || row.safetensors == Some(name));
         row.map(|row| row.dtype).ok_or_else(|| UnknownDtype::Name(name.chars().take(40).collect()))

@@ -1,4 +1,4 @@
-//! Rust's types of elements.
+//! Rust types of tensor elements.
 
 use bytemuck::{CheckedBitPattern, NoUninit};
 use half::{bf16, f16};
@@ -7,12 +7,12 @@ use super::Dtype;
 
 /// A Rust type that is an element of a tensor. Complex numbers are `[f32; 2]` and `[f64; 2]`: real and imaginary part.
 pub trait Element: sealed::Sealed + CheckedBitPattern + NoUninit + Send + Sync + 'static {
-    /// The type of such elements.
+    /// Type of tensors with such elements.
     const DTYPE: Dtype;
 }
 
 mod sealed {
-    /// What is no element has no dtype.
+    /// Prevents implementations outside this crate.
     pub trait Sealed {}
 }
 

@@ -1,114 +1,151 @@
-//! What is wrong with a tensor.
+//! Errors of tensors.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
 
 use super::{Dtype, ShapeError, Strides, TensorSpec, UnknownDtype};
 
-/// What is wrong with a tensor, or with what is asked of it. Specs are boxed because a shape is large, and an error rare.
+/// An error of a tensor, or of an operation on it. Specs are boxed because a shape is large and an error is rare.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
-    /// A type that is not known.
+    /// The type is unknown.
     #[error(transparent)]
     Dtype(#[from] UnknownDtype),
-    /// A shape that no tensor has.
+    /// No tensor has the shape.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// Another number of bytes than the spec has.
+    /// The number of bytes is not the one of the spec.
     #[error("{spec} has {expected} bytes, not {bytes}")]
     Length {
-        /// What was to be made of them.
+        /// Type and shape of the tensor.
         spec: Box<TensorSpec>,
-        /// Bytes that it has.
+        /// Number of bytes that the spec needs.
         expected: u64,
-        /// Bytes that there are.
+        /// Number of bytes that there are.
         bytes: u64,
     },
-    /// The memory does not begin where such an element can be.
+    /// The memory is not aligned for the elements.
     #[error("elements of {dtype} at address {address:#x}, which is no multiple of {align}", align = dtype.align())]
     Misaligned {
         /// Type of the elements.
         dtype: Dtype,
-        /// Address of the first.
+        /// Address of the first element.
         address: usize,
     },
-    /// Strides that lead out of the memory, or are not as many as there are dimensions.
-    #[error("{spec} with strides {strides:?} in memory of {available} elements")]
+    /// The strides lead out of the memory, or their number is not the number of dimensions.
+    #[error("{spec} with strides {strides:?} does not fit into memory of {available} elements")]
     Strides {
-        /// What was to be made.
+        /// Type and shape of the tensor.
         spec: Box<TensorSpec>,
         /// Steps in elements.
         strides: Box<Strides>,
-        /// Elements that there are.
+        /// Number of elements that the memory holds.
         available: u64,
     },
     /// The elements have another type.
-    #[error("a tensor of {actual} asked for elements of {asked}")]
+    #[error("the elements of the tensor are {actual}, not {asked}")]
     WrongDtype {
         /// Type of the tensor's elements.
         actual: Dtype,
-        /// Type asked for.
+        /// Type that the caller asked for.
         asked: Dtype,
     },
     /// The elements do not lie one after the other.
     #[error("{0} does not lie in one piece: copy it with `to_contiguous`")]
     NotContiguous(Box<TensorSpec>),
-    /// Elements of variable length, where their bytes were asked for, or the other way round.
+    /// The elements have a variable length where a fixed one is needed, or a fixed length where a variable one is needed.
     #[error("{0} where {expected} was needed", expected = if matches!(.0, Dtype::String) { "a type of fixed size" } else { "a type of variable length" })]
     Variable(Dtype),
-    /// A value that the type does not have, such as a bool of 2.
+    /// An element has a value that its type does not have, such as a bool of 2.
     #[error("element {index} of {dtype} has no valid value")]
     Value {
         /// Type of the elements.
         dtype: Dtype,
-        /// Which one, in the order of the memory.
+        /// Index of the element, in the order of the memory.
         index: usize,
     },
-    /// No such part.
-    #[error("rows {start}..{end} of {spec}")]
+    /// There are no such rows.
+    #[error("{spec} has no rows {start}..{end}")]
     Slice {
-        /// What was to be sliced.
+        /// Type and shape of the tensor.
         spec: Box<TensorSpec>,
         /// First row.
         start: u64,
-        /// Row after the last.
+        /// Row after the last one.
         end: u64,
     },
-    /// The axes are not each dimension once.
-    #[error("axes {axes:?} of {spec}, not each dimension once")]
+    /// The axes do not name each dimension once.
+    #[error("axes {axes:?} do not name each dimension of {spec} once")]
     Axes {
-        /// What was to be permuted.
+        /// Type and shape of the tensor.
         spec: Box<TensorSpec>,
-        /// The axes; only so many as a tensor may have.
+        /// The axes, cut to the maximum number of dimensions.
         axes: Vec<usize>,
     },
-    /// Metadata that says two things.
-    #[error("metadata of {spec} with {bytes} bytes {layout}, which can't be")]
+    /// The number of bytes in metadata does not belong to type and shape.
+    #[error("the {layout} form of {spec} does not have {bytes} bytes")]
     Metadata {
-        /// What it says there is.
+        /// Type and shape in the metadata.
         spec: Box<TensorSpec>,
         /// `dense` or `serialised`.
         layout: &'static str,
-        /// Bytes.
+        /// Number of bytes in the metadata.
         bytes: u64,
     },
-    /// A serialised form that breaks off, or goes on beyond its end.
+    /// A serialised form is too short, or too long.
     #[error("serialised {spec}: {fault} at element {element}")]
     Serialized {
-        /// What was to be read.
+        /// Type and shape of the tensor.
         spec: Box<TensorSpec>,
-        /// Element at which it was found.
+        /// Element with the fault.
         element: u64,
-        /// What was found.
+        /// The fault.
         fault: &'static str,
     },
-    /// The system has no memory for it.
-    #[error("no memory for {0} bytes")]
+    /// The system has no memory.
+    #[error("the system has no memory for {0} bytes")]
     Memory(u64),
-    /// Another library's form of it can't be taken over.
+    /// A tensor can't be converted from or to the form of another library.
     #[error("{library}: {fault}")]
     Foreign {
-        /// Whose.
+        /// Name of the library or format.
         library: &'static str,
-        /// What is wrong.
+        /// Description of the fault.
         fault: String,
+        /// The other library's error, if it returned one.
+        #[source]
+        source: Option<ForeignError>,
     },
 }
+
+/// An error of another library. Two of them are equal if their texts are equal.
+#[derive(Clone, Debug)]
+pub struct ForeignError(Arc<dyn Error + Send + Sync>);
+
+impl ForeignError {
+    pub(crate) fn new(error: impl Error + Send + Sync + 'static) -> Self {
+        Self(Arc::new(error))
+    }
+}
+
+impl fmt::Display for ForeignError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Error for ForeignError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source()
+    }
+}
+
+impl PartialEq for ForeignError {
+    fn eq(&self, other: &Self) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
+impl Eq for ForeignError {}

@@ -1,21 +1,20 @@
-//! The form in which tensors move that can't move as they are.
+//! The serialised form, in which tensors of strings and tensors that are not contiguous move.
 //!
-//! Elements of a fixed size: their bytes, packed, row-major. Elements of variable length, row-major:
+//! Elements of a fixed size: their bytes, packed and row-major. Elements of variable length, row-major:
 //!
 //! ```text
 //!  ├─ length of element 0: u64, little-endian ─┼─ … ─┼─ length of element n-1 ─┼─ bytes of 0 ─┼─ … ─┼─ bytes of n-1 ─┤
 //! ```
 //!
-//! How many elements there are, and how long all of it is, says the metadata.
+//! The metadata has the number of elements and the length of the whole form.
 
 use bytes::Bytes;
 
+use super::metadata::{STRING_PREFIX, is_string_length};
 use super::{Dtype, Metadata, MetadataLayout, Tensor, TensorError, TensorSpec};
 
-const LENGTH: usize = size_of::<u64>();
-
-/// Returns the bytes that move for a tensor, and what the peer has to know of them. Copies nothing if the elements have a size
-/// and lie one after the other.
+/// Returns a tensor's metadata, and the bytes that move for it. It copies nothing if the elements have a fixed size and lie one
+/// after the other.
 ///
 /// ```
 /// use tonic_rdma_tensor::{Shape, Tensor, deserialize, serialize};
@@ -41,7 +40,7 @@ pub fn serialize(tensor: &Tensor) -> Result<(Metadata, Bytes), TensorError> {
     Ok((Metadata { spec, layout: MetadataLayout::Serialized { length: bytes.len() as u64 } }, bytes))
 }
 
-/// Makes the tensor that moved as `bytes`. Copies only elements of fixed size that arrived misaligned.
+/// Makes the tensor that moved as `bytes`. It copies only elements of fixed size that arrived misaligned.
 ///
 /// ```
 /// use bytes::Bytes;
@@ -54,7 +53,8 @@ pub fn serialize(tensor: &Tensor) -> Result<(Metadata, Bytes), TensorError> {
 /// ```
 ///
 /// # Errors
-/// The bytes are no such tensor, or the system has no memory. What it allocates is in proportion to the bytes.
+/// The bytes are no tensor with this metadata, or the system has no memory. The memory that it allocates is in proportion to
+/// the number of bytes.
 pub fn deserialize(metadata: &Metadata, bytes: Bytes) -> Result<Tensor, TensorError> {
     let spec = metadata.spec;
     let expected = metadata.bytes();
@@ -70,19 +70,11 @@ pub fn deserialize(metadata: &Metadata, bytes: Bytes) -> Result<Tensor, TensorEr
     }
 }
 
-/// Whether elements of variable length can be serialised as so many bytes.
-pub(super) fn is_possible(spec: &TensorSpec, bytes: u64) -> bool {
-    let elements = spec.shape().elements();
-    let least = elements.checked_mul(LENGTH as u64);
-    bytes <= isize::MAX as u64
-        && if elements == 0 { bytes == 0 } else { least.is_some_and(|least| least <= bytes) }
-}
-
 fn serialize_strings(tensor: &Tensor) -> Result<Bytes, TensorError> {
     let mut total = 0_usize;
     for string in tensor.strings()? {
-        // The same string may be there many times over.
-        total = total.checked_add(LENGTH + string.len()).ok_or(TensorError::Memory(u64::MAX))?;
+        // A tensor may have one string many times, so the sum can be larger than the memory.
+        total = total.checked_add(STRING_PREFIX + string.len()).ok_or(TensorError::Memory(u64::MAX))?;
     }
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(total).map_err(|_| TensorError::Memory(total as u64))?;
@@ -98,18 +90,18 @@ fn serialize_strings(tensor: &Tensor) -> Result<Bytes, TensorError> {
 fn deserialize_strings(spec: &TensorSpec, bytes: &Bytes) -> Result<Tensor, TensorError> {
     let fault = |element, fault| TensorError::Serialized { spec: Box::new(*spec), element, fault };
     let elements = spec.shape().elements();
-    if !is_possible(spec, bytes.len() as u64) {
-        return Err(fault(0, "too short for so many, or too long for none"));
+    if !is_string_length(spec, bytes.len() as u64) {
+        return Err(fault(0, "the number of bytes does not fit the number of elements"));
     }
-    let mut at = elements as usize * LENGTH;
-    let (lengths, _) = bytes[..at].as_chunks::<LENGTH>();
+    let mut at = elements as usize * STRING_PREFIX;
+    let (lengths, _) = bytes[..at].as_chunks::<STRING_PREFIX>();
     let mut strings = Vec::new();
     strings.try_reserve_exact(lengths.len()).map_err(|_| TensorError::Memory(bytes.len() as u64))?;
     for (element, length) in lengths.iter().enumerate() {
         let length = u64::from_le_bytes(*length);
         let left = bytes.len() - at;
         if length > left as u64 {
-            return Err(fault(element as u64, "longer than what is left"));
+            return Err(fault(element as u64, "an element longer than the rest"));
         }
         strings.push(bytes.slice(at..at + length as usize));
         at += length as usize;

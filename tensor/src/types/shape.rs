@@ -1,37 +1,37 @@
-//! Shapes.
+//! Shapes of tensors.
 
 use std::fmt;
 
-use crate::wire::tensor_metadata::{Dims, MAX_RANK};
+use crate::wire::tensor_metadata::{MAX_RANK, WireShape};
 
-/// Elements of a tensor at most: what `isize` counts, as for any memory in Rust.
+/// Maximum number of elements of a tensor. An `isize` can count them, as for any memory in Rust.
 const MAX_ELEMENTS: u64 = isize::MAX as u64;
 
 /// Lengths of the dimensions of a tensor, the slowest first.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Shape(Dims);
+pub struct Shape(WireShape);
 
-/// No shape that a tensor can have.
+/// A shape that no tensor can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    /// Too many dimensions.
+    /// There are too many dimensions.
     #[error("a tensor of {0} dimensions, more than {max}", max = Shape::MAX_RANK)]
     Rank(usize),
-    /// Too many elements.
+    /// There are too many elements.
     #[error("a tensor of more than {MAX_ELEMENTS} elements")]
     Elements,
-    /// Too many bytes.
+    /// There are too many bytes.
     #[error("a tensor of {elements} elements of {size} bytes each, which is more than {MAX_ELEMENTS} bytes")]
     Bytes {
-        /// Elements.
+        /// Number of elements.
         elements: u64,
-        /// Bytes of one.
+        /// Bytes of one element.
         size: usize,
     },
 }
 
 impl Shape {
-    /// Most dimensions that a shape may have.
+    /// Maximum number of dimensions of a shape.
     pub const MAX_RANK: usize = MAX_RANK;
 
     /// Makes the shape with dimensions of these lengths, the slowest first. A scalar has no dimensions.
@@ -45,10 +45,10 @@ impl Shape {
     /// ```
     ///
     /// # Errors
-    /// There are more dimensions than [`MAX_RANK`](Self::MAX_RANK), or the product of those that are not 0 does not fit into
-    /// `isize`.
+    /// There are more dimensions than [`MAX_RANK`](Self::MAX_RANK), or the product of the lengths that are not 0 does not fit
+    /// into `isize`.
     pub fn new(dims: &[u64]) -> Result<Self, ShapeError> {
-        let dims = Dims::new(dims).map_err(|_| ShapeError::Rank(dims.len()))?;
+        let dims = WireShape::new(dims).map_err(|_| ShapeError::Rank(dims.len()))?;
         Self::try_from(dims)
     }
 
@@ -64,7 +64,7 @@ impl Shape {
 
     /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
-        // Can't overflow: the product of those that are not 0 does not.
+        // This can't overflow, because the product of the lengths that are not 0 does not.
         if self.dims().contains(&0) { 0 } else { self.dims().iter().product() }
     }
 
@@ -80,16 +80,16 @@ impl Shape {
         }
     }
 
-    /// The wire's form.
-    pub(super) fn to_wire(self) -> Dims {
+    /// Returns the wire form.
+    pub(super) fn to_wire(self) -> WireShape {
         self.0
     }
 }
 
-impl TryFrom<Dims> for Shape {
+impl TryFrom<WireShape> for Shape {
     type Error = ShapeError;
 
-    fn try_from(dims: Dims) -> Result<Self, ShapeError> {
+    fn try_from(dims: WireShape) -> Result<Self, ShapeError> {
         let mut lengths = dims.as_slice().iter().filter(|&&length| length != 0);
         let product = lengths.try_fold(1_u64, |product, &length| product.checked_mul(length));
         match product {
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_overflows_is_no_shape() {
+    fn a_shape_that_overflows_is_an_error() {
         assert_eq!(Shape::new(&[u64::MAX, 2]), Err(ShapeError::Elements));
         assert_eq!(Shape::new(&[0, u64::MAX]), Err(ShapeError::Elements), "no stride of it could be counted");
         assert_eq!(Shape::new(&[1 << 32, 1 << 31]), Err(ShapeError::Elements));

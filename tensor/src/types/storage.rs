@@ -1,4 +1,4 @@
-//! The memory that elements are in.
+//! Memory of tensor elements.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,21 +9,21 @@ use super::TensorError;
 use tonic_rdma_verbs::internal::find_sendable;
 use tonic_rdma_verbs::memory::Lease;
 
-/// What keeps the elements of a tensor, and never changes.
+/// The memory of a tensor's elements, which never changes.
 #[derive(Clone, Debug)]
 pub(super) enum Storage {
     /// Any memory.
     Bytes(Bytes),
-    /// Of a pool.
+    /// Memory of a pool.
     Lease(Lease),
-    /// Allocated here.
+    /// Memory that this module allocated.
     Heap(Arc<Heap>),
     /// Elements of variable length.
     Strings(Arc<[Bytes]>),
 }
 
 impl Storage {
-    /// The bytes, of which elements of variable length have none in common.
+    /// Returns the bytes. Elements of variable length have no common bytes, so it returns none for them.
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Bytes(bytes) => bytes,
@@ -33,7 +33,7 @@ impl Storage {
         }
     }
 
-    /// The bytes of `range`, which lies within them.
+    /// Returns the bytes of `range`, shared. The range lies within the storage.
     pub(super) fn share(&self, range: Range<usize>) -> Bytes {
         let all = match self {
             Self::Bytes(bytes) => bytes.clone(),
@@ -44,7 +44,7 @@ impl Storage {
         all.slice(range)
     }
 
-    /// Where the bytes of `range` are in a pool's memory, if they are.
+    /// Returns the place of the bytes of `range` in a pool's memory, if they lie in one.
     pub(super) fn registered(&self, range: Range<usize>) -> Option<(Lease, Range<usize>)> {
         match self {
             Self::Lease(lease) => Some((lease.clone(), range)),
@@ -57,17 +57,17 @@ impl Storage {
     }
 }
 
-/// Memory of the heap, aligned for every type of element.
+/// Memory on the heap, aligned for every element type.
 pub(super) struct Heap {
     words: Box<[u128]>,
     length: usize,
 }
 
 impl Heap {
-    /// `length` bytes of zeros.
+    /// Allocates `length` bytes of zeros.
     ///
     /// # Errors
-    /// [`TensorError::Memory`].
+    /// [`TensorError::Memory`] if the system has no memory.
     pub(super) fn zeroed(length: usize) -> Result<Self, TensorError> {
         let words = bytemuck::allocation::try_zeroed_slice_box(length.div_ceil(size_of::<u128>()))
             .map_err(|()| TensorError::Memory(length as u64))?;
@@ -89,7 +89,7 @@ impl std::fmt::Debug for Heap {
     }
 }
 
-/// `Arc<Heap>`, as `Bytes` wants its owners.
+/// An `Arc<Heap>` that can own `Bytes`.
 struct HeapOwner(Arc<Heap>);
 
 impl AsRef<[u8]> for HeapOwner {

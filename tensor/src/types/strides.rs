@@ -1,10 +1,11 @@
-//! Strides: how far elements lie from one another.
+//! Strides: the distances between elements.
 
 use std::fmt;
 
 use super::Shape;
 
-/// Distance in elements from one to the next along each dimension. 0 where all are the same element; never negative.
+/// Distance between neighbouring elements along each dimension, in elements. It is 0 where one element is repeated, and never
+/// negative.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Strides {
     rank: usize,
@@ -25,13 +26,13 @@ impl Strides {
         let mut step = 1;
         for (stride, &length) in strides.steps[..shape.rank()].iter_mut().zip(shape.dims()).rev() {
             *stride = step;
-            // Can't overflow: see `Shape::new`.
+            // This can't overflow, because `Shape::new` has checked the product.
             step *= length.max(1);
         }
         strides
     }
 
-    /// Makes strides of these steps, in elements, one for each dimension. Returns `None` if there are more than
+    /// Makes strides with these steps, in elements, one for each dimension. Returns `None` if there are more than
     /// [`Shape::MAX_RANK`].
     ///
     /// ```
@@ -60,7 +61,7 @@ impl Strides {
         }
         let mut expected = 1;
         for (&step, &length) in self.steps().iter().zip(shape.dims()).rev() {
-            // Where there is one element, no step is ever taken.
+            // The step of a dimension of length 1 is never used.
             if length != 1 && step != expected {
                 return false;
             }

@@ -1,18 +1,18 @@
-//! Tensors that many may read.
+//! Tensors with shared, constant content.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytemuck::checked::CheckedCastError;
 use bytes::Bytes;
 
+use super::checks::{cast, check_alignment, check_length, fixed_size};
 use super::copy::{Rows, pack};
 use super::storage::{Heap, Storage};
 use super::{Dtype, Element, Metadata, Shape, Strides, TensorError, TensorMut, TensorSpec};
 use tonic_rdma_verbs::memory::{Lease, RegisteredBuf};
 
-/// A tensor whose content never changes. Clones, slices and permutations share its memory, which goes with the last of
+/// A tensor whose content never changes. Clones, slices and permutations share its memory, which is freed with the last of
 /// them.
 ///
 /// ```
@@ -31,8 +31,7 @@ use tonic_rdma_verbs::memory::{Lease, RegisteredBuf};
 pub struct Tensor {
     pub(super) spec: TensorSpec,
     pub(super) strides: Strides,
-    /// The first element, in elements of the storage. All others that the strides lead to are in the storage too, which
-    /// is aligned for them.
+    /// Place of the first element, in elements of the storage. All elements lie in the storage, which is aligned for them.
     pub(super) offset: usize,
     pub(super) storage: Storage,
 }
@@ -51,13 +50,13 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `bytes` has another length than `spec`, the elements have a variable length, or the memory is not aligned for them: then
-    /// take [`copy_from`](Self::copy_from).
+    /// `bytes` has another length than `spec`, the elements have a variable length, or the memory is not aligned for
+    /// them. In the last case use [`copy_from`](Self::copy_from).
     pub fn from_bytes(spec: TensorSpec, bytes: Bytes) -> Result<Self, TensorError> {
         Self::dense(spec, Storage::Bytes(bytes))
     }
 
-    /// Makes a tensor whose elements are in a pool's memory, row-major, without a copy.
+    /// Makes a tensor whose elements lie in a pool's memory, row-major, without a copy.
     ///
     /// ```
     /// use tonic_rdma::memory::Pool;
@@ -72,7 +71,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`from_bytes`](Self::from_bytes).
+    /// The errors of [`from_bytes`](Self::from_bytes).
     pub fn from_lease(spec: TensorSpec, lease: Lease) -> Result<Self, TensorError> {
         Self::dense(spec, Storage::Lease(lease))
     }
@@ -91,12 +90,12 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`from_bytes`](Self::from_bytes).
+    /// The errors of [`from_bytes`](Self::from_bytes).
     pub fn from_buffer(spec: TensorSpec, buffer: RegisteredBuf) -> Result<Self, TensorError> {
         Self::from_lease(spec, buffer.into_lease())
     }
 
-    /// Makes a tensor on the heap of a copy of `bytes`, which are its elements, row-major. They need no alignment.
+    /// Makes a tensor on the heap with a copy of `bytes`, which are its elements, row-major. They need no alignment.
     ///
     /// ```
     /// use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
@@ -116,7 +115,7 @@ impl Tensor {
         Self::dense(spec, Storage::Heap(Arc::new(heap)))
     }
 
-    /// Makes a tensor whose elements lie in `bytes` at `strides`, which count elements. The first one is at the beginning.
+    /// Makes a tensor whose elements lie in `bytes` at `strides`, which count elements. The first element is at the start.
     ///
     /// ```
     /// use bytes::Bytes;
@@ -131,10 +130,10 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The strides lead out of the bytes or are not as many as the dimensions, the elements have a variable length, or the
-    /// memory is not aligned for them.
+    /// The strides lead out of the bytes, their number is not the number of dimensions, the elements have a variable length, or
+    /// the memory is not aligned for them.
     pub fn from_strided(spec: TensorSpec, strides: Strides, bytes: Bytes) -> Result<Self, TensorError> {
-        let (_, size) = spec.fixed()?;
+        let (_, size) = fixed_size(&spec)?;
         let available = (bytes.len() / size) as u64;
         let extent = strides.extent(spec.shape());
         if strides.steps().len() != spec.shape().rank() || extent.is_none_or(|extent| extent > available) {
@@ -156,7 +155,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`TensorError::Length`], which counts elements here.
+    /// [`TensorError::Length`] if the number of strings is not the number of elements. It counts elements here.
     pub fn from_strings<S: Into<Bytes>>(
         shape: Shape,
         strings: impl IntoIterator<Item = S>,
@@ -177,7 +176,7 @@ impl Tensor {
         Ok(Self::from_checked(spec, storage))
     }
 
-    /// The tensor in all of `storage`, whose length and alignment are right.
+    /// Makes the tensor that fills `storage`, whose length and alignment are right.
     pub(super) fn from_checked(spec: TensorSpec, storage: Storage) -> Self {
         Self { spec, strides: Strides::row_major(spec.shape()), offset: 0, storage }
     }
@@ -207,8 +206,8 @@ impl Tensor {
         self.strides.is_contiguous(self.spec.shape())
     }
 
-    /// Returns what a peer has to know before the tensor's [`bytes`](Self::bytes) move, if the tensor is contiguous and its
-    /// elements have a size. Other tensors move in the form of [`serialize`](super::serialize()).
+    /// Returns the metadata for the tensor's [`bytes`](Self::bytes), or `None` if the tensor is not contiguous or its elements
+    /// have a variable length. Such tensors move in the form of [`serialize`](super::serialize()).
     pub fn metadata(&self) -> Option<Metadata> {
         if self.is_contiguous() { Metadata::dense(self.spec).ok() } else { None }
     }
@@ -230,16 +229,16 @@ impl Tensor {
         Ok(&self.storage.bytes()[self.dense_range()?])
     }
 
-    /// Returns the elements' bytes, row-major, shared and not copied.
+    /// Returns the elements' bytes, row-major, without a copy.
     ///
     /// # Errors
-    /// As [`bytes`](Self::bytes).
+    /// The errors of [`bytes`](Self::bytes).
     pub fn to_bytes(&self) -> Result<Bytes, TensorError> {
         Ok(self.storage.share(self.dense_range()?))
     }
 
-    /// Returns where its bytes lie in a pool's memory: a device can send that range, in bytes, of the lease. `None` if they
-    /// are elsewhere, or don't lie one after the other.
+    /// Returns the place of the tensor's bytes in a pool's memory: a lease, and a range of its bytes. A device can send them from
+    /// there. Returns `None` if they lie elsewhere, or not one after the other.
     pub fn registered(&self) -> Option<(Lease, Range<usize>)> {
         self.storage.registered(self.dense_range().ok()?)
     }
@@ -257,19 +256,20 @@ impl Tensor {
         Ok(rows.flat_map(move |start| (0..length).map(move |place| &strings[start + place * step])))
     }
 
-    /// Copies the elements to `destination`, row-major: into registered memory, for example, to be sent from there.
+    /// Copies the elements to `destination`, row-major. The destination can be registered memory to send from.
     ///
     /// # Errors
     /// The elements have a variable length, or `destination` has another length.
     pub fn copy_to(&self, destination: &mut [u8]) -> Result<(), TensorError> {
         check_length(&self.spec, destination)?;
-        let (_, size) = self.spec.fixed()?;
+        let (_, size) = fixed_size(&self.spec)?;
         let rows = Rows::new(self.shape(), &self.strides, self.offset);
         pack(self.storage.bytes(), size, rows, destination);
         Ok(())
     }
 
-    /// Returns the same elements one after the other: in the same memory if they lie so there, else in a copy on the heap.
+    /// Returns a tensor with these elements one after the other. It shares the memory if they lie so already, and copies them to
+    /// the heap otherwise.
     ///
     /// # Errors
     /// The system has no memory.
@@ -285,11 +285,11 @@ impl Tensor {
         Ok(copy.freeze())
     }
 
-    /// Makes the tensor writable again without a copy. For that it has to be the last reference to its memory, and all of it,
-    /// and the memory has to come from a pool ([`from_buffer`](Self::from_buffer)) or from [`TensorMut`].
+    /// Makes the tensor writable again without a copy. The tensor has to be the last reference to its memory and fill it, and the
+    /// memory has to come from a pool ([`from_buffer`](Self::from_buffer)) or from [`TensorMut`].
     ///
     /// # Errors
-    /// Gives the tensor back if this is not so.
+    /// The tensor itself, if one of these conditions does not hold.
     #[expect(clippy::result_large_err, reason = "the error is the tensor itself")]
     pub fn try_into_mut(self) -> Result<TensorMut, Self> {
         let whole = self.spec.bytes() == Some(self.storage.bytes().len() as u64);
@@ -311,7 +311,7 @@ impl Tensor {
         Err(Self { spec, strides, offset, storage })
     }
 
-    /// All elements of the memory from the first of this tensor to the last, those included that the strides pass over.
+    /// Returns all elements of the memory from the tensor's first element to its last, with the elements between its steps.
     pub(crate) fn span<T: Element>(&self) -> Result<&[T], TensorError> {
         let (actual, asked) = (self.dtype(), T::DTYPE);
         if actual != asked {
@@ -320,15 +320,15 @@ impl Tensor {
         cast(actual, &self.storage.bytes()[self.span_range()?])
     }
 
-    /// Range of the storage, in bytes, from the first element to the last.
+    /// Returns the range of the storage, in bytes, from the first element to the last.
     pub(crate) fn span_range(&self) -> Result<Range<usize>, TensorError> {
-        let (_, size) = self.spec.fixed()?;
+        let (_, size) = fixed_size(&self.spec)?;
         let extent = self.strides.extent(self.shape()).unwrap_or(0) as usize;
-        // Within the storage, as every constructor saw to.
+        // The range lies within the storage, because every constructor has checked it.
         Ok(self.offset * size..(self.offset + extent) * size)
     }
 
-    /// The memory of [`span_range`](Self::span_range), shared.
+    /// Returns the bytes of [`span_range`](Self::span_range), shared.
     pub(crate) fn span_bytes(&self) -> Result<Bytes, TensorError> {
         Ok(self.storage.share(self.span_range()?))
     }
@@ -347,43 +347,4 @@ impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tensor({}, strides {:?})", self.spec, self.strides)
     }
-}
-
-/// The elements that `bytes` are.
-pub(super) fn cast<T: Element>(dtype: Dtype, bytes: &[u8]) -> Result<&[T], TensorError> {
-    if bytes.is_empty() {
-        // Whose address may be anything.
-        return Ok(&[]);
-    }
-    bytemuck::checked::try_cast_slice(bytes).map_err(|error| cast_error(dtype, bytes, error))
-}
-
-/// What a failed cast of `bytes` means.
-pub(super) fn cast_error(dtype: Dtype, bytes: &[u8], error: CheckedCastError) -> TensorError {
-    match error {
-        CheckedCastError::PodCastError(_) => {
-            TensorError::Misaligned { dtype, address: bytes.as_ptr() as usize }
-        }
-        CheckedCastError::InvalidBitPattern => {
-            // Of all types, bool alone has such.
-            let index = bytes.iter().position(|&byte| byte > 1).unwrap_or(0);
-            TensorError::Value { dtype, index }
-        }
-    }
-}
-
-pub(super) fn check_length(spec: &TensorSpec, bytes: &[u8]) -> Result<(), TensorError> {
-    let (expected, _) = spec.fixed()?;
-    if bytes.len() == expected {
-        return Ok(());
-    }
-    Err(TensorError::Length { spec: Box::new(*spec), expected: expected as u64, bytes: bytes.len() as u64 })
-}
-
-pub(super) fn check_alignment(spec: &TensorSpec, bytes: &[u8]) -> Result<(), TensorError> {
-    let (dtype, address) = (spec.dtype(), bytes.as_ptr() as usize);
-    if bytes.is_empty() || address.is_multiple_of(dtype.align()) {
-        return Ok(());
-    }
-    Err(TensorError::Misaligned { dtype, address })
 }

@@ -1,14 +1,14 @@
-//! Tensors that one owner fills.
+//! Tensors that their one owner writes.
 
 use std::fmt;
 use std::sync::Arc;
 
+use super::checks::{cast, cast_error, check_alignment, check_length, fixed_size};
 use super::storage::{Heap, Storage};
-use super::tensor::{cast, cast_error, check_alignment, check_length};
 use super::{Element, Tensor, TensorError, TensorSpec};
 use tonic_rdma_verbs::memory::{Pool, PoolError, RegisteredBuf};
 
-/// A tensor that its one owner fills, row-major, and then [`freeze`](Self::freeze)s.
+/// A tensor that its one owner writes, row-major, and then [`freeze`](Self::freeze)s.
 ///
 /// ```
 /// use tonic_rdma_tensor::{Dtype, Shape, TensorMut, TensorSpec};
@@ -30,19 +30,19 @@ enum Memory {
     Heap(Heap),
 }
 
-/// Why [`TensorMut::in_pool`] made no tensor.
+/// An error of [`TensorMut::in_pool`].
 #[derive(Debug, thiserror::Error)]
 pub enum AllocateError {
-    /// The pool has no memory for it.
+    /// The pool has no memory for the tensor.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// The tensor is none that a pool can hold.
+    /// A pool can't hold such a tensor.
     #[error(transparent)]
     Tensor(#[from] TensorError),
 }
 
 impl TensorMut {
-    /// Makes a tensor of zeros on the heap. To be sent over RDMA it is copied.
+    /// Makes a tensor of zeros on the heap. Sending it over RDMA copies it.
     ///
     /// ```
     /// use tonic_rdma_tensor::{Dtype, Shape, TensorMut, TensorSpec};
@@ -55,12 +55,12 @@ impl TensorMut {
     /// # Errors
     /// The elements have a variable length, or the system has no memory.
     pub fn zeroed(spec: TensorSpec) -> Result<Self, TensorError> {
-        let (length, _) = spec.fixed()?;
+        let (length, _) = fixed_size(&spec)?;
         Ok(Self::from_heap(spec, Heap::zeroed(length)?))
     }
 
-    /// Makes a tensor in a pool's memory, to be sent from there. Its content is whatever the memory was last used for in this
-    /// pool, or zeros.
+    /// Makes a tensor in a pool's memory, which a device can send from there. Its content is arbitrary: zeros, or the last content
+    /// of the memory in this pool.
     ///
     /// ```
     /// use tonic_rdma::memory::Pool;
@@ -75,11 +75,11 @@ impl TensorMut {
     /// # Errors
     /// The elements have a variable length, or the pool has no memory.
     pub fn in_pool(spec: TensorSpec, pool: &Pool) -> Result<Self, AllocateError> {
-        let (length, _) = spec.fixed()?;
+        let (length, _) = fixed_size(&spec)?;
         Ok(Self::from_buffer(spec, pool.allocate(length)?)?)
     }
 
-    /// Makes a tensor of the content of `buffer`.
+    /// Makes a tensor with the content of `buffer`.
     ///
     /// ```
     /// use tonic_rdma::memory::Pool;
@@ -100,12 +100,12 @@ impl TensorMut {
         Ok(Self::from_checked(spec, buffer))
     }
 
-    /// A tensor in `buffer`, whose length and alignment are right.
+    /// Makes a tensor in `buffer`, whose length and alignment are right.
     pub(super) fn from_checked(spec: TensorSpec, buffer: RegisteredBuf) -> Self {
         Self { spec, memory: Memory::Registered(buffer) }
     }
 
-    /// A tensor in `heap`, whose length is right.
+    /// Makes a tensor in `heap`, whose length is right.
     pub(super) fn from_heap(spec: TensorSpec, heap: Heap) -> Self {
         Self { spec, memory: Memory::Heap(heap) }
     }
@@ -127,10 +127,10 @@ impl TensorMut {
     /// Returns the elements to write to, row-major.
     ///
     /// # Errors
-    /// The elements have another type, or values that their type does not have: fill bools in a pool's memory by
+    /// The elements have another type, or values that their type does not have. Initialise bools in a pool's memory with
     /// [`bytes_mut`](Self::bytes_mut) first.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], TensorError> {
-        // The check by a shared reference first, since it can tell which element is wrong.
+        // The check by a shared reference comes first, because its error names the wrong element.
         self.as_slice::<T>()?;
         let dtype = self.spec.dtype();
         let bytes = self.bytes_mut();
@@ -156,7 +156,7 @@ impl TensorMut {
         }
     }
 
-    /// Makes it immutable and shareable.
+    /// Makes the tensor immutable and shareable.
     pub fn freeze(self) -> Tensor {
         let storage = match self.memory {
             Memory::Registered(buffer) => Storage::Lease(buffer.into_lease()),

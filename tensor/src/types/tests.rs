@@ -1,4 +1,4 @@
-//! Tests of tensors against a model that computes every index by itself.
+//! Tests of tensors against a model that computes every index itself.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 use bytes::Bytes;
@@ -7,14 +7,14 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::*;
-use crate::wire::tensor_metadata as wire;
+use crate::wire::tensor_metadata::{WireLayout, WireMetadata, WireShape};
 use tonic_rdma_verbs::memory::Pool;
 
 fn spec(dtype: Dtype, dims: &[u64]) -> TensorSpec {
     TensorSpec::new(dtype, Shape::new(dims).unwrap()).unwrap()
 }
 
-/// Elements 0, 1, 2 and so on.
+/// Returns a tensor with the elements 0, 1, 2 and so on.
 fn counting(dims: &[u64]) -> Tensor {
     let mut tensor = TensorMut::zeroed(spec(Dtype::U32, dims)).unwrap();
     for (place, element) in tensor.as_mut_slice::<u32>().unwrap().iter_mut().enumerate() {
@@ -23,14 +23,14 @@ fn counting(dims: &[u64]) -> Tensor {
     tensor.freeze()
 }
 
-/// What a tensor should be: its lengths, and the element at each index.
+/// A model of a tensor: its lengths, and the element at each index.
 struct Model {
     dims: Vec<u64>,
-    at: Look,
+    at: ElementAt,
 }
 
-/// The element at an index.
-type Look = Box<dyn Fn(&[u64]) -> u64>;
+/// A function that returns the element at an index.
+type ElementAt = Box<dyn Fn(&[u64]) -> u64>;
 
 impl Model {
     fn counting(dims: Vec<u64>) -> Self {
@@ -77,7 +77,7 @@ impl Model {
     }
 }
 
-/// A step from one view to the next.
+/// An operation that makes a view.
 #[derive(Clone, Debug)]
 enum View {
     Slice(Index, Index),
@@ -94,8 +94,8 @@ fn views() -> impl Strategy<Value = Vec<View>> {
     prop::collection::vec(view, 0..5)
 }
 
-/// The tensor and the model after `views`.
-fn look(dims: &[u64], views: Vec<View>) -> (Tensor, Model) {
+/// Returns the tensor and the model after `views`.
+fn apply(dims: &[u64], views: Vec<View>) -> (Tensor, Model) {
     let (mut tensor, mut model) = (counting(dims), Model::counting(dims.to_vec()));
     let rank = dims.len();
     for view in views {
@@ -124,8 +124,8 @@ fn look(dims: &[u64], views: Vec<View>) -> (Tensor, Model) {
 
 proptest! {
     #[test]
-    fn views_show_the_elements_that_they_should(dims in prop::collection::vec(0..5_u64, 0..5), views in views()) {
-        let (tensor, model) = look(&dims, views);
+    fn views_have_the_elements_of_the_model(dims in prop::collection::vec(0..5_u64, 0..5), views in views()) {
+        let (tensor, model) = apply(&dims, views);
         let elements = model.elements();
         prop_assert_eq!(tensor.shape().dims(), &model.dims);
         let packed = tensor.to_contiguous().unwrap();
@@ -142,12 +142,12 @@ proptest! {
     }
 
     #[test]
-    fn what_moves_arrives(dims in prop::collection::vec(0..5_u64, 0..5), views in views(), shift in 0..4_usize) {
-        let (tensor, model) = look(&dims, views);
+    fn serialized_tensors_arrive(dims in prop::collection::vec(0..5_u64, 0..5), views in views(), shift in 0..4_usize) {
+        let (tensor, model) = apply(&dims, views);
         let (metadata, bytes) = serialize(&tensor).unwrap();
         prop_assert_eq!(metadata.bytes(), bytes.len() as u64);
-        // As a peer has it: from the wire, at any address.
-        let metadata = Metadata::try_from(wire::Metadata::decode(&wire::Metadata::from(metadata).encode()).unwrap()).unwrap();
+        // A peer gets the metadata from the wire, and the bytes at any address.
+        let metadata = Metadata::try_from(WireMetadata::decode(&WireMetadata::from(metadata).encode()).unwrap()).unwrap();
         let arrived = Bytes::from([&vec![0; shift][..], &bytes].concat()).slice(shift..);
         let arrived = deserialize(&metadata, arrived).unwrap();
         prop_assert_eq!(arrived.spec(), tensor.spec());
@@ -164,24 +164,24 @@ proptest! {
         }
         let (metadata, bytes) = serialize(&tensor).unwrap();
         prop_assert_eq!(metadata.layout, MetadataLayout::Serialized { length: bytes.len() as u64 });
-        let metadata = Metadata::try_from(wire::Metadata::from(metadata)).unwrap();
+        let metadata = Metadata::try_from(WireMetadata::from(metadata)).unwrap();
         let arrived = deserialize(&metadata, bytes).unwrap();
         prop_assert!(arrived.strings().unwrap().eq(tensor.strings().unwrap()));
         prop_assert!(arrived.strings().unwrap().eq(tensor.to_contiguous().unwrap().strings().unwrap()));
     }
 
-    /// Whatever a peer says: an error, or metadata that says the same again.
+    /// Checks that a peer's metadata is an error, or converts back to equal metadata.
     #[test]
-    fn hostile_metadata_is_an_error_or_in_order(
+    fn hostile_metadata_is_an_error_or_valid(
         dtype in prop_oneof![0..20_u16, any::<u16>()],
         dense: bool,
         dims in prop::collection::vec(prop_oneof![0..9_u64, any::<u64>()], 0..=16),
         bytes in prop_oneof![0..600_u64, any::<u64>()],
     ) {
-        let layout = if dense { wire::Layout::Dense } else { wire::Layout::Serialized };
-        let said = wire::Metadata { dtype, layout, shape: wire::Dims::new(&dims).unwrap(), bytes };
-        if let Ok(metadata) = Metadata::try_from(said) {
-            prop_assert_eq!(wire::Metadata::from(metadata), said);
+        let layout = if dense { WireLayout::Dense } else { WireLayout::Serialized };
+        let wire = WireMetadata { dtype, layout, shape: WireShape::new(&dims).unwrap(), bytes };
+        if let Ok(metadata) = Metadata::try_from(wire) {
+            prop_assert_eq!(WireMetadata::from(metadata), wire);
             prop_assert!(metadata.bytes() <= isize::MAX as u64);
         }
     }
@@ -203,15 +203,15 @@ proptest! {
 }
 
 #[test]
-fn lengths_that_no_memory_has_are_errors_before_any_is_asked_for() {
+fn impossible_lengths_are_errors_before_an_allocation() {
     for (dims, bytes) in [(&[1 << 60][..], 16), (&[1 << 40, 1 << 20], 1 << 62), (&[0, 5], 8), (&[2], 15)] {
-        let said = wire::Metadata {
+        let wire = WireMetadata {
             dtype: Dtype::String.code(),
-            layout: wire::Layout::Serialized,
-            shape: wire::Dims::new(dims).unwrap(),
+            layout: WireLayout::Serialized,
+            shape: WireShape::new(dims).unwrap(),
             bytes,
         };
-        let error = Metadata::try_from(said).unwrap_err();
+        let error = Metadata::try_from(wire).unwrap_err();
         assert!(matches!(error, TensorError::Metadata { .. }), "{dims:?}: {error}");
         let metadata =
             Metadata { spec: spec(Dtype::String, dims), layout: MetadataLayout::Serialized { length: 16 } };
@@ -221,24 +221,24 @@ fn lengths_that_no_memory_has_are_errors_before_any_is_asked_for() {
 }
 
 #[test]
-fn metadata_that_says_two_things_is_an_error() {
-    let said = |dtype: Dtype, layout, bytes| {
-        let shape = wire::Dims::new(&[2, 3]).unwrap();
-        Metadata::try_from(wire::Metadata { dtype: dtype.code(), layout, shape, bytes })
+fn contradictory_metadata_is_an_error() {
+    let wire = |dtype: Dtype, layout, bytes| {
+        let shape = WireShape::new(&[2, 3]).unwrap();
+        Metadata::try_from(WireMetadata { dtype: dtype.code(), layout, shape, bytes })
     };
-    assert!(said(Dtype::F32, wire::Layout::Dense, 24).is_ok());
+    assert!(wire(Dtype::F32, WireLayout::Dense, 24).is_ok());
     assert_eq!(
-        said(Dtype::F32, wire::Layout::Dense, 25).unwrap_err().to_string(),
-        "metadata of float32[2, 3] with 25 bytes dense, which can't be"
+        wire(Dtype::F32, WireLayout::Dense, 25).unwrap_err().to_string(),
+        "the dense form of float32[2, 3] does not have 25 bytes"
     );
-    assert!(said(Dtype::F32, wire::Layout::Serialized, 20).is_err());
-    assert!(said(Dtype::String, wire::Layout::Dense, 48).is_err());
-    assert!(said(Dtype::String, wire::Layout::Serialized, 47).is_err());
-    assert!(said(Dtype::String, wire::Layout::Serialized, 48).is_ok());
+    assert!(wire(Dtype::F32, WireLayout::Serialized, 20).is_err());
+    assert!(wire(Dtype::String, WireLayout::Dense, 48).is_err());
+    assert!(wire(Dtype::String, WireLayout::Serialized, 47).is_err());
+    assert!(wire(Dtype::String, WireLayout::Serialized, 48).is_ok());
 }
 
 #[test]
-fn every_element_type_is_seen_as_itself() {
+fn every_element_type_survives_a_round_trip() {
     fn round_trip<T: Element + PartialEq + std::fmt::Debug>(values: [T; 2]) {
         let mut tensor = TensorMut::zeroed(spec(T::DTYPE, &[2])).unwrap();
         tensor.as_mut_slice::<T>().unwrap().copy_from_slice(&values);
@@ -274,7 +274,7 @@ fn a_bool_of_two_is_an_error() {
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
+fn errors_name_what_does_not_fit() {
     let f32s = spec(Dtype::F32, &[2]);
     let aligned = TensorMut::zeroed(spec(Dtype::U8, &[12])).unwrap().freeze().to_bytes().unwrap();
     let error = Tensor::from_bytes(f32s, aligned.slice(..7)).unwrap_err();
@@ -285,7 +285,7 @@ fn what_does_not_fit_is_named() {
     let tensor = Tensor::from_bytes(f32s, aligned.slice(..8)).unwrap();
     assert_eq!(
         tensor.as_slice::<i32>().unwrap_err().to_string(),
-        "a tensor of float32 asked for elements of int32"
+        "the elements of the tensor are float32, not int32"
     );
     assert!(Tensor::from_bytes(spec(Dtype::String, &[8]), aligned.clone()).is_err());
     assert!(tensor.strings().is_err());
@@ -293,7 +293,7 @@ fn what_does_not_fit_is_named() {
     assert_eq!(strings.bytes(), Err(TensorError::Variable(Dtype::String)));
     assert_eq!(
         strings.as_slice::<u8>().unwrap_err().to_string(),
-        "a tensor of string asked for elements of uint8"
+        "the elements of the tensor are string, not uint8"
     );
     assert!(Tensor::from_strings(Shape::new(&[2]).unwrap(), ["a"]).is_err());
     for (start, end) in [(0, 3), (2, 1), (u64::MAX, u64::MAX)] {
@@ -345,7 +345,7 @@ fn a_tensor_of_a_pool_is_sent_from_where_it_is() {
 }
 
 #[test]
-fn the_last_reference_to_all_of_it_is_writable_again() {
+fn the_last_reference_to_the_whole_memory_is_writable_again() {
     let pool = Pool::for_sending(1 << 20);
     let pooled = TensorMut::in_pool(spec(Dtype::U32, &[6]), &pool).unwrap().freeze();
     for tensor in [pooled, counting(&[6])] {

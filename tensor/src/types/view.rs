@@ -1,11 +1,11 @@
-//! Other ways to look at the same elements.
+//! Views: slices and permutations, which share a tensor's memory.
 
 use std::ops::Range;
 
 use super::{Shape, Strides, Tensor, TensorError, TensorSpec};
 
 impl Tensor {
-    /// Returns the rows of `range`, which the first dimension counts. Shares the memory.
+    /// Returns the rows of `range`. The first dimension counts rows. The result shares the memory.
     ///
     /// # Errors
     /// The range goes beyond the first dimension or backwards, or the tensor is a scalar, which has no rows.
@@ -19,13 +19,14 @@ impl Tensor {
         dims[..rank].copy_from_slice(self.shape().dims());
         dims[0] = end - start;
         let spec = TensorSpec::new(self.dtype(), Shape::new(&dims[..rank])?)?;
-        // A slice without elements stays at the beginning: its first row may be beyond the end.
+        // A slice without elements starts at the tensor's start, because its first row may lie beyond the end.
         let skipped = if spec.shape().elements() == 0 { 0 } else { start * self.strides.steps()[0] };
         let storage = self.storage.clone();
         Ok(Self { spec, strides: self.strides, offset: self.offset + skipped as usize, storage })
     }
 
-    /// Returns the tensor with its dimensions in another order: dimension `i` is what `axes[i]` was. Shares the memory.
+    /// Returns the tensor with its dimensions in another order: dimension `i` of the result is dimension `axes[i]` of this tensor.
+    /// The result shares the memory.
     ///
     /// # Errors
     /// [`TensorError::Axes`] if `axes` does not name each dimension once.
@@ -48,14 +49,14 @@ impl Tensor {
         Ok(Self { spec, strides, offset: self.offset, storage: self.storage.clone() })
     }
 
-    /// Returns the tensor with its dimensions in reverse order. Shares the memory.
+    /// Returns the tensor with its dimensions in reverse order. The result shares the memory.
     pub fn transpose(&self) -> Self {
         let mut axes = [0; Shape::MAX_RANK];
         let axes = &mut axes[..self.shape().rank()];
         for (place, axis) in axes.iter_mut().rev().enumerate() {
             *axis = place;
         }
-        // Each dimension is there once.
+        // The axes name each dimension once, so this does not fail.
         self.permute(axes).unwrap_or_else(|_| self.clone())
     }
 }

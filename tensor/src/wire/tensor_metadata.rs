@@ -1,4 +1,4 @@
-//! What a tensor is: type, shape, and how many bytes stand for it.
+//! The wire form of a tensor's metadata: type, shape, and number of bytes.
 //!
 //! ```text
 //!  0         1        2      3      4       6      8                 16              24                 144
@@ -6,61 +6,61 @@
 //!  │ version │ layout │ rank │ zero │ dtype │ zero │ length in bytes │ dimension 0   │ … dimension 15    │
 //! ```
 //!
-//! Dimensions from the rank on are zero. Codes of types are plain integers here: what they mean, and whether the length
-//! is that of such a shape, is for `tensor` to say.
+//! Dimensions from the rank on are zero. Codes of types are plain integers here. `Metadata` of `types` is the checked form: it
+//! knows the types, and checks that the length belongs to the shape.
 
-/// Dimensions of a tensor at most.
+/// Maximum number of dimensions of a tensor.
 pub const MAX_RANK: usize = 16;
 
-/// What a tensor is, as a peer says it.
+/// A peer's description of a tensor, not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Metadata {
+pub struct WireMetadata {
     /// Code of the type of the elements.
     pub dtype: u16,
-    /// How the bytes stand for the elements.
-    pub layout: Layout,
+    /// Form of the bytes.
+    pub layout: WireLayout,
     /// Length of each dimension.
-    pub shape: Dims,
-    /// Bytes that move.
+    pub shape: WireShape,
+    /// Number of bytes that move.
     pub bytes: u64,
 }
 
-/// How bytes stand for elements.
+/// Form in which the bytes of a tensor move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
-    /// One element after the other, row-major, in the sender's memory as it is in the receiver's.
+pub enum WireLayout {
+    /// One element after the other, row-major, as they lie in memory.
     Dense,
-    /// A serialised form, for elements of variable length and for those that don't lie one after the other.
+    /// A serialised form, for elements of variable length and for elements that don't lie one after the other.
     Serialized,
 }
 
 /// The lengths of at most [`MAX_RANK`] dimensions.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Dims {
+pub struct WireShape {
     rank: u8,
     /// Zero from `rank` on.
     lengths: [u64; MAX_RANK],
 }
 
-/// What is wrong with metadata.
+/// A fault of encoded metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MetadataError {
-    /// Another number of bytes than metadata has.
-    #[error("tensor metadata of {0} bytes, not {length}", length = Metadata::LENGTH)]
+    /// The number of bytes is wrong.
+    #[error("tensor metadata of {0} bytes, not {length}", length = WireMetadata::LENGTH)]
     Length(usize),
-    /// A version that is not spoken here.
-    #[error("tensor metadata of version {0}, not {version}", version = Metadata::VERSION)]
+    /// This end does not know the version.
+    #[error("tensor metadata of version {0}, not {version}", version = WireMetadata::VERSION)]
     Version(u8),
-    /// No such layout.
+    /// There is no such layout.
     #[error("tensor metadata with unknown layout {0}")]
     Layout(u8),
-    /// Too many dimensions.
+    /// There are too many dimensions.
     #[error("tensor metadata with rank {0}, more than {MAX_RANK}")]
     Rank(usize),
-    /// A field that is always zero is not.
+    /// A reserved byte is not zero.
     #[error("tensor metadata with reserved byte {0} not zero")]
     Reserved(usize),
-    /// A dimension that the rank does not count is not zero.
+    /// A dimension beyond the rank is not zero.
     #[error("tensor metadata of rank {rank} with a dimension {dimension}")]
     Unused {
         /// The rank.
@@ -70,12 +70,12 @@ pub enum MetadataError {
     },
 }
 
-impl Metadata {
-    /// Bytes of encoded metadata.
+impl WireMetadata {
+    /// Number of bytes of encoded metadata.
     pub const LENGTH: usize = 16 + 8 * MAX_RANK;
     const VERSION: u8 = 1;
 
-    /// The bytes.
+    /// Encodes the metadata.
     pub fn encode(&self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
         bytes[0] = Self::VERSION;
@@ -90,11 +90,10 @@ impl Metadata {
         bytes
     }
 
-    /// Reads metadata.
+    /// Decodes metadata. It does not check whether the type exists, or whether a tensor can have this shape.
     ///
     /// # Errors
-    /// Bytes that no metadata of this version has. Whether there is such a type, and whether a tensor of such a shape
-    /// can be, is not looked at here.
+    /// [`MetadataError`]: no metadata of this version has these bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, MetadataError> {
         let Ok(bytes) = <&[u8; Self::LENGTH]>::try_from(bytes) else {
             return Err(MetadataError::Length(bytes.len()));
@@ -102,7 +101,7 @@ impl Metadata {
         if bytes[0] != Self::VERSION {
             return Err(MetadataError::Version(bytes[0]));
         }
-        let layout = Layout::from_code(bytes[1])?;
+        let layout = WireLayout::from_code(bytes[1])?;
         if let Some(at) = [3, 6, 7].into_iter().find(|&at| bytes[at] != 0) {
             return Err(MetadataError::Reserved(at));
         }
@@ -110,7 +109,7 @@ impl Metadata {
         for (length, word) in lengths.iter_mut().zip(bytes[16..].as_chunks::<8>().0) {
             *length = u64::from_le_bytes(*word);
         }
-        let shape = Dims::from_parts(bytes[2], lengths)?;
+        let shape = WireShape::from_parts(bytes[2], lengths)?;
         let dtype = u16::from_le_bytes([bytes[4], bytes[5]]);
         let mut length = [0; 8];
         length.copy_from_slice(&bytes[8..16]);
@@ -118,7 +117,7 @@ impl Metadata {
     }
 }
 
-impl Layout {
+impl WireLayout {
     const fn code(self) -> u8 {
         match self {
             Self::Dense => 1,
@@ -135,8 +134,8 @@ impl Layout {
     }
 }
 
-impl Dims {
-    /// The shape of `lengths`.
+impl WireShape {
+    /// Makes the shape with these lengths.
     ///
     /// # Errors
     /// [`MetadataError::Rank`] if there are more than [`MAX_RANK`].
@@ -160,18 +159,18 @@ impl Dims {
         }
     }
 
-    /// The lengths, one for each dimension.
+    /// Returns the lengths, one for each dimension.
     pub fn as_slice(&self) -> &[u64] {
         &self.lengths[..usize::from(self.rank)]
     }
 
-    /// Number of dimensions.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.rank.into()
     }
 }
 
-impl std::fmt::Debug for Dims {
+impl std::fmt::Debug for WireShape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.as_slice().fmt(f)
     }
@@ -183,45 +182,49 @@ mod tests {
 
     use super::*;
 
-    fn metadata() -> impl Strategy<Value = Metadata> {
+    fn metadata() -> impl Strategy<Value = WireMetadata> {
         let lengths = prop::collection::vec(any::<u64>(), 0..=MAX_RANK);
         (any::<u16>(), any::<bool>(), lengths, any::<u64>()).prop_map(|(dtype, dense, lengths, bytes)| {
-            let layout = if dense { Layout::Dense } else { Layout::Serialized };
-            Metadata { dtype, layout, shape: Dims::new(&lengths).unwrap(), bytes }
+            let layout = if dense { WireLayout::Dense } else { WireLayout::Serialized };
+            WireMetadata { dtype, layout, shape: WireShape::new(&lengths).unwrap(), bytes }
         })
     }
 
     proptest! {
         #[test]
         fn survives_the_wire(metadata in metadata()) {
-            prop_assert_eq!(Metadata::decode(&metadata.encode()), Ok(metadata));
+            prop_assert_eq!(WireMetadata::decode(&metadata.encode()), Ok(metadata));
         }
 
-        /// Whatever decodes encodes to the same bytes: there is one way to write metadata.
+        /// Checks that bytes which decode encode to the same bytes: there is one way to write metadata.
         #[test]
         fn any_bytes_are_metadata_or_an_error(
             metadata in metadata(),
-            changes in prop::collection::vec((0..Metadata::LENGTH, any::<u8>()), 0..3),
+            changes in prop::collection::vec((0..WireMetadata::LENGTH, any::<u8>()), 0..3),
         ) {
             let mut bytes = metadata.encode();
             for (at, value) in changes {
                 bytes[at] = value;
             }
-            if let Ok(metadata) = Metadata::decode(&bytes) {
+            if let Ok(metadata) = WireMetadata::decode(&bytes) {
                 prop_assert_eq!(metadata.encode(), bytes);
             }
         }
 
         #[test]
         fn any_length_is_fine_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            prop_assert!(bytes.len() == Metadata::LENGTH || Metadata::decode(&bytes) == Err(MetadataError::Length(bytes.len())));
+            prop_assert!(bytes.len() == WireMetadata::LENGTH || WireMetadata::decode(&bytes) == Err(MetadataError::Length(bytes.len())));
         }
     }
 
     #[test]
     fn faults_are_named() {
-        let good =
-            Metadata { dtype: 1, layout: Layout::Dense, shape: Dims::new(&[2, 3]).unwrap(), bytes: 24 };
+        let good = WireMetadata {
+            dtype: 1,
+            layout: WireLayout::Dense,
+            shape: WireShape::new(&[2, 3]).unwrap(),
+            bytes: 24,
+        };
         let cases = [
             (0, 9, MetadataError::Version(9)),
             (1, 0, MetadataError::Layout(0)),
@@ -236,9 +239,9 @@ mod tests {
         for (at, value, expected) in cases {
             let mut bytes = good.encode();
             bytes[at] = value;
-            assert_eq!(Metadata::decode(&bytes), Err(expected));
+            assert_eq!(WireMetadata::decode(&bytes), Err(expected));
         }
-        assert_eq!(Dims::new(&[1; 17]), Err(MetadataError::Rank(17)));
-        assert_eq!(Dims::new(&[]).unwrap().rank(), 0);
+        assert_eq!(WireShape::new(&[1; 17]), Err(MetadataError::Rank(17)));
+        assert_eq!(WireShape::new(&[]).unwrap().rank(), 0);
     }
 }

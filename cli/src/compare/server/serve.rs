@@ -121,7 +121,7 @@ async fn start(options: &ServerOptions, pinned: bool) -> Result<(Addresses, Serv
 
 /// Makes the device that tensors are written to.
 async fn tensor_device(rdma: &Rdma) -> Result<RdmaDevice, Failure> {
-    let bound = RdmaDevice::bind(rdma.tensor_settings(), (Ipv4Addr::LOCALHOST, 0)).await;
+    let bound = rdma.tensor_device().bind((Ipv4Addr::LOCALHOST, 0)).await;
     bound.map_err(|error| Failure::run("can't make a device for tensors").because(error))
 }
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use tonic::transport::{Channel, Endpoint};
 use tonic_rdma::{Config, Policy, ProviderChoice, RdmaConnector, RdmaIncoming};
-use tonic_rdma_tensor::Settings;
+use tonic_rdma_tensor::{DeviceBuilder, RdmaDevice};
 
 use crate::failure::Failure;
 use crate::value_error::ValueError;
@@ -55,14 +55,9 @@ impl Rdma {
         Ok(Self { config: config.policy(Policy::Require) })
     }
 
-    /// Returns the configuration, for a tensor device.
-    pub(crate) fn config(&self) -> &Config {
-        &self.config
-    }
-
-    /// Returns the settings of a tensor device: one queue pair to its peer.
-    pub(crate) fn tensor_settings(&self) -> Settings {
-        Settings::new(1, 1).config(self.config.clone())
+    /// Returns the builder of a tensor device: one queue pair to its peer.
+    pub(crate) fn tensor_device(&self) -> DeviceBuilder {
+        RdmaDevice::builder().config(self.config.clone())
     }
 
     /// Listens for RDMA peers on a free port of the loopback interface.

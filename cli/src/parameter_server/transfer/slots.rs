@@ -1,6 +1,6 @@
 //! The static slots of one peer: one for each variable and direction.
 
-use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice, Settings, StaticReceiver, StaticSender};
+use tonic_rdma_tensor::{Channel, ChannelError, RdmaDevice, StaticReceiver, StaticSender};
 
 use super::check::{Receipt, TensorPosition};
 use super::variables::{Layout, Variables};
@@ -19,8 +19,7 @@ pub(crate) enum SlotDirection {
 
 /// Makes the tensor device of this process, on a free port of the loopback interface.
 pub(crate) async fn device(provider: &str) -> Result<RdmaDevice, Failure> {
-    let settings = Settings::new(1, 1).config(Rdma::new(provider)?.config().clone());
-    RdmaDevice::bind(settings, "127.0.0.1:0").await.map_err(failure)
+    Rdma::new(provider)?.tensor_device().bind("127.0.0.1:0").await.map_err(failure)
 }
 
 /// Opens a channel to the device that listens on `endpoint`.

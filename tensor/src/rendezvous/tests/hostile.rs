@@ -1,4 +1,4 @@
-//! Peers that say anything: nothing panics, nothing is kept for them beyond the bounds, and nobody else notices.
+//! Hostile peers: nothing panics, the bounds hold, and other peers are not affected.
 
 use super::world::Random;
 use super::*;
@@ -8,17 +8,17 @@ const HOSTILE: PeerId = PeerId(66);
 const HONEST: PeerId = PeerId(1);
 const STEPS: u64 = 4;
 
-fn any_metadata(random: &mut Random) -> Metadata {
+fn any_metadata(random: &mut Random) -> WireMetadata {
     let bytes = [8, 8, 8, 0, u64::MAX][random.below(5) as usize];
-    Metadata { bytes, dtype: 10 + random.below(2) as u16, ..metadata(&[2]) }
+    WireMetadata { bytes, dtype: 10 + random.below(2) as u16, ..metadata(&[2]) }
 }
 
-/// A request that makes sense, or not.
-fn any_request(random: &mut Random) -> Request<'static> {
+/// Returns a random request, valid or not.
+fn any_request(random: &mut Random) -> TensorRequest<'static> {
     let metadata = any_metadata(random);
     let (address, length) = (random.below(2) * (u64::MAX - 9), random.below(12));
     let sink = Sink { metadata, address, rkey: random.below(3) as u32, length };
-    Request {
+    TensorRequest {
         request_id: RequestId(random.below(8)),
         step: random.below(STEPS + 1),
         sink: random.chance(70).then_some(sink),
@@ -27,12 +27,12 @@ fn any_request(random: &mut Random) -> Request<'static> {
     }
 }
 
-/// Whatever one peer asks, another gets what is offered to both, whenever it asks, and the one no more than its share.
+/// Checks that another peer gets its share of each offer at any time, and that the hostile peer gets no more than its own share.
 #[test]
-fn whatever_a_peer_asks_the_others_get_theirs() {
+fn a_hostile_requester_does_not_affect_other_peers() {
     for seed in 0..3_000 {
         let mut random = Random::new(seed);
-        // What is forgotten of a peer does not give it another's share.
+        // A provider that forgets a peer's requests does not give the peer another share.
         let max_remembered = random.below(3) as usize;
         let settings =
             ProviderSettings { max_requests_per_peer: 4, max_remembered, ..ProviderSettings::default() };
@@ -44,7 +44,7 @@ fn whatever_a_peer_asks_the_others_get_theirs() {
             if asks_first {
                 actions.extend(ask(&mut provider, step, now));
             }
-            let offer = Offer::Tensor(step, metadata(&[2]));
+            let offer = OfferedTensor::Tensor(step, metadata(&[2]));
             actions.extend(provider.offer("loss", step, offer, 2, now).unwrap());
             abuse(&mut provider, &mut random, now);
             if !asks_first {
@@ -67,7 +67,7 @@ fn whatever_a_peer_asks_the_others_get_theirs() {
 
 fn ask(provider: &mut Provider<u64>, step: u64, now: Instant) -> Vec<ProviderAction<u64>> {
     let (request_id, sink) = (RequestId(step), Some(sink(metadata(&[2]))));
-    let request = Request { request_id, step, sink, checksum_wanted: false, name: "loss" };
+    let request = TensorRequest { request_id, step, sink, checksum_wanted: false, name: "loss" };
     provider.handle_request(HONEST, &request, now)
 }
 
@@ -90,10 +90,10 @@ fn abuse(provider: &mut Provider<u64>, random: &mut Random, now: Instant) {
     }
 }
 
-/// Whatever a peer answers, each request gets one result and each sink is freed once; no tensor is taken for one that
-/// was not written.
+/// Checks that with any answers of a peer each request gets one result, each sink is freed once, and no unwritten tensor
+/// arrives.
 #[test]
-fn whatever_a_peer_answers_each_request_gets_one_result() {
+fn each_request_gets_one_result_from_a_hostile_provider() {
     let mut violations = 0;
     for seed in 0..3_000 {
         let mut random = Random::new(seed);
@@ -131,7 +131,7 @@ fn whatever_a_peer_answers_each_request_gets_one_result() {
         }
         log.follow(requester.peer_gone("the end"));
         assert_eq!(requester.pending(), 0, "seed {seed}");
-        assert_eq!(log.live, 0, "seed {seed}: sinks that were not freed");
+        assert_eq!(log.sinks, 0, "seed {seed}: sinks that were not freed");
         for id in 0..log.asked {
             let results = log.results.iter().filter(|result| **result == RequestId(id)).count();
             let cancelled = log.cancelled.contains(&RequestId(id));
@@ -144,34 +144,38 @@ fn whatever_a_peer_answers_each_request_gets_one_result() {
     assert!(violations > 1_000, "the peers are hostile");
 }
 
-/// A sink that is not copied.
+/// A sink without content.
 #[derive(Debug)]
-struct Memory;
+struct EmptySink;
 
 #[derive(Default)]
 struct Log {
     asked: u64,
-    live: usize,
-    allocations: Vec<(RequestId, Metadata)>,
+    sinks: usize,
+    allocations: Vec<(RequestId, WireMetadata)>,
     cancelled: Vec<RequestId>,
     results: Vec<RequestId>,
 }
 
 impl Log {
-    fn allocate(&mut self, requester: &mut Requester<Memory>) -> Vec<RequesterAction<Memory>> {
+    fn allocate(&mut self, requester: &mut Requester<EmptySink>) -> Vec<RequesterAction<EmptySink>> {
         let Some((request_id, metadata)) = self.allocations.pop() else { return Vec::new() };
-        self.live += 1;
-        requester.sink_ready(request_id, Memory, Placement { address: 0, rkey: 0, length: metadata.bytes })
+        self.sinks += 1;
+        requester.sink_ready(
+            request_id,
+            EmptySink,
+            SinkLocation { address: 0, rkey: 0, length: metadata.bytes },
+        )
     }
 
-    /// Who has its result can't lose interest.
+    /// Notes a cancellation, which has no effect on a request with a result.
     fn cancelled(&mut self, request_id: RequestId) {
         if request_id.0 < self.asked && !self.results.contains(&request_id) {
             self.cancelled.push(request_id);
         }
     }
 
-    fn follow(&mut self, actions: Vec<RequesterAction<Memory>>) {
+    fn follow(&mut self, actions: Vec<RequesterAction<EmptySink>>) {
         for action in actions {
             match action {
                 RequesterAction::Send(_) => {}
@@ -179,12 +183,12 @@ impl Log {
                     assert!(metadata.bytes <= RequesterSettings::default().max_tensor_bytes);
                     self.allocations.push((request_id, metadata));
                 }
-                RequesterAction::Free(Memory) => self.live -= 1,
+                RequesterAction::Free(EmptySink) => self.sinks -= 1,
                 RequesterAction::Finished { request_id, result } => {
-                    if let Requested::Arrived { sink: Memory, .. } = result {
-                        self.live -= 1;
+                    if let RequestOutcome::Arrived { sink: EmptySink, .. } = result {
+                        self.sinks -= 1;
                     }
-                    assert!(!self.cancelled.contains(&request_id), "a result that nobody waits for");
+                    assert!(!self.cancelled.contains(&request_id), "a result for a cancelled request");
                     self.results.push(request_id);
                 }
             }

@@ -1,4 +1,4 @@
-//! The rendezvous by itself: rule by rule, and whatever order things happen in.
+//! Tests of the rendezvous without a driver: single rules, and random orders of events.
 
 mod hostile;
 mod provider;
@@ -9,13 +9,13 @@ mod world;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::wire::tensor_metadata::{Dims, Layout, Metadata};
+use crate::wire::tensor_metadata::{WireLayout, WireMetadata, WireShape};
 
-fn metadata(lengths: &[u64]) -> Metadata {
+fn metadata(lengths: &[u64]) -> WireMetadata {
     let bytes = 4 * lengths.iter().product::<u64>();
-    Metadata { dtype: 11, layout: Layout::Dense, shape: Dims::new(lengths).unwrap(), bytes }
+    WireMetadata { dtype: 11, layout: WireLayout::Dense, shape: WireShape::new(lengths).unwrap(), bytes }
 }
 
-fn sink(metadata: Metadata) -> Sink {
+fn sink(metadata: WireMetadata) -> Sink {
     Sink { metadata, address: 4096, rkey: 7, length: metadata.bytes }
 }

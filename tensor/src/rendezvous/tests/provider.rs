@@ -1,4 +1,4 @@
-//! Transcripts of a provider: what comes in, what goes out.
+//! Transcripts of a provider: events and the actions that follow.
 
 use tonic::Code;
 
@@ -12,30 +12,30 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 type Action = ProviderAction<&'static str>;
 
-/// A provider, and the time.
-struct Provider {
-    provider: super::Provider<&'static str>,
+/// A provider with a clock.
+struct Clocked {
+    provider: Provider<&'static str>,
     now: Instant,
 }
 
-fn provider() -> Provider {
+fn provider() -> Clocked {
     provider_with(ProviderSettings::default())
 }
 
-fn provider_with(settings: ProviderSettings) -> Provider {
-    Provider { provider: super::Provider::new(settings), now: Instant::now() }
+fn provider_with(settings: ProviderSettings) -> Clocked {
+    Clocked { provider: Provider::new(settings), now: Instant::now() }
 }
 
-impl Provider {
+impl Clocked {
     fn offer(&mut self, name: &str, step: u64, readers: u32) -> Vec<Action> {
-        self.try_offer(name, step, Offer::Tensor("tensor", metadata(&[2, 3])), readers).unwrap()
+        self.try_offer(name, step, OfferedTensor::Tensor("tensor", metadata(&[2, 3])), readers).unwrap()
     }
 
     fn try_offer(
         &mut self,
         name: &str,
         step: u64,
-        offer: Offer<&'static str>,
+        offer: OfferedTensor<&'static str>,
         readers: u32,
     ) -> Result<Vec<Action>, OfferError> {
         self.provider.offer(name, step, offer, readers, self.now)
@@ -46,7 +46,7 @@ impl Provider {
     }
 
     fn ask_for(&mut self, peer: PeerId, id: u64, name: &str, step: u64, sink: Option<Sink>) -> Vec<Action> {
-        let request = Request { request_id: RequestId(id), step, sink, checksum_wanted: false, name };
+        let request = TensorRequest { request_id: RequestId(id), step, sink, checksum_wanted: false, name };
         self.provider.handle_request(peer, &request, self.now)
     }
 
@@ -69,16 +69,16 @@ fn write(peer: PeerId, id: u64, lengths: &[u64]) -> Action {
     ProviderAction::Write { peer, request_id: RequestId(id), tensor: "tensor", sink, checksum_wanted: false }
 }
 
-fn tell(peer: PeerId, id: u64, lengths: &[u64]) -> Action {
+fn metadata_to(peer: PeerId, id: u64, lengths: &[u64]) -> Action {
     let message = Message::Metadata { request_id: RequestId(id), metadata: metadata(lengths) };
     ProviderAction::Send { peer, message }
 }
 
-fn done(peer: PeerId, id: u64) -> Action {
+fn written_to(peer: PeerId, id: u64) -> Action {
     ProviderAction::Send { peer, message: Message::Written { request_id: RequestId(id), checksum: None } }
 }
 
-/// The one action is a status with this code for this request. Gives its text.
+/// Checks that the one action is a status with this code for this request, and returns its text.
 #[track_caller]
 fn refused(actions: &[Action], to: PeerId, id: u64, expected: Code) -> String {
     match actions {
@@ -90,63 +90,63 @@ fn refused(actions: &[Action], to: PeerId, id: u64, expected: Code) -> String {
     }
 }
 
-fn here() -> Option<Sink> {
+fn fitting_sink() -> Option<Sink> {
     Some(sink(metadata(&[2, 3])))
 }
 
 #[test]
-fn a_request_is_matched_whether_it_or_the_tensor_comes_first() {
+fn a_request_matches_an_earlier_or_a_later_offer() {
     let mut tensor_first = provider();
     assert_eq!(tensor_first.offer("loss", 1, 1), []);
-    assert_eq!(tensor_first.ask(PS, 1, 1, here()), [write(PS, 1, &[2, 3])]);
-    assert_eq!(tensor_first.written(PS, 1), [done(PS, 1)]);
+    assert_eq!(tensor_first.ask(PS, 1, 1, fitting_sink()), [write(PS, 1, &[2, 3])]);
+    assert_eq!(tensor_first.written(PS, 1), [written_to(PS, 1)]);
 
     let mut request_first = provider();
-    assert_eq!(request_first.ask(PS, 1, 1, here()), []);
+    assert_eq!(request_first.ask(PS, 1, 1, fitting_sink()), []);
     assert_eq!(request_first.offer("loss", 2, 1), [], "another step");
     assert_eq!(request_first.offer("gain", 1, 1), [], "another name");
     assert_eq!(request_first.offer("loss", 1, 1), [write(PS, 1, &[2, 3])]);
-    assert_eq!(request_first.written(PS, 1), [done(PS, 1)]);
+    assert_eq!(request_first.written(PS, 1), [written_to(PS, 1)]);
 
     assert!(tensor_first.provider.is_idle());
     assert_eq!(request_first.provider.held(), Held { offers: 2, bytes: 48, requests: 0 });
 }
 
 #[test]
-fn who_does_not_know_what_it_is_is_told_and_asks_again() {
+fn a_requester_without_metadata_gets_it_and_asks_again() {
     let mut provider = provider();
     provider.offer("loss", 1, 1);
-    assert_eq!(provider.ask(PS, 1, 1, None), [tell(PS, 1, &[2, 3])]);
-    assert_eq!(provider.ask(PS, 1, 1, here()), [write(PS, 1, &[2, 3])]);
-    assert_eq!(provider.written(PS, 1), [done(PS, 1)]);
+    assert_eq!(provider.ask(PS, 1, 1, None), [metadata_to(PS, 1, &[2, 3])]);
+    assert_eq!(provider.ask(PS, 1, 1, fitting_sink()), [write(PS, 1, &[2, 3])]);
+    assert_eq!(provider.written(PS, 1), [written_to(PS, 1)]);
     assert!(provider.provider.is_idle());
 
     provider.offer("loss", 2, 1);
     let old_shape = Some(sink(metadata(&[3, 3])));
-    assert_eq!(provider.ask(PS, 2, 2, old_shape), [tell(PS, 2, &[2, 3])]);
-    assert_eq!(provider.ask(PS, 2, 2, here()), [write(PS, 2, &[2, 3])]);
+    assert_eq!(provider.ask(PS, 2, 2, old_shape), [metadata_to(PS, 2, &[2, 3])]);
+    assert_eq!(provider.ask(PS, 2, 2, fitting_sink()), [write(PS, 2, &[2, 3])]);
 }
 
 #[test]
-fn a_tensor_that_was_told_of_is_kept_for_who_was_told() {
+fn a_share_is_kept_for_the_peer_that_got_the_metadata() {
     let mut provider = provider();
     provider.ask(PS, 1, 1, None);
-    provider.ask(OTHER, 9, 1, here());
-    assert_eq!(provider.offer("loss", 1, 1), [tell(PS, 1, &[2, 3])]);
+    provider.ask(OTHER, 9, 1, fitting_sink());
+    assert_eq!(provider.offer("loss", 1, 1), [metadata_to(PS, 1, &[2, 3])]);
     assert_eq!(provider.cancel(PS, 7), [], "no such request");
     let again = provider.cancel(PS, 1);
-    assert_eq!(again[1..], [write(OTHER, 9, &[2, 3])], "given back, it is for the next");
+    assert_eq!(again[1..], [write(OTHER, 9, &[2, 3])], "the share goes to the next request");
     refused(&again[..1], PS, 1, Code::Cancelled);
-    assert_eq!(provider.written(OTHER, 9), [done(OTHER, 9)]);
+    assert_eq!(provider.written(OTHER, 9), [written_to(OTHER, 9)]);
     assert!(provider.provider.is_idle());
 }
 
 #[test]
-fn a_tensor_of_no_bytes_is_there_at_once() {
+fn a_tensor_of_no_bytes_is_written_at_once() {
     let mut provider = provider();
     let nothing = metadata(&[0, 3]);
-    provider.try_offer("loss", 1, Offer::Tensor("tensor", nothing), 1).unwrap();
-    let request = Request {
+    provider.try_offer("loss", 1, OfferedTensor::Tensor("tensor", nothing), 1).unwrap();
+    let request = TensorRequest {
         request_id: RequestId(1),
         step: 1,
         sink: Some(sink(nothing)),
@@ -160,16 +160,16 @@ fn a_tensor_of_no_bytes_is_there_at_once() {
 }
 
 #[test]
-fn a_checksum_comes_if_it_was_wanted() {
+fn the_answer_has_a_checksum_if_the_request_asks_for_it() {
     for (wanted, computed, expected) in
         [(true, Some(5), Some(Some(5))), (false, Some(5), Some(None)), (true, None, None)]
     {
         let mut provider = provider();
         provider.offer("loss", 1, 1);
-        let request = Request {
+        let request = TensorRequest {
             request_id: RequestId(1),
             step: 1,
-            sink: here(),
+            sink: fitting_sink(),
             checksum_wanted: wanted,
             name: "loss",
         };
@@ -186,15 +186,15 @@ fn a_checksum_comes_if_it_was_wanted() {
 }
 
 #[test]
-fn dead_and_failed_tensors_are_told_to_each_reader() {
+fn each_reader_learns_of_dead_and_failed_tensors() {
     let mut provider = provider();
     provider.ask(PS, 1, 1, None);
     let dead = |peer, id| ProviderAction::Send { peer, message: Message::Dead { request_id: RequestId(id) } };
-    assert_eq!(provider.try_offer("loss", 1, Offer::Dead, 2), Ok(vec![dead(PS, 1)]));
-    assert_eq!(provider.ask(OTHER, 5, 1, here()), [dead(OTHER, 5)]);
-    let failed = Offer::Failed(Failure::new(Code::Aborted, "the loss is NaN"));
+    assert_eq!(provider.try_offer("loss", 1, OfferedTensor::Dead, 2), Ok(vec![dead(PS, 1)]));
+    assert_eq!(provider.ask(OTHER, 5, 1, fitting_sink()), [dead(OTHER, 5)]);
+    let failed = OfferedTensor::Failed(Failure::new(Code::Aborted, "the loss is NaN"));
     provider.try_offer("loss", 2, failed, 1).unwrap();
-    assert_eq!(refused(&provider.ask(PS, 2, 2, here()), PS, 2, Code::Aborted), "the loss is NaN");
+    assert_eq!(refused(&provider.ask(PS, 2, 2, fitting_sink()), PS, 2, Code::Aborted), "the loss is NaN");
     assert!(provider.provider.is_idle());
 }
 
@@ -205,26 +205,26 @@ fn nothing_is_delivered_twice() {
     let pending = refused(&provider.ask(PS, 2, 1, None), PS, 2, Code::AlreadyExists);
     assert!(pending.contains("\"loss\" of step 1") && pending.contains("pending"), "{pending}");
     provider.offer("loss", 1, 3);
-    provider.ask(PS, 1, 1, here());
-    assert_eq!(provider.written(PS, 1), [done(PS, 1)]);
-    let delivered = refused(&provider.ask(PS, 3, 1, here()), PS, 3, Code::AlreadyExists);
+    provider.ask(PS, 1, 1, fitting_sink());
+    assert_eq!(provider.written(PS, 1), [written_to(PS, 1)]);
+    let delivered = refused(&provider.ask(PS, 3, 1, fitting_sink()), PS, 3, Code::AlreadyExists);
     assert!(delivered.contains("delivered"), "{delivered}");
-    refused(&provider.ask(PS, 1, 9, here()), PS, 1, Code::AlreadyExists);
-    assert_eq!(provider.ask(OTHER, 1, 1, here()), [write(OTHER, 1, &[2, 3])], "others may");
+    refused(&provider.ask(PS, 1, 9, fitting_sink()), PS, 1, Code::AlreadyExists);
+    assert_eq!(provider.ask(OTHER, 1, 1, fitting_sink()), [write(OTHER, 1, &[2, 3])], "other peers may");
 }
 
 #[test]
-fn a_number_that_is_used_twice_ends_the_request_that_has_it() {
+fn a_repeated_number_ends_the_request_with_this_number() {
     let mut provider = provider();
-    provider.ask(PS, 1, 1, here());
-    refused(&provider.ask_for(PS, 1, "gain", 5, here()), PS, 1, Code::AlreadyExists);
-    assert_eq!(provider.offer("loss", 1, 1), [], "nobody waits for it any more");
+    provider.ask(PS, 1, 1, fitting_sink());
+    refused(&provider.ask_for(PS, 1, "gain", 5, fitting_sink()), PS, 1, Code::AlreadyExists);
+    assert_eq!(provider.offer("loss", 1, 1), [], "no request waits for it any more");
 
-    assert_eq!(provider.ask(OTHER, 1, 1, here()), [write(OTHER, 1, &[2, 3])]);
-    refused(&provider.ask(OTHER, 1, 1, here()), OTHER, 1, Code::AlreadyExists);
-    refused(&provider.ask(OTHER, 1, 2, here()), OTHER, 1, Code::AlreadyExists);
+    assert_eq!(provider.ask(OTHER, 1, 1, fitting_sink()), [write(OTHER, 1, &[2, 3])]);
+    refused(&provider.ask(OTHER, 1, 1, fitting_sink()), OTHER, 1, Code::AlreadyExists);
+    refused(&provider.ask(OTHER, 1, 2, fitting_sink()), OTHER, 1, Code::AlreadyExists);
     assert_eq!(provider.provider.held().offers, 1, "it is still being written");
-    assert_eq!(provider.written(OTHER, 1), [], "the answer was given");
+    assert_eq!(provider.written(OTHER, 1), [], "the request has its answer already");
     assert!(provider.provider.is_idle());
 }
 
@@ -243,27 +243,35 @@ fn a_sink_that_does_not_fit_is_refused() {
         provider.ask(PS, 2, 1, None);
         let again = refused(&provider.ask(PS, 2, 1, Some(bad)), PS, 2, Code::InvalidArgument);
         assert!(again.contains(expected), "{again}");
-        assert_eq!(provider.ask(PS, 3, 1, here()), [write(PS, 3, &[2, 3])], "the tensor is still there");
+        assert_eq!(
+            provider.ask(PS, 3, 1, fitting_sink()),
+            [write(PS, 3, &[2, 3])],
+            "the tensor is still there"
+        );
     }
 }
 
 #[test]
-fn asking_again_is_for_the_same_tensor_with_a_sink_for_it() {
-    let other_type = Metadata { dtype: 12, ..metadata(&[2, 3]) };
+fn the_repeated_request_needs_a_fitting_sink_for_its_tensor() {
+    let other_type = WireMetadata { dtype: 12, ..metadata(&[2, 3]) };
     let cases = [
         ("loss", 1, None, "without a sink"),
-        ("loss", 2, here(), "for another"),
-        ("gain", 1, here(), "for another"),
+        ("loss", 2, fitting_sink(), "for another"),
+        ("gain", 1, fitting_sink(), "for another"),
         ("loss", 1, Some(sink(metadata(&[3, 2]))), "not made for"),
         ("loss", 1, Some(sink(other_type)), "not made for"),
     ];
     for (name, step, sink, expected) in cases {
         let mut provider = provider();
         provider.offer("loss", 1, 1);
-        assert_eq!(provider.ask(PS, 1, 1, None), [tell(PS, 1, &[2, 3])]);
+        assert_eq!(provider.ask(PS, 1, 1, None), [metadata_to(PS, 1, &[2, 3])]);
         let text = refused(&provider.ask_for(PS, 1, name, step, sink), PS, 1, Code::InvalidArgument);
         assert!(text.contains(expected), "{text}");
-        assert_eq!(provider.ask(OTHER, 1, 1, here()), [write(OTHER, 1, &[2, 3])], "others are not touched");
+        assert_eq!(
+            provider.ask(OTHER, 1, 1, fitting_sink()),
+            [write(OTHER, 1, &[2, 3])],
+            "other peers are not affected"
+        );
     }
 }
 
@@ -288,13 +296,13 @@ fn names_and_malformed_requests_are_refused() {
 }
 
 #[test]
-fn a_peer_has_as_many_requests_as_it_may() {
+fn requests_of_a_peer_are_bounded() {
     let mut provider =
         provider_with(ProviderSettings { max_requests_per_peer: 2, ..ProviderSettings::default() });
     provider.ask(PS, 1, 1, None);
     provider.ask(PS, 2, 2, None);
     refused(&provider.ask(PS, 3, 3, None), PS, 3, Code::ResourceExhausted);
-    assert_eq!(provider.ask(OTHER, 3, 3, None), [], "others are not touched");
+    assert_eq!(provider.ask(OTHER, 3, 3, None), [], "other peers are not affected");
     refused(&provider.cancel(PS, 1), PS, 1, Code::Cancelled);
     assert_eq!(provider.ask(PS, 4, 3, None), []);
 }
@@ -303,7 +311,7 @@ fn a_peer_has_as_many_requests_as_it_may() {
 fn offers_are_bounded() {
     let settings = ProviderSettings { max_offers: 2, max_bytes: 30, ..ProviderSettings::default() };
     let mut provider = provider_with(settings);
-    let tensor = |lengths: &[u64]| Offer::Tensor("tensor", metadata(lengths));
+    let tensor = |lengths: &[u64]| OfferedTensor::Tensor("tensor", metadata(lengths));
     let (name, step) = ("loss".to_owned(), 1);
     let cases = [
         ("", tensor(&[1]), 1, OfferError::Name { length: 0 }),
@@ -311,7 +319,7 @@ fn offers_are_bounded() {
         ("loss", tensor(&[8]), 1, OfferError::TooMuch { bytes: 32, kept: 0, limit: 30 }),
         (
             "loss",
-            Offer::Failed(Failure::new(Code::Ok, "")),
+            OfferedTensor::Failed(Failure::new(Code::Ok, "")),
             1,
             OfferError::NoFailure { name: name.clone(), step },
         ),
@@ -322,83 +330,83 @@ fn offers_are_bounded() {
     assert!(provider.provider.is_idle());
     provider.try_offer("loss", 1, tensor(&[2]), 1).unwrap();
     assert_eq!(
-        provider.try_offer("loss", 1, Offer::Dead, 1),
+        provider.try_offer("loss", 1, OfferedTensor::Dead, 1),
         Err(OfferError::AlreadyOffered { name: name.clone(), step })
     );
-    let endless = Metadata { bytes: u64::MAX, ..metadata(&[1]) };
+    let endless = WireMetadata { bytes: u64::MAX, ..metadata(&[1]) };
     assert!(matches!(
-        provider.try_offer("loss", 2, Offer::Tensor("tensor", endless), 1),
+        provider.try_offer("loss", 2, OfferedTensor::Tensor("tensor", endless), 1),
         Err(OfferError::TooMuch { kept: 8, .. })
     ));
     provider.try_offer("loss", 2, tensor(&[5]), 1).unwrap();
-    let error = provider.try_offer("loss", 3, Offer::Dead, 1).unwrap_err();
+    let error = provider.try_offer("loss", 3, OfferedTensor::Dead, 1).unwrap_err();
     assert_eq!(error, OfferError::TooMany { kept: 2 });
     assert_eq!(tonic::Status::from(error).code(), Code::ResourceExhausted);
     assert_eq!(provider.provider.withdraw("loss", 1), Some(1));
     assert_eq!(provider.provider.withdraw("loss", 1), None);
-    assert_eq!(provider.try_offer("loss", 3, Offer::Dead, 1), Ok(vec![]));
+    assert_eq!(provider.try_offer("loss", 3, OfferedTensor::Dead, 1), Ok(vec![]));
 }
 
 #[test]
-fn what_a_peer_that_is_gone_did_not_get_is_for_others() {
+fn shares_of_a_lost_peer_go_to_other_peers() {
     let mut provider = provider();
-    for (step, sink) in [(1, here()), (2, None), (3, here())] {
+    for (step, sink) in [(1, fitting_sink()), (2, None), (3, fitting_sink())] {
         provider.ask(PS, step, step, sink);
     }
-    provider.ask(OTHER, 7, 1, here());
+    provider.ask(OTHER, 7, 1, fitting_sink());
     assert_eq!(provider.offer("loss", 1, 1), [write(PS, 1, &[2, 3])]);
-    assert_eq!(provider.offer("loss", 2, 1), [tell(PS, 2, &[2, 3])]);
+    assert_eq!(provider.offer("loss", 2, 1), [metadata_to(PS, 2, &[2, 3])]);
     assert_eq!(provider.provider.peer_gone(PS, provider.now), [write(OTHER, 7, &[2, 3])]);
-    assert_eq!(provider.written(PS, 1), [], "the device's last word");
-    assert_eq!(provider.written(OTHER, 7), [done(OTHER, 7)]);
-    assert_eq!(provider.ask(OTHER, 8, 2, here()), [write(OTHER, 8, &[2, 3])]);
-    assert_eq!(provider.written(OTHER, 8), [done(OTHER, 8)]);
+    assert_eq!(provider.written(PS, 1), [], "a completion after the end of the link");
+    assert_eq!(provider.written(OTHER, 7), [written_to(OTHER, 7)]);
+    assert_eq!(provider.ask(OTHER, 8, 2, fitting_sink()), [write(OTHER, 8, &[2, 3])]);
+    assert_eq!(provider.written(OTHER, 8), [written_to(OTHER, 8)]);
     assert!(provider.provider.is_idle());
 }
 
 #[test]
-fn a_write_that_failed_leaves_the_tensor_for_another_try() {
+fn a_failed_write_leaves_the_tensor_for_another_request() {
     let mut provider = provider();
     provider.offer("loss", 1, 1);
-    provider.ask(PS, 1, 1, here());
+    provider.ask(PS, 1, 1, fitting_sink());
     let actions = provider.provider.write_failed(PS, RequestId(1), "no memory", provider.now);
     assert!(refused(&actions, PS, 1, Code::Internal).contains("no memory"));
-    assert_eq!(provider.ask(PS, 2, 1, here()), [write(PS, 2, &[2, 3])]);
+    assert_eq!(provider.ask(PS, 2, 1, fitting_sink()), [write(PS, 2, &[2, 3])]);
 }
 
 #[test]
-fn who_waits_for_too_long_is_told() {
+fn requests_have_deadlines() {
     let mut provider = provider();
     assert_eq!(provider.provider.poll_timeout(), None);
     provider.ask(PS, 1, 1, None);
     assert_eq!(provider.provider.poll_timeout(), Some(provider.now + TIMEOUT));
     assert_eq!(provider.pass(TIMEOUT / 2), []);
-    // What waits for a sink has its own time.
+    // A request that waits for a sink has a new deadline.
     provider.offer("gain", 1, 1);
-    assert_eq!(provider.ask_for(PS, 2, "gain", 1, None), [tell(PS, 2, &[2, 3])]);
+    assert_eq!(provider.ask_for(PS, 2, "gain", 1, None), [metadata_to(PS, 2, &[2, 3])]);
     let text = refused(&provider.pass(TIMEOUT / 2), PS, 1, Code::DeadlineExceeded);
     assert!(text.contains("\"loss\" of step 1 was not offered"), "{text}");
     let text = refused(&provider.pass(TIMEOUT / 2), PS, 2, Code::DeadlineExceeded);
     assert!(text.contains("no sink"), "{text}");
-    // The peer asked again before it knew: it has its answer.
-    assert_eq!(provider.ask_for(PS, 2, "gain", 1, here()), []);
-    assert_eq!(provider.ask_for(OTHER, 1, "gain", 1, here()), [write(OTHER, 1, &[2, 3])]);
-    assert_eq!(provider.pass(20 * TIMEOUT), [], "the device takes its time");
-    assert_eq!(provider.written(OTHER, 1), [done(OTHER, 1)]);
+    // The peer asked again before it learnt of the deadline. It has its answer already.
+    assert_eq!(provider.ask_for(PS, 2, "gain", 1, fitting_sink()), []);
+    assert_eq!(provider.ask_for(OTHER, 1, "gain", 1, fitting_sink()), [write(OTHER, 1, &[2, 3])]);
+    assert_eq!(provider.pass(20 * TIMEOUT), [], "a write has no deadline");
+    assert_eq!(provider.written(OTHER, 1), [written_to(OTHER, 1)]);
     assert!(provider.provider.is_idle());
 }
 
 #[test]
-fn an_offer_that_nobody_comes_for_is_let_go() {
+fn an_offer_without_readers_expires() {
     let mut provider = provider();
     provider.offer("loss", 1, 3);
-    assert_eq!(provider.ask(PS, 1, 1, here()), [write(PS, 1, &[2, 3])]);
+    assert_eq!(provider.ask(PS, 1, 1, fitting_sink()), [write(PS, 1, &[2, 3])]);
     let expired = ProviderAction::Expired { name: "loss".into(), step: 1, readers: 2 };
     assert_eq!(provider.pass(10 * TIMEOUT), [expired]);
-    assert_eq!(provider.ask(OTHER, 1, 1, here()), [], "it comes too late");
+    assert_eq!(provider.ask(OTHER, 1, 1, fitting_sink()), [], "the request comes too late");
     assert_eq!(provider.provider.held().bytes, 24, "still being written");
     assert_eq!(provider.provider.write_failed(PS, RequestId(1), "no", provider.now).len(), 1);
-    assert_eq!(provider.provider.held().bytes, 0, "a share that is given back is for nobody");
+    assert_eq!(provider.provider.held().bytes, 0, "a returned share of an expired offer is dropped");
     refused(&provider.pass(TIMEOUT), OTHER, 1, Code::DeadlineExceeded);
     assert!(provider.provider.is_idle());
 }

@@ -1,4 +1,4 @@
-//! Transcripts of a requester: what comes in, what goes out.
+//! Transcripts of a requester: events and the actions that follow.
 
 use tonic::Code;
 
@@ -10,8 +10,8 @@ fn requester() -> Requester<&'static str> {
     Requester::new(RequesterSettings::default())
 }
 
-fn place(length: u64) -> Placement {
-    Placement { address: 4096, rkey: 7, length }
+fn place(length: u64) -> SinkLocation {
+    SinkLocation { address: 4096, rkey: 7, length }
 }
 
 fn asks(id: u64, step: u64, lengths: Option<&[u64]>) -> Action {
@@ -32,19 +32,19 @@ fn cancel(id: u64) -> Action {
     RequesterAction::Send(Message::Cancel { request_id: RequestId(id) })
 }
 
-fn finished(id: u64, result: Requested<&'static str>) -> Action {
+fn finished(id: u64, result: RequestOutcome<&'static str>) -> Action {
     RequesterAction::Finished { request_id: RequestId(id), result }
 }
 
 fn arrived(id: u64, lengths: &[u64], sink: &'static str) -> Action {
-    finished(id, Requested::Arrived { metadata: metadata(lengths), sink, checksum: None })
+    finished(id, RequestOutcome::Arrived { metadata: metadata(lengths), sink, checksum: None })
 }
 
 fn failed(id: u64, code: Code, text: &str) -> Action {
-    finished(id, Requested::Failed(Failure::new(code, text)))
+    finished(id, RequestOutcome::Failed(Failure::new(code, text)))
 }
 
-/// A requester whose request 0 has a sink for a tensor of 2 × 3.
+/// Returns a requester whose request 0 has a sink for a tensor of 2 × 3.
 fn exposed() -> Requester<&'static str> {
     let mut requester = requester();
     requester.request("loss", 1).unwrap();
@@ -54,7 +54,7 @@ fn exposed() -> Requester<&'static str> {
 }
 
 #[test]
-fn the_first_request_asks_what_it_is_the_next_brings_a_sink() {
+fn the_first_request_asks_for_metadata_and_the_next_one_has_a_sink() {
     let mut requester = requester();
     assert_eq!(requester.request("loss", 1), Ok((RequestId(0), asks(0, 1, None))));
     assert_eq!(requester.handle_metadata(RequestId(0), metadata(&[2, 3])), Ok(vec![allocate(0, &[2, 3])]));
@@ -70,24 +70,24 @@ fn the_first_request_asks_what_it_is_the_next_brings_a_sink() {
 #[test]
 fn another_shape_means_another_sink() {
     let mut requester = exposed();
-    let told = requester.handle_metadata(RequestId(0), metadata(&[9]));
-    let state = "with a sink made for what the tensor was said to be";
+    let actions = requester.handle_metadata(RequestId(0), metadata(&[9]));
+    let state = "with a sink made for the metadata that the peer sent";
     let twice = Violation::Unexpected { frame: "metadata", request_id: RequestId(0), state };
-    assert_eq!(told, Err(twice), "it was told once");
+    assert_eq!(actions, Err(twice), "the metadata comes once");
 
     let mut requester = exposed();
     requester.handle_written(RequestId(0), None).unwrap();
     requester.request("loss", 2).unwrap();
     requester.sink_ready(RequestId(1), "old", place(24));
-    let told = requester.handle_metadata(RequestId(1), metadata(&[9]));
-    assert_eq!(told, Ok(vec![RequesterAction::Free("old"), allocate(1, &[9])]));
+    let actions = requester.handle_metadata(RequestId(1), metadata(&[9]));
+    assert_eq!(actions, Ok(vec![RequesterAction::Free("old"), allocate(1, &[9])]));
     let sink = sink(metadata(&[9]));
-    let [RequesterAction::Send(Message::Request { sink: Some(said), .. })] =
+    let [RequesterAction::Send(Message::Request { sink: Some(sent), .. })] =
         &requester.sink_ready(RequestId(1), "new", place(36))[..]
     else {
         panic!("no request");
     };
-    assert_eq!(*said, sink);
+    assert_eq!(*sent, sink);
     assert_eq!(requester.handle_written(RequestId(1), None), Ok(vec![arrived(1, &[9], "new")]));
     assert_eq!(requester.request("loss", 3), Ok((RequestId(2), allocate(2, &[9]))));
 }
@@ -95,19 +95,19 @@ fn another_shape_means_another_sink() {
 #[test]
 fn statuses_and_death_free_the_sink() {
     let mut requester = exposed();
-    let told = requester.handle_status(RequestId(0), 10, "the loss is NaN");
-    assert_eq!(told, Ok(vec![RequesterAction::Free("sink"), failed(0, Code::Aborted, "the loss is NaN")]));
+    let actions = requester.handle_status(RequestId(0), 10, "the loss is NaN");
+    assert_eq!(actions, Ok(vec![RequesterAction::Free("sink"), failed(0, Code::Aborted, "the loss is NaN")]));
     requester.request("loss", 2).unwrap();
     requester.sink_ready(RequestId(1), "sink", place(24));
-    let told = requester.handle_dead(RequestId(1));
-    assert_eq!(told, Ok(vec![RequesterAction::Free("sink"), finished(1, Requested::Dead)]));
+    let actions = requester.handle_dead(RequestId(1));
+    assert_eq!(actions, Ok(vec![RequesterAction::Free("sink"), finished(1, RequestOutcome::Dead)]));
     requester.request("gain", 2).unwrap();
-    assert_eq!(requester.handle_dead(RequestId(2)), Ok(vec![finished(2, Requested::Dead)]));
+    assert_eq!(requester.handle_dead(RequestId(2)), Ok(vec![finished(2, RequestOutcome::Dead)]));
     assert_eq!(requester.pending(), 0);
 }
 
 #[test]
-fn the_sink_of_a_cancelled_request_stays_until_the_peer_is_done_with_it() {
+fn the_sink_of_a_cancelled_request_stays_until_the_last_answer() {
     for last in 0..3 {
         let mut requester = exposed();
         assert_eq!(requester.cancel(RequestId(0)), [cancel(0)]);
@@ -118,25 +118,25 @@ fn the_sink_of_a_cancelled_request_stays_until_the_peer_is_done_with_it() {
             1 => requester.handle_status(RequestId(0), 1, "cancelled"),
             _ => Ok(requester.peer_gone("it crashed")),
         };
-        assert_eq!(answer, Ok(vec![RequesterAction::Free("sink")]), "no result: nobody waits for it");
+        assert_eq!(answer, Ok(vec![RequesterAction::Free("sink")]), "a cancelled request has no result");
         assert_eq!(requester.pending(), 0);
     }
 }
 
 #[test]
 fn a_request_that_waits_for_a_sink_is_cancelled() {
-    // The peer knows of it, and has to answer.
-    let mut told = requester();
-    told.request("loss", 1).unwrap();
-    told.handle_metadata(RequestId(0), metadata(&[2, 3])).unwrap();
-    assert_eq!(told.cancel(RequestId(0)), [cancel(0)]);
-    assert_eq!(told.sink_ready(RequestId(0), "late", place(24)), [RequesterAction::Free("late")]);
-    assert_eq!(told.handle_status(RequestId(0), 1, "cancelled"), Ok(vec![]));
-    // The peer never hears of it.
-    assert_eq!(told.request("loss", 2), Ok((RequestId(1), allocate(1, &[2, 3]))));
-    assert_eq!(told.cancel(RequestId(1)), []);
-    assert_eq!(told.sink_ready(RequestId(1), "late", place(24)), [RequesterAction::Free("late")]);
-    assert_eq!(told.pending(), 0);
+    // The peer knows of the request, and has to answer.
+    let mut requester = requester();
+    requester.request("loss", 1).unwrap();
+    requester.handle_metadata(RequestId(0), metadata(&[2, 3])).unwrap();
+    assert_eq!(requester.cancel(RequestId(0)), [cancel(0)]);
+    assert_eq!(requester.sink_ready(RequestId(0), "late", place(24)), [RequesterAction::Free("late")]);
+    assert_eq!(requester.handle_status(RequestId(0), 1, "cancelled"), Ok(vec![]));
+    // The peer does not know of this request.
+    assert_eq!(requester.request("loss", 2), Ok((RequestId(1), allocate(1, &[2, 3]))));
+    assert_eq!(requester.cancel(RequestId(1)), []);
+    assert_eq!(requester.sink_ready(RequestId(1), "late", place(24)), [RequesterAction::Free("late")]);
+    assert_eq!(requester.pending(), 0);
 }
 
 #[test]
@@ -150,22 +150,27 @@ fn metadata_and_cancel_may_cross() {
 }
 
 #[test]
-fn without_a_sink_the_request_is_taken_back() {
+fn a_request_without_a_sink_is_cancelled() {
     let no_memory = || Failure::new(Code::ResourceExhausted, "no memory");
     let mut requester = requester();
     requester.request("loss", 1).unwrap();
     requester.handle_metadata(RequestId(0), metadata(&[2, 3])).unwrap();
     let expected = [failed(0, Code::ResourceExhausted, "no memory"), cancel(0)];
     assert_eq!(requester.sink_failed(RequestId(0), no_memory()), expected);
-    assert_eq!(requester.sink_failed(RequestId(0), no_memory()), [], "it is over");
+    assert_eq!(requester.sink_failed(RequestId(0), no_memory()), [], "the request is over");
     assert_eq!(requester.handle_status(RequestId(0), 1, "cancelled"), Ok(vec![]));
-    assert_eq!(requester.request("loss", 2), Ok((RequestId(1), asks(1, 2, None))), "it is asked afresh");
+    assert_eq!(
+        requester.request("loss", 2),
+        Ok((RequestId(1), asks(1, 2, None))),
+        "the requester asks for the metadata again"
+    );
 
     let mut requester = exposed();
     requester.handle_written(RequestId(0), None).unwrap();
     requester.request("loss", 2).unwrap();
     let actions = requester.sink_ready(RequestId(1), "short", place(23));
-    let [RequesterAction::Finished { result: Requested::Failed(failure), .. }, free] = &actions[..] else {
+    let [RequesterAction::Finished { result: RequestOutcome::Failed(failure), .. }, free] = &actions[..]
+    else {
         panic!("{actions:?}");
     };
     assert!(failure.text.contains("23") && failure.text.contains("24"), "{failure}");
@@ -174,12 +179,13 @@ fn without_a_sink_the_request_is_taken_back() {
 }
 
 #[test]
-fn a_tensor_that_is_too_long_is_refused_before_there_is_memory_for_it() {
+fn a_long_tensor_is_refused_before_an_allocation() {
     let settings = RequesterSettings { max_tensor_bytes: 100, ..RequesterSettings::default() };
     let mut requester = Requester::<&str>::new(settings);
     requester.request("loss", 1).unwrap();
     let actions = requester.handle_metadata(RequestId(0), metadata(&[26])).unwrap();
-    let [RequesterAction::Finished { result: Requested::Failed(failure), .. }, last] = &actions[..] else {
+    let [RequesterAction::Finished { result: RequestOutcome::Failed(failure), .. }, last] = &actions[..]
+    else {
         panic!("{actions:?}");
     };
     assert_eq!(failure.code, Code::ResourceExhausted);
@@ -188,7 +194,7 @@ fn a_tensor_that_is_too_long_is_refused_before_there_is_memory_for_it() {
 }
 
 #[test]
-fn what_can_not_be_asked_is_not() {
+fn invalid_requests_are_errors() {
     let settings = RequesterSettings { max_requests: 1, ..RequesterSettings::default() };
     let mut requester = Requester::<&str>::new(settings);
     for length in [0, 1025, 10 << 20] {
@@ -204,7 +210,7 @@ fn what_can_not_be_asked_is_not() {
 }
 
 #[test]
-fn the_cache_forgets_what_was_not_used_for_longest() {
+fn the_cache_forgets_the_least_recently_used_name() {
     let settings = RequesterSettings { max_cached: 2, ..RequesterSettings::default() };
     let mut requester = Requester::<&str>::new(settings);
     let is_cached = |requester: &mut Requester<_>, name: &str| {
@@ -228,7 +234,7 @@ fn the_cache_forgets_what_was_not_used_for_longest() {
 }
 
 #[test]
-fn answers_that_may_not_be_are_violations() {
+fn wrong_answers_are_violations() {
     let unexpected = |frame, state| Violation::Unexpected { frame, request_id: RequestId(0), state };
     let unknown = |frame, id| Violation::Unknown { frame, request_id: RequestId(id) };
 
@@ -244,7 +250,7 @@ fn answers_that_may_not_be_are_violations() {
     let waiting = "waiting for a sink";
     assert_eq!(requester.handle_written(RequestId(0), None), Err(unexpected("written", waiting)));
     assert_eq!(requester.handle_metadata(RequestId(0), metadata(&[1])), Err(unexpected("metadata", waiting)));
-    let there = "for a tensor that was said to be there";
+    let there = "for a tensor whose metadata the peer sent";
     assert_eq!(requester.handle_dead(RequestId(0)), Err(unexpected("dead", there)));
 
     let mut requester = exposed();
@@ -252,10 +258,10 @@ fn answers_that_may_not_be_are_violations() {
     assert_eq!(requester.handle_written(RequestId(0), Some(1)), Err(wanted));
     requester.handle_written(RequestId(0), None).unwrap();
     assert_eq!(requester.handle_written(RequestId(0), None), Err(unknown("written", 0)), "answered twice");
-    // A request that the peer has not heard of.
+    // The peer does not know of this request.
     requester.request("loss", 2).unwrap();
     assert_eq!(requester.handle_status(RequestId(1), 5, ""), Err(unknown("status", 1)));
-    // What was said of the tensor before is not news.
+    // Metadata that is equal to the sink's is a violation.
     requester.sink_ready(RequestId(1), "sink", place(24));
     assert!(requester.handle_metadata(RequestId(1), metadata(&[2, 3])).is_err());
 }
@@ -276,7 +282,7 @@ fn with_validation_each_tensor_has_a_checksum() {
     let actions = requester.handle_written(RequestId(0), checksum).unwrap();
     assert_eq!(
         actions,
-        [finished(0, Requested::Arrived { metadata: metadata(&[2]), sink: "sink", checksum })]
+        [finished(0, RequestOutcome::Arrived { metadata: metadata(&[2]), sink: "sink", checksum })]
     );
     assert_eq!(verify(RequestId(0), b"8 bytes.", expected), Ok(()));
     let mismatch = verify(RequestId(0), b"8 bytes,", expected).unwrap_err();

@@ -1,19 +1,19 @@
-//! Seeded schedules: whatever order things happen in, each request gets one result, the right one and in time, no memory is
-//! written without a grant, and in the end nothing is kept, not even for a peer that hangs.
+//! Random schedules from seeds: in any order of events, each request gets one correct result in time, no memory is written
+//! without a grant, and in the end nothing is left, not even for a peer that hangs.
 //!
-//! `TONIC_RDMA_SCHEDULES` sets how many, `TONIC_RDMA_SEED` runs a single one.
+//! `TONIC_RDMA_SCHEDULES` sets the number of schedules. `TONIC_RDMA_SEED` runs the one schedule of a seed.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
 use tonic::Code;
 
-use super::world::{Asked, Came, Handle, Peer, Random, World};
+use super::world::{Asked, Handle, Peer, Random, Received, World};
 use super::*;
 
 const SCHEDULES: u64 = 20_000;
 const NAMES: [&str; 5] = ["loss", "gradient/dense", "gradient/bias", "ä", "embedding"];
-/// Steps that tensors are of; in a long schedule.
+/// Number of steps of the tensors, in a normal and in a long schedule.
 const STEPS: [u64; 2] = [4, 60];
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 const OFFER_TIMEOUT: Duration = Duration::from_secs(600);
@@ -30,8 +30,8 @@ fn any_schedule() {
     }
 }
 
-/// What goes wrong in a schedule, and how often in a hundred steps.
-struct Trouble {
+/// Faults of a schedule, each with its probability in percent.
+struct Faults {
     cancel: u64,
     die: u64,
     write_fails: u64,
@@ -42,7 +42,7 @@ struct Trouble {
     hang: u64,
 }
 
-impl Trouble {
+impl Faults {
     const NONE: Self =
         Self { cancel: 0, die: 0, write_fails: 0, no_memory: 0, late: 0, repeat: 0, withdraw: 0, hang: 0 };
 
@@ -61,29 +61,29 @@ impl Trouble {
     }
 }
 
-/// What is said of a tensor, once.
-enum Truth {
-    Tensor(Metadata, Weak<Vec<u8>>, Vec<u8>),
+/// The offer of a tensor, which happens once.
+enum OfferRecord {
+    Tensor(WireMetadata, Weak<Vec<u8>>, Vec<u8>),
     Dead,
     Failed(Failure),
 }
 
 struct Run {
     world: World,
-    truth: HashMap<(&'static str, u64), Truth>,
+    offered: HashMap<(&'static str, u64), OfferRecord>,
     dead: Vec<Peer>,
-    trouble: Trouble,
+    faults: Faults,
     random: Random,
     readers: u64,
     steps: u64,
-    quiet: bool,
+    faultless: bool,
 }
 
 fn run(seed: u64) {
     let mut random = Random::new(seed);
-    let quiet = random.chance(30);
-    let trouble = if quiet { Trouble::NONE } else { Trouble::random(&mut random) };
-    let timeout = |timeout| (!quiet).then_some(timeout);
+    let faultless = random.chance(30);
+    let faults = if faultless { Faults::NONE } else { Faults::random(&mut random) };
+    let timeout = |timeout| (!faultless).then_some(timeout);
     let settings = ProviderSettings {
         request_timeout: timeout(REQUEST_TIMEOUT),
         offer_timeout: timeout(OFFER_TIMEOUT),
@@ -94,19 +94,19 @@ fn run(seed: u64) {
     let is_long = random.chance(3);
     let steps = STEPS[usize::from(is_long)];
     let mut run =
-        Run { world, truth: HashMap::new(), dead: Vec::new(), trouble, random, readers, steps, quiet };
+        Run { world, offered: HashMap::new(), dead: Vec::new(), faults, random, readers, steps, faultless };
     for _ in 0..run.random.below(if is_long { 8_000 } else { 400 }) {
         run.step();
     }
-    if quiet { run.finish_orderly() } else { run.finish() }
+    if faultless { run.finish_without_faults() } else { run.finish() }
 }
 
 impl Run {
-    /// One thing happens.
+    /// Lets one random event happen.
     fn step(&mut self) {
         let peer = self.random.below(self.readers) as usize;
         match self.random.below(16) {
-            // It does none of this while it hangs.
+            // A peer that hangs does none of these.
             0..=2 | 13 if self.world.peers[peer].hangs => {}
             0..=2 => self.ask(peer),
             3 | 4 => self.offer(),
@@ -114,20 +114,20 @@ impl Run {
             8..=10 => drop(self.world.peers[peer].receive()),
             11 => self.complete_write(),
             12 => {
-                let fails = self.random.chance(self.trouble.no_memory);
+                let fails = self.random.chance(self.faults.no_memory);
                 self.world.peers[peer].allocate(&mut self.random, fails);
             }
-            13 if self.random.chance(self.trouble.cancel) => self.cancel(peer),
-            14 if self.random.chance(self.trouble.die) => {
+            13 if self.random.chance(self.faults.cancel) => self.cancel(peer),
+            14 if self.random.chance(self.faults.die) => {
                 let dead = self.world.die(peer);
                 self.dead.push(dead);
             }
-            15 if self.random.chance(self.trouble.late) => self.world.pass(REQUEST_TIMEOUT / 3),
-            15 if self.random.chance(self.trouble.hang) => {
-                // Or goes on.
+            15 if self.random.chance(self.faults.late) => self.world.pass(REQUEST_TIMEOUT / 3),
+            15 if self.random.chance(self.faults.hang) => {
+                // A peer that hangs goes on.
                 self.world.peers[peer].hangs ^= true;
             }
-            15 if self.random.chance(self.trouble.withdraw) => {
+            15 if self.random.chance(self.faults.withdraw) => {
                 let (name, step) = self.tag();
                 self.world.provider.withdraw(name, step);
             }
@@ -141,7 +141,7 @@ impl Run {
 
     fn ask(&mut self, peer: usize) {
         let (name, step) = self.tag();
-        let repeat = self.random.chance(self.trouble.repeat);
+        let repeat = self.random.chance(self.faults.repeat);
         let peer = &mut self.world.peers[peer];
         if repeat || !peer.asked.values().any(|asked| (asked.name, asked.step) == (name, step)) {
             peer.ask(name, step);
@@ -149,7 +149,7 @@ impl Run {
     }
 
     fn complete_write(&mut self) {
-        let fails = self.random.chance(self.trouble.write_fails);
+        let fails = self.random.chance(self.faults.write_fails);
         self.world.complete_write(&mut self.random, fails);
     }
 
@@ -162,38 +162,38 @@ impl Run {
         }
     }
 
-    /// Each tensor is offered once.
+    /// Offers a random tensor, unless it was offered before.
     fn offer(&mut self) {
         let (name, step) = self.tag();
-        if !self.truth.contains_key(&(name, step)) {
+        if !self.offered.contains_key(&(name, step)) {
             self.offer_this(name, step);
         }
     }
 
     fn offer_this(&mut self, name: &'static str, step: u64) {
-        let (offer, truth) = match self.random.below(8) {
-            0 => (Offer::Dead, Truth::Dead),
+        let (offer, offered) = match self.random.below(8) {
+            0 => (OfferedTensor::Dead, OfferRecord::Dead),
             1 => {
                 let failure = Failure::new(Code::DataLoss, format!("{name} of step {step} is lost"));
-                (Offer::Failed(failure.clone()), Truth::Failed(failure))
+                (OfferedTensor::Failed(failure.clone()), OfferRecord::Failed(failure))
             }
             _ => {
-                // The shape changes from step to step, not always.
+                // The shape changes from some steps to the next.
                 let metadata = metadata(&[self.random.below(3), 5]);
                 let bytes = (0..metadata.bytes).map(|_| self.random.below(256) as u8).collect::<Vec<_>>();
                 let handle: Handle = Arc::new(bytes.clone());
-                let truth = Truth::Tensor(metadata, Arc::downgrade(&handle), bytes);
-                (Offer::Tensor(handle, metadata), truth)
+                let offered = OfferRecord::Tensor(metadata, Arc::downgrade(&handle), bytes);
+                (OfferedTensor::Tensor(handle, metadata), offered)
             }
         };
-        self.truth.insert((name, step), truth);
-        // Where nothing goes wrong there is enough for all.
-        let readers = if self.quiet { self.readers } else { 1 + self.random.below(self.readers) };
+        self.offered.insert((name, step), offered);
+        // Without faults there is a share for each peer.
+        let readers = if self.faultless { self.readers } else { 1 + self.random.below(self.readers) };
         self.world.offer(name, step, offer, readers as u32);
     }
 
-    /// Nothing goes wrong: everybody asks for everything, everything is offered, and all of it comes.
-    fn finish_orderly(&mut self) {
+    /// Ends a schedule without faults: each peer asks for each tensor, each tensor is offered, and all of them arrive.
+    fn finish_without_faults(&mut self) {
         for name in NAMES {
             for step in 0..self.steps {
                 for peer in &mut self.world.peers {
@@ -201,7 +201,7 @@ impl Run {
                         peer.ask(name, step);
                     }
                 }
-                if !self.truth.contains_key(&(name, step)) {
+                if !self.offered.contains_key(&(name, step)) {
                     self.offer_this(name, step);
                 }
             }
@@ -210,16 +210,16 @@ impl Run {
         self.check();
         for asked in self.world.peers.iter().flat_map(|peer| peer.asked.values()) {
             let failed =
-                matches!(&asked.result, Some(Came::Failed(failure)) if failure.code != Code::DataLoss);
+                matches!(&asked.result, Some(Received::Failed(failure)) if failure.code != Code::DataLoss);
             assert!(!failed, "{asked:?}");
         }
         assert_eq!(self.world.expired, 0);
     }
 
-    /// No request waits for ever for what is not offered, no offer is kept for ever, and a peer that hangs holds nothing up.
+    /// Ends a schedule with faults: requests and offers end at their deadlines, and a peer that hangs stops no other peer.
     fn finish(&mut self) {
         self.world.settle(&mut self.random);
-        // A share that a peer does not take in time goes to the next, which may hang too.
+        // A share that a peer does not use in time goes to the next peer, which may hang too.
         for _ in 0..=self.readers {
             self.world.pass(REQUEST_TIMEOUT);
             self.world.settle(&mut self.random);
@@ -238,9 +238,9 @@ impl Run {
 
     fn check(&self) {
         self.world.assert_nothing_left();
-        for (tag, truth) in &self.truth {
-            if let Truth::Tensor(_, handle, _) = truth {
-                assert_eq!(handle.strong_count(), 0, "{tag:?} was never let go");
+        for (tag, offered) in &self.offered {
+            if let OfferRecord::Tensor(_, handle, _) = offered {
+                assert_eq!(handle.strong_count(), 0, "{tag:?} was not released");
             }
         }
         let peers = || self.world.peers.iter().chain(&self.dead);
@@ -249,29 +249,31 @@ impl Run {
             let mut delivered = HashSet::new();
             for (&request_id, asked) in &peer.asked {
                 self.check_result(request_id, asked, peer);
-                if let Some(Came::Tensor(..) | Came::Dead) = asked.result {
-                    assert!(delivered.insert((asked.name, asked.step)), "{asked:?} came twice");
+                if let Some(Received::Tensor(..) | Received::Dead) = asked.result {
+                    assert!(delivered.insert((asked.name, asked.step)), "{asked:?} arrived twice");
                 }
             }
         }
     }
 
     fn check_result(&self, request_id: RequestId, asked: &Asked, peer: &Peer) {
-        let truth = self.truth.get(&(asked.name, asked.step));
-        let as_offered = match (&asked.result, truth) {
+        let offered = self.offered.get(&(asked.name, asked.step));
+        let as_offered = match (&asked.result, offered) {
             (None, _) => asked.cancelled,
-            (Some(Came::Tensor(metadata, bytes)), Some(Truth::Tensor(expected, _, content))) => {
+            (Some(Received::Tensor(metadata, bytes)), Some(OfferRecord::Tensor(expected, _, content))) => {
                 metadata == expected && bytes == content
             }
-            (Some(Came::Dead), Some(Truth::Dead)) => true,
-            (Some(Came::Failed(failure)), Some(Truth::Failed(expected))) if failure == expected => true,
-            (Some(Came::Failed(failure)), _) => self.may_fail(failure.code, request_id, asked, peer),
+            (Some(Received::Dead), Some(OfferRecord::Dead)) => true,
+            (Some(Received::Failed(failure)), Some(OfferRecord::Failed(expected))) if failure == expected => {
+                true
+            }
+            (Some(Received::Failed(failure)), _) => self.may_fail(failure.code, request_id, asked, peer),
             _ => false,
         };
         assert!(as_offered, "{asked:?}");
     }
 
-    /// Returns whether something happened to this request that it may fail by.
+    /// Returns whether an event justifies this failure of the request.
     fn may_fail(&self, code: Code, request_id: RequestId, asked: &Asked, peer: &Peer) -> bool {
         let reader = (peer.id, request_id);
         match code {

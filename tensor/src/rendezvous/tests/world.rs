@@ -1,14 +1,15 @@
-//! A provider and its peers over lanes in memory: frames in order and as bytes, a device that takes its time, and memory
-//! that says when it is written without a grant.
+//! A provider and its peers over queues in memory: frames are bytes and stay in order, writes complete later, and a write
+//! without a grant is an error.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::super::offer_table::Reader;
 use super::*;
 use crate::wire::tensor_frame::{Decoded, Frame, MAX_FRAME};
 
-/// Numbers that look random and are the same for the same seed.
+/// A generator of pseudo-random numbers. Equal seeds give equal numbers.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -16,7 +17,7 @@ impl Random {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5bd1_e995)
     }
 
-    /// Something below `bound`, which is not 0.
+    /// Returns a number below `bound`, which is not 0.
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -32,48 +33,48 @@ impl Random {
 /// A handle of a tensor.
 pub(super) type Handle = Arc<Vec<u8>>;
 
-/// A sink: which of the peer's memories.
+/// A sink: the address of the peer's memory.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct SinkMemory(u64);
+pub(super) struct SinkAddress(u64);
 
-/// A request and what came of it.
+/// A request and its result.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) name: &'static str,
     pub(super) step: u64,
-    /// Whether this peer asks for the same more than once. Which comes first to the provider is open, as some wait for a
-    /// sink.
+    /// Whether this peer asks for this tensor more than once. The order at the provider is open, because some requests wait for
+    /// a sink.
     pub(super) repeated: bool,
     pub(super) cancelled: bool,
-    pub(super) result: Option<Came>,
+    pub(super) result: Option<Received>,
 }
 
-/// What came.
+/// The result of a request.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Came {
-    Tensor(Metadata, Vec<u8>),
+pub(super) enum Received {
+    Tensor(WireMetadata, Vec<u8>),
     Dead,
     Failed(Failure),
 }
 
 pub(super) struct Peer {
     pub(super) id: PeerId,
-    pub(super) requester: Requester<SinkMemory>,
+    pub(super) requester: Requester<SinkAddress>,
     pub(super) asked: HashMap<RequestId, Asked>,
     pub(super) alive: bool,
-    /// Its process does nothing; what it had sent still arrives, and the device still writes its memory.
+    /// Whether its process does nothing. Its earlier frames still arrive, and the device still writes its memory.
     pub(super) hangs: bool,
     /// Requests for which there was no memory.
     pub(super) without_memory: HashSet<RequestId>,
     /// Memory that the provider may write, by address.
     granted: HashMap<u64, Vec<u8>>,
     next_address: u64,
-    allocations: Vec<(RequestId, Metadata)>,
+    allocations: Vec<(RequestId, WireMetadata)>,
     to_provider: VecDeque<Vec<u8>>,
     to_requester: VecDeque<Vec<u8>>,
 }
 
-/// A write that the device has not done.
+/// A write that is not complete.
 struct Write {
     peer: PeerId,
     request_id: RequestId,
@@ -82,16 +83,13 @@ struct Write {
     checksum_wanted: bool,
 }
 
-/// What a request that the provider has accepted waits for, as its peer would see it.
+/// The wait of an accepted request, from the view of its peer.
 #[derive(Debug)]
-struct Wait {
+struct RequestWait {
     since: Instant,
-    /// Whether it is for a sink, and no more for an offer.
+    /// Whether the request waits for a sink. Before, it waits for an offer.
     for_sink: bool,
 }
-
-/// A request: its peer and its number.
-type Reader = (PeerId, RequestId);
 
 pub(super) struct World {
     pub(super) provider: Provider<Handle>,
@@ -99,12 +97,15 @@ pub(super) struct World {
     pub(super) now: Instant,
     pub(super) expired: u32,
     settings: ProviderSettings,
-    /// Requests that wait, those that have their last answer, those whose time was up, and those whose write failed.
-    waits: HashMap<Reader, Wait>,
+    /// Requests that wait.
+    waits: HashMap<Reader, RequestWait>,
+    /// Requests with a last answer.
     answered: HashSet<Reader>,
+    /// Requests whose deadline has passed.
     pub(super) overdue: HashSet<Reader>,
+    /// Requests whose write has failed.
     pub(super) unwritten: HashSet<Reader>,
-    /// Since when each tensor is on offer, and to how many.
+    /// Time of each offer, and its number of readers.
     offered: HashMap<(String, u64), (Instant, u32)>,
     writes: Vec<Write>,
     next_peer: u64,
@@ -136,7 +137,7 @@ impl World {
         world
     }
 
-    /// A link that did not exist before.
+    /// Makes a peer on a new link.
     fn connect(&mut self) -> Peer {
         self.next_peer += 1;
         let settings =
@@ -156,7 +157,7 @@ impl World {
         }
     }
 
-    pub(super) fn offer(&mut self, name: &str, step: u64, offer: Offer<Handle>, readers: u32) {
+    pub(super) fn offer(&mut self, name: &str, step: u64, offer: OfferedTensor<Handle>, readers: u32) {
         let actions = self.provider.offer(name, step, offer, readers, self.now);
         self.offered.insert((name.to_owned(), step), (self.now, readers));
         self.follow(actions.unwrap());
@@ -166,14 +167,17 @@ impl World {
         self.now += time;
         let actions = self.provider.handle_timeout(self.now);
         self.follow(actions);
-        assert!(self.provider.poll_timeout().is_none_or(|at| at > self.now), "what is due was not done");
+        assert!(
+            self.provider.poll_timeout().is_none_or(|at| at > self.now),
+            "a deadline has passed without an action"
+        );
         if let Some(timeout) = self.settings.request_timeout {
             let late = self.waits.iter().find(|(_, wait)| self.now - wait.since >= timeout);
             assert!(late.is_none(), "{late:?} waits for longer than it may");
         }
     }
 
-    /// The provider gets a frame of a peer's.
+    /// Gives the provider the next frame of a peer.
     pub(super) fn serve(&mut self, peer: usize) -> bool {
         let (id, now) = (self.peers[peer].id, self.now);
         let Some(bytes) = self.peers[peer].to_provider.pop_front() else { return false };
@@ -182,7 +186,7 @@ impl World {
             Frame::Request(request) => {
                 let reader = (id, request.request_id);
                 if !self.answered.contains(&reader) {
-                    self.waits.entry(reader).or_insert(Wait { since: now, for_sink: false });
+                    self.waits.entry(reader).or_insert(RequestWait { since: now, for_sink: false });
                 }
                 self.provider.handle_request(id, &request, now)
             }
@@ -193,7 +197,7 @@ impl World {
         true
     }
 
-    /// The device has done a write, whichever comes first.
+    /// Completes a random write.
     pub(super) fn complete_write(&mut self, random: &mut Random, fails: bool) -> bool {
         if self.writes.is_empty() {
             return false;
@@ -209,16 +213,16 @@ impl World {
             }
             Some(_) => {
                 self.unwritten.insert((peer, request_id));
-                self.provider.write_failed(peer, request_id, "the device says no", self.now)
+                self.provider.write_failed(peer, request_id, "the device failed", self.now)
             }
-            // Flushed: the queue pair is gone with its peer.
+            // The write is flushed, because the queue pair ended with its peer.
             None => self.provider.written(peer, request_id, None, self.now),
         };
         self.follow(actions);
         true
     }
 
-    /// A peer dies, and another takes its place.
+    /// Ends a peer, and puts a new one in its place.
     pub(super) fn die(&mut self, peer: usize) -> Peer {
         let new = self.connect();
         let mut dead = std::mem::replace(&mut self.peers[peer], new);
@@ -231,7 +235,7 @@ impl World {
         dead
     }
 
-    /// Everything happens that can without anything new, in an order that `random` chooses.
+    /// Handles all frames, writes and allocations in a random order, until none is left.
     pub(super) fn settle(&mut self, random: &mut Random) {
         let kinds = 1 + 3 * self.peers.len() as u64;
         loop {
@@ -253,7 +257,7 @@ impl World {
         }
     }
 
-    /// Nothing is kept that nobody needs.
+    /// Checks that provider and peers hold nothing.
     pub(super) fn assert_nothing_left(&self) {
         self.assert_provider_keeps_nothing();
         self.peers.iter().for_each(Peer::assert_nothing_left);
@@ -277,7 +281,7 @@ impl World {
                         .push_back(encoded(&message));
                 }
                 ProviderAction::Write { peer, request_id, tensor, sink, checksum_wanted } => {
-                    // From here on the device takes its time, and the request has none.
+                    // From now on the request has no deadline, because it waits for the device.
                     self.waits.remove(&(peer, request_id)).expect("a write for a request that waits");
                     self.writes.push(Write { peer, request_id, tensor, sink, checksum_wanted });
                 }
@@ -292,13 +296,13 @@ impl World {
         }
     }
 
-    /// Checks when an answer comes: a deadline when it has passed, and only then.
+    /// Checks the time of an answer: a deadline error comes after its deadline only.
     fn check_answer(&mut self, peer: PeerId, message: &Message) {
         let request_id = match *message {
             Message::Metadata { request_id, .. } => {
                 let wait =
                     self.waits.get_mut(&(peer, request_id)).expect("metadata for a request that waits");
-                *wait = Wait { since: self.now, for_sink: true };
+                *wait = RequestWait { since: self.now, for_sink: true };
                 return;
             }
             Message::Written { request_id, .. }
@@ -334,7 +338,7 @@ impl Peer {
         self.follow(vec![action]);
     }
 
-    /// Whoever waits for a result loses interest.
+    /// Cancels a request.
     pub(super) fn cancel(&mut self, request_id: RequestId) {
         let asked = self.asked.get_mut(&request_id).expect("a request");
         if asked.result.is_none() && !asked.cancelled {
@@ -344,7 +348,7 @@ impl Peer {
         }
     }
 
-    /// The requester gets a frame.
+    /// Gives the requester its next frame.
     pub(super) fn receive(&mut self) -> bool {
         if self.hangs {
             return false;
@@ -362,7 +366,7 @@ impl Peer {
         true
     }
 
-    /// A sink is made, or there is no memory for it, for whichever request comes first.
+    /// Makes the sink of a random request, or fails to make it.
     pub(super) fn allocate(&mut self, random: &mut Random, fails: bool) -> bool {
         if self.hangs || self.allocations.is_empty() {
             return false;
@@ -373,13 +377,13 @@ impl Peer {
             self.without_memory.insert(request_id);
             self.requester.sink_failed(request_id, Failure::new(tonic::Code::ResourceExhausted, "no memory"))
         } else {
-            // Longer than needed, now and then.
+            // Some sinks are longer than needed.
             let length = metadata.bytes + 8 * random.below(2);
             let address = self.next_address;
             self.next_address += length + 1;
             self.granted.insert(address, vec![0xee; length as usize]);
-            let place = Placement { address, rkey: address as u32, length };
-            self.requester.sink_ready(request_id, SinkMemory(address), place)
+            let place = SinkLocation { address, rkey: address as u32, length };
+            self.requester.sink_ready(request_id, SinkAddress(address), place)
         };
         self.follow(actions);
         true
@@ -387,18 +391,18 @@ impl Peer {
 
     fn write(&mut self, sink: &Sink, bytes: &[u8]) {
         assert_eq!((sink.metadata.bytes, sink.rkey), (bytes.len() as u64, sink.address as u32));
-        let memory = self.granted.get_mut(&sink.address).expect("a write to memory that was taken back");
+        let memory = self.granted.get_mut(&sink.address).expect("a write to memory without a grant");
         memory[..bytes.len()].copy_from_slice(bytes);
     }
 
-    fn follow(&mut self, actions: Vec<RequesterAction<SinkMemory>>) {
+    fn follow(&mut self, actions: Vec<RequesterAction<SinkAddress>>) {
         for action in actions {
             match action {
                 RequesterAction::Send(message) => self.to_provider.push_back(encoded(&message)),
                 RequesterAction::Allocate { request_id, metadata } => {
                     self.allocations.push((request_id, metadata));
                 }
-                RequesterAction::Free(SinkMemory(address)) => {
+                RequesterAction::Free(SinkAddress(address)) => {
                     self.granted.remove(&address).expect("a sink that is freed once");
                 }
                 RequesterAction::Finished { request_id, result } => self.finished(request_id, result),
@@ -406,22 +410,22 @@ impl Peer {
         }
     }
 
-    fn finished(&mut self, request_id: RequestId, result: Requested<SinkMemory>) {
-        let came = match result {
-            Requested::Arrived { metadata, sink: SinkMemory(address), checksum } => {
+    fn finished(&mut self, request_id: RequestId, result: RequestOutcome<SinkAddress>) {
+        let received = match result {
+            RequestOutcome::Arrived { metadata, sink: SinkAddress(address), checksum } => {
                 let mut bytes = self.granted.remove(&address).expect("a sink that is there");
                 bytes.truncate(metadata.bytes as usize);
                 if let Some(checksum) = checksum {
                     verify(request_id, &bytes, checksum).unwrap();
                 }
-                Came::Tensor(metadata, bytes)
+                Received::Tensor(metadata, bytes)
             }
-            Requested::Dead => Came::Dead,
-            Requested::Failed(failure) => Came::Failed(failure),
+            RequestOutcome::Dead => Received::Dead,
+            RequestOutcome::Failed(failure) => Received::Failed(failure),
         };
-        let asked = self.asked.get_mut(&request_id).expect("a result of what was asked");
-        assert!(!asked.cancelled, "{request_id}: a result that nobody waits for");
-        assert!(asked.result.replace(came).is_none(), "{request_id}: a second result");
+        let asked = self.asked.get_mut(&request_id).expect("a result of a request");
+        assert!(!asked.cancelled, "{request_id}: a result for a cancelled request");
+        assert!(asked.result.replace(received).is_none(), "{request_id}: a second result");
     }
 
     pub(super) fn assert_nothing_left(&self) {

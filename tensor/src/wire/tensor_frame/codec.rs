@@ -1,22 +1,22 @@
-//! Frames to bytes and back.
+//! Encodes and decodes frames.
 
 use bytes::BufMut;
 
 use super::{
-    Decoded, Frame, FrameError, HEADER, MAGIC, MAX_FRAME, MAX_NAME, MAX_TEXT, Request, RequestFault,
-    RequestId, Sink, VERSION,
+    Decoded, Frame, FrameError, HEADER, MAGIC, MAX_FRAME, MAX_NAME, MAX_TEXT, RequestFault, RequestId, Sink,
+    TensorRequest, VERSION,
 };
-use crate::wire::tensor_metadata::Metadata;
+use crate::wire::tensor_metadata::WireMetadata;
 
-// The longest request has room in a frame, so that writing one can't fail for want of it.
+// A frame has room for the longest request, so that encoding a request can't fail for lack of room.
 const _: () = assert!(HEADER + 17 + Sink::LENGTH + MAX_NAME <= MAX_FRAME);
 
 impl<'a> Frame<'a> {
-    /// Writes the frame to the start of `buffer` and gives its length. `granted`: the receives that this end has ever
-    /// posted for frames.
+    /// Writes the frame to the start of `buffer`, and returns its length. `granted` is the number of receives that this end
+    /// has ever posted for frames.
     ///
     /// # Errors
-    /// [`FrameError::Name`] for a name that is empty or too long, [`FrameError::Code`] for a status that is no error.
+    /// [`FrameError::Name`] for a name that is empty or too long, [`FrameError::Code`] for a status with a code that is no error.
     pub fn encode(&self, granted: u32, buffer: &mut [u8; MAX_FRAME]) -> Result<usize, FrameError> {
         let (header, mut body) = buffer.split_at_mut(HEADER);
         let room = body.len();
@@ -30,10 +30,10 @@ impl<'a> Frame<'a> {
         Ok(HEADER + length)
     }
 
-    /// Reads a frame, which is all of `bytes`.
+    /// Decodes a frame, which fills all of `bytes`. It does not check whether the frame makes sense at this time.
     ///
     /// # Errors
-    /// Bytes that no frame of this version has. Whether the frame makes sense now is not looked at here.
+    /// [`FrameError`]: no frame of this version has these bytes.
     pub fn decode(bytes: &'a [u8]) -> Result<Decoded<'a>, FrameError> {
         let (header, body) = bytes.split_first_chunk::<HEADER>().ok_or(FrameError::Short(bytes.len()))?;
         let &[m0, m1, m2, version, kind, z0, z1, z2, g0, g1, g2, g3, l0, l1, l2, l3] = header;
@@ -43,7 +43,8 @@ impl<'a> Frame<'a> {
         if version != VERSION {
             return Err(FrameError::Version(version));
         }
-        let kind = Kind::ALL.into_iter().find(|known| *known as u8 == kind).ok_or(FrameError::Kind(kind))?;
+        let kind =
+            FrameKind::ALL.into_iter().find(|known| *known as u8 == kind).ok_or(FrameError::Kind(kind))?;
         if [z0, z1, z2] != [0; 3] {
             return Err(FrameError::Reserved);
         }
@@ -82,63 +83,63 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
-    fn decode_body(kind: Kind, bytes: &'a [u8]) -> Result<Self, FrameError> {
-        if kind == Kind::Request {
-            return Request::decode(bytes).map(Self::Request);
+    fn decode_body(kind: FrameKind, bytes: &'a [u8]) -> Result<Self, FrameError> {
+        if kind == FrameKind::Request {
+            return TensorRequest::decode(bytes).map(Self::Request);
         }
         let mut body = Body { kind, whole: bytes.len(), rest: bytes };
         let frame = match kind {
-            Kind::Credit | Kind::Request => Self::Credit,
-            Kind::Goodbye => Self::Goodbye,
-            Kind::Bell => Self::Bell { slot: body.u32()? },
-            Kind::Placed => Self::Placed { slot: body.u32()?, epoch: body.u64()? },
-            Kind::Released => Self::Released { slot: body.u32()?, epoch: body.u64()? },
-            Kind::Metadata => {
+            FrameKind::Credit | FrameKind::Request => Self::Credit,
+            FrameKind::Goodbye => Self::Goodbye,
+            FrameKind::Bell => Self::Bell { slot: body.u32()? },
+            FrameKind::Placed => Self::Placed { slot: body.u32()?, epoch: body.u64()? },
+            FrameKind::Released => Self::Released { slot: body.u32()?, epoch: body.u64()? },
+            FrameKind::Metadata => {
                 let request_id = body.request_id()?;
-                let metadata = Metadata::decode(&body.take::<{ Metadata::LENGTH }>()?);
+                let metadata = WireMetadata::decode(&body.take::<{ WireMetadata::LENGTH }>()?);
                 let metadata = metadata.map_err(|fault| FrameError::Metadata { request_id, fault })?;
                 Self::Metadata { request_id, metadata }
             }
-            Kind::Written => {
+            FrameKind::Written => {
                 let request_id = body.request_id()?;
                 let checksum = if body.rest.is_empty() { None } else { Some(body.u64()?) };
                 Self::Written { request_id, checksum }
             }
-            Kind::Status => {
+            FrameKind::Status => {
                 let (request_id, code) = (body.request_id()?, check_code(body.u32()?)?);
                 let text =
                     std::str::from_utf8(std::mem::take(&mut body.rest)).map_err(|_| FrameError::Text)?;
                 Self::Status { request_id, code, text }
             }
-            Kind::Dead => Self::Dead { request_id: body.request_id()? },
-            Kind::Cancel => Self::Cancel { request_id: body.request_id()? },
+            FrameKind::Dead => Self::Dead { request_id: body.request_id()? },
+            FrameKind::Cancel => Self::Cancel { request_id: body.request_id()? },
         };
         if body.rest.is_empty() { Ok(frame) } else { Err(body.fault()) }
     }
 
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> FrameKind {
         match self {
-            Self::Credit => Kind::Credit,
-            Self::Bell { .. } => Kind::Bell,
-            Self::Placed { .. } => Kind::Placed,
-            Self::Released { .. } => Kind::Released,
-            Self::Request(_) => Kind::Request,
-            Self::Metadata { .. } => Kind::Metadata,
-            Self::Written { .. } => Kind::Written,
-            Self::Status { .. } => Kind::Status,
-            Self::Dead { .. } => Kind::Dead,
-            Self::Cancel { .. } => Kind::Cancel,
-            Self::Goodbye => Kind::Goodbye,
+            Self::Credit => FrameKind::Credit,
+            Self::Bell { .. } => FrameKind::Bell,
+            Self::Placed { .. } => FrameKind::Placed,
+            Self::Released { .. } => FrameKind::Released,
+            Self::Request(_) => FrameKind::Request,
+            Self::Metadata { .. } => FrameKind::Metadata,
+            Self::Written { .. } => FrameKind::Written,
+            Self::Status { .. } => FrameKind::Status,
+            Self::Dead { .. } => FrameKind::Dead,
+            Self::Cancel { .. } => FrameKind::Cancel,
+            Self::Goodbye => FrameKind::Goodbye,
         }
     }
 
-    /// What it is, for errors.
+    /// Returns the name of the frame's kind, for errors.
     pub fn name(&self) -> &'static str {
         self.kind().name()
     }
 }
 
-impl<'a> Request<'a> {
+impl<'a> TensorRequest<'a> {
     const SINK: u8 = 1;
     const CHECKSUM: u8 = 2;
 
@@ -160,9 +161,9 @@ impl<'a> Request<'a> {
         Ok(())
     }
 
-    /// Once the number is known every fault is the request's, so that it can be refused by name.
+    /// Decodes a request. Every fault after the request's number names the request, so that a status can refuse it.
     fn decode(bytes: &'a [u8]) -> Result<Self, FrameError> {
-        let mut body = Body { kind: Kind::Request, whole: bytes.len(), rest: bytes };
+        let mut body = Body { kind: FrameKind::Request, whole: bytes.len(), rest: bytes };
         let request_id = body.request_id()?;
         Self::decode_rest(request_id, body).map_err(|fault| FrameError::Request { request_id, fault })
     }
@@ -184,7 +185,7 @@ impl<'a> Request<'a> {
 }
 
 impl Sink {
-    const LENGTH: usize = 20 + Metadata::LENGTH;
+    const LENGTH: usize = 20 + WireMetadata::LENGTH;
 
     fn decode(bytes: &[u8; Self::LENGTH]) -> Result<Self, RequestFault> {
         let (mut address, mut rkey, mut length) = ([0; 8], [0; 4], [0; 8]);
@@ -195,7 +196,7 @@ impl Sink {
             address: u64::from_le_bytes(address),
             rkey: u32::from_le_bytes(rkey),
             length: u64::from_le_bytes(length),
-            metadata: Metadata::decode(&bytes[20..]).map_err(RequestFault::Metadata)?,
+            metadata: WireMetadata::decode(&bytes[20..]).map_err(RequestFault::Metadata)?,
         })
     }
 }
@@ -204,15 +205,15 @@ fn check_code(code: u32) -> Result<u32, FrameError> {
     if (1..=16).contains(&code) { Ok(code) } else { Err(FrameError::Code(code)) }
 }
 
-/// The longest beginning of `text` that is at most `most` bytes long.
+/// Returns the longest start of `text` that is at most `most` bytes long.
 fn cut(text: &str, most: usize) -> &str {
     let end = (0..=text.len().min(most)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     &text[..end]
 }
 
-/// Kinds of frame, as the header has them.
+/// Kind of a frame, with its code in the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum FrameKind {
     Credit = 1,
     Bell = 2,
     Placed = 3,
@@ -226,7 +227,7 @@ enum Kind {
     Goodbye = 11,
 }
 
-impl Kind {
+impl FrameKind {
     const ALL: [Self; 11] = [
         Self::Credit,
         Self::Bell,
@@ -258,9 +259,9 @@ impl Kind {
     }
 }
 
-/// A body that is being read.
+/// A body that is being decoded.
 struct Body<'a> {
-    kind: Kind,
+    kind: FrameKind,
     whole: usize,
     rest: &'a [u8],
 }

@@ -1,81 +1,81 @@
-//! What can be wrong with a frame.
+//! Faults of frames.
 
 use super::{MAX_NAME, RequestId, VERSION};
 use crate::wire::tensor_metadata::MetadataError;
 
-/// What is wrong with a frame.
+/// A fault of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// Shorter than a header.
+    /// The frame is shorter than a header.
     #[error("a frame of {0} bytes, shorter than its header")]
     Short(usize),
-    /// It does not begin with the magic.
+    /// The frame does not begin with the magic bytes.
     #[error("not a frame of the tensor channel")]
     Magic,
-    /// Another version than ours.
-    #[error("a frame of version {0}, this end speaks {VERSION}")]
+    /// This end does not know the version.
+    #[error("a frame of version {0}, but this end knows version {VERSION}")]
     Version(u8),
-    /// No such kind.
+    /// There is no such kind of frame.
     #[error("a frame of unknown kind {0}")]
     Kind(u8),
-    /// The bytes that are always zero are not.
+    /// The reserved bytes are not zero.
     #[error("a frame whose reserved bytes are not zero")]
     Reserved,
-    /// Not as long as its header says, or longer than any frame.
-    #[error("a frame of {received} bytes whose header promises a body of {promised}")]
+    /// The frame is not as long as its header states, or longer than any frame.
+    #[error("a frame of {received} bytes whose header states a body of {promised}")]
     Length {
-        /// Bytes received.
+        /// Number of bytes received.
         received: usize,
-        /// Body length in the header.
+        /// Length of the body, as the header states it.
         promised: u32,
     },
-    /// The body is not as long as its kind demands.
+    /// The body does not have the length that its kind needs.
     #[error("a {kind} frame with a body of {length} bytes")]
     Body {
-        /// What it is.
+        /// Kind of the frame.
         kind: &'static str,
         /// Length of the body.
         length: usize,
     },
-    /// A status that is none of gRPC's errors.
-    #[error("a status with code {0}, which is no error of gRPC's")]
+    /// The code of a status is no error of gRPC.
+    #[error("a status with code {0}, which is no error of gRPC")]
     Code(u32),
     /// The text of a status is not UTF-8.
     #[error("a status whose text is not UTF-8")]
     Text,
-    /// An answer whose metadata is none.
-    #[error("metadata in answer to {request_id}: {fault}")]
+    /// The metadata in an answer is malformed.
+    #[error("the metadata in the answer to {request_id}: {fault}")]
     Metadata {
-        /// The request that it answers.
+        /// The request that the frame answers.
         request_id: RequestId,
-        /// What is wrong with it.
+        /// The fault.
         fault: MetadataError,
     },
-    /// A request that says who asks, but not properly for what. It can be refused by a status; the link may live on.
+    /// A request has a number, but is malformed otherwise. A status can refuse it; the link may go on.
     #[error("{request_id}: {fault}")]
     Request {
-        /// The request.
+        /// Number of the request.
         request_id: RequestId,
-        /// What is wrong with it.
+        /// The fault.
         fault: RequestFault,
     },
-    /// A name that no frame shall carry.
-    #[error("a name of {0} bytes, of which 1 to {MAX_NAME} are allowed")]
+    /// No frame may carry the name.
+    #[error("the name of the tensor has {0} bytes, and 1 to {MAX_NAME} are allowed")]
     Name(usize),
 }
 
-/// What is wrong with a request whose number is known.
+/// A fault of a request whose number is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestFault {
-    /// Flags that nobody has defined.
+    /// The request has unknown flags.
     #[error("unknown flags {0:#04x}")]
     Flags(u8),
     /// The body ends too soon.
     #[error("a body of {0} bytes, which ends too soon")]
     Short(usize),
-    /// The sink's metadata is none.
+    /// The metadata of the sink is malformed.
     #[error("the sink's metadata: {0}")]
     Metadata(MetadataError),
     /// The name is not UTF-8.

@@ -1,13 +1,13 @@
-//! Frames: the small messages beside the tensor channel's one-sided operations.
+//! Frames: the small messages of the tensor channel, beside its one-sided operations.
 //!
-//! A frame is one Send of at most [`MAX_FRAME`] bytes, in the order of the queue pair:
+//! A frame is one Send of at most [`MAX_FRAME`] bytes. Frames arrive in the order of the queue pair:
 //!
 //! ```text
 //!  0             3         4      5           8             12              16
 //!  ├── magic ────┼─version─┼─kind─┼── zero ───┼── granted ──┼─ body length ─┼── body ──
 //! ```
 //!
-//! There is one way to write each frame: what decodes encodes to the same bytes.
+//! There is one way to write each frame: bytes that decode encode to the same bytes.
 
 mod codec;
 mod error;
@@ -16,22 +16,22 @@ mod tests;
 
 pub use error::{FrameError, RequestFault};
 
-use super::tensor_metadata::Metadata;
+use super::tensor_metadata::WireMetadata;
 
-/// Longest frame, header included, in bytes: what every receive posted for frames has room for.
+/// Length of the longest frame, with its header, in bytes. Every receive for frames has room for it.
 pub const MAX_FRAME: usize = 2048;
-/// Longest name of a tensor that is asked for, in bytes.
+/// Length of the longest name of a tensor, in bytes.
 pub const MAX_NAME: usize = 1024;
-/// What every frame begins with.
+/// First bytes of every frame.
 pub const MAGIC: [u8; 3] = *b"\xd5tf";
-/// The version that this end speaks.
+/// Version of the frames that this end knows.
 pub const VERSION: u8 = 1;
-/// Bytes of a frame's header.
+/// Length of a frame's header, in bytes.
 pub const HEADER: usize = 16;
-/// Longest text of a [`Frame::Status`], in bytes; a longer one is cut.
+/// Length of the longest text of a [`Frame::Status`], in bytes. A longer text is cut.
 pub const MAX_TEXT: usize = MAX_FRAME - HEADER - 12;
 
-/// Number of a request, of the requester's choice, unique on its link.
+/// Number of a request. The requester chooses it; it is unique on its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
@@ -41,101 +41,102 @@ impl std::fmt::Display for RequestId {
     }
 }
 
-/// A frame, its text still in the receive buffer.
+/// A frame. Its text is still in the receive buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// Nothing but the header's count of credits.
+    /// Carries nothing but the header's count of credits.
     Credit,
-    /// Something was written for the receiver of `slot`, which may have gone to sleep.
+    /// Wakes the receiver of `slot`, which may sleep: this slot was written.
     Bell {
         /// Number of the slot on the link.
         slot: u32,
     },
-    /// A slot was written, for devices without immediate data and without in-order placement.
+    /// Reports that a slot was written. For devices without immediate data and without in-order placement.
     Placed {
         /// Number of the slot on the link.
         slot: u32,
-        /// Which of the slot's messages it is, from 1.
+        /// Number of the message in this slot, from 1.
         epoch: u64,
     },
-    /// A slot may be written again.
+    /// Reports that a slot may be written again.
     Released {
         /// Number of the slot on the link.
         slot: u32,
-        /// The message that was taken from it.
+        /// Number of the message that was taken from the slot.
         epoch: u64,
     },
     /// Asks for a tensor.
-    Request(Request<'a>),
-    /// The tensor is not what the request says, or the request says nothing: ask again with a sink for this.
+    Request(TensorRequest<'a>),
+    /// Describes the tensor, because the request had no sink or the sink does not fit. The requester asks again with a sink
+    /// for this metadata.
     Metadata {
-        /// The request that it answers.
+        /// The request that this frame answers.
         request_id: RequestId,
-        /// What the tensor is.
-        metadata: Metadata,
+        /// Type, shape and length of the tensor.
+        metadata: WireMetadata,
     },
-    /// The tensor is in the sink.
+    /// Reports that the tensor is in the sink.
     Written {
-        /// The request that it answers.
+        /// The request that this frame answers.
         request_id: RequestId,
-        /// Checksum of the tensor's bytes at the provider, if the request wanted it.
+        /// Checksum of the tensor's bytes at the provider, if the request asked for one.
         checksum: Option<u64>,
     },
-    /// There will be no tensor.
+    /// Reports that there will be no tensor.
     Status {
-        /// The request that it answers.
+        /// The request that this frame answers.
         request_id: RequestId,
         /// gRPC's code, 1 to 16.
         code: u32,
-        /// Why; what is longer than [`MAX_TEXT`] is cut when it is written.
+        /// The reason. A text longer than [`MAX_TEXT`] is cut.
         text: &'a str,
     },
-    /// The tensor is dead: the branch of the graph that would have computed it was not taken.
+    /// Reports that the tensor is dead: the branch of the graph that would have computed it was not taken.
     Dead {
-        /// The request that it answers.
+        /// The request that this frame answers.
         request_id: RequestId,
     },
-    /// The requester has no use for the answer any more. There is one nevertheless.
+    /// Cancels a request. The provider answers the request nevertheless.
     Cancel {
-        /// The request.
+        /// Number of the request.
         request_id: RequestId,
     },
-    /// The sender leaves; nothing follows.
+    /// Closes the link. No frame follows.
     Goodbye,
 }
 
-/// Asks for the tensor (`name`, `step`).
+/// A request for the tensor (`name`, `step`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request<'a> {
-    /// Number of the request. Asking again after a [`Frame::Metadata`] repeats it.
+pub struct TensorRequest<'a> {
+    /// Number of the request. The second request, after a [`Frame::Metadata`], has the number of the first.
     pub request_id: RequestId,
     /// Step of the computation.
     pub step: u64,
-    /// Where to write it, if the requester believes to know what it is.
+    /// Memory to write the tensor to, if the requester has its metadata.
     pub sink: Option<Sink>,
-    /// Whether [`Frame::Written`] shall carry a checksum.
+    /// Whether [`Frame::Written`] has to carry a checksum.
     pub checksum_wanted: bool,
-    /// Name of the tensor: on decoding whatever a frame has room for, on encoding at most [`MAX_NAME`] bytes.
+    /// Name of the tensor. Encoding takes at most [`MAX_NAME`] bytes; decoding takes any name that fits into a frame.
     pub name: &'a str,
 }
 
 /// Memory of the requester that the provider may write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sink {
-    /// What it is made for.
-    pub metadata: Metadata,
-    /// Its virtual address at the requester.
+    /// Metadata of the tensor that the sink is made for.
+    pub metadata: WireMetadata,
+    /// Virtual address of the sink at the requester.
     pub address: u64,
-    /// Key of the region that it lies in.
+    /// Key of the region with the sink.
     pub rkey: u32,
-    /// Its length in bytes.
+    /// Length of the sink, in bytes.
     pub length: u64,
 }
 
-/// A frame and what its header says.
+/// A frame and the count of its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decoded<'a> {
-    /// Receives that the sender has ever posted for frames, the first ones included; wraps.
+    /// Number of receives that the sender has ever posted for frames, with the first ones. It wraps.
     pub granted: u32,
     /// The frame.
     pub frame: Frame<'a>,

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::wire::tensor_metadata::{Dims, Layout, Metadata, MetadataError};
+use crate::wire::tensor_metadata::{MetadataError, WireLayout, WireMetadata, WireShape};
 
 /// A frame that owns its text.
 #[derive(Clone, Debug)]
@@ -10,7 +10,7 @@ struct Sample {
     numbers: [u64; 3],
     words: [u32; 2],
     flags: [bool; 2],
-    metadata: Metadata,
+    metadata: WireMetadata,
     text: String,
 }
 
@@ -24,7 +24,7 @@ impl Sample {
             1 => Frame::Bell { slot },
             2 => Frame::Placed { slot, epoch: step },
             3 => Frame::Released { slot, epoch: step },
-            4 => Frame::Request(Request {
+            4 => Frame::Request(TensorRequest {
                 request_id,
                 step,
                 sink: self.flags[0].then_some(sink),
@@ -44,8 +44,8 @@ impl Sample {
 fn samples() -> impl Strategy<Value = Sample> {
     let metadata = (any::<u16>(), any::<bool>(), prop::collection::vec(any::<u64>(), 0..=16), any::<u64>());
     let metadata = metadata.prop_map(|(dtype, dense, lengths, bytes)| {
-        let layout = if dense { Layout::Dense } else { Layout::Serialized };
-        Metadata { dtype, layout, shape: Dims::new(&lengths).unwrap(), bytes }
+        let layout = if dense { WireLayout::Dense } else { WireLayout::Serialized };
+        WireMetadata { dtype, layout, shape: WireShape::new(&lengths).unwrap(), bytes }
     });
     let text = prop_oneof!["[a-zä/:]{1,40}", Just("n".repeat(MAX_NAME)), "[ä]{512}"];
     (0..11_usize, any::<[u64; 3]>(), any::<[u32; 2]>(), any::<[bool; 2]>(), metadata, text).prop_map(
@@ -67,20 +67,20 @@ fn encoded(frame: Frame<'_>, granted: u32) -> Vec<u8> {
 }
 
 fn request(name: &str, sink: Option<Sink>) -> Frame<'_> {
-    Frame::Request(Request { request_id: RequestId(7), step: 3, sink, checksum_wanted: true, name })
+    Frame::Request(TensorRequest { request_id: RequestId(7), step: 3, sink, checksum_wanted: true, name })
 }
 
 fn sink() -> Sink {
-    let shape = Dims::new(&[2, 3]).unwrap();
-    let metadata = Metadata { dtype: 1, layout: Layout::Dense, shape, bytes: 24 };
+    let shape = WireShape::new(&[2, 3]).unwrap();
+    let metadata = WireMetadata { dtype: 1, layout: WireLayout::Dense, shape, bytes: 24 };
     Sink { metadata, address: 4096, rkey: 5, length: 24 }
 }
 
-/// Whatever decodes is a frame that encodes to the same bytes, save for a name that is not for this end to write.
+/// Checks that bytes which decode encode to the same bytes. A name that this end may not write is an exception.
 fn is_a_frame_or_an_error(bytes: &[u8]) {
     let Ok(Decoded { granted, frame }) = Frame::decode(bytes) else { return };
     match frame {
-        Frame::Request(Request { name, .. }) if name.is_empty() || name.len() > MAX_NAME => {}
+        Frame::Request(TensorRequest { name, .. }) if name.is_empty() || name.len() > MAX_NAME => {}
         _ => assert_eq!(encoded(frame, granted), bytes),
     }
 }
@@ -94,7 +94,7 @@ proptest! {
     }
 
     #[test]
-    fn no_beginning_of_a_frame_is_one(sample in samples()) {
+    fn the_start_of_a_frame_is_no_frame(sample in samples()) {
         let bytes = encoded(sample.frame(), 0);
         for end in 0..bytes.len() {
             prop_assert!(Frame::decode(&bytes[..end]).is_err());
@@ -102,7 +102,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_frame_is_another_or_an_error(sample in samples(), by in 1..=255_u8) {
+    fn a_damaged_frame_is_another_frame_or_an_error(sample in samples(), by in 1..=255_u8) {
         let mut bytes = encoded(sample.frame(), 9);
         for at in 0..bytes.len() {
             bytes[at] ^= by;
@@ -168,14 +168,14 @@ fn a_fault_in_a_request_names_the_request() {
 }
 
 #[test]
-fn a_name_that_is_too_long_is_refused_on_writing_and_left_to_the_provider_on_reading() {
+fn encoding_refuses_a_long_name_and_decoding_leaves_it_to_the_provider() {
     let mut buffer = [0; MAX_FRAME];
     for length in [0, MAX_NAME + 1, 10 << 20] {
         let name = "n".repeat(length);
         assert_eq!(request(&name, None).encode(0, &mut buffer), Err(FrameError::Name(length)));
     }
-    let said = FrameError::Name(MAX_NAME + 1).to_string();
-    assert!(said.contains("1025") && said.contains("1024"), "{said}");
+    let message = FrameError::Name(MAX_NAME + 1).to_string();
+    assert!(message.contains("1025") && message.contains("1024"), "{message}");
 
     let mut bytes = encoded(request(&"n".repeat(MAX_NAME), None), 0);
     bytes.push(b'n');

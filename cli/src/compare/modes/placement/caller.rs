@@ -55,7 +55,7 @@ impl PlacementCaller {
         reduces: bool,
     ) -> Result<(Self, RdmaConnection), Failure> {
         let failed = |error| Failure::run(format!("can't connect in mode {mode}")).because(error);
-        let device = RdmaDevice::without_listener(rdma.tensor_settings()).map_err(failed)?;
+        let device = rdma.tensor_device().without_listener().map_err(failed)?;
         let channel = device.channel(endpoint, 0).await.map_err(failed)?;
         let (provider, name) = channel.device();
         let reason = format!("tensors over {name}, arrivals by {:?}", channel.notification());

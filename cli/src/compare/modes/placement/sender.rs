@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{
-    Block, Channel, ChannelError, Direction, MemRegion, Memcpy, RdmaDevice, RemoteRegion, StaticSender,
+    BlockCopy, Channel, ChannelError, MemRegion, Memcpy, MemcpyError, RdmaDevice, RemoteRegion, StaticSender,
     Tensor,
 };
 
@@ -137,7 +137,7 @@ impl TensorSender {
             Target::Slots { slots, from: TensorSource::Registered(tensors) } => {
                 let variant = variant_of(self.seed, operation);
                 for (slot, tensor) in slots.iter_mut().zip(&tensors[variant]) {
-                    slot.start_tensor(tensor)?;
+                    slot.start(tensor)?;
                 }
                 Ok(())
             }
@@ -186,9 +186,7 @@ impl TensorSender {
                 let (Some(slot), Some(region)) = (slots.first_mut(), place.take()) else {
                     return Err(CallError::Unprepared);
                 };
-                let (region, sent) = slot.send_region(region).await;
-                *place = Some(region);
-                Ok(sent?)
+                Ok(keep(place, slot.send_region(region).await)?)
             }
             Target::Slots { slots, from: TensorSource::Registered(tensors) } => {
                 for (slot, tensor) in slots.iter_mut().zip(&tensors[variant]) {
@@ -225,9 +223,9 @@ impl TensorSender {
 impl BatchSender {
     /// Returns whether the region is free.
     fn has_region(&mut self) -> Result<bool, CallError> {
-        if let Some((region, result)) = self.moving.as_mut().and_then(Memcpy::try_take) {
-            (self.region, self.moving) = (Some(region), None);
-            result?;
+        if let Some(result) = self.moving.as_mut().and_then(Memcpy::try_take) {
+            self.moving = None;
+            keep(&mut self.region, result)?;
         }
         Ok(self.region.is_some())
     }
@@ -245,7 +243,7 @@ impl BatchSender {
         let lengths: Vec<u64> = operation.buffers().map(|(_, buffer)| buffer.len() as u64).collect();
         let start = (self.sent % self.depth) * self.batch.room;
         let places = self.batch.places(&lengths).map(|place| start + place);
-        let blocks: Vec<Block> = if self.holds_content {
+        let blocks: Vec<BlockCopy> = if self.holds_content {
             let from = operation.buffers().map(|(seed, _)| offset_of(seed, origin));
             blocks(from, places, &lengths)
         } else {
@@ -255,8 +253,7 @@ impl BatchSender {
             }
             blocks(from, places, &lengths)
         };
-        let moving =
-            self.channel.memcpy_batch(region, &self.remote, &blocks, Direction::LocalToRemote, false);
+        let moving = self.channel.write(&self.remote).blocks_from(region, &blocks);
         self.sent += 1;
         let first = operation.buffers().next().map_or(0, |(seed, _)| seed);
         let words = [first].into_iter().chain(lengths).take(self.batch.words());
@@ -267,15 +264,30 @@ impl BatchSender {
     pub(super) async fn send(&mut self, operation: &Operation, origin: u64) -> Result<(), CallError> {
         let (moving, header) = self.start_blocks(operation, origin)?;
         self.header.start_bytes(&header)?;
-        let (region, result) = moving.await;
-        self.region = Some(region);
-        Ok(result?)
+        Ok(keep(&mut self.region, moving.await)?)
     }
 }
 
-fn blocks(from: impl IntoIterator<Item = u64>, to: impl Iterator<Item = u64>, lengths: &[u64]) -> Vec<Block> {
+/// Puts the region of an operation into `place`, whether the operation succeeded or not.
+fn keep(place: &mut Option<MemRegion>, result: Result<MemRegion, MemcpyError>) -> Result<(), ChannelError> {
+    let (region, result) = match result {
+        Ok(region) => (region, Ok(())),
+        Err(failed) => {
+            let (region, error) = failed.into_parts();
+            (region, Err(error))
+        }
+    };
+    *place = Some(region);
+    result
+}
+
+fn blocks(
+    from: impl IntoIterator<Item = u64>,
+    to: impl Iterator<Item = u64>,
+    lengths: &[u64],
+) -> Vec<BlockCopy> {
     let each = from.into_iter().zip(to).zip(lengths);
-    each.map(|((local, remote), length)| Block { local, remote, length: *length }).collect()
+    each.map(|((local, remote), length)| BlockCopy { local, remote, length: *length }).collect()
 }
 
 /// Returns the number of the variant that `operation` carries. `seed` is the seed of the first variant.

@@ -10,7 +10,6 @@ use tonic_rdma_proto::placement::placement_client::PlacementClient;
 use tonic_rdma_proto::placement::prepare_request::Load as Wanted;
 use tonic_rdma_proto::placement::{BeginRequest, EndRequest, PrepareRequest};
 use tonic_rdma_proto::transfer::Check;
-use tonic_rdma_tensor::RdmaDevice;
 
 use super::record::Discrepancy;
 use crate::compare::modes::call_error::CallError;
@@ -30,7 +29,7 @@ use crate::workload::{Mix, Model, Workload};
 /// Starts a receiver in this process, and returns its control connection and its device.
 async fn serve() -> (Rdma, tonic::transport::Channel, String) {
     let rdma = Rdma::new("soft").unwrap();
-    let device = RdmaDevice::bind(rdma.tensor_settings(), "127.0.0.1:0").await.unwrap();
+    let device = rdma.tensor_device().bind("127.0.0.1:0").await.unwrap();
     let endpoint = device.endpoint();
     let incoming = tcp_listener().unwrap();
     let address = incoming.local_addr().unwrap();

@@ -1,0 +1,269 @@
+//! Copies between a region here and a region of the peer: writes and reads, of one range or of many blocks.
+
+use std::ops::{Bound, RangeBounds};
+use std::sync::{Arc, Weak};
+
+use crate::channel::memcpy::Memcpy;
+use crate::error::ChannelError;
+use crate::link::Link;
+use crate::link::token::Bell;
+use crate::lock::lock;
+use crate::regions::remote::RemoteRegion;
+use tonic_rdma_verbs::internal::{self, CopyRanges, LocalMemory, Transfer, TransferKind};
+use tonic_rdma_verbs::memory::MemRegion;
+
+/// One block of [`RegionWrite::blocks_from`] or [`RegionRead::blocks_into`]. All numbers are bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// Offset in the local region.
+    pub local: u64,
+    /// Offset in the remote region, counted from the offset of the operation.
+    pub remote: u64,
+    /// Length.
+    pub length: u64,
+}
+
+/// A write to a region of the peer, from [`Channel::write`](crate::Channel::write): an RDMA WRITE once [`from`](Self::from) says what to write.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+/// # use tonic_rdma_tensor::{RdmaDevice, Rights};
+/// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+/// # let exported = server.export("cache", server.allocate(1 << 20)?, Rights::READ_WRITE)?;
+/// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+/// # let channel = worker.channel(&server.endpoint(), 0).await?;
+/// let remote = channel.region("cache").await?;
+/// let mut block = worker.allocate(16 << 10)?;
+/// block.fill(7);
+/// // The first 4096 bytes of the block, to offset 8192 of the peer's region.
+/// let block = channel.write(&remote).at(8192).from(block, ..4096).await?;
+/// # drop(block);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use = "nothing is written until `from` or `blocks_from`"]
+pub struct RegionWrite<'a> {
+    target: Target<'a>,
+    notify: bool,
+}
+
+/// A read from a region of the peer, from [`Channel::read`](crate::Channel::read): an RDMA READ once [`into`](Self::into) says where to put the bytes.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+/// # use tonic_rdma_tensor::{RdmaDevice, Rights};
+/// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+/// # let mut table = server.allocate(4096)?;
+/// # table.fill(3);
+/// # let exported = server.export("table", table, Rights::READ)?;
+/// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+/// # let channel = worker.channel(&server.endpoint(), 0).await?;
+/// let remote = channel.region("table").await?;
+/// let region = worker.allocate(1024)?;
+/// // 1024 bytes from offset 512 of the peer's region.
+/// let region = channel.read(&remote).at(512).into(region, ..).await?;
+/// assert!(region.iter().all(|&byte| byte == 3));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use = "nothing is read until `into` or `blocks_into`"]
+pub struct RegionRead<'a> {
+    target: Target<'a>,
+}
+
+/// A place at the peer, and the channel to it.
+#[derive(Clone, Copy, Debug)]
+struct Target<'a> {
+    link: &'a Arc<Link>,
+    port: u32,
+    remote: &'a RemoteRegion,
+    offset: u64,
+}
+
+impl<'a> RegionWrite<'a> {
+    pub(crate) fn new(link: &'a Arc<Link>, port: u32, remote: &'a RemoteRegion) -> Self {
+        Self { target: Target { link, port, remote, offset: 0 }, notify: false }
+    }
+
+    /// Sets the offset in the peer's region, in bytes. Default: 0.
+    pub fn at(mut self, offset: u64) -> Self {
+        self.target.offset = offset;
+        self
+    }
+
+    /// Sets whether the peer gets a notice ([`ExportedRegion::notice`](crate::ExportedRegion::notice)) when all bytes are there.
+    /// Default: no.
+    pub fn notify(mut self, notify: bool) -> Self {
+        self.notify = notify;
+        self
+    }
+
+    /// Writes `range` of `region`. The operation has begun when this returns, and goes on if the future is dropped. The region
+    /// belongs to the operation until it ends, and comes back with the result of the future.
+    ///
+    /// # Errors
+    /// The future yields a [`MemcpyError`](crate::MemcpyError), which has the region, if the bytes do not lie within both
+    /// regions, the peer gave no right to write, the remote region is another link's, or the link has failed.
+    pub fn from(self, region: MemRegion, range: impl RangeBounds<usize>) -> Memcpy {
+        match one_block(&region, range) {
+            Ok(block) => self.target.start(region, &[block], TransferKind::Write, self.notify),
+            Err(error) => Memcpy::refused(region, error),
+        }
+    }
+
+    /// Writes many blocks of `region` in one operation, such as thousands of pages of a cache. They are written in their
+    /// order. CopyRanges that follow one another at both ends become one request.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tonic_rdma_tensor::ChannelError> {
+    /// # use tonic_rdma_tensor::{BlockCopy, RdmaDevice, Rights};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let cache = server.export("cache", server.allocate(1 << 20)?, Rights::WRITE)?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// let remote = channel.region("cache").await?;
+    /// let pages = worker.allocate(2 * 4096)?;
+    /// let blocks = [
+    ///     BlockCopy { local: 0, remote: 40_960, length: 4096 },
+    ///     BlockCopy { local: 4096, remote: 8192, length: 4096 },
+    /// ];
+    /// let _pages = channel.write(&remote).notify(true).blocks_from(pages, &blocks).await?;
+    /// cache.notice().await?; // at the peer: both pages are there
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`from`](Self::from).
+    pub fn blocks_from(self, region: MemRegion, blocks: &[BlockCopy]) -> Memcpy {
+        self.target.start(region, blocks, TransferKind::Write, self.notify)
+    }
+}
+
+impl<'a> RegionRead<'a> {
+    pub(crate) fn new(link: &'a Arc<Link>, port: u32, remote: &'a RemoteRegion) -> Self {
+        Self { target: Target { link, port, remote, offset: 0 } }
+    }
+
+    /// Sets the offset in the peer's region, in bytes. Default: 0.
+    pub fn at(mut self, offset: u64) -> Self {
+        self.target.offset = offset;
+        self
+    }
+
+    /// Reads into `range` of `region`. The operation has begun when this returns, and goes on if the future is dropped. The
+    /// region belongs to the operation until it ends, and comes back with the result of the future.
+    ///
+    /// # Errors
+    /// The future yields a [`MemcpyError`](crate::MemcpyError), which has the region, if the bytes do not lie within both
+    /// regions, the peer gave no right to read, the remote region is another link's, or the link has failed.
+    pub fn into(self, region: MemRegion, range: impl RangeBounds<usize>) -> Memcpy {
+        match one_block(&region, range) {
+            Ok(block) => self.target.start(region, &[block], TransferKind::Read, false),
+            Err(error) => Memcpy::refused(region, error),
+        }
+    }
+
+    /// Reads many blocks into `region` in one operation. CopyRanges that follow one another at both ends become one request.
+    ///
+    /// # Errors
+    /// Those of [`into`](Self::into).
+    pub fn blocks_into(self, region: MemRegion, blocks: &[BlockCopy]) -> Memcpy {
+        self.target.start(region, blocks, TransferKind::Read, false)
+    }
+}
+
+impl Target<'_> {
+    fn start(self, region: MemRegion, blocks: &[BlockCopy], way: TransferKind, notify: bool) -> Memcpy {
+        let checked = match self.check(&region, blocks, way) {
+            Ok(blocks) => blocks,
+            Err(error) => return Memcpy::refused(region, error),
+        };
+        let length = blocks.iter().map(|block| block.length).sum();
+        let Self { link, port: number, remote, .. } = self;
+        let (memcpy, token) = Memcpy::new(Arc::clone(link), number);
+        let transfer =
+            |token| Transfer::new(LocalMemory::Region(region), way, checked, remote.shared.place, token);
+        if !notify {
+            // The token reports a refusal.
+            let _ = link.port(number).submit(transfer(token), length, way);
+            return memcpy;
+        }
+        let pair = &remote.shared.pair;
+        // The lock is held until the notice is in the queue, so that counts are written in order.
+        let mut notices = lock(&remote.shared.notices);
+        *notices += 1;
+        let token = token.ring(Arc::downgrade(link) as Weak<dyn Bell>, pair, *notices, number);
+        let word = || link.peer_count(pair.peer_number());
+        // The token reports a refusal.
+        let _ = link.submit_noticed(transfer(token), length, pair, *notices, number, word);
+        memcpy
+    }
+
+    /// Returns the blocks with their offsets in the whole remote region, if the peer allows the operation and all bytes lie
+    /// within both regions.
+    fn check(
+        &self,
+        region: &MemRegion,
+        blocks: &[BlockCopy],
+        way: TransferKind,
+    ) -> Result<CopyRanges, ChannelError> {
+        let remote = self.remote;
+        if !Arc::ptr_eq(&remote.shared.link, self.link) {
+            return Err(ChannelError::local(format!("{:?} is a region of another link", remote.name())));
+        }
+        let (what, allowed) = match way {
+            TransferKind::Read => ("read", remote.rights().read),
+            _ => ("write", remote.rights().write),
+        };
+        if !allowed {
+            return Err(ChannelError::NotPermitted { what, name: Arc::clone(&remote.shared.name) });
+        }
+        match blocks {
+            [block] => Ok(CopyRanges::One(self.check_block(region, block)?)),
+            blocks => {
+                let blocks = blocks.iter().map(|block| self.check_block(region, block));
+                Ok(CopyRanges::Many(blocks.collect::<Result<_, _>>()?))
+            }
+        }
+    }
+
+    fn check_block(
+        &self,
+        region: &MemRegion,
+        block: &BlockCopy,
+    ) -> Result<internal::CopyRange, ChannelError> {
+        let BlockCopy { local, remote, length } = *block;
+        let available = region.len() as u64;
+        if local.checked_add(length).is_none_or(|end| end > available) {
+            return Err(ChannelError::OutOfRange { which: "local", offset: local, length, available });
+        }
+        // An offset beyond the address space lies outside every region.
+        let remote = remote.saturating_add(self.offset);
+        self.remote.at(remote, length)?;
+        Ok(internal::CopyRange { local, remote, length })
+    }
+}
+
+/// Returns `range` of `region` as a block. The check of the block finds an end beyond the region.
+fn one_block(region: &MemRegion, range: impl RangeBounds<usize>) -> Result<BlockCopy, ChannelError> {
+    let start = match range.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(start) => start.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(end) => end.saturating_add(1),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => region.len(),
+    };
+    match end.checked_sub(start) {
+        Some(length) => Ok(BlockCopy { local: start as u64, remote: 0, length: length as u64 }),
+        None => Err(ChannelError::local(format!("the range {start}..{end} ends before it begins"))),
+    }
+}

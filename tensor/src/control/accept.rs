@@ -1,0 +1,206 @@
+//! The server's side of the service: accepts links, and gives their peers rights.
+
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio_stream::Stream;
+use tonic::Status;
+
+use crate::control::caller::Caller;
+use crate::control::conversions::{VERSION, peer_end, queue_pairs, words};
+use crate::control::offered::internal;
+use crate::control::proto::{
+    AttachReply, AttachRequest, ConfirmReply, ConfirmRequest, OpenReply, OpenRequest,
+};
+use crate::device::settings::Settings;
+use crate::device::shared::{Accepted, Shared};
+use crate::error::ChannelError;
+use crate::link::{Link, LinkId};
+use crate::lock::lock;
+use crate::wire::tensor_frame::MAX_NAME;
+use tonic_rdma::internal::Provider;
+
+/// The stream of answers to an `Open`: one answer, and then nothing until the link ends. tonic drops the stream when the peer's
+/// connection ends, and that ends the link.
+pub(crate) struct Answers {
+    link: Weak<Link>,
+    first: Option<OpenReply>,
+    ended: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+/// Creates this end of a link and connects it.
+pub(crate) async fn open(
+    shared: &Arc<Shared>,
+    request: OpenRequest,
+    caller: Caller,
+) -> Result<Answers, Status> {
+    caller.admit(&shared.settings)?;
+    if request.version != VERSION {
+        let asked = request.version;
+        return Err(Status::failed_precondition(format!(
+            "version {asked} of the tensor service was asked for; this end speaks {VERSION}"
+        )));
+    }
+    let count = request.queue_pairs.len();
+    if !(1..=Settings::MAX_QUEUE_PAIRS as usize).contains(&count) {
+        let most = Settings::MAX_QUEUE_PAIRS;
+        return Err(Status::invalid_argument(format!("{count} queue pairs: a link has from 1 to {most}")));
+    }
+    let most = shared.settings.max_links;
+    let place = Arc::clone(&shared.places).try_acquire_owned();
+    let place = place
+        .map_err(|_| Status::resource_exhausted(format!("there are {most} links, which is the limit")))?;
+    let provider = Provider::named(&request.provider)
+        .ok_or_else(|| Status::invalid_argument(format!("no provider {:?}", request.provider)))?;
+    let length = request.endpoint.len();
+    if length > MAX_NAME {
+        return Err(Status::invalid_argument(format!(
+            "an endpoint of {length} bytes; it takes at most {MAX_NAME}"
+        )));
+    }
+    let name = if request.endpoint.is_empty() { caller.name() } else { request.endpoint.clone() };
+    let peer = peer_end(name.into(), &request.queue_pairs, request.words, &request)
+        .map_err(|error| Status::invalid_argument(error.to_string()))?;
+    let id = new_id().map_err(internal)?;
+    let prepared = shared.prepare(provider, count as u32).map_err(internal)?;
+    let reply = OpenReply {
+        link: id.to_vec().into(),
+        queue_pairs: queue_pairs(&prepared),
+        words: Some(words(&prepared)),
+        places_in_order: prepared.places_in_order(),
+        immediate: prepared.immediate(),
+        device: prepared.device().to_owned(),
+    };
+    let exchange = Arc::new(shared.exchange());
+    let connected = tokio::task::spawn_blocking(move || prepared.connect(id, &peer, exchange)).await;
+    let link = connected.map_err(internal)?;
+    let link =
+        link.map_err(|error| Status::failed_precondition(format!("the two ends do not fit: {error}")))?;
+    let (unconfirmed, confirmed) = oneshot::channel();
+    let weak = Arc::downgrade(&link);
+    let accepted = Accepted { link: weak.clone(), opener: caller, unconfirmed: Some(unconfirmed) };
+    lock(&shared.accepted).insert(id, accepted);
+    let ended = Box::pin(link.ended());
+    tokio::spawn(keep(link, Arc::downgrade(shared), confirmed, shared.settings.answer_timeout, place));
+    Ok(Answers { link: weak, first: Some(reply), ended })
+}
+
+/// Keeps a link until it ends, and ends a link that its peer does not confirm in time. A task of its own does this, because a
+/// peer that takes no answers would keep the stream of answers from being polled.
+async fn keep(
+    link: Arc<Link>,
+    shared: Weak<Shared>,
+    confirmed: oneshot::Receiver<()>,
+    limit: Duration,
+    place: OwnedSemaphorePermit,
+) {
+    tokio::select! {
+        () = link.ended() => {}
+        result = tokio::time::timeout(limit, confirmed) => match result {
+            Ok(_) => link.ended().await,
+            Err(_) => {
+                link.fail(ChannelError::TimedOut { what: "the peer's confirmation", limit });
+            }
+        }
+    }
+    if let Some(shared) = shared.upgrade() {
+        lock(&shared.accepted).remove(link.id());
+    }
+    drop((link, place));
+}
+
+/// Confirms a link: both ends have connected, and both have read the evidence in the memory of the other end.
+pub(crate) fn confirm(
+    shared: &Shared,
+    request: &ConfirmRequest,
+    caller: &Caller,
+) -> Result<ConfirmReply, Status> {
+    let (id, link) = find(shared, &request.link, caller)?;
+    let probes: Vec<_> = link.ports().map(|port| port.probe()).collect();
+    let right = request.read.len() == probes.len()
+        && probes.iter().zip(&request.read).all(|(probe, read)| probe.ours.is_none_or(|ours| ours == *read));
+    if !right {
+        let fault = link.violation("it does not see this process' memory");
+        link.fail(fault.clone());
+        return Err(Status::failed_precondition(fault.to_string()));
+    }
+    let unconfirmed = lock(&shared.accepted).get_mut(&id).and_then(|it| it.unconfirmed.take());
+    if let Some(keeper) = unconfirmed {
+        // The keeper listens for as long as the link lives.
+        let _ = keeper.send(());
+    }
+    Ok(ConfirmReply { read: probes.iter().map(|probe| probe.peers.unwrap_or(0)).collect() })
+}
+
+/// Gives a peer its right to the region or slot of a name.
+pub(crate) fn attach(
+    shared: &Shared,
+    request: &AttachRequest,
+    caller: &Caller,
+) -> Result<AttachReply, Status> {
+    let (id, link) = find(shared, &request.link, caller)?;
+    if lock(&shared.accepted).get(&id).is_none_or(|it| it.unconfirmed.is_some()) {
+        return Err(Status::failed_precondition("the link has to be confirmed first"));
+    }
+    let name = &request.name;
+    if !(1..=MAX_NAME).contains(&name.len()) {
+        let length = name.len();
+        return Err(Status::invalid_argument(format!(
+            "a name of {length} bytes; it takes from 1 to {MAX_NAME}"
+        )));
+    }
+    if request.words as usize >= Link::PAIRS {
+        let (pair, pairs) = (request.words, Link::PAIRS);
+        return Err(Status::invalid_argument(format!("pair {pair} of the caller's words; it has {pairs}")));
+    }
+    let offered = lock(&shared.offered).get(&**name).cloned();
+    let missing = || Status::not_found(format!("nothing is on offer under {name:?}"));
+    let offered = offered.as_ref().and_then(Weak::upgrade).ok_or_else(missing)?;
+    offered.attach(&link, request)
+}
+
+/// Returns the link of this name, if the caller opened it.
+fn find(shared: &Shared, id: &[u8], caller: &Caller) -> Result<(LinkId, Arc<Link>), Status> {
+    let missing = || Status::not_found("no such link");
+    let id = LinkId::try_from(id).map_err(|_| missing())?;
+    let accepted = lock(&shared.accepted);
+    let link = accepted.get(&id).ok_or_else(missing)?;
+    if !link.opener.is(caller) {
+        return Err(Status::permission_denied(
+            "a link is used over the connection that opened it, and this is another",
+        ));
+    }
+    Ok((id, link.link.upgrade().ok_or_else(missing)?))
+}
+
+/// Returns a name that can't be guessed.
+fn new_id() -> Result<LinkId, rustix::io::Errno> {
+    let mut id = LinkId::default();
+    rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;
+    Ok(id)
+}
+
+impl Stream for Answers {
+    type Item = Result<OpenReply, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        match self.first.take() {
+            Some(reply) => Poll::Ready(Some(Ok(reply))),
+            None => self.ended.as_mut().poll(context).map(|()| None),
+        }
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        if let Some(link) = self.link.upgrade() {
+            link.fail(ChannelError::PeerLost {
+                peer: Arc::clone(link.peer()),
+                reason: "its process closed the link, ended or was killed".into(),
+            });
+        }
+    }
+}

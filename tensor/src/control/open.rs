@@ -1,0 +1,190 @@
+//! The client's side of the service: opens a link.
+
+use std::sync::{Arc, Weak};
+
+use tokio::time::timeout;
+use tonic::transport::Endpoint;
+
+use crate::control::conversions::{VERSION, peer_end, queue_pairs, words};
+use crate::control::peer_service::{PeerService, refused};
+use crate::control::proto::tensor_device_client::TensorDeviceClient;
+use crate::control::proto::{ConfirmRequest, OpenReply, OpenRequest};
+use crate::device::shared::Shared;
+use crate::device::tls::chain;
+use crate::error::Cause;
+use crate::error::ChannelError;
+use crate::exchange::Requests;
+use crate::link::prepare::Prepared;
+use crate::link::{Link, LinkId};
+use tonic_rdma::Verdict;
+use tonic_rdma::internal::Provider;
+use tonic_rdma::{RdmaConnectInfo, RdmaConnector};
+
+/// Opens a link to the device that listens on `endpoint`, within the answer timeout of the settings.
+pub(crate) async fn open(shared: Arc<Shared>, endpoint: Arc<str>) -> Result<OpenedLink, ChannelError> {
+    let limit = shared.settings.answer_timeout;
+    let opened = timeout(limit, Opening { shared, endpoint }.run()).await;
+    opened.unwrap_or(Err(ChannelError::TimedOut { what: "opening a link", limit }))
+}
+
+/// A link that was opened from here.
+pub(crate) struct OpenedLink {
+    pub(crate) link: Arc<Link>,
+    /// The requests for tensors of the peer.
+    pub(crate) requests: Arc<Requests>,
+    pub(crate) service: PeerService,
+}
+
+struct Opening {
+    shared: Arc<Shared>,
+    endpoint: Arc<str>,
+}
+
+impl Opening {
+    async fn run(self) -> Result<OpenedLink, ChannelError> {
+        let (mut client, provider) = self.connect().await?;
+        let settings = &self.shared.settings;
+        let prepared = self.shared.prepare(provider, settings.queue_pairs_per_peer)?;
+        let request = request(&prepared, provider, &self.shared);
+        let answers = client.open(request).await.map_err(|status| self.refused(&status))?;
+        let mut answers = answers.into_inner();
+        let reply = answers.message().await.map_err(|status| self.refused(&status))?;
+        let reply = reply.ok_or_else(|| self.no_rdma("it ended the call without an answer"))?;
+        let id = LinkId::try_from(&reply.link[..]).map_err(|_| self.no_rdma("it named no link"))?;
+        let peer = peer_end(Arc::clone(&self.endpoint), &reply.queue_pairs, reply.words, &reply)
+            .map_err(|reason| self.no_rdma(reason))?;
+        // This may block, because it needs the peer's device.
+        let exchange = Arc::new(self.shared.exchange());
+        let requests = Arc::clone(exchange.requests());
+        let connected = tokio::task::spawn_blocking(move || prepared.connect(id, &peer, exchange)).await;
+        let link = connected.map_err(ChannelError::local)??;
+        self.confirm(&mut client, &link).await?;
+        tokio::spawn(watch(Arc::downgrade(&link), answers));
+        let endpoint = Arc::clone(&self.endpoint);
+        let service = PeerService { endpoint, client, answer_timeout: settings.answer_timeout };
+        Ok(OpenedLink { link, requests, service })
+    }
+
+    /// Connects over the ordinary transport, and learns which RDMA device the connection uses.
+    async fn connect(
+        &self,
+    ) -> Result<(TensorDeviceClient<tonic::transport::Channel>, Provider), ChannelError> {
+        let endpoint = self.target()?;
+        let connector = RdmaConnector::with_config(self.shared.settings.config.clone());
+        let channel = endpoint.connect_with_connector(connector.clone()).await;
+        let channel = channel.map_err(|error| self.no_rdma(ConnectError(error)))?;
+        let info: Option<RdmaConnectInfo> = connector.last_connection();
+        let info = info.ok_or_else(|| self.no_rdma("no connection was made"))?;
+        if info.verdict() != Verdict::Rdma {
+            return Err(self.no_rdma(info.reason()));
+        }
+        let provider = info.provider().and_then(Provider::named);
+        let provider = provider.ok_or_else(|| self.no_rdma("the connection names no device"))?;
+        Ok((TensorDeviceClient::new(channel), provider))
+    }
+
+    /// Returns the endpoint to connect to. Refuses TLS unless the settings allow unencrypted tensors.
+    fn target(&self) -> Result<Endpoint, ChannelError> {
+        let settings = &self.shared.settings;
+        let bad = |error: &dyn std::fmt::Display| {
+            self.no_rdma(format!("{:?} is no host:port, http:// or https://: {error}", self.endpoint))
+        };
+        let uri = match self.endpoint.split_once("://") {
+            Some(_) => self.endpoint.to_string(),
+            None => format!("{}://{}", settings.tls.client_scheme(), self.endpoint),
+        };
+        let endpoint = Endpoint::from_shared(uri).map_err(|error| bad(&error))?;
+        match endpoint.uri().scheme_str() {
+            Some("http") => Ok(endpoint),
+            Some("https") if !settings.allows_plaintext() => {
+                Err(ChannelError::PlaintextRefused { endpoint: Arc::clone(&self.endpoint) })
+            }
+            Some("https") => settings.tls.secure(endpoint).map_err(|reason| self.no_rdma(reason)),
+            scheme => Err(bad(&format!("the scheme is {:?}", scheme.unwrap_or("missing")))),
+        }
+    }
+
+    /// Proves that both ends see one another's memory.
+    async fn confirm(
+        &self,
+        client: &mut TensorDeviceClient<tonic::transport::Channel>,
+        link: &Arc<Link>,
+    ) -> Result<(), ChannelError> {
+        let probes: Vec<_> = link.ports().map(|port| port.probe()).collect();
+        let read = probes.iter().map(|probe| probe.peers.unwrap_or(0)).collect();
+        let request = ConfirmRequest { link: link.id().to_vec().into(), read };
+        let reply = client.confirm(request).await.map_err(|status| self.refused(&status))?.into_inner();
+        let right = reply.read.len() == probes.len()
+            && probes
+                .iter()
+                .zip(&reply.read)
+                .all(|(probe, read)| probe.ours.is_none_or(|ours| ours == *read));
+        if right { Ok(()) } else { Err(self.no_rdma("it does not see this process' memory")) }
+    }
+
+    fn refused(&self, status: &tonic::Status) -> ChannelError {
+        refused(&self.endpoint, status)
+    }
+
+    fn no_rdma(&self, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> ChannelError {
+        ChannelError::NoRdma { endpoint: Arc::clone(&self.endpoint), cause: Cause::new(cause) }
+    }
+}
+
+fn request(prepared: &Prepared, provider: Provider, shared: &Shared) -> OpenRequest {
+    OpenRequest {
+        version: VERSION,
+        provider: provider.name().into(),
+        queue_pairs: queue_pairs(prepared),
+        words: Some(words(prepared)),
+        endpoint: shared.endpoint(),
+        places_in_order: prepared.places_in_order(),
+        immediate: prepared.immediate(),
+    }
+}
+
+/// Ends the link when its call ends, and ends the call when the link has ended. A runtime that shuts down drops this future.
+/// That ends the link too, because nothing would poll for the link any more.
+async fn watch(link: Weak<Link>, mut answers: tonic::Streaming<OpenReply>) {
+    let ended = match link.upgrade() {
+        Some(link) => link.ended(),
+        None => return,
+    };
+    let mut end =
+        EndsLink { link, error: ChannelError::local("the runtime that polls for the link has shut down") };
+    tokio::select! {
+        answer = answers.message() => end.peer_left(answer.err()),
+        () = ended => {}
+    }
+}
+
+/// The connection of the call could not be made. The message contains those of all sources, because tonic's outermost message
+/// says nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", chain(.0))]
+struct ConnectError(tonic::transport::Error);
+
+/// Ends a link when dropped, unless the link has ended.
+struct EndsLink {
+    link: Weak<Link>,
+    error: ChannelError,
+}
+
+impl EndsLink {
+    fn peer_left(&mut self, status: Option<tonic::Status>) {
+        let Some(link) = self.link.upgrade() else { return };
+        let reason = status.map_or_else(
+            || "it closed the link".into(),
+            |status| format!("the connection to it ended: {}", status.message()).into(),
+        );
+        self.error = ChannelError::PeerLost { peer: Arc::clone(link.peer()), reason };
+    }
+}
+
+impl Drop for EndsLink {
+    fn drop(&mut self) {
+        if let Some(link) = self.link.upgrade() {
+            link.fail(self.error.clone());
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The state that the parts of a device share.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, Weak};
+
+use tokio::sync::{OnceCell, Semaphore, oneshot};
+use tokio::task::AbortHandle;
+
+use crate::channel::Channel;
+use crate::control::caller::Caller;
+use crate::control::offered::Offered;
+use crate::device::settings::Settings;
+use crate::error::ChannelError;
+use crate::exchange::{Exchange, Offers, Requests};
+use crate::link::prepare::Prepared;
+use crate::link::{Link, LinkId};
+use crate::lock::lock;
+use crate::memory::landing::Landing;
+use tonic_rdma::internal::Provider;
+use tonic_rdma_verbs::memory::Budget;
+
+/// The shared state of a device.
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) address: Option<SocketAddr>,
+    pub(crate) runtime: tokio::runtime::Handle,
+    /// The links that peers opened.
+    pub(crate) accepted: Mutex<HashMap<LinkId, Accepted>>,
+    /// The number of links that peers may still open.
+    pub(crate) places: Arc<Semaphore>,
+    /// The links that were opened here, by endpoint.
+    pub(crate) opened: tokio::sync::Mutex<HashMap<Arc<str>, Arc<OnceCell<Channel>>>>,
+    pub(crate) offered: Mutex<HashMap<Arc<str>, Weak<dyn Offered>>>,
+    pub(crate) offers: Arc<Offers>,
+    pub(crate) landing: Arc<Landing>,
+    pub(crate) server: Mutex<Option<AbortHandle>>,
+}
+
+/// A link that a peer opened.
+pub(crate) struct Accepted {
+    pub(crate) link: Weak<Link>,
+    /// The caller that may use it.
+    pub(crate) opener: Caller,
+    /// Ends the wait for the peer's confirmation. `None` once the peer has confirmed.
+    pub(crate) unconfirmed: Option<oneshot::Sender<()>>,
+}
+
+impl Shared {
+    /// Creates the queue pairs of a new link, on the device that `provider` opens.
+    pub(crate) fn prepare(&self, provider: Provider, queue_pairs: u32) -> Result<Prepared, ChannelError> {
+        Prepared::new(provider, queue_pairs, &self.settings, &self.budget, &self.landing)
+    }
+
+    /// Offers something to peers under `name`.
+    pub(crate) fn offer(&self, name: Arc<str>, offered: Weak<dyn Offered>) -> Result<(), ChannelError> {
+        let mut all = lock(&self.offered);
+        all.retain(|_, offered| offered.strong_count() > 0);
+        match all.entry(name) {
+            Entry::Occupied(taken) => Err(ChannelError::NameTaken(Arc::clone(taken.key()))),
+            Entry::Vacant(free) => {
+                free.insert(offered);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns what is on offer, with its name.
+    pub(crate) fn offered(&self) -> Vec<(Arc<str>, Arc<dyn Offered>)> {
+        let all = lock(&self.offered);
+        all.iter().filter_map(|(name, offered)| Some((Arc::clone(name), offered.upgrade()?))).collect()
+    }
+
+    /// Makes a new link's part in the rendezvous.
+    pub(crate) fn exchange(&self) -> Exchange {
+        Exchange::new(Arc::clone(&self.offers), Requests::new(&self.settings, &self.landing))
+    }
+
+    /// Returns the address that the device listens on, as peers write it.
+    pub(crate) fn endpoint(&self) -> String {
+        let prefix = self.settings.tls.server_prefix();
+        self.address.map(|address| format!("{prefix}{address}")).unwrap_or_default()
+    }
+
+    /// Returns the links that peers opened and that have not ended.
+    pub(crate) fn links(&self) -> Vec<Arc<Link>> {
+        let accepted = lock(&self.accepted);
+        let links = accepted.values().filter_map(|it| it.link.upgrade());
+        links.filter(|link| link.fault().is_none()).collect()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(server) = lock(&self.server).take() {
+            server.abort();
+        }
+        for link in self.links() {
+            link.fail(ChannelError::Closed(Arc::clone(link.peer())));
+        }
+    }
+}

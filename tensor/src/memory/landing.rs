@@ -1,0 +1,117 @@
+//! Regions for tensors that arrive. They are used again while they are in the cache, because fresh pages cost more than the
+//! bytes that are written to them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+
+use crate::error::ChannelError;
+use crate::lock::lock;
+use tonic_rdma_verbs::memory::Budget;
+use tonic_rdma_verbs::memory::MemRegion;
+
+/// Idle regions, by length.
+#[derive(Debug)]
+pub(crate) struct Landing {
+    budget: Arc<Budget>,
+    idle: Mutex<Idle>,
+}
+
+#[derive(Debug, Default)]
+struct Idle {
+    by_length: HashMap<usize, Vec<MemRegion>>,
+    bytes: usize,
+}
+
+impl Landing {
+    /// The number of bytes that are kept at most.
+    const KEPT: usize = 2 << 30;
+
+    pub(crate) fn new(budget: &Arc<Budget>) -> Arc<Self> {
+        Arc::new(Self { budget: Arc::clone(budget), idle: Mutex::default() })
+    }
+
+    /// Returns a region of at least `length` bytes, with any content.
+    pub(crate) fn take(&self, length: u64) -> Result<MemRegion, ChannelError> {
+        let length = usize::try_from(length).map_err(ChannelError::memory)?;
+        let page = rustix::param::page_size();
+        let length = length.max(1).checked_next_multiple_of(page);
+        let length = length.ok_or_else(|| ChannelError::memory("a tensor longer than memory can be"))?;
+        let mut idle = lock(&self.idle);
+        if let Some(region) = idle.by_length.get_mut(&length).and_then(Vec::pop) {
+            idle.bytes -= region.len();
+            return Ok(region);
+        }
+        drop(idle);
+        MemRegion::allocate(length, &self.budget).or_else(|_| {
+            // Regions of other lengths may hold the memory that is missing.
+            *lock(&self.idle) = Idle::default();
+            MemRegion::allocate(length, &self.budget).map_err(ChannelError::memory)
+        })
+    }
+
+    /// Takes a region back.
+    pub(crate) fn put(&self, region: MemRegion) {
+        let mut idle = lock(&self.idle);
+        if idle.bytes + region.len() > Self::KEPT {
+            let old = std::mem::take(&mut *idle);
+            drop(idle);
+            // Freed outside the lock, because unmapping takes system calls.
+            drop(old);
+            idle = lock(&self.idle);
+        }
+        if region.len() <= Self::KEPT {
+            idle.bytes += region.len();
+            idle.by_length.entry(region.len()).or_default().push(region);
+        }
+    }
+
+    /// Returns the first `length` bytes of a region. The region comes back when the last reference to the bytes is dropped.
+    pub(crate) fn freeze(self: &Arc<Self>, region: MemRegion, length: u64) -> Bytes {
+        Bytes::from_owner(Landed { region: Some(region), landing: Arc::clone(self) }).slice(..length as usize)
+    }
+}
+
+struct Landed {
+    region: Option<MemRegion>,
+    landing: Arc<Landing>,
+}
+
+impl AsRef<[u8]> for Landed {
+    fn as_ref(&self) -> &[u8] {
+        self.region.as_deref().unwrap_or_default()
+    }
+}
+
+impl Drop for Landed {
+    fn drop(&mut self) {
+        if let Some(region) = self.region.take() {
+            self.landing.put(region);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_uses_any_more_is_used_again() {
+        let landing = Landing::new(&Budget::new(8192));
+        let mut region = landing.take(5000).unwrap();
+        region[4999] = 7;
+        let address = region.as_ptr();
+        let bytes = landing.freeze(region, 5000);
+        assert_eq!((bytes.len(), bytes[4999]), (5000, 7));
+        assert!(landing.take(1).is_err(), "the budget is used up");
+        let part = bytes.slice(4999..);
+        drop(bytes);
+        assert!(landing.take(1).is_err(), "a slice holds it");
+        drop(part);
+        let again = landing.take(8000).unwrap();
+        assert_eq!(again.as_ptr(), address);
+        landing.put(again);
+        assert_eq!(landing.take(1).unwrap().len(), 4096, "idle memory of another length makes room");
+    }
+}

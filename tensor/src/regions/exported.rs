@@ -1,0 +1,306 @@
+//! Regions that this device exports to its peers.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::{Future as _, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::task::Poll;
+
+use tokio::sync::Notify;
+use tokio::task::consume_budget;
+use tonic::Status;
+
+use crate::control::conversions::place;
+use crate::control::offered::{Offered, expect_kind, internal};
+use crate::control::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply};
+use crate::error::ChannelError;
+use crate::link::notification::Notification;
+use crate::link::port::Port;
+use crate::link::wait::Wait;
+use crate::link::word_pair::{Arrivals, Owner, WordPair};
+use crate::link::{Link, LinkId};
+use crate::lock::lock;
+use crate::regions::rights::Rights;
+use tonic_rdma_verbs::internal::{Grant, RemotePlace};
+use tonic_rdma_verbs::memory::MemRegion;
+use tonic_rdma_verbs::memory::SharedRegion;
+
+/// A region on offer to peers. Dropping it withdraws the offer, and takes the rights of all peers away.
+#[derive(Debug)]
+pub struct ExportedRegion {
+    export: Arc<Export>,
+    memory: SharedRegion,
+}
+
+/// The part of an exported region that the service and the links have. They may hold it for a moment longer than
+/// [`ExportedRegion`] lives, so it gives up the memory when [`ExportedRegion`] is dropped.
+pub(crate) struct Export {
+    name: Arc<str>,
+    /// `None` once the region is withdrawn.
+    memory: Mutex<Option<SharedRegion>>,
+    length: u64,
+    rights: Rights,
+    /// The peers that attached, and their rights. An entry goes with its link.
+    attached: Mutex<HashMap<LinkId, Attached>>,
+    /// Why the last peer went, until another one attaches.
+    lost: Mutex<Option<ChannelError>>,
+    notices: AtomicU64,
+    /// The notices of lost peers that were not taken yet.
+    left: AtomicU64,
+    /// Notified when a peer attaches or is lost.
+    changed: Notify,
+}
+
+struct Attached {
+    link: Weak<Link>,
+    pair: Arc<WordPair>,
+    /// The number of this peer's notices that were taken.
+    taken: u64,
+    place: RemotePlace,
+    _grant: Grant,
+}
+
+impl ExportedRegion {
+    /// Makes a region to be offered under `name`.
+    pub(crate) fn new(name: Arc<str>, memory: SharedRegion, rights: Rights) -> Self {
+        let export = Arc::new(Export {
+            name,
+            length: memory.len() as u64,
+            memory: Mutex::new(Some(memory.clone())),
+            rights,
+            attached: Mutex::default(),
+            lost: Mutex::default(),
+            notices: AtomicU64::new(0),
+            left: AtomicU64::new(0),
+            changed: Notify::new(),
+        });
+        Self { export, memory }
+    }
+
+    /// Returns the part that the service of the device has.
+    pub(crate) fn offered(&self) -> Weak<dyn Offered> {
+        let export = Arc::downgrade(&self.export);
+        export
+    }
+
+    /// Returns the name of the region.
+    pub fn name(&self) -> &str {
+        &self.export.name
+    }
+
+    /// Returns the memory, which peers may change at any time.
+    pub fn memory(&self) -> &SharedRegion {
+        &self.memory
+    }
+
+    /// Takes one notice of a peer ([`RegionWrite::notify`](crate::RegionWrite::notify)), and returns whether there was one. All
+    /// bytes that this peer wrote before the notice are there. This costs one load for each attached peer.
+    pub fn try_notice(&self) -> bool {
+        self.export.take_notice() || (self.export.poll() && self.export.take_notice())
+    }
+
+    /// Waits for a notice of a peer ([`RegionWrite::notify`](crate::RegionWrite::notify)), and takes it. While no peer is
+    /// attached, it waits for one.
+    ///
+    /// # Errors
+    /// The last attached peer is lost, and no other peer has attached since.
+    pub async fn notice(&self) -> Result<(), ChannelError> {
+        consume_budget().await;
+        loop {
+            // A peer may attach during the wait. The wait for that begins before the look, so that no peer is missed.
+            let mut changed = pin!(self.export.changed.notified());
+            if self.try_notice() {
+                return Ok(());
+            }
+            let mut waits = match self.export.waits() {
+                Ok(waits) => waits,
+                // A notice that the last peer sent before it was lost may have come since.
+                Err(_) if self.try_notice() => return Ok(()),
+                Err(gone) => return Err(gone),
+            };
+            poll_fn(|context| {
+                let came = waits.iter_mut().any(|wait| Pin::new(wait).poll(context).is_ready());
+                if came { Poll::Ready(()) } else { changed.as_mut().poll(context) }
+            })
+            .await;
+        }
+    }
+
+    /// Withdraws the offer. Returns the region, unless something else still holds the memory.
+    pub fn withdraw(self) -> Option<MemRegion> {
+        let memory = self.memory.clone();
+        drop(self);
+        memory.try_into_region().ok()
+    }
+}
+
+impl Drop for ExportedRegion {
+    fn drop(&mut self) {
+        let (memory, attached) = {
+            let mut attached = lock(&self.export.attached);
+            // `attach` looks at the memory under this lock, so from here on no peer can attach.
+            (lock(&self.export.memory).take(), std::mem::take(&mut *attached))
+        };
+        drop(memory);
+        for it in attached.into_values() {
+            if let Some(link) = it.link.upgrade() {
+                link.remove_pair(&it.pair);
+            }
+        }
+    }
+}
+
+impl Attached {
+    fn count(&self) -> u64 {
+        self.link.upgrade().map_or(0, |link| link.load_count(self.pair.number()))
+    }
+}
+
+impl Export {
+    /// Returns a wait for the next notice of each peer.
+    ///
+    /// # Errors
+    /// The last peer is lost, and no other peer has attached since.
+    fn waits(&self) -> Result<Vec<Wait>, ChannelError> {
+        let attached = lock(&self.attached);
+        let waits: Vec<_> = attached
+            .values()
+            .filter_map(|it| {
+                let link = it.link.upgrade().filter(|link| link.fault().is_none())?;
+                let count = link.count(it.pair.number());
+                Some(Wait::until(&link, &it.pair, 0, count, it.taken + 1, false))
+            })
+            .collect();
+        drop(attached);
+        let one = waits.len() == 1;
+        let waits: Vec<_> =
+            waits.into_iter().map(|wait| if one { wait } else { wait.without_a_spin() }).collect();
+        match lock(&self.lost).clone() {
+            Some(fault) if waits.is_empty() => Err(fault),
+            _ => Ok(waits),
+        }
+    }
+
+    /// Takes a notice of any peer. Returns whether there was one.
+    fn take_notice(&self) -> bool {
+        let mut attached = lock(&self.attached);
+        if let Some(it) = attached.values_mut().find(|it| it.count() > it.taken) {
+            it.taken += 1;
+        } else {
+            // All changes of this number happen under the lock of `attached`.
+            let Some(left) = self.left.load(Ordering::Relaxed).checked_sub(1) else { return false };
+            self.left.store(left, Ordering::Relaxed);
+        }
+        self.notices.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Takes completions that may bring notices. Returns false if notices come without completions. Works outside the lock,
+    /// because a link may end.
+    fn poll(&self) -> bool {
+        let links: Vec<_> = lock(&self.attached).values().filter_map(|it| it.link.upgrade()).collect();
+        let by_completion = |link: &&Arc<Link>| link.notification() != Notification::Word;
+        links.iter().filter(by_completion).map(|link| link.poll_all()).count() > 0
+    }
+
+    /// Returns the names of the attached peers.
+    fn peers(&self) -> Vec<String> {
+        let attached = lock(&self.attached);
+        attached.values().filter_map(|it| Some(it.link.upgrade()?.peer().to_string())).collect()
+    }
+
+    /// Gives the peer of `link` its right. A second call for a link returns the right of the first one.
+    fn attach_peer(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        peer_pair: u32,
+    ) -> Result<(u32, RemotePlace), ChannelError> {
+        let mut attached = lock(&self.attached);
+        if let Some(it) = attached.get(link.id()) {
+            return Ok((it.pair.number(), it.place));
+        }
+        let Some(memory) = lock(&self.memory).clone() else {
+            return Err(ChannelError::local(format!("the region {:?} was withdrawn", self.name)));
+        };
+        let grant = link.grant(&memory, 0..memory.len(), self.rights.access())?;
+        let owner: Weak<dyn Owner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn Owner>));
+        let pair = link.add_pair(|number| WordPair::new(number, peer_pair, Arrivals::Count, owner))?;
+        let (number, place) = (pair.number(), grant.place());
+        let link_of = Arc::downgrade(link);
+        *lock(&self.lost) = None;
+        attached.insert(*link.id(), Attached { link: link_of, pair, taken: 0, place, _grant: grant });
+        drop(attached);
+        self.changed.notify_waiters();
+        Ok((number, place))
+    }
+}
+
+impl Offered for Export {
+    fn attach(self: Arc<Self>, link: &Arc<Link>, request: &AttachRequest) -> Result<AttachReply, Status> {
+        expect_kind(request, Kind::Region)?;
+        let (slot, granted) = self.attach_peer(link, request.words).map_err(internal)?;
+        let place = Some(place(&granted));
+        let epoch = link.load_count(slot);
+        let Rights { read: readable, write: writable } = self.rights;
+        Ok(AttachReply { slot, place, readable, writable, epoch, ..AttachReply::default() })
+    }
+
+    fn describe(&self, name: &str) -> OfferedReply {
+        OfferedReply {
+            name: name.to_owned(),
+            kind: Kind::Region.into(),
+            length: self.length,
+            depth: 1,
+            spec: String::new(),
+            arrived: self.notices.load(Ordering::Relaxed),
+            attached: self.peers().join(", "),
+        }
+    }
+}
+
+impl Owner for Export {
+    fn link_ended(&self, fault: &ChannelError) {
+        let ended = |it: &Attached| it.link.upgrade().is_none_or(|link| link.fault().is_some());
+        let mut attached = lock(&self.attached);
+        let gone: Vec<_> = attached.extract_if(|_, it| ended(it)).collect();
+        // The peer writes its count, so the count may be anything. It is limited to the number of operations that a peer can
+        // have in flight.
+        let left = gone.iter().map(|(_, it)| it.count().saturating_sub(it.taken).min(Port::WAITING as u64));
+        let left = left.fold(self.left.load(Ordering::Relaxed), u64::saturating_add);
+        self.left.store(left, Ordering::Relaxed);
+        drop(attached);
+        // This ends the rights of the lost peers. It happens outside the lock, because it may wait for a peer, and before the
+        // end is reported, so that the owner can then get the region back.
+        drop(gone);
+        *lock(&self.lost) = Some(fault.clone());
+        self.changed.notify_waiters();
+    }
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Export")
+            .field("name", &self.name)
+            .field("length", &self.length)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::RdmaDevice;
+
+    /// A link that ends, or a call that attaches, holds the export for a moment longer.
+    #[tokio::test]
+    async fn a_withdrawn_region_comes_back_though_the_service_has_its_export_for_a_moment_longer() {
+        let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
+        let region = device.allocate(4096).unwrap();
+        let exported = device.export("region", region, Rights::READ_WRITE).unwrap();
+        let elsewhere = Arc::clone(&exported.export);
+        assert!(exported.withdraw().is_some(), "the region is still out");
+        assert_eq!(elsewhere.length, 4096);
+    }
+}

@@ -1,0 +1,5 @@
+//! Regions: memory that peers may read or write at any offset.
+
+pub(crate) mod exported;
+pub(crate) mod remote;
+pub(crate) mod rights;

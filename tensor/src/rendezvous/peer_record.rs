@@ -1,0 +1,148 @@
+//! The provider's record of each link, and the checks of requests from that link.
+
+use std::collections::{BTreeMap, HashSet};
+
+use tonic::Code;
+
+use super::message::{Failure, TensorKey, is_name};
+use super::offer_table::OfferedTensor;
+use super::recent_set::RecentSet;
+use super::{ProviderSettings, RequestId, Sink, TensorRequest};
+use crate::wire::tensor_frame::MAX_NAME;
+
+/// The record of one link.
+#[derive(Debug)]
+pub(super) struct PeerRecord {
+    pub(super) requests: BTreeMap<RequestId, ReceivedRequest>,
+    /// Tensors that the requests are for. A peer can't have two requests for one tensor at a time.
+    pub(super) asked: HashSet<TensorKey>,
+    /// Tensors that were delivered. This serves tensors that are not on offer any more.
+    pub(super) delivered: RecentSet<TensorKey>,
+    /// Requests that have their last answer.
+    pub(super) finished: RecentSet<RequestId>,
+    /// Requests that ended here while they waited for a sink. The peer may have asked again before it learnt that.
+    pub(super) lapsed: RecentSet<RequestId>,
+}
+
+/// A request without a last answer, or with a write that is still under way.
+#[derive(Debug)]
+pub(super) struct ReceivedRequest {
+    pub(super) key: TensorKey,
+    pub(super) sink: Option<Sink>,
+    pub(super) checksum_wanted: bool,
+    pub(super) state: ReceivedState,
+}
+
+/// The event that a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReceivedState {
+    /// An offer. In all other states the request has a share of an offer.
+    Waiting,
+    /// The peer, which has to ask again with a sink.
+    AwaitingSink,
+    /// The device. The last answer follows.
+    Writing,
+    /// Nothing, or the device. The last answer was sent.
+    Answered,
+}
+
+impl PeerRecord {
+    pub(super) fn new(settings: &ProviderSettings) -> Self {
+        Self {
+            requests: BTreeMap::new(),
+            asked: HashSet::new(),
+            delivered: RecentSet::new(settings.max_remembered),
+            finished: RecentSet::new(settings.max_remembered),
+            lapsed: RecentSet::new(settings.max_remembered),
+        }
+    }
+
+    /// Checks a request whose number is new, and returns the tensor that it asks for.
+    pub(super) fn check_first(
+        &self,
+        request: &TensorRequest<'_>,
+        settings: &ProviderSettings,
+    ) -> Result<TensorKey, Failure> {
+        let TensorRequest { request_id, name, step, .. } = *request;
+        if self.finished.contains(&request_id) {
+            return Err(Failure::new(Code::AlreadyExists, format!("{request_id} was answered before")));
+        }
+        if !is_name(name) {
+            let text =
+                format!("the name of the tensor has {} bytes, and 1 to {MAX_NAME} are allowed", name.len());
+            return Err(Failure::new(Code::InvalidArgument, text));
+        }
+        let key = TensorKey { name: name.into(), step };
+        if let Some(sink) = &request.sink {
+            check_sink(sink)
+                .map_err(|fault| Failure::new(Code::InvalidArgument, format!("{key}: {fault}")))?;
+        }
+        if self.requests.len() >= settings.max_requests_per_peer {
+            let text =
+                format!("{} requests of this peer are pending already, and no more may", self.requests.len());
+            return Err(Failure::new(Code::ResourceExhausted, text));
+        }
+        if self.asked.contains(&key) {
+            return Err(Failure::new(
+                Code::AlreadyExists,
+                format!("{key} is asked for already, and that request is pending"),
+            ));
+        }
+        if self.delivered.contains(&key) {
+            return Err(Failure::new(Code::AlreadyExists, format!("{key} was delivered already")));
+        }
+        Ok(key)
+    }
+}
+
+impl ReceivedRequest {
+    /// Checks a repeated request against the offer, and returns its sink.
+    pub(super) fn check_again<T>(
+        &self,
+        request: &TensorRequest<'_>,
+        offer: Option<&OfferedTensor<T>>,
+    ) -> Result<Sink, Failure> {
+        let (id, key) = (request.request_id, &self.key);
+        let invalid = |text: String| Failure::new(Code::InvalidArgument, text);
+        if self.state != ReceivedState::AwaitingSink {
+            return Err(Failure::new(
+                Code::AlreadyExists,
+                format!("{id} is in use for {key}, and is pending"),
+            ));
+        }
+        if (&*key.name, key.step) != (request.name, request.step) {
+            return Err(invalid(format!("{id} was for {key}, and asks again for another tensor")));
+        }
+        let Some(sink) = request.sink else {
+            return Err(invalid(format!("{id} asks again without a sink for {key}")));
+        };
+        check_sink(&sink).map_err(|fault| invalid(format!("{key}: {fault}")))?;
+        match offer {
+            Some(OfferedTensor::Tensor(_, metadata)) if *metadata == sink.metadata => Ok(sink),
+            _ => Err(invalid(format!(
+                "the sink for {key} is not made for the metadata that the provider sent"
+            ))),
+        }
+    }
+}
+
+/// A sink that can't hold the tensor that it is meant for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum SinkFault {
+    #[error("a sink of {length} bytes for a tensor of {bytes}")]
+    TooShort { length: u64, bytes: u64 },
+    #[error("a sink of {length} bytes at {address:#x}, which is beyond all addresses")]
+    BeyondAddresses { length: u64, address: u64 },
+}
+
+/// Checks that the sink is as long as its metadata states. The device finds out whether the memory exists.
+fn check_sink(sink: &Sink) -> Result<(), SinkFault> {
+    let Sink { metadata, address, length, .. } = *sink;
+    if length < metadata.bytes {
+        return Err(SinkFault::TooShort { length, bytes: metadata.bytes });
+    }
+    if address.checked_add(length).is_none() {
+        return Err(SinkFault::BeyondAddresses { length, address });
+    }
+    Ok(())
+}

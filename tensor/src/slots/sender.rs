@@ -1,0 +1,245 @@
+//! The sending end of a slot of either kind.
+
+use std::io::IoSlice;
+use std::sync::{Arc, Weak};
+
+use tokio::task::consume_budget;
+
+use crate::control::conversions::place_of;
+use crate::control::peer_service::no_owner;
+use crate::control::proto::AttachReply;
+use crate::error::ChannelError;
+use crate::link::Link;
+use crate::link::notification::Notification;
+use crate::link::token::{Bell, Token};
+use crate::link::wait::Wait;
+use crate::link::word_pair::WordPair;
+use crate::slots::layout::Layout;
+use crate::wire::tensor_frame::Frame;
+use tonic_rdma_verbs::RemoteSegment;
+use tonic_rdma_verbs::internal::{CopyRange, CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
+
+/// The sending end of a slot.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    name: Arc<str>,
+    link: Arc<Link>,
+    pair: Arc<WordPair>,
+    /// The pair of words here. It is all that a sender keeps on its own side.
+    ours: Arc<WordPair>,
+    port: u32,
+    place: RemotePlace,
+    layout: Layout,
+    /// The next epoch, and the first one.
+    next: u64,
+    first: u64,
+    misses: u32,
+}
+
+impl Sender {
+    /// The number of looks without a release, after which the devices are asked.
+    const LOOK_EVERY: u32 = 1 << 12;
+    /// The number of looks without a release, after which the queue is polled. A long transfer waits for the completions of
+    /// earlier ones.
+    const POLL_EVERY: u32 = 1 << 4;
+
+    /// Makes the sender of a slot, for payloads of `payload` bytes, from the peer's reply.
+    pub(crate) fn new(
+        name: Arc<str>,
+        link: &Arc<Link>,
+        port: u32,
+        ours: Arc<WordPair>,
+        reply: &AttachReply,
+        payload: usize,
+    ) -> Result<Self, ChannelError> {
+        let place = place_of(reply).map_err(ChannelError::local)?;
+        let link = Arc::clone(link);
+        let layout = Layout::new(payload, reply.depth).filter(|layout| {
+            let named = (layout.stride as u64, layout.tail as u64, layout.bytes() as u64);
+            layout.depth > 0 && named == (reply.stride, reply.tail, place.length)
+        });
+        let Some(layout) = layout else {
+            link.remove_pair(&ours);
+            return Err(ChannelError::local(format!("the peer's slot {name:?} has an impossible layout")));
+        };
+        let pair = Arc::new(ours.towards(reply.slot, no_owner()));
+        Ok(Self {
+            name,
+            link,
+            pair,
+            ours,
+            port,
+            place,
+            layout,
+            next: reply.epoch,
+            first: reply.epoch,
+            misses: 0,
+        })
+    }
+
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    pub(crate) fn port(&self) -> u32 {
+        self.port
+    }
+
+    /// Returns the epoch of the next payload.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Returns the epoch of the first payload.
+    pub(crate) fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Returns the last epoch that the receiver has released.
+    pub(crate) fn released(&self) -> u64 {
+        self.link.load_count(self.pair.number())
+    }
+
+    /// Returns the epoch that the receiver must release before the next payload can go, or 0.
+    fn due(&self) -> u64 {
+        let depth = u64::from(self.layout.depth);
+        if self.next - self.first < depth { 0 } else { self.next - depth }
+    }
+
+    /// Returns whether a buffer is free.
+    pub(crate) fn is_ready(&mut self) -> Result<bool, ChannelError> {
+        if self.released() < self.due() {
+            self.missed()?;
+        }
+        self.link.check()?;
+        Ok(self.released() >= self.due())
+    }
+
+    /// Returns how many payloads were sent and are not released yet.
+    pub(crate) fn pending(&mut self) -> Result<u64, ChannelError> {
+        if self.unreleased() > 0 {
+            self.missed()?;
+        }
+        self.link.check()?;
+        Ok(self.unreleased())
+    }
+
+    /// The peer writes the count, so the result is limited to the number of payloads that were sent.
+    fn unreleased(&self) -> u64 {
+        let all = self.next - self.first;
+        self.next.saturating_sub(1).saturating_sub(self.released()).min(all)
+    }
+
+    /// Looks for a reason why a release has not come: takes completions, and checks that the receiver lives.
+    fn missed(&mut self) -> Result<(), ChannelError> {
+        self.misses = self.misses.wrapping_add(1);
+        if self.link.notification() != Notification::Word || self.misses.is_multiple_of(Self::POLL_EVERY) {
+            self.link.poll(self.port);
+        }
+        if self.misses.is_multiple_of(Self::LOOK_EVERY) {
+            self.link.look()?;
+        }
+        Ok(())
+    }
+
+    /// Waits until a buffer is free.
+    pub(crate) async fn ready(&mut self) -> Result<(), ChannelError> {
+        // A peer that releases at once must not keep this task's thread from other tasks.
+        consume_budget().await;
+        while !self.is_ready()? {
+            self.wait_for(self.due()).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the receiver has released `epoch`.
+    pub(crate) async fn wait_for(&self, epoch: u64) -> Result<(), ChannelError> {
+        if self.released() >= epoch {
+            return Ok(());
+        }
+        let word = self.link.count(self.pair.number());
+        Wait::until(&self.link, &self.pair, self.port, word, epoch, false).await
+    }
+
+    /// Returns whether a payload is sent inline, without a transfer.
+    pub(crate) fn is_small(&self) -> bool {
+        self.layout.tail + 8 <= self.link.port(self.port).inline()
+    }
+
+    /// Sends a small payload. The caller's memory is free when this returns. A buffer must be free.
+    pub(crate) fn send_small(&mut self, payload: &[u8]) -> Result<(), ChannelError> {
+        debug_assert!(payload.len() == self.layout.payload && self.is_small());
+        let (epoch, place) = (self.next, self.buffer());
+        let word = epoch.to_ne_bytes();
+        let port = self.link.port(self.port);
+        match self.link.notification() {
+            Notification::Word => {
+                let padding = &[0; 8][..self.layout.tail - payload.len()];
+                let slices = [IoSlice::new(payload), IoSlice::new(padding), IoSlice::new(&word)];
+                port.write_small(&slices, place, None)?;
+                self.next += 1;
+                return self.link.ring_sleeper(&self.pair, epoch, self.port);
+            }
+            Notification::Immediate => {
+                port.write_small(&[IoSlice::new(payload)], place, Some(self.pair.peer_number()))?;
+            }
+            Notification::Message => {
+                port.write_small(&[IoSlice::new(payload)], place, None)?;
+                port.send_frame(&Frame::Placed { slot: self.pair.peer_number(), epoch })?;
+            }
+        }
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Sends a copy of `payload`. The caller's memory is free when this returns. A buffer must be free.
+    pub(crate) fn send_copied(&mut self, payload: &[u8]) -> Result<(), ChannelError> {
+        if self.is_small() {
+            return self.send_small(payload);
+        }
+        let landing = Arc::clone(self.link.landing());
+        let mut copy = landing.take(payload.len() as u64)?;
+        copy[..payload.len()].copy_from_slice(payload);
+        let token = Token::call(move |outcome| {
+            if let LocalMemory::Region(copy) = outcome.local {
+                landing.put(copy);
+            }
+        });
+        self.send(LocalMemory::Region(copy), 0, token)
+    }
+
+    /// Sends the payload at `offset` of `local`. A buffer must be free.
+    pub(crate) fn send(&mut self, local: LocalMemory, offset: u64, token: Token) -> Result<(), ChannelError> {
+        let (epoch, start) = (self.next, self.buffer());
+        self.next += 1;
+        let length = self.layout.payload as u64;
+        let blocks = CopyRanges::One(CopyRange { local: offset, remote: 0, length });
+        let token = token.ring(self.bell(), &self.pair, epoch, self.port);
+        let place = RemotePlace { start, length };
+        let transfer = Transfer::new(local, TransferKind::Write, blocks, place, token);
+        let tail = start.address + self.layout.tail as u64;
+        let word = || Some(RemoteSegment { address: tail, ..start });
+        self.link.submit_noticed(transfer, length, &self.pair, epoch, self.port, word)
+    }
+
+    fn bell(&self) -> Weak<dyn Bell> {
+        let link = Arc::downgrade(&self.link);
+        link
+    }
+
+    /// Returns the place of the next payload.
+    fn buffer(&self) -> RemoteSegment {
+        let offset = self.layout.start(self.next) as u64;
+        RemoteSegment { address: self.place.start.address + offset, ..self.place.start }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.link.remove_pair(&self.ours);
+    }
+}

@@ -1,0 +1,318 @@
+//! The receiving side of a slot: its memory, and the sender that is attached.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use tokio::sync::Notify;
+use tonic::Status;
+
+use crate::control::conversions::place;
+use crate::control::offered::{Offered, expect_kind, internal, invalid};
+use crate::control::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply};
+use crate::error::ChannelError;
+use crate::link::Link;
+use crate::link::word_pair::{Arrivals, Owner, Tails, WordPair};
+use crate::lock::lock;
+use crate::slots::layout::Layout;
+use crate::types::{Metadata, TensorSpec};
+use crate::wire::tensor_metadata::WireMetadata;
+use tonic_rdma_verbs::Access;
+use tonic_rdma_verbs::internal::{Grant, RemotePlace};
+use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
+
+/// The number of buffers that a slot may have.
+pub(crate) const MAX_DEPTH: u32 = 1024;
+
+/// The receiving side of a slot.
+pub(crate) struct Slot {
+    pub(crate) name: Arc<str>,
+    kind: Kind,
+    /// The tensors that a static slot takes.
+    spec: Option<TensorSpec>,
+    pub(crate) layout: Layout,
+    pub(crate) memory: SharedRegion,
+    /// The next epoch.
+    pub(crate) next: AtomicU64,
+    /// The [`Holder`] of the buffers.
+    holder: AtomicU8,
+    /// The number of senders that have ever attached.
+    pub(crate) senders: AtomicU64,
+    attachment: Mutex<Attachment>,
+    /// Whether a sender was lost, so that the receiver looks for the reason.
+    pub(crate) lost: AtomicBool,
+    pub(crate) arrived: AtomicU64,
+    /// Notified when a sender attaches or is lost.
+    pub(crate) changed: Notify,
+}
+
+/// The sender of a slot.
+#[derive(Debug)]
+enum Attachment {
+    /// No sender has attached yet.
+    Vacant,
+    Attached {
+        by: Attached,
+        _grant: Grant,
+    },
+    /// The last sender is being removed: its right is being taken away.
+    Leaving(ChannelError),
+    /// The last sender is lost.
+    Lost(ChannelError),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Attached {
+    pub(crate) link: Arc<Link>,
+    pub(crate) pair: Arc<WordPair>,
+    pub(crate) port: u32,
+}
+
+/// The party that has the buffers to itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Holder {
+    Nobody,
+    /// The receiver looks at a tensor that has arrived, so a new sender must not write there.
+    Receiver,
+    /// A new sender is being attached, so the tensors of the last one are not taken any more.
+    Attaching,
+}
+
+/// The distance from the epochs of one sender to those of the next one. It exceeds the number of epochs that a sender leaves
+/// unused.
+const LEAP: u64 = 1 << 32;
+
+impl Slot {
+    pub(crate) fn new(
+        name: Arc<str>,
+        kind: Kind,
+        spec: Option<TensorSpec>,
+        layout: Layout,
+        memory: MemRegion,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            kind,
+            spec,
+            layout,
+            memory: memory.share(),
+            next: AtomicU64::new(1),
+            holder: AtomicU8::new(Holder::Nobody as u8),
+            senders: AtomicU64::new(0),
+            attachment: Mutex::new(Attachment::Vacant),
+            lost: AtomicBool::new(false),
+            arrived: AtomicU64::new(0),
+            changed: Notify::new(),
+        })
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(crate) fn spec(&self) -> Option<&TensorSpec> {
+        self.spec.as_ref()
+    }
+
+    /// Returns the bytes of a payload.
+    pub(crate) fn payload(&self) -> u64 {
+        self.layout.payload as u64
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.layout.depth
+    }
+
+    /// Returns the distance from one buffer to the next, and the offset of the tail in each, in bytes.
+    pub(crate) fn shape(&self) -> (u64, u64) {
+        (self.layout.stride as u64, self.layout.tail as u64)
+    }
+
+    /// Returns the number of tensors that have arrived.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.arrived.load(Ordering::Relaxed)
+    }
+
+    /// Returns the name of the peer that writes to the slot.
+    pub(crate) fn peer(&self) -> Option<String> {
+        match &*lock(&self.attachment) {
+            Attachment::Attached { by, .. } => Some(by.link.peer().to_string()),
+            Attachment::Vacant | Attachment::Leaving(_) | Attachment::Lost(_) => None,
+        }
+    }
+
+    /// Lets a sender of the peer of `link` write, and no other sender. Returns the number of its pair, its memory, and its
+    /// first epoch.
+    ///
+    /// # Errors
+    /// Another peer is attached or is still being removed, or the last tensor is still in use.
+    pub(crate) fn attach_sender(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        peer_pair: u32,
+        port: u32,
+    ) -> Result<(u32, RemotePlace, u64), AttachError> {
+        let mut attachment = lock(&self.attachment);
+        if let Attachment::Attached { by, .. } = &*attachment
+            && !Arc::ptr_eq(&by.link, link)
+        {
+            return Err(AttachError::Taken(by.link.peer().to_string()));
+        }
+        if matches!(&*attachment, Attachment::Leaving(_)) || !self.hold(Holder::Attaching) {
+            return Err(AttachError::InUse);
+        }
+        let attached = self.attach_anew(&mut attachment, link, peer_pair, port);
+        self.let_go();
+        attached.map_err(AttachError::Failed)
+    }
+
+    fn attach_anew(
+        self: &Arc<Self>,
+        attachment: &mut Attachment,
+        link: &Arc<Link>,
+        peer_pair: u32,
+        port: u32,
+    ) -> Result<(u32, RemotePlace, u64), ChannelError> {
+        let whole = 0..self.memory.len();
+        let grant = link.grant(&self.memory, whole, Access::REMOTE_WRITE)?;
+        let first = match attachment {
+            Attachment::Vacant => self.next.load(Ordering::SeqCst),
+            _ => self.next.fetch_add(LEAP, Ordering::SeqCst) + LEAP,
+        };
+        // The last sender of this peer loses its right, so a write that it still has in flight comes too late.
+        if let Attachment::Attached { by, .. } = std::mem::replace(attachment, Attachment::Vacant) {
+            link.remove_pair(&by.pair);
+        }
+        let tails = Tails {
+            memory: self.memory.clone(),
+            depth: self.layout.depth,
+            stride: self.layout.stride,
+            tail: self.layout.tail,
+            next: Arc::new(AtomicU64::new(first)),
+        };
+        let owner: Weak<dyn Owner> = Arc::downgrade(&(Arc::clone(self) as Arc<dyn Owner>));
+        let pair = link.add_pair(|number| WordPair::new(number, peer_pair, Arrivals::Tails(tails), owner))?;
+        let (number, place) = (pair.number(), grant.place());
+        let by = Attached { link: Arc::clone(link), pair, port };
+        *attachment = Attachment::Attached { by, _grant: grant };
+        self.lost.store(false, Ordering::SeqCst);
+        self.senders.fetch_add(1, Ordering::SeqCst);
+        self.changed.notify_waiters();
+        Ok((number, place, first))
+    }
+
+    /// Takes the buffers for `holder`. Returns false if they have a holder already.
+    pub(crate) fn hold(&self, holder: Holder) -> bool {
+        let nobody = Holder::Nobody as u8;
+        self.holder.compare_exchange(nobody, holder as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    pub(crate) fn let_go(&self) {
+        self.holder.store(Holder::Nobody as u8, Ordering::SeqCst);
+    }
+
+    /// Returns whether the next tensor has arrived.
+    pub(crate) fn is_arrived(&self) -> bool {
+        let next = self.next.load(Ordering::Relaxed);
+        let tail = self.layout.start(next) + self.layout.tail;
+        self.memory.load_u64(tail).is_ok_and(|epoch| epoch == next)
+    }
+
+    /// Returns the sender, if there is one, or an error if the last one is lost.
+    pub(crate) fn attached(&self) -> Result<Option<Attached>, ChannelError> {
+        match &*lock(&self.attachment) {
+            Attachment::Vacant => Ok(None),
+            Attachment::Attached { by, .. } => Ok(Some(by.clone())),
+            Attachment::Leaving(fault) | Attachment::Lost(fault) => Err(fault.clone()),
+        }
+    }
+}
+
+/// The reason why a peer can't attach.
+#[derive(Debug)]
+pub(crate) enum AttachError {
+    Taken(String),
+    InUse,
+    Failed(ChannelError),
+}
+
+impl Offered for Slot {
+    fn attach(self: Arc<Self>, link: &Arc<Link>, request: &AttachRequest) -> Result<AttachReply, Status> {
+        expect_kind(request, self.kind())?;
+        if let Some(spec) = self.spec() {
+            let offered =
+                WireMetadata::decode(&request.metadata).map_err(|error| invalid(&request.name, error))?;
+            let offered = Metadata::try_from(offered).map_err(|error| invalid(&request.name, error))?;
+            if offered.spec != *spec {
+                let (name, offered) = (&request.name, offered.spec);
+                return Err(Status::invalid_argument(format!("{name:?} takes {spec}, not {offered}")));
+            }
+        }
+        if request.queue_pair as usize >= link.ports().count() {
+            return Err(Status::invalid_argument(format!(
+                "queue pair {} does not exist",
+                request.queue_pair
+            )));
+        }
+        let (pair, granted, epoch) =
+            self.attach_sender(link, request.words, request.queue_pair).map_err(|error| match error {
+                AttachError::Taken(peer) => {
+                    Status::already_exists(format!("{:?} is attached to {peer}", request.name))
+                }
+                AttachError::InUse => Status::unavailable(format!(
+                    "what came last into {:?} is still in use; try again later",
+                    request.name
+                )),
+                AttachError::Failed(error) => internal(error),
+            })?;
+        let (stride, tail) = self.shape();
+        let memory = place(&granted);
+        Ok(AttachReply {
+            slot: pair,
+            place: Some(memory),
+            readable: false,
+            writable: true,
+            depth: self.depth(),
+            stride,
+            tail,
+            epoch,
+        })
+    }
+
+    fn describe(&self, name: &str) -> OfferedReply {
+        OfferedReply {
+            name: name.to_owned(),
+            kind: self.kind().into(),
+            length: self.payload(),
+            depth: self.depth(),
+            spec: self.spec().map(ToString::to_string).unwrap_or_default(),
+            arrived: self.arrived(),
+            attached: self.peer().unwrap_or_default(),
+        }
+    }
+}
+
+impl Owner for Slot {
+    fn link_ended(&self, fault: &ChannelError) {
+        let mut attachment = lock(&self.attachment);
+        let ours = matches!(&*attachment, Attachment::Attached { by, .. } if by.link.fault().is_some());
+        if !ours {
+            return;
+        }
+        let before = std::mem::replace(&mut *attachment, Attachment::Leaving(fault.clone()));
+        self.lost.store(true, Ordering::SeqCst);
+        drop(attachment);
+        // This ends the peer's right, before another sender gets one. It happens outside the lock, because it may wait for the
+        // peer.
+        drop(before);
+        *lock(&self.attachment) = Attachment::Lost(fault.clone());
+        self.changed.notify_waiters();
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot").field("name", &self.name).field("layout", &self.layout).finish_non_exhaustive()
+    }
+}

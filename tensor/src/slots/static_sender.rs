@@ -1,0 +1,256 @@
+//! Senders of tensors of a known shape, which write each tensor into the receiver's memory.
+
+use std::sync::Arc;
+
+use crate::channel::memcpy::Memcpy;
+use crate::error::ChannelError;
+use crate::error::MemcpyError;
+use crate::link::token::Token;
+use crate::slots::sender::Sender;
+use crate::types::{Tensor, TensorSpec};
+use tonic_rdma_verbs::internal::LocalMemory;
+use tonic_rdma_verbs::memory::MemRegion;
+
+/// The sending end of a static slot (§3.2), from [`Channel::static_sender`](crate::Channel::static_sender). A tensor is in the
+/// receiver's buffer when the receiver sees it. The receiver's processor does nothing for that.
+///
+/// | | waits for a free buffer | returns at once |
+/// |---|---|---|
+/// | a tensor | [`send`](Self::send) | [`start`](Self::start) |
+/// | a region | [`send_region`](Self::send_region) | [`start_region`](Self::start_region) |
+/// | bytes, which are copied | [`send_bytes`](Self::send_bytes) | [`start_bytes`](Self::start_bytes) |
+#[derive(Debug)]
+pub struct StaticSender {
+    sender: Sender,
+    spec: TensorSpec,
+}
+
+impl StaticSender {
+    pub(crate) fn new(sender: Sender, spec: TensorSpec) -> Self {
+        Self { sender, spec }
+    }
+
+    /// Returns the type and shape of the tensors.
+    pub fn spec(&self) -> &TensorSpec {
+        &self.spec
+    }
+
+    /// Returns whether a buffer is free for the next tensor. This costs one load, as [`StaticReceiver::try_recv`] does.
+    ///
+    /// [`StaticReceiver::try_recv`]: crate::StaticReceiver::try_recv
+    ///
+    /// # Errors
+    /// The receiver is lost.
+    pub fn is_ready(&mut self) -> Result<bool, ChannelError> {
+        self.sender.is_ready()
+    }
+
+    /// Waits until a buffer is free.
+    ///
+    /// # Errors
+    /// The receiver is lost.
+    pub async fn ready(&mut self) -> Result<(), ChannelError> {
+        self.sender.ready().await
+    }
+
+    /// Returns how many of the sent tensors the receiver has not taken and released yet. This costs one load, so a thread that
+    /// polls may call it again and again, to learn that a tensor has been taken.
+    ///
+    /// # Errors
+    /// The receiver is lost.
+    pub fn pending(&mut self) -> Result<u64, ChannelError> {
+        self.sender.pending()
+    }
+
+    /// Waits until the receiver has taken and released all tensors.
+    ///
+    /// # Errors
+    /// The receiver is lost.
+    pub async fn flush(&mut self) -> Result<(), ChannelError> {
+        let last = self.sender.next().saturating_sub(1);
+        if last < self.sender.first() {
+            return Ok(());
+        }
+        self.sender.wait_for(last).await
+    }
+
+    /// Sends the beginning of `region`, as many bytes as the tensor has, once a buffer is free. The region comes back when the
+    /// bytes are in the receiver's buffer.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
+    /// # let mut sender = channel.static_sender("loss", &spec).await?;
+    /// let mut region = worker.allocate(1024)?;
+    /// region.fill(1);
+    /// let region = sender.send_region(region).await?;
+    /// assert!(slot.try_recv()?.is_some());
+    /// # drop(region);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The region is shorter than the tensor, or the receiver is lost. The error has the region.
+    pub async fn send_region(&mut self, region: MemRegion) -> Result<MemRegion, MemcpyError> {
+        match self.sender.ready().await {
+            Ok(()) => self.start_region(region).await,
+            Err(error) => Err(MemcpyError::new(region, error)),
+        }
+    }
+
+    /// Begins to send `region` as [`send_region`](Self::send_region) does, and returns at once.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
+    /// # let mut sender = channel.static_sender("loss", &spec).await?;
+    /// let mut region = worker.allocate(1024)?;
+    /// region.fill(1);
+    /// let mut sending = sender.start_region(region);
+    /// let region = loop {
+    ///     match sending.try_take() {
+    ///         Some(result) => break result,
+    ///         None => std::hint::spin_loop(), // or other work
+    ///     }
+    /// }?;
+    /// # drop((region, slot));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`send_region`](Self::send_region), and [`Busy`](ChannelError::Busy) if no buffer is free. The future
+    /// yields the error, which has the region.
+    pub fn start_region(&mut self, region: MemRegion) -> Memcpy {
+        let length = self.payload();
+        if let Err(error) = self.check_ready().and_then(|()| self.check_length(region.len())) {
+            return Memcpy::refused(region, error);
+        }
+        if self.sender.is_small() {
+            return match self.sender.send_small(&region[..length]) {
+                Ok(()) => Memcpy::done(region),
+                Err(error) => Memcpy::refused(region, error),
+            };
+        }
+        let (memcpy, token) = Memcpy::new(Arc::clone(self.sender.link()), self.sender.port());
+        // The token reports a refusal.
+        let _ = self.sender.send(LocalMemory::Region(region), 0, token);
+        memcpy
+    }
+
+    /// Sends a tensor once a buffer is free. A tensor in registered memory
+    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) goes from there. A tensor in other memory is copied to
+    /// registered memory first. The caller may drop the tensor at once.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tonic_rdma_tensor::{Dtype, RdmaDevice, Shape, TensorSpec};
+    /// # let server = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let worker = RdmaDevice::builder().bind("127.0.0.1:0").await?;
+    /// # let channel = worker.channel(&server.endpoint(), 0).await?;
+    /// # let spec = TensorSpec::new(Dtype::F32, Shape::new(&[256])?)?;
+    /// # let mut slot = server.static_receiver("loss", &spec, 1)?;
+    /// # let mut sender = channel.static_sender("loss", &spec).await?;
+    /// # use tonic_rdma::memory::Pool;
+    /// # use tonic_rdma_tensor::TensorMut;
+    /// let pool = Pool::for_sending(1 << 20);
+    /// let mut loss = TensorMut::in_pool(spec, &pool)?;
+    /// loss.as_mut_slice::<f32>()?.fill(0.5);
+    /// sender.send(&loss.freeze()).await?;
+    /// assert_eq!(slot.recv().await?.to_tensor()?.as_slice::<f32>()?, [0.5; 256]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The tensor has another type or shape than the slot, or the receiver is lost.
+    pub async fn send(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
+        self.check_spec(tensor)?;
+        self.sender.ready().await?;
+        self.place(tensor)
+    }
+
+    /// Begins to send a tensor as [`send`](Self::send) does, and returns at once.
+    ///
+    /// # Errors
+    /// The errors of [`send`](Self::send), and [`Busy`](ChannelError::Busy) if no buffer is free.
+    pub fn start(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
+        self.check_spec(tensor)?;
+        self.check_ready()?;
+        self.place(tensor)
+    }
+
+    /// Begins to send a tensor of the right type and shape. A buffer must be free.
+    fn place(&mut self, tensor: &Tensor) -> Result<(), ChannelError> {
+        if !self.sender.is_small()
+            && let Some((lease, range)) = tensor.registered()
+        {
+            return self.sender.send(LocalMemory::Lease(lease), range.start as u64, Token::unobserved());
+        }
+        if let Ok(bytes) = tensor.bytes() {
+            return self.sender.send_copied(bytes);
+        }
+        let contiguous = tensor.to_contiguous().map_err(ChannelError::local)?;
+        self.sender.send_copied(contiguous.bytes().map_err(ChannelError::local)?)
+    }
+
+    /// Copies `bytes` to registered memory and sends them from there, once a buffer is free. A transport that does not allocate
+    /// its users' tensors has to do this (the paper's RDMA.cp).
+    ///
+    /// # Errors
+    /// The number of bytes is not that of the tensor, or the receiver is lost.
+    pub async fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), ChannelError> {
+        self.check_length_exactly(bytes.len())?;
+        self.sender.ready().await?;
+        self.start_bytes(bytes)
+    }
+
+    /// Begins to send bytes as [`send_bytes`](Self::send_bytes) does, and returns at once.
+    ///
+    /// # Errors
+    /// The errors of [`send_bytes`](Self::send_bytes), and [`Busy`](ChannelError::Busy) if no buffer is free.
+    pub fn start_bytes(&mut self, bytes: &[u8]) -> Result<(), ChannelError> {
+        self.check_length_exactly(bytes.len())?;
+        self.check_ready()?;
+        self.sender.send_copied(bytes)
+    }
+
+    fn payload(&self) -> usize {
+        self.spec.bytes().unwrap_or(0) as usize
+    }
+
+    fn check_ready(&mut self) -> Result<(), ChannelError> {
+        if self.sender.is_ready()? { Ok(()) } else { Err(ChannelError::Busy(1)) }
+    }
+
+    fn check_spec(&self, tensor: &Tensor) -> Result<(), ChannelError> {
+        if tensor.spec() == &self.spec { Ok(()) } else { Err(self.mismatch(tensor.spec().to_string())) }
+    }
+
+    fn check_length(&self, length: usize) -> Result<(), ChannelError> {
+        if length >= self.payload() { Ok(()) } else { Err(self.mismatch(format!("{length} bytes"))) }
+    }
+
+    fn check_length_exactly(&self, length: usize) -> Result<(), ChannelError> {
+        if length == self.payload() { Ok(()) } else { Err(self.mismatch(format!("{length} bytes"))) }
+    }
+
+    fn mismatch(&self, found: String) -> ChannelError {
+        let (name, expected) = (Arc::clone(self.sender.name()), self.spec.to_string().into());
+        ChannelError::Mismatch { name, expected, found: found.into() }
+    }
+}
