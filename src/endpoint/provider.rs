@@ -81,6 +81,12 @@ impl Provider {
     }
 
     /// Returns the provider with the name that an offer carries.
+    ///
+    /// ```
+    /// use tonic_rdma::Provider;
+    ///
+    /// assert_eq!(Provider::named("soft"), Some(Provider::Soft));
+    /// ```
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|provider| provider.name() == name)
     }
