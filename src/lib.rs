@@ -255,8 +255,8 @@ pub mod internal;
 pub use endpoint::tuner::{CalibrationKey, ThresholdSource, TransferDecision, TransferMode, WriteLoad};
 pub use endpoint::{
     Config, ConfigError, ConnectError, ConnectionFault, CounterSnapshot, Dialer, EagerThreshold,
-    EndpointStream, Listener, NegotiationError, NoDevice, OpenError, Policy, PollMode, ProviderChoice,
-    RdmaConnectInfo, RdmaUnavailable, SharedReceive, StockClients, TuneCache, Verdict,
+    EndpointStream, Listener, NegotiationError, NoDevice, OpenError, Policy, PollMode, Provider,
+    ProviderChoice, RdmaConnectInfo, RdmaUnavailable, SharedReceive, StockClients, TuneCache, Verdict,
 };
 pub use protocol::{AbortCode, Violation};
 pub use transport::balance::{

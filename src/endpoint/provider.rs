@@ -8,6 +8,12 @@ use super::config::{Config, ProviderChoice};
 use tonic_rdma_verbs::{Context, VerbsError, soft};
 
 /// The driver of a device.
+///
+/// ```
+/// use tonic_rdma::Provider;
+///
+/// assert_eq!(Provider::Soft.to_string(), "soft");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provider {
     /// The software device, for processes of one host.
@@ -75,6 +81,12 @@ impl Provider {
     }
 
     /// Returns the provider with the name that an offer carries.
+    ///
+    /// ```
+    /// use tonic_rdma::Provider;
+    ///
+    /// assert_eq!(Provider::named("soft"), Some(Provider::Soft));
+    /// ```
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|provider| provider.name() == name)
     }

@@ -47,28 +47,34 @@ impl Package {
             "crate" => Target::Module(String::new()),
             "self" => Target::Module(module.to_owned()),
             "super" => Target::Module(parent(module)),
-            name => self.name(module, name, depth)?,
+            name => self.name(module, name, rest.is_empty(), depth)?,
         };
-        for segment in rest {
+        for (index, segment) in rest.iter().enumerate() {
             let Target::Module(module) = &at else { break };
             at = match segment.as_str() {
                 "super" => Target::Module(parent(module)),
                 "self" => at,
-                name => self.name(module, name, depth)?,
+                name => self.name(module, name, index + 1 == rest.len(), depth)?,
             };
         }
         Some(at)
     }
 
     /// Returns what `name` is in `module`: an item, a child, or an import.
-    fn name(&self, module: &str, name: &str, depth: u8) -> Option<Target> {
+    fn name(&self, module: &str, name: &str, is_last: bool, depth: u8) -> Option<Target> {
         let content = self.modules.get(module)?;
         if content.items.iter().any(|item| defined_name(item).as_deref() == Some(name)) {
             return Some(Target::Item { module: module.to_owned(), name: name.to_owned() });
         }
         let child = join(module, name);
         if self.modules.contains_key(&child) {
-            return Some(Target::Module(child));
+            // `mod name; use name::name;` has a function of the child's name: paths end at the function.
+            let leaf = content.uses().flat_map(|item| leaves(&item.tree)).find(|leaf| {
+                leaf.name.as_deref() == Some(name) && leaf.path.first().map(String::as_str) == Some(name)
+            });
+            let inside = leaf.filter(|leaf| is_last && leaf.path.len() > 1);
+            let inside = inside.and_then(|leaf| self.resolve_within(&child, &leaf.path[1..], depth));
+            return inside.or(Some(Target::Module(child)));
         }
         let leaves: Vec<Leaf> = content.uses().flat_map(|item| leaves(&item.tree)).collect();
         // `#[macro_export]` puts a macro at the root.
@@ -86,7 +92,9 @@ impl Package {
         let globs = leaves.iter().filter(|leaf| leaf.name.is_none());
         globs.filter_map(|leaf| self.resolve_within(module, &leaf.path, depth)).find_map(
             |target| match target {
-                Target::Module(other) if other != module => self.name(&other, name, depth.checked_sub(1)?),
+                Target::Module(other) if other != module => {
+                    self.name(&other, name, is_last, depth.checked_sub(1)?)
+                }
                 _ => None,
             },
         )
