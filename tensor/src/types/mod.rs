@@ -18,7 +18,7 @@ mod dtype;
 mod element;
 mod error;
 mod metadata;
-mod serialize;
+pub(crate) mod serialize;
 mod shape;
 mod spec;
 mod storage;

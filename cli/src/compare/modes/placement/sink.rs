@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tonic_rdma_tensor::{
-    Arrived, ChannelError, ExportedRegion, RdmaDevice, Rights, StaticReceiver, TensorError,
-};
+use tonic_rdma_tensor::{Arrived, ChannelError, ExportedRegion, RdmaDevice, Rights, StaticReceiver};
 
 use super::geometry::{self, Batch, Geometry, header_name, region_name, seeds_in_order, slot_name};
 use super::inspector::{Inspector, both};
