@@ -33,7 +33,7 @@ pub use dtype::{Dtype, UnknownDtype};
 pub use element::Element;
 pub use error::{ForeignError, TensorError};
 pub use metadata::{Metadata, MetadataLayout};
-pub use serialize::{deserialize, serialize};
+pub(crate) use serialize::{deserialize, serialize};
 pub use shape::{Shape, ShapeError};
 pub use spec::TensorSpec;
 pub use strides::Strides;
