@@ -228,9 +228,10 @@ pub use slots::dynamic_receiver::DynamicReceiver;
 pub use slots::dynamic_sender::DynamicSender;
 pub use slots::static_receiver::{Arrived, StaticReceiver};
 pub use slots::static_sender::StaticSender;
+pub use types::serialize::{deserialize, serialize};
 pub use types::{
     AllocateError, Dtype, Element, ForeignError, Metadata, MetadataLayout, Shape, ShapeError, Strides,
-    Tensor, TensorError, TensorMut, TensorSpec, UnknownDtype, deserialize, serialize,
+    Tensor, TensorError, TensorMut, TensorSpec, UnknownDtype,
 };
 
 pub use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};

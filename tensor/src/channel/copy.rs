@@ -97,6 +97,18 @@ impl<'a> RegionWrite<'a> {
 
     /// Sets whether the peer gets a notice ([`ExportedRegion::notice`](crate::ExportedRegion::notice)) when all bytes are there.
     /// Default: no.
+    ///
+    /// ```no_run
+    /// # async fn write(
+    /// #     channel: tonic_rdma_tensor::Channel,
+    /// #     remote: tonic_rdma_tensor::RemoteRegion,
+    /// #     block: tonic_rdma_tensor::MemRegion,
+    /// # ) -> Result<(), tonic_rdma_tensor::ChannelError> {
+    /// let block = channel.write(&remote).notify(true).from(block, ..).await?;
+    /// # drop(block);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn notify(mut self, notify: bool) -> Self {
         self.notify = notify;
         self
