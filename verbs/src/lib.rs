@@ -114,7 +114,7 @@ mod random;
 mod region;
 mod shared_receive_queue;
 mod sync;
-mod telemetry;
+mod throttle;
 mod work;
 
 #[cfg(feature = "allocator")]

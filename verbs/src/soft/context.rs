@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use super::completion_queue::Queue;
 use super::device::Device;
-use super::protection_domain::DomainHandle;
+use super::domain_handle::DomainHandle;
 use crate::sync::lock;
 use crate::{CompletionQueue, Context, DeviceAttributes, ProtectionDomain, VerbsError};
 

@@ -20,7 +20,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `context`, `device`, `limits`, `protection_domain`, `domain`, `region`, `completion_queue` | the objects behind the traits |
+//! | `context`, `device`, `limits`, `domain_handle`, `domain`, `region`, `completion_queue` | the objects behind the traits |
 //! | `queue_pair/` | queue pairs: their two queues, and the copying |
 //! | `shared/` | what lies in shared memory, and how it is read without trust |
 //! | `peers/` | how descriptors get from one process to another |
@@ -66,9 +66,9 @@ mod completion_queue;
 mod context;
 mod device;
 mod domain;
+mod domain_handle;
 mod limits;
 mod peers;
-mod protection_domain;
 mod queue_pair;
 mod region;
 mod shared;
