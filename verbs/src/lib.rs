@@ -85,8 +85,10 @@
 //!    └─────────────────┴──── to_error, or a fatal completion┴──▶ Error
 //! ```
 //!
-//! No call waits or spins; every call returns at once, except [`QueuePair::to_rtr`], which may talk to the peer's device for
-//! up to a second. The crate knows no protocol and no async executor.
+//! Calls return at once, with three exceptions. [`QueuePair::to_rtr`] waits for the peer's device, which may take a second.
+//! Dropping a region or a queue pair waits until a peer has finished its operation on the memory; this takes microseconds, and
+//! at most a second. On the software device, the first request that uses a shared memory of the peer asks the peer's device
+//! for that memory, and waits for the answer. The crate knows no protocol and no async executor.
 //!
 //! # Memory
 //! A device and its peers may write to registered memory at any time. [`HostMemory`] therefore never lends out its bytes; it

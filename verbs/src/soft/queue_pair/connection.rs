@@ -26,7 +26,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects the queue pair with the token `own_token` to the queue pair at `address`: maps what the peer shares with it.
+    /// Connects the queue pair with the token `own_token` to the queue pair at `address`: maps the peer's link, region table
+    /// and completion queues.
     pub(crate) fn import(device: &Device, address: Address, own_token: u64) -> Result<Self, VerbsError> {
         let peer = device.peer(address.device)?;
         let (link, answer) = peer.import_link(&address, own_token)?;
@@ -49,7 +50,7 @@ impl Connection {
         self.send_bell.ring(self.send_slot);
     }
 
-    /// Tells the peer that one of its receives is done.
+    /// Rings the peer's receive queue, because receives of the peer are done.
     pub(crate) fn ring_receiver(&self) {
         self.receive_bell.ring(self.receive_slot);
     }
