@@ -12,9 +12,9 @@ pub struct LargePart {
     pub bytes: Bytes,
 }
 
-/// Passes all writes to `buffer`, except for each contiguous [`Buf`] of `threshold` bytes or more, which is kept as a
-/// [`LargePart`]. Keeping a `Bytes` costs a reference count. Keeping any other `Buf` costs one copy, as writing it to
-/// `buffer` would.
+/// A buffer that passes all writes to another buffer, except for each contiguous [`Buf`] of `threshold` bytes or more. Such a
+/// `Buf` is kept as a [`LargePart`]. Keeping a `Bytes` costs a reference count. Keeping any other `Buf` costs one copy, which
+/// is the cost of a write, too.
 #[derive(Debug)]
 pub struct GatherBuf<'a, B> {
     buffer: &'a mut B,

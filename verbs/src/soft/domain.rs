@@ -109,8 +109,8 @@ impl Domain {
         range: &Range<usize>,
         access: Access,
     ) -> Result<(u32, u64), VerbsError> {
-        // Peers have no business in memory that is only read locally. Such memory is no segment, so peers can't ask for it.
-        // Memory with the right of local writing is a segment, because peers fill receive buffers.
+        // Peers never access memory that has only the right of local reading. Such memory is no segment, so peers can't ask
+        // for it. Memory with the right of local writing is a segment, because peers write to receive buffers.
         let segment = if access == Access::LOCAL_READ { 0 } else { self.retain_segment(memory) };
         let entry = Entry {
             access,

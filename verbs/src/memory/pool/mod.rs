@@ -6,7 +6,7 @@
 //!               └──────────────── gives the piece back on drop ──────────── HeldPiece ─▶ FrozenBuffer
 //! ```
 //!
-//! [`Block`], [`RegisteredBuf`] and [`Lease`] in `pieces` are the public faces of a held piece.
+//! [`Block`], [`RegisteredBuf`] and [`Lease`] in `pieces` are the public types for a held piece.
 
 mod arena;
 mod free_ranges;
@@ -174,7 +174,7 @@ impl Pool {
         self.shared().settings()
     }
 
-    /// Returns the budget that slabs of the pool count against.
+    /// Returns the budget of the pool. The slabs of the pool count against this budget.
     pub fn budget(&self) -> &Arc<Budget> {
         self.shared().budget()
     }

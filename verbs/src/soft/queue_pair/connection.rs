@@ -45,12 +45,12 @@ impl Connection {
         })
     }
 
-    /// Rings the peer's send queue.
+    /// Rings the completion queue of the peer's sends.
     pub(crate) fn ring_sender(&self) {
         self.send_bell.ring(self.send_slot);
     }
 
-    /// Rings the peer's receive queue, because receives of the peer are done.
+    /// Rings the completion queue of the peer's receives, because receives are done.
     pub(crate) fn ring_receiver(&self) {
         self.receive_bell.ring(self.receive_slot);
     }
