@@ -197,8 +197,8 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Destroys the queue pair, so that no request can access memory any more. Then ends every transfer with `status`; a transfer
-    /// that has failed before keeps its own status.
+    /// Destroys the queue pair, so that no request can access memory any more. Then ends every transfer with `status`; a
+    /// transfer that has failed before keeps its own status.
     pub fn abandon(self, status: CompletionStatus, mut finished: impl FnMut(FinishedTransfer<T>)) {
         let Self { queue_pair, transfers, .. } = self;
         queue_pair.to_error();

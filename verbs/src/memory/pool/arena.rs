@@ -31,8 +31,8 @@ pub(crate) struct Piece {
 /// Slabs and their free pieces.
 ///
 /// A piece that is given back goes on the stack of its size class. The next request of that class takes the piece from the
-/// stack, while the piece is still in the processor's caches. When no slab has room, the pieces of all stacks return to the free
-/// ranges of their slabs. There, neighbours are joined and can serve any class.
+/// stack, while the piece is still in the processor's caches. When no slab has room, the pieces of all stacks return to the
+/// free ranges of their slabs. There, neighbours are joined and can serve any class.
 #[derive(Debug)]
 pub(crate) struct Arena {
     entries: slab::Slab<ArenaSlab>,

@@ -71,7 +71,8 @@ impl MemRegion {
         Ok(Self { mapped, range: 0..length })
     }
 
-    /// Splits the region at byte `at`, and returns the part from there on. `self` keeps the first part. Both parts are independent.
+    /// Splits the region at byte `at`, and returns the part from there on. `self` keeps the first part. Both parts are
+    /// independent.
     ///
     /// # Panics
     /// If `at` is beyond the end.

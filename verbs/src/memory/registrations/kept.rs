@@ -1,8 +1,8 @@
 //! Registrations that are kept from one grant to the next, for the software device.
 //!
-//! A peer of the software device maps a segment of shared memory at its first use. It keeps only some segments mapped whose keys
-//! are gone. With a grant for every transfer, the peer could map the segment and fault in every page each time. For this reason
-//! one region over the memory is kept as long as the memory lives. No peer gets the key of that region.
+//! A peer of the software device maps a segment of shared memory at its first use. It keeps only some segments mapped whose
+//! keys are gone. With a grant for every transfer, the peer could map the segment and fault in every page each time. For
+//! this reason one region over the memory is kept as long as the memory lives. No peer gets the key of that region.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -20,7 +20,8 @@ pub struct KeptRegistrations {
     slabs: Kept<Slab>,
 }
 
-/// Regions by the address of their owner. While the entry holds a weak reference to the owner, no other owner gets that address.
+/// Regions by the address of their owner. While the entry holds a weak reference to the owner, no other owner gets that
+/// address.
 type Kept<O> = HashMap<usize, (Weak<O>, Arc<dyn MemoryRegion>)>;
 
 impl KeptRegistrations {
@@ -42,8 +43,8 @@ impl KeptRegistrations {
     }
 }
 
-/// Registers `memory` for as long as `owner` lives. Ignores a failure, because the peer then maps the memory for every transfer,
-/// which only costs time.
+/// Registers `memory` for as long as `owner` lives. Ignores a failure, because the peer then maps the memory for every
+/// transfer, which only costs time.
 fn keep<O>(
     domain: &dyn ProtectionDomain,
     kept: &mut Kept<O>,

@@ -17,7 +17,8 @@ use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain, VerbsError};
 pub struct LocalRegistrations {
     domain: Arc<dyn ProtectionDomain>,
     frozen: SlabRegistrations,
-    /// By the address of the mapping. While the entry holds a weak reference to the mapping, no other mapping gets that address.
+    /// By the address of the mapping. While the entry holds a weak reference to the mapping, no other mapping gets that
+    /// address.
     regions: HashMap<usize, MappingRegistration>,
 }
 

@@ -26,8 +26,8 @@ pub struct SiteSettings {
     /// Length of the shortest buffer that is placed in registered memory, in bytes, at least [`SHORTEST`]. Shorter buffers
     /// of every site are on the heap. Default: [`SHORTEST`].
     pub minimum: usize,
-    /// Number of iterations after which an idle site goes back to the heap; at least 1. An idle site allocates buffers, but sends
-    /// none of them. Iterations in which the site does not allocate do not count. Default: 8.
+    /// Number of iterations after which an idle site goes back to the heap; at least 1. An idle site allocates buffers, but
+    /// sends none of them. Iterations in which the site does not allocate do not count. Default: 8.
     pub patience: u32,
     /// Maximum number of sites. Buffers of further sites are on the heap and counted as untracked. Default: 65 536, for
     /// which the allocator needs some 20 MB.
@@ -40,8 +40,9 @@ impl Default for SiteSettings {
     }
 }
 
-/// An allocator of buffers. A buffer is in registered memory if buffers of its site were sent before, and otherwise on the heap
-/// (described in the [module](super)). Clones are one allocator. Thread-safe: an allocation holds a lock while it looks up its site.
+/// An allocator of buffers. A buffer is in registered memory if buffers of its site were sent before, and otherwise on the
+/// heap (described in the [module](super)). Clones are one allocator. Thread-safe: an allocation holds a lock while it
+/// looks up its site.
 ///
 /// A site is a place in the source ([`allocate`](Self::allocate), [`with_capacity`](Self::with_capacity)): file, line
 /// and column of the call. A function that allocates for its callers passes on their places with `#[track_caller]`.

@@ -2,11 +2,11 @@
 //! memory.
 //!
 //! Registered memory is scarce, and a filled buffer can't move into it. Therefore a program would have to declare at the
-//! allocation of each buffer whether it will send the buffer. A program that iterates need not declare this, because its last
-//! iteration has shown which buffers are sent. A [`SiteAllocator`] records the site of each buffer, and the connections report the
-//! buffers that they send. From the next iteration on, the sites whose buffers were sent get their memory from a
-//! [`Pool`](super::Pool). All other buffers stay on the heap. This is the dynamic analysis of Xue et al., *Fast Distributed
-//! Deep Learning over RDMA* (EuroSys 2019), section 3.4, for any program.
+//! allocation of each buffer whether it will send the buffer. A program that iterates need not declare this, because its
+//! last iteration has shown which buffers are sent. A [`SiteAllocator`] records the site of each buffer, and the
+//! connections report the buffers that they send. From the next iteration on, the sites whose buffers were sent get their
+//! memory from a [`Pool`](super::Pool). All other buffers stay on the heap. This is the dynamic analysis of Xue et al.,
+//! *Fast Distributed Deep Learning over RDMA* (EuroSys 2019), section 3.4, for any program.
 //!
 //! ```text
 //!  program                              SiteAllocator                      connection
@@ -50,10 +50,10 @@
 //!
 //! # Buffers that count as sent
 //!
-//! A buffer counts as sent if, after it was frozen, a byte stream over RDMA has accepted a slice of it with [`SHORTEST`] bytes or
-//! more. Streams that fell back to TCP report nothing, because TCP gains nothing from registered memory. A copy of the
-//! bytes does not count. tonic's own codec copies each message, so use the `gather` codec of tonic-rdma. Your own transport
-//! calls [`sent`].
+//! A buffer counts as sent if, after it was frozen, a byte stream over RDMA has accepted a slice of it with [`SHORTEST`]
+//! bytes or more. Streams that fell back to TCP report nothing, because TCP gains nothing from registered memory. A copy of
+//! the bytes does not count. tonic's own codec copies each message, so use the `gather` codec of tonic-rdma. Your own
+//! transport calls [`sent`].
 //!
 //! # Cost
 //!

@@ -156,7 +156,8 @@ impl Core {
         }
     }
 
-    /// Rings the completion queue of the peer's sends, if the peer waits for a receive of ours or for the state Ready of our link.
+    /// Rings the completion queue of the peer's sends, if the peer waits for a receive of ours or for the state Ready of
+    /// our link.
     pub(crate) fn ring_waiting_peer(&self) {
         if let Some(connection) = self.connection()
             && self.link.take_waiting()

@@ -38,8 +38,8 @@ const CLASSES: usize = (PAST_CACHES / SHORTEST).ilog2() as usize;
 /// state.
 const TRIAL: u32 = 4;
 
-/// Number of requests before the first trial, and between two trials at least and at most. The interval doubles after each trial
-/// that does not change the choice.
+/// Number of requests before the first trial, and between two trials at least and at most. The interval doubles after each
+/// trial that does not change the choice.
 const FIRST: u32 = 8;
 const INTERVAL: u32 = 64;
 const LONGEST: u32 = 4096;

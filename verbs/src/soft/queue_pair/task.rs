@@ -85,8 +85,8 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Returns the number of bytes to copy next, at most `contiguous` and within `budget`. If the last word must be stored last,
-    /// this function never cuts that word.
+    /// Returns the number of bytes to copy next, at most `contiguous` and within `budget`. If the last word must be stored
+    /// last, this function never cuts that word.
     pub(super) fn cut(&self, contiguous: u64, budget: u64) -> u64 {
         if !self.in_order {
             return contiguous.min(budget);
