@@ -97,10 +97,10 @@ unsafe impl GlobalAlloc for Chosen {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match in_use() {
             // SAFETY:
-            // - The layout is not of size zero: the caller has the same duty.
+            // - The layout is not of size zero, as the caller promises.
             Allocator::Mimalloc => unsafe { MiMalloc.alloc(layout) },
             // SAFETY:
-            // - The layout is not of size zero: the caller has the same duty.
+            // - The layout is not of size zero, as the caller promises.
             Allocator::System => unsafe { System.alloc(layout) },
         }
     }
@@ -109,11 +109,11 @@ unsafe impl GlobalAlloc for Chosen {
         match in_use() {
             // SAFETY:
             // - The pointer came from mimalloc: the caller got it from `Chosen`, whose choice never changes.
-            // - The layout is that of the allocation: the caller has the same duty.
+            // - The layout is that of the allocation, as the caller promises.
             Allocator::Mimalloc => unsafe { MiMalloc.dealloc(pointer, layout) },
             // SAFETY:
             // - The pointer came from the system's allocator: the caller got it from `Chosen`, whose choice never changes.
-            // - The layout is that of the allocation: the caller has the same duty.
+            // - The layout is that of the allocation, as the caller promises.
             Allocator::System => unsafe { System.dealloc(pointer, layout) },
         }
     }
@@ -121,10 +121,10 @@ unsafe impl GlobalAlloc for Chosen {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         match in_use() {
             // SAFETY:
-            // - The layout is not of size zero: the caller has the same duty.
+            // - The layout is not of size zero, as the caller promises.
             Allocator::Mimalloc => unsafe { MiMalloc.alloc_zeroed(layout) },
             // SAFETY:
-            // - The layout is not of size zero: the caller has the same duty.
+            // - The layout is not of size zero, as the caller promises.
             Allocator::System => unsafe { System.alloc_zeroed(layout) },
         }
     }
@@ -133,13 +133,13 @@ unsafe impl GlobalAlloc for Chosen {
         match in_use() {
             // SAFETY:
             // - The pointer came from mimalloc: the caller got it from `Chosen`, whose choice never changes.
-            // - The layout is that of the allocation: the caller has the same duty.
-            // - The size is not zero and does not overflow when rounded up to the alignment: the caller has the same duty.
+            // - The layout is that of the allocation, as the caller promises.
+            // - The size is not zero and does not overflow when rounded up to the alignment, as the caller promises.
             Allocator::Mimalloc => unsafe { MiMalloc.realloc(pointer, layout, size) },
             // SAFETY:
             // - The pointer came from the system's allocator: the caller got it from `Chosen`, whose choice never changes.
-            // - The layout is that of the allocation: the caller has the same duty.
-            // - The size is not zero and does not overflow when rounded up to the alignment: the caller has the same duty.
+            // - The layout is that of the allocation, as the caller promises.
+            // - The size is not zero and does not overflow when rounded up to the alignment, as the caller promises.
             Allocator::System => unsafe { System.realloc(pointer, layout, size) },
         }
     }

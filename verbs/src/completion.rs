@@ -34,11 +34,11 @@ pub trait CompletionQueue: Any + Send + Sync + Debug {
 pub struct WorkCompletion {
     /// The identifier that the request was posted with.
     pub wr_id: u64,
-    /// The result. All fields except `wr_id` and `queue_pair` are valid on success alone.
+    /// The result. All fields except `wr_id` and `queue_pair` are valid only on success.
     pub status: CompletionStatus,
     /// The kind of the request.
     pub opcode: CompletionOpcode,
-    /// Number of bytes received; valid for a receive alone.
+    /// Number of bytes received; valid only for a receive.
     pub byte_len: u64,
     /// Immediate data; `Some` for a receive that came with immediate data.
     pub immediate: Option<u32>,

@@ -124,7 +124,8 @@ fn hardware(names: &[String]) -> Vec<FoundDevice> {
         FoundDevice { name, provider: "ibverbs", state, ports: ports.iter().map(port).collect() }
     };
     let Ok(listed) = list() else {
-        // The list is not available. Opening a device fails for this reason too, and its error states the reason.
+        // The devices can't be listed, for example because libibverbs is missing. Opening a device then fails, too, and its
+        // error has the reason.
         return names.iter().map(|name| found(name.clone(), Vec::new())).collect();
     };
     let mut found: Vec<FoundDevice> =

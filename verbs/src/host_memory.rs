@@ -33,7 +33,7 @@ enum Backing {
 }
 
 // SAFETY:
-// - the memory is reached through raw copies alone, which are sound from any thread, and
+// - the memory is reached only through raw copies and atomics, which are sound from any thread, and
 // - both variants of `Backing` are `Send` and `Sync`.
 unsafe impl Send for HostMemory {}
 // SAFETY: the reasons for `Send` hold for `Sync`.
@@ -261,7 +261,7 @@ pub enum WordError {
     },
 }
 
-/// A vector whose bytes are reached through `HostMemory::base` alone.
+/// A vector whose bytes are reached only through `HostMemory::base`.
 struct VecOwner {
     _bytes: Vec<u8>,
 }

@@ -11,7 +11,7 @@
 //! | [`soft`] | `soft0`: queue pairs between processes of one host, over shared memory | Linux |
 //! | `ibverbs` | InfiniBand, RoCE and iWARP adapters; Soft-RoCE and soft-iWARP of the kernel | the cargo feature `ibverbs` |
 //!
-//! Both providers implement the same traits: [`Context`] (an opened device), [`ProtectionDomain`], [`MemoryRegion`],
+//! Both providers implement these traits: [`Context`] (an opened device), [`ProtectionDomain`], [`MemoryRegion`],
 //! [`DeviceMemoryRegion`], [`CompletionQueue`], [`QueuePair`] and [`SharedReceiveQueue`]. [`devices`] lists the devices of
 //! this machine, and [`open`] opens one.
 //!
@@ -75,7 +75,7 @@
 //! ```
 //!
 //! # States of a queue pair
-//! A reliable connected (RC) queue pair goes through these states. It takes receives from Init on, and sends in Rts alone. In
+//! A reliable connected (RC) queue pair goes through these states. It takes receives from Init on, and sends only in Rts. In
 //! Error every posted request completes with [`WorkRequestFlushed`](CompletionStatus::WorkRequestFlushed).
 //!
 //! ```text

@@ -38,7 +38,7 @@ pub struct Rkey(pub u32);
 pub struct Access(u8);
 
 impl Access {
-    /// Local reading alone.
+    /// Only local reading.
     pub const LOCAL_READ: Self = Self(0);
     /// The device may write on behalf of local requests: receive buffers, the sink of a READ.
     pub const LOCAL_WRITE: Self = Self(1);

@@ -1,4 +1,4 @@
-//! A limit on the log lines that peers can cause: how many are written at once, and in each second.
+//! A limit on the number of log lines that peers can cause, at once and in each second.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

@@ -14,7 +14,7 @@ use tonic_rdma_verbs::{
 pub(crate) const RECEIVES: u64 = 512;
 /// Length of the longest message that is posted inline.
 const INLINE: usize = 512;
-/// One of this number of requests is signalled.
+/// Number of requests from one signalled request to the next.
 const SIGNAL_EVERY: u64 = 64;
 /// Maximum number of completions of one poll.
 const POLL: usize = 16;

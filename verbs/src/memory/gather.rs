@@ -37,7 +37,7 @@ impl<'a, B: BufMut> GatherBuf<'a, B> {
 
 // SAFETY:
 // - `remaining_mut`, `chunk_mut` and `advance_mut` are those of `buffer`, which upholds the contract.
-// - The other methods write through `buffer` alone, or write nothing.
+// - The other methods write only through `buffer`, or write nothing.
 unsafe impl<B: BufMut> BufMut for GatherBuf<'_, B> {
     fn remaining_mut(&self) -> usize {
         self.buffer.remaining_mut()

@@ -29,7 +29,7 @@
 //! # Shared memory
 //! - One **link** segment per queue pair. Its owner and its peer map it: see `shared/link`.
 //! - One **page** per completion queue. The peers of all its queue pairs map it: see `shared/bell`.
-//! - One **region table** per device. Peers map it for reading alone: see `shared/table`.
+//! - One **region table** per device. Peers map the table only for reading: see `shared/table`.
 //! - The **memfd of each registered [`HostMemory::shared`](super::HostMemory::shared)**. A peer maps it with its
 //!   first operation on it, and only through a queue pair of a protection domain that the memory is registered in.
 //!

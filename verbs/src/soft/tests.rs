@@ -92,7 +92,7 @@ impl Side {
     }
 }
 
-/// Returns a small generator whose values depend on `seed` alone, so that a failure can be repeated.
+/// Returns a small generator whose values depend only on `seed`, so that a failure can be repeated.
 fn random(seed: u64) -> impl Fn(usize) -> u64 {
     move |index| {
         let mut value = (seed << 20 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -32,7 +32,7 @@ use held::HeldPiece;
 use shared::PoolShared;
 use unbound::Unbound;
 
-/// A pool of registered memory, for a connection or an application. Clones are the same pool.
+/// A pool of registered memory, for a connection or an application. Clones are one pool.
 ///
 /// A new pool has no memory. It maps and registers slabs on demand and keeps them for reuse. After the last clone is
 /// dropped, each slab is freed with the last of its pieces that is in use, and its bytes return to the budget.

@@ -1,8 +1,9 @@
 //! Registrations that are kept from one grant to the next, for the software device.
 //!
-//! A peer of the software device maps a segment of shared memory at its first use. It keeps only some segments mapped whose
-//! keys are gone. With a grant for every transfer, the peer could map the segment and fault in every page each time. For
-//! this reason one region over the memory is kept as long as the memory lives. No peer gets the key of that region.
+//! A peer of the software device maps a segment of shared memory at its first use. Of the segments whose keys are gone, the
+//! peer keeps only some mapped. With a grant for every transfer, the peer could map the segment and fault in every page
+//! each time. For this reason one region over the memory is kept as long as the memory lives. No peer gets the key of that
+//! region.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

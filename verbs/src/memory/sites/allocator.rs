@@ -50,8 +50,8 @@ impl Default for SiteSettings {
 /// Alternatively, a site is a name that the program gives ([`allocate_named`](Self::allocate_named),
 /// [`with_capacity_named`](Self::with_capacity_named)), together with the number of earlier allocations under that name in
 /// the iteration. This is for programs in which one line allocates for many purposes, such as an interpreter of a data-flow
-/// graph, which uses the names of the nodes. The order of the allocations must be the same in each iteration. Threads that
-/// allocate under one name at once mix up its sites.
+/// graph, which uses the names of the nodes. The order of the allocations must not change from one iteration to the next.
+/// Threads that allocate under one name at once mix up its sites.
 ///
 /// ```
 /// use tonic_rdma_verbs::memory::Pool;

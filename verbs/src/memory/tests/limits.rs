@@ -58,7 +58,7 @@ fn slabs_are_smaller_when_the_budget_runs_out() {
     assert_eq!((budget.used(), third.capacity()), ((64 << 10) + 16_384, 12_288));
 }
 
-/// A piece that was given back lies beside a free range, and neither is long enough alone.
+/// A piece that was given back lies beside a free range, and neither of the two is long enough.
 #[test]
 fn free_pieces_are_joined_before_anything_is_refused() {
     let (pool, ..) = pool(small(), 64 << 10);

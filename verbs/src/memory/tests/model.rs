@@ -83,7 +83,7 @@ impl Holding {
     }
 }
 
-/// The writer of a piece. All pieces of a slab have the same writer.
+/// The writer of a piece. All pieces of a slab have one writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Device,

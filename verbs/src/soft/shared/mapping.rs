@@ -16,7 +16,7 @@ pub(crate) struct Mapping {
     length: usize,
 }
 
-// SAFETY: the memory is reached through atomics and raw copies alone, which are sound from any thread.
+// SAFETY: the memory is reached only through atomics and raw copies, which are sound from any thread.
 unsafe impl Send for Mapping {}
 // SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for Mapping {}
@@ -72,7 +72,7 @@ impl Mapping {
         Ok(Self { base, length })
     }
 
-    /// Returns the segment as atomic words. Callers must only load from a segment that is mapped for reading alone.
+    /// Returns the segment as atomic words. Callers must only load from a segment that is mapped only for reading.
     pub(crate) fn words(&self) -> &[AtomicU64] {
         // SAFETY:
         // - `base` is page-aligned and valid for `length` bytes as long as `self` lives, and
