@@ -1,4 +1,4 @@
-//! The cost of the pool on the paths of every message.
+//! The cost of the pool's functions that run for every message.
 
 use std::hint::black_box;
 
@@ -53,7 +53,7 @@ fn find_near_miss(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| drop(pool.find(black_box(address), 1 << 20)));
 }
 
-/// The cost for a slice of a write that comes from no allocation site, with `buffers` frozen buffers that were not sent.
+/// The cost of a sent slice that lies in no buffer of an allocation site, while there are `buffers` unsent frozen buffers.
 #[divan::bench(args = [0, 1, 4096])]
 fn sites_sent_miss(bencher: Bencher<'_, '_>, buffers: usize) {
     let elsewhere = Pool::allocate(&pool(), 16 << 10).map(|buffer| buffer.freeze()).unwrap_or_default();
@@ -62,7 +62,7 @@ fn sites_sent_miss(bencher: Bencher<'_, '_>, buffers: usize) {
     bencher.bench_local(|| sent(black_box(&elsewhere)));
 }
 
-/// The cost for a slice that lies between two unsent frozen buffers.
+/// The cost of a sent slice that lies between two unsent frozen buffers.
 #[divan::bench]
 fn sites_sent_near_miss(bencher: Bencher<'_, '_>) {
     let sites = learned(&pool(), 2 * SHORTEST);
@@ -71,8 +71,10 @@ fn sites_sent_near_miss(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| sent(black_box(&buffers[32])));
 }
 
-/// Allocation, filling, freeze and drop of 4 KiB: without sites, on the heap and in a pool; then at a site that never sends
-/// (by place); then at a site whose buffers are all sent (by place, and by name).
+/// Allocation, filling, freeze and drop of 4 KiB:
+/// - `vec` and `pool`: without sites, on the heap and in a pool;
+/// - `never sent`: at a site in the source whose buffers are never sent;
+/// - `sent` and `sent, named`: at a site in the source, and at a named site, whose buffers are all sent.
 #[divan::bench(args = ["vec", "pool", "never sent", "sent", "sent, named"])]
 fn sites_allocate(bencher: Bencher<'_, '_>, what: &str) {
     let pool = pool();

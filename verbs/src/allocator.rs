@@ -3,7 +3,7 @@
 //! The speed of a large message depends on the allocator more than on the transport, so `tonic-rdma compare` measures with
 //! both. One program contains both allocators. A process keeps its first choice, and must restart to use the other one.
 //!
-//! This module makes the choice and forwards every call. It allocates nothing itself.
+//! This module makes the choice and forwards every call. It never allocates memory itself.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::CStr;
@@ -92,15 +92,15 @@ pub struct Chosen;
 // SAFETY:
 // - Every method forwards to an allocator that keeps the contract of `GlobalAlloc`, and returns its result.
 // - Memory returns to the allocator that it came from, because the result of `in_use` never changes.
-// - No method unwinds: both allocators do not, and `in_use` reads an atomic or calls getenv.
+// - No method unwinds: neither allocator unwinds, and `in_use` only reads an atomic or calls getenv.
 unsafe impl GlobalAlloc for Chosen {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match in_use() {
             // SAFETY:
-            // - The layout is not of size zero: the caller has the same duty.
+            // - The layout is not of size zero, as the caller promises.
             Allocator::Mimalloc => unsafe { MiMalloc.alloc(layout) },
             // SAFETY:
-            // - The layout is not of size zero: the caller has the same duty.
+            // - The layout is not of size zero, as the caller promises.
             Allocator::System => unsafe { System.alloc(layout) },
         }
     }
@@ -109,11 +109,11 @@ unsafe impl GlobalAlloc for Chosen {
         match in_use() {
             // SAFETY:
             // - The pointer came from mimalloc: the caller got it from `Chosen`, whose choice never changes.
-            // - The layout is that of the allocation: the caller has the same duty.
+            // - The layout is that of the allocation, as the caller promises.
             Allocator::Mimalloc => unsafe { MiMalloc.dealloc(pointer, layout) },
             // SAFETY:
-            // - The pointer came from the system's: the caller got it from `Chosen`, whose choice never changes.
-            // - The layout is that of the allocation: the caller has the same duty.
+            // - The pointer came from the system's allocator: the caller got it from `Chosen`, whose choice never changes.
+            // - The layout is that of the allocation, as the caller promises.
             Allocator::System => unsafe { System.dealloc(pointer, layout) },
         }
     }
@@ -121,10 +121,10 @@ unsafe impl GlobalAlloc for Chosen {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         match in_use() {
             // SAFETY:
-            // - The layout is not of size zero: the caller has the same duty.
+            // - The layout is not of size zero, as the caller promises.
             Allocator::Mimalloc => unsafe { MiMalloc.alloc_zeroed(layout) },
             // SAFETY:
-            // - The layout is not of size zero: the caller has the same duty.
+            // - The layout is not of size zero, as the caller promises.
             Allocator::System => unsafe { System.alloc_zeroed(layout) },
         }
     }
@@ -133,13 +133,13 @@ unsafe impl GlobalAlloc for Chosen {
         match in_use() {
             // SAFETY:
             // - The pointer came from mimalloc: the caller got it from `Chosen`, whose choice never changes.
-            // - The layout is that of the allocation: the caller has the same duty.
-            // - The size is not zero and does not overflow when rounded up to the alignment: the caller has the same duty.
+            // - The layout is that of the allocation, as the caller promises.
+            // - The size is not zero and does not overflow when rounded up to the alignment, as the caller promises.
             Allocator::Mimalloc => unsafe { MiMalloc.realloc(pointer, layout, size) },
             // SAFETY:
-            // - The pointer came from the system's: the caller got it from `Chosen`, whose choice never changes.
-            // - The layout is that of the allocation: the caller has the same duty.
-            // - The size is not zero and does not overflow when rounded up to the alignment: the caller has the same duty.
+            // - The pointer came from the system's allocator: the caller got it from `Chosen`, whose choice never changes.
+            // - The layout is that of the allocation, as the caller promises.
+            // - The size is not zero and does not overflow when rounded up to the alignment, as the caller promises.
             Allocator::System => unsafe { System.realloc(pointer, layout, size) },
         }
     }

@@ -8,9 +8,9 @@ use super::{QueuePairNumber, VerbsError};
 
 /// A completion queue (`struct ibv_cq` with its completion channel).
 ///
-/// A caller either polls it, or arms it and waits. Arming is one-shot: the event descriptor becomes readable with the
-/// first completion that is added after [`arm`](Self::arm). An earlier completion makes no event. So arm, then poll
-/// once more, then wait.
+/// A caller polls the queue, or arms the queue and waits. Arming is one-shot: the event descriptor becomes readable with
+/// the first completion that is added after [`arm`](Self::arm). An earlier completion makes no event. Therefore arm, then
+/// poll once more, then wait.
 pub trait CompletionQueue: Any + Send + Sync + Debug {
     /// Takes up to `completions.len()` completions and returns their number. Never blocks.
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize;
@@ -22,7 +22,7 @@ pub trait CompletionQueue: Any + Send + Sync + Debug {
     /// without support does nothing, and the event may still come.
     fn disarm(&self) {}
 
-    /// Returns the descriptor that becomes readable with an event; non-blocking.
+    /// Returns the descriptor that becomes readable with an event. The descriptor does not block.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
     /// Takes every event that has come. [`event_fd`](Self::event_fd) is then not readable any more.
@@ -34,11 +34,11 @@ pub trait CompletionQueue: Any + Send + Sync + Debug {
 pub struct WorkCompletion {
     /// The identifier that the request was posted with.
     pub wr_id: u64,
-    /// The result. All fields except `wr_id` and `queue_pair` are valid on success alone.
+    /// The result. All fields except `wr_id` and `queue_pair` are valid only on success.
     pub status: CompletionStatus,
     /// The kind of the request.
     pub opcode: CompletionOpcode,
-    /// Number of bytes received; valid for a receive alone.
+    /// Number of bytes received; valid only for a receive.
     pub byte_len: u64,
     /// Immediate data; `Some` for a receive that came with immediate data.
     pub immediate: Option<u32>,

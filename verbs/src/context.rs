@@ -20,7 +20,7 @@ pub trait Context: Send + Sync + Debug + 'static {
 
     /// Creates a completion queue that holds at least `capacity` completions.
     ///
-    /// The caller must never have more signalled requests outstanding than that. An overrun of the queue moves its
+    /// The caller must never have more than `capacity` signalled requests outstanding. An overrun of the queue moves its
     /// queue pairs to Error.
     ///
     /// # Errors
@@ -28,9 +28,9 @@ pub trait Context: Send + Sync + Debug + 'static {
     /// system refuses.
     fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError>;
 
-    /// Returns the descriptor that becomes readable with an asynchronous event (IBA vol. 1, 11.6.3), which is no
-    /// completion, and when the device is gone. The descriptor does not block. `None` on a device without such
-    /// events.
+    /// Returns the descriptor of asynchronous events (IBA vol. 1, 11.6.3); `None` on a device without such events. The
+    /// descriptor becomes readable with such an event, and when the device is gone. A completion does not make it
+    /// readable. The descriptor does not block.
     ///
     /// A thread that waits for an event calls [`handle_events`](Self::handle_events), then looks at its queue pairs.
     fn async_event_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -1,16 +1,18 @@
 //! Copies that avoid slow instructions of the processor.
 
-/// Bytes from which the C library may copy with `rep movsb`; it copies less than this with vector registers.
+/// Length from which the C library may copy with `rep movsb`, in bytes. It copies shorter lengths with vector registers.
 const PIECE: usize = 1024;
 
 /// Copies `length` bytes.
 ///
 /// Processors with fast `rep movsb` (AMD Zen 3 and later) run it 15 to 20 times slower than usual when the destination
 /// lies 1 to 15 bytes above the source within a page (measured on an EPYC with glibc 2.36: 2.4 GB/s against 48; the
-/// bench `soft_device` has it as `copy`). So such copies go in pieces that are too short for these instructions.
+/// bench `soft_device` has it as `copy`). A copy at a distance of 1 to 63 bytes is therefore cut into pieces that are too
+/// short for these instructions.
 ///
 /// # Safety
-/// Those of [`std::ptr::copy_nonoverlapping`]: `from` valid for reads of `length` bytes, `to` for writes, no overlap.
+/// Those of [`std::ptr::copy_nonoverlapping`]: `from` must be valid for reads of `length` bytes and `to` for writes, and
+/// the ranges must not overlap.
 pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, length: usize) {
     let distance = (to as usize).wrapping_sub(from as usize) % 4096;
     let piece = if (1..64).contains(&distance) { PIECE } else { length };
@@ -34,13 +36,13 @@ pub(crate) unsafe fn copy_past_caches(from: *const u8, to: *mut u8, length: usiz
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-        /// The stores of a cache line follow one another, so that the line is written as a whole.
+        /// Bytes of a cache line. The stores of one line follow one another, so that the processor writes the line as a whole.
         const LINE: usize = 64;
         let head = to.align_offset(LINE).min(length);
         let lines = (length - head) / LINE;
         let tail = head + lines * LINE;
         // SAFETY:
-        // - head, lines and tail are parts of the range that the caller promises, and
+        // - `head`, `lines` and `tail` are parts of the range that the caller promises, and
         // - the destination of each line is aligned to 64 bytes, as streaming stores need it; loads need no
         //   alignment.
         unsafe {

@@ -1,6 +1,7 @@
 //! Memory of another device, such as a GPU, that an RDMA device reaches without the host.
 //!
-//! Unproven: no network card that can register it has run this. The book's page on GPU memory states what is known.
+//! This code is unproven: no network card that can register such memory has run it. The book's page on GPU memory states
+//! the known facts.
 
 use std::fmt::Debug;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -40,7 +41,7 @@ impl DmaBuf<'_> {
         Ok(())
     }
 
-    /// Checks that the descriptor is one of a dmabuf, to explain a refusal.
+    /// Checks that the descriptor belongs to a dmabuf. Callers use this check to explain a refusal.
     pub(super) fn check_kind(&self) -> Result<(), VerbsError> {
         // Linux, include/uapi/linux/magic.h.
         const DMA_BUF_MAGIC: u64 = 0x444d_4142;
@@ -63,10 +64,10 @@ impl DmaBuf<'_> {
     }
 }
 
-/// Registered memory of another device. Dropping the last reference deregisters it; until then the driver of that
+/// Registered memory of another device. Dropping the last reference deregisters the memory. Until then the driver of that
 /// device keeps the memory.
 ///
-/// The host can't access the memory: this trait neither loads, stores nor copies. So everything that the host polls
+/// The host can't access the memory: this trait neither loads, stores nor copies. Therefore everything that the host polls
 /// (tail words, metadata, credits) must be in [`HostMemory`](super::HostMemory).
 pub trait DeviceMemoryRegion: Send + Sync + Debug + 'static {
     /// Returns the key that local segments carry.
@@ -78,7 +79,7 @@ pub trait DeviceMemoryRegion: Send + Sync + Debug + 'static {
     /// Returns the rights of the region.
     fn access(&self) -> Access;
 
-    /// Returns the address of its first byte in requests. It is not an address of this process.
+    /// Returns the address of the first byte in requests. This is not an address of this process.
     fn iova(&self) -> u64;
 
     /// Returns the length in bytes.

@@ -12,7 +12,7 @@ pub struct FoundDevice {
     pub name: String,
     /// The provider of the device: `soft` or `ibverbs`.
     pub provider: &'static str,
-    /// Its abilities, or the reason why it can't be used, with advice.
+    /// The attributes of the device, or the reason why it can't be used, with advice.
     pub state: Result<DeviceAttributes, VerbsError>,
     /// Its ports; empty on the software device, and on a device that can't be opened.
     pub ports: Vec<FoundPort>,
@@ -40,7 +40,7 @@ pub struct FoundGid {
     pub index: u32,
     /// Address and kind, such as `::ffff:10.0.0.1 (RoCE v2)`.
     pub address: String,
-    /// Whether the address is taken if no setting names an index.
+    /// Whether this address is used if no setting names an index.
     pub chosen: bool,
 }
 
@@ -124,7 +124,8 @@ fn hardware(names: &[String]) -> Vec<FoundDevice> {
         FoundDevice { name, provider: "ibverbs", state, ports: ports.iter().map(port).collect() }
     };
     let Ok(listed) = list() else {
-        // Opening a device fails for the reason that its listing failed for, and says that reason.
+        // The devices can't be listed, for example because libibverbs is missing. Opening a device then fails, too, and its
+        // error has the reason.
         return names.iter().map(|name| found(name.clone(), Vec::new())).collect();
     };
     let mut found: Vec<FoundDevice> =

@@ -59,10 +59,10 @@ pub enum VerbsError {
         what: &'static str,
         /// Its name or number.
         wanted: String,
-        /// Those that exist, for people.
+        /// The existing ones, as text for people.
         available: String,
     },
-    /// The thing exists, but can't be used as it is.
+    /// The thing exists, but can't be used in its present state.
     #[error("{0}")]
     Unusable(String),
     /// The device does not support the function.
@@ -102,7 +102,7 @@ pub struct PostError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostErrorKind {
-    /// As many requests are outstanding as the queue was created for (`ENOMEM`). Poll completions, then try again.
+    /// The number of outstanding requests is at the capacity of the queue (`ENOMEM`). Poll completions, then try again.
     #[error("queue full")]
     QueueFull,
     /// The queue pair's state does not allow this request.
@@ -120,7 +120,7 @@ pub enum PostErrorKind {
     /// The device does not support this operation.
     #[error("operation not supported by the device")]
     Unsupported,
-    /// The device refused it with this error number of the system.
+    /// The device refused the request with this error number of the system.
     #[error("refused by the device: {}", io::Error::from_raw_os_error(*.0))]
     Refused(i32),
 }

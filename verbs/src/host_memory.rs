@@ -17,8 +17,8 @@ use super::copy::copy_bytes;
 
 /// A range of host memory that outlives every region registered over it.
 ///
-/// The device and peers may write to the memory at any time. So this type never lends it out as `&[u8]`; it copies
-/// content in and out.
+/// The device and peers may write to the memory at any time. Therefore this type never lends the memory out as `&[u8]`. It
+/// copies content in and out.
 pub struct HostMemory {
     base: NonNull<u8>,
     length: usize,
@@ -33,8 +33,8 @@ enum Backing {
 }
 
 // SAFETY:
-// - the memory is reached through raw copies alone, which are sound from any thread, and
-// - what `Backing` holds is Send and Sync itself.
+// - the memory is reached only through raw copies and atomics, which are sound from any thread, and
+// - both variants of `Backing` are `Send` and `Sync`.
 unsafe impl Send for HostMemory {}
 // SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for HostMemory {}
@@ -52,8 +52,7 @@ impl HostMemory {
     /// ```
     ///
     /// # Errors
-    /// Fails if the system has no memory or no descriptor left, or if `length` is 0 or `alignment` is no power of
-    /// two.
+    /// Fails if the system has no memory or no descriptor left, if `length` is 0, or if `alignment` is not a power of two.
     pub fn shared(length: usize, alignment: usize) -> io::Result<Self> {
         if length == 0 || !alignment.is_power_of_two() || length.checked_add(alignment).is_none() {
             return Err(io::Error::new(
@@ -155,20 +154,20 @@ impl HostMemory {
         let from = self.at(offset, destination.len())?;
         // SAFETY:
         // - `at` checked that the source lies in this memory, which is valid for reads, and
-        // - `destination` is exclusively the caller's, and so no part of this memory.
+        // - `destination` belongs to the caller alone, so it is not a part of this memory.
         unsafe { copy_bytes(from, destination.as_mut_ptr(), destination.len()) };
         Ok(())
     }
 
-    /// Loads the 8 bytes at `offset` at once, with acquire semantics. If another thread or a peer stored them with
-    /// release semantics, or [in order](super::QueuePair::places_in_order), then its earlier stores are visible from
-    /// now on.
+    /// Loads the 8 bytes at `offset` at once, with acquire semantics. If another thread or a peer stored these bytes with
+    /// release semantics, or [in order](super::QueuePair::places_in_order), then this thread also sees the earlier stores
+    /// of that thread or peer.
     ///
     /// # Errors
     /// Fails if the bytes do not lie within the memory, or if their address is not a multiple of 8. Memory of
     /// [`shared`](Self::shared) begins at a multiple of 8.
     pub fn load_u64(&self, offset: usize) -> Result<u64, WordError> {
-        // SYNC: with `store_u64`, and with the store of a device that places in order.
+        // SYNC: pairs with `store_u64`, and with the store of a device that places in order.
         Ok(self.word(offset)?.load(Acquire))
     }
 
@@ -178,7 +177,7 @@ impl HostMemory {
     /// # Errors
     /// Those of [`load_u64`](Self::load_u64).
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), WordError> {
-        // SYNC: with `load_u64`, here or in a process that maps this memory.
+        // SYNC: pairs with `load_u64`, here or in a process that maps this memory.
         self.word(offset)?.store(value, Release);
         Ok(())
     }
@@ -190,9 +189,9 @@ impl HostMemory {
         }
         // SAFETY:
         // - `at` checked that the word lies in this memory, which is valid for reads and writes as long as `self` lives;
-        // - it is aligned; and
+        // - the word is aligned, as checked above; and
         // - an atomic may be changed at any time, also by other processes and devices; no code lends this memory out
-        //   as a slice while they may (see `from_raw_parts`, and `LocalSegment::new`).
+        //   as a slice while they may change it (see `from_raw_parts`, and `LocalSegment::new`).
         Ok(unsafe { &*word })
     }
 
@@ -262,7 +261,7 @@ pub enum WordError {
     },
 }
 
-/// A vector whose bytes are reached through `HostMemory::base` alone.
+/// A vector whose bytes are reached only through `HostMemory::base`.
 struct VecOwner {
     _bytes: Vec<u8>,
 }

@@ -3,5 +3,5 @@
 //! Nothing here is a promise: any release may change or remove it.
 
 pub use crate::memory::machinery::*;
-pub use crate::telemetry::Throttle;
+pub use crate::throttle::Throttle;
 pub use crate::throttled;

@@ -11,7 +11,7 @@
 //! | [`soft`] | `soft0`: queue pairs between processes of one host, over shared memory | Linux |
 //! | `ibverbs` | InfiniBand, RoCE and iWARP adapters; Soft-RoCE and soft-iWARP of the kernel | the cargo feature `ibverbs` |
 //!
-//! Both providers implement the same traits: [`Context`] (an opened device), [`ProtectionDomain`], [`MemoryRegion`],
+//! Both providers implement these traits: [`Context`] (an opened device), [`ProtectionDomain`], [`MemoryRegion`],
 //! [`DeviceMemoryRegion`], [`CompletionQueue`], [`QueuePair`] and [`SharedReceiveQueue`]. [`devices`] lists the devices of
 //! this machine, and [`open`] opens one.
 //!
@@ -75,7 +75,7 @@
 //! ```
 //!
 //! # States of a queue pair
-//! A reliable connected (RC) queue pair goes through these states. It takes receives from Init on, and sends in Rts alone. In
+//! A reliable connected (RC) queue pair goes through these states. It takes receives from Init on, and sends only in Rts. In
 //! Error every posted request completes with [`WorkRequestFlushed`](CompletionStatus::WorkRequestFlushed).
 //!
 //! ```text
@@ -85,8 +85,10 @@
 //!    └─────────────────┴──── to_error, or a fatal completion┴──▶ Error
 //! ```
 //!
-//! No call waits or spins; every call returns at once, except [`QueuePair::to_rtr`], which may talk to the peer's device for
-//! up to a second. The crate knows no protocol and no async executor.
+//! Calls return at once, with three exceptions. [`QueuePair::to_rtr`] waits for the peer's device, which may take a second.
+//! Dropping a region or a queue pair waits until a peer has finished its operation on the memory; this takes microseconds, and
+//! at most a second. On the software device, the first request that uses a shared memory of the peer asks the peer's device
+//! for that memory, and waits for the answer. The crate knows no protocol and no async executor.
 //!
 //! # Memory
 //! A device and its peers may write to registered memory at any time. [`HostMemory`] therefore never lends out its bytes; it
@@ -114,7 +116,7 @@ mod random;
 mod region;
 mod shared_receive_queue;
 mod sync;
-mod telemetry;
+mod throttle;
 mod work;
 
 #[cfg(feature = "allocator")]

@@ -23,7 +23,7 @@ pub trait QueuePair: Any + Send + Sync + Debug {
         None
     }
 
-    /// Returns the capacity that it was created with.
+    /// Returns the capacity that the queue pair was created with.
     fn capacity(&self) -> &QueuePairCapacity;
 
     /// Returns the address that the peer needs to connect, for [`to_rtr`](Self::to_rtr) on its side. Valid from Init
@@ -37,7 +37,8 @@ pub trait QueuePair: Any + Send + Sync + Debug {
     /// [`State`](VerbsError::State) in another state than Reset, or [`Os`](VerbsError::Os).
     fn to_init(&self, access: Access) -> Result<(), VerbsError>;
 
-    /// Moves from Init to Rtr (ready to receive), connected to `peer`. The call may take up to a second.
+    /// Connects to `peer` and moves from Init to Rtr (ready to receive). The call may wait for an answer of the peer's
+    /// device, for about a second at most.
     ///
     /// # Errors
     /// - [`State`](VerbsError::State) in another state than Init.
@@ -72,11 +73,11 @@ pub trait QueuePair: Any + Send + Sync + Debug {
     /// Returns evidence that both sides access one memory.
     fn probe(&self) -> Probe;
 
-    /// Returns whether the end of incoming data shows that all earlier data has arrived, without a completion. This
-    /// concerns data that peers WRITE to this side through this queue pair, and data of its own READs (man 3
+    /// Returns whether the arrival of the last bytes shows that all earlier data has arrived, without a completion. This
+    /// concerns data that peers WRITE to this side through this queue pair, and data of READs of this queue pair (man 3
     /// ibv_query_qp_data_in_order).
     ///
-    /// If it returns true: a thread that finds the new value in the last 8 bytes of a WRITE, or of a READ's last
+    /// If this function returns true: a thread that finds the new value in the last 8 bytes of a WRITE, or of a READ's last
     /// segment, finds all other bytes of that request in place, and those of every earlier WRITE on this queue pair.
     /// The 8 bytes must be at an address that is a multiple of 8, and the thread must load them at once, with acquire
     /// semantics ([`HostMemory::load_u64`](super::HostMemory::load_u64)). The order of other bytes is not defined.
@@ -86,9 +87,9 @@ pub trait QueuePair: Any + Send + Sync + Debug {
     }
 }
 
-/// Evidence for a device that works by shared memory: a nonce of this side, and the nonce that this side read at the
-/// peer's place for it. Each side sends the other what it read, over another connection. They share memory only if
-/// both nonces match. `None` on a device that needs no such proof.
+/// Evidence that two sides share memory, for a device that works by shared memory. It consists of the nonce that this side
+/// wrote, and the nonce that this side read in the peer's memory. Each side sends the nonce that it read to its peer, over
+/// another connection. The sides share memory only if both nonces match. `None` on a device that needs no such proof.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probe {
     /// Nonce of this side, written to its own memory before the peer connected.
@@ -161,8 +162,8 @@ impl Default for PathSettings {
     }
 }
 
-/// The address of a queue pair, which its peer needs to connect. Only the provider that made it can read it. It has
-/// at most [`MAX_LENGTH`](Self::MAX_LENGTH) bytes.
+/// The address of a queue pair, which the peer needs to connect. Only the provider that made the address can read it. An
+/// address has at most [`MAX_LENGTH`](Self::MAX_LENGTH) bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuePairAddress(Box<[u8]>);
 

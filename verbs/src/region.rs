@@ -20,8 +20,8 @@ pub trait MemoryRegion: Send + Sync + Debug + 'static {
     /// Returns the memory that contains the region.
     fn memory(&self) -> &Arc<HostMemory>;
 
-    /// Returns the part of the memory that is registered, in bytes from the memory's start. No request reaches beyond
-    /// it.
+    /// Returns the registered part of the memory, in bytes from the start of the memory. No request reaches beyond this
+    /// part.
     fn range(&self) -> Range<usize>;
 }
 
@@ -38,7 +38,7 @@ pub struct Rkey(pub u32);
 pub struct Access(u8);
 
 impl Access {
-    /// Local reading alone.
+    /// Only local reading.
     pub const LOCAL_READ: Self = Self(0);
     /// The device may write on behalf of local requests: receive buffers, the sink of a READ.
     pub const LOCAL_WRITE: Self = Self(1);
@@ -47,7 +47,7 @@ impl Access {
     /// Peers may READ.
     pub const REMOTE_READ: Self = Self(4);
 
-    /// Returns whether every right of `other` is among these.
+    /// Returns whether these rights include every right of `other`.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -136,8 +136,8 @@ impl LocalSegment {
         }
     }
 
-    /// Returns the virtual address of the first byte in this process. For a device's memory, returns the address
-    /// within its [`iova`](DeviceMemoryRegion::iova).
+    /// Returns the virtual address of the first byte in this process. For memory of another device, returns the address in
+    /// requests, counted from the region's [`iova`](DeviceMemoryRegion::iova).
     pub fn address(&self) -> u64 {
         self.address
     }

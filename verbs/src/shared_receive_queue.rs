@@ -5,9 +5,9 @@ use std::fmt::Debug;
 
 use super::{PostError, ReceiveRequest};
 
-/// A shared receive queue (SRQ, `struct ibv_srq`). Queue pairs that were created with it take their receives from it.
-/// So the memory for incoming messages grows with the messages, not with the queue pairs. Dropping the last reference
-/// destroys it; each of its queue pairs holds a reference, too.
+/// A shared receive queue (SRQ, `struct ibv_srq`). All queue pairs that were created with the queue take their receives from
+/// it. Therefore the memory for incoming messages grows with the number of messages, not with the number of queue pairs.
+/// Dropping the last reference destroys the queue. Each of its queue pairs holds a reference.
 ///
 /// A receive completes on the receive queue of the queue pair that took it, and the completion names that queue pair.
 /// Receives that no queue pair took are not flushed. A queue pair in Error may have taken a receive that never
@@ -16,7 +16,7 @@ pub trait SharedReceiveQueue: Any + Send + Sync + Debug {
     /// Returns the number of receives that may be outstanding.
     fn capacity(&self) -> u32;
 
-    /// Posts receives. Queue pairs take them in this order.
+    /// Posts receives. The queue pairs take the receives in the order of posting.
     ///
     /// # Errors
     /// Those of [`QueuePair::post_receive`](super::QueuePair::post_receive).

@@ -26,14 +26,14 @@ pub enum Operation<'a> {
         /// Immediate data, delivered beside the message.
         immediate: Option<u32>,
     },
-    /// Writes `data` into the peer's memory. With immediate data it consumes a receive of the peer, whose buffer
-    /// stays untouched.
+    /// Writes `data` into the peer's memory. A write with immediate data also consumes a receive of the peer, but does not
+    /// touch the buffer of that receive.
     Write {
         /// The bytes to write.
         data: Payload<'a>,
         /// The destination.
         remote: RemoteSegment,
-        /// Delivered in the peer's receive completion.
+        /// Immediate data, delivered in the peer's receive completion.
         immediate: Option<u32>,
     },
     /// Reads as many bytes of the peer's memory as `into` holds.
@@ -50,7 +50,7 @@ pub enum Operation<'a> {
 pub enum Payload<'a> {
     /// Registered memory. Its content must not change until the request has completed.
     Registered(&'a [LocalSegment]),
-    /// Any memory. `post_send` copies it before it returns (`IBV_SEND_INLINE`).
+    /// Any memory. `post_send` copies the bytes before it returns (`IBV_SEND_INLINE`).
     Inline(&'a [IoSlice<'a>]),
 }
 

@@ -1,5 +1,5 @@
-//! A binary of its own, because it sets the global allocator. The allocator in use must be the one that the environment
-//! variable names: the test asks the allocator, and compares the size of the C library's heap.
+//! The choice of the allocator. The environment variable must decide it: the tests ask the allocator, and compare the size
+//! of the C library's heap. These tests are a separate binary, because they set the global allocator.
 #![cfg(target_env = "gnu")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -13,7 +13,7 @@ static ALLOCATOR: Chosen = Chosen;
 /// The environment variable with the name of the allocator that a child process of this test should have.
 const EXPECTED: &str = "TONIC_RDMA_ALLOCATOR_EXPECTED";
 
-/// Far more bytes than the C library and the test harness allocate meanwhile.
+/// A number of bytes that is far larger than the other allocations of the C library and the test harness meanwhile.
 const BYTES: usize = 64 << 20;
 
 /// Returns the bytes that the C library's malloc has allocated.

@@ -1,5 +1,5 @@
-//! A binary of its own, because it counts the descriptors, mappings and threads of the process. The software device must
-//! not leak any of them.
+//! The software device must not leak descriptors, mappings or threads. This test is a separate binary, because it counts
+//! those of the whole process.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::Arc;
@@ -22,13 +22,14 @@ struct Counts {
 impl Counts {
     fn now() -> Self {
         let entries = |path| std::fs::read_dir(path).unwrap().count();
-        // Anonymous memory is not counted, because it belongs to the allocator.
+        // Anonymous mappings are not counted, because they belong to the allocator.
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let mappings = maps.lines().filter(|line| line.contains("memfd:")).count();
         Self { descriptors: entries("/proc/self/fd"), mappings, threads: entries("/proc/self/task") }
     }
 
-    /// Waits until the counts are these. Some resources are freed a little later, such as the service's end of a closed socket.
+    /// Waits until the process has these counts. Some resources are freed a little later, such as the service's end of a closed
+    /// socket.
     fn expect(&self) {
         let deadline = Instant::now() + Duration::from_secs(10);
         while Self::now() != *self {
@@ -74,7 +75,7 @@ fn connect_use_and_drop(context: &Arc<dyn Context>, queue: &Arc<dyn CompletionQu
     b.post_receive(&[ReceiveRequest { wr_id: 1, into: &segments[..1] }]).unwrap();
     let data = Payload::Registered(&segments[1..]);
     let send = SendRequest { wr_id: 2, operation: Operation::Send { data, immediate: None }, signaled: true };
-    // In some rounds a request still waits, a completion is not polled, or the queue pair is in Error.
+    // At the end of some rounds a request still waits, a completion is not polled, or the queue pair is in Error.
     let posted = [send; 3];
     a.post_send(&posted[..1 + round % 3]).unwrap();
     if round.is_multiple_of(4) {

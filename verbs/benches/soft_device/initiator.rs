@@ -1,11 +1,11 @@
-//! The side that measures.
+//! The side of a connection that measures.
 
 use super::peer::{Peer, Role};
 use super::side::{Opcode, Polled, RECEIVES, Side, pin, relax};
 
 /// The side that measures, and its peer in another process.
 pub(crate) struct Initiator {
-    /// Dropped first, so that the peer never sees the end of this side.
+    /// Dropped before `side`, so that the peer has ended before its connection ends.
     _peer: Peer,
     side: Side,
     opcode: Opcode,
@@ -72,8 +72,8 @@ impl Initiator {
         self.batch
     }
 
-    /// Sends a batch of messages. For opcodes that the peer receives, this returns before the batches have arrived, as long as
-    /// the peer has receives for them.
+    /// Sends a batch of messages. For opcodes that the peer receives, this function does not wait for the batch: it only waits
+    /// while the messages on the way would be too many for the peer's receives, or more than four batches.
     pub(crate) fn batch(&mut self) {
         if !self.opcode.is_received() {
             return self.run_one_sided(self.batch);
@@ -103,7 +103,7 @@ impl Initiator {
     fn run_one_sided(&mut self, count: u64) {
         (1..count).for_each(|_| self.side.post(self.opcode, false));
         self.side.post(self.opcode, true);
-        // The last request of this batch, and every request whose turn it is.
+        // Signalled requests are the last one of this batch, and one of every `SIGNAL_EVERY` requests.
         while self.poll().sends == 0 {
             relax();
         }

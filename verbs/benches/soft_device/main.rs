@@ -6,7 +6,8 @@
 //! cargo bench --bench soft_device -- perf write 64 1000000     # one figure, measured as by `ucx_perftest` (`perf`)
 //! ```
 //!
-//! Two processes, each on its own core if there are two cores. The other process is this binary, started again (`peer`).
+//! Each bench runs two processes, each on its own core if there are two cores. The other process is this binary, started
+//! again (`peer`).
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run panics")]
 #![allow(clippy::panic, missing_docs, reason = "a bench that can't run panics, and has no public API")]
 
@@ -53,8 +54,9 @@ macro_rules! cases {
 
 cases!(Send, SendWithImm, Write, WriteWithImm, Read);
 
-/// A round trip: the peer answers with the same opcode. `Send`, `SendWithImm` and `WriteWithImm` are noticed by polling the
-/// completion queue, `Write` by polling the written memory. Only the initiator notices a `Read`.
+/// A round trip: the peer answers with a message of this opcode. A side notices a `Send`, `SendWithImm` or `WriteWithImm` when
+/// it polls the completion queue, and a `Write` when it polls the written memory. A `Read` has no answer: the initiator waits
+/// for its completion.
 #[divan::bench(
     types = [Send, SendWithImm, Write, WriteWithImm, Read],
     args = [8, 64, 512, 4 << 10, 64 << 10],
@@ -68,7 +70,7 @@ fn latency_round_trip<T: Case>(bencher: Bencher<'_, '_>, length: usize) {
     bencher.bench_local(|| initiator.round_trip());
 }
 
-/// Messages in one direction, as fast as the peer receives them. Each is posted alone.
+/// Messages in one direction, as fast as the peer receives them. Each message is posted alone.
 #[divan::bench(
     types = [Send, SendWithImm, Write, WriteWithImm, Read],
     args = [8, 64, 512],
@@ -82,7 +84,7 @@ fn message_rate<T: Case>(bencher: Bencher<'_, '_>, length: usize) {
     bencher.counter(ItemsCount::new(initiator.batch_length())).bench_local(|| initiator.batch());
 }
 
-/// Long messages in one direction. Each is posted alone.
+/// Long messages in one direction. Each message is posted alone.
 #[divan::bench(
     types = [Send, SendWithImm, Write, WriteWithImm, Read],
     args = [4 << 10, 64 << 10, 1 << 20, 64 << 20],
@@ -97,7 +99,8 @@ fn bandwidth<T: Case>(bencher: Bencher<'_, '_>, length: usize) {
         .bench_local(|| initiator.batch());
 }
 
-/// The bytes of `bandwidth`, copied by `memcpy` from one memfd to another for comparison. Both were used before.
+/// For comparison with `bandwidth`: `memcpy` copies this number of bytes from one memfd to another. Both memfds were used
+/// before.
 #[divan::bench(args = [4 << 10, 64 << 10, 1 << 20, 64 << 20], sample_count = 200, max_time = 1)]
 fn bandwidth_of_memcpy(bencher: Bencher<'_, '_>, length: usize) {
     pin(0);
@@ -124,7 +127,7 @@ fn copy(bencher: Bencher<'_, '_>, apart: usize) {
     bencher.counter(BytesCount::new(SLOT)).bench_local(|| to.copy_in(apart, black_box(from)));
 }
 
-/// Copies as in `copy`, by `memcpy`.
+/// Copies the bytes of `copy` by `memcpy`.
 #[divan::bench(args = [0, 8, 64])]
 fn copy_by_memcpy(bencher: Bencher<'_, '_>, apart: usize) {
     pin(0);

@@ -13,7 +13,7 @@ pub(crate) const ARGUMENT: &str = "peer";
 /// The role of the other process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Answers every message with one of the same opcode.
+    /// Answers every message with a message of its opcode.
     Echo,
     /// Receives messages, and acknowledges every batch.
     Sink,

@@ -1,4 +1,4 @@
-//! One figure for each call, measured as by `ucx_perftest`: many iterations between two readings of the clock.
+//! One figure for each call, measured in the way of `ucx_perftest`: many iterations between two readings of the clock.
 //! `benches/compare-ucx` compares both programs.
 //!
 //! ```text
@@ -132,7 +132,7 @@ fn each(all: Duration, count: u64) -> f64 {
     all.as_secs_f64() * 1e9 / count as f64
 }
 
-/// A copy by `memcpy` of the bytes that a READ or a WRITE copies.
+/// A copy by `memcpy`, for comparison with a READ or a WRITE of this length.
 pub(crate) struct Memcpy {
     from: HostMemory,
     to: HostMemory,

@@ -14,7 +14,7 @@ use tonic_rdma_verbs::{
 pub(crate) const RECEIVES: u64 = 512;
 /// Length of the longest message that is posted inline.
 const INLINE: usize = 512;
-/// Number of requests, one of which is signalled.
+/// Number of requests from one signalled request to the next.
 const SIGNAL_EVERY: u64 = 64;
 /// Maximum number of completions of one poll.
 const POLL: usize = 16;
@@ -90,7 +90,7 @@ pub(crate) struct Side {
     slots: usize,
     posted: u64,
     message: Vec<u8>,
-    /// Completions of a poll. The buffer is made once.
+    /// Buffer for the completions of a poll.
     completions: [WorkCompletion; POLL],
 }
 
@@ -212,9 +212,9 @@ impl Side {
         }
     }
 
-    /// Returns whether the message in the inbox has this stamp in its first and last word.
+    /// Returns whether the message in the inbox has `stamp` in its first and last word.
     pub(crate) fn is_stamped(&self, stamp: u64) -> bool {
-        // The last word first, because bytes arrive in the order of addresses, if in any order.
+        // Checks the last word first: if bytes arrive in an order, it is the order of addresses.
         self.inbox_word(self.length - 8) == stamp && self.inbox_word(0) == stamp
     }
 
@@ -253,7 +253,7 @@ pub(crate) fn pin(index: usize) {
 
 static CORES: OnceLock<Vec<usize>> = OnceLock::new();
 
-/// Returns the cores that this process could use before it was pinned, or those of [`set_cores`].
+/// Returns the cores that this process could use before it was pinned, or the cores given to [`set_cores`].
 pub(crate) fn cores() -> &'static [usize] {
     CORES.get_or_init(|| {
         let set = rustix::thread::sched_getaffinity(None).unwrap();
@@ -261,7 +261,7 @@ pub(crate) fn cores() -> &'static [usize] {
     })
 }
 
-/// Sets the cores in the other process, which inherits the affinity of a pinned process.
+/// Sets the cores of the other process. That process can't query them, because it inherits the affinity of a pinned process.
 pub(crate) fn set_cores(cores: Vec<usize>) {
     CORES.set(cores).expect("set before the first use");
 }

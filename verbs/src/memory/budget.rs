@@ -1,4 +1,4 @@
-//! The limit on pinned memory, for all pools that share it.
+//! The budget: a limit on the pinned memory of all pools that share the budget, usually all pools of a process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use rustix::thread::CapabilitySet;
 
 use super::error::PoolError;
 
-/// A limit on the bytes that pools register. All pools that are made with one budget share it.
+/// A limit on the bytes that pools register. All pools that are made with one budget share the limit.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
@@ -42,8 +42,9 @@ impl Budget {
     }
 
     /// Makes a budget for this process of `configured` bytes, or else [`DEFAULT_LIMIT`](Self::DEFAULT_LIMIT). If the device
-    /// locks registered memory (`DeviceAttributes::locks_memory`), the limit is at most `RLIMIT_MEMLOCK`, unless the process
-    /// has `CAP_IPC_LOCK`, for which the kernel sets no limit.
+    /// locks registered memory (`DeviceAttributes::locks_memory`), the limit is at most `RLIMIT_MEMLOCK`. A process with
+    /// `CAP_IPC_LOCK` is not bound by `RLIMIT_MEMLOCK`. Each call makes a new budget, so a program calls this once and shares
+    /// the result.
     ///
     /// ```
     /// use tonic_rdma_verbs::memory::Budget;
@@ -96,7 +97,7 @@ impl Budget {
 }
 
 impl LimitSource {
-    /// Returns the advice how to raise the limit.
+    /// Returns the advice for raising the limit.
     fn hint(self) -> &'static str {
         match self {
             Self::Configuration => {
@@ -130,7 +131,7 @@ impl Drop for Reservation {
     }
 }
 
-/// Returns whether the kernel lets this process pin without limit. (`ib_umem_get` checks this capability.)
+/// Returns whether the kernel lets this process lock memory without limit. (`ib_umem_get` checks this capability.)
 fn may_lock_without_limit() -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK))
 }

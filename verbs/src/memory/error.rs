@@ -7,7 +7,7 @@ use crate::VerbsError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// The quota is used up for now. Try again after a piece was given back.
+    /// The quota is used up for now. Try again after a piece has been given back.
     #[error("{quota} quota exhausted: asked for {asked} bytes, {leased} of {limit} are leased")]
     QuotaExhausted {
         /// The quota that is used up.
@@ -38,7 +38,7 @@ pub enum PoolError {
         used: u64,
         /// The budget in bytes.
         limit: u64,
-        /// Advice how to raise the budget.
+        /// Advice for raising the budget.
         hint: &'static str,
     },
     /// The system could not map the slab, or the device could not register it.

@@ -12,9 +12,9 @@ pub struct LargePart {
     pub bytes: Bytes,
 }
 
-/// Passes all writes to `buffer`, except for each contiguous [`Buf`] of `threshold` bytes or more, which is kept as a
-/// [`LargePart`]. Keeping a `Bytes` costs a reference count. Keeping any other `Buf` costs one copy, as writing it to
-/// `buffer` would.
+/// A buffer that passes all writes to another buffer, except for each contiguous [`Buf`] of `threshold` bytes or more. Such a
+/// `Buf` is kept as a [`LargePart`]. Keeping a `Bytes` costs a reference count. Keeping any other `Buf` costs one copy, which
+/// is the cost of a write, too.
 #[derive(Debug)]
 pub struct GatherBuf<'a, B> {
     buffer: &'a mut B,
@@ -37,7 +37,7 @@ impl<'a, B: BufMut> GatherBuf<'a, B> {
 
 // SAFETY:
 // - `remaining_mut`, `chunk_mut` and `advance_mut` are those of `buffer`, which upholds the contract.
-// - The other methods write through `buffer` alone, or write nothing.
+// - The other methods write only through `buffer`, or write nothing.
 unsafe impl<B: BufMut> BufMut for GatherBuf<'_, B> {
     fn remaining_mut(&self) -> usize {
         self.buffer.remaining_mut()

@@ -1,4 +1,4 @@
-//! The address index: finds the buffer that an address lies in.
+//! The address index, which finds the buffer that an address lies in. Pools look up the slices of a `Bytes` here.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,10 +8,10 @@ use crate::sync::lock;
 
 /// Buffers by address, with a value for each buffer.
 ///
-/// A connection looks up every slice that it sends. For this reason three loads reject an address that is in no buffer,
-/// and one load is enough while there are no buffers. The loads are relaxed: a thread that holds a slice of a buffer got
-/// it from the thread that made the buffer, through some synchronisation, and so sees the values that
-/// [`insert`](Self::insert) stored.
+/// A connection looks up every slice that it sends, so a failed look-up must be cheap. One load is enough while there are
+/// no buffers, and three loads reject an address below or above all buffers. Other look-ups take a lock. The loads are
+/// relaxed: a thread that holds a slice of a buffer got it from the thread that made the buffer, through some
+/// synchronisation, and so sees the values that [`insert`](Self::insert) stored.
 #[derive(Debug)]
 pub(crate) struct AddressIndex<V> {
     /// The lowest start of a buffer since the index was last empty.
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_start_anew_when_it_is_empty() {
+    fn the_bounds_are_reset_when_the_index_becomes_empty() {
         let index = AddressIndex::new();
         let find = |address, length| index.find(address, length, |start, &value| Some((start, value)));
         index.insert(1000, 100, 'a');

@@ -14,19 +14,19 @@
 //!                                                                              for the device: sources only
 //! ```
 //!
-//! A slab serves blocks or buffers, and never both, not even one after the other. Slabs of buffers are registered without
+//! A slab serves either blocks or buffers, and never changes from one to the other. Slabs of buffers are registered without
 //! a right to write, so no device and no peer can change the bytes of a `&[u8]`. Slabs of blocks are never accessed through
 //! a reference. For these reasons [`Block::segment`] and [`Lease::segment`] are safe functions.
 //!
 //! A pool belongs to a protection domain. A pool made by [`for_sending`](Pool::for_sending) belongs to none: the application
-//! fills its buffers, and each connection that sends one registers the slab with its own domain, so that only its device
-//! can read the slab (`SlabRegistrations`). [`sites`] learns which buffers of a program are sent and so need such memory.
+//! fills its buffers. Each connection that sends such a buffer registers the slab with its own domain, for reading by its
+//! own device only (`SlabRegistrations`). [`sites`] learns which buffers of a program are sent and so need such memory.
 //!
 //! [`MemRegion`] is memory with its own mapping, which moves into operations (`in_flight`), and [`SharedRegion`] is memory
 //! that peers may get rights to. [`dlpack`] exchanges tensors with other libraries of the process.
 //!
-//! Only `in_flight` posts requests; nothing here waits for one, or knows the peer. The `rkey` of a region opens a whole
-//! slab. A pool whose access rights include peers therefore serves one peer.
+//! Only `in_flight` posts requests. This module does not wait for requests, and does not know the peer. The `rkey` of a block
+//! opens its whole slab. A pool whose access rights include peers therefore serves one peer.
 
 mod budget;
 pub mod dlpack;

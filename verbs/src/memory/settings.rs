@@ -24,7 +24,7 @@ pub struct PoolSettings {
     pub send_quota: u64,
     /// Bytes that may be leased for receiving at a time.
     pub receive_quota: u64,
-    /// Asks the kernel to back slabs with transparent huge pages. The kernel does this only if the administrator allows it
+    /// Whether to ask the kernel for transparent huge pages for slabs. The kernel does this only if the administrator allows it
     /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `advise`). Then a slab becomes resident as a whole at its first
     /// use.
     pub huge_pages: bool,

@@ -1,7 +1,7 @@
 //! Completion queues.
 //!
-//! The thread that carried a send out puts the completion of the send into the queue. Completions of receives stay in the
-//! queue pairs' links until a thread polls: the peer that filled a receive only sets the queue pair's ready bit (see
+//! The thread that carried out a send adds the completion of the send to the queue. Completions of receives stay in the
+//! links of the queue pairs until a thread polls: the peer that filled a receive only sets the queue pair's ready bit (see
 //! [`bell`](super::shared::bell)).
 
 use std::any::Any;
@@ -24,11 +24,11 @@ pub(super) struct Queue {
     capacity: usize,
     bell: Bell,
     page: OwnedFd,
-    /// Locked by the one thread that polls. Locked before any lock of a queue pair, never after.
+    /// Held during a poll, so one thread polls at a time. Locked before any lock of a queue pair, never after.
     members: Mutex<Members>,
     /// Locked last of all.
     finished: Mutex<VecDeque<Finished>>,
-    /// Length of `finished`. A poll that finds 0 need not lock.
+    /// Length of `finished`. A poll that finds 0 here does not lock `finished`.
     finished_length: AtomicUsize,
     overrun: AtomicBool,
 }
@@ -52,7 +52,8 @@ pub(super) struct Finished {
     pub(super) completion: WorkCompletion,
     /// The queue pair's slot in this queue.
     pub(super) slot: u32,
-    /// Places in the send queue that it frees: its own place, and those of the unsignalled requests before it.
+    /// Number of places in the send queue that this completion frees: the place of its request, and the places of the
+    /// unsignalled requests before that request.
     pub(super) frees: u32,
 }
 
@@ -93,7 +94,7 @@ impl Sink<'_> {
         self.filled == self.completions.len()
     }
 
-    /// Adds a completion. The caller has made sure that there is room.
+    /// Adds a completion. The caller has checked that there is room.
     pub(super) fn push(&mut self, completion: WorkCompletion) {
         if let Some(place) = self.completions.get_mut(self.filled) {
             *place = completion;
@@ -171,7 +172,7 @@ impl Queue {
         }
     }
 
-    /// Frees the slot, and drops its completions that were not polled.
+    /// Frees the slot, and drops those of its completions that were not polled.
     pub(super) fn vacate(&self, slot: u32) {
         let mut members = lock(&self.members);
         let gone = members.slots.get_mut(slot as usize).and_then(Option::take);
@@ -190,7 +191,7 @@ impl Queue {
         let fits = finished.len() < self.capacity;
         if fits {
             finished.push_back(entry);
-            // SYNC: SeqCst before looking whether the queue is armed: Dekker with `arm`, then `poll`.
+            // SYNC: SeqCst, before the check whether the queue is armed. Dekker's algorithm: the owner arms, then polls.
             self.finished_length.store(finished.len(), SeqCst);
         }
         drop(finished);
@@ -216,7 +217,7 @@ impl Queue {
         self.finished_length.store(finished.len(), SeqCst);
     }
 
-    /// Visits the queue pairs whose ready bits are set. Queue pairs with news that do not fit stay ready. The next
+    /// Visits the queue pairs whose ready bits are set. A queue pair stays ready if its completions do not all fit. The next
     /// visit begins after the queue pair that filled the sink, so that a busy queue pair does not starve the others.
     fn visit_ready(&self, members: &mut Members, sink: &mut Sink<'_>) {
         if self.overrun.swap(false, SeqCst) {
@@ -235,7 +236,7 @@ impl Queue {
                     self.bell.put_back_summary((summary & (summary - 1)).rotate_left(first_word));
                     return;
                 }
-                // A bit of a free slot is a peer's mistake, or a late ring for a queue pair that is gone.
+                // If the slot is free, a peer has set a wrong bit, or the bit belongs to a queue pair that is gone.
                 let more = match members.slots.get(slot as usize) {
                     Some(Some(member)) => member.source.visit(member.role, sink),
                     _ => false,
@@ -258,7 +259,7 @@ impl CompletionQueue for Queue {
         }
         let mut members = lock(&self.members);
         let mut sink = Sink { completions, filled: 0 };
-        // Takes sends first in every other poll, so that neither sends nor receives starve.
+        // Every other poll takes sends first, so that neither sends nor receives starve.
         members.receives_first = !members.receives_first;
         if !members.receives_first {
             self.take_finished(&members, &mut sink);
@@ -266,7 +267,7 @@ impl CompletionQueue for Queue {
         if self.bell.is_ready() {
             self.visit_ready(&mut members, &mut sink);
         }
-        // Includes what the visits carried out or flushed.
+        // The visits may have added completions: of requests that they carried out or flushed.
         if self.finished_length.load(SeqCst) != 0 {
             self.take_finished(&members, &mut sink);
         }

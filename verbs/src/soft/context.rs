@@ -1,10 +1,10 @@
-//! Opening the device, and what its users create from it.
+//! Opening the device, and the objects that users create from it.
 
 use std::sync::{Arc, Mutex, Weak};
 
 use super::completion_queue::Queue;
 use super::device::Device;
-use super::protection_domain::DomainHandle;
+use super::domain_handle::DomainHandle;
 use crate::sync::lock;
 use crate::{CompletionQueue, Context, DeviceAttributes, ProtectionDomain, VerbsError};
 
@@ -42,7 +42,7 @@ pub(super) fn current() -> Option<Arc<Device>> {
     lock(&CURRENT).upgrade()
 }
 
-/// All callers of [`open`] in a process get this device, so a comparison of addresses finds the devices equal.
+/// All callers of [`open`] in a process get one device, so a comparison of addresses finds their contexts equal.
 impl Context for Device {
     fn attributes(&self) -> &DeviceAttributes {
         self.limits()
@@ -63,9 +63,9 @@ mod tests {
 
     use super::*;
 
-    /// Connections share completion queues if they find by the device's address that they are on one device.
+    /// Connections of one device share completion queues. They recognise the device by its address.
     #[test]
-    fn every_caller_opens_the_same_device() {
+    fn all_callers_open_one_device() {
         let (first, second) = (open().unwrap(), open().unwrap());
         let queue = first.create_completion_queue(1).unwrap();
         assert!(std::ptr::addr_eq(Arc::as_ptr(&first), Arc::as_ptr(&second)));

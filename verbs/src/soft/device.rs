@@ -1,4 +1,4 @@
-//! The device itself: one per process, with its thread, its table of regions and the peers it knows.
+//! The device: one per process, with its thread, its table of regions and its known peers.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -36,7 +36,7 @@ pub(super) struct Device {
 #[derive(Debug, Default)]
 struct Keys {
     used: u32,
-    /// In the order of release, so that a stale key does not meet a new region soon.
+    /// Free indices in the order of release. An index is therefore reused late, and a stale key finds no new region soon.
     free: VecDeque<u32>,
 }
 
@@ -74,7 +74,7 @@ impl Device {
 
     /// Returns the shared reference that all objects of the device hold.
     pub(super) fn shared(&self) -> Arc<Self> {
-        // Every `Device` is in an `Arc`: `new` makes no other.
+        // Every `Device` is in an `Arc`, because only `new` makes devices.
         self.me.upgrade().unwrap_or_else(|| unreachable!())
     }
 
@@ -127,7 +127,7 @@ impl Device {
         Ok(key)
     }
 
-    /// Frees the table entry of `key`. No section can be using it any more.
+    /// Frees the table entry of `key`. The caller has checked that no section uses the entry any more.
     pub(super) fn release_key(&self, key: u32) {
         lock(&self.keys).free.push_back(key % REGIONS);
     }
@@ -156,7 +156,7 @@ impl Device {
         }
     }
 
-    /// Returns the peer's device: the known one, or a new connection to it.
+    /// Returns the connection to the device `id`. Connects if there is no connection yet.
     pub(super) fn peer(&self, id: DeviceId) -> Result<Arc<Peer>, VerbsError> {
         let known = |peers: &HashMap<DeviceId, Weak<Peer>>| {
             peers.get(&id).and_then(Weak::upgrade).filter(|peer| !peer.is_dead())

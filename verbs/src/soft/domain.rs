@@ -12,8 +12,8 @@ use super::shared::table::Entry;
 use crate::sync::lock;
 use crate::{Access, HostMemory, Lkey, VerbsError};
 
-/// Longest wait for a peer in the middle of an operation on memory that is taken back. The peer's
-/// sections last microseconds.
+/// Longest wait for a peer that is in the middle of an operation on memory to be taken back. Sections of a well-behaved
+/// peer last microseconds.
 pub(super) const QUIESCENCE: Duration = Duration::from_secs(1);
 
 /// A protection domain.
@@ -58,7 +58,7 @@ impl Domain {
         lock(&self.queue_pairs).remove(&number);
     }
 
-    /// Calls `then` with the descriptor and the length of segment `id`, if the segment is registered here.
+    /// Calls `then` with the descriptor and the length of segment `id`, if the segment is registered in this domain.
     pub(super) fn with_segment<T>(&self, id: u64, then: impl FnOnce(BorrowedFd<'_>, u64) -> T) -> Option<T> {
         let memory = Arc::clone(&lock(&self.segments).get(&id)?.memory);
         memory.shared_fd().map(|fd| then(fd, memory.len() as u64))
@@ -86,7 +86,7 @@ impl Domain {
         id
     }
 
-    /// Counts one region less of segment `id`.
+    /// Counts one region less of segment `id`. Peers can't map the segment any more when its last region is gone.
     fn release_segment(&self, id: u64, memory: &Arc<HostMemory>) {
         if id == 0 {
             return;
@@ -109,7 +109,8 @@ impl Domain {
         range: &Range<usize>,
         access: Access,
     ) -> Result<(u32, u64), VerbsError> {
-        // Memory without rights for peers is no segment: peers can't even ask for it.
+        // Peers never access memory that has only the right of local reading. Such memory is no segment, so peers can't ask
+        // for it. Memory with the right of local writing is a segment, because peers write to receive buffers.
         let segment = if access == Access::LOCAL_READ { 0 } else { self.retain_segment(memory) };
         let entry = Entry {
             access,
@@ -123,7 +124,7 @@ impl Domain {
         Ok((key, segment))
     }
 
-    /// Takes a region out of the device's table and waits until no peer can be using it.
+    /// Takes a region out of the device's table, and waits until no peer can be using the region.
     pub(super) fn remove_region(&self, key: u32, segment: u64, memory: &Arc<HostMemory>) {
         self.device.table().remove(key);
         if !self.quiesce() {
@@ -142,8 +143,8 @@ impl Domain {
         self.release_segment(segment, memory);
     }
 
-    /// Waits until every operation is over that may have seen a key valid, of our queue pairs or of their peers.
-    /// Returns false if a peer stopped in the middle of one.
+    /// Waits until every operation that may have seen a removed key as valid is over, on our queue pairs and on those of
+    /// their peers. Returns false if a peer stopped in the middle of an operation.
     fn quiesce(&self) -> bool {
         let queue_pairs: Vec<_> = lock(&self.queue_pairs).values().cloned().collect();
         let deadline = Instant::now() + QUIESCENCE;

@@ -1,4 +1,4 @@
-//! What the software device can do.
+//! The abilities and limits of the software device.
 
 use super::shared::table;
 use crate::DeviceAttributes;
@@ -14,7 +14,7 @@ pub(super) const MAX_SEGMENTS: u32 = 32;
 /// Most inline bytes of one request.
 pub(super) const MAX_INLINE: u32 = 128 << 10;
 
-/// Returns what the software device can do.
+/// Returns the abilities and limits of the software device.
 ///
 /// ```
 /// use tonic_rdma_verbs::soft;

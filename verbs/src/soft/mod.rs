@@ -1,8 +1,8 @@
 //! The software RDMA device: reliable connected queue pairs between processes of one host, without a NIC.
 //!
-//! This module is the provider `soft`. Users reach everything in it through the traits, from [`open`] on. The device
-//! checks every index, length and address that a peer wrote to shared memory against what this process knows itself.
-//! It copies a message once, straight from its source to its destination, on the initiator's CPU, inside `post_send`.
+//! This module is the provider `soft`. Users call [`open`], and use the device through the traits. The device checks every
+//! index, length and address that a peer wrote to shared memory against the records of this process. It copies a message
+//! once, straight from its source to its destination, on the initiator's CPU, inside `post_send`.
 //!
 //! ```text
 //!   process A                                              process B
@@ -18,29 +18,29 @@
 //!  └──────────────────────────────┘   descriptors, death  └──────────────────────────────┘
 //! ```
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `context`, `device`, `limits`, `protection_domain`, `domain`, `region`, `completion_queue` | the objects behind the traits |
-//! | `queue_pair/` | queue pairs: their two queues, and the copying |
-//! | `shared/` | what lies in shared memory, and how it is read without trust |
-//! | `peers/` | how descriptors get from one process to another |
+//! | `context`, `device`, `limits`, `domain_handle`, `domain`, `region`, `completion_queue` | the objects behind the traits |
+//! | `queue_pair/` | queue pairs: sends (`send`; those that wait for a receive: `waiting`), receives (`receive`), the check of keys and ranges (`transfer`, `place`), and the copying (`place`) |
+//! | `shared/` | the structures in shared memory, and the checks when this process reads them |
+//! | `peers/` | the exchange of descriptors between processes |
 //! | `system` | system calls that have no safe wrapper |
 //!
 //! # Shared memory
 //! - One **link** segment per queue pair. Its owner and its peer map it: see `shared/link`.
 //! - One **page** per completion queue. The peers of all its queue pairs map it: see `shared/bell`.
-//! - One **region table** per device. Peers map it for reading alone: see `shared/table`.
+//! - One **region table** per device. Peers map the table only for reading: see `shared/table`.
 //! - The **memfd of each registered [`HostMemory::shared`](super::HostMemory::shared)**. A peer maps it with its
 //!   first operation on it, and only through a queue pair of a protection domain that the memory is registered in.
 //!
-//! A process maps each of them once, and keeps no descriptor open for it. A connection costs two mappings and no
-//! descriptor; a pair of processes costs two sockets.
+//! A peer maps each of them once, and then closes the descriptor. A connection costs two mappings and no descriptor; a pair
+//! of processes costs two sockets.
 //!
 //! # Taking memory back
 //! An initiator touches its peer's memory within a *section*: it makes the section word of its link odd, checks the
 //! keys and the peer's state, copies at most 1 MiB, and makes the word even. To take a key or a queue pair away, its
 //! owner first invalidates it and then waits until the peer's section ends or the peer dies. The wait ends after one
-//! second if the peer stopped in the middle of a section (in a debugger, or because it is hostile). The memory that
+//! second if the peer stopped in the middle of a section (in a debugger, or because it is hostile). Memory that
 //! such a peer may still use is never freed.
 //!
 //! # Order of placement
@@ -50,25 +50,25 @@
 //! that is a multiple of 8. They are stored at once, by one 64-bit store with release semantics. A thread that loads
 //! them with acquire semantics ([`HostMemory::load_u64`](super::HostMemory::load_u64)) and finds the new value sees
 //! all the other bytes. The other bytes come in any order. The order within a destination that is shorter, or ends
-//! elsewhere, is not defined. If the peer can't map the memory, a system call of its own stores the last 8 bytes of a
-//! WRITE: later than the others, but perhaps not at once. So compare with the expected value, not with the previous
-//! one.
+//! elsewhere, is not defined. If the initiator can't map the memory, a separate system call stores the last 8 bytes of a
+//! WRITE: later than the other bytes, but perhaps not at once. Therefore compare with the expected value, not with the
+//! previous value.
 //!
 //! # Differences from hardware
 //! - A completed operation is complete at both ends, because no wire can lose it.
 //! - Receive completions wait in the queue pair's link until they are polled, so they cannot overrun a completion
 //!   queue. Send completions can.
-//! - Both processes must belong to one user, and share a network namespace and a pid namespace. Such a peer could
-//!   always trace this process: the checks guard against faults and confusion, and against a crash caused by a
-//!   hostile peer's data, not against a debugger.
+//! - Both processes must belong to one user, and share a network namespace and a pid namespace. A peer of this user could
+//!   also attach a debugger to this process, and the checks do not prevent that. They protect against faults, and against a
+//!   crash that the data of a hostile peer could cause.
 
 mod completion_queue;
 mod context;
 mod device;
 mod domain;
+mod domain_handle;
 mod limits;
 mod peers;
-mod protection_domain;
 mod queue_pair;
 mod region;
 mod shared;

@@ -3,7 +3,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Returns process and user at the other end of a unix socket. The process is 0 if it has no number in our namespace.
+/// Returns the process number and the user at the other end of a unix socket. The process number is 0 if the process has no
+/// number in our pid namespace.
 pub(super) fn peer_credentials(fd: &OwnedFd) -> io::Result<(i32, u32)> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -25,16 +26,16 @@ pub(super) fn peer_credentials(fd: &OwnedFd) -> io::Result<(i32, u32)> {
 /// The direction in which bytes go between this process and another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
-    /// From here to there.
+    /// From this process to the peer.
     ToPeer,
-    /// From there to here.
+    /// From the peer to this process.
     FromPeer,
 }
 
 /// Copies `length` bytes between `local` and `remote` in `process`. Returns the number of bytes copied.
 ///
 /// # Safety
-/// - `local` must be valid for `length` bytes, for writing if they come from the peer.
+/// - `local` must be valid for `length` bytes, for writing if the bytes come from the peer.
 pub(super) unsafe fn process_copy(
     process: i32,
     local: *mut u8,
@@ -46,7 +47,7 @@ pub(super) unsafe fn process_copy(
     let there = libc::iovec { iov_base: remote as *mut libc::c_void, iov_len: length };
     // SAFETY:
     // - `local` is valid by this function's contract, and
-    // - `remote` is only looked at by the kernel, in the other process.
+    // - only the kernel uses the address `remote`, in the other process.
     let done = unsafe {
         match direction {
             Direction::ToPeer => libc::process_vm_writev(process, &raw const here, 1, &raw const there, 1, 0),

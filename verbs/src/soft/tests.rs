@@ -92,13 +92,13 @@ impl Side {
     }
 }
 
-/// Returns a small generator whose values depend on `seed` alone, so that a failure can be repeated.
+/// Returns a small generator whose values depend only on `seed`, so that a failure can be repeated.
 fn random(seed: u64) -> impl Fn(usize) -> u64 {
     move |index| {
         let mut value = (seed << 20 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         value ^= value >> 29;
         value = value.wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        // Half of the values may mean something.
+        // Many of the values look like valid ones.
         match value >> 60 {
             0..4 => value % 8,
             4..6 => (value % 40) << 32 | value >> 50 & 3,
@@ -108,12 +108,13 @@ fn random(seed: u64) -> impl Fn(usize) -> u64 {
     }
 }
 
-/// Keeps the section word even. A thread would wait for an odd one; that case has a test of its own.
+/// Replaces the section word by an even number. A thread would wait while the word is odd, and `a_section_without_end` tests
+/// that.
 fn without_section(values: impl Fn(usize) -> u64) -> impl Fn(usize) -> u64 {
     move |index| if index == 32 { 0 } else { values(index) }
 }
 
-/// Garbage all over a link while it is in use. At worst the connection ends.
+/// If a link is overwritten with garbage while it is in use, at worst the connection ends.
 #[test]
 fn links_full_of_garbage() {
     for seed in 0..60 {
@@ -139,7 +140,7 @@ fn links_full_of_garbage() {
     }
 }
 
-/// A section that never ends holds up a flush, and a deregistration, for no more than a bounded time.
+/// A section that never ends delays a flush and a deregistration only for a bounded time.
 #[test]
 fn a_section_without_end() {
     let (a, b) = Side::connected();
@@ -191,7 +192,7 @@ fn scribbling_without_end() {
     drop((one, two));
 }
 
-/// Garbage in the page of a completion queue makes no completion, and loses none that comes after it.
+/// Garbage in the page of a completion queue makes no completion, and no later completion is lost.
 #[test]
 fn completion_queue_page_full_of_garbage() {
     let (a, b) = Side::connected();
@@ -225,7 +226,8 @@ fn ask(fd: &OwnedFd, request: &Request) -> Option<(Reply, Vec<OwnedFd>)> {
     message::receive_reply(fd).ok()
 }
 
-/// The device gives descriptors only to a peer that knows the token, only of objects of the queue pair, and the link once.
+/// The device gives descriptors only to a peer that knows the token, and only those of the queue pair's own objects. It gives
+/// the link once.
 #[test]
 fn descriptors_go_only_to_peers_with_the_token() {
     let (side, other) = (Side::new(), Side::new());
@@ -254,7 +256,7 @@ fn descriptors_go_only_to_peers_with_the_token() {
     assert_eq!(side.pair.state(), QueuePairState::Init);
 }
 
-/// Garbage on the socket ends that connection and no other.
+/// Garbage on a socket ends the connection of that socket only.
 #[test]
 fn garbage_on_the_socket() {
     let side = Side::new();

@@ -1,5 +1,5 @@
-//! Memory of another device, by dmabuf. The kernel's udmabuf stands for that device: it makes a dmabuf of host memory. So
-//! an RDMA device that registers dmabufs can be tested with memory that the test can read.
+//! Memory of another device, registered by its dmabuf. The kernel's udmabuf takes the place of that device, because it makes a
+//! dmabuf of host memory. Therefore the test can read the memory.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -13,10 +13,10 @@ use tonic_rdma_verbs::{
 use crate::fabric::{ALL, Fabric, Side, default_pair, pattern, until_placed};
 
 const LENGTH: usize = 64 << 10;
-/// Address for requests: an address that nothing else has, at the page offset of the memory.
+/// Address for requests. The process uses this address for no other memory. Its offset in a page is that of the memory.
 const IOVA: u64 = 0x7000_0000_0000;
 
-/// Prints a part of the test that is not run, and why.
+/// Prints the reason why a part of the test is not run.
 fn note(what: &str) {
     let _ = writeln!(std::io::stderr(), "left out: {what}");
 }
@@ -62,7 +62,7 @@ pub fn other_descriptors_are_refused(fabric: &dyn Fabric) {
     }
 }
 
-/// A part of a dmabuf works as host memory does, if the device registers it.
+/// A part of a dmabuf works like host memory, if the device can register the part.
 pub fn device_memory(fabric: &dyn Fabric) {
     let memory = HostMemory::shared(LENGTH, 4096).unwrap();
     let Some(fd) = dmabuf(&memory) else { return note("no /dev/udmabuf to make a dmabuf by") };
@@ -82,7 +82,7 @@ pub fn device_memory(fabric: &dyn Fabric) {
     a.expect_refusal(fabric, 9, CompletionStatus::RemoteAccess);
 }
 
-/// Moves all of the region in both directions by each opcode. The region begins at `offset` of the memory.
+/// Transfers the whole region in both directions by WRITE and by READ. The region begins at `offset` of the memory.
 fn exchange(
     fabric: &dyn Fabric,
     (a, b): (&Side, &Side),

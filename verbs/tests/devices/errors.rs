@@ -12,8 +12,8 @@ use crate::fabric::{
     ALL, Fabric, Options, Side, connected, default_pair, pattern, remote, segment, until_placed, wait_until,
 };
 
-/// Checks that both ends are in Error after a fault that the target reports: `b`'s receive 50 is flushed, and so are all
-/// later requests of `a`.
+/// Checks that both ends are in Error after a fault that the target reports: receive 50 of `b` is flushed, and all later
+/// requests of `a` and `b` are flushed.
 fn expect_both_ended(a: &Side, b: &Side) {
     a.expect_end();
     b.expect_failure(50, CompletionStatus::WorkRequestFlushed);

@@ -23,8 +23,8 @@ pub trait Fabric: Sync {
         None
     }
 
-    /// Returns the status that this device reports in `case`, where other devices report `status`. This concerns only faults
-    /// that the device reports.
+    /// Returns the status that this device reports in `case`, where other devices report `status`. The suite calls this
+    /// function only for faults that the device reports.
     fn reports(&self, _case: &str, status: CompletionStatus) -> CompletionStatus {
         status
     }
@@ -34,18 +34,19 @@ pub trait Fabric: Sync {
         1 << 30
     }
 
-    /// Returns whether a send or write completes only after the peer has accepted it. On other devices (iWARP, where a request
-    /// completes when TCP has it), a refusal by the peer ends the connection, and later requests are flushed.
+    /// Returns whether a send or write completes only after the peer has accepted it. On iWARP, a request completes when
+    /// TCP has accepted it. If the peer then refuses the request, the connection ends, and later requests are flushed.
     fn completes_at_the_peer(&self) -> bool {
         true
     }
 
-    /// Returns whether a send waits for a receive. On other devices (iWARP), such a send ends the connection.
+    /// Returns whether a send waits for a receive. On iWARP, a send without a receive ends the connection.
     fn sends_wait_for_receives(&self) -> bool {
         true
     }
 
-    /// Returns whether peers can write to the destination of a READ, which the device may write for its owner.
+    /// Returns whether the right of local writing also lets peers write. On iWARP it does, because the device must open the
+    /// destination of a READ to the peer.
     fn sinks_are_open(&self) -> bool {
         false
     }
@@ -55,8 +56,8 @@ pub trait Fabric: Sync {
         true
     }
 
-    /// Returns whether a queue pair goes to Error as soon as the peer's queue pair does, or its process dies, even if nothing
-    /// is sent.
+    /// Returns whether a queue pair goes to Error as soon as the peer's queue pair is in Error or the peer's process has died,
+    /// even if no request is posted.
     fn notices_death_when_idle(&self) -> bool {
         true
     }
@@ -65,7 +66,7 @@ pub trait Fabric: Sync {
 /// All access rights.
 pub const ALL: Access = Access::from_bits_truncate(7);
 
-/// Time after which the suite treats a wait as hung.
+/// Time after which a wait of the suite fails.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Options of a side.
@@ -243,8 +244,8 @@ impl Side {
         wait_until("the Error state", || self.pair.state() == QueuePairState::Error);
     }
 
-    /// Waits for the next completion, which must be that of `wr_id`. The peer has refused this request, so it failed with
-    /// `status`, if the fabric reports refusals.
+    /// Waits for the next completion, which must belong to `wr_id`. The peer has refused this request. If the fabric reports
+    /// refusals, the request must have failed with `status`.
     pub fn expect_refusal(&self, fabric: &dyn Fabric, wr_id: u64, status: CompletionStatus) {
         if fabric.completes_at_the_peer() {
             return self.expect_failure(wr_id, status);
@@ -266,7 +267,8 @@ impl Side {
     }
 }
 
-/// Waits until the writes of `a` are in the memory of `b`: on every device a READ sees the earlier writes.
+/// Waits until the writes of `a` are in the memory of `b`. For this purpose it posts a READ, because a READ sees all earlier
+/// writes on every device.
 pub fn until_placed(fabric: &dyn Fabric, a: &Side, b: &Side) {
     const WR_ID: u64 = 0x7ead;
     if !fabric.completes_at_the_peer() {

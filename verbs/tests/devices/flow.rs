@@ -59,7 +59,7 @@ pub fn receiver_not_ready_for_ever(fabric: &dyn Fabric) {
     assert_eq!(b.content(1000, 100), pattern(1, 100));
 }
 
-/// If sends do not wait, a send without a receive fails both ends, and the sleeping sender is woken for that.
+/// On a device whose sends do not wait, a send without a receive fails both ends, and wakes the sleeping sender.
 fn expect_no_receiver_not_ready(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     b.post_receive(1, 0, 8);
@@ -77,7 +77,7 @@ fn expect_no_receiver_not_ready(fabric: &dyn Fabric) {
     b.expect_failure(3, CompletionStatus::WorkRequestFlushed);
 }
 
-/// With finite retries a send fails, and the sleeping sender is woken for that.
+/// With finite retries a send fails after some time, and wakes the sleeping sender.
 pub fn receiver_not_ready_expires(fabric: &dyn Fabric) {
     if !fabric.sends_wait_for_receives() {
         return expect_no_receiver_not_ready(fabric);
@@ -274,7 +274,7 @@ pub fn arming_loses_no_wake_up(fabric: &dyn Fabric) {
     });
 }
 
-/// An event comes once for each arming, also for the completion of a send, and never without arming.
+/// One event comes for each arming, for a receive or for a send. No event comes without arming.
 pub fn events_come_when_armed(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     b.post_receive(1, 0, 8);

@@ -1,4 +1,4 @@
-//! A device of libibverbs: the one that `RDMA_TEST_DEVICE` names, such as `rxe0`.
+//! A device of libibverbs. The environment variable `RDMA_TEST_DEVICE` has its name, such as `rxe0`.
 
 use std::io::{self, Write as _};
 use std::process::Command;
@@ -46,9 +46,9 @@ const IWARP: &[(&str, &[&str])] = &[
 
 /// Features that the driver of soft-iWARP lacks (Linux 6.1), and the cases that need them.
 const SOFT_IWARP: &[(&str, &[&str])] = &[
-    ("soft-iWARP keeps the rights of a queue pair, and looks at them nowhere", &["missing_queue_pair_right"]),
+    ("soft-iWARP stores the rights of a queue pair, but never checks them", &["missing_queue_pair_right"]),
     (
-        "soft-iWARP asks for no right to READ (`siw_qp_sq_proc_tx`), but for key, bounds and protection domain",
+        "soft-iWARP does not check the right to READ (`siw_qp_sq_proc_tx`), only key, bounds and protection domain",
         &["missing_region_right_of_a_read", "ranges_not_to_be_read"],
     ),
 ];
@@ -73,15 +73,15 @@ impl Fabric for Device {
     }
 
     /// Soft-RoCE reports every fault of a local segment by one status, and reports to the peer that the operation failed. For
-    /// Soft-RoCE, an operation that the queue pair does not grant is an invalid request, as the specification says (IBA
-    /// vol. 1, 9.7.4.1.3). The software device does not distinguish it from a missing right of the region.
+    /// Soft-RoCE, an operation that the queue pair does not grant is an invalid request, as the specification requires (IBA
+    /// vol. 1, 9.7.4.1.3). The software device reports such an operation like a missing right of the region.
     fn reports(&self, case: &str, status: CompletionStatus) -> CompletionStatus {
         use CompletionStatus::{
             Fatal, LocalLength, LocalOperation, LocalProtection, RemoteAccess, RemoteInvalidRequest,
             RemoteOperation,
         };
         match (case, status) {
-            // soft-iWARP has one status, too, and another one for a receive.
+            // soft-iWARP has one status for these faults, too, and another status for a receive.
             ("bad_local_key" | "local_range_out_of_bounds", LocalProtection) if is_soft_iwarp() => {
                 LocalOperation
             }
@@ -107,23 +107,23 @@ impl Fabric for Device {
         !is_iwarp()
     }
 
-    /// On iWARP the answer to a READ is a write by the peer.
+    /// On iWARP, the answer to a READ is a write by the peer.
     fn sinks_are_open(&self) -> bool {
         is_iwarp()
     }
 
-    /// The driver may round the depth up.
+    /// The driver may round up the capacity of a completion queue.
     fn overruns_exactly(&self) -> bool {
         false
     }
 
-    /// On iWARP the end of the TCP connection is noticed.
+    /// On iWARP, the device notices the end of the TCP connection.
     fn notices_death_when_idle(&self) -> bool {
         is_iwarp()
     }
 }
 
-/// Returns whether there is a device to test with. Prints a line if not.
+/// Returns whether there is a device to test with. If there is none, prints a line.
 fn has_device() -> bool {
     if device().is_none() {
         let _ = writeln!(io::stderr(), "left out: RDMA_TEST_DEVICE names no device");
@@ -131,7 +131,7 @@ fn has_device() -> bool {
     device().is_some()
 }
 
-/// Returns whether TCP chooses the path. Prints a line if so.
+/// Returns whether the device has no path settings, because TCP chooses the path. In this case prints a line.
 fn has_no_path() -> bool {
     if is_iwarp() {
         let _ = writeln!(io::stderr(), "left out: on iWARP, TCP has timeouts, retries and an MTU of its own");
@@ -162,7 +162,7 @@ fn settings_are_read_back() {
     for (side, peer) in [(&a, &b), (&b, &a)] {
         let found = ibverbs::query(&*side.pair).unwrap();
         let kept = PathSettings {
-            // A device may serve more than it was asked for: Soft-RoCE rounds up to a power of two.
+            // A device may serve more reads than requested: Soft-RoCE rounds up to a power of two.
             outstanding_reads: found.settings.outstanding_reads.clamp(5, 8),
             // Soft-RoCE has no service levels, and returns 0.
             service_level: if is_soft_roce() { 0 } else { 3 },
@@ -194,7 +194,7 @@ fn the_smaller_mtu_is_taken() {
 }
 
 #[test]
-fn what_does_not_exist_is_named_with_what_does() {
+fn errors_name_the_missing_object_and_the_existing_ones() {
     if !has_device() {
         return;
     }
@@ -228,7 +228,7 @@ fn devices_are_listed() {
     let _ = writeln!(io::stdout(), "{:#?}", Device.open().unwrap().attributes());
 }
 
-/// Opening a device again returns the open device, so that its objects can be combined.
+/// Opening a device again returns the open device, so that objects of both can be combined. Other options open it anew.
 #[test]
 fn a_device_is_open_once() {
     if !has_device() {
@@ -251,7 +251,7 @@ fn an_address_that_does_not_answer() {
     if !has_device() || !is_iwarp() {
         return;
     }
-    // The end with the greater address connects to the other.
+    // The end with the greater address connects to the other end.
     let lost = [10, 0, 0, 1];
     let route = ["route", "add", "10.0.0.0/24", "dev", &interface];
     assert!(Command::new("ip").args(route).status().unwrap().success());

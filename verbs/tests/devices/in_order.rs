@@ -12,8 +12,9 @@ use tonic_rdma_verbs::{
 
 use crate::fabric::{Fabric, Options, Side, connected, content, pattern, remote, segment, wait_until};
 
-/// Offset of the end of every transfer, at which its last word begins.
+/// Offset of the end of every transfer.
 const END: usize = 1 << 20;
+/// Offset of the last word of every transfer.
 const WORD: usize = END - 8;
 const ROUNDS: u64 = 4000;
 
@@ -30,12 +31,12 @@ fn sides(fabric: &dyn Fabric) -> (Side, Side) {
     connected(fabric, &Options { memory: END + 4096, ..Options::default() })
 }
 
-/// Returns a pseudo-random number, which is equal in each run.
+/// Returns a pseudo-random number that depends only on the arguments, so that runs can be repeated.
 fn random(round: u64, salt: u64) -> usize {
     fastrand::Rng::with_seed(round * 4 + salt + 1).usize(..)
 }
 
-/// Returns the bytes moved in a round: 8 to 1 MiB, mostly few.
+/// Returns the number of bytes of a round: 8 bytes to 1 MiB, in most rounds few.
 fn length(round: u64) -> usize {
     match round % 16 {
         0 => 8,
@@ -46,7 +47,7 @@ fn length(round: u64) -> usize {
     }
 }
 
-/// Returns the message of a round. Its last word is the round's own, which no earlier message had.
+/// Returns the message of a round. The last words of all messages differ.
 fn message(round: u64) -> Vec<u8> {
     let mut bytes = pattern(round, length(round));
     let word = bytes.len() - 8;
@@ -59,7 +60,7 @@ fn pieces(region: &Arc<dyn MemoryRegion>, offset: usize, round: u64, last: usize
     let length = length(round);
     let mut cuts = vec![0, length];
     cuts.extend((0..round % 4).map(|cut| match random(round, cut) {
-        // In half of the cases, within the last word or one byte beside it.
+        // In half of the cases, the cut lies in the last word or at most a byte before the word.
         some if some % 2 == 0 => length - last.max(some / 2 % 10).min(length),
         some => some % (length - last + 1),
     }));
@@ -68,8 +69,8 @@ fn pieces(region: &Arc<dyn MemoryRegion>, offset: usize, round: u64, last: usize
     cuts.windows(2).map(|cut| segment(region, offset + cut[0], cut[1] - cut[0])).collect()
 }
 
-/// Runs `start` for each round, and checks every byte that the round places in `memory` before [`END`], as soon as its last
-/// word is there.
+/// Runs `start` for each round. As soon as the last word of the round is in `memory`, checks every byte that the round places
+/// before [`END`].
 fn watch(memory: &HostMemory, rounds: u64, start: impl Fn(u64), expected: impl Fn(u64) -> Vec<u8> + Sync) {
     let ready = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -145,7 +146,7 @@ pub fn reads_placed_in_order(fabric: &dyn Fabric) {
     }
 }
 
-/// The word is written by a separate WRITE, after one that ends at any address.
+/// A separate WRITE stores the last word, after WRITEs that end at any address.
 pub fn writes_placed_one_after_another(fabric: &dyn Fabric) {
     let (a, b) = sides(fabric);
     if !ordered(fabric, &b.pair) {

@@ -15,11 +15,11 @@ use tonic_rdma_verbs::{
 const ROLE: &str = "TONIC_RDMA_ISOLATION_ROLE";
 /// The environment variable with the address of the queue pair of this process.
 const ADDRESS: &str = "TONIC_RDMA_ISOLATION_ADDRESS";
-/// Beginning of the line of the other process that was refused.
+/// Beginning of the line that the other process prints if it was refused.
 const REFUSED: &str = "@@refused: ";
-/// Beginning of the line of the other process that could not take its role.
+/// Beginning of the line that the other process prints if the system does not permit its role.
 const NOT_PERMITTED: &str = "@@not permitted: ";
-/// A user that runs no test.
+/// A user that does not run tests.
 const OTHER_USER: libc::uid_t = 65533;
 
 fn queue_pair() -> Arc<dyn QueuePair> {

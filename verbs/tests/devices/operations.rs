@@ -1,4 +1,4 @@
-//! Every opcode, alone and among many.
+//! Every opcode, in single requests and in batches.
 
 use std::io::IoSlice;
 
@@ -22,7 +22,7 @@ pub fn send_and_receive(fabric: &dyn Fabric) {
     assert_eq!(b.content(5096, 1000), vec![0; 1000], "nothing beyond the message may be touched");
 }
 
-/// Checks that a device without immediate data refuses it, without another effect.
+/// Checks that a device without immediate data refuses such requests, and that the refusal has no other effect.
 fn expect_no_immediate(a: &Side, b: &Side) {
     let data = Payload::Inline(&[IoSlice::new(b"x")]);
     let immediate = Some(1);
@@ -92,7 +92,7 @@ pub fn read(fabric: &dyn Fabric) {
     b.expect_nothing();
 }
 
-/// Memory that the peer can't map works as shared memory does, at one end and at both.
+/// Memory that the peer can't map works like shared memory, at one end and at both ends.
 pub fn private_memory(fabric: &dyn Fabric) {
     let (a, b) = default_pair(fabric);
     let (ours, theirs) = (a.private_region(1 << 20), b.private_region(1 << 20));

@@ -152,7 +152,7 @@ fn post_receives(side: &Side, count: u64) {
     }
 }
 
-/// Runs the role of the child process, until it is killed or its parent exits.
+/// Runs the role of the child process, until the process is killed or its parent exits.
 pub fn run_role(fabric: &dyn Fabric, role: &str) {
     let side = Side::new(fabric, &Options::default());
     let exposed = if role == "private" { side.private_region(1 << 20) } else { side.region.clone() };
@@ -376,8 +376,8 @@ pub fn killed_while_we_read(fabric: &dyn Fabric) {
     }
 }
 
-/// A send that waits for a receive fails when the peer dies, and a sleeping thread is woken for this. If sends do not wait,
-/// the sleeping thread is woken, too.
+/// A send that waits for a receive fails when the peer dies, and wakes a sleeping thread. On devices whose sends do not wait,
+/// the flush of a receive wakes the thread.
 pub fn killed_while_a_send_waits(fabric: &dyn Fabric) {
     let waits = fabric.sends_wait_for_receives();
     let mut pair = Pair::start_with(fabric, "idle", if waits { 0 } else { 2 });

@@ -14,7 +14,7 @@ use crate::fabric::{ALL, Fabric, Side, content, default_pair, pattern, remote, s
 const RANGE: Range<usize> = 5003..9106;
 const MEMORY: usize = 16 << 10;
 
-/// Makes a memory that peers can map and one that they can't, both filled with `pattern(1)`.
+/// Makes a memory that peers can map, and a memory that they can't map. Both are filled with `pattern(1)`.
 fn memories() -> [Arc<HostMemory>; 2] {
     let shared = HostMemory::shared(MEMORY, 4096).unwrap();
     let private = HostMemory::from_vec(vec![0; MEMORY]);
@@ -135,7 +135,8 @@ pub fn ranges_have_rights_of_their_own(fabric: &dyn Fabric) {
     }
 }
 
-/// As in the case above, for the right to READ, if the device checks it.
+/// A key without the right to READ does not open memory for reading, although another key does. Only for devices that check
+/// this right.
 pub fn ranges_not_to_be_read(fabric: &dyn Fabric) {
     for memory in memories() {
         let (a, b) = default_pair(fabric);

@@ -1,4 +1,4 @@
-//! Shared receive queues. A device without them must report that.
+//! Shared receive queues. A device without shared receive queues must report that it has none.
 
 use std::sync::Arc;
 
@@ -85,7 +85,7 @@ impl Shared {
     }
 }
 
-/// A message for any queue pair uses the oldest buffer.
+/// Each message uses the oldest buffer, whichever queue pair receives it.
 pub fn shared_receives(fabric: &dyn Fabric) {
     let Some(shared) = Shared::new(fabric, 3, 8) else { return };
     (0..8).for_each(|buffer| shared.post(buffer));
@@ -125,7 +125,7 @@ pub fn shared_receive_queue_full(fabric: &dyn Fabric) {
     assert!(shared.receiver.domain.create_shared_receive_queue(1, attributes.max_segments + 1).is_err());
 }
 
-/// A message waits for a receive, and uses the next one.
+/// A message waits for a receive, and uses the next receive that is posted.
 pub fn shared_receive_comes_late(fabric: &dyn Fabric) {
     let Some(shared) = Shared::new(fabric, 2, 8) else { return };
     shared.start(1, b"early");

@@ -28,13 +28,13 @@ pub enum DlpackError {
         /// Step of the dimension.
         stride: i64,
     },
-    /// The elements have no whole number of bytes.
+    /// The size of an element is not a whole number of bytes.
     #[error("elements of {bits} bits in {lanes} lanes", bits = .0.bits, lanes = .0.lanes)]
     DataType(DlDataType),
     /// The length of the tensor overflows.
     #[error("a tensor of more bytes than memory can have")]
     Overflow,
-    /// A pointer is null although there are elements.
+    /// A pointer is null although there are elements, or there is not one stride for each dimension.
     #[error("a null pointer to data, shape or strides")]
     Null,
     /// Elements lie beyond the end of the memory.

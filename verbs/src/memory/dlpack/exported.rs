@@ -9,8 +9,8 @@ use super::error::DlpackError;
 use super::layout::Layout;
 use super::structures::{DlDevice, DlManagedTensor, DlTensor};
 
-/// A tensor of this process for another library. [`into_raw`](Self::into_raw) passes it to that library. Dropping it frees
-/// the tensor.
+/// A tensor of this process for another library. [`into_raw`](Self::into_raw) passes the tensor to that library. Dropping
+/// this value frees the tensor.
 pub struct Exported {
     managed: NonNull<DlManagedTensor>,
 }
@@ -60,7 +60,7 @@ impl Exported {
         context.managed.dl_tensor.shape = context.shape.as_mut_ptr();
         context.managed.dl_tensor.strides = context.strides.as_mut_ptr();
         let context = NonNull::from(context);
-        // SAFETY: the context has just been made, and there is no other reference to it.
+        // SAFETY: the context has just been made, and there is no other reference to the context.
         let managed = unsafe {
             (*context.as_ptr()).managed.manager_ctx = context.as_ptr().cast();
             NonNull::new_unchecked(&raw mut (*context.as_ptr()).managed)
@@ -79,7 +79,7 @@ unsafe impl Send for Exported {}
 
 impl Drop for Exported {
     fn drop(&mut self) {
-        // SAFETY: `new` made the tensor, and it was not passed on, so nothing else deletes it.
+        // SAFETY: `new` made the tensor, and `into_raw` did not pass it on, so no other code deletes it.
         unsafe { delete(self.managed.as_ptr()) };
     }
 }
@@ -97,7 +97,7 @@ impl fmt::Debug for Exported {
 unsafe extern "C" fn delete(managed: *mut DlManagedTensor) {
     // SAFETY:
     // - `manager_ctx` is the box that `new` leaked. The structure lies in that box.
-    // - The caller does this once.
+    // - The caller calls this function once for a tensor.
     drop(unsafe { Box::from_raw((*managed).manager_ctx.cast::<ExportContext>()) });
 }
 

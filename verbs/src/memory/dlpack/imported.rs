@@ -7,7 +7,7 @@ use super::error::DlpackError;
 use super::layout::{Layout, row_major};
 use super::structures::{DlDataType, DlDevice, DlManagedTensor, DlTensor};
 
-/// Maximum number of dimensions, which no library exceeds.
+/// Maximum number of dimensions. No library uses more.
 const MAX_RANK: usize = 64;
 
 /// A tensor of another library. Its memory can be read until this value is dropped.
@@ -22,7 +22,7 @@ pub struct Imported {
 // - every thread may read the memory and call the deleter, and
 // - nothing writes to the memory meanwhile.
 unsafe impl Send for Imported {}
-// SAFETY: as above; shared references only read.
+// SAFETY: the reasons for `Send` hold for `Sync`; shared references only read.
 unsafe impl Sync for Imported {}
 
 impl Imported {
@@ -51,7 +51,7 @@ impl Imported {
     ///   write to it.
     /// - Every thread may read the memory and call the deleter.
     pub unsafe fn from_raw(managed: NonNull<DlManagedTensor>) -> Result<Self, DlpackError> {
-        // From here on every return path drops this value, which calls the deleter.
+        // From here on, every error return drops this value, which calls the deleter.
         let mut imported = Self {
             managed,
             layout: Layout {

@@ -2,7 +2,7 @@
 //! version 0.8).
 //!
 //! ```text
-//!  import:  DlManagedTensor ── Imported::from_raw ──▶ Imported: &[u8] + Layout    its drop calls the other library's deleter
+//!  import:  DlManagedTensor ── Imported::from_raw ──▶ Imported: &[u8] + Layout    dropping it calls the other library's deleter
 //!  export:  Bytes + Layout ─── Exported::new ───────▶ Exported ── into_raw ──▶ DlManagedTensor, with a deleter of this crate
 //! ```
 //!

@@ -1,4 +1,4 @@
-//! The structures of DLPack, as C has them.
+//! The structures of DLPack, with the layout that they have in C.
 
 use std::ffi::c_void;
 
@@ -47,7 +47,7 @@ pub struct DlDevice {
 impl DlDevice {
     /// Memory of the processor.
     pub const CPU: Self = Self { device_type: 1, device_id: 0 };
-    /// Kinds of memory that the processor reads: its own, and its memory that CUDA and ROCm have pinned.
+    /// Kinds of memory that the processor can read: host memory, and host memory that CUDA or ROCm has pinned.
     pub(crate) const HOST: [i32; 3] = [1, 3, 11];
 }
 
@@ -64,7 +64,7 @@ pub struct DlDataType {
 }
 
 impl DlDataType {
-    /// Returns the bytes of an element, or `None` if it has no whole number of bytes.
+    /// Returns the size of an element in bytes, or `None` if the size is 0 or not a whole number of bytes.
     pub(crate) fn size(self) -> Option<usize> {
         let bits = usize::from(self.bits) * usize::from(self.lanes);
         (bits != 0 && bits.is_multiple_of(8)).then_some(bits / 8)

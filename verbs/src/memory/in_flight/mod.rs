@@ -22,13 +22,14 @@ use super::registrations::LocalRegistrations;
 use crate::{CompletionStatus, LocalSegment, Operation, Payload, PostError, QueuePair, SendRequest};
 
 /// The send queue of one queue pair, and the memory that its requests use. `T` is a token by which the owner of a transfer
-/// recognises it.
+/// recognises the transfer.
 #[derive(Debug)]
 pub struct InFlight<T> {
     queue_pair: Arc<dyn QueuePair>,
     registrations: LocalRegistrations,
     limits: TransferLimits,
-    /// Oldest first: transfers that wait for their completion, then the one being posted, then those that wait for room.
+    /// Oldest first: transfers that wait for their completion, then the transfer being posted, then transfers that wait for
+    /// room.
     transfers: VecDeque<Transfer<T>>,
     /// Number of transfers whose requests are all posted.
     posted_transfers: usize,
@@ -52,7 +53,7 @@ pub struct TransferLimits {
     pub requests: u32,
     /// Bytes of one request at most.
     pub message: u64,
-    /// Bytes of all outstanding requests, from which on no further request is posted.
+    /// Limit of the bytes in flight. When the outstanding requests have this many bytes, no further request is posted.
     pub window: u64,
 }
 
@@ -61,7 +62,7 @@ pub struct TransferLimits {
 struct SignaledRequests {
     /// Number of the signalled request.
     number: u64,
-    /// How many requests these are.
+    /// Number of these requests.
     requests: u32,
     /// Bytes of these requests.
     bytes: u64,
@@ -74,8 +75,8 @@ impl<T> InFlight<T> {
     /// Takes over a connected queue pair.
     ///
     /// # Panics
-    /// If there is another reference to the queue pair: dropping the last reference proves that the device is done with the
-    /// memory of its requests.
+    /// Panics if there is another reference to the queue pair. There must be none, because [`abandon`](Self::abandon) relies on
+    /// it: only dropping the last reference proves that the device is done with the memory of the requests.
     pub fn new(
         queue_pair: Arc<dyn QueuePair>,
         registrations: LocalRegistrations,
@@ -112,8 +113,8 @@ impl<T> InFlight<T> {
         self.posted - self.completed > u64::from(self.limits.requests / 2)
     }
 
-    /// Posts one small inline request at once. The device copies its bytes before this returns, and its completion is not
-    /// reported. Returns false, and does not post `operation`, if the request would have to wait.
+    /// Posts one small inline request at once. The device copies the bytes before this function returns. The completion of the
+    /// request is not reported. If the request would have to wait, this function posts nothing and returns false.
     ///
     /// # Errors
     /// The device refuses the request.
@@ -164,8 +165,8 @@ impl<T> InFlight<T> {
         Ok(())
     }
 
-    /// Records that the request `number` has completed, and all requests before it. `number` is the low 32 bits of the
-    /// request's number, because its identifier has room for 32 bits. Passes each transfer that has ended to `finished`.
+    /// Records that request `number` and all requests before it have completed. `number` is the low 32 bits of the request's
+    /// number, because the identifier of a request has room for 32 bits. Passes each transfer that has ended to `finished`.
     pub fn completed(
         &mut self,
         number: u32,
@@ -196,8 +197,8 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Destroys the queue pair, so that no request can access memory any more, and ends every transfer with `status`, unless
-    /// the transfer has failed with a status of its own.
+    /// Destroys the queue pair, so that no request can access memory any more. Then ends every transfer with `status`; a
+    /// transfer that has failed before keeps its own status.
     pub fn abandon(self, status: CompletionStatus, mut finished: impl FnMut(FinishedTransfer<T>)) {
         let Self { queue_pair, transfers, .. } = self;
         queue_pair.to_error();
@@ -215,7 +216,8 @@ impl<T> InFlight<T> {
         (self.limits.requests as usize).saturating_sub(outstanding)
     }
 
-    /// Numbers the next request, of `bytes`, and returns the number and whether the request must be signalled.
+    /// Assigns a number to the next request, which has `bytes` bytes. Returns the number, and whether the request must be
+    /// signalled.
     fn number(&mut self, bytes: u64, wanted: bool) -> (u64, bool) {
         let every = (self.limits.requests / 8).clamp(1, 64);
         self.posted += 1;

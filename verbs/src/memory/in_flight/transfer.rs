@@ -28,7 +28,7 @@ use crate::{CompletionStatus, LocalSegment, MemoryRegion, Operation, Payload, Po
 /// # Ok::<(), tonic_rdma_verbs::memory::PoolError>(())
 /// ```
 ///
-/// Meanwhile the program has no access to the memory. The compiler refuses to read it,
+/// Meanwhile the program has no access to the memory. The compiler rejects a program that reads the memory,
 ///
 /// ```compile_fail,E0382
 /// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
@@ -40,7 +40,7 @@ use crate::{CompletionStatus, LocalSegment, MemoryRegion, Operation, Payload, Po
 /// # }
 /// ```
 ///
-/// to write to it,
+/// writes to it,
 ///
 /// ```compile_fail,E0382
 /// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
@@ -52,7 +52,7 @@ use crate::{CompletionStatus, LocalSegment, MemoryRegion, Operation, Payload, Po
 /// # }
 /// ```
 ///
-/// to keep a reference to it,
+/// keeps a reference to it,
 ///
 /// ```compile_fail,E0505
 /// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
@@ -65,7 +65,7 @@ use crate::{CompletionStatus, LocalSegment, MemoryRegion, Operation, Payload, Po
 /// # }
 /// ```
 ///
-/// to free it,
+/// frees it,
 ///
 /// ```compile_fail,E0382
 /// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
@@ -77,7 +77,7 @@ use crate::{CompletionStatus, LocalSegment, MemoryRegion, Operation, Payload, Po
 /// # }
 /// ```
 ///
-/// or to use it in a second transfer:
+/// or uses it in a second transfer:
 ///
 /// ```compile_fail,E0382
 /// # use tonic_rdma_verbs::internal::{CopyRanges, LocalMemory, RemotePlace, Transfer, TransferKind};
@@ -228,8 +228,8 @@ impl<T> Transfer<T> {
         Ok(())
     }
 
-    /// Returns the part for the next request, or `None` at the end. A transfer of no bytes has one part, so that it
-    /// completes.
+    /// Returns the part for the next request, or `None` at the end. A transfer of no bytes has one empty part, so that the
+    /// transfer completes.
     pub fn next_part(&mut self, most: u64) -> Option<RequestPart> {
         if self.ended {
             return None;
@@ -243,7 +243,7 @@ impl<T> Transfer<T> {
         Some(RequestPart { bytes, notice, last: self.ended })
     }
 
-    /// Names the local bytes of a part. Returns `None` if they are sent inline.
+    /// Names the local bytes of a part. Returns `None` if the part has no bytes or its bytes are sent inline.
     pub fn segment(&self, part: &RequestPart) -> Option<LocalSegment> {
         let copied = part.bytes?;
         let range = copied.local as usize..(copied.local + copied.length) as usize;
@@ -334,7 +334,7 @@ impl<T> Transfer<T> {
         self.last
     }
 
-    /// Returns whether a request of this transfer is among those up to `number`.
+    /// Returns whether a request of this transfer has a number of at most `number`.
     pub fn began_before(&self, number: u64) -> bool {
         self.first.is_some_and(|first| first <= number)
     }
@@ -365,7 +365,7 @@ fn word(part: &RequestPart) -> [u8; 8] {
     }
 }
 
-/// Logs why the device refuses the memory of a transfer, and returns the error of the transfer.
+/// Logs the reason why the device refuses the memory of a transfer, and returns the error for the transfer.
 fn refused(error: &dyn std::fmt::Display) -> PostErrorKind {
     crate::throttled!(warn, %error, "memory for a transfer can't be registered");
     PostErrorKind::Refused(libc::ENOMEM)

@@ -8,8 +8,8 @@ use bytes::BufMut;
 use super::super::pool::held::HeldPiece;
 use crate::{LocalSegment, OutOfBounds, RemoteSegment, copy_bytes};
 
-/// A piece of registered memory with one holder, which the device reads and writes. Dropping the block gives it back to
-/// the pool, which leases it again while its memory is in the processor's caches.
+/// A piece of registered memory with one holder, which the device reads and writes. Dropping the block gives the memory back to
+/// the pool. The pool leases the memory again while it is in the processor's caches.
 ///
 /// The device, and each peer with access rights, may write to a block at any time. For this reason there is no `&[u8]` of
 /// a block: content is copied in and out. Offsets count from the start of the block and may go up to its capacity.

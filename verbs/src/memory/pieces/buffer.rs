@@ -50,7 +50,7 @@ impl Deref for RegisteredBuf {
         // SAFETY:
         // - `length` is at most the capacity of the piece, which lies in a mapping that `held` keeps alive.
         // - The memory is initialised: the kernel zeroes it.
-        // - Nothing writes to the memory while the reference lives: the pool gave the piece to this owner alone, the owner
+        // - Nothing writes to the memory while the reference lives: the pool gave the piece only to this owner, the owner
         //   is borrowed, and the region has no right to write.
         unsafe { std::slice::from_raw_parts(self.held.as_ptr(), self.length) }
     }

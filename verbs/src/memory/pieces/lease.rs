@@ -136,7 +136,7 @@ impl Lease {
         (memory, start..start + self.length)
     }
 
-    /// Names `range` of the lease, which the caller has checked.
+    /// Names `range` of the lease. The caller has checked the range.
     fn name(&self, range: Range<usize>) -> LocalSegment {
         self.frozen.held().segment_within(self.offset + range.start..self.offset + range.end)
     }

@@ -10,9 +10,9 @@ use super::slab::Slab;
 /// The use of a piece. A slab serves one purpose as long as it lives, see [`memory`](crate::memory).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// For the device, which may write to it at any time. No reference to it is ever made.
+    /// A piece for the device, which may write to the piece at any time. No reference to the piece is ever made.
     Block,
-    /// For the application. Its owner alone writes to it, and then freezes it.
+    /// A piece for the application. Only the owner writes to the piece, and then freezes it.
     Buffer,
 }
 
@@ -30,9 +30,9 @@ pub(crate) struct Piece {
 
 /// Slabs and their free pieces.
 ///
-/// A piece that is given back is pushed on the stack of its size class. The next request of that class takes it from
-/// there, while it is still in the processor's caches. When no slab has room, the pieces of all stacks return to the free
-/// ranges of their slabs. There, neighbours are joined and can serve any class.
+/// A piece that is given back goes on the stack of its size class. The next request of that class takes the piece from the
+/// stack, while the piece is still in the processor's caches. When no slab has room, the pieces of all stacks return to the
+/// free ranges of their slabs. There, neighbours are joined and can serve any class.
 #[derive(Debug)]
 pub(crate) struct Arena {
     entries: slab::Slab<ArenaSlab>,
@@ -65,7 +65,7 @@ struct PiecePlace {
 }
 
 impl Arena {
-    /// Makes an arena without slabs. Its common slabs will have `slab_size` bytes.
+    /// Makes an arena without slabs. Common slabs, which serve several pieces, will have `slab_size` bytes at most.
     pub(crate) fn new(slab_size: usize) -> Self {
         let mut largest_class = size_class::index(slab_size / 2);
         if size_class::size(largest_class) > slab_size / 2 {
@@ -108,7 +108,7 @@ impl Arena {
         let fits =
             |bytes: usize| bytes >= capacity && bytes - capacity <= capacity / 2 && bytes as u64 <= room;
         let sizes = self.spares.iter().map(|&key| self.entries[key].slab.len()).enumerate();
-        // From the back: of equal slabs, the one given back last is the warmest.
+        // Searches from the back: among slabs of equal size, the one given back last is most likely in the caches.
         let (position, bytes) =
             sizes.rev().filter(|&(_, bytes)| fits(bytes)).min_by_key(|&(_, bytes)| bytes)?;
         let key = self.spares.remove(position);
@@ -153,7 +153,7 @@ impl Arena {
     }
 
     /// Takes a piece back. Returns true if the slab has left the arena, because `keep` is false and this was its last piece.
-    /// Then `piece` holds the last reference to the slab, and the caller drops it after it has released the lock.
+    /// Then `piece` holds the last reference to the slab, and the caller must release the lock before it drops `piece`.
     pub(crate) fn give_back(&mut self, piece: &Piece, keep: bool) -> bool {
         let entry = &mut self.entries[piece.key];
         entry.live -= 1;

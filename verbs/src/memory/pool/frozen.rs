@@ -1,4 +1,4 @@
-//! A frozen buffer: the piece of a buffer that is not written to any more.
+//! A frozen buffer: a piece that is not written to any more.
 
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Weak};
@@ -9,7 +9,7 @@ use super::held::HeldPiece;
 /// Frozen buffers by address.
 pub(crate) type FrozenIndex = AddressIndex<Weak<FrozenBuffer>>;
 
-/// A buffer that is not written to any more. The index of its pool has it.
+/// A buffer that is not written to any more. The index of its pool contains the buffer.
 #[derive(Debug)]
 pub(crate) struct FrozenBuffer {
     /// Dropped with this value, unless [`thaw`](Self::thaw) takes it out.
@@ -47,9 +47,10 @@ impl FrozenBuffer {
 
 impl Drop for FrozenBuffer {
     fn drop(&mut self) {
-        // Before the piece goes back to the pool, because its memory may become another buffer at once.
+        // The buffer leaves the index before the piece goes back to the pool, because the memory may become another buffer
+        // at once.
         self.held.shared().thaw(self.held.as_ptr() as usize);
-        // SAFETY: the piece is dropped here alone. `thaw`, which takes the piece, does not let the value be dropped.
+        // SAFETY: the piece is dropped only here. `thaw` takes the piece, but prevents the drop of the value.
         unsafe { ManuallyDrop::drop(&mut self.held) }
     }
 }

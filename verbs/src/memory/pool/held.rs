@@ -66,10 +66,10 @@ impl HeldPiece {
         debug_assert!(range.end <= self.piece.capacity);
         let range = self.piece.offset + range.start..self.piece.offset + range.end;
         // SAFETY:
-        // - A request that writes to the range: there is never a reference to `Purpose::Block` memory, as long as the slab
-        //   lives. `Purpose::Buffer` slabs are registered without the right to write, by the slab itself and by
+        // - No request writes to memory with a reference. There is never a reference to `Purpose::Block` memory, as long as
+        //   the slab lives. `Purpose::Buffer` slabs are registered without the right to write, by the slab itself and by
         //   `SlabRegistrations`, so the device refuses the request. Both hold for a segment that outlives this piece, too.
-        // - A request that reads the range while a `&mut [u8]` to it exists: `Purpose::Buffer` pieces give out segments
+        // - No request reads memory while a `&mut [u8]` to it exists. `Purpose::Buffer` pieces give out segments
         //   only when they are frozen, and the caller keeps the `Lease` until the request has completed. A caller that
         //   drops the lease earlier sends the bytes of the next owner; accesses of this process stay sound.
         unsafe { LocalSegment::new(region, range) }

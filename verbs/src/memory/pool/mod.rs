@@ -6,7 +6,7 @@
 //!               └──────────────── gives the piece back on drop ──────────── HeldPiece ─▶ FrozenBuffer
 //! ```
 //!
-//! [`Block`], [`RegisteredBuf`] and [`Lease`] in `pieces` are the public faces of a held piece.
+//! [`Block`], [`RegisteredBuf`] and [`Lease`] in `pieces` are the public types for a held piece.
 
 mod arena;
 mod free_ranges;
@@ -32,7 +32,7 @@ use held::HeldPiece;
 use shared::PoolShared;
 use unbound::Unbound;
 
-/// A pool of registered memory, for a connection or an application. Clones are the same pool.
+/// A pool of registered memory, for a connection or an application. Clones are one pool.
 ///
 /// A new pool has no memory. It maps and registers slabs on demand and keeps them for reuse. After the last clone is
 /// dropped, each slab is freed with the last of its pieces that is in use, and its bytes return to the budget.
@@ -174,7 +174,7 @@ impl Pool {
         self.shared().settings()
     }
 
-    /// Returns the budget that slabs of the pool count against.
+    /// Returns the budget of the pool. The slabs of the pool count against this budget.
     pub fn budget(&self) -> &Arc<Budget> {
         self.shared().budget()
     }

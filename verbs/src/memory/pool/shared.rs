@@ -12,7 +12,7 @@ use super::slab::Slab;
 use crate::sync::lock;
 use crate::{Access, ProtectionDomain};
 
-/// Bytes of the smallest slab that a pool starts with. A budget that runs out makes smaller slabs.
+/// Smallest slab size that a pool uses, in bytes. Only when the budget runs out, the pool makes smaller slabs.
 const SMALLEST_SLAB: usize = 64 << 10;
 
 /// The state that a pool and all its pieces share.
@@ -22,7 +22,7 @@ pub(crate) struct PoolShared {
     settings: PoolSettings,
     budget: Arc<Budget>,
     index: Arc<FrozenIndex>,
-    /// Number of buffers of this pool in the index, which other pools may share.
+    /// Number of frozen buffers of this pool. The index may contain buffers of other pools, too.
     frozen: AtomicUsize,
     state: Mutex<PoolState>,
 }
@@ -113,7 +113,7 @@ impl PoolShared {
         }
     }
 
-    /// Closes the pool: idle slabs go now, each other slab with its last piece.
+    /// Closes the pool: frees idle slabs now, and each other slab when its last piece is given back.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.trim();
@@ -177,7 +177,7 @@ impl PoolShared {
     pub(crate) fn give_back(&self, piece: &Piece, quota: Quota, purpose: Purpose) {
         let mut state = self.lock();
         *state.leased(quota) -= piece.capacity as u64;
-        // Common slabs are always kept. Slabs of one piece are kept while the pool is no larger than the sum of its quotas.
+        // An open pool keeps all common slabs. It keeps slabs of one piece while it is not larger than the sum of its quotas.
         let quotas = self.settings.send_quota.saturating_add(self.settings.receive_quota);
         let common = state.arena(purpose).is_common(piece.capacity);
         let keep = !state.closed && (common || state.registered <= quotas);
@@ -186,7 +186,7 @@ impl PoolShared {
         }
     }
 
-    /// Makes a slab for a piece of `capacity` bytes. Callers do not hold the lock, because this makes system calls.
+    /// Makes a slab for a piece of `capacity` bytes. Callers must not hold the lock, because this function makes system calls.
     fn make_slab(&self, capacity: usize, common: bool, purpose: Purpose) -> Result<Slab, PoolError> {
         let access = match purpose {
             Purpose::Block => self.settings.access,
@@ -198,7 +198,7 @@ impl PoolShared {
         Slab::new(&*self.domain, access, &self.settings, reservation)
     }
 
-    /// Reserves the bytes of a slab. If the budget is too small, this first frees idle slabs, then reserves a smaller slab.
+    /// Reserves the bytes of a slab. If the budget is too small, first frees idle slabs, then reserves a smaller slab.
     fn reserve(&self, capacity: usize, common: bool) -> Result<Reservation, PoolError> {
         let page = rustix::param::page_size();
         let smallest = capacity.next_multiple_of(page);

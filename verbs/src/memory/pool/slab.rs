@@ -10,8 +10,8 @@ use crate::{Access, HostMemory, MemoryRegion, ProtectionDomain, VerbsError};
 /// Bytes of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Shared memory that is registered as a whole. The fields are dropped in this order: first the registration, then the
-/// memory, then the reservation of the budget.
+/// Shared memory that is registered as a whole. The order of the fields is the order of their drop: first the registration,
+/// then the memory, then the reservation of the budget.
 #[derive(Debug)]
 pub(crate) struct Slab {
     region: Arc<dyn MemoryRegion>,

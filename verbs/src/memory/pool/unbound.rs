@@ -18,13 +18,13 @@ pub(crate) fn index() -> Arc<FrozenIndex> {
     Arc::clone(&SENDABLE)
 }
 
-/// Finds the frozen buffer of any pool for sending that holds all of `bytes`. This takes two loads if no such buffer
-/// exists.
+/// Finds the frozen buffer of any pool for sending that holds all of `bytes`. While there are no frozen buffers, a look-up
+/// takes two loads.
 pub fn find_sendable(bytes: &[u8]) -> Option<Lease> {
     Lease::find(&SENDABLE, bytes.as_ptr() as usize, bytes.len())
 }
 
-/// Stands for the protection domain in a pool that has none.
+/// A placeholder for the protection domain, in a pool that has none.
 #[derive(Debug)]
 pub(crate) struct Unbound;
 
@@ -49,7 +49,7 @@ impl ProtectionDomain for Unbound {
     }
 }
 
-/// Memory that no device knows. No region of a device has its keys.
+/// Memory that is registered with no device. A device refuses its keys.
 #[derive(Debug)]
 struct Unregistered(Arc<HostMemory>, Range<usize>);
 

@@ -7,12 +7,12 @@ use super::super::pieces::Lease;
 use super::shared::SharedRegion;
 use crate::{Access, MemoryRegion, ProtectionDomain, RemoteSegment, VerbsError};
 
-/// The right of a peer to access a range of memory, exact to the byte. It belongs to one protection domain, which serves
+/// The right of a peer to access a range of memory, exact to the byte. A grant belongs to one protection domain, which serves
 /// one peer. Dropping the grant revokes the right, and waits some microseconds for operations of the peer that are in
 /// progress.
 #[derive(Debug)]
 pub struct Grant {
-    /// The first field, because the right must end before the memory is freed.
+    /// This is the first field, so that it is dropped first: the right must end before the memory is freed.
     region: Arc<dyn MemoryRegion>,
     place: RemotePlace,
     _memory: GrantedMemory,
@@ -25,7 +25,8 @@ enum GrantedMemory {
     Frozen(#[expect(dead_code, reason = "held for its drop")] Lease),
 }
 
-/// A range of memory as the other process names it: a range of the peer's memory, or one of this process for the peer.
+/// The address, key and length by which requests of the other process name a range of memory: memory of the peer for requests
+/// of this process, or memory of this process for requests of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemotePlace {
     /// Address and key of the first byte.
@@ -93,7 +94,7 @@ impl Grant {
         Self { region, place: RemotePlace { start, length: length as u64 }, _memory: memory }
     }
 
-    /// Returns the range as the peer names it.
+    /// Returns the range, for requests of the peer.
     pub fn place(&self) -> RemotePlace {
         debug_assert_eq!(self.place.start.rkey, self.region.rkey());
         self.place

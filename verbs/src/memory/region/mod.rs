@@ -1,4 +1,5 @@
-//! Regions: memory with its own mapping, for tensors. A region has one owner, is lent to a device, or is granted to a peer.
+//! Regions: memory with its own mapping, for tensors. At any time a region has one owner, or a transfer holds it for the
+//! device, or peers have grants to it.
 //!
 //! ```text
 //!                 move into a transfer                     share

@@ -13,14 +13,14 @@ use crate::{HostMemory, VerbsError};
 
 /// Memory with its own mapping. Its owner reads and writes it as a slice.
 ///
-/// The region moves into every operation that the device carries out on it, and comes back when the device is done. For
-/// this reason programs need no `unsafe`. The memory is zeroed at first. A page uses no memory until its first access.
+/// The region moves into each operation of the device, and comes back when the device is done. For this reason programs need no
+/// `unsafe`. New memory holds zeros. A page uses no memory until its first access.
 pub struct MemRegion {
     mapped: Arc<Mapped>,
     range: Range<usize>,
 }
 
-/// A mapping. Regions are parts of one.
+/// A mapping. Each region is a mapping or a part of a mapping.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     memory: Arc<HostMemory>,
@@ -49,7 +49,7 @@ impl MemRegion {
     /// ```
     ///
     /// # Errors
-    /// The budget is used up, or the system can't map the memory.
+    /// The length exceeds the address space, the budget is used up, or the system can't map the memory.
     pub fn allocate(length: usize, budget: &Arc<Budget>) -> Result<Self, PoolError> {
         let page = rustix::param::page_size();
         let limit = isize::MAX as u64 / 2;
@@ -71,7 +71,8 @@ impl MemRegion {
         Ok(Self { mapped, range: 0..length })
     }
 
-    /// Splits the region at `at`, in bytes, and returns the back. `self` keeps the front. Both parts are independent.
+    /// Splits the region at byte `at`, and returns the part from there on. `self` keeps the first part. Both parts are
+    /// independent.
     ///
     /// # Panics
     /// If `at` is beyond the end.

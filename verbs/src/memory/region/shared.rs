@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::owned::MemRegion;
 use crate::{OutOfBounds, WordError};
 
-/// A region that peers may read or write if they have a grant. Clones are the same memory.
+/// A region that peers may read or write if they have a grant. Clones share one memory.
 ///
 /// A peer may write at any time, so content is copied in and out. A copy that is made while a peer writes may contain old
 /// and new bytes. Offsets count from the start of the region.

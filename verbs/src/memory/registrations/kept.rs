@@ -1,8 +1,9 @@
-//! Registrations that a software device keeps between one grant and the next.
+//! Registrations that are kept from one grant to the next, for the software device.
 //!
-//! A peer of the software device maps a segment of shared memory at its first use, and unmaps segments without a valid key.
-//! With a grant for every transfer, the peer would map the segment and fault in every page each time. For this reason one
-//! region over the memory is kept as long as the memory lives. No peer gets its key.
+//! A peer of the software device maps a segment of shared memory at its first use. Of the segments whose keys are gone, the
+//! peer keeps only some mapped. With a grant for every transfer, the peer could map the segment and fault in every page
+//! each time. For this reason one region over the memory is kept as long as the memory lives. No peer gets the key of that
+//! region.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -20,7 +21,8 @@ pub struct KeptRegistrations {
     slabs: Kept<Slab>,
 }
 
-/// Regions by the address of their owner, which no other owner has as long as the entry refers to the owner.
+/// Regions by the address of their owner. While the entry holds a weak reference to the owner, no other owner gets that
+/// address.
 type Kept<O> = HashMap<usize, (Weak<O>, Arc<dyn MemoryRegion>)>;
 
 impl KeptRegistrations {
@@ -42,8 +44,8 @@ impl KeptRegistrations {
     }
 }
 
-/// Registers `memory` as long as `owner` lives. A failure is ignored: the peer then maps the memory for every transfer,
-/// which only costs time.
+/// Registers `memory` for as long as `owner` lives. Ignores a failure, because the peer then maps the memory for every
+/// transfer, which only costs time.
 fn keep<O>(
     domain: &dyn ProtectionDomain,
     kept: &mut Kept<O>,

@@ -11,12 +11,14 @@ use super::super::region::{Mapped, MemRegion};
 use super::slabs::SlabRegistrations;
 use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain, VerbsError};
 
-/// The regions and buffers that requests of one protection domain name. Each is registered once, without rights for peers.
+/// The regions and buffers that requests of one protection domain use. Each of them is registered once, without rights for
+/// peers.
 #[derive(Debug)]
 pub struct LocalRegistrations {
     domain: Arc<dyn ProtectionDomain>,
     frozen: SlabRegistrations,
-    /// By the address of the mapping, which no other mapping has as long as the entry refers to the mapping.
+    /// By the address of the mapping. While the entry holds a weak reference to the mapping, no other mapping gets that
+    /// address.
     regions: HashMap<usize, MappingRegistration>,
 }
 

@@ -10,16 +10,16 @@ use super::super::pool::slab::Slab;
 use crate::{Access, LocalSegment, MemoryRegion, ProtectionDomain};
 
 /// Slabs of pools [`for_sending`](crate::memory::Pool::for_sending) that one protection domain has registered for local
-/// reading. No key opens them to a peer.
+/// reading. Peers have no right to these slabs.
 #[derive(Debug)]
 pub struct SlabRegistrations {
     domain: Arc<dyn ProtectionDomain>,
     budget: Arc<Budget>,
-    /// By the address of the slab, which no other slab has as long as the entry refers to the slab.
+    /// By the address of the slab. While the entry holds a weak reference to the slab, no other slab gets that address.
     slabs: HashMap<usize, SlabRegistration>,
 }
 
-/// One slab. If its registration was refused, it is not tried again.
+/// One slab. A refused registration is not tried again.
 #[derive(Debug)]
 struct SlabRegistration {
     slab: Weak<Slab>,

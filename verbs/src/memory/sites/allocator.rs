@@ -1,4 +1,4 @@
-//! The allocator of a program.
+//! The allocator that places the buffers of sending sites in registered memory.
 
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -26,8 +26,8 @@ pub struct SiteSettings {
     /// Length of the shortest buffer that is placed in registered memory, in bytes, at least [`SHORTEST`]. Shorter buffers
     /// of every site are on the heap. Default: [`SHORTEST`].
     pub minimum: usize,
-    /// Number of successive iterations in which a site allocates and sends nothing, before it goes back to the heap; at
-    /// least 1. Default: 8.
+    /// Number of iterations after which an idle site goes back to the heap; at least 1. An idle site allocates buffers, but
+    /// sends none of them. Iterations in which the site does not allocate do not count. Default: 8.
     pub patience: u32,
     /// Maximum number of sites. Buffers of further sites are on the heap and counted as untracked. Default: 65 536, for
     /// which the allocator needs some 20 MB.
@@ -40,8 +40,9 @@ impl Default for SiteSettings {
     }
 }
 
-/// Allocates buffers in registered memory if buffers of their site were sent before, and otherwise on the heap (described in
-/// the [module](super)). Clones are the same allocator. Thread-safe: an allocation holds a lock while it looks up its site.
+/// An allocator of buffers. A buffer is in registered memory if buffers of its site were sent before, and otherwise on the
+/// heap (described in the [module](super)). Clones are one allocator. Thread-safe: an allocation holds a lock while it
+/// looks up its site.
 ///
 /// A site is a place in the source ([`allocate`](Self::allocate), [`with_capacity`](Self::with_capacity)): file, line
 /// and column of the call. A function that allocates for its callers passes on their places with `#[track_caller]`.
@@ -49,8 +50,8 @@ impl Default for SiteSettings {
 /// Alternatively, a site is a name that the program gives ([`allocate_named`](Self::allocate_named),
 /// [`with_capacity_named`](Self::with_capacity_named)), together with the number of earlier allocations under that name in
 /// the iteration. This is for programs in which one line allocates for many purposes, such as an interpreter of a data-flow
-/// graph, where the name is that of the node. The order of the allocations must be the same in each iteration. Threads that
-/// allocate under one name at once mix up its sites.
+/// graph, which uses the names of the nodes. The order of the allocations must not change from one iteration to the next.
+/// Threads that allocate under one name at once mix up its sites.
 ///
 /// ```
 /// use tonic_rdma_verbs::memory::Pool;

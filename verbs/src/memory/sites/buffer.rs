@@ -1,4 +1,4 @@
-//! The buffer of an allocation site: in registered memory or on the heap, with the same functions.
+//! The buffer of an allocation site, in registered memory or on the heap.
 
 use std::fmt;
 use std::io;
@@ -16,8 +16,8 @@ use crate::memory::pieces::{Lease, RegisteredBuf};
 /// A buffer of a [`SiteAllocator`](super::SiteAllocator). The program writes to it as a slice, or appends up to its fixed
 /// capacity, then calls [`freeze`](Self::freeze) and sends. No alignment is promised.
 ///
-/// Reading and writing are the same in both places. Write only bytes to be sent into the buffers of a sending site: if the
-/// pool has its own protection domain, the peers of that domain may be able to read them.
+/// All functions work alike on the heap and in registered memory. Write only bytes to be sent into the buffers of a sending
+/// site: if the pool has its own protection domain, the peers of that domain may be able to read the bytes.
 pub struct SiteBuf {
     memory: BufferMemory,
     capacity: usize,
@@ -65,7 +65,7 @@ impl SiteBuf {
     }
 
     /// Makes the content immutable and shareable. From now on the site counts as sending if a connection sends the content
-    /// or a slice of it. With the last reference, the memory is freed or returns to the pool.
+    /// or a slice of it. When the last reference is dropped, the memory is freed or returns to the pool.
     pub fn freeze(self) -> Bytes {
         let frozen = match self.memory {
             BufferMemory::Heap(content) => FrozenMemory::Heap(content),
@@ -119,7 +119,7 @@ impl AsRef<[u8]> for TracedBuffer {
 
 impl Drop for TracedBuffer {
     fn drop(&mut self) {
-        // Before the memory is freed, because it may become another buffer at once.
+        // The buffer leaves the index before the memory is freed, because the memory may become another buffer at once.
         unsent::remove(self.as_ref().as_ptr());
     }
 }

@@ -1,12 +1,12 @@
 //! Allocation sites: learns which places of a program allocate the buffers that are sent, and gives these places registered
 //! memory.
 //!
-//! Registered memory is scarce, and a filled buffer can't move into it. So a program would have to declare for each buffer,
-//! when it allocates the buffer, whether it will send the buffer. A program that iterates need not declare this, because
-//! its last iteration has shown it. A [`SiteAllocator`] records the site of each buffer, and the connections report the
-//! buffers that they send. From the next iteration on, the sites whose buffers were sent get their memory from a
-//! [`Pool`](super::Pool). All other buffers stay on the heap. This is the dynamic analysis of Xue et al., *Fast Distributed
-//! Deep Learning over RDMA* (EuroSys 2019), section 3.4, for any program.
+//! Registered memory is scarce, and a filled buffer can't move into it. Therefore a program would have to declare at the
+//! allocation of each buffer whether it will send the buffer. A program that iterates need not declare this, because its
+//! last iteration has shown which buffers are sent. A [`SiteAllocator`] records the site of each buffer, and the
+//! connections report the buffers that they send. From the next iteration on, the sites whose buffers were sent get their
+//! memory from a [`Pool`](super::Pool). All other buffers stay on the heap. This is the dynamic analysis of Xue et al.,
+//! *Fast Distributed Deep Learning over RDMA* (EuroSys 2019), section 3.4, for any program.
 //!
 //! ```text
 //!  program                              SiteAllocator                      connection
@@ -48,14 +48,14 @@
 //! names instead ([`SiteAllocator::allocate_named`]). A function that allocates for its callers passes on their lines with
 //! `#[track_caller]`.
 //!
-//! # What counts as sent
+//! # Buffers that count as sent
 //!
-//! A buffer counts as sent if a byte stream over RDMA has accepted a slice of it of [`SHORTEST`] bytes or more, after it was
-//! frozen. Streams that fell back to TCP report nothing, because registered memory would gain them nothing. A copy of the
-//! bytes does not count. tonic's own codec copies each message, so use the `gather` codec of tonic-rdma. Your own transport
-//! calls [`sent`].
+//! A buffer counts as sent if, after it was frozen, a byte stream over RDMA has accepted a slice of it with [`SHORTEST`]
+//! bytes or more. Streams that fell back to TCP report nothing, because TCP gains nothing from registered memory. A copy of
+//! the bytes does not count. tonic's own codec copies each message, so use the `gather` codec of tonic-rdma. Your own
+//! transport calls [`sent`].
 //!
-//! # What it costs
+//! # Cost
 //!
 //! An allocation holds a lock while it looks up its site. This costs some 120 ns more than the memory itself. A slice that
 //! is written costs one atomic load while no frozen buffer is unsent, and otherwise a look-up by address of some 15 ns.

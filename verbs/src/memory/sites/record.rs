@@ -7,7 +7,7 @@ use super::report::{PlacementReason, Site, SitePlacement, SiteStatus};
 use crate::memory::error::PoolError;
 use crate::sync::lock;
 
-/// A site: counters of allocations and of sent buffers, and the decision made from them at the end of the last iteration.
+/// A site: counters of allocations and of sent buffers, and the decision that the last iteration's counters led to.
 #[derive(Debug)]
 pub(super) struct SiteRecord {
     site: Site,
@@ -32,7 +32,7 @@ struct Learned {
     buffers: u64,
     /// Number of sent buffers at the end of the last iteration.
     sent: u64,
-    /// Number of successive iterations in which the site allocated and sent nothing.
+    /// Number of iterations since the last sent buffer in which the site allocated, but sent nothing.
     idle: u32,
     why: PlacementReason,
     refusal: Option<PoolError>,

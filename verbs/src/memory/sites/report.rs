@@ -61,7 +61,8 @@ pub enum PlacementReason {
     },
     /// No buffer of the site was ever sent.
     NotSent,
-    /// Buffers of the site were sent earlier, but none for as many iterations as [`SiteSettings`](super::SiteSettings) allow.
+    /// Buffers of the site were sent earlier, but the site has then been idle for as many iterations as
+    /// [`SiteSettings::patience`](super::SiteSettings::patience) allows.
     Idle {
         /// The iteration at the end of which the site went back to the heap.
         since: u64,
@@ -88,7 +89,7 @@ impl fmt::Display for PlacementReason {
 pub struct SiteStatus {
     /// The site.
     pub site: Site,
-    /// Place of the next buffer, if there is room.
+    /// Place of the next buffer, if the pool has room.
     pub placement: SitePlacement,
     /// Reason for the placement.
     pub why: PlacementReason,

@@ -19,7 +19,7 @@ pub(super) struct SiteTable {
     pub(super) untracked: u64,
 }
 
-/// The allocations under one name: a site for each, in the order in which an iteration makes them.
+/// The sites of one name: one for each allocation of an iteration, in the order of the allocations.
 #[derive(Debug, Default)]
 struct NamedSites {
     /// Index of the site of the next allocation.

@@ -1,4 +1,4 @@
-//! Learning, placement, and buffers that behave alike in both places.
+//! Tests of the sites: learning, placement, and buffers, which work alike on the heap and in registered memory.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::io::{IoSlice, Write as _};
@@ -321,7 +321,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..20)
 }
 
-/// Does `step` with a buffer and with a vector, which is the model.
+/// Carries out `step` on a buffer and on a vector, which is the model.
 fn take_step(buffer: &mut SiteBuf, model: &mut Vec<u8>, step: &Step) {
     let room = LENGTH - model.len();
     assert_eq!((buffer.remaining_mut(), buffer.capacity()), (room, LENGTH));

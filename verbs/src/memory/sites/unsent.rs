@@ -17,8 +17,8 @@ static UNSENT: AddressIndex<Arc<SiteRecord>> = AddressIndex::new();
 /// the buffer counts as sending. Programs with their own transport call this. Connections of tonic-rdma report by
 /// themselves.
 ///
-/// The call costs one relaxed load while no frozen buffer is unsent, three loads for an address that no such buffer can have,
-/// and a short lock otherwise.
+/// The call costs one relaxed load while no frozen buffer is unsent, three loads for an address below or above all such
+/// buffers, and a short lock otherwise.
 ///
 /// ```
 /// use tonic_rdma_verbs::memory::Pool;

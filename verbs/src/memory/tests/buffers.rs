@@ -33,7 +33,7 @@ fn frozen_buffers_are_found_exactly_within_their_bounds() {
 }
 
 #[test]
-fn another_pool_does_not_find_it() {
+fn a_pool_does_not_find_buffers_of_another_pool() {
     let ((one, ..), (two, ..)) = (pool(small(), 1 << 20), pool(small(), 1 << 20));
     let (ours, theirs) = (one.allocate(10).unwrap().freeze(), two.allocate(10).unwrap().freeze());
     assert!(find(&one, &ours).is_some() && find(&one, &theirs).is_none());
@@ -62,7 +62,7 @@ fn a_slice_of_the_bytes_keeps_the_memory() {
 }
 
 #[test]
-fn the_last_lease_on_all_of_it_is_writable_again() {
+fn the_last_lease_of_a_whole_buffer_can_be_made_writable() {
     let (pool, ..) = pool(small(), 1 << 20);
     let mut buffer = pool.allocate(100).unwrap();
     buffer.fill(3);
@@ -99,7 +99,7 @@ fn leases_name_their_part() {
 }
 
 #[test]
-fn no_device_may_write_where_references_are() {
+fn slabs_of_buffers_have_no_right_to_write() {
     let every = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
     let (pool, ..) = pool(PoolSettings { access: every, ..small() }, 1 << 20);
     let block = pool.lease(100, Quota::Send).unwrap();
@@ -136,7 +136,7 @@ fn memory_is_freed_with_the_last_reference_after_the_pool() {
     drop(pool.lease(100, Quota::Receive).unwrap());
     let clone = pool.clone();
     drop(pool);
-    assert_eq!(domain.live(), 4, "a clone is the pool");
+    assert_eq!(domain.live(), 4, "the pool lives as long as a clone");
     drop(clone);
     assert_eq!(domain.live(), 2, "idle slabs are freed at once");
     assert_eq!(budget.used(), (64 << 10) + 53_248);

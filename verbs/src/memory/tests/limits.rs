@@ -50,7 +50,7 @@ fn pools_share_the_budget_and_its_error_has_advice() {
 }
 
 #[test]
-fn a_budget_that_runs_out_makes_smaller_slabs() {
+fn slabs_are_smaller_when_the_budget_runs_out() {
     let (pool, _, budget) = pool(small(), (64 << 10) + 24_576);
     let _first = pool.lease(32 << 10, Quota::Send).unwrap();
     let _second = pool.lease(32 << 10, Quota::Send).unwrap();
@@ -58,7 +58,7 @@ fn a_budget_that_runs_out_makes_smaller_slabs() {
     assert_eq!((budget.used(), third.capacity()), ((64 << 10) + 16_384, 12_288));
 }
 
-/// A piece that was given back lies beside a free range, and neither is long enough alone.
+/// A piece that was given back lies beside a free range, and neither of the two is long enough.
 #[test]
 fn free_pieces_are_joined_before_anything_is_refused() {
     let (pool, ..) = pool(small(), 64 << 10);
@@ -70,8 +70,7 @@ fn free_pieces_are_joined_before_anything_is_refused() {
     assert_eq!(pool.statistics().leased_send, 48 << 10);
 }
 
-/// A refusal does not take time for each free piece: if the free pieces are too few for the request, they stay on their
-/// stacks.
+/// If the free pieces are too small for the request in total, the pool refuses without joining them, so a refusal is quick.
 #[test]
 fn free_pieces_that_are_too_few_are_not_joined() {
     let (pool, ..) = pool(small(), 64 << 10);

@@ -1,4 +1,4 @@
-//! Tests of the pool, over a protection domain that hands out keys and counts regions.
+//! Tests of the pool, with a protection domain that assigns keys and counts regions.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod blocks;

@@ -8,7 +8,8 @@ use crate::memory::{Block, PoolError, Quota, RegisteredBuf};
 
 const SEND_QUOTA: u64 = 300 << 10;
 const RECEIVE_QUOTA: u64 = 100 << 10;
-/// Budgets below the sum of both quotas and the unused parts of slabs, so that each of the three limits is reached.
+/// Budgets. They are smaller than both quotas together with the unused parts of slabs, so that the tests reach each of the
+/// three limits.
 const BUDGETS: [u64; 3] = [130 << 10, 260 << 10, 380 << 10];
 /// Largest piece that shares its slab: half of a slab.
 const LARGEST_SHARED: usize = 32 << 10;
@@ -82,7 +83,7 @@ impl Holding {
     }
 }
 
-/// The writer of a piece. All pieces of a slab have the same writer.
+/// The writer of a piece. All pieces of a slab have one writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Device,
@@ -167,7 +168,7 @@ impl Model {
         }
     }
 
-    /// Checks that the pool had to serve or refuse a request of `length` bytes as it did.
+    /// Checks `outcome`, the pool's answer to a request of `length` bytes, against the model.
     fn check_outcome(&self, length: usize, quota: Quota, purpose: Use, outcome: Result<usize, &PoolError>) {
         let (least, limit, leased) =
             (capacity_for(length), self.pool.settings().limit(quota), self.leased(quota));
@@ -203,7 +204,7 @@ impl Model {
         }
     }
 
-    /// Checks that no slab could be freed, and that no slab of this use has a gap for `capacity` bytes.
+    /// Checks that every slab has a piece in use, and that no slab of this use has a gap for `capacity` bytes.
     fn check_full(&self, capacity: usize, purpose: Use) {
         for slab in self.domain.regions() {
             let pieces = self.held.iter().filter(|holding| slab.contains(&holding.place().0));

@@ -1,16 +1,16 @@
-//! The address of a queue pair: 26 bytes that lead a peer's device to it.
+//! The address of a queue pair: 26 bytes by which a peer's device finds the queue pair.
 
 use crate::{QueuePairAddress, VerbsError};
 
-/// Version of the layout of shared memory. Both sides must have the same version. It counts up with every change of
-/// the layout.
+/// Version of the layout of shared memory. Both sides must have one version. Every change of the layout increments the
+/// version.
 pub(crate) const VERSION: u8 = 2;
 
 const MAGIC: u8 = b's';
 const LENGTH: usize = 26;
 
-/// The address of a queue pair: the process with its device, and the number. The token keeps other processes away
-/// from the queue pair.
+/// The address of a queue pair: the device and the number. The token is a secret, so that a process without the address can't
+/// reach the queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) device: DeviceId,
@@ -18,8 +18,8 @@ pub(crate) struct Address {
     pub(crate) token: u64,
 }
 
-/// A device: its process, and a random number that tells it from the device of a later process with this process
-/// number.
+/// The identity of a device: its process number, and a random number. The kernel may give the process number to a later
+/// process; the random number distinguishes the two devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DeviceId {
     pub(crate) process: u32,

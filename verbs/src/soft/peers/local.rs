@@ -1,4 +1,4 @@
-//! The queue pairs of this process, as peers reach them.
+//! The interface of the queue pairs of this process towards their peers.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -10,7 +10,8 @@ use super::message::{Answer, Object};
 /// A function that sends an answer and its descriptors to a peer.
 pub(crate) type SendAnswer<'a> = dyn FnMut(Answer, &[BorrowedFd<'_>]) -> io::Result<()> + 'a;
 
-/// A queue pair of this process. The service answers requests for it, and rings it; its peer moves it to Error.
+/// A queue pair of this process. The service answers requests for its objects, and rings it at deadlines. The death of its
+/// peer moves the queue pair to Error.
 pub(crate) trait LocalQueuePair: Any + Debug + Send + Sync {
     /// Returns the number, which is unique within the device.
     fn number(&self) -> u32;

@@ -16,11 +16,11 @@ use crate::soft::shared::link::Shape;
 /// Most descriptors of one reply: the page of a completion queue and its event descriptor.
 const DESCRIPTORS: usize = 2;
 
-/// A request for the descriptors of an object. Number and token are those of a queue pair; the object must belong to
-/// it.
+/// A request for the descriptors of an object. `number` and `token` are those of a queue pair, and the object must belong to
+/// that queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// The reply carries this number, so that a late reply is not taken for the next one.
+    /// The reply carries this number, so that a late reply is not mistaken for the reply to the next request.
     pub(crate) sequence: u64,
     pub(crate) number: u32,
     pub(crate) token: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Request {
 /// The object that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Object {
-    /// The queue pair's link, for the queue pair that has this token. It is given once.
+    /// The queue pair's link, for the queue pair with the token `requester`. A link is given once.
     Link { requester: u64 },
     /// The device's table of regions.
     Table,
@@ -50,15 +50,16 @@ pub(crate) struct Reply {
 /// The content of a reply, beside its descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// The link, and what the peer needs to know about its owner.
+    /// The link, and the attributes of its owner.
     Link(LinkAnswer),
-    /// The object; `length` in bytes if it is a segment.
+    /// Any other object; `length` is the length of a segment in bytes.
     Object { length: u64 },
-    /// No such queue pair, a wrong token, an object that is not the queue pair's, or a link already given.
+    /// There is no such queue pair, the token is wrong, the object belongs to another queue pair, or the link was already
+    /// given.
     Refused,
 }
 
-/// What the peer needs to know about a queue pair.
+/// The attributes of a queue pair that its peer needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinkAnswer {
     pub(crate) access: Access,

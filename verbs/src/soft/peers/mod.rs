@@ -1,4 +1,4 @@
-//! How descriptors get from one process to another, and how a process learns that a peer died.
+//! The exchange of descriptors between processes, and the detection of dead peers.
 
 pub(super) mod address;
 pub(super) mod local;

@@ -1,6 +1,6 @@
-//! The device of another process as this process sees it (or our own device, for queue pairs of one process): the
-//! socket to it, and its memory that is mapped here. All queue pairs that are connected to that process share a
-//! `Peer`; the last one drops it.
+//! The device of another process, or our own device for two queue pairs of one process: the socket to the device, and the
+//! memory of the device that this process has mapped. All queue pairs that are connected to the device share a `Peer`. The
+//! last of them drops it.
 
 use std::collections::HashMap;
 use std::io;
@@ -181,8 +181,8 @@ impl Peer {
     }
 }
 
-/// Returns the entry `id`, or makes it. The map is not locked meanwhile: of two threads that make the same entry, one
-/// drops its own.
+/// Returns the entry `id`, or makes the entry. The map is not locked while `make` runs. If two threads make one entry, the
+/// second thread drops its result and returns that of the first.
 fn cached<T>(
     map: &Mutex<HashMap<u64, Weak<T>>>,
     id: u64,
@@ -215,7 +215,7 @@ fn connect(device: DeviceId) -> Result<OwnedFd, VerbsError> {
     loop {
         match rustix::net::connect(&fd, &name) {
             Ok(()) => return Ok(fd),
-            // The listener's backlog is full, because its service thread is behind.
+            // The listener's backlog is full, because its service thread is busy.
             Err(rustix::io::Errno::AGAIN) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -230,7 +230,7 @@ fn connect(device: DeviceId) -> Result<OwnedFd, VerbsError> {
     }
 }
 
-/// Returns the process number of the peer, whose process must belong to our user.
+/// Returns the process number of the peer. Fails if the peer's process does not belong to our user.
 pub(crate) fn check_owner(fd: &OwnedFd) -> Result<i32, VerbsError> {
     let (process, user) = system::peer_credentials(fd)
         .map_err(|error| VerbsError::os("asking for the peer's process", error))?;

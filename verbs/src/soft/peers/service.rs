@@ -97,7 +97,7 @@ impl Service {
         peers.retain(|_, peer| peer.strong_count() > 0);
         peers.insert(token, Arc::downgrade(peer));
         drop(peers);
-        // epoll always reports hang-ups. The thread that sent a request reads the data.
+        // epoll always reports hang-ups. Data is not watched, because the thread that sent a request reads the reply.
         epoll::add(&self.epoll, peer.socket(), EventData::new_u64(token), EventFlags::RDHUP)?;
         Ok(())
     }
@@ -166,8 +166,8 @@ impl Service {
                 return;
             }
             Err(error) => {
-                // Most likely no descriptors are left. The listener stays readable, so a pause keeps this from
-                // spinning.
+                // Most likely no descriptors are left. The listener stays readable, so this thread would spin without
+                // the pause.
                 crate::throttled!(warn, %error, "the soft device can't accept a peer");
                 std::thread::sleep(Duration::from_millis(10));
                 return;
@@ -187,7 +187,7 @@ impl Service {
         }
     }
 
-    /// Answers the requests that have come. Returns false when the connection is of no more use.
+    /// Answers the requests that have come. Returns false if the connection has ended or failed.
     fn serve(&self, client: &OwnedFd) -> bool {
         loop {
             let request = match message::receive_request(client) {
@@ -216,7 +216,7 @@ impl Service {
         }
     }
 
-    /// Rings for the deadlines that have passed. Returns the time until the next deadline.
+    /// Rings the queue pairs whose deadlines have passed. Returns the time until the next deadline.
     fn ring_deadlines(&self) -> Option<Timespec> {
         loop {
             let mut deadlines = lock(&self.deadlines);
@@ -255,7 +255,7 @@ impl PartialOrd for Deadline {
 }
 
 impl Ord for Deadline {
-    /// Orders the earliest deadline as the greatest, for the heap.
+    /// Orders the earliest deadline as the greatest, because the heap returns the greatest first.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         other.when.cmp(&self.when)
     }

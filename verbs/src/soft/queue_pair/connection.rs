@@ -26,7 +26,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects the queue pair with the token `own_token` to the queue pair at `address`: maps what the peer shares with it.
+    /// Connects the queue pair with the token `own_token` to the queue pair at `address`: maps the peer's link, region table
+    /// and completion queues.
     pub(crate) fn import(device: &Device, address: Address, own_token: u64) -> Result<Self, VerbsError> {
         let peer = device.peer(address.device)?;
         let (link, answer) = peer.import_link(&address, own_token)?;
@@ -44,12 +45,12 @@ impl Connection {
         })
     }
 
-    /// Rings the peer's send queue.
+    /// Rings the completion queue of the peer's sends.
     pub(crate) fn ring_sender(&self) {
         self.send_bell.ring(self.send_slot);
     }
 
-    /// Tells the peer that one of its receives is done.
+    /// Rings the completion queue of the peer's receives, because receives are done.
     pub(crate) fn ring_receiver(&self) {
         self.receive_bell.ring(self.receive_slot);
     }

@@ -1,4 +1,4 @@
-//! What a queue pair's two queues have in common: its state, its link and its peer.
+//! The common part of a queue pair's two queues: the state, the link and the peer.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,11 +36,11 @@ pub(crate) struct Core {
     access: OnceLock<Access>,
     settings: OnceLock<PathSettings>,
     connection: OnceLock<Connection>,
-    /// Number of the section that a send is in, if it is odd. Written with the send queue locked.
+    /// Number of the current section if it is odd; no send is in a section if it is even. Written with the send queue locked.
     pub(crate) section: AtomicU64,
 }
 
-/// The link's descriptor until the peer took it, and the token of the one queue pair that may take it.
+/// The link's descriptor, until the peer has taken it, and the token of the one queue pair that may take the descriptor.
 #[derive(Debug)]
 struct Grant {
     fd: Option<OwnedFd>,
@@ -131,17 +131,16 @@ impl Core {
         }
     }
 
-    /// Returns whether the queue pair is in Error, or belongs there because the peer reported a fault of ours, or
-    /// died.
+    /// Returns whether the queue pair is in Error, or must go to Error because the peer has reported a fault or died.
     pub(crate) fn is_ended(&self) -> bool {
         self.state.load(SeqCst) == ERROR
             || self.link.state() == LinkState::Ended
             || self.connection().is_some_and(|connection| connection.peer.is_dead())
     }
 
-    /// Moves to Error. The next poll flushes what is outstanding; this function neither waits nor locks.
+    /// Moves to Error. The next poll flushes the outstanding requests. This function neither waits nor locks.
     pub(crate) fn fail(&self) {
-        // SYNC: the state goes first, then the rings: a thread that takes a ring sees the state.
+        // SYNC: stores the state before it rings, so that a thread that takes a ring sees the state.
         self.link.advance(LinkState::Ended);
         if self.state.swap(ERROR, SeqCst) != ERROR {
             self.ring_own();
@@ -157,7 +156,8 @@ impl Core {
         }
     }
 
-    /// Rings the peer's send queue if the peer waits for a receive of ours, or for our becoming ready.
+    /// Rings the completion queue of the peer's sends, if the peer waits for a receive of ours or for the state Ready of
+    /// our link.
     pub(crate) fn ring_waiting_peer(&self) {
         if let Some(connection) = self.connection()
             && self.link.take_waiting()
@@ -173,13 +173,13 @@ impl Core {
 
     /// Waits until the section of our own send ends, if a send is under way.
     pub(crate) fn wait_for_own_section(&self) {
-        // SYNC: with `Link::enter`: the caller took the key back before.
+        // SYNC: pairs with `Link::enter`. The caller has invalidated the key before this call.
         fence(SeqCst);
         wait_while_odd(|| self.section.load(SeqCst), || false);
     }
 
-    /// Waits until the peer's section ends, or the peer dies. Returns false at `deadline`: the peer may still be
-    /// touching our memory.
+    /// Waits until the peer's section ends or the peer dies. Returns false if neither happens before `deadline`. The peer may
+    /// then still access our memory.
     pub(crate) fn wait_for_peer_section(&self, deadline: Instant) -> bool {
         self.connection().is_none_or(|connection| {
             let given_up = || connection.peer.is_dead() || Instant::now() >= deadline;
@@ -187,7 +187,7 @@ impl Core {
         })
     }
 
-    /// Returns what the peer needs to know about this queue pair.
+    /// Returns the attributes of this queue pair that its peer needs.
     fn describe(&self, access: Access) -> LinkAnswer {
         LinkAnswer {
             access,
@@ -209,7 +209,7 @@ impl Core {
         grant.to = Some(address.token);
         drop(grant);
         Connection::import(self.domain.device(), address, self.token).inspect_err(|_| {
-            // If no peer has taken the link yet, another peer may be tried.
+            // While no peer has taken the link, this queue pair may try another peer.
             let mut grant = lock(&self.grant);
             if grant.fd.is_some() {
                 grant.to = None;
@@ -224,7 +224,7 @@ impl Core {
         Ok(())
     }
 
-    /// Connects to the queue pair at `address` and moves the state from Init to Rtr.
+    /// Connects to the queue pair with the address `peer`, and moves the state from Init to Rtr.
     pub(super) fn to_rtr(&self, peer: &QueuePairAddress, settings: &PathSettings) -> Result<(), VerbsError> {
         let state = self.state();
         if state != QueuePairState::Init || self.connection().is_some() {
@@ -284,7 +284,7 @@ impl Core {
         if quiet {
             self.domain.remove_queue_pair(self.number);
         } else {
-            // Keeps the queue pair, so that regions that its peer can still reach are never freed.
+            // The domain keeps the queue pair, so that regions which the peer can still reach are never freed.
             crate::throttled!(
                 warn,
                 queue_pair = self.number,

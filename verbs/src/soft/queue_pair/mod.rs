@@ -1,4 +1,4 @@
-//! Queue pairs: their two queues, and the copying.
+//! Queue pairs: their two queues, the checks of requests, and the copying.
 
 pub(super) mod connection;
 pub(super) mod core;

@@ -1,8 +1,9 @@
-//! Places in the peer's memory: finding a place with the peer's region table, and copying to it and from it.
+//! Places in the peer's memory: the search for a place by the peer's region table, which checks key, domain, rights and range,
+//! and the copies to and from the place.
 //!
-//! The kernel reaches memory that is not shared by the peer's process number. If the peer dies between the check and
-//! the copy, and the kernel gives its number to another process of this user, the copy goes to that process. No
-//! system call excludes this.
+//! Memory that the peer has not shared is copied by a system call, which names the peer by its process number. If the peer
+//! dies between the check and the copy, and the kernel gives the number to another process of this user, the copy goes to that
+//! process. No system call excludes this.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -15,7 +16,7 @@ use crate::soft::shared::mapping::Mapping;
 use crate::soft::system::{self, Direction};
 use crate::{Access, CompletionStatus, copy_bytes, copy_past_caches};
 
-/// Bytes of a word. A transfer that is placed in order stores its last word at once, after all else.
+/// Bytes of a word. A transfer that is placed in order stores its last word at once, after all its other bytes.
 pub(super) const WORD: u64 = size_of::<u64>() as u64;
 
 /// The peer's segments that a queue pair has mapped, by number.
@@ -28,7 +29,7 @@ pub(super) struct Segments {
 #[derive(Debug)]
 struct Known {
     segment: u64,
-    /// The key that led to the segment last. The mapping may go once this key is gone.
+    /// The key of the last request to the segment. The segment may be unmapped when this key is gone.
     key: u32,
     /// `None` if the peer did not share the segment: the kernel copies instead.
     mapping: Option<Arc<Mapping>>,
@@ -40,7 +41,7 @@ impl Segments {
     const UNUSED: u64 = 64 << 20;
     const UNUSED_SEGMENTS: usize = 32;
 
-    /// Adds a segment that the peer was asked for. First unmaps segments that no key leads to.
+    /// Adds the answer of the peer to a request for a segment. First unmaps segments whose keys are gone.
     pub(super) fn add(
         &mut self,
         connection: &Connection,
@@ -91,7 +92,7 @@ pub(super) enum Obstacle {
     Map { segment: u64, key: u32 },
 }
 
-/// A place in the peer's memory. It is good until the section ends in which it was found.
+/// A place in the peer's memory. The place is valid until the end of the section in which it was found.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
     Mapped(*mut u8),
@@ -149,8 +150,8 @@ impl Place {
     /// Copies between `here` and this place. Returns the number of bytes copied.
     ///
     /// # Safety
-    /// - `here` must be valid for `length` bytes, for writing if they come from the peer.
-    /// - This place must have been found for `length` bytes, in the section that goes on.
+    /// - `here` must be valid for `length` bytes, for writing if the bytes come from the peer.
+    /// - This place must have been found for `length` bytes, in the current section.
     pub(super) unsafe fn copy(
         self,
         connection: &Connection,
@@ -168,14 +169,14 @@ impl Place {
                 };
                 // SAFETY:
                 // - `here` is valid by this function's contract, `there` because its mapping has these bytes; and
-                // - they do not overlap as addresses: only this module maps a peer's segment.
+                // - their addresses do not overlap, because only this module maps a peer's segment.
                 unsafe {
                     if past_caches { copy_past_caches(from, to, bytes) } else { copy_bytes(from, to, bytes) }
                 };
                 Ok(length)
             }
             Self::Process(there) => {
-                // SAFETY: `here` is valid by this function's contract.
+                // SAFETY: `here` is valid by the contract of this function.
                 match unsafe {
                     system::process_copy(connection.peer.process(), here, there, bytes, direction)
                 } {
@@ -193,8 +194,8 @@ impl Place {
         }
     }
 
-    /// [Copies](Self::copy) the end of a transfer. The last word is stored at once, after all earlier stores of this thread.
-    /// If the kernel cuts the copy short, at least a word remains.
+    /// [Copies](Self::copy) the end of a transfer. Stores the last word at once, after all earlier stores of this thread. If
+    /// the kernel copies only a part, at least the last word remains to be copied.
     ///
     /// # Safety
     /// - The conditions of [`copy`](Self::copy) hold, and `length` is at least that of a word.
@@ -218,11 +219,11 @@ impl Place {
             Direction::ToPeer => {
                 // SAFETY: the word is the last of the bytes that the caller promised; bytes need no alignment.
                 let word = unsafe { here.cast::<[u8; WORD as usize]>().read() };
-                // SAFETY: the place was found for it, as the caller promised.
+                // SAFETY: the place was found for these bytes, as the caller promised.
                 unsafe { there.store(connection, word)? };
             }
             Direction::FromPeer => {
-                // SAFETY: the place was found for it, as the caller promised.
+                // SAFETY: the place was found for these bytes, as the caller promised.
                 let word = unsafe { there.load(connection)? };
                 // SAFETY: the word may be written, as the caller promised.
                 unsafe { store_word(here, word) };
@@ -234,14 +235,14 @@ impl Place {
     /// Loads a word from this place.
     ///
     /// # Safety
-    /// - This place must have been found for a word, in the section that goes on.
+    /// - This place must have been found for a word, in the current section.
     unsafe fn load(self, connection: &Connection) -> Result<[u8; WORD as usize], CompletionStatus> {
         if let Self::Mapped(there) = self {
-            // SAFETY: its mapping has these bytes, which need no alignment.
+            // SAFETY: the mapping has these bytes, as the caller promised; bytes need no alignment.
             return Ok(unsafe { there.cast::<[u8; WORD as usize]>().read() });
         }
         let mut word = [0; WORD as usize];
-        // SAFETY: the word is ours, and the place as the caller promised.
+        // SAFETY: the word is ours, and the place was found for a word, as the caller promised.
         let copied =
             unsafe { self.copy(connection, word.as_mut_ptr(), WORD, CopyMode::word(Direction::FromPeer))? };
         if copied == WORD { Ok(word) } else { Err(CompletionStatus::RemoteOperation) }
@@ -250,28 +251,29 @@ impl Place {
     /// Stores a word to this place, after all earlier stores of this thread.
     ///
     /// # Safety
-    /// - This place must have been found for a word, in the section that goes on.
+    /// - This place must have been found for a word, in the current section.
     pub(super) unsafe fn store(
         self,
         connection: &Connection,
         mut word: [u8; WORD as usize],
     ) -> Result<(), CompletionStatus> {
         if let Self::Mapped(there) = self {
-            // SAFETY: its mapping has these bytes.
+            // SAFETY: the mapping has these bytes, as the caller promised.
             unsafe { store_word(there, word) };
             return Ok(());
         }
         // SYNC: earlier stores, by other system calls or by this thread, come before the store of this call.
         fence(SeqCst);
-        // SAFETY: the word is ours, and the place as the caller promised.
+        // SAFETY: the word is ours, and the place was found for a word, as the caller promised.
         let copied =
             unsafe { self.copy(connection, word.as_mut_ptr(), WORD, CopyMode::word(Direction::ToPeer))? };
-        // A word that is aligned does not cross a page.
+        // The kernel copies an aligned word completely, because such a word does not cross a page.
         if copied == WORD { Ok(()) } else { Err(CompletionStatus::RemoteOperation) }
     }
 }
 
-/// Stores a word at once if `to` is aligned, and byte by byte otherwise: a peer may state a wrong start of its memory.
+/// Stores a word at once if `to` is aligned, and otherwise as bytes. `to` may be misaligned, because a peer may state a wrong
+/// start of its memory.
 ///
 /// # Safety
 /// - `to` must be valid for writing a word.
@@ -280,12 +282,12 @@ unsafe fn store_word(to: *mut u8, word: [u8; WORD as usize]) {
     if aligned.is_aligned() {
         // SAFETY:
         // - `to` is valid by this function's contract, and aligned; and
-        // - an atomic may be changed by others at any time, other processes included.
+        // - an atomic may be changed at any time, also by other processes.
         let place = unsafe { &*aligned };
-        // SYNC: with `HostMemory::load_u64`: a thread that sees the word sees all that was placed before it.
+        // SYNC: pairs with `HostMemory::load_u64`: a thread that sees the word also sees all earlier stores.
         place.store(u64::from_ne_bytes(word), Release);
     } else {
-        // SAFETY: `to` is valid by this function's contract; `word` is ours.
+        // SAFETY: `to` is valid by the contract of this function; `word` is ours.
         unsafe { copy_bytes(word.as_ptr(), to, word.len()) };
     }
 }
@@ -301,7 +303,7 @@ mod tests {
         let mut words = [u64::MAX; 3];
         for offset in 0..=16 {
             words.fill(u64::MAX);
-            // SAFETY: eight bytes from there on lie within the array.
+            // SAFETY: eight bytes from `offset` on lie within the array.
             unsafe {
                 store_word(words.as_mut_ptr().cast::<u8>().wrapping_add(offset), [1, 2, 3, 4, 5, 6, 7, 8])
             };

@@ -14,7 +14,7 @@ use crate::{
     ReceiveRequest, WorkCompletion,
 };
 
-/// Time until the next look, while the peer is in the middle of a section.
+/// Time until the next check, while the peer is in the middle of a section.
 const AGAIN: Duration = Duration::from_micros(200);
 
 /// The receive queue of a queue pair.
@@ -24,7 +24,7 @@ pub(super) struct ReceiveQueue {
     state: Mutex<ReceiveState>,
 }
 
-/// What this side knows about its receives. The link has the rest.
+/// The private records of this side about its receives. The other records are in the link.
 #[derive(Debug)]
 struct ReceiveState {
     /// The length is a power of two, as in the link.
@@ -43,9 +43,9 @@ struct Posted {
 /// The state of flushing. Receives are flushed only after the peer stopped writing to them.
 #[derive(Clone, Copy, Debug)]
 enum Flush {
-    /// Not in Error, as far as is known.
+    /// No flush has begun.
     No,
-    /// The peer was in this section. Flushing waits until the section is over, at the latest until the deadline.
+    /// The peer was in this section. The flush waits until the section is over, at the latest until the deadline.
     After { section: u64, deadline: Instant },
     /// The peer no longer writes.
     Now,
@@ -81,7 +81,8 @@ impl ReceiveQueue {
         });
         drop(queue);
         self.core.ring_waiting_peer();
-        // SYNC: after publishing: either the thread that moves to Error rings, or we do.
+        // SYNC: checked after publishing. Either the thread that moves to Error sees the receive when it rings, or this
+        // thread sees the Error and rings.
         if self.core.is_ended() {
             self.core.ring_own();
         }
@@ -106,7 +107,7 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Moves finished receives to `sink`, and in Error all receives. Returns true if `sink` has no room for the rest.
+    /// Moves finished receives to `sink`; in Error, moves all receives. Returns true if `sink` has no room for all of them.
     pub(super) fn take(&self, sink: &mut Sink<'_>) -> bool {
         let mut queue = lock(&self.state);
         while queue.outstanding() > 0 {
@@ -125,7 +126,7 @@ impl ReceiveQueue {
                 }
                 Delivered::NotYet if !self.core.is_ended() => return false,
                 Delivered::NotYet if !self.may_flush(&mut queue) => return false,
-                // The peer finished one while we looked.
+                // The peer has finished this receive meanwhile.
                 Delivered::NotYet if self.core.link.delivered(number) != Delivered::NotYet => continue,
                 Delivered::NotYet => self.flushed(&posted),
                 Delivered::Message(_) | Delivered::Violation => {
@@ -199,7 +200,7 @@ impl ReceiveQueue {
 }
 
 impl Delivery {
-    /// Returns whether a peer that keeps to the rules can have reported this for that receive.
+    /// Returns whether a well-behaved peer can have reported this delivery for the receive `posted`.
     fn is_possible(&self, posted: &Posted) -> bool {
         match self.kind {
             DeliveryKind::Send => self.length <= posted.length,

@@ -1,5 +1,5 @@
-//! The send queue. `post_send` carries a request out at once. A request waits only if the peer has no receive posted,
-//! or is not connected yet; all requests after it then wait, too.
+//! The send queue. `post_send` carries out a request at once. A request waits only if the peer has no receive posted, or is not
+//! connected yet. All later requests then wait, too.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -24,17 +24,17 @@ const ANNOUNCE_AT_ONCE: u64 = 4096;
 pub(super) struct SendQueue {
     core: Arc<Core>,
     state: Mutex<SendState>,
-    /// Number of requests that wait in `state`. A poll that finds none need not lock.
+    /// Number of requests that wait in `state`. A poll that finds 0 here does not lock `state`.
     waiting: AtomicUsize,
     /// Places of the queue that polled completions have freed.
     freed: AtomicU64,
 }
 
-/// The requests of a send queue, and how far they got.
+/// The requests of a send queue, and their progress.
 #[derive(Debug, Default)]
 struct SendState {
     posted: u64,
-    /// Requests done since the last one that made a completion.
+    /// Number of requests done since the last completion.
     unsignaled: u32,
     waiting: VecDeque<Waiting>,
     /// Whether a request has failed already.
@@ -81,7 +81,7 @@ impl SendQueue {
         self.announce(&mut queue);
     }
 
-    /// Frees places in the send queue, because a poll returned their completion.
+    /// Frees `places` of the send queue, because a poll returned their completion.
     pub(super) fn free_places(&self, places: u32) {
         self.freed.fetch_add(places.into(), SeqCst);
     }
@@ -123,8 +123,8 @@ impl SendQueue {
         }
         let first = queue.waiting.is_empty();
         queue.waiting.push_back(Waiting::new(request));
-        // SYNC: before looking at the state: a thread that moves to Error and rings after that look finds something
-        // to flush.
+        // SYNC: stored before the check of the state. A thread that moves to Error after that check, and then rings, finds
+        // this request to flush.
         self.waiting.store(queue.waiting.len(), SeqCst);
         if first || self.core.is_ended() {
             self.run(queue);
@@ -134,7 +134,7 @@ impl SendQueue {
         }
     }
 
-    /// Carries out a request, or returns what the request has to wait for.
+    /// Carries out a request, or returns the reason why the request has to wait.
     fn attempt(&self, queue: &mut SendState, request: &SendRequest<'_>) -> Result<CompletionStatus, Wait> {
         let Some(connection) = self.core.connection() else { return Ok(CompletionStatus::Fatal) };
         match self.core.transfer(connection, &mut queue.initiator, &request.operation) {
@@ -143,7 +143,7 @@ impl SendQueue {
         }
     }
 
-    /// Runs the waiting requests until one has to wait longer.
+    /// Runs the waiting requests in order, until a request has to wait longer.
     fn run(&self, queue: &mut SendState) {
         while let Some(first) = queue.waiting.pop_front() {
             let outcome = if self.core.is_ended() {
@@ -254,7 +254,7 @@ impl SendQueue {
         }
     }
 
-    /// Rings the peer for the messages in its receives.
+    /// Rings the peer, if receives were filled since the last ring.
     fn announce(&self, queue: &mut SendState) {
         if std::mem::take(&mut queue.initiator.unannounced)
             && let Some(connection) = self.core.connection()
@@ -282,12 +282,12 @@ impl Operation<'_> {
     }
 }
 
-/// Returns how long a send waits for a receive; `None` is without end.
+/// Returns the time that a send waits for a receive; `None` means without end.
 fn receiver_patience(settings: &PathSettings, timer: u8) -> Option<Duration> {
     (settings.rnr_retry < 7).then(|| rnr_delay(timer) * u32::from(settings.rnr_retry))
 }
 
-/// Returns how long a request waits for a peer that is not connected yet; `None` is without end.
+/// Returns the time that a request waits for a peer that is not connected yet; `None` means without end.
 fn connection_patience(settings: &PathSettings) -> Option<Duration> {
     let timeout = u32::from(settings.timeout.min(31));
     let once = Duration::from_nanos(4096 << timeout);

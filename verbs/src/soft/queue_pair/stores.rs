@@ -1,13 +1,13 @@
-//! How a WRITE stores its bytes at the peer: through the cache, or past it.
+//! The choice of the store instructions for a WRITE: through the cache, or past the cache.
 //!
-//! Once the peer's core has read a cache line, our store to it must first take the line back, and that dominates the
-//! cost of a write: on two cores of an EPYC 64 KiB took 29 µs, 1 MiB 450 µs. Past the cache they took 4.7 and 57 µs,
-//! and the other core read them as fast. Lines that the peer's core has not read cost no such delay, and there the
-//! cache is faster: 1 MiB in 24 µs. What the peer does with its memory decides; so both are tried, and the faster one
-//! is used, by length.
+//! After the peer's core has read a cache line, our core must take the line back before a store to it. This dominates the cost
+//! of a write: on two cores of an EPYC 64 KiB took 29 µs, 1 MiB 450 µs. Past the cache, these writes took 4.7 and 57 µs, and
+//! the other core read the bytes as fast as before. Lines that the peer's core has not read cost no such delay, and stores
+//! through the cache are then faster: 1 MiB in 24 µs. The faster kind depends on the peer's use of its memory. Therefore this
+//! module tries both kinds, and uses the faster kind for each class of lengths.
 //!
-//! Messages always go through the cache. Their receiver reads each at once, out of the cache; gRPC at 1 MiB took a
-//! fifth longer when messages, too, went past it.
+//! Messages (Sends) shorter than 32 MiB always go through the cache, because their receiver reads them from the cache at once.
+//! gRPC at 1 MiB took a fifth longer when messages, too, went past the cache.
 
 use std::time::Duration;
 
@@ -27,23 +27,24 @@ pub(super) struct Chooser {
 /// Requests shorter than this always go through the cache.
 const SHORTEST: u64 = 2 << 10;
 
-/// Requests of at least this length always go past the cache: they are as long as the last level of cache, and do not
+/// Requests of at least this length always go past the cache, because they are as long as the last-level cache and would not
 /// stay there.
 pub(super) const PAST_CACHES: u64 = 32 << 20;
 
 /// Number of length classes: powers of two from the shortest on.
 const CLASSES: usize = (PAST_CACHES / SHORTEST).ilog2() as usize;
 
-/// Requests of a trial. The first one finds the cache as the other kind has left it, and does not count.
+/// Number of requests of a trial. The first request does not count, because the other kind has left the cache in a different
+/// state.
 const TRIAL: u32 = 4;
 
-/// Requests until the first trial, and from one trial to the next. The interval doubles each time that a trial
-/// changes nothing.
+/// Number of requests before the first trial, and between two trials at least and at most. The interval doubles after each
+/// trial that does not change the choice.
 const FIRST: u32 = 8;
 const INTERVAL: u32 = 64;
 const LONGEST: u32 = 4096;
 
-/// Requests of a window. The fastest of them is the present speed; others were interrupted.
+/// Number of requests of a window. The fastest of them counts as the present speed, because others may have been interrupted.
 const WINDOW: u32 = 16;
 
 /// Factor of the present cost that the other kind must stay below.
@@ -52,11 +53,11 @@ const MARGIN: f64 = 0.85;
 #[derive(Debug)]
 struct Class {
     chosen: Stores,
-    /// Requests of the trial that are still to come.
+    /// Number of requests that remain in the trial.
     trial: u32,
     until_trial: u32,
     interval: u32,
-    /// Lowest cost in nanoseconds for a byte: in the trial, in this window, and in the one before.
+    /// Lowest cost in nanoseconds for a byte: in the trial, in this window, and in the window before.
     trial_best: f64,
     best: f64,
     best_before: f64,
@@ -79,14 +80,14 @@ impl Default for Class {
 }
 
 impl Chooser {
-    /// Returns how to store a request of `length` bytes; `None` if the request is so short or so long that there is
-    /// no choice, and no time to report.
+    /// Returns the stores for a request of `length` bytes; `None` if the request is so short or so long that there is no
+    /// choice, and so no time to record.
     pub(super) fn choose(&self, length: u64) -> Option<Stores> {
         let class = &self.classes[class_of(length)?];
         Some(if class.trial > 0 { other(class.chosen) } else { class.chosen })
     }
 
-    /// Notes that a request of `length` bytes, stored as chosen, took `time`.
+    /// Records that a request of `length` bytes took `time` with the chosen stores.
     pub(super) fn record(&mut self, length: u64, time: Duration) {
         if let Some(class) = class_of(length) {
             self.classes[class].record(time.as_nanos() as f64 / length as f64);

@@ -1,4 +1,4 @@
-//! A request under way: its source and destination, and how far it has got.
+//! A request under way: its source, its destination, and its progress.
 
 use std::io::IoSlice;
 
@@ -16,7 +16,7 @@ pub(super) struct Task<'a> {
     pub(super) remote: Remote,
     pub(super) direction: Direction,
     pub(super) immediate: Option<u32>,
-    /// Whether the last word goes last, and at once: where the destination ends at a multiple of a word.
+    /// Whether the last word must be stored last, and at once. This holds if the destination ends at a multiple of a word.
     pub(super) in_order: bool,
     pub(super) left: u64,
     pub(super) length: u64,
@@ -27,7 +27,7 @@ pub(super) struct Task<'a> {
     pub(super) checked: bool,
     /// Number of segments mapped for this request.
     pub(super) maps: u32,
-    /// How its bytes are stored at the peer, where either kind may be faster.
+    /// The store instructions for a WRITE whose length allows a choice.
     pub(super) stores: Stores,
 }
 
@@ -85,7 +85,8 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Returns how many of `contiguous` bytes to copy next, within `budget`. Does not cut a last word that goes last.
+    /// Returns the number of bytes to copy next, at most `contiguous` and within `budget`. If the last word must be stored
+    /// last, this function never cuts that word.
     pub(super) fn cut(&self, contiguous: u64, budget: u64) -> u64 {
         if !self.in_order {
             return contiguous.min(budget);
@@ -96,12 +97,12 @@ impl<'a> Task<'a> {
         contiguous.min(budget).min(self.left.saturating_sub(WORD))
     }
 
-    /// Returns whether the request writes to a place in the peer's memory that it names.
+    /// Returns whether the request is a WRITE: it writes to a place in the peer's memory that the request names.
     pub(super) fn is_write(&self) -> bool {
         self.direction == Direction::ToPeer && matches!(self.remote, Remote::Segment(_))
     }
 
-    /// Returns how its bytes are copied.
+    /// Returns the direction and kind of the copies.
     pub(super) fn copy_mode(&self) -> CopyMode {
         let past_caches = self.length >= stores::PAST_CACHES || self.stores == Stores::Streaming;
         CopyMode { direction: self.direction, past_caches }

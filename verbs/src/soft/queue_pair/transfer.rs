@@ -1,4 +1,5 @@
-//! Carrying out a request: checking it, and copying between this process' memory and the peer's, the last word last.
+//! Carrying out a request: the check of its keys, rights and ranges, and the copy between the memory of this process and the
+//! peer's memory. The last word is copied last.
 
 use std::time::Instant;
 
@@ -11,22 +12,22 @@ use crate::soft::limits::MAX_SEGMENTS;
 use crate::soft::shared::link::{Delivery, DeliveryKind, LinkState, Piece};
 use crate::{CompletionStatus, LocalSegment, Operation, VerbsError, copy_bytes};
 
-/// Most bytes copied in one section. A thread that takes memory back waits for no more than this.
+/// Most bytes copied in one section. A thread that takes memory back waits for the copy of at most this many bytes.
 const SECTION_BYTES: u64 = 1 << 20;
 
-/// Most segments that one request maps. No honest receive has more.
+/// Most segments that one request maps. No receive of a well-behaved peer has more.
 const MAX_MAPS: u32 = MAX_SEGMENTS;
 
 /// The state of a send queue as the initiator of transfers: the peer's next receive, and the peer's memory.
 #[derive(Debug, Default)]
 pub(super) struct Initiator {
-    /// Number of the peer's receive that comes next.
+    /// Number of the peer's next receive.
     receive: u32,
     /// The peer's shared memory that this queue pair has used.
     segments: Segments,
     /// The faster kind of stores, by length of the request.
     stores: Chooser,
-    /// Whether receives were filled and the peer was not rung for them yet.
+    /// Whether receives were filled for which the peer was not rung yet.
     pub(super) unannounced: bool,
 }
 
@@ -61,7 +62,7 @@ enum Step {
 const END: fn(CompletionStatus) -> Step = |status| Step::End(Outcome::Done(status));
 
 impl Core {
-    /// Carries `operation` out, unless it must wait.
+    /// Carries out `operation`, unless it must wait.
     pub(super) fn transfer(
         &self,
         connection: &Connection,
@@ -225,11 +226,11 @@ impl Core {
         self.check_local(task, here, length, key)?;
         let place = locate(connection, initiator, task, &Piece { length, ..remote })?;
         // SAFETY:
-        // - `here` is either a piece of a slice that the caller lent us, or lies in a region of our own domain, which
-        //   was just found valid in a section, and so stays until the section ends;
+        // - `here` is either a piece of a slice that the caller lent us, or lies in a region of our own domain. That region
+        //   was just found valid in this section, so it stays until the section ends;
         // - bytes go into it only if that region may be written, as `local_access` asked;
-        // - the place was found in this section, for as many bytes; and
-        // - what `cut` leaves for the end is a word at least.
+        // - the place was found in this section, for `length` bytes; and
+        // - `cut` leaves at least a word for the end.
         let copied = unsafe {
             if task.in_order && length == task.left {
                 place.copy_end(connection, here, length, task.copy_mode())
@@ -263,8 +264,8 @@ impl Core {
             self.check_local(task, here, length, key)?;
             let (part, after) = rest.split_at_mut(length as usize);
             // SAFETY:
-            // - `here` is valid for as many bytes, as in `copy_piece`; and
-            // - `part` is ours, and as long.
+            // - `here` is valid for `length` bytes, for the reasons given in `copy_piece`; and
+            // - `part` is ours, and has `length` bytes.
             unsafe { copy_bytes(here, part.as_mut_ptr(), part.len()) };
             rest = after;
             task.local_at.offset += length;
@@ -298,7 +299,7 @@ impl Core {
         let mapping = connection.peer.segment(&connection.address, segment);
         match &mapping {
             Ok(_) => {}
-            // The connection is about to end, and the end is logged.
+            // No warning: the connection is about to end, and its end is logged.
             Err(VerbsError::Unreachable(reason)) => {
                 tracing::debug!(reason, queue_pair = self.number(), "the peer's memory can't be mapped");
             }
@@ -313,7 +314,7 @@ impl Core {
     }
 }
 
-/// Reports to the peer that the receive is done that the request consumes.
+/// Reports to the peer that the receive which the request consumes is done.
 fn deliver(connection: &Connection, initiator: &mut Initiator, task: &Task<'_>, kind: DeliveryKind) {
     connection
         .link

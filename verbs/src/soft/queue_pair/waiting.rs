@@ -4,7 +4,7 @@ use std::io::IoSlice;
 
 use crate::{LocalSegment, Operation, Payload, RemoteSegment, SendRequest};
 
-/// A request that waits, with all that it needs.
+/// A request that waits, with a copy of its segments or of its inline payload.
 #[derive(Debug)]
 pub(super) struct Waiting {
     wr_id: u64,
@@ -38,7 +38,7 @@ impl Waiting {
         Self { wr_id: request.wr_id, signaled: request.signaled, kind, segments, inline }
     }
 
-    /// Calls `then` with the request as it was posted.
+    /// Calls `then` with the posted request.
     pub(super) fn with_request<T>(&self, then: impl FnOnce(&SendRequest<'_>) -> T) -> T {
         let slice = [IoSlice::new(self.inline.as_deref().unwrap_or_default())];
         let data = match self.inline {

@@ -1,5 +1,6 @@
-//! What a completion queue shows to peers: which queue pairs have news for it, and whether its owner sleeps. News are
-//! finished receives, a free receive that the peer waits for, or the end of the queue pair.
+//! The bell: the part of a completion queue that peers access. It shows which queue pairs have news for the queue, and whether
+//! the owner sleeps and must be woken. News is a finished receive, a free receive that the peer waits for, or the
+//! end of the queue pair.
 //!
 //! ```text
 //!  word 0        1       2 … 65
@@ -7,7 +8,7 @@
 //!  │ summary │ armed │ ready bitmap     │   word 2, then bit 2 of the summary, and writes the event descriptor
 //!  └─────────┴───────┴──────────────────┘   only if `armed` was set
 //! ```
-//! The owner's poller looks at one word, however many hundreds of idle queue pairs share the queue.
+//! A poll of the owner looks at one word, even if hundreds of idle queue pairs share the queue.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +18,7 @@ use rustix::event::EventfdFlags;
 
 use super::mapping::{Mapping, Writers};
 
-/// Queue pairs that one completion queue serves at most.
+/// Maximum number of queue pairs of one completion queue.
 pub(crate) const SLOTS: u32 = 64 * 64;
 /// Bytes of the shared page.
 const PAGE: u64 = 4096;
@@ -52,8 +53,8 @@ impl Bell {
         let slot = slot % SLOTS;
         let (word, bit) = (slot / 64, slot % 64);
         // SYNC: the owner takes the summary, then the word, then looks for the news. This read-modify-write comes
-        // after the news, so the owner sees the news once it has taken the bit. It is done in every case: another
-        // peer may have set the bit, and the owner may just have taken it.
+        // after the news, so an owner that has taken the bit sees the news. It is done even if the bit is already set,
+        // because the owner may be taking the earlier bit at this moment.
         words[READY + word as usize].fetch_or(1 << bit, SeqCst);
         // SYNC: if the summary bit is still set here, the owner takes it after our ready bit was set, and finds that
         // bit.
@@ -66,39 +67,39 @@ impl Bell {
     /// Writes the event descriptor if the owner armed it.
     pub(crate) fn wake(&self) {
         let armed = &self.page.words()[ARMED];
-        // SYNC: Dekker with `arm`: the owner arms, then looks for news; a peer leaves news, then looks whether the
-        // owner armed.
+        // SYNC: Dekker's algorithm with `arm`: the owner arms, then looks for news; a peer leaves news, then checks whether
+        // the owner has armed.
         if armed.load(SeqCst) != 0 && armed.swap(0, SeqCst) != 0 {
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
 
-    /// Owner: asks for one event.
+    /// Asks for one event. Called by the owner.
     pub(crate) fn arm(&self) {
         self.page.words()[ARMED].swap(1, SeqCst);
     }
 
-    /// Owner: takes back the request for an event.
+    /// Takes back the request for an event. Called by the owner.
     pub(crate) fn disarm(&self) {
         self.page.words()[ARMED].store(0, SeqCst);
     }
 
-    /// Owner: returns whether any slot may have news.
+    /// Returns whether any slot may have news. Called by the owner.
     pub(crate) fn is_ready(&self) -> bool {
         self.page.words()[SUMMARY].load(SeqCst) != 0
     }
 
-    /// Owner: takes the summary.
+    /// Takes the summary. Called by the owner.
     pub(crate) fn take_summary(&self) -> u64 {
         self.page.words()[SUMMARY].swap(0, SeqCst)
     }
 
-    /// Owner: takes ready word `word` (below 64).
+    /// Takes ready word `word` (below 64). Called by the owner.
     pub(crate) fn take_word(&self, word: u32) -> u64 {
         self.page.words()[READY + word as usize].swap(0, SeqCst)
     }
 
-    /// Owner: puts back bits of a word that it took but did not handle.
+    /// Puts back bits of a word that the owner took but did not handle. Called by the owner.
     pub(crate) fn put_back(&self, word: u32, bits: u64) {
         if bits != 0 {
             self.page.words()[READY + word as usize].fetch_or(bits, SeqCst);
@@ -106,14 +107,14 @@ impl Bell {
         }
     }
 
-    /// Owner: puts back summary bits whose words it did not take.
+    /// Puts back summary bits whose words the owner did not take. Called by the owner.
     pub(crate) fn put_back_summary(&self, bits: u64) {
         if bits != 0 {
             self.page.words()[SUMMARY].fetch_or(bits, SeqCst);
         }
     }
 
-    /// Owner: takes the events that came.
+    /// Takes the events that have come. Called by the owner.
     pub(crate) fn acknowledge(&self) {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&self.event, &mut count[..]);
@@ -123,7 +124,7 @@ impl Bell {
         self.event.as_fd()
     }
 
-    /// Overwrites the page, as a hostile peer might.
+    /// Overwrites the page, as a hostile peer could do.
     #[cfg(test)]
     pub(crate) fn scribble(&self, value: impl Fn(usize) -> u64) {
         for (index, word) in self.page.words().iter().enumerate() {

@@ -1,18 +1,19 @@
 //! The link segment of a queue pair: created by its owner, mapped by the owner and its one peer.
 //!
 //! ```text
-//!  word 0  nonce · RNR timer       written by the owner before it connects
-//!      16  state                   Waiting → Ready → Error or Destroyed; the owner, and the peer to report an error
+//!  word 0  nonce · RNR timer       written by the owner before the state is Ready
+//!      16  state                   Waiting → Ready → Ended; written by the owner, and by the peer to report an error
 //!      32  section                 odd while the owner is in the middle of an operation on the peer's memory
-//!      48  the peer waits          set by a peer that found no receive; cleared by the owner when it rings
+//!      48  the peer waits          set by a peer that found no receive, or no link that is Ready; cleared by the owner
+//!                                  when it rings the peer
 //!      64  receive slots           a power of two of them, one for each outstanding receive
 //!
 //!  slot:  posted │ done │ length │ immediate │ (address, length, key) × segments, padded to a cache line
 //!         owner  │ ──────── peer ─────────── │ owner
 //! ```
-//! The upper half of `posted` and `done` is the number of the receive, so neither side needs a shared cursor: a
-//! receive and its delivery travel in one cache line, and each side knows from its private count which number comes
-//! next. An impossible number is a violation, and is never used as an index.
+//! The upper half of `posted` and `done` contains the number of the receive, so the sides need no shared cursor. A receive and
+//! its delivery are in one cache line, and each side knows the next number from its private count. No number from the link is
+//! used as an index, and an impossible number of segments or kind of delivery is a violation.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -54,14 +55,14 @@ impl Shape {
     }
 }
 
-/// The state that a link's owner shows to its peer. States are in the order of life.
+/// The state that a link's owner shows to its peer. A link goes through the states in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum LinkState {
-    /// Not connected yet: try again later.
+    /// The owner is not connected yet. The peer tries again later.
     Waiting,
-    /// Takes messages.
+    /// The owner takes messages.
     Ready,
-    /// In Error, or gone.
+    /// The owner is in Error, or gone.
     Ended,
 }
 
@@ -93,7 +94,8 @@ pub(crate) enum Delivered {
     Violation,
 }
 
-/// A piece of a receive's memory, as its owner published it. It must be checked like all data of a peer.
+/// A piece of a receive's memory, as the owner of the receive published it. The values must be checked, because they are data
+/// of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) address: u64,
@@ -160,17 +162,18 @@ impl Link {
 
     /// Moves the state forward, never back.
     pub(crate) fn advance(&self, state: LinkState) {
-        // SYNC: SeqCst against `enter`: a peer either sees this in its section, or `section` sees the peer's section.
+        // SYNC: SeqCst, pairs with `enter`: either a peer sees this state in its section, or `section` sees the peer's
+        // section.
         self.word(STATE).fetch_max(state as u64, SeqCst);
     }
 
-    /// Owner: begins a section, in which the owner may touch the peer's memory. `count` is the owner's private
-    /// counter, because the peer could write to the counter in the link.
+    /// Begins a section, in which the owner may access the peer's memory. `count` is the private counter of the owner; the peer
+    /// could write to the counter in the link. Called by the owner.
     pub(crate) fn enter<'a>(&'a self, count: &'a AtomicU64) -> Section<'a> {
         let number = count.load(Relaxed).wrapping_add(1) | 1;
         count.store(number, Relaxed);
-        // SYNC: SeqCst before every check of keys and states made within the section: a thread that takes a key or a
-        // state back after that finds the section, here or in `count`, and waits for its end.
+        // SYNC: SeqCst, before all checks of keys and states within the section. A thread that invalidates a key or a state
+        // after such a check finds the section, here or in `count`, and waits for its end.
         self.word(SECTION).swap(number, SeqCst);
         fence(SeqCst);
         Section { link: self, count, number }
@@ -182,20 +185,21 @@ impl Link {
         self.word(SECTION).load(SeqCst)
     }
 
-    /// Peer: notes that it found no receive and wants to be rung. The peer must look once more afterwards.
+    /// Asks the owner for a ring. Called by a peer that must wait; the peer must look once more afterwards.
     pub(crate) fn set_waiting(&self) {
-        // SYNC: Dekker with `take_waiting`: flag, then look for a receive; publish a receive, then look for the flag.
+        // SYNC: Dekker's algorithm with `take_waiting`: the peer sets the flag, then looks for a receive; the owner publishes
+        // a receive, then looks for the flag.
         self.word(WAITING).swap(1, SeqCst);
         fence(SeqCst);
     }
 
-    /// Owner: returns whether the peer wants to be rung, and takes its request back.
+    /// Returns whether the peer has asked for a ring, and clears the flag. Called by the owner.
     pub(crate) fn take_waiting(&self) -> bool {
         fence(SeqCst);
         self.word(WAITING).load(SeqCst) != 0 && self.word(WAITING).swap(0, SeqCst) != 0
     }
 
-    /// Owner: publishes receive `number`. Its slot must be free.
+    /// Publishes receive `number`, whose slot must be free. Called by the owner.
     pub(crate) fn publish(&self, number: u32, segments: &[LocalSegment]) {
         let slot = self.slot(number);
         for (segment, words) in segments.iter().zip(slot[SLOT_HEADER..].chunks_exact(SEGMENT)) {
@@ -203,11 +207,12 @@ impl Link {
             words[1].store(segment.length(), Relaxed);
             words[2].store(u64::from(segment.lkey().0), Relaxed);
         }
-        // SYNC: with `posted`: a reader that sees the number sees the segments.
+        // SYNC: pairs with `posted`: a reader that sees the number sees the segments.
         slot[0].store(tag(number) | segments.len() as u64, Release);
     }
 
-    /// Peer: returns the number of segments of receive `number`, if it is posted. Fails if the number is too large.
+    /// Returns the number of segments of receive `number`, if this receive is posted. Fails if there are too many segments.
+    /// Called by the peer.
     pub(crate) fn posted(&self, number: u32) -> Result<Option<u32>, Violation> {
         let posted = self.slot(number)[0].load(Acquire);
         if posted & !0xffff_ffff != tag(number) {
@@ -217,7 +222,7 @@ impl Link {
         if segments > self.segments { Err(Violation) } else { Ok(Some(segments)) }
     }
 
-    /// Peer: returns segment `index` of a receive that is [`posted`](Self::posted).
+    /// Returns segment `index` of a receive that is [`posted`](Self::posted). Called by the peer.
     pub(crate) fn piece(&self, number: u32, index: u32) -> Piece {
         let at = SLOT_HEADER + SEGMENT * index.min(self.segments.saturating_sub(1)) as usize;
         let words = &self.slot(number)[at..at + SEGMENT];
@@ -228,7 +233,7 @@ impl Link {
         }
     }
 
-    /// Peer: reports that receive `number` is done.
+    /// Reports that receive `number` is done. Called by the peer.
     pub(crate) fn deliver(&self, number: u32, delivery: &Delivery) {
         let slot = self.slot(number);
         slot[2].store(delivery.length, Relaxed);
@@ -243,11 +248,11 @@ impl Link {
             DeliveryKind::TooLong => 2,
             DeliveryKind::Protection => 3,
         };
-        // SYNC: with `delivered`: a reader that sees the number sees the message and its length.
+        // SYNC: pairs with `delivered`: a reader that sees the number sees the message and its length.
         slot[1].store(tag(number) | flag | kind, Release);
     }
 
-    /// Owner: returns the content of the slot of receive `number`.
+    /// Returns the content of the slot of receive `number`. Called by the owner.
     pub(crate) fn delivered(&self, number: u32) -> Delivered {
         let slot = self.slot(number);
         let done = slot[1].load(Acquire);
@@ -265,7 +270,7 @@ impl Link {
         Delivered::Message(Delivery { kind, length: slot[2].load(Relaxed), immediate })
     }
 
-    /// Overwrites all words from the state on, as a hostile peer might.
+    /// Overwrites all words from the state on, as a hostile peer could do.
     #[cfg(test)]
     pub(crate) fn scribble(&self, value: impl Fn(usize) -> u64) {
         for (index, word) in self.mapping.words().iter().enumerate().skip(STATE) {
@@ -284,7 +289,7 @@ pub(crate) struct Section<'a> {
 
 impl Drop for Section<'_> {
     fn drop(&mut self) {
-        // SYNC: reads and writes of the section are done before its end is seen.
+        // SYNC: Release, so that all reads and writes of the section are done before another thread sees its end.
         let next = self.number.wrapping_add(1);
         self.count.store(next, Release);
         self.link.word(SECTION).store(next, Release);
@@ -295,8 +300,8 @@ impl Drop for Section<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Violation;
 
-/// Returns the tag of receive `number`, for the upper half of a word. Receive numbers wrap. An unused slot is 0,
-/// which is the tag of the last number before the wrap alone.
+/// Returns the tag of receive `number`, for the upper half of a word. Receive numbers wrap. The tag 0, which an unused slot
+/// holds, belongs to the last number before the wrap only, and all slots are used before that number.
 fn tag(number: u32) -> u64 {
     u64::from(number.wrapping_add(1)) << 32
 }

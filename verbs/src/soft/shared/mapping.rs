@@ -1,4 +1,5 @@
-//! Shared memory segments: created by us, or mapped from a peer after a check that they can't break us.
+//! Shared memory segments: created by this process, or by a peer. A peer's segment is mapped only if an access can't crash this
+//! process.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,14 +9,14 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// A mapping of a memfd. The size is private to this process, so no content of the memory leads beyond the mapping.
+/// A mapping of a memfd. The length is private to this process, so content of the memory can't lead beyond the mapping.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the memory is reached through atomics and raw copies alone, which are sound from any thread.
+// SAFETY: the memory is reached only through atomics and raw copies, which are sound from any thread.
 unsafe impl Send for Mapping {}
 // SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for Mapping {}
@@ -25,7 +26,7 @@ unsafe impl Sync for Mapping {}
 pub(crate) enum Writers {
     /// Every process that maps it.
     All,
-    /// Its maker alone. Peers can only map it for reading.
+    /// Only its maker. Peers can map the segment only for reading.
     Maker,
 }
 
@@ -71,11 +72,11 @@ impl Mapping {
         Ok(Self { base, length })
     }
 
-    /// Returns the segment as atomic words. Callers must only load from a segment that is mapped for reading alone.
+    /// Returns the segment as atomic words. Callers must only load from a segment that is mapped only for reading.
     pub(crate) fn words(&self) -> &[AtomicU64] {
         // SAFETY:
         // - `base` is page-aligned and valid for `length` bytes as long as `self` lives, and
-        // - atomics may be changed by others, other processes included, at any time.
+        // - atomics may be changed at any time, also by other processes.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast::<AtomicU64>(), self.length / 8) }
     }
 

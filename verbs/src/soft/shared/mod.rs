@@ -1,4 +1,4 @@
-//! What lies in memory that processes share, and how this process reads it without trust.
+//! The structures in memory that processes share. This process checks every value that a peer can write.
 
 pub(super) mod bell;
 pub(super) mod link;

@@ -1,4 +1,5 @@
-//! The regions of a device, in memory that peers can read and only its owner can write.
+//! The region table of a device, in memory that peers can read and only the owner can write. A peer looks up a key here before
+//! it accesses the memory (`queue_pair/transfer` and `queue_pair/place`).
 //!
 //! ```text
 //!  entry (64 bytes), at the index that is the lower 18 bits of its key; the other bits are random:
@@ -31,7 +32,7 @@ pub(crate) struct RegionTable {
     mapping: Mapping,
 }
 
-/// A region, as its entry in the table has it.
+/// The entry of a region in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) access: Access,
@@ -50,7 +51,7 @@ impl Entry {
         if offset.checked_add(length)? > self.length {
             return None;
         }
-        // The value that a peer wrote may overflow.
+        // The sum may overflow, because `start` is a value that a peer wrote.
         self.start.checked_add(offset)
     }
 }
@@ -72,11 +73,11 @@ impl RegionTable {
         &self.mapping.words()[start..start + ENTRY]
     }
 
-    /// Looks `key` up. The caller must be in a section; the entry is good until the section ends.
+    /// Looks up `key`. The caller must be in a section. The entry is valid until the section ends.
     pub(crate) fn find(&self, key: u32) -> Option<Entry> {
         let words = self.entry(key);
-        // SYNC: after the section began (SeqCst fence there). Relaxed loads and a fence, because the memory may be
-        // mapped for reading alone.
+        // SYNC: loads after the section began, which has a SeqCst fence. Relaxed loads and a fence, because the memory may
+        // be mapped for reading only.
         let first = words[0].load(Relaxed);
         if first & VALID == 0 || first as u32 != key {
             return None;
@@ -98,7 +99,7 @@ impl RegionTable {
         first & VALID != 0 && first as u32 == key
     }
 
-    /// Owner: makes `key` valid.
+    /// Makes `key` valid. Called by the owner.
     pub(crate) fn insert(&self, key: u32, entry: &Entry) {
         let words = self.entry(key);
         words[1].store(entry.address, Relaxed);
@@ -106,13 +107,13 @@ impl RegionTable {
         words[3].store(entry.segment, Relaxed);
         words[4].store(entry.domain, Relaxed);
         words[5].store(entry.start, Relaxed);
-        // SYNC: with `find`: a reader that sees the key sees its entry.
+        // SYNC: pairs with `find`: a reader that sees the key sees its entry.
         words[0].store(VALID | u64::from(entry.access.bits()) << 32 | u64::from(key), Release);
     }
 
-    /// Owner: makes `key` invalid. Sections that saw it valid may still be running.
+    /// Makes `key` invalid. Sections that saw the key as valid may still be running. Called by the owner.
     pub(crate) fn remove(&self, key: u32) {
-        // SYNC: SeqCst before looking at the sections.
+        // SYNC: SeqCst, before the caller looks at the sections.
         self.entry(key)[0].swap(0, SeqCst);
         fence(SeqCst);
     }
@@ -140,8 +141,8 @@ mod tests {
     }
 
     #[test]
-    fn a_beginning_that_can_not_be_is_no_offset() {
-        assert_eq!(entry(u64::MAX).offset(5003, 1), Some(u64::MAX), "which no mapping has");
+    fn an_impossible_start_gives_no_offset() {
+        assert_eq!(entry(u64::MAX).offset(5003, 1), Some(u64::MAX), "no mapping has this offset");
         assert_eq!(entry(u64::MAX).offset(5004, 1), None);
     }
 }

@@ -110,7 +110,7 @@ fn step(owner: &Link, peer: &Link, oracle: &mut Oracle, step: Move) {
 }
 
 proptest! {
-    /// The link behaves as two queues, whatever order the two sides act in.
+    /// The link behaves like two queues, in every order of actions of the two sides.
     #[test]
     fn behaves_as_queues(moves in moves(), wraps in any::<bool>()) {
         let (owner, peer) = both(5, 3);
@@ -131,7 +131,7 @@ proptest! {
 
     /// No value in a slot leads beyond the segment.
     #[test]
-    fn nonsense_is_survived(words in proptest::collection::vec(any::<u64>(), 16), number in any::<u32>()) {
+    fn garbage_stays_within_the_segment(words in proptest::collection::vec(any::<u64>(), 16), number in any::<u32>()) {
         let (owner, peer) = both(4, 3);
         owner.scribble(|index| words[index % words.len()]);
         let _ = owner.delivered(number);
@@ -145,9 +145,9 @@ proptest! {
     }
 }
 
-/// A message and its receive cross between two threads, each in its own mapping.
+/// Receives and deliveries go from one thread to another, each with its own mapping.
 #[test]
-fn threads_see_what_was_published() {
+fn threads_see_receives_and_deliveries() {
     const ROUNDS: u32 = 100_000;
     let (owner, peer) = both(8, 1);
     let keys: Vec<_> = (0..64).map(|key| segment(key, key as usize)).collect();
@@ -184,7 +184,7 @@ fn threads_see_what_was_published() {
 }
 
 #[test]
-fn states_only_move_on() {
+fn states_never_go_back() {
     let (owner, peer) = both(1, 1);
     assert_eq!(peer.state(), LinkState::Waiting);
     owner.advance(LinkState::Ready);

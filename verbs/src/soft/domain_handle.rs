@@ -1,4 +1,4 @@
-//! Protection domains as their users hold them.
+//! The handle that a user holds on a protection domain.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,11 +1,11 @@
-//! A limit for log lines whose number a peer decides.
+//! A limit on the number of log lines that peers can cause, at once and in each second.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::sync::lock;
 
-/// Lets a burst of lines through at once, then one line each second, and counts the others.
+/// Lets a burst of lines through at once, then one line each second, and counts the suppressed lines.
 #[derive(Debug)]
 pub struct Throttle {
     burst: u32,
@@ -14,13 +14,13 @@ pub struct Throttle {
 
 #[derive(Debug)]
 struct ThrottleState {
-    /// The time when the next line would be due if there were no burst.
+    /// The time when the next line would be due without a burst.
     due: Option<Instant>,
     suppressed: u64,
 }
 
 impl Throttle {
-    /// The default burst: lines of a kind that may be written at once.
+    /// The default burst: number of lines from one place in the code that may be written at once.
     pub const BURST: u32 = 10;
     const PAUSE: Duration = Duration::from_secs(1);
 
