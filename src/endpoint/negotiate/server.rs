@@ -99,7 +99,7 @@ async fn accept(hello: ClientHello, config: &Config) -> Result<(Established, u8)
     }
     let mut reasons = Vec::new();
     for (offer, index) in hello.offers.iter().zip(0..) {
-        match meet(offer, &hello.identity, config).await {
+        match accept_offer(offer, &hello.identity, config).await {
             Ok(established) => return Ok((established, index)),
             Err(reason) => reasons.push(reason),
         }
@@ -111,7 +111,11 @@ async fn accept(hello: ClientHello, config: &Config) -> Result<(Established, u8)
 }
 
 /// Connects to one offer.
-async fn meet(offer: &Offer, client: &HostIdentity, config: &Config) -> Result<Established, RdmaUnavailable> {
+async fn accept_offer(
+    offer: &Offer,
+    client: &HostIdentity,
+    config: &Config,
+) -> Result<Established, RdmaUnavailable> {
     let provider = Provider::named(&offer.provider).filter(|provider| provider.is_wanted(config));
     let Some(provider) = provider else {
         return Err(RdmaUnavailable::ProviderNotUsed(offer.provider.clone()));

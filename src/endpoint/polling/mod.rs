@@ -4,10 +4,10 @@
 //! into a message: completions go to the `Participant` that posted the request.
 
 mod busy;
-mod events;
-mod idle;
-mod late;
+mod device_events;
+mod late_arrivals;
 mod pace;
+mod park_hook;
 mod participant;
 mod poll_task;
 mod queue;
@@ -15,8 +15,8 @@ mod reactor;
 mod registry;
 mod watched;
 
-pub use idle::idle_polling;
 pub use pace::{Observation, Pace};
+pub use park_hook::idle_polling;
 pub use participant::Participant;
 pub use queue::{Polled, Queue, QueueFull};
 pub use reactor::{Reactor, may_spin};

@@ -21,9 +21,9 @@ use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::busy::{BusyThread, StandIn};
-use super::events;
-use super::late::LateArrivals;
+use super::busy::{BusyThread, SleepingThreads};
+use super::device_events;
+use super::late_arrivals::LateArrivals;
 use super::pace::{Observation, Pace};
 use super::poll_task::{self, PollTarget, Step};
 use super::queue::{Polled, Queue};
@@ -52,7 +52,7 @@ pub struct Reactor {
     task: OnceLock<AbortHandle>,
     /// The task that takes the device's events.
     events: Option<AbortHandle>,
-    stand_in: Arc<StandIn>,
+    sleeping_threads: Arc<SleepingThreads>,
     late: LateArrivals,
     _threads: Vec<BusyThread>,
 }
@@ -99,12 +99,12 @@ impl Reactor {
             .map(|_| Ok(Arc::new(Queue::new(&**context, shared_buffers(&**context, config)?, &wake_task)?)))
             .collect::<Result<Vec<_>, VerbsError>>()?;
         let waiters = poll_task::waiters(&queues)?;
-        let stand_in = StandIn::new(Arc::clone(&wake_task));
+        let sleeping_threads = SleepingThreads::new(Arc::clone(&wake_task));
         let threads = match config.poll_mode {
-            PollMode::Busy => BusyThread::start_all(&queues, &config.poll_cpus, &stand_in)?,
+            PollMode::Busy => BusyThread::start_all(&queues, &config.poll_cpus, &sleeping_threads)?,
             PollMode::Adaptive | PollMode::Event => Vec::new(),
         };
-        let events = events::watch(context, &queues, runtime)?;
+        let events = device_events::watch(context, &queues, runtime)?;
         let reactor = Arc::new(Self {
             queues,
             next: AtomicUsize::new(0),
@@ -122,7 +122,7 @@ impl Reactor {
             multi_thread: runtime.runtime_flavor() != RuntimeFlavor::CurrentThread,
             task: OnceLock::new(),
             events,
-            stand_in,
+            sleeping_threads,
             late: LateArrivals::default(),
             _threads: threads,
         });
@@ -242,7 +242,7 @@ impl Reactor {
 
 impl PollTarget for Reactor {
     fn step(&self, watched: bool) -> Step {
-        if self.mode == PollMode::Busy && !self.stand_in.is_wanted() {
+        if self.mode == PollMode::Busy && !self.sleeping_threads.any() {
             return Step::Sleep;
         }
         let Ok(mut spinner) = self.spinner.try_lock() else { return Step::Again };
