@@ -71,6 +71,7 @@ impl State {
         room: usize,
         counters: &Counters,
     ) -> Result<usize, ConnectionFault> {
+        /// Slices before those of the caller: the header, and the gathered writes.
         const EXTRA: usize = 2;
         let mut room = room - self.staging.len();
         let mut message = [IoSlice::new(&[]); Link::SLICES];

@@ -138,7 +138,7 @@ impl EndpointTable {
         });
     }
 
-    /// Returns the connection for a call, or tells the call to wait or to fail.
+    /// Returns the connection for a call, or the decision that the call waits or fails.
     pub(super) fn pick(&self) -> Pick {
         self.entries.borrow().pick()
     }
