@@ -77,8 +77,8 @@ counters! {
     credit_stalls => "tonic_rdma_credit_stalls_total";
     /// Times a writer had to wait for its own send queue or send memory.
     send_stalls => "tonic_rdma_send_stalls_total";
-    /// Control messages sent: acknowledgements with credits, pings and their answers, returned credits, and the end of the
-    /// stream.
+    /// Control messages sent: acknowledgements with credits, pings and their answers, returned credits, the end of the stream,
+    /// and aborts.
     acks_sent => "tonic_rdma_acks_sent_total";
     /// Work requests posted to the send queue.
     work_requests => "tonic_rdma_work_requests_total";

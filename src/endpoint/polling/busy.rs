@@ -12,8 +12,8 @@ use super::pace::Pace;
 use super::queue::Queue;
 use tonic_rdma_verbs::VerbsError;
 
-/// Counts the threads that sleep because other threads want their cores. Meanwhile the poll task waits for events in their
-/// place, which saves a second wake-up, from thread to task.
+/// Counts the polling threads that sleep because other threads want their cores. While one sleeps, the poll task waits for the
+/// queues' events. That saves a second wake-up, from thread to task.
 #[derive(Debug)]
 pub(super) struct SleepingThreads {
     threads: AtomicUsize,
@@ -92,8 +92,8 @@ impl Drop for BusyThread {
     }
 }
 
-/// Polls until `stopped` is set. While other threads want the core, leaves the queue to the poll task: spinning would keep
-/// the threads from running that send what this thread waits for.
+/// Polls until `stopped` is set. While other threads want the core, leaves the queue to the poll task: this thread may wait for
+/// messages of the very threads that its spinning keeps from running.
 fn spin(queue: &Queue, stopped: &AtomicBool, sleeping_threads: &SleepingThreads) {
     const POLLS_PER_LOOK: usize = 16;
     let mut pace = Pace::new(Duration::MAX);

@@ -1,7 +1,7 @@
 //! Polling: completion queues, and the threads and tasks that poll them.
 //!
-//! Owns the completion queues of each runtime (`Reactor`, `Queue`) and the decision how long to spin (`Pace`). Never looks
-//! into a message: completions go to the `Participant` that posted the request.
+//! This module has the completion queues of each runtime (`Reactor`, `Queue`), and decides how long to spin before a sleep
+//! (`Pace`). It does not look into messages: completions go to the `Participant` that posted the request.
 
 mod busy;
 mod device_events;

@@ -1,7 +1,7 @@
 //! The tuner: the length from which on writes go by rendezvous, and the length of the chunks.
 //!
-//! Owns the calibrations of devices ([`Calibration`], measured at first use and kept on disk), the choice of each connection
-//! (`Chooser`), and its explanation ([`TransferDecision`]). Never moves a connection's data.
+//! This module has the calibrations of devices ([`Calibration`], measured at first use and kept on disk), the choice of each
+//! connection (`Chooser`), and the explanation of the choice ([`TransferDecision`]). It does not move a connection's data.
 //!
 //! ```text
 //!  RDMA_EAGER_THRESHOLD=bytes ──────────────────────────────▶ Configured   (nothing is measured)
