@@ -103,7 +103,7 @@ pub enum NegotiationError {
     /// The peer sent bytes that are no message of the negotiation.
     #[error(transparent)]
     Hello(#[from] HelloError),
-    /// The peer sent another message than the one that is due.
+    /// The peer sent a message that is not due now.
     #[error("the peer sent {0} out of turn")]
     OutOfTurn(&'static str),
     /// The policy requires RDMA, and there is none to this client.

@@ -1,4 +1,5 @@
-//! Settings of connections, by builder or by environment variable.
+//! Settings of connections, by builder or by environment variable (`variables.rs`). `rules.rs` has the values that each setting takes,
+//! and refuses others.
 
 mod choices;
 mod error;
@@ -81,7 +82,7 @@ impl Default for Config {
             chunk_size: None,
             tune_cache: TuneCache::default(),
             receive_slots: 96,
-            // An HTTP/2 frame of the default size, with its header and ours.
+            // An HTTP/2 frame of the default size with its header, and the header of the message.
             slot_size: 17 * 1024,
             shared_receive: SharedReceive::default(),
             max_inline: None,

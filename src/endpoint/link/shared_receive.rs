@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn many_idle_connections_take_as_few_buffers_as_some() {
+    fn idle_connections_share_a_bounded_number_of_buffers() {
         let (queue, buffers) = buffers(1 << 30);
         let promises: Vec<_> = (0..60).map(|_| buffers.promise(16).unwrap()).collect();
         assert_eq!(posted(&queue), 256);

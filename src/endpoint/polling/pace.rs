@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 /// Decides how long to spin before a sleep. Spinning pays if the next completion comes sooner than a sleep and a wake-up take
-/// together. A `Pace` follows the gap between arrivals: the budget is four gaps, or zero if the gaps are longer than the limit.
+/// together. A `Pace` follows the gap between arrivals: the budget is four gaps, at most the limit
+/// ([`Config::spin_limit`](crate::Config::spin_limit)), and zero if the gaps are longer than the limit.
 #[derive(Debug)]
 pub struct Pace {
     /// Longest spin.

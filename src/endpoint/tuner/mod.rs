@@ -10,7 +10,8 @@
 //!         trials on the connection, one size at a time ─────▶ Online       where they differ clearly
 //! ```
 //!
-//! The book's page on the tuner describes each step and its measured gain.
+//! [`Calibration::threshold`] chooses the length from the measured times. The book's page on the tuner describes each step and its
+//! measured gain.
 
 mod cache;
 mod calibrate;

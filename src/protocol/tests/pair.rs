@@ -15,7 +15,7 @@ use crate::protocol::{
 };
 use crate::wire::{Header, MessageKind};
 
-/// A small generator of numbers. The same seed gives the same numbers.
+/// A small generator of random numbers. Equal seeds give equal numbers.
 #[derive(Debug)]
 pub(super) struct Random(u64);
 
