@@ -101,7 +101,7 @@ impl Provider {
         }
     }
 
-    /// Opens the device that the configuration names, or the provider's best device.
+    /// Opens the device that the configuration names, or the provider's first usable device.
     ///
     /// # Errors
     /// There is no such device, or it can't be used.

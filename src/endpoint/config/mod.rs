@@ -173,7 +173,8 @@ impl Config {
         self
     }
 
-    /// Sets the device to use, such as `mlx5_0` or `soft0`. Default: the best one. Variable `RDMA_DEVICE`.
+    /// Sets the device to use, such as `mlx5_0` or `soft0`. Default: the software device within a host, otherwise the first device
+    /// with an active port. Variable `RDMA_DEVICE`.
     pub fn device(mut self, name: impl Into<String>) -> Self {
         self.device = Some(name.into());
         self

@@ -1,8 +1,8 @@
-//! A connection: one queue pair, the protocol that runs over it, and the two tasks that may wait for it.
+//! A connection: one queue pair, the protocol that runs over it, and the tasks that may wait for it.
 //!
 //! All state is under one lock, which is held for the length of a copy at most. The thread that polls the completion queue
-//! feeds completions in ([`Connection::handle_completions`]); the stream's task writes and reads. Each of them then does
-//! what the protocol asks for ([`State::settle`]), so that no data waits for another task.
+//! passes completions in ([`Connection::handle_completions`]); the stream's task writes and reads. After that, each of them also
+//! does the work that the protocol asks for ([`State::settle`]), so that no data waits for another task.
 
 pub(super) mod member;
 mod read;
@@ -229,7 +229,7 @@ impl Connection {
         self.changed.notify_one();
     }
 
-    /// Ends the connection with `fault`, and wakes both tasks.
+    /// Ends the connection with `fault`, and wakes the waiting tasks.
     pub(crate) fn fail(&self, fault: ConnectionFault) {
         let mut wakers = Vec::new();
         let mut state = lock(&self.state);

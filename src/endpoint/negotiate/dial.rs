@@ -43,7 +43,7 @@ type Stock = (Instant, Arc<NegotiationError>);
 impl Dialer {
     /// Time before the next negotiation with a stock server.
     const REMEMBERED: Duration = Duration::from_secs(60);
-    /// Most servers that are remembered.
+    /// Most servers in the list of stock servers.
     const MEMORY: usize = 4096;
 
     /// Makes a dialer with this configuration. [`dial`](Self::dial) returns an error if the configuration has a value that can't
