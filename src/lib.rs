@@ -75,7 +75,7 @@
 //! |---|---|---|
 //! | `ibverbs` | RDMA devices with a driver in the kernel (InfiniBand, RoCE, iWARP), through libibverbs, which the program looks for when it runs | on Debian: `cmake make python3 pkg-config libclang-dev libnl-3-dev libnl-route-3-dev libibverbs-dev librdmacm-dev`; running: `libibverbs1 librdmacm1 ibverbs-providers` |
 //! | `tls-ring` | tonic's TLS with ring, and `RdmaRequestExt::peer_certificates` | a C compiler |
-//! | `tls-aws-lc` | the same with AWS-LC | a C compiler; on some platforms also CMake |
+//! | `tls-aws-lc` | tonic's TLS with AWS-LC, and `RdmaRequestExt::peer_certificates` | a C compiler; on some platforms also CMake |
 //!
 //! `tonic-rdma-tensor` has these features, too, and besides them `ndarray` and `safetensors`.
 //!
@@ -104,8 +104,8 @@
 //! |---|---|
 //! | existing services and clients | [the byte stream](#two-lines): the two lines above, nothing else |
 //! | messages with `bytes` fields of 32 KiB and more | [`gather`]: sends these fields from where they are |
-//! | the same over a network card | [`Pool::for_sending`](memory::Pool::for_sending): memory that a card can send from |
-//! | a loop whose buffers are sent, or not, after they were filled | [`memory::sites`]: learns which buffers need such memory |
+//! | such messages over a network card | [`Pool::for_sending`](memory::Pool::for_sending): memory that a card can send from |
+//! | a loop that fills buffers and sends some of them | [`memory::sites`]: learns which buffers need such memory |
 //! | tensors without a call for each | [`tonic-rdma-tensor`](#tensors): slots, rendezvous and regions, written by one-sided RDMA |
 //!
 //! ## Large fields by reference
@@ -172,7 +172,7 @@
 //! [`Config`] has the settings of connectors, listeners and tensor devices. [`Config::default`] suits most programs.
 //! [`Config::from_env`] starts from it and applies the environment variables `RDMA_*`; its documentation has a table of
 //! them. A value that can't be used is a [`ConfigError`] that names the variable. [`RdmaConnector::new`] and
-//! [`RdmaIncoming::bind`] take the defaults, and read no variable but `RDMA_TUNE_CACHE`, which the default names
+//! [`RdmaIncoming::bind`] take the defaults. They read only the variables that name the directory of calibrations
 //! ([`TuneCache::Environment`]).
 //!
 //! ```

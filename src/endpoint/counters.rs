@@ -26,7 +26,7 @@ macro_rules! counters {
         #[non_exhaustive]
         pub struct CounterSnapshot {
             $($(#[doc = $doc])+ pub $name: u64,)+
-            /// Times the completion queue was polled; it serves other connections too.
+            /// Times the completion queue was polled. The queue also serves other connections.
             pub polls: u64,
             /// Times the completion queue was armed so that its poller could sleep.
             pub sleeps: u64,
@@ -71,19 +71,20 @@ counters! {
     /// Bytes that went straight from the writer's memory into the peer's receive buffer, without a copy into a send
     /// buffer.
     copies_avoided_bytes => "tonic_rdma_copies_avoided_bytes_total";
-    /// Small writes that were gathered into a message with others.
+    /// Small writes that were copied and gathered, to be sent together as one message.
     coalesced_writes => "tonic_rdma_coalesced_writes_total";
     /// Times a writer had to wait because the peer had no receive buffer free.
     credit_stalls => "tonic_rdma_credit_stalls_total";
     /// Times a writer had to wait for its own send queue or send memory.
     send_stalls => "tonic_rdma_send_stalls_total";
-    /// Messages that carried only credits and acknowledgements.
+    /// Control messages sent: acknowledgements with credits, pings and their answers, returned credits, the end of the stream,
+    /// and aborts.
     acks_sent => "tonic_rdma_acks_sent_total";
     /// Work requests posted to the send queue.
     work_requests => "tonic_rdma_work_requests_total";
 }
 
-/// A counter. Additions happen under a lock; reading needs none.
+/// A counter. Additions need a lock; reading needs no lock.
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
     value: AtomicU64,
@@ -91,7 +92,7 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// Adds `count`. The caller holds the connection's lock, so that a plain load and store suffice.
+    /// Adds `count`. The caller holds the lock of the counter's owner, so a plain load and store suffice.
     pub(crate) fn add(&self, count: u64) {
         self.value.store(self.value.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
     }

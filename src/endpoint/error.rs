@@ -103,7 +103,7 @@ pub enum NegotiationError {
     /// The peer sent bytes that are no message of the negotiation.
     #[error(transparent)]
     Hello(#[from] HelloError),
-    /// The peer sent a message that does not belong here.
+    /// The peer sent a message that is not due now.
     #[error("the peer sent {0} out of turn")]
     OutOfTurn(&'static str),
     /// The policy requires RDMA, and there is none to this client.
@@ -116,7 +116,7 @@ pub enum NegotiationError {
 /// ```
 /// use tonic_rdma::{ConnectError, RdmaUnavailable};
 ///
-/// /// Returns why RDMA was required and not there.
+/// /// Returns the reason why there is no RDMA although it is required.
 /// fn reason(error: &ConnectError) -> Option<&RdmaUnavailable> {
 ///     match error {
 ///         ConnectError::RdmaRequired { reason, .. } => Some(reason),
@@ -130,7 +130,7 @@ pub enum RdmaUnavailable {
     /// No device could be opened.
     #[error(transparent)]
     NoDevice(#[from] NoDevice),
-    /// The device of the provider that the client offered could not be opened.
+    /// The client offered a device of this provider, and the server could not open its own device of the provider.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// The device refused a call.
@@ -172,7 +172,7 @@ pub enum RdmaUnavailable {
     /// The peer could not set up its end, with its reason.
     #[error("the peer can't: {0}")]
     PeerFailed(String),
-    /// The two ends do not reach one another's memory.
+    /// The two ends do not reach each other's memory.
     #[error("the peer read something else than was written here: memory is not shared")]
     MemoryNotShared,
     /// The peer's queue pair address is longer than any provider's.

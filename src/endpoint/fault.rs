@@ -80,8 +80,8 @@ impl ConnectionFault {
         }
     }
 
-    /// Returns whether the fault is only that nothing gets through to the peer any more. Messages that the peer sent before may
-    /// still be in the completion queue.
+    /// Returns whether the fault says only that nothing gets through to the peer any more. Then the completion queue may still
+    /// have messages that the peer sent before.
     pub(super) fn is_loss(&self) -> bool {
         matches!(self, Self::PeerLost(_) | Self::DeviceFailed(_) | Self::Refused(_))
     }

@@ -34,7 +34,7 @@ pub struct RdmaConnectInfo {
     pub(crate) peer: SocketAddr,
     pub(crate) local: SocketAddr,
     pub(crate) telemetry: Option<Telemetry>,
-    /// Every connection has its own, so it also identifies the connection.
+    /// The first byte of this connection. Each connection has its own `Arc`, so the `Arc` also identifies the connection.
     pub(crate) first_byte: Arc<FirstByte>,
 }
 
@@ -118,13 +118,13 @@ impl RdmaConnectInfo {
         self.first_byte.is_tls() == Some(true)
     }
 
-    /// Returns whether the peer has sent a first byte, and it is not of TLS.
+    /// Returns whether the peer has sent a first byte, and the byte is not of TLS.
     #[doc(hidden)]
     pub fn is_plaintext(&self) -> bool {
         self.first_byte.is_tls() == Some(false)
     }
 
-    /// Returns whether both describe one connection.
+    /// Returns whether both values describe one connection.
     #[doc(hidden)]
     pub fn is_same_connection(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.first_byte, &other.first_byte)
@@ -153,9 +153,9 @@ impl FirstByte {
         let _ = self.0.set(first);
     }
 
-    /// Returns whether the byte is of TLS; `None` before it has arrived. The first byte of TLS is the type of a record (RFC
-    /// 8446, 5.1): handshake, or an alert before it. HTTP starts with a letter, and an HTTP/2 server with the length of a short
-    /// frame, which is 0.
+    /// Returns whether the byte is of TLS; `None` before the byte has arrived. The first byte of TLS is the type of a record (RFC
+    /// 8446, 5.1): a handshake, or an alert before the handshake. A client of HTTP starts with a letter. A server of HTTP/2
+    /// starts with the highest byte of a frame's length, which is 0 because its first frame is short.
     fn is_tls(&self) -> Option<bool> {
         const FIRST_TYPE: u8 = 20;
         const LAST_TYPE: u8 = 24;

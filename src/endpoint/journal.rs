@@ -7,8 +7,8 @@
 //! | info | new connections and their transport; a peer that left without closing while no write was waiting |
 //! | warn | transfers that were cut short, peers that do not answer or break the protocol, failed devices, refused clients |
 //!
-//! A peer decides how often these events happen, so info and warn are throttled, each message by itself. `suppressed` is the
-//! number of lines that were left out.
+//! A peer decides how often these events happen, so the lines of info and warn are throttled, each message separately.
+//! `suppressed` is the number of lines that were left out.
 
 use std::net::SocketAddr;
 use std::time::Instant;

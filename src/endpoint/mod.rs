@@ -1,7 +1,7 @@
-//! The endpoint: connections between two processes, over RDMA where both can and over TCP where not.
+//! The endpoint: connections between two processes, over RDMA where both ends have it, and over TCP elsewhere.
 //!
-//! Owns negotiation on one TCP port, the byte stream over a queue pair, and the polling of completion queues. Never
-//! knows HTTP/2 or tonic; the floor above does.
+//! This floor has the negotiation on one TCP port, the byte stream over a queue pair, and the polling of completion queues. It does
+//! not use tonic, and of HTTP/2 it knows the first bytes only; the floor above knows tonic.
 //!
 //! ```text
 //!  Dialer ── TCP ──▶ Listener        first bytes: HTTP/2 or TLS → a stock client, served over that TCP connection
@@ -15,8 +15,8 @@
 //!     │◀──────────────│  "and I this one in yours": RDMA from here on; TCP stays open as a sign of life
 //! ```
 //!
-//! A connection is one `Connection` under one lock. Completions come to it from its `Queue`, which a `Reactor` polls; a
-//! `Supervisor` watches its TCP connection and its timers.
+//! A connection is one `Connection` under one lock. A `Reactor` polls the connection's `Queue`, which hands completions to the
+//! connection. A `Supervisor` watches the TCP connection and the timers.
 #![forbid(unsafe_code)]
 
 mod budget;

@@ -56,7 +56,7 @@ pub enum OpenError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoDevice {
-    /// Every provider that was tried failed; the name of each, and its error.
+    /// Every provider that was tried failed. The list has the name of each provider, and its error.
     #[error("{}", joined(.0))]
     Failed(Vec<(&'static str, OpenError)>),
     /// The configuration names a device of one provider, and wants another provider.
@@ -101,7 +101,7 @@ impl Provider {
         }
     }
 
-    /// Opens the device that the configuration names, or the provider's best device.
+    /// Opens the device that the configuration names, or the provider's first usable device.
     ///
     /// # Errors
     /// There is no such device, or it can't be used.
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn within_a_host_memory_comes_first() {
+    fn within_a_host_the_software_device_comes_first() {
         let host = |text: &str| -> SocketAddr { text.parse().unwrap() };
         let context = open(&Config::default(), host("127.0.0.1:1"), host("[::ffff:127.0.0.1]:2")).unwrap();
         assert_eq!(context.attributes().provider, Provider::Soft.name());

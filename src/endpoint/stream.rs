@@ -68,8 +68,8 @@ impl EndpointStream {
         }
     }
 
-    /// Lets reads take all bytes that have arrived, for a reader that only passes bytes on. Without this, a task that reads small
-    /// messages lets other tasks run after every few hundred bytes, which suits HTTP/2 best.
+    /// Lets reads take all bytes that have arrived. Use this for a reader that only passes bytes on. By default, a task that reads
+    /// small messages lets other tasks run after every few hundred bytes, which suits HTTP/2 best.
     pub fn read_greedily(&mut self) {
         if let Inner::Rdma(half) = &self.inner {
             half.connection.read_greedily();
@@ -93,7 +93,7 @@ impl EndpointStream {
     pub fn abort(self) {
         match &self.inner {
             Inner::Rdma(half) => half.connection.abort(AbortCode::RESET, ConnectionFault::Closed),
-            // Then the drop sends a reset. The call fails only on a socket without a peer, which needs no reset.
+            // With this option, dropping the socket sends a reset. The call fails only on a socket without a peer.
             Inner::Tcp(tcp) => drop(tcp.stream.set_zero_linger()),
         }
     }

@@ -50,7 +50,7 @@ pub enum Event {
     },
     /// The peer did not answer a ping.
     PingTimeout,
-    /// Nothing was sent for one to two ping intervals. Memory that is kept for sending can be freed.
+    /// No data was sent for one to two ping intervals. Memory that is kept for sending can be freed.
     Idle,
 }
 
@@ -69,7 +69,7 @@ pub enum SendError {
     /// There is not enough room. [`Connection::eager_room`] and [`Connection::rendezvous_room`] return the room.
     #[error("{asked} asked for, where there is room for {room}")]
     NoRoom {
-        /// The bytes or chunks asked for.
+        /// The number of bytes or chunks that the caller wants to send.
         asked: usize,
         /// The bytes or chunks that there is room for.
         room: usize,
@@ -81,7 +81,7 @@ pub enum SendError {
 
 /// Commands.
 impl Connection {
-    /// Makes a connection. The slots of both ends are all posted.
+    /// Makes a connection. At this time all slots of both ends are posted.
     ///
     /// # Errors
     /// A setting is out of range. The peer may have sent it.
@@ -158,7 +158,7 @@ impl Connection {
         self.liveness.ping_due = true;
     }
 
-    /// Returns how many of the pings sent so far are answered. An answer to a later ping also answers the earlier ones.
+    /// Returns how many of the pings sent so far are answered. An answer to a later ping also answers the earlier pings.
     pub fn pongs(&self) -> u64 {
         self.liveness.answered
     }
@@ -181,7 +181,7 @@ impl Connection {
     }
 
     /// Returns the number of receive slots that must be kept for this connection, posted or with a message. [`widen`](Self::widen) makes
-    /// it larger; it shrinks to its value at the start when the peer returns credits.
+    /// the number larger. When the peer returns credits, the number shrinks, at most to its value at the start.
     pub fn window(&self) -> u32 {
         self.inbound.window()
     }
@@ -194,8 +194,8 @@ impl Connection {
 
 /// Inputs.
 impl Connection {
-    /// Takes a message that arrived in `slot`. `body` is the bytes after its header (empty for eager messages, whose body stays in the
-    /// slot), `byte_len` its whole length. Messages arrive in the order in which their slots were posted.
+    /// Takes a message that arrived in `slot`. `body` is the bytes after the header; it is empty for eager messages, whose body stays in
+    /// the slot. `byte_len` is the length of the whole message. Messages arrive in the order in which their slots were posted.
     ///
     /// # Errors
     /// The peer violated the protocol. The connection can't be used any more.

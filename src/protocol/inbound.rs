@@ -17,7 +17,7 @@ pub struct ReadId(pub u32);
 /// An RDMA READ to post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// Its number, which the caller names when the READ completes.
+    /// The number of the READ, which the caller names when the READ completes.
     pub id: ReadId,
     /// The address in the peer's memory.
     pub address: u64,
@@ -74,7 +74,7 @@ struct Read {
 
 #[derive(Debug)]
 pub(super) struct Inbound {
-    /// The count of messages received, which is the number of the next one.
+    /// The count of messages received and of credits that the peer returned. It is the number of the next message.
     received: u64,
     /// The count of messages that the peer may send since the start: the sum of `released` and `window`.
     granted: u64,
@@ -84,7 +84,7 @@ pub(super) struct Inbound {
     released: u64,
     /// The number of slots that are kept for this connection.
     window: u32,
-    /// The smallest value of `window`, which it has at the start.
+    /// The smallest value of `window`, and the value at the start.
     least_window: u32,
     /// True if free slots are not granted again while `window` is larger than `least_window`.
     narrowing: bool,
@@ -152,7 +152,7 @@ impl Inbound {
         if header.sequence != self.received {
             return Err(Violation::Sequence { seen: header.sequence, expected: self.received });
         }
-        // Slots that are shared with other connections need a credit.
+        // The slots may be shared with other connections: a message without a credit would take a slot of another connection.
         if self.received >= self.granted_announced {
             return Err(Violation::Overdrawn { granted: self.granted_announced });
         }
@@ -215,7 +215,7 @@ impl Inbound {
         self.granted += u64::from(slots);
     }
 
-    /// Takes back `count` credits of the peer: they count as used and free, and the window gets smaller.
+    /// Takes back `count` credits of the peer: the credits count as used, their slots count as free, and the window gets smaller.
     pub(super) fn returned(&mut self, count: u32) -> Result<(), Violation> {
         let unused = self.granted_announced.saturating_sub(self.received);
         let most = u64::from(self.window - self.least_window).min(unused);
@@ -267,12 +267,12 @@ impl Inbound {
 
     pub(super) fn front(&self) -> Option<Part> {
         let part = *self.parts.front()?;
-        let there = match part {
+        let arrived = match part {
             Part::Eager { .. } => true,
             // The part at the front belongs to the oldest READ.
             Part::Rendezvous { .. } => self.landed > 0,
         };
-        there.then_some(part)
+        arrived.then_some(part)
     }
 
     pub(super) fn consume(&mut self, count: usize) -> Option<Finished> {

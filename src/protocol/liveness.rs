@@ -12,7 +12,7 @@ pub(super) struct Liveness {
     pub(super) ping_due: bool,
     /// The time by which the peer must have answered the ping.
     answer_by: Option<Instant>,
-    /// The time of the next check before `answer_by`. The answer may arrive earlier, and wakes no task.
+    /// The time of the next check before `answer_by`. An answer that arrives wakes no task, so this check finds the answer.
     look_again: Instant,
     /// The number of pings sent, which is the nonce of the last one.
     pub(super) pings: u64,

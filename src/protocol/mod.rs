@@ -21,8 +21,8 @@
 //! | closed | no | |
 //!
 //! An abort, sent or received, ends both directions at once. Credits: every header has the absolute count of receive slots posted since
-//! the start; an end that has sent that many messages waits. Some slots are kept for control messages, and acknowledgements are sent
-//! whatever the application reads or writes, so neither direction can block the other. The book's page on the protocol has the reasons.
+//! the start; an end that has sent that many messages waits. Some slots are kept for control messages. Acknowledgements are sent even if
+//! the application neither reads nor writes. So neither direction can block the other. The book's page on the protocol has the reasons.
 
 mod connection;
 mod control;

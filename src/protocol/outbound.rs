@@ -18,10 +18,11 @@ pub(super) enum WriteState {
 
 #[derive(Debug)]
 pub(super) struct Outbound {
-    /// The count of messages sent, which is the number of the next one.
+    /// The count of messages sent and of credits returned. It is the number of the next message.
     pub(super) sent: u64,
-    /// The count of messages that the peer has been ready to receive, from its last header. `slots` at the start.
+    /// The count of messages that the peer has been ready to receive, from the peer's last header.
     granted: u64,
+    /// The value of `granted` at the start.
     slots: u64,
     reserve: u64,
     payload: usize,
@@ -104,7 +105,7 @@ impl Outbound {
         u32::try_from(self.credits().saturating_sub(self.slots)).unwrap_or(u32::MAX)
     }
 
-    /// Returns `count` credits to the peer. They count as used.
+    /// Returns `count` credits to the peer. Returned credits count as used.
     pub(super) fn give_back(&mut self, count: u32) {
         self.sent += u64::from(count);
     }

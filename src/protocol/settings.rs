@@ -5,16 +5,16 @@ use std::time::Duration;
 use super::control::MAX_CONTROL_BODY;
 use crate::wire::Header;
 
-/// The settings of a connection. The hello has the slots and their size.
+/// The settings of a connection. The peer's hello has the number and the length of the peer's slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Receive slots of this end, all posted at the start.
     pub receive_slots: u32,
-    /// The length of each slot in bytes, header included.
+    /// The length of each slot of this end in bytes, header included.
     pub slot_size: u32,
     /// Receive slots of the peer, all posted at the start.
     pub peer_slots: u32,
-    /// The length of each slot in bytes, header included.
+    /// The length of each slot of the peer in bytes, header included.
     pub peer_slot_size: u32,
     /// The number of sends that may be outstanding on the local queue, without READs.
     pub send_queue: u32,

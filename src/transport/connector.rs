@@ -27,7 +27,7 @@ use crate::endpoint::{Config, ConnectError, Dialer, EndpointStream, RdmaConnectI
 /// # }
 /// ```
 ///
-/// Clones share the list of stock servers that they have met, and the last connection.
+/// Clones share the list of stock servers, and the last connection.
 #[derive(Clone, Debug)]
 pub struct RdmaConnector {
     dialer: Dialer,
@@ -35,8 +35,8 @@ pub struct RdmaConnector {
 }
 
 impl RdmaConnector {
-    /// Makes a connector with the default configuration. It does not read the environment; [`with_config`](Self::with_config) with
-    /// [`Config::from_env`] does.
+    /// Makes a connector with the default configuration. To read the settings from the environment, pass [`Config::from_env`] to
+    /// [`with_config`](Self::with_config).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -44,7 +44,7 @@ impl RdmaConnector {
     /// use tonic::transport::Endpoint;
     /// use tonic_rdma::RdmaConnector;
     ///
-    /// // Dials with the first call.
+    /// // The first call dials.
     /// let channel = Endpoint::from_static("http://ps0:50051").connect_with_connector_lazy(RdmaConnector::new());
     /// # drop(channel);
     /// # }

@@ -32,8 +32,8 @@ pub struct RdmaIncoming {
 }
 
 impl RdmaIncoming {
-    /// Listens on `address` with the default configuration. It does not read the environment; [`bind_with`](Self::bind_with) with
-    /// [`Config::from_env`] does.
+    /// Listens on `address` with the default configuration. To read the settings from the environment, pass [`Config::from_env`] to
+    /// [`bind_with`](Self::bind_with).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -47,7 +47,7 @@ impl RdmaIncoming {
     /// ```
     ///
     /// # Errors
-    /// The address does not resolve, is in use, or needs a right that this user lacks. The error says which, and what to do.
+    /// The address does not resolve, is in use, or needs a right that this user lacks. The error names the cause, and says what to do.
     pub async fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
         Self::bind_with(address, Config::default()).await
     }
@@ -66,7 +66,7 @@ impl RdmaIncoming {
     /// ```
     ///
     /// # Errors
-    /// As [`bind`](Self::bind).
+    /// The errors of [`bind`](Self::bind), or the configuration has a value that can't be used.
     pub async fn bind_with(address: impl ToSocketAddrs, config: Config) -> io::Result<Self> {
         Self::from_listener(TcpListener::bind(address).await.map_err(explain)?, config)
     }
@@ -89,7 +89,7 @@ impl RdmaIncoming {
     /// ```
     ///
     /// # Errors
-    /// The socket has no local address.
+    /// The configuration has a value that can't be used, or the socket has no local address.
     ///
     /// # Panics
     /// Outside a tokio runtime.
@@ -97,7 +97,7 @@ impl RdmaIncoming {
         Ok(Self { listener: Listener::new(listener, config)? })
     }
 
-    /// Returns the address that it listens on.
+    /// Returns the address that the listener listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.listener.local_addr()
     }

@@ -1,7 +1,7 @@
 //! tonic's transport: a connector for clients, an incoming stream for servers.
 //!
-//! Owns the connector and the listener that tonic takes, [`balance`], a channel over several endpoints, and [`gather`], which saves tonic
-//! a copy of large fields. Never looks at the bytes that the [`endpoint`](crate::endpoint)'s streams carry.
+//! This floor has the connector and the listener that tonic takes, a channel over several endpoints ([`balance`]), and the codec that sends
+//! large fields without a copy ([`gather`]). It does not look at the bytes that the [`endpoint`](crate::endpoint)'s streams carry.
 
 pub(crate) mod balance;
 mod connector;

@@ -84,7 +84,7 @@ impl<T> RdmaRequestExt for Request<T> {
     }
 }
 
-/// The layer that [`remote_addresses`] returns: it gives tonic the addresses of each request.
+/// The layer that [`remote_addresses`] returns. The layer gives tonic the addresses of each request.
 ///
 /// ```
 /// use tonic_rdma::RemoteAddresses;

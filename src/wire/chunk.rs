@@ -6,11 +6,11 @@ pub const MAX_CHUNKS: usize = 8;
 /// A piece of the sender's registered memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chunk {
-    /// Its virtual address in the sender's process.
+    /// The virtual address in the sender's process.
     pub address: u64,
-    /// The key of its region.
+    /// The key of the memory region.
     pub rkey: u32,
-    /// Its length in bytes, at least 1.
+    /// The length in bytes, at least 1.
     pub length: u64,
 }
 
@@ -81,7 +81,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn survives_the_wire(fields in prop::collection::vec((any::<u64>(), any::<u32>(), 1..u64::MAX), 1..=MAX_CHUNKS)) {
+        fn decoding_reverses_encoding(fields in prop::collection::vec((any::<u64>(), any::<u32>(), 1..u64::MAX), 1..=MAX_CHUNKS)) {
             let chunks: Vec<Chunk> =
                 fields.into_iter().map(|(address, rkey, length)| Chunk { address, rkey, length }).collect();
             let body: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.encode()).collect();

@@ -9,7 +9,7 @@ pub struct Header {
     pub end_of_message: bool,
     /// The length of the body in bytes.
     pub body_length: u32,
-    /// The number of this message on its queue pair, from 0.
+    /// The number of this message on its queue pair, from 0. Credits that the sender returned count as messages.
     pub sequence: u64,
     /// The count of messages that the sender has been ready to receive since the start.
     pub granted: u64,
@@ -34,7 +34,7 @@ pub enum MessageKind {
     Ping,
     /// The answer to a ping: the body is the ping's nonce.
     Pong,
-    /// The sender returns credits; the body is their number. They count as used.
+    /// The sender returns credits; the body is their number. Returned credits count as used.
     Return,
 }
 
@@ -156,7 +156,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn survives_the_wire(header in headers()) {
+        fn decoding_reverses_encoding(header in headers()) {
             prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
         }
 

@@ -39,13 +39,13 @@ pub enum Message {
 /// The client's process, and the queue pairs that it offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientHello {
-    /// The process that it runs in.
+    /// The process of the client.
     pub identity: HostIdentity,
     /// The queue pairs that can be connected, the best first; at most 8.
     pub offers: Vec<Offer>,
 }
 
-/// The place of a process. The software device connects processes that can share memory only.
+/// The place of a process. The software device connects only processes that can share memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostIdentity {
     /// The random number of the kernel's boot; all zero if unknown.
@@ -175,7 +175,7 @@ impl Message {
         }
     }
 
-    /// Returns the bytes of the message. It cuts reasons that are too long.
+    /// Returns the bytes of the message. Reasons that are too long are cut.
     ///
     /// # Errors
     /// A name, an address or a list is too long to be decoded again.

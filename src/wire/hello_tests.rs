@@ -35,7 +35,7 @@ fn messages() -> impl Strategy<Value = Message> {
 
 proptest! {
     #[test]
-    fn survives_the_wire_however_it_is_cut(message in messages(), rest in prop::collection::vec(any::<u8>(), 0..20)) {
+    fn a_message_is_decoded_once_all_of_its_bytes_are_there(message in messages(), rest in prop::collection::vec(any::<u8>(), 0..20)) {
         let bytes = message.encode().unwrap();
         prop_assert!(bytes.len() <= HEADER + MAX_BODY);
         for end in 0..bytes.len() {

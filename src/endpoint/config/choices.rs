@@ -12,7 +12,7 @@
 pub enum Policy {
     /// RDMA or an error.
     Require,
-    /// RDMA where both ends can, else TCP, and [`RdmaConnectInfo::reason`](crate::RdmaConnectInfo::reason) has the reason.
+    /// RDMA where both ends have it, otherwise TCP. [`RdmaConnectInfo::reason`](crate::RdmaConnectInfo::reason) has the reason.
     #[default]
     Prefer,
     /// Plain TCP: to compare with, or to do without RDMA for a while.
@@ -109,11 +109,11 @@ pub enum EagerThreshold {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SharedReceive {
-    /// Connections share receive buffers if the device still keeps the memory of connections apart, which is tried once.
+    /// Connections share receive buffers if the device keeps their other memory apart. A test on the device shows that, once.
     #[default]
     Auto,
     /// Connections share receive buffers even if the device does not keep their memory apart (Soft-RoCE). A peer that guesses
-    /// key and address could then read memory that is registered for another peer. For peers that trust one another.
+    /// key and address could then read memory that is registered for another peer. Use this for peers that trust one another.
     Always,
     /// Every connection has its own receive buffers.
     Never,

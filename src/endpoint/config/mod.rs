@@ -1,4 +1,5 @@
-//! Settings of connections, by builder or by environment variable.
+//! Settings of connections, by builder or by environment variable (`variables.rs`). `rules.rs` has the values that each setting takes,
+//! and refuses others.
 
 mod choices;
 mod error;
@@ -81,7 +82,7 @@ impl Default for Config {
             chunk_size: None,
             tune_cache: TuneCache::default(),
             receive_slots: 96,
-            // An HTTP/2 frame of the default size, with its header and ours.
+            // An HTTP/2 frame of the default size with its header, and the header of the message.
             slot_size: 17 * 1024,
             shared_receive: SharedReceive::default(),
             max_inline: None,
@@ -99,13 +100,13 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Longest spin by default. It is about as long as three wake-ups, so that a spin in vain costs no more than a successful
-    /// one saves.
+    /// Longest spin by default: about as long as three wake-ups. So a spin without an arrival costs no more than a successful
+    /// spin saves.
     const SPIN_LIMIT: Duration = Duration::from_micros(120);
 
-    /// Checks every setting by the rule of its environment variable. [`from_env`](Self::from_env) calls this, and so do
-    /// connectors, listeners and tensor devices before they use a configuration. Setters take any value, so that calls of
-    /// setters can be chained.
+    /// Checks every setting that has an environment variable, by the rule of that variable. [`from_env`](Self::from_env) calls
+    /// this. Connectors, listeners and tensor devices call it, too, before they use a configuration. Setters take any value, so
+    /// that calls of setters can be chained.
     ///
     /// ```
     /// use tonic_rdma::Config;
@@ -172,19 +173,20 @@ impl Config {
         self
     }
 
-    /// Sets the device to use, such as `mlx5_0` or `soft0`. Default: the best one. Variable `RDMA_DEVICE`.
+    /// Sets the device to use, such as `mlx5_0` or `soft0`. Default: the software device within a host, otherwise the first device
+    /// with an active port. Variable `RDMA_DEVICE`.
     pub fn device(mut self, name: impl Into<String>) -> Self {
         self.device = Some(name.into());
         self
     }
 
-    /// Sets the device's port, from 1. Default: its first active one. Variable `RDMA_DEVICE_PORT`.
+    /// Sets the device's port, from 1. Default: the first active port. Variable `RDMA_DEVICE_PORT`.
     pub fn device_port(mut self, port: u8) -> Self {
         self.device_port = Some(port);
         self
     }
 
-    /// Sets the index into the port's table of global identifiers. Default: the best one, which is RoCE version 2 with an
+    /// Sets the index into the port's table of global identifiers. Default: the best identifier, which is RoCE version 2 with an
     /// address that is not link-local. Variable `RDMA_GID_INDEX`.
     pub fn gid_index(mut self, index: u8) -> Self {
         self.gid_index = Some(index);
@@ -204,9 +206,9 @@ impl Config {
         self
     }
 
-    /// Sets how long [`PollMode::Adaptive`] spins for a completion at most before it sleeps. Default: 120 µs, about three
-    /// wake-ups. A longer time gives a lower latency where answers take longer than that, and costs as much processor time. Zero
-    /// means never to spin. At most 1 s. Variable `RDMA_SPIN_LIMIT`, in microseconds.
+    /// Sets the longest time that [`PollMode::Adaptive`] spins for a completion before it sleeps. Default: 120 µs, about three
+    /// wake-ups. With a longer limit, answers that take longer than 120 µs have a lower latency, and the spins cost more
+    /// processor time. Zero means never to spin. At most 1 s. Variable `RDMA_SPIN_LIMIT`, in microseconds.
     pub fn spin_limit(mut self, limit: Duration) -> Self {
         self.spin_limit = limit;
         self
@@ -218,23 +220,21 @@ impl Config {
         self
     }
 
-    /// Sets from which length on writes go by rendezvous. Default: [`EagerThreshold::Auto`]. With
-    /// [`EagerThreshold::Bytes`] nothing is measured. Variable
-    /// `RDMA_EAGER_THRESHOLD`: `auto` or bytes.
+    /// Sets the length from which on writes go by rendezvous. Default: [`EagerThreshold::Auto`]. With [`EagerThreshold::Bytes`]
+    /// nothing is measured. Variable `RDMA_EAGER_THRESHOLD`: `auto` or bytes.
     pub fn eager_threshold(mut self, threshold: EagerThreshold) -> Self {
         self.eager_threshold = threshold;
         self
     }
 
-    /// Sets the length of the pieces that a rendezvous is read in, in bytes, 4096 to 16 MiB. Default: the length that suits the
-    /// device.
-    /// Variable `RDMA_CHUNK_SIZE`: `auto` or bytes.
+    /// Sets the length of the chunks that a rendezvous is read in, in bytes, 4096 to 16 MiB. Default: the length that suits the
+    /// device. Variable `RDMA_CHUNK_SIZE`: `auto` or bytes.
     pub fn chunk_size(mut self, bytes: usize) -> Self {
         self.chunk_size = Some(bytes);
         self
     }
 
-    /// Sets where calibrations of devices are kept on disk. The first configuration of a process that uses a device counts.
+    /// Sets where calibrations of devices are kept on disk. For each device, the first configuration of the process counts.
     /// Default: [`TuneCache::Environment`]. Variable `RDMA_TUNE_CACHE`: `off` or the path of a directory.
     pub fn tune_cache(mut self, cache: TuneCache) -> Self {
         self.tune_cache = cache;
@@ -257,8 +257,8 @@ impl Config {
     }
 
     /// Sets the longest message that is handed to the device inline, in bytes. The device takes the bytes of such a message at
-    /// once, so that this end neither copies nor keeps them. Default: as many as the device takes, which is a whole message on
-    /// the software device and some hundred bytes on others. Variable `RDMA_MAX_INLINE`.
+    /// once, so that this end neither copies nor keeps them. Default: as many as the device takes: a whole message on the
+    /// software device, some hundred bytes on other devices. Variable `RDMA_MAX_INLINE`.
     pub fn max_inline(mut self, bytes: u32) -> Self {
         self.max_inline = Some(bytes);
         self
@@ -297,15 +297,15 @@ impl Config {
         self
     }
 
-    /// Sets how long the other end may take for each of its messages of the negotiation, 1 ms to 600 s. Default: 3 s; machines
+    /// Sets the longest time that the peer may take for each message of the negotiation, 1 ms to 600 s. Default: 3 s; machines
     /// that are very busy, or emulated, need more. Variable `RDMA_HANDSHAKE_TIMEOUT`, in milliseconds.
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
         self
     }
 
-    /// Sets after how long a silence this end sends the peer a ping, and how long the peer has to answer. Default: 10 s and
-    /// 30 s.
+    /// Sets the length of silence after which this end pings the peer, and the time that the peer has to answer. Default: 10 s
+    /// and 30 s.
     pub fn ping(mut self, interval: Duration, timeout: Duration) -> Self {
         self.ping_interval = interval;
         self.ping_timeout = timeout;

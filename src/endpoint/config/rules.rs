@@ -74,7 +74,7 @@ pub(super) const QP_MTU: Setting = setting("path_settings (mtu)", "RDMA_QP_MTU")
 
 /// Path MTUs that exist, in bytes (IBA vol. 1, 9.4.3).
 const MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
-/// CPU numbers are below this.
+/// Limit of CPU numbers, which are below it.
 const CPUS: usize = 1024;
 
 const fn setting(name: &'static str, variable: &'static str) -> Setting {

@@ -122,7 +122,7 @@ fn code_and_environment_refuse_equal_values() {
     }
 }
 
-/// A variable without a case would be a setting whose two ways are not compared.
+/// Each variable needs a case, because only the cases compare a variable with its setter.
 #[test]
 fn every_variable_has_a_case() {
     let asked = std::cell::RefCell::new(BTreeSet::new());

@@ -31,11 +31,11 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // A runtime that shuts down drops connections before they have finished. Written bytes and the end of the stream are
-        // sent if possible, so that the peer sees an orderly end.
+        // A runtime that shuts down drops connections before they have finished. If possible, written bytes and the end of the
+        // stream are still sent, so that the peer sees an orderly end.
         self.connection.detach();
         self.connection.fail(ConnectionFault::Closed);
-        // The completions give back the shared buffers that messages have come into.
+        // Completions that are still in the queue name shared buffers, which have to be posted again.
         if self.queue.shared().is_some() {
             self.queue.drain();
         }

@@ -1,8 +1,8 @@
-//! A connection: one queue pair, the protocol that runs over it, and the two tasks that may wait for it.
+//! A connection: one queue pair, the protocol that runs over it, and the tasks that may wait for it.
 //!
 //! All state is under one lock, which is held for the length of a copy at most. The thread that polls the completion queue
-//! feeds completions in ([`Connection::handle_completions`]); the stream's task writes and reads. Each of them then does
-//! what the protocol asks for ([`State::settle`]), so that no data waits for another task.
+//! passes completions in ([`Connection::handle_completions`]); the stream's task writes and reads. After that, each of them also
+//! does the work that the protocol asks for ([`State::settle`]), so that no data waits for another task.
 
 pub(super) mod member;
 mod read;
@@ -84,7 +84,7 @@ impl Connection {
         self.counters.publish();
     }
 
-    /// Sends a ping over the queue pair, and waits for the answer. To be called before the connection has a supervisor, because
+    /// Sends a ping over the queue pair, and waits for the answer. Call this before the connection has a supervisor, because
     /// the supervisor waits for changes too.
     pub(crate) async fn check_reachable(&self) -> Result<(), ConnectionFault> {
         {
@@ -184,7 +184,7 @@ impl Connection {
             return Poll::Ready(Ok(()));
         }
         state.check_fault()?;
-        // A task that waits for an answer adds nothing to its request.
+        // A task that waits for an answer adds nothing to its request, so the gathered writes go out now.
         if !state.staging.is_empty() {
             state.flush_wanted = true;
             state.settle(Instant::now(), &self.counters, &self.changed);
@@ -200,7 +200,7 @@ impl Connection {
         if state.all_delivered() {
             return Poll::Ready(Ok(()));
         }
-        // A peer that has sent and received all its bytes may leave while this end still reads.
+        // A peer that has sent all its bytes, and has received all of ours, may leave while this end still reads.
         if !(state.protocol.is_fin_received() && state.protocol.is_write_done()) {
             state.check_fault()?;
         }
@@ -229,7 +229,7 @@ impl Connection {
         self.changed.notify_one();
     }
 
-    /// Ends the connection with `fault`, and wakes both tasks.
+    /// Ends the connection with `fault`, and wakes the waiting tasks.
     pub(crate) fn fail(&self, fault: ConnectionFault) {
         let mut wakers = Vec::new();
         let mut state = lock(&self.state);
@@ -278,12 +278,13 @@ impl Connection {
         lock(&self.state).protocol.is_fin_received()
     }
 
-    /// Returns why nothing can be sent any more. The supervisor then drains the completion queue and ends the connection.
+    /// Returns the reason why nothing can be sent any more, if there is one. The supervisor then drains the completion queue and
+    /// ends the connection.
     pub(crate) fn lost(&self) -> Option<ConnectionFault> {
         lock(&self.state).lost.clone()
     }
 
-    /// Returns why the connection ended early, if it did.
+    /// Returns the reason why the connection ended early, if it did.
     pub(crate) fn fault(&self) -> Option<ConnectionFault> {
         lock(&self.state).fault.clone()
     }

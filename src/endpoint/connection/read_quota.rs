@@ -2,24 +2,24 @@
 
 /// The number of bytes that a task has read since other tasks last ran.
 ///
-/// HTTP/2 takes all bytes that have arrived before it does anything else: of 32 small calls that came together it would read
-/// all, then serve all, then send all answers, while the other end has nothing to do. So a reader of small messages goes to
-/// the end of the runtime's queue after each [`QUANTUM`](Self::QUANTUM): the calls that it read are served and answered
-/// before it reads the next (`compare`, 64 B × 32 in flight: more than twice the calls per second).
+/// HTTP/2 reads all bytes that have arrived before it does anything else. If 32 small calls arrive together, it reads all, then
+/// serves all, then sends all answers. Meanwhile the other end has nothing to do. So a reader of small messages goes to the end
+/// of the runtime's queue after each [`QUANTUM`](Self::QUANTUM): the calls that it read are served and answered before it reads
+/// the next calls (`compare`, 64 B × 32 in flight: more than twice the calls per second).
 #[derive(Debug, Default)]
 pub(super) struct ReadQuota {
     taken: usize,
-    /// The reader only passes bytes on: there is no quota.
+    /// There is no quota, because the reader only passes bytes on.
     unlimited: bool,
 }
 
 impl ReadQuota {
-    /// Bytes of small messages before other tasks run: two or three small calls with their headers.
+    /// Bytes of small messages that are read before other tasks run: two or three small calls with their headers.
     const QUANTUM: usize = 512;
     /// The last bytes of a message, up to this many, are read in pieces, because calls end and begin there.
     const TAIL: usize = 4096;
-    /// Longer messages count nothing. They are part of something large, so their reader gains nothing from waiting. The value
-    /// is most of an HTTP/2 frame of the default size.
+    /// Longer messages do not count. They are parts of a large message, so their reader gains nothing from a wait. The value is
+    /// most of an HTTP/2 frame of the default size.
     const SMALL: usize = 12 * 1024;
 
     /// Notes that other tasks have run.

@@ -16,7 +16,7 @@ impl Shortage {
     /// Longest shortage, after which the connection ends.
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// Notes one more attempt without memory. Returns whether to go on waiting.
+    /// Notes one more attempt that found no memory. Returns whether to go on waiting.
     pub(super) fn keep_waiting(&mut self, now: Instant) -> bool {
         self.is_new = self.times.is_none();
         let (since, _) = self.times.unwrap_or((now, now));

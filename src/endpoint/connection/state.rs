@@ -37,10 +37,10 @@ pub(super) struct State {
     pub(super) writer: Option<Waker>,
     /// The task that waits until all bytes are delivered.
     pub(super) closer: Option<Waker>,
-    /// Why nothing can be sent any more. The connection has not ended yet, because completions of messages that the peer sent
-    /// before may still be in the queue: a peer that sent its last message may leave while this end acknowledges it.
+    /// The reason why nothing can be sent any more. The connection has not ended yet, because the queue may still have
+    /// completions of messages that the peer sent before: a peer may leave while this end acknowledges its last message.
     pub(super) lost: Option<ConnectionFault>,
-    /// Why the connection ended early.
+    /// The reason why the connection ended early.
     pub(super) fault: Option<ConnectionFault>,
     /// A writer waited for room when the connection was lost.
     blocked: bool,
@@ -58,12 +58,12 @@ pub(super) struct State {
     pub(super) published: Instant,
 }
 
-/// Limits of the write path.
+/// Limits of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     /// Writes are gathered up to this length, in bytes.
     pub(crate) coalesce: usize,
-    /// Longest time for the answer to a ping.
+    /// Longest time for the answer to a ping, which the fault names.
     pub(crate) ping_timeout: Duration,
 }
 
@@ -223,13 +223,13 @@ impl State {
         Ok(())
     }
 
-    /// Ends the connection with `fault`. If `fault` is the loss of the peer, the supervisor ends the connection later, after
-    /// it has taken the completions of all messages that had arrived.
+    /// Ends the connection with `fault`. If `fault` says only that nothing gets through to the peer, the supervisor ends the
+    /// connection later, after it has taken the completions of all messages that had arrived.
     pub(super) fn end(&mut self, fault: ConnectionFault, changed: &Notify) {
         if !fault.is_loss() {
             self.fail(fault);
         } else if self.lost.is_none() {
-            // A failed device ends its queue pairs as a peer that leaves does, but gives the true reason.
+            // A failed device looks like a peer that left, but the queue pair knows the true reason.
             let failure = self.link.queue_pair().failure();
             self.lost = Some(failure.map_or(fault, |reason| ConnectionFault::DeviceFailed(reason.into())));
             self.blocked = self.writer.is_some();
@@ -251,7 +251,7 @@ impl State {
         self.fault.clone().map_or(Ok(()), |fault| Err(fault.into()))
     }
 
-    /// Returns why nothing can be sent, if that is so.
+    /// Returns the reason why nothing can be sent, if there is one.
     pub(super) fn obstacle(&self) -> Option<&ConnectionFault> {
         self.fault.as_ref().or(self.lost.as_ref())
     }

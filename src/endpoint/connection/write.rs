@@ -1,4 +1,7 @@
-//! The writing half of a connection: gathers writes, sends them eagerly, or offers them by rendezvous.
+//! The writing half of a connection: gathers small writes, sends writes eagerly, or offers them by rendezvous.
+//!
+//! `Limits::coalesce` is the length up to which writes are gathered, and the `Chooser` knows the length from which on writes go by
+//! rendezvous.
 
 use std::io::IoSlice;
 use std::time::Instant;
@@ -71,6 +74,7 @@ impl State {
         room: usize,
         counters: &Counters,
     ) -> Result<usize, ConnectionFault> {
+        /// Slices before those of the caller: the header, and the gathered writes.
         const EXTRA: usize = 2;
         let mut room = room - self.staging.len();
         let mut message = [IoSlice::new(&[]); Link::SLICES];

@@ -1,9 +1,9 @@
 //! Finds out whether a device keeps the memory of connections apart although they share a receive queue.
 //!
-//! A peer may READ all memory that the protection domain of its queue pair has registered for that. So each connection has
-//! a domain of its own, and a shared receive queue has one, too. A device may look up the queue's buffers in the queue's
-//! domain. Or, as Soft-RoCE does, it looks them up in the domain of the queue pair, so that all connections need the same
-//! domain. No attribute says which kind a device is, so it is tried, once.
+//! A peer may READ all memory that is registered for that in the protection domain of its queue pair. So each connection has
+//! a domain of its own, and a shared receive queue has one, too. Some devices look up the queue's buffers in the queue's
+//! domain. Others, such as Soft-RoCE, look them up in the domain of the queue pair, so that all connections need one common
+//! domain. No attribute says which kind a device is, so a test on the device finds out, once.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
@@ -19,8 +19,8 @@ use tonic_rdma_verbs::{
 /// Results by the device's name.
 static KNOWN: LazyLock<Mutex<HashMap<String, bool>>> = LazyLock::new(Mutex::default);
 
-/// Returns whether queue pairs of one domain can take receives from a queue of another. The first call for a device may take
-/// some milliseconds.
+/// Returns whether queue pairs of one domain can take receives from a queue of another domain. The first call for a device may
+/// take some milliseconds.
 pub(crate) fn separate_domains(context: &dyn Context) -> bool {
     let name = &context.attributes().name;
     let mut known = lock(&KNOWN);
@@ -76,7 +76,7 @@ fn attempt(context: &dyn Context) -> Result<bool, AttemptError> {
     };
     let receiver = ours.create_sharing_queue_pair(&completions, &completions, &shared, &capacity)?;
     let sender = ours.create_queue_pair(&completions, &completions, &capacity)?;
-    // 4 ms, and one more attempt.
+    // A time-out of 4 ms, and one more attempt.
     let path = PathSettings { timeout: 10, retry_count: 1, rnr_retry: 1, ..PathSettings::default() };
     for pair in [&receiver, &sender] {
         pair.to_init(Access::LOCAL_WRITE)?;

@@ -29,11 +29,17 @@ pub(crate) struct Link {
     connection: u32,
     receives: Receives,
     pool: Pool,
+    /// Every message of this number asks for a completion.
     signal_every: u32,
+    /// Each message asks for a completion.
     signal_all: bool,
+    /// The next message asks for a completion.
     signal_next: bool,
+    /// Messages posted since the last message that asked for a completion.
     unsignaled: u32,
+    /// Messages posted since the start.
     posted: u64,
+    /// Messages completed since the start.
     completed: u64,
     /// Registered memory of the application that messages are sent from.
     registrations: SlabRegistrations,
@@ -49,7 +55,7 @@ impl Link {
     /// Most inline bytes, a full receive buffer.
     pub(crate) const MAX_INLINE: u32 = 64 * 1024 + 512;
 
-    /// Takes over a queue pair in Init or a later state, and posts its own receive buffers.
+    /// Takes over a queue pair in Init or a later state. Posts the receive buffers, unless they are shared.
     pub(crate) fn new(
         queue_pair: Arc<dyn QueuePair>,
         connection: u32,
@@ -95,7 +101,7 @@ impl Link {
         self.receives.hold(slot);
     }
 
-    /// Adjusts the number of shared receive buffers that are promised to the connection to the protocol's window.
+    /// Adjusts the number of shared receive buffers that are promised to the connection, so that it follows the protocol's window.
     pub(crate) fn adjust_window(&mut self, protocol: &mut protocol::Connection) {
         self.receives.adjust_window(protocol);
     }
@@ -174,7 +180,7 @@ impl Link {
         Ok(head)
     }
 
-    /// Copies the bytes after the header of a received message into `body`, which it fills.
+    /// Fills `body` with the bytes after the header of a received message.
     pub(crate) fn body(&self, slot: u32, body: &mut [u8]) -> Result<(), ConnectionFault> {
         let (block, start) = self.receives.slot(slot)?;
         block.copy_out(start + Header::LENGTH, body).map_err(ConnectionFault::local)

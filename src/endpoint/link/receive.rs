@@ -31,7 +31,7 @@ pub(crate) struct Ring {
 pub(crate) struct Share {
     promise: Promise,
     owner: QueuePairNumber,
-    /// Most buffers that it may have at a time.
+    /// Most buffers that the connection may have at a time.
     most: u32,
     /// Messages received since the window last grew.
     received: u32,

@@ -22,7 +22,7 @@ use tonic_rdma_verbs::{
 /// The shared receive buffers of one completion queue.
 #[derive(Debug)]
 pub(crate) struct SharedBuffers {
-    /// Declared, and so dropped, before the memory.
+    /// Declared before the memory, so that it is dropped first.
     queue: Arc<dyn SharedReceiveQueue>,
     /// The domain of the buffers, if connections have to use it, too.
     common_domain: Option<Arc<dyn ProtectionDomain>>,
@@ -37,7 +37,7 @@ pub(crate) struct SharedBuffers {
 struct Step {
     block: Block,
     segments: Vec<LocalSegment>,
-    /// For each buffer the queue pair whose connection holds it; 0 while the buffer is posted.
+    /// For each buffer, the number of the queue pair whose connection holds the buffer; 0 while the buffer is posted.
     owners: [AtomicU32; SharedBuffers::STEP as usize],
 }
 
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_connections_take_no_more_than_a_few() {
+    fn idle_connections_share_a_bounded_number_of_buffers() {
         let (queue, buffers) = buffers(1 << 30);
         let promises: Vec<_> = (0..60).map(|_| buffers.promise(16).unwrap()).collect();
         assert_eq!(posted(&queue), 256);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_more_when_messages_are_not_read() {
+    fn buffers_are_added_while_messages_are_not_read() {
         let (queue, buffers) = buffers(1 << 30);
         let mut promise = buffers.promise(16).unwrap();
         assert_eq!(posted(&queue), 64);
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_connection_holds_is_posted_when_it_ends() {
+    fn buffers_that_a_connection_holds_are_posted_when_it_ends() {
         let (queue, buffers) = buffers(1 << 30);
         let _promise = buffers.promise(128).unwrap();
         let mine: Vec<_> = (0..70).map(|_| receive(&queue, &buffers, 1)).collect();
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_apart_in_memory() {
+    fn buffers_do_not_overlap_in_memory() {
         let (_queue, buffers) = buffers(1 << 30);
         let _promise = buffers.promise(128).unwrap();
         let address = |slot| {

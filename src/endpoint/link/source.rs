@@ -47,7 +47,8 @@ pub(super) fn gather(
 ) -> Result<Gathered, ConnectionFault> {
     let mut placed = [None; MAX_SLICES];
     let mut in_place = 0;
-    // For each slice in place one segment, and one for the copied bytes before it; and one for the copied bytes at the end.
+    // Each slice in place takes two segments: its own, and one for the copied bytes before it. One more segment is for the copied
+    // bytes at the end.
     let mut room = most.min(MAX_SLICES).saturating_sub(1) / 2;
     for (slice, place) in slices.iter().zip(&mut placed).filter(|(slice, _)| slice.len() >= SMALLEST) {
         if room > 0

@@ -7,7 +7,7 @@ pub struct WorkId {
     pub kind: WorkKind,
     /// Key of the connection within its queue.
     pub connection: u32,
-    /// Depends on the kind.
+    /// A number whose meaning depends on the kind.
     pub value: u32,
 }
 
@@ -39,8 +39,8 @@ impl WorkId {
         kind << 56 | u64::from(self.connection % Self::MAX_CONNECTIONS) << 32 | u64::from(self.value)
     }
 
-    /// Unpacks a `wr_id`. All identifiers are made by [`to_bits`](Self::to_bits), so an unknown kind can't come; it would
-    /// count as a READ.
+    /// Unpacks a `wr_id`. [`to_bits`](Self::to_bits) makes all identifiers, so there is no unknown kind. It would count as a
+    /// READ.
     pub fn from_bits(bits: u64) -> Self {
         let kind = match bits >> 56 {
             0 => WorkKind::Receive,
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn survives_the_way_through_the_device() {
+    fn from_bits_reverses_to_bits() {
         for kind in [WorkKind::Receive, WorkKind::Send, WorkKind::Read, WorkKind::SharedReceive] {
             for (connection, value) in [(0, 0), (1, u32::MAX), (WorkId::MAX_CONNECTIONS - 1, 7)] {
                 let id = WorkId { kind, connection, value };

@@ -26,7 +26,7 @@ pub(super) enum Outcome {
     Rdma(EndpointStream),
     /// The TCP connection of the negotiation, and the reason why there is no RDMA.
     Tcp(EndpointStream, RdmaUnavailable),
-    /// The server does not know our hello: a new TCP connection is needed.
+    /// The server does not know our hello. Plain TCP needs a new connection.
     Stock(NegotiationError),
 }
 
@@ -69,13 +69,13 @@ pub(super) async fn negotiate(
     }
 }
 
-/// Sends the server the proof of what this end read in its memory, and checks the server's proof.
+/// Sends the server the value that this end read in the server's memory, and checks the value that the server read here.
 async fn finish(
     mut control: ControlStream,
     connected: Result<Established, RdmaUnavailable>,
 ) -> Result<Outcome, NegotiationError> {
     let reached = match connected {
-        // Shared memory needs no other proof.
+        // With shared memory, the two values are proof enough.
         Ok(established) if established.probe().ours.is_some() => Ok(established),
         Ok(established) => established.check_reachable().await.map(|()| established),
         Err(reason) => Err(reason),

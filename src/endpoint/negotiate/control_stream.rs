@@ -50,7 +50,7 @@ impl ControlStream {
         self.receive_after(Duration::ZERO).await
     }
 
-    /// Receives the next message, before which the peer does work that may take as long as `work`.
+    /// Receives the next message. Waits longer by `work`, the longest time of the work that the peer does first.
     pub(super) async fn receive_after(&mut self, work: Duration) -> Result<Message, NegotiationError> {
         let patience = self.patience + work;
         let complete = async {
@@ -67,7 +67,7 @@ impl ControlStream {
         timeout(patience, complete).await.unwrap_or(Err(NegotiationError::Silent(patience)))
     }
 
-    /// Receives the peer's `Confirm`, before which the peer does work that may take as long as `work`.
+    /// Receives the peer's `Confirm`. Waits longer by `work`, the longest time of the work that the peer does first.
     pub(super) async fn receive_confirm(&mut self, work: Duration) -> Result<Confirm, NegotiationError> {
         match self.receive_after(work).await? {
             Message::Confirm(confirm) => Ok(confirm),

@@ -16,8 +16,8 @@ use crate::endpoint::journal::Journal;
 use crate::endpoint::lock::lock;
 use crate::endpoint::stream::EndpointStream;
 
-/// Makes connections, and remembers which servers are stock ones. Clones share this memory. It is for protocols of your own
-/// over the byte stream; programs that use tonic have [`RdmaConnector`](crate::RdmaConnector) instead.
+/// Makes connections, and keeps a list of stock servers, which clones share. A dialer is for protocols of your own over the byte
+/// stream; programs that use tonic have [`RdmaConnector`](crate::RdmaConnector) instead.
 ///
 /// ```
 /// use tokio::io::AsyncWriteExt as _;
@@ -43,7 +43,7 @@ type Stock = (Instant, Arc<NegotiationError>);
 impl Dialer {
     /// Time before the next negotiation with a stock server.
     const REMEMBERED: Duration = Duration::from_secs(60);
-    /// Most servers that are remembered.
+    /// Most servers in the list of stock servers.
     const MEMORY: usize = 4096;
 
     /// Makes a dialer with this configuration. [`dial`](Self::dial) returns an error if the configuration has a value that can't
@@ -112,8 +112,8 @@ impl Dialer {
     ) -> Result<(EndpointStream, Option<RdmaUnavailable>), ConnectError> {
         let mut outcome = client::negotiate(tcp, &self.config, &self.journal).await;
         if let Ok(Outcome::Stock(NegotiationError::Closed | NegotiationError::Io(_))) = outcome {
-            // A server of this crate that shuts down closes the connection, as some stock servers do when they do not understand
-            // the hello. The second attempt finds it gone, or started again: it must not be taken for a stock server.
+            // Some stock servers close the connection because they do not understand the hello. A server of this crate closes it
+            // when it shuts down, and must not be taken for a stock server: the second attempt finds it gone, or started again.
             let tcp = self.tcp(host, port, authority).await?;
             outcome = client::negotiate(tcp, &self.config, &self.journal).await;
         }
@@ -130,7 +130,7 @@ impl Dialer {
         Ok((stream, Some(reason)))
     }
 
-    /// Notes that a server is a stock one, or silent.
+    /// Notes that a server is a stock server, or silent.
     fn remember(&self, authority: &str, error: NegotiationError) -> Arc<NegotiationError> {
         let error = Arc::new(error);
         let mut stock = lock(&self.stock);

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use crate::endpoint::error::RdmaUnavailable;
 use crate::wire::hello::HostIdentity;
 
-/// Returns this process's identity, for its hello. A part that can't be read is zero, which never counts as equal.
+/// Returns this process's identity, for its hello. A part that can't be read is zero. A boot id of zero equals no other.
 pub(super) fn local() -> HostIdentity {
     HostIdentity {
         boot_id: boot_id().unwrap_or_default(),

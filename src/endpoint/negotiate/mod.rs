@@ -1,7 +1,9 @@
 //! Negotiation: from a TCP connection to a byte stream over RDMA or over TCP. See [`wire::hello`](crate::wire::hello) for
 //! the messages.
 //!
-//! Owns dialling, listening, and the agreement of both ends on a device. Never moves the connection's data.
+//! This module dials, listens, and lets both ends agree on a device. It does not move the connection's data. Each end can decide on
+//! TCP: the client in `dial.rs` and `client.rs`, the server in `server.rs`. The reason is an
+//! [`RdmaUnavailable`](super::RdmaUnavailable).
 
 mod blocking;
 mod client;

@@ -22,7 +22,7 @@ use crate::wire::hello::{
 };
 use tonic_rdma_verbs::QueuePairAddress;
 
-/// Finds out what kind of peer it is, and goes on over RDMA or TCP.
+/// Finds the kind of the peer, and goes on over RDMA or TCP.
 pub(super) async fn negotiate(
     tcp: TcpStream,
     config: &Config,
@@ -76,7 +76,7 @@ async fn answer(mut control: ControlStream, config: &Config) -> Result<EndpointS
         Ok(Message::ClientHello(hello)) => accept(hello, config).await,
         Ok(other) => return Err(NegotiationError::OutOfTurn(other.name())),
         Err(NegotiationError::Hello(HelloError::Version { seen })) => {
-            // The rest of a hello of another version is unknown, so this connection ends: the client makes a new one.
+            // The rest of a hello of another version is unknown, so this connection ends. The client makes a new connection.
             let reason = format!("the client speaks version {seen}, this end {VERSION}");
             decline(&mut control, &reason).await?;
             return Err(HelloError::Version { seen }.into());
@@ -92,14 +92,14 @@ async fn answer(mut control: ControlStream, config: &Config) -> Result<EndpointS
     }
 }
 
-/// Connects to the first offer that this end can accept; returns its number, too.
+/// Connects to the first offer that this end can accept. Returns the connection and the number of the offer.
 async fn accept(hello: ClientHello, config: &Config) -> Result<(Established, u8), RdmaUnavailable> {
     if config.policy == Policy::TcpOnly {
         return Err(RdmaUnavailable::TcpOnly);
     }
     let mut reasons = Vec::new();
     for (offer, index) in hello.offers.iter().zip(0..) {
-        match meet(offer, &hello.identity, config).await {
+        match accept_offer(offer, &hello.identity, config).await {
             Ok(established) => return Ok((established, index)),
             Err(reason) => reasons.push(reason),
         }
@@ -111,7 +111,11 @@ async fn accept(hello: ClientHello, config: &Config) -> Result<(Established, u8)
 }
 
 /// Connects to one offer.
-async fn meet(offer: &Offer, client: &HostIdentity, config: &Config) -> Result<Established, RdmaUnavailable> {
+async fn accept_offer(
+    offer: &Offer,
+    client: &HostIdentity,
+    config: &Config,
+) -> Result<Established, RdmaUnavailable> {
     let provider = Provider::named(&offer.provider).filter(|provider| provider.is_wanted(config));
     let Some(provider) = provider else {
         return Err(RdmaUnavailable::ProviderNotUsed(offer.provider.clone()));

@@ -9,7 +9,7 @@ pub(super) enum Peer {
     Unknown,
     /// A client of this crate.
     Rdma,
-    /// A stock client: the HTTP/2 preface (RFC 9113, 3.4), or an HTTP/1 request, which starts with a method too.
+    /// A stock client: the HTTP/2 preface (RFC 9113, 3.4), or an HTTP/1 request. Both start with a method.
     Http,
     /// A stock client over TLS: a handshake record (RFC 8446, 5.1).
     Tls,
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_peers_apart_however_their_first_bytes_arrive() {
+    fn the_kind_of_a_peer_does_not_depend_on_the_number_of_bytes_that_have_arrived() {
         let peers: [(&[u8], Peer); 8] = [
             (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Peer::Http),
             (b"GET / HTTP/1.1\r\n", Peer::Http),

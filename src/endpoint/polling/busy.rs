@@ -12,21 +12,21 @@ use super::pace::Pace;
 use super::queue::Queue;
 use tonic_rdma_verbs::VerbsError;
 
-/// Counts the threads that sleep because other threads want their cores. Meanwhile the poll task waits for events in their
-/// place, which saves a second wake-up, from thread to task.
+/// Counts the polling threads that sleep because other threads want their cores. While one sleeps, the poll task waits for the
+/// queues' events. That saves a second wake-up, from thread to task.
 #[derive(Debug)]
-pub(super) struct StandIn {
+pub(super) struct SleepingThreads {
     threads: AtomicUsize,
     wake_task: Arc<Notify>,
 }
 
-impl StandIn {
+impl SleepingThreads {
     pub(super) fn new(wake_task: Arc<Notify>) -> Arc<Self> {
         Arc::new(Self { threads: AtomicUsize::new(0), wake_task })
     }
 
     /// Returns whether the poll task has to poll the queues.
-    pub(super) fn is_wanted(&self) -> bool {
+    pub(super) fn any(&self) -> bool {
         self.threads.load(Ordering::Acquire) > 0
     }
 
@@ -50,11 +50,11 @@ impl BusyThread {
     pub(super) fn start_all(
         queues: &[Arc<Queue>],
         cpus: &[usize],
-        stand_in: &Arc<StandIn>,
+        sleeping_threads: &Arc<SleepingThreads>,
     ) -> Result<Vec<Self>, VerbsError> {
         let start = |(index, queue): (usize, &Arc<Queue>)| {
             let cpu = (!cpus.is_empty()).then(|| cpus[index % cpus.len()]);
-            Self::start(Arc::clone(queue), index, cpu, Arc::clone(stand_in))
+            Self::start(Arc::clone(queue), index, cpu, Arc::clone(sleeping_threads))
         };
         queues.iter().enumerate().map(start).collect()
     }
@@ -63,7 +63,7 @@ impl BusyThread {
         queue: Arc<Queue>,
         index: usize,
         cpu: Option<usize>,
-        stand_in: Arc<StandIn>,
+        sleeping_threads: Arc<SleepingThreads>,
     ) -> Result<Self, VerbsError> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -73,7 +73,7 @@ impl BusyThread {
                 if let Some(cpu) = cpu {
                     pin_to(cpu);
                 }
-                spin(&queue, &stopped, &stand_in);
+                spin(&queue, &stopped, &sleeping_threads);
             })
             .map_err(|error| VerbsError::os("starting a polling thread", error))?;
         Ok(Self { stop, thread: Some(thread) })
@@ -92,9 +92,9 @@ impl Drop for BusyThread {
     }
 }
 
-/// Polls until `stopped` is set. While other threads want the core, leaves the queue to the poll task: spinning would keep
-/// the threads from running that send what this thread waits for.
-fn spin(queue: &Queue, stopped: &AtomicBool, stand_in: &StandIn) {
+/// Polls until `stopped` is set. While other threads want the core, leaves the queue to the poll task: this thread may wait for
+/// messages of the very threads that its spinning keeps from running.
+fn spin(queue: &Queue, stopped: &AtomicBool, sleeping_threads: &SleepingThreads) {
     const POLLS_PER_LOOK: usize = 16;
     let mut pace = Pace::new(Duration::MAX);
     let mut last_yield = Instant::now();
@@ -108,7 +108,7 @@ fn spin(queue: &Queue, stopped: &AtomicBool, stand_in: &StandIn) {
         if now - last_yield > pace.yield_every() {
             last_yield = pace.yield_core(now);
             if pace.is_crowded(last_yield) {
-                stand_in.while_asleep(|| sleep(&pace, stopped));
+                sleeping_threads.while_asleep(|| sleep(&pace, stopped));
             }
         }
     }

@@ -1,13 +1,13 @@
 //! Polling: completion queues, and the threads and tasks that poll them.
 //!
-//! Owns the completion queues of each runtime (`Reactor`, `Queue`) and the decision how long to spin (`Pace`). Never looks
-//! into a message: completions go to the `Participant` that posted the request.
+//! This module has the completion queues of each runtime (`Reactor`, `Queue`), and decides how long to spin before a sleep
+//! (`Pace`). It does not look into messages: completions go to the `Participant` that posted the request.
 
 mod busy;
-mod events;
-mod idle;
-mod late;
+mod device_events;
+mod late_arrivals;
 mod pace;
+mod park_hook;
 mod participant;
 mod poll_task;
 mod queue;
@@ -15,8 +15,8 @@ mod reactor;
 mod registry;
 mod watched;
 
-pub use idle::idle_polling;
 pub use pace::{Observation, Pace};
+pub use park_hook::idle_polling;
 pub use participant::Participant;
 pub use queue::{Polled, Queue, QueueFull};
 pub use reactor::{Reactor, may_spin};

@@ -1,9 +1,10 @@
-//! Spinning for completions: how long it pays, and the loop that does it.
+//! Spinning for completions: the decision how long to spin before a sleep, and the loop that spins.
 
 use std::time::{Duration, Instant};
 
-/// Decides how long to spin. Spinning pays while the next completion comes sooner than a sleep and a wake-up take together.
-/// A `Pace` follows the gap between arrivals: the budget is a few gaps, or zero where the gaps are long.
+/// Decides how long to spin before a sleep. Spinning pays if the next completion comes sooner than a sleep and a wake-up take
+/// together. A `Pace` follows the gap between arrivals: the budget is four gaps, at most the limit
+/// ([`Config::spin_limit`](crate::Config::spin_limit)), and zero if the gaps are longer than the limit.
 #[derive(Debug)]
 pub struct Pace {
     /// Longest spin.
@@ -21,7 +22,7 @@ pub struct Pace {
     leave_alone: Duration,
     /// Yields since the last time without spinning.
     yields: u32,
-    /// The last spin ended without an arrival, and none has come since.
+    /// The last spin ended without an arrival, and there was no arrival since.
     missed: bool,
 }
 
@@ -37,27 +38,29 @@ pub enum Observation {
 }
 
 impl Pace {
-    /// Shortest spin that is worth arming the queue later for.
+    /// Shortest spin. After a spin the queue has to be armed again, so a shorter spin is not worth its cost.
     const SHORTEST: Duration = Duration::from_micros(20);
     /// A yield that takes longer than this shows a crowded core: another thread keeps the core for a time slice. Threads that
     /// take turns, such as those of both ends, keep the core for a shorter time.
     const CROWDED: Duration = Duration::from_micros(1000);
     /// Shortest and longest time between two yields. Between these limits, yields take a fortieth of the time at most. On an
-    /// emulated machine each takes microseconds.
+    /// emulated machine a yield takes microseconds.
     const YIELD_EVERY: [Duration; 2] = [Duration::from_micros(10), Duration::from_micros(60)];
+    /// Time between two yields, as a multiple of the cost of a yield.
     const YIELD_SHARE: u32 = 40;
     /// A shorter yield let no other thread run.
     const SHORTEST_SWITCH: Duration = Duration::from_micros(4);
     /// A yield that takes this many times as long as the shortest let another thread run.
     const SWITCH: u32 = 8;
-    /// Time between two yields, in yields, while other threads run in between: short, because the spin waits for the work of
-    /// these threads.
+    /// Time between two yields while other threads use the core, too, as a multiple of the cost of a yield. The time is short,
+    /// because the spin waits for the work of these threads.
     const SHARED: u32 = 4;
+    /// Shortest time between two yields while other threads use the core, too.
     const SHARED_AT_LEAST: Duration = Duration::from_micros(1);
-    /// Time without spinning on a crowded core, at first and at most. It doubles each time, because each new attempt may cost
-    /// a time slice of another thread, which is milliseconds.
+    /// Time without spinning on a crowded core, at first and at most. The time doubles with each attempt on a crowded core,
+    /// because an attempt may cost a time slice of another thread, which is milliseconds.
     const LEAVE_ALONE: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(256)];
-    /// After this many yields without a crowd the time without spinning is short again.
+    /// After this many yields on a core that is not crowded, the time without spinning is short again.
     const CALM: u32 = 64;
 
     /// Creates a pace that spins for `longest` at most.
@@ -146,7 +149,7 @@ impl Pace {
 
     /// Notes that a yield of the core took `away`.
     fn yielded(&mut self, away: Duration, now: Instant) {
-        // A yield that let another thread run does not show the cost of a yield.
+        // A yield that let another thread run does not show the cost of the call.
         if away < self.yield_cost || (self.yield_cost.is_zero() && away < Self::SHORTEST_SWITCH) {
             self.yield_cost = away;
         }
@@ -167,7 +170,7 @@ impl Pace {
         self.crowded_for(now).is_some()
     }
 
-    /// Returns how much longer not to spin, if other threads want the core.
+    /// Returns the rest of the time without spinning, if other threads want the core.
     pub fn crowded_for(&self, now: Instant) -> Option<Duration> {
         self.crowded_until.filter(|&until| now < until).map(|until| until - now)
     }
@@ -198,14 +201,14 @@ mod tests {
     }
 
     #[test]
-    fn close_arrivals_are_spun_for() {
+    fn frequent_arrivals_give_a_short_spin() {
         let (pace, now) = fed(Duration::from_micros(10));
         let budget = pace.budget(now);
         assert!(budget >= Duration::from_micros(35) && budget <= Duration::from_micros(50), "{budget:?}");
     }
 
     #[test]
-    fn rare_arrivals_are_slept_for() {
+    fn rare_arrivals_give_no_spin() {
         let (pace, now) = fed(Duration::from_millis(1));
         assert_eq!(pace.budget(now), Duration::ZERO);
     }
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_is_shared_from_the_first_yield_on_is_known_to_be() {
+    fn a_core_that_is_shared_from_the_first_yield_on_is_recognized() {
         let (mut pace, now) = fed(Duration::from_micros(10));
         for _ in 0..20 {
             pace.yielded(Duration::from_micros(12), now);
@@ -297,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spin_ends_with_what_is_wanted_or_with_its_budget() {
+    fn a_spin_ends_with_the_wanted_arrival_or_with_its_budget() {
         let (mut pace, _) = fed(Duration::from_micros(10));
         let mut looks = 0;
         assert!(pace.spin(

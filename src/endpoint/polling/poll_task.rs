@@ -23,11 +23,12 @@ const TIMED_SLEEP: Duration = Duration::from_millis(20);
 
 /// The queues of a reactor, as the poll task drives them.
 pub(super) trait PollTarget: Send + Sync + 'static {
-    /// Polls, and decides what the task does next. `watched`: the task has waited for the whole time of [`Step::Watch`], and
-    /// nothing woke it.
+    /// Polls, and decides what the task does next. `watched`: the task has waited for the whole time of [`Step::Watch`] without a
+    /// wake-up.
     fn step(&self, watched: bool) -> Step;
 
-    /// Notes that the task is about to sleep (`wanted`), or has slept. Returns whether the sleep needs a time limit.
+    /// Notes that the task is about to sleep (`wanted` is true), or has slept (false). Returns whether the sleep needs a time
+    /// limit.
     fn set_timed_sleep(&self, wanted: bool) -> bool;
 
     /// Wakes the tasks whose watched values arrived while nothing woke the poll task; returns whether there are any.
@@ -74,7 +75,7 @@ pub(super) fn waiters(queues: &[Arc<Queue>]) -> Result<Vec<Waiter>, VerbsError> 
 pub(super) async fn run(reactor: Weak<impl PollTarget>, waiters: Vec<Waiter>, wake: Arc<Notify>) {
     let mut watched = false;
     loop {
-        // The task keeps no reactor alive across an await: the reactor goes with its last connection or listener.
+        // The task keeps no reactor alive across an await, so the reactor is dropped with its last user.
         let Some(step) = reactor.upgrade().map(|reactor| reactor.step(watched)) else { return };
         watched = false;
         match step {
@@ -89,8 +90,8 @@ pub(super) async fn run(reactor: Weak<impl PollTarget>, waiters: Vec<Waiter>, wa
     }
 }
 
-/// Waits for an event or a wake-up. While words are watched, the sleep has a time limit: a device that places bytes late may
-/// bring a value after the peer has looked whether this end sleeps, and then no completion announces the value.
+/// Waits for an event or a wake-up. While words are watched, the sleep has a time limit. The reason: a device that places bytes
+/// late may bring a value after the peer has checked whether this end sleeps. Then no completion announces the value.
 async fn sleep(reactor: &Weak<impl PollTarget>, waiters: &[Waiter], wake: &Notify) {
     let set_timed_sleep = |wanted| reactor.upgrade().is_some_and(|reactor| reactor.set_timed_sleep(wanted));
     let mut limit = set_timed_sleep(true).then_some(TIMED_SLEEP);
@@ -119,7 +120,7 @@ fn event(reactor: &Weak<impl PollTarget>) {
 }
 
 /// Lets every task that is runnable now run first. Unlike tokio's `yield_now` this needs no system call. In a multi-thread
-/// runtime another worker may take this task over while a task keeps the thread of this worker.
+/// runtime, another worker may take this task over while other tasks keep this worker busy.
 async fn run_again() {
     let mut yielded = false;
     poll_fn(|context| {
@@ -144,7 +145,7 @@ async fn event_or_wake(waiters: &[Waiter], wake: &Notify) -> bool {
     .await
 }
 
-/// Takes all pending events and returns whether there was one. Registers `context` with the queues that had none.
+/// Takes all pending events and returns whether there was one. Registers `context` with every queue, for the next event.
 fn take_events(waiters: &[Waiter], context: &mut Context<'_>) -> bool {
     let mut any = false;
     for waiter in waiters {

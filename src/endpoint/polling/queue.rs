@@ -34,7 +34,7 @@ pub struct Queue {
     /// Most participants.
     limit: usize,
     watched: WatchList,
-    /// The poller sleeps, or is about to. Completions wake the poller; for watched words, peers have to be asked for one.
+    /// The poller sleeps, or is about to. Completions wake the poller. A watched word has none, unless the peer is asked for one.
     asleep: AtomicBool,
     /// The poller's sleep has a short time limit.
     timed_sleep: AtomicBool,
@@ -78,10 +78,10 @@ impl Polled {
 impl Queue {
     /// Completions that a queue is made for, where the device has as many.
     const CAPACITY: u32 = 1 << 20;
-    /// Completions that a queue is made for where they take locked memory, 64 bytes each.
+    /// Completions that a queue is made for where completions take locked memory, 64 bytes each.
     const LOCKED_CAPACITY: u32 = 1 << 17;
-    /// Places for one connection. A connection has at most some 200 completions in the queue: those of its receive buffers,
-    /// of its READs, and of every 64th of its sends.
+    /// Places for one connection. With the default settings a connection has at most 130 or so completions in the queue: those
+    /// of its receive buffers, of its READs, and of every 64th of its sends.
     const OF_A_CONNECTION: u32 = 256;
     /// Completions taken in one poll, so that no connection keeps the others waiting for long.
     const BATCH: usize = 64;
@@ -155,7 +155,7 @@ impl Queue {
         Ok(Ok((key, participant)))
     }
 
-    /// Removes a participant. Its completions that still come are dropped.
+    /// Removes a participant. Completions that still come for the participant are dropped.
     pub fn remove<P: Participant>(&self, key: u32, participant: &P) {
         let mut participants = lock(&self.participants);
         let found = participants.by_key.get(key as usize);
@@ -165,7 +165,7 @@ impl Queue {
             participants.by_number.remove(&participant.queue_pair_number());
         }
         self.used.store(participants.by_key.len(), Ordering::Relaxed);
-        // Dropping the participant destroys its queue pair: not under the lock.
+        // Dropping the participant destroys its queue pair, which must not happen under the lock.
         drop(participants);
         drop(removed);
     }
@@ -248,7 +248,8 @@ impl Queue {
             }
             rest = others;
         }
-        // After the completions: where a device does not place bytes in order, completions bring the watched values.
+        // The words are checked after the completions, because completions bring the values if the device does not place bytes in
+        // order.
         let arrived = self.watched.check(&mut batch.wakers, &mut batch.checked);
         batch.checked.clear();
         let woken = batch.wakers.len();
@@ -269,7 +270,7 @@ impl Queue {
         found.filter(|it| it.queue_pair_number() == completion.queue_pair).cloned()
     }
 
-    /// Posts the shared buffers again that messages for a removed connection came into.
+    /// Posts shared buffers again that have messages for a removed connection.
     fn give_back(&self, completions: &[WorkCompletion]) {
         let Some(shared) = &self.shared else { return };
         for id in completions.iter().map(|completion| WorkId::from_bits(completion.wr_id)) {
@@ -302,7 +303,7 @@ impl Queue {
         }
     }
 
-    /// Takes [`arm`](Self::arm) back.
+    /// Undoes [`arm`](Self::arm): the poller is awake, and needs no event.
     pub(super) fn disarm(&self) {
         self.asleep.store(false, Ordering::SeqCst);
         self.completions.disarm();

@@ -21,7 +21,7 @@ impl Participant for Silent {
 
 /// Checks the book's figures, which come from the limits of the kernel's drivers.
 #[test]
-fn a_queue_has_room_for_as_many_connections_as_its_completions_suffice_for() {
+fn the_length_of_a_queue_limits_the_number_of_its_connections() {
     let device = |max_completions, locks_memory| {
         let mut device = DeviceAttributes::new("ibverbs", "a device");
         device.max_completions = max_completions;
@@ -31,7 +31,7 @@ fn a_queue_has_room_for_as_many_connections_as_its_completions_suffice_for() {
     // `max_cqe` of rdma_rxe, and of an mlx5 card.
     assert_eq!(Queue::size_on(&device(32_767, true)), (32_767, 127));
     assert_eq!(Queue::size_on(&device(4_194_303, true)), (131_072, 512));
-    // A device without room for one connection serves one all the same.
+    // A device with too few completions for one connection still serves one.
     assert_eq!(Queue::size_on(&device(16, true)), (16, 1));
     assert_eq!(Queue::size_on(soft::open().unwrap().attributes()), (1 << 20, 4096));
 }

@@ -10,8 +10,8 @@
 //!  Busy:                                                        a thread for each queue, for ever        poll task
 //! ```
 //!
-//! The poll task polls while the runtime is never idle, and the event descriptors wake it. With `Busy` it replaces the
-//! threads whose core other threads want.
+//! The poll task polls while the runtime is never idle, and the event descriptors wake it. With `Busy` the poll task replaces a
+//! thread while other threads want the core of that thread.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, Weak};
@@ -21,9 +21,9 @@ use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::busy::{BusyThread, StandIn};
-use super::events;
-use super::late::LateArrivals;
+use super::busy::{BusyThread, SleepingThreads};
+use super::device_events;
+use super::late_arrivals::LateArrivals;
 use super::pace::{Observation, Pace};
 use super::poll_task::{self, PollTarget, Step};
 use super::queue::{Polled, Queue};
@@ -52,7 +52,7 @@ pub struct Reactor {
     task: OnceLock<AbortHandle>,
     /// The task that takes the device's events.
     events: Option<AbortHandle>,
-    stand_in: Arc<StandIn>,
+    sleeping_threads: Arc<SleepingThreads>,
     late: LateArrivals,
     _threads: Vec<BusyThread>,
 }
@@ -69,11 +69,11 @@ struct Spinner {
 static REACTORS: LazyLock<Registry<Reactor>> = LazyLock::new(Registry::default);
 
 impl Reactor {
-    /// Returns the current runtime's reactor for this device and configuration. The first use creates the reactor, and it is
-    /// gone with its last user.
+    /// Returns the current runtime's reactor for this device and configuration. The first call creates the reactor. The reactor
+    /// is dropped with its last user.
     ///
     /// # Errors
-    /// The device can't provide the queues, or a thread or an event descriptor can't be had.
+    /// The device can't provide the queues, or the system can't provide a thread or an event descriptor.
     ///
     /// # Panics
     /// Outside a tokio runtime.
@@ -99,12 +99,12 @@ impl Reactor {
             .map(|_| Ok(Arc::new(Queue::new(&**context, shared_buffers(&**context, config)?, &wake_task)?)))
             .collect::<Result<Vec<_>, VerbsError>>()?;
         let waiters = poll_task::waiters(&queues)?;
-        let stand_in = StandIn::new(Arc::clone(&wake_task));
+        let sleeping_threads = SleepingThreads::new(Arc::clone(&wake_task));
         let threads = match config.poll_mode {
-            PollMode::Busy => BusyThread::start_all(&queues, &config.poll_cpus, &stand_in)?,
+            PollMode::Busy => BusyThread::start_all(&queues, &config.poll_cpus, &sleeping_threads)?,
             PollMode::Adaptive | PollMode::Event => Vec::new(),
         };
-        let events = events::watch(context, &queues, runtime)?;
+        let events = device_events::watch(context, &queues, runtime)?;
         let reactor = Arc::new(Self {
             queues,
             next: AtomicUsize::new(0),
@@ -122,7 +122,7 @@ impl Reactor {
             multi_thread: runtime.runtime_flavor() != RuntimeFlavor::CurrentThread,
             task: OnceLock::new(),
             events,
-            stand_in,
+            sleeping_threads,
             late: LateArrivals::default(),
             _threads: threads,
         });
@@ -170,8 +170,8 @@ impl Reactor {
         if self.multi_thread && spinner.spinning_since.is_some() { SPINNING } else { 1 }
     }
 
-    /// Returns a pace for futures that spin on a word before their thread sleeps; `None` where no thread is to spin. See
-    /// [`may_spin`].
+    /// Returns a pace for futures that spin on a word before their thread sleeps; `None` if the configuration allows no such
+    /// spin. See [`may_spin`].
     pub fn pace_of_callers(&self) -> Option<Pace> {
         (self.mode == PollMode::Adaptive).then(|| Pace::new(self.spin_limit))
     }
@@ -187,7 +187,7 @@ impl Reactor {
         })
     }
 
-    /// Returns whether the poll task, which spins by running again and again, has time left for that.
+    /// Returns whether the poll task has time left for its spin. The task spins by running again and again.
     fn within_budget(&self, spinner: &mut Spinner) -> bool {
         let now = Instant::now();
         let Some(since) = spinner.spinning_since else {
@@ -212,7 +212,7 @@ impl Reactor {
         false
     }
 
-    /// Arms every queue, and polls once more. Returns whether something had come in between.
+    /// Arms every queue, and polls once more. Returns whether there were completions by then.
     fn arm(&self, spinner: &mut Spinner) -> bool {
         if !spinner.armed {
             for queue in &self.queues {
@@ -242,7 +242,7 @@ impl Reactor {
 
 impl PollTarget for Reactor {
     fn step(&self, watched: bool) -> Step {
-        if self.mode == PollMode::Busy && !self.stand_in.is_wanted() {
+        if self.mode == PollMode::Busy && !self.sleeping_threads.any() {
             return Step::Sleep;
         }
         let Ok(mut spinner) = self.spinner.try_lock() else { return Step::Again };
@@ -260,8 +260,8 @@ impl PollTarget for Reactor {
         {
             return Step::Again;
         }
-        // Arming costs a system call on some devices, and then an event for every completion. A task that was woken shortly
-        // after its last look can't know that the runtime is never idle.
+        // Arming costs a system call on some devices, and then an event for every completion. So the flag is cleared only after
+        // a whole wait: a task that was woken shortly after its last look can't know that the runtime is never idle.
         let was_idle = match watched {
             true => self.was_idle.swap(false, Ordering::Relaxed),
             false => self.was_idle.load(Ordering::Relaxed),
@@ -273,7 +273,7 @@ impl PollTarget for Reactor {
     }
 
     fn set_timed_sleep(&self, wanted: bool) -> bool {
-        // Cleared first: a word that is added from here on wakes the task.
+        // The flags are cleared first, so that a word that is added from here on wakes the task.
         self.queues.iter().for_each(|queue| queue.set_timed_sleep(false));
         let timed =
             wanted && (!self.late.is_empty() || self.queues.iter().any(|queue| queue.wants_timed_sleep()));
@@ -293,9 +293,9 @@ impl PollTarget for Reactor {
     }
 }
 
-/// Returns whether a future may keep the current thread busy for a moment. In a multi-thread runtime a later wake-up of the
-/// thread costs more, and another worker serves the other tasks meanwhile. The only worker of a runtime has to serve all
-/// tasks, so there the answer is no.
+/// Returns whether a future may keep the current thread busy for a moment. Returns true in a runtime with several workers: a
+/// later wake-up of the thread would cost more, and another worker serves the other tasks meanwhile. The only worker of a
+/// runtime has to serve all tasks, so it may not spin.
 pub fn may_spin() -> bool {
     Handle::try_current().is_ok_and(|runtime| {
         runtime.runtime_flavor() == RuntimeFlavor::MultiThread && runtime.metrics().num_workers() > 1

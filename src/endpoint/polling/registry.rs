@@ -11,7 +11,7 @@ use crate::endpoint::config::{Config, PollMode, SharedReceive};
 use crate::endpoint::lock::lock;
 use tonic_rdma_verbs::Context;
 
-/// Finds values by runtime, device and configuration. It keeps no value alive.
+/// Finds values by runtime, device and configuration. The registry keeps no value alive.
 #[derive(Debug)]
 pub(super) struct Registry<T> {
     entries: Mutex<HashMap<Key, Weak<T>>>,

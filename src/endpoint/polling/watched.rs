@@ -1,4 +1,4 @@
-//! Words in memory that peers write without a completion here, and the list of them that a queue checks with each poll.
+//! Words in memory that peers write without a completion here, and the list of such words that a queue checks with each poll.
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -9,18 +9,19 @@ use crate::endpoint::lock::lock;
 
 /// A word in memory that a peer changes without a completion here.
 pub trait Watched: Send + Sync + Debug + 'static {
-    /// Returns whether the awaited value has arrived. If it has, adds the waiting task to `wakers`; the queue then checks
-    /// this word no more.
+    /// Returns whether the awaited value has arrived. If so, adds the waiting task to `wakers`, and the queue does not check this
+    /// word again.
     fn check(&self, wakers: &mut Vec<Waker>) -> bool;
 
-    /// Returns how to find out whether a completion announces the value; `None` before the value has arrived.
+    /// Returns a record of the arrived value, which shows later whether a completion has announced the value. `None` before the
+    /// value has arrived.
     fn unannounced(&self) -> Option<UnannouncedArrival>;
 
     /// Asks the peer for a completion with the next change, because the poller is about to sleep.
     fn ask_for_completion(&self);
 }
 
-/// A value that arrived, and that no completion has announced so far.
+/// A record of a value that arrived, made before a completion has announced the value.
 #[derive(Clone, Debug)]
 pub struct UnannouncedArrival {
     /// Counts the completions that announce such values.
@@ -61,8 +62,8 @@ impl WatchList {
         self.count.load(Ordering::SeqCst) == 0
     }
 
-    /// Checks every word and removes those whose value has arrived; returns how many these are. The caller drops what was
-    /// added to `checked`, because the last reference to a word may go with it, and that must not happen under the lock.
+    /// Checks every word, and removes the words whose value has arrived. Returns the number of removed words. `checked` gets a
+    /// reference to each word. The caller drops these references without the lock, because one may be the last of its word.
     pub(super) fn check(&self, wakers: &mut Vec<Waker>, checked: &mut Vec<Arc<dyn Watched>>) -> usize {
         if self.is_empty() {
             return 0;
@@ -91,15 +92,15 @@ impl WatchList {
         arrivals.filter(|arrival| !arrival.was_announced()).collect()
     }
 
-    /// Has every word ask its peer for a completion.
+    /// Lets every word ask its peer for a completion.
     pub(super) fn ask_for_completions(&self) {
         if !self.is_empty() {
             self.all().iter().for_each(|word| word.ask_for_completion());
         }
     }
 
-    /// Returns the words that still exist. They are called without the lock, because the last reference to a word may go
-    /// with this one.
+    /// Returns the words that still exist. The caller uses and drops them without the lock, because a returned reference may be
+    /// the last of its word.
     fn all(&self) -> Vec<Arc<dyn Watched>> {
         lock(&self.words).iter().filter_map(Weak::upgrade).collect()
     }

@@ -76,7 +76,7 @@ fn check_owner(directory: &Path) -> Result<(), CacheError> {
     Err(CacheError::Foreign { path: directory.into(), problem })
 }
 
-/// Makes errors of the system errors at `path`.
+/// Returns a function that adds `path` to an error of the system.
 fn at(path: &Path) -> impl FnOnce(io::Error) -> CacheError {
     move |error| CacheError::Io { path: path.into(), error }
 }

@@ -14,7 +14,7 @@ use tonic_rdma_verbs::Context;
 const SIZES: std::ops::RangeInclusive<u32> = 10..=22;
 /// Chunk sizes that are measured, in bytes.
 const CHUNKS: [usize; 5] = [64 << 10, 128 << 10, DEFAULT_CHUNK, 512 << 10, 1 << 20];
-/// Fewest and most measurements of one kind; time decides how many.
+/// Fewest and most measurements of one kind. Between these limits, the time that is left decides.
 const SAMPLES: std::ops::RangeInclusive<usize> = 3..=25;
 /// Length of a small message, in bytes.
 const SMALL: usize = 64;
@@ -83,7 +83,7 @@ struct Small {
 fn small_messages(loopback: &mut Loopback, budget: Duration) -> Result<Small, CalibrationError> {
     let until = Instant::now() + budget;
     let (mut post, mut whole, mut round_trip) = (Samples::default(), Samples::default(), Samples::default());
-    // Fresh memory is slow at the first touch, so every receive buffer gets a message before the measurement.
+    // Memory is slow at its first use, so every receive buffer gets a message before the measurement.
     for _ in 0..2 * Loopback::SLOTS {
         loopback.messages(1, SMALL)?;
         loopback.round_trip(SMALL)?;
@@ -102,7 +102,7 @@ fn chunks(loopback: &mut Loopback, until: Instant) -> Result<Vec<ChunkPoint>, Ca
     let mut bytes = 1 << SIZES.end();
     let first = Instant::now();
     loopback.rendezvous(1 << 20, DEFAULT_CHUNK)?;
-    // The first pass, over fresh memory, takes about twice as long as later ones.
+    // The first pass uses new memory, and takes about twice as long as later passes.
     let pass = first.elapsed() / 2 * (CHUNKS.len() * (SAMPLES.start() + 1)) as u32;
     let left = until.saturating_duration_since(Instant::now());
     if pass * (bytes >> 20) as u32 > left {
@@ -125,7 +125,7 @@ fn chunks(loopback: &mut Loopback, until: Instant) -> Result<Vec<ChunkPoint>, Ca
     Ok(CHUNKS.into_iter().zip(samples).map(point).collect())
 }
 
-/// Measures both modes in turn. Returns the medians, and whether the measurements agree.
+/// Measures both modes in turn at one size. Returns the medians, and whether the measurements agree.
 fn point(
     loopback: &mut Loopback,
     bytes: usize,

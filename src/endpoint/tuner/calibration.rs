@@ -1,4 +1,4 @@
-//! The result of a calibration, and the threshold that follows from it.
+//! The result of a calibration, and the choice of the threshold from the measured times.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub struct Point {
     pub eager: Duration,
     /// Time by rendezvous, from the writer's memory into the reader's.
     pub rendezvous: Duration,
-    /// The part of `rendezvous` that is copying into registered memory. A writer with registered memory saves it.
+    /// The part of `rendezvous` that copies into registered memory. A writer with registered memory saves this part.
     pub copying: Duration,
 }
 
@@ -77,8 +77,9 @@ impl Calibration {
 
     /// Returns the length from which on writes go by rendezvous, in bytes; `None` if no write does.
     ///
-    /// Of the measured sizes, and of `None`, it is the threshold with which all sizes together come closest to their faster
-    /// mode, each by its ratio. So one outlier does not decide.
+    /// For each measured size, the gain is the time of eager messages divided by the time of a rendezvous plus 5 %. The
+    /// threshold is the size from which on the product of the gains is largest; `None` if no product is above 1. So one outlier
+    /// does not decide.
     pub fn threshold(&self) -> Option<usize> {
         self.threshold_by(|point| point.rendezvous)
     }
@@ -118,7 +119,7 @@ impl Calibration {
         self.round_trip
     }
 
-    /// Returns whether repeated measurements agreed. Otherwise the machine was busy, and the calibration is not kept on disk.
+    /// Returns whether repeated measurements agreed. If not, the machine was busy, and the calibration is not kept on disk.
     pub fn is_steady(&self) -> bool {
         self.steady
     }
@@ -217,7 +218,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn registered_memory_spares_the_copy() {
+    fn a_rendezvous_from_registered_memory_saves_the_copy() {
         let calibration = sample(&[(65_536, 60, 75), (1 << 20, 1000, 1200)]);
         assert_eq!((calibration.threshold(), calibration.registered_threshold()), (None, Some(65_536)));
     }

@@ -98,7 +98,7 @@ impl Chooser {
         self.write.mode == TransferMode::Rendezvous
     }
 
-    /// Returns whether no write will go by rendezvous, not even as a trial.
+    /// Returns whether no write will go by rendezvous, trials included.
     fn never(&self) -> bool {
         self.threshold == NEVER && self.auto.as_ref().is_none_or(|auto| auto.settled)
     }
@@ -167,11 +167,11 @@ impl Chooser {
 }
 
 impl AutoThreshold {
-    /// Returns the expected time of the other mode, as a multiple of the time of the usual mode. Returns infinity far from the
-    /// threshold, and without a threshold: rendezvous takes registered memory at both ends, which such a connection does not use
-    /// otherwise.
+    /// Returns the expected time of the other mode, as a multiple of the time of the usual mode. Returns infinity, which allows no
+    /// trial, far from the threshold and without a threshold: a trial of rendezvous would take registered memory at both ends,
+    /// which such a connection does not need otherwise.
     fn expected(&self, size: usize, threshold: usize) -> f64 {
-        /// Without a measurement: small enough for trials, but rare ones.
+        /// The multiple without a measurement. It is small enough for trials, and large enough to make them rare.
         const UNKNOWN: f64 = 2.0;
         const NEAR: usize = 16;
         let near = threshold != NEVER && size >= threshold / NEAR && size / NEAR <= threshold;

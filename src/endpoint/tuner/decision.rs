@@ -1,4 +1,4 @@
-//! The decision how a write is transferred.
+//! The transfer mode of a write, with the reason for the choice.
 
 use std::fmt;
 use std::sync::Arc;

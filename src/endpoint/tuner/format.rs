@@ -26,7 +26,7 @@ pub enum FormatError {
     /// A line is missing, or has a value that can't have been measured.
     #[error("line {0:?} is wrong")]
     Line(String),
-    /// It was made with another key; the field that differs.
+    /// The calibration was made with another key. The value names the field that differs.
     #[error("it is of another {0}")]
     Key(&'static str),
     /// The points are not in order, or there are none.
@@ -143,7 +143,7 @@ fn wrong(key: &str, value: &str) -> FormatError {
     FormatError::Line(format!("{key}={value}"))
 }
 
-/// Returns the FNV-1a checksum, 64 bits. It detects damage, but no intent.
+/// Returns the FNV-1a checksum, 64 bits. It detects damage, but not a change on purpose.
 fn sum(text: &str) -> u64 {
     text.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))

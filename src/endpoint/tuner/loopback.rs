@@ -1,8 +1,8 @@
 //! Two queue pairs of this process, connected to one another, and the time of a message between them.
 //!
 //! The code that connections use ([`Link`]) does the work, one end after the other on one thread. So the measured time is
-//! the work of both ends together, and of the device. The protocol above is left out, because it costs equally much in both
-//! transfer modes.
+//! the work of both ends together, and of the device. The protocol is left out, because its cost is equal in both transfer
+//! modes.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -140,7 +140,7 @@ impl Loopback {
     }
 
     /// Offers `length` bytes in chunks, and reads, copies out and acknowledges them at the other end. Returns the time until the
-    /// last byte was copied out, and the part of it that is copying into registered memory.
+    /// last byte was copied out, and the part of this time for copies into registered memory.
     pub(super) fn rendezvous(
         &mut self,
         length: usize,
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn more_chunks_than_fit_into_offers_at_once_wait() {
+    fn chunks_beyond_the_limit_of_offers_wait() {
         let mut loopback = loopback(17_408);
         loopback.rendezvous(3 << 20, 4096).unwrap();
         assert!(loopback.sink == loopback.source);

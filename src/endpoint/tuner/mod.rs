@@ -1,7 +1,7 @@
 //! The tuner: the length from which on writes go by rendezvous, and the length of the chunks.
 //!
-//! Owns the calibrations of devices ([`Calibration`], measured at first use and kept on disk), the choice of each connection
-//! (`Chooser`), and its explanation ([`TransferDecision`]). Never moves a connection's data.
+//! This module has the calibrations of devices ([`Calibration`], measured at first use and kept on disk), the choice of each
+//! connection (`Chooser`), and the explanation of the choice ([`TransferDecision`]). It does not move a connection's data.
 //!
 //! ```text
 //!  RDMA_EAGER_THRESHOLD=bytes ──────────────────────────────▶ Configured   (nothing is measured)
@@ -10,7 +10,8 @@
 //!         trials on the connection, one size at a time ─────▶ Online       where they differ clearly
 //! ```
 //!
-//! The book's page on the tuner describes each step and its measured gain.
+//! [`Calibration::threshold`] chooses the length from the measured times. The book's page on the tuner describes each step and its
+//! measured gain.
 
 mod cache;
 mod calibrate;

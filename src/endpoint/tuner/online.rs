@@ -4,18 +4,18 @@
 //! includes all work that a write causes at either end, as far as this end has to wait for it. The time until a write has
 //! *completed* is no fair measure: an eager message has completed when it is in the peer's buffer, an offer when the peer has
 //! noticed it, read the bytes and acknowledged them. A trial has five blocks: usual mode, other mode (settling), other mode,
-//! usual mode (settling), usual mode. In a settling block the queues drain that the block before has filled. One sample is
-//! the time of the other mode, divided by the mean of the two times of the usual mode around it, so that slow drift of the
-//! machine cancels out.
+//! usual mode (settling), usual mode. In a settling block, the queues that the block before has filled become empty. One sample
+//! is the time of the other mode, divided by the mean of the times of the usual mode before and after it, so that slow drift of
+//! the machine cancels out.
 //!
 //! ```text
 //!    ── gap ──▶│ Before │ Settle │ Other │ Settle │ After │── gap ──▶      sample = Other / mean(Before, After)
 //!                 usual   other mode       usual mode
 //! ```
 //!
-//! A switch of the mode takes 16 samples, 14 of them below 1, with a moving average below 0.9. Trials cost about 2 % of the
-//! time where the other mode is slower, and get rarer with each such sample. Where the calibration says that the other mode
-//! takes more than four times as long, there are no trials.
+//! A switch of the mode takes 16 samples, at least 14 of them below 1, with a moving average of at most 0.9. If the other mode
+//! is slower, trials cost about 2 % of the time, and get rarer with each sample that is clearly slower. If the calibration says
+//! that the other mode takes more than four times as long, there are no trials.
 //!
 //! The code is pure: it gets the time as an argument, and only counts.
 
@@ -81,8 +81,9 @@ struct Cell {
     since: u32,
     /// Number of times that the gap between trials was doubled.
     patience: u8,
-    /// Samples since the last verdict, and those of them in which the other mode was faster.
+    /// Samples since the last verdict.
     samples: u8,
+    /// Samples since the last verdict in which the other mode was faster.
     wins: u8,
     /// There was a sample.
     tried: bool,
@@ -140,12 +141,13 @@ impl Spent {
 }
 
 impl Online {
-    /// A pause of the application that makes a trial useless.
+    /// A trial ends if the application pauses for longer than this, because its times are then useless.
     const PAUSE: Duration = Duration::from_millis(100);
     /// No trials where the calibration says that the other mode takes more than this many times as long.
     const HOPELESS: f64 = 4.0;
-    /// Samples for a switch, and those of them in which the other mode has to be faster.
+    /// Samples for a switch.
     const SAMPLES: u8 = 16;
+    /// Samples of a switch in which the other mode has to be faster.
     const WINS: u8 = 14;
     /// Longest time of the other mode for a switch, as a part of the time of the usual mode.
     const BETTER: f32 = 0.9;
@@ -423,9 +425,9 @@ mod tests {
         assert!(others > 0, "other classes have trials");
     }
 
-    /// A buffer takes writes at once and the peer works them off later, so the other mode seems free for the length of the queue.
+    /// A buffer takes writes at once, and the peer handles them later. So the other mode seems free until the queue is full.
     #[test]
-    fn an_empty_queue_does_not_count_as_speed() {
+    fn an_empty_queue_makes_no_mode_seem_faster() {
         let mut connection = Synthetic::new(TransferMode::Eager, 1.5, 0.0);
         let (mut others, mut backlog) = (0, 0.0_f64);
         for _ in 0..MANY {
@@ -449,7 +451,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn equal_modes_do_not_flap(seed in 1_u64.., noise in 0.0..0.5_f64, exponent in 12_u32..=22) {
+        fn there_is_no_switch_between_equal_modes(seed in 1_u64.., noise in 0.0..0.5_f64, exponent in 12_u32..=22) {
             let mut connection = Synthetic::new(TransferMode::Eager, 1.0, noise);
             connection.seed = seed;
             let (others, changes) = connection.run(60_000, 1 << exponent, costs(1e4, 1e4));

@@ -36,7 +36,7 @@ fn settings_that_cannot_work_are_refused_by_name() {
 }
 
 #[test]
-fn lengths_and_sequence() {
+fn wrong_lengths_and_sequence_numbers_are_refused() {
     let mut it = connection();
     let message = header(MessageKind::Eager, 0, 10);
     let short = it.handle_receive(SlotIndex(0), &message, &[], 41, Instant::now());
@@ -50,7 +50,7 @@ fn lengths_and_sequence() {
 }
 
 #[test]
-fn counts_that_cannot_be() {
+fn impossible_counts_are_refused() {
     let granted =
         |granted| receive(&mut connection(), Header { granted, ..header(MessageKind::Ack, 0, 0) }, &[]);
     let most = u64::from(Settings::MAX_SLOTS);
@@ -63,7 +63,7 @@ fn counts_that_cannot_be() {
 }
 
 #[test]
-fn data_after_the_end() {
+fn data_and_a_second_fin_after_a_fin_are_refused() {
     let mut it = connection();
     receive(&mut it, header(MessageKind::Fin, 0, 0), &[]).unwrap();
     assert_eq!(receive(&mut it, header(MessageKind::Eager, 1, 4), &[]), Err(Violation::DataAfterFin));
@@ -73,7 +73,7 @@ fn data_after_the_end() {
 }
 
 #[test]
-fn offers_without_end_or_measure() {
+fn too_long_and_too_many_chunks_are_refused() {
     let offer = |length| Chunk { address: 1, rkey: 2, length }.encode();
     let mut it = connection();
     let refused = receive(&mut it, header(MessageKind::Rts, 0, 20), &offer(1 << 21));
@@ -87,7 +87,7 @@ fn offers_without_end_or_measure() {
 }
 
 #[test]
-fn control_messages_out_of_shape() {
+fn control_messages_of_wrong_length_are_refused() {
     for kind in [MessageKind::Ping, MessageKind::Pong, MessageKind::Abort, MessageKind::Return] {
         let refused = receive(&mut connection(), header(kind, 0, 3), &[1, 2, 3]);
         assert_eq!(refused, Err(Violation::ControlBody(3)), "{kind:?}");
@@ -104,19 +104,19 @@ fn control_messages_out_of_shape() {
 }
 
 #[test]
-fn more_messages_than_were_granted() {
+fn messages_beyond_the_announced_credits_are_refused() {
     let mut it = connection();
     it.widen(5);
     for sequence in 0..16 {
         assert_eq!(receive(&mut it, header(MessageKind::Eager, sequence, 1), &[]), Ok(()));
     }
-    // The peer may send five more, but this was not announced to it.
+    // Five more credits were granted, but they were not announced to the peer.
     let refused = receive(&mut it, header(MessageKind::Eager, 16, 1), &[]);
     assert_eq!(refused, Err(Violation::Overdrawn { granted: 16 }));
 }
 
 #[test]
-fn more_credits_back_than_there_are_to_spare() {
+fn credits_that_the_peer_cannot_have_are_not_taken_back() {
     let give_back = |it: &mut Connection, count: u32| {
         receive(it, header(MessageKind::Return, 0, 4), &count.to_le_bytes()).map(|()| it.window())
     };
@@ -139,7 +139,7 @@ fn more_credits_back_than_there_are_to_spare() {
     it.ping();
     it.poll_transmit().unwrap();
     it.widen(7);
-    assert_eq!(give_back(&mut it, 60), Ok(56), "and the 7 that were not told of");
+    assert_eq!(give_back(&mut it, 60), Ok(56), "and the 7 that were not announced");
 }
 
 fn headers() -> impl Strategy<Value = (Header, Vec<u8>)> {
@@ -172,7 +172,7 @@ proptest! {
     /// Messages of any kind in any order, mostly in sequence: the connection takes them or names the violation, and its answers stay
     /// within its limits.
     #[test]
-    fn any_messages(messages in prop::collection::vec((headers(), 0..10_u8), 1..40)) {
+    fn any_messages_are_taken_or_refused(messages in prop::collection::vec((headers(), 0..10_u8), 1..40)) {
         let mut it = connection();
         for (sequence, ((mut header, body), honest)) in (0..).zip(messages) {
             if honest > 0 {

@@ -15,7 +15,7 @@ use crate::protocol::{
 };
 use crate::wire::{Header, MessageKind};
 
-/// A small generator of numbers. The same seed gives the same numbers.
+/// A small generator of random numbers. Equal seeds give equal numbers.
 #[derive(Debug)]
 pub(super) struct Random(u64);
 
@@ -76,22 +76,23 @@ pub(super) struct End {
     unread: VecDeque<(usize, Option<ReadId>)>,
     chunks_seen: u32,
     pub(super) gone: Option<Gone>,
-    /// The time at which its timer expires. The timer is set again when it expires, and not when a message arrives, as in the driver.
+    /// The time at which the timer of this end expires. As in the driver, the timer is set again when it expires, not when a message
+    /// arrives.
     timer: Option<Instant>,
     last_received: Instant,
-    /// True if it aborted, or received an abort.
+    /// True if this end aborted, or received an abort.
     gave_up: bool,
-    /// True if it aborted because the peer did not answer a ping.
+    /// True if this end aborted because the peer did not answer a ping.
     pub(super) timed_out: bool,
 }
 
 /// The reason why an end has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gone {
-    /// Its process hangs. Its device and its memory still work.
+    /// The process hangs. Its device and its memory still work.
     Hangs,
-    /// Its queue pair has failed: nothing arrives, nothing is sent, and its memory can't be read. Its application can still read the data
-    /// that had arrived.
+    /// The queue pair has failed: nothing arrives, nothing is sent, and the memory of this end can't be read. The application can still
+    /// read the data that had arrived.
     Failed,
 }
 
@@ -343,7 +344,7 @@ impl Pair {
     pub(super) fn settle_in_any_order(&mut self, read: bool, random: &mut Random) {
         const ACTIONS: usize = 2 * Action::ALL.len();
         self.drive_bounded(1_000_000, |pair| {
-            // Each event once, from a random start, with a random step that leaves none out.
+            // Tries each event once, from a random start. The step and the number of events are coprime, so no event is left out.
             let (start, step) =
                 (random.below(ACTIONS as u64) as usize, [1, 5, 7, 11][random.below(4) as usize]);
             (0..ACTIONS).any(|index| {
@@ -490,7 +491,7 @@ impl End {
         Chunk { address, rkey: 7, length: length as u64 }
     }
 
-    /// Gives the slots that this end need not keep any more to other connections. They are posted, or about to be posted.
+    /// Gives slots to other connections if this end need not keep them any more. Such slots are posted, or about to be posted.
     fn let_go(&mut self) -> bool {
         let window = self.connection.window();
         assert!(window >= self.settings.receive_slots && window <= self.kept, "the window of {}", self.index);
@@ -522,7 +523,8 @@ impl End {
         Some(request)
     }
 
-    /// Returns true if the slots kept for it are at most those at the start and those not announced to the peer (less than a quarter).
+    /// Returns true if the window is the window at the start, plus at most the slots that were not announced to the peer (less than a
+    /// quarter of the window).
     pub(super) fn has_least_window(&self) -> bool {
         3 * self.connection.window() <= 4 * self.settings.receive_slots
     }

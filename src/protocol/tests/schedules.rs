@@ -31,10 +31,11 @@ struct Application {
     to_write: u64,
     largest: u64,
     rendezvous_percent: u64,
-    /// The percentage of steps that read, and the largest number of bytes of a read.
+    /// The percentage of steps that read.
     read_percent: u64,
+    /// The largest number of bytes of a read.
     read_most: u64,
-    /// The number of its next steps in which it does nothing.
+    /// The number of steps for which the application does nothing.
     paused: u64,
 }
 
@@ -53,7 +54,7 @@ impl Application {
     }
 }
 
-/// The time that either end has to answer a ping. In some schedules it is too short for the random steps.
+/// Returns the time that an end has to answer a ping. In some schedules this time is too short for the random steps.
 fn ping_timeout(random: &mut Random) -> Duration {
     [2 * INTERVAL, 10 * INTERVAL, 40 * INTERVAL][random.below(3) as usize]
 }
@@ -78,7 +79,7 @@ enum Ending {
     Abort(usize),
     /// One end hangs.
     Hang(usize),
-    /// A send or a READ of one end fails, and its queue pair with it.
+    /// A send or a READ of one end fails, and with the request the queue pair of this end.
     Failure(usize),
 }
 
@@ -102,7 +103,7 @@ fn run(seed: u64) {
         [0, 1].into_iter().find(|&end| pair.ends[end].timed_out)
     });
     match (gave_up, ending) {
-        // The other end is alive, and finds the failure by its own ping.
+        // The other end is alive. It finds by its own ping that `end` is gone.
         (Some(end), _) => given_up(&mut pair, end, &mut random),
         (None, Ending::Orderly) => finish(&mut pair, &mut applications, &mut random),
         (None, Ending::Abort(end)) => abort(&mut pair, end, &mut random),
@@ -157,7 +158,7 @@ fn write(pair: &mut Pair, end: usize, application: &mut Application, random: &mu
     }
 }
 
-/// Lets both ends write everything, close and read. Everything arrives, and then no more messages are sent.
+/// Lets both ends write everything, close and read. Checks that everything arrives, and that then no more messages are sent.
 fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Random) {
     for application in applications.iter_mut() {
         application.read_percent = 100;
@@ -184,7 +185,7 @@ fn finish(pair: &mut Pair, applications: &mut [Application; 2], random: &mut Ran
     }
 }
 
-/// Lets both ends be idle, with pings only. Each returns the credits that it has beyond those at the start.
+/// Lets both ends be idle, with pings only. Checks that each end returns the credits that it has beyond those at the start.
 fn idle(pair: &mut Pair, random: &mut Random) {
     pair.widen(random.below(2) as usize, 1 + random.below(30) as u32);
     pair.settle_in_any_order(true, random);
@@ -198,18 +199,18 @@ fn idle(pair: &mut Pair, random: &mut Random) {
     }
 }
 
-/// Aborts at one end. The other end receives the abort, and both become silent.
+/// Aborts at one end. Checks that the other end receives the abort, and that both ends become silent.
 fn abort(pair: &mut Pair, end: usize, random: &mut Random) {
     pair.abort(end, AbortCode::RESET);
     pair.settle_in_any_order(false, random);
-    let told =
+    let is_aborted =
         pair.ends[1 - end].events.iter().any(|event| matches!(event, super::super::Event::Aborted { .. }));
-    assert!(told, "the other end was not told");
+    assert!(is_aborted, "the other end received no abort");
     assert!(pair.ends.iter().all(|end| end.connection.is_closed()));
     assert_eq!(pair.write_eager(end, 10) + pair.write_eager(1 - end, 10), 0, "data after an abort");
 }
 
-/// Lets one end hang. The other end reads the data that had arrived, and then finds the failure by ping.
+/// Lets one end hang. Checks that the other end reads the data that had arrived, and then finds the failure by ping.
 fn hang(pair: &mut Pair, hanging: usize, random: &mut Random) {
     let alive = 1 - hanging;
     pair.hang(hanging);
@@ -217,7 +218,8 @@ fn hang(pair: &mut Pair, hanging: usize, random: &mut Random) {
     assert_eq!(pair.ends[alive].read, pair.ends[hanging].written, "bytes that end {alive} got");
 }
 
-/// Fails a send or a READ of one end. This end reads the data that it has, and the other end finds the failure by ping.
+/// Fails a send or a READ of one end. Checks that this end reads the data that has arrived, and that the other end finds the failure by
+/// ping.
 fn fail(pair: &mut Pair, failed: usize, random: &mut Random) {
     let alive = 1 - failed;
     let arriving = random.below(1 + pair.on_the_way_to(alive) as u64) as usize;
@@ -229,9 +231,9 @@ fn fail(pair: &mut Pair, failed: usize, random: &mut Random) {
     assert_eq!(pair.log.len(), before, "messages of connections that are over");
 }
 
-/// One end has given up the other end. It sends no more messages, and the other end gives it up, too.
+/// Checks an end that has given up its peer: it sends no more messages, and the peer then gives up this end, too.
 fn given_up(pair: &mut Pair, end: usize, random: &mut Random) {
-    says_nothing_more(pair, end);
+    check_silent(pair, end);
     pair.read(end, usize::MAX);
     pair.fail(end, usize::MAX);
     if !pair.ends[1 - end].timed_out {
@@ -239,7 +241,7 @@ fn given_up(pair: &mut Pair, end: usize, random: &mut Random) {
     }
 }
 
-/// Lets the remaining end read and write until nothing moves. It gives up the other end, which does not answer a ping.
+/// Lets the remaining end read and write until nothing moves. Checks that it gives up the other end, which does not answer a ping.
 fn go_on_alone(pair: &mut Pair, alive: usize, random: &mut Random) {
     while pair.write_eager(alive, 50) + pair.write_rendezvous(alive, &[300]) > 0 {
         pair.settle_in_any_order(random.chance(50), random);
@@ -249,12 +251,12 @@ fn go_on_alone(pair: &mut Pair, alive: usize, random: &mut Random) {
         pair.pass(INTERVAL / 2);
         pair.settle_in_any_order(true, random);
     }
-    says_nothing_more(pair, alive);
+    check_silent(pair, alive);
     assert_eq!(pair.read(alive, usize::MAX), 0, "bytes that were read late");
 }
 
 /// Checks that a connection that aborted takes no data, posts nothing, and needs no timer.
-fn says_nothing_more(pair: &mut Pair, end: usize) {
+fn check_silent(pair: &mut Pair, end: usize) {
     let before = pair.log.len();
     pair.serve(end);
     assert_eq!(pair.write_eager(end, 10) + pair.write_rendezvous(end, &[10]), 0, "data after a time-out");

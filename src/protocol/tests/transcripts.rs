@@ -44,7 +44,7 @@ fn a_rendezvous_is_read_and_acknowledged() {
 }
 
 #[test]
-fn an_acknowledgement_rides_on_data_where_there_is_some() {
+fn an_acknowledgement_goes_with_data_if_there_is_data() {
     let mut pair = Pair::alike(small());
     pair.write_rendezvous(0, &[5000]);
     pair.arrive(1);
@@ -57,20 +57,20 @@ fn an_acknowledgement_rides_on_data_where_there_is_some() {
 }
 
 #[test]
-fn eager_data_waits_its_turn_behind_a_rendezvous() {
+fn eager_data_is_delivered_after_an_earlier_rendezvous() {
     let mut pair = Pair::alike(small());
     pair.write_rendezvous(0, &[100]);
     pair.write_eager(0, 10);
     pair.arrive(1);
     pair.arrive(1);
     pair.serve(1);
-    assert_eq!(pair.read(1, 1000), 0, "what comes first has not landed");
+    assert_eq!(pair.read(1, 1000), 0, "the rendezvous has not landed");
     pair.complete_read(1);
     assert_eq!(pair.read(1, 1000), 110);
 }
 
 #[test]
-fn a_reader_that_stops_stops_the_writer_and_credits_set_it_going_again() {
+fn a_writer_without_credits_waits_until_the_peer_reads() {
     let mut pair = Pair::alike(small());
     let mut sent = 0;
     while pair.write_eager(0, 10) > 0 {
@@ -88,7 +88,7 @@ fn a_reader_that_stops_stops_the_writer_and_credits_set_it_going_again() {
 }
 
 #[test]
-fn a_full_send_queue_is_waited_for_and_control_messages_still_pass() {
+fn a_full_send_queue_delays_data_but_no_control_message() {
     let mut pair = Pair::alike(Settings { send_queue: 16, ..small() });
     let mut sent = 0;
     while pair.write_eager(0, 10) > 0 {
@@ -121,7 +121,7 @@ fn each_direction_closes_by_itself() {
 }
 
 #[test]
-fn an_end_is_no_end_before_everything_was_read() {
+fn the_stream_ends_only_after_everything_was_read() {
     let mut pair = Pair::alike(small());
     pair.write_rendezvous(0, &[400]);
     pair.ends[0].connection.close_write();
@@ -135,7 +135,7 @@ fn an_end_is_no_end_before_everything_was_read() {
 }
 
 #[test]
-fn an_abort_is_told_once_and_ends_both_directions() {
+fn an_abort_is_sent_once_and_ends_both_directions() {
     let mut pair = Pair::alike(small());
     pair.ends[0].connection.abort(AbortCode::RESET);
     pair.ends[0].connection.abort(AbortCode::CLOSED);
@@ -197,7 +197,7 @@ fn a_ping_that_was_answered_is_followed_by_another() {
     for _ in 0..3 {
         pair.pass(Duration::from_secs(10));
         pair.serve(0);
-        // The driver sets its timer now. No event tells it of the answer.
+        // The driver sets its timer now, because no event reports the answer.
         let due = pair.ends[0].connection.poll_timeout().unwrap();
         assert!(due <= pair.now + Duration::from_secs(10), "{:?} from now", due - pair.now);
         pair.settle(true);

@@ -16,8 +16,7 @@ impl Backoff {
     const MOST: Duration = Duration::from_secs(10);
     /// The factor by which each failure makes the delay longer.
     const GROWTH: f64 = 1.6;
-    /// The part of a delay that is added or taken away at random, so that the clients of a server that came back don't all dial at
-    /// once.
+    /// The part of a delay that is added or taken away at random. Without it all clients of a server that came back would dial at once.
     const JITTER: f64 = 0.2;
 
     pub(super) fn new() -> Self {
@@ -71,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_connection_that_outlived_the_delay_makes_it_short_again() {
+    fn a_connection_that_lasts_longer_than_the_delay_resets_the_delay() {
         let mut backoff = Backoff::new();
         backoff.delay = Backoff::MOST;
         backoff.begin();

@@ -42,13 +42,13 @@ use super::table::{EndpointStatus, EndpointTable, Pick};
 /// # }
 /// ```
 ///
-/// Clones are cheap and share the connections; they end when the last clone is dropped and the calls in flight are over.
+/// Clones are cheap and share the connections. The connections end when the last clone is dropped and the calls in flight are over.
 pub struct BalancedChannel {
     core: Arc<Core>,
     next: Next,
 }
 
-/// The parts that all clones share. Dropping it ends the tasks, which don't hold it.
+/// The parts that all clones share. The tasks do not hold this value. Dropping it ends the tasks.
 #[derive(Debug)]
 struct Core {
     table: Arc<EndpointTable>,
@@ -101,8 +101,8 @@ impl Service<Request<Body>> for BalancedChannel {
     type Error = BalanceError;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, BalanceError>> + Send>>;
 
-    /// Waits until a connection has room for a call, or until no endpoint is up. In the second case the call fails, and not this
-    /// method, because a service whose readiness fails has failed for good.
+    /// Waits until a connection has room for a call, or until no endpoint is up. In the second case this method succeeds and the call
+    /// fails, because a service whose readiness fails has failed for good.
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BalanceError>> {
         if let Next::Unknown = self.next {
             self.next = Next::Reserving(Box::pin(reserve(Arc::clone(&self.core))));
@@ -165,7 +165,7 @@ async fn reserve(core: Arc<Core>) -> Result<Reservation, BalanceError> {
                 }
             }
             Pick::Wait => {
-                // Fails only without the table, which `core` holds.
+                // This fails only if the table is gone, and `core` holds the table.
                 let _ = changes.changed().await;
             }
             Pick::Fail(error) => return Err(error),
@@ -173,7 +173,7 @@ async fn reserve(core: Arc<Core>) -> Result<Reservation, BalanceError> {
     }
 }
 
-/// Returns true if hyper could not send the call because its connection takes no new ones: the server sent GOAWAY, and finishes older
+/// Returns true if hyper could not send the call because its connection takes no new calls: the server sent GOAWAY, and finishes older
 /// calls.
 fn was_not_sent(error: &(dyn std::error::Error + 'static)) -> bool {
     match error.downcast_ref::<hyper::Error>() {

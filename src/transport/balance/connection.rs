@@ -54,7 +54,7 @@ impl EndpointConnection {
         self.watch.is_ended()
     }
 
-    /// Gives the connection no further calls.
+    /// Marks the connection as ended, so that it gets no further calls.
     pub(super) fn retire(&self) {
         self.watch.end();
     }

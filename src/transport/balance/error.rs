@@ -8,7 +8,7 @@ use tonic::Status;
 
 use crate::endpoint::ConnectError;
 
-/// Why a call on a [`BalancedChannel`](super::BalancedChannel) got no response. Generated clients turn it into a [`Status`].
+/// The reason why a call on a [`BalancedChannel`](super::BalancedChannel) got no response. Generated clients turn it into a [`Status`].
 ///
 /// ```
 /// use tonic_rdma::BalanceError;
@@ -42,7 +42,7 @@ impl BalanceError {
     }
 }
 
-/// Why an endpoint is down.
+/// The reason why an endpoint is down.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
     #[error("{}", cause(.0))]
@@ -60,8 +60,8 @@ pub(super) enum DialError {
 #[error("the connection ended")]
 pub(super) struct Ended;
 
-/// Returns the most telling message among an error and its sources: our connector's, or else that of the last source. tonic's own
-/// errors wrap it in several general ones.
+/// Returns the most specific message of an error and its sources: the message of our connector's error, or else of the last source.
+/// tonic's errors around it are general.
 fn cause(error: &(dyn Error + 'static)) -> String {
     if let Some(error) = error.downcast_ref::<ConnectError>() {
         return error.to_string();

@@ -23,14 +23,14 @@ use tonic_rdma_verbs::internal::Throttle;
 
 /// The endpoints, without the type of their keys.
 pub(super) trait Membership: fmt::Debug + Send + Sync + 'static {
-    /// Applies the changes that were sent so far. Each call does this first, so that it sees the changes sent before it.
+    /// Applies the changes that were sent so far. Each call does this first, so that earlier changes hold for the call.
     fn catch_up(&self);
 
     /// Applies changes as they arrive. Ready when no more changes can arrive.
     fn poll_changes(&self, context: &mut Context<'_>) -> Poll<()>;
 }
 
-/// Applies changes as they arrive, so that endpoints are dialled that are added while no calls are made.
+/// Applies changes as they arrive, so that a new endpoint is dialled even while no calls are made.
 pub(super) async fn apply(members: Arc<dyn Membership>) {
     poll_fn(|context| members.poll_changes(context)).await;
 }
@@ -118,7 +118,7 @@ impl<K> fmt::Debug for Members<K> {
     }
 }
 
-/// Keeps an endpoint connected, and its entry in the table true, until the task is aborted.
+/// Keeps an endpoint connected, and its entry in the table up to date, until the task is aborted.
 async fn keep(id: u64, endpoint: Endpoint, connector: RdmaConnector, table: Arc<EndpointTable>) {
     let uri = endpoint.uri();
     let mut backoff = Backoff::new();
@@ -135,7 +135,8 @@ async fn keep(id: u64, endpoint: Endpoint, connector: RdmaConnector, table: Arc<
                 table.up(id, Arc::clone(&connection));
                 connection.ended().await;
                 backoff.ended();
-                // The endpoint is dialled again at once, and calls wait for that dial, unless its connection was too short.
+                // The endpoint is dialled again at once, and calls wait for that dial. After a short connection the back-off delays the
+                // dial, and no call waits.
                 if backoff.remaining().is_zero() {
                     table.connecting(id);
                 } else {

@@ -1,7 +1,7 @@
 //! One channel over several endpoints, as tonic's `Channel::balance_list` is over TCP.
 //!
-//! Owns the choice of the endpoint for each call, and the dials to endpoints that are down. Never sends a call twice: the caller gets
-//! the answer, or the error, of the one endpoint that the call went to.
+//! This module chooses the endpoint for each call, and dials endpoints that are down. It sends a call once only: the caller gets the
+//! answer, or the error, of the endpoint that the call went to.
 //!
 //! ```text
 //!              ┌── dialled, first bytes ───▶ up ──┐
@@ -12,13 +12,14 @@
 //!                                     └── dialled again by back-off ──▶ up
 //! ```
 //!
-//! Each endpoint has a task. The task dials the endpoint, waits for the server's first bytes, and puts the connection into the table.
-//! It takes the connection out as soon as it ends or takes no further calls (GOAWAY). A call picks two of the connections in the table,
-//! and takes the one with fewer calls in flight. No queue and no other task is between a call and its connection.
+//! Each endpoint has a task (`members.rs`). The task dials the endpoint, waits for the server's first bytes, and puts the connection into
+//! the table (`table.rs`). When the connection ends or takes no further calls (GOAWAY), the task takes it out of the table. A call picks
+//! two connections of the table at random, and takes the connection with fewer calls in flight. No queue and no other task is between a
+//! call and its connection.
 //!
 //! A call waits while the first dial to an endpoint is under way, after the endpoint was added or after its connection ended. Otherwise
 //! the call fails at once with UNAVAILABLE and the reason of the last failure. The wait ends with the dial, which has its own limits.
-//! The wait is not a part of a call's deadline, as on tonic's own channel.
+//! As on tonic's own channel, the wait is not a part of a call's deadline.
 
 mod backoff;
 mod body;
@@ -50,8 +51,7 @@ use table::EndpointTable;
 ///
 /// An endpoint that is down gets no calls, is dialled again by back-off (at first after 100 ms, at last every 10 s), and
 /// gets calls again as soon as it is up. If no endpoint is up, calls fail with UNAVAILABLE and the reason of the last
-/// failure. A call that was in flight on a connection that ended fails as it does on tonic's own channel; it is not sent
-/// again.
+/// failure. As on tonic's own channel, a call that is in flight when its connection ends fails; it is not sent again.
 ///
 /// ```no_run
 /// # async fn example() {
@@ -67,7 +67,7 @@ use table::EndpointTable;
 /// ```
 ///
 /// # Panics
-/// Outside a tokio runtime, as tonic's does.
+/// Outside a tokio runtime, as tonic's function does.
 pub fn balance_list(
     endpoints: impl IntoIterator<Item = Endpoint>,
     connector: RdmaConnector,
@@ -81,8 +81,8 @@ pub fn balance_list(
     BalancedChannel::new(table, Arc::new(members))
 }
 
-/// Makes a channel as [`balance_list`] does, with endpoints that come and go. A change that was sent to the `Sender` is in
-/// force for all calls made after.
+/// Makes a channel as [`balance_list`] does, with endpoints that come and go. A change that was sent to the `Sender` holds for all
+/// later calls.
 ///
 /// An endpoint inserted under a key that is taken replaces the endpoint of that key. A removed endpoint gets no further calls; its calls
 /// in flight go on. `capacity` is the number of changes that may wait in the `Sender`. Dropping the `Sender` changes nothing.
@@ -104,7 +104,7 @@ pub fn balance_list(
 /// ```
 ///
 /// # Panics
-/// Outside a tokio runtime, and with a `capacity` of 0, as tonic's does.
+/// Outside a tokio runtime, and with a `capacity` of 0, as tonic's function does.
 pub fn balance_channel<K>(
     capacity: usize,
     connector: RdmaConnector,

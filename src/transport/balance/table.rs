@@ -24,11 +24,11 @@ use crate::endpoint::RdmaConnectInfo;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum EndpointState {
-    /// Its first dial is under way, or the dial after its connection ended.
+    /// The first dial is under way, or the first dial after the connection ended.
     Connecting,
-    /// It takes calls over this connection.
+    /// The endpoint takes calls over this connection.
     Up(RdmaConnectInfo),
-    /// It takes no calls for this reason, and is dialled again by back-off.
+    /// The endpoint takes no calls for this reason, and is dialled again by back-off.
     Down(Arc<str>),
 }
 
@@ -44,11 +44,11 @@ pub enum EndpointState {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EndpointStatus {
-    /// Its URI.
+    /// The URI of the endpoint.
     pub uri: Uri,
-    /// Its state.
+    /// The state of the endpoint.
     pub state: EndpointState,
-    /// The number of calls in flight on it.
+    /// The number of calls in flight on the endpoint.
     pub calls: usize,
 }
 
@@ -138,7 +138,7 @@ impl EndpointTable {
         });
     }
 
-    /// Returns the connection for a call, or that there is none.
+    /// Returns the connection for a call, or the decision that the call waits or fails.
     pub(super) fn pick(&self) -> Pick {
         self.entries.borrow().pick()
     }
@@ -162,15 +162,15 @@ impl Entries {
         }));
     }
 
-    /// Takes two connections at random, and returns the less busy one. That is nearly as good as the least busy of all, and callers do
-    /// not all choose the same connection.
+    /// Takes two connections at random, and returns the connection with fewer calls in flight. It is nearly as good as the least busy
+    /// connection of all, and concurrent calls do not all choose one connection.
     fn pick(&self) -> Pick {
         let count = self.up.len();
         if count == 0 {
             return self.without_connection();
         }
         let first = fastrand::usize(..count);
-        // Any other than the first, if there is another.
+        // Another connection than the first, if there is more than one.
         let second = (first + fastrand::usize(1..count.max(2))) % count;
         let two = [first, second].map(|index| &self.up[index]);
         let live = two

@@ -60,9 +60,9 @@ impl ConnectionWatch {
 
 /// Makes the connection of one channel of tonic's, and watches it.
 ///
-/// tonic's channel dials again if calls reach it after its connection stopped taking them. This connector allows one such dial, for the
-/// calls that were on their way when the server sent GOAWAY. It refuses further dials, because no back-off would limit them. The first
-/// further dial marks the connection as ended, so the balancer gives the channel no new calls.
+/// tonic's channel dials again if it gets a call after its connection stopped taking calls. This connector allows one such dial, for the
+/// calls that were on their way when the server sent GOAWAY. This second dial marks the connection as ended, so the balancer gives the
+/// channel no new calls. The connector refuses all later dials, because no back-off would limit them.
 #[derive(Debug)]
 pub(super) struct WatchedConnector {
     connector: RdmaConnector,

@@ -1,4 +1,4 @@
-//! The body that puts the fields that were not copied into their places.
+//! The body of a message with fields that were not copied: puts these fields into their places.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -124,7 +124,8 @@ struct Output {
 }
 
 impl Output {
-    /// The longest piece that is copied, in bytes. Up to this length a copy costs less than a frame.
+    /// The longest part of tonic's buffer that is copied once more, to share a frame with other parts, in bytes. Up to this length the
+    /// copy costs less than a frame.
     const COPY: usize = 4096;
     /// A frame before a large one is filled up to a multiple of this length, a page. The large piece then has the same place within a
     /// page in the receiver's buffers as in a body that was copied whole. If the two places differ by a few bytes, some processors copy

@@ -1,4 +1,4 @@
-//! The codec that does not copy large fields if the body collects them.
+//! The codec that does not copy large fields if the message's body collects them.
 
 use std::marker::PhantomData;
 use std::sync::Arc;

@@ -16,7 +16,7 @@
 //!
 //! Use it where messages have `bytes` fields of 32 KiB and more: tensors, files, batches of records. It changes nothing for
 //! messages of small fields, for strings and repeated numbers, and for calls that are compressed, because compression
-//! reads all bytes anyway. Such calls work, and are encoded as tonic encodes them.
+//! reads all bytes anyway. Such calls work; they are encoded by tonic's rules.
 //!
 //! # How to use it
 //!
@@ -74,9 +74,9 @@
 //! # }
 //! ```
 //!
-//! On a network card the transport still copies the payload once, into memory that the card can read. It does not if the payload lies in
-//! such memory from the start: [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending) makes buffers there.
-//! [`copies_avoided_bytes`](crate::CounterSnapshot::copies_avoided_bytes) counts the bytes that were sent without that copy.
+//! On a network card the transport still copies the payload once, into memory that the card can read. This copy is not needed if the
+//! payload lies in such memory from the start: [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending) makes such buffers.
+//! [`copies_avoided_bytes`](crate::CounterSnapshot::copies_avoided_bytes) counts the bytes that were sent without this copy.
 //!
 //! # What it costs
 //!
@@ -87,7 +87,7 @@
 //! # Limits
 //!
 //! - `max_encoding_message_size` counts the bytes that are encoded by copying. Bytes that go by reference don't count.
-//! - A message, large fields included, has less than 4 GiB, as gRPC's length prefix has 32 bits. A longer one fails with
+//! - A message, large fields included, has less than 4 GiB, because gRPC's length prefix has 32 bits. A longer message fails with
 //!   RESOURCE_EXHAUSTED.
 //! - A gathered body must not poll another body that encodes with the same codec: such a call fails with INTERNAL. Generated code does
 //!   not do this.

@@ -1,7 +1,7 @@
-//! The list of pieces that the codec did not copy. It passes them by tonic, which knows one buffer only.
+//! The list of pieces that the codec did not copy. tonic knows one buffer only, so these pieces go from the codec to the body in this list.
 //!
-//! tonic calls the codec inside the body's `poll_frame`, in the same thread, and returns everything that was encoded. So the body opens a
-//! list before the poll, the codec adds its pieces to the list, and the body takes the list after the poll.
+//! tonic calls the codec inside the body's `poll_frame`, on one thread, and returns everything that was encoded. So the body opens a list
+//! before the poll, the codec adds its pieces to the list, and the body takes the list after the poll.
 
 use std::cell::RefCell;
 
@@ -12,7 +12,7 @@ use tonic_rdma_verbs::internal::LargePart;
 pub(super) struct Partial {
     /// The number of the message among the messages that were encoded during the poll.
     pub(super) index: usize,
-    /// Its bytes in tonic's buffer, without the prefix of the frame.
+    /// The number of its bytes in tonic's buffer, without the prefix of the message.
     pub(super) copied: usize,
     /// The pieces that are not in tonic's buffer.
     pub(super) pieces: Vec<LargePart>,

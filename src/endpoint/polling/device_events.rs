@@ -30,13 +30,13 @@ pub(super) fn watch(
     Ok(Some(task.abort_handle()))
 }
 
-/// Time between two looks without an event, because some devices fail without an event.
+/// Longest time between two looks at the device, because some devices fail without an event.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 async fn run(descriptor: AsyncFd<OwnedFd>, context: Arc<dyn Context>, queues: Vec<Weak<Queue>>) {
     loop {
         match timeout(LOOK_EVERY, descriptor.readable()).await {
-            // Cleared before the events are taken, so that an event that comes meanwhile is not missed.
+            // The flag is cleared before the events are taken, so that an event that comes meanwhile is not missed.
             Ok(Ok(mut ready)) => ready.clear_ready(),
             Ok(Err(_)) => return,
             Err(_) => {}

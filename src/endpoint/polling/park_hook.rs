@@ -1,4 +1,4 @@
-//! Idle polling: a tokio runtime that polls completion queues when it would otherwise go to sleep.
+//! The hook of a tokio runtime that polls completion queues when a thread is about to park (idle polling).
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -9,9 +9,9 @@ use super::reactor::Reactor;
 /// Makes the runtime under construction poll the completion queues of its connections when it has nothing else to do. This
 /// gives the lowest latency, because no other thread and no wake-up is between a completion and the task.
 ///
-/// It sets the builder's [`on_thread_park`](Builder::on_thread_park), and so replaces a callback of your own there. It is made
-/// for current-thread runtimes; a multi-thread runtime polls from a task, with or without this function. It has an effect on
-/// [`PollMode::Adaptive`](crate::PollMode::Adaptive) alone.
+/// This function sets the builder's [`on_thread_park`](Builder::on_thread_park), and so replaces a callback of your own there.
+/// It is made for current-thread runtimes; a multi-thread runtime polls from a task, with or without this function. It changes
+/// only [`PollMode::Adaptive`](crate::PollMode::Adaptive).
 ///
 /// ```
 /// let runtime = tonic_rdma::runtime::idle_polling(&mut tokio::runtime::Builder::new_current_thread())
@@ -41,7 +41,7 @@ struct KnownReactors {
 
 impl IdleHook {
     fn park(&self) {
-        // Another worker that has the lock does the polling.
+        // If another worker has the lock, that worker polls.
         let Ok(mut known) = self.known.try_lock() else { return };
         known.refresh();
         for reactor in known.reactors.iter().filter_map(Weak::upgrade) {
