@@ -45,7 +45,7 @@ struct Word {
 }
 
 impl Wait {
-    /// Waits until the word at `offset` of `memory` is at least `target`, or equals `target` if `exactly`.
+    /// Makes a wait until the word at `offset` of `memory` is at least `target`, or equals `target` if `exactly`.
     pub(crate) fn until(
         link: &Arc<Link>,
         pair: &Arc<WordPair>,

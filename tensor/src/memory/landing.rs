@@ -25,7 +25,7 @@ struct Idle {
 }
 
 impl Landing {
-    /// The number of bytes that are kept at most.
+    /// The largest number of idle bytes.
     const KEPT: usize = 2 << 30;
 
     pub(crate) fn new(budget: &Arc<Budget>) -> Arc<Self> {
@@ -45,7 +45,7 @@ impl Landing {
         }
         drop(idle);
         MemRegion::allocate(length, &self.budget).or_else(|_| {
-            // Regions of other lengths may hold the memory that is missing.
+            // Idle regions of other lengths may use up the budget, so they are freed.
             *lock(&self.idle) = Idle::default();
             MemRegion::allocate(length, &self.budget).map_err(ChannelError::memory)
         })
@@ -57,7 +57,7 @@ impl Landing {
         if idle.bytes + region.len() > Self::KEPT {
             let old = std::mem::take(&mut *idle);
             drop(idle);
-            // Freed outside the lock, because unmapping takes system calls.
+            // The regions are freed outside the lock, because unmapping takes system calls.
             drop(old);
             idle = lock(&self.idle);
         }

@@ -6,8 +6,8 @@
 //!  │ version │ layout │ rank │ zero │ dtype │ zero │ length in bytes │ dimension 0   │ … dimension 15    │
 //! ```
 //!
-//! Dimensions from the rank on are zero. Codes of types are plain integers here. `Metadata` of `types` is the checked form: it
-//! knows the types, and checks that the length belongs to the shape.
+//! Dimensions from the rank on are zero. Codes of types are plain integers here. `Metadata` in `types` is the checked form:
+//! its types exist, and its length belongs to its shape.
 
 /// Maximum number of dimensions of a tensor.
 pub const MAX_RANK: usize = 16;
@@ -196,7 +196,7 @@ mod tests {
             prop_assert_eq!(WireMetadata::decode(&metadata.encode()), Ok(metadata));
         }
 
-        /// Checks that bytes which decode encode to the same bytes: there is one way to write metadata.
+        /// Checks that bytes which can be decoded encode to equal bytes: there is one way to write metadata.
         #[test]
         fn any_bytes_are_metadata_or_an_error(
             metadata in metadata(),

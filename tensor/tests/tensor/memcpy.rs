@@ -126,7 +126,7 @@ async fn a_dropped_future_leaves_the_region_with_the_device() {
     let mut local = client.allocate(1 << 20).unwrap();
     local.copy_from_slice(&content);
     drop(channel.write(&remote).from(local, ..));
-    // A later operation on the channel ends after this one.
+    // A later operation on the channel ends after the copy.
     let after = client.allocate(8).unwrap();
     channel.write(&remote).from(after, ..0).await.unwrap();
     let mut there = vec![0; 1 << 20];

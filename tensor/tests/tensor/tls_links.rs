@@ -1,4 +1,4 @@
-//! A link belongs to the connection that opened it. Its identifier is useless over another connection, for any client.
+//! A link belongs to the connection that opened it. No client can use the link's identifier over another connection.
 
 use tonic::transport::{ClientTlsConfig, Endpoint};
 use tonic::{Code, Status};

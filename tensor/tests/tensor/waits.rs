@@ -1,4 +1,4 @@
-//! Futures that wait for a peer: the awaited event wakes each of them, and never the clock.
+//! Futures that wait for a peer: the awaited event ends each wait, and a timer ends no wait.
 //!
 //! Two runtimes, as in two processes, in every combination of runtime and mode of polling. From time to time an end pauses until
 //! all pollers sleep, so that some waits begin before the pollers sleep and some after.
@@ -22,7 +22,7 @@ const REST_EVERY: u64 = 7;
 const REST: Duration = Duration::from_millis(2);
 const LONG: usize = 300_000;
 
-/// Returns the number of waits of this process that only the safety net ended, since the last call.
+/// Returns the number of waits of this process that a timer ended since the last call, because no event came.
 fn naps() -> u64 {
     static METRICS: OnceLock<Snapshotter> = OnceLock::new();
     let metrics = METRICS.get_or_init(|| {
