@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::checks::{cast, check_alignment, check_length, fixed_size};
-use super::copy::{Rows, pack};
+use super::pack::{Rows, pack};
 use super::storage::{Heap, Storage};
 use super::{Dtype, Element, Metadata, Shape, Strides, TensorError, TensorMut, TensorSpec};
 use tonic_rdma_verbs::memory::{Lease, RegisteredBuf};
