@@ -64,7 +64,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_largest_is_found_wherever_it_is(
+        fn the_largest_is_found_at_any_place(
             length in 1..400_usize,
             place in any::<prop::sample::Index>(),
             seed in any::<i32>(),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn no_values_and_only_nans() {
+    fn an_empty_slice_and_nans_have_no_largest_element() {
         assert_eq!(reduce_max_f32(&[]), f32::NEG_INFINITY);
         assert_eq!(reduce_max_f32(&[f32::NAN; 200]), f32::NEG_INFINITY);
         assert_eq!(reduce_max_f64(&[f64::NAN, -3.5, f64::NAN]), -3.5);

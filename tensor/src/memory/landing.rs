@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_uses_any_more_is_used_again() {
+    fn unused_memory_is_used_again() {
         let landing = Landing::new(&Budget::new(8192));
         let mut region = landing.take(5000).unwrap();
         region[4999] = 7;

@@ -295,7 +295,7 @@ mod tests {
 
     /// A link that ends, or a call that attaches, holds the export for a moment longer.
     #[tokio::test]
-    async fn a_withdrawn_region_comes_back_though_the_service_has_its_export_for_a_moment_longer() {
+    async fn a_withdrawn_region_comes_back_while_the_service_still_holds_its_export() {
         let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
         let region = device.allocate(4096).unwrap();
         let exported = device.export("region", region, Rights::READ_WRITE).unwrap();

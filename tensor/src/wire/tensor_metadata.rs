@@ -192,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn survives_the_wire(metadata in metadata()) {
+        fn metadata_are_decoded_as_they_were_encoded(metadata in metadata()) {
             prop_assert_eq!(WireMetadata::decode(&metadata.encode()), Ok(metadata));
         }
 
@@ -212,13 +212,13 @@ mod tests {
         }
 
         #[test]
-        fn any_length_is_fine_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn bytes_of_any_length_are_metadata_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             prop_assert!(bytes.len() == WireMetadata::LENGTH || WireMetadata::decode(&bytes) == Err(MetadataError::Length(bytes.len())));
         }
     }
 
     #[test]
-    fn faults_are_named() {
+    fn errors_name_the_fault() {
         let good = WireMetadata {
             dtype: 1,
             layout: WireLayout::Dense,

@@ -50,7 +50,7 @@ async fn after_a_moment(peer: &mut Child, moment: u64) -> Instant {
 }
 
 #[test]
-fn in_the_middle_of_a_memcpy() {
+fn during_a_memcpy() {
     for runtime in [Runtime::Idle, Runtime::MultiThread] {
         alone(runtime, async {
             for direction in [RegionCopy::Write, RegionCopy::Read] {
@@ -86,7 +86,7 @@ fn in_the_middle_of_a_memcpy() {
 }
 
 #[test]
-fn in_the_middle_of_a_batch() {
+fn during_a_batch() {
     alone(Runtime::Idle, async {
         die(Runtime::Idle, "batch", async |what, ours, channel, doomed| {
             let remote = channel.region("region").await.unwrap();
@@ -138,7 +138,7 @@ fn while_the_sender_waits_for_room() {
 }
 
 #[test]
-fn while_tensors_are_read_from_here() {
+fn while_it_reads_tensors_from_this_process() {
     alone(Runtime::Idle, async {
         die(Runtime::Idle, "dynamic", async |what, _, channel, doomed| {
             let mut sender = channel.dynamic_sender("dynamic").await.unwrap();
@@ -161,7 +161,7 @@ fn while_tensors_are_read_from_here() {
 }
 
 #[test]
-fn the_provider_of_requested_tensors() {
+fn while_it_offers_tensors() {
     alone(Runtime::Idle, async {
         die(Runtime::Idle, "provider", async |what, _, channel, doomed| {
             let Requested::Tensor(first) = channel.request("weights", 0).await.unwrap() else { panic!() };

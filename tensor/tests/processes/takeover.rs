@@ -9,7 +9,7 @@ use support::{Child, Runtime, descriptors_and_mappings, settled};
 const LENGTH: usize = 300_001;
 
 #[test]
-fn nothing_torn_or_stale_is_ever_shown() {
+fn the_receiver_gets_only_complete_and_new_tensors() {
     let kills: u64 = std::env::var("TENSOR_KILLS").map_or(24, |kills| kills.parse().unwrap());
     alone(Runtime::MultiThread, async {
         drop(device().await);

@@ -172,7 +172,7 @@ fn between(receiver: End, sender: End) {
 
 /// Runs in a child, because the count is for the whole process.
 #[test]
-fn no_wait_is_ended_by_the_clock() {
+fn no_wait_ends_by_a_timer() {
     let child = Child::start(&[], "waits");
     assert_eq!(child.word, "counted");
     child.ends();
@@ -232,7 +232,7 @@ async fn beside_a_ticker(work: impl Future<Output = ()>) -> u64 {
 }
 
 #[test]
-fn a_loop_that_never_has_to_wait_lets_the_other_tasks_of_its_thread_run() {
+fn a_loop_without_waits_lets_other_tasks_of_its_thread_run() {
     const TENSORS: u32 = 1024;
     End::CurrentThread(PollMode::Adaptive).run(async {
         let server = RdmaDevice::builder().queue_pairs_per_peer(2).bind("127.0.0.1:0").await.unwrap();
