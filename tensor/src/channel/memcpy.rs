@@ -12,7 +12,7 @@ use crate::link::token::{Outcome, OutcomeCell, Token};
 use tonic_rdma_verbs::internal::LocalMemory;
 use tonic_rdma_verbs::memory::MemRegion;
 
-/// A copy between a region here and memory of the peer that has begun: the paper's `Memcpy` (table 1). As a future it yields
+/// A copy between a region here and memory of the peer, which has begun: the paper's `Memcpy` (table 1). As a future it yields
 /// the region that had moved in. Dropping it cancels nothing: the device frees the memory when the copy has ended.
 ///
 /// The methods that return it are [`RegionWrite::from`](crate::RegionWrite::from),

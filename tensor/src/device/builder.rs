@@ -82,8 +82,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// Sets how long a peer may take to answer when a link or a slot is made, to confirm a link that it has opened, and to
-    /// finish a TLS handshake. Default: 10 s.
+    /// Sets how long a peer may take to answer when a link or a slot is made, to confirm a link that the peer has opened, and
+    /// to finish a TLS handshake. Default: 10 s.
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.settings.answer_timeout = timeout;
         self

@@ -34,7 +34,8 @@ use tonic_rdma::RdmaIncoming;
 use tonic_rdma_verbs::memory::{Budget, MemRegion};
 
 /// This process as a device with memory: the paper's `RdmaDev` (table 1). A device listens for peers that want to reach its
-/// memory, and opens channels to peers. Clones are one device. The links of the device end when the last clone is dropped.
+/// memory, and opens channels to peers. All clones refer to one device. The links of the device end when the last clone is
+/// dropped.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!  requester                                                            provider
-//!  nothing cached     ── Request (name, step) ───────────────────────▶  keeps it until (name, step) is offered
+//!  nothing cached     ── Request (name, step) ───────────────────────▶  keeps the request until (name, step) is offered
 //!                     ◀── Metadata ───────────────────────────────────  keeps the tensor for this request
 //!  allocates a sink   ── Request, same number, with the sink ────────▶
 //!                     ◀══ RDMA WRITE into the sink ═══════════════════

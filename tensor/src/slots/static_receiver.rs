@@ -21,7 +21,8 @@ pub struct StaticReceiver {
 /// bytes at once, and [`for_each_piece`](Self::for_each_piece) copies them through the first-level cache. A program that trusts
 /// its peer may read them in place, by [`memory`](Self::memory) and [`SharedRegion::as_slice`].
 ///
-/// The buffer is given back before the receiver can take another tensor, and no reference to the buffer outlives that:
+/// The buffer is given back before the receiver can take another tensor, and no reference to the buffer lives longer than
+/// that:
 ///
 /// ```no_run
 /// # use tonic_rdma_tensor::{ChannelError, StaticReceiver};
