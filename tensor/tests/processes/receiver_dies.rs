@@ -8,7 +8,7 @@ use crate::{LARGE, RegionCopy, alone, content, device, is_lost, lost, seed_of, s
 use support::Child;
 use support::{Runtime, descriptors_and_mappings, settled};
 
-/// Runs `test` against a child that dies, and checks that the own device goes on.
+/// Runs `test` against a child that dies, and checks that the device of this process goes on.
 async fn die(runtime: Runtime, what: &str, test: impl AsyncFn(&str, &RdmaDevice, &Channel, &mut Child)) {
     // The runtime and the software device create their lasting parts here, before the count.
     drop(device().await);
@@ -23,8 +23,8 @@ async fn die(runtime: Runtime, what: &str, test: impl AsyncFn(&str, &RdmaDevice,
         is_lost(what, &fault);
         assert!(!channel.is_open());
         let again = ours.channel(channel.endpoint(), 1).await;
-        assert!(again.is_err(), "{what}: nobody is there, and yet there is a channel");
-        // The own device still works.
+        assert!(again.is_err(), "{what}: a channel to a process that was killed");
+        // The device of this process still works.
         let other = ours.channel(&healthy.endpoint(), 0).await.unwrap();
         let mut receiver = healthy.static_receiver("slot", &spec(1000), 1).unwrap();
         let mut sender = other.static_sender("slot", &spec(1000)).await.unwrap();
@@ -173,7 +173,7 @@ fn while_it_offers_tensors() {
             for (step, request) in [(1, one), (2, other)] {
                 match tokio::time::timeout(crate::SOON, request).await.unwrap() {
                     Ok(Requested::Tensor(tensor)) => assert_eq!(seed_of(tensor.bytes().unwrap()), step),
-                    Ok(Requested::Dead) => panic!("nobody said so"),
+                    Ok(Requested::Dead) => panic!("a dead tensor that was not offered as dead"),
                     Err(error) => is_lost(what, &error),
                 }
             }

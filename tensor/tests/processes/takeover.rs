@@ -22,7 +22,7 @@ fn the_receiver_gets_only_complete_and_new_tensors() {
             let mut random = fastrand::Rng::with_seed(kills);
             let mut found = vec![0; LENGTH];
             let (mut last, mut taken) = (None, 0_u64);
-            // The next sender already waits for the death of this one.
+            // The next sender already waits for the death of this sender.
             let mut next = start(1);
             for process in 1..=kills {
                 let doomed = std::mem::replace(&mut next, tokio::task::block_in_place(|| start(process + 1)));

@@ -88,8 +88,8 @@ async fn wrong_settings_and_endpoints_are_refused() {
         assert!(matches!(error, ChannelError::BadSetting { .. }), "{error}");
     }
     let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
-    let nobody = device.channel("127.0.0.1:1", 0).await.unwrap_err();
-    assert!(matches!(nobody, ChannelError::NoRdma { .. }), "{nobody}");
+    let unreachable = device.channel("127.0.0.1:1", 0).await.unwrap_err();
+    assert!(matches!(unreachable, ChannelError::NoRdma { .. }), "{unreachable}");
     let malformed = device.channel("not a place", 0).await.unwrap_err();
     assert!(malformed.to_string().contains("not a place"), "{malformed}");
 }

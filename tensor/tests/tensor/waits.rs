@@ -23,7 +23,7 @@ const REST: Duration = Duration::from_millis(2);
 const LONG: usize = 300_000;
 
 /// Returns the number of waits of this process that a timer ended since the last call, because no event came.
-fn naps() -> u64 {
+fn waits_ended_by_a_timer() -> u64 {
     static METRICS: OnceLock<Snapshotter> = OnceLock::new();
     let metrics = METRICS.get_or_init(|| {
         let recorder = DebuggingRecorder::new();
@@ -180,11 +180,11 @@ fn no_wait_ends_by_a_timer() {
 
 /// Plays the role `waits`.
 pub(crate) fn play() {
-    naps();
+    waits_ended_by_a_timer();
     for receiver in End::ALL {
         for sender in End::ALL {
             between(receiver, sender);
-            assert_eq!(naps(), 0, "waits ended by the clock: {sender:?} to {receiver:?}");
+            assert_eq!(waits_ended_by_a_timer(), 0, "waits ended by a timer: {sender:?} to {receiver:?}");
         }
     }
     announce("counted");
