@@ -61,7 +61,7 @@ async fn send(what: &str, endpoint: &str) {
         "batch" => batch(&device, &channel).await,
         "small" => stream(&channel, "slot", 100).await,
         "large" => stream(&channel, "slot", LARGE).await,
-        "notes" => announcements(&channel).await,
+        "announcements" => announcements(&channel).await,
         "offers" => offers(&device).await,
         "requests" => requests(&channel).await,
         other => panic!("unknown {other}"),

@@ -115,7 +115,7 @@ fn a_process_that_writes_to_a_static_slot() {
 #[test]
 fn a_process_that_lends_tensors() {
     alone(Runtime::MultiThread, async {
-        die("notes", async |ours, start| {
+        die("announcements", async |ours, start| {
             let mut slot = ours.dynamic_receiver("dynamic", 3).unwrap();
             for round in 0..6 {
                 let peer = start();
@@ -144,7 +144,7 @@ fn a_process_that_lends_tensors() {
                     #[expect(unreachable_code, reason = "the type")]
                     Ok(())
                 };
-                is_lost("notes", &lost("notes", killed, rest).await);
+                is_lost("announcements", &lost("notes", killed, rest).await);
             }
         })
         .await;
