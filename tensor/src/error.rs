@@ -24,12 +24,12 @@ pub(crate) const ALLOW_PLAINTEXT: &str =
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ChannelError {
-    /// The peer's process ended, or its machine can't be reached any more. What was on its way is lost. A tensor that arrived
-    /// in part is never shown.
+    /// The peer's process ended, or its machine can't be reached any more. Data in transit is lost. The receiver never gets a
+    /// tensor that arrived in part.
     PeerLost {
         /// The peer's device: the address that it listens on or called from.
         peer: Arc<str>,
-        /// What this end saw.
+        /// The reason, as this end observed it.
         reason: Arc<str>,
     },
     /// This end closed the link to the peer.
@@ -38,7 +38,7 @@ pub enum ChannelError {
     Violation {
         /// The peer.
         peer: Arc<str>,
-        /// What the peer did.
+        /// The fault that this end found.
         cause: Cause,
     },
     /// The device failed a request. The link has ended.
@@ -47,7 +47,7 @@ pub enum ChannelError {
     NoRdma {
         /// The address of the peer.
         endpoint: Arc<str>,
-        /// Why there is none.
+        /// The reason.
         cause: Cause,
     },
     /// The peer is reached over TLS, tensors would cross the network unencrypted, and no setting allows that.
@@ -55,7 +55,7 @@ pub enum ChannelError {
         /// The address of the peer.
         endpoint: Arc<str>,
     },
-    /// The peer refused.
+    /// The peer refused a call or a request.
     Refused {
         /// The address of the peer.
         endpoint: Arc<str>,
@@ -75,7 +75,7 @@ pub enum ChannelError {
         /// The size of the memory in bytes.
         available: u64,
     },
-    /// The peer gave no right to do that with its memory.
+    /// The peer gave no right for this operation on its memory.
     NotPermitted {
         /// `read` or `write`.
         what: &'static str,
@@ -86,9 +86,9 @@ pub enum ChannelError {
     Mismatch {
         /// The name of the slot.
         name: Arc<str>,
-        /// What the slot takes.
+        /// A description of the tensors that the slot takes.
         expected: Arc<str>,
-        /// What was sent.
+        /// A description of the tensor or the bytes that were to be sent.
         found: Arc<str>,
     },
     /// The name is in use already.
@@ -112,13 +112,14 @@ pub enum ChannelError {
     Tensor(TensorError),
     /// There is no memory.
     Memory(Cause),
-    /// The channel takes no further operation: as many as allowed wait already.
+    /// The channel takes no further operation, because the allowed number of operations waits already. Or all buffers of a
+    /// slot are in use: then the number is 1.
     Busy(usize),
     /// Something did not happen in time.
     TimedOut {
-        /// What this end waited for.
+        /// The event that this end waited for.
         what: &'static str,
-        /// How long this end waited.
+        /// The length of the wait.
         limit: Duration,
     },
     /// This end failed.
@@ -242,7 +243,7 @@ impl From<TensorError> for ChannelError {
     }
 }
 
-/// The error of an operation that a region had moved into. It gives the region back.
+/// The error of an operation that a region had moved into. The error gives the region back.
 ///
 /// With `?` it becomes a [`ChannelError`], and the region is freed.
 ///

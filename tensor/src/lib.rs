@@ -1,8 +1,8 @@
 //! Tensors between processes by one-sided RDMA operations, for programs that speak gRPC.
 //!
 //! A process is a device with memory, and one RDMA operation moves a tensor from one process to another (Xue et al., *Fast
-//! Distributed Deep Learning over RDMA*, EuroSys 2019; § in these pages is a section of that paper). No call carries the
-//! tensor. gRPC remains for control: with it devices find one another's memory, on the port of any other call.
+//! Distributed Deep Learning over RDMA*, EuroSys 2019; § in these pages means a section of that paper). No call carries the
+//! tensor. gRPC remains for control: devices use gRPC to find one another's memory, on the port that also serves other calls.
 //!
 //! ```text
 //!  RdmaDevice ── listens, owns memory, knows what is on offer under which name
@@ -41,9 +41,9 @@
 //!
 //! # Static slots
 //!
-//! A static slot is the fastest way. The receiver finds the tensor by a look at its own memory
-//! ([`StaticReceiver::try_recv`]), or sleeps until the tensor is there ([`StaticReceiver::recv`]). The region that was sent
-//! comes back with the future, or with its error.
+//! A static slot is the fastest way. The receiver finds the tensor by a look at its own memory ([`StaticReceiver::try_recv`]),
+//! or sleeps until the tensor is there ([`StaticReceiver::recv`]). The future returns the region that was sent, also in its
+//! error.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -161,7 +161,7 @@
 //! # Costs
 //!
 //! - A link to a peer has a protection domain, as many queue pairs as [`DeviceBuilder::queue_pairs_per_peer`] says, and one
-//!   gRPC call that stays open as a sign of life. Memory that is used with several peers is registered for each of them.
+//!   gRPC call that stays open as a sign of life. Memory that is used with several peers is registered for each peer.
 //! - Tensors outside registered memory are copied once before they are sent. [`RdmaDevice::allocate`] and
 //!   [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending) return registered memory.
 //! - A receiver that reads a static slot copies the bytes through the first-level cache ([`Arrived::for_each_piece`]), because
@@ -175,8 +175,8 @@
 //! - A link ends when the peer's process dies, breaks the protocol, or shuts its runtime down. Operations then return
 //!   [`ChannelError::PeerLost`] or another error, and memory comes back with the error. A tensor that arrived in part is never
 //!   shown.
-//! - No device encrypts tensors. Beside TLS a device refuses to make links until [`DeviceBuilder::plaintext_tensors`] allows
-//!   them.
+//! - No device encrypts tensors. A device refuses links to peers that are reached over TLS, until
+//!   [`DeviceBuilder::plaintext_tensors`] allows such links.
 //! - Memory of [`RdmaDevice::allocate`], of slots and of tensors that arrive counts against `RDMA_PINNED_LIMIT`.
 //!
 //! # Features
@@ -188,7 +188,7 @@
 //! | `safetensors` | tensors from and to files of the safetensors format |
 //! | `tls-ring`, `tls-aws-lc` | TLS for the calls by which devices find one another: `DeviceBuilder::client_tls`, `server_tls` |
 //!
-//! The book's page on tensors has the measurements, and the design.
+//! The book's page on tensors has the measurements and the design.
 #![forbid(unsafe_code)]
 
 mod channel;

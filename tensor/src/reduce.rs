@@ -6,12 +6,12 @@ use super::Element;
 /// registers that every x86-64 has.
 const ACCUMULATORS: usize = 32;
 
-/// Returns the largest of `values`, or negative infinity if there are none. It ignores NaNs. Of 0.0 and -0.0 it returns
-/// either.
+/// Returns the largest of `values`, or negative infinity if `values` is empty. Ignores NaNs. Treats 0.0 and -0.0 as equal, and
+/// returns either of them.
 ///
-/// The compiler vectorises it, so that most of its time goes into reading the memory (`cargo bench --bench tensor` measures
-/// both). Receivers in measurements apply it to the tensors that arrive, as in *Fast Distributed Deep Learning over RDMA*
-/// (section 5.1).
+/// The compiler vectorises the loop, so that most of the time goes into reading the memory (`cargo bench --bench tensor` also
+/// measures a plain read). Receivers in measurements apply this function to the tensors that arrive, as in *Fast Distributed
+/// Deep Learning over RDMA* (section 5.1).
 ///
 /// ```
 /// use tonic_rdma_tensor::reduce_max_f32;
@@ -33,7 +33,7 @@ pub fn reduce_max_f64(values: &[f64]) -> f64 {
     fold(values, f64::NEG_INFINITY, |best, value| if value > best { value } else { best })
 }
 
-/// Returns the largest of `values`, which have a total order, or `None` if there are none.
+/// Returns the largest of `values`, which have a total order, or `None` if `values` is empty.
 ///
 /// ```
 /// use tonic_rdma_tensor::reduce_max;
@@ -64,7 +64,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_largest_is_found_wherever_it_is(
+        fn the_largest_is_found_at_any_place(
             length in 1..400_usize,
             place in any::<prop::sample::Index>(),
             seed in any::<i32>(),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn no_values_and_only_nans() {
+    fn an_empty_slice_and_nans_have_no_largest_element() {
         assert_eq!(reduce_max_f32(&[]), f32::NEG_INFINITY);
         assert_eq!(reduce_max_f32(&[f32::NAN; 200]), f32::NEG_INFINITY);
         assert_eq!(reduce_max_f64(&[f64::NAN, -3.5, f64::NAN]), -3.5);

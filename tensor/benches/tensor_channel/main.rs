@@ -1,11 +1,11 @@
-//! Measures the tensor channel between two processes: a tensor there and the acknowledgement back, for every kind of placement, and
-//! copies of bytes beside `memcpy`.
+//! Measures the tensor channel between two processes: the time to send a tensor and get the acknowledgement, for every kind of
+//! placement; and copies of bytes, with `memcpy` for comparison.
 //!
 //! ```sh
 //! cargo bench -p tonic-rdma-tensor --bench tensor_channel
 //! ```
 //!
-//! Each process has a core if there are two. Both spin, except in `asleep`. The other process is this binary again (`peer`).
+//! Each process has a core if there are two. Both spin. The other process is this binary again (`peer`).
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench stops at an error")]
 #![allow(clippy::panic, missing_docs, reason = "a bench stops at an error")]
 

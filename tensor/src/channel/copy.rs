@@ -12,18 +12,19 @@ use crate::regions::remote::RemoteRegion;
 use tonic_rdma_verbs::internal::{self, CopyRanges, LocalMemory, Transfer, TransferKind};
 use tonic_rdma_verbs::memory::MemRegion;
 
-/// One block of [`RegionWrite::blocks_from`] or [`RegionRead::blocks_into`]. All numbers are bytes.
+/// One block of [`RegionWrite::blocks_from`] or [`RegionRead::blocks_into`]. All numbers are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
     /// Offset in the local region.
     pub local: u64,
     /// Offset in the remote region, counted from the offset of the operation.
     pub remote: u64,
-    /// Length.
+    /// Length of the block.
     pub length: u64,
 }
 
-/// A write to a region of the peer, from [`Channel::write`](crate::Channel::write): an RDMA WRITE once [`from`](Self::from) says what to write.
+/// A write to a region of the peer, from [`Channel::write`](crate::Channel::write): [`from`](Self::from) begins the RDMA
+/// WRITE.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -49,7 +50,7 @@ pub struct RegionWrite<'a> {
     notify: bool,
 }
 
-/// A read from a region of the peer, from [`Channel::read`](crate::Channel::read): an RDMA READ once [`into`](Self::into) says where to put the bytes.
+/// A read from a region of the peer, from [`Channel::read`](crate::Channel::read): [`into`](Self::into) begins the RDMA READ.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -119,7 +120,7 @@ impl<'a> RegionWrite<'a> {
     ///
     /// # Errors
     /// The future yields a [`MemcpyError`](crate::MemcpyError), which has the region, if the bytes do not lie within both
-    /// regions, the peer gave no right to write, the remote region is another link's, or the link has failed.
+    /// regions, the peer gave no right to write, the remote region belongs to another link, or the link has failed.
     pub fn from(self, region: MemRegion, range: impl RangeBounds<usize>) -> Memcpy {
         match one_block(&region, range) {
             Ok(block) => self.target.start(region, &[block], TransferKind::Write, self.notify),
@@ -127,8 +128,8 @@ impl<'a> RegionWrite<'a> {
         }
     }
 
-    /// Writes many blocks of `region` in one operation, such as thousands of pages of a cache. They are written in their
-    /// order. CopyRanges that follow one another at both ends become one request.
+    /// Writes many blocks of `region` in one operation, such as thousands of pages of a cache. The blocks are written in the
+    /// order of the list. Blocks that follow one another at both ends become one request.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -151,7 +152,7 @@ impl<'a> RegionWrite<'a> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`from`](Self::from).
+    /// The errors of [`from`](Self::from).
     pub fn blocks_from(self, region: MemRegion, blocks: &[BlockCopy]) -> Memcpy {
         self.target.start(region, blocks, TransferKind::Write, self.notify)
     }
@@ -173,7 +174,7 @@ impl<'a> RegionRead<'a> {
     ///
     /// # Errors
     /// The future yields a [`MemcpyError`](crate::MemcpyError), which has the region, if the bytes do not lie within both
-    /// regions, the peer gave no right to read, the remote region is another link's, or the link has failed.
+    /// regions, the peer gave no right to read, the remote region belongs to another link, or the link has failed.
     pub fn into(self, region: MemRegion, range: impl RangeBounds<usize>) -> Memcpy {
         match one_block(&region, range) {
             Ok(block) => self.target.start(region, &[block], TransferKind::Read, false),
@@ -181,10 +182,10 @@ impl<'a> RegionRead<'a> {
         }
     }
 
-    /// Reads many blocks into `region` in one operation. CopyRanges that follow one another at both ends become one request.
+    /// Reads many blocks into `region` in one operation. Blocks that follow one another at both ends become one request.
     ///
     /// # Errors
-    /// Those of [`into`](Self::into).
+    /// The errors of [`into`](Self::into).
     pub fn blocks_into(self, region: MemRegion, blocks: &[BlockCopy]) -> Memcpy {
         self.target.start(region, blocks, TransferKind::Read, false)
     }

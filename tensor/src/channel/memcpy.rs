@@ -12,11 +12,12 @@ use crate::link::token::{Outcome, OutcomeCell, Token};
 use tonic_rdma_verbs::internal::LocalMemory;
 use tonic_rdma_verbs::memory::MemRegion;
 
-/// A copy between a region here and memory of the peer that has begun: the paper's `Memcpy` (table 1). As a future it yields
+/// A copy between a region here and memory of the peer, which has begun: the paper's `Memcpy` (table 1). As a future it yields
 /// the region that had moved in. Dropping it cancels nothing: the device frees the memory when the copy has ended.
 ///
-/// It comes from [`RegionWrite::from`](crate::RegionWrite::from), [`RegionRead::into`](crate::RegionRead::into) and
-/// [`StaticSender::start_region`](crate::StaticSender::start_region), which have examples.
+/// The methods that return it are [`RegionWrite::from`](crate::RegionWrite::from),
+/// [`RegionRead::into`](crate::RegionRead::into) and [`StaticSender::start_region`](crate::StaticSender::start_region), which
+/// have examples.
 #[derive(Debug)]
 #[must_use = "the region comes back with it"]
 pub struct Memcpy {

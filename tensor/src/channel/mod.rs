@@ -15,8 +15,8 @@ use crate::link::Link;
 use crate::link::notification::Notification;
 use crate::regions::remote::RemoteRegion;
 
-/// A channel to a peer's device: the paper's `Channel` (table 1). Operations of one channel happen in order. Operations
-/// of different queue pairs happen side by side. Clones are one channel.
+/// A channel to a peer's device: the paper's `Channel` (table 1). Operations of one channel happen in order. Operations of
+/// different queue pairs happen side by side. All clones refer to one channel.
 #[derive(Clone)]
 pub struct Channel {
     link: Arc<Link>,

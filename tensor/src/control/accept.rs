@@ -88,7 +88,7 @@ pub(crate) async fn open(
     Ok(Answers { link: weak, first: Some(reply), ended })
 }
 
-/// Keeps a link until it ends, and ends a link that its peer does not confirm in time. A task of its own does this, because a
+/// Keeps a link until it ends, and ends a link that its peer does not confirm in time. A separate task does this, because a
 /// peer that takes no answers would keep the stream of answers from being polled.
 async fn keep(
     link: Arc<Link>,

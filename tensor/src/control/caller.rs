@@ -7,11 +7,11 @@ use crate::device::settings::Settings;
 use crate::error::ALLOW_PLAINTEXT;
 use tonic_rdma::{RdmaConnectInfo, RdmaRequestExt as _};
 
-/// The caller of the service. A link belongs to the connection that it was opened over. So everything that the other end proved
-/// on this connection, such as a certificate in the TLS handshake, holds for the link too. The name of a link is worth nothing
+/// The caller of the service. A link belongs to the connection that it was opened over. Everything that the other end proved
+/// on this connection, such as a certificate in the TLS handshake, holds for the link too. The name of a link gives no access
 /// on another connection.
 pub(crate) struct Caller {
-    /// `None` if the call came by a listener that is not ours.
+    /// `None` if the call came by a listener other than `RdmaIncoming`.
     info: Option<RdmaConnectInfo>,
 }
 
@@ -38,8 +38,8 @@ impl Caller {
         self.info.as_ref().map_or_else(|| "a peer".to_owned(), |info| info.peer_addr().to_string())
     }
 
-    /// Returns whether both calls came over one connection. For calls by other listeners this is unknown, and the answer is
-    /// yes.
+    /// Returns whether both calls came over one connection. For two calls by other listeners this is unknown, and the result
+    /// is true.
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (&self.info, &other.info) {
             (Some(one), Some(other)) => one.is_same_connection(other),

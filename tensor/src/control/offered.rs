@@ -7,16 +7,16 @@ use tonic::Status;
 use crate::control::proto::{AttachReply, AttachRequest, Kind, Offered as OfferedReply};
 use crate::link::Link;
 
-/// Something that peers can attach to by its name: a region or a slot.
+/// A region or a slot, to which peers attach by its name.
 pub(crate) trait Offered: Send + Sync {
     /// Gives the peer of `link` its right.
     fn attach(self: Arc<Self>, link: &Arc<Link>, request: &AttachRequest) -> Result<AttachReply, Status>;
 
-    /// Describes it, for peers that look.
+    /// Describes the region or slot, for the call `Describe`.
     fn describe(&self, name: &str) -> OfferedReply;
 }
 
-/// Returns an error if the request asks for another kind of thing.
+/// Returns an error if the request asks for another kind than `kind`.
 pub(crate) fn expect_kind(request: &AttachRequest, kind: Kind) -> Result<(), Status> {
     let asked = request.kind();
     if asked == kind {

@@ -158,8 +158,8 @@ async fn watch(link: Weak<Link>, mut answers: tonic::Streaming<OpenReply>) {
     }
 }
 
-/// The connection of the call could not be made. The message contains those of all sources, because tonic's outermost message
-/// says nothing.
+/// The connection of the call could not be made. The message contains the messages of all sources, because the outermost
+/// message of tonic gives no reason.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", chain(.0))]
 struct ConnectError(tonic::transport::Error);

@@ -69,11 +69,11 @@ impl PeerService {
 
 /// Returns the owner of a pair that needs no report of the link's end.
 pub(crate) fn no_owner() -> Weak<dyn PairOwner> {
-    struct Nobody;
-    impl PairOwner for Nobody {
+    struct NoOwner;
+    impl PairOwner for NoOwner {
         fn link_ended(&self, _: &ChannelError) {}
     }
-    Weak::<Nobody>::new()
+    Weak::<NoOwner>::new()
 }
 
 /// Returns the error for a status of the peer at `endpoint`.

@@ -1,6 +1,6 @@
 //! Conversions from and to tensors of other libraries, without a copy where the memory's alignment and order allow it.
 //!
-//! | library | into a [`Tensor`](super::Tensor) | out of one | cargo feature |
+//! | library | into a [`Tensor`](super::Tensor) | out of a tensor | cargo feature |
 //! |---|---|---|---|
 //! | ndarray | `Tensor::from_array` | `Tensor::as_array` | `ndarray` |
 //! | safetensors | `read_safetensors` | `SafetensorsView` | `safetensors` |

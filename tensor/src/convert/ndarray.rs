@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn sliced_and_descending_arrays() {
+    fn sliced_and_descending_arrays_convert() {
         let mut part = numbers();
         for (axis, range) in [1..2, 0..2, 1..3].into_iter().enumerate() {
             part.slice_axis_inplace(Axis(axis), Slice::from(range));
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_element_and_no_elements() {
+    fn repeated_elements_and_empty_arrays_convert() {
         let one = Tensor::from_array(Array2::from_elem((1, 1), 7_i64)).unwrap();
         let spec = TensorSpec::new(one.dtype(), Shape::new(&[3, 2]).unwrap()).unwrap();
         let many =

@@ -39,8 +39,8 @@ pub struct DeviceBuilder {
 }
 
 impl DeviceBuilder {
-    /// Sets which RDMA device to use, how to poll, and how much memory to pin, as for connections. Default:
-    /// [`Config::from_env`], which is read when the device is made.
+    /// Sets the RDMA device, the mode of polling, and the limit of pinned memory, by the configuration that connections of
+    /// tonic-rdma also have. Default: [`Config::from_env`], which is read when the device is made.
     pub fn config(mut self, config: Config) -> Self {
         self.settings.config = config;
         self.has_config = true;
@@ -54,21 +54,22 @@ impl DeviceBuilder {
         self
     }
 
-    /// Sets the number of queue pairs to each peer, from 1 to 64. Operations of one queue pair happen in order, those of
-    /// different queue pairs side by side. Default: 1.
+    /// Sets the number of queue pairs to each peer, from 1 to 64. Operations of one queue pair happen in order. Operations of
+    /// different queue pairs happen side by side. Default: 1.
     pub fn queue_pairs_per_peer(mut self, pairs: u32) -> Self {
         self.settings.queue_pairs_per_peer = pairs;
         self
     }
 
-    /// Demands this way of telling the peer of arrivals. Default: the best one that both devices have.
+    /// Demands this kind of notification for arrivals. Default: the best kind that both devices have.
     pub fn notification(mut self, notification: Notification) -> Self {
         self.settings.notification = Some(notification);
         self
     }
 
     /// Sets the length of the longest request in bytes, from 4 KiB to 2 GiB; longer operations are cut. Default: 64 MiB. On
-    /// the software device the thread that posts a request carries it out, and other work of that thread waits so long.
+    /// the software device the thread that posts a request also copies its bytes, and other work of that thread waits until
+    /// the copy has ended.
     pub fn max_request_bytes(mut self, bytes: u64) -> Self {
         self.settings.max_request_bytes = bytes;
         self
@@ -81,8 +82,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// Sets how long a peer may take to answer when a link or a slot is made, to confirm a link that it has opened, and to
-    /// finish a TLS handshake. Default: 10 s.
+    /// Sets how long a peer may take to answer when a link or a slot is made, to confirm a link that the peer has opened, and
+    /// to finish a TLS handshake. Default: 10 s.
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.settings.answer_timeout = timeout;
         self
@@ -101,22 +102,21 @@ impl DeviceBuilder {
         self
     }
 
-    /// Sets whether each tensor of a rendezvous carries a checksum, which the receiver verifies. This helps to find a fault,
-    /// and both ends read each tensor once more. Default: no.
+    /// Sets whether each tensor of a rendezvous carries a checksum, which the receiver verifies. A checksum helps to find a
+    /// fault, but both ends read each tensor one more time. Default: no.
     pub fn checksums(mut self, checksums: bool) -> Self {
         self.settings.checksums = checksums;
         self
     }
 
-    /// Sets how long an offered tensor waits for its readers, and a request for its tensor. Default: 60 s.
+    /// Sets how long an offered tensor waits for its readers, and how long a request waits for its tensor. Default: 60 s.
     pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
         self.settings.rendezvous_timeout = timeout;
         self
     }
 
-    /// Sets whether to make links over connections with TLS. By default a device refuses to, at either end and on every RDMA
-    /// device, because TLS encrypts calls and no device encrypts tensors. This overrides
-    /// [`Config::plaintext_tensors`].
+    /// Sets whether to make links over connections with TLS. By default each end refuses, on every RDMA device, because TLS
+    /// encrypts calls and no device encrypts tensors. This overrides [`Config::plaintext_tensors`].
     ///
     /// ```
     /// use tonic_rdma_tensor::RdmaDevice;
@@ -174,7 +174,7 @@ impl DeviceBuilder {
         self
     }
 
-    /// Makes a device that listens on `local_endpoint`; port 0 takes a free one.
+    /// Makes a device that listens on `local_endpoint`. With port 0 the system chooses a free port.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

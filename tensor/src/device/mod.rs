@@ -34,7 +34,8 @@ use tonic_rdma::RdmaIncoming;
 use tonic_rdma_verbs::memory::{Budget, MemRegion};
 
 /// This process as a device with memory: the paper's `RdmaDev` (table 1). A device listens for peers that want to reach its
-/// memory, and opens channels to peers. Clones are one device. The links of the device end when the last clone is dropped.
+/// memory, and opens channels to peers. All clones refer to one device. The links of the device end when the last clone is
+/// dropped.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -132,8 +133,8 @@ impl RdmaDevice {
         TensorDeviceServer::new(Service::new(&self.shared))
     }
 
-    /// Returns the address that the device listens on, as peers write it: `host:port`, or `https://host:port` with TLS. Empty
-    /// if the device does not listen.
+    /// Returns the address that the device listens on, as peers write it: `host:port`, or `https://host:port` with TLS.
+    /// Returns an empty string if the device does not listen.
     pub fn endpoint(&self) -> String {
         self.shared.endpoint()
     }
@@ -202,8 +203,8 @@ impl RdmaDevice {
     }
 
     /// Runs `future` to its end on this thread without ever sleeping: polls the future, and the queue of `channel`, in turn.
-    /// For threads that have a core of their own and only move tensors. On a current-thread runtime, the runtime's timers and
-    /// other tasks do not run meanwhile.
+    /// Use it in a thread that has a core of its own and only moves tensors. On a current-thread runtime, the runtime's timers
+    /// and other tasks do not run meanwhile.
     pub fn spin<F: Future>(&self, channel: &Channel, future: F) -> F::Output {
         let _runtime = self.shared.runtime.enter();
         let mut future = pin!(future);

@@ -30,8 +30,8 @@ impl RdmaDevice {
         self.shared.offers.put(name, step, offer, readers)
     }
 
-    /// Withdraws an offer. Returns how many readers had not asked yet, or `None` if there was no such offer. A reader that is
-    /// being served still gets the tensor.
+    /// Withdraws an offer. Returns the number of readers that had not asked yet, or `None` if there was no such offer. A
+    /// reader that is being served still gets the tensor.
     pub fn withdraw(&self, name: &str, step: u64) -> Option<u32> {
         self.shared.offers.withdraw(name, step)
     }

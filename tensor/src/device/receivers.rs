@@ -14,8 +14,8 @@ use crate::slots::static_receiver::StaticReceiver;
 use crate::types::TensorSpec;
 
 impl RdmaDevice {
-    /// Makes a slot for tensors of type and shape `spec`, with `depth` buffers: so many tensors can be sent before the first
-    /// one is taken. One peer at a time can attach to the slot by `name`, with
+    /// Makes a slot for tensors of type and shape `spec`, with `depth` buffers: the peer can send `depth` tensors before the
+    /// receiver takes the first one. One peer at a time can attach to the slot by `name`, with
     /// [`Channel::static_sender`](crate::Channel::static_sender).
     ///
     /// ```

@@ -42,7 +42,7 @@ pub(crate) struct Shared {
 /// A link that a peer opened.
 pub(crate) struct Accepted {
     pub(crate) link: Weak<Link>,
-    /// The caller that may use it.
+    /// The caller that may use the link.
     pub(crate) opener: Caller,
     /// Ends the wait for the peer's confirmation. `None` once the peer has confirmed.
     pub(crate) unconfirmed: Option<oneshot::Sender<()>>,

@@ -47,7 +47,7 @@ impl Tls {
         ""
     }
 
-    /// Returns `endpoint`, reached over TLS.
+    /// Returns `endpoint` with the TLS settings of the client.
     #[cfg(feature = "_tls-any")]
     pub(crate) fn secure(&self, endpoint: Endpoint) -> Result<Endpoint, TlsError> {
         let config = self.client.as_deref().ok_or(TlsError::NoAuthority)?;
@@ -76,7 +76,8 @@ impl Tls {
     }
 }
 
-/// The reason why TLS can't be used. Messages contain those of all sources, because tonic's outermost one says nothing.
+/// The reason why TLS can't be used. Each message contains the messages of all sources, because the outermost message of tonic
+/// gives no reason.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TlsError {
     #[cfg(feature = "_tls-any")]
@@ -107,7 +108,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Two settings are equal if they hold one object, or none.
+/// Compares pointers: two settings are equal if both have one object, or if both have no object.
 impl PartialEq for Tls {
     #[cfg(feature = "_tls-any")]
     fn eq(&self, other: &Self) -> bool {

@@ -1,7 +1,7 @@
 //! Drives the [`rendezvous`](super::rendezvous): the device's offers, each link's requests, and the memory of both.
 //!
 //! The two state machines return their actions in order, under a lock. One thread at a time carries the actions out, without
-//! the lock ([`Outbox`]), because an action may end a link, and the machines then have to learn of the end.
+//! the lock ([`Outbox`]), because an action may end a link, and the state machines then have to learn of the end.
 
 mod offers;
 mod outbox;

@@ -27,8 +27,8 @@ impl<A> Outbox<A> {
         lock(&self.state).actions.extend(actions);
     }
 
-    /// Carries out all actions, and the actions that these add. If another thread is doing so already, it returns at once, and
-    /// that thread carries them out.
+    /// Carries out all actions, and the actions that these add. If another thread does so already, this call returns at once,
+    /// and the other thread carries these actions out.
     pub(crate) fn run(&self, mut carry_out: impl FnMut(A)) {
         {
             let mut state = lock(&self.state);

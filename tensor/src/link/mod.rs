@@ -174,7 +174,7 @@ impl Link {
         pace.spin(|| (), look) && has_come()
     }
 
-    /// Notes that a word has come to a future that slept, for the pace of the next one.
+    /// Notes that a word has come to a future that slept. The pace of the next spin follows this.
     pub(crate) fn slept_for(&self, port: u32) {
         if let Some(pace) = &self.ports[port as usize % self.ports.len()].pace
             && let Ok(mut pace) = pace.try_lock()
@@ -319,7 +319,7 @@ impl Link {
         self.peer_words.count(pair)
     }
 
-    /// Reports to the peer that `epoch` has been reached at `pair`: a release, or a change of a region.
+    /// Reports to the peer that the receiver has released `epoch` at `pair`.
     pub(crate) fn report(
         &self,
         pair: &WordPair,

@@ -1,6 +1,6 @@
 //! The ways to learn of an arrival.
 
-/// How an end learns that the peer has written to its memory.
+/// The way in which an end learns that the peer has written to its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notification {
     /// The receiver looks at a word that is written last. Needs two devices that place in order.

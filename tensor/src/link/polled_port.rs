@@ -12,9 +12,9 @@ pub(crate) struct PolledPort {
     pub(crate) queue: Arc<Queue>,
     /// The number of the port in the queue.
     pub(crate) key: u32,
-    /// How long a future looks at a word itself before its thread sleeps. One future at a time does.
+    /// The time for which a future looks at a word itself before its thread sleeps. Only one future at a time does so.
     pub(crate) pace: Option<Mutex<Pace>>,
-    /// Held so that the queue is polled.
+    /// The queue is polled as long as this is held.
     pub(crate) _reactor: Arc<Reactor>,
 }
 

@@ -24,7 +24,7 @@ use tonic_rdma_verbs::{
 
 /// The link that a port belongs to.
 pub(crate) trait PortOwner: Send + Sync {
-    /// Takes what has come on the queue of a port.
+    /// Takes the completions of the queue of a port.
     fn poll(&self, port: u32);
 
     /// Returns the name of the peer.
@@ -36,7 +36,8 @@ pub(crate) trait PortOwner: Send + Sync {
     /// Ends the link with `error`, unless it has ended. Returns why it ended.
     fn fail(&self, error: ChannelError) -> ChannelError;
 
-    /// Notes that the peer has written the slot with this pair of words: the next epoch, or this one.
+    /// Notes that the peer has written to the slot or region with this pair of words: `epoch`, or the next epoch if `epoch` is
+    /// `None`.
     fn placed(&self, pair: u32, epoch: Option<u64>) -> Result<(), ChannelError>;
 
     /// Takes a frame of the peer. Tasks to wake are added to `wakers`.
@@ -152,7 +153,7 @@ impl Port {
     /// Starts a transfer.
     ///
     /// # Errors
-    /// The transfer can't start. Its token gets the same error, and the memory.
+    /// The transfer can't start. The token gets the memory, and a copy of the error.
     pub(crate) fn submit(
         &self,
         transfer: Transfer<Token>,

@@ -1,4 +1,4 @@
-//! Tokens: how the owner of a transfer learns that the transfer has ended.
+//! Tokens, by which the owner of a transfer learns that the transfer has ended.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};

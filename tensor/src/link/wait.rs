@@ -45,7 +45,7 @@ struct Word {
 }
 
 impl Wait {
-    /// Waits until the word at `offset` of `memory` is at least `target`, or equals `target` if `exactly`.
+    /// Makes a wait until the word at `offset` of `memory` is at least `target`, or equals `target` if `exactly`.
     pub(crate) fn until(
         link: &Arc<Link>,
         pair: &Arc<WordPair>,
@@ -61,7 +61,8 @@ impl Wait {
         Self { word: Arc::new(word), watching: false, spins: true }
     }
 
-    /// Makes a wait that does not spin, for a task that waits for several words: a spin for one word would overlook the others.
+    /// Makes a wait that does not spin, for a task that waits for several words. A spin for one word would overlook the other
+    /// words.
     pub(crate) fn without_a_spin(self) -> Self {
         Self { spins: false, ..self }
     }
@@ -83,7 +84,7 @@ impl Future for Wait {
         }
         let queue = word.link.queue(word.port);
         let registered = lock(&word.waker).replace(context.waker().clone()).is_some();
-        // A poll that found the word has taken the waker, and looks no more.
+        // A poll of the queue that found the word has taken the waker, and does not look at the word any more.
         if !*watching || !registered {
             *watching = true;
             queue.watch(Arc::downgrade(word) as Weak<dyn Watched>);

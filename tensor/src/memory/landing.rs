@@ -25,7 +25,7 @@ struct Idle {
 }
 
 impl Landing {
-    /// The number of bytes that are kept at most.
+    /// The largest number of idle bytes.
     const KEPT: usize = 2 << 30;
 
     pub(crate) fn new(budget: &Arc<Budget>) -> Arc<Self> {
@@ -45,7 +45,7 @@ impl Landing {
         }
         drop(idle);
         MemRegion::allocate(length, &self.budget).or_else(|_| {
-            // Regions of other lengths may hold the memory that is missing.
+            // Idle regions of other lengths may use up the budget, so they are freed.
             *lock(&self.idle) = Idle::default();
             MemRegion::allocate(length, &self.budget).map_err(ChannelError::memory)
         })
@@ -57,7 +57,7 @@ impl Landing {
         if idle.bytes + region.len() > Self::KEPT {
             let old = std::mem::take(&mut *idle);
             drop(idle);
-            // Freed outside the lock, because unmapping takes system calls.
+            // The regions are freed outside the lock, because unmapping takes system calls.
             drop(old);
             idle = lock(&self.idle);
         }
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_uses_any_more_is_used_again() {
+    fn unused_memory_is_used_again() {
         let landing = Landing::new(&Budget::new(8192));
         let mut region = landing.take(5000).unwrap();
         region[4999] = 7;

@@ -42,9 +42,9 @@ pub(crate) struct Export {
     memory: Mutex<Option<SharedRegion>>,
     length: u64,
     rights: Rights,
-    /// The peers that attached, and their rights. An entry goes with its link.
+    /// The peers that attached, and their rights. An entry is removed when its link ends.
     attached: Mutex<HashMap<LinkId, AttachedPeer>>,
-    /// Why the last peer went, until another one attaches.
+    /// The reason why the last peer was lost. `None` once another peer has attached.
     lost: Mutex<Option<ChannelError>>,
     notices: AtomicU64,
     /// The notices of lost peers that were not taken yet.
@@ -108,7 +108,8 @@ impl ExportedRegion {
     pub async fn notice(&self) -> Result<(), ChannelError> {
         consume_budget().await;
         loop {
-            // A peer may attach during the wait. The wait for that begins before the look, so that no peer is missed.
+            // A peer may attach during the wait. The wait for a new peer begins before the look at the notices, so that no
+            // peer is missed.
             let mut changed = pin!(self.export.changed.notified());
             if self.try_notice() {
                 return Ok(());
@@ -294,7 +295,7 @@ mod tests {
 
     /// A link that ends, or a call that attaches, holds the export for a moment longer.
     #[tokio::test]
-    async fn a_withdrawn_region_comes_back_though_the_service_has_its_export_for_a_moment_longer() {
+    async fn a_withdrawn_region_comes_back_while_the_service_still_holds_its_export() {
         let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
         let region = device.allocate(4096).unwrap();
         let exported = device.export("region", region, Rights::READ_WRITE).unwrap();

@@ -9,7 +9,7 @@ use crate::regions::rights::Rights;
 use tonic_rdma_verbs::RemoteSegment;
 use tonic_rdma_verbs::internal::RemotePlace;
 
-/// A region of a peer, with the rights that the peer gave. Clones are one region.
+/// A region of a peer, with the rights that the peer gave. All clones refer to one region.
 #[derive(Clone, Debug)]
 pub struct RemoteRegion {
     pub(crate) shared: Arc<RemoteShared>,
@@ -23,7 +23,7 @@ pub(crate) struct RemoteShared {
     pub(crate) rights: Rights,
     /// The pair of words of the region, here and at the peer.
     pub(crate) pair: Arc<WordPair>,
-    /// The number of notices that the peer was sent.
+    /// The number of notices that this end has sent to the peer.
     pub(crate) notices: Mutex<u64>,
 }
 

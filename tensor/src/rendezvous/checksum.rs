@@ -28,7 +28,7 @@ pub struct ChecksumMismatch {
 /// Checks that `bytes` have the checksum `expected`, which the provider computed.
 ///
 /// # Errors
-/// [`ChecksumMismatch`] if they have another one.
+/// [`ChecksumMismatch`] if `bytes` have another checksum.
 pub fn verify(request_id: RequestId, bytes: &[u8], expected: u64) -> Result<(), ChecksumMismatch> {
     let found = checksum(bytes);
     if found == expected {

@@ -1,14 +1,14 @@
 //! Tensor rendezvous: a requester asks for a tensor by name and step, before or after the provider offers the tensor, and the
 //! provider writes the tensor straight into the requester's memory.
 //!
-//! The message flow is the one of TensorFlow's verbs transport (`tensorflow/contrib/verbs`, README), sans-IO. A [`Provider`]
-//! handles the offers of a process for all its peers, and a [`Requester`] handles the requests to one peer. They take events,
-//! and return actions: frames to send, operations to post, results to pass on. They own no memory, post nothing, and read no
-//! clock; the time comes in as an argument.
+//! The messages flow as in TensorFlow's verbs transport (`tensorflow/contrib/verbs`, README). This module does no input or
+//! output. A [`Provider`] handles the offers of a process for all its peers, and a [`Requester`] handles the requests to one
+//! peer. Both take events, and return actions: frames to send, operations to post, results to pass on. Both own no memory,
+//! post nothing, and read no clock: the time is an argument.
 //!
 //! ```text
 //!  requester                                                            provider
-//!  nothing cached     ── Request (name, step) ───────────────────────▶  keeps it until (name, step) is offered
+//!  nothing cached     ── Request (name, step) ───────────────────────▶  keeps the request until (name, step) is offered
 //!                     ◀── Metadata ───────────────────────────────────  keeps the tensor for this request
 //!  allocates a sink   ── Request, same number, with the sink ────────▶
 //!                     ◀══ RDMA WRITE into the sink ═══════════════════
@@ -44,11 +44,11 @@
 //!
 //! **Bounds.** The number and the bytes of offers, the number of requests of each peer, the number of remembered requests, and
 //! the waiting time have bounds; see [`ProviderSettings`] and [`RequesterSettings`]. At most two frames answer one frame of a
-//! peer. A driver that grants a peer receives only while few frames to that peer are queued has a bounded queue, whatever the
-//! peer does.
+//! peer. The driver's queue of frames to a peer is bounded if the driver grants receives to this peer only while the queue is
+//! short.
 //!
-//! **Access.** Any peer of the provider may ask for any tensor, but each link gets no more than one share of each offer,
-//! however it asks: a peer can't take the share of another peer. A process that comes back over another link is another peer.
+//! **Access.** Any peer of the provider may ask for any tensor, but each link gets at most one share of each offer, so a peer
+//! can't take the share of another peer. A process that comes back over another link is another peer.
 //!
 //! **Errors of a peer** concern that peer alone. A status answers a wrong request. A wrong answer is a [`Violation`], and the
 //! driver then ends the link to that peer.

@@ -223,8 +223,8 @@ impl<T> OfferTable<T> {
         });
     }
 
-    /// Closes the offer: no further request gets a share, also not one that comes back. Returns the number of shares that no
-    /// request has, or `None` if there is no such offer.
+    /// Closes the offer: no further request gets a share, not even a share that comes back. Returns the number of shares that
+    /// no request has, or `None` if there is no such offer.
     pub(super) fn close(&mut self, key: &TensorKey) -> Option<u32> {
         let kept = self.entries.get_mut(key)?.kept.as_mut()?;
         let free = kept.left - kept.taken;

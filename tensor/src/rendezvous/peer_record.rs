@@ -135,7 +135,8 @@ enum SinkFault {
     BeyondAddresses { length: u64, address: u64 },
 }
 
-/// Checks that the sink is as long as its metadata states. The device finds out whether the memory exists.
+/// Checks that the sink is at least as long as its metadata states, and does not end beyond the address space. The device
+/// checks the right to the memory.
 fn check_sink(sink: &Sink) -> Result<(), SinkFault> {
     let Sink { metadata, address, length, .. } = *sink;
     if length < metadata.bytes {

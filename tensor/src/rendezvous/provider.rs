@@ -34,7 +34,8 @@ pub enum ProviderAction<T> {
         request_id: RequestId,
         /// The tensor.
         tensor: T,
-        /// The memory to write to. Its metadata is the tensor's. It is at least as long as the tensor, and not empty.
+        /// The memory to write to. Its metadata equals the tensor's. The memory is at least as long as the tensor, and not
+        /// empty.
         sink: Sink,
         /// Whether [`Provider::written`] needs a checksum.
         checksum_wanted: bool,
@@ -172,8 +173,8 @@ impl<T: Clone> Provider<T> {
         self.take_actions()
     }
 
-    /// Notes that the device has done a [`ProviderAction::Write`]. `checksum` is the one of the tensor's bytes, if the action
-    /// asked for it.
+    /// Notes that the device has done a [`ProviderAction::Write`]. `checksum` is the checksum of the tensor's bytes, if the
+    /// action asked for a checksum.
     pub fn written(
         &mut self,
         peer: PeerId,

@@ -36,9 +36,9 @@ pub enum RequesterAction<S> {
         /// The peer's description of the tensor, at most as long as [`RequesterSettings::max_tensor_bytes`] allows.
         metadata: WireMetadata,
     },
-    /// Revoke the grant of a sink, then free the sink. The peer does not write it any more.
+    /// Revoke the grant of a sink, then free the sink. The peer does not write to the sink any more.
     Free(S),
-    /// Pass on the outcome of a request. It comes once for each request that is not cancelled.
+    /// Pass on the outcome of a request. There is one such action for each request that is not cancelled.
     Finished {
         /// The request.
         request_id: RequestId,
@@ -81,7 +81,7 @@ pub struct Requester<S> {
 struct OwnRequest<S> {
     name: Arc<str>,
     step: u64,
-    /// Whether the peer has sent the metadata. It does so once.
+    /// Whether the peer has sent the metadata. A peer sends metadata once for each request.
     has_metadata: bool,
     state: OwnRequestState<S>,
 }
@@ -236,7 +236,8 @@ impl<S> Requester<S> {
     /// Handles the peer's message that the tensor is in the sink.
     ///
     /// # Errors
-    /// [`Violation`]: there is no such request, it has no sink, or it has a checksum too few or too many.
+    /// [`Violation`]: there is no such request, the request has no sink, a checksum is missing, or there is a checksum without
+    /// need.
     pub fn handle_written(
         &mut self,
         request_id: RequestId,

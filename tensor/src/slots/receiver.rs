@@ -95,7 +95,8 @@ impl Receiver {
         // A peer that always has a tensor ready must not keep this task's thread from other tasks.
         consume_budget().await;
         while !self.poll()? {
-            // A new sender begins with another epoch. The wait for that begins before the look, so that no sender is missed.
+            // A new sender begins with another epoch. The wait for a new sender begins before the look at the slot, so that no
+            // sender is missed.
             let mut changed = pin!(self.slot.changed.notified());
             let Some(attached) = self.slot.attached()? else {
                 changed.await;
@@ -147,7 +148,7 @@ impl Receiver {
     /// Gives the buffer back to the sender.
     pub(crate) fn release(&mut self) {
         let epoch = self.slot.next.fetch_add(1, Ordering::SeqCst);
-        // Done before a new sender can attach, because the buffer belongs to the sender that filled it.
+        // This happens before a new sender can attach, because the buffer belongs to the sender that filled it.
         if self.look_up().is_err() {
             self.attached = None;
         }

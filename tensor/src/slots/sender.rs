@@ -25,7 +25,7 @@ pub(crate) struct Sender {
     name: Arc<str>,
     link: Arc<Link>,
     pair: Arc<WordPair>,
-    /// The pair of words here. It is all that a sender keeps on its own side.
+    /// The pair of words at this end, as the link knows it. Removed when the sender is dropped.
     ours: Arc<WordPair>,
     port: u32,
     place: RemotePlace,
@@ -128,13 +128,14 @@ impl Sender {
         Ok(self.unreleased())
     }
 
-    /// The peer writes the count, so the result is limited to the number of payloads that were sent.
+    /// Returns the number of payloads that are not released. The peer writes the count, so the result is limited to the number
+    /// of payloads that were sent.
     fn unreleased(&self) -> u64 {
         let all = self.next - self.first;
         self.next.saturating_sub(1).saturating_sub(self.released()).min(all)
     }
 
-    /// Looks for a reason why a release has not come: takes completions, and checks that the receiver lives.
+    /// Looks for the reason why a release has not come: takes completions, and checks that the receiver lives.
     fn missed(&mut self) -> Result<(), ChannelError> {
         self.misses = self.misses.wrapping_add(1);
         if self.link.notification() != Notification::Word || self.misses.is_multiple_of(Self::POLL_EVERY) {

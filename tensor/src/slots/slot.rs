@@ -21,7 +21,7 @@ use tonic_rdma_verbs::Access;
 use tonic_rdma_verbs::internal::{Grant, RemotePlace};
 use tonic_rdma_verbs::memory::{MemRegion, SharedRegion};
 
-/// The number of buffers that a slot may have.
+/// The largest number of buffers of a slot.
 pub(crate) const MAX_DEPTH: u32 = 1024;
 
 /// The receiving side of a slot.
@@ -73,7 +73,7 @@ pub(crate) struct AttachedSender {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Holder {
-    /// Nothing keeps senders and the receiver from the buffers.
+    /// No party holds the buffers.
     Free,
     /// The receiver looks at a tensor that has arrived, so a new sender must not write there.
     Receiver,
@@ -144,8 +144,8 @@ impl Slot {
         }
     }
 
-    /// Lets a sender of the peer of `link` write, and no other sender. Returns the number of its pair, its memory, and its
-    /// first epoch.
+    /// Attaches a sender of the peer of `link`. No other sender may write from then on. Returns the number of its pair, its
+    /// memory, and its first epoch.
     ///
     /// # Errors
     /// Another peer is attached or is still being removed, or the last tensor is still in use.

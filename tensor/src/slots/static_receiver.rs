@@ -21,7 +21,8 @@ pub struct StaticReceiver {
 /// bytes at once, and [`for_each_piece`](Self::for_each_piece) copies them through the first-level cache. A program that trusts
 /// its peer may read them in place, by [`memory`](Self::memory) and [`SharedRegion::as_slice`].
 ///
-/// The buffer is given back before the receiver can take another tensor, and no reference to the buffer outlives that:
+/// The buffer is given back before the receiver can take another tensor, and no reference to the buffer lives longer than
+/// [`Arrived`]:
 ///
 /// ```no_run
 /// # use tonic_rdma_tensor::{ChannelError, StaticReceiver};
@@ -36,7 +37,7 @@ pub struct StaticReceiver {
 /// # }
 /// ```
 ///
-/// The compiler refuses to use the memory after the release,
+/// The compiler refuses a use of the memory after the release:
 ///
 /// ```compile_fail,E0505
 /// # use tonic_rdma_tensor::{ChannelError, StaticReceiver};
@@ -50,7 +51,7 @@ pub struct StaticReceiver {
 /// # }
 /// ```
 ///
-/// to take a second tensor before the release of the first,
+/// The compiler refuses to take a second tensor before the release of the first one:
 ///
 /// ```compile_fail,E0499
 /// # use tonic_rdma_tensor::{ChannelError, StaticReceiver};
@@ -62,7 +63,7 @@ pub struct StaticReceiver {
 /// # }
 /// ```
 ///
-/// or to keep a tensor longer than its receiver:
+/// The compiler refuses to keep a tensor longer than its receiver:
 ///
 /// ```compile_fail,E0515
 /// # use tonic_rdma_tensor::{Arrived, ChannelError, StaticReceiver};

@@ -11,8 +11,8 @@ use crate::types::{Tensor, TensorSpec};
 use tonic_rdma_verbs::internal::LocalMemory;
 use tonic_rdma_verbs::memory::MemRegion;
 
-/// The sending end of a static slot (§3.2), from [`Channel::static_sender`](crate::Channel::static_sender). A tensor is in the
-/// receiver's buffer when the receiver sees it. The receiver's processor does nothing for that.
+/// The sending end of a static slot (§3.2), from [`Channel::static_sender`](crate::Channel::static_sender). The whole tensor
+/// is in the receiver's buffer when the receiver sees it. The receiver's processor copies nothing.
 ///
 /// | | waits for a free buffer | returns at once |
 /// |---|---|---|
@@ -74,7 +74,7 @@ impl StaticSender {
         self.sender.wait_for(last).await
     }
 
-    /// Sends the beginning of `region`, as many bytes as the tensor has, once a buffer is free. The region comes back when the
+    /// Sends the first bytes of `region`, as many as the tensor has, once a buffer is free. The region comes back when the
     /// bytes are in the receiver's buffer.
     ///
     /// ```
@@ -152,7 +152,7 @@ impl StaticSender {
     }
 
     /// Sends a tensor once a buffer is free. A tensor in registered memory
-    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) goes from there. A tensor in other memory is copied to
+    /// ([`Pool::for_sending`](tonic_rdma_verbs::memory::Pool)) is sent without a copy. A tensor in other memory is copied to
     /// registered memory first. The caller may drop the tensor at once.
     ///
     /// ```
@@ -212,7 +212,7 @@ impl StaticSender {
     /// its users' tensors has to do this (the paper's RDMA.cp).
     ///
     /// # Errors
-    /// The number of bytes is not that of the tensor, or the receiver is lost.
+    /// `bytes` has another length than the tensor, or the receiver is lost.
     pub async fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), ChannelError> {
         self.check_length_exactly(bytes.len())?;
         self.sender.ready().await?;

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_and_names_lead_back() {
+    fn codes_and_names_convert_back_to_the_type() {
         for (place, row) in TABLE.iter().enumerate() {
             assert_eq!(row.dtype as usize, place);
             assert_eq!(Dtype::try_from(row.code), Ok(row.dtype));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_stay() {
+    fn codes_never_change() {
         let codes = [Dtype::F16, Dtype::F32, Dtype::I64, Dtype::Bool, Dtype::String].map(Dtype::code);
         assert_eq!(codes, [1, 3, 10, 15, 18]);
     }

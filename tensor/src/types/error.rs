@@ -16,14 +16,14 @@ pub enum TensorError {
     /// No tensor has the shape.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// The number of bytes is not the one of the spec.
+    /// The number of bytes is not the number that the spec needs.
     #[error("{spec} has {expected} bytes, not {bytes}")]
     Length {
         /// Type and shape of the tensor.
         spec: Box<TensorSpec>,
         /// Number of bytes that the spec needs.
         expected: u64,
-        /// Number of bytes that there are.
+        /// Number of bytes that were given.
         bytes: u64,
     },
     /// The memory is not aligned for the elements.

@@ -13,11 +13,11 @@
 //! the elements of a `bool` tensor checks that its bytes are 0 or 1.
 
 mod checks;
-mod copy;
 mod dtype;
 mod element;
 mod error;
 mod metadata;
+mod pack;
 pub(crate) mod serialize;
 mod shape;
 mod spec;

@@ -53,8 +53,8 @@ pub fn serialize(tensor: &Tensor) -> Result<(Metadata, Bytes), TensorError> {
 /// ```
 ///
 /// # Errors
-/// The bytes are no tensor with this metadata, or the system has no memory. The memory that it allocates is in proportion to
-/// the number of bytes.
+/// The bytes are no tensor with this metadata, or the system has no memory. The function allocates memory in proportion to the
+/// number of bytes.
 pub fn deserialize(metadata: &Metadata, bytes: Bytes) -> Result<Tensor, TensorError> {
     let spec = metadata.spec;
     let expected = metadata.bytes();

@@ -23,7 +23,7 @@ pub(super) enum Storage {
 }
 
 impl Storage {
-    /// Returns the bytes. Elements of variable length have no common bytes, so it returns none for them.
+    /// Returns the bytes, or an empty slice for elements of variable length, which do not lie in one piece.
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Bytes(bytes) => bytes,

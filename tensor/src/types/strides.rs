@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn other_orders_are_not() {
+    fn other_orders_are_not_contiguous() {
         let square = shape(&[2, 3]);
         for steps in [[1, 2], [4, 1], [0, 1], [3, 0]] {
             assert!(!Strides::new(&steps).unwrap().is_contiguous(&square), "{steps:?}");
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_that_overflow_are_none() {
+    fn an_extent_that_overflows_is_none() {
         let strides = Strides::new(&[u64::MAX, 1]).unwrap();
         assert_eq!(strides.extent(&shape(&[3, 1])), None);
         assert_eq!(strides.extent(&shape(&[2, 2])), None);

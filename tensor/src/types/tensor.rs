@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::checks::{cast, check_alignment, check_length, fixed_size};
-use super::copy::{Rows, pack};
+use super::pack::{Rows, pack};
 use super::storage::{Heap, Storage};
 use super::{Dtype, Element, Metadata, Shape, Strides, TensorError, TensorMut, TensorSpec};
 use tonic_rdma_verbs::memory::{Lease, RegisteredBuf};
@@ -237,8 +237,8 @@ impl Tensor {
         Ok(self.storage.share(self.dense_range()?))
     }
 
-    /// Returns the place of the tensor's bytes in a pool's memory: a lease, and a range of its bytes. A device can send them from
-    /// there. Returns `None` if they lie elsewhere, or not one after the other.
+    /// Returns the place of the tensor's bytes in a pool's memory: a lease, and a range of its bytes. A device can send the
+    /// bytes from there. Returns `None` if the bytes lie elsewhere, or the elements do not lie one after the other.
     pub fn registered(&self) -> Option<(Lease, Range<usize>)> {
         self.storage.registered(self.dense_range().ok()?)
     }
@@ -268,8 +268,8 @@ impl Tensor {
         Ok(())
     }
 
-    /// Returns a tensor with these elements one after the other. It shares the memory if they lie so already, and copies them to
-    /// the heap otherwise.
+    /// Returns a tensor with these elements one after the other. It shares the memory if the elements lie one after the other
+    /// already. Otherwise the elements are copied to the heap.
     ///
     /// # Errors
     /// The system has no memory.

@@ -6,8 +6,8 @@
 //!  │ version │ layout │ rank │ zero │ dtype │ zero │ length in bytes │ dimension 0   │ … dimension 15    │
 //! ```
 //!
-//! Dimensions from the rank on are zero. Codes of types are plain integers here. `Metadata` of `types` is the checked form: it
-//! knows the types, and checks that the length belongs to the shape.
+//! Dimensions from the rank on are zero. Codes of types are plain integers here. `Metadata` in `types` is the checked form:
+//! its types exist, and its length belongs to its shape.
 
 /// Maximum number of dimensions of a tensor.
 pub const MAX_RANK: usize = 16;
@@ -192,11 +192,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn survives_the_wire(metadata in metadata()) {
+        fn metadata_are_decoded_as_they_were_encoded(metadata in metadata()) {
             prop_assert_eq!(WireMetadata::decode(&metadata.encode()), Ok(metadata));
         }
 
-        /// Checks that bytes which decode encode to the same bytes: there is one way to write metadata.
+        /// Checks that bytes which can be decoded encode to equal bytes: there is one way to write metadata.
         #[test]
         fn any_bytes_are_metadata_or_an_error(
             metadata in metadata(),
@@ -212,13 +212,13 @@ mod tests {
         }
 
         #[test]
-        fn any_length_is_fine_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn bytes_of_any_length_are_metadata_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             prop_assert!(bytes.len() == WireMetadata::LENGTH || WireMetadata::decode(&bytes) == Err(MetadataError::Length(bytes.len())));
         }
     }
 
     #[test]
-    fn faults_are_named() {
+    fn errors_name_the_fault() {
         let good = WireMetadata {
             dtype: 1,
             layout: WireLayout::Dense,

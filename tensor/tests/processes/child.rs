@@ -61,7 +61,7 @@ async fn send(what: &str, endpoint: &str) {
         "batch" => batch(&device, &channel).await,
         "small" => stream(&channel, "slot", 100).await,
         "large" => stream(&channel, "slot", LARGE).await,
-        "notes" => notes(&channel).await,
+        "announcements" => announcements(&channel).await,
         "offers" => offers(&device).await,
         "requests" => requests(&channel).await,
         other => panic!("unknown {other}"),
@@ -110,7 +110,7 @@ async fn stream(channel: &Channel, slot: &str, length: usize) {
     }
 }
 
-async fn notes(channel: &Channel) {
+async fn announcements(channel: &Channel) {
     let mut sender = attached(async || channel.dynamic_sender("dynamic").await).await;
     let pool = Pool::for_sending(4 * LARGE as u64);
     let mut tensor = TensorMut::in_pool(spec(LARGE), &pool).unwrap();

@@ -1,5 +1,5 @@
-//! A process of its own, because these tests count what the whole process holds (descriptors and mappings). They run one after
-//! another. Each has devices in two processes, and kills one of the processes.
+//! This file is a test binary of its own, because these tests count the descriptors and mappings of the whole process. They
+//! run one after another. Each has devices in two processes, and kills one of the processes.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::unwrap_used,

@@ -8,7 +8,7 @@ use crate::{LARGE, RegionCopy, alone, content, device, is_lost, lost, seed_of, s
 use support::Child;
 use support::{Runtime, descriptors_and_mappings, settled};
 
-/// Runs `test` against a child that dies, and checks that the own device goes on.
+/// Runs `test` against a child that dies, and checks that the device of this process goes on.
 async fn die(runtime: Runtime, what: &str, test: impl AsyncFn(&str, &RdmaDevice, &Channel, &mut Child)) {
     // The runtime and the software device create their lasting parts here, before the count.
     drop(device().await);
@@ -23,8 +23,8 @@ async fn die(runtime: Runtime, what: &str, test: impl AsyncFn(&str, &RdmaDevice,
         is_lost(what, &fault);
         assert!(!channel.is_open());
         let again = ours.channel(channel.endpoint(), 1).await;
-        assert!(again.is_err(), "{what}: nobody is there, and yet there is a channel");
-        // The own device still works.
+        assert!(again.is_err(), "{what}: a channel to a process that was killed");
+        // The device of this process still works.
         let other = ours.channel(&healthy.endpoint(), 0).await.unwrap();
         let mut receiver = healthy.static_receiver("slot", &spec(1000), 1).unwrap();
         let mut sender = other.static_sender("slot", &spec(1000)).await.unwrap();
@@ -50,7 +50,7 @@ async fn after_a_moment(peer: &mut Child, moment: u64) -> Instant {
 }
 
 #[test]
-fn in_the_middle_of_a_memcpy() {
+fn during_a_memcpy() {
     for runtime in [Runtime::Idle, Runtime::MultiThread] {
         alone(runtime, async {
             for direction in [RegionCopy::Write, RegionCopy::Read] {
@@ -86,7 +86,7 @@ fn in_the_middle_of_a_memcpy() {
 }
 
 #[test]
-fn in_the_middle_of_a_batch() {
+fn during_a_batch() {
     alone(Runtime::Idle, async {
         die(Runtime::Idle, "batch", async |what, ours, channel, doomed| {
             let remote = channel.region("region").await.unwrap();
@@ -138,7 +138,7 @@ fn while_the_sender_waits_for_room() {
 }
 
 #[test]
-fn while_tensors_are_read_from_here() {
+fn while_it_reads_tensors_from_this_process() {
     alone(Runtime::Idle, async {
         die(Runtime::Idle, "dynamic", async |what, _, channel, doomed| {
             let mut sender = channel.dynamic_sender("dynamic").await.unwrap();
@@ -161,7 +161,7 @@ fn while_tensors_are_read_from_here() {
 }
 
 #[test]
-fn the_provider_of_requested_tensors() {
+fn while_it_offers_tensors() {
     alone(Runtime::Idle, async {
         die(Runtime::Idle, "provider", async |what, _, channel, doomed| {
             let Requested::Tensor(first) = channel.request("weights", 0).await.unwrap() else { panic!() };
@@ -173,7 +173,7 @@ fn the_provider_of_requested_tensors() {
             for (step, request) in [(1, one), (2, other)] {
                 match tokio::time::timeout(crate::SOON, request).await.unwrap() {
                     Ok(Requested::Tensor(tensor)) => assert_eq!(seed_of(tensor.bytes().unwrap()), step),
-                    Ok(Requested::Dead) => panic!("nobody said so"),
+                    Ok(Requested::Dead) => panic!("a dead tensor that was not offered as dead"),
                     Err(error) => is_lost(what, &error),
                 }
             }

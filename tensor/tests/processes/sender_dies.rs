@@ -115,7 +115,7 @@ fn a_process_that_writes_to_a_static_slot() {
 #[test]
 fn a_process_that_lends_tensors() {
     alone(Runtime::MultiThread, async {
-        die("notes", async |ours, start| {
+        die("announcements", async |ours, start| {
             let mut slot = ours.dynamic_receiver("dynamic", 3).unwrap();
             for round in 0..6 {
                 let peer = start();
@@ -128,7 +128,8 @@ fn a_process_that_lends_tensors() {
                     a_moment(1).await;
                 };
                 assert_eq!(seed_of(first.bytes().unwrap()), 1);
-                // In some rounds the kill comes before the note, in others after an unread note or during the read.
+                // In some rounds the kill comes before the announcement, in other rounds after an unread announcement or
+                // during the read.
                 if round % 3 == 1 {
                     a_moment(20).await;
                 }
@@ -143,7 +144,7 @@ fn a_process_that_lends_tensors() {
                     #[expect(unreachable_code, reason = "the type")]
                     Ok(())
                 };
-                is_lost("notes", &lost("notes", killed, rest).await);
+                is_lost("announcements", &lost("notes", killed, rest).await);
             }
         })
         .await;

@@ -9,7 +9,7 @@ use support::{Child, Runtime, descriptors_and_mappings, settled};
 const LENGTH: usize = 300_001;
 
 #[test]
-fn nothing_torn_or_stale_is_ever_shown() {
+fn the_receiver_gets_only_complete_and_new_tensors() {
     let kills: u64 = std::env::var("TENSOR_KILLS").map_or(24, |kills| kills.parse().unwrap());
     alone(Runtime::MultiThread, async {
         drop(device().await);
@@ -22,7 +22,7 @@ fn nothing_torn_or_stale_is_ever_shown() {
             let mut random = fastrand::Rng::with_seed(kills);
             let mut found = vec![0; LENGTH];
             let (mut last, mut taken) = (None, 0_u64);
-            // The next sender already waits for the death of this one.
+            // The next sender already waits for the death of this sender.
             let mut next = start(1);
             for process in 1..=kills {
                 let doomed = std::mem::replace(&mut next, tokio::task::block_in_place(|| start(process + 1)));

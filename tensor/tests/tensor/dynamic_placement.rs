@@ -17,7 +17,7 @@ fn tensor(pool: Option<&Pool>, seed: u64, dims: &[u64]) -> Tensor {
 }
 
 #[tokio::test]
-async fn shapes_that_change() {
+async fn tensors_of_changing_shapes_arrive() {
     for way in notifications().await {
         let (server, _client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
         let mut receiver = server.dynamic_receiver("activations", 2).unwrap();
@@ -41,7 +41,7 @@ async fn shapes_that_change() {
 }
 
 #[tokio::test]
-async fn tensors_without_a_fixed_layout_go_serialised() {
+async fn tensors_without_a_fixed_layout_are_serialised() {
     let (server, _client, channel) = pair_with(RdmaDevice::builder()).await;
     let mut receiver = server.dynamic_receiver("any", 4).unwrap();
     let mut sender = channel.dynamic_sender("any").await.unwrap();

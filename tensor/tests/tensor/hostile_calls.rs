@@ -11,7 +11,7 @@ use crate::raw_peer::{RawPeer, describe};
 use crate::{Served, eventually, pair, pair_with, pattern};
 
 #[tokio::test]
-async fn opening() {
+async fn wrong_open_calls_are_refused() {
     type Change = fn(&mut OpenRequest);
     let served = Served::new(pair().await).await;
     let peer = RawPeer::new(&served.endpoint).await;
@@ -62,7 +62,7 @@ async fn opening() {
 }
 
 #[tokio::test]
-async fn attaching() {
+async fn wrong_attach_calls_are_refused() {
     type Change = fn(&mut AttachRequest);
     let served = Served::new(pair().await).await;
     let spec = TensorSpec::new(Dtype::F32, Shape::new(&[10]).unwrap()).unwrap();
@@ -119,7 +119,7 @@ async fn attaching() {
 }
 
 #[tokio::test]
-async fn links_without_a_confirmation() {
+async fn a_link_without_a_confirmation_ends() {
     let patience = Duration::from_millis(300);
     let settings = RdmaDevice::builder().answer_timeout(patience).max_links(4);
     let served = Served::new(pair_with(settings).await).await;
@@ -148,7 +148,7 @@ async fn links_without_a_confirmation() {
 }
 
 #[tokio::test]
-async fn confirming_without_seeing_the_memory() {
+async fn a_confirmation_without_the_evidence_ends_the_link() {
     let served = Served::new(pair().await).await;
     for read in [vec![], vec![0], vec![u64::MAX], vec![0; 1000]] {
         let mut link = RawPeer::new(&served.endpoint).await.open().await.unwrap();
@@ -161,7 +161,7 @@ async fn confirming_without_seeing_the_memory() {
 
 /// Opens links one after another, up to the limit at one time.
 #[tokio::test]
-async fn a_thousand_links() {
+async fn the_number_of_links_is_limited() {
     let served = Served::new(pair_with(RdmaDevice::builder().max_links(20)).await).await;
     let (mut links, mut refused) = (std::collections::VecDeque::new(), 0);
     for _ in 0..1000 {

@@ -23,7 +23,7 @@ async fn ends(what: &str, served: &Served, link: &mut RawLink) {
 }
 
 #[tokio::test]
-async fn writing_where_it_may_not() {
+async fn a_write_without_a_right_ends_the_link() {
     let served = Served::new(pair().await).await;
     let server = &served.server;
     let region = server.export("open", server.allocate(4096).unwrap(), Rights::WRITE).unwrap();
@@ -71,7 +71,7 @@ async fn writing_where_it_may_not() {
 }
 
 #[tokio::test]
-async fn frames_that_are_none() {
+async fn a_malformed_frame_ends_the_link() {
     let served = Served::new(pair().await).await;
     for seed in 0..60_u64 {
         let mut link = link(&served).await;
@@ -100,7 +100,7 @@ fn encoded(frame: &Frame<'_>) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn frames_that_make_no_sense() {
+async fn a_frame_at_a_wrong_time_ends_the_link() {
     let served = Served::new(pair().await).await;
     let spec = TensorSpec::new(Dtype::U8, Shape::new(&[5000]).unwrap()).unwrap();
     let mut slot = served.server.static_receiver("slot", &spec, 2).unwrap();
@@ -144,7 +144,7 @@ fn slot_metadata(spec: &TensorSpec) -> Vec<u8> {
 
 /// The number of requests for tensors that never come is limited.
 #[tokio::test]
-async fn a_flood_of_requests() {
+async fn requests_of_a_peer_are_limited() {
     let served = Served::new(pair().await).await;
     let link = link(&served).await;
     for number in 0..20_000_u64 {

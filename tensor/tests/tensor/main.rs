@@ -46,7 +46,7 @@ async fn pair() -> Pair {
     pair_with(RdmaDevice::builder().queue_pairs_per_peer(2)).await
 }
 
-/// Returns the kinds of notification that the device supports, from its own choice, which is the best, downwards.
+/// Returns the kinds of notification that the device supports, the best first, which is also the default.
 async fn notifications() -> Vec<Notification> {
     let (_server, _client, channel) = pair().await;
     let all = [Notification::Word, Notification::Immediate, Notification::Message];

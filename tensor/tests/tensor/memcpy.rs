@@ -8,7 +8,7 @@ use tonic_rdma_tensor::{BlockCopy, RdmaDevice, Rights};
 use crate::{notifications, pair, pair_with, pattern};
 
 #[tokio::test]
-async fn there_and_back() {
+async fn bytes_are_written_and_read_back() {
     let (server, client, channel) = pair().await;
     let exported = server.export("region", server.allocate(1 << 20).unwrap(), Rights::READ_WRITE).unwrap();
     let remote = channel.region("region").await.unwrap();
@@ -29,7 +29,7 @@ async fn there_and_back() {
 }
 
 #[tokio::test]
-async fn longer_than_a_request_and_than_the_window() {
+async fn a_copy_may_be_longer_than_a_request_and_the_window() {
     let settings = RdmaDevice::builder().max_request_bytes(64 << 10).max_outstanding_bytes(256 << 10);
     let (server, client, channel) = pair_with(settings).await;
     let length = 5 << 20;
@@ -48,7 +48,7 @@ async fn longer_than_a_request_and_than_the_window() {
 }
 
 #[tokio::test]
-async fn a_callback_instead_of_a_future() {
+async fn a_callback_gets_the_result() {
     let (server, client, channel) = pair().await;
     let _exported = server.export("region", server.allocate(4096).unwrap(), Rights::WRITE).unwrap();
     let remote = channel.region("region").await.unwrap();
@@ -66,7 +66,7 @@ async fn a_callback_instead_of_a_future() {
 }
 
 #[tokio::test]
-async fn without_sleeping() {
+async fn copies_complete_in_a_thread_that_spins() {
     let (server, client, channel) = pair().await;
     let exported = server.export("region", server.allocate(4096).unwrap(), Rights::WRITE).unwrap();
     let remote = channel.region("region").await.unwrap();
@@ -82,7 +82,7 @@ async fn without_sleeping() {
 }
 
 #[tokio::test]
-async fn thousands_of_blocks_and_one_notice() {
+async fn one_operation_writes_thousands_of_blocks_with_one_notice() {
     for way in notifications().await {
         let (server, client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
         assert_eq!(channel.notification(), way);
@@ -126,7 +126,7 @@ async fn a_dropped_future_leaves_the_region_with_the_device() {
     let mut local = client.allocate(1 << 20).unwrap();
     local.copy_from_slice(&content);
     drop(channel.write(&remote).from(local, ..));
-    // A later operation on the channel ends after this one.
+    // A later operation on the channel ends after the copy.
     let after = client.allocate(8).unwrap();
     channel.write(&remote).from(after, ..0).await.unwrap();
     let mut there = vec![0; 1 << 20];
@@ -135,7 +135,7 @@ async fn a_dropped_future_leaves_the_region_with_the_device() {
 }
 
 #[tokio::test]
-async fn channels_of_all_queue_pairs() {
+async fn channels_over_all_queue_pairs_write_and_read() {
     let (server, client, channel) =
         pair_with(RdmaDevice::builder().completion_queues(3).queue_pairs_per_peer(5)).await;
     let _exported = server.export("region", server.allocate(1 << 16).unwrap(), Rights::READ_WRITE).unwrap();

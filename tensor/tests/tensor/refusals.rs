@@ -13,7 +13,7 @@ fn code(error: ChannelError) -> Code {
 }
 
 #[tokio::test]
-async fn regions() {
+async fn wrong_requests_for_regions_are_refused() {
     let (server, client, channel) = pair().await;
     let readable = server.export("readable", server.allocate(100).unwrap(), Rights::READ).unwrap();
     let taken = server.export("readable", server.allocate(100).unwrap(), Rights::READ).unwrap_err();
@@ -44,7 +44,7 @@ async fn regions() {
 }
 
 #[tokio::test]
-async fn slots() {
+async fn wrong_requests_for_slots_are_refused() {
     let (server, client, channel) = pair().await;
     let spec = |dims: &[u64]| TensorSpec::new(Dtype::F32, Shape::new(dims).unwrap()).unwrap();
     let _slot = server.static_receiver("weights", &spec(&[10, 10]), 1).unwrap();
@@ -69,7 +69,7 @@ async fn slots() {
 }
 
 #[tokio::test]
-async fn devices() {
+async fn wrong_settings_and_endpoints_are_refused() {
     for (queues, pairs) in [(0, 1), (1, 0), (65, 1), (1, 65)] {
         let builder = RdmaDevice::builder().completion_queues(queues).queue_pairs_per_peer(pairs);
         let error = builder.bind("127.0.0.1:0").await.unwrap_err();
@@ -88,8 +88,8 @@ async fn devices() {
         assert!(matches!(error, ChannelError::BadSetting { .. }), "{error}");
     }
     let device = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
-    let nobody = device.channel("127.0.0.1:1", 0).await.unwrap_err();
-    assert!(matches!(nobody, ChannelError::NoRdma { .. }), "{nobody}");
+    let unreachable = device.channel("127.0.0.1:1", 0).await.unwrap_err();
+    assert!(matches!(unreachable, ChannelError::NoRdma { .. }), "{unreachable}");
     let malformed = device.channel("not a place", 0).await.unwrap_err();
     assert!(malformed.to_string().contains("not a place"), "{malformed}");
 }

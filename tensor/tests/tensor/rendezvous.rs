@@ -24,7 +24,7 @@ fn arrived(requested: Result<Requested, ChannelError>) -> Tensor {
 }
 
 #[tokio::test]
-async fn request_or_tensor_first_and_shapes_that_change() {
+async fn tensors_arrive_in_either_order_and_with_changing_shapes() {
     for way in notifications().await {
         for validate in [false, true] {
             let settings =
@@ -51,7 +51,7 @@ async fn request_or_tensor_first_and_shapes_that_change() {
 }
 
 #[tokio::test]
-async fn dead_failed_twice_and_too_late() {
+async fn requests_without_a_tensor_get_the_reason() {
     let settings = RdmaDevice::builder().rendezvous_timeout(Duration::from_millis(600));
     let (server, _client, channel) = pair_with(settings).await;
     server.put("branch", 1, Offer::Dead, 1).unwrap();
@@ -87,7 +87,7 @@ async fn a_dropped_request_is_withdrawn() {
 }
 
 #[tokio::test]
-async fn many_at_once() {
+async fn many_requests_at_one_time_get_their_tensors() {
     let (server, _client, channel) = pair().await;
     let requests: Vec<_> =
         (0..500).map(|index| channel.request(&format!("t{}", index % 10), index)).collect();

@@ -190,7 +190,7 @@ fn lengths(seed: u64, total: usize) -> Vec<usize> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everything_at_once() {
+async fn all_operations_at_one_time_are_correct() {
     let total = total();
     for (index, way) in notifications().await.into_iter().enumerate() {
         let settings = RdmaDevice::builder()

@@ -10,7 +10,7 @@ fn bytes(length: u64) -> TensorSpec {
 }
 
 #[tokio::test]
-async fn every_length_by_every_way() {
+async fn tensors_of_all_lengths_arrive_by_all_notifications() {
     for way in notifications().await {
         let (server, client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
         for length in [0_u64, 1, 7, 8, 64, 4095, 4096, 4097, 65_536, 1_000_003] {
@@ -38,7 +38,7 @@ async fn every_length_by_every_way() {
 }
 
 #[tokio::test]
-async fn as_many_are_under_way_as_there_are_buffers() {
+async fn a_sender_is_busy_when_all_buffers_are_full() {
     for way in notifications().await {
         let (server, _client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
         let spec = bytes(100);
@@ -61,7 +61,7 @@ async fn as_many_are_under_way_as_there_are_buffers() {
 }
 
 #[tokio::test]
-async fn a_sender_takes_the_place_of_the_same_peer_s_last_one() {
+async fn a_new_sender_replaces_the_last_sender_of_its_peer() {
     let (server, _client, channel) = pair().await;
     let spec = bytes(100);
     let mut receiver = server.static_receiver("slot", &spec, 2).unwrap();
@@ -85,7 +85,7 @@ async fn a_sender_takes_the_place_of_the_same_peer_s_last_one() {
 }
 
 #[tokio::test]
-async fn tensors_from_anywhere() {
+async fn tensors_of_a_pool_and_of_the_heap_arrive() {
     let (server, _client, channel) = pair().await;
     let spec = TensorSpec::new(Dtype::F32, Shape::new(&[64, 512]).unwrap()).unwrap();
     let mut receiver = server.static_receiver("weights", &spec, 1).unwrap();
@@ -113,16 +113,16 @@ async fn tensors_from_anywhere() {
 
 /// Both ends send more than a send queue holds, and neither runtime gets to poll.
 #[test]
-fn ends_that_only_look_at_memory_go_on_for_ever() {
+fn ends_that_only_look_at_memory_never_get_stuck() {
     use std::sync::mpsc;
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let spec = bytes(4096);
-    let (tell, told) = mpsc::channel();
+    let (announce, endpoints) = mpsc::channel();
     let serving = std::thread::spawn(move || {
         runtime().block_on(async move {
             let server = RdmaDevice::builder().bind("127.0.0.1:0").await.unwrap();
             let mut receiver = server.static_receiver("slot", &spec, 1).unwrap();
-            tell.send(server.endpoint()).unwrap();
+            announce.send(server.endpoint()).unwrap();
             receiver.recv().await.unwrap();
             let mut taken = 1;
             while taken < 5000 {
@@ -133,7 +133,7 @@ fn ends_that_only_look_at_memory_go_on_for_ever() {
             }
         });
     });
-    let endpoint = told.recv().unwrap();
+    let endpoint = endpoints.recv().unwrap();
     runtime().block_on(async {
         let client = RdmaDevice::builder().without_listener().unwrap();
         let channel = client.channel(&endpoint, 0).await.unwrap();
@@ -153,7 +153,7 @@ fn ends_that_only_look_at_memory_go_on_for_ever() {
 
 /// Both ends only look at memory, as a thread with its own core does. The runtime never polls.
 #[tokio::test]
-async fn thousands_by_looking_alone() {
+async fn thousands_of_tensors_arrive_without_futures() {
     for way in notifications().await {
         let (server, _client, channel) = pair_with(RdmaDevice::builder().notification(way)).await;
         for length in [64_u64, 100_000] {

@@ -85,10 +85,10 @@ async fn tensors_move_beside_tls_where_both_ends_allow_it() {
 }
 
 #[tokio::test]
-async fn the_variable_allows_it_and_the_setting_goes_before() {
+async fn the_variable_allows_plaintext_and_the_setting_overrides_it() {
     let variables = |name: &str| match name {
         "RDMA_PLAINTEXT_TENSORS" => Some("allow".into()),
-        // The other variables, such as the device, are the environment's.
+        // The other variables, such as the device, come from the environment.
         name => std::env::var_os(name),
     };
     let config = tonic_rdma::Config::from_variables(variables).unwrap();
@@ -114,8 +114,8 @@ async fn a_device_may_listen_with_tls_by_itself() {
     let worker = client(settings.clone().client_tls(authority.client_named("worker")));
     let channel = within(worker.channel(&server.endpoint(), 0)).await.unwrap();
     write(&server, &worker, &channel).await;
-    let nobody = client(settings.clone().client_tls(authority.client()));
-    let error = within(nobody.channel(&server.endpoint(), 0)).await.unwrap_err();
+    let unreachable = client(settings.clone().client_tls(authority.client()));
+    let error = within(unreachable.channel(&server.endpoint(), 0)).await.unwrap_err();
     assert!(error.to_string().contains("CertificateRequired"), "{error}");
     let stranger = Authority::new("another authority");
     let stranger = client(settings.clone().client_tls(stranger.client()));
@@ -152,7 +152,7 @@ async fn an_unreachable_peer_is_an_error_with_the_reason() {
 
 /// The settings for TLS contain private keys.
 #[test]
-fn settings_do_not_show_keys() {
+fn the_debug_output_of_settings_shows_no_keys() {
     let authority = Authority::new("authority");
     let settings = settings().server_tls(authority.server()).client_tls(authority.client_named("worker"));
     let shown = format!("{settings:?}");

@@ -1,4 +1,4 @@
-//! A link belongs to the connection that opened it. Its identifier is useless over another connection, for any client.
+//! A link belongs to the connection that opened it. No client can use the link's identifier over another connection.
 
 use tonic::transport::{ClientTlsConfig, Endpoint};
 use tonic::{Code, Status};
@@ -39,7 +39,7 @@ fn refused<T: std::fmt::Debug>(answer: Result<T, Status>) {
 }
 
 #[tokio::test]
-async fn no_other_connection_can_use_it() {
+async fn no_other_connection_can_use_a_link() {
     let served = Served::new().await;
     let memory = served.device.allocate(4096).unwrap();
     let _exported = served.device.export("region", memory, Rights::READ_WRITE).unwrap();
@@ -58,7 +58,7 @@ async fn no_other_connection_can_use_it() {
 }
 
 #[tokio::test]
-async fn no_other_connection_can_confirm_it() {
+async fn no_other_connection_can_confirm_a_link() {
     let served = Served::new().await;
     let link = RawPeer::over(served.client(served.authority.client_named("worker-1")).await).open().await;
     let mut link = link.unwrap();

@@ -1,4 +1,4 @@
-//! Futures that wait for a peer: the awaited event wakes each of them, and never the clock.
+//! Futures that wait for a peer: the awaited event ends each wait, and a timer ends no wait.
 //!
 //! Two runtimes, as in two processes, in every combination of runtime and mode of polling. From time to time an end pauses until
 //! all pollers sleep, so that some waits begin before the pollers sleep and some after.
@@ -22,8 +22,8 @@ const REST_EVERY: u64 = 7;
 const REST: Duration = Duration::from_millis(2);
 const LONG: usize = 300_000;
 
-/// Returns the number of waits of this process that only the safety net ended, since the last call.
-fn naps() -> u64 {
+/// Returns the number of waits of this process that a timer ended since the last call, because no event came.
+fn waits_ended_by_a_timer() -> u64 {
     static METRICS: OnceLock<Snapshotter> = OnceLock::new();
     let metrics = METRICS.get_or_init(|| {
         let recorder = DebuggingRecorder::new();
@@ -172,7 +172,7 @@ fn between(receiver: End, sender: End) {
 
 /// Runs in a child, because the count is for the whole process.
 #[test]
-fn no_wait_is_ended_by_the_clock() {
+fn no_wait_ends_by_a_timer() {
     let child = Child::start(&[], "waits");
     assert_eq!(child.word, "counted");
     child.ends();
@@ -180,11 +180,11 @@ fn no_wait_is_ended_by_the_clock() {
 
 /// Plays the role `waits`.
 pub(crate) fn play() {
-    naps();
+    waits_ended_by_a_timer();
     for receiver in End::ALL {
         for sender in End::ALL {
             between(receiver, sender);
-            assert_eq!(naps(), 0, "waits ended by the clock: {sender:?} to {receiver:?}");
+            assert_eq!(waits_ended_by_a_timer(), 0, "waits ended by a timer: {sender:?} to {receiver:?}");
         }
     }
     announce("counted");
@@ -232,7 +232,7 @@ async fn beside_a_ticker(work: impl Future<Output = ()>) -> u64 {
 }
 
 #[test]
-fn a_loop_that_never_has_to_wait_lets_the_other_tasks_of_its_thread_run() {
+fn a_loop_without_waits_lets_other_tasks_of_its_thread_run() {
     const TENSORS: u32 = 1024;
     End::CurrentThread(PollMode::Adaptive).run(async {
         let server = RdmaDevice::builder().queue_pairs_per_peer(2).bind("127.0.0.1:0").await.unwrap();

@@ -19,7 +19,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 const OFFER_TIMEOUT: Duration = Duration::from_secs(600);
 
 #[test]
-fn any_schedule() {
+fn each_request_gets_one_result_in_any_schedule() {
     let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().expect(name));
     if let Some(seed) = number("TONIC_RDMA_SEED") {
         return run(seed);

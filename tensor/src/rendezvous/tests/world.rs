@@ -87,7 +87,7 @@ struct Write {
 #[derive(Debug)]
 struct RequestWait {
     since: Instant,
-    /// Whether the request waits for a sink. Before, it waits for an offer.
+    /// Whether the request waits for a sink. Otherwise the request waits for an offer.
     for_sink: bool,
 }
 

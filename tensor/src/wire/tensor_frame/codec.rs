@@ -205,7 +205,7 @@ fn check_code(code: u32) -> Result<u32, FrameError> {
     if (1..=16).contains(&code) { Ok(code) } else { Err(FrameError::Code(code)) }
 }
 
-/// Returns the longest start of `text` that is at most `most` bytes long.
+/// Returns the longest prefix of `text` that is at most `most` bytes long.
 fn cut(text: &str, most: usize) -> &str {
     let end = (0..=text.len().min(most)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     &text[..end]

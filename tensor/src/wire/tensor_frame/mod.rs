@@ -7,7 +7,7 @@
 //!  ├── magic ────┼─version─┼─kind─┼── zero ───┼── granted ──┼─ body length ─┼── body ──
 //! ```
 //!
-//! There is one way to write each frame: bytes that decode encode to the same bytes.
+//! There is one way to write each frame: if bytes are decoded and encoded again, the result equals the first bytes.
 
 mod codec;
 mod error;
@@ -46,7 +46,7 @@ impl std::fmt::Display for RequestId {
 pub enum Frame<'a> {
     /// Carries nothing but the header's count of credits.
     Credit,
-    /// Wakes the receiver of `slot`, which may sleep: this slot was written.
+    /// Wakes a peer that sleeps until its word of `slot` changes: the slot was written or released, or a notice was sent.
     Bell {
         /// Number of the slot on the link.
         slot: u32,
@@ -136,7 +136,7 @@ pub struct Sink {
 /// A frame and the count of its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decoded<'a> {
-    /// Number of receives that the sender has ever posted for frames, with the first ones. It wraps.
+    /// Number of receives that the sender has ever posted for frames, including the receives of the start. The number wraps.
     pub granted: u32,
     /// The frame.
     pub frame: Frame<'a>,

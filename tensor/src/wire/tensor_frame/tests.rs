@@ -76,7 +76,7 @@ fn sink() -> Sink {
     Sink { metadata, address: 4096, rkey: 5, length: 24 }
 }
 
-/// Checks that bytes which decode encode to the same bytes. A name that this end may not write is an exception.
+/// Checks that bytes which can be decoded encode to equal bytes. A name that this end may not write is an exception.
 fn is_a_frame_or_an_error(bytes: &[u8]) {
     let Ok(Decoded { granted, frame }) = Frame::decode(bytes) else { return };
     match frame {
@@ -87,7 +87,7 @@ fn is_a_frame_or_an_error(bytes: &[u8]) {
 
 proptest! {
     #[test]
-    fn survives_the_wire(sample in samples(), granted in any::<u32>()) {
+    fn a_frame_is_decoded_as_it_was_encoded(sample in samples(), granted in any::<u32>()) {
         let bytes = encoded(sample.frame(), granted);
         prop_assert!(bytes.len() <= MAX_FRAME);
         prop_assert_eq!(Frame::decode(&bytes), Ok(Decoded { granted, frame: sample.frame() }));
@@ -120,7 +120,7 @@ proptest! {
 }
 
 #[test]
-fn faults_of_the_header_are_named() {
+fn errors_name_the_fault_of_a_header() {
     let good = encoded(Frame::Bell { slot: 1 }, 0);
     let cases = [
         (0, b'P', FrameError::Magic),

@@ -1,4 +1,4 @@
-//! Copies elements that don't lie one after the other into row-major order.
+//! Packs elements that don't lie one after the other: copies them into row-major order.
 
 use super::{Shape, Strides};
 
