@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same in every run.
+//! Pseudo-random numbers, which are equal in every run.
 
 /// SplitMix64's output function: a bijection in which every input bit reaches every output bit.
 pub(crate) const fn mix(value: u64) -> u64 {

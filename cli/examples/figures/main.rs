@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! figures store FOLDER NAME COLUMNS ROWS DATE (LABEL COMMAND FILE)...   stores runs as NAME.json, and renders them
-//! figures columns COLUMNS                                               fails if they can't be shown
+//! figures columns COLUMNS                                               fails if the columns can't be shown
 //! figures render FOLDER                                                 renders all stored figures
 //! figures check FOLDER                                                  fails if a page differs from its runs
 //! ```

@@ -34,13 +34,13 @@ pub(crate) fn connections(wanted: u32, ends: &[(Address, Address)]) -> u32 {
 fn descriptors(address: &Address) -> u64 {
     match address {
         Address::Tcp(_) | Address::Unix(_) => 1,
-        // The TCP connection, and two of the software device.
+        // The TCP connection, and two descriptors of the software device.
         Address::Rdma(_) => 3,
     }
 }
 
-/// Returns the bytes that the process may register: enough for so many busy connections, but at most half of the machine's
-/// memory. A page takes memory only after its first use.
+/// Returns the bytes that the process may register: enough for `connections` busy connections, but at most half of the
+/// machine's memory. A page takes memory only after its first use.
 pub(crate) fn pinned(connections: u32) -> u64 {
     /// Receive buffers, and memory for rendezvous in both directions.
     const EACH: u64 = 8 << 20;

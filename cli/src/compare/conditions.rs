@@ -6,7 +6,7 @@ use crate::measure::process::allocator::Allocator;
 use crate::measure::process::cores::Cores;
 use crate::measure::process::runtime::Flavour;
 
-/// The conditions of a run, the same for all of its modes.
+/// The conditions of a run. All of its modes share them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Conditions {
     pub(crate) runtime: Flavour,
@@ -17,7 +17,7 @@ pub(crate) struct Conditions {
     pub(crate) newcomer: bool,
 }
 
-/// The conditions, and what the machine made of them.
+/// The conditions of a run, with the cores in use and the costs of the machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunContext {
     pub(crate) conditions: Conditions,
@@ -28,7 +28,7 @@ pub(crate) struct RunContext {
 
 impl Conditions {
     /// Returns the conditions that `options` ask for. `--newcomer` sets the conditions of a program that chooses
-    /// nothing. Options that are given beside it take precedence.
+    /// nothing. Options that are given beside `--newcomer` take precedence.
     pub(crate) fn of(options: &CompareOptions) -> Self {
         let newcomer = options.newcomer;
         let usual = match newcomer {

@@ -138,7 +138,7 @@ fn a_reader_that_does_not_read_stops_the_writer() {
             Ok(count) => sent += count,
             Err(error) => break error,
         }
-        assert!(sent < 1 << 30, "a gigabyte was taken that nobody reads");
+        assert!(sent < 1 << 30, "the bridge took a gigabyte although the server does not read");
     };
     assert_eq!(stopped.kind(), io::ErrorKind::WouldBlock, "{stopped}");
     let grown = pair.resident().saturating_sub(before);

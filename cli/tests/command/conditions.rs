@@ -129,10 +129,7 @@ fn a_mode_that_falls_short_ends_the_command_with_its_name() {
     let arguments = ["compare", "--modes", "grpc-tcp,grpc-rdma", "--sizes", "64,1MiB", "--duration", "0.05"];
     let output = run(&[&arguments[..], &["--at-least", "1000"]].concat());
     refused(&output, 1, &["1000 times", "grpc-tcp", "grpc-rdma at 64 B × 1: ", "grpc-rdma at 1 MiB × 1: "]);
-    assert!(
-        String::from_utf8_lossy(&output.stdout).contains("throughput ×"),
-        "the table is there all the same"
-    );
+    assert!(String::from_utf8_lossy(&output.stdout).contains("throughput ×"), "the table is missing");
 }
 
 #[test]

@@ -108,7 +108,7 @@ impl Mode {
         }
     }
 
-    /// Returns how the mode encodes its messages, where `setting` is the one of the command line.
+    /// Returns the encoding of the mode's messages. `setting` comes from the command line.
     pub(crate) const fn encoding(self, setting: Encode) -> Encode {
         if matches!(self, Self::GrpcRdmaGather) { Encode::Gather } else { setting }
     }

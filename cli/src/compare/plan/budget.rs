@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::cell::Cell;
 
-/// The least number of calls of every mode in every cell, however long they take.
+/// The least number of turns of every mode in every cell, even if the turns take long.
 pub(super) const MIN_ROUNDS: u32 = 3;
 
 /// Estimated seconds of a run: a default run then ends within 90 s and a quick one within 15 s, including start and

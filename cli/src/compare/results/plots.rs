@@ -8,7 +8,8 @@ use crate::compare::plan::cell::Cell;
 use crate::measure::output::bars::{self, Bars, PlotError, Series};
 use crate::units;
 
-/// A colour for each mode, in the order of [`Mode::ALL`]. Readers who can't tell red from green can tell them apart.
+/// A colour for each mode, in the order of [`Mode::ALL`]. The colours stay distinct for readers with red-green colour
+/// blindness.
 const COLOURS: [RGBColor; Mode::ALL.len()] = [
     RGBColor(0x88, 0x88, 0x88),
     RGBColor(0xbb, 0xbb, 0xbb),

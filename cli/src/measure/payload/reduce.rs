@@ -28,9 +28,9 @@ pub(crate) struct Reduced {
     /// The largest element, little-endian `f32`. Fewer than four bytes at the end count as an element whose other bytes
     /// are zero. NaN does not count. Without any number the result is −∞, and never NaN.
     pub(crate) maximum: f32,
-    /// Digest of every byte. Contents that differ in one element have different digests. So have, almost surely, a
-    /// right payload and a torn or partly stale one. The digest does not detect elements that change places within a
-    /// group of 16 KiB at a distance of a multiple of 64 bytes, because they are in one sum.
+    /// Digest of every byte. Contents that differ in one element have different digests. A torn or partly stale payload
+    /// has, almost surely, another digest than the right payload. The digest does not detect elements that change
+    /// places within a group of 16 KiB at a distance of a multiple of 64 bytes, because they are in one sum.
     pub(crate) digest: u64,
 }
 

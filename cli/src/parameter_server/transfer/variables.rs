@@ -13,7 +13,7 @@ use crate::seeded::mix;
 use crate::units;
 use crate::workload::{Model, Variable};
 
-/// The process that tensors come from. Each process has other content.
+/// The process that tensors come from. The contents of any two processes differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// The server, with the variables.

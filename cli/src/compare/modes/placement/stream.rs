@@ -89,7 +89,7 @@ impl OperationStream {
         let ended = self.under_way.len() - pending;
         for (begun, bytes, messages) in self.under_way.drain(..ended) {
             self.done.push((now - begun, bytes, messages));
-            // The operation's caller makes another one.
+            // The caller of the operation begins its next one.
             if now < self.end {
                 self.waiting.push_back(now);
             }
