@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn every_choice_is_as_likely_and_a_seed_decides() {
+    fn choices_are_equally_likely_and_follow_their_seed() {
         let (mut draws, mut again, mut other) = (Draws::new(1), Draws::new(1), Draws::new(2));
         let mut seen = [0u32; 3];
         let mut differs = false;

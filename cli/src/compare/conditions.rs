@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_s_conditions_give_way_to_what_is_given_beside_them() {
+    fn explicit_options_override_the_conditions_of_newcomer() {
         let usual = of(&[]);
         assert_eq!((usual.runtime, usual.pin), (Flavour::IdlePolling, true));
         assert_eq!((usual.allocator, usual.newcomer), (Allocator::Mimalloc, false));
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn only_processes_of_one_thread_are_pinned_and_only_if_they_may_be() {
+    fn processes_are_pinned_only_with_one_thread_and_without_pin_no() {
         assert_eq!(of(&[]).cores(), Cores::choose());
         assert_eq!(of(&["--runtime", "current-thread"]).cores(), Cores::choose());
         for (arguments, reason) in [

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_as_the_names_say() {
+    fn mixes_have_their_documented_shares() {
         assert_eq!(Mix::Uniform.messages().iter().map(shares).collect::<Vec<_>>(), [[4, 3, 3]]);
         assert_eq!(Mix::Skew.messages().iter().map(shares).collect::<Vec<_>>(), [[1, 3, 6]]);
         assert_eq!(Mix::Uniform.messages()[0].iter().sum::<u64>(), 3_176_488);

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn resnet_50_is_the_standard_one() {
+    fn resnet_50_has_the_standard_variables() {
         let variables = Model::Resnet50.variables();
         assert_eq!((variables.len(), elements(Model::Resnet50)), (161, 25_557_032));
         assert_eq!(variables[0].shape, [7, 7, 3, 64]);

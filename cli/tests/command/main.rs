@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "tests")]
 
 mod bridge;
-mod bridges;
+mod bridge_processes;
 mod compare;
 mod conditions;
 mod devices;

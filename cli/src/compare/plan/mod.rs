@@ -13,7 +13,7 @@ use self::direction::Direction;
 use crate::compare::conditions::Conditions;
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::CompareOptions;
-use crate::compare::turns::schedule::MAX_ARRIVALS;
+use crate::compare::turns::arrivals::MAX_ARRIVALS;
 use crate::failure::Failure;
 use crate::lists::List;
 
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mode_gets_its_time_and_begins_some_round() {
+    fn every_mode_gets_its_time_and_rounds_begin_with_different_modes() {
         for millis in [1, 100, 200, 2000, 60_000] {
             let plan = plan(Duration::from_millis(millis));
             for rate in [None, Some(0.1), Some(1000.0), Some(1e6)] {

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rows_are_no_error() {
+    fn no_rows_give_an_empty_plot() {
         for figure in CLOSED_LOOP.iter().chain(&OPEN_LOOP) {
             assert_eq!(draw(figure, &[]).unwrap(), "");
         }

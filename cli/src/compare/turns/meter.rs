@@ -6,11 +6,11 @@ use indicatif::ProgressBar;
 use tokio::time::error::Elapsed;
 use tonic_rdma_proto::transfer::Check;
 
+use super::arrivals::poisson_arrivals;
 use super::closed_loop;
 use super::open_loop::{self, OfferedLoad};
 use super::outcome::TurnOutcome;
 use super::participant::{PATIENCE, Participant, patience};
-use super::schedule::poisson_arrivals;
 use super::tally::Tally;
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::client::GrpcCaller;

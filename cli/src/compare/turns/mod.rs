@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!  meter ─→ participant (a mode and its connection)
-//!    │ closed_loop, open_loop (with its schedule): when operations begin
+//!    │ closed_loop, open_loop (with its arrivals): when operations begin
 //!    └─→ outcome of a turn ─→ tally of a mode in a cell ─→ row
 //! ```
 
+pub(crate) mod arrivals;
 mod closed_loop;
 pub(crate) mod meter;
 mod open_loop;
 mod outcome;
 pub(crate) mod participant;
-pub(crate) mod schedule;
 mod tally;
