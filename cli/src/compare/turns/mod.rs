@@ -1,4 +1,5 @@
-//! The measuring: modes take turns in each cell, and the outcomes of their turns are added up.
+//! The measuring: modes take turns in each cell, and the outcomes of their turns are added up. The plan has the number and
+//! the order of the turns (`Plan::rounds`, `Plan::order`).
 //!
 //! ```text
 //!  meter ─→ participant (a mode and its connection)

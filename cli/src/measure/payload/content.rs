@@ -51,11 +51,6 @@ impl Content {
         room.saturating_add(((VARIANTS - 1) * VARIANT_STRIDE * WORD) as u64)
     }
 
-    /// Returns the seed of the variant at `index`. The first variant has the seed `seed`.
-    pub(crate) const fn variant_seed(seed: u64, index: usize) -> u64 {
-        seed.wrapping_add((index % VARIANTS * VARIANT_STRIDE) as u64)
-    }
-
     /// Returns the bytes that a buffer of `len` bytes takes.
     pub(crate) const fn room(len: u64) -> u64 {
         len.next_multiple_of((VARIANT_STRIDE * WORD) as u64)
@@ -191,7 +186,7 @@ pub(crate) fn begins(seed: u64, start: &[u8]) -> bool {
     start.iter().zip(word_at(seed, 0)).all(|(byte, demanded)| *byte == demanded)
 }
 
-/// Returns the seed of a variant of the content of `seed`.
+/// Returns the seed of a variant of the content of `seed`. The first variant has the seed `seed`.
 pub(crate) const fn variant_seed(seed: u64, variant: usize) -> u64 {
     seed.wrapping_add((variant % VARIANTS * VARIANT_STRIDE) as u64)
 }
@@ -314,7 +309,7 @@ mod tests {
         let content = Content::over(memory.into(), 7);
         for index in 0..VARIANTS + 1 {
             let mut variant = content.variant(index);
-            assert_eq!(variant.seed(), Content::variant_seed(7, index));
+            assert_eq!(variant.seed(), variant_seed(7, index));
             let mut next = Content::follow(variant.seed());
             for len in lengths {
                 assert_eq!(check_all(next(len), &variant.cut(len as usize)), None);
