@@ -7,7 +7,8 @@ use super::address::Address;
 /// Descriptors for everything except connections: listeners, devices, runtimes.
 const OTHERS: u64 = 128;
 
-/// Raises the limit on open files as far as this process may. Returns how many connections fit, at most `wanted`.
+/// Raises the limit on open files as far as this process may. Returns the number of connections that fit, at most
+/// `wanted`.
 pub(crate) fn connections(wanted: u32, ends: &[(Address, Address)]) -> u32 {
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_some() && limit.current != limit.maximum {

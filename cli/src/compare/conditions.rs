@@ -53,7 +53,7 @@ impl Conditions {
         (self.pin && self.runtime.is_one_thread()).then(Cores::choose).flatten()
     }
 
-    /// Returns why the processes are not pinned.
+    /// Returns the reason why the processes are not pinned.
     pub(crate) const fn why_not_pinned(&self) -> &'static str {
         match (self.pin, self.runtime.is_one_thread()) {
             (false, _) => "--pin no",

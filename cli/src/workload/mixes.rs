@@ -21,7 +21,7 @@ const RANDOM_SEED: u64 = 10;
 pub(crate) enum Mix {
     /// Small, medium and large alternate: shares as equal as ten buffers allow.
     Uniform,
-    /// Each length is drawn with the same probability, so messages differ. The sequence is the same in every run.
+    /// Each length is drawn with the same probability, so messages differ. The sequence is equal in every run.
     Random,
     /// Six large, three medium, one small.
     Skew,

@@ -10,7 +10,7 @@ use super::bridge_processes::{
     stopped,
 };
 
-/// More bytes than all buffers on the way hold.
+/// A number of bytes that is larger than all buffers on the way together.
 const PLENTY: usize = 8 << 20;
 
 /// Sends `sent` and ends its direction, and reads to the end at the same time.
@@ -275,7 +275,7 @@ fn a_client_that_leaves_with_unread_data_is_no_failure() {
 fn tcp_only_sends_the_bytes_over_tcp_and_require_fails() {
     let server = spawn_echo("127.0.0.1:0");
     let target = format!("tcp://{server}");
-    // Bytes of no protocol, of HTTP, and like the start of our own hello.
+    // Bytes of no protocol, and the first bytes of HTTP/2, SSH and TLS.
     let beginnings: [&[u8]; 4] = [b"\0\x01\x02", b"PRI * HTTP/2.0\r\n\r\n", b"SSH-2.0-x\r\n", b"\x16"];
     for (near, far) in [("prefer", "tcp-only"), ("tcp-only", "prefer"), ("tcp-only", "tcp-only")] {
         let far = Bridge::start("rdma://127.0.0.1:0", &target, &["--policy", far]);

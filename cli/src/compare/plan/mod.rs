@@ -40,7 +40,7 @@ pub(super) const QUICK_CELLS: [Cell; 6] = [
     Cell::closed(16 << 20, 1),
 ];
 
-/// The cells of `--newcomer`: those for which README gives figures of a program that chooses nothing.
+/// The cells of `--newcomer`. README has the figures of a program that chooses nothing for these cells.
 pub(super) const NEWCOMER_CELLS: [Cell; 6] = [
     Cell::closed(64, 1),
     Cell::closed(64, 64),

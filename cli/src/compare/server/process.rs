@@ -1,4 +1,4 @@
-//! The server process, as the client starts and ends it.
+//! The start and the end of the server process, by the client.
 
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;

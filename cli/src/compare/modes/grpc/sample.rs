@@ -15,7 +15,7 @@ const BYTES: u64 = 1 << 20;
 /// the measured time.
 const LARGEST: u64 = 256 << 20;
 
-/// A fair sample: each message of a turn is in it with the same probability. Clones share it.
+/// A fair sample: each message of a turn is in the sample with equal probability. Clones share it.
 ///
 /// A kept message costs a reference count, and its memory is not free for the next message. So the sample keeps no more
 /// than fits into a cache, and replaces messages more seldom the larger they are.

@@ -31,7 +31,7 @@ pub(super) struct Batch {
     destination: Layout,
     /// Number of buffers of an operation.
     count: usize,
-    /// Lengths of the buffers, if all operations have the same. The header has no lengths then.
+    /// Lengths of the buffers, if all operations have equal lengths. The header has no lengths then.
     lengths: Option<Arc<[u64]>>,
 }
 

@@ -32,7 +32,8 @@ impl Record {
     /// Adds an operation: the seed of its content, and the result of consuming it if it is consumed.
     pub(super) fn add(&mut self, identity: Option<u64>, reduced: Option<Reduced>) {
         self.operations += 1;
-        // An unknown operation counts as a seed that no operation has: seeds are spread over all 64 bits.
+        // An unknown operation counts as a seed that almost surely no operation has, because seeds are spread over all
+        // 64 bits.
         self.identities = mix(self.identities ^ identity.unwrap_or(u64::MAX));
         // The sign of zero does not count.
         let maximum = reduced.map_or(u64::MAX, |it| (it.maximum + 0.0).to_bits().into());
