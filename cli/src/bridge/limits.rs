@@ -35,7 +35,7 @@ pub(crate) fn connections(wanted: u32, ends: &[(Address, Address)]) -> u32 {
 fn descriptors(address: &Address) -> u64 {
     match address {
         Address::Tcp(_) | Address::Unix(_) => 1,
-        // The TCP connection, and two descriptors of the software device.
+        // The TCP connection, one descriptor of the software device, and one in reserve.
         Address::Rdma(_) => 3,
     }
 }
