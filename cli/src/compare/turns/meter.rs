@@ -23,8 +23,8 @@ use crate::failure::Failure;
 use crate::measure::process::cores;
 use crate::seeded::mix;
 
-/// The largest operation for which an uncounted operation precedes each turn. Without it, a mode that had slept would
-/// count its wake-up.
+/// The largest operation for which an uncounted operation precedes each turn. Without this operation, a mode that had
+/// slept would count its wake-up.
 const LEAD_IN: u64 = 4 << 20;
 
 /// Measures cell after cell.

@@ -19,8 +19,8 @@ const START: Duration = Duration::from_secs(30);
 /// Longest time of a turn, in addition to the time of its bytes at [`SLOWEST`] (bytes a second).
 const PATIENCE: Duration = Duration::from_secs(30);
 const SLOWEST: f64 = 20e6;
-/// Time to wait for the end of another process after a failure. When a process ends, its peers may report their
-/// failures before its end is seen.
+/// Time to wait for the end of another process after a failure. When a process ends, its peers may report their own
+/// failures before the end of this process is seen.
 const EXPLANATION: Duration = Duration::from_millis(500);
 
 /// A server and its workers.
