@@ -102,7 +102,7 @@ fn echo_back(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Runs connections at one time, and prints their total throughput.
+/// Runs all connections in parallel, and prints their total throughput.
 fn load(kind: u8, rest: &[&str]) -> io::Result<()> {
     let (address, bytes) = match rest {
         [address, bytes, ..] => ((*address).to_owned(), number(bytes)?),

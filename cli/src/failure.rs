@@ -16,7 +16,7 @@ pub(crate) enum Failure {
     /// The work itself failed: exit status 1.
     #[error("{message}")]
     Run { message: String, source: Option<Cause> },
-    /// The user pressed ctrl-c: exit status 130, as shells have it.
+    /// The user pressed ctrl-c: exit status 130, the convention of shells.
     #[error("interrupted")]
     Interrupted,
     /// The reader of stdout has closed it. There is nothing to report: exit status 0.

@@ -27,9 +27,9 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use failure::Failure;
 
-/// The allocator of the process, the same for every mode. Reports name it because it has more influence on large
-/// messages than the transport has. It is mimalloc unless the environment asks for the system's allocator, as `compare
-/// --allocator` does.
+/// The allocator of the process, for all modes. Reports name it because it has more influence on large messages than
+/// the transport has. It is mimalloc unless the environment asks for the system's allocator, as `compare --allocator`
+/// does.
 #[global_allocator]
 static ALLOCATOR: tonic_rdma_verbs::allocator::Chosen = tonic_rdma_verbs::allocator::Chosen;
 

@@ -107,7 +107,7 @@ fn wrong_command_lines_are_found() {
     assert_eq!(inline_code("`a b` c `d`\n```sh\n`e`\n```\n"), ["a b", "d"]);
 }
 
-/// Returns what is wrong with a line.
+/// Returns the fault of a line, or `None` if the line is valid.
 fn fault(line: &str) -> Option<String> {
     let words: Vec<&str> = line.split_whitespace().skip_while(|word| word.contains('=')).collect();
     let words = if let ["taskset", "-c", _, rest @ ..] = &words[..] { rest } else { &words };
@@ -123,14 +123,14 @@ fn fault(line: &str) -> Option<String> {
     }
 }
 
-/// Returns why `tonic-rdma` would not do what these words say.
+/// Returns the error of `tonic-rdma` for the command line `words`, or `None` if it is accepted.
 fn refusal(words: &[&str]) -> Option<(ErrorKind, String)> {
     let error = Cli::try_parse_from(words).err()?;
     let asked = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion].contains(&error.kind());
     (!asked).then(|| (error.kind(), error.to_string()))
 }
 
-/// Returns what is wrong with the arguments of cargo.
+/// Returns the fault of the arguments of cargo, or `None` if they are valid.
 fn fault_of_cargo(words: &[&str]) -> Option<String> {
     let (own, passed) = match words.iter().position(|word| *word == "--") {
         Some(at) => (&words[..at], &words[at + 1..]),

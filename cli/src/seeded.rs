@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same in every run.
+//! Pseudo-random numbers, which are equal in every run.
 
 /// SplitMix64's output function: a bijection in which every input bit reaches every output bit.
 pub(crate) const fn mix(value: u64) -> u64 {
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn every_choice_is_as_likely_and_a_seed_decides() {
+    fn choices_are_equally_likely_and_follow_their_seed() {
         let (mut draws, mut again, mut other) = (Draws::new(1), Draws::new(1), Draws::new(2));
         let mut seen = [0u32; 3];
         let mut differs = false;

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_as_written() {
+    fn sizes_are_parsed() {
         for (text, bytes) in [
             ("64", 64),
             ("64B", 64),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_size() {
+    fn texts_that_are_not_sizes_are_refused() {
         for (text, error) in [
             ("", SizeError::Empty),
             ("  ", SizeError::Empty),
@@ -185,7 +185,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_brings_the_parser_down(text in "\\PC*") {
+        fn no_text_makes_the_parsers_panic(text in "\\PC*") {
             let _ = parse_size(&text);
             let _ = parse_seconds(&text);
         }

@@ -17,7 +17,7 @@ pub(crate) enum ValueError {
     /// An item is no known name.
     #[error("unknown {kind} {given:?}; accepted: {accepted}")]
     UnknownName { kind: &'static str, given: String, accepted: String },
-    /// A number is no number, or out of its range.
+    /// The value is not a number, or is out of range.
     #[error("bad {kind} {given:?}; accepted: {accepted}")]
     Number { kind: &'static str, given: String, accepted: String },
     #[error("bad size {given:?}: {reason}; accepted: {SIZE_FORMS}")]

@@ -29,8 +29,8 @@ pub(crate) const FIGURES: [&str; 16] = [
     "throughput",
 ];
 
-/// A column: `HEADING=FIGURE`, `HEADING=FIGURE:MODE` (of one mode in the cell), or `HEADING=FIGURE:MODE/BASE` for a figure that
-/// compares. Without a base the figure compares with grpc-tcp.
+/// A column: `HEADING=FIGURE`, `HEADING=FIGURE:MODE` (of one mode in the cell), or `HEADING=FIGURE:MODE/BASE` (of one
+/// mode compared with the mode BASE). The default of BASE is grpc-tcp.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Column<'a> {
     pub(crate) heading: &'a str,

@@ -7,7 +7,7 @@ use crate::error::FigureError;
 use crate::page::Figure;
 use crate::units;
 
-/// The modes in the drawing, with colours that people who confuse red and green can distinguish.
+/// The modes in the drawing. The colours stay distinct for readers with red-green colour blindness.
 const MODES: [(&str, RGBColor); 5] = [
     ("grpc-tcp", RGBColor(0x88, 0x88, 0x88)),
     ("grpc-tcp-busy", RGBColor(0xbb, 0xbb, 0xbb)),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! figures store FOLDER NAME COLUMNS ROWS DATE (LABEL COMMAND FILE)...   stores runs as NAME.json, and renders them
-//! figures columns COLUMNS                                               fails if they can't be shown
+//! figures columns COLUMNS                                               fails if the columns can't be shown
 //! figures render FOLDER                                                 renders all stored figures
 //! figures check FOLDER                                                  fails if a page differs from its runs
 //! ```
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_for_each_mode_has_the_command_and_no_p99_of_a_handful() {
+    fn a_table_by_mode_has_the_command_and_no_p99_of_few_operations() {
         let folder = tempfile::tempdir().unwrap();
         let columns = "payload=payload|mode=mode|p50=p50|p99=p99|latency ×=latency";
         let page = stored(folder.path(), columns, "");
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_for_each_cell_compares_modes_and_only_chosen_cells_are_shown() {
+    fn a_table_by_cell_compares_modes_and_shows_only_chosen_cells() {
         let folder = tempfile::tempdir().unwrap();
         let columns = "payload=payload|in flight=inflight|TCP=p50:grpc-tcp|RDMA ×=latency:grpc-rdma/grpc-tcp";
         let page = stored(folder.path(), columns, "1MiB/1");
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_stale_alone_or_missing_is_found() {
+    fn stale_pages_missing_pages_and_pages_without_runs_are_found() {
         let folder = tempfile::tempdir().unwrap();
         let columns = "payload=payload|mode=mode|p99=p99";
         let page = stored(folder.path(), columns, "");
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_that_do_not_exist_and_rows_that_are_not_there_are_refused() {
+    fn unknown_columns_and_missing_rows_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         stored(folder.path(), "mode=mode", "");
         let kept = folder.path().join("kept/headline.json");

@@ -10,7 +10,7 @@ use crate::units;
 /// Stored runs, and the selection that the page shows.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Figure {
-    /// See [`columns::parse`].
+    /// The columns, in the form that [`columns::parse`] accepts.
     pub(crate) columns: String,
     /// The cells on the page, such as `64/1 64KiB/32` (payload and calls in flight). Empty means all.
     pub(crate) rows: String,

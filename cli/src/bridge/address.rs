@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_written_as_they_are_read() {
+    fn a_displayed_address_parses_to_an_equal_address() {
         for (text, shown) in [
             ("tcp://127.0.0.1:50051", "tcp://127.0.0.1:50051"),
             ("tcp://localhost:0/", "tcp://localhost:0"),

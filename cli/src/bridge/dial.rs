@@ -13,7 +13,7 @@ use super::route::Route;
 use super::stream::Stream;
 use crate::seeded::Draws;
 
-/// No attempt to connect to the target succeeded in time.
+/// The error of a target that no attempt reached in time.
 #[derive(Debug, thiserror::Error)]
 #[error("no connection within {within:?}, {attempts} attempts; the last: {last}")]
 pub(crate) struct Unreachable {

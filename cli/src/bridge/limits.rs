@@ -7,7 +7,8 @@ use super::address::Address;
 /// Descriptors for everything except connections: listeners, devices, runtimes.
 const OTHERS: u64 = 128;
 
-/// Raises the limit on open files as far as this process may. Returns how many connections fit, at most `wanted`.
+/// Raises the limit on open files as far as this process may. Returns the number of connections that fit, at most
+/// `wanted`.
 pub(crate) fn connections(wanted: u32, ends: &[(Address, Address)]) -> u32 {
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_some() && limit.current != limit.maximum {
@@ -34,13 +35,13 @@ pub(crate) fn connections(wanted: u32, ends: &[(Address, Address)]) -> u32 {
 fn descriptors(address: &Address) -> u64 {
     match address {
         Address::Tcp(_) | Address::Unix(_) => 1,
-        // The TCP connection, and two of the software device.
+        // The TCP connection, one descriptor of the software device, and one in reserve.
         Address::Rdma(_) => 3,
     }
 }
 
-/// Returns the bytes that the process may register: enough for so many busy connections, but at most half of the machine's
-/// memory. A page takes memory only after its first use.
+/// Returns the bytes that the process may register: enough for `connections` busy connections, but at most half of the
+/// machine's memory. A page takes memory only after its first use.
 pub(crate) fn pinned(connections: u32) -> u64 {
     /// Receive buffers, and memory for rendezvous in both directions.
     const EACH: u64 = 8 << 20;

@@ -74,7 +74,7 @@ impl Bound {
         &self.address
     }
 
-    /// Returns a handle by which the calling runtime accepts.
+    /// Returns a handle with which the calling runtime accepts.
     pub(crate) fn accepting(&self, config: &Config) -> io::Result<Accepting> {
         Ok(match &self.socket {
             BoundSocket::Tcp(socket) => {
@@ -101,8 +101,8 @@ pub(crate) enum Accepting {
 }
 
 impl Accepting {
-    /// Closes, and resets the clients that were negotiated but not accepted. An orderly end would look like a server that had
-    /// listened. (The system resets the clients in the backlog.)
+    /// Closes the socket, and resets the clients that were negotiated but not accepted. After an orderly end, such a
+    /// client would believe that the server had accepted it. (The system resets the clients in the backlog.)
     pub(crate) fn close(self) {
         let Self::Rdma(mut listener) = self else { return };
         let mut context = Context::from_waker(Waker::noop());

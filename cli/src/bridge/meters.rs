@@ -39,12 +39,12 @@ pub(crate) struct Meters {
 pub(crate) enum Failed {
     /// The target could not be connected to.
     Dial,
-    /// The client reset it, or the target did after the client's end of data. Clients that leave without reading to the end
-    /// cause both.
+    /// The client reset the connection, or the target reset it after the client's end of data. Clients that leave
+    /// without reading to the end cause both kinds of reset.
     Reset,
-    /// One of its ends failed.
+    /// One end of the connection failed.
     Broken,
-    /// The drain timeout or a second signal ended it.
+    /// The drain timeout or a second signal ended the connection.
     CutOff,
 }
 

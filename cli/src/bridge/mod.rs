@@ -204,7 +204,7 @@ fn start_thread(
     let carry = move || {
         runtime.block_on(async {
             let started = accept(&routes, &shared);
-            // From here on only the main thread holds the sockets, and closes them.
+            // From here on only the main thread holds the sockets. It closes them.
             drop(routes);
             if let Err(error) = started {
                 tracing::error!(%error, "a thread can't accept");

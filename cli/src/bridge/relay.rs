@@ -36,7 +36,8 @@ pub(crate) struct Cut {
 }
 
 impl RelayError {
-    /// Distinguishes a client that leaves from a failure. `client_ended`: the client had sent its end of data before.
+    /// Returns [`Failed::Reset`] for a client that left, and [`Failed::Broken`] for a failure. `client_ended` says that
+    /// the client had sent its end of data before.
     fn reason(&self, client_ended: bool) -> Failed {
         let (error, ordinary) = match self {
             Self::Up(Broken::Reading(error)) | Self::Down(Broken::Writing(error)) | Self::Client(error) => {

@@ -34,7 +34,8 @@ pub(crate) struct Shared {
     pub(crate) room: Arc<Semaphore>,
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) cut_off: AtomicU64,
-    /// The number of accepted connections. It seeds the pauses, so that each connection has other pauses.
+    /// The number of accepted connections. The number seeds the pauses between attempts to connect, so that these
+    /// pauses differ from connection to connection.
     pub(crate) accepted: AtomicU64,
 }
 

@@ -10,9 +10,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tonic_rdma::{EndpointStream, RdmaConnectInfo};
 
-/// A stream that ends in order only by [`close`](Self::close). A drop ends it with a reset, and on TCP so does a kill of the
-/// process, because a stream that was cut short must never look complete. (A Unix socket has no reset: the peer sees the end, or
-/// an error if it had written bytes that were not read.)
+/// A stream that ends in order only by [`close`](Self::close). A drop ends the stream with a reset, because a stream
+/// that was cut short must never look complete. On TCP a kill of the process also ends the stream with a reset. (A Unix
+/// socket has no reset: the peer sees the end, or an error if it had written bytes that were not read.)
 #[derive(Debug)]
 pub(crate) struct Stream {
     /// `None` only during a drop or a close.
@@ -69,7 +69,8 @@ impl Stream {
         }
     }
 
-    /// Waits until the peer has received everything, after both directions were shut down. Before that it only reports a failure.
+    /// Waits until the peer has received everything, after both directions were shut down. Before the shutdown, this
+    /// function only reports failures.
     pub(crate) fn poll_delivered(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.carrier {
             Some(Carrier::Endpoint(stream)) => stream.poll_delivered(context),
@@ -85,7 +86,7 @@ impl Stream {
             Some(Carrier::Endpoint(stream)) => stream.as_tcp(),
             _ => None,
         };
-        // The system sends the rest. This fails only if the peer has reset the connection.
+        // The system sends the remaining data. The call fails only if the peer has reset the connection.
         tcp.map(|tcp| SockRef::from(tcp).set_linger(None)).transpose().ok();
     }
 

@@ -6,7 +6,7 @@ use crate::measure::process::allocator::Allocator;
 use crate::measure::process::cores::Cores;
 use crate::measure::process::runtime::Flavour;
 
-/// The conditions of a run, the same for all of its modes.
+/// The conditions of a run. All of its modes share them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Conditions {
     pub(crate) runtime: Flavour,
@@ -17,7 +17,7 @@ pub(crate) struct Conditions {
     pub(crate) newcomer: bool,
 }
 
-/// The conditions, and what the machine made of them.
+/// The conditions of a run, with the cores in use and the costs of the machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunContext {
     pub(crate) conditions: Conditions,
@@ -28,7 +28,7 @@ pub(crate) struct RunContext {
 
 impl Conditions {
     /// Returns the conditions that `options` ask for. `--newcomer` sets the conditions of a program that chooses
-    /// nothing. Options that are given beside it take precedence.
+    /// nothing. Options that are given beside `--newcomer` take precedence.
     pub(crate) fn of(options: &CompareOptions) -> Self {
         let newcomer = options.newcomer;
         let usual = match newcomer {
@@ -53,7 +53,7 @@ impl Conditions {
         (self.pin && self.runtime.is_one_thread()).then(Cores::choose).flatten()
     }
 
-    /// Returns why the processes are not pinned.
+    /// Returns the reason why the processes are not pinned.
     pub(crate) const fn why_not_pinned(&self) -> &'static str {
         match (self.pin, self.runtime.is_one_thread()) {
             (false, _) => "--pin no",
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_s_conditions_give_way_to_what_is_given_beside_them() {
+    fn explicit_options_override_the_conditions_of_newcomer() {
         let usual = of(&[]);
         assert_eq!((usual.runtime, usual.pin), (Flavour::IdlePolling, true));
         assert_eq!((usual.allocator, usual.newcomer), (Allocator::Mimalloc, false));
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn only_processes_of_one_thread_are_pinned_and_only_if_they_may_be() {
+    fn processes_are_pinned_only_with_one_thread_and_without_pin_no() {
         assert_eq!(of(&[]).cores(), Cores::choose());
         assert_eq!(of(&["--runtime", "current-thread"]).cores(), Cores::choose());
         for (arguments, reason) in [

@@ -32,7 +32,7 @@ fn memlock() -> Finding {
     Finding { what: "locked memory (RLIMIT_MEMLOCK)", found, advice }
 }
 
-/// Looks at the limit on open files. A connection holds two.
+/// Looks at the limit on open files. A connection holds two descriptors.
 fn open_files() -> Finding {
     const FEW: u64 = 4096;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;

@@ -54,7 +54,7 @@ struct Port {
 struct Gid {
     index: u32,
     address: String,
-    /// Whether connections use it by default, without RDMA_GID_INDEX.
+    /// Whether connections use this GID by default, without RDMA_GID_INDEX.
     chosen: bool,
 }
 

@@ -18,9 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The result of one operation.
 #[derive(Debug)]
 pub(crate) struct Tested {
-    /// `SEND`, `WRITE` or `READ`; or `open` and `connect`, which come before them.
+    /// `SEND`, `WRITE` or `READ`, or the earlier steps `open` and `connect`.
     pub(crate) operation: &'static str,
-    /// The time that it took, or the failure.
+    /// The time of the operation, or the failure.
     pub(crate) outcome: Result<Duration, TestError>,
 }
 
@@ -58,7 +58,7 @@ pub(crate) enum TestError {
     WrongByte(usize),
 }
 
-/// Runs every operation once. A failed connection is then the only entry.
+/// Connects two queue pairs, and then runs every operation once. Stops at the first failure, which is the last entry.
 pub(crate) fn self_test(context: &Arc<dyn Context>, settings: &PathSettings) -> Vec<Tested> {
     let start = Instant::now();
     let (one, two) = match connect(context, settings) {

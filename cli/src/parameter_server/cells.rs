@@ -35,7 +35,7 @@ pub(crate) struct Planned {
     pub(crate) skipped: Option<String>,
 }
 
-/// Returns the cells that `options` ask for. Cells beyond the memory are skipped. If all are, this fails.
+/// Returns the cells that `options` ask for. Cells beyond the memory are skipped. It is an error if all cells are.
 pub(crate) fn cells(options: &ParameterServerOptions) -> Result<Vec<Planned>, Failure> {
     plan(&options.models(), &options.workers.0, &options.modes(), available())
 }

@@ -24,7 +24,7 @@ pub(crate) struct TrainingMeter<'a> {
     pub(crate) provider: Option<String>,
     /// Whether all processes were pinned to the cores that they were given.
     pub(crate) pinned: bool,
-    /// Number of tensors whose every byte was checked, and of tensors whose stamps were.
+    /// Number of tensors whose every byte was checked, and of tensors whose stamps were checked.
     pub(crate) every_byte: u64,
     pub(crate) stamps: u64,
 }
@@ -97,7 +97,7 @@ impl<'a> TrainingMeter<'a> {
         Ok(())
     }
 
-    /// Returns the number of mini-batches of a turn: the one of the command line, or as many as fit into the time.
+    /// Returns the number of mini-batches of a turn: the number of the command line, or as many as fit into the time.
     async fn steps(&mut self, session: &mut Session, mode: TransferMode) -> Result<u32, Failure> {
         if let Some(steps) = self.options.steps {
             return Ok(steps);

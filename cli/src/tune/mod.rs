@@ -20,7 +20,8 @@ use crate::units;
 
 /// Time for the measurement. Connections measure in the background, in less time.
 const BUDGET: Duration = Duration::from_millis(1500);
-/// Relative difference below which two times count as equal: about what a machine repeats.
+/// Relative difference below which two times count as equal: about the difference between two measurements on one
+/// machine.
 const EQUAL: f64 = 0.05;
 
 /// The JSON output.
@@ -37,7 +38,7 @@ struct Report {
     /// The file in the cache, if the calibration was stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     kept: Option<String>,
-    /// The reason why it was not stored.
+    /// The reason why the calibration was not stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_kept: Option<String>,
     /// `null` if no write goes by rendezvous.

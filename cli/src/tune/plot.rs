@@ -8,7 +8,7 @@ use crate::units;
 
 const WIDTH: u32 = 860;
 const HEIGHT: u32 = 420;
-/// Colours that people who confuse red and green can distinguish.
+/// Colours that stay distinct for readers with red-green colour blindness.
 const EAGER: RGBColor = RGBColor(0x33, 0x77, 0xbb);
 const RENDEZVOUS: RGBColor = RGBColor(0xdd, 0x66, 0x22);
 const THRESHOLD: RGBColor = RGBColor(0x88, 0x88, 0x88);

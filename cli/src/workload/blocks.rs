@@ -1,4 +1,4 @@
-//! Blocks of one length that lie anywhere in memory, as the paged key-value caches of language models have them.
+//! Blocks of one length that lie anywhere in memory, like the blocks of the paged key-value caches of language models.
 
 use crate::seeded::Draws;
 use crate::workload::Message;

@@ -21,7 +21,7 @@ const RANDOM_SEED: u64 = 10;
 pub(crate) enum Mix {
     /// Small, medium and large alternate: shares as equal as ten buffers allow.
     Uniform,
-    /// Each length is drawn with the same probability, so messages differ. The sequence is the same in every run.
+    /// Each length is drawn with the same probability, so messages differ. The sequence is equal in every run.
     Random,
     /// Six large, three medium, one small.
     Skew,
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_as_the_names_say() {
+    fn mixes_have_their_documented_shares() {
         assert_eq!(Mix::Uniform.messages().iter().map(shares).collect::<Vec<_>>(), [[4, 3, 3]]);
         assert_eq!(Mix::Skew.messages().iter().map(shares).collect::<Vec<_>>(), [[1, 3, 6]]);
         assert_eq!(Mix::Uniform.messages()[0].iter().sum::<u64>(), 3_176_488);

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mix_sends_one_message_a_model_one_for_each_variable_and_blocks_one_each() {
+    fn an_operation_has_one_message_for_a_mix_for_each_variable_or_for_each_block() {
         for mix in Mix::ALL {
             assert!(Workload::Mix(mix).operations().iter().all(|messages| messages.len() == 1));
         }

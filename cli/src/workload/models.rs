@@ -2,9 +2,9 @@
 //!
 //! ResNet-50 is the standard one (He et al., 2015). The other six are the benchmarks of Xue et al., "Fast Distributed
 //! Deep Learning over RDMA" (EuroSys 2019). Its table gives only each model's size and number of variables. The public
-//! architectures, with ten classes in the convolutional networks and thousand in the recurrent ones, have exactly these
-//! sizes and numbers, to the table's last digit. So these are taken for the models that were measured. MB is MiB in
-//! that table.
+//! architectures, with ten classes in the convolutional networks and a thousand in the recurrent networks, have exactly
+//! these sizes and numbers, to the table's last digit. So this module takes these architectures for the measured
+//! models. MB is MiB in that table.
 
 /// A model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn resnet_50_is_the_standard_one() {
+    fn resnet_50_has_the_standard_variables() {
         let variables = Model::Resnet50.variables();
         assert_eq!((variables.len(), elements(Model::Resnet50)), (161, 25_557_032));
         assert_eq!(variables[0].shape, [7, 7, 3, 64]);

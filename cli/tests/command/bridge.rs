@@ -5,12 +5,12 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use super::bridges::{
+use super::bridge_processes::{
     self, Bridge, PATIENCE, Pair, content, eventually, first_that_sends, prepare, spawn_echo, spawn_sink,
     stopped,
 };
 
-/// More bytes than all buffers on the way hold.
+/// A number of bytes that is larger than all buffers on the way together.
 const PLENTY: usize = 8 << 20;
 
 /// Sends `sent` and ends its direction, and reads to the end at the same time.
@@ -34,7 +34,7 @@ fn ends_with_reset(stream: &mut TcpStream) {
 }
 
 #[test]
-fn every_kind_of_address_on_either_side() {
+fn bytes_pass_unchanged_between_all_kinds_of_addresses() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| format!("unix:{}", folder.path().join(name).display());
     let unix = path("server");
@@ -75,7 +75,7 @@ fn every_kind_of_address_on_either_side() {
 }
 
 #[test]
-fn several_routes_and_plenty_both_ways() {
+fn several_routes_carry_much_data_both_ways() {
     let server = spawn_echo("127.0.0.1:0");
     let far = Bridge::start("rdma://127.0.0.1:0", &format!("tcp://{server}"), &["--threads", "2"]);
     let direct = format!("tcp://{server}");
@@ -92,7 +92,7 @@ fn several_routes_and_plenty_both_ways() {
 }
 
 #[test]
-fn a_direction_that_has_ended_leaves_the_other_alone() {
+fn the_end_of_one_direction_does_not_end_the_other_direction() {
     let pair = Pair::new();
     // The client ends first. The server sees the end, and sends much data after it.
     let (mut client, mut server) = pair.connected();
@@ -138,7 +138,7 @@ fn a_reader_that_does_not_read_stops_the_writer() {
             Ok(count) => sent += count,
             Err(error) => break error,
         }
-        assert!(sent < 1 << 30, "a gigabyte was taken that nobody reads");
+        assert!(sent < 1 << 30, "the bridge took a gigabyte although the server does not read");
     };
     assert_eq!(stopped.kind(), io::ErrorKind::WouldBlock, "{stopped}");
     let grown = pair.resident().saturating_sub(before);
@@ -152,7 +152,7 @@ fn a_reader_that_does_not_read_stops_the_writer() {
 }
 
 #[test]
-fn a_thousand_connections_at_once() {
+fn a_thousand_connections_are_carried_at_once() {
     const COUNT: usize = 1000;
     let server = spawn_echo_all();
     let pair = Pair::to(&server);
@@ -193,7 +193,7 @@ fn spawn_echo_all() -> String {
 }
 
 #[test]
-fn a_killed_process_cuts_the_stream_short() {
+fn a_killed_bridge_resets_both_ends() {
     for victim in ["near", "far"] {
         let mut pair = Pair::new();
         let (mut client, mut server) = pair.connected();
@@ -272,10 +272,10 @@ fn a_client_that_leaves_with_unread_data_is_no_failure() {
 }
 
 #[test]
-fn the_same_bytes_go_over_tcp_where_rdma_is_not_wanted() {
+fn tcp_only_sends_the_bytes_over_tcp_and_require_fails() {
     let server = spawn_echo("127.0.0.1:0");
     let target = format!("tcp://{server}");
-    // Bytes of no protocol, of HTTP, and like the start of our own hello.
+    // Bytes of no protocol, and the first bytes of HTTP/2, SSH and TLS.
     let beginnings: [&[u8]; 4] = [b"\0\x01\x02", b"PRI * HTTP/2.0\r\n\r\n", b"SSH-2.0-x\r\n", b"\x16"];
     for (near, far) in [("prefer", "tcp-only"), ("tcp-only", "prefer"), ("tcp-only", "tcp-only")] {
         let far = Bridge::start("rdma://127.0.0.1:0", &target, &["--policy", far]);
@@ -295,7 +295,7 @@ fn the_same_bytes_go_over_tcp_where_rdma_is_not_wanted() {
 }
 
 #[test]
-fn a_killed_bridge_cuts_the_stream_short_over_tcp_too() {
+fn a_killed_bridge_resets_both_ends_without_rdma() {
     let (server, sink) = spawn_sink();
     let mut far = Bridge::start("rdma://127.0.0.1:0", &format!("tcp://{server}"), &["--policy", "tcp-only"]);
     let near = Bridge::start("tcp://127.0.0.1:0", &far.address, &[]);
@@ -308,7 +308,7 @@ fn a_killed_bridge_cuts_the_stream_short_over_tcp_too() {
 }
 
 #[test]
-fn a_target_that_comes_late_is_found() {
+fn a_target_that_starts_late_is_connected_to() {
     let reserved = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = reserved.local_addr().unwrap();
     drop(reserved);
@@ -323,7 +323,7 @@ fn a_target_that_comes_late_is_found() {
 }
 
 #[test]
-fn a_target_that_never_comes_ends_in_a_reset_and_one_line() {
+fn clients_of_an_unreachable_target_are_reset() {
     let address = "tcp://127.0.0.1:1";
     let bridge = Bridge::start("tcp://127.0.0.1:0", address, &["--connect-timeout", "0.4"]);
     let mut clients: Vec<_> = (0..5).map(|_| bridge.connect()).collect();
@@ -344,7 +344,7 @@ fn a_target_that_never_comes_ends_in_a_reset_and_one_line() {
 }
 
 #[test]
-fn a_signal_lets_connections_end_and_a_second_one_does_not() {
+fn the_first_signal_drains_and_the_second_signal_resets() {
     let mut pair = Pair::new();
     let (mut client, mut server) = pair.connected();
     pair.near.signal("TERM");
@@ -376,7 +376,7 @@ fn a_signal_lets_connections_end_and_a_second_one_does_not() {
 }
 
 #[test]
-fn drain_has_an_end() {
+fn draining_ends_at_its_timeout() {
     let server = spawn_echo("127.0.0.1:0");
     let mut bridge =
         Bridge::start("tcp://127.0.0.1:0", &format!("tcp://{server}"), &["--drain-timeout", "0.3"]);
@@ -410,7 +410,7 @@ fn the_service_manager_is_notified() {
 }
 
 #[test]
-fn a_socket_left_behind_is_replaced_and_nothing_else_is() {
+fn a_stale_socket_is_replaced_and_other_files_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let (server, path) = (spawn_echo("127.0.0.1:0"), folder.path().join("socket"));
     let (listen, target) = (format!("unix:{}", path.display()), format!("tcp://{server}"));
@@ -432,7 +432,7 @@ fn a_socket_left_behind_is_replaced_and_nothing_else_is() {
 }
 
 #[test]
-fn more_clients_than_there_may_be_wait() {
+fn clients_beyond_the_limit_wait() {
     let server = spawn_echo("127.0.0.1:0");
     let bridge = Bridge::start("tcp://127.0.0.1:0", &format!("tcp://{server}"), &["--max-connections", "2"]);
     let mut clients: Vec<_> = (0..3).map(|_| bridge.connect()).collect();
@@ -463,7 +463,7 @@ fn health_and_unknown_pages_are_answered() {
 }
 
 #[test]
-fn a_bridge_that_has_nothing_to_do_does_nothing() {
+fn an_idle_bridge_uses_little_cpu_time() {
     let pair = Pair::new();
     let _idle = pair.connected();
     std::thread::sleep(Duration::from_millis(500));
@@ -529,8 +529,8 @@ fn no_byte_is_lost_or_moved() {
             let seed = index as u64;
             let way = |from: &TcpStream, to: &TcpStream, seed| {
                 let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                let sender = std::thread::spawn(move || bridges::send(&mut from, each, seed));
-                let receiver = std::thread::spawn(move || bridges::receive(&mut to));
+                let sender = std::thread::spawn(move || bridge_processes::send(&mut from, each, seed));
+                let receiver = std::thread::spawn(move || bridge_processes::receive(&mut to));
                 (sender, receiver)
             };
             let ways = [way(&client, &server, seed), way(&server, &client, !seed)];

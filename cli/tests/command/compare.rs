@@ -106,7 +106,7 @@ fn workloads_are_measured_beside_sizes() {
 }
 
 #[test]
-fn every_mode_consumes_alike_where_that_is_asked_for() {
+fn consume_selects_the_modes_that_consume_payloads() {
     let sizes = ["--sizes", "63,100KiB", "--workload", "skew", "--inflight", "2", "--duration", "0.05"];
     let modes = MODES.join(",") + ",memcpy";
     for (consume, named) in [
@@ -135,7 +135,7 @@ fn every_mode_consumes_alike_where_that_is_asked_for() {
 }
 
 #[test]
-fn a_copy_of_scattered_blocks_is_a_row_like_any_other() {
+fn memcpy_copies_scattered_blocks() {
     let arguments = ["--modes", "memcpy", "--workload", "blocks", "--sizes", "1MiB", "--duration", "0.05"];
     let (written, printed) = compare(&arguments);
     assert_eq!(written["provider"], "none");
@@ -193,7 +193,7 @@ fn an_open_loop_offers_its_rate_and_names_modes_that_fall_behind() {
 }
 
 #[test]
-fn a_rate_above_the_capacity_ends_and_is_called_saturated() {
+fn a_mode_below_the_offered_rate_is_reported_as_saturated() {
     let arguments =
         ["--modes", "grpc-tcp,grpc-rdma", "--sizes", "1MiB", "--inflight", "2", "--duration", "0.1"];
     let (written, printed) = compare(&[&arguments[..], &["--rate", "300000"]].concat());

@@ -60,7 +60,7 @@ fn every_runtime_is_compared_and_named_in_closed_and_open_loops() {
 }
 
 #[test]
-fn processes_are_left_on_all_cores_where_that_is_asked_for() {
+fn pin_no_leaves_processes_on_all_cores() {
     for runtime in ["idle-polling", "current-thread", "multi-thread"] {
         let (written, printed) = short(&["--pin", "no", "--runtime", runtime]);
         assert_eq!((&written["pin"], &written["cores"]), (&false.into(), &Value::Null));
@@ -69,7 +69,7 @@ fn processes_are_left_on_all_cores_where_that_is_asked_for() {
 }
 
 #[test]
-fn both_processes_have_the_allocator_that_is_asked_for() {
+fn both_processes_have_the_chosen_allocator() {
     for allocator in ["system", "mimalloc"] {
         // The client sends the name of its allocator, and a server with another allocator refuses to serve.
         let (written, printed) = short(&["--allocator", allocator]);
@@ -80,7 +80,7 @@ fn both_processes_have_the_allocator_that_is_asked_for() {
 }
 
 #[test]
-fn the_command_line_decides_over_the_environment() {
+fn the_allocator_option_overrides_the_environment() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("rows.json");
     let arguments = [&["compare", "--json", json.to_str().unwrap()][..], &SHORT].concat();
@@ -111,7 +111,7 @@ fn a_server_with_another_allocator_than_the_client_refuses_to_serve() {
 }
 
 #[test]
-fn a_newcomer_has_no_choices_made() {
+fn newcomer_sets_the_conditions_of_a_default_tokio_program() {
     let (written, printed) = short(&["--newcomer"]);
     assert_eq!((&written["newcomer"], &written["pin"]), (&true.into(), &false.into()));
     assert_eq!((&written["allocator"], &written["cores"]), (&"system".into(), &Value::Null));
@@ -124,15 +124,12 @@ fn a_newcomer_has_no_choices_made() {
 }
 
 #[test]
-fn a_mode_that_falls_short_ends_the_command_with_its_name() {
+fn a_mode_below_the_ratio_is_named_and_the_command_fails() {
     // No mode of gRPC is a thousand times as fast as another.
     let arguments = ["compare", "--modes", "grpc-tcp,grpc-rdma", "--sizes", "64,1MiB", "--duration", "0.05"];
     let output = run(&[&arguments[..], &["--at-least", "1000"]].concat());
     refused(&output, 1, &["1000 times", "grpc-tcp", "grpc-rdma at 64 B × 1: ", "grpc-rdma at 1 MiB × 1: "]);
-    assert!(
-        String::from_utf8_lossy(&output.stdout).contains("throughput ×"),
-        "the table is there all the same"
-    );
+    assert!(String::from_utf8_lossy(&output.stdout).contains("throughput ×"), "the table is missing");
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn a_device_is_tuned() {
         assert!(drawn.contains(text), "{text:?} is not drawn");
     }
 
-    // What was kept is shown as it is; what was not (the machine was busy), is measured anew.
+    // A kept calibration is shown again. On a busy machine a calibration is not kept, and the next call measures again.
     if written["kept"].is_string() {
         assert!(tune(&["tune"]).contains("measured before"));
     }

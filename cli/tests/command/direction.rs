@@ -17,7 +17,7 @@ fn modes_without_a_direction_down_are_refused() {
 }
 
 #[test]
-fn payloads_go_both_ways_with_the_same_modes_of_grpc() {
+fn grpc_modes_carry_payloads_in_both_directions() {
     let usual = ["grpc-tcp", "grpc-tcp-busy", "grpc-tcp-tuned", "grpc-uds", "grpc-rdma", "grpc-rdma-gather"];
     for direction in ["up", "down"] {
         for more in
@@ -51,7 +51,7 @@ fn payloads_go_both_ways_with_the_same_modes_of_grpc() {
 }
 
 #[test]
-fn a_copy_within_the_client_is_the_same_either_way() {
+fn memcpy_runs_with_direction_down() {
     let arguments =
         ["--direction", "down", "--modes", "grpc-tcp,memcpy", "--sizes", "64KiB", "--duration", "0.05"];
     let (written, _) = compare(&arguments);

@@ -1,9 +1,9 @@
-//! The command as a shell sees it: processes, their output, their exit status.
+//! Tests of the command as a process: its output and its exit status.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "tests")]
 
 mod bridge;
-mod bridges;
+mod bridge_processes;
 mod compare;
 mod conditions;
 mod devices;

@@ -47,18 +47,18 @@ impl Caller {
         }
     }
 
-    /// Begins the mode's turn. The receiver checks everything that arrives in the turn as `check` says.
+    /// Begins the mode's turn. `check` selects how the receiver checks everything that arrives in the turn.
     pub(crate) async fn begin(&mut self, check: Check) -> Result<(), CallError> {
         match self {
-            // Each message says how it is to be checked.
+            // Each message carries its own kind of check.
             Self::Grpc(caller) => caller.begin().await,
             Self::Memcpy(_) => Ok(()),
             Self::Placement(caller) => caller.begin(check).await,
         }
     }
 
-    /// Ends the mode's turn, so that other modes have the core, and returns how many of its messages were checked byte
-    /// by byte now. An error is about the content that arrived in the turn.
+    /// Ends the mode's turn, so that other modes have the core. Returns the number of messages of the turn whose every
+    /// byte was checked now. An error is about the content that arrived in the turn.
     pub(crate) async fn end(&mut self) -> Result<u64, CallError> {
         match self {
             Self::Grpc(caller) => caller.end().await,
@@ -68,8 +68,8 @@ impl Caller {
         }
     }
 
-    /// Carries out `operation`, which must be one of those that were prepared, with up to `width` calls at once if it
-    /// is a set. Returns the time that this took.
+    /// Carries out `operation`, which must be prepared. A set has up to `width` calls at once. Returns the time of the
+    /// operation.
     pub(crate) async fn run(
         &mut self,
         operation: &Operation,

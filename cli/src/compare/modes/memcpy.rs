@@ -31,7 +31,8 @@ pub(crate) struct MemcpyCaller {
 struct Destination {
     memory: Vec<u8>,
     layout: Layout,
-    /// Number of operations so far: it moves the sampled offsets from one to the next.
+    /// Number of operations so far. The check derives the sampled offsets from it, so that they differ from operation
+    /// to operation.
     draws: u64,
     /// Time at which other tasks last ran.
     yielded: Instant,
@@ -70,7 +71,7 @@ impl MemcpyCaller {
         if arrived.is_some() && arrived != sent {
             return Err(CallError::Consumed { sent, arrived });
         }
-        // Nothing here ever waits, so other tasks run only if this one yields.
+        // This function never waits, so other tasks run only if it yields.
         if end - destination.yielded > YIELD_AFTER {
             destination.yielded = end;
             drop(destination);

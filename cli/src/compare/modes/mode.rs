@@ -108,7 +108,7 @@ impl Mode {
         }
     }
 
-    /// Returns how the mode encodes its messages, where `setting` is the one of the command line.
+    /// Returns the encoding of the mode's messages. `setting` comes from the command line.
     pub(crate) const fn encoding(self, setting: Encode) -> Encode {
         if matches!(self, Self::GrpcRdmaGather) { Encode::Gather } else { setting }
     }
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn only_modes_that_carry_tensors_consume_unless_all_shall_or_none() {
+    fn by_default_only_modes_that_carry_tensors_consume_payloads() {
         for mode in Mode::ALL {
             assert_eq!(mode.reduces(Consume::Auto), mode.carries_tensors(), "{mode}");
             assert!(mode.reduces(Consume::ReduceMax) && !mode.reduces(Consume::None));

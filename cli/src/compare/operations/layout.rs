@@ -38,7 +38,7 @@ impl Layout {
                 end += Content::room(len);
                 offset
             }
-            // Only operations with as many blocks as there are places have this layout.
+            // All operations with this layout have as many blocks as `places`.
             Self::Scattered(places) => places.get(index).copied().unwrap_or(0),
         })
     }

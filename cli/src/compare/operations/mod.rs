@@ -137,8 +137,9 @@ impl Operations {
 
 #[cfg(test)]
 impl Operations {
-    /// Returns these operations of single payloads with content of another variant at `torn`, where stamps seldom look
-    /// and the largest element is not. The expected results stay those of the right content.
+    /// Returns a copy of these operations, which must have single payloads. In the range `torn` the copy has content of
+    /// another variant. Stamps seldom read this range, and the largest element lies elsewhere. The expected results
+    /// stay those of the right content.
     pub(crate) fn torn(&self, torn: std::ops::Range<usize>) -> Self {
         let mut memory = self.content.all().to_vec();
         memory.copy_within(torn.start + 64..torn.end + 64, torn.start);

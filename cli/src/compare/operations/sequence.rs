@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-/// Index of the next operation, shared by all callers of a mode over all its turns in a cell: so every mode sends the
-/// same sequence.
+/// Index of the next operation. All callers of a mode share it during all turns in a cell, so all modes send equal
+/// sequences.
 pub(crate) type Position = Arc<AtomicUsize>;
 
 /// Latency, bytes and messages of an operation that is done.

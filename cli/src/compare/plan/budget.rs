@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::cell::Cell;
 
-/// The least number of calls of every mode in every cell, however long they take.
+/// The least number of turns of every mode in every cell, even if the turns take long.
 pub(super) const MIN_ROUNDS: u32 = 3;
 
 /// Estimated seconds of a run: a default run then ends within 90 s and a quick one within 15 s, including start and
@@ -23,8 +23,7 @@ const WARM_UP: f64 = 0.1;
 const MESSAGE: f64 = 100e-6;
 const BYTE: f64 = 1e-9;
 
-/// Operations outside the measured time: two with a check of every byte, each of which takes as long as two, and the
-/// first.
+/// Operations outside the measured time: the first one, and two with a check of every byte, which take twice as long.
 const OUTSIDE: f64 = 5.0;
 
 /// Returns the time for each of `modes` modes in each of `cells`, such that a run ends within 90 s, or within 15 s if
@@ -58,7 +57,7 @@ fn slot(cell: Cell, duration: f64) -> f64 {
     let shortest = f64::from(MIN_ROUNDS) * operation * callers as f64;
     let timed = match cell.rate {
         None => duration.max(shortest),
-        // The run waits for a mode that falls behind, up to the same time again.
+        // The run waits for a mode that falls behind, at most for another `duration`.
         Some(_) => 2.0 * duration,
     };
     timed + (WARM_UP * duration).max(operation) + OUTSIDE * operation

@@ -110,7 +110,7 @@ impl Cell {
         if self.load.is_set() { (1, self.inflight) } else { (self.inflight, 1) }
     }
 
-    /// Returns why `mode` can't carry the cell's messages, or `None` if it can.
+    /// Returns the reason why `mode` can't carry the cell's messages, or `None` if the mode can.
     pub(crate) fn beyond(self, mode: Mode) -> Option<String> {
         let (limit, reason) = mode.limit()?;
         (self.load.largest_call() > limit)

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn only_tensors_have_no_direction_down() {
+    fn only_modes_that_carry_tensors_lack_the_direction_down() {
         for mode in Mode::ALL {
             assert_eq!(Direction::Down.is_for(mode), !mode.carries_tensors(), "{mode}");
             assert!(Direction::Up.is_for(mode));

@@ -13,7 +13,7 @@ use self::direction::Direction;
 use crate::compare::conditions::Conditions;
 use crate::compare::modes::mode::Mode;
 use crate::compare::options::CompareOptions;
-use crate::compare::turns::schedule::MAX_ARRIVALS;
+use crate::compare::turns::arrivals::MAX_ARRIVALS;
 use crate::failure::Failure;
 use crate::lists::List;
 
@@ -40,7 +40,7 @@ pub(super) const QUICK_CELLS: [Cell; 6] = [
     Cell::closed(16 << 20, 1),
 ];
 
-/// The cells of `--newcomer`: those for which README gives figures of a program that chooses nothing.
+/// The cells of `--newcomer`. README has the figures of a program that chooses nothing for these cells.
 pub(super) const NEWCOMER_CELLS: [Cell; 6] = [
     Cell::closed(64, 1),
     Cell::closed(64, 64),
@@ -58,7 +58,8 @@ pub(super) const QUICK_NEWCOMER_CELLS: [Cell; 5] = [
     Cell::closed(16 << 20, 1),
 ];
 
-/// The payload of an open loop without `--sizes`: another one would be too much for one rate or too little for another.
+/// The payload of an open loop without `--sizes`. It is small, because a large payload at a high rate would be too
+/// much.
 const OPEN_LOOP_LOAD: Load = Load::Size(64);
 
 /// The plan of a whole run.
@@ -104,8 +105,9 @@ impl Plan {
         self.cells.iter().any(|cell| cell.rate.is_some())
     }
 
-    /// Returns the length of one mode's turn: short against the drift of a machine, long against the change of modes.
-    /// Turns of an open loop are long, so that queues can build up, but not longer than their schedule has room for.
+    /// Returns the length of one mode's turn. It is short compared with the drift of a machine, and long compared with
+    /// the change of modes. Turns of an open loop are long, so that queues can build up, but not longer than their
+    /// schedule has room for.
     pub(crate) fn slice(&self, cell: Cell) -> Duration {
         match cell.rate {
             None => (self.duration / 8).clamp(Duration::from_millis(20), Duration::from_millis(200)),
@@ -141,7 +143,7 @@ impl Plan {
     }
 }
 
-/// Refuses modes and workloads that have no such direction.
+/// Refuses modes and workloads that can't carry payloads in `direction`.
 fn check_direction(direction: Direction, options: &CompareOptions) -> Result<(), Failure> {
     let modes = options.modes.iter().flat_map(|list| &list.0);
     let sides: Vec<&str> = modes.filter(|mode| !direction.is_for(**mode)).map(|mode| mode.name()).collect();
@@ -265,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mode_gets_its_time_and_begins_some_round() {
+    fn every_mode_gets_its_time_and_rounds_begin_with_different_modes() {
         for millis in [1, 100, 200, 2000, 60_000] {
             let plan = plan(Duration::from_millis(millis));
             for rate in [None, Some(0.1), Some(1000.0), Some(1e6)] {

@@ -36,7 +36,7 @@ pub(crate) struct Facts {
     pub(crate) reducing_modes: Vec<&'static str>,
     /// The tokio runtime of both processes: `idle-polling`, `current-thread` or `multi-thread:WORKERS`.
     pub(crate) runtime: String,
-    /// Whether each process was to have a core of its own, if possible. `cores` has the result.
+    /// Whether the run asked for a core for each process. `cores` has the result.
     pub(crate) pin: bool,
     /// Whether runtime, pinning and allocator are those of a program that chooses nothing, except for given options.
     pub(crate) newcomer: bool,

@@ -8,7 +8,8 @@ use crate::compare::plan::cell::Cell;
 use crate::measure::output::bars::{self, Bars, PlotError, Series};
 use crate::units;
 
-/// A colour for each mode, in the order of [`Mode::ALL`]. Readers who can't tell red from green can tell them apart.
+/// A colour for each mode, in the order of [`Mode::ALL`]. The colours stay distinct for readers with red-green colour
+/// blindness.
 const COLOURS: [RGBColor; Mode::ALL.len()] = [
     RGBColor(0x88, 0x88, 0x88),
     RGBColor(0xbb, 0xbb, 0xbb),
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rows_are_no_error() {
+    fn no_rows_give_an_empty_plot() {
         for figure in CLOSED_LOOP.iter().chain(&OPEN_LOOP) {
             assert_eq!(draw(figure, &[]).unwrap(), "");
         }

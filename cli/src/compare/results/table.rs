@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::measure::output::grid::{dash, grid, times};
 use crate::units;
 
-/// A column: the heading, and the text of a row among others.
+/// A column: the heading, and a function from a row and all rows to the text of the row.
 pub(crate) struct Column {
     pub(crate) heading: &'static str,
     pub(crate) text: fn(&Row, &[Row]) -> String,

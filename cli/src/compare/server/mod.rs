@@ -1,4 +1,4 @@
-//! The server process: how the client starts it, and what it serves.
+//! The server process: its start by the client, and its services.
 
 pub(crate) mod process;
 pub(crate) mod serve;

@@ -1,4 +1,4 @@
-//! The server process, as the client starts and ends it.
+//! The start and the end of the server process, by the client.
 
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::failure::Failure;
 /// Longest time until the server process has started.
 const START: Duration = Duration::from_secs(20);
 
-/// A running server. It is killed when this is dropped, and ends by itself when this process ends.
+/// A running server. The drop of this value kills the server. The server ends by itself when this process ends.
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
     child: Child,
@@ -74,7 +74,7 @@ impl ServerProcess {
         }
     }
 
-    /// Waits for the server to end, which it should not, and returns the failure to report.
+    /// Waits for an unexpected end of the server, and returns the failure to report.
     pub(crate) async fn end(&mut self) -> Failure {
         match self.child.wait().await {
             Ok(status) => ended(status),

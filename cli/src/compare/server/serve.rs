@@ -1,4 +1,4 @@
-//! The server process: the services Transfer, Tensors and Source on TCP, Unix and RDMA listeners at once.
+//! The server process: the services Transfer, Tensors, Source and Turns on TCP, Unix and RDMA listeners at once.
 
 use std::io::{self, Read, Write};
 use std::net::Ipv4Addr;
@@ -59,7 +59,7 @@ pub(crate) fn run(options: &ServerOptions) -> Result<(), Failure> {
 /// Starts a thread that waits for the end of stdin, so that a busy runtime does not outlive the parent.
 fn exit_with_parent() -> Result<(), Failure> {
     let wait = || {
-        // Nothing is ever sent. An error means the end, too.
+        // The parent sends nothing. An error counts as the end.
         let _ = io::copy(&mut io::stdin().lock().take(u64::MAX), &mut io::sink());
         #[expect(clippy::disallowed_methods, reason = "the parent is gone, and nothing waits for an answer")]
         std::process::exit(0)

@@ -15,8 +15,8 @@ use crate::compare::operations::Operations;
 use crate::compare::operations::sequence::{Done, Position};
 
 /// Keeps `callers` operations in flight until `length` is over, each with `width` calls at once. Every caller makes at
-/// least one. If this future is dropped, `turn` has the results so far. `missing` counts the callers that have not
-/// ended.
+/// least one operation. If this future is dropped, `turn` has the results so far. `missing` counts the callers that
+/// have not ended.
 pub(crate) async fn run(
     caller: &Caller,
     operations: &Operations,

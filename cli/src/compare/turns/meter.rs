@@ -6,11 +6,11 @@ use indicatif::ProgressBar;
 use tokio::time::error::Elapsed;
 use tonic_rdma_proto::transfer::Check;
 
+use super::arrivals::poisson_arrivals;
 use super::closed_loop;
 use super::open_loop::{self, OfferedLoad};
 use super::outcome::TurnOutcome;
 use super::participant::{PATIENCE, Participant, patience};
-use super::schedule::poisson_arrivals;
 use super::tally::Tally;
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::grpc::client::GrpcCaller;
@@ -23,7 +23,8 @@ use crate::failure::Failure;
 use crate::measure::process::cores;
 use crate::seeded::mix;
 
-/// Up to this size an uncounted operation precedes each turn, so that no mode pays for having slept.
+/// The largest operation for which an uncounted operation precedes each turn. Without this operation, a mode that had
+/// slept would count its wake-up.
 const LEAD_IN: u64 = 4 << 20;
 
 /// Measures cell after cell.
@@ -41,7 +42,7 @@ pub(crate) struct Meter<'a> {
     pub(crate) consumed: bool,
 }
 
-/// Returns the result of a turn's begin or end. It is an error if it took too long.
+/// Returns the result of a turn's begin or end. A timeout becomes [`CallError::NoAnswer`].
 fn answered<T>(result: Result<Result<T, CallError>, Elapsed>) -> Result<T, CallError> {
     result.unwrap_or(Err(CallError::NoAnswer(PATIENCE)))
 }
@@ -76,7 +77,7 @@ impl Meter<'_> {
         for round in 0..planned {
             for participant in self.plan.order(round) {
                 let tally = &mut tallies[participant];
-                // A mode with long operations has had its time sooner. Other modes don't wait for it.
+                // A mode with long operations uses its time up in fewer rounds, and skips the remaining rounds.
                 if round < self.plan.min_rounds() || tally.wall < self.plan.duration {
                     self.announce(cell, participant);
                     self.timed_turn(participant, &operations, cell, round, tally).await?;
@@ -94,7 +95,7 @@ impl Meter<'_> {
         Ok(self.participants.iter().zip(&tallies).map(row).collect())
     }
 
-    /// Begins a mode's turn. Returns false if that failed; there is nothing to end then.
+    /// Begins a mode's turn. Returns false after a failure; the caller must not end the turn then.
     async fn begin(&mut self, participant: usize, check: Check, tally: &mut Tally) -> bool {
         let participant = &mut self.participants[participant];
         let begun = answered(tokio::time::timeout(PATIENCE, participant.caller.begin(check)).await);
@@ -218,7 +219,7 @@ impl Meter<'_> {
         }
     }
 
-    /// Makes a turn with as many callers as `concurrency` says, and as many calls at once for each.
+    /// Makes a turn with `concurrency.0` callers, each with `concurrency.1` calls at once.
     async fn closed_turn(
         &mut self,
         participant: usize,
@@ -244,7 +245,7 @@ impl Meter<'_> {
         turn
     }
 
-    /// Makes a turn in which operations begin when `offer` says.
+    /// Makes a turn in which operations begin at the times of `offer`.
     async fn open_turn(
         &mut self,
         participant: usize,

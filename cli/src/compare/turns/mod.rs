@@ -1,15 +1,16 @@
-//! The measuring: modes take turns in each cell, and the outcomes of their turns are added up.
+//! The measuring: modes take turns in each cell, and the outcomes of their turns are added up. The plan has the number and
+//! the order of the turns (`Plan::rounds`, `Plan::order`).
 //!
 //! ```text
 //!  meter ─→ participant (a mode and its connection)
-//!    │ closed_loop, open_loop (with its schedule): when operations begin
+//!    │ closed_loop, open_loop (with its arrivals): when operations begin
 //!    └─→ outcome of a turn ─→ tally of a mode in a cell ─→ row
 //! ```
 
+pub(crate) mod arrivals;
 mod closed_loop;
 pub(crate) mod meter;
 mod open_loop;
 mod outcome;
 pub(crate) mod participant;
-pub(crate) mod schedule;
 mod tally;

@@ -19,7 +19,8 @@ use crate::compare::modes::caller::Caller;
 use crate::compare::operations::{Operation, Operations};
 use crate::measure::process::cores;
 
-/// Gaps from this length on are slept through, except for their end, because the timer may be a tick late.
+/// In a gap from this length on, the generator sleeps, except at the end of the gap, because the timer may be a tick
+/// late.
 const SLEEP_FROM: Duration = Duration::from_millis(3);
 const WAKE_EARLY: Duration = Duration::from_millis(2);
 
@@ -32,9 +33,9 @@ pub(crate) struct OfferedLoad {
     /// The time when each operation is due, from the start of the turn, in order.
     pub(crate) schedule: Vec<Duration>,
     pub(crate) length: Duration,
-    /// Index of the first operation. It is the same for every mode.
+    /// Index of the first operation, equal for all modes.
     pub(crate) first: usize,
-    /// Largest number of operations in flight. Operations beyond it wait, and the wait counts as latency.
+    /// Largest number of operations in flight. Further operations wait, and the wait counts as latency.
     pub(crate) bound: usize,
     /// Calls that an operation makes at once.
     pub(crate) width: usize,
@@ -75,6 +76,7 @@ pub(crate) async fn run(
 /// The outcome of one operation.
 #[derive(Debug)]
 struct Ended {
+    /// Time when the operation was due, from the start of the turn.
     place: Duration,
     latency: Duration,
     bytes: u64,
@@ -118,8 +120,8 @@ impl<'a> Generator<'a> {
 
     /// Waits until `due`, and counts answers that arrive.
     async fn wait_until(&mut self, due: Instant) {
-        // Measures from one reading of the clock to the next, so that the readings themselves, no small part, count
-        // too.
+        // Measures from one reading of the clock to the next, so that the time of the readings, which is no small part,
+        // counts too.
         let mut read = cores::thread_cpu_time();
         let mut since_last = || {
             let before = std::mem::replace(&mut read, cores::thread_cpu_time());
@@ -162,7 +164,7 @@ impl<'a> Generator<'a> {
         self.turn.waiting += if took <= 2 * *empty { took } else { *empty };
     }
 
-    /// Waits until fewer than `bound` operations are in flight. Returns false if that takes longer than `give_up`.
+    /// Waits until fewer than `bound` operations are in flight. Returns false if the time `give_up` comes first.
     async fn room(&mut self, bound: usize, give_up: Instant) -> bool {
         while self.under_way.len() >= bound {
             match tokio::time::timeout_at(give_up.into(), self.under_way.join_next()).await {

@@ -20,7 +20,7 @@ pub(crate) struct TurnOutcome {
     pub(crate) waiting: Duration,
     /// Operations of an open loop that were sent.
     pub(crate) sent: u64,
-    /// How long each operation had waited that was given up before it was sent.
+    /// Waiting time of each operation that was given up before it was sent.
     pub(crate) unsent: Vec<Duration>,
     /// Operations without an answer at the end of the offering.
     pub(crate) backlog: u64,

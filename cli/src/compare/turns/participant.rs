@@ -58,12 +58,13 @@ impl Participant {
         tally.error(1, error.to_string());
     }
 
-    /// Releases everything that was prepared. A mode that can't do that is not used again.
+    /// Releases everything that was prepared. A mode whose release takes too long is not used again.
     pub(super) async fn release(&mut self, cell: Cell) {
         self.given_up |= tokio::time::timeout(patience(cell, 1), self.caller.release()).await.is_err();
     }
 
-    /// Counts turns in which all calls failed, as when the device is gone. The mode is given up after some of them.
+    /// Counts consecutive turns in which all calls failed, for example after the loss of the device. The mode is given
+    /// up after three such turns.
     pub(super) fn count(&mut self, turn: &TurnOutcome) {
         const TURNS: u32 = 3;
         self.failed_turns = if turn.failed() { self.failed_turns + 1 } else { 0 };

@@ -11,7 +11,7 @@ use crate::compare::plan::direction::Direction;
 use crate::compare::results::row::Row;
 use crate::failure::Failure;
 
-/// The longest latency that is recorded, in nanoseconds: longer ones count as this.
+/// The longest latency that is recorded, in nanoseconds. A longer latency counts as this value.
 const MAX_LATENCY: u64 = 600_000_000_000;
 
 /// The sum of one mode's turns in one cell.

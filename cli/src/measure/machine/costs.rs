@@ -27,8 +27,7 @@ const COPY: usize = 16 << 20;
 pub(crate) struct Costs {
     /// A round trip of two threads that poll a word of memory without ever sleeping; absent if they share one core.
     pub(crate) spin_us: Option<f64>,
-    /// A round trip of two threads that sleep until the other one wakes them by eventfd; absent if it could not be
-    /// measured.
+    /// A round trip of two threads that sleep and wake one another by eventfd; absent if it could not be measured.
     pub(crate) wake_us: Option<f64>,
     /// A system call that does next to nothing.
     pub(crate) syscall_us: Option<f64>,
@@ -90,7 +89,7 @@ fn copy() -> Option<Duration> {
     })
 }
 
-/// Measures a round trip of a word that one thread makes odd and the other one even.
+/// Measures a round trip of a word that one thread makes odd and the other thread makes even.
 fn spin(cores: Cores) -> Option<Duration> {
     let word = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -167,7 +166,7 @@ fn take(counter: &OwnedFd) -> Option<u64> {
     }
 }
 
-/// Returns the median of the results of `sample` within [`LENGTH`], at least one.
+/// Calls `sample` again and again for [`LENGTH`], at least once. Returns the median of the results.
 fn median_of(mut sample: impl FnMut() -> Option<Duration>) -> Option<Duration> {
     let mut samples = Vec::with_capacity(1 << 12);
     let start = Instant::now();

@@ -9,7 +9,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Consume {
-    /// As the users of each mode have it: a gRPC service leaves the bytes as they are, and a receiver of tensors
+    /// The usual behaviour in each mode: a gRPC service leaves the bytes as they are, and a receiver of tensors
     /// computes with them.
     #[default]
     Auto,

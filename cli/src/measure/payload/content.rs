@@ -22,8 +22,8 @@ pub(crate) const VARIANTS: usize = 4;
 /// The largest number of words that the check by stamps reads.
 pub(super) const STAMPS: u64 = 16;
 
-/// If nothing else checks every byte in the measured time, one buffer in so many is checked fully. This is seldom
-/// enough to change only the very last percentiles.
+/// If nothing else checks every byte in the measured time, one buffer in `SHARE` is checked fully. This is so seldom
+/// that it changes only the very last percentiles.
 pub(crate) const SHARE: u64 = 256;
 
 /// Content from which buffers are cut one after the other. Each buffer begins on a cache line and has a seed of its
@@ -49,11 +49,6 @@ impl Content {
     /// Returns the bytes that the content needs, with all its variants, for buffers that take `room` bytes together.
     pub(crate) const fn with_variants(room: u64) -> u64 {
         room.saturating_add(((VARIANTS - 1) * VARIANT_STRIDE * WORD) as u64)
-    }
-
-    /// Returns the seed of the variant at `index`. The first variant has the seed `seed`.
-    pub(crate) const fn variant_seed(seed: u64, index: usize) -> u64 {
-        seed.wrapping_add((index % VARIANTS * VARIANT_STRIDE) as u64)
     }
 
     /// Returns the bytes that a buffer of `len` bytes takes.
@@ -124,7 +119,8 @@ pub(crate) fn check_buffers(seed: u64, buffers: &[Bytes], stamps: Option<u64>) -
     None
 }
 
-/// Returns the offset of the first byte of `content` that differs from the content of `seed`. It reads every byte.
+/// Returns the offset of the first byte of `content` that differs from the content of `seed`. The check reads every
+/// byte.
 pub(crate) fn check_all(seed: u64, content: &[u8]) -> Option<u64> {
     let mut words = content.chunks_exact(WORD);
     let mut index = 0u64;
@@ -140,8 +136,8 @@ pub(crate) fn check_all(seed: u64, content: &[u8]) -> Option<u64> {
 }
 
 /// Checks as [`check_all`] does, but reads at most 16 words: the first, the last, and one in each fourteenth of the
-/// content, at a place that `draw` determines. So it always finds a wrong part as long as a seventh, and finds a
-/// shorter one in some of many calls.
+/// content, at a place that `draw` determines. So the check always finds a wrong part as long as a seventh of the
+/// content. It finds a shorter part in some of many calls.
 pub(crate) fn check_stamps(seed: u64, content: &[u8], draw: u64) -> Option<u64> {
     check_stamps_of(seed, content.len(), draw, |start, word| {
         word.copy_from_slice(&content[start..start + word.len()]);
@@ -185,12 +181,12 @@ pub(crate) fn fill(seed: u64, memory: &mut [u8]) {
     }
 }
 
-/// Returns whether the content of `seed` begins with these bytes. At most eight of them count.
+/// Returns whether the content of `seed` begins with the bytes of `start`. At most eight bytes count.
 pub(crate) fn begins(seed: u64, start: &[u8]) -> bool {
     start.iter().zip(word_at(seed, 0)).all(|(byte, demanded)| *byte == demanded)
 }
 
-/// Returns the seed of a variant of the content of `seed`.
+/// Returns the seed of a variant of the content of `seed`. The first variant has the seed `seed`.
 pub(crate) const fn variant_seed(seed: u64, variant: usize) -> u64 {
     seed.wrapping_add((variant % VARIANTS * VARIANT_STRIDE) as u64)
 }
@@ -313,7 +309,7 @@ mod tests {
         let content = Content::over(memory.into(), 7);
         for index in 0..VARIANTS + 1 {
             let mut variant = content.variant(index);
-            assert_eq!(variant.seed(), Content::variant_seed(7, index));
+            assert_eq!(variant.seed(), variant_seed(7, index));
             let mut next = Content::follow(variant.seed());
             for len in lengths {
                 assert_eq!(check_all(next(len), &variant.cut(len as usize)), None);

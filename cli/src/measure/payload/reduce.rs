@@ -28,9 +28,9 @@ pub(crate) struct Reduced {
     /// The largest element, little-endian `f32`. Fewer than four bytes at the end count as an element whose other bytes
     /// are zero. NaN does not count. Without any number the result is −∞, and never NaN.
     pub(crate) maximum: f32,
-    /// Digest of every byte. Contents that differ in one element have different digests. So have, almost surely, a
-    /// right payload and a torn or partly stale one. The digest does not detect elements that change places within a
-    /// group of 16 KiB at a distance of a multiple of 64 bytes, because they are in one sum.
+    /// Digest of every byte. Contents that differ in one element have different digests. A torn or partly stale payload
+    /// has, almost surely, another digest than the right payload. The digest does not detect elements that change
+    /// places within a group of 16 KiB at a distance of a multiple of 64 bytes, because they are in one sum.
     pub(crate) digest: u64,
 }
 
@@ -44,7 +44,7 @@ impl Reduced {
         Self { maximum: larger(maximum, self.maximum), digest: self.digest.wrapping_add(digest) }
     }
 
-    /// Makes the result of its parts. A receiver that consumes sends both.
+    /// Makes the result from its parts. A receiver that consumes sends both parts.
     pub(crate) fn of_parts(maximum: Option<f32>, digest: Option<u64>) -> Option<Self> {
         Some(Self { maximum: maximum?, digest: digest? })
     }
@@ -98,7 +98,7 @@ impl Reduction {
     }
 }
 
-/// The weight of each sum: odd, and different.
+/// The weights of the sums: odd numbers that differ from one another.
 const WEIGHTS: [u32; SUMS] = {
     let mut weights = [0; SUMS];
     let mut lane = 0;
@@ -120,8 +120,8 @@ fn reduce_group(maxima: &mut [f32; LANES], sums: &mut [u32; SUMS], bytes: &[u8])
     }
 }
 
-// As a separate function, of arrays that nothing else points to, this compiles to vector instructions. Otherwise it
-// takes 30 times as long.
+// The compiler makes vector instructions of this loop only in a separate function, of arrays that nothing else points
+// to. Otherwise the loop takes 30 times as long.
 #[inline(never)]
 fn reduce_blocks(maxima: &mut [f32; LANES], sums: &mut [u32; SUMS], blocks: &[[u8; BLOCK]]) {
     let (mut tops, mut totals) = (*maxima, *sums);

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn core_lists_as_the_kernel_writes_them() {
+    fn core_lists_of_the_kernel_are_parsed() {
         assert_eq!(core_list("0,64\n"), [0, 64]);
         assert_eq!(core_list("0-2,5"), [0, 1, 2, 5]);
         assert_eq!(core_list("x,0-99999999999,7"), [7]);

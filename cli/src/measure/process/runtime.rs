@@ -40,7 +40,8 @@ impl Flavour {
         }
     }
 
-    /// Returns a multi-thread runtime with as many workers as this process has cores, as `#[tokio::main]` builds it.
+    /// Returns the flavour of a multi-thread runtime with as many workers as this process has cores, as
+    /// `#[tokio::main]` builds it.
     pub(crate) fn multi_thread() -> Self {
         Self::MultiThread(std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WORKERS))
     }

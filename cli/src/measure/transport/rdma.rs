@@ -1,4 +1,5 @@
-//! The RDMA connections of `compare`, `parameter-server` and `devices`. No other file makes any.
+//! The RDMA connections of `compare` and `parameter-server`. No other file of these two commands makes RDMA
+//! connections.
 
 use std::net::SocketAddr;
 

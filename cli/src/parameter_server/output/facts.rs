@@ -25,7 +25,7 @@ pub(crate) struct TrainingFacts {
     machine: Machine,
     /// The costs of basic operations on this machine.
     round_trips: Costs,
-    /// Mini-batches of each worker in each turn, if the command line says how many.
+    /// Mini-batches of each worker in each turn, if the command line gives the number.
     #[serde(skip_serializing_if = "Option::is_none")]
     steps: Option<u32>,
     seconds_per_cell_and_mode: f64,

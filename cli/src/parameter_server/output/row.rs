@@ -40,8 +40,8 @@ impl TrainingRow {
         Self { skipped: Some(reason.to_owned()), ..row }
     }
 
-    /// Returns how many times as many mini-batches a second this row has as `mode` has in the same cell, or `None` if
-    /// there are none to compare with.
+    /// Returns the mini-batches a second of this row divided by those of `mode` in the same cell, or `None` without a
+    /// row to compare with.
     pub(crate) fn times(&self, mode: TransferMode, rows: &[Self]) -> Option<f64> {
         let base = rows.iter().find(|row| row.mode == mode && row.cell == self.cell)?.minibatches_per_s;
         (base > 0.0 && self.minibatches_per_s > 0.0).then(|| self.minibatches_per_s / base)
@@ -74,7 +74,7 @@ impl TrainingTally {
         self.steps
     }
 
-    /// Adds a turn. Its duration is that of the slowest worker.
+    /// Adds a turn. The slowest worker determines the duration of the turn.
     pub(crate) fn add(&mut self, outcome: Outcome) {
         let longest = outcome.nanos.iter().map(|nanos| nanos.iter().sum::<u64>()).max().unwrap_or(0);
         let count: usize = outcome.nanos.iter().map(Vec::len).sum();

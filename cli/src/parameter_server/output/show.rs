@@ -28,8 +28,8 @@ const HEADINGS: [&str; 10] = [
     "× grpc-rdma",
 ];
 
-/// A colour for each mode, in the order of [`TransferMode::ALL`]. Readers who can't tell red from green can tell them
-/// apart.
+/// A colour for each mode, in the order of [`TransferMode::ALL`]. The colours stay distinct for readers with red-green
+/// colour blindness.
 const COLOURS: [RGBColor; TransferMode::ALL.len()] = [
     RGBColor(0x88, 0x88, 0x88),
     RGBColor(0xdd, 0x66, 0x22),

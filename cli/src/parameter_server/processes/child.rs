@@ -35,7 +35,7 @@ pub(crate) enum ChildEvent {
     Ended(Option<ExitStatus>),
 }
 
-/// A running child process. It is killed when this is dropped, and ends by itself when this process ends.
+/// A running child process. The drop of this value kills the child. The child ends by itself when this process ends.
 #[derive(Debug)]
 pub(crate) struct Child {
     name: ProcessName,
@@ -67,7 +67,7 @@ impl Child {
         Ok(Self { name, stdin, listener: listener.abort_handle() })
     }
 
-    /// Sends a command. If the child is gone, its end is reported as an event.
+    /// Sends a command. If the child has ended, an event reports the end.
     pub(crate) async fn send(&mut self, command: &ChildCommand) -> Result<(), Failure> {
         let line = serde_json::to_string(command)
             .map_err(|error| Failure::run(format!("can't send a command to {}", self.name)).because(error))?;

@@ -64,7 +64,7 @@ pub(crate) enum Report {
     },
 }
 
-/// A child is ready for turns.
+/// The report of a child that is ready for turns.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Ready {
     /// Address of the server's gRPC over TCP.
@@ -74,7 +74,7 @@ pub(crate) struct Ready {
     pub(crate) rdma_gather: Option<SocketAddr>,
     /// Address of the tensor device.
     pub(crate) device: Option<String>,
-    /// The provider in use, as a worker knows it: such as `soft`.
+    /// The provider that a worker uses, such as `soft`.
     pub(crate) provider: Option<String>,
     /// Bits of the largest element of the tensors that this child sends, for each variant.
     pub(crate) maxima: [u32; VARIANTS],

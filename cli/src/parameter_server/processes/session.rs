@@ -19,7 +19,8 @@ const START: Duration = Duration::from_secs(30);
 /// Longest time of a turn, in addition to the time of its bytes at [`SLOWEST`] (bytes a second).
 const PATIENCE: Duration = Duration::from_secs(30);
 const SLOWEST: f64 = 20e6;
-/// Time to wait for the end of another process after a failure: a process that misses the lost one may report first.
+/// Time to wait for the end of another process after a failure. When a process ends, its peers may report their own
+/// failures before the end of this process is seen.
 const EXPLANATION: Duration = Duration::from_millis(500);
 
 /// A server and its workers.
@@ -161,7 +162,8 @@ impl Session {
         })
     }
 
-    /// Checks that every tensor was received, and that consuming found in them what was sent.
+    /// Checks that every process received every tensor, and that the results of consuming equal the results of the
+    /// senders.
     fn check(&self, turn: TurnRequest, server: &Done, workers: &[Done]) -> Result<(), Failure> {
         let tensors = self.cell.model.variables().len() as u64 * u64::from(turn.steps);
         let found = |senders: &[&Ready]| {
@@ -198,8 +200,8 @@ impl Session {
         Ok(())
     }
 
-    /// Waits for the next report of any process. `awaited` is the process that is named if none comes in time. A
-    /// process that fails or ends is the failure to report.
+    /// Waits for the next report of any process. The failure or the end of any process is an error. If no report comes
+    /// in time, the error names `awaited`.
     async fn next_report(
         &mut self,
         deadline: Instant,
@@ -222,7 +224,8 @@ impl Session {
         }
     }
 
-    /// Explains a failure. A process may only report that it misses another one, whose end is the better explanation.
+    /// Returns the best explanation of a failure. If another process has ended, its end explains the failure better
+    /// than `reason`.
     async fn explain(&mut self, reason: String) -> Failure {
         let deadline = Instant::now() + EXPLANATION;
         while let Ok(Some((name, events))) = tokio::time::timeout_at(deadline, self.events.recv()).await {

@@ -123,7 +123,7 @@ impl Server {
         }
     }
 
-    /// Waits until the workers have ended the turn. A part of the turn that fails earlier ends it.
+    /// Waits until the workers have ended the turn. If a part of the turn fails earlier, this failure ends the wait.
     async fn watch(&mut self, commands: &mut UnboundedReceiver<ChildCommand>) -> Result<(), Failure> {
         loop {
             tokio::select! {

@@ -50,7 +50,8 @@ impl Receipt {
         self.accept(place, wrong)
     }
 
-    /// Checks and consumes a tensor that lies in a slot, where it is read through the cache.
+    /// Checks and consumes a tensor that lies in a slot. Reads the slot piece by piece, so that the pieces stay in the
+    /// cache.
     pub(crate) fn take_from_slot(
         &mut self,
         place: TensorPosition<'_>,
@@ -144,7 +145,7 @@ mod tests {
             let done = receipt.done();
             assert_eq!((done.maximum, done.checked), (Some(reduce(&bytes).maximum.to_bits()), 3));
         }
-        // A few bytes of another mini-batch where stamps do not look. The largest element stays equal.
+        // A few bytes of another mini-batch, at a place that stamps do not read. The largest element stays equal.
         let found = |bytes: &[u8]| {
             let mut receipt = Receipt::new(false, true);
             receipt.take(place(2, 5), bytes).unwrap();

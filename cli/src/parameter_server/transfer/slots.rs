@@ -80,7 +80,7 @@ impl Senders {
         Ok(Self { slots, _channel: channel })
     }
 
-    /// Sends each tensor of mini-batch `step`, as `mode` does. Tensors may still be in flight when this returns.
+    /// Sends each tensor of mini-batch `step` in `mode`. Tensors may still be in flight afterwards.
     pub(crate) async fn send(
         &mut self,
         mode: TransferMode,

@@ -13,7 +13,7 @@ use crate::seeded::mix;
 use crate::units;
 use crate::workload::{Model, Variable};
 
-/// The process that tensors come from. Each process has other content.
+/// The process that tensors come from. The contents of any two processes differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// The server, with the variables.
@@ -73,7 +73,7 @@ impl Layout {
     /// Returns length in bytes, and seed in mini-batch `step`, of tensor `index`, or `None` if there are fewer tensors.
     pub(crate) fn expected(&self, index: usize, step: u64) -> Option<(usize, u64)> {
         let place = self.tensors.get(index)?;
-        let seed = Content::variant_seed(self.seed, variant(step));
+        let seed = content::variant_seed(self.seed, variant(step));
         Some((place.length, seed.wrapping_add(place.offset as u64 / 8)))
     }
 }

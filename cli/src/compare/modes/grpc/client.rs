@@ -34,8 +34,9 @@ pub(crate) struct GrpcCaller {
     source: SourceClient<GatherRequests<Channel>>,
     turns: Box<TurnsClient<GatherRequests<Channel>>>,
     direction: Direction,
-    /// Seed of the content that payloads are requested from, and the number of requests: it moves the sampled offsets.
+    /// Seed of the content that payloads are requested from.
     origin: u64,
+    /// Number of requests so far. The check derives the sampled offsets from it.
     draws: Arc<AtomicU64>,
     /// Whether the receiver consumes payloads; the server was started with this setting.
     reduces: bool,
@@ -76,12 +77,12 @@ impl GrpcCaller {
         self.origin = operations.content().seed();
     }
 
-    /// Returns the caller to a server that answers with the largest element, if `reduces`.
+    /// Returns the caller with the setting `reduces`: whether the server answers with the largest element.
     pub(crate) fn reducing(self, reduces: bool) -> Self {
         Self { reduces, ..self }
     }
 
-    /// Carries out `operation`, with up to `width` calls at once if it is a set. Returns the time that this took.
+    /// Carries out `operation`. A set has up to `width` calls at once. Returns the time of the operation.
     pub(crate) async fn run(
         &mut self,
         operation: &Operation,
@@ -126,7 +127,7 @@ impl GrpcCaller {
         }
     }
 
-    /// Checks that the receiver found in the payload what the sender knows of it.
+    /// Compares the receiver's result of consuming the payload with the sender's result.
     fn check_reduced(&self, sent: Option<Reduced>, arrived: Option<Reduced>) -> Result<(), CallError> {
         if self.reduces && sent != arrived { Err(CallError::Consumed { sent, arrived }) } else { Ok(()) }
     }
@@ -149,8 +150,8 @@ impl GrpcCaller {
         }
     }
 
-    /// Requests a payload, and checks and consumes it as the server does in the other direction. Returns the time of
-    /// all of it.
+    /// Requests a payload, checks it, and consumes it, like the server in the other direction. Returns the time of the
+    /// three steps together.
     async fn get(&mut self, put: &Put, check: Check) -> Result<Duration, CallError> {
         let sent = put.payload.len() as u64;
         let request = GetRequest { origin: self.origin, seed: put.seed, bytes: sent };
@@ -195,8 +196,8 @@ impl GrpcCaller {
         }
     }
 
-    /// Sends a whole set, in order, with up to `width` calls in flight. The first error ends it. Returns the time that
-    /// this took.
+    /// Sends a whole set, in order, with up to `width` calls in flight. The first error ends the set. Returns the time
+    /// of the set.
     async fn push_set(
         &mut self,
         set: &Arc<[Push]>,

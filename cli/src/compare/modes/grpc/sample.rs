@@ -8,14 +8,14 @@ use bytes::Bytes;
 use crate::measure::payload::content::check_buffers;
 use crate::seeded::Draws;
 
-/// The largest number of kept messages, and of bytes in them. One larger message is kept too.
+/// The largest number of kept messages, and of bytes in them. A single message may be larger.
 const MESSAGES: usize = 64;
 const BYTES: u64 = 1 << 20;
 /// Larger messages are not kept: a turn has few of them, and the allocation of memory for the next one would be much of
 /// the measured time.
 const LARGEST: u64 = 256 << 20;
 
-/// A fair sample: each message of a turn is in it with the same probability. Clones share it.
+/// A fair sample: each message of a turn is in the sample with equal probability. Clones share it.
 ///
 /// A kept message costs a reference count, and its memory is not free for the next message. So the sample keeps no more
 /// than fits into a cache, and replaces messages more seldom the larger they are.
@@ -54,7 +54,7 @@ impl Default for SampleState {
 }
 
 impl Sample {
-    /// Takes note of a message of `buffers` with the content of `seed`. The message may replace an older one.
+    /// Offers a message of `buffers` with the content of `seed` to the sample. The message may replace an older one.
     pub(crate) fn arrived(&self, seed: u64, buffers: &[Bytes]) {
         let bytes: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
         if bytes > LARGEST {

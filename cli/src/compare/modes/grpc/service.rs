@@ -22,7 +22,7 @@ use crate::measure::process::cores;
 /// Takes payloads, and answers whether their content is right.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TransferService {
-    /// Number of calls so far: it moves the sampled offsets from call to call.
+    /// Number of calls so far. The check derives the sampled offsets from it, so that they differ from call to call.
     calls: Arc<AtomicU64>,
     /// Whether each answer has the result of consuming the payload.
     reduces: bool,

@@ -138,7 +138,8 @@ impl PlacementCaller {
         Ok(elapsed)
     }
 
-    /// Keeps `callers` operations in flight until `end`, as that many callers would. An error ends it.
+    /// Keeps `callers` operations in flight until `end`, like that number of callers in other modes. An error ends the
+    /// sending.
     pub(crate) async fn keep_sending(
         self,
         operations: Operations,
@@ -169,7 +170,7 @@ impl PlacementCaller {
     pub(crate) async fn release(&mut self) {
         *self.state.lock().await = SendState::default();
         let mode = self.mode.name().to_owned();
-        // If the server is gone, so are its places.
+        // The request fails only if the server has ended. Its places are free then.
         let _ = self.control.release(ReleaseRequest { mode }).await;
     }
 }

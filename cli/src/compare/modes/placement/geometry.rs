@@ -31,7 +31,7 @@ pub(super) struct Batch {
     destination: Layout,
     /// Number of buffers of an operation.
     count: usize,
-    /// Lengths of the buffers, if all operations have the same. The header has no lengths then.
+    /// Lengths of the buffers, if all operations have equal lengths. The header has no lengths then.
     lengths: Option<Arc<[u64]>>,
 }
 
@@ -65,8 +65,8 @@ impl Batch {
         if self.lengths.is_some() { 1 } else { 1 + self.count }
     }
 
-    /// Returns the lengths of the buffers from the words of a header, or `None` if the buffers don't fit into the room,
-    /// which a correct sender never does.
+    /// Returns the lengths of the buffers from the words of a header, or `None` if the buffers don't fit into the room.
+    /// A correct sender never sends such lengths.
     pub(super) fn lengths(&self, words: &[u64]) -> Option<Arc<[u64]>> {
         if let Some(lengths) = &self.lengths {
             return Some(Arc::clone(lengths));
@@ -102,8 +102,9 @@ fn seeds(layout: &Layout, first: u64, lengths: &[u64]) -> impl Iterator<Item = u
     })
 }
 
-/// Returns the seed of the operation that begins with these bytes: its first eight, or all that it has. `seed` is the
-/// seed of the first variant. Very short payloads of several variants may be equal; the first variant counts then.
+/// Returns the seed of the operation that begins with `start`: its first eight bytes, or all bytes of a shorter
+/// operation. `seed` is the seed of the first variant. Very short payloads of several variants may be equal; the first
+/// variant counts then.
 pub(super) fn identify(seed: u64, start: &[u8]) -> Option<u64> {
     (0..VARIANTS).map(|variant| variant_seed(seed, variant)).find(|seed| begins(*seed, start))
 }

@@ -15,7 +15,8 @@ use crate::seeded::mix;
 pub(super) struct Inspector {
     pub(super) every_byte: bool,
     reduces: bool,
-    /// Number of buffers so far: it moves the sampled offsets from one to the next.
+    /// Number of buffers so far. The check derives the sampled offsets from it, so that they differ from buffer to
+    /// buffer.
     draws: u64,
     scratch: Box<Scratch>,
 }
@@ -116,7 +117,8 @@ impl Inspector {
 
     fn stamps(&self, memory: &SharedRegion, range: Range<usize>, seed: u64) -> Option<u64> {
         check_stamps_of(seed, range.len(), mix(self.draws), |start, word| {
-            // The word lies within the slot. If not, the word stays zero, which no content has.
+            // The word lies within the slot. Otherwise it stays zero, and the check fails, because no content has such
+            // a word.
             let _ = memory.copy_out(range.start + start, word);
         })
     }

@@ -4,12 +4,12 @@
 //!   client                                                     server
 //!   control ── Prepare, Begin, End (gRPC, outside the time) ─▶ service ── a task for each mode
 //!   caller ── sender ══ payload and tail, one WRITE ══════════▶ sink: looks at the tail; checks, consumes,
-//!          looks at the count ◀═══════════════════ release ═══       releases: that is the acknowledgement
+//!          looks at the count ◀═══════════════════ release ═══       releases (the acknowledgement)
 //! ```
 //!
 //! Both ends poll memory during a turn of the mode, and only then: otherwise the server would starve the services of
 //! other modes. While they poll they yield to their runtime now and then (`yield_timer`). In `rdma-zerocp-await`
-//! neither polls: both wait by futures. The receiver reports its findings at the end of the turn, for all operations at
+//! both ends wait by futures, without polling. The receiver reports its findings at the end of the turn, for all operations at
 //! once (`record`).
 
 mod caller;

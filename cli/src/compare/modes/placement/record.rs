@@ -1,4 +1,4 @@
-//! The record of a turn's operations. Both ends make one, and they are compared when the turn is over.
+//! The record of a turn's operations. Each end makes a record. The two records are compared when the turn is over.
 
 use tonic_rdma_proto::placement::{EndReply, Mismatch};
 
@@ -20,10 +20,10 @@ pub(crate) enum Discrepancy {
     /// The number of operations differs.
     #[error("{sent} operations were sent and {arrived} arrived")]
     Count { sent: u64, arrived: u64 },
-    /// Other operations arrived, or in another order.
+    /// Other operations arrived, or the operations arrived in another order.
     #[error("other operations arrived than were sent, or in another order")]
     Identity,
-    /// The receiver found other content in them.
+    /// The receiver found other content in the operations.
     #[error("the receiver found something else in what arrived than was sent")]
     Consumed,
 }
@@ -32,14 +32,15 @@ impl Record {
     /// Adds an operation: the seed of its content, and the result of consuming it if it is consumed.
     pub(super) fn add(&mut self, identity: Option<u64>, reduced: Option<Reduced>) {
         self.operations += 1;
-        // An unknown operation counts as a seed that no operation has: seeds are spread over all 64 bits.
+        // An unknown operation counts as a seed that almost surely no operation has, because seeds are spread over all
+        // 64 bits.
         self.identities = mix(self.identities ^ identity.unwrap_or(u64::MAX));
         // The sign of zero does not count.
         let maximum = reduced.map_or(u64::MAX, |it| (it.maximum + 0.0).to_bits().into());
         self.consumed = mix(mix(self.consumed ^ maximum) ^ reduced.map_or(0, |it| it.digest));
     }
 
-    /// Notes a wrong byte: buffer, and offset in it. Only the first is kept.
+    /// Notes a wrong byte: the buffer, and the offset in the buffer. Only the first wrong byte is kept.
     pub(super) fn wrong(&mut self, buffer: u64, offset: u64) {
         self.mismatch.get_or_insert((buffer, offset));
     }
@@ -49,7 +50,7 @@ impl Record {
         self.mismatch
     }
 
-    /// Compares this record, the sender's, with the receiver's.
+    /// Compares this record, made by the sender, with `arrived`, made by the receiver.
     pub(super) fn compare(&self, arrived: &Self) -> Result<(), Discrepancy> {
         if self.operations != arrived.operations {
             Err(Discrepancy::Count { sent: self.operations, arrived: arrived.operations })

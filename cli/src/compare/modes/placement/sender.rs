@@ -34,7 +34,7 @@ pub(super) enum Target {
 pub(super) enum TensorSource {
     /// Registered memory: a tensor for each variant of the content and each slot.
     Registered(Vec<Vec<Tensor>>),
-    /// A region for each variant, for a single slot. It is absent while an operation uses it.
+    /// A region for each variant, for a single slot. A region is absent while an operation uses it.
     Regions(Vec<Option<MemRegion>>),
     /// Ordinary memory: each tensor is copied when it is sent.
     Anywhere,

@@ -47,7 +47,7 @@ enum Places {
 #[derive(Debug)]
 struct SlotOperation {
     lengths: Arc<[u64]>,
-    /// The slot of the next tensor, and the findings in the operation so far.
+    /// Index of the slot of the next tensor. The two fields below have the findings in the operation so far.
     next: usize,
     identity: Option<u64>,
     found: Option<Reduced>,

@@ -89,15 +89,16 @@ impl OperationStream {
         let ended = self.under_way.len() - pending;
         for (begun, bytes, messages) in self.under_way.drain(..ended) {
             self.done.push((now - begun, bytes, messages));
-            // The operation's caller makes another one.
+            // The caller of the operation begins its next one.
             if now < self.end {
                 self.waiting.push_back(now);
             }
         }
     }
 
-    /// Does the work of [`run`](Self::run) without polling. With one operation at a time it sends the operation and
-    /// waits for its release. With several, an operation that needs a buffer waits for the release of the oldest.
+    /// Sends like [`run`](Self::run), but without polling. With one operation at a time, the stream waits for the
+    /// release of each operation. With several, an operation that finds no free buffer waits for the release of the
+    /// oldest one.
     pub(super) async fn run_awaiting(
         &mut self,
         sender: &mut TensorSender,
@@ -122,7 +123,8 @@ impl OperationStream {
         }
     }
 
-    /// Waits until an operation has ended, the oldest if the slot is full, and counts all that have ended.
+    /// Waits until an operation has ended (the oldest operation if the slot is full). Counts all operations that have
+    /// ended.
     async fn wait(&mut self, sender: &mut TensorSender) -> Result<(), CallError> {
         let under_way = self.under_way.len();
         self.count_ended(sender)?;

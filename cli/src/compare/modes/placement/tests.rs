@@ -118,7 +118,7 @@ async fn a_torn_middle_is_found_in_every_operation() {
 }
 
 #[tokio::test]
-async fn unprepared_and_senseless_requests_are_errors() {
+async fn unprepared_and_invalid_requests_are_errors() {
     let operation = Operations::new(Load::Size(64), 3, true).unwrap().take(0);
     let mut unprepared = caller(Mode::RdmaZerocp).await;
     assert!(unprepared.begin(Check::All).await.is_err());

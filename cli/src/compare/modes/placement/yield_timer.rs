@@ -12,7 +12,7 @@ const LOOKS: u32 = 256;
 const IDLE: Duration = Duration::from_secs(1);
 const IDLE_SLEEP: Duration = Duration::from_millis(1);
 
-/// Counts looks without a result, and says when to yield.
+/// Counts looks without a result, and decides when the thread yields.
 #[derive(Debug)]
 pub(super) struct YieldTimer {
     looks: u32,

@@ -229,8 +229,8 @@ pub(crate) fn spawn_sink() -> (String, mpsc::Receiver<TcpStream>) {
     (address, accepted)
 }
 
-/// Waits for the next connection that sends a byte, and reads this byte. Bridges also make connections without a byte, to look
-/// whether the target is there.
+/// Waits for the next connection that sends a byte, and reads this byte. Bridges also make connections without a byte,
+/// to find out whether the target is reachable.
 pub(crate) fn first_that_sends(accepted: &mpsc::Receiver<TcpStream>) -> TcpStream {
     loop {
         let mut server = accepted.recv_timeout(PATIENCE).unwrap();

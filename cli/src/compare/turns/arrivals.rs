@@ -1,10 +1,10 @@
-//! The schedule of an open loop: the times when operations are due.
+//! The arrivals of an open loop: the times when operations are due.
 
 use std::time::Duration;
 
 use crate::seeded::Draws;
 
-/// The largest number of operations of one turn: their schedule is made before the turn begins.
+/// The largest number of operations of one turn. The times of all of them are drawn before the turn begins.
 pub(crate) const MAX_ARRIVALS: f64 = 1e6;
 
 /// Draws Poisson arrivals in `length`: as many as `rate` (per second) demands, at least one, at times that `seed`
