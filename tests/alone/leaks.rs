@@ -14,7 +14,7 @@ fn threads() -> usize {
 }
 
 #[test]
-fn of_a_server_that_shut_down() {
+fn a_server_that_shut_down_leaves_nothing() {
     super::alone(Runtime::Idle, async {
         let (port, habits) = (Port::reserve(), ScriptedGreeter::new());
         let once = async || {
@@ -40,7 +40,7 @@ fn tasks() -> usize {
 }
 
 #[test]
-fn of_a_balanced_channel() {
+fn a_dropped_balanced_channel_leaves_nothing() {
     super::alone(Runtime::Idle, async {
         let habits = ScriptedGreeter::new();
         let running = Over::Rdma.serve(&habits, |server| server).await;
@@ -69,7 +69,7 @@ fn of_a_balanced_channel() {
 }
 
 #[test]
-fn of_endpoints_that_were_removed() {
+fn removed_endpoints_leave_nothing() {
     super::alone(Runtime::Idle, async {
         let running = Over::Rdma.serve(&ScriptedGreeter::new(), |server| server).await;
         let (channel, changes): (BalancedChannel, _) = balance_channel(4, Over::Rdma.connector());

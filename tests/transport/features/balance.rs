@@ -201,7 +201,7 @@ fn an_endpoint_that_is_down_gets_no_calls_and_few_dials() {
 }
 
 #[test]
-fn without_any_that_is_up_a_call_fails_with_the_last_reason() {
+fn if_no_endpoint_is_up_a_call_fails_with_the_last_reason() {
     both(async |over| {
         let (one, other) = (Port::reserve(), Port::reserve());
         let channel = balance_list([one.endpoint(), other.endpoint()], over.connector());

@@ -43,7 +43,7 @@ fn hold(channel: &Channel) -> tokio::task::JoinHandle<Result<String, tonic::Stat
 }
 
 #[test]
-fn without_a_limit_all_go_at_once() {
+fn without_a_limit_all_calls_run_at_once() {
     assert_eq!(unchanged(|over| held_at_once(over, |server| server, |client| client, CALLS)), CALLS);
 }
 
@@ -66,7 +66,7 @@ fn a_channels_limit() {
 }
 
 #[test]
-fn what_is_above_the_limit_is_shed() {
+fn calls_above_the_limit_are_shed() {
     let (shed, kept) = unchanged(async |over: Over| {
         let habits = ScriptedGreeter::new();
         let running =

@@ -49,7 +49,7 @@ async fn outlive(over: Over) {
 
 /// Behaves like a server that goes away just when a client dials.
 #[test]
-fn a_server_that_hung_up_once_is_not_taken_for_a_stock_one() {
+fn a_server_that_hung_up_once_is_not_taken_for_a_stock_server() {
     Runtime::Idle.run(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());

@@ -24,7 +24,7 @@ async fn calls_with_tls_go_over_rdma() {
 }
 
 #[tokio::test]
-async fn calls_with_tls_go_over_tcp_where_there_is_no_rdma() {
+async fn calls_with_tls_go_over_tcp_without_rdma() {
     let authority = Authority::new("authority");
     let running = serve(Some(authority.server())).await;
     let connector = RdmaConnector::with_config(config().policy(Policy::TcpOnly));
@@ -34,7 +34,7 @@ async fn calls_with_tls_go_over_tcp_where_there_is_no_rdma() {
 }
 
 #[tokio::test]
-async fn stock_clients_come_by_the_same_port() {
+async fn stock_clients_use_the_same_port() {
     let authority = Authority::new("authority");
     let running = serve(Some(authority.mutual_server())).await;
     let said = greet_stock(running.address, Some(authority.client_named("stock"))).await.unwrap();
