@@ -1,5 +1,5 @@
-//! Cases that fail without our transport too, with their messages and reasons. An entry for a case that does not fail any more is
-//! an error, so that the list stays true.
+//! Cases that are known to fail with a stock peer, without our transport too, with their messages and reasons. An entry for a case
+//! that does not fail any more is an error, so that the list stays true.
 
 use crate::direction::Side;
 use crate::peer::Peer;
