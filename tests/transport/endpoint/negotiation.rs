@@ -256,7 +256,7 @@ fn stock_servers_are_dialled_anew_over_tcp_and_remembered() {
 }
 
 #[test]
-fn a_connection_that_takes_too_long_is_given_up() {
+fn a_client_gives_up_a_connection_that_takes_too_long() {
     Runtime::Idle.run(async {
         // The backlog of the port is full, so that the kernel answers no further client.
         let full = TcpSocket::new_v4().unwrap();

@@ -1,4 +1,4 @@
-//! The byte stream: content, order, ends.
+//! The byte stream: its content, its order, and the ways in which it ends.
 
 use std::io::{ErrorKind, IoSlice};
 

@@ -100,8 +100,8 @@ pub(crate) fn floors(package: &Package, crates: &[(&str, &str, u8)]) -> Vec<Stri
     let mut violations = Vec::new();
     for (path, module) in &package.modules {
         let top = path.split("::").next().unwrap_or_default();
-        let re_exports_only = module.file == package.modules[""].file || INTERNAL_MODULES.contains(&top);
-        if !floors.is_empty() && !re_exports_only && floor_of(top).is_none() {
+        let is_root_or_internal = module.file == package.modules[""].file || INTERNAL_MODULES.contains(&top);
+        if !floors.is_empty() && !is_root_or_internal && floor_of(top).is_none() {
             violations.push(format!("{}: `{top}` has no floor: give it one", module.file));
         }
         for import in imports(package, path) {
@@ -112,7 +112,7 @@ pub(crate) fn floors(package: &Package, crates: &[(&str, &str, u8)]) -> Vec<Stri
             {
                 violations.push(format!("{place} is a crate that is not below this one"));
             }
-            let Some(own) = floor_of(top).filter(|_| !re_exports_only) else { continue };
+            let Some(own) = floor_of(top).filter(|_| !is_root_or_internal) else { continue };
             match import.target.as_ref().map(top_of) {
                 Some(other) if other == top => {}
                 // `pub(crate)` in a macro.
