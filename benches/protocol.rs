@@ -1,6 +1,6 @@
 //! Measures the cost of the protocol core for each message: `cargo bench --bench protocol`. It uses no device and moves no bytes.
 //!
-//! Two connections exchange messages. The bench stands for the devices, and does everything at once: messages arrive, sends complete,
+//! Two connections exchange messages. The bench does the work of the devices, everything at once: messages arrive, sends complete,
 //! READs land. The measured time is the time of both ends together.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a bench that can't run says so by stopping")]
 

@@ -1,4 +1,4 @@
-//! Allocation sites learn from what gRPC calls send: over RDMA and TCP, gathered and copied, in both directions.
+//! Allocation sites register the buffers that gRPC calls send by reference, and no others: over RDMA and TCP, in both directions.
 
 use std::net::SocketAddr;
 

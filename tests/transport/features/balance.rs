@@ -193,7 +193,7 @@ fn an_endpoint_that_is_down_gets_no_calls_and_few_dials() {
         let state = channel.endpoints()[0].state.clone();
         assert!(!matches!(state, EndpointState::Up(_)), "{state:?}");
         // An upper limit for the number of dials: each dial comes at least 80 ms after the one before, and makes three
-        // connections until the dialer knows whether the server is a stock one.
+        // connections until the dialer knows whether the server is stock.
         let dials = 1 + started.elapsed().as_millis() / 80;
         let taken = taken.load(Ordering::SeqCst) as u128;
         assert!(taken <= 3 * dials, "{taken} connections in {dials} dials");

@@ -1,4 +1,4 @@
-//! Compares the book's page of metrics with what the code records: names, kinds, units and labels.
+//! Compares the book's page of metrics with the metrics that the code records: names, kinds, units and labels.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -12,7 +12,7 @@ pub(crate) struct KnownFailure {
     pub(crate) case: &'static str,
     /// Messages of the failure. One of them is in the failure of the control and of every direction.
     pub(crate) messages: &'static [&'static str],
-    /// Whether the case fails in some runs and passes in others, here or in the control.
+    /// True if the case fails in some runs and passes in others, here or in the control.
     pub(crate) at_times: bool,
     pub(crate) reason: &'static str,
 }
