@@ -1,7 +1,7 @@
-//! Measures the cost of the protocol core for each message: `cargo bench --bench protocol`. No device, and no bytes moved.
+//! Measures the cost of the protocol core for each message: `cargo bench --bench protocol`. It uses no device and moves no bytes.
 //!
-//! Two connections, with devices in between that do everything at once: messages arrive, sends complete, READs land. The bench
-//! measures the time of both ends together.
+//! Two connections exchange messages. The bench does the work of the devices, everything at once: messages arrive, sends complete,
+//! READs land. The measured time is the time of both ends together.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a bench that can't run says so by stopping")]
 
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ fn main() {
     divan::main();
 }
 
-/// Sends an eager message there and one back. Each carries the credits of the other.
+/// Sends an eager message and an eager reply. Each carries the credit for the message before it.
 #[divan::bench]
 fn eager_round_trip(bencher: Bencher<'_, '_>) {
     let mut pair = Pair::new();

@@ -73,8 +73,8 @@ impl Transport for Rdma {
     }
 }
 
-/// Round trips of one measurement. They run in one task, as in a server or a client, because entering and leaving the runtime for
-/// each would cost more than the round trip.
+/// Round trips of one measurement. They run in one task, because to enter and leave the runtime for each round trip would cost more
+/// than the round trip.
 const TRIPS: usize = 10;
 
 /// Sends a message of this length and waits for its return, ten times.

@@ -61,8 +61,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let tls = ClientTlsConfig::new().ca_certificate(trusted.clone()).domain_name("server");
         println!("{name}: {}", greet(address, tls.identity(issue(&authority, name)?)).await?);
     }
-    let nobody = ClientTlsConfig::new().ca_certificate(trusted).domain_name("server");
-    match greet(address, nobody).await {
+    let anonymous = ClientTlsConfig::new().ca_certificate(trusted).domain_name("server");
+    match greet(address, anonymous).await {
         Ok(said) => return Err(format!("without a certificate: {said}").into()),
         Err(error) => println!("without a certificate: {}", innermost(&*error)),
     }
@@ -73,7 +73,7 @@ async fn greet(address: std::net::SocketAddr, tls: ClientTlsConfig) -> Result<St
     let connector = RdmaConnector::with_config(Config::from_env()?);
     let endpoint = Endpoint::from_shared(format!("https://{address}"))?.tls_config(tls)?;
     let channel = endpoint.connect_with_connector(connector).await?;
-    let request = HelloRequest { name: "whoever I am".into() };
+    let request = HelloRequest { name: "a worker".into() };
     Ok(GreeterClient::new(channel).say_hello(request).await?.into_inner().message)
 }
 

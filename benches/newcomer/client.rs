@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use super::path::{Cell, Path};
 use super::server::ServerProcess;
-use super::{calls, safety_net, tensors};
+use super::{calls, late_waits, tensors};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
-    /// Microseconds for each operation: the time of the loop divided by its rounds.
+    /// Microseconds of an operation: the time of the loop divided by the number of rounds.
     pub(crate) micros: f64,
-    /// Waits in both processes that only the safety net ended.
+    /// Waits in both processes that a timer ended.
     pub(crate) late_waits: u64,
 }
 
@@ -21,7 +21,7 @@ const WARM: u64 = 100;
 pub(crate) fn run(cell: Cell, duration: Duration) -> Measured {
     let mut server = ServerProcess::start(cell);
     let addresses = server.addresses();
-    safety_net::begin();
+    late_waits::begin();
     let micros = cell.runtime.run(async {
         match cell.path {
             Path::GrpcTcp | Path::GrpcRdma => calls::greeter(cell, &addresses, duration).await,
@@ -33,7 +33,7 @@ pub(crate) fn run(cell: Cell, duration: Duration) -> Measured {
             Path::Notice => tensors::notice(cell, &mut server, duration).await,
         }
     });
-    Measured { micros, late_waits: safety_net::waits() + server.end() }
+    Measured { micros, late_waits: late_waits::count() + server.end() }
 }
 
 /// Calls `round` with increasing steps for `duration`. Returns the microseconds of a round.

@@ -5,19 +5,19 @@
 //! cargo bench --bench newcomer -- --runtimes multi-thread --paths put-tcp,static --sizes 64 --rounds 5
 //! ```
 //!
-//! Two processes: this one, and this binary again as the server (`server`). Each path is the code of the book's examples in a loop,
-//! and the bench checks every message. The paths take turns, `--rounds` times. The bench shows the medians beside those of gRPC over
-//! TCP with as many bytes in one runtime. A wait that only the safety net ended is a failure.
+//! The bench starts itself once more as the server process. Each path is the code of the book's examples in a loop, and the bench
+//! checks every message. The bench runs all paths one after the other, `--rounds` times, and shows the medians beside the medians of
+//! gRPC over TCP with as many bytes in the same kind of runtime. A wait that a timer ended is a failure.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench that can't run says so by stopping")]
 #![allow(clippy::panic, clippy::print_stdout, missing_docs, reason = "the same")]
 
 mod calls;
 mod client;
 mod content;
+mod late_waits;
 mod options;
 mod path;
 mod runtimes;
-mod safety_net;
 mod server;
 mod services;
 mod serving;

@@ -19,14 +19,15 @@ pub(crate) enum Path {
     Pool,
     /// `static_sender` and `recv().await`, one buffer.
     Static,
-    /// `static_sender` with two buffers, both on their way.
+    /// `static_sender` with two buffers, both in flight.
     Static2,
     Dynamic,
     /// `Channel::request`.
     Rendezvous,
-    /// `memcpy` into a region.
+    /// A write into a region: `Channel::write` and `from`.
     Memcpy,
-    /// `memcpy_batch` with a notice. The owner waits for it by `ExportedRegion::notice`, and answers with a notice.
+    /// A write of scattered blocks with a notice: `blocks_from`. The region's owner waits by `ExportedRegion::notice`, and answers with
+    /// a notice.
     Notice,
 }
 

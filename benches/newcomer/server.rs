@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 
 use super::path::{Cell, Path};
 use super::runtimes::Flavour;
-use super::{safety_net, serving};
+use super::{late_waits, serving};
 
 /// First argument of the server process.
 pub(crate) const ARGUMENT: &str = "server";
@@ -77,12 +77,12 @@ pub(crate) fn run(arguments: &[String]) {
         }
         let _ = sender.send(());
     });
-    safety_net::begin();
+    late_waits::begin();
     Flavour::from_name(runtime).run(async {
         tokio::select! {
             () = serving::serve(path, bytes, received) => {}
             _ = ended => {}
         }
     });
-    println!("{}", safety_net::waits());
+    println!("{}", late_waits::count());
 }

@@ -8,7 +8,7 @@ use tonic_rdma_proto::transfer::{PutReply, PutRequest, UsageReply, UsageRequest}
 
 use super::content::is;
 
-/// Greets the number at both ends of the name.
+/// Greets the number that is at the start and at the end of the name.
 pub(crate) struct Greets;
 
 #[tonic::async_trait]

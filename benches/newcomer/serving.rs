@@ -15,8 +15,8 @@ use super::services::{Greets, Takes};
 /// Bytes of the longest message.
 const LIMIT: usize = 64 << 20;
 
-/// Serves for ever, or until the tensors end.
-pub(crate) async fn serve(path: Path, bytes: usize, told: UnboundedReceiver<String>) {
+/// Serves without end, or until the client's device ends the tensors. `lines` are the client's lines on standard input.
+pub(crate) async fn serve(path: Path, bytes: usize, lines: UnboundedReceiver<String>) {
     let tcp = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap().with_nodelay(Some(true));
     let rdma = RdmaIncoming::bind("127.0.0.1:0").await.unwrap();
     let device = RdmaDevice::builder().queue_pairs_per_peer(2).bind("127.0.0.1:0").await.unwrap();
@@ -41,7 +41,7 @@ pub(crate) async fn serve(path: Path, bytes: usize, told: UnboundedReceiver<Stri
             ready();
             std::future::pending::<()>().await;
         }
-        Path::Notice => notice(&device, bytes, told, ready).await,
+        Path::Notice => notice(&device, bytes, lines, ready).await,
     }
 }
 
@@ -75,7 +75,7 @@ async fn dynamic(device: &RdmaDevice, ready: impl Fn()) {
 async fn rendezvous(device: &RdmaDevice, bytes: usize, ready: impl Fn()) {
     let pool = tonic_rdma::memory::Pool::for_sending(1 << 28);
     ready();
-    // Steps ahead of the client: more than the client takes in tokio's shortest sleep.
+    // The number of tensors offered ahead of the client: more than the client takes during tokio's shortest sleep.
     let ahead = if bytes <= 4096 { 512 } else { 32 };
     let mut step = 0;
     loop {
@@ -90,11 +90,11 @@ async fn rendezvous(device: &RdmaDevice, bytes: usize, ready: impl Fn()) {
 }
 
 /// Answers each notice with a notice.
-async fn notice(device: &RdmaDevice, bytes: usize, mut told: UnboundedReceiver<String>, ready: impl Fn()) {
+async fn notice(device: &RdmaDevice, bytes: usize, mut lines: UnboundedReceiver<String>, ready: impl Fn()) {
     let memory = device.allocate(bytes).unwrap();
     let region = device.export("region", memory, Rights::READ_WRITE).unwrap();
     ready();
-    let Some(client) = told.recv().await else { return };
+    let Some(client) = lines.recv().await else { return };
     let channel = device.channel(&client, 0).await.unwrap();
     let remote = channel.region("answers").await.unwrap();
     let block = [BlockCopy { local: 0, remote: 0, length: 8 }];

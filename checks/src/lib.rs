@@ -1,6 +1,6 @@
 //! Reads the files of the repository, for the tests of this package.
 //!
-//! `tests/source` checks the source: layers, public API, documentation, and the lists of README and the book.
+//! `tests/source` checks the source: layers, public API, documentation, and the lists and links of README and the book.
 //! `tests/readme` runs the code of README and the book. It is a separate program because its tests share the process's one
 //! recorder of metrics.
 #![forbid(unsafe_code)]
@@ -24,7 +24,7 @@ pub fn read(file: &Path) -> String {
     fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
-/// Returns the files below `folder` with names of this ending; none if there is no such folder. Build folders are left out.
+/// Returns the files below `folder` whose extension is `ending`, or none if there is no such folder. Leaves out folders named `target`.
 pub fn files_of(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut files = Vec::new();

@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 
 use crate::{files_of, read, root};
 
-/// The folder of the book's pages, which the web site is made of.
+/// The folder of the book's pages.
 pub const BOOK: &str = "docs/book/src";
 
 /// A page of Markdown, with the files that it includes.
 #[derive(Debug)]
 pub struct Page {
-    /// Its path from the root of the repository.
+    /// The path of the page from the root of the repository.
     pub path: PathBuf,
-    /// Its Markdown.
+    /// The Markdown of the page, with the included files.
     pub text: String,
 }
 
@@ -54,7 +54,7 @@ impl Page {
         Self { path: path.strip_prefix(root()).unwrap().to_owned(), text }
     }
 
-    /// Returns its text without blocks of code.
+    /// Returns the page's text without blocks of code.
     pub fn prose(&self) -> String {
         let mut in_code = false;
         let is_prose = |line: &&str| {
@@ -65,7 +65,7 @@ impl Page {
         self.text.lines().filter(is_prose).map(|line| format!("{line}\n")).collect()
     }
 
-    /// Returns the cells of its tables' rows, each row with the first cell of its table's head.
+    /// Returns the rows of the page's tables: the first cell of the table's head, and the cells of the row.
     pub fn rows(&self) -> Vec<(String, Vec<String>)> {
         let mut rows = Vec::new();
         let mut head: Option<String> = None;
@@ -86,10 +86,10 @@ impl Page {
     }
 }
 
-/// Returns the pieces of inline code of a text, and the text without them.
+/// Returns the pieces of inline code of a text, and the text without these pieces.
 pub fn inline_code(prose: &str) -> (Vec<String>, String) {
     let (mut code, mut rest) = (Vec::new(), String::new());
-    // A piece may go over the end of a line, not over the end of a paragraph.
+    // A piece of code may go on in the next line, but not in the next paragraph.
     for paragraph in prose.split("\n\n") {
         let pieces: Vec<&str> = paragraph.split('`').collect();
         for (index, piece) in pieces.iter().enumerate() {
@@ -104,7 +104,7 @@ pub fn inline_code(prose: &str) -> (Vec<String>, String) {
     (code, rest)
 }
 
-/// Includes the files that mdBook includes.
+/// Returns the text with the files that mdBook includes.
 fn with_includes(path: &Path, text: &str) -> String {
     let folder = path.parent().unwrap();
     let line =

@@ -91,7 +91,7 @@ fn ticks(pid: u32) -> u64 {
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
-/// Limits the CPU time of an idle server. A busy machine can only make it smaller.
+/// Checks an upper limit of the CPU time of an idle server. Other load on the machine can only make this time smaller.
 #[test]
 fn a_hundred_idle_connections_let_the_server_sleep() {
     super::alone(Runtime::Idle, async {

@@ -9,8 +9,8 @@ use tonic_rdma::{Dialer, EndpointStream};
 use support::Child;
 use support::Runtime;
 
-/// The descriptors of this process, and the memory behind them that it shares with peers: the size and the part that was ever
-/// touched, in bytes.
+/// The descriptors of this process, and the memory behind them that this process shares with peers: its size, and the part that
+/// this process or a peer has touched, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     descriptors: i64,

@@ -1,4 +1,4 @@
-//! A peer is killed under load: the other end gets the error soon, and its other connections go on.
+//! A peer is killed under load. The surviving process gets the error soon, and its connections to other peers go on.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -80,7 +80,7 @@ fn a_killed_server_is_noticed_under_load_and_others_go_on() {
 }
 
 #[test]
-fn an_idle_reader_notices_too() {
+fn an_idle_reader_notices_a_killed_peer() {
     for runtime in Runtime::ALL {
         super::alone(runtime, async {
             let mut peer = Child::start(&[], "echo");

@@ -14,11 +14,11 @@ fn threads() -> usize {
 }
 
 #[test]
-fn of_a_server_that_shut_down() {
+fn a_server_that_shut_down_leaves_nothing() {
     super::alone(Runtime::Idle, async {
-        let (port, habits) = (Port::reserve(), ScriptedGreeter::new());
+        let (port, greeter) = (Port::reserve(), ScriptedGreeter::new());
         let once = async || {
-            let running = Over::Rdma.serve_on(&port, &habits).await;
+            let running = Over::Rdma.serve_on(&port, &greeter).await;
             let mut client = Over::Rdma.client(&running).await;
             assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
             running.end().await;
@@ -40,21 +40,21 @@ fn tasks() -> usize {
 }
 
 #[test]
-fn of_a_balanced_channel() {
+fn a_dropped_balanced_channel_leaves_nothing() {
     super::alone(Runtime::Idle, async {
-        let habits = ScriptedGreeter::new();
-        let running = Over::Rdma.serve(&habits, |server| server).await;
-        let nobody = Port::reserve();
+        let greeter = ScriptedGreeter::new();
+        let running = Over::Rdma.serve(&greeter, |server| server).await;
+        let closed = Port::reserve();
         let once = async || {
-            let channel = balance_list([running.endpoint(), nobody.endpoint()], Over::Rdma.connector());
+            let channel = balance_list([running.endpoint(), closed.endpoint()], Over::Rdma.connector());
             let mut client = GreeterClient::new(channel.clone());
             assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
             // A call in flight must still finish after the drop of the channel.
-            let calls = habits.calls();
+            let calls = greeter.calls();
             let held = tokio::spawn(async move { say(&mut client, "hold").await });
-            until(|| habits.calls() > calls).await;
+            until(|| greeter.calls() > calls).await;
             drop(channel);
-            habits.release(1);
+            greeter.release(1);
             assert_eq!(held.await.unwrap().unwrap(), "held");
         };
         once().await;
@@ -69,7 +69,7 @@ fn of_a_balanced_channel() {
 }
 
 #[test]
-fn of_endpoints_that_were_removed() {
+fn removed_endpoints_leave_nothing() {
     super::alone(Runtime::Idle, async {
         let running = Over::Rdma.serve(&ScriptedGreeter::new(), |server| server).await;
         let (channel, changes): (BalancedChannel, _) = balance_channel(4, Over::Rdma.connector());

@@ -1,7 +1,7 @@
-//! A process of its own, because these tests replace the global allocator and install seccomp filters.
+//! Counts the allocations and system calls for each small message on a warm connection when both ends poll. There is no
+//! allocation, and no system call of ours. The counts are of one thread each. No test asserts a time.
 //!
-//! The tests count what a small message costs on a warm connection when both ends poll: no allocation, and no system call of
-//! ours. They count for each thread, and assert nothing about time.
+//! These tests have a process of their own, because they replace the global allocator and install seccomp filters.
 //!
 //! tokio's own calls are counted separately: a current-thread runtime looks at its I/O driver (an `epoll_wait` that does not wait)
 //! each time it has run out of tasks, also when `on_thread_park` has just woken one, and after every 61 tasks. With one message
@@ -81,7 +81,7 @@ impl<'a> Window<'a> {
     }
 }
 
-/// Both ends are in one runtime, so that the waits do not depend on the system's scheduler.
+/// Runs both ends in one runtime, so that the waits do not depend on the system's scheduler.
 #[test]
 fn round_trips_in_one_runtime() {
     let _alone = alone();
@@ -106,7 +106,7 @@ fn one_way_in_one_runtime() {
 }
 
 /// Each end spins on its own thread. If the system preempts a thread, its peer goes to sleep, and a sleep costs calls at both ends
-/// (ring and event). So each call must belong to a sleep. A machine without free cores shows nothing.
+/// (one end writes the event descriptor, and the other end reads it). So each call must belong to a sleep. The test needs free cores.
 #[test]
 fn round_trips_between_two_threads() {
     const CALLS_OF_A_SLEEP: u64 = 4;
@@ -142,11 +142,11 @@ struct Total {
 
 /// The counts of the client and of the server.
 fn between_two_threads() -> [Result<Total, NotPermitted>; 2] {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let server = thread::spawn(move || {
         Runtime::Idle.run(async {
             let mut listener = support::listen(config()).await;
-            tell.send(listener.local_addr().port()).unwrap();
+            sender.send(listener.local_addr().port()).unwrap();
             let mut stream = listener.next().await.unwrap();
             answers(&mut stream, WARM_UP).await;
             total(&mut stream, async |stream, count| answers(stream, count).await).await
@@ -154,7 +154,7 @@ fn between_two_threads() -> [Result<Total, NotPermitted>; 2] {
     });
     let client = thread::spawn(move || {
         Runtime::Idle.run(async {
-            let mut stream = Dialer::new(config()).dial("127.0.0.1", told.recv().unwrap()).await.unwrap();
+            let mut stream = Dialer::new(config()).dial("127.0.0.1", receiver.recv().unwrap()).await.unwrap();
             assert_eq!(stream.info().verdict(), Verdict::Rdma, "{}", stream.info().reason());
             round_trips(&mut stream, WARM_UP).await;
             total(&mut stream, async |stream, count| round_trips(stream, count).await).await
@@ -173,9 +173,9 @@ async fn total(
     Ok(Total { calls: windows?.iter().map(Counts::all_calls).sum(), sleeps })
 }
 
-/// Counts tokio's looks at its driver: one for each message, at the end that waited for it.
+/// Counts tokio's looks at its driver: one for each message, at the end that waits for the message.
 #[test]
-fn calls_of_tokio() {
+fn tokio_looks_at_its_driver_once_for_each_message() {
     let _alone = alone();
     let windows = in_one_runtime(|mut client, server| async move {
         tokio::spawn(echo(server));
@@ -193,9 +193,9 @@ fn calls_of_tokio() {
 /// Checks that most windows have no call, that the time of the other windows explains their calls, and that almost nothing was
 /// allocated.
 fn check(what: &str, windows: Windows) {
-    /// For each end the poll task's timer, and a wake-up of tokio's driver.
+    /// The poll task's timer and a wake-up of tokio's driver, at each end.
     const CALLS_OF_A_MILLISECOND: u64 = 4;
-    /// Milliseconds that only began, and a short preemption of a thread.
+    /// Calls of unfinished milliseconds, and of a short preemption of a thread.
     const OTHERS: u64 = 20;
     let Ok(mut windows) = windows else { return };
     let messages = windows.len() * WINDOW;

@@ -1,4 +1,4 @@
-//! Allocation sites learn from what gRPC calls send: over RDMA and TCP, gathered and copied, in both directions.
+//! Allocation sites register the buffers that gRPC calls send by reference, and no others: over RDMA and TCP, in both directions.
 
 use std::net::SocketAddr;
 
@@ -153,7 +153,7 @@ async fn sent_sites_are_registered_when_writes_go_by_rendezvous() {
 }
 
 #[tokio::test]
-async fn what_is_copied_by_a_client_that_does_not_gather_teaches_nothing() {
+async fn buffers_that_a_client_copies_stay_on_the_heap() {
     let sites = allocator();
     let mut plain = TransferClient::new(connect(serve(&sites).await, over_rdma()).await);
     for step in 1..=2 {

@@ -154,7 +154,7 @@ async fn streams_keep_their_messages_apart_both_ways() {
 }
 
 #[tokio::test]
-async fn stock_code_understands_it_and_is_understood() {
+async fn our_codec_and_the_stock_codec_understand_each_other() {
     let path = || PathAndQuery::from_static("/tonic_rdma.transfer.v1.Transfer/Echo");
     for channel in channels().await {
         // The stock codec in the client, ours in the server.

@@ -1,5 +1,6 @@
 //! Maps the hosts and ports of the pages to free ports of this machine. This machine has no host `ps0`, and another program may use port
-//! 50051. The types here have the names of types of the library and of tonic; they listen on a free port, and remember the page's address.
+//! 50051. The types here have the names of types of the library and of tonic. They listen on a free port, and store it for the
+//! address on the page.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,7 +12,7 @@ use tokio::sync::watch;
 use tonic_rdma::Config;
 use tonic_rdma_tensor::{Channel, ChannelError};
 
-/// The addresses of the pages, and their addresses on this machine. `running` runs one test at a time.
+/// The addresses on the pages with the addresses on this machine. One map is enough, because `running` runs one test at a time.
 static LISTENING: LazyLock<watch::Sender<BTreeMap<String, SocketAddr>>> =
     LazyLock::new(watch::Sender::default);
 
@@ -20,7 +21,7 @@ pub(crate) fn forget() {
     LISTENING.send_replace(BTreeMap::new());
 }
 
-/// Maps `address`, as a page writes it, to `here`. A server that listens on all addresses is the pages' host `ps0`.
+/// Maps the `address` on a page to `here`. Clients on the pages reach servers on 0.0.0.0 by the host `ps0`.
 pub(crate) fn listens(address: &str, here: SocketAddr) {
     let address = address.replace("0.0.0.0", "ps0");
     LISTENING.send_modify(|all| {

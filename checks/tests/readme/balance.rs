@@ -10,7 +10,7 @@ use tonic_rdma_proto::greeter::greeter_server::GreeterServer;
 
 use super::addresses::{self, Endpoint};
 use super::greeter::Greets;
-use super::running::{self, TURNS, default_runtime};
+use super::running::{self, ROUNDS, default_runtime};
 
 #[test]
 fn calls_go_to_both_servers() {
@@ -24,10 +24,10 @@ fn calls_go_to_both_servers() {
         }
         let mut client = client();
         let mut greeted = BTreeSet::new();
-        for turn in 0..TURNS {
-            let reply = client.say_hello(HelloRequest { name: turn.to_string() }).await?.into_inner();
+        for round in 0..ROUNDS {
+            let reply = client.say_hello(HelloRequest { name: round.to_string() }).await?.into_inner();
             let (who, greeting) = reply.message.split_once(' ').unwrap();
-            assert_eq!(greeting, format!("greets {turn} over rdma"));
+            assert_eq!(greeting, format!("greets {round} over rdma"));
             greeted.insert(who.to_owned());
         }
         assert_eq!(greeted, ["ps0", "ps1"].map(String::from).into());

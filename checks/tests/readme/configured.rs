@@ -12,7 +12,7 @@ use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
 
 use super::addresses::{Endpoint, RdmaIncoming};
-use super::running::{self, Outcome, TURNS, default_runtime};
+use super::running::{self, Outcome, ROUNDS, default_runtime};
 
 #[test]
 fn both_ends_know_what_carries_a_connection() {
@@ -24,12 +24,12 @@ fn both_ends_know_what_carries_a_connection() {
             let _ = stopped.await;
         }));
         let (mut client, info) = connected().await?;
-        for _ in 0..TURNS {
+        for _ in 0..ROUNDS {
             let reply = client.say_hello(HelloRequest::default()).await?;
             assert_eq!(reply.into_inner().message, "over rdma, from 127.0.0.1");
         }
         counted(&info)?;
-        assert!(info.counters().eager_sent >= TURNS);
+        assert!(info.counters().eager_sent >= ROUNDS);
         drop(client);
         let _ = stop.send(());
         Ok(server.await??)

@@ -10,7 +10,7 @@ use tonic_rdma_proto::transfer::transfer_server::TransferServer;
 
 use super::addresses::{self, Endpoint};
 use super::put::{Takes, byte};
-use super::running::{self, Outcome, TURNS, default_runtime};
+use super::running::{self, Outcome, ROUNDS, default_runtime};
 
 /// The length of a payload in bytes, long enough to go by reference.
 pub(crate) const LENGTH: usize = 128 << 10;
@@ -21,8 +21,8 @@ pub(crate) type Client = TransferClient<GatherRequests<Channel>>;
 fn large_requests() {
     running::run(default_runtime(), async {
         let mut client = connect().await?;
-        for turn in 0..TURNS {
-            let payload = vec![byte(turn); LENGTH].into();
+        for round in 0..ROUNDS {
+            let payload = vec![byte(round); LENGTH].into();
             let reply = client.put(PutRequest { payload, ..Default::default() }).await?;
             assert_eq!(reply.into_inner().bytes, LENGTH as u64);
         }
@@ -34,8 +34,8 @@ fn large_requests() {
 fn from_registered_memory() {
     running::run(default_runtime(), async {
         let (mut client, pool) = (connect().await?, pool());
-        for turn in 0..TURNS {
-            put_from(&pool, &mut client, LENGTH, turn).await?;
+        for round in 0..ROUNDS {
+            put_from(&pool, &mut client, LENGTH, round).await?;
         }
         Ok(())
     });
@@ -73,9 +73,9 @@ pub(crate) fn pool() -> Pool {
 }
 
 #[rustfmt::skip]
-async fn put_from(pool: &Pool, client: &mut Client, length: usize, turn: u64) -> Outcome {
+async fn put_from(pool: &Pool, client: &mut Client, length: usize, round: u64) -> Outcome {
     let mut tensor = pool.allocate(length)?;                                       // fill it: &mut [u8]
-    tensor.fill(byte(turn));
+    tensor.fill(byte(round));
     client.put(PutRequest { payload: tensor.freeze(), ..Default::default() }).await?;
     Ok(())
 }

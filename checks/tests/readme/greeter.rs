@@ -7,7 +7,7 @@ use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::Greeter;
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
 
-use super::running::{Outcome, TURNS};
+use super::running::{Outcome, ROUNDS};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Greets {
@@ -34,9 +34,9 @@ impl Greeter for Greets {
 /// Makes a thousand calls, and checks that the server `ps0` answers each.
 pub(crate) async fn greet_often(channel: Channel) -> Outcome {
     let mut client = GreeterClient::new(channel);
-    for turn in 0..TURNS {
-        let reply = client.say_hello(HelloRequest { name: turn.to_string() }).await?;
-        assert_eq!(reply.into_inner().message, format!("ps0 greets {turn} over rdma"));
+    for round in 0..ROUNDS {
+        let reply = client.say_hello(HelloRequest { name: round.to_string() }).await?;
+        assert_eq!(reply.into_inner().message, format!("ps0 greets {round} over rdma"));
     }
     Ok(())
 }

@@ -9,17 +9,17 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
-/// The result of a page's `main`.
+/// The result of a function with a block of a page.
 pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// The number of repetitions of a block that a program repeats.
-pub(crate) const TURNS: u64 = 1000;
+/// The number of rounds of a block that a program would repeat.
+pub(crate) const ROUNDS: u64 = 1000;
 
 /// The time limit of a test. It is long enough for a busy machine, so a test that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The metric of waits that a timer ended. Each of them takes some 20 ms.
-const NAPS: &str = "tonic_rdma_tensor_naps_total";
+const TIMED_WAITS: &str = "tonic_rdma_tensor_naps_total";
 /// The metric of connections. Every test makes some.
 const NEGOTIATIONS: &str = "tonic_rdma_negotiations_total";
 
@@ -36,8 +36,8 @@ pub(crate) fn default_runtime() -> Runtime {
     Builder::new_multi_thread().enable_all().build().unwrap()
 }
 
-/// Runs one end in its own runtime, as in another process: the two ends then poll independently, and must wake one another. Returns a
-/// receiver of the result.
+/// Runs one end on a new thread with its own runtime, like a second process: the two ends poll independently, and must wake one
+/// another. Returns a receiver of the result.
 pub(crate) fn apart(
     runtime: Runtime,
     end: impl Future<Output = Outcome> + Send + 'static,
@@ -47,10 +47,10 @@ pub(crate) fn apart(
     ended
 }
 
-/// Runs `test` in this runtime.
+/// Runs `test` in `runtime`, while no other test runs. Checks that the test made connections, and that no wait ended by a timer.
 pub(crate) fn run(runtime: Runtime, test: impl Future<Output = Outcome>) {
     let metrics = METRICS.lock().unwrap_or_else(PoisonError::into_inner);
-    // An earlier test that failed may have left some.
+    // An earlier test that failed may have left counts.
     drop(metrics.snapshot());
     super::addresses::forget();
     let outcome = runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await });
@@ -65,5 +65,5 @@ pub(crate) fn run(runtime: Runtime, test: impl Future<Output = Outcome>) {
             .sum::<u64>()
     };
     assert_ne!(count(NEGOTIATIONS), 0, "the metrics of this test were not recorded");
-    assert_eq!(count(NAPS), 0, "waits that a timer ended");
+    assert_eq!(count(TIMED_WAITS), 0, "waits that a timer ended");
 }

@@ -6,7 +6,7 @@ use tonic_rdma_tensor::{Dtype, Shape, TensorSpec};
 
 use super::addresses::{self, RdmaDevice};
 use super::put::{byte, check};
-use super::running::{self, Outcome, TURNS, default_runtime};
+use super::running::{self, Outcome, ROUNDS, default_runtime};
 use super::two_lines::polling_runtime;
 
 #[test]
@@ -37,12 +37,12 @@ async fn parameter_server(offered: oneshot::Sender<()>) -> Outcome {
 
     let _ = offered.send(());
     let mut bytes = vec![0; 4 * 1024 * 1000];
-    for turn in 0..TURNS {
+    for round in 0..ROUNDS {
         // for each tensor
         let arrived = gradients.recv().await?;                                         // or try_recv(): one load
         arrived.for_each_piece(|bytes| { /* apply */ });                               // dropping it frees the place
         arrived.copy_to(&mut bytes)?;
-        check(&bytes, turn);
+        check(&bytes, round);
     }
     Ok(())
 }
@@ -57,9 +57,9 @@ async fn worker() -> Outcome {
     let mut region = device.allocate(4 * 1024 * 1000)?;                            // fill it: &mut [u8]
     region.fill(byte(0));
     let mut kept = Some(region);
-    for turn in 0..TURNS {
+    for round in 0..ROUNDS {
         let mut region = kept.take().unwrap();
-        region.fill(byte(turn));
+        region.fill(byte(round));
         let region = fc8.send_region(region).await?;                                   // comes back when it is there
         kept = Some(region);
     }

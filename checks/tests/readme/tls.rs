@@ -10,7 +10,7 @@ use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
 use tonic_rdma_proto::greeter::greeter_server::{Greeter, GreeterServer};
 use tonic_rdma_proto::greeter::{HelloReply, HelloRequest};
 
-use super::running::{self, Outcome, TURNS, default_runtime};
+use super::running::{self, Outcome, ROUNDS, default_runtime};
 
 #[test]
 fn both_ends_check_the_certificate_of_the_other() {
@@ -26,9 +26,9 @@ fn both_ends_check_the_certificate_of_the_other() {
         let tls = ClientTlsConfig::new().ca_certificate(trusted).domain_name("server").identity(identity);
         let endpoint = Endpoint::from_shared(format!("https://{address}"))?.tls_config(tls)?;
         let mut client = GreeterClient::new(endpoint.connect_with_connector(RdmaConnector::new()).await?);
-        for turn in 0..TURNS {
-            let reply = client.say_hello(HelloRequest { name: turn.to_string() }).await?;
-            assert_eq!(reply.into_inner().message, format!("{turn}: 1 certificate, over rdma"));
+        for round in 0..ROUNDS {
+            let reply = client.say_hello(HelloRequest { name: round.to_string() }).await?;
+            assert_eq!(reply.into_inner().message, format!("{round}: 1 certificate, over rdma"));
         }
         Ok(())
     });

@@ -1,6 +1,6 @@
-//! Compares the public API of the published crates with the files in `checks/api`, and counts it.
+//! Compares the public API of the published crates with the files in `checks/api`, and limits the number of public items.
 //!
-//! After a change that is meant: `UPDATE_API=1 cargo test -p tonic-rdma-checks --test source api`, and commit the files.
+//! After an intended change: `UPDATE_API=1 cargo test -p tonic-rdma-checks --test source api`, and commit the files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -10,21 +10,21 @@ use tonic_rdma_checks::{read, root};
 
 use crate::model::{Kind, Package, PublicItem, Target, public_items};
 
-/// The published crates with their sources, and the types that a macro defines.
+/// The published crates: name, folder of the sources, and the types that macros define.
 pub(crate) const PUBLISHED: &[(&str, &str, &[&str])] = &[
     ("tonic_rdma", "src", &["CounterSnapshot"]),
     ("tonic_rdma_tensor", "tensor/src", &[]),
     ("tonic_rdma_verbs", "verbs/src", &[]),
 ];
 
-/// Public items that the crate `tonic-rdma` may have.
+/// Maximum number of public items of the crate `tonic-rdma`.
 const MOST: usize = 200;
 
-/// Writes the files instead of comparing them.
+/// The variable with which the test writes the files instead of comparing them.
 const UPDATE: &str = "UPDATE_API";
 
 #[test]
-fn the_public_api_is_that_of_the_files() {
+fn the_public_api_equals_the_files_of_checks_api() {
     let mut differences = Vec::new();
     for (name, folder, of_macros) in PUBLISHED {
         let items = public_items(&Package::read(name, folder), of_macros);
@@ -128,14 +128,14 @@ fn count(items: &BTreeSet<PublicItem>) -> usize {
         .len()
 }
 
-/// Returns the public declarations with a type of the crate that has no public path.
+/// Returns the public declarations that have a type of the crate without a public path.
 fn unreachable_types(items: &BTreeSet<PublicItem>) -> Vec<String> {
     let reached: BTreeSet<&Target> = items.iter().filter_map(|item| item.target.as_ref()).collect();
     let hidden = |item: &PublicItem| item.types.iter().any(|target| !reached.contains(target));
     items.iter().filter(|item| hidden(item)).map(|item| item.line.clone()).collect()
 }
 
-/// Returns the lines that are gone and those that are new.
+/// Returns the lines that are only in the file (-), and the lines that are only in the current API (+).
 fn difference(kept: &BTreeSet<&str>, current: &BTreeSet<&str>) -> Vec<String> {
     let gone = kept.difference(current).map(|line| format!("- {line}"));
     let new = current.difference(kept).map(|line| format!("+ {line}"));

@@ -4,7 +4,8 @@ use std::fmt;
 
 use clap::ValueEnum;
 
-/// Client, transport and server. The first two are controls, and so are the first two with TLS: none of our code carries bytes.
+/// Client, transport and server of a run. `tonic-tcp`, `tcp-tonic` and these two with TLS are controls: none of our code carries
+/// their bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Direction {
     /// Stock client, plain TCP, tonic's own transport.

@@ -16,10 +16,10 @@ use crate::tls;
 pub(crate) struct Plan {
     pub(crate) peers: Vec<Peer>,
     pub(crate) directions: Vec<Direction>,
-    /// Whether the controls are run as well.
+    /// True if the controls are run as well.
     pub(crate) controls: bool,
     cases: Vec<String>,
-    /// Whether the options name cases.
+    /// True if the options name cases.
     some_cases: bool,
     /// Cases for directions with TLS.
     tls_cases: Vec<String>,

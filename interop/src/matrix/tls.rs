@@ -78,7 +78,7 @@ pub(crate) struct Tls {
     /// Certificate and key of the client. With them TLS is mutual.
     client: Option<(PathBuf, PathBuf)>,
     host: &'static str,
-    /// Whether the peer's client always asks for the host of its own certificate.
+    /// True if the peer's client always asks for the host of its own certificate.
     host_is_fixed: bool,
 }
 

@@ -35,7 +35,7 @@ impl From<Status> for EarlyEnd {
     }
 }
 
-/// Returns the stream of a new task, which `replying` makes. The task ends with the call, whatever it waits for.
+/// Returns the stream of a new task, which `replying` makes. The end of the call ends the task at any point.
 pub(super) fn replies<M, F>(replying: impl FnOnce(Sender<M>) -> F) -> Replies<M>
 where
     M: Send + 'static,

@@ -15,23 +15,23 @@ async fn all_cases_pass(client: Transport, server: Transport, expected: Transpor
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_have_rdma() {
+async fn all_cases_pass_if_both_have_rdma() {
     all_cases_pass(Rdma, Rdma, Rdma).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stock_client() {
+async fn all_cases_pass_with_a_stock_client() {
     all_cases_pass(Tcp, Rdma, Tcp).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stock_server() {
+async fn all_cases_pass_with_a_stock_server() {
     all_cases_pass(Rdma, Tcp, Tcp).await;
 }
 
 /// Runs the control. A failure here is no fault of our transport.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stock_alone() {
+async fn all_cases_pass_with_two_stock_ends() {
     all_cases_pass(Tcp, Tcp, Tcp).await;
 }
 

@@ -14,7 +14,7 @@ use crate::proto::testing::test_service_client::TestServiceClient;
 use crate::proto::testing::{Payload, SimpleRequest};
 use crate::{Failure, output};
 
-/// Time of the warm-up, as a part of the measured time.
+/// Time of the warm-up, as a fraction of the measured time.
 const WARM_UP: f64 = 0.2;
 
 /// Makes calls for `throughput`, and prints the calls per second.

@@ -1,5 +1,5 @@
-//! The cost of our listener for stock clients. A stock tonic client (or any other program) calls one service over TCP, behind our
-//! listener and behind tonic's own TCP listener, alternately.
+//! The throughput of stock clients at our listener, compared with tonic's own TCP listener. A stock tonic client (or any other
+//! program) calls one service over TCP, alternately through the one listener and through the other.
 //!
 //! Two servers, each a process, share a core. The client is a new process for each run, on another core. Both ends set nodelay.
 //! Runs come in groups of four, ours, plain, plain, ours, so that a machine that gets slower or faster affects both alike. The

@@ -16,7 +16,7 @@ use crate::{Failure, output};
 /// Time limit for a process to start, and to end after its measured time.
 const SLACK: Duration = Duration::from_secs(20);
 
-/// A running server. Dropping it kills the process, which also ends by itself with this process.
+/// A running server. Dropping this value kills the server's process. The server also ends by itself when this process ends.
 #[derive(Debug)]
 pub(super) struct Server {
     _child: Child,

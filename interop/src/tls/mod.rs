@@ -20,7 +20,7 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// TLS at the client.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct ClientTlsOptions {
-    /// Whether to use TLS; an authority that this system knows has to have signed the server's certificate
+    /// Use TLS; an authority that this system trusts has to have signed the server's certificate
     #[arg(long = "use_tls", value_name = "BOOLEAN", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
     pub(crate) use_tls: bool,
     /// With TLS: trust the test's authority, --ca_file, and no other
@@ -40,7 +40,7 @@ pub(crate) struct ClientTlsOptions {
 /// TLS at the server.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct ServerTlsOptions {
-    /// Whether to use TLS, on all connections
+    /// Use TLS on all connections
     #[arg(long = "use_tls", value_name = "BOOLEAN", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true")]
     pub(crate) use_tls: bool,
     /// Certificate of the server, followed by the certificates up to the authority; PEM

@@ -1,7 +1,7 @@
 //! Writes the Rust code of this repository's protos: `cargo run -p tonic-rdma-generate`.
 //!
-//! The code is kept in the repository, so a build of the library compiles no code generator. A test fails if the code in
-//! the repository is not what the protos give. protox stands in for protoc, so that cargo and gcc are all it takes.
+//! The code is kept in the repository, so that a build of the library compiles no code generator. A test below generates the code
+//! anew, and fails if the code in the repository is stale. protox replaces protoc, so the generator needs only cargo and gcc.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -12,14 +12,15 @@ use prost::Message as _;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Protos whose code goes into one folder. All paths begin at the root of the repository.
+/// Protos whose code goes into one folder. The paths of folders begin at the root of the repository, and the paths of protos at
+/// `include`.
 struct Target {
     protos: &'static [&'static str],
-    /// Where imports are looked for.
+    /// The folder in which imports are found.
     include: &'static str,
     folder: &'static str,
     codec: Codec,
-    /// True if the folder also gets `descriptors.bin`, which gRPC's reflection service takes.
+    /// True if the folder also gets `descriptors.bin`, for gRPC's reflection service.
     descriptors: bool,
 }
 
@@ -79,7 +80,7 @@ impl Target {
             Codec::Tonic => {
                 tonic_prost_build::configure().bytes(".").out_dir(folder).compile_fds(descriptors)?;
             }
-            // README's build script. A test compares the two.
+            // The build script of the book and of the documentation of `gather`. Tests compare this line with both.
             #[rustfmt::skip]
             Codec::Gather => {
                 tonic_prost_build::configure().bytes(".").codec_path("tonic_rdma::gather::GatherCodec").out_dir(folder).compile_fds(descriptors)?;
@@ -95,7 +96,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn the_code_in_the_repository_is_what_the_protos_give() {
+    fn the_code_in_the_repository_is_not_stale() {
         for target in TARGETS {
             let fresh = tempfile::tempdir().expect("a folder");
             target.generate(fresh.path()).expect("protos that compile");

@@ -1,4 +1,4 @@
-//! A second process: the test binary, started again in a role.
+//! Child processes: the test binary, started again with a role.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{ChildStdout, Command, Stdio};
@@ -9,7 +9,7 @@ pub const ROLE: &str = "TONIC_RDMA_TEST_ROLE";
 const TEST: &str = "child::role";
 const MARK: &str = "child says:";
 
-/// A child process in its role, killed on drop.
+/// A child process in its role. Dropping this value kills the process.
 pub struct Child {
     /// The process.
     pub process: std::process::Child,
@@ -20,8 +20,8 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts this binary in `role` through `wrapper` (such as `ip netns exec NAME`, or nothing), and waits for its
-    /// announcement.
+    /// Starts this binary in `role`, through the command `wrapper` (such as `ip netns exec NAME`) if this is not empty. Waits for the
+    /// child's announcement.
     pub fn start(wrapper: &[&str], role: &str) -> Self {
         let binary = std::env::current_exe().unwrap();
         let mut command = match wrapper {

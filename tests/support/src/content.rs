@@ -1,4 +1,4 @@
-//! Content whose every byte depends on a seed and on its place.
+//! Content in which every byte depends on a seed and on the position of the byte.
 
 /// Content that depends on a seed and on the position in the stream, so that a check finds every byte that is lost, doubled,
 /// moved or stale.

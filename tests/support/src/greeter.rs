@@ -1,4 +1,4 @@
-//! A greeter that the test controls by the name in the request.
+//! A greeter whose answer depends on the name in the request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -88,8 +88,8 @@ impl Drop for Held<'_> {
 
 #[tonic::async_trait]
 impl Greeter for ScriptedGreeter {
-    /// Answers `hold` when the test releases the call; answers `over`, `peer` and `header NAME` with what the server sees
-    /// of the connection, and `process` with the process's number; sends every other name back.
+    /// Answers `hold` when the test releases the call. Answers `over` with the transport, `peer` with the client's address, `header NAME`
+    /// with this header of the request, and `process` with the number of the process. Sends every other name back.
     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         self.calls.arrived.fetch_add(1, Ordering::SeqCst);
         let message = match &*request.get_ref().name {
@@ -142,7 +142,7 @@ where
     Ok(client.say_hello(HelloRequest { name: name.into() }).await?.into_inner().message)
 }
 
-/// Reduces the result of a call to what tests compare: the answer, or the code and the message.
+/// Reduces the result of a call to the parts that tests compare: the answer, or the code and the message.
 pub fn outcome(result: Result<String, Status>) -> Result<String, (tonic::Code, String)> {
     result.map_err(|status| (status.code(), status.message().to_owned()))
 }

@@ -1,4 +1,4 @@
-//! Counts of what the whole process holds.
+//! Counts of the descriptors and mappings of the whole process.
 
 use std::time::Duration;
 

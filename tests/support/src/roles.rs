@@ -1,4 +1,4 @@
-//! Roles of a second process that connects, or that others connect to.
+//! Roles of child processes, which connect to others or which others connect to.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_stream::StreamExt as _;
@@ -60,7 +60,7 @@ async fn connect(address: &str) -> EndpointStream {
     dialer.dial(host, port.parse().unwrap()).await.unwrap()
 }
 
-/// Connects once, checks that bytes come back, and announces what was negotiated.
+/// Connects once, checks that bytes come back, and announces the negotiated transport with the reason.
 async fn dial(address: &str) {
     let mut stream = connect(address).await;
     stream.write_all(b"there and back").await.unwrap();
@@ -71,7 +71,7 @@ async fn dial(address: &str) {
     announce(format!("{}: {}", stream.info().verdict(), stream.info().reason()));
 }
 
-/// Connects, announces that, and writes without a pause for ever.
+/// Connects, announces the connection, and writes without end.
 async fn load(address: &str) {
     let mut stream = connect(address).await;
     announce("loading");
@@ -79,7 +79,7 @@ async fn load(address: &str) {
     while stream.write_all(&bytes).await.is_ok() {}
 }
 
-/// What a writer does after its last flush.
+/// The action of a writer after its last flush.
 enum After {
     Exit,
     DeliverAndExit,

@@ -1,4 +1,4 @@
-//! The runtimes that tests run in, and a limit on how long a test may take.
+//! The runtimes of tests, and the time limit of a test.
 
 use std::future::Future;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use tonic_rdma::{Config, PollMode};
 
 use crate::config;
 
-/// Long enough for any test on a busy machine. A test that takes longer hangs.
+/// The time limit of a test. It is long enough for a busy machine, so a test that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How a test's runtime polls.
+/// The kind of a test's runtime.
 #[derive(Clone, Copy, Debug)]
 pub enum Runtime {
     /// Current thread, idle polling.
@@ -22,7 +22,7 @@ pub enum Runtime {
 }
 
 impl Runtime {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Idle, Self::CurrentThread, Self::MultiThread];
 
     /// Runs `test` to its end, or fails if it hangs.

@@ -26,7 +26,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// The transport that a scenario runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// tonic's own TCP at both ends. The outcomes over the others must equal the outcome here.
+    /// tonic's own TCP at both ends. The outcomes over the other transports must equal the outcome over this one.
     Stock,
     /// RDMA.
     Rdma,

@@ -8,8 +8,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use support::echo_stream;
 use support::{Runtime, config, pair};
 
-/// The poll task wakes one connection's reader, which blocks its worker until the other connection has made a round trip. Many
-/// rounds, so that the poll task runs on either worker.
+/// The poll task wakes one connection's reader, which blocks its worker until the other connection has made a round trip. The test
+/// has many rounds, so that the poll task runs on both workers.
 #[test]
 fn a_reader_that_blocks_its_thread_does_not_stop_the_others() {
     const ROUNDS: usize = 50;

@@ -64,7 +64,7 @@ async fn server_hangs() {
     round_trip(&mut other).await;
 }
 
-/// The runtimes wait at one time, because each of them waits for [`ANSWER`].
+/// Runs the runtimes in parallel, because each of them waits for [`ANSWER`].
 #[test]
 fn a_server_that_hangs_is_found_by_ping() {
     std::thread::scope(|scope| {

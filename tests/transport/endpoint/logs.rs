@@ -66,14 +66,14 @@ fn logging(log: &Log, test: impl FnOnce()) {
 }
 
 /// Panics if there is a warning or an error in the log.
-fn all_went_well(whose: &str, log: &str) {
+fn assert_no_warning(name: &str, log: &str) {
     let bad = log.lines().any(|line| line.contains(" WARN ") || line.contains("ERROR "));
-    assert!(!bad, "{whose}:\n{log}");
+    assert!(!bad, "{name}:\n{log}");
 }
 
 /// A server process and a client process log no warning on any thread, whether the client returns or exits.
 #[test]
-fn two_processes_that_part_in_good_order_warn_of_nothing() {
+fn two_processes_that_end_in_order_log_no_warning() {
     for how in ["returns", "exits"] {
         let folder = tempfile::tempdir().unwrap();
         let logs = ["server", "client"].map(|name| folder.path().join(name));
@@ -83,11 +83,11 @@ fn two_processes_that_part_in_good_order_warn_of_nothing() {
         assert_eq!(client.word, "called");
         client.ends();
         server.ends();
-        for (whose, log) in ["server", "client"].iter().zip(&logs) {
+        for (name, log) in ["server", "client"].iter().zip(&logs) {
             let log = std::fs::read_to_string(log).unwrap();
             // One connection for the calls, and one of the tensor devices.
-            assert!(log.matches("connected over rdma").count() >= 2, "{how}, {whose}:\n{log}");
-            all_went_well(&format!("{how}, {whose}"), &log);
+            assert!(log.matches("connected over rdma").count() >= 2, "{how}, {name}:\n{log}");
+            assert_no_warning(&format!("{how}, {name}"), &log);
         }
     }
 }
@@ -179,9 +179,9 @@ async fn hold(host: &str, port: u16) {
     stdin_closed().await;
 }
 
-/// Both ends are in one process, and each of them closes first in turn.
+/// Runs both ends in one process. The client closes first, and in a second run the server.
 #[test]
-fn ends_that_leave_in_good_order_warn_of_nothing() {
+fn ends_that_close_in_order_log_no_warning() {
     for server_first in [false, true] {
         let log = logged(|| {
             Runtime::Idle.run(async {
@@ -197,13 +197,13 @@ fn ends_that_leave_in_good_order_warn_of_nothing() {
             });
         });
         assert!(log.contains("connected over rdma"), "{log}");
-        all_went_well(if server_first { "server first" } else { "client first" }, &log);
+        assert_no_warning(if server_first { "server first" } else { "client first" }, &log);
     }
 }
 
 /// A killed peer causes a warning if a write was waiting for the peer, and an info line otherwise.
 #[test]
-fn a_killed_peer_is_a_warning_where_a_write_was_waiting() {
+fn a_killed_peer_causes_a_warning_if_a_write_was_waiting() {
     for busy in [false, true] {
         let log = Log::default();
         logging(&log, || {
@@ -249,7 +249,7 @@ fn a_killed_peer_is_a_warning_where_a_write_was_waiting() {
 
 /// Health probes connect and then close or reset.
 #[test]
-fn connections_without_a_byte_are_no_warning() {
+fn connections_without_a_byte_cause_no_warning() {
     const PROBES: usize = 20;
     let log = Log::default();
     logging(&log, || {
@@ -278,8 +278,8 @@ fn accounted_for(log: &Log, text: &str) -> (usize, usize) {
     (lines.len(), suppressed.sum())
 }
 
-/// Repeats `one` many times, and then until its line appears again. Every event must be a line or be counted in a line, and there
-/// must be at most the burst and one line a second.
+/// Runs `one` many times, and then until its line appears again. Every event must have a line or be counted in a line. There must
+/// be at most one burst of lines, and after it one line a second.
 async fn flood(log: &Log, text: &str, mut one: impl AsyncFnMut()) {
     const FLOOD: usize = 100;
     const BURST: usize = 10;

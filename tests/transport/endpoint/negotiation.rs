@@ -23,7 +23,7 @@ async fn raw(listener: &Listener, bytes: &[u8]) -> TcpStream {
 
 /// Checks the transport for each pair of policies.
 #[test]
-fn policies() {
+fn each_pair_of_policies_gives_the_expected_transport() {
     use Policy::{Prefer, Require, TcpOnly};
     Runtime::Idle.run(async {
         for (client, server, expected) in [
@@ -53,7 +53,7 @@ fn policies() {
 }
 
 #[test]
-fn bytes_flow_over_the_tcp_connection_that_was_fallen_back_to() {
+fn bytes_flow_over_tcp_after_a_fallback() {
     Runtime::Idle.run(async {
         let mut listener = listen(Config::default().policy(Policy::TcpOnly)).await;
         let mut client = dial(&listener, Config::default()).await.unwrap();
@@ -256,7 +256,7 @@ fn stock_servers_are_dialled_anew_over_tcp_and_remembered() {
 }
 
 #[test]
-fn a_connection_that_takes_too_long_is_given_up() {
+fn a_client_gives_up_a_connection_that_takes_too_long() {
     Runtime::Idle.run(async {
         // The backlog of the port is full, so that the kernel answers no further client.
         let full = TcpSocket::new_v4().unwrap();

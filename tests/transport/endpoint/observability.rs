@@ -44,7 +44,7 @@ fn counters_reach_the_metrics_facade() {
 }
 
 #[test]
-fn what_was_negotiated_and_why_is_logged() {
+fn the_log_has_the_transport_and_the_reason() {
     let log = logged(|| {
         Runtime::Idle.run(async {
             let (client, server) = pair(Config::default()).await;
@@ -64,7 +64,7 @@ fn what_was_negotiated_and_why_is_logged() {
 
 /// A client that exits drops its runtime, with connections in tasks that never end. The server sees an orderly end and no loss.
 #[test]
-fn a_runtime_that_is_dropped_says_goodbye() {
+fn a_dropped_runtime_ends_its_connections_in_order() {
     let log = logged(|| {
         Runtime::Idle.run(async {
             let mut listener = listen(Config::default()).await;

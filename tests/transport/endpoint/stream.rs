@@ -1,4 +1,4 @@
-//! The byte stream: content, order, ends.
+//! The byte stream: its content, its order, and the ways in which it ends.
 
 use std::io::{ErrorKind, IoSlice};
 
@@ -58,7 +58,7 @@ async fn both_ways(config: Config, total: usize, most: usize, slow: bool) {
 }
 
 #[test]
-fn content_survives_in_every_runtime_and_way_of_polling() {
+fn content_survives_in_every_runtime_and_poll_mode() {
     everywhere(|config| both_ways(config, 8 * MIB, 300_000, false));
 }
 
@@ -86,7 +86,7 @@ fn every_threshold_and_chunk_size_carries_the_same_bytes() {
     Runtime::Idle.run(both_ways(tiny, 4 * MIB, 100_000, false));
 }
 
-/// Sends sizes up to 64 MiB in both directions at once, with one slow reader. `SOAK_MIB` sets the amount for each direction.
+/// Sends pieces of up to 64 MiB in both directions at once. The second run has a slow reader. `SOAK_MIB` sets the MiB for each direction.
 #[test]
 fn soak() {
     let total = std::env::var("SOAK_MIB").map_or(256, |mib| mib.parse().unwrap()) * MIB;
@@ -153,7 +153,7 @@ fn each_direction_closes_by_itself() {
 }
 
 #[test]
-fn what_was_written_before_a_drop_arrives() {
+fn bytes_written_before_a_drop_arrive() {
     everywhere(|config| async move {
         let lengths = [1, 5000, 300_000, 3 * MIB];
         for (length, flush) in lengths.into_iter().flat_map(|length| [(length, true), (length, false)]) {

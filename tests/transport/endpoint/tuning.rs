@@ -50,7 +50,7 @@ async fn settled(config: Config) -> TransferDecision {
 }
 
 #[test]
-fn a_threshold_that_is_set_is_explained_so() {
+fn a_decision_names_a_configured_threshold() {
     Runtime::Idle.run(async {
         let config = config().eager_threshold(EagerThreshold::Bytes(64 * 1024)).chunk_size(32 * 1024);
         let (client, server) = pair(config).await;
@@ -64,7 +64,7 @@ fn a_threshold_that_is_set_is_explained_so() {
 }
 
 #[test]
-fn without_one_the_device_is_measured_while_connections_go_on() {
+fn without_a_threshold_the_device_is_measured_while_connections_go_on() {
     let folder = tempfile::tempdir().unwrap();
     // No other test has receive buffers of this length: a process measures a device once for each length.
     let config = config().receive_buffers(64, 3000).tune_cache(cache_in(&folder));
@@ -76,8 +76,8 @@ fn without_one_the_device_is_measured_while_connections_go_on() {
     );
 }
 
-/// Writes a calibration of the software device with receive buffers of `slot_size` bytes into the cache. The format is the
-/// library's, because files on users' disks must stay readable.
+/// Writes a calibration of the software device with receive buffers of `slot_size` bytes into the cache. The test has its own copy
+/// of the format, because the library must stay able to read the files on users' disks.
 fn put(folder: &TempDir, slot_size: u32, sizes: &str) {
     let key = CalibrationKey::new(&tonic_rdma_verbs::soft::attributes(), slot_size);
     let CalibrationKey { provider, device, driver, version, cpu, .. } = key;
@@ -93,7 +93,7 @@ fn put(folder: &TempDir, slot_size: u32, sizes: &str) {
     std::fs::write(&file, format!("{body}sum={sum:016x}\n")).unwrap();
 }
 
-/// The connection follows the calibration on disk from the first write on: rendezvous from 32 KiB on.
+/// The connection follows the calibration on disk, beginning with its first write. Writes of 32 KiB and more go by rendezvous.
 #[test]
 fn a_calibration_on_disk_is_followed() {
     let folder = tempfile::tempdir().unwrap();
@@ -122,7 +122,7 @@ fn a_bad_file_is_ignored() {
 }
 
 #[test]
-fn a_cache_that_can_not_be_used_is_no_failure() {
+fn an_unusable_cache_is_no_failure() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
@@ -132,7 +132,7 @@ fn a_cache_that_can_not_be_used_is_no_failure() {
 }
 
 #[test]
-fn nothing_is_explained_over_tcp() {
+fn a_connection_over_tcp_has_no_decision() {
     use tokio_stream::StreamExt as _;
     Runtime::Idle.run(async {
         let mut listener = support::listen(Config::default().policy(tonic_rdma::Policy::TcpOnly)).await;

@@ -37,13 +37,13 @@ async fn writer(role: &'static str, listener: &mut Listener, written: Written) -
     (child.await.unwrap(), stream)
 }
 
-/// Waits until the connection has failed, without reading.
+/// Waits until the connection has failed. Reads nothing.
 async fn failed(stream: &mut EndpointStream) {
     std::future::poll_fn(|context| stream.poll_delivered(context)).await.expect_err("the writer has gone");
 }
 
-/// Reads until the connection fails, checks that the error is that of a dead process, and returns the bytes before.
-async fn read_to_the_death(mut stream: EndpointStream) -> Vec<u8> {
+/// Reads until the connection fails, checks that the error is that of a dead process, and returns the bytes before the error.
+async fn read_to_the_failure(mut stream: EndpointStream) -> Vec<u8> {
     let mut received = Vec::new();
     let end = stream.read_to_end(&mut received).await;
     let error = end.expect_err("a death is no orderly end");
@@ -57,23 +57,23 @@ fn check(received: &[u8], written: Written) {
 }
 
 #[test]
-fn what_was_flushed_arrives_though_the_writer_exits_at_once() {
+fn flushed_bytes_arrive_although_the_writer_exits_at_once() {
     for runtime in [Runtime::Idle, Runtime::MultiThread] {
         for written in EAGER {
             runtime.run(async {
                 let mut listener = listen(config()).await;
                 let (mut child, stream) = writer("write-and-exit", &mut listener, written).await;
-                check(&read_to_the_death(stream).await, written);
+                check(&read_to_the_failure(stream).await, written);
                 assert!(child.process.wait().unwrap().success());
             });
         }
     }
 }
 
-/// The reader's runtime is blocked until the writer has ended. The bytes in the writer's memory are lost then, and the reader gets
-/// an error and no orderly end.
+/// The reader's runtime is blocked until the writer has ended. Then the bytes in the writer's memory are lost, and the reader
+/// gets an error and no orderly end.
 #[test]
-fn what_was_flushed_waits_for_a_reader_that_comes_after_the_writers_end() {
+fn flushed_bytes_wait_for_a_reader_that_is_late() {
     for written in EAGER.into_iter().chain([RENDEZVOUS]) {
         Runtime::Idle.run(async {
             let mut listener = listen(config()).await;
@@ -81,7 +81,7 @@ fn what_was_flushed_waits_for_a_reader_that_comes_after_the_writers_end() {
             // Blocks the runtime, so that the reader fetches nothing.
             assert!(child.process.wait().unwrap().success());
             failed(&mut stream).await;
-            let received = read_to_the_death(stream).await;
+            let received = read_to_the_failure(stream).await;
             if written.threshold == u64::MAX {
                 check(&received, written);
             } else {
@@ -93,7 +93,7 @@ fn what_was_flushed_waits_for_a_reader_that_comes_after_the_writers_end() {
 
 /// A writer that has waited for the delivery may exit, after any kind of write.
 #[test]
-fn what_was_delivered_stays_though_the_writer_exits() {
+fn delivered_bytes_stay_although_the_writer_exits() {
     for written in [EAGER[2], RENDEZVOUS, Written { length: 5_000_000, ..RENDEZVOUS }] {
         Runtime::Idle.run(async {
             let mut listener = listen(config()).await;
@@ -111,7 +111,7 @@ fn what_was_delivered_stays_though_the_writer_exits() {
 
 /// The test reads nothing before the kill of the writer and the failure of the connection.
 #[test]
-fn what_had_arrived_before_a_kill_is_read_first() {
+fn bytes_that_arrived_before_a_kill_are_read_first() {
     for written in EAGER.into_iter().chain([RENDEZVOUS]) {
         Runtime::Idle.run(async {
             let mut listener = listen(config()).await;
@@ -128,7 +128,7 @@ fn what_had_arrived_before_a_kill_is_read_first() {
             child.process.kill().unwrap();
             child.process.wait().unwrap();
             failed(&mut stream).await;
-            check(&read_to_the_death(stream).await, written);
+            check(&read_to_the_failure(stream).await, written);
         });
     }
 }

@@ -28,8 +28,8 @@ fn both<F: Future<Output = ()>>(test: impl Fn(Over) -> F) {
 async fn servers<const COUNT: usize>(over: Over) -> [(RunningServer, ScriptedGreeter); COUNT] {
     let mut servers = Vec::new();
     for _ in 0..COUNT {
-        let habits = ScriptedGreeter::new();
-        servers.push((over.serve(&habits, |server| server).await, habits));
+        let greeter = ScriptedGreeter::new();
+        servers.push((over.serve(&greeter, |server| server).await, greeter));
     }
     servers.try_into().ok().unwrap()
 }
@@ -55,15 +55,15 @@ fn calls_spread_over_the_endpoints() {
         for _ in 0..300 {
             assert_eq!(say(&mut client, "over").await.unwrap(), expected);
         }
-        for (_, habits) in &servers {
-            assert!(habits.calls() >= 40, "{} of 300 calls", habits.calls());
+        for (_, greeter) in &servers {
+            assert!(greeter.calls() >= 40, "{} of 300 calls", greeter.calls());
         }
         assert!(channel.endpoints().iter().all(|endpoint| endpoint.calls == 0), "{channel:?}");
     });
 }
 
 #[test]
-fn a_call_goes_where_fewer_are_in_flight() {
+fn a_call_goes_to_the_endpoint_with_fewer_calls() {
     both(async |over| {
         let servers = servers::<2>(over).await;
         let channel =
@@ -73,11 +73,11 @@ fn a_call_goes_where_fewer_are_in_flight() {
         for held in 1..=10 {
             let mut client = GreeterClient::new(channel.clone());
             calls.push(tokio::spawn(async move { say(&mut client, "hold").await }));
-            until(|| servers.iter().map(|(_, habits)| habits.held()).sum::<usize>() == held).await;
+            until(|| servers.iter().map(|(_, greeter)| greeter.held()).sum::<usize>() == held).await;
         }
-        assert_eq!(servers.each_ref().map(|(_, habits)| habits.held()), [5, 5]);
-        for (_, habits) in &servers {
-            habits.release(5);
+        assert_eq!(servers.each_ref().map(|(_, greeter)| greeter.held()), [5, 5]);
+        for (_, greeter) in &servers {
+            greeter.release(5);
         }
         for call in calls {
             assert_eq!(call.await.unwrap().unwrap(), "held");
@@ -107,7 +107,7 @@ fn a_stream_counts_until_it_ended() {
 }
 
 #[test]
-fn a_killed_server_costs_what_was_in_flight_and_comes_back() {
+fn a_killed_server_fails_few_calls_and_comes_back() {
     both(async |over| {
         const CALLERS: usize = 8;
         let servers = servers::<2>(over).await;
@@ -179,7 +179,7 @@ async fn hangs_up() -> (Endpoint, Arc<AtomicUsize>) {
 #[test]
 fn an_endpoint_that_is_down_gets_no_calls_and_few_dials() {
     both(async |over| {
-        let [(running, habits)] = servers::<1>(over).await;
+        let [(running, greeter)] = servers::<1>(over).await;
         let (broken, taken) = hangs_up().await;
         let started = Instant::now();
         let channel = balance_list([broken, running.endpoint()], over.connector());
@@ -189,11 +189,11 @@ fn an_endpoint_that_is_down_gets_no_calls_and_few_dials() {
             assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
             calls += 1;
         }
-        assert_eq!(habits.calls(), calls);
+        assert_eq!(greeter.calls(), calls);
         let state = channel.endpoints()[0].state.clone();
         assert!(!matches!(state, EndpointState::Up(_)), "{state:?}");
         // An upper limit for the number of dials: each dial comes at least 80 ms after the one before, and makes three
-        // connections until the dialer knows whether the server is a stock one.
+        // connections until the dialer knows whether the server is stock.
         let dials = 1 + started.elapsed().as_millis() / 80;
         let taken = taken.load(Ordering::SeqCst) as u128;
         assert!(taken <= 3 * dials, "{taken} connections in {dials} dials");
@@ -201,7 +201,7 @@ fn an_endpoint_that_is_down_gets_no_calls_and_few_dials() {
 }
 
 #[test]
-fn without_any_that_is_up_a_call_fails_with_the_last_reason() {
+fn if_no_endpoint_is_up_a_call_fails_with_the_last_reason() {
     both(async |over| {
         let (one, other) = (Port::reserve(), Port::reserve());
         let channel = balance_list([one.endpoint(), other.endpoint()], over.connector());
@@ -215,8 +215,8 @@ fn without_any_that_is_up_a_call_fails_with_the_last_reason() {
         until(|| is_up(&channel, 1)).await;
         assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
 
-        let mut nobody = GreeterClient::new(balance_list([], over.connector()));
-        let (code, message) = outcome(say(&mut nobody, "hello").await).unwrap_err();
+        let mut without_endpoints = GreeterClient::new(balance_list([], over.connector()));
+        let (code, message) = outcome(say(&mut without_endpoints, "hello").await).unwrap_err();
         assert_eq!((code, &*message), (Code::Unavailable, "there is no endpoint to call"));
     });
 }
@@ -224,7 +224,7 @@ fn without_any_that_is_up_a_call_fails_with_the_last_reason() {
 #[test]
 fn a_server_that_shuts_down_gracefully_keeps_its_stream_and_loses_new_calls() {
     both(async |over| {
-        let [(leaving, _), (staying, habits)] = servers::<2>(over).await;
+        let [(leaving, _), (staying, greeter)] = servers::<2>(over).await;
         let channel = balance_list([leaving.endpoint(), staying.endpoint()], over.connector());
         all_up(&channel).await;
         let mut client = GreeterClient::new(channel.clone());
@@ -243,11 +243,11 @@ fn a_server_that_shuts_down_gracefully_keeps_its_stream_and_loses_new_calls() {
             failed += usize::from(say(&mut client, "hello").await.is_err());
         }
         assert!(failed <= 2, "{failed} calls");
-        let before = habits.calls();
+        let before = greeter.calls();
         for _ in 0..50 {
             assert_eq!(say(&mut client, "hello").await.unwrap(), "hello");
         }
-        assert_eq!(habits.calls(), before + 50);
+        assert_eq!(greeter.calls(), before + 50);
         for (names, mut chat) in chats {
             names.send(HelloRequest { name: "still here".into() }).await.unwrap();
             assert_eq!(chat.message().await.unwrap().unwrap().message, "still here");

@@ -39,17 +39,17 @@ fn a_client_notices_a_server_that_hangs() {
 #[test]
 fn a_server_notices_a_client_that_hangs() {
     let dropped = unchanged(async |over: Over| {
-        let habits = ScriptedGreeter::new();
+        let greeter = ScriptedGreeter::new();
         let running = over
-            .serve(&habits, |server| {
+            .serve(&greeter, |server| {
                 server.http2_keepalive_interval(Some(OFTEN)).http2_keepalive_timeout(Some(5 * OFTEN))
             })
             .await;
         let client = start(format!("hold {over:?} {}", running.address)).await;
-        until(|| habits.held() == 1).await;
+        until(|| greeter.held() == 1).await;
         stop(&client);
-        until(|| habits.held() == 0).await;
-        habits.dropped()
+        until(|| greeter.held() == 0).await;
+        greeter.dropped()
     });
     assert_eq!(dropped, 1);
 }

@@ -25,13 +25,13 @@ fn layers_around_both_ends() {
 
 async fn layered(over: Over) -> (Vec<String>, (usize, usize), Result<String, (tonic::Code, String)>) {
     let [at_client, at_server] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
-    let (habits, counter) = (ScriptedGreeter::new(), Arc::clone(&at_server));
+    let (greeter, counter) = (ScriptedGreeter::new(), Arc::clone(&at_server));
     let counting = MapRequestLayer::new(move |mut request: Http| {
         counter.fetch_add(1, Ordering::SeqCst);
         request.headers_mut().insert("layer", http::HeaderValue::from_static("added by a layer"));
         request
     });
-    let router = Server::builder().layer(counting).add_service(GreeterServer::new(habits.clone()));
+    let router = Server::builder().layer(counting).add_service(GreeterServer::new(greeter.clone()));
     let running = over.serve_at("127.0.0.1:0", router).await;
 
     let counter = Arc::clone(&at_client);

@@ -17,24 +17,24 @@ async fn held_at_once(
     client: fn(Endpoint) -> Endpoint,
     allowed: usize,
 ) -> usize {
-    let habits = ScriptedGreeter::new();
-    let running = over.serve(&habits, server).await;
+    let greeter = ScriptedGreeter::new();
+    let running = over.serve(&greeter, server).await;
     let channel = over.connect(client(running.endpoint())).await.unwrap();
     // Before the server's settings arrive, a client does not know how many streams it may open.
     say(&mut GreeterClient::new(channel.clone()), "hello").await.unwrap();
     let calls: Vec<_> = (0..CALLS).map(|_| hold(&channel)).collect();
-    until(|| habits.held() == allowed).await;
+    until(|| greeter.held() == allowed).await;
     for done in 1..=CALLS {
-        habits.release(1);
+        greeter.release(1);
         until(|| {
-            habits.calls() == 1 + CALLS.min(allowed + done) && habits.held() == allowed.min(CALLS - done)
+            greeter.calls() == 1 + CALLS.min(allowed + done) && greeter.held() == allowed.min(CALLS - done)
         })
         .await;
     }
     for call in calls {
         assert_eq!(call.await.unwrap().unwrap(), "held");
     }
-    habits.most_held()
+    greeter.most_held()
 }
 
 fn hold(channel: &Channel) -> tokio::task::JoinHandle<Result<String, tonic::Status>> {
@@ -43,7 +43,7 @@ fn hold(channel: &Channel) -> tokio::task::JoinHandle<Result<String, tonic::Stat
 }
 
 #[test]
-fn without_a_limit_all_go_at_once() {
+fn without_a_limit_all_calls_run_at_once() {
     assert_eq!(unchanged(|over| held_at_once(over, |server| server, |client| client, CALLS)), CALLS);
 }
 
@@ -66,16 +66,16 @@ fn a_channels_limit() {
 }
 
 #[test]
-fn what_is_above_the_limit_is_shed() {
+fn calls_above_the_limit_are_shed() {
     let (shed, kept) = unchanged(async |over: Over| {
-        let habits = ScriptedGreeter::new();
+        let greeter = ScriptedGreeter::new();
         let running =
-            over.serve(&habits, |server| server.concurrency_limit_per_connection(1).load_shed(true)).await;
+            over.serve(&greeter, |server| server.concurrency_limit_per_connection(1).load_shed(true)).await;
         let channel = over.connect(running.endpoint()).await.unwrap();
         let held = hold(&channel);
-        until(|| habits.held() == 1).await;
+        until(|| greeter.held() == 1).await;
         let shed = outcome(say(&mut GreeterClient::new(channel), "hello").await);
-        habits.release(1);
+        greeter.release(1);
         (shed, outcome(held.await.unwrap()))
     });
     assert_eq!(shed.unwrap_err().0, Code::ResourceExhausted);

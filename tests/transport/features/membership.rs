@@ -66,8 +66,8 @@ fn an_endpoint_is_connected_before_the_first_call() {
 #[test]
 fn a_call_in_flight_outlives_its_endpoints_removal() {
     Runtime::Idle.run(async {
-        let habits = ScriptedGreeter::new();
-        let running = Over::Rdma.serve(&habits, |server| server).await;
+        let greeter = ScriptedGreeter::new();
+        let running = Over::Rdma.serve(&greeter, |server| server).await;
         let (channel, changes): (_, Changes) = balance_channel(4, Over::Rdma.connector());
         changes.send(Change::Insert("a", running.endpoint())).await.unwrap();
         let mut client = GreeterClient::new(channel.clone());
@@ -75,10 +75,10 @@ fn a_call_in_flight_outlives_its_endpoints_removal() {
             let mut client = client.clone();
             async move { say(&mut client, "hold").await }
         });
-        until(|| habits.held() == 1).await;
+        until(|| greeter.held() == 1).await;
         changes.send(Change::Remove("a")).await.unwrap();
         assert_eq!(say(&mut client, "hello").await.unwrap_err().code(), Code::Unavailable);
-        habits.release(1);
+        greeter.release(1);
         assert_eq!(call.await.unwrap().unwrap(), "held");
     });
 }

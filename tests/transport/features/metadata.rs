@@ -1,4 +1,5 @@
-//! Settings of a channel that the server sees: user agent and origin.
+//! Metadata that the settings of a channel add: user agent and origin. `interceptors.rs` and the interop cases test the metadata of
+//! calls.
 
 use tonic::transport::Server;
 use tonic_rdma_proto::greeter::greeter_client::GreeterClient;
@@ -13,7 +14,7 @@ type Http = http::Request<tonic::body::Body>;
 #[test]
 fn user_agent_and_origin() {
     let [agent, origin] = unchanged(identified);
-    assert!(agent.starts_with("Some(\"habits/1 tonic/"), "{agent}");
+    assert!(agent.starts_with("Some(\"greeter/1 tonic/"), "{agent}");
     assert_eq!(origin, "Some(\"http://elsewhere.example:81/tonic_rdma.greeter.v1.Greeter/SayHello\")");
 }
 
@@ -25,7 +26,7 @@ async fn identified(over: Over) -> [String; 2] {
     });
     let router = Server::builder().layer(noting).add_service(GreeterServer::new(ScriptedGreeter::new()));
     let running = over.serve_at("127.0.0.1:0", router).await;
-    let endpoint = running.endpoint().user_agent("habits/1").unwrap();
+    let endpoint = running.endpoint().user_agent("greeter/1").unwrap();
     let endpoint = endpoint.origin("http://elsewhere.example:81".parse().unwrap());
     let mut client = GreeterClient::new(over.connect(endpoint).await.unwrap());
     let agent = outcome(say(&mut client, "header user-agent").await).unwrap();

@@ -1,5 +1,5 @@
-//! Features of tonic besides plain calls. Each scenario runs over stock tonic's TCP first, and must have the same outcome over
-//! RDMA, and over TCP where two of our ends fell back to it.
+//! Features of tonic besides plain calls. Each scenario runs over stock tonic's TCP first. Its outcome must be equal over RDMA, and
+//! over TCP after a fallback between two of our ends.
 
 mod balance;
 mod compression;

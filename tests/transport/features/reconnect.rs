@@ -31,8 +31,8 @@ fn a_channel_outlives_its_server_more_than_once() {
 }
 
 async fn outlive(over: Over) {
-    let (port, habits) = (Port::reserve(), ScriptedGreeter::new());
-    let mut running = over.serve_on(&port, &habits).await;
+    let (port, greeter) = (Port::reserve(), ScriptedGreeter::new());
+    let mut running = over.serve_on(&port, &greeter).await;
     let mut client = over.client(&running).await;
     let first = say(&mut client, "over").await.unwrap();
     for _ in 0..3 {
@@ -42,14 +42,14 @@ async fn outlive(over: Over) {
         assert!([Code::Unavailable, Code::Cancelled].contains(&code), "{code:?}");
         let code = say(&mut client, "hello").await.unwrap_err().code();
         assert_eq!(code, Code::Unavailable);
-        running = over.serve_on(&port, &habits).await;
+        running = over.serve_on(&port, &greeter).await;
         assert_eq!(say(&mut client, "over").await.unwrap(), first, "as before the restart");
     }
 }
 
 /// Behaves like a server that goes away just when a client dials.
 #[test]
-fn a_server_that_hung_up_once_is_not_taken_for_a_stock_one() {
+fn a_server_that_hung_up_once_is_not_taken_for_a_stock_server() {
     Runtime::Idle.run(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());

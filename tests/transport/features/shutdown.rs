@@ -14,8 +14,8 @@ fn calls_in_flight_finish_and_new_ones_are_refused() {
 }
 
 async fn shut_down(over: Over) -> (String, Vec<String>) {
-    let (port, habits) = (Port::reserve(), ScriptedGreeter::new());
-    let running = over.serve_on(&port, &habits).await;
+    let (port, greeter) = (Port::reserve(), ScriptedGreeter::new());
+    let running = over.serve_on(&port, &greeter).await;
     let mut client = over.client(&running).await;
     let mut other = client.clone();
     let call = tokio::spawn(async move { say(&mut other, "hold").await });
@@ -25,7 +25,7 @@ async fn shut_down(over: Over) -> (String, Vec<String>) {
     let sent = tokio_stream::wrappers::ReceiverStream::new(sent);
     let mut chat = client.chat(sent).await.unwrap().into_inner();
     let mut chatted = vec![chat.next().await.unwrap().unwrap().message];
-    until(|| habits.held() == 1).await;
+    until(|| greeter.held() == 1).await;
 
     let server = running.shut_down();
     while over.connect(port.endpoint()).await.is_ok() {}
@@ -33,13 +33,13 @@ async fn shut_down(over: Over) -> (String, Vec<String>) {
     while say(&mut client, "hello").await.map_err(|status| status.code()) != Err(Code::Unavailable) {}
     assert!(!server.is_finished(), "the server did not wait for its calls");
 
-    habits.release(1);
+    greeter.release(1);
     names.send(name("two")).await.unwrap();
     chatted.push(chat.next().await.unwrap().unwrap().message);
     drop(names);
     assert!(chat.next().await.is_none());
     let held = call.await.unwrap().unwrap();
     server.await.unwrap().unwrap();
-    over.serve_on(&port, &habits).await.end().await;
+    over.serve_on(&port, &greeter).await.end().await;
     (held, chatted)
 }

@@ -21,15 +21,15 @@ async fn time_out(
     client: fn(Endpoint) -> Endpoint,
     header: Option<Duration>,
 ) -> Outcome {
-    let habits = ScriptedGreeter::new();
-    let running = over.serve(&habits, server).await;
+    let greeter = ScriptedGreeter::new();
+    let running = over.serve(&greeter, server).await;
     let mut client = GreeterClient::new(over.connect(client(running.endpoint())).await.unwrap());
     let mut request = Request::new(HelloRequest { name: "hold".into() });
     if let Some(limit) = header {
         request.set_timeout(limit);
     }
     let reply = client.say_hello(request).await;
-    until(|| habits.calls() == 1 && habits.held() == 0).await;
+    until(|| greeter.calls() == 1 && greeter.held() == 0).await;
     outcome(reply.map(|reply| reply.into_inner().message))
 }
 

@@ -10,7 +10,7 @@ use support::Authority;
 use support::{config, within};
 
 async fn ask(channel: &BalancedChannel) -> String {
-    let request = HelloRequest { name: "whoever".into() };
+    let request = HelloRequest { name: "client".into() };
     let reply = within(GreeterClient::new(channel.clone()).say_hello(request)).await;
     reply.map_or_else(|status| status.message().to_owned(), |reply| reply.into_inner().message)
 }
@@ -23,7 +23,7 @@ async fn calls_go_to_the_servers_that_can_be_trusted() {
     let channel = balance_list(endpoints, RdmaConnector::with_config(config()));
     for _ in 0..20 {
         let said = ask(&channel).await;
-        assert!(said.starts_with("nobody over rdma with TLS"), "{said}");
+        assert!(said.starts_with("anonymous over rdma with TLS"), "{said}");
     }
 }
 

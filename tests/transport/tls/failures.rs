@@ -29,7 +29,7 @@ async fn check(authority: &Authority, running: &Running) {
 }
 
 #[tokio::test]
-async fn clients_that_the_server_refuses() {
+async fn the_server_refuses_wrong_certificates() {
     let (authority, running) = guarded().await;
     let other = Authority::new("another authority");
     let refused = [
@@ -47,7 +47,7 @@ async fn clients_that_the_server_refuses() {
 }
 
 #[tokio::test]
-async fn servers_that_the_client_refuses() {
+async fn the_client_refuses_wrong_certificates() {
     let (authority, running) = guarded().await;
     let other = Authority::new("another authority");
     let stranger = other.client().identity(authority.issue("worker"));
@@ -63,7 +63,7 @@ async fn servers_that_the_client_refuses() {
 }
 
 #[tokio::test]
-async fn one_end_without_tls() {
+async fn connections_with_one_end_without_tls_fail() {
     let (authority, running) = guarded().await;
     let plain = serve(None).await;
     for error in [greet(running.address, None).await, greet_stock(running.address, None).await] {
@@ -82,7 +82,7 @@ async fn one_end_without_tls() {
 }
 
 #[tokio::test]
-async fn https_without_a_configuration() {
+async fn https_without_a_configuration_is_an_error() {
     let (authority, running) = guarded().await;
     let endpoint = Endpoint::from_shared(format!("https://{}", running.address)).unwrap();
     let connected = endpoint.connect_with_connector(RdmaConnector::with_config(config())).await;
@@ -93,7 +93,7 @@ async fn https_without_a_configuration() {
 }
 
 #[test]
-fn certificates_that_are_none() {
+fn invalid_certificates_are_errors() {
     let authority = Authority::new("authority");
     let garbage = || Identity::from_pem("no certificate", "no key");
     let endpoint = || Endpoint::from_static("https://server:1");
@@ -111,7 +111,7 @@ fn certificates_that_are_none() {
 
 /// A client that connects and sends nothing or half of a handshake is disconnected. Other clients are served meanwhile.
 #[tokio::test]
-async fn handshakes_that_do_not_go_on() {
+async fn clients_that_stop_in_the_handshake_are_disconnected() {
     let (authority, running) = guarded().await;
     let dialer = Dialer::new(config());
     // The start of a record of 512 bytes.
@@ -138,7 +138,7 @@ async fn handshakes_that_do_not_go_on() {
 
 /// The server accepts the connection, and never answers the handshake.
 #[tokio::test]
-async fn a_server_that_does_not_go_on() {
+async fn a_client_gives_up_a_server_that_stops_in_the_handshake() {
     use tokio_stream::StreamExt as _;
     let authority = Authority::new("authority");
     let mut incoming = tonic_rdma::RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();

@@ -18,7 +18,7 @@ struct Explaining;
 #[tonic::async_trait]
 impl Greeter for Explaining {
     async fn say_hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
-        // tonic's method works only with tonic's own listeners, as the book says.
+        // tonic's method must return nothing, because it works only with tonic's own listeners.
         if request.peer_certs().is_some() {
             return Err(Status::internal("tonic's peer_certs has certificates"));
         }
@@ -27,7 +27,7 @@ impl Greeter for Explaining {
         let info = request.connection().ok_or_else(|| Status::internal("no connection"))?;
         let tls = if info.is_tls() { "with TLS" } else { "without TLS" };
         let asked = request.remote_addr().map(|address| format!(", from {address}")).unwrap_or_default();
-        let who = who.as_deref().unwrap_or("nobody");
+        let who = who.as_deref().unwrap_or("anonymous");
         let message = format!("{who} over {} {tls}{asked}", info.verdict());
         Ok(Response::new(HelloReply { message }))
     }
@@ -63,7 +63,7 @@ impl Drop for Running {
     }
 }
 
-/// Serves greetings that contain the peer address according to tonic.
+/// Serves greetings. They contain the client's address, which `remote_addresses` passes to tonic.
 pub(crate) async fn serve(tls: Option<ServerTlsConfig>) -> Running {
     let incoming = RdmaIncoming::bind_with("127.0.0.1:0", config()).await.unwrap();
     let address = incoming.local_addr();
@@ -100,7 +100,7 @@ pub(crate) async fn greet_stock(address: SocketAddr, tls: Option<ClientTlsConfig
 }
 
 pub(crate) async fn ask(channel: Channel) -> Result<String, String> {
-    let request = HelloRequest { name: "whoever".into() };
+    let request = HelloRequest { name: "client".into() };
     let reply = GreeterClient::new(channel).say_hello(request).await;
     reply
         .map(|reply| reply.into_inner().message)

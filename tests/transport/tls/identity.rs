@@ -18,7 +18,7 @@ async fn a_certificate_may_be_optional() {
     let authority = Authority::new("authority");
     let running = serve(Some(authority.mutual_server().client_auth_optional(true))).await;
     let said = greet(running.address, Some(authority.client())).await.unwrap();
-    assert!(said.starts_with("nobody over rdma with TLS"), "{said}");
+    assert!(said.starts_with("anonymous over rdma with TLS"), "{said}");
     let said = greet(running.address, Some(authority.client_named("worker"))).await.unwrap();
     assert!(said.starts_with("worker (spiffe://test/worker) over rdma"), "{said}");
 }

@@ -14,7 +14,7 @@ async fn calls_with_tls_go_over_rdma() {
     let channel = endpoint(running.address, Some(authority.client()));
     let channel = channel.connect_with_connector(connector.clone()).await.unwrap();
     let said = ask(channel.clone()).await.unwrap();
-    assert!(said.starts_with("nobody over rdma with TLS, from 127.0.0.1:"), "{said}");
+    assert!(said.starts_with("anonymous over rdma with TLS, from 127.0.0.1:"), "{said}");
     let info = connector.last_connection().unwrap();
     assert_eq!(info.verdict(), Verdict::Rdma, "{}", info.reason());
     assert!(info.is_tls());
@@ -24,17 +24,17 @@ async fn calls_with_tls_go_over_rdma() {
 }
 
 #[tokio::test]
-async fn calls_with_tls_go_over_tcp_where_there_is_no_rdma() {
+async fn calls_with_tls_go_over_tcp_without_rdma() {
     let authority = Authority::new("authority");
     let running = serve(Some(authority.server())).await;
     let connector = RdmaConnector::with_config(config().policy(Policy::TcpOnly));
     let channel = endpoint(running.address, Some(authority.client()));
     let said = ask(channel.connect_with_connector(connector).await.unwrap()).await.unwrap();
-    assert!(said.starts_with("nobody over tcp with TLS"), "{said}");
+    assert!(said.starts_with("anonymous over tcp with TLS"), "{said}");
 }
 
 #[tokio::test]
-async fn stock_clients_come_by_the_same_port() {
+async fn stock_clients_use_the_same_port() {
     let authority = Authority::new("authority");
     let running = serve(Some(authority.mutual_server())).await;
     let said = greet_stock(running.address, Some(authority.client_named("stock"))).await.unwrap();
@@ -61,7 +61,7 @@ async fn our_client_reaches_a_stock_server_with_tls() {
 async fn without_tls_the_client_has_no_name() {
     let running = serve(None).await;
     let said = greet(running.address, None).await.unwrap();
-    assert!(said.starts_with("nobody over rdma without TLS, from 127.0.0.1:"), "{said}");
+    assert!(said.starts_with("anonymous over rdma without TLS, from 127.0.0.1:"), "{said}");
     let said = greet_stock(running.address, None).await.unwrap();
-    assert!(said.starts_with("nobody over tcp without TLS, from 127.0.0.1:"), "{said}");
+    assert!(said.starts_with("anonymous over tcp without TLS, from 127.0.0.1:"), "{said}");
 }

@@ -3,20 +3,20 @@
 /// A block of code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Example {
-    /// What stands behind the three backquotes, such as `no_run`.
+    /// The words after the three backquotes, such as `no_run`.
     pub(crate) attributes: Vec<String>,
     pub(crate) code: String,
 }
 
 impl Example {
-    /// Returns whether a doc test compiles it, and expects that it compiles.
+    /// Returns true if a doc test compiles the example and expects success.
     pub(crate) fn is_compiled(&self) -> bool {
         const COMPILED: &[&str] = &["rust", "no_run"];
         self.attributes.iter().all(|attribute| COMPILED.contains(&attribute.as_str()))
     }
 
-    /// Returns the attribute, if any, that keeps it from being compiled, or has it compiled by itself, which takes a second each. An
-    /// example that must not compile names the compiler's error, so that it fails for that reason alone.
+    /// Returns the attribute that keeps the example from being compiled, or makes it a program of its own, which takes a second to
+    /// compile. An example that must not compile has to name the compiler's error, so that it fails for that reason alone.
     pub(crate) fn left_out(&self) -> Option<&str> {
         const BARRED: &[&str] = &["ignore", "standalone_crate", "should_panic"];
         let barred = |attribute: &&String| BARRED.iter().any(|barred| attribute.starts_with(barred));

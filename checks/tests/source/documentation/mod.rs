@@ -1,5 +1,5 @@
-//! Keeps the documentation of the published crates true and whole: entry points have examples, no example is left out of the doc
-//! tests, tables name what the code has, and functions say what they do. Doc tests compile the examples themselves.
+//! Checks the documentation of the published crates: entry points have examples, doc tests compile every example, tables name the
+//! features and variables of the code, and the documentation of functions begins with a verb.
 
 mod examples;
 
@@ -48,16 +48,17 @@ const FIRST_CALLS: &[(&str, &[&str])] = &[
     ("Tensor", &["as_array", "to_dlpack"]),
 ];
 
-/// What the tests look at, read once for all of them.
-struct Front {
+/// The items and documentation that the tests check, read once for all tests.
+struct PublicDocs {
     /// Public items of all published crates.
     items: Vec<PublicItem>,
-    /// Documentation of the library's first page, and of the guide of `gather`.
-    tour: String,
+    /// Documentation of the library's first page.
+    first_page: String,
+    /// Documentation of the module `gather`.
     gather: String,
 }
 
-static LIBRARY: LazyLock<Front> = LazyLock::new(|| {
+static LIBRARY: LazyLock<PublicDocs> = LazyLock::new(|| {
     let read = |&(name, folder, of_macros): &(&str, &str, &[&str])| {
         public_items(&Package::read(name, folder), of_macros)
     };
@@ -66,7 +67,7 @@ static LIBRARY: LazyLock<Front> = LazyLock::new(|| {
     let (name, folder, _) = PUBLISHED[0];
     let library = Package::read(name, folder);
     let docs_of = |module: &str| docs(&library.modules[module].attributes);
-    Front { items, tour: docs_of(""), gather: docs_of("transport::gather") }
+    PublicDocs { items, first_page: docs_of(""), gather: docs_of("transport::gather") }
 });
 
 #[test]
@@ -91,7 +92,7 @@ fn every_entry_point_has_an_example() {
             let found = LIBRARY.items.iter().find(|item| item.kind == Kind::Method && last_two(item) == path);
             let found = found.unwrap_or_else(|| panic!("{path} is gone"));
             let calls = [format!(".{method}("), format!(".{method}::<")];
-            // Its own documentation, or that of the type: some belong together.
+            // The example may be in the documentation of the method or of its type, because some methods share an example.
             let places = types.iter().map(|named| &named.docs).chain([&found.docs]);
             if !places.into_iter().any(|docs| calls.iter().any(|call| shows(docs, call))) {
                 missing.push(format!("{path}: no example calls it"));
@@ -153,7 +154,7 @@ fn the_table_of_features_is_that_of_the_manifest() {
     let names = features.lines().filter(|line| !line.starts_with(['#', '_']));
     let expected: BTreeSet<&str> =
         names.filter_map(|line| line.split_once(" = ").map(|(name, _)| name)).collect();
-    let section = LIBRARY.tour.split("\n# Cargo features\n").nth(1).expect("a section on features");
+    let section = LIBRARY.first_page.split("\n# Cargo features\n").nth(1).expect("a section on features");
     assert_eq!(first_column(section), expected);
 }
 
@@ -165,12 +166,12 @@ fn the_versions_are_those_of_the_manifest() {
             manifest.lines().find(|line| line.starts_with(&format!("{name} = "))).expect("a dependency");
         let version = line.split('"').nth(1).expect("a version");
         let stated = format!("{name} {version}");
-        assert!(LIBRARY.tour.contains(&stated), "the first page does not say `{stated}`");
+        assert!(LIBRARY.first_page.contains(&stated), "the first page does not say `{stated}`");
     }
 }
 
 #[test]
-fn the_table_of_variables_is_what_is_read() {
+fn the_table_of_variables_has_those_that_are_read() {
     let asked = RefCell::new(BTreeSet::new());
     let _ = tonic_rdma::Config::from_variables(|name| {
         asked.borrow_mut().insert(name.to_owned());
@@ -185,7 +186,7 @@ fn the_table_of_variables_is_what_is_read() {
 }
 
 #[test]
-fn the_build_script_in_the_guide_is_one_that_runs() {
+fn the_build_script_of_the_guide_is_in_use() {
     let line = LIBRARY
         .gather
         .lines()
@@ -200,7 +201,7 @@ fn calls(function: &PublicItem, path: &str) -> bool {
     [format!("{path}("), format!("{path}::<")].iter().any(|call| shows(&function.docs, call))
 }
 
-/// Returns the type's and the method's name.
+/// Returns the names of the type and of the method, such as `Pool::lease`.
 fn last_two(method: &PublicItem) -> String {
     let of = method.parent().rsplit("::").next().unwrap_or_default();
     format!("{of}::{}", method.name())
@@ -214,12 +215,12 @@ fn shows(docs: &str, text: &str) -> bool {
 }
 
 fn is_verb(word: &str) -> bool {
-    /// Words that end as verbs do here, and are none.
+    /// Words that end like these verbs, but are no verbs.
     const OTHERS: &[&str] = &["As", "Bytes", "Elements", "Lengths", "Rows", "Steps", "This", "Tensors"];
     word.ends_with('s') && word.starts_with(char::is_uppercase) && !OTHERS.contains(&word)
 }
 
-/// Returns what stands in backquotes in the first column of the first table of `docs`.
+/// Returns the texts in backquotes in the first column of the first table of `docs`.
 fn first_column(docs: &str) -> BTreeSet<&str> {
     let rows =
         docs.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));

@@ -1,4 +1,4 @@
-//! Keeps the source in its layers. Imports go down only, unsafe code is in one package, the core has no clock and no IO, no file is
+//! Checks the layers of the source. Imports go down only, unsafe code is in one package, the core has no clock and no IO, no file is
 //! too long, and no more than three files import one another in a ring.
 
 mod rules;
@@ -8,7 +8,7 @@ use tonic_rdma_checks::{files_of, read, root};
 use crate::model::Package;
 use rules::SourceFile;
 
-/// The workspace's crates, with the folders of their sources, and their floors. A crate names crates of lower floors only.
+/// The workspace's crates, with the folders of their sources, and their floors. A crate imports crates of lower floors only.
 const PACKAGES: &[(&str, &str, u8)] = &[
     ("tonic_rdma_verbs", "verbs/src", 0),
     ("tonic_rdma", "src", 1),

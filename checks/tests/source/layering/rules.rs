@@ -6,11 +6,11 @@ use syn::visit::{self, Visit};
 
 use crate::model::{Import, Package, Target, code, imports, rings as rings_of, ties, without_strings};
 
-/// Floors of the modules at the root of a crate. A module imports from lower floors only; two modules of one floor don't know one
-/// another.
+/// Floors of the modules at the root of a crate. A module imports from lower floors only. Two modules of one floor do not import
+/// one another.
 const FLOORS: &[(&str, &[(&str, u8)])] = &[
     ("tonic_rdma", &[("wire", 0), ("protocol", 1), ("endpoint", 2), ("transport", 3)]),
-    // All other modules of this crate are the ground: types that import from one another, and are below these.
+    // All other modules of this crate are on the ground floor. They define types, and may import from one another.
     (
         "tonic_rdma_verbs",
         // `discover` finds the devices of both providers.
@@ -18,16 +18,16 @@ const FLOORS: &[(&str, &[(&str, u8)])] = &[
     ),
 ];
 
-/// The floor of the ground.
+/// The ground floor.
 const GROUND: u8 = 0;
 
-/// The crates in which modules without a floor are the ground.
+/// The crates in which modules without a floor in [`FLOORS`] are on the ground floor.
 const WITH_GROUND: &[&str] = &["tonic_rdma_verbs"];
 
-/// Modules at a crate's root that re-export what other crates of the repository use.
-const DOORS: &[&str] = &["internal"];
+/// Modules at a crate's root that re-export items for other crates of the repository.
+const INTERNAL_MODULES: &[&str] = &["internal"];
 
-/// Modules that compute, and neither wait nor look at the time: crate and module, with all that is in it.
+/// Modules that compute, and neither wait nor look at the time: the crate and the module. Their child modules are included.
 const PURE: &[(&str, &str)] = &[
     ("tonic_rdma", "wire"),
     ("tonic_rdma", "protocol"),
@@ -35,7 +35,7 @@ const PURE: &[(&str, &str)] = &[
     ("tonic_rdma_tensor", "rendezvous"),
 ];
 
-/// Paths that pure modules don't name, and parts of such paths. `Instant` is not among them: callers pass the time.
+/// Paths, and parts of paths, that pure modules must not use. `Instant` is not among them: callers pass the time.
 const IMPURE: &[&str] = &[
     "tokio",
     "rustix",
@@ -50,10 +50,10 @@ const IMPURE: &[&str] = &[
     "thread::sleep",
 ];
 
-/// Methods that pure modules don't call.
+/// Methods that pure modules must not call.
 const IMPURE_METHODS: &[&str] = &["elapsed"];
 
-/// The package with the unsafe code.
+/// The package that may have unsafe code.
 const WITH_UNSAFE_CODE: &str = "tonic_rdma_verbs";
 
 /// Its folder.
@@ -66,10 +66,10 @@ const UNSAFE_TESTS: &[(&str, &str)] = &[
     ("tests/steady_state/system_calls.rs", "installs a seccomp filter that counts"),
 ];
 
-/// Lines that a file may have.
+/// Maximum number of lines of a file.
 const LINES: usize = 600;
 
-/// Files that a ring may have.
+/// Maximum number of files in a ring.
 const RING: usize = 3;
 
 /// The ends of the names of files that `proto/generate` writes.
@@ -100,8 +100,8 @@ pub(crate) fn floors(package: &Package, crates: &[(&str, &str, u8)]) -> Vec<Stri
     let mut violations = Vec::new();
     for (path, module) in &package.modules {
         let top = path.split("::").next().unwrap_or_default();
-        let is_front = module.file == package.modules[""].file || DOORS.contains(&top);
-        if !floors.is_empty() && !is_front && floor_of(top).is_none() {
+        let is_root_or_internal = module.file == package.modules[""].file || INTERNAL_MODULES.contains(&top);
+        if !floors.is_empty() && !is_root_or_internal && floor_of(top).is_none() {
             violations.push(format!("{}: `{top}` has no floor: give it one", module.file));
         }
         for import in imports(package, path) {
@@ -112,7 +112,7 @@ pub(crate) fn floors(package: &Package, crates: &[(&str, &str, u8)]) -> Vec<Stri
             {
                 violations.push(format!("{place} is a crate that is not below this one"));
             }
-            let Some(own) = floor_of(top).filter(|_| !is_front) else { continue };
+            let Some(own) = floor_of(top).filter(|_| !is_root_or_internal) else { continue };
             match import.target.as_ref().map(top_of) {
                 Some(other) if other == top => {}
                 // `pub(crate)` in a macro.
@@ -134,13 +134,13 @@ pub(crate) fn floors(package: &Package, crates: &[(&str, &str, u8)]) -> Vec<Stri
     violations
 }
 
-/// Returns the module at the root that a target is in; empty for the root.
+/// Returns the module at the crate's root in which a target is, or an empty name for the root itself.
 fn top_of(target: &Target) -> &str {
     let (Target::Module(module) | Target::Item { module, .. }) = target;
     module.split("::").next().unwrap_or_default()
 }
 
-/// Returns the packages that don't forbid unsafe code and should.
+/// Returns a violation for each package that has to forbid unsafe code, and does not.
 pub(crate) fn forbids_unsafe_code(packages: &[Package]) -> Vec<String> {
     let open = packages.iter().filter(|package| package.name != WITH_UNSAFE_CODE).filter(|package| {
         !package.modules[""].attributes.iter().any(|attribute| code(&attribute.meta) == "forbid(unsafe_code)")
@@ -148,7 +148,8 @@ pub(crate) fn forbids_unsafe_code(packages: &[Package]) -> Vec<String> {
     open.map(|package| format!("{}: begin with #![forbid(unsafe_code)]", package.modules[""].file)).collect()
 }
 
-/// Returns the files with unsafe code outside the package that has it and [`UNSAFE_TESTS`], and those of the list that have none.
+/// Returns a violation for each file with unsafe code that is neither in the package for it nor in [`UNSAFE_TESTS`], and for each entry
+/// of this list without such a file.
 pub(crate) fn unsafe_code(files: &[SourceFile]) -> Vec<String> {
     let mut listed: BTreeSet<&str> = UNSAFE_TESTS.iter().map(|(path, _)| *path).collect();
     let mut violations = Vec::new();
@@ -206,7 +207,7 @@ fn has_unsafe_code(file: &SourceFile) -> bool {
     found.0
 }
 
-/// Returns the clocks and the IO in modules that should have neither.
+/// Returns the uses of clocks and of IO in pure modules.
 pub(crate) fn purity(package: &Package) -> Vec<String> {
     let is_in = |module: &str, top: &str| {
         module.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))

@@ -1,4 +1,4 @@
-//! Lists the paths that a module's code names, and what they lead to.
+//! Lists the paths in a module's code, and the items that they lead to.
 
 use std::collections::BTreeSet;
 
@@ -14,13 +14,12 @@ use super::text::{is_test, without_strings};
 pub(crate) struct Import {
     pub(crate) module: String,
     pub(crate) path: Vec<String>,
-    /// What the path leads to in the package; `None` for another crate's names, and for local ones.
+    /// The module or item of the package that the path leads to; `None` for names of other crates and for local names.
     pub(crate) target: Option<Target>,
 }
 
-/// Returns the paths in `module`: those of its `use` items, and those in its code, calls of macros included. Tests are left out. A
-/// `pub use` is no import, because a module that re-exports a name does not depend on it; where its own code has that name, that
-/// counts.
+/// Returns the paths in `module`: the paths of its `use` items and the paths in its code, with those in calls of macros. Tests are left
+/// out. A `pub use` is no import, because the module does not depend on a name that it only re-exports.
 pub(crate) fn imports(package: &Package, module: &str) -> BTreeSet<Import> {
     let import = |path: Vec<String>| {
         let target = package.resolve_roughly(module, &path);
@@ -77,7 +76,7 @@ impl<'ast> Visit<'ast> for Collector {
         visit::visit_expr_method_call(self, call);
     }
 
-    // syn does not look into macros: their words are taken as they stand.
+    // syn does not parse the arguments of macros. All paths among their tokens count.
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
         self.paths.extend(paths_in(&call.tokens.to_string()));
         visit::visit_macro(self, call);
@@ -88,7 +87,7 @@ impl<'ast> Visit<'ast> for Collector {
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 }
 
-/// Returns the words of a text of tokens that `::` joins, such as `a :: b`. Macros write `$crate` with a blank.
+/// Returns the paths in a text of tokens: words that `::` joins, such as `a :: b`. In macros `$crate` has a blank.
 fn paths_in(tokens: &str) -> Vec<Vec<String>> {
     let tokens = without_strings(tokens).replace("::", " :: ");
     let mut paths: Vec<Vec<String>> = Vec::new();

@@ -15,7 +15,7 @@ const ENTRIES: [&str; 2] = ["lib.rs", "main.rs"];
 pub(crate) struct Package {
     /// The name of its crate, such as `tonic_rdma`.
     pub(crate) name: String,
-    /// By path, such as `endpoint::tuner`; empty for the root.
+    /// The modules by path, such as `endpoint::tuner`. The path of the root is empty.
     pub(crate) modules: BTreeMap<String, Module>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Module {
     pub(crate) items: Vec<Item>,
     pub(crate) attributes: Vec<Attribute>,
     pub(crate) public: bool,
-    /// True if rustdoc leaves it out.
+    /// True if rustdoc leaves the module out.
     pub(crate) hidden: bool,
 }
 
@@ -74,7 +74,7 @@ impl Reader<'_> {
         self.module(module, parsed.items, folder, path);
     }
 
-    /// Notes a module, and reads its children.
+    /// Stores a module, and reads its children.
     fn module(&mut self, mut module: Module, items: Vec<Item>, folder: &str, path: String) {
         let (children, items) = items.into_iter().partition(|item| matches!(item, Item::Mod(_)));
         module.items = items;

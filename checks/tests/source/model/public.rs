@@ -1,4 +1,4 @@
-//! Lists what users of a package can reach: public items outside hidden modules, each under its public path.
+//! Lists the items that users of a package can name: public items outside of hidden modules, each with its public path.
 
 use std::collections::BTreeSet;
 
@@ -47,19 +47,19 @@ impl PublicItem {
         self.path.rsplit("::").next().unwrap_or_default()
     }
 
-    /// Returns the path of what it is a part or a method of.
+    /// Returns the path of the item that has this part or method.
     pub(crate) fn parent(&self) -> &str {
         self.path.rsplit_once("::").map_or("", |(parent, _)| parent)
     }
 
-    /// Returns true if it is one of the items that the limit is about.
+    /// Returns true if the item counts for the limit on the number of public items.
     pub(crate) fn counts(&self) -> bool {
         self.kind != Kind::Part
     }
 }
 
 /// Returns the public items of `package`, sorted. Names of other crates are left out. `of_macros` are the types that a macro
-/// defines, which are in no source.
+/// defines, which no source file shows.
 pub(crate) fn public_items(package: &Package, of_macros: &[&str]) -> BTreeSet<PublicItem> {
     let mut walker =
         Walker { package, of_macros, found: BTreeSet::new(), types: BTreeSet::new(), target: None };
@@ -71,9 +71,9 @@ struct Walker<'a> {
     package: &'a Package,
     of_macros: &'a [&'a str],
     found: BTreeSet<PublicItem>,
-    /// The package's items in the declaration that is to be added next.
+    /// The package's items in the declaration that is added next.
     types: BTreeSet<Target>,
-    /// The item that is to be added next.
+    /// The item that is added next.
     target: Option<Target>,
 }
 
@@ -91,7 +91,7 @@ impl<'ast> Visit<'ast> for Paths {
 }
 
 impl Walker<'_> {
-    /// Notes the types that a declaration in `module` names.
+    /// Stores the types in a declaration of `module` for the item that is added next.
     fn note(&mut self, module: &str, visit: impl FnOnce(&mut Paths)) {
         let mut paths = Paths::default();
         visit(&mut paths);
@@ -99,7 +99,7 @@ impl Walker<'_> {
         self.types.extend(found.filter(|target| matches!(target, Target::Item { .. })));
     }
 
-    /// Lists `module`, which users know as `front`.
+    /// Lists `module`, whose public path is `front`.
     fn module(&mut self, module: &str, front: &str) {
         let package = self.package;
         let content = &package.modules[module];
@@ -159,12 +159,12 @@ impl Walker<'_> {
                     false,
                 );
             }
-            // A name of another crate. The compiler refuses a name that is nowhere.
+            // A name of another crate. The compiler refuses undefined names.
             None => {}
         }
     }
 
-    /// Lists an item of `module`, its methods and parts, under the name that users know.
+    /// Lists an item of `module`, its methods and parts, with the public name.
     fn item(&mut self, module: &str, item: &Item, front: &str, renamed: Option<&str>) {
         let Some((attributes, public)) = attributes(item) else { return };
         if !public || attributes.iter().any(|attribute| is_hidden(attribute) || is_test(attribute)) {
@@ -334,7 +334,7 @@ fn fields(fields: &Fields) -> String {
     }
 }
 
-/// Returns what stands before and after the name in a function's declaration.
+/// Returns the text before and the text after the name in a function's declaration.
 fn signature(signature: &Signature) -> (String, String) {
     let text = code(signature);
     let name = signature.ident.to_string();
@@ -342,13 +342,13 @@ fn signature(signature: &Signature) -> (String, String) {
     (format!("{before}fn "), after.to_owned())
 }
 
-/// Returns true if a function of the type `of` takes no `self` and returns one, alone or in a `Result`.
+/// Returns true if a function of the type `of` takes no `self`, and its result has this type, as such or in a type such as `Result`.
 fn constructs(signature: &Signature, of: &str) -> bool {
     let ReturnType::Type(_, output) = &signature.output else { return false };
     signature.receiver().is_none() && names(output).iter().any(|name| name == "Self" || name == of)
 }
 
-/// Returns the names in a type, those of its arguments included.
+/// Returns the names in a type and in its generic arguments.
 fn names(of: &Type) -> Vec<String> {
     let Type::Path(path) = of else { return Vec::new() };
     let mut found = Vec::new();

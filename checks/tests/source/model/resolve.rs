@@ -1,11 +1,11 @@
-//! Finds what a path names, through imports and re-exports, within one package.
+//! Finds the module or item of a path, through imports and re-exports, within one package.
 
 use syn::{Item, ItemUse, UseTree};
 
 use super::package::{Module, Package, join};
 use super::text::is_test;
 
-/// What a path leads to.
+/// The module or item that a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Target {
     Module(String),
@@ -24,17 +24,18 @@ pub(crate) struct Leaf {
     pub(crate) path: Vec<String>,
 }
 
-/// Steps after which a path is taken for one that goes round in circles.
+/// Maximum number of steps. A path with more steps is taken for an endless circle of imports.
 const DEPTH: u8 = 16;
 
 impl Package {
-    /// Returns what `path`, as code in `module` has it, leads to: as far as the package's modules and items go. A path into another
-    /// crate, and a path whose first name is not an item (a local variable, a type parameter, a name of the prelude), leads nowhere.
+    /// Returns the module or item that `path` leads to from code in `module`. Returns `None` for a path into another crate, and for a
+    /// path whose first name is no item of the package: a local variable, a type parameter, or a name of the prelude.
     pub(crate) fn resolve(&self, module: &str, path: &[String]) -> Option<Target> {
         self.resolve_within(module, path, DEPTH)
     }
 
-    /// Returns what `path` leads to, or the module that it leads into if the last name is of another crate or of a macro.
+    /// Returns the target of `path`, or the target of its longest part that leads to one. The last name may be of another crate, or
+    /// an item that a macro defines.
     pub(crate) fn resolve_roughly(&self, module: &str, path: &[String]) -> Option<Target> {
         let shorter = || self.resolve_roughly(module, path.split_last()?.1);
         self.resolve(module, path).or_else(shorter)
@@ -60,7 +61,7 @@ impl Package {
         Some(at)
     }
 
-    /// Returns what `name` is in `module`: an item, a child, or an import.
+    /// Returns the item, child module or import with this `name` in `module`.
     fn name(&self, module: &str, name: &str, is_last: bool, depth: u8) -> Option<Target> {
         let content = self.modules.get(module)?;
         if content.items.iter().any(|item| defined_name(item).as_deref() == Some(name)) {
@@ -68,7 +69,7 @@ impl Package {
         }
         let child = join(module, name);
         if self.modules.contains_key(&child) {
-            // `mod name; use name::name;` has a function of the child's name: paths end at the function.
+            // After `mod name; use name::name;` the path `name` leads to the function, and a longer path leads into the module.
             let leaf = content.uses().flat_map(|item| leaves(&item.tree)).find(|leaf| {
                 leaf.name.as_deref() == Some(name) && leaf.path.first().map(String::as_str) == Some(name)
             });
@@ -115,7 +116,7 @@ impl Package {
             .map(|(path, _)| path.clone())
     }
 
-    /// Returns the file that defines what a path leads to.
+    /// Returns the file that defines a target.
     pub(crate) fn file(&self, target: &Target) -> &str {
         let (Target::Module(module) | Target::Item { module, .. }) = target;
         &self.modules[module].file

@@ -1,4 +1,4 @@
-//! Finds rings: groups of files of which each reaches each other one by imports.
+//! Finds rings: groups of files in which every file reaches all others by imports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ pub(crate) fn rings(package: &Package, size: usize) -> Vec<Vec<String>> {
     rings.into_iter().collect()
 }
 
-/// Returns the imports between the files of a ring, a line for each pair of files with one of the paths.
+/// Returns the imports between the files of a ring: for each pair of files a line with one of the imported paths.
 pub(crate) fn ties(package: &Package, ring: &[String]) -> Vec<String> {
     let mut lines = BTreeMap::new();
     for (from, to, path) in edges(package) {
@@ -59,7 +59,7 @@ fn graph(package: &Package) -> Graph {
     graph
 }
 
-/// Returns the files that `file` leads to, over any number of imports.
+/// Returns the files that `file` reaches over any number of imports.
 fn reach<'a>(graph: &'a Graph, file: &str) -> BTreeSet<&'a str> {
     let mut found = BTreeSet::new();
     let mut next: Vec<&str> = vec![file];

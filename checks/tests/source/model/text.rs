@@ -8,7 +8,7 @@ pub(crate) fn is_public(visibility: &Visibility) -> bool {
     matches!(visibility, Visibility::Public(_))
 }
 
-/// Returns true for an attribute that keeps its item out of all builds but those of tests.
+/// Returns true for an attribute of items that only tests have.
 pub(super) fn is_test(attribute: &Attribute) -> bool {
     let text = code(&attribute.meta);
     text == "cfg(test)" || text.starts_with("cfg(all(test,") || text == "test"
@@ -68,7 +68,7 @@ pub(crate) fn code(piece: &impl ToTokens) -> String {
     ] {
         text = text.replace(wide, narrow);
     }
-    // The closing bracket before an arrow, and what the replacements above drew together too closely.
+    // Puts back the blanks that the replacements above removed and rustfmt has.
     for (narrow, wide) in [
         ("->", " -> "),
         ("  ", " "),
@@ -84,7 +84,7 @@ pub(crate) fn code(piece: &impl ToTokens) -> String {
     text
 }
 
-/// Returns the tokens of a macro without its texts, documentation included.
+/// Returns the tokens of a macro without string literals, such as documentation.
 pub(crate) fn without_strings(tokens: &str) -> String {
     let (mut text, mut in_string, mut escaped) = (String::new(), false, false);
     for letter in tokens.chars() {

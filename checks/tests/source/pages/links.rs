@@ -1,5 +1,5 @@
-//! Follows the links of all pages: to files, to headings, and to files that a page names in code. A page of the book without a link in
-//! the summary is a fault, too, because readers can't find it.
+//! Follows the links of all pages to files and headings, and looks for the files that pages name in code. A page of the book without
+//! a link in the summary is a fault too, because readers can't find this page.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use tonic_rdma_checks::pages::{self, BOOK, Page};
 use tonic_rdma_checks::{read, root};
 
-/// Folders of the repository. A piece of inline code that begins with one is the path of a file.
+/// Folders of the repository. A piece of inline code that begins with one of these is the path of a file.
 const FOLDERS: [&str; 12] = [
     ".ci/",
     "benches/",
@@ -131,7 +131,7 @@ fn fault(page: &Page, target: &str, pages: &[Page], exists: impl Fn(&Path) -> bo
     if target.contains("://") || target.starts_with("mailto:") {
         return (!target.starts_with("https://")).then(|| format!("{target} is not https"));
     }
-    // Such a file is checked in the page that includes it.
+    // The page that includes such a file is checked, with the links of the file.
     if page.path.starts_with("docs/book/figures") {
         return None;
     }
@@ -151,7 +151,7 @@ fn fault(page: &Page, target: &str, pages: &[Page], exists: impl Fn(&Path) -> bo
     (!has).then(|| format!("{target}: {} has no such heading", path.display()))
 }
 
-/// Returns the path of `file` as `page` names it, from the root.
+/// Returns the path from the root of a `file` that `page` names relative to itself.
 fn resolve(page: &Path, file: &str) -> PathBuf {
     let mut path = page.parent().unwrap().to_owned();
     for part in Path::new(file).components() {
@@ -175,7 +175,7 @@ fn targets(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Returns the names by which links reach a page's headings, as mdBook and GitHub make them.
+/// Returns the anchors of a page's headings, as mdBook and GitHub make them.
 fn headings(page: &Page) -> Vec<String> {
     let kept = |letter: char| match letter {
         ' ' => Some('-'),

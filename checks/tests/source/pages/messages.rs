@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 
 use tonic_rdma_checks::pages;
 
-/// The pages that quote messages, and the heads of the columns that have them.
+/// The pages that quote messages, and the heads of the columns with messages.
 const PAGES: [&str; 2] = ["logs.md", "troubleshooting.md"];
 const HEADS: [&str; 3] = ["message", "the reason says", "error"];
 
 #[test]
-fn every_message_is_the_code_s() {
+fn every_message_is_in_the_code() {
     let code = joined(&pages::sources().into_iter().map(|(_, text)| text).collect::<String>());
     let code = code.replace('`', "");
     let (mut seen, mut missing) = (0, Vec::new());

@@ -1,4 +1,4 @@
-//! Compares the book's page of metrics with what the code records: names, kinds, units and labels.
+//! Compares the book's page of metrics with the metrics that the code records: names, kinds, units and labels.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -74,7 +74,7 @@ fn differences(code: &Metrics, page: &Metrics) -> Vec<String> {
     names.into_iter().filter_map(difference).collect()
 }
 
-/// Reads the page's tables, and checks that units fit names.
+/// Reads the page's tables, and checks that the units fit the names.
 fn on_the_page() -> Metrics {
     let mut metrics = Metrics::new();
     for (head, cells) in pages::of_book("metrics.md").iter().flat_map(|page| page.rows()) {
@@ -101,7 +101,7 @@ fn on_the_page() -> Metrics {
     metrics
 }
 
-/// Reads the metrics of the code: all texts that begin with `tonic_rdma_`, and the calls of the macros of `metrics` with them.
+/// Reads the metrics of the code: all strings that begin with `tonic_rdma_`, with the kinds and labels of the calls that record them.
 fn recorded(sources: &[String]) -> Metrics {
     const PREFIX: &str = "\"tonic_rdma_";
     let mut metrics = Metrics::new();
@@ -121,7 +121,7 @@ fn recorded(sources: &[String]) -> Metrics {
                 metric.labels.extend(labels.map(str::to_owned));
             }
         }
-        // The table of `counters!`, whose macro has the call.
+        // The table of the macro `counters!`, which makes the calls.
         for row in source.split("=> \"tonic_rdma_").skip(1).filter_map(|rest| rest.split_once("\";")) {
             metrics.entry(format!("tonic_rdma_{}", row.0)).or_default().kinds.insert("counter".into());
         }

@@ -27,12 +27,12 @@ fn the_pages_have_every_variable_of_the_code_and_no_other() {
 }
 
 #[test]
-fn defaults_values_and_examples_are_the_code_s() {
+fn defaults_values_and_examples_are_those_of_the_code() {
     let of = |name: &str, value: &str| Config::from_variables(|asked| (asked == name).then(|| value.into()));
     for (name, section) in sections() {
         let line =
             |word: &str| section.get(word).unwrap_or_else(|| panic!("{name} has no line \"- {word}: \""));
-        // A default that is no value, such as "the first active port", is said in words.
+        // Some defaults are words and no value, such as "the first active port".
         if let Some((value, _)) = line("Default").strip_prefix('`').and_then(|rest| rest.split_once('`')) {
             assert_eq!(of(&name, value), Ok(Config::default()), "{name}: the default is not {value}");
         }
@@ -50,7 +50,7 @@ fn defaults_values_and_examples_are_the_code_s() {
 }
 
 #[test]
-fn pages_name_no_variable_that_is_not_there() {
+fn pages_name_only_known_variables() {
     let known = asked_for();
     let folders = ["tests", "checks/tests", "cli/tests", "tensor/tests", "verbs/tests"];
     let tests = folders.iter().flat_map(|folder| files_of(&root().join(folder), "rs"));
@@ -78,7 +78,7 @@ fn asked_for() -> BTreeSet<String> {
     });
     assert_eq!(config, Ok(Config::default()));
     let mut asked = asked.into_inner();
-    // Variables that are not a part of the configuration.
+    // Variables outside of the configuration.
     for (_, source) in pages::sources() {
         for call in ["var_os(\"RDMA_", "var(\"RDMA_", "env = \"RDMA_"] {
             let names = source.split(call).skip(1).filter_map(|rest| rest.split_once('"'));

@@ -1,19 +1,19 @@
 //! Compares the Rust code of the pages with the code in `checks/tests/readme`.
 //!
-//! A block is compared part by part. Blank lines separate parts: a server and its client are two parts of a block, and two functions of the
-//! tests. The lines of a part must follow one another in one of the files, comments included; only white space may differ. After a line
-//! that asks the reader to "fill it", the test may have lines that do so. A part that begins with the comment `// build.rs` must be in
+//! Blank lines divide a block into parts, such as a server and its client, which are two functions in the tests. All lines of a part,
+//! with their comments, must follow one another in one of the files. Only white space may differ. After a line that asks the reader to
+//! "fill it", the test may have lines that fill it. A part that begins with the comment `// build.rs` must be in
 //! `proto/generate`.
 
 use std::path::{Path, PathBuf};
 
 use tonic_rdma_checks::{files_of, read, root};
 
-/// The text of a line after which a test may have its own code.
+/// The words in a line after which a test may have its own code.
 const GAP: &str = "fill it";
-/// The number of such lines that a test may have.
+/// Maximum number of lines of this code.
 const LONGEST_GAP: usize = 10;
-/// The first line of a part for a build script, and the files that must have the part.
+/// The first line of a part that is code of a build script.
 const BUILD_SCRIPT: &str = "// build.rs";
 const BUILD_SCRIPTS: [&str; 1] = ["proto/generate/src/main.rs"];
 
@@ -30,7 +30,7 @@ fn every_block_runs_here() {
     let root = root();
     let files = files_of(&root.join("checks/tests/readme"), "rs");
     let sources: Vec<Vec<String>> = files.iter().map(|file| lines(&read(file))).collect();
-    // A build script has no such option: Cargo gives it a folder.
+    // A build script needs no `out_dir`, because Cargo names the folder.
     let scripts =
         BUILD_SCRIPTS.map(|file| lines(&read(&root.join(file)).replace(".out_dir(folder)", ""))).to_vec();
     let mut pages = vec![root.join("README.md")];

@@ -11,7 +11,7 @@ use super::streaming::{ensure_end, next_reply};
 use crate::client::case::{CaseError, CaseResult, Session, ensure_code, ensure_eq};
 use crate::proto::checked::FailRequest;
 
-/// Content that repeats after 4000 bytes, because some libraries send content plain that does not compress.
+/// Content that repeats after 4000 bytes. It compresses well, because some libraries send plain what does not get shorter.
 const REPEATING: CheckedContent = CheckedContent { period: 1000 };
 
 const SIZES: [usize; 3] = [20_000, 1 << 20, 4 << 20];

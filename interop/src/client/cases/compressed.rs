@@ -1,5 +1,5 @@
-//! Compression cases of the official list. The first call of each case finds a server that ignores compression: the server has to
-//! refuse its message, or to set a flag.
+//! Compression cases of the official list. The first call of each case detects a server that ignores compression: a correct
+//! server refuses the message of this call, or sets a flag.
 
 use tonic::{Code, Request};
 

@@ -24,7 +24,7 @@ type CaseFuture = Pin<Box<dyn Future<Output = CaseResult> + Send>>;
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) run: fn(Session) -> CaseFuture,
-    /// Whether the options of the soak set the case's time limit.
+    /// True if the options of the soak set the case's time limit.
     pub(crate) soaks: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Unary cases of the official list.
+//! The unary cases of the official list, such as `empty_unary` and `large_unary`.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

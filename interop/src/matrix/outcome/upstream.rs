@@ -1,5 +1,5 @@
-//! Cases that fail without our transport too, with their messages and reasons. An entry for a case that does not fail any more is
-//! an error, so that the list stays true.
+//! Cases that are known to fail with a stock peer, without our transport too, with their messages and reasons. An entry for a case
+//! that does not fail any more is an error, so that the list stays true.
 
 use crate::direction::Side;
 use crate::peer::Peer;
@@ -12,7 +12,7 @@ pub(crate) struct KnownFailure {
     pub(crate) case: &'static str,
     /// Messages of the failure. One of them is in the failure of the control and of every direction.
     pub(crate) messages: &'static [&'static str],
-    /// Whether the case fails in some runs and passes in others, here or in the control.
+    /// True if the case fails in some runs and passes in others, here or in the control.
     pub(crate) at_times: bool,
     pub(crate) reason: &'static str,
 }

@@ -13,7 +13,7 @@ use crate::run::bridge::Bridge;
 use crate::run::process::{self, Running};
 use crate::tls::{ClientFault, Tls};
 
-/// Time limit of one case. Clients apply a limit of 30 s themselves; this one ends other clients.
+/// Time limit of one case. Most clients end a case after 30 s themselves. This limit ends all other clients.
 const CASE: Duration = Duration::from_secs(40);
 /// Time limit of a client that runs all cases one after the other.
 const ALL: Duration = Duration::from_secs(300);

@@ -1,4 +1,4 @@
-//! Runs the cases of one combination: starts servers, bridges and clients, and reads what the clients print.
+//! Runs the cases of one combination: starts servers, bridges and clients, and reads the output of the clients.
 
 mod bridge;
 pub(crate) mod combination;

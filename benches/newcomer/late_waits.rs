@@ -1,10 +1,10 @@
-//! Counts the waits of this process that only the safety net ended, by the library's metric.
+//! Counts the late waits of this process, by the library's metric. A wait is late if a timer ended it, because no wake-up came.
 
 use std::sync::LazyLock;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
-const NAPS: &str = "tonic_rdma_tensor_naps_total";
+const LATE_WAITS: &str = "tonic_rdma_tensor_naps_total";
 
 static METRICS: LazyLock<Snapshotter> = LazyLock::new(|| {
     let recorder = DebuggingRecorder::new();
@@ -15,13 +15,13 @@ static METRICS: LazyLock<Snapshotter> = LazyLock::new(|| {
 
 /// Starts the count.
 pub(crate) fn begin() {
-    waits();
+    count();
 }
 
 /// Returns the count since the last call.
-pub(crate) fn waits() -> u64 {
+pub(crate) fn count() -> u64 {
     // A snapshot resets every counter.
     let metrics = METRICS.snapshot().into_vec();
-    let naps = metrics.iter().filter(|(key, ..)| key.key().name() == NAPS);
-    naps.map(|(.., value)| if let DebugValue::Counter(count) = value { *count } else { 0 }).sum()
+    let waits = metrics.iter().filter(|(key, ..)| key.key().name() == LATE_WAITS);
+    waits.map(|(.., value)| if let DebugValue::Counter(count) = value { *count } else { 0 }).sum()
 }
