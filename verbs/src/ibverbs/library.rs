@@ -22,8 +22,8 @@ macro_rules! symbols {
     }) => {
         $(#[$attribute])*
         $visibility struct $table {
-            $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-            $(pub(super) $newer: Option<unsafe extern "C" fn($($given),*) -> $answer>,)*
+            $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $(pub(crate) $newer: Option<unsafe extern "C" fn($($given),*) -> $answer>,)*
             /// Never unloaded, because the symbols are kept in a static.
             _library: libloading::Library,
         }
@@ -51,7 +51,7 @@ symbols! {
     /// The functions of libibverbs that are used. Manual pages of the same names describe them. The functions for
     /// polling, posting and arming are in each device's own table, `ibv_context_ops`.
     #[derive(Debug)]
-    pub(super) struct Library {
+    pub(crate) struct Library {
         fork_init = b"ibv_fork_init\0": fn() -> c_int;
         get_device_list = b"ibv_get_device_list\0": fn(*mut c_int) -> *mut *mut sys::ibv_device;
         free_device_list = b"ibv_free_device_list\0": fn(*mut *mut sys::ibv_device);
