@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use ibverbs_sys as sys;
 use rustix::fs::OFlags;
 
-use crate::VerbsError;
+use crate::{PostErrorKind, VerbsError};
 
 const FILE: &str = "libibverbs.so.1";
 /// The package that has the library. `ibv_query_gid_table` is the newest symbol that is needed: rdma-core 32.
@@ -130,6 +130,15 @@ pub(super) fn check(action: impl Into<String>, returned: c_int) -> Result<(), Ve
         0 => Ok(()),
         -1 => Err(last_error(action)),
         error => Err(VerbsError::os(action, io::Error::from_raw_os_error(error.saturating_abs()))),
+    }
+}
+
+/// Returns the meaning of a driver's error number. Drivers disagree about its sign.
+pub(super) fn post_error_kind(error: i32) -> PostErrorKind {
+    match error.saturating_abs() {
+        libc::ENOMEM | libc::EAGAIN => PostErrorKind::QueueFull,
+        libc::EOPNOTSUPP | libc::ENOSYS => PostErrorKind::Unsupported,
+        error => PostErrorKind::Refused(error),
     }
 }
 
