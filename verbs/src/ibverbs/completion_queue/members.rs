@@ -82,14 +82,13 @@ impl Members {
         let Some(member) = self.slots.get(usize::from(ticket.slot.index)) else { return };
         let member = member.core.as_ref().filter(|_| member.generation == ticket.slot.generation);
         let Some((core, _)) = member else { return };
-        let iwarp = device.manager.is_some();
         let queue = match ticket.kind {
             RequestKind::Hello => {
                 match completion.error() {
                     None => core.hello_arrived(),
-                    Some((status, vendor)) => {
-                        core.fail(|| status::explain(iwarp, status::translate(status), ticket.kind, vendor))
-                    }
+                    Some((status, vendor)) => core.fail(|| {
+                        status::explain(core.flushes_here, status::translate(status), ticket.kind, vendor)
+                    }),
                 }
                 return;
             }
@@ -100,7 +99,7 @@ impl Members {
             None => CompletionStatus::Success,
             Some((status, vendor_error)) => {
                 let status = status::translate(status);
-                core.fail(|| status::explain(iwarp, status, ticket.kind, vendor_error));
+                core.fail(|| status::explain(core.flushes_here, status, ticket.kind, vendor_error));
                 status
             }
         };

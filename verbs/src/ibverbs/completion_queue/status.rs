@@ -5,7 +5,7 @@ use ibverbs_sys as sys;
 use crate::CompletionStatus;
 use crate::ibverbs::ticket::RequestKind;
 
-/// Returns the explanation of a failure, on a device of iWARP or of another transport.
+/// Returns the explanation of a failed completion. `iwarp`: whether the device is an iWARP device.
 pub(super) fn explain(iwarp: bool, status: CompletionStatus, kind: RequestKind, vendor_error: u32) -> String {
     match status {
         // The cause is unknown here: it happened on the peer's request, or in the device.
