@@ -15,7 +15,7 @@
 //! | `domain/` | protection domains, and the memory registered in them; memory of GPUs by dmabuf, which no device has been tried with |
 //! | `posting/` | the device's queue pairs with their requests |
 //! | `completion_queue/` | completion queues, and what their completions mean |
-//! | `shared_receive_queue/` | shared receive queues |
+//! | `shared_receive_queue` | shared receive queues |
 //! | `queue_pair/` | queue pairs: creating and connecting them, their settings and addresses |
 //! | `protection_domain` | what users create in a protection domain |
 //! | `context` | opening a device, and what users create from it |
