@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use ibverbs_sys as sys;
 use rustix::fs::OFlags;
 
-use crate::VerbsError;
+use crate::{PostErrorKind, VerbsError};
 
 const FILE: &str = "libibverbs.so.1";
 /// The package that has the library. `ibv_query_gid_table` is the newest symbol that is needed: rdma-core 32.
@@ -22,8 +22,8 @@ macro_rules! symbols {
     }) => {
         $(#[$attribute])*
         $visibility struct $table {
-            $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-            $(pub(super) $newer: Option<unsafe extern "C" fn($($given),*) -> $answer>,)*
+            $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $(pub(crate) $newer: Option<unsafe extern "C" fn($($given),*) -> $answer>,)*
             /// Never unloaded, because the symbols are kept in a static.
             _library: libloading::Library,
         }
@@ -51,7 +51,7 @@ symbols! {
     /// The functions of libibverbs that are used. Manual pages of the same names describe them. The functions for
     /// polling, posting and arming are in each device's own table, `ibv_context_ops`.
     #[derive(Debug)]
-    pub(super) struct Library {
+    pub(crate) struct Library {
         fork_init = b"ibv_fork_init\0": fn() -> c_int;
         get_device_list = b"ibv_get_device_list\0": fn(*mut c_int) -> *mut *mut sys::ibv_device;
         free_device_list = b"ibv_free_device_list\0": fn(*mut *mut sys::ibv_device);
@@ -130,6 +130,15 @@ pub(super) fn check(action: impl Into<String>, returned: c_int) -> Result<(), Ve
         0 => Ok(()),
         -1 => Err(last_error(action)),
         error => Err(VerbsError::os(action, io::Error::from_raw_os_error(error.saturating_abs()))),
+    }
+}
+
+/// Returns the meaning of a driver's error number. Drivers disagree about its sign.
+pub(super) fn post_error_kind(error: i32) -> PostErrorKind {
+    match error.saturating_abs() {
+        libc::ENOMEM | libc::EAGAIN => PostErrorKind::QueueFull,
+        libc::EOPNOTSUPP | libc::ENOSYS => PostErrorKind::Unsupported,
+        error => PostErrorKind::Refused(error),
     }
 }
 

@@ -8,13 +8,19 @@
 //! | file | content |
 //! |---|---|
 //! | `library` | the functions of libibverbs |
-//! | `context` | opening a device, and what users create from it |
+//! | `ticket` | how a completion of the device is traced to its request |
+//! | `sleeper` | waking threads that sleep on a completion queue |
+//! | `iwarp/` | connecting on iWARP, by librdmacm; completions in the order of posting |
 //! | `device/` | devices, ports and addresses: which ones there are, and which ones are taken; asynchronous events |
 //! | `domain/` | protection domains, and the memory registered in them; memory of GPUs by dmabuf, which no device has been tried with |
+//! | `posting/` | the device's queue pairs with their requests |
 //! | `completion_queue/` | completion queues, and what their completions mean |
-//! | `queue_pair/` | queue pairs: their state, settings, addresses and requests |
-//! | `shared_receive_queue/` | shared receive queues |
-//! | `iwarp/` | connecting on iWARP, by librdmacm; what soft-iWARP needs |
+//! | `shared_receive_queue` | shared receive queues |
+//! | `queue_pair/` | queue pairs: creating and connecting them, their settings and addresses |
+//! | `protection_domain` | what users create in a protection domain |
+//! | `context` | opening a device, and what users create from it |
+//!
+//! Each row imports from rows above it only.
 //!
 //! # Differences from the software device
 //! - A peer that dies is noticed only by sending, after [`timeout`](super::PathSettings::timeout) and retries.
@@ -36,8 +42,12 @@ mod device;
 mod domain;
 mod iwarp;
 mod library;
+mod posting;
+mod protection_domain;
 mod queue_pair;
 mod shared_receive_queue;
+mod sleeper;
+mod ticket;
 
 use std::any::Any;
 

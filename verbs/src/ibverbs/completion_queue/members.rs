@@ -6,8 +6,8 @@ use ibverbs_sys as sys;
 
 use super::status;
 use crate::ibverbs::device::Device;
-use crate::ibverbs::queue_pair::core::Core;
-use crate::ibverbs::queue_pair::ticket::{RequestKind, Slot, Ticket};
+use crate::ibverbs::posting::core::Core;
+use crate::ibverbs::ticket::{RequestKind, Slot, Ticket};
 use crate::sync::lock;
 use crate::{CompletionOpcode, CompletionStatus, QueuePairNumber, VerbsError, WorkCompletion};
 
@@ -86,9 +86,9 @@ impl Members {
             RequestKind::Hello => {
                 match completion.error() {
                     None => core.hello_arrived(),
-                    Some((status, vendor)) => {
-                        core.fail(|| status::explain(core, status::translate(status), ticket.kind, vendor))
-                    }
+                    Some((status, vendor)) => core.fail(|| {
+                        status::explain(core.flushes_here, status::translate(status), ticket.kind, vendor)
+                    }),
                 }
                 return;
             }
@@ -99,7 +99,7 @@ impl Members {
             None => CompletionStatus::Success,
             Some((status, vendor_error)) => {
                 let status = status::translate(status);
-                core.fail(|| status::explain(core, status, ticket.kind, vendor_error));
+                core.fail(|| status::explain(core.flushes_here, status, ticket.kind, vendor_error));
                 status
             }
         };
@@ -182,8 +182,9 @@ fn shared_receive(device: &Device, ticket: Ticket, completion: &sys::ibv_wc) -> 
         None => (CompletionStatus::Success, completion.len() as u64, completion.opcode()),
         Some((status, vendor_error)) => {
             let status = status::translate(status);
-            if let Some(core) = lock(&device.pairs).get(&completion.qp_num) {
-                core.fail(|| status::explain(core, status, ticket.kind, vendor_error));
+            let iwarp = device.manager.is_some();
+            if let Some(pair) = lock(&device.pairs).get(&completion.qp_num) {
+                pair.fail(&|| status::explain(iwarp, status, ticket.kind, vendor_error));
             }
             (status, 0, sys::ibv_wc_opcode::IBV_WC_RECV)
         }

@@ -2,7 +2,6 @@
 
 mod channel;
 pub(crate) mod members;
-pub(crate) mod sleeper;
 mod status;
 
 use std::any::Any;
@@ -15,12 +14,12 @@ use ibverbs_sys as sys;
 
 use self::channel::Channel;
 use self::members::{Members, Role};
-use self::sleeper::{Sleeper, Waker};
 use super::device::Device;
 use super::iwarp::manager::FetchCompletions;
 use super::library::{check, last_error};
-use super::queue_pair::core::Core;
-use super::queue_pair::ticket::Slot;
+use super::posting::core::Core;
+use super::sleeper::{Sleeper, Waker};
+use super::ticket::Slot;
 use crate::sync::lock;
 use crate::{CompletionQueue, Context as _, VerbsError, WorkCompletion};
 

@@ -3,10 +3,10 @@
 use ibverbs_sys as sys;
 
 use crate::CompletionStatus;
-use crate::ibverbs::queue_pair::core::Core;
-use crate::ibverbs::queue_pair::ticket::RequestKind;
+use crate::ibverbs::ticket::RequestKind;
 
-pub(super) fn explain(core: &Core, status: CompletionStatus, kind: RequestKind, vendor_error: u32) -> String {
+/// Returns the explanation of a failed completion. `iwarp`: whether the device is an iWARP device.
+pub(super) fn explain(iwarp: bool, status: CompletionStatus, kind: RequestKind, vendor_error: u32) -> String {
     match status {
         // The cause is unknown here: it happened on the peer's request, or in the device.
         CompletionStatus::WorkRequestFlushed => {
@@ -22,7 +22,7 @@ pub(super) fn explain(core: &Core, status: CompletionStatus, kind: RequestKind, 
             };
             // soft-iWARP reports one status for a wrong request and for a TCP connection that has ended.
             let or = match status {
-                CompletionStatus::LocalOperation if core.flushes_here => ", or the connection has ended",
+                CompletionStatus::LocalOperation if iwarp => ", or the connection has ended",
                 _ => "",
             };
             format!("{kind}: {status}{or} (vendor error {vendor_error:#x})")

@@ -6,8 +6,8 @@ use std::io;
 use ibverbs_sys as sys;
 
 use super::Device;
+use super::event_target::EventTarget;
 use crate::Context as _;
-use crate::ibverbs::queue_pair::core::Core;
 use crate::sync::lock;
 
 /// Takes and applies all events that have come, and looks whether the device is still there. Acknowledges an event as
@@ -53,14 +53,14 @@ fn apply(device: &Device, event: &sys::ibv_async_event) {
                 sys::IBV_EVENT_QP_ACCESS_ERR => "a forbidden access of the peer",
                 _ => "a fatal error of the queue pair",
             };
-            if let Some(core) = lock(&device.pairs).get(&number) {
-                core.fail(|| format!("{name}: {what}"));
+            if let Some(pair) = lock(&device.pairs).get(&number) {
+                pair.fail(&|| format!("{name}: {what}"));
             }
         }
         sys::IBV_EVENT_CQ_ERR => {
             // SAFETY: this event carries a completion queue, which is not destroyed before it is acknowledged.
             let queue = unsafe { event.element.cq };
-            fail(device, |core| core.completes_on(queue), &format!("{name}: a completion queue overran"));
+            fail(device, |pair| pair.completes_on(queue), &format!("{name}: a completion queue overran"));
         }
         sys::IBV_EVENT_PORT_ERR => {
             // SAFETY: this event carries the number of a port.
@@ -86,8 +86,8 @@ fn remove(device: &Device, reason: &str) {
     fail(device, |_| true, reason);
 }
 
-fn fail(device: &Device, concerned: impl Fn(&Core) -> bool, reason: &str) {
-    for core in lock(&device.pairs).values().filter(|core| concerned(core)) {
-        core.fail(|| reason.to_owned());
+fn fail(device: &Device, concerned: impl Fn(&dyn EventTarget) -> bool, reason: &str) {
+    for pair in lock(&device.pairs).values().filter(|pair| concerned(&***pair)) {
+        pair.fail(&|| reason.to_owned());
     }
 }

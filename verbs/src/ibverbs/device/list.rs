@@ -123,20 +123,6 @@ impl Drop for DeviceList {
     }
 }
 
-/// Returns the name of a context's device; `None` for a null pointer.
-///
-/// # Safety
-/// - `context` must be null, or open.
-pub(crate) unsafe fn context_name(context: *mut sys::ibv_context) -> Option<String> {
-    let library = library().ok()?;
-    // SAFETY: by this function's contract; the name of an open device is terminated, and lives as long as it.
-    unsafe {
-        let context = context.as_ref()?;
-        let name = (library.get_device_name)(context.device);
-        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
-    }
-}
-
 impl fmt::Display for Transport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

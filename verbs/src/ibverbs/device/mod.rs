@@ -1,12 +1,15 @@
 //! An opened device, with the port and the address that its queue pairs use.
 
 pub(crate) mod async_events;
+pub(crate) mod event_target;
 pub(crate) mod gid;
 mod inline;
+mod key_guard;
 pub(crate) mod list;
 pub(crate) mod options;
 pub(crate) mod port;
 pub(crate) mod raw_context;
+pub(crate) mod shared_receives;
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -17,17 +20,17 @@ use std::sync::{Arc, Mutex, Weak};
 
 use ibverbs_sys as sys;
 
+use self::event_target::EventTarget;
 use self::gid::{Gid, GidKind};
 use self::inline::probe_inline;
+use self::key_guard::KeyGuard;
 use self::list::{DeviceList, Transport, transport};
 use self::options::{OpenOptions, choose_gid, choose_mtu, choose_port, one_of};
 use self::port::Port;
 use self::raw_context::RawContext;
-use super::iwarp::key_guard::KeyGuard;
+use self::shared_receives::SharedQueues;
 use super::iwarp::manager::{OWN_REQUESTS, Service};
 use super::library::{Library, set_nonblocking};
-use super::queue_pair::core::Core;
-use super::shared_receive_queue::entries::SharedQueues;
 use crate::{DeviceAttributes, VerbsError};
 
 /// An opened device, with the port and the address that its queue pairs use.
@@ -51,7 +54,7 @@ pub(crate) struct Device {
     /// Largest retry count that the device does not take for endless.
     pub(crate) max_retries: u8,
     /// Queue pairs by number, for asynchronous events.
-    pub(crate) pairs: Mutex<HashMap<u32, Arc<Core>>>,
+    pub(crate) pairs: Mutex<HashMap<u32, Arc<dyn EventTarget>>>,
     /// The shared receive queues, for completions of their receives.
     pub(crate) shared_receives: Mutex<SharedQueues>,
     /// The folder in which the kernel shows the device, and the inode of that folder.

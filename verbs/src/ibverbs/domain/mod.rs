@@ -2,7 +2,6 @@
 
 pub(crate) mod device_memory;
 pub(crate) mod memory_region;
-mod protection_domain;
 
 use std::ptr::NonNull;
 use std::sync::Arc;

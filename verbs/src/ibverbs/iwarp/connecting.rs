@@ -10,10 +10,10 @@ use std::time::Instant;
 use super::id::create_id;
 use super::introduction::{Introduction, Note};
 use super::library::{Id, Parameters, event};
+use super::listener::Listener;
 use super::manager::{AwaitedHello, Connection, ConnectionTable, Manager, NUDGE, PATIENCE, Wanted};
 use super::network::socket_address;
 use crate::ibverbs::library::check;
-use crate::ibverbs::queue_pair::address::Listener;
 use crate::sync::lock;
 use crate::{QueuePairState, VerbsError};
 
@@ -75,7 +75,7 @@ impl Manager {
             let error = "another queue pair has connected to this one";
             return Err(VerbsError::Unreachable(error.into()));
         }
-        let mut parameters = parameters(connection.core.number, &peer);
+        let mut parameters = parameters(connection.pair.number(), &peer);
         // SAFETY: the identifier is that of a request that was not answered yet, and the parameters are complete.
         let result = unsafe { (self.library.accept)(id.as_ptr(), &raw mut parameters) };
         tracing::trace!(token, "accepted");
@@ -101,7 +101,7 @@ impl Manager {
                 let now = Instant::now();
                 if connection.peer.is_some_and(|peer| peer.active) {
                     state.deadlines.push_back((now + PATIENCE, token));
-                    connection.core.open_gate();
+                    connection.pair.open_gate();
                 }
                 state.awaited_hellos.push(AwaitedHello { token, nudges: 0, next_nudge: now + NUDGE });
                 Ok(())
@@ -122,7 +122,7 @@ impl Manager {
             _ => Ok(()),
         };
         if let Err(error) = result {
-            connection.core.fail(|| error.to_string());
+            connection.pair.fail(&|| error.to_string());
         }
     }
 
@@ -132,7 +132,7 @@ impl Manager {
             .and_then(|introduction| Some((introduction, state.connections.get_mut(&introduction.target)?)));
         let Some((introduction, connection)) = target else { return self.refuse(id) };
         let passive = connection.peer.is_none_or(|peer| !peer.active);
-        if connection.id.is_some() || !passive || connection.core.state() == QueuePairState::Error {
+        if connection.id.is_some() || !passive || connection.pair.state() == QueuePairState::Error {
             return self.refuse(id);
         }
         connection.id = Some(id);
@@ -163,7 +163,7 @@ impl Manager {
         let found = lock(&self.state)
             .connections
             .get(&token)
-            .and_then(|connection| Some((connection.id?, connection.core.number, connection.peer?)));
+            .and_then(|connection| Some((connection.id?, connection.pair.number(), connection.peer?)));
         let result = match found {
             Some((id, number, peer)) => self.connect_to(&peer, token, id, number),
             None => Ok(()),
@@ -172,7 +172,7 @@ impl Manager {
         if let Some(connection) = state.connections.get_mut(&token) {
             connection.connecting = false;
             if let Err(error) = result {
-                connection.core.fail(|| error.to_string());
+                connection.pair.fail(&|| error.to_string());
             }
         }
         self.returned.notify_all();

@@ -1,13 +1,15 @@
 //! Identifiers of librdmacm: each names a connection, or a listener.
 
+use std::ffi::CStr;
 use std::net::{IpAddr, Ipv6Addr, SocketAddrV6};
 use std::ptr::{self, NonNull};
+
+use ibverbs_sys as sys;
 
 use super::library::{ConnectionLibrary, EventChannel, Id, PORT_SPACE_TCP};
 use super::network::{local_addresses, socket_address};
 use crate::VerbsError;
-use crate::ibverbs::device::list::context_name;
-use crate::ibverbs::library::{check, last_error};
+use crate::ibverbs::library::{check, last_error, library};
 
 /// Most connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -83,4 +85,18 @@ fn listen_at(
     // SAFETY: the identifier is bound.
     let port = u16::from_be(unsafe { (library.get_src_port)(id.as_ptr()) });
     Ok(Some(SocketAddrV6::new(Ipv6Addr::from(ip.octets()), port, 0, 0)))
+}
+
+/// Returns the name of a context's device; `None` for a null pointer.
+///
+/// # Safety
+/// - `context` must be null, or open.
+unsafe fn context_name(context: *mut sys::ibv_context) -> Option<String> {
+    let library = library().ok()?;
+    // SAFETY: by this function's contract; the name of an open device is terminated, and lives as long as it.
+    unsafe {
+        let context = context.as_ref()?;
+        let name = (library.get_device_name)(context.device);
+        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
+    }
 }

@@ -30,9 +30,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use super::id::{destroy_id, listen};
 use super::introduction::note;
 use super::library::{ConnectionLibrary, EventChannel, Id, library};
+use super::listener::Listener;
 use crate::ibverbs::library::{check, last_error, set_nonblocking};
-use crate::ibverbs::queue_pair::address::Listener;
-use crate::ibverbs::queue_pair::core::Core;
 use crate::sync::lock;
 use crate::{QueuePairState, VerbsError};
 
@@ -48,6 +47,25 @@ const NUDGES: u32 = 8;
 /// Requests of this module that a send queue needs places for: the hello and the nudges. (A receive queue has only
 /// the hello.)
 pub(crate) const OWN_REQUESTS: u32 = 1 + NUDGES;
+
+/// A queue pair, as the manager uses it.
+pub(crate) trait ConnectingPair: Debug + Send + Sync {
+    fn number(&self) -> u32;
+
+    fn state(&self) -> QueuePairState;
+
+    /// Moves the queue pair to Error. Keeps `reason`, unless the queue pair is in Error already.
+    fn fail(&self, reason: &dyn Fn() -> String);
+
+    /// Returns whether the peer's hello has come.
+    fn has_hello(&self) -> bool;
+
+    /// Sends a write of no bytes, which only the peer's device notices.
+    fn nudge(&self);
+
+    /// Sends the hello and posts all requests that were held, because the peer receives now.
+    fn open_gate(&self);
+}
 
 /// A completion queue, as the manager uses it.
 pub(crate) trait FetchCompletions: Debug + Send + Sync {
@@ -129,7 +147,7 @@ pub(super) struct AwaitedHello {
 /// A queue pair from Init on.
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) core: Arc<Core>,
+    pub(super) pair: Arc<dyn ConnectingPair>,
     /// The completion queue of its receives.
     pub(super) queue: Arc<dyn FetchCompletions>,
     /// The peer, from `to_rtr` on.
@@ -214,15 +232,15 @@ impl Manager {
     fn expire(&self) -> Option<Duration> {
         let state = &mut *lock(&self.state);
         while let Some(&(deadline, token)) = state.deadlines.front() {
-            let waiting = state.connections.get(&token).filter(|connection| !connection.core.has_hello());
+            let waiting = state.connections.get(&token).filter(|connection| !connection.pair.has_hello());
             let left = deadline.saturating_duration_since(Instant::now());
             if waiting.is_some() && left > Duration::ZERO {
                 return Some(left);
             }
             state.deadlines.pop_front();
             if let Some(connection) = waiting {
-                let error = format!("the peer sent nothing within {PATIENCE:?}");
-                connection.core.fail(|| VerbsError::Unreachable(error).to_string());
+                let error = VerbsError::Unreachable(format!("the peer sent nothing within {PATIENCE:?}"));
+                connection.pair.fail(&|| error.to_string());
             }
         }
         None
@@ -233,16 +251,16 @@ impl Manager {
         let state = &mut *lock(&self.state);
         state.awaited_hellos.retain_mut(|awaited| {
             let found = state.connections.get(&awaited.token);
-            let Some(Connection { core, queue, peer: Some(peer), .. }) = found else { return false };
-            if !core.has_hello() {
+            let Some(Connection { pair, queue, peer: Some(peer), .. }) = found else { return false };
+            if !pair.has_hello() {
                 queue.fetch();
             }
-            if core.has_hello() || core.state() == QueuePairState::Error {
+            if pair.has_hello() || pair.state() == QueuePairState::Error {
                 return false;
             }
             let now = Instant::now();
             if peer.active && awaited.nudges < NUDGES && awaited.next_nudge <= now {
-                core.nudge();
+                pair.nudge();
                 awaited.nudges += 1;
                 awaited.next_nudge = now + NUDGE * (1 << awaited.nudges);
             }
@@ -258,9 +276,8 @@ impl Manager {
     }
 
     /// Adds a queue pair: requests for `token` are for it from now on.
-    pub(crate) fn add(&self, token: u64, core: &Arc<Core>, queue: Arc<dyn FetchCompletions>) {
-        let core = Arc::clone(core);
-        let connection = Connection { core, queue, peer: None, id: None, connecting: false, requester: 0 };
+    pub(crate) fn add(&self, token: u64, pair: Arc<dyn ConnectingPair>, queue: Arc<dyn FetchCompletions>) {
+        let connection = Connection { pair, queue, peer: None, id: None, connecting: false, requester: 0 };
         lock(&self.state).connections.insert(token, connection);
     }
 
@@ -268,7 +285,7 @@ impl Manager {
     pub(crate) fn is_connecting(&self, token: u64) -> bool {
         lock(&self.state).connections.get(&token).is_some_and(|connection| {
             let active = connection.peer.is_some_and(|peer| peer.active);
-            active && connection.id.is_some() && !connection.core.has_hello()
+            active && connection.id.is_some() && !connection.pair.has_hello()
         })
     }
 

@@ -3,8 +3,8 @@
 mod connecting;
 pub(crate) mod id;
 mod introduction;
-pub(crate) mod key_guard;
 pub(crate) mod library;
+pub(crate) mod listener;
 pub(crate) mod manager;
 mod network;
 pub(crate) mod order;

@@ -6,6 +6,7 @@ use ibverbs_sys as sys;
 
 use crate::ibverbs::device::gid::GidKind;
 use crate::ibverbs::device::port::mtu_bytes;
+use crate::ibverbs::iwarp::listener::Listener;
 use crate::{QueuePairAddress, VerbsError};
 
 /// The address of a queue pair. All numbers are sent in network order:
@@ -39,14 +40,6 @@ pub(crate) struct Path {
     pub(crate) first_packet: u32,
     pub(crate) lid: u16,
     pub(crate) gid: [u8; 16],
-}
-
-/// A queue pair on iWARP: the listener that its peer connects to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Listener {
-    pub(crate) reads: u8,
-    pub(crate) socket: SocketAddrV6,
-    pub(crate) token: u64,
 }
 
 const VERSION: u8 = 1;

@@ -1,31 +1,28 @@
-//! Queue pairs: creating, connecting and destroying them. Posting is in [`post_send`] and [`post_receive`].
+//! Queue pairs: creating, connecting and destroying them. Posting is in [`posting`](super::posting).
 
 pub(crate) mod address;
-pub(crate) mod core;
-mod outstanding;
 pub(crate) mod path;
-pub(crate) mod post_receive;
-pub(crate) mod post_send;
-pub(crate) mod ticket;
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
 use ibverbs_sys as sys;
 
-use self::address::{Address, Listener, NUMBERS, Path};
-use self::core::Core;
+use self::address::{Address, NUMBERS, Path};
 use self::path::{Change, QueuePairAttributes};
-use self::post_receive::{Receives, post_hello_receive};
-use self::post_send::Sends;
-use self::ticket::Slot;
 use super::completion_queue::Queue;
 use super::completion_queue::members::Role;
 use super::device::Device;
 use super::domain::Domain;
+use super::iwarp::listener::Listener;
 use super::iwarp::manager::{FetchCompletions, OWN_REQUESTS};
 use super::library::{check, last_error};
+use super::posting::core::Core;
+use super::posting::raw_pair::RawPair;
+use super::posting::receives::{Receives, post_hello_receive};
+use super::posting::sends::Sends;
 use super::shared_receive_queue::SharedQueue;
+use super::ticket::Slot;
 use crate::random::random;
 use crate::sync::lock;
 use crate::{
@@ -71,14 +68,14 @@ impl Pair {
         let (pair, capacity) = create(&domain, &send_queue, &receive_queue, shared.as_deref(), capacity)?;
         let iwarp = device.manager.is_some();
         let poster = Sends::new(&capacity, !iwarp);
-        let core = Arc::new(Core::new(device.library(), pair, &capacity, iwarp, poster));
+        let core = Arc::new(Core::new(RawPair::new(device.library(), pair, &capacity, iwarp), poster));
         let slots = enter(&core, &send_queue, &receive_queue).inspect_err(|_| {
             // SAFETY: the queue pair was just created, and is in no table.
             let _ = unsafe { (device.library().destroy_qp)(pair.as_ptr()) };
         })?;
         lock(&core.poster).set_slot(slots.0);
         core.wakers.get_or_init(|| [send_queue.waker(), receive_queue.waker()]);
-        lock(&device.pairs).insert(core.number, Arc::clone(&core));
+        lock(&device.pairs).insert(core.number, Arc::clone(&core) as _);
         Ok(Self {
             core,
             first_packet,
@@ -108,7 +105,7 @@ impl Pair {
         // SAFETY: the queue pair is alive as long as `self`.
         let result = unsafe {
             let mask = change.mask.0 as i32;
-            (self.device().library().modify_qp)(self.core.pair.as_ptr(), &raw mut change.attributes, mask)
+            (self.device().library().modify_qp)(self.core.as_ptr(), &raw mut change.attributes, mask)
         };
         check(action, result)
     }
@@ -120,7 +117,7 @@ impl Pair {
         // SAFETY: the queue pair is alive as long as `self`, and both structures are writable.
         let result = unsafe {
             (self.device().library().query_qp)(
-                self.core.pair.as_ptr(),
+                self.core.as_ptr(),
                 &raw mut attributes,
                 QueuePairAttributes::mask().0 as i32,
                 &raw mut initial,
@@ -251,7 +248,7 @@ impl QueuePair for Pair {
             post_hello_receive(&self.core, self.receive_queue.1)
                 .map_err(|error| VerbsError::Unusable(format!("posting the first receive: {error}")))?;
             let queue: Arc<dyn FetchCompletions> = self.receive_queue.0.clone();
-            manager.add(self.token, &self.core, queue);
+            manager.add(self.token, self.core.clone(), queue);
         }
         self.core.advance("to_init", QueuePairState::Reset, QueuePairState::Init)
     }
@@ -320,7 +317,7 @@ impl QueuePair for Pair {
         let Some(query) = self.device().library().query_qp_data_in_order else { return false };
         let opcodes = [sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, sys::ibv_wr_opcode::IBV_WR_RDMA_READ];
         // SAFETY: the queue pair is alive as long as `self`.
-        opcodes.into_iter().all(|opcode| unsafe { query(self.core.pair.as_ptr(), opcode, 0) } == 1)
+        opcodes.into_iter().all(|opcode| unsafe { query(self.core.as_ptr(), opcode, 0) } == 1)
     }
 }
 
@@ -363,7 +360,7 @@ impl DetachedPair {
             manager.remove(self.token);
         }
         // SAFETY: the queue pair is in no table any more, its users held the lock of a table, and this is called once.
-        let result = unsafe { (device.library().destroy_qp)(self.core.pair.as_ptr()) };
+        let result = unsafe { (device.library().destroy_qp)(self.core.as_ptr()) };
         if let Err(error) = check("destroying a queue pair", result) {
             tracing::warn!(queue_pair = self.core.number, %error, "an object of the device can't be given back");
         }

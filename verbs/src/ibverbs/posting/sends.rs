@@ -5,12 +5,14 @@ use std::ptr;
 
 use ibverbs_sys as sys;
 
-use super::core::Core;
-use super::ticket::{RequestKind, Slot, Ticket};
+use super::raw_pair::RawPair;
+use super::segments::Segments;
+use crate::ibverbs::library::post_error_kind;
+use crate::ibverbs::ticket::{RequestKind, Slot, Ticket};
 use crate::sync::lock;
 use crate::{
-    DeviceAttributes, LocalSegment, Operation, Payload, PostError, PostErrorKind, QueuePairCapacity,
-    QueuePairState, SendRequest,
+    DeviceAttributes, Operation, Payload, PostError, PostErrorKind, QueuePairCapacity, QueuePairState,
+    SendRequest,
 };
 
 /// Most requests handed to the device at a time.
@@ -41,10 +43,6 @@ struct Held {
     inline: Option<Vec<u8>>,
 }
 
-/// Segments of all requests of a batch, one after the other.
-#[derive(Debug, Default)]
-pub(crate) struct Segments(pub(crate) Vec<sys::ibv_sge>);
-
 // SAFETY: the pointers in the list are to memory of this value's own, or of the caller's for as long as the call in
 // which they are used.
 unsafe impl Send for Sends {}
@@ -74,40 +72,40 @@ impl Sends {
     }
 
     /// Posts a write of no bytes.
-    pub(crate) fn nudge(&mut self, core: &Core) -> Result<(), PostErrorKind> {
+    pub(crate) fn nudge(&mut self, pair: &RawPair) -> Result<(), PostErrorKind> {
         let ticket = Ticket { kind: RequestKind::Hello, slot: self.slot, position: 0 };
         let mut nothing = sys::ibv_send_wr { wr_id: ticket.to_bits(), ..Default::default() };
         nothing.opcode = sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
-        hand_over(core, &mut nothing).map_err(|(error, _)| kind_of(error))
+        hand_over(pair, &mut nothing).map_err(|(error, _)| post_error_kind(error))
     }
 
     /// Opens the gate: sends the hello, and hands the device all held requests. Does nothing if the gate is open.
-    pub(crate) fn open(&mut self, core: &Core) -> Result<(), PostErrorKind> {
+    pub(crate) fn open(&mut self, pair: &RawPair) -> Result<(), PostErrorKind> {
         let Gate::Shut(held) = std::mem::replace(&mut self.gate, Gate::Open) else { return Ok(()) };
         let ticket = Ticket { kind: RequestKind::Hello, slot: self.slot, position: 0 };
         let mut hello = sys::ibv_send_wr { wr_id: ticket.to_bits(), ..Default::default() };
         hello.opcode = sys::ibv_wr_opcode::IBV_WR_SEND;
-        hand_over(core, &mut hello).map_err(|(error, _)| kind_of(error))?;
+        hand_over(pair, &mut hello).map_err(|(error, _)| post_error_kind(error))?;
         for mut held in held {
             if let (Some(inline), Some(segment)) = (&held.inline, held.segments.first_mut()) {
                 segment.addr = inline.as_ptr() as u64;
             }
             held.request.sg_list = held.segments.as_mut_ptr();
-            hand_over(core, &mut held.request).map_err(|(error, _)| kind_of(error))?;
+            hand_over(pair, &mut held.request).map_err(|(error, _)| post_error_kind(error))?;
         }
         Ok(())
     }
 
     pub(crate) fn post(
         &mut self,
-        core: &Core,
+        pair: &RawPair,
         capacity: &QueuePairCapacity,
         device: &DeviceAttributes,
         requests: &[SendRequest<'_>],
     ) -> Result<(), PostError> {
         for (batch, requests) in requests.chunks(BATCH).enumerate() {
             let failed = |(index, kind)| PostError { index: batch * BATCH + index, kind };
-            self.post_batch(core, capacity, device, requests).map_err(failed)?;
+            self.post_batch(pair, capacity, device, requests).map_err(failed)?;
         }
         Ok(())
     }
@@ -115,19 +113,19 @@ impl Sends {
     /// Posts all requests before the first one that can't be posted. The error has the index of that request.
     fn post_batch(
         &mut self,
-        core: &Core,
+        pair: &RawPair,
         capacity: &QueuePairCapacity,
         device: &DeviceAttributes,
         requests: &[SendRequest<'_>],
     ) -> Result<(), (usize, PostErrorKind)> {
-        let first = core.sends.position();
-        let room = core.sends.room();
+        let first = pair.sends.position();
+        let room = pair.sends.room();
         self.requests.clear();
         self.segments.0.clear();
         self.gathered.clear();
         let mut refused = Ok(());
         for (index, request) in requests.iter().enumerate() {
-            if let Err(kind) = may_send(core, room, index) {
+            if let Err(kind) = may_send(pair, room, index) {
                 refused = Err((index, kind));
                 break;
             }
@@ -136,33 +134,33 @@ impl Sends {
                 refused = Err((index, kind));
                 break;
             }
-            if let (Operation::Read { .. }, Some(order)) = (&request.operation, &core.order) {
+            if let (Operation::Read { .. }, Some(order)) = (&request.operation, &pair.order) {
                 lock(order).post_read(position, request.signaled);
             }
-            core.sends.put(position, request.wr_id);
+            pair.sends.put(position, request.wr_id);
         }
         self.link();
         let count = self.requests.len();
-        core.sends.post(first.wrapping_add(count as u32));
-        if count == 0 || self.keep_back(core) {
+        pair.sends.post(first.wrapping_add(count as u32));
+        if count == 0 || self.keep_back(pair) {
             return refused;
         }
-        if let Err((error, bad)) = hand_over(core, &mut self.requests[0]) {
+        if let Err((error, bad)) = hand_over(pair, &mut self.requests[0]) {
             let done = self.requests.iter().position(|request| ptr::eq(request, bad)).unwrap_or(0);
-            core.sends.post(first.wrapping_add(done as u32));
-            if let Some(order) = &core.order {
+            pair.sends.post(first.wrapping_add(done as u32));
+            if let Some(order) = &pair.order {
                 let refused = (done..count).map(|index| first.wrapping_add(index as u32));
                 refused.for_each(|position| lock(order).take_back_read(position));
             }
-            return Err((done, kind_of(error)));
+            return Err((done, post_error_kind(error)));
         }
         refused
     }
 
     /// Returns whether the batch does not go to the device: held by the gate, or flushed by the poll.
-    fn keep_back(&mut self, core: &Core) -> bool {
-        if core.flushes_here && core.state() == QueuePairState::Error {
-            core.wake();
+    fn keep_back(&mut self, pair: &RawPair) -> bool {
+        if pair.flushes_here && pair.state() == QueuePairState::Error {
+            pair.wake();
             return true;
         }
         let Gate::Shut(held) = &mut self.gate else { return false };
@@ -289,7 +287,7 @@ impl Held {
 }
 
 /// Gives the device a list of requests. An error comes with the first request that failed.
-fn hand_over(core: &Core, head: &mut sys::ibv_send_wr) -> Result<(), (i32, *mut sys::ibv_send_wr)> {
+fn hand_over(pair: &RawPair, head: &mut sys::ibv_send_wr) -> Result<(), (i32, *mut sys::ibv_send_wr)> {
     let mut bad = ptr::null_mut();
     // SAFETY:
     // - the queue pair is alive, as the caller holds it, and with it its context, whose table never changes,
@@ -297,7 +295,7 @@ fn hand_over(core: &Core, head: &mut sys::ibv_send_wr) -> Result<(), (i32, *mut 
     // - what its segments name is either registered memory, which the device checks, or an inline payload, which is
     //   borrowed for the call.
     let result = unsafe {
-        let pair = core.pair.as_ptr();
+        let pair = pair.as_ptr();
         match (*(*pair).context).ops.post_send {
             Some(post) => post(pair, head, &raw mut bad),
             None => libc::EOPNOTSUPP,
@@ -306,53 +304,15 @@ fn hand_over(core: &Core, head: &mut sys::ibv_send_wr) -> Result<(), (i32, *mut 
     if result == 0 { Ok(()) } else { Err((result, bad)) }
 }
 
-impl Segments {
-    /// Appends segments of registered memory, and empty ones up to `least`. Returns their number.
-    pub(crate) fn add(
-        &mut self,
-        segments: &[LocalSegment],
-        least: usize,
-        most: u32,
-        max_bytes: u64,
-    ) -> Result<i32, PostErrorKind> {
-        if segments.len() > most as usize {
-            return Err(PostErrorKind::TooManySegments);
-        }
-        let bytes = segments.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.length()));
-        if bytes > max_bytes || segments.iter().any(|segment| segment.length() > u32::MAX.into()) {
-            return Err(PostErrorKind::MessageTooLong);
-        }
-        // Some devices take a segment of no bytes for one of 2 GiB (man 3 ibv_post_send does not mention it).
-        let filled = segments.iter().filter(|segment| segment.length() > 0);
-        let before = self.0.len();
-        self.0.extend(filled.map(|segment| sys::ibv_sge {
-            addr: segment.address(),
-            length: segment.length() as u32,
-            lkey: segment.lkey().0,
-        }));
-        self.0.resize(self.0.len().max(before + least), sys::ibv_sge::default());
-        Ok((self.0.len() - before) as i32)
-    }
-}
-
 fn inline_segment(start: *const u8, length: usize) -> sys::ibv_sge {
     sys::ibv_sge { addr: start as u64, length: length as u32, lkey: 0 }
 }
 
 /// Checks that the request at `index` of a batch may be posted.
-fn may_send(core: &Core, room: u32, index: usize) -> Result<(), PostErrorKind> {
-    match core.state() {
+fn may_send(pair: &RawPair, room: u32, index: usize) -> Result<(), PostErrorKind> {
+    match pair.state() {
         QueuePairState::Rts | QueuePairState::Error if (index as u32) < room => Ok(()),
         QueuePairState::Rts | QueuePairState::Error => Err(PostErrorKind::QueueFull),
         state => Err(PostErrorKind::State(state)),
-    }
-}
-
-/// Returns the meaning of a driver's error number. Drivers disagree about its sign.
-pub(crate) fn kind_of(error: i32) -> PostErrorKind {
-    match error.saturating_abs() {
-        libc::ENOMEM | libc::EAGAIN => PostErrorKind::QueueFull,
-        libc::EOPNOTSUPP | libc::ENOSYS => PostErrorKind::Unsupported,
-        error => PostErrorKind::Refused(error),
     }
 }

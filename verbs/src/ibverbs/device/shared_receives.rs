@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::ibverbs::queue_pair::ticket::{RequestKind, Ticket};
+use crate::ibverbs::ticket::{RequestKind, Ticket};
 use crate::sync::lock;
 
 /// The identifiers of the receives that are outstanding on one queue, which complete in any order.
@@ -17,12 +17,12 @@ struct Places {
 }
 
 impl Entries {
-    pub(super) fn new(capacity: u32) -> Self {
+    pub(crate) fn new(capacity: u32) -> Self {
         Self(Mutex::new(Places { ids: Vec::new(), free: Vec::new(), capacity }))
     }
 
     /// Stores an identifier and returns its position; `None` if the queue is full.
-    pub(super) fn put(&self, wr_id: u64) -> Option<u32> {
+    pub(crate) fn put(&self, wr_id: u64) -> Option<u32> {
         let mut places = lock(&self.0);
         if let Some(position) = places.free.pop() {
             places.ids[position as usize] = Some(wr_id);
@@ -50,14 +50,14 @@ pub(crate) struct SharedQueues {
 }
 
 impl SharedQueues {
-    pub(super) fn insert(&mut self, entries: &Arc<Entries>) -> u32 {
+    pub(crate) fn insert(&mut self, entries: &Arc<Entries>) -> u32 {
         let key = self.next & Ticket::SHARED_KEYS;
         self.next = self.next.wrapping_add(1);
         self.queues.push((key, Arc::clone(entries)));
         key
     }
 
-    pub(super) fn remove(&mut self, key: u32) {
+    pub(crate) fn remove(&mut self, key: u32) {
         self.queues.retain(|(other, _)| *other != key);
     }
 

@@ -10,8 +10,8 @@ use std::ptr::NonNull;
 
 use ibverbs_sys as sys;
 
+use super::raw_context::RawContext;
 use crate::VerbsError;
-use crate::ibverbs::device::raw_context::RawContext;
 use crate::ibverbs::library::{Library, last_error};
 
 /// `vendor_id` of soft-iWARP.

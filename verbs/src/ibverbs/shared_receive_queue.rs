@@ -1,20 +1,17 @@
 //! Shared receive queues, from which many queue pairs take receives.
 
-pub(crate) mod entries;
-
 use std::any::Any;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex};
 
 use ibverbs_sys as sys;
 
-use self::entries::Entries;
 use super::device::Device;
+use super::device::shared_receives::Entries;
 use super::domain::Domain;
-use super::library::{check, last_error};
-use super::queue_pair::post_receive::ReceiveList;
-use super::queue_pair::post_send::kind_of;
-use super::queue_pair::ticket::Ticket;
+use super::library::{check, last_error, post_error_kind};
+use super::posting::receives::ReceiveList;
+use super::ticket::Ticket;
 use crate::sync::lock;
 use crate::{Context as _, PostError, PostErrorKind, ReceiveRequest, SharedReceiveQueue, VerbsError};
 
@@ -115,7 +112,7 @@ impl SharedQueue {
         if result != 0 {
             let done = list.position(bad);
             list.tickets_from(done).for_each(|ticket| _ = self.entries.take(ticket.position));
-            return Err((done, kind_of(result)));
+            return Err((done, post_error_kind(result)));
         }
         refused
     }

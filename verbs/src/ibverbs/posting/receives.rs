@@ -4,9 +4,10 @@ use std::ptr;
 
 use ibverbs_sys as sys;
 
-use super::core::Core;
-use super::post_send::{Segments, kind_of};
-use super::ticket::{RequestKind, Slot, Ticket};
+use super::raw_pair::RawPair;
+use super::segments::Segments;
+use crate::ibverbs::library::post_error_kind;
+use crate::ibverbs::ticket::{RequestKind, Slot, Ticket};
 use crate::{LocalSegment, PostError, PostErrorKind, QueuePairCapacity, QueuePairState, ReceiveRequest};
 
 /// Most requests handed to the device at a time.
@@ -20,7 +21,7 @@ pub(crate) struct Receives {
 }
 
 /// Posts the receive of no bytes that takes the peer's hello.
-pub(crate) fn post_hello_receive(core: &Core, slot: Slot) -> Result<(), PostErrorKind> {
+pub(crate) fn post_hello_receive(pair: &RawPair, slot: Slot) -> Result<(), PostErrorKind> {
     let ticket = Ticket { kind: RequestKind::Hello, slot, position: 0 };
     // soft-iWARP refuses a receive without a segment.
     let mut nothing = sys::ibv_sge::default();
@@ -30,7 +31,7 @@ pub(crate) fn post_hello_receive(core: &Core, slot: Slot) -> Result<(), PostErro
         sg_list: &raw mut nothing,
         num_sge: 1,
     };
-    hand_over_receives(core, &mut hello).map_err(|(error, _)| kind_of(error))
+    hand_over_receives(pair, &mut hello).map_err(|(error, _)| post_error_kind(error))
 }
 
 /// A list of receives for the device. It is linked when it is complete, because it may move before.
@@ -98,14 +99,17 @@ impl ReceiveList {
 }
 
 /// Gives the device a list of receives. An error comes with the first receive that failed.
-fn hand_over_receives(core: &Core, head: &mut sys::ibv_recv_wr) -> Result<(), (i32, *mut sys::ibv_recv_wr)> {
+fn hand_over_receives(
+    pair: &RawPair,
+    head: &mut sys::ibv_recv_wr,
+) -> Result<(), (i32, *mut sys::ibv_recv_wr)> {
     let mut bad = ptr::null_mut();
     // SAFETY:
     // - the queue pair is alive, as the caller holds it, and with it its context, whose table never changes,
     // - the list is linked through memory that the caller holds for the whole call, and
     // - what its segments name is registered memory, which the device checks.
     let result = unsafe {
-        let pair = core.pair.as_ptr();
+        let pair = pair.as_ptr();
         match (*(*pair).context).ops.post_recv {
             Some(post) => post(pair, head, &raw mut bad),
             None => libc::EOPNOTSUPP,
@@ -121,29 +125,29 @@ impl Receives {
 
     pub(crate) fn post(
         &mut self,
-        core: &Core,
+        pair: &RawPair,
         capacity: &QueuePairCapacity,
         requests: &[ReceiveRequest<'_>],
     ) -> Result<(), PostError> {
         for (batch, requests) in requests.chunks(BATCH).enumerate() {
             let failed = |(index, kind)| PostError { index: batch * BATCH + index, kind };
-            self.post_batch(core, capacity, requests).map_err(failed)?;
+            self.post_batch(pair, capacity, requests).map_err(failed)?;
         }
         Ok(())
     }
 
     fn post_batch(
         &mut self,
-        core: &Core,
+        pair: &RawPair,
         capacity: &QueuePairCapacity,
         requests: &[ReceiveRequest<'_>],
     ) -> Result<(), (usize, PostErrorKind)> {
-        let first = core.receives.position();
-        let room = core.receives.room();
+        let first = pair.receives.position();
+        let room = pair.receives.room();
         self.list.clear();
         let mut refused = Ok(());
         for (index, request) in requests.iter().enumerate() {
-            if core.state() == QueuePairState::Reset {
+            if pair.state() == QueuePairState::Reset {
                 refused = Err((index, PostErrorKind::State(QueuePairState::Reset)));
                 break;
             }
@@ -152,30 +156,30 @@ impl Receives {
                 break;
             }
             // soft-iWARP refuses a receive without a segment.
-            let least = usize::from(core.flushes_here);
+            let least = usize::from(pair.flushes_here);
             let position = first.wrapping_add(index as u32);
             let ticket = Ticket { kind: RequestKind::Receive, slot: self.slot, position };
             if let Err(kind) = self.list.add(ticket, request.into, least, capacity.receive_segments) {
                 refused = Err((index, kind));
                 break;
             }
-            core.receives.put(position, request.wr_id);
+            pair.receives.put(position, request.wr_id);
         }
-        core.receives.post(first.wrapping_add(self.list.len() as u32));
-        let ended = core.state() == QueuePairState::Error;
-        let head = self.list.link().filter(|_| !(ended && core.flushes_here));
+        pair.receives.post(first.wrapping_add(self.list.len() as u32));
+        let ended = pair.state() == QueuePairState::Error;
+        let head = self.list.link().filter(|_| !(ended && pair.flushes_here));
         let Some(head) = head else {
-            core.wake();
+            pair.wake();
             return refused;
         };
-        if let Err((error, bad)) = hand_over_receives(core, head) {
+        if let Err((error, bad)) = hand_over_receives(pair, head) {
             let done = self.list.position(bad);
-            core.receives.post(first.wrapping_add(done as u32));
-            return Err((done, kind_of(error)));
+            pair.receives.post(first.wrapping_add(done as u32));
+            return Err((done, post_error_kind(error)));
         }
         // Asked again, because the state may have changed meanwhile.
-        if core.state() == QueuePairState::Error {
-            core.flush();
+        if pair.state() == QueuePairState::Error {
+            pair.flush();
         }
         refused
     }

@@ -1,5 +1,4 @@
-//! What completion queues and asynchronous events have to know of a queue pair: its state, and which requests are
-//! outstanding.
+//! A queue pair of the device, with its state and its outstanding requests.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
@@ -8,11 +7,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use ibverbs_sys as sys;
 
 use super::outstanding::Outstanding;
-use super::post_send::Sends;
-use crate::ibverbs::completion_queue::sleeper::Waker;
 use crate::ibverbs::iwarp::order::Order;
 use crate::ibverbs::library::{Library, check};
-use crate::sync::lock;
+use crate::ibverbs::sleeper::Waker;
 use crate::{QueuePairCapacity, QueuePairState, VerbsError};
 
 const RESET: u8 = 0;
@@ -21,19 +18,15 @@ const RTR: u8 = 2;
 const RTS: u8 = 3;
 const ERROR: u8 = 4;
 
-/// A queue pair, as completion queues and asynchronous events use it. The [`Pair`](super::Pair) that owns it takes it
-/// out of every table before it destroys `pair`.
+/// A queue pair of the device. Its owner, the [`Pair`](crate::ibverbs::queue_pair::Pair), takes it out of every table
+/// before it destroys `pair`.
 #[derive(Debug)]
-pub(crate) struct Core {
+pub(crate) struct RawPair {
     library: &'static Library,
-    pub(crate) pair: NonNull<sys::ibv_qp>,
+    pair: NonNull<sys::ibv_qp>,
     pub(crate) number: u32,
     state: AtomicU8,
     failure: OnceLock<String>,
-    /// Builds the lists of sends, and holds sends until there is a connection.
-    pub(crate) poster: Mutex<Sends>,
-    /// On iWARP: whether the peer's hello has come.
-    hello: AtomicBool,
     /// On iWARP: puts completions in order.
     pub(crate) order: Option<Mutex<Order>>,
     /// Whether this module flushes requests that are posted in Error, because the device would ignore them.
@@ -47,17 +40,16 @@ pub(crate) struct Core {
 }
 
 // SAFETY: libibverbs is thread-safe, and all else here is Send and Sync itself.
-unsafe impl Send for Core {}
+unsafe impl Send for RawPair {}
 // SAFETY: the reasons for `Send` hold for `Sync`.
-unsafe impl Sync for Core {}
+unsafe impl Sync for RawPair {}
 
-impl Core {
+impl RawPair {
     pub(crate) fn new(
         library: &'static Library,
         pair: NonNull<sys::ibv_qp>,
         capacity: &QueuePairCapacity,
         flushes_here: bool,
-        poster: Sends,
     ) -> Self {
         Self {
             library,
@@ -66,8 +58,6 @@ impl Core {
             number: unsafe { pair.as_ref() }.qp_num,
             state: AtomicU8::new(RESET),
             failure: OnceLock::new(),
-            poster: Mutex::new(poster),
-            hello: AtomicBool::new(false),
             order: flushes_here.then(Mutex::default),
             flushes_here,
             flushed: AtomicBool::new(false),
@@ -75,6 +65,10 @@ impl Core {
             sends: Outstanding::new(capacity.send_requests),
             receives: Outstanding::new(capacity.receive_requests),
         }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut sys::ibv_qp {
+        self.pair.as_ptr()
     }
 
     pub(crate) fn state(&self) -> QueuePairState {
@@ -114,8 +108,7 @@ impl Core {
     /// Returns whether one of its queues completes on `queue`.
     pub(crate) fn completes_on(&self, queue: *mut sys::ibv_cq) -> bool {
         // SAFETY: the queue pair is alive, see the type's documentation, and its queues never change.
-        let (send_queue, receive_queue) =
-            unsafe { ((*self.pair.as_ptr()).send_cq, (*self.pair.as_ptr()).recv_cq) };
+        let (send_queue, receive_queue) = unsafe { ((*self.as_ptr()).send_cq, (*self.as_ptr()).recv_cq) };
         queue == send_queue || queue == receive_queue
     }
 
@@ -152,30 +145,6 @@ impl Core {
         }
     }
 
-    /// Notes the peer's hello: the peer receives.
-    pub(crate) fn hello_arrived(&self) {
-        self.hello.store(true, SeqCst);
-        self.open_gate();
-    }
-
-    pub(crate) fn has_hello(&self) -> bool {
-        self.hello.load(SeqCst)
-    }
-
-    /// Sends a write of no bytes, which only the peer's device notices.
-    pub(crate) fn nudge(&self) {
-        if let Err(error) = lock(&self.poster).nudge(self) {
-            tracing::debug!(queue_pair = self.number, %error, "nudging the peer");
-        }
-    }
-
-    /// Sends the hello and posts all requests that were held, because the peer receives now.
-    pub(crate) fn open_gate(&self) {
-        if let Err(error) = lock(&self.poster).open(self) {
-            self.fail(|| format!("the device refused the first requests: {error}"));
-        }
-    }
-
     /// Lets the device flush its queues in Error. This is necessary even if it is in Error: Soft-RoCE does not look
     /// at a receive that is posted later.
     pub(crate) fn flush(&self) {
@@ -184,7 +153,7 @@ impl Core {
         // SAFETY: the queue pair is alive, see the type's documentation.
         let result = unsafe {
             let mask = sys::ibv_qp_attr_mask::IBV_QP_STATE.0 as i32;
-            (self.library.modify_qp)(self.pair.as_ptr(), &raw mut attributes, mask)
+            (self.library.modify_qp)(self.as_ptr(), &raw mut attributes, mask)
         };
         if let Err(error) = check("taking the queue pair to Error", result) {
             tracing::debug!(queue_pair = self.number, %error);

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Domain;
-use super::device_memory::DeviceRegion;
-use super::memory_region::Region;
-use crate::ibverbs::queue_pair::Pair;
-use crate::ibverbs::shared_receive_queue::SharedQueue;
+use super::domain::Domain;
+use super::domain::device_memory::DeviceRegion;
+use super::domain::memory_region::Region;
+use super::queue_pair::Pair;
+use super::shared_receive_queue::SharedQueue;
 use crate::{
     Access, CompletionQueue, DeviceMemoryRegion, DmaBuf, HostMemory, MemoryRegion, ProtectionDomain,
     QueuePair, QueuePairCapacity, SharedReceiveQueue, VerbsError,

@@ -1,0 +1,12 @@
+//! Posting requests, and tracing completions to them.
+//!
+//! This folder owns the device's queue pair with its state, its outstanding requests, and the lists of requests that
+//! the device gets. It never creates, connects or destroys a queue pair: [`queue_pair`](super::queue_pair) does. It
+//! knows no completion queue.
+
+pub(crate) mod core;
+mod outstanding;
+pub(crate) mod raw_pair;
+pub(crate) mod receives;
+mod segments;
+pub(crate) mod sends;
