@@ -12,7 +12,6 @@ mod measure;
 #[cfg(test)]
 mod pages;
 mod parameter_server;
-mod seeded;
 mod tune;
 mod units;
 mod value_error;

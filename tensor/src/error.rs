@@ -261,12 +261,12 @@ impl From<TensorError> for ChannelError {
 /// }
 /// ```
 #[derive(Debug)]
-pub struct MemcpyError {
+pub struct TransferError {
     region: MemRegion,
     error: ChannelError,
 }
 
-impl MemcpyError {
+impl TransferError {
     pub(crate) fn new(region: MemRegion, error: ChannelError) -> Self {
         Self { region, error }
     }
@@ -287,20 +287,20 @@ impl MemcpyError {
     }
 }
 
-impl fmt::Display for MemcpyError {
+impl fmt::Display for TransferError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl Error for MemcpyError {
+impl Error for TransferError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.error.source()
     }
 }
 
-impl From<MemcpyError> for ChannelError {
-    fn from(failed: MemcpyError) -> Self {
+impl From<TransferError> for ChannelError {
+    fn from(failed: TransferError) -> Self {
         failed.error
     }
 }

@@ -216,7 +216,7 @@ pub use channel::copy::{BlockCopy, RegionRead, RegionWrite};
 pub use channel::memcpy::Memcpy;
 pub use device::RdmaDevice;
 pub use device::builder::DeviceBuilder;
-pub use error::{Cause, ChannelError, MemcpyError};
+pub use error::{Cause, ChannelError, TransferError};
 pub use exchange::{Offer, Request, Requested};
 pub use link::notification::Notification;
 pub use reduce::{reduce_max, reduce_max_f32, reduce_max_f64};

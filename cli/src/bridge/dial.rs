@@ -11,7 +11,7 @@ use tonic_rdma::{ConnectError, Dialer};
 use super::address::{Address, UnixName};
 use super::route::Route;
 use super::stream::Stream;
-use crate::seeded::Draws;
+use tonic_rdma_payload::seeded::Draws;
 
 /// The error of a target that no attempt reached in time.
 #[derive(Debug, thiserror::Error)]

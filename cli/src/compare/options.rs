@@ -11,7 +11,7 @@ use super::values::{
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::direction::Direction;
 use crate::lists::List;
-use crate::measure::payload::consume::Consume;
+use crate::measure::consume::Consume;
 use crate::measure::process::allocator::Allocator;
 use crate::measure::process::runtime::Flavour;
 use crate::measure::transport::encode::Encode;

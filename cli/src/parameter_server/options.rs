@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::mode::TransferMode;
 use crate::lists::{List, parse_list};
-use crate::measure::payload::consume::Consume;
+use crate::measure::consume::Consume;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::rdma::parse_provider;
 use crate::units;

@@ -1,7 +1,7 @@
 //! Blocks of one length that lie anywhere in memory, like the blocks of the paged key-value caches of language models.
 
-use crate::seeded::Draws;
 use crate::workload::Message;
+use tonic_rdma_payload::seeded::Draws;
 
 /// Number of blocks of an operation, and length of each in bytes.
 pub(crate) const BLOCKS: usize = 4096;

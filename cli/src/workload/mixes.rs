@@ -1,8 +1,8 @@
 //! Messages of ten buffers, small, medium and large, after TF-gRPC-Bench (Biswas, Lu and Panda, "Designing a
 //! Micro-Benchmark Suite to Evaluate gRPC for TensorFlow", 2018), which measured the gRPC messages of TensorFlow.
 
-use crate::seeded::Draws;
 use crate::workload::Message;
+use tonic_rdma_payload::seeded::Draws;
 
 /// Number of buffers of a message.
 pub(crate) const BUFFERS: usize = 10;

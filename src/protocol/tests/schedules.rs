@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::pair::{Pair, Random};
 use crate::protocol::{AbortCode, Settings};
 
-const SCHEDULES: u64 = 100_000;
+const SCHEDULES: u64 = 20_000;
 const INTERVAL: Duration = Duration::from_secs(1);
 
 #[test]

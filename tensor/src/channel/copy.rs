@@ -119,7 +119,7 @@ impl<'a> RegionWrite<'a> {
     /// belongs to the operation until it ends, and comes back with the result of the future.
     ///
     /// # Errors
-    /// The future yields a [`MemcpyError`](crate::MemcpyError), which has the region, if the bytes do not lie within both
+    /// The future yields a [`TransferError`](crate::TransferError), which has the region, if the bytes do not lie within both
     /// regions, the peer gave no right to write, the remote region belongs to another link, or the link has failed.
     pub fn from(self, region: MemRegion, range: impl RangeBounds<usize>) -> Memcpy {
         match one_block(&region, range) {
@@ -173,7 +173,7 @@ impl<'a> RegionRead<'a> {
     /// region belongs to the operation until it ends, and comes back with the result of the future.
     ///
     /// # Errors
-    /// The future yields a [`MemcpyError`](crate::MemcpyError), which has the region, if the bytes do not lie within both
+    /// The future yields a [`TransferError`](crate::TransferError), which has the region, if the bytes do not lie within both
     /// regions, the peer gave no right to read, the remote region belongs to another link, or the link has failed.
     pub fn into(self, region: MemRegion, range: impl RangeBounds<usize>) -> Memcpy {
         match one_block(&region, range) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::error::ChannelError;
-use crate::error::MemcpyError;
+use crate::error::TransferError;
 use crate::link::Link;
 use crate::link::token::{Outcome, OutcomeCell, Token};
 use tonic_rdma_verbs::internal::LocalMemory;
@@ -26,14 +26,14 @@ pub struct Memcpy {
 
 #[derive(Debug)]
 enum Progress {
-    Ended(Option<Result<MemRegion, MemcpyError>>),
+    Ended(Option<Result<MemRegion, TransferError>>),
     Running { outcome: Arc<OutcomeCell>, link: Arc<Link>, port: u32 },
 }
 
 impl Memcpy {
     /// Makes the future of a copy that did not begin.
     pub(crate) fn refused(region: MemRegion, error: ChannelError) -> Self {
-        Self { progress: Progress::Ended(Some(Err(MemcpyError::new(region, error)))) }
+        Self { progress: Progress::Ended(Some(Err(TransferError::new(region, error)))) }
     }
 
     /// Makes the future of a copy that has ended already.
@@ -49,7 +49,7 @@ impl Memcpy {
     }
 
     /// Takes the region if the copy has ended, without waiting. Takes completions from the queue to find out.
-    pub fn try_take(&mut self) -> Option<Result<MemRegion, MemcpyError>> {
+    pub fn try_take(&mut self) -> Option<Result<MemRegion, TransferError>> {
         match &mut self.progress {
             Progress::Ended(result) => result.take(),
             Progress::Running { outcome, link, port } => {
@@ -83,7 +83,7 @@ impl Memcpy {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn on_completion(self, then: impl FnOnce(Result<MemRegion, MemcpyError>) + Send + 'static) {
+    pub fn on_completion(self, then: impl FnOnce(Result<MemRegion, TransferError>) + Send + 'static) {
         match self.progress {
             Progress::Ended(Some(result)) => then(result),
             Progress::Ended(None) => {}
@@ -97,7 +97,7 @@ impl Memcpy {
 }
 
 impl Future for Memcpy {
-    type Output = Result<MemRegion, MemcpyError>;
+    type Output = Result<MemRegion, TransferError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(result) = self.try_take() {
@@ -120,11 +120,11 @@ impl Future for Memcpy {
     }
 }
 
-fn result_of(outcome: Outcome) -> Option<Result<MemRegion, MemcpyError>> {
+fn result_of(outcome: Outcome) -> Option<Result<MemRegion, TransferError>> {
     match outcome.local {
         LocalMemory::Region(region) => Some(match outcome.result {
             Ok(()) => Ok(region),
-            Err(error) => Err(MemcpyError::new(region, error)),
+            Err(error) => Err(TransferError::new(region, error)),
         }),
         _ => None,
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::channel::memcpy::Memcpy;
 use crate::error::ChannelError;
-use crate::error::MemcpyError;
+use crate::error::TransferError;
 use crate::link::token::Token;
 use crate::slots::sender::Sender;
 use crate::types::{Tensor, TensorSpec};
@@ -98,10 +98,10 @@ impl StaticSender {
     ///
     /// # Errors
     /// The region is shorter than the tensor, or the receiver is lost. The error has the region.
-    pub async fn send_region(&mut self, region: MemRegion) -> Result<MemRegion, MemcpyError> {
+    pub async fn send_region(&mut self, region: MemRegion) -> Result<MemRegion, TransferError> {
         match self.sender.ready().await {
             Ok(()) => self.start_region(region).await,
-            Err(error) => Err(MemcpyError::new(region, error)),
+            Err(error) => Err(TransferError::new(region, error)),
         }
     }
 

@@ -6,8 +6,8 @@ use tokio::task::JoinError;
 use tonic_rdma_tensor::{ChannelError, ShapeError, TensorError};
 
 use crate::compare::modes::placement::record::Discrepancy;
-use crate::measure::payload::reduce::Reduced;
 use crate::units;
+use tonic_rdma_payload::reduce::Reduced;
 
 /// The reason why a call counts as an error.
 #[derive(Debug, thiserror::Error)]

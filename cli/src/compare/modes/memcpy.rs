@@ -12,9 +12,9 @@ use tonic_rdma_proto::transfer::Check;
 use super::call_error::CallError;
 use crate::compare::operations::layout::{self, DESTINATION_SEED, Layout};
 use crate::compare::operations::{Operation, Operations};
-use crate::measure::payload::content::{SHARE, check_all, check_stamps};
-use crate::measure::payload::reduce::{Reduced, reduce_all};
-use crate::seeded::mix;
+use tonic_rdma_payload::content::{SHARE, check_all, check_stamps};
+use tonic_rdma_payload::reduce::{Reduced, reduce_all};
+use tonic_rdma_payload::seeded::mix;
 
 /// The longest time that copies follow one another before other tasks of the runtime run.
 const YIELD_AFTER: Duration = Duration::from_millis(1);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::measure::payload::consume::Consume;
+use crate::measure::consume::Consume;
 use crate::measure::process::runtime::Flavour;
 use crate::measure::transport::encode::Encode;
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::compare::plan::cell::Load;
-use crate::measure::payload::content::Content;
 use crate::workload::Workload;
 use crate::workload::blocks;
+use tonic_rdma_payload::content::Content;
 
 /// Seed of the places of blocks at the destination. It differs from the seeds of the source.
 pub(crate) const DESTINATION_SEED: u64 = 0x0de5_71a7;

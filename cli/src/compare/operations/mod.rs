@@ -11,9 +11,9 @@ use bytes::Bytes;
 use self::layout::Layout;
 use crate::compare::plan::cell::Load;
 use crate::failure::Failure;
-use crate::measure::payload::content::{Content, VARIANTS};
-use crate::measure::payload::reduce::{Reduced, reduce, reduce_all};
 use crate::workload::{Message, Workload};
+use tonic_rdma_payload::content::{Content, VARIANTS};
+use tonic_rdma_payload::reduce::{Reduced, reduce, reduce_all};
 
 /// A message of one payload.
 #[derive(Clone, Debug)]
@@ -197,8 +197,8 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
-    use crate::measure::payload::content::{check_all, check_buffers};
     use crate::workload::{Mix, Model};
+    use tonic_rdma_payload::content::{check_all, check_buffers};
 
     fn pushes(operation: &Operation) -> Vec<Push> {
         match operation {

@@ -6,8 +6,8 @@ use crate::compare::modes::mode::Mode;
 use crate::compare::operations::layout::room;
 use crate::failure::Failure;
 use crate::measure::machine::memory::available;
-use crate::measure::payload::content::VARIANTS;
 use crate::units;
+use tonic_rdma_payload::content::VARIANTS;
 
 /// Refuses cells that need more memory than is available now. This precedes the measuring.
 pub(crate) fn check(cells: &[Cell], modes: &[Mode], direction: Direction) -> Result<(), Failure> {

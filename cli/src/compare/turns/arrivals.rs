@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::seeded::Draws;
+use tonic_rdma_payload::seeded::Draws;
 
 /// The largest number of operations of one turn. The times of all of them are drawn before the turn begins.
 pub(crate) const MAX_ARRIVALS: f64 = 1e6;

@@ -21,7 +21,7 @@ use crate::compare::plan::cell::Cell;
 use crate::compare::results::row::{Checks, Row};
 use crate::failure::Failure;
 use crate::measure::process::cores;
-use crate::seeded::mix;
+use tonic_rdma_payload::seeded::mix;
 
 /// The largest operation for which an uncounted operation precedes each turn. Without this operation, a mode that had
 /// slept would count its wake-up.

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
+use crate::measure::consume::Consume;
 use crate::measure::machine::costs::Costs;
 use crate::measure::machine::description::Machine;
-use crate::measure::payload::consume::Consume;
 use crate::measure::process::allocator::Allocator;
 use crate::parameter_server::meter::{ROUNDS, TrainingMeter};
 use crate::parameter_server::options::ParameterServerOptions;

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::failure::Failure;
-use crate::measure::payload::content::VARIANTS;
-use crate::measure::payload::reduce::Reduced;
 use crate::parameter_server::mode::TransferMode;
+use tonic_rdma_payload::content::VARIANTS;
+use tonic_rdma_payload::reduce::Reduced;
 
 /// A command to a child.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

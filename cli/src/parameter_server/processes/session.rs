@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::child::{Child, ChildEvent, ProcessName};
 use super::control::{ChildCommand, Done, Ready, Report, TurnRequest};
 use crate::failure::Failure;
-use crate::measure::payload::consume::Consume;
+use crate::measure::consume::Consume;
 use crate::parameter_server::cells::TrainingCell;
 use crate::parameter_server::mode::TransferMode;
 use crate::parameter_server::options::ParameterServerOptions;

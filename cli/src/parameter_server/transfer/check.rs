@@ -4,9 +4,9 @@ use tonic_rdma_tensor::Arrived;
 
 use super::variables::Layout;
 use crate::failure::Failure;
-use crate::measure::payload::content::{check_all, check_stamps, check_stamps_of};
-use crate::measure::payload::reduce::{Reduced, Reduction, reduce};
 use crate::parameter_server::processes::control::{Done, TurnRequest};
+use tonic_rdma_payload::content::{check_all, check_stamps, check_stamps_of};
+use tonic_rdma_payload::reduce::{Reduced, Reduction, reduce};
 
 /// The tensors that were received in a turn, and the results of consuming them.
 #[derive(Clone, Debug)]

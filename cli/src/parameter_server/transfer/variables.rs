@@ -7,11 +7,11 @@ use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{Dtype, Shape, Tensor, TensorSpec};
 
 use crate::failure::Failure;
-use crate::measure::payload::content::{self, Content, VARIANTS};
-use crate::measure::payload::reduce::{Reduced, reduce_all};
-use crate::seeded::mix;
 use crate::units;
 use crate::workload::{Model, Variable};
+use tonic_rdma_payload::content::{self, Content, VARIANTS};
+use tonic_rdma_payload::reduce::{Reduced, reduce_all};
+use tonic_rdma_payload::seeded::mix;
 
 /// The process that tensors come from. The contents of any two processes differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

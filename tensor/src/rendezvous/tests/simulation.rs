@@ -11,7 +11,7 @@ use tonic::Code;
 use super::world::{Asked, Handle, Peer, Random, Received, World};
 use super::*;
 
-const SCHEDULES: u64 = 20_000;
+const SCHEDULES: u64 = 4_000;
 const NAMES: [&str; 5] = ["loss", "gradient/dense", "gradient/bias", "ä", "embedding"];
 /// Number of steps of the tensors, in a normal and in a long schedule.
 const STEPS: [u64; 2] = [4, 60];

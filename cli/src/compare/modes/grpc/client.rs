@@ -22,9 +22,9 @@ use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Operation, Operations, Push, Put};
 use crate::compare::plan::direction::Direction;
-use crate::measure::payload::content::{check_all, check_stamps};
-use crate::measure::payload::reduce::{Reduced, reduce};
 use crate::measure::transport::encode::Encode;
+use tonic_rdma_payload::content::{check_all, check_stamps};
+use tonic_rdma_payload::reduce::{Reduced, reduce};
 
 /// A connection in one of the gRPC modes. Clones share it.
 #[derive(Clone, Debug)]

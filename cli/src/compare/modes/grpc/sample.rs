@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-use crate::measure::payload::content::check_buffers;
-use crate::seeded::Draws;
+use tonic_rdma_payload::content::check_buffers;
+use tonic_rdma_payload::seeded::Draws;
 
 /// The largest number of kept messages, and of bytes in them. A single message may be larger.
 const MESSAGES: usize = 64;
@@ -98,7 +98,7 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
     use super::*;
-    use crate::measure::payload::content::Content;
+    use tonic_rdma_payload::content::Content;
 
     #[test]
     fn every_message_of_a_turn_is_kept_with_the_same_probability() {

@@ -15,9 +15,9 @@ use tonic_rdma_proto::transfer::{
 
 use super::keep_awake::KeepAwake;
 use super::sample::Sample;
-use crate::measure::payload::content::{check_all, check_buffers, check_stamps};
-use crate::measure::payload::reduce::{reduce, reduce_all};
 use crate::measure::process::cores;
+use tonic_rdma_payload::content::{check_all, check_buffers, check_stamps};
+use tonic_rdma_payload::reduce::{reduce, reduce_all};
 
 /// Takes payloads, and answers whether their content is right.
 #[derive(Clone, Debug, Default)]

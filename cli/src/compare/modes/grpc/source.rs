@@ -7,7 +7,7 @@ use tonic::{Request, Response, Status};
 use tonic_rdma_proto::transfer::source_server::{Source, SourceServer};
 use tonic_rdma_proto::transfer::{GetReply, GetRequest};
 
-use crate::measure::payload::content::{Content, VARIANTS, offset_of, variant_seed};
+use tonic_rdma_payload::content::{Content, VARIANTS, offset_of, variant_seed};
 
 /// Keeps the content of a cell, and cuts each answer from it. Clones share the content.
 #[derive(Clone, Debug, Default)]
@@ -77,10 +77,10 @@ mod tests {
     use crate::compare::operations::{Operation, Operations, Put};
     use crate::compare::plan::cell::Load;
     use crate::compare::plan::direction::Direction;
-    use crate::measure::payload::content::check_all;
     use crate::measure::transport::encode::Encode;
     use crate::measure::transport::http2::Http2;
     use crate::measure::transport::listener::tcp_listener;
+    use tonic_rdma_payload::content::check_all;
 
     /// A source whose answers have a wrong byte, or are too short.
     #[derive(Clone, Copy, Debug)]

@@ -16,11 +16,11 @@ use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::{Operation, Operations, Push, Put};
 use crate::compare::plan::cell::Load;
-use crate::measure::payload::content::Content;
-use crate::measure::payload::reduce::{Reduced, reduce, reduce_all};
 use crate::measure::transport::encode::Encode;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::listener::tcp_listener;
+use tonic_rdma_payload::content::Content;
+use tonic_rdma_payload::reduce::{Reduced, reduce, reduce_all};
 
 /// Starts a service in this process and returns its address.
 fn serve() -> SocketAddr {

@@ -7,8 +7,8 @@ use tonic_rdma_tensor::{Dtype, Shape, ShapeError, TensorSpec};
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::layout::{self, DESTINATION_SEED, Layout};
 use crate::compare::plan::cell::Load;
-use crate::measure::payload::content::{VARIANTS, begins, variant_seed};
 use crate::workload::Workload;
+use tonic_rdma_payload::content::{VARIANTS, begins, variant_seed};
 
 /// The largest number of operations in flight: a slot has no more buffers.
 pub(super) const MAX_DEPTH: usize = 1024;

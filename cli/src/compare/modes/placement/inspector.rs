@@ -6,9 +6,9 @@ use tonic_rdma_tensor::{Arrived, SharedRegion};
 
 use super::geometry::{Batch, identify};
 use super::record::Record;
-use crate::measure::payload::content::{SHARE, check_all, check_stamps, check_stamps_of};
-use crate::measure::payload::reduce::{Reduced, Reduction, reduce};
-use crate::seeded::mix;
+use tonic_rdma_payload::content::{SHARE, check_all, check_stamps, check_stamps_of};
+use tonic_rdma_payload::reduce::{Reduced, Reduction, reduce};
+use tonic_rdma_payload::seeded::mix;
 
 /// Checks arrived tensors in place. The only copies are small enough to stay in the cache.
 #[derive(Debug)]

@@ -2,8 +2,8 @@
 
 use tonic_rdma_proto::placement::{EndReply, Mismatch};
 
-use crate::measure::payload::reduce::Reduced;
-use crate::seeded::mix;
+use tonic_rdma_payload::reduce::Reduced;
+use tonic_rdma_payload::seeded::mix;
 
 /// The operations of a turn: their number, identity and order, and the result of consuming them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tonic_rdma::memory::Pool;
 use tonic_rdma_tensor::{
-    BlockCopy, Channel, ChannelError, MemRegion, Memcpy, MemcpyError, RdmaDevice, RemoteRegion, StaticSender,
-    Tensor,
+    BlockCopy, Channel, ChannelError, MemRegion, Memcpy, RdmaDevice, RemoteRegion, StaticSender, Tensor,
+    TransferError,
 };
 
 use super::geometry::{self, Batch, Geometry, header_name, identify, region_name, seeds_in_order, slot_name};
@@ -13,7 +13,7 @@ use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::operations::layout::Layout;
 use crate::compare::operations::{Operation, Operations};
-use crate::measure::payload::content::{VARIANTS, offset_of, variant_seed};
+use tonic_rdma_payload::content::{VARIANTS, offset_of, variant_seed};
 
 /// Sends the operations of a cell.
 #[derive(Debug)]
@@ -269,7 +269,7 @@ impl BatchSender {
 }
 
 /// Puts the region of an operation into `place`, whether the operation succeeded or not.
-fn keep(place: &mut Option<MemRegion>, result: Result<MemRegion, MemcpyError>) -> Result<(), ChannelError> {
+fn keep(place: &mut Option<MemRegion>, result: Result<MemRegion, TransferError>) -> Result<(), ChannelError> {
     let (region, result) = match result {
         Ok(region) => (region, Ok(())),
         Err(failed) => {

@@ -20,7 +20,7 @@ use super::sink::{Sink, SinkSettings};
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::cell::Load;
-use crate::measure::payload::consume::Consume;
+use crate::measure::consume::Consume;
 use crate::workload::Workload;
 
 /// The receivers of all modes that place tensors. Clones share them.

@@ -12,7 +12,7 @@ use super::yield_timer::YieldTimer;
 use crate::compare::modes::call_error::CallError;
 use crate::compare::modes::mode::Mode;
 use crate::compare::plan::cell::Load;
-use crate::measure::payload::reduce::Reduced;
+use tonic_rdma_payload::reduce::Reduced;
 
 /// The settings of a mode's receiver.
 #[derive(Clone, Copy, Debug)]

@@ -19,12 +19,12 @@ use crate::compare::modes::placement::{PlacementCaller, PlacementService};
 use crate::compare::operations::sequence::Position;
 use crate::compare::operations::{Operation, Operations, Put};
 use crate::compare::plan::cell::Load;
-use crate::measure::payload::consume::Consume;
-use crate::measure::payload::reduce::Reduced;
+use crate::measure::consume::Consume;
 use crate::measure::transport::http2::Http2;
 use crate::measure::transport::listener::tcp_listener;
 use crate::measure::transport::rdma::Rdma;
 use crate::workload::{Mix, Model, Workload};
+use tonic_rdma_payload::reduce::Reduced;
 
 /// Starts a receiver in this process, and returns its control connection and its device.
 async fn serve() -> (Rdma, tonic::transport::Channel, String) {

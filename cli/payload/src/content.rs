@@ -10,54 +10,56 @@ use bytes::Bytes;
 
 use crate::seeded::mix;
 
-pub(super) const WORD: usize = 8;
+/// Bytes of a word of content.
+/// Bytes of a word of content.
+pub const WORD: usize = 8;
 
 /// Words from one variant to the next: a cache line, so that all variants have the same alignment.
 const VARIANT_STRIDE: usize = 8;
 
 /// Number of variants of a content. Callers use them one after the other, so that remains of an earlier message never
 /// pass a check.
-pub(crate) const VARIANTS: usize = 4;
+pub const VARIANTS: usize = 4;
 
 /// The largest number of words that the check by stamps reads.
-pub(super) const STAMPS: u64 = 16;
+pub const STAMPS: u64 = 16;
 
 /// If nothing else checks every byte in the measured time, one buffer in `SHARE` is checked fully. This is so seldom
 /// that it changes only the very last percentiles.
-pub(crate) const SHARE: u64 = 256;
+pub const SHARE: u64 = 256;
 
 /// Content from which buffers are cut one after the other. Each buffer begins on a cache line and has a seed of its
 /// own.
 #[derive(Clone, Debug)]
-pub(crate) struct Content {
+pub struct Content {
     seed: u64,
     rest: Bytes,
 }
 
 impl Content {
     /// Makes content for buffers that take `room` bytes together, in all its variants.
-    pub(crate) fn new(room: usize, seed: u64) -> Result<Self, TryReserveError> {
+    pub fn new(room: usize, seed: u64) -> Result<Self, TryReserveError> {
         let rest = generate(seed, room.saturating_add((VARIANTS - 1) * VARIANT_STRIDE * WORD))?.into();
         Ok(Self { seed, rest })
     }
 
     /// Returns the content of `seed` that lies in `memory`, with all its variants. [`fill`] must have written it.
-    pub(crate) fn over(memory: Bytes, seed: u64) -> Self {
+    pub fn over(memory: Bytes, seed: u64) -> Self {
         Self { seed, rest: memory }
     }
 
     /// Returns the bytes that the content needs, with all its variants, for buffers that take `room` bytes together.
-    pub(crate) const fn with_variants(room: u64) -> u64 {
+    pub const fn with_variants(room: u64) -> u64 {
         room.saturating_add(((VARIANTS - 1) * VARIANT_STRIDE * WORD) as u64)
     }
 
     /// Returns the bytes that a buffer of `len` bytes takes.
-    pub(crate) const fn room(len: u64) -> u64 {
+    pub const fn room(len: u64) -> u64 {
         len.next_multiple_of((VARIANT_STRIDE * WORD) as u64)
     }
 
     /// Returns a function from the lengths of successive buffers to their seeds. The first buffer has the seed `seed`.
-    pub(crate) fn follow(seed: u64) -> impl FnMut(u64) -> u64 {
+    pub fn follow(seed: u64) -> impl FnMut(u64) -> u64 {
         let mut next = seed;
         move |len| {
             let seed = next;
@@ -67,29 +69,29 @@ impl Content {
     }
 
     /// Returns the content of the variant at `index`. Two successive variants have different seeds.
-    pub(crate) fn variant(&self, index: usize) -> Self {
+    pub fn variant(&self, index: usize) -> Self {
         self.at(index % VARIANTS * VARIANT_STRIDE * WORD)
     }
 
     /// Returns all remaining bytes, from which variants are cut.
-    pub(crate) fn all(&self) -> &Bytes {
+    pub fn all(&self) -> &Bytes {
         &self.rest
     }
 
     /// Returns the seed of the next buffer.
-    pub(crate) const fn seed(&self) -> u64 {
+    pub const fn seed(&self) -> u64 {
         self.seed
     }
 
     /// Cuts the next buffer.
-    pub(crate) fn cut(&mut self, len: usize) -> Bytes {
+    pub fn cut(&mut self, len: usize) -> Bytes {
         let buffer = self.rest.slice(..len);
         self.skip(Self::room(len as u64) as usize);
         buffer
     }
 
     /// Returns the content that begins `bytes` further on, a multiple of a cache line.
-    pub(crate) fn at(&self, bytes: usize) -> Self {
+    pub fn at(&self, bytes: usize) -> Self {
         let mut content = self.clone();
         content.skip(bytes);
         content
@@ -104,7 +106,7 @@ impl Content {
 
 /// Returns index and offset of the first wrong byte in buffers that were cut from [`Content`] of `seed`. The check
 /// reads every byte, or, with a draw, stamps in each buffer.
-pub(crate) fn check_buffers(seed: u64, buffers: &[Bytes], stamps: Option<u64>) -> Option<(u64, u64)> {
+pub fn check_buffers(seed: u64, buffers: &[Bytes], stamps: Option<u64>) -> Option<(u64, u64)> {
     let mut next = Content::follow(seed);
     for (index, buffer) in buffers.iter().enumerate() {
         let seed = next(buffer.len() as u64);
@@ -121,7 +123,7 @@ pub(crate) fn check_buffers(seed: u64, buffers: &[Bytes], stamps: Option<u64>) -
 
 /// Returns the offset of the first byte of `content` that differs from the content of `seed`. The check reads every
 /// byte.
-pub(crate) fn check_all(seed: u64, content: &[u8]) -> Option<u64> {
+pub fn check_all(seed: u64, content: &[u8]) -> Option<u64> {
     let mut words = content.chunks_exact(WORD);
     let mut index = 0u64;
     for word in words.by_ref() {
@@ -138,14 +140,14 @@ pub(crate) fn check_all(seed: u64, content: &[u8]) -> Option<u64> {
 /// Checks as [`check_all`] does, but reads at most 16 words: the first, the last, and one in each fourteenth of the
 /// content, at a place that `draw` determines. So the check always finds a wrong part as long as a seventh of the
 /// content. It finds a shorter part in some of many calls.
-pub(crate) fn check_stamps(seed: u64, content: &[u8], draw: u64) -> Option<u64> {
+pub fn check_stamps(seed: u64, content: &[u8], draw: u64) -> Option<u64> {
     check_stamps_of(seed, content.len(), draw, |start, word| {
         word.copy_from_slice(&content[start..start + word.len()]);
     })
 }
 
 /// Checks as [`check_stamps`] does, for `len` bytes of memory that is no slice. `read` copies bytes from an offset on.
-pub(crate) fn check_stamps_of(
+pub fn check_stamps_of(
     seed: u64,
     len: usize,
     draw: u64,
@@ -175,24 +177,24 @@ pub(crate) fn check_stamps_of(
 }
 
 /// Fills `memory` with the content of `seed`.
-pub(crate) fn fill(seed: u64, memory: &mut [u8]) {
+pub fn fill(seed: u64, memory: &mut [u8]) {
     for (index, word) in memory.chunks_mut(WORD).enumerate() {
         word.copy_from_slice(&word_at(seed, index as u64)[..word.len()]);
     }
 }
 
 /// Returns whether the content of `seed` begins with the bytes of `start`. At most eight bytes count.
-pub(crate) fn begins(seed: u64, start: &[u8]) -> bool {
+pub fn begins(seed: u64, start: &[u8]) -> bool {
     start.iter().zip(word_at(seed, 0)).all(|(byte, demanded)| *byte == demanded)
 }
 
 /// Returns the seed of a variant of the content of `seed`. The first variant has the seed `seed`.
-pub(crate) const fn variant_seed(seed: u64, variant: usize) -> u64 {
+pub const fn variant_seed(seed: u64, variant: usize) -> u64 {
     seed.wrapping_add((variant % VARIANTS * VARIANT_STRIDE) as u64)
 }
 
 /// Returns the offset in bytes of the content of `seed` within the content of `origin`, which contains it.
-pub(crate) const fn offset_of(seed: u64, origin: u64) -> u64 {
+pub const fn offset_of(seed: u64, origin: u64) -> u64 {
     seed.wrapping_sub(origin).wrapping_mul(WORD as u64)
 }
 

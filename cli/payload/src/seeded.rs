@@ -1,7 +1,7 @@
 //! Pseudo-random numbers, which are equal in every run.
 
 /// SplitMix64's output function: a bijection in which every input bit reaches every output bit.
-pub(crate) const fn mix(value: u64) -> u64 {
+pub const fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -10,30 +10,31 @@ pub(crate) const fn mix(value: u64) -> u64 {
 
 /// A sequence of draws that its seed determines.
 #[derive(Clone, Debug)]
-pub(crate) struct Draws {
+pub struct Draws {
     seed: u64,
     drawn: u64,
 }
 
 impl Draws {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// Starts the sequence of `seed`.
+    pub fn new(seed: u64) -> Self {
         Self { seed: mix(seed), drawn: 0 }
     }
 
     /// Draws 64 bits.
-    pub(crate) fn bits(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.drawn += 1;
         mix(self.seed.wrapping_add(self.drawn.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
     /// Draws one of `0..choices`, each with the same probability: the bias of the remainder is below 2⁻⁶⁰ for the few
     /// choices here.
-    pub(crate) fn choice(&mut self, choices: usize) -> usize {
+    pub fn choice(&mut self, choices: usize) -> usize {
         (self.bits() % choices.max(1) as u64) as usize
     }
 
     /// Draws from the exponential distribution of mean 1: the gap between two arrivals of a Poisson process of rate 1.
-    pub(crate) fn gap(&mut self) -> f64 {
+    pub fn gap(&mut self) -> f64 {
         // 53 bits, and never zero, so that the logarithm is finite.
         let uniform = ((self.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64;
         -uniform.ln()

@@ -24,35 +24,35 @@ const _: () = assert!(ALL_STAMPED <= LANES * ELEMENT, "one element for each lane
 
 /// The result of consuming a payload.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Reduced {
+pub struct Reduced {
     /// The largest element, little-endian `f32`. Fewer than four bytes at the end count as an element whose other bytes
     /// are zero. NaN does not count. Without any number the result is −∞, and never NaN.
-    pub(crate) maximum: f32,
+    pub maximum: f32,
     /// Digest of every byte. Contents that differ in one element have different digests. A torn or partly stale payload
     /// has, almost surely, another digest than the right payload. The digest does not detect elements that change
     /// places within a group of 16 KiB at a distance of a multiple of 64 bytes, because they are in one sum.
-    pub(crate) digest: u64,
+    pub digest: u64,
 }
 
 impl Reduced {
     /// The result for no payload.
-    pub(crate) const NOTHING: Self = Self { maximum: f32::NEG_INFINITY, digest: 0 };
+    pub const NOTHING: Self = Self { maximum: f32::NEG_INFINITY, digest: 0 };
 
     /// Combines the results of two payloads, in either order.
-    pub(crate) fn and(self, other: Self) -> Self {
+    pub fn and(self, other: Self) -> Self {
         let Self { maximum, digest } = other;
         Self { maximum: larger(maximum, self.maximum), digest: self.digest.wrapping_add(digest) }
     }
 
     /// Makes the result from its parts. A receiver that consumes sends both parts.
-    pub(crate) fn of_parts(maximum: Option<f32>, digest: Option<u64>) -> Option<Self> {
+    pub fn of_parts(maximum: Option<f32>, digest: Option<u64>) -> Option<Self> {
         Some(Self { maximum: maximum?, digest: digest? })
     }
 }
 
 /// The reduction of a payload, piece by piece.
 #[derive(Debug)]
-pub(crate) struct Reduction {
+pub struct Reduction {
     maxima: [f32; LANES],
     sums: [u32; SUMS],
     /// Bytes so far.
@@ -61,12 +61,13 @@ pub(crate) struct Reduction {
 }
 
 impl Reduction {
-    pub(crate) const fn new() -> Self {
+    /// Starts a reduction over no bytes.
+    pub const fn new() -> Self {
         Self { maxima: [f32::NEG_INFINITY; LANES], sums: [0; SUMS], length: 0, digest: 0 }
     }
 
     /// Consumes the next `bytes`. Every piece but the last must be a multiple of 128 bytes.
-    pub(crate) fn take(&mut self, bytes: &[u8]) {
+    pub fn take(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
             let (group, others) = rest.split_at(rest.len().min(GROUP - self.length % GROUP));
@@ -80,7 +81,7 @@ impl Reduction {
     }
 
     /// Returns the result.
-    pub(crate) fn end(mut self) -> Reduced {
+    pub fn end(mut self) -> Reduced {
         if self.length > ALL_STAMPED {
             self.fold();
         }
@@ -140,7 +141,7 @@ fn reduce_blocks(maxima: &mut [f32; LANES], sums: &mut [u32; SUMS], blocks: &[[u
 }
 
 /// Consumes `bytes` at any alignment.
-pub(crate) fn reduce(bytes: &[u8]) -> Reduced {
+pub fn reduce(bytes: &[u8]) -> Reduced {
     if bytes.len() <= ALL_STAMPED {
         let mut maxima = [f32::NEG_INFINITY; LANES];
         for (maximum, bytes) in maxima.iter_mut().zip(bytes.chunks(ELEMENT)) {
@@ -154,7 +155,7 @@ pub(crate) fn reduce(bytes: &[u8]) -> Reduced {
 }
 
 /// Consumes all `buffers`.
-pub(crate) fn reduce_all<'a>(buffers: impl IntoIterator<Item = &'a [u8]>) -> Reduced {
+pub fn reduce_all<'a>(buffers: impl IntoIterator<Item = &'a [u8]>) -> Reduced {
     buffers.into_iter().map(reduce).fold(Reduced::NOTHING, Reduced::and)
 }
 
