@@ -60,6 +60,12 @@ pub struct Reduction {
     digest: u64,
 }
 
+impl Default for Reduction {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Reduction {
     /// Starts a reduction over no bytes.
     pub const fn new() -> Self {

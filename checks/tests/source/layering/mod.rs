@@ -14,6 +14,7 @@ const PACKAGES: &[(&str, &str, u8)] = &[
     ("tonic_rdma", "src", 1),
     ("tonic_rdma_tensor", "tensor/src", 2),
     ("tonic_rdma_proto", "proto/generated/src", 3),
+    ("tonic_rdma_payload", "cli/payload/src", 3),
     ("tonic_rdma_cli", "cli/src", 4),
     ("tonic_rdma_interop", "interop/src", 4),
     ("tonic_rdma_interop_matrix", "interop/src/matrix", 4),
