@@ -109,17 +109,20 @@ impl HostMemory {
     }
 
     /// Returns the virtual address of the first byte.
+    #[inline]
     pub fn address(&self) -> u64 {
         self.base.as_ptr() as u64
     }
 
     /// Returns a pointer to the first byte.
+    #[inline]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.base
     }
 
     /// Returns the length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "an empty region has no use")]
+    #[inline]
     pub fn len(&self) -> usize {
         self.length
     }
@@ -136,6 +139,7 @@ impl HostMemory {
     ///
     /// # Errors
     /// Fails if the destination does not lie within the memory.
+    #[inline]
     pub fn copy_in(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.at(offset, source.len())?;
         // SAFETY:
@@ -150,6 +154,7 @@ impl HostMemory {
     ///
     /// # Errors
     /// Fails if the source does not lie within the memory.
+    #[inline]
     pub fn copy_out(&self, offset: usize, destination: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.at(offset, destination.len())?;
         // SAFETY:
@@ -166,6 +171,7 @@ impl HostMemory {
     /// # Errors
     /// Fails if the bytes do not lie within the memory, or if their address is not a multiple of 8. Memory of
     /// [`shared`](Self::shared) begins at a multiple of 8.
+    #[inline]
     pub fn load_u64(&self, offset: usize) -> Result<u64, WordError> {
         // SYNC: pairs with `store_u64`, and with the store of a device that places in order.
         Ok(self.word(offset)?.load(Acquire))
@@ -176,12 +182,14 @@ impl HostMemory {
     ///
     /// # Errors
     /// Those of [`load_u64`](Self::load_u64).
+    #[inline]
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), WordError> {
         // SYNC: pairs with `load_u64`, here or in a process that maps this memory.
         self.word(offset)?.store(value, Release);
         Ok(())
     }
 
+    #[inline]
     fn word(&self, offset: usize) -> Result<&AtomicU64, WordError> {
         let word = self.at(offset, size_of::<AtomicU64>())?.cast::<AtomicU64>();
         if !word.is_aligned() {
@@ -196,6 +204,7 @@ impl HostMemory {
     }
 
     /// Checks that `range` can be registered: it is not empty, and lies within the memory.
+    #[inline]
     pub(crate) fn check_range(&self, range: &Range<usize>) -> Result<(), VerbsError> {
         if range.start < range.end && range.end <= self.length {
             return Ok(());
@@ -206,6 +215,7 @@ impl HostMemory {
         )))
     }
 
+    #[inline]
     fn at(&self, offset: usize, length: usize) -> Result<*mut u8, OutOfBounds> {
         match offset.checked_add(length) {
             Some(end) if end <= self.length => Ok(self.base.as_ptr().wrapping_add(offset)),

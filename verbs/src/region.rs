@@ -9,6 +9,7 @@ use super::{DeviceMemoryRegion, HostMemory};
 /// Memory that the device may use (`struct ibv_mr`). Dropping the last reference deregisters it.
 pub trait MemoryRegion: Send + Sync + Debug + 'static {
     /// Returns the key that local segments carry.
+    #[inline]
     fn lkey(&self) -> Lkey;
 
     /// Returns the key that peers use for this region.
@@ -48,11 +49,13 @@ impl Access {
     pub const REMOTE_READ: Self = Self(4);
 
     /// Returns whether these rights include every right of `other`.
+    #[inline]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
     /// Returns the rights as bits: 1 local write, 2 remote write, 4 remote read.
+    #[inline]
     pub const fn bits(self) -> u8 {
         self.0
     }
@@ -106,6 +109,7 @@ impl LocalSegment {
     /// # Safety
     /// - No reference (`&[u8]`, `&mut [u8]`) to the range may exist while a request that writes to it is outstanding,
     ///   and no `&mut [u8]` while a request reads it: the device moves the bytes at a time of its own choice.
+    #[inline]
     pub unsafe fn new(region: &dyn MemoryRegion, range: Range<usize>) -> Self {
         Self {
             address: region.memory().address() + range.start as u64,
@@ -138,16 +142,19 @@ impl LocalSegment {
 
     /// Returns the virtual address of the first byte in this process. For memory of another device, returns the address in
     /// requests, counted from the region's [`iova`](DeviceMemoryRegion::iova).
+    #[inline]
     pub fn address(&self) -> u64 {
         self.address
     }
 
     /// Returns the length in bytes.
+    #[inline]
     pub fn length(&self) -> u64 {
         self.length
     }
 
     /// Returns the key of the region.
+    #[inline]
     pub fn lkey(&self) -> Lkey {
         self.lkey
     }

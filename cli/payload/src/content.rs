@@ -184,16 +184,19 @@ pub fn fill(seed: u64, memory: &mut [u8]) {
 }
 
 /// Returns whether the content of `seed` begins with the bytes of `start`. At most eight bytes count.
+#[inline]
 pub fn begins(seed: u64, start: &[u8]) -> bool {
     start.iter().zip(word_at(seed, 0)).all(|(byte, demanded)| *byte == demanded)
 }
 
 /// Returns the seed of a variant of the content of `seed`. The first variant has the seed `seed`.
+#[inline]
 pub const fn variant_seed(seed: u64, variant: usize) -> u64 {
     seed.wrapping_add((variant % VARIANTS * VARIANT_STRIDE) as u64)
 }
 
 /// Returns the offset in bytes of the content of `seed` within the content of `origin`, which contains it.
+#[inline]
 pub const fn offset_of(seed: u64, origin: u64) -> u64 {
     seed.wrapping_sub(origin).wrapping_mul(WORD as u64)
 }

@@ -1,6 +1,7 @@
 //! Pseudo-random numbers, which are equal in every run.
 
 /// SplitMix64's output function: a bijection in which every input bit reaches every output bit.
+#[inline]
 pub const fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

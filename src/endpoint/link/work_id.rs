@@ -29,6 +29,7 @@ impl WorkId {
     pub const MAX_CONNECTIONS: u32 = 1 << 24;
 
     /// Packs the identifier into a `wr_id`.
+    #[inline]
     pub fn to_bits(self) -> u64 {
         let kind: u64 = match self.kind {
             WorkKind::Receive => 0,
@@ -41,6 +42,7 @@ impl WorkId {
 
     /// Unpacks a `wr_id`. [`to_bits`](Self::to_bits) makes all identifiers, so there is no unknown kind. It would count as a
     /// READ.
+    #[inline]
     pub fn from_bits(bits: u64) -> Self {
         let kind = match bits >> 56 {
             0 => WorkKind::Receive,

@@ -79,6 +79,7 @@ impl Pace {
     }
 
     /// Notes an arrival.
+    #[inline]
     pub fn arrived(&mut self, now: Instant) {
         if let Some(last) = self.last_arrival.replace(now) {
             // Bounded, so that a few arrivals outweigh one long pause.
@@ -90,6 +91,7 @@ impl Pace {
 
     /// Calls `look` until it returns [`Observation::Wanted`] (true) or the budget is spent (false). Calls `begin` before the
     /// first look, unless the budget is zero.
+    #[inline]
     pub fn spin(&mut self, begin: impl FnOnce(), mut look: impl FnMut() -> Observation) -> bool {
         const LOOKS_PER_CLOCK: usize = 16;
         let mut start = Instant::now();
@@ -127,11 +129,13 @@ impl Pace {
     }
 
     /// Notes that a spin ended without an arrival.
+    #[inline]
     pub fn missed(&mut self) {
         self.missed = true;
     }
 
     /// Returns the time to keep the core from one yield to the next.
+    #[inline]
     pub fn yield_every(&self) -> Duration {
         if self.switched != 0 {
             return (self.yield_cost * Self::SHARED).max(Self::SHARED_AT_LEAST);
@@ -166,16 +170,19 @@ impl Pace {
     }
 
     /// Returns whether other threads want the core.
+    #[inline]
     pub fn is_crowded(&self, now: Instant) -> bool {
         self.crowded_for(now).is_some()
     }
 
     /// Returns the rest of the time without spinning, if other threads want the core.
+    #[inline]
     pub fn crowded_for(&self, now: Instant) -> Option<Duration> {
         self.crowded_until.filter(|&until| now < until).map(|until| until - now)
     }
 
     /// Returns how long to spin from `now` on. Zero means to sleep at once.
+    #[inline]
     pub fn budget(&self, now: Instant) -> Duration {
         if self.missed || self.is_crowded(now) || self.gap > self.longest {
             return Duration::ZERO;

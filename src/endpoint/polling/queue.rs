@@ -180,6 +180,7 @@ impl Queue {
     }
 
     /// Returns whether the poller sleeps, or is about to.
+    #[inline]
     pub fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::SeqCst)
     }
@@ -214,6 +215,7 @@ impl Queue {
 
     /// Hands the completions that have come to their participants and wakes tasks. Does nothing if another thread is polling
     /// this queue.
+    #[inline]
     pub fn poll(&self) -> Polled {
         self.batch.try_lock().map_or_else(|_| Polled::default(), |mut batch| self.poll_with(&mut batch))
     }

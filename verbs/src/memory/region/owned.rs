@@ -29,6 +29,7 @@ pub(crate) struct Mapped {
 
 impl Mapped {
     /// Returns the memory.
+    #[inline]
     pub(crate) fn memory(&self) -> &Arc<HostMemory> {
         &self.memory
     }
@@ -91,6 +92,7 @@ impl MemRegion {
     }
 
     /// Returns the length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.range.len()
     }
@@ -101,16 +103,19 @@ impl MemRegion {
     }
 
     /// Returns the address of the first byte.
+    #[inline]
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.mapped.memory.as_ptr().as_ptr().wrapping_add(self.range.start)
     }
 
     /// Returns the mapping.
+    #[inline]
     pub(crate) fn mapped(&self) -> &Arc<Mapped> {
         &self.mapped
     }
 
     /// Returns the range of the region in its mapping.
+    #[inline]
     pub(crate) fn range(&self) -> Range<usize> {
         self.range.clone()
     }

@@ -31,11 +31,13 @@ impl SharedRegion {
     }
 
     /// Returns the length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.region.len()
     }
 
     /// Returns whether there are no bytes.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.region.is_empty()
     }
@@ -44,6 +46,7 @@ impl SharedRegion {
     ///
     /// # Errors
     /// `source` does not fit there. Nothing was copied.
+    #[inline]
     pub fn copy_in(&self, offset: usize, source: &[u8]) -> Result<(), OutOfBounds> {
         let at = self.at(offset, source.len())?;
         self.region.mapped().memory().copy_in(at, source)
@@ -53,6 +56,7 @@ impl SharedRegion {
     ///
     /// # Errors
     /// There are not enough bytes after `offset`. Nothing was copied.
+    #[inline]
     pub fn copy_out(&self, offset: usize, destination: &mut [u8]) -> Result<(), OutOfBounds> {
         let at = self.at(offset, destination.len())?;
         self.region.mapped().memory().copy_out(at, destination)
@@ -89,6 +93,7 @@ impl SharedRegion {
     ///
     /// # Errors
     /// The word is not within the region, or not aligned.
+    #[inline]
     pub fn load_u64(&self, offset: usize) -> Result<u64, WordError> {
         let at = self.at(offset, 8)?;
         self.region.mapped().memory().load_u64(at)
@@ -98,6 +103,7 @@ impl SharedRegion {
     ///
     /// # Errors
     /// The word is not within the region, or not aligned.
+    #[inline]
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), WordError> {
         let at = self.at(offset, 8)?;
         self.region.mapped().memory().store_u64(at, value)
@@ -123,11 +129,13 @@ impl SharedRegion {
     }
 
     /// Returns the region.
+    #[inline]
     pub(crate) fn region(&self) -> &MemRegion {
         &self.region
     }
 
     /// Returns the offset in the mapping of `length` bytes at `offset` of the region.
+    #[inline]
     fn at(&self, offset: usize, length: usize) -> Result<usize, OutOfBounds> {
         match offset.checked_add(length) {
             Some(end) if end <= self.len() => Ok(self.region.range().start + offset),
