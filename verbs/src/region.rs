@@ -9,7 +9,6 @@ use super::{DeviceMemoryRegion, HostMemory};
 /// Memory that the device may use (`struct ibv_mr`). Dropping the last reference deregisters it.
 pub trait MemoryRegion: Send + Sync + Debug + 'static {
     /// Returns the key that local segments carry.
-    #[inline]
     fn lkey(&self) -> Lkey;
 
     /// Returns the key that peers use for this region.
