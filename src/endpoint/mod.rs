@@ -28,7 +28,7 @@ mod fault;
 mod info;
 mod journal;
 mod link;
-mod lock;
+pub(crate) mod lock;
 mod negotiate;
 mod polling;
 mod provider;

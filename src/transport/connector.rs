@@ -2,12 +2,13 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use http::Uri;
 use tower_service::Service;
 
+use crate::endpoint::lock::lock;
 use crate::endpoint::{Config, ConnectError, Dialer, EndpointStream, RdmaConnectInfo};
 
 /// Connects a tonic channel: over RDMA where both ends have it, and over TCP elsewhere, if the [`Config`]'s policy allows that.
@@ -87,7 +88,7 @@ impl RdmaConnector {
     /// # }
     /// ```
     pub fn last_connection(&self) -> Option<RdmaConnectInfo> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.last).clone()
     }
 
     async fn connect(self, uri: Uri) -> Result<EndpointStream, ConnectError> {
@@ -96,7 +97,7 @@ impl RdmaConnector {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
         let stream = self.dialer.dial(host, uri.port_u16().unwrap_or(default)).await?;
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream.info().clone());
+        *lock(&self.last) = Some(stream.info().clone());
         Ok(stream)
     }
 }

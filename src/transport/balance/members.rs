@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
@@ -18,6 +18,7 @@ use super::backoff::Backoff;
 use super::connection::EndpointConnection;
 use super::error::DialError;
 use super::table::EndpointTable;
+use crate::endpoint::lock::lock;
 use crate::transport::RdmaConnector;
 use tonic_rdma_verbs::internal::Throttle;
 
@@ -70,7 +71,7 @@ impl<K: Hash + Eq> Members<K> {
     }
 
     fn lock(&self) -> MutexGuard<'_, MembersInner<K>> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 }
 

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use http::Uri;
@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 use tower_service::Service;
 
 use super::error::Ended;
+use crate::endpoint::lock::lock;
 use crate::endpoint::{EndpointStream, RdmaConnectInfo};
 use crate::transport::RdmaConnector;
 
@@ -47,7 +48,7 @@ impl ConnectionWatch {
 
     /// Returns what was negotiated; `None` before the connection is made.
     pub(super) fn info(&self) -> Option<RdmaConnectInfo> {
-        self.info.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.info).clone()
     }
 
     /// Marks the connection as ended.
@@ -96,11 +97,7 @@ impl Service<Uri> for WatchedConnector {
         let (dial, watch) = (self.connector.call(uri), Arc::clone(&self.watch));
         Box::pin(async move {
             let stream = dial.await?;
-            watch
-                .info
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .get_or_insert_with(|| stream.info().clone());
+            lock(&watch.info).get_or_insert_with(|| stream.info().clone());
             Ok(TokioIo::new(WatchedStream { stream, watch, received: false }))
         })
     }
