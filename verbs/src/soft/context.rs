@@ -26,7 +26,7 @@ pub fn open() -> Result<Arc<dyn Context>, VerbsError> {
     let mut current = lock(&CURRENT);
     let device = match current.upgrade() {
         // A forked child must not use the device of its parent.
-        Some(device) if device.id().process == std::process::id() => device,
+        Some(device) if !device.is_forked() => device,
         _ => {
             let device = Device::new()?;
             *current = Arc::downgrade(&device);

@@ -1,11 +1,13 @@
 //! The device: one per process, with its thread, its table of regions and its known peers.
 
 use std::collections::{HashMap, VecDeque};
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
+use super::forked::Origin;
 use super::limits;
 use super::peers::address::DeviceId;
 use super::peers::peer::Peer;
@@ -21,6 +23,7 @@ pub(super) struct Device {
     me: Weak<Device>,
     attributes: DeviceAttributes,
     id: DeviceId,
+    origin: Origin,
     service: Arc<Service>,
     thread: Option<JoinHandle<()>>,
     table: RegionTable,
@@ -51,6 +54,7 @@ impl Device {
     pub(super) fn new() -> Result<Arc<Self>, VerbsError> {
         let os = |error: std::io::Error| VerbsError::os("opening the soft device", error);
         let id = DeviceId { process: std::process::id(), nonce: random().map_err(os)? };
+        let origin = Origin::here().map_err(os)?;
         let service = Arc::new(Service::new(id).map_err(os)?);
         let (table, table_fd) = RegionTable::create().map_err(os)?;
         let runner = Arc::clone(&service);
@@ -60,6 +64,7 @@ impl Device {
             me: me.clone(),
             attributes: limits::attributes(),
             id,
+            origin,
             service,
             thread: Some(thread),
             table,
@@ -84,6 +89,13 @@ impl Device {
 
     pub(super) fn id(&self) -> DeviceId {
         self.id
+    }
+
+    /// Returns whether this process is a forked child of the process that opened the device. Such a process must not touch
+    /// anything that it shares with its parent.
+    #[inline]
+    pub(super) fn is_forked(&self) -> bool {
+        self.origin.is_forked()
     }
 
     pub(super) fn service(&self) -> &Arc<Service> {
@@ -178,10 +190,14 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        if self.is_forked() {
+            // The thread is the parent's, so this process must not even detach it.
+            let _ = ManuallyDrop::new(self.thread.take());
+            return;
+        }
         self.service.stop();
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
-            && self.id.process == std::process::id()
         {
             let _ = thread.join();
         }
