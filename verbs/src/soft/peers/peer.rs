@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::address::{Address, DeviceId};
+use super::level::Identity;
 use super::local::LocalQueuePair;
 use super::message::{self, Answer, LinkAnswer, Object, Request};
 use crate::VerbsError;
@@ -22,7 +23,6 @@ use crate::soft::shared::bell::Bell;
 use crate::soft::shared::link::{Link, Shape};
 use crate::soft::shared::mapping::{Mapping, Writers};
 use crate::soft::shared::table::RegionTable;
-use crate::soft::system;
 use crate::sync::lock;
 
 /// Longest time that a peer's device may take to connect and to answer.
@@ -232,10 +232,11 @@ fn connect(device: DeviceId) -> Result<OwnedFd, VerbsError> {
 
 /// Returns the process number of the peer. Fails if the peer's process does not belong to our user.
 pub(crate) fn check_owner(fd: &OwnedFd) -> Result<i32, VerbsError> {
-    let (process, user) = system::peer_credentials(fd)
-        .map_err(|error| VerbsError::os("asking for the peer's process", error))?;
-    let ours = rustix::process::geteuid().as_raw();
-    if user != ours {
+    let identity =
+        Identity::of(fd).map_err(|error| VerbsError::os("asking for the peer's process", error))?;
+    let Identity { process, user, same_user, level } = identity;
+    if !same_user {
+        let ours = rustix::process::geteuid().as_raw();
         return Err(VerbsError::Unreachable(format!(
             "the peer's process belongs to user {user}, this one to user {ours}: they may not share memory"
         )));
@@ -243,6 +244,7 @@ pub(crate) fn check_owner(fd: &OwnedFd) -> Result<i32, VerbsError> {
     if process <= 0 {
         return Err(VerbsError::Unreachable("the peer's process is in another pid namespace".into()));
     }
+    tracing::debug!(process, ?level, "the soft device has a peer");
     Ok(process)
 }
 
