@@ -68,6 +68,8 @@ mod context;
 mod device;
 mod domain;
 mod domain_handle;
+mod event_socket;
+mod events;
 mod forked;
 mod limits;
 mod peers;
@@ -75,9 +77,6 @@ mod queue_pair;
 mod region;
 mod shared;
 mod system;
-
-#[cfg(test)]
-mod tests;
 
 pub use context::open;
 pub use limits::{NAME, attributes};
