@@ -98,6 +98,17 @@ impl Device {
         self.origin.is_forked()
     }
 
+    /// Fails in a forked child of the process that opened the device.
+    pub(super) fn check_process(&self) -> Result<(), VerbsError> {
+        if self.is_forked() {
+            return Err(VerbsError::Unusable(
+                "this process was forked from the process that opened the soft device: open the device again"
+                    .into(),
+            ));
+        }
+        Ok(())
+    }
+
     pub(super) fn service(&self) -> &Arc<Service> {
         &self.service
     }
