@@ -11,12 +11,13 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::address::{Address, DeviceId};
 use super::level::Identity;
 use super::local::LocalQueuePair;
 use super::message::{self, Answer, LinkAnswer, Object, Request};
+use super::policy::Policy;
+use super::sockets::Sockets;
 use crate::VerbsError;
 use crate::soft::limits::{MAX_SEGMENTS, MAX_WORK_REQUESTS};
 use crate::soft::shared::bell::Bell;
@@ -25,7 +26,7 @@ use crate::soft::shared::mapping::{Mapping, Writers};
 use crate::soft::shared::table::RegionTable;
 use crate::sync::lock;
 
-/// Longest time that a peer's device may take to connect and to answer.
+/// Longest time that a peer's device may take to answer.
 const PATIENCE: Duration = Duration::from_millis(800);
 /// Largest link that we map, so that a peer can't exhaust our address space.
 const SHAPE_LIMIT: Shape = Shape { receives: MAX_WORK_REQUESTS, segments: MAX_SEGMENTS };
@@ -47,11 +48,10 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Connects to `device`. Fails if this network namespace has no device of that name, or if the device belongs to
-    /// another user.
-    pub(crate) fn connect(device: DeviceId) -> Result<Self, VerbsError> {
-        let fd = connect(device)?;
-        let process = check_owner(&fd)?;
+    /// Connects to `device`. Fails if the device can't be found, or if `policy` does not let it in.
+    pub(crate) fn connect(device: DeviceId, sockets: &Sockets, policy: Policy) -> Result<Self, VerbsError> {
+        let fd = sockets.connect(device)?;
+        let process = check_owner(&fd, policy)?.process;
         Ok(Self {
             process,
             dead: AtomicBool::new(false),
@@ -205,47 +205,16 @@ fn missing() -> VerbsError {
     VerbsError::Unreachable("the peer's device refused to share its memory".into())
 }
 
-fn connect(device: DeviceId) -> Result<OwnedFd, VerbsError> {
-    let action = "connecting to the peer's soft device";
-    let os = |error: rustix::io::Errno| VerbsError::os(action, error);
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(os)?;
-    let name = SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes()).map_err(os)?;
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match rustix::net::connect(&fd, &name) {
-            Ok(()) => return Ok(fd),
-            // The listener's backlog is full, because its service thread is busy.
-            Err(rustix::io::Errno::AGAIN) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            Err(rustix::io::Errno::CONNREFUSED) => {
-                return Err(VerbsError::Unreachable(
-                    "no such soft device here: the peer is on another host, in another network namespace, or gone"
-                        .into(),
-                ));
-            }
-            Err(error) => return Err(os(error)),
-        }
-    }
-}
-
-/// Returns the process number of the peer. Fails if the peer's process does not belong to our user.
-pub(crate) fn check_owner(fd: &OwnedFd) -> Result<i32, VerbsError> {
+/// Returns the process at the other end of the socket. Fails if `policy` does not let it in.
+pub(crate) fn check_owner(fd: &OwnedFd, policy: Policy) -> Result<Identity, VerbsError> {
     let identity =
         Identity::of(fd).map_err(|error| VerbsError::os("asking for the peer's process", error))?;
-    let Identity { process, user, same_user, level } = identity;
-    if !same_user {
-        let ours = rustix::process::geteuid().as_raw();
-        return Err(VerbsError::Unreachable(format!(
-            "the peer's process belongs to user {user}, this one to user {ours}: they may not share memory"
-        )));
-    }
-    if process <= 0 {
+    policy.admit(&identity)?;
+    if identity.process <= 0 {
         return Err(VerbsError::Unreachable("the peer's process is in another pid namespace".into()));
     }
-    tracing::debug!(process, ?level, "the soft device has a peer");
-    Ok(process)
+    tracing::debug!(process = identity.process, level = ?identity.level, "the soft device has a peer");
+    Ok(identity)
 }
 
 fn wait_readable(fd: &OwnedFd, deadline: Instant) -> io::Result<()> {
