@@ -11,9 +11,8 @@ use super::forked::Origin;
 use super::limits;
 use super::peers::address::DeviceId;
 use super::peers::peer::Peer;
-use super::peers::policy::Policy;
 use super::peers::service::Service;
-use super::peers::sockets::Sockets;
+use super::reach::Reach;
 use super::shared::table::{Entry, REGIONS, RegionTable};
 use crate::random::random;
 use crate::sync::lock;
@@ -25,8 +24,7 @@ pub(super) struct Device {
     me: Weak<Device>,
     attributes: DeviceAttributes,
     id: DeviceId,
-    sockets: Sockets,
-    policy: Policy,
+    reach: Reach,
     origin: Origin,
     service: Arc<Service>,
     thread: Option<JoinHandle<()>>,
@@ -57,12 +55,13 @@ struct Segment {
 impl Device {
     pub(super) fn new() -> Result<Arc<Self>, VerbsError> {
         let os = |error: std::io::Error| VerbsError::os("opening the soft device", error);
-        let sockets = Sockets::new(std::env::var_os("RDMA_SOFT_DIR").as_deref())?;
-        let policy = Policy::new(std::env::var_os("RDMA_SOFT_PEERS").as_deref())?;
+        let reach = Reach::from_environment()?;
         let nonce = random().map_err(os)?;
-        let id = DeviceId { process: std::process::id(), nonce, directory: sockets.identity() };
+        let id = DeviceId { process: std::process::id(), nonce, directory: reach.sockets.identity() };
         let origin = Origin::here().map_err(os)?;
-        let service = Arc::new(Service::new(sockets.listen(id, policy, origin)?, policy).map_err(os)?);
+        let service = Arc::new(
+            Service::new(reach.sockets.listen(id, reach.policy, origin)?, reach.policy).map_err(os)?,
+        );
         let (table, table_fd) = RegionTable::create().map_err(os)?;
         let runner = Arc::clone(&service);
         let thread =
@@ -71,8 +70,7 @@ impl Device {
             me: me.clone(),
             attributes: limits::attributes(),
             id,
-            sockets,
-            policy,
+            reach,
             origin,
             service,
             thread: Some(thread),
@@ -196,7 +194,7 @@ impl Device {
         if let Some(peer) = known(&lock(&self.peers)) {
             return Ok(peer);
         }
-        let peer = Arc::new(Peer::connect(id, &self.sockets, self.policy)?);
+        let peer = Arc::new(Peer::connect(id, &self.reach.sockets, self.reach.policy)?);
         let mut peers = lock(&self.peers);
         if let Some(other) = known(&peers) {
             return Ok(other);

@@ -5,6 +5,7 @@
 //! ([`Policy`]) decides whether the device lets them in.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -177,6 +178,17 @@ impl Sockets {
                 path.display()
             ),
         })
+    }
+}
+
+impl fmt::Display for Sockets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Namespace => write!(f, "the network namespace of this process"),
+            Self::Directory { path, identity } => {
+                write!(f, "the directory {} (number {identity:#x})", path.display())
+            }
+        }
     }
 }
 
