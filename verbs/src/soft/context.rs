@@ -49,10 +49,12 @@ impl Context for Device {
     }
 
     fn alloc_protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
+        self.check_process()?;
         Ok(DomainHandle::alloc(&self.shared()))
     }
 
     fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
+        self.check_process()?;
         Ok(Arc::new(Queue::new(&self.shared(), capacity)?))
     }
 }

@@ -92,7 +92,7 @@ fn read(path: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
+    #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -105,6 +105,78 @@ mod tests {
         assert_eq!(identity.user, rustix::process::geteuid().as_raw());
         assert!(identity.same_user);
         assert_eq!(identity.level, Level::User);
+    }
+
+    /// Forks, runs `child` in the child, and returns whether `child` returned `Some(true)`; `None` if `child` did, because the
+    /// system does not permit it.
+    fn in_child(child: impl FnOnce() -> Option<bool>) -> Option<bool> {
+        // SAFETY: the child takes no lock that a thread of this process may hold, apart from those of the C library, which it
+        // looks after itself; and the child ends in this function.
+        let process = unsafe { libc::fork() };
+        if process == 0 {
+            let code = child().map_or(2, |right| i32::from(!right));
+            // SAFETY: ends the child without the destructors of the test harness.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = 0;
+        // SAFETY: the status is writable.
+        assert_eq!(unsafe { libc::waitpid(process, &raw mut status, 0) }, process);
+        assert!(libc::WIFEXITED(status), "{status:#x}");
+        (libc::WEXITSTATUS(status) != 2).then_some(libc::WEXITSTATUS(status) == 0)
+    }
+
+    /// Moves this process, which has one thread, to new namespaces.
+    fn unshare(namespaces: libc::c_int) -> Option<()> {
+        // SAFETY: changes only this process.
+        (unsafe { libc::unshare(namespaces) } == 0).then_some(())
+    }
+
+    fn skipped(result: Option<bool>) -> bool {
+        if result.is_none() {
+            println!("skipped: a new user namespace is not permitted here");
+        }
+        result.is_none()
+    }
+
+    /// In a user namespace without numbers, this process and all others have one number.
+    #[test]
+    fn users_without_a_number_are_not_this_user() {
+        let (one, _two) = UnixStream::pair().unwrap();
+        let socket = one.into();
+        let result = in_child(|| {
+            unshare(libc::CLONE_NEWUSER)?;
+            let identity = Identity::of(&socket).ok()?;
+            let alike = identity.user == rustix::process::geteuid().as_raw();
+            Some(alike && !identity.same_user && identity.level == Level::Stranger)
+        });
+        assert!(skipped(result) || result == Some(true));
+    }
+
+    #[test]
+    fn this_user_in_another_container_is_a_stranger() {
+        let (one, _two) = UnixStream::pair().unwrap();
+        let socket = one.into();
+        let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        // In a user namespace of its own, and in this pid namespace.
+        let result = in_child(|| {
+            unshare(libc::CLONE_NEWUSER)?;
+            fs::write("/proc/self/uid_map", format!("7 {user} 1")).ok()?;
+            let identity = Identity::of(&socket).ok()?;
+            Some(identity.user == 7 && identity.same_user && identity.level == Level::Stranger)
+        });
+        assert!(skipped(result) || result == Some(true));
+        // In a pid namespace of its own, too.
+        let result = in_child(|| {
+            unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWPID)?;
+            fs::write("/proc/self/uid_map", format!("0 {user} 1")).ok()?;
+            fs::write("/proc/self/setgroups", "deny").ok()?;
+            fs::write("/proc/self/gid_map", format!("0 {group} 1")).ok()?;
+            in_child(|| {
+                let identity = Identity::of(&socket).ok()?;
+                Some(identity.process == 0 && identity.same_user && identity.level == Level::Stranger)
+            })
+        });
+        assert!(skipped(result) || result == Some(true));
     }
 
     #[test]

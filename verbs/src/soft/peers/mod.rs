@@ -5,4 +5,6 @@ pub(super) mod level;
 pub(super) mod local;
 pub(super) mod message;
 pub(super) mod peer;
+pub(super) mod policy;
 pub(super) mod service;
+pub(super) mod sockets;

@@ -11,19 +11,20 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::address::{Address, DeviceId};
 use super::level::{Identity, Level};
 use super::local::LocalQueuePair;
 use super::message::{self, Answer, EndAnswer, Object, Request};
+use super::policy::Policy;
+use super::sockets::Sockets;
 use crate::VerbsError;
 use crate::soft::event_socket::EventSocket;
 use crate::soft::shared::end::{End, is_ring};
 use crate::soft::shared::table::RegionTable;
 use crate::sync::lock;
 
-/// Longest time that a peer's device may take to connect and to answer.
+/// Longest time that a peer's device may take to answer.
 const PATIENCE: Duration = Duration::from_millis(800);
 
 /// The device of another process.
@@ -43,11 +44,10 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Connects to `device`. Fails if this network namespace has no device of that name, or if the device belongs to
-    /// another user.
-    pub(crate) fn connect(device: DeviceId) -> Result<Self, VerbsError> {
-        let fd = connect(device)?;
-        let Identity { process, level, .. } = check_owner(&fd)?;
+    /// Connects to `device`. Fails if the device can't be found, or if `policy` does not let it in.
+    pub(crate) fn connect(device: DeviceId, sockets: &Sockets, policy: Policy) -> Result<Self, VerbsError> {
+        let fd = sockets.connect(device)?;
+        let Identity { process, level, .. } = check_owner(&fd, policy)?;
         Ok(Self {
             process,
             level,
@@ -194,46 +194,12 @@ fn missing() -> VerbsError {
     VerbsError::Unreachable("the peer's device refused to share its memory".into())
 }
 
-fn connect(device: DeviceId) -> Result<OwnedFd, VerbsError> {
-    let action = "connecting to the peer's soft device";
-    let os = |error: rustix::io::Errno| VerbsError::os(action, error);
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(os)?;
-    let name = SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes()).map_err(os)?;
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match rustix::net::connect(&fd, &name) {
-            Ok(()) => return Ok(fd),
-            // The listener's backlog is full, because its service thread is busy.
-            Err(rustix::io::Errno::AGAIN) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            Err(rustix::io::Errno::CONNREFUSED) => {
-                return Err(VerbsError::Unreachable(
-                    "no such soft device here: the peer is on another host, in another network namespace, or gone"
-                        .into(),
-                ));
-            }
-            Err(error) => return Err(os(error)),
-        }
-    }
-}
-
-/// Returns the identity of the peer's process. Fails if the peer's process does not belong to our user.
-pub(crate) fn check_owner(fd: &OwnedFd) -> Result<Identity, VerbsError> {
+/// Returns the process at the other end of the socket. Fails if `policy` does not let it in.
+pub(crate) fn check_owner(fd: &OwnedFd, policy: Policy) -> Result<Identity, VerbsError> {
     let identity =
         Identity::of(fd).map_err(|error| VerbsError::os("asking for the peer's process", error))?;
-    let Identity { process, user, same_user, level } = identity;
-    if !same_user {
-        let ours = rustix::process::geteuid().as_raw();
-        return Err(VerbsError::Unreachable(format!(
-            "the peer's process belongs to user {user}, this one to user {ours}: they may not share memory"
-        )));
-    }
-    if process <= 0 {
-        return Err(VerbsError::Unreachable("the peer's process is in another pid namespace".into()));
-    }
-    tracing::debug!(process, ?level, "the soft device has a peer");
+    policy.admit(&identity)?;
+    tracing::debug!(process = identity.process, level = ?identity.level, "the soft device has a peer");
     Ok(identity)
 }
 

@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketFlags;
 
-use super::address::DeviceId;
 use super::level::{Identity, Level};
 use super::local::LocalQueuePair;
 use super::message::{self, Answer, Object, Reply, Request};
 use super::peer::{self, Peer};
+use super::policy::Policy;
+use super::sockets::Listener;
 use crate::sync::lock;
 
 const LISTENER: u64 = 0;
@@ -27,13 +28,13 @@ const WAKE: u64 = 1;
 const FIRST_TOKEN: u64 = 2;
 /// Processes that may be connected at once.
 const MAX_PEERS: usize = 4096;
-const BACKLOG: i32 = 128;
 
 /// State that the thread and the device share.
 #[derive(Debug)]
 pub(crate) struct Service {
     epoll: OwnedFd,
-    listener: OwnedFd,
+    listener: Listener,
+    policy: Policy,
     wake: OwnedFd,
     stop: AtomicBool,
     next_token: AtomicU64,
@@ -47,20 +48,16 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Listens under the name of `device`.
-    pub(crate) fn new(device: DeviceId) -> io::Result<Self> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let name = SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes())?;
-        rustix::net::bind(&listener, &name)?;
-        rustix::net::listen(&listener, BACKLOG)?;
+    /// Serves the processes that connect to `listener`, if `policy` lets them in.
+    pub(crate) fn new(listener: Listener, policy: Policy) -> io::Result<Self> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        epoll::add(&epoll, &listener.socket, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
         Ok(Self {
             epoll,
             listener,
+            policy,
             wake,
             stop: AtomicBool::new(false),
             next_token: AtomicU64::new(FIRST_TOKEN),
@@ -71,8 +68,9 @@ impl Service {
         })
     }
 
-    /// Asks the thread to end.
+    /// Takes the device's socket away, and asks the thread to end.
     pub(crate) fn stop(&self) {
+        self.listener.remove();
         self.stop.store(true, SeqCst);
         self.wake();
     }
@@ -215,7 +213,7 @@ impl Service {
 
     fn accept(&self, clients: &mut HashMap<u64, OwnedFd>) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let client = match rustix::net::accept_with(&self.listener, flags) {
+        let client = match rustix::net::accept_with(&self.listener.socket, flags) {
             Ok(client) => client,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {
                 return;
@@ -228,7 +226,7 @@ impl Service {
                 return;
             }
         };
-        if let Err(error) = peer::check_owner(&client) {
+        if let Err(error) = peer::check_owner(&client, self.policy) {
             crate::throttled!(warn, %error, "the soft device refused a peer");
             return;
         }

@@ -94,7 +94,7 @@ impl Drop for Mapping {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
+    #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
     use std::sync::atomic::Ordering::Relaxed;
 
     use rustix::fs::{MemfdFlags, SealFlags};
