@@ -267,8 +267,6 @@ impl CompletionQueue for Queue {
     fn arm(&self) -> Result<(), VerbsError> {
         let members = lock(&self.members);
         self.armed.store(true, Relaxed);
-        // SYNC: pairs with the fence of a thread that posts a request: see `SendQueue::after`.
-        fence(SeqCst);
         members.list.iter().for_each(|member| member.source.ask_for_events(member.role));
         Attention::fence::<Native, Shipping>();
         Ok(())

@@ -93,9 +93,13 @@ impl Pair {
 impl CompletionSource for Pair {
     #[inline]
     fn has_news(&self, role: Role) -> bool {
-        (role.receives && self.target.has_news())
+        let news = (role.receives && self.target.has_news())
             || (role.sends && self.sends.has_news())
-            || (self.core.peer_is_gone() && !self.core.has_failed())
+            || (self.core.peer_is_gone() && !self.core.has_failed());
+        if !news && self.core.owes() {
+            self.core.settle();
+        }
+        news
     }
 
     fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> bool {
@@ -118,6 +122,9 @@ impl CompletionSource for Pair {
     fn ask_for_events(&self, role: Role) {
         if role.receives {
             self.core.want(Attention::NEWS);
+        }
+        if self.core.owes() {
+            self.core.settle();
         }
         if role.sends && self.sends.wants_progress() {
             self.core.want(Attention::PROGRESS);
@@ -187,7 +194,7 @@ impl LocalQueuePair for Pair {
     }
 
     fn look_after(&self) -> bool {
-        self.core.look_after_records()
+        self.core.look_after_records(self.sends.is_awaited())
     }
 
     fn fail(&self) {
@@ -261,6 +268,8 @@ impl QueuePair for Handle {
     fn progress(&self) {
         if self.0.target.has_news() {
             self.0.target.visit(&self.0.sends, &mut Output::Keep);
+        } else if self.0.core.owes() {
+            self.0.core.settle();
         }
     }
 }
