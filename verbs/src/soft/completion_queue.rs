@@ -222,15 +222,24 @@ impl Queue {
         }
     }
 
+    /// Makes the event that the queue is armed for, because this poll has found completions or has left work. Otherwise a caller
+    /// that has armed the queue, and relies on an event after this poll, would sleep for ever.
+    #[cold]
+    fn fire(&self, members: &Members) {
+        self.stop_asking(members);
+        self.events.signal();
+    }
+
     /// Visits the queue pairs that have news, beginning after the one that filled the last poll, so that a busy queue pair does
-    /// not starve the others.
-    fn visit_all(&self, members: &mut Members, sink: &mut Sink<'_>) {
+    /// not starve the others. Returns true if there is more to do.
+    fn visit_all(&self, members: &mut Members, sink: &mut Sink<'_>) -> bool {
         if self.overrun.load(Relaxed) && self.overrun.swap(false, SeqCst) {
             members.list.iter().for_each(|member| member.source.fail());
         }
         let armed = self.armed.load(Relaxed);
         let count = members.list.len();
         let first = if members.cursor < count { members.cursor } else { 0 };
+        let mut more = false;
         for index in (first..count).chain(0..first) {
             let member = &members.list[index];
             if !member.source.has_news(member.role) {
@@ -238,15 +247,17 @@ impl Queue {
             }
             if sink.is_full() {
                 members.cursor = index;
-                return;
+                return true;
             }
             if !armed {
                 member.source.is_polled(member.role);
             }
             if member.source.visit(member.role, members.receives_first, sink) {
                 members.cursor = index + 1;
+                more = true;
             }
         }
+        more
     }
 }
 
@@ -257,9 +268,9 @@ impl CompletionQueue for Queue {
         let mut sink = Sink { completions, filled: 0 };
         // Every other poll takes sends first, so that neither sends nor receives starve.
         members.receives_first = !members.receives_first;
-        self.visit_all(&mut members, &mut sink);
-        if sink.filled > 0 && self.armed.load(Relaxed) {
-            self.stop_asking(&members);
+        let more = self.visit_all(&mut members, &mut sink);
+        if (sink.filled > 0 || more) && self.armed.load(Relaxed) {
+            self.fire(&members);
         }
         sink.filled
     }
@@ -282,6 +293,9 @@ impl CompletionQueue for Queue {
     }
 
     fn acknowledge_events(&self) {
-        self.events.take();
+        if self.events.take() {
+            // The event that the queue was armed for has come. The next poll of each queue pair takes its requests for events back.
+            self.armed.store(false, Relaxed);
+        }
     }
 }

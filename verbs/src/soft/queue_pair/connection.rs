@@ -121,6 +121,9 @@ impl Connection {
     fn wake_for_progress(&self, attention: Attention) {
         if attention.wants(Attention::PROGRESS) {
             self.send_event.signal();
+        } else if attention.wants(Attention::STUCK) && attention.wants(Attention::NEWS) {
+            // READs that the peer serves wait for room in its ring.
+            self.receive_event.signal();
         } else if attention.wants(Attention::STUCK) && attention.wants(Attention::DEVICE) {
             self.peer.poke(&self.address);
         }
