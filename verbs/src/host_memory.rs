@@ -9,11 +9,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::VerbsError;
 use super::copy::copy_bytes;
+use super::memfd::{self, Writers};
 
 /// A range of host memory that outlives every region registered over it.
 ///
@@ -60,11 +60,14 @@ impl HostMemory {
                 format!("shared memory of {length} bytes aligned to {alignment}"),
             ));
         }
-        let fd = rustix::fs::memfd_create("tonic-rdma", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&fd, length as u64)?;
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let fd = memfd::create("tonic-rdma", length)?;
         let base = map_aligned(&fd, length, alignment)?;
-        Ok(Self { base, length, backing: Backing::Shared(fd) })
+        let memory = Self { base, length, backing: Backing::Shared(fd) };
+        if let Backing::Shared(fd) = &memory.backing {
+            // Peers still map application memory for writing.
+            memfd::seal(fd, Writers::All)?;
+        }
+        Ok(memory)
     }
 
     /// Takes over a vector: private memory of this process.

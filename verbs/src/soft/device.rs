@@ -1,15 +1,18 @@
 //! The device: one per process, with its thread, its table of regions and its known peers.
 
 use std::collections::{HashMap, VecDeque};
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
+use super::forked::Origin;
 use super::limits;
 use super::peers::address::DeviceId;
 use super::peers::peer::Peer;
 use super::peers::service::Service;
+use super::reach::Reach;
 use super::shared::table::{Entry, REGIONS, RegionTable};
 use crate::random::random;
 use crate::sync::lock;
@@ -21,6 +24,8 @@ pub(super) struct Device {
     me: Weak<Device>,
     attributes: DeviceAttributes,
     id: DeviceId,
+    reach: Reach,
+    origin: Origin,
     service: Arc<Service>,
     thread: Option<JoinHandle<()>>,
     table: RegionTable,
@@ -50,8 +55,13 @@ struct Segment {
 impl Device {
     pub(super) fn new() -> Result<Arc<Self>, VerbsError> {
         let os = |error: std::io::Error| VerbsError::os("opening the soft device", error);
-        let id = DeviceId { process: std::process::id(), nonce: random().map_err(os)? };
-        let service = Arc::new(Service::new(id).map_err(os)?);
+        let reach = Reach::from_environment()?;
+        let nonce = random().map_err(os)?;
+        let id = DeviceId { process: std::process::id(), nonce, directory: reach.sockets.identity() };
+        let origin = Origin::here().map_err(os)?;
+        let service = Arc::new(
+            Service::new(reach.sockets.listen(id, reach.policy, origin)?, reach.policy).map_err(os)?,
+        );
         let (table, table_fd) = RegionTable::create().map_err(os)?;
         let runner = Arc::clone(&service);
         let thread =
@@ -60,6 +70,8 @@ impl Device {
             me: me.clone(),
             attributes: limits::attributes(),
             id,
+            reach,
+            origin,
             service,
             thread: Some(thread),
             table,
@@ -84,6 +96,24 @@ impl Device {
 
     pub(super) fn id(&self) -> DeviceId {
         self.id
+    }
+
+    /// Returns whether this process is a forked child of the process that opened the device. Such a process must not touch
+    /// anything that it shares with its parent.
+    #[inline]
+    pub(super) fn is_forked(&self) -> bool {
+        self.origin.is_forked()
+    }
+
+    /// Fails in a forked child of the process that opened the device.
+    pub(super) fn check_process(&self) -> Result<(), VerbsError> {
+        if self.is_forked() {
+            return Err(VerbsError::Unusable(
+                "this process was forked from the process that opened the soft device: open the device again"
+                    .into(),
+            ));
+        }
+        Ok(())
     }
 
     pub(super) fn service(&self) -> &Arc<Service> {
@@ -164,7 +194,7 @@ impl Device {
         if let Some(peer) = known(&lock(&self.peers)) {
             return Ok(peer);
         }
-        let peer = Arc::new(Peer::connect(id)?);
+        let peer = Arc::new(Peer::connect(id, &self.reach.sockets, self.reach.policy)?);
         let mut peers = lock(&self.peers);
         if let Some(other) = known(&peers) {
             return Ok(other);
@@ -178,10 +208,14 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        if self.is_forked() {
+            // The thread is the parent's, so this process must not even detach it.
+            let _ = ManuallyDrop::new(self.thread.take());
+            return;
+        }
         self.service.stop();
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
-            && self.id.process == std::process::id()
         {
             let _ = thread.join();
         }

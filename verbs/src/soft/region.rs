@@ -25,6 +25,7 @@ impl Region {
         range: Range<usize>,
         access: Access,
     ) -> Result<Self, VerbsError> {
+        domain.device().check_process()?;
         memory.check_range(&range)?;
         let (key, segment) = domain.insert_region(&memory, &range, access)?;
         Ok(Self { domain: Arc::clone(domain), key, access, memory, range, segment })
@@ -55,6 +56,10 @@ impl MemoryRegion for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        // The table of regions is shared memory: a forked child would take the region from its parent.
+        if self.domain.device().is_forked() {
+            return;
+        }
         self.domain.remove_region(self.key, self.segment, &self.memory);
     }
 }

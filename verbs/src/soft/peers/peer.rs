@@ -11,55 +11,51 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::address::{Address, DeviceId};
+use super::level::{Identity, Level};
 use super::local::LocalQueuePair;
-use super::message::{self, Answer, LinkAnswer, Object, Request};
+use super::message::{self, Answer, EndAnswer, Object, Request};
+use super::policy::Policy;
+use super::sockets::Sockets;
 use crate::VerbsError;
-use crate::soft::limits::{MAX_SEGMENTS, MAX_WORK_REQUESTS};
-use crate::soft::shared::bell::Bell;
-use crate::soft::shared::link::{Link, Shape};
-use crate::soft::shared::mapping::{Mapping, Writers};
+use crate::soft::event_socket::EventSocket;
+use crate::soft::shared::end::{End, is_ring};
 use crate::soft::shared::table::RegionTable;
-use crate::soft::system;
 use crate::sync::lock;
 
-/// Longest time that a peer's device may take to connect and to answer.
+/// Longest time that a peer's device may take to answer.
 const PATIENCE: Duration = Duration::from_millis(800);
-/// Largest link that we map, so that a peer can't exhaust our address space.
-const SHAPE_LIMIT: Shape = Shape { receives: MAX_WORK_REQUESTS, segments: MAX_SEGMENTS };
 
 /// The device of another process.
 #[derive(Debug)]
 pub(crate) struct Peer {
     /// The peer's process number, as the kernel states it.
     process: i32,
+    level: Level,
     dead: AtomicBool,
     socket: OwnedFd,
     /// Number of the last request. Locked while a request is under way.
     sequence: Mutex<u64>,
-    segments: Mutex<HashMap<u64, Weak<Mapping>>>,
     table: Mutex<HashMap<u64, Weak<RegionTable>>>,
-    bells: Mutex<HashMap<u64, Weak<Bell>>>,
+    event_sockets: Mutex<HashMap<u64, Weak<EventSocket>>>,
     /// Queue pairs that move to Error when the peer dies.
     users: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
 }
 
 impl Peer {
-    /// Connects to `device`. Fails if this network namespace has no device of that name, or if the device belongs to
-    /// another user.
-    pub(crate) fn connect(device: DeviceId) -> Result<Self, VerbsError> {
-        let fd = connect(device)?;
-        let process = check_owner(&fd)?;
+    /// Connects to `device`. Fails if the device can't be found, or if `policy` does not let it in.
+    pub(crate) fn connect(device: DeviceId, sockets: &Sockets, policy: Policy) -> Result<Self, VerbsError> {
+        let fd = sockets.connect(device)?;
+        let Identity { process, level, .. } = check_owner(&fd, policy)?;
         Ok(Self {
             process,
+            level,
             dead: AtomicBool::new(false),
             socket: fd,
             sequence: Mutex::new(0),
-            segments: Mutex::default(),
             table: Mutex::default(),
-            bells: Mutex::default(),
+            event_sockets: Mutex::default(),
             users: Mutex::default(),
         })
     }
@@ -97,21 +93,23 @@ impl Peer {
         lock(&self.users).remove(&number);
     }
 
-    /// Takes over the link of the queue pair at `address`, for our queue pair with the token `requester`.
-    pub(crate) fn import_link(
+    /// Returns whether this process lets the peer map its memory for reading.
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.level == Level::User
+    }
+
+    /// Takes over the end of the queue pair at `address`, for our queue pair with the token `requester`.
+    pub(crate) fn import_end(
         &self,
         address: &Address,
         requester: u64,
-    ) -> Result<(Link, LinkAnswer), VerbsError> {
+    ) -> Result<(End, EndAnswer), VerbsError> {
         let action = "connecting to the peer's queue pair";
-        let (answer, mut fds) = self.ask(address, Object::Link { requester }, action)?;
+        let (answer, mut fds) = self.ask(address, Object::End { requester }, action)?;
         match (answer, fds.pop()) {
-            (Answer::Link(link), Some(fd))
-                if link.shape.receives <= SHAPE_LIMIT.receives
-                    && link.shape.segments <= SHAPE_LIMIT.segments =>
-            {
-                let mapped = Link::import(&fd, link.shape).map_err(|error| VerbsError::os(action, error))?;
-                Ok((mapped, link))
+            (Answer::End(end), Some(fd)) if is_ring(end.ring) => {
+                let mapped = End::import(&fd, end.ring).map_err(|error| VerbsError::os(action, error))?;
+                Ok((mapped, end))
             }
             _ => Err(VerbsError::Unreachable("the peer's device gave no queue pair of that number".into())),
         }
@@ -126,30 +124,21 @@ impl Peer {
         })
     }
 
-    pub(crate) fn bell(&self, address: &Address, id: u64) -> Result<Arc<Bell>, VerbsError> {
-        let action = "mapping the peer's completion queue";
-        cached(&self.bells, id, || {
-            let (_, mut fds) = self.ask(address, Object::Bell(id), action)?;
-            match (fds.pop(), fds.pop()) {
-                (Some(event), Some(page)) => {
-                    Bell::import(&page, event).map_err(|error| VerbsError::os(action, error))
-                }
-                _ => Err(missing()),
-            }
+    /// Returns the socket that wakes the poller of the peer's completion queue `id`.
+    pub(crate) fn event_socket(&self, address: &Address, id: u64) -> Result<Arc<EventSocket>, VerbsError> {
+        let action = "taking the event socket of the peer's completion queue";
+        cached(&self.event_sockets, id, || {
+            let (_, mut fds) = self.ask(address, Object::EventSocket(id), action)?;
+            fds.pop().map(EventSocket::new).ok_or_else(missing)
         })
     }
 
-    pub(crate) fn segment(&self, address: &Address, id: u64) -> Result<Arc<Mapping>, VerbsError> {
-        let action = "mapping the peer's memory";
-        cached(&self.segments, id, || {
-            let (answer, fds) = self.ask(address, Object::Segment(id), action)?;
-            match (answer, fds.first()) {
-                (Answer::Object { length }, Some(fd)) => {
-                    Mapping::import(fd, length, Writers::All).map_err(|error| VerbsError::os(action, error))
-                }
-                _ => Err(missing()),
-            }
-        })
+    /// Asks the peer's device to carry out the records for the queue pair at `address`. Does not wait.
+    pub(crate) fn poke(&self, address: &Address) {
+        let request =
+            Request { sequence: 0, number: address.number, token: address.token, object: Object::Nothing };
+        // If the socket is full, the guard of the queue pair asks again.
+        let _ = message::send_request(&self.socket, &request);
     }
 
     /// Sends one request and waits for its answer.
@@ -205,45 +194,13 @@ fn missing() -> VerbsError {
     VerbsError::Unreachable("the peer's device refused to share its memory".into())
 }
 
-fn connect(device: DeviceId) -> Result<OwnedFd, VerbsError> {
-    let action = "connecting to the peer's soft device";
-    let os = |error: rustix::io::Errno| VerbsError::os(action, error);
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(os)?;
-    let name = SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes()).map_err(os)?;
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match rustix::net::connect(&fd, &name) {
-            Ok(()) => return Ok(fd),
-            // The listener's backlog is full, because its service thread is busy.
-            Err(rustix::io::Errno::AGAIN) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            Err(rustix::io::Errno::CONNREFUSED) => {
-                return Err(VerbsError::Unreachable(
-                    "no such soft device here: the peer is on another host, in another network namespace, or gone"
-                        .into(),
-                ));
-            }
-            Err(error) => return Err(os(error)),
-        }
-    }
-}
-
-/// Returns the process number of the peer. Fails if the peer's process does not belong to our user.
-pub(crate) fn check_owner(fd: &OwnedFd) -> Result<i32, VerbsError> {
-    let (process, user) = system::peer_credentials(fd)
-        .map_err(|error| VerbsError::os("asking for the peer's process", error))?;
-    let ours = rustix::process::geteuid().as_raw();
-    if user != ours {
-        return Err(VerbsError::Unreachable(format!(
-            "the peer's process belongs to user {user}, this one to user {ours}: they may not share memory"
-        )));
-    }
-    if process <= 0 {
-        return Err(VerbsError::Unreachable("the peer's process is in another pid namespace".into()));
-    }
-    Ok(process)
+/// Returns the process at the other end of the socket. Fails if `policy` does not let it in.
+pub(crate) fn check_owner(fd: &OwnedFd, policy: Policy) -> Result<Identity, VerbsError> {
+    let identity =
+        Identity::of(fd).map_err(|error| VerbsError::os("asking for the peer's process", error))?;
+    policy.admit(&identity)?;
+    tracing::debug!(process = identity.process, level = ?identity.level, "the soft device has a peer");
+    Ok(identity)
 }
 
 fn wait_readable(fd: &OwnedFd, deadline: Instant) -> io::Result<()> {

@@ -1,8 +1,8 @@
-//! The device's thread: sends descriptors to peers that ask for them, notices when peers die, and rings at deadlines.
+//! The device's thread: sends descriptors to peers that ask for them, notices when peers die, wakes pollers at deadlines, and carries
+//! out the records of queue pairs that no thread polls.
 //!
 //! The thread never waits for a peer, and takes no lock that is held across a call to a peer, so two devices can't
-//! wait for each other. It never runs a request: it rings the completion queue, and the thread that polls does the
-//! work.
+//! wait for each other.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
@@ -13,12 +13,14 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketFlags;
 
-use super::address::DeviceId;
+use super::level::{Identity, Level};
 use super::local::LocalQueuePair;
-use super::message::{self, Answer, Reply, Request};
+use super::message::{self, Answer, Object, Reply, Request};
 use super::peer::{self, Peer};
+use super::policy::Policy;
+use super::sockets::Listener;
 use crate::sync::lock;
 
 const LISTENER: u64 = 0;
@@ -26,13 +28,13 @@ const WAKE: u64 = 1;
 const FIRST_TOKEN: u64 = 2;
 /// Processes that may be connected at once.
 const MAX_PEERS: usize = 4096;
-const BACKLOG: i32 = 128;
 
 /// State that the thread and the device share.
 #[derive(Debug)]
 pub(crate) struct Service {
     epoll: OwnedFd,
-    listener: OwnedFd,
+    listener: Listener,
+    policy: Policy,
     wake: OwnedFd,
     stop: AtomicBool,
     next_token: AtomicU64,
@@ -41,34 +43,34 @@ pub(crate) struct Service {
     /// Queue pairs of this device, by number.
     queue_pairs: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
     deadlines: Mutex<BinaryHeap<Deadline>>,
+    /// Queue pairs whose records this thread looks after.
+    guarded: Mutex<Vec<Weak<dyn LocalQueuePair>>>,
 }
 
 impl Service {
-    /// Listens under the name of `device`.
-    pub(crate) fn new(device: DeviceId) -> io::Result<Self> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let name = SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes())?;
-        rustix::net::bind(&listener, &name)?;
-        rustix::net::listen(&listener, BACKLOG)?;
+    /// Serves the processes that connect to `listener`, if `policy` lets them in.
+    pub(crate) fn new(listener: Listener, policy: Policy) -> io::Result<Self> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        epoll::add(&epoll, &listener.socket, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
         Ok(Self {
             epoll,
             listener,
+            policy,
             wake,
             stop: AtomicBool::new(false),
             next_token: AtomicU64::new(FIRST_TOKEN),
             peers: Mutex::default(),
             queue_pairs: Mutex::default(),
             deadlines: Mutex::default(),
+            guarded: Mutex::default(),
         })
     }
 
-    /// Asks the thread to end.
+    /// Takes the device's socket away, and asks the thread to end.
     pub(crate) fn stop(&self) {
+        self.listener.remove();
         self.stop.store(true, SeqCst);
         self.wake();
     }
@@ -102,8 +104,8 @@ impl Service {
         Ok(())
     }
 
-    /// Rings the queue pair's completion queues at `when`, so that a poll finds the deadline passed.
-    pub(crate) fn ring_at(&self, when: Instant, queue_pair: Weak<dyn LocalQueuePair>) {
+    /// Wakes the pollers of the queue pair's completion queues at `when`, so that a poll finds the deadline passed.
+    pub(crate) fn notify_at(&self, when: Instant, queue_pair: Weak<dyn LocalQueuePair>) {
         let mut deadlines = lock(&self.deadlines);
         let earliest = deadlines.peek().is_none_or(|first| when < first.when);
         deadlines.push(Deadline { when, queue_pair });
@@ -113,12 +115,58 @@ impl Service {
         }
     }
 
+    /// Looks after the records of a queue pair, until it needs that no longer.
+    pub(crate) fn guard(&self, queue_pair: Weak<dyn LocalQueuePair>) {
+        let mut guarded = lock(&self.guarded);
+        let first = guarded.is_empty();
+        guarded.push(queue_pair);
+        drop(guarded);
+        if first {
+            self.wake();
+        }
+    }
+
+    /// Looks after the guarded queue pairs. Returns whether there are any.
+    fn look_after(&self) -> bool {
+        let mut looked = std::mem::take(&mut *lock(&self.guarded));
+        looked.retain(|queue_pair| queue_pair.upgrade().is_some_and(|queue_pair| queue_pair.look_after()));
+        let mut guarded = lock(&self.guarded);
+        guarded.append(&mut looked);
+        !guarded.is_empty()
+    }
+
+    /// Carries out records of the queue pairs that peers have asked for, a limited number of each. Returns whether there are more.
+    fn carry_out(&self, asked: &mut Vec<Weak<dyn LocalQueuePair>>) -> bool {
+        asked.retain(|queue_pair| queue_pair.upgrade().is_some_and(|queue_pair| queue_pair.carry_out()));
+        !asked.is_empty()
+    }
+
     /// Runs the thread until [`stop`](Self::stop).
     pub(crate) fn run(&self) {
+        /// Time between two looks at the guarded queue pairs.
+        const LOOK: Duration = Duration::from_millis(4);
         let mut clients: HashMap<u64, OwnedFd> = HashMap::new();
         let mut events = Vec::with_capacity(64);
+        let mut asked = Vec::new();
+        let mut looked = Instant::now();
         while !self.stop.load(SeqCst) {
-            let timeout = self.ring_deadlines();
+            let mut timeout = self.notify_due();
+            let more = self.carry_out(&mut asked);
+            let guards = if looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                self.look_after()
+            } else {
+                !lock(&self.guarded).is_empty()
+            };
+            let limit = match (more, guards) {
+                (true, _) => Some(Duration::ZERO),
+                (false, true) => Some(LOOK.saturating_sub(looked.elapsed())),
+                (false, false) => None,
+            };
+            if let Some(limit) = limit {
+                let limit = Timespec { tv_sec: 0, tv_nsec: i64::from(limit.subsec_nanos()) };
+                timeout = Some(timeout.map_or(limit, |timeout| timeout.min(limit)));
+            }
             events.clear();
             let spare = rustix::buffer::spare_capacity(&mut events);
             match epoll::wait(&self.epoll, spare, timeout.as_ref()) {
@@ -134,15 +182,20 @@ impl Service {
                     WAKE => {
                         let _ = rustix::io::read(&self.wake, &mut [0u8; 8][..]);
                     }
-                    token => self.handle(token, &mut clients),
+                    token => self.handle(token, &mut clients, &mut asked),
                 }
             }
         }
     }
 
-    fn handle(&self, token: u64, clients: &mut HashMap<u64, OwnedFd>) {
+    fn handle(
+        &self,
+        token: u64,
+        clients: &mut HashMap<u64, OwnedFd>,
+        asked: &mut Vec<Weak<dyn LocalQueuePair>>,
+    ) {
         if let Some(client) = clients.get(&token) {
-            if !self.serve(client) {
+            if !self.serve(client, asked) {
                 clients.remove(&token);
             }
             return;
@@ -160,7 +213,7 @@ impl Service {
 
     fn accept(&self, clients: &mut HashMap<u64, OwnedFd>) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let client = match rustix::net::accept_with(&self.listener, flags) {
+        let client = match rustix::net::accept_with(&self.listener.socket, flags) {
             Ok(client) => client,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {
                 return;
@@ -173,7 +226,7 @@ impl Service {
                 return;
             }
         };
-        if let Err(error) = peer::check_owner(&client) {
+        if let Err(error) = peer::check_owner(&client, self.policy) {
             crate::throttled!(warn, %error, "the soft device refused a peer");
             return;
         }
@@ -188,36 +241,52 @@ impl Service {
     }
 
     /// Answers the requests that have come. Returns false if the connection has ended or failed.
-    fn serve(&self, client: &OwnedFd) -> bool {
+    fn serve(&self, client: &OwnedFd, asked: &mut Vec<Weak<dyn LocalQueuePair>>) -> bool {
         loop {
             let request = match message::receive_request(client) {
                 Ok(Some(request)) => request,
                 Ok(None) => return false,
                 Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
             };
-            if self.answer(client, &request).is_err() {
+            if self.answer(client, &request, asked).is_err() {
                 return false;
             }
         }
     }
 
-    fn answer(&self, client: &OwnedFd, request: &Request) -> io::Result<()> {
+    fn answer(
+        &self,
+        client: &OwnedFd,
+        request: &Request,
+        asked: &mut Vec<Weak<dyn LocalQueuePair>>,
+    ) -> io::Result<()> {
         let sequence = request.sequence;
-        let queue_pair = lock(&self.queue_pairs).get(&request.number).and_then(Weak::upgrade);
-        let granted =
-            queue_pair.filter(|queue_pair| queue_pair.token() == request.token).and_then(|queue_pair| {
-                queue_pair.grant(request.object, &mut |answer, fds| {
-                    message::send_reply(client, &Reply { sequence, answer }, fds)
-                })
-            });
+        let found = lock(&self.queue_pairs).get(&request.number).cloned();
+        let queue_pair = found.as_ref().and_then(Weak::upgrade);
+        let queue_pair = queue_pair.filter(|queue_pair| queue_pair.token() == request.token);
+        if request.object == Object::Nothing {
+            let known = |other: &Weak<dyn LocalQueuePair>| {
+                other.upgrade().is_some_and(|other| other.number() == request.number)
+            };
+            if queue_pair.is_some() && !asked.iter().any(known) {
+                asked.extend(found);
+            }
+            return Ok(());
+        }
+        let shares_memory = Identity::of(client)?.level == Level::User;
+        let granted = queue_pair.and_then(|queue_pair| {
+            queue_pair.grant(request.object, shares_memory, &mut |answer, fds| {
+                message::send_reply(client, &Reply { sequence, answer }, fds)
+            })
+        });
         match granted {
             Some(result) => result,
             None => message::send_reply(client, &Reply { sequence, answer: Answer::Refused }, &[]),
         }
     }
 
-    /// Rings the queue pairs whose deadlines have passed. Returns the time until the next deadline.
-    fn ring_deadlines(&self) -> Option<Timespec> {
+    /// Wakes the pollers of the queue pairs whose deadlines have passed. Returns the time until the next deadline.
+    fn notify_due(&self) -> Option<Timespec> {
         loop {
             let mut deadlines = lock(&self.deadlines);
             let left = deadlines.peek()?.when.saturating_duration_since(Instant::now());
@@ -228,7 +297,7 @@ impl Service {
             let due = deadlines.pop();
             drop(deadlines);
             if let Some(queue_pair) = due.and_then(|due| due.queue_pair.upgrade()) {
-                queue_pair.ring_own();
+                queue_pair.notify();
             }
         }
     }
