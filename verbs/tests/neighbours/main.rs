@@ -37,6 +37,9 @@ macro_rules! scenarios {
 }
 
 scenarios! {
+    calls_without_a_neighbour: "alone";
+    calls_beside_an_idle_neighbour: "idle";
+    calls_beside_a_busy_neighbour: "transfer";
     a_scribbler_of_zeros_harms_only_itself: "scribble zeros";
     a_scribbler_of_ones_harms_only_itself: "scribble ones";
     a_scribbler_of_counters_harms_only_itself: "scribble counters";

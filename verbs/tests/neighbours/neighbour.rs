@@ -108,7 +108,7 @@ fn echo(connection: &Connection, before: impl Fn(usize) -> bool) {
     let mut completions = [WorkCompletion::EMPTY; 16];
     let mut messages = 0;
     loop {
-        let count = sleep_for(&**queue, &mut completions, i64::from(i32::MAX));
+        let count = sleep_for(&**queue, &mut completions, 1);
         for completion in &completions[..count] {
             if completion.status != CompletionStatus::Success {
                 return;

@@ -25,6 +25,12 @@ const LEFT: Usage = Usage { resident_kib: 24 << 10, descriptors: 4, mappings: 16
 
 /// The names of the scenarios, and their functions.
 pub const ALL: &[(&str, fn())] = &[
+    ("alone", || {
+        let mut victim = Victim::new("echo");
+        (0..times(300)).for_each(|_| victim.call(None));
+    }),
+    ("idle", || misbehave("target")),
+    ("transfer", || misbehave("transfer all")),
     ("scribble zeros", || scribble("zeros")),
     ("scribble ones", || scribble("ones")),
     ("scribble counters", || scribble("counters")),

@@ -169,7 +169,14 @@ impl Victim {
             }
             let mut completions = [WorkCompletion::EMPTY; 16];
             let count = sleep_for(&*self.queue, &mut completions, WAKE_UP);
-            assert_ne!(count, 0, "no wake-up came in {WAKE_UP} s");
+            if count == 0 {
+                let found = self.queue.poll(&mut completions);
+                panic!(
+                    "honest call {}: no wake-up came in {WAKE_UP} s; a poll then found {:?}",
+                    self.honest.calls,
+                    &completions[..found]
+                );
+            }
             self.sort(&completions[..count], bad.as_deref_mut());
         }
     }
