@@ -6,7 +6,7 @@
 
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -15,12 +15,13 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::net::SocketFlags;
 
-use super::level::{Identity, Level};
-use super::local::LocalQueuePair;
+use super::level::Level;
+use super::local::{ClientMemory, LocalQueuePair};
 use super::message::{self, Answer, Object, Reply, Request};
 use super::peer::{self, Peer};
 use super::policy::Policy;
 use super::sockets::Listener;
+use crate::host_memory::Charge;
 use crate::sync::lock;
 
 const LISTENER: u64 = 0;
@@ -45,6 +46,8 @@ pub(crate) struct Service {
     deadlines: Mutex<BinaryHeap<Deadline>>,
     /// Queue pairs whose records this thread looks after.
     guarded: Mutex<Vec<Weak<dyn LocalQueuePair>>>,
+    /// Charges of memory that a peer may have mapped, by the token of the socket to that peer.
+    kept: Mutex<HashMap<u64, (OwnedFd, Vec<Charge>)>>,
 }
 
 impl Service {
@@ -65,6 +68,7 @@ impl Service {
             queue_pairs: Mutex::default(),
             deadlines: Mutex::default(),
             guarded: Mutex::default(),
+            kept: Mutex::default(),
         })
     }
 
@@ -102,6 +106,19 @@ impl Service {
         // epoll always reports hang-ups. Data is not watched, because the thread that sent a request reads the reply.
         epoll::add(&self.epoll, peer.socket(), EventData::new_u64(token), EventFlags::RDHUP)?;
         Ok(())
+    }
+
+    /// Keeps the charges until the peer at the other end of `socket` says that it has unmapped the memory of this process, or is
+    /// gone.
+    pub(crate) fn keep_until_unmapped(&self, socket: OwnedFd, charges: Vec<Charge>) {
+        let token = self.next_token.fetch_add(1, SeqCst);
+        let flags = EventFlags::IN | EventFlags::RDHUP;
+        // The socket is watched without its earlier token, which belongs to a peer that is gone.
+        let _ = epoll::delete(&self.epoll, &socket);
+        let mut kept = lock(&self.kept);
+        if epoll::add(&self.epoll, &socket, EventData::new_u64(token), flags).is_ok() {
+            kept.insert(token, (socket, charges));
+        }
     }
 
     /// Wakes the pollers of the queue pair's completion queues at `when`, so that a poll finds the deadline passed.
@@ -145,7 +162,7 @@ impl Service {
     pub(crate) fn run(&self) {
         /// Time between two looks at the guarded queue pairs.
         const LOOK: Duration = Duration::from_millis(4);
-        let mut clients: HashMap<u64, OwnedFd> = HashMap::new();
+        let mut clients: HashMap<u64, Client> = HashMap::new();
         let mut events = Vec::with_capacity(64);
         let mut asked = Vec::new();
         let mut looked = Instant::now();
@@ -191,9 +208,12 @@ impl Service {
     fn handle(
         &self,
         token: u64,
-        clients: &mut HashMap<u64, OwnedFd>,
+        clients: &mut HashMap<u64, Client>,
         asked: &mut Vec<Weak<dyn LocalQueuePair>>,
     ) {
+        if lock(&self.kept).remove(&token).is_some() {
+            return;
+        }
         if let Some(client) = clients.get(&token) {
             if !self.serve(client, asked) {
                 clients.remove(&token);
@@ -211,7 +231,7 @@ impl Service {
         }
     }
 
-    fn accept(&self, clients: &mut HashMap<u64, OwnedFd>) {
+    fn accept(&self, clients: &mut HashMap<u64, Client>) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let client = match rustix::net::accept_with(&self.listener.socket, flags) {
             Ok(client) => client,
@@ -226,29 +246,34 @@ impl Service {
                 return;
             }
         };
-        if let Err(error) = peer::check_owner(&client, self.policy) {
-            crate::throttled!(warn, %error, "the soft device refused a peer");
-            return;
-        }
+        let identity = match peer::check_owner(&client, self.policy) {
+            Ok(identity) => identity,
+            Err(error) => {
+                crate::throttled!(warn, %error, "the soft device refused a peer");
+                return;
+            }
+        };
         if clients.len() >= MAX_PEERS {
             crate::throttled!(warn, limit = MAX_PEERS, "the soft device has too many peers");
             return;
         }
         let token = self.next_token.fetch_add(1, SeqCst);
         if epoll::add(&self.epoll, &client, EventData::new_u64(token), EventFlags::IN).is_ok() {
-            clients.insert(token, client);
+            let is_shared = identity.level == Level::User;
+            let memory = ClientMemory { is_shared, segments: Arc::default() };
+            clients.insert(token, Client { socket: client, memory });
         }
     }
 
     /// Answers the requests that have come. Returns false if the connection has ended or failed.
-    fn serve(&self, client: &OwnedFd, asked: &mut Vec<Weak<dyn LocalQueuePair>>) -> bool {
+    fn serve(&self, client: &Client, asked: &mut Vec<Weak<dyn LocalQueuePair>>) -> bool {
         loop {
-            let request = match message::receive_request(client) {
+            let (request, fd) = match message::receive_request(&client.socket) {
                 Ok(Some(request)) => request,
                 Ok(None) => return false,
                 Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
             };
-            if self.answer(client, &request, asked).is_err() {
+            if self.answer(client, &request, fd, asked).is_err() {
                 return false;
             }
         }
@@ -256,33 +281,54 @@ impl Service {
 
     fn answer(
         &self,
-        client: &OwnedFd,
+        client: &Client,
         request: &Request,
+        fd: Option<OwnedFd>,
         asked: &mut Vec<Weak<dyn LocalQueuePair>>,
     ) -> io::Result<()> {
-        let sequence = request.sequence;
+        let reply = |answer, fds: &[BorrowedFd<'_>]| {
+            message::send_reply(&client.socket, &Reply { sequence: request.sequence, answer }, fds)
+        };
+        let segments = &client.memory.segments;
+        if request.object == Object::Leave {
+            segments.unmap_all();
+            return reply(Answer::Object, &[]);
+        }
         let found = lock(&self.queue_pairs).get(&request.number).cloned();
         let queue_pair = found.as_ref().and_then(Weak::upgrade);
         let queue_pair = queue_pair.filter(|queue_pair| queue_pair.token() == request.token);
-        if request.object == Object::Nothing {
-            let known = |other: &Weak<dyn LocalQueuePair>| {
-                other.upgrade().is_some_and(|other| other.number() == request.number)
-            };
-            if queue_pair.is_some() && !asked.iter().any(known) {
-                asked.extend(found);
+        if let Object::Withdraw { id } = request.object {
+            segments.unmap(id);
+        }
+        let Some(queue_pair) = queue_pair else {
+            return if request.object.has_reply() { reply(Answer::Refused, &[]) } else { Ok(()) };
+        };
+        match request.object {
+            Object::Nothing => {
+                let known = |other: &Weak<dyn LocalQueuePair>| {
+                    other.upgrade().is_some_and(|other| other.number() == request.number)
+                };
+                if !asked.iter().any(known) {
+                    asked.extend(found);
+                }
             }
-            return Ok(());
+            Object::Offer { id, length } => {
+                if client.memory.is_shared
+                    && let Some(fd) = fd
+                    && segments.map(id, length, &fd)
+                {
+                    queue_pair.confirm(Object::Mapped { id });
+                }
+            }
+            Object::Withdraw { id } => queue_pair.confirm(Object::Unmapped { id }),
+            Object::Mapped { .. } | Object::Unmapped { .. } => queue_pair.take_news(request.object),
+            Object::End { .. } | Object::Table | Object::EventSocket(_) | Object::Leave => {
+                let granted =
+                    queue_pair.grant(request.object, &client.memory, &mut |answer, fds| reply(answer, fds));
+                return granted.unwrap_or_else(|| reply(Answer::Refused, &[]));
+            }
         }
-        let shares_memory = Identity::of(client)?.level == Level::User;
-        let granted = queue_pair.and_then(|queue_pair| {
-            queue_pair.grant(request.object, shares_memory, &mut |answer, fds| {
-                message::send_reply(client, &Reply { sequence, answer }, fds)
-            })
-        });
-        match granted {
-            Some(result) => result,
-            None => message::send_reply(client, &Reply { sequence, answer: Answer::Refused }, &[]),
-        }
+        Ok(())
     }
 
     /// Wakes the pollers of the queue pairs whose deadlines have passed. Returns the time until the next deadline.
@@ -301,6 +347,13 @@ impl Service {
             }
         }
     }
+}
+
+/// A process that is connected to this device.
+#[derive(Debug)]
+struct Client {
+    socket: OwnedFd,
+    memory: ClientMemory,
 }
 
 #[derive(Debug)]
