@@ -75,6 +75,9 @@ impl Connection {
         let attention = Attention::of_peer::<Native, Shipping>(self.end.attention_word());
         if attention.wants(Attention::PROGRESS) {
             self.send_event.signal();
+        } else if attention.wants(Attention::STUCK) && attention.wants(Attention::NEWS) {
+            // READs that the peer serves wait for room in its ring.
+            self.receive_event.signal();
         } else if attention.wants(Attention::STUCK) && attention.wants(Attention::DEVICE) {
             self.peer.poke(&self.address);
         }

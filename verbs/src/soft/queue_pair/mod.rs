@@ -108,6 +108,10 @@ impl CompletionSource for Pair {
         }
         if role.receives && !receives_first {
             more |= self.target.visit(&self.sends, &mut Output::Poll(sink));
+            // The records may have completed READs.
+            if role.sends {
+                more |= self.sends.poll(sink);
+            }
         }
         if !role.receives && self.core.peer_is_gone() {
             self.core.fail();
