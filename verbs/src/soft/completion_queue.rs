@@ -253,6 +253,9 @@ impl Queue {
 impl CompletionQueue for Queue {
     #[inline]
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize {
+        if self.device.is_forked() {
+            return 0;
+        }
         let mut members = lock(&self.members);
         let mut sink = Sink { completions, filled: 0 };
         // Every other poll takes sends first, so that neither sends nor receives starve.
@@ -265,6 +268,9 @@ impl CompletionQueue for Queue {
     }
 
     fn arm(&self) -> Result<(), VerbsError> {
+        if self.device.is_forked() {
+            return Ok(());
+        }
         let members = lock(&self.members);
         self.armed.store(true, Relaxed);
         // SYNC: pairs with the fence of a thread that posts a request: see `SendQueue::after`.
@@ -275,6 +281,9 @@ impl CompletionQueue for Queue {
     }
 
     fn disarm(&self) {
+        if self.device.is_forked() {
+            return;
+        }
         let members = lock(&self.members);
         self.stop_asking(&members);
     }
@@ -284,6 +293,9 @@ impl CompletionQueue for Queue {
     }
 
     fn acknowledge_events(&self) {
-        self.events.take();
+        // The child has the sockets of its parent, and would take the events of the parent.
+        if !self.device.is_forked() {
+            self.events.take();
+        }
     }
 }
