@@ -51,7 +51,7 @@ scenarios! {
     a_flood_of_segments_stays_within_bounds: "flood of segments";
     a_flood_of_sockets_stays_within_bounds: "flood of sockets";
     a_fork_that_runs_destructors_ends_nothing: "fork";
-    the_end_of_a_peer_whose_fork_lives_on_is_noticed: "fork that outlives its parent";
+    a_fork_that_outlives_its_parent_delays_nobody: "fork that outlives its parent";
     peers_that_die_leave_nothing: "die";
     a_peer_that_makes_descriptors_blocking_harms_only_itself: "block";
     a_full_pipe_in_place_of_a_wake_up_harms_only_its_sender: "swap full-pipe wake-ups";

@@ -96,7 +96,7 @@ fn run_role(role: &str) {
         "segments" => hostile::send_from_many_segments(&connection, argument.parse().unwrap()),
         "leaves-fork" => {
             report("ready");
-            system::leave_a_fork_behind(15);
+            system::leave_a_fork_behind(300);
         }
         other => panic!("no such role: {other}"),
     }
