@@ -28,15 +28,15 @@ use std::sync::{Mutex, PoisonError};
 static TURN: Mutex<()> = Mutex::new(());
 
 macro_rules! scenarios {
-    ($($(#[$attribute:meta])* $test:ident: $name:literal;)*) => {
-        $($(#[$attribute])* #[test] fn $test() {
+    ($level:ident: $($test:ident: $name:literal;)*) => {
+        $(#[test] fn $test() {
             let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-            process::run_scenario($name);
+            process::run_scenario($name, process::Level::$level);
         })*
     };
 }
 
-scenarios! {
+scenarios! { User:
     calls_without_a_neighbour: "alone";
     calls_beside_an_idle_neighbour: "idle";
     calls_beside_a_busy_neighbour: "transfer";
@@ -64,6 +64,30 @@ scenarios! {
     a_device_in_place_of_memory_harms_only_its_sender: "swap device large";
 }
 
+/// Neighbours of another user, who get in by `RDMA_SOFT_PEERS=any`.
+mod strangers {
+    use super::*;
+
+    scenarios! { Stranger:
+        calls_beside_an_idle_neighbour: "idle";
+        calls_beside_a_busy_neighbour: "transfer";
+        a_scribbler_of_zeros_harms_only_itself: "scribble zeros";
+        a_scribbler_of_ones_harms_only_itself: "scribble ones";
+        a_scribbler_of_counters_harms_only_itself: "scribble counters";
+        a_scribbler_of_random_bytes_harms_only_itself: "scribble random";
+        a_peer_that_stops_in_mid_transfer_delays_no_drop_and_changes_no_byte: "stop";
+        calls_do_not_wait_for_a_peer_that_stopped: "stopped calls";
+        calls_do_not_wait_for_a_service_thread_that_does_not_answer: "deaf calls";
+        a_flood_of_messages_stays_within_bounds: "flood of messages";
+        a_flood_of_segments_stays_within_bounds: "flood of segments";
+        a_flood_of_sockets_stays_within_bounds: "flood of sockets";
+        peers_that_die_leave_nothing: "die";
+        a_peer_that_makes_descriptors_blocking_harms_only_itself: "block";
+        a_full_pipe_in_place_of_a_wake_up_harms_only_its_sender: "swap full-pipe wake-ups";
+        truncated_shared_structures_harm_only_their_sender: "swap truncated small";
+    }
+}
+
 /// Runs the role of a process that the tests start. Without a role this test does nothing.
 #[test]
 fn process_with_a_role() {
@@ -73,6 +97,11 @@ fn process_with_a_role() {
             system::die_with_parent();
             scenarios::run(scenario);
         }
-        None => neighbour::run(),
+        None => {
+            if role == "stranger" {
+                system::become_another_user();
+            }
+            neighbour::run();
+        }
     }
 }

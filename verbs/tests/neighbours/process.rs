@@ -13,6 +13,9 @@ pub const ROLE: &str = "TONIC_RDMA_NEIGHBOURS_ROLE";
 /// The environment variable with the seconds that a scenario may take.
 const LIMIT: &str = "TONIC_RDMA_NEIGHBOURS_LIMIT";
 
+/// Set if the bad neighbours of a scenario belong to another user.
+const STRANGER: &str = "TONIC_RDMA_NEIGHBOURS_STRANGER";
+
 /// A process that takes commands.
 #[derive(Debug)]
 pub struct Process {
@@ -21,9 +24,18 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a process that takes commands from this one.
+    /// Starts a process that takes commands from this one: of another user if [`STRANGER`] is set.
     pub fn start() -> Self {
-        let mut child = command("neighbour").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        Self::start_as(if std::env::var_os(STRANGER).is_some() { "stranger" } else { "neighbour" })
+    }
+
+    /// Starts a process of this user.
+    pub fn start_honest() -> Self {
+        Self::start_as("neighbour")
+    }
+
+    fn start_as(role: &str) -> Self {
+        let mut child = command(role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         Self { child, lines }
     }
@@ -81,12 +93,29 @@ impl Drop for Process {
     }
 }
 
+/// The owner of the bad neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// The user of the process under test.
+    User,
+    /// Another user, who is admitted by `RDMA_SOFT_PEERS`.
+    Stranger,
+}
+
 /// Runs a scenario in a process of its own, because the scenario counts what the process holds, and because the process may
 /// hang or crash if the test fails. Kills all its processes after the limit.
-pub fn run_scenario(name: &str) {
+pub fn run_scenario(name: &str, level: Level) {
+    if level == Level::Stranger && !system::may_change_user() {
+        eprintln!("skipped: becoming another user is not permitted here");
+        return;
+    }
     let limit = std::env::var(LIMIT).map_or(120, |limit| limit.parse().unwrap());
     let deadline = Instant::now() + Duration::from_secs(limit);
-    let mut child = command(&format!("scenario:{name}"))
+    let mut command = command(&format!("scenario:{name}"));
+    if level == Level::Stranger {
+        command.env(STRANGER, "1").env("RDMA_SOFT_PEERS", "any");
+    }
+    let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

@@ -290,7 +290,7 @@ fn flood_of_sockets() {
         round += 1;
         if round % 50 == 0 {
             // An honest process can still connect.
-            let mut honest = Process::start();
+            let mut honest = Process::start_honest();
             let mut end = victim.invite(&mut honest, "transfer messages").unwrap();
             assert_eq!(honest.hear().as_deref(), Some("ready"));
             wait_until("a message of a process that connected beside the flood", || {

@@ -24,6 +24,24 @@ pub fn die_with_parent() {
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
 }
 
+/// Returns whether this process may change its user.
+pub fn may_change_user() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Changes the user and the group of this process. The process can still look at its own mappings and descriptors.
+pub fn become_another_user() {
+    const OTHER_USER: libc::uid_t = 65533;
+    // SAFETY: the calls take numbers only, and change only this process.
+    unsafe {
+        libc::setgroups(0, std::ptr::null());
+        libc::setresgid(OTHER_USER, OTHER_USER, OTHER_USER);
+        let changed = libc::setresuid(OTHER_USER, OTHER_USER, OTHER_USER);
+        assert_eq!(changed, 0, "{}", io::Error::last_os_error());
+        libc::prctl(libc::PR_SET_DUMPABLE, 1);
+    }
+}
+
 /// Runs a signal handler that never returns on thread `thread` of this process.
 pub fn block_thread(thread: libc::pid_t) {
     extern "C" fn never_return(_: libc::c_int) {

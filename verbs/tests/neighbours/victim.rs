@@ -60,7 +60,7 @@ impl Victim {
         let context = soft::open().unwrap();
         let domain = context.alloc_protection_domain().unwrap();
         let queue = context.create_completion_queue(1024).unwrap();
-        let mut process = Process::start();
+        let mut process = Process::start_honest();
         process.tell(role);
         let end = End::new(&*domain, &queue, 0);
         let target = end.connect(&process.hear().unwrap()).unwrap()[0];
