@@ -121,11 +121,10 @@ impl Connection {
     fn wake_for_progress(&self, attention: Attention) {
         if attention.wants(Attention::PROGRESS) {
             self.send_event.signal();
-        } else if attention.wants(Attention::STUCK) && attention.wants(Attention::NEWS) {
-            // READs that the peer serves wait for room in its ring.
-            self.receive_event.signal();
-        } else if attention.wants(Attention::STUCK) && attention.wants(Attention::DEVICE) {
-            self.peer.poke(&self.address);
+        }
+        if attention.wants(Attention::STUCK) {
+            // READs that the peer serves may wait for room in its ring, which the poller of its receives looks after.
+            self.wake_for_news(attention);
         }
     }
 

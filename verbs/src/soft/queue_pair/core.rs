@@ -203,6 +203,9 @@ impl Core {
 
     /// Moves to Error. The next poll flushes the outstanding requests. This function neither waits nor locks.
     pub(crate) fn fail(&self) {
+        if self.domain.device().is_forked() {
+            return;
+        }
         if self.state.swap(ERROR, SeqCst) != ERROR {
             self.end.advance(EndState::Ended);
             self.notify();
