@@ -12,6 +12,7 @@ mod dial;
 mod established;
 mod identity;
 mod listen;
+mod places;
 mod prepared;
 mod proof;
 mod server;
