@@ -65,7 +65,7 @@ pub(crate) async fn open(
     let peer = peer_end(name.into(), &request.queue_pairs, request.words, &request)
         .map_err(|error| Status::invalid_argument(error.to_string()))?;
     let id = new_id().map_err(internal)?;
-    let prepared = shared.prepare(provider, count as u32).map_err(internal)?;
+    let prepared = Shared::prepare(shared, provider, count as u32).await.map_err(internal)?;
     let reply = OpenReply {
         link: id.to_vec().into(),
         queue_pairs: queue_pairs(&prepared),

@@ -49,9 +49,17 @@ pub(crate) struct Accepted {
 }
 
 impl Shared {
-    /// Creates the queue pairs of a new link, on the device that `provider` opens.
-    pub(crate) fn prepare(&self, provider: Provider, queue_pairs: u32) -> Result<Prepared, ChannelError> {
-        Prepared::new(provider, queue_pairs, &self.settings, &self.budget, &self.landing)
+    /// Creates the queue pairs of a new link, on the device that `provider` opens. A thread that may block does this, because
+    /// some calls of devices take milliseconds.
+    pub(crate) async fn prepare(
+        shared: &Arc<Self>,
+        provider: Provider,
+        queue_pairs: u32,
+    ) -> Result<Prepared, ChannelError> {
+        let shared = Arc::clone(shared);
+        let prepare =
+            move || Prepared::new(provider, queue_pairs, &shared.settings, &shared.budget, &shared.landing);
+        tokio::task::spawn_blocking(prepare).await.map_err(ChannelError::local)?
     }
 
     /// Offers something to peers under `name`.
