@@ -20,3 +20,4 @@ mod sniff;
 
 pub use dial::Dialer;
 pub use listen::Listener;
+pub use places::{Lost, Place, Places, Source, TooManyWait};

@@ -18,7 +18,7 @@ use crate::endpoint::lock::lock;
 
 /// A limited number of places.
 #[derive(Debug)]
-pub(super) struct Places {
+pub struct Places {
     limit: usize,
     /// A client that has kept this end waiting for less time keeps its place.
     least_wait: Duration,
@@ -32,9 +32,13 @@ pub(super) struct Places {
 /// The address of a client, or the part of it that one network has to itself: a whole IPv4 address, or the first half of an
 /// IPv6 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Source {
+pub enum Source {
+    /// A whole address.
     V4(Ipv4Addr),
+    /// The first half of an address.
     V6(u64),
+    /// The address is not known.
+    Unknown,
 }
 
 #[derive(Debug, Default)]
@@ -66,7 +70,7 @@ enum Stage {
 
 /// One place. Dropping this gives the place to the next client.
 #[derive(Debug)]
-pub(super) struct Place {
+pub struct Place {
     places: Arc<Places>,
     key: usize,
     wanted: Arc<Notify>,
@@ -74,11 +78,11 @@ pub(super) struct Place {
 
 /// All places are taken, and as many clients wait for a place as may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TooManyWait;
+pub struct TooManyWait;
 
 /// Another client gets the place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lost;
+pub struct Lost;
 
 impl From<IpAddr> for Source {
     fn from(address: IpAddr) -> Self {
@@ -92,7 +96,7 @@ impl From<IpAddr> for Source {
 impl Places {
     /// Makes `limit` places. A client loses its place only after it has kept this end waiting for `least_wait`. At most
     /// `most_takers` clients wait for a place, and at most half of them are of one address.
-    pub(super) fn new(limit: usize, least_wait: Duration, most_takers: usize) -> Arc<Self> {
+    pub fn new(limit: usize, least_wait: Duration, most_takers: usize) -> Arc<Self> {
         let (table, changed) = (Mutex::default(), Notify::new());
         Arc::new(Self { limit, least_wait, most_takers, table, changed })
     }
@@ -101,7 +105,7 @@ impl Places {
     ///
     /// # Errors
     /// Too many clients wait already.
-    pub(super) async fn take(self: &Arc<Self>, source: Source) -> Result<Place, TooManyWait> {
+    pub async fn take(self: &Arc<Self>, source: Source) -> Result<Place, TooManyWait> {
         if let Some(place) = self.try_take(source) {
             return Ok(place);
         }
@@ -121,7 +125,7 @@ impl Places {
     }
 
     /// Returns the number of places.
-    pub(super) fn limit(&self) -> usize {
+    pub fn limit(&self) -> usize {
         self.limit
     }
 
@@ -173,7 +177,7 @@ impl Places {
 
 impl Place {
     /// Notes that this end waits for the client from now on, so that the client may lose the place.
-    pub(super) fn waits(&self) {
+    pub fn waits(&self) {
         if let Some(held) = lock(&self.places.table).held.get_mut(self.key)
             && held.stage == Stage::Busy
         {
@@ -186,7 +190,7 @@ impl Place {
     ///
     /// # Errors
     /// Another client gets the place.
-    pub(super) fn works(&self) -> Result<(), Lost> {
+    pub fn works(&self) -> Result<(), Lost> {
         match lock(&self.places.table).held.get_mut(self.key) {
             Some(held) if held.stage != Stage::Leaving => {
                 held.stage = Stage::Busy;
@@ -197,7 +201,7 @@ impl Place {
     }
 
     /// Waits until another client gets the place.
-    pub(super) async fn lost(&self) {
+    pub async fn lost(&self) {
         self.wanted.notified().await;
     }
 }

@@ -18,7 +18,7 @@ use crate::link::prepare::Prepared;
 use crate::link::{Link, LinkId};
 use crate::lock::lock;
 use crate::memory::landing::Landing;
-use tonic_rdma::internal::Provider;
+use tonic_rdma::internal::{Places, Provider};
 use tonic_rdma_verbs::memory::Budget;
 
 /// The shared state of a device.
@@ -31,6 +31,9 @@ pub(crate) struct Shared {
     pub(crate) accepted: Mutex<HashMap<LinkId, Accepted>>,
     /// The number of links that peers may still open.
     pub(crate) places: Arc<Semaphore>,
+    /// The places of links that peers opened and have not confirmed. Each link has queue pairs and memory, and its peer has proved
+    /// nothing.
+    pub(crate) unconfirmed: Arc<Places>,
     /// The links that were opened here, by endpoint.
     pub(crate) opened: tokio::sync::Mutex<HashMap<Arc<str>, Arc<OnceCell<Channel>>>>,
     pub(crate) offered: Mutex<HashMap<Arc<str>, Weak<dyn Offered>>>,
