@@ -9,7 +9,7 @@ use tokio::time::{timeout, timeout_at};
 use super::blocking::blocking;
 use super::control_stream::ControlStream;
 use super::established::{Established, PeerEnd};
-use super::identity;
+use super::identity::{self, Reach};
 use super::listen::Guest;
 use super::places::{Lost, Place, TooManyWait};
 use super::prepared::Prepared;
@@ -273,7 +273,7 @@ async fn accept_offer(
         return Err(RdmaUnavailable::ProviderNotUsed(offer.provider.clone()));
     };
     if provider == Provider::Soft {
-        identity::check(&identity::local(), client)?;
+        identity::check(&identity::local(), client, Reach::of_this_process())?;
     }
     let peer = PeerEnd {
         address: QueuePairAddress::new(offer.queue_pair.clone()).ok_or(RdmaUnavailable::BadAddress)?,
