@@ -1,6 +1,7 @@
 //! The byte stream, its negotiation and its polling, and tonic over it.
 
 mod blocking;
+mod fairness;
 mod hang;
 mod isolation;
 pub(crate) mod logs;
