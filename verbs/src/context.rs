@@ -5,13 +5,14 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use super::sealed::Sealed;
 use super::{
     Access, CompletionQueue, DeviceMemoryRegion, DmaBuf, HostMemory, MemoryRegion, QueuePair,
     QueuePairCapacity, SharedReceiveQueue, VerbsError,
 };
 
 /// An opened RDMA device (`struct ibv_context`).
-pub trait Context: Send + Sync + Debug + 'static {
+pub trait Context: Sealed + Send + Sync + Debug + 'static {
     /// Returns the description and the limits of the device.
     fn attributes(&self) -> &DeviceAttributes;
 
@@ -44,7 +45,7 @@ pub trait Context: Send + Sync + Debug + 'static {
 }
 
 /// A protection domain (`struct ibv_pd`): memory regions and queue pairs that may be used with one another.
-pub trait ProtectionDomain: Send + Sync + Debug + 'static {
+pub trait ProtectionDomain: Sealed + Send + Sync + Debug + 'static {
     /// Registers all of `memory`.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt::Debug;
 
+use super::sealed::Sealed;
 use super::{PostError, ReceiveRequest};
 
 /// A shared receive queue (SRQ, `struct ibv_srq`). All queue pairs that were created with the queue take their receives from
@@ -12,7 +13,7 @@ use super::{PostError, ReceiveRequest};
 /// A receive completes on the receive queue of the queue pair that took it, and the completion names that queue pair.
 /// Receives that no queue pair took are not flushed. A queue pair in Error may have taken a receive that never
 /// completes.
-pub trait SharedReceiveQueue: Any + Send + Sync + Debug {
+pub trait SharedReceiveQueue: Sealed + Any + Send + Sync + Debug {
     /// Returns the number of receives that may be outstanding.
     fn capacity(&self) -> u32;
 

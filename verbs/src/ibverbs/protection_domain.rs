@@ -13,6 +13,8 @@ use crate::{
     QueuePair, QueuePairCapacity, SharedReceiveQueue, VerbsError,
 };
 
+impl crate::sealed::Sealed for Domain {}
+
 impl ProtectionDomain for Domain {
     fn register_range(
         &self,

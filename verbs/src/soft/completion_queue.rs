@@ -252,6 +252,8 @@ impl Queue {
     }
 }
 
+impl crate::sealed::Sealed for Queue {}
+
 impl CompletionQueue for Queue {
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize {
         if self.finished_length.load(SeqCst) == 0 && !self.bell.is_ready() {

@@ -147,6 +147,8 @@ impl FetchCompletions for Queue {
     }
 }
 
+impl crate::sealed::Sealed for Queue {}
+
 impl CompletionQueue for Queue {
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize {
         let state = &mut *lock(&self.state);

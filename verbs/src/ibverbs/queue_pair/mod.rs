@@ -205,6 +205,8 @@ fn enter(core: &Arc<Core>, sends: &Arc<Queue>, receives: &Arc<Queue>) -> Result<
     }
 }
 
+impl crate::sealed::Sealed for Pair {}
+
 impl QueuePair for Pair {
     fn number(&self) -> QueuePairNumber {
         QueuePairNumber(self.core.number)

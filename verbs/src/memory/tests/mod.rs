@@ -45,6 +45,8 @@ impl Domain {
     }
 }
 
+impl crate::sealed::Sealed for Domain {}
+
 impl ProtectionDomain for Domain {
     fn register_range(
         &self,
@@ -81,6 +83,8 @@ struct Region {
     range: Range<usize>,
     live: Arc<Mutex<BTreeMap<u32, Range<usize>>>>,
 }
+
+impl crate::sealed::Sealed for Region {}
 
 impl MemoryRegion for Region {
     fn lkey(&self) -> Lkey {

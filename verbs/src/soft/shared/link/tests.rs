@@ -12,6 +12,8 @@ use crate::{Access, HostMemory, Lkey, MemoryRegion, Rkey};
 #[derive(Debug)]
 struct Stub(Arc<HostMemory>, u32);
 
+impl crate::sealed::Sealed for Stub {}
+
 impl MemoryRegion for Stub {
     fn lkey(&self) -> Lkey {
         Lkey(self.1)
