@@ -78,7 +78,7 @@ macro_rules! suite {
             suite!(@cases $fabric; shared_receive:
                 shared_receives, shared_receive_queue_full, shared_receive_comes_late,
                 shared_receive_of_an_immediate, shared_receives_outlive_a_queue_pair, shared_receive_too_short,
-                shared_receive_of_another_domain, shared_receive_queue_of_another_device);
+                shared_receives_of_destroyed_queue_pairs_complete, shared_receive_of_another_domain, shared_receive_queue_of_another_device);
             suite!(@cases $fabric; lifecycle:
                 state_machine, error_before_connecting, nonsense_addresses_are_refused, limits,
                 deregistration_during_traffic, destruction_during_traffic, destroyed_with_completions_unpolled);

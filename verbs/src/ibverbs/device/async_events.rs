@@ -57,6 +57,13 @@ fn apply(device: &Device, event: &sys::ibv_async_event) {
                 pair.fail(&|| format!("{name}: {what}"));
             }
         }
+        sys::IBV_EVENT_QP_LAST_WQE_REACHED => {
+            // SAFETY: this event carries a queue pair, which is not destroyed before it is acknowledged.
+            let number = unsafe { (*event.element.qp).qp_num };
+            if let Some(pair) = lock(&device.pairs).get(&number) {
+                pair.last_receive_reached();
+            }
+        }
         sys::IBV_EVENT_CQ_ERR => {
             // SAFETY: this event carries a completion queue, which is not destroyed before it is acknowledged.
             let queue = unsafe { event.element.cq };

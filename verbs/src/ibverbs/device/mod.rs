@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
 
 use ibverbs_sys as sys;
@@ -31,6 +31,7 @@ use self::raw_context::RawContext;
 use self::shared_receives::SharedQueues;
 use super::iwarp::manager::{OWN_REQUESTS, Service};
 use super::library::{Library, set_nonblocking};
+use crate::sync::lock;
 use crate::{DeviceAttributes, VerbsError};
 
 /// An opened device, with the port and the address that its queue pairs use.
@@ -55,6 +56,8 @@ pub(crate) struct Device {
     pub(crate) max_retries: u8,
     /// Queue pairs by number, for asynchronous events.
     pub(crate) pairs: Mutex<HashMap<u32, Arc<dyn EventTarget>>>,
+    /// How many of `pairs` their users have dropped.
+    ending: AtomicUsize,
     /// The shared receive queues, for completions of their receives.
     pub(crate) shared_receives: Mutex<SharedQueues>,
     /// The folder in which the kernel shows the device, and the inode of that folder.
@@ -160,6 +163,7 @@ impl Device {
             max_served_reads: limits.max_qp_rd_atom.clamp(0, u8::MAX.into()) as u8,
             max_retries: if limits.vendor_id == SOFT_ROCE { 6 } else { 7 },
             pairs: Mutex::default(),
+            ending: AtomicUsize::new(0),
             shared_receives: Mutex::default(),
             shown: (shown.clone(), inode(&shown)),
             removed: AtomicBool::new(false),
@@ -172,6 +176,26 @@ impl Device {
 
     pub(crate) fn context(&self) -> *mut sys::ibv_context {
         self.raw.context.as_ptr()
+    }
+
+    /// Counts a queue pair of the table that its user has dropped. The queue pair stays in the table until
+    /// [`remove_ended`](Self::remove_ended).
+    pub(crate) fn count_ending(&self) {
+        self.ending.fetch_add(1, SeqCst);
+    }
+
+    /// Removes a queue pair from the table, after [`count_ending`](Self::count_ending).
+    pub(crate) fn remove_ended(&self, number: u32) {
+        lock(&self.pairs).remove(&number);
+        self.ending.fetch_sub(1, SeqCst);
+    }
+
+    /// Returns the number by which a completion of a shared receive names its queue pair: 0 if the user has dropped the queue
+    /// pair. (The device may use the number again as soon as the queue pair is destroyed.)
+    pub(crate) fn number_for_user(&self, number: u32) -> u32 {
+        let any_ending = self.ending.load(SeqCst) > 0;
+        let ending = any_ending && lock(&self.pairs).get(&number).is_some_and(|pair| pair.is_ending());
+        if ending { 0 } else { number }
     }
 
     pub(crate) fn is_removed(&self) -> bool {

@@ -1,6 +1,7 @@
 //! Queue pairs: creating, connecting and destroying them. Posting is in [`posting`](super::posting).
 
 pub(crate) mod address;
+mod ending;
 pub(crate) mod path;
 
 use std::ptr::NonNull;
@@ -45,7 +46,7 @@ pub(crate) struct Pair {
     receives: Mutex<Receives>,
     send_queue: (Arc<Queue>, Slot),
     receive_queue: (Arc<Queue>, Slot),
-    _shared: Option<Arc<SharedQueue>>,
+    shared: Option<Arc<SharedQueue>>,
     domain: Arc<Domain>,
 }
 
@@ -85,7 +86,7 @@ impl Pair {
             capacity,
             send_queue: (send_queue, slots.0),
             receive_queue: (receive_queue, slots.1),
-            _shared: shared,
+            shared,
             domain,
         })
     }
@@ -199,7 +200,7 @@ fn enter(core: &Arc<Core>, sends: &Arc<Queue>, receives: &Arc<Queue>) -> Result<
     match receives.enter(core, Role { sends: false, receives: true }) {
         Ok(other) => Ok((slot, other)),
         Err(error) => {
-            sends.leave(slot);
+            sends.leave(slot, core.number);
             Err(error)
         }
     }
@@ -326,15 +327,24 @@ impl QueuePair for Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         let device = self.domain.device();
-        lock(&device.pairs).remove(&self.core.number);
-        self.send_queue.0.leave(self.send_queue.1);
-        self.receive_queue.0.leave(self.receive_queue.1);
         let detached = Arc::new(DetachedPair {
             core: Arc::clone(&self.core),
             token: self.token,
-            _queues: [Arc::clone(&self.send_queue.0), Arc::clone(&self.receive_queue.0)],
+            queues: [Arc::clone(&self.send_queue.0), Arc::clone(&self.receive_queue.0)],
+            shared: self.shared.clone(),
             domain: Arc::clone(&self.domain),
         });
+        if self.shared.is_some() {
+            self.core.set_ending();
+            device.count_ending();
+        } else {
+            lock(&device.pairs).remove(&self.core.number);
+        }
+        self.send_queue.0.leave(self.send_queue.1, self.core.number);
+        self.receive_queue.0.leave(self.receive_queue.1, self.core.number);
+        if self.shared.is_some() {
+            return ending::destroy_after_receives(detached);
+        }
         if device.manager.as_ref().is_some_and(|manager| manager.is_connecting(self.token)) {
             let patient = Arc::clone(&detached);
             let thread = std::thread::Builder::new().name("tonic-rdma-end".into());
@@ -347,19 +357,33 @@ impl Drop for Pair {
 }
 
 /// A queue pair whose user dropped it, with the objects that it was made of.
+#[derive(Debug)]
 struct DetachedPair {
     core: Arc<Core>,
     token: u64,
-    _queues: [Arc<Queue>; 2],
+    /// The completion queues of its sends and of its receives.
+    queues: [Arc<Queue>; 2],
+    shared: Option<Arc<SharedQueue>>,
     domain: Arc<Domain>,
 }
 
 impl DetachedPair {
+    fn device(&self) -> &Arc<Device> {
+        self.domain.device()
+    }
+
+    fn receive_queue(&self) -> &Queue {
+        &self.queues[1]
+    }
+
     /// Destroys the queue pair; called once. Waits first until a connecting call of the kernel has ended.
     fn destroy(&self) {
         let device = self.domain.device();
         if let Some(manager) = &device.manager {
             manager.remove(self.token);
+        }
+        if self.shared.is_some() {
+            device.remove_ended(self.core.number);
         }
         // SAFETY: the queue pair is in no table any more, its users held the lock of a table, and this is called once.
         let result = unsafe { (device.library().destroy_qp)(self.core.as_ptr()) };
