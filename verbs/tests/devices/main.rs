@@ -19,6 +19,7 @@ mod operations;
 mod processes;
 mod ranges;
 mod shared_receive;
+mod sinks;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -66,6 +67,7 @@ macro_rules! suite {
             suite!(@cases $fabric; ranges:
                 range_to_the_byte, beyond_a_range, local_segment_beyond_a_range, ranges_have_rights_of_their_own,
                 ranges_not_to_be_read, ranges_go_one_by_one, invalid_ranges_are_refused);
+            suite!(@cases $fabric; sinks: a_sink_is_closed_after_its_read);
             suite!(@cases $fabric; device_memory: other_descriptors_are_refused, device_memory);
             suite!(@cases $fabric; in_order:
                 writes_placed_in_order, reads_placed_in_order, writes_placed_one_after_another);

@@ -6,6 +6,7 @@ mod buffers;
 mod limits;
 mod model;
 mod sending;
+mod sinks;
 mod threads;
 
 use std::collections::BTreeMap;
@@ -24,8 +25,10 @@ use crate::{
 pub(super) struct Domain {
     next: AtomicU32,
     live: Arc<Mutex<BTreeMap<u32, Range<usize>>>>,
+    /// The rights of the region that was registered last.
     last_access: AtomicU8,
     refuse: bool,
+    opens_sinks: bool,
 }
 
 impl Domain {
@@ -62,6 +65,10 @@ impl ProtectionDomain for Domain {
         let start = memory.address() as usize;
         self.live.lock().unwrap().insert(key, start + range.start..start + range.end);
         Ok(Arc::new(Region { key, access, memory, range, live: Arc::clone(&self.live) }))
+    }
+
+    fn opens_sinks(&self) -> bool {
+        self.opens_sinks
     }
 
     fn create_queue_pair(
