@@ -72,7 +72,7 @@ fn apply(device: &Device, event: &sys::ibv_async_event) {
         sys::IBV_EVENT_PORT_ERR => {
             // SAFETY: this event carries the number of a port.
             let port: c_int = unsafe { event.element.port_num };
-            if port == i32::from(device.port.number) {
+            if port == i32::from(device.port) {
                 fail(device, |_| true, &format!("{name}: port {port} went down"));
             }
         }

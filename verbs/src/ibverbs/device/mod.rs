@@ -6,6 +6,7 @@ pub(crate) mod gid;
 mod inline;
 mod key_guard;
 pub(crate) mod list;
+pub(crate) mod local_path;
 pub(crate) mod options;
 pub(crate) mod port;
 pub(crate) mod raw_context;
@@ -21,12 +22,11 @@ use std::sync::{Arc, Mutex, Weak};
 use ibverbs_sys as sys;
 
 use self::event_target::EventTarget;
-use self::gid::{Gid, GidKind};
 use self::inline::probe_inline;
 use self::key_guard::KeyGuard;
 use self::list::{DeviceList, Transport, transport};
-use self::options::{OpenOptions, choose_gid, choose_mtu, choose_port, one_of};
-use self::port::Port;
+use self::local_path::LocalPath;
+use self::options::{OpenOptions, choose_port, one_of};
 use self::raw_context::RawContext;
 use self::shared_receives::SharedQueues;
 use super::iwarp::manager::{OWN_REQUESTS, Service};
@@ -46,10 +46,10 @@ pub(crate) struct Device {
     pub(crate) transport: Transport,
     /// The connection manager, on iWARP alone.
     pub(crate) manager: Option<Service>,
-    pub(crate) port: Port,
-    pub(crate) gid: Option<Gid>,
-    /// Path MTU that peers are offered, as a code.
-    pub(crate) mtu: sys::ibv_mtu,
+    /// The number of the port in use, which never changes.
+    pub(crate) port: u8,
+    /// The path as it was read last.
+    path: Mutex<Arc<LocalPath>>,
     /// RDMA READs of a peer that a queue pair can serve at a time.
     pub(crate) max_served_reads: u8,
     /// Largest retry count that the device does not take for endless.
@@ -114,20 +114,14 @@ impl Device {
         }
         let raw = devices.open(found)?;
         let port = choose_port(&name, raw.ports()?, options.port)?;
-        let gid = choose_gid(&name, &port, options.gid_index)?;
-        if gid.is_none() && port.ethernet && transport != Transport::Iwarp {
-            return Err(VerbsError::Unusable(format!(
-                "port {} of {name} has no GID: give its network interface an address",
-                port.number
-            )));
-        }
-        let mtu = choose_mtu(&port, options.mtu)?;
+        let (number, max_message_size) = (port.number, port.max_message_size);
+        let path = LocalPath::choose(&name, port, options, transport != Transport::Iwarp)?;
         let limits = raw.query()?;
         let key_guard = KeyGuard::new(&raw, limits.vendor_id)?;
         let iwarp = transport == Transport::Iwarp;
         let manager = if iwarp { Some(Service::start(&name)?) } else { None };
         let attributes = DeviceAttributes {
-            max_message_size: port.max_message_size.into(),
+            max_message_size: max_message_size.into(),
             max_work_requests: count(limits.max_qp_wr).saturating_sub(if iwarp { OWN_REQUESTS } else { 0 }),
             max_segments: count(limits.max_sge),
             // Soft-RoCE and other devices do not report this number.
@@ -157,9 +151,8 @@ impl Device {
             options: options.clone(),
             transport,
             manager,
-            port,
-            gid,
-            mtu,
+            port: number,
+            path: Mutex::new(Arc::new(path)),
             max_served_reads: limits.max_qp_rd_atom.clamp(0, u8::MAX.into()) as u8,
             max_retries: if limits.vendor_id == SOFT_ROCE { 6 } else { 7 },
             pairs: Mutex::default(),
@@ -213,13 +206,33 @@ impl Device {
         at_first.is_some() && inode(folder) != *at_first
     }
 
-    /// Returns the format of its queue pairs' packets.
-    pub(crate) fn packets(&self) -> GidKind {
-        match self.gid.map(|gid| gid.kind) {
-            _ if !self.port.ethernet => GidKind::InfiniBand,
-            Some(GidKind::RoceV1) => GidKind::RoceV1,
-            _ => GidKind::RoceV2,
+    /// Returns the path as it was read last.
+    pub(crate) fn path(&self) -> Arc<LocalPath> {
+        Arc::clone(&lock(&self.path))
+    }
+
+    /// Reads the port and its addresses again, and returns the path for a new queue pair. Addresses may have changed since the
+    /// device was opened. If they can't be read, because the device is gone, this is the path as it was read last.
+    pub(crate) fn read_path(&self) -> Result<Arc<LocalPath>, VerbsError> {
+        // On iWARP, TCP chooses the path.
+        if self.transport == Transport::Iwarp {
+            return Ok(self.path());
         }
+        let name = &self.attributes.name;
+        let port = match self.raw.port(self.port) {
+            Ok(port) => port,
+            Err(error) => {
+                tracing::debug!(device = %name, %error, "the addresses of the port can't be read again");
+                return Ok(self.path());
+            }
+        };
+        let new = LocalPath::choose(name, port, &self.options, true)?;
+        let mut path = lock(&self.path);
+        if **path != new {
+            tracing::info!(device = %name, gid = ?new.gid.map(|gid| gid.to_string()), "the port has changed; new connections use it as it is now");
+            *path = Arc::new(new);
+        }
+        Ok(Arc::clone(&path))
     }
 
     pub(crate) fn strong(&self) -> Result<Arc<Self>, VerbsError> {

@@ -5,7 +5,7 @@ mod ending;
 pub(crate) mod path;
 
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use ibverbs_sys as sys;
 
@@ -14,6 +14,7 @@ use self::path::{Change, QueuePairAttributes};
 use super::completion_queue::Queue;
 use super::completion_queue::members::Role;
 use super::device::Device;
+use super::device::local_path::LocalPath;
 use super::domain::Domain;
 use super::iwarp::listener::Listener;
 use super::iwarp::manager::{FetchCompletions, OWN_REQUESTS};
@@ -40,6 +41,8 @@ pub(crate) struct Pair {
     first_packet: u32,
     /// Names the queue pair on iWARP.
     token: u64,
+    /// The port and address of this end, from `to_init` on.
+    path: OnceLock<Arc<LocalPath>>,
     /// Locked while the state changes, so that the device and `core` change in one order. The number is set by
     /// `to_rtr`: the READs that the peer serves at a time.
     peer_reads: Mutex<u8>,
@@ -81,6 +84,7 @@ impl Pair {
             core,
             first_packet,
             token,
+            path: OnceLock::new(),
             peer_reads: Mutex::new(0),
             receives: Mutex::new(Receives::new(&capacity, slots.1)),
             capacity,
@@ -93,6 +97,11 @@ impl Pair {
 
     fn device(&self) -> &Arc<Device> {
         self.domain.device()
+    }
+
+    /// Returns the port and address of this end.
+    fn path(&self) -> Arc<LocalPath> {
+        self.path.get().cloned().unwrap_or_else(|| self.device().path())
     }
 
     fn expect(&self, call: &'static str, expected: QueuePairState) -> Result<(), VerbsError> {
@@ -231,14 +240,15 @@ impl QueuePair for Pair {
             let (reads, socket, token) = (device.max_served_reads, manager.socket(), self.token);
             return Address::Iwarp(Listener { reads, socket, token }).into();
         }
+        let local = self.path();
         Address::InfiniBand(Path {
-            packets: device.packets(),
-            mtu: device.mtu,
+            packets: local.packets(),
+            mtu: local.mtu,
             reads: device.max_served_reads,
             number: self.core.number,
             first_packet: self.first_packet,
-            lid: device.port.lid,
-            gid: device.gid.map_or([0; 16], |gid| gid.address.octets()),
+            lid: local.port.lid,
+            gid: local.gid.map_or([0; 16], |gid| gid.address.octets()),
         })
         .into()
     }
@@ -246,6 +256,8 @@ impl QueuePair for Pair {
     fn to_init(&self, access: Access) -> Result<(), VerbsError> {
         let _changing = lock(&self.peer_reads);
         self.expect("to_init", QueuePairState::Reset)?;
+        let path = self.device().read_path()?;
+        self.path.get_or_init(|| path);
         self.modify("taking the queue pair to Init", path::to_init(self.device(), access))?;
         if let Some(manager) = &self.device().manager {
             post_hello_receive(&self.core, self.receive_queue.1)
@@ -262,8 +274,9 @@ impl QueuePair for Pair {
         let device = self.device();
         match (Address::decode(peer)?, &device.manager) {
             (Address::InfiniBand(peer), None) => {
-                path::check_settings(settings, &device.port)?;
-                self.modify("taking the queue pair to Rtr", path::to_rtr(device, &peer, settings)?)?;
+                let local = self.path();
+                path::check_settings(settings, &local.port)?;
+                self.modify("taking the queue pair to Rtr", path::to_rtr(device, &local, &peer, settings)?)?;
                 *peer_reads = peer.reads;
             }
             // TCP has timeouts, retries and an MTU of its own, so the settings do not apply.
@@ -291,7 +304,7 @@ impl QueuePair for Pair {
         // On iWARP the kernel moves the queue pair to Rts when there is a connection. Requests that are posted
         // earlier wait.
         if self.device().manager.is_none() {
-            path::check_settings(settings, &self.device().port)?;
+            path::check_settings(settings, &self.path().port)?;
             let change = path::to_rts(self.device(), self.first_packet, *peer_reads, settings);
             self.modify("taking the queue pair to Rts", change)?;
         }
