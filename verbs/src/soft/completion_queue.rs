@@ -261,6 +261,8 @@ impl Queue {
     }
 }
 
+impl crate::sealed::Sealed for Queue {}
+
 impl CompletionQueue for Queue {
     #[inline]
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize {

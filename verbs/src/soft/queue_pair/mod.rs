@@ -217,6 +217,8 @@ impl Drop for Handle {
     }
 }
 
+impl crate::sealed::Sealed for Handle {}
+
 impl QueuePair for Handle {
     fn number(&self) -> QueuePairNumber {
         QueuePairNumber(self.0.core.number())
