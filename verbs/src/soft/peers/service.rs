@@ -15,6 +15,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::net::SocketFlags;
 
+use super::clients::{Client, Clients};
 use super::local::LocalQueuePair;
 use super::message::{self, Answer, Reply, Request};
 use super::peer::{self, Peer};
@@ -25,8 +26,8 @@ use crate::sync::lock;
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
 const FIRST_TOKEN: u64 = 2;
-/// Processes that may be connected at once.
-const MAX_PEERS: usize = 4096;
+/// Requests of one client that are answered before the other clients have their turn.
+const REQUESTS_OF_A_TURN: usize = 8;
 
 /// State that the thread and the device share.
 #[derive(Debug)]
@@ -113,7 +114,7 @@ impl Service {
 
     /// Runs the thread until [`stop`](Self::stop).
     pub(crate) fn run(&self) {
-        let mut clients: HashMap<u64, OwnedFd> = HashMap::new();
+        let mut clients = Clients::default();
         let mut events = Vec::with_capacity(64);
         while !self.stop.load(SeqCst) {
             let timeout = self.ring_deadlines();
@@ -138,10 +139,12 @@ impl Service {
         }
     }
 
-    fn handle(&self, token: u64, clients: &mut HashMap<u64, OwnedFd>) {
-        if let Some(client) = clients.get(&token) {
-            if !self.serve(client) {
-                clients.remove(&token);
+    fn handle(&self, token: u64, clients: &mut Clients) {
+        if let Some(client) = clients.get(token) {
+            match self.serve(client) {
+                Served::Proven => clients.prove(token),
+                Served::Unproven => {}
+                Served::Ended => clients.remove(token),
             }
             return;
         }
@@ -156,7 +159,7 @@ impl Service {
         }
     }
 
-    fn accept(&self, clients: &mut HashMap<u64, OwnedFd>) {
+    fn accept(&self, clients: &mut Clients) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let client = match rustix::net::accept_with(&self.listener.socket, flags) {
             Ok(client) => client,
@@ -171,47 +174,59 @@ impl Service {
                 return;
             }
         };
-        if let Err(error) = peer::check_owner(&client, self.policy) {
-            crate::throttled!(warn, %error, "the soft device refused a peer");
-            return;
-        }
-        if clients.len() >= MAX_PEERS {
-            crate::throttled!(warn, limit = MAX_PEERS, "the soft device has too many peers");
+        let identity = match peer::check_owner(&client, self.policy) {
+            Ok(identity) => identity,
+            Err(error) => {
+                crate::throttled!(warn, %error, "the soft device refused a peer");
+                return;
+            }
+        };
+        if let Err(error) = clients.make_room(&identity) {
+            crate::throttled!(warn, %error, process = identity.process, "the soft device has too many peers");
             return;
         }
         let token = self.next_token.fetch_add(1, SeqCst);
         if epoll::add(&self.epoll, &client, EventData::new_u64(token), EventFlags::IN).is_ok() {
-            clients.insert(token, client);
+            clients.insert(token, client, identity);
         }
     }
 
-    /// Answers the requests that have come. Returns false if the connection has ended or failed.
-    fn serve(&self, client: &OwnedFd) -> bool {
-        loop {
-            let request = match message::receive_request(client) {
+    /// Answers requests that have come, a limited number of them. The epoll descriptor then reports the client again, after the
+    /// other clients, because it reports descriptors in turn as long as they are readable.
+    fn serve(&self, client: &Client) -> Served {
+        let mut served = Served::Unproven;
+        for _ in 0..REQUESTS_OF_A_TURN {
+            let request = match message::receive_request(&client.socket) {
                 Ok(Some(request)) => request,
-                Ok(None) => return false,
-                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+                Ok(None) => return Served::Ended,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return served,
+                Err(_) => return Served::Ended,
             };
-            if self.answer(client, &request).is_err() {
-                return false;
+            match self.answer(&client.socket, &request) {
+                Ok(true) => served = Served::Proven,
+                Ok(false) => {}
+                Err(_) => return Served::Ended,
             }
         }
+        served
     }
 
-    fn answer(&self, client: &OwnedFd, request: &Request) -> io::Result<()> {
+    /// Answers a request. Returns whether it names a queue pair and its token.
+    fn answer(&self, client: &OwnedFd, request: &Request) -> io::Result<bool> {
         let sequence = request.sequence;
         let queue_pair = lock(&self.queue_pairs).get(&request.number).and_then(Weak::upgrade);
-        let granted =
-            queue_pair.filter(|queue_pair| queue_pair.token() == request.token).and_then(|queue_pair| {
-                queue_pair.grant(request.object, &mut |answer, fds| {
-                    message::send_reply(client, &Reply { sequence, answer }, fds)
-                })
-            });
+        let queue_pair = queue_pair.filter(|queue_pair| queue_pair.token() == request.token);
+        let is_proven = queue_pair.is_some();
+        let granted = queue_pair.and_then(|queue_pair| {
+            queue_pair.grant(request.object, &mut |answer, fds| {
+                message::send_reply(client, &Reply { sequence, answer }, fds)
+            })
+        });
         match granted {
-            Some(result) => result,
-            None => message::send_reply(client, &Reply { sequence, answer: Answer::Refused }, &[]),
+            Some(result) => result?,
+            None => message::send_reply(client, &Reply { sequence, answer: Answer::Refused }, &[])?,
         }
+        Ok(is_proven)
     }
 
     /// Rings the queue pairs whose deadlines have passed. Returns the time until the next deadline.
@@ -230,6 +245,17 @@ impl Service {
             }
         }
     }
+}
+
+/// The result of a client's turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Served {
+    /// A request named a queue pair and its token.
+    Proven,
+    /// No request did.
+    Unproven,
+    /// The connection has ended or failed.
+    Ended,
 }
 
 #[derive(Debug)]
@@ -256,5 +282,46 @@ impl Ord for Deadline {
     /// Orders the earliest deadline as the greatest, because the heap returns the greatest first.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         other.when.cmp(&self.when)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use rustix::net::{AddressFamily, SocketType};
+
+    use super::*;
+    use crate::soft::forked::Origin;
+    use crate::soft::peers::address::DeviceId;
+    use crate::soft::peers::level::Identity;
+    use crate::soft::peers::message::Object;
+    use crate::soft::peers::sockets::Sockets;
+
+    /// One turn of a client that has asked very often takes a bounded time.
+    #[test]
+    fn a_flood_of_requests_is_answered_in_turns() {
+        let device = DeviceId { process: 1, nonce: crate::random::random().unwrap(), directory: 0 };
+        let listener = Sockets::Namespace.listen(device, Policy::User, Origin::here().unwrap()).unwrap();
+        let service = Service::new(listener, Policy::User).unwrap();
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        for sequence in 0..100 {
+            let request = Request { sequence, number: 1, token: 2, object: Object::Table };
+            message::send_request(&theirs, &request).unwrap();
+        }
+        let identity = Identity::of(&ours).unwrap();
+        let mut clients = Clients::default();
+        clients.insert(5, ours, identity);
+        let mut answered = 0;
+        for turn in 1..=100_usize.div_ceil(REQUESTS_OF_A_TURN) {
+            assert_eq!(service.serve(clients.get(5).unwrap()), Served::Unproven);
+            while message::receive_reply(&theirs).is_ok() {
+                answered += 1;
+            }
+            assert_eq!(answered, 100.min(turn * REQUESTS_OF_A_TURN));
+        }
+        drop(theirs);
+        assert_eq!(service.serve(clients.get(5).unwrap()), Served::Ended);
     }
 }
