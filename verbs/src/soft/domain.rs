@@ -3,18 +3,13 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::device::Device;
-use super::queue_pair::core::Core;
+use super::queue_pair::Pair;
 use super::shared::table::Entry;
 use crate::sync::lock;
 use crate::{Access, HostMemory, Lkey, VerbsError};
-
-/// Longest wait for a peer that is in the middle of an operation on memory to be taken back. Sections of a well-behaved
-/// peer last microseconds.
-pub(super) const QUIESCENCE: Duration = Duration::from_secs(1);
 
 /// A protection domain.
 #[derive(Debug)]
@@ -23,7 +18,7 @@ pub(super) struct Domain {
     id: u64,
     /// Shared segments that are registered here, by number. Peers may map them.
     segments: Mutex<HashMap<u64, Registered>>,
-    queue_pairs: Mutex<HashMap<u32, Arc<Core>>>,
+    queue_pairs: Mutex<HashMap<u32, Weak<Pair>>>,
 }
 
 #[derive(Debug)]
@@ -50,8 +45,8 @@ impl Domain {
         self.id
     }
 
-    pub(super) fn add_queue_pair(&self, core: &Arc<Core>) {
-        lock(&self.queue_pairs).insert(core.number(), Arc::clone(core));
+    pub(super) fn add_queue_pair(&self, pair: &Arc<Pair>) {
+        lock(&self.queue_pairs).insert(pair.number(), Arc::downgrade(pair));
     }
 
     pub(super) fn remove_queue_pair(&self, number: u32) {
@@ -124,35 +119,13 @@ impl Domain {
         Ok((key, segment))
     }
 
-    /// Takes a region out of the device's table, and waits until no peer can be using the region.
+    /// Takes a region out of the device's table. Afterwards no thread of this process uses the region, and a peer that still
+    /// reads it finds that its key is gone and discards the bytes.
     pub(super) fn remove_region(&self, key: u32, segment: u64, memory: &Arc<HostMemory>) {
         self.device.table().remove(key);
-        if !self.quiesce() {
-            crate::throttled!(
-                warn,
-                bytes = memory.len(),
-                "a peer stopped while using this memory, which is therefore never freed"
-            );
-            #[expect(
-                clippy::disallowed_methods,
-                reason = "the peer may still write there: it must never be freed"
-            )]
-            std::mem::forget(Arc::clone(memory));
-        }
+        let queue_pairs: Vec<_> = lock(&self.queue_pairs).values().filter_map(Weak::upgrade).collect();
+        queue_pairs.iter().for_each(|pair| pair.wait_for_own_threads());
         self.device.release_key(key);
         self.release_segment(segment, memory);
-    }
-
-    /// Waits until every operation that may have seen a removed key as valid is over, on our queue pairs and on those of
-    /// their peers. Returns false if a peer stopped in the middle of an operation.
-    fn quiesce(&self) -> bool {
-        let queue_pairs: Vec<_> = lock(&self.queue_pairs).values().cloned().collect();
-        let deadline = Instant::now() + QUIESCENCE;
-        let mut quiet = true;
-        for core in queue_pairs {
-            core.wait_for_own_section();
-            quiet &= core.wait_for_peer_section(deadline);
-        }
-        quiet
     }
 }

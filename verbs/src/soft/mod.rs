@@ -69,6 +69,8 @@ mod context;
 mod device;
 mod domain;
 mod domain_handle;
+mod event_socket;
+mod events;
 mod forked;
 mod limits;
 mod peers;
@@ -77,9 +79,6 @@ pub(crate) mod reach;
 mod region;
 mod shared;
 mod system;
-
-#[cfg(test)]
-mod tests;
 
 pub use context::open;
 pub use limits::{NAME, attributes};

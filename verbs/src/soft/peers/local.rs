@@ -20,11 +20,19 @@ pub(crate) trait LocalQueuePair: Any + Debug + Send + Sync {
     fn token(&self) -> u64;
 
     /// Sends `object` to a peer with `send`, if this queue pair may share the object. Returns what `send` returned.
-    fn grant(&self, object: Object, send: &mut SendAnswer<'_>) -> Option<io::Result<()>>;
+    /// `shares_memory` is whether this process lets the peer map its memory for reading.
+    fn grant(&self, object: Object, shares_memory: bool, send: &mut SendAnswer<'_>)
+    -> Option<io::Result<()>>;
 
-    /// Rings the completion queues of this queue pair, so that the next poll visits it.
-    fn ring_own(&self);
+    /// Wakes the pollers of this queue pair's completion queues, if they sleep.
+    fn notify(&self);
 
-    /// Moves the queue pair to Error, because its peer died.
+    /// Carries out the records of the peer, because no thread polls. Returns true if there are more.
+    fn carry_out(&self) -> bool;
+
+    /// Looks whether the peer takes the records of this queue pair. Returns false when there is nothing to look after any more.
+    fn look_after(&self) -> bool;
+
+    /// Notes that the peer died.
     fn fail(&self);
 }

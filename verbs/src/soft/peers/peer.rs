@@ -13,36 +13,32 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::address::{Address, DeviceId};
-use super::level::Identity;
+use super::level::{Identity, Level};
 use super::local::LocalQueuePair;
-use super::message::{self, Answer, LinkAnswer, Object, Request};
+use super::message::{self, Answer, EndAnswer, Object, Request};
 use super::policy::Policy;
 use super::sockets::Sockets;
 use crate::VerbsError;
-use crate::soft::limits::{MAX_SEGMENTS, MAX_WORK_REQUESTS};
-use crate::soft::shared::bell::Bell;
-use crate::soft::shared::link::{Link, Shape};
-use crate::soft::shared::mapping::{Mapping, Writers};
+use crate::soft::event_socket::EventSocket;
+use crate::soft::shared::end::{End, is_ring};
 use crate::soft::shared::table::RegionTable;
 use crate::sync::lock;
 
 /// Longest time that a peer's device may take to answer.
 const PATIENCE: Duration = Duration::from_millis(800);
-/// Largest link that we map, so that a peer can't exhaust our address space.
-const SHAPE_LIMIT: Shape = Shape { receives: MAX_WORK_REQUESTS, segments: MAX_SEGMENTS };
 
 /// The device of another process.
 #[derive(Debug)]
 pub(crate) struct Peer {
     /// The peer's process number, as the kernel states it.
     process: i32,
+    level: Level,
     dead: AtomicBool,
     socket: OwnedFd,
     /// Number of the last request. Locked while a request is under way.
     sequence: Mutex<u64>,
-    segments: Mutex<HashMap<u64, Weak<Mapping>>>,
     table: Mutex<HashMap<u64, Weak<RegionTable>>>,
-    bells: Mutex<HashMap<u64, Weak<Bell>>>,
+    event_sockets: Mutex<HashMap<u64, Weak<EventSocket>>>,
     /// Queue pairs that move to Error when the peer dies.
     users: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
 }
@@ -51,15 +47,15 @@ impl Peer {
     /// Connects to `device`. Fails if the device can't be found, or if `policy` does not let it in.
     pub(crate) fn connect(device: DeviceId, sockets: &Sockets, policy: Policy) -> Result<Self, VerbsError> {
         let fd = sockets.connect(device)?;
-        let process = check_owner(&fd, policy)?.process;
+        let Identity { process, level, .. } = check_owner(&fd, policy)?;
         Ok(Self {
             process,
+            level,
             dead: AtomicBool::new(false),
             socket: fd,
             sequence: Mutex::new(0),
-            segments: Mutex::default(),
             table: Mutex::default(),
-            bells: Mutex::default(),
+            event_sockets: Mutex::default(),
             users: Mutex::default(),
         })
     }
@@ -97,21 +93,23 @@ impl Peer {
         lock(&self.users).remove(&number);
     }
 
-    /// Takes over the link of the queue pair at `address`, for our queue pair with the token `requester`.
-    pub(crate) fn import_link(
+    /// Returns whether this process lets the peer map its memory for reading.
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.level == Level::User
+    }
+
+    /// Takes over the end of the queue pair at `address`, for our queue pair with the token `requester`.
+    pub(crate) fn import_end(
         &self,
         address: &Address,
         requester: u64,
-    ) -> Result<(Link, LinkAnswer), VerbsError> {
+    ) -> Result<(End, EndAnswer), VerbsError> {
         let action = "connecting to the peer's queue pair";
-        let (answer, mut fds) = self.ask(address, Object::Link { requester }, action)?;
+        let (answer, mut fds) = self.ask(address, Object::End { requester }, action)?;
         match (answer, fds.pop()) {
-            (Answer::Link(link), Some(fd))
-                if link.shape.receives <= SHAPE_LIMIT.receives
-                    && link.shape.segments <= SHAPE_LIMIT.segments =>
-            {
-                let mapped = Link::import(&fd, link.shape).map_err(|error| VerbsError::os(action, error))?;
-                Ok((mapped, link))
+            (Answer::End(end), Some(fd)) if is_ring(end.ring) => {
+                let mapped = End::import(&fd, end.ring).map_err(|error| VerbsError::os(action, error))?;
+                Ok((mapped, end))
             }
             _ => Err(VerbsError::Unreachable("the peer's device gave no queue pair of that number".into())),
         }
@@ -126,30 +124,21 @@ impl Peer {
         })
     }
 
-    pub(crate) fn bell(&self, address: &Address, id: u64) -> Result<Arc<Bell>, VerbsError> {
-        let action = "mapping the peer's completion queue";
-        cached(&self.bells, id, || {
-            let (_, mut fds) = self.ask(address, Object::Bell(id), action)?;
-            match (fds.pop(), fds.pop()) {
-                (Some(event), Some(page)) => {
-                    Bell::import(&page, event).map_err(|error| VerbsError::os(action, error))
-                }
-                _ => Err(missing()),
-            }
+    /// Returns the socket that wakes the poller of the peer's completion queue `id`.
+    pub(crate) fn event_socket(&self, address: &Address, id: u64) -> Result<Arc<EventSocket>, VerbsError> {
+        let action = "taking the event socket of the peer's completion queue";
+        cached(&self.event_sockets, id, || {
+            let (_, mut fds) = self.ask(address, Object::EventSocket(id), action)?;
+            fds.pop().map(EventSocket::new).ok_or_else(missing)
         })
     }
 
-    pub(crate) fn segment(&self, address: &Address, id: u64) -> Result<Arc<Mapping>, VerbsError> {
-        let action = "mapping the peer's memory";
-        cached(&self.segments, id, || {
-            let (answer, fds) = self.ask(address, Object::Segment(id), action)?;
-            match (answer, fds.first()) {
-                (Answer::Object { length }, Some(fd)) => {
-                    Mapping::import(fd, length, Writers::All).map_err(|error| VerbsError::os(action, error))
-                }
-                _ => Err(missing()),
-            }
-        })
+    /// Asks the peer's device to carry out the records for the queue pair at `address`. Does not wait.
+    pub(crate) fn poke(&self, address: &Address) {
+        let request =
+            Request { sequence: 0, number: address.number, token: address.token, object: Object::Nothing };
+        // If the socket is full, the guard of the queue pair asks again.
+        let _ = message::send_request(&self.socket, &request);
     }
 
     /// Sends one request and waits for its answer.
@@ -210,9 +199,6 @@ pub(crate) fn check_owner(fd: &OwnedFd, policy: Policy) -> Result<Identity, Verb
     let identity =
         Identity::of(fd).map_err(|error| VerbsError::os("asking for the peer's process", error))?;
     policy.admit(&identity)?;
-    if identity.process <= 0 {
-        return Err(VerbsError::Unreachable("the peer's process is in another pid namespace".into()));
-    }
     tracing::debug!(process = identity.process, level = ?identity.level, "the soft device has a peer");
     Ok(identity)
 }

@@ -1,8 +1,8 @@
-//! The device's thread: sends descriptors to peers that ask for them, notices when peers die, and rings at deadlines.
+//! The device's thread: sends descriptors to peers that ask for them, notices when peers die, wakes pollers at deadlines, and carries
+//! out the records of queue pairs that no thread polls.
 //!
 //! The thread never waits for a peer, and takes no lock that is held across a call to a peer, so two devices can't
-//! wait for each other. It never runs a request: it rings the completion queue, and the thread that polls does the
-//! work.
+//! wait for each other.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
@@ -16,8 +16,9 @@ use rustix::event::{EventfdFlags, Timespec};
 use rustix::net::SocketFlags;
 
 use super::clients::{Client, Clients};
+use super::level::Level;
 use super::local::LocalQueuePair;
-use super::message::{self, Answer, Reply, Request};
+use super::message::{self, Answer, Object, Reply, Request};
 use super::peer::{self, Peer};
 use super::policy::Policy;
 use super::sockets::Listener;
@@ -43,6 +44,8 @@ pub(crate) struct Service {
     /// Queue pairs of this device, by number.
     queue_pairs: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
     deadlines: Mutex<BinaryHeap<Deadline>>,
+    /// Queue pairs whose records this thread looks after.
+    guarded: Mutex<Vec<Weak<dyn LocalQueuePair>>>,
 }
 
 impl Service {
@@ -62,6 +65,7 @@ impl Service {
             peers: Mutex::default(),
             queue_pairs: Mutex::default(),
             deadlines: Mutex::default(),
+            guarded: Mutex::default(),
         })
     }
 
@@ -101,8 +105,8 @@ impl Service {
         Ok(())
     }
 
-    /// Rings the queue pair's completion queues at `when`, so that a poll finds the deadline passed.
-    pub(crate) fn ring_at(&self, when: Instant, queue_pair: Weak<dyn LocalQueuePair>) {
+    /// Wakes the pollers of the queue pair's completion queues at `when`, so that a poll finds the deadline passed.
+    pub(crate) fn notify_at(&self, when: Instant, queue_pair: Weak<dyn LocalQueuePair>) {
         let mut deadlines = lock(&self.deadlines);
         let earliest = deadlines.peek().is_none_or(|first| when < first.when);
         deadlines.push(Deadline { when, queue_pair });
@@ -112,12 +116,58 @@ impl Service {
         }
     }
 
+    /// Looks after the records of a queue pair, until it needs that no longer.
+    pub(crate) fn guard(&self, queue_pair: Weak<dyn LocalQueuePair>) {
+        let mut guarded = lock(&self.guarded);
+        let first = guarded.is_empty();
+        guarded.push(queue_pair);
+        drop(guarded);
+        if first {
+            self.wake();
+        }
+    }
+
+    /// Looks after the guarded queue pairs. Returns whether there are any.
+    fn look_after(&self) -> bool {
+        let mut looked = std::mem::take(&mut *lock(&self.guarded));
+        looked.retain(|queue_pair| queue_pair.upgrade().is_some_and(|queue_pair| queue_pair.look_after()));
+        let mut guarded = lock(&self.guarded);
+        guarded.append(&mut looked);
+        !guarded.is_empty()
+    }
+
+    /// Carries out records of the queue pairs that peers have asked for, a limited number of each. Returns whether there are more.
+    fn carry_out(&self, asked: &mut Vec<Weak<dyn LocalQueuePair>>) -> bool {
+        asked.retain(|queue_pair| queue_pair.upgrade().is_some_and(|queue_pair| queue_pair.carry_out()));
+        !asked.is_empty()
+    }
+
     /// Runs the thread until [`stop`](Self::stop).
     pub(crate) fn run(&self) {
+        /// Time between two looks at the guarded queue pairs.
+        const LOOK: Duration = Duration::from_millis(4);
         let mut clients = Clients::default();
         let mut events = Vec::with_capacity(64);
+        let mut asked = Vec::new();
+        let mut looked = Instant::now();
         while !self.stop.load(SeqCst) {
-            let timeout = self.ring_deadlines();
+            let mut timeout = self.notify_due();
+            let more = self.carry_out(&mut asked);
+            let guards = if looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                self.look_after()
+            } else {
+                !lock(&self.guarded).is_empty()
+            };
+            let limit = match (more, guards) {
+                (true, _) => Some(Duration::ZERO),
+                (false, true) => Some(LOOK.saturating_sub(looked.elapsed())),
+                (false, false) => None,
+            };
+            if let Some(limit) = limit {
+                let limit = Timespec { tv_sec: 0, tv_nsec: i64::from(limit.subsec_nanos()) };
+                timeout = Some(timeout.map_or(limit, |timeout| timeout.min(limit)));
+            }
             events.clear();
             let spare = rustix::buffer::spare_capacity(&mut events);
             match epoll::wait(&self.epoll, spare, timeout.as_ref()) {
@@ -133,15 +183,15 @@ impl Service {
                     WAKE => {
                         let _ = rustix::io::read(&self.wake, &mut [0u8; 8][..]);
                     }
-                    token => self.handle(token, &mut clients),
+                    token => self.handle(token, &mut clients, &mut asked),
                 }
             }
         }
     }
 
-    fn handle(&self, token: u64, clients: &mut Clients) {
+    fn handle(&self, token: u64, clients: &mut Clients, asked: &mut Vec<Weak<dyn LocalQueuePair>>) {
         if let Some(client) = clients.get(token) {
-            match self.serve(client) {
+            match self.serve(client, asked) {
                 Served::Proven => clients.prove(token),
                 Served::Unproven => {}
                 Served::Ended => clients.remove(token),
@@ -193,7 +243,7 @@ impl Service {
 
     /// Answers requests that have come, a limited number of them. The epoll descriptor then reports the client again, after the
     /// other clients, because it reports descriptors in turn as long as they are readable.
-    fn serve(&self, client: &Client) -> Served {
+    fn serve(&self, client: &Client, asked: &mut Vec<Weak<dyn LocalQueuePair>>) -> Served {
         let mut served = Served::Unproven;
         for _ in 0..REQUESTS_OF_A_TURN {
             let request = match message::receive_request(&client.socket) {
@@ -202,7 +252,7 @@ impl Service {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return served,
                 Err(_) => return Served::Ended,
             };
-            match self.answer(&client.socket, &request) {
+            match self.answer(client, &request, asked) {
                 Ok(true) => served = Served::Proven,
                 Ok(false) => {}
                 Err(_) => return Served::Ended,
@@ -212,25 +262,41 @@ impl Service {
     }
 
     /// Answers a request. Returns whether it names a queue pair and its token.
-    fn answer(&self, client: &OwnedFd, request: &Request) -> io::Result<bool> {
+    fn answer(
+        &self,
+        client: &Client,
+        request: &Request,
+        asked: &mut Vec<Weak<dyn LocalQueuePair>>,
+    ) -> io::Result<bool> {
         let sequence = request.sequence;
-        let queue_pair = lock(&self.queue_pairs).get(&request.number).and_then(Weak::upgrade);
+        let found = lock(&self.queue_pairs).get(&request.number).cloned();
+        let queue_pair = found.as_ref().and_then(Weak::upgrade);
         let queue_pair = queue_pair.filter(|queue_pair| queue_pair.token() == request.token);
         let is_proven = queue_pair.is_some();
+        if request.object == Object::Nothing {
+            let known = |other: &Weak<dyn LocalQueuePair>| {
+                other.upgrade().is_some_and(|other| other.number() == request.number)
+            };
+            if is_proven && !asked.iter().any(known) {
+                asked.extend(found);
+            }
+            return Ok(is_proven);
+        }
+        let shares_memory = client.identity.level == Level::User;
         let granted = queue_pair.and_then(|queue_pair| {
-            queue_pair.grant(request.object, &mut |answer, fds| {
-                message::send_reply(client, &Reply { sequence, answer }, fds)
+            queue_pair.grant(request.object, shares_memory, &mut |answer, fds| {
+                message::send_reply(&client.socket, &Reply { sequence, answer }, fds)
             })
         });
         match granted {
             Some(result) => result?,
-            None => message::send_reply(client, &Reply { sequence, answer: Answer::Refused }, &[])?,
+            None => message::send_reply(&client.socket, &Reply { sequence, answer: Answer::Refused }, &[])?,
         }
         Ok(is_proven)
     }
 
-    /// Rings the queue pairs whose deadlines have passed. Returns the time until the next deadline.
-    fn ring_deadlines(&self) -> Option<Timespec> {
+    /// Wakes the pollers of the queue pairs whose deadlines have passed. Returns the time until the next deadline.
+    fn notify_due(&self) -> Option<Timespec> {
         loop {
             let mut deadlines = lock(&self.deadlines);
             let left = deadlines.peek()?.when.saturating_duration_since(Instant::now());
@@ -241,7 +307,7 @@ impl Service {
             let due = deadlines.pop();
             drop(deadlines);
             if let Some(queue_pair) = due.and_then(|due| due.queue_pair.upgrade()) {
-                queue_pair.ring_own();
+                queue_pair.notify();
             }
         }
     }
@@ -315,13 +381,13 @@ mod tests {
         clients.insert(5, ours, identity);
         let mut answered = 0;
         for turn in 1..=100_usize.div_ceil(REQUESTS_OF_A_TURN) {
-            assert_eq!(service.serve(clients.get(5).unwrap()), Served::Unproven);
+            assert_eq!(service.serve(clients.get(5).unwrap(), &mut Vec::new()), Served::Unproven);
             while message::receive_reply(&theirs).is_ok() {
                 answered += 1;
             }
             assert_eq!(answered, 100.min(turn * REQUESTS_OF_A_TURN));
         }
         drop(theirs);
-        assert_eq!(service.serve(clients.get(5).unwrap()), Served::Ended);
+        assert_eq!(service.serve(clients.get(5).unwrap(), &mut Vec::new()), Served::Ended);
     }
 }
