@@ -26,7 +26,7 @@ pub struct HostMemory {
 }
 
 enum Backing {
-    /// A memfd, sealed against shrinking, mapped at `base`; peers may map it too.
+    /// A memfd mapped at `base`. Its length is sealed. Peers may map it, too, but only for reading.
     Shared(OwnedFd),
     /// Memory that the owner keeps alive.
     Owned(#[expect(dead_code, reason = "held for its Drop")] Box<dyn Any + Send + Sync>),
@@ -64,8 +64,8 @@ impl HostMemory {
         let base = map_aligned(&fd, length, alignment)?;
         let memory = Self { base, length, backing: Backing::Shared(fd) };
         if let Backing::Shared(fd) = &memory.backing {
-            // Peers still map application memory for writing.
-            memfd::seal(fd, Writers::All)?;
+            // Peers map application memory only for reading.
+            memfd::seal(fd, Writers::Maker)?;
         }
         Ok(memory)
     }
