@@ -158,6 +158,16 @@ pub(crate) fn send_request(socket: impl AsFd, request: &Request) -> io::Result<(
     Ok(())
 }
 
+/// Sends a request with descriptors, as no device does.
+#[cfg(test)]
+pub(crate) fn send_request_with(
+    socket: impl AsFd,
+    request: &Request,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    send(socket, &request.encode(), fds)
+}
+
 /// Receives a request. Returns `None` at the end of the connection, and an error for other data.
 pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<Request>> {
     let mut bytes = [0u8; REQUEST + 1];
@@ -173,14 +183,17 @@ pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<Request>> 
 
 /// Sends a reply with its descriptors. Fails instead of waiting.
 pub(crate) fn send_reply(socket: impl AsFd, reply: &Reply, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send(socket, &reply.encode(), fds)
+}
+
+fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::Error::other("too many descriptors for one reply"));
+        return Err(io::Error::other("too many descriptors for one message"));
     }
-    let bytes = reply.encode();
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
     Ok(())
 }
 

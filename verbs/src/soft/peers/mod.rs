@@ -7,5 +7,6 @@ pub(super) mod local;
 pub(super) mod message;
 pub(super) mod peer;
 pub(super) mod policy;
+pub(super) mod received;
 pub(super) mod service;
 pub(super) mod sockets;

@@ -354,6 +354,8 @@ impl Ord for Deadline {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::os::fd::AsFd;
+
     use rustix::net::{AddressFamily, SocketType};
 
     use super::*;
@@ -361,6 +363,7 @@ mod tests {
     use crate::soft::peers::address::DeviceId;
     use crate::soft::peers::level::Identity;
     use crate::soft::peers::message::Object;
+    use crate::soft::peers::received::tests::{ends_soon, lingering};
     use crate::soft::peers::sockets::Sockets;
 
     /// One turn of a client that has asked very often takes a bounded time.
@@ -389,5 +392,28 @@ mod tests {
         }
         drop(theirs);
         assert_eq!(service.serve(clients.get(5).unwrap(), &mut Vec::new()), Served::Ended);
+    }
+
+    /// A descriptor that a client sends with a request can block its last close. The thread must not be the one that closes it.
+    #[test]
+    fn a_descriptor_that_lingers_does_not_stop_the_thread() {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let (socket, other_end) = lingering();
+        let request = Request { sequence: 1, number: 1, token: 2, object: Object::Table };
+        message::send_request_with(&theirs, &request, &[socket.as_fd()]).unwrap();
+        drop(socket);
+        let served = ends_soon(move || {
+            let device = DeviceId { process: 1, nonce: crate::random::random().unwrap(), directory: 0 };
+            let listener = Sockets::Namespace.listen(device, Policy::User, Origin::here().unwrap()).unwrap();
+            let service = Service::new(listener, Policy::User).unwrap();
+            let identity = Identity::of(&ours).unwrap();
+            let mut clients = Clients::default();
+            clients.insert(5, ours, identity);
+            service.serve(clients.get(5).unwrap(), &mut Vec::new())
+        });
+        assert_eq!(served, Served::Ended);
+        drop(other_end);
     }
 }
