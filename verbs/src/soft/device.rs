@@ -31,7 +31,7 @@ pub(super) struct Device {
     table: RegionTable,
     table_fd: OwnedFd,
     keys: Mutex<Keys>,
-    segments: Mutex<HashMap<usize, Segment>>,
+    memory: Mutex<KnownMemory>,
     peers: Mutex<HashMap<DeviceId, Weak<Peer>>>,
     next_object: AtomicU64,
     next_number: AtomicU32,
@@ -45,11 +45,12 @@ struct Keys {
     free: VecDeque<u32>,
 }
 
-/// Shared memory that is registered at least once.
-#[derive(Debug)]
-struct Segment {
-    id: u64,
-    regions: usize,
+/// Shared memory that is, or was, registered.
+#[derive(Debug, Default)]
+struct KnownMemory {
+    by_id: HashMap<u64, Weak<HostMemory>>,
+    /// Number of entries at which those of memory that is gone are removed.
+    prune_at: usize,
 }
 
 impl Device {
@@ -77,7 +78,7 @@ impl Device {
             table,
             table_fd,
             keys: Mutex::default(),
-            segments: Mutex::default(),
+            memory: Mutex::default(),
             peers: Mutex::default(),
             next_object: AtomicU64::new(1),
             next_number: AtomicU32::new(1),
@@ -162,28 +163,23 @@ impl Device {
         lock(&self.keys).free.push_back(key % REGIONS);
     }
 
-    /// Counts one more region of `memory` and returns the number of its segment; 0 for memory that is not shared.
-    pub(super) fn retain_segment(&self, memory: &Arc<HostMemory>) -> u64 {
+    /// Notes shared memory that is registered, so that it can be offered to peers. Returns its number; 0 for other memory.
+    pub(super) fn note_memory(&self, memory: &Arc<HostMemory>) -> u64 {
         if memory.shared_fd().is_none() {
             return 0;
         }
-        let mut segments = lock(&self.segments);
-        let segment = segments
-            .entry(Arc::as_ptr(memory) as usize)
-            .or_insert_with(|| Segment { id: self.object_id(), regions: 0 });
-        segment.regions += 1;
-        segment.id
+        let mut known = lock(&self.memory);
+        if known.by_id.len() >= known.prune_at {
+            known.by_id.retain(|_, memory| memory.strong_count() > 0);
+            known.prune_at = 2 * known.by_id.len() + 64;
+        }
+        known.by_id.entry(memory.id()).or_insert_with(|| Arc::downgrade(memory));
+        memory.id()
     }
 
-    pub(super) fn release_segment(&self, memory: &Arc<HostMemory>) {
-        let mut segments = lock(&self.segments);
-        let address = Arc::as_ptr(memory) as usize;
-        if let Some(segment) = segments.get_mut(&address) {
-            segment.regions -= 1;
-            if segment.regions == 0 {
-                segments.remove(&address);
-            }
-        }
+    /// Returns the registered memory of this number.
+    pub(super) fn memory(&self, id: u64) -> Option<Arc<HostMemory>> {
+        lock(&self.memory).by_id.get(&id).and_then(Weak::upgrade)
     }
 
     /// Returns the connection to the device `id`. Connects if there is no connection yet.
@@ -194,7 +190,7 @@ impl Device {
         if let Some(peer) = known(&lock(&self.peers)) {
             return Ok(peer);
         }
-        let peer = Arc::new(Peer::connect(id, &self.reach.sockets, self.reach.policy)?);
+        let peer = Arc::new(Peer::connect(id, (&self.reach.sockets, self.reach.policy), &self.service)?);
         let mut peers = lock(&self.peers);
         if let Some(other) = known(&peers) {
             return Ok(other);

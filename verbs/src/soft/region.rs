@@ -14,7 +14,6 @@ pub(super) struct Region {
     access: Access,
     memory: Arc<HostMemory>,
     range: Range<usize>,
-    segment: u64,
 }
 
 impl Region {
@@ -27,8 +26,8 @@ impl Region {
     ) -> Result<Self, VerbsError> {
         domain.device().check_process()?;
         memory.check_range(&range)?;
-        let (key, segment) = domain.insert_region(&memory, &range, access)?;
-        Ok(Self { domain: Arc::clone(domain), key, access, memory, range, segment })
+        let key = domain.insert_region(&memory, &range, access)?;
+        Ok(Self { domain: Arc::clone(domain), key, access, memory, range })
     }
 }
 
@@ -60,6 +59,8 @@ impl Drop for Region {
         if self.domain.device().is_forked() {
             return;
         }
-        self.domain.remove_region(self.key, self.segment, &self.memory);
+        if !self.domain.device().is_forked() {
+            self.domain.remove_region(self.key);
+        }
     }
 }

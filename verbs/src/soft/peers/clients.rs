@@ -5,10 +5,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::level::{Identity, Level};
+use super::local::ClientMemory;
 
 /// The bounds. The defaults are far above what devices need: a device makes one connection to each other device.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +38,8 @@ impl Default for Bounds {
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) socket: OwnedFd,
-    pub(crate) identity: Identity,
+    pub(crate) memory: ClientMemory,
+    identity: Identity,
     proven: bool,
 }
 
@@ -87,7 +90,9 @@ impl Clients {
 
     /// Adds a connection. The caller has made room.
     pub(crate) fn insert(&mut self, token: u64, socket: OwnedFd, identity: Identity) {
-        self.clients.insert(token, Client { socket, identity, proven: false });
+        let is_shared = identity.level == Level::User;
+        let memory = ClientMemory { is_shared, segments: Arc::default() };
+        self.clients.insert(token, Client { socket, memory, identity, proven: false });
     }
 
     /// Makes sure that fewer than `bound` of the connections that `counts` selects are left.

@@ -4,11 +4,22 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use super::message::{Answer, Object};
+use super::segments::Segments;
 
 /// A function that sends an answer and its descriptors to a peer.
 pub(crate) type SendAnswer<'a> = dyn FnMut(Answer, &[BorrowedFd<'_>]) -> io::Result<()> + 'a;
+
+/// The memory that this process and a client share.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientMemory {
+    /// Whether this process lets the client map its memory for reading.
+    pub(crate) is_shared: bool,
+    /// The segments of the client that this process has mapped.
+    pub(crate) segments: Arc<Segments>,
+}
 
 /// A queue pair of this process. The service answers requests for its objects, and rings it at deadlines. The death of its
 /// peer moves the queue pair to Error.
@@ -19,10 +30,19 @@ pub(crate) trait LocalQueuePair: Any + Debug + Send + Sync {
     /// Returns the secret that a peer must know to ask for anything.
     fn token(&self) -> u64;
 
-    /// Sends `object` to a peer with `send`, if this queue pair may share the object. Returns what `send` returned.
-    /// `shares_memory` is whether this process lets the peer map its memory for reading.
-    fn grant(&self, object: Object, shares_memory: bool, send: &mut SendAnswer<'_>)
-    -> Option<io::Result<()>>;
+    /// Sends `object` to the process `client` with `send`, if this queue pair may share the object. Returns what `send` returned.
+    fn grant(
+        &self,
+        object: Object,
+        client: &ClientMemory,
+        send: &mut SendAnswer<'_>,
+    ) -> Option<io::Result<()>>;
+
+    /// Sends the peer `news` about its segments.
+    fn confirm(&self, news: Object);
+
+    /// Takes `news` of the peer about the segments that this process has offered.
+    fn take_news(&self, news: Object);
 
     /// Wakes the pollers of this queue pair's completion queues, if they sleep.
     fn notify(&self);

@@ -38,6 +38,24 @@ pub(crate) enum Object {
     /// None: the device is to carry out the records for the queue pair, because no thread of its process does. There is no
     /// reply.
     Nothing,
+    /// None: the sender offers its segment `id` of `length` bytes, whose descriptor comes with the request, to the queue pair's
+    /// process. There is no reply.
+    Offer { id: u64, length: u64 },
+    /// None: the memory of the segment that the sender offered is gone. There is no reply.
+    Withdraw { id: u64 },
+    /// None: the sender has mapped the segment that this process offered. There is no reply.
+    Mapped { id: u64 },
+    /// None: the sender has the segment not mapped any more. There is no reply.
+    Unmapped { id: u64 },
+    /// None: the sender needs none of its segments to be mapped any more. The reply says that they are not.
+    Leave,
+}
+
+impl Object {
+    /// Returns whether a request for this object has a reply.
+    pub(crate) fn has_reply(self) -> bool {
+        matches!(self, Self::End { .. } | Self::Table | Self::EventSocket(_) | Self::Leave)
+    }
 }
 
 /// The answer to a request.
@@ -83,6 +101,11 @@ impl Request {
             Object::Table => (1, 0),
             Object::EventSocket(id) => (2, id),
             Object::Nothing => (3, 0),
+            Object::Offer { id, .. } => (4, id),
+            Object::Withdraw { id } => (5, id),
+            Object::Mapped { id } => (6, id),
+            Object::Unmapped { id } => (7, id),
+            Object::Leave => (8, 0),
         };
         let mut bytes = [0; REQUEST];
         bytes[0] = VERSION;
@@ -91,6 +114,9 @@ impl Request {
         bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.token.to_le_bytes());
         bytes[24..32].copy_from_slice(&object.to_le_bytes());
+        if let Object::Offer { length, .. } = self.object {
+            bytes[32..40].copy_from_slice(&length.to_le_bytes());
+        }
         bytes
     }
 
@@ -104,6 +130,11 @@ impl Request {
             1 => Object::Table,
             2 => Object::EventSocket(object),
             3 => Object::Nothing,
+            4 => Object::Offer { id: object, length: u64_at(bytes, 32) },
+            5 => Object::Withdraw { id: object },
+            6 => Object::Mapped { id: object },
+            7 => Object::Unmapped { id: object },
+            8 => Object::Leave,
             _ => return None,
         };
         Some(Self { sequence: u64_at(bytes, 8), number: u32_at(bytes, 4), token: u64_at(bytes, 16), object })
@@ -152,38 +183,13 @@ impl Reply {
     }
 }
 
-/// Sends a request. Fails instead of waiting.
-pub(crate) fn send_request(socket: impl AsFd, request: &Request) -> io::Result<()> {
-    rustix::net::send(socket, &request.encode(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
-    Ok(())
-}
-
-/// Sends a request with descriptors, as no device does.
-#[cfg(test)]
-pub(crate) fn send_request_with(
+/// Sends a request, and a descriptor with it. Fails instead of waiting.
+pub(crate) fn send_request(
     socket: impl AsFd,
     request: &Request,
-    fds: &[BorrowedFd<'_>],
+    fd: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
-    send(socket, &request.encode(), fds)
-}
-
-/// Receives a request. Returns `None` at the end of the connection, and an error for other data.
-pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<Request>> {
-    let mut bytes = [0u8; REQUEST + 1];
-    let (length, _) = rustix::net::recv(socket, &mut bytes[..], RecvFlags::DONTWAIT)?;
-    match length {
-        0 => Ok(None),
-        length => match Request::decode(&bytes[..length]) {
-            Some(request) => Ok(Some(request)),
-            None => Err(io::Error::new(io::ErrorKind::InvalidData, "not a request")),
-        },
-    }
-}
-
-/// Sends a reply with its descriptors. Fails instead of waiting.
-pub(crate) fn send_reply(socket: impl AsFd, reply: &Reply, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    send(socket, &reply.encode(), fds)
+    send(socket, &request.encode(), fd.as_slice())
 }
 
 fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -197,6 +203,41 @@ fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<(
     Ok(())
 }
 
+/// Receives a request and its descriptor. Returns `None` at the end of the connection, and an error for other data.
+pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<(Request, Option<OwnedFd>)>> {
+    let mut bytes = [0u8; REQUEST + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let message = rustix::net::recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut control,
+        RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
+    )?;
+    let fd = descriptors(&mut control).pop();
+    match message.bytes {
+        0 => Ok(None),
+        length => match Request::decode(&bytes[..length]) {
+            Some(request) => Ok(Some((request, fd))),
+            None => Err(io::Error::new(io::ErrorKind::InvalidData, "not a request")),
+        },
+    }
+}
+
+/// Takes the descriptors of a message.
+fn descriptors(control: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
+    let rights = control.drain().filter_map(|part| match part {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+        _ => None,
+    });
+    rights.flatten().collect()
+}
+
+/// Sends a reply with its descriptors. Fails instead of waiting.
+pub(crate) fn send_reply(socket: impl AsFd, reply: &Reply, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send(socket, &reply.encode(), fds)
+}
+
 /// Receives a reply and its descriptors.
 pub(crate) fn receive_reply(socket: impl AsFd) -> io::Result<(Reply, Vec<OwnedFd>)> {
     let mut bytes = [0u8; REPLY];
@@ -208,12 +249,7 @@ pub(crate) fn receive_reply(socket: impl AsFd) -> io::Result<(Reply, Vec<OwnedFd
         &mut control,
         RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
     )?;
-    let mut fds = Vec::new();
-    for part in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = part {
-            fds.extend(rights);
-        }
-    }
+    let fds = descriptors(&mut control);
     if message.bytes == 0 {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer's device has gone"));
     }
@@ -234,9 +270,17 @@ mod tests {
 
     #[test]
     fn requests_and_replies_survive_the_round_trip() {
-        for object in
-            [Object::End { requester: 9 }, Object::Table, Object::EventSocket(u64::MAX), Object::Nothing]
-        {
+        for object in [
+            Object::End { requester: 9 },
+            Object::Table,
+            Object::EventSocket(u64::MAX),
+            Object::Nothing,
+            Object::Offer { id: 1, length: u64::MAX },
+            Object::Withdraw { id: 2 },
+            Object::Mapped { id: 3 },
+            Object::Unmapped { id: 4 },
+            Object::Leave,
+        ] {
             let request = Request { sequence: 3, number: 4, token: 5, object };
             assert_eq!(Request::decode(&request.encode()), Some(request));
         }

@@ -4,7 +4,8 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::mem::ManuallyDrop;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, Weak};
@@ -16,13 +17,16 @@ use super::address::{Address, DeviceId};
 use super::level::{Identity, Level};
 use super::local::LocalQueuePair;
 use super::message::{self, Answer, EndAnswer, Object, Request};
+use super::offers::{Offer, Offers};
 use super::policy::Policy;
+use super::service::Service;
 use super::sockets::Sockets;
-use crate::VerbsError;
+use crate::host_memory::MemoryUser;
 use crate::soft::event_socket::EventSocket;
 use crate::soft::shared::end::{End, is_ring};
 use crate::soft::shared::table::RegionTable;
 use crate::sync::lock;
+use crate::{HostMemory, VerbsError};
 
 /// Longest time that a peer's device may take to answer.
 const PATIENCE: Duration = Duration::from_millis(800);
@@ -34,28 +38,40 @@ pub(crate) struct Peer {
     process: i32,
     level: Level,
     dead: AtomicBool,
-    socket: OwnedFd,
+    /// Taken when this value is dropped.
+    socket: ManuallyDrop<OwnedFd>,
     /// Number of the last request. Locked while a request is under way.
     sequence: Mutex<u64>,
     table: Mutex<HashMap<u64, Weak<RegionTable>>>,
     event_sockets: Mutex<HashMap<u64, Weak<EventSocket>>>,
+    /// The segments that this process offers to the peer, and the queue pair of the peer that the last offer named.
+    offers: Offers,
+    offered_to: Mutex<Option<Address>>,
+    service: Weak<Service>,
     /// Queue pairs that move to Error when the peer dies.
     users: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
 }
 
 impl Peer {
     /// Connects to `device`. Fails if the device can't be found, or if `policy` does not let it in.
-    pub(crate) fn connect(device: DeviceId, sockets: &Sockets, policy: Policy) -> Result<Self, VerbsError> {
+    pub(crate) fn connect(
+        device: DeviceId,
+        (sockets, policy): (&Sockets, Policy),
+        service: &Arc<Service>,
+    ) -> Result<Self, VerbsError> {
         let fd = sockets.connect(device)?;
         let Identity { process, level, .. } = check_owner(&fd, policy)?;
         Ok(Self {
             process,
             level,
             dead: AtomicBool::new(false),
-            socket: fd,
+            socket: ManuallyDrop::new(fd),
             sequence: Mutex::new(0),
             table: Mutex::default(),
             event_sockets: Mutex::default(),
+            offers: Offers::default(),
+            offered_to: Mutex::default(),
+            service: Arc::downgrade(service),
             users: Mutex::default(),
         })
     }
@@ -135,10 +151,45 @@ impl Peer {
 
     /// Asks the peer's device to carry out the records for the queue pair at `address`. Does not wait.
     pub(crate) fn poke(&self, address: &Address) {
-        let request =
-            Request { sequence: 0, number: address.number, token: address.token, object: Object::Nothing };
         // If the socket is full, the guard of the queue pair asks again.
-        let _ = message::send_request(&self.socket, &request);
+        let _ = self.say(address, Object::Nothing, None);
+    }
+
+    /// Returns the offer of `memory`, and sends the offer if it is due; `None` if the memory can't be offered now. Does not wait.
+    pub(crate) fn offer(self: &Arc<Self>, address: &Address, memory: &HostMemory) -> Option<Arc<Offer>> {
+        let fd = memory.shared_fd()?;
+        let (offer, new) = self.offers.get(memory.id(), || memory.charge())?;
+        if new {
+            let user: Weak<dyn MemoryUser> = Arc::downgrade(self) as Weak<dyn MemoryUser>;
+            memory.add_user(user);
+            *lock(&self.offered_to) = Some(*address);
+        }
+        if offer.is_due() {
+            let object = Object::Offer { id: memory.id(), length: memory.len() as u64 };
+            // If the socket is full, the offer is sent again later.
+            let _ = self.say(address, object, Some(fd));
+        }
+        Some(offer)
+    }
+
+    /// Takes news of the peer about the segments that this process has offered.
+    pub(crate) fn take_news(&self, news: Object) {
+        match news {
+            Object::Mapped { id } => self.offers.mapped(id),
+            Object::Unmapped { id } => self.offers.unmapped(id),
+            _ => {}
+        }
+    }
+
+    /// Sends a request without a reply. Does not wait.
+    pub(crate) fn say(
+        &self,
+        address: &Address,
+        object: Object,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        let request = Request { sequence: 0, number: address.number, token: address.token, object };
+        message::send_request(&*self.socket, &request, fd)
     }
 
     /// Sends one request and waits for its answer.
@@ -159,12 +210,43 @@ impl Peer {
         *last += 1;
         let sequence = *last;
         let request = Request { sequence, number: address.number, token: address.token, object };
-        message::send_request(&self.socket, &request).map_err(os)?;
+        message::send_request(&*self.socket, &request, None).map_err(os)?;
         loop {
             wait_readable(&self.socket, deadline).map_err(os)?;
-            let (reply, fds) = message::receive_reply(&self.socket).map_err(os)?;
+            let (reply, fds) = message::receive_reply(&*self.socket).map_err(os)?;
             if reply.sequence == sequence {
                 return Ok((reply.answer, fds));
+            }
+        }
+    }
+}
+
+impl MemoryUser for Peer {
+    fn memory_is_gone(&self, id: u64) {
+        let address = *lock(&self.offered_to);
+        if self.offers.withdraw(id)
+            && let Some(address) = address
+        {
+            // If the socket is full, the peer keeps the segment until this process leaves.
+            let _ = self.say(&address, Object::Withdraw { id }, None);
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // SAFETY: the socket is taken once, here, and not used afterwards.
+        let socket = unsafe { ManuallyDrop::take(&mut self.socket) };
+        let charges = self.offers.charges();
+        let address = *lock(&self.offered_to);
+        if let (Some(service), Some(address)) = (self.service.upgrade(), address)
+            && !charges.is_empty()
+            && !self.is_dead()
+        {
+            let request =
+                Request { sequence: 0, number: address.number, token: address.token, object: Object::Leave };
+            if message::send_request(&socket, &request, None).is_ok() {
+                service.keep_until_unmapped(socket, charges);
             }
         }
     }

@@ -6,7 +6,7 @@
 
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -16,12 +16,12 @@ use rustix::event::{EventfdFlags, Timespec};
 use rustix::net::SocketFlags;
 
 use super::clients::{Client, Clients};
-use super::level::Level;
 use super::local::LocalQueuePair;
 use super::message::{self, Answer, Object, Reply, Request};
 use super::peer::{self, Peer};
 use super::policy::Policy;
 use super::sockets::Listener;
+use crate::host_memory::Charge;
 use crate::sync::lock;
 
 const LISTENER: u64 = 0;
@@ -46,6 +46,8 @@ pub(crate) struct Service {
     deadlines: Mutex<BinaryHeap<Deadline>>,
     /// Queue pairs whose records this thread looks after.
     guarded: Mutex<Vec<Weak<dyn LocalQueuePair>>>,
+    /// Charges of memory that a peer may have mapped, by the token of the socket to that peer.
+    kept: Mutex<HashMap<u64, (OwnedFd, Vec<Charge>)>>,
 }
 
 impl Service {
@@ -66,6 +68,7 @@ impl Service {
             queue_pairs: Mutex::default(),
             deadlines: Mutex::default(),
             guarded: Mutex::default(),
+            kept: Mutex::default(),
         })
     }
 
@@ -103,6 +106,19 @@ impl Service {
         // epoll always reports hang-ups. Data is not watched, because the thread that sent a request reads the reply.
         epoll::add(&self.epoll, peer.socket(), EventData::new_u64(token), EventFlags::RDHUP)?;
         Ok(())
+    }
+
+    /// Keeps the charges until the peer at the other end of `socket` says that it has unmapped the memory of this process, or is
+    /// gone.
+    pub(crate) fn keep_until_unmapped(&self, socket: OwnedFd, charges: Vec<Charge>) {
+        let token = self.next_token.fetch_add(1, SeqCst);
+        let flags = EventFlags::IN | EventFlags::RDHUP;
+        // The socket is watched without its earlier token, which belongs to a peer that is gone.
+        let _ = epoll::delete(&self.epoll, &socket);
+        let mut kept = lock(&self.kept);
+        if epoll::add(&self.epoll, &socket, EventData::new_u64(token), flags).is_ok() {
+            kept.insert(token, (socket, charges));
+        }
     }
 
     /// Wakes the pollers of the queue pair's completion queues at `when`, so that a poll finds the deadline passed.
@@ -190,6 +206,9 @@ impl Service {
     }
 
     fn handle(&self, token: u64, clients: &mut Clients, asked: &mut Vec<Weak<dyn LocalQueuePair>>) {
+        if lock(&self.kept).remove(&token).is_some() {
+            return;
+        }
         if let Some(client) = clients.get(token) {
             match self.serve(client, asked) {
                 Served::Proven => clients.prove(token),
@@ -246,13 +265,13 @@ impl Service {
     fn serve(&self, client: &Client, asked: &mut Vec<Weak<dyn LocalQueuePair>>) -> Served {
         let mut served = Served::Unproven;
         for _ in 0..REQUESTS_OF_A_TURN {
-            let request = match message::receive_request(&client.socket) {
+            let (request, fd) = match message::receive_request(&client.socket) {
                 Ok(Some(request)) => request,
                 Ok(None) => return Served::Ended,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return served,
                 Err(_) => return Served::Ended,
             };
-            match self.answer(client, &request, asked) {
+            match self.answer(client, &request, fd, asked) {
                 Ok(true) => served = Served::Proven,
                 Ok(false) => {}
                 Err(_) => return Served::Ended,
@@ -266,33 +285,56 @@ impl Service {
         &self,
         client: &Client,
         request: &Request,
+        fd: Option<OwnedFd>,
         asked: &mut Vec<Weak<dyn LocalQueuePair>>,
     ) -> io::Result<bool> {
-        let sequence = request.sequence;
+        let reply = |answer, fds: &[BorrowedFd<'_>]| {
+            message::send_reply(&client.socket, &Reply { sequence: request.sequence, answer }, fds)
+        };
+        let segments = &client.memory.segments;
+        if request.object == Object::Leave {
+            segments.unmap_all();
+            reply(Answer::Object, &[])?;
+            return Ok(false);
+        }
         let found = lock(&self.queue_pairs).get(&request.number).cloned();
         let queue_pair = found.as_ref().and_then(Weak::upgrade);
         let queue_pair = queue_pair.filter(|queue_pair| queue_pair.token() == request.token);
-        let is_proven = queue_pair.is_some();
-        if request.object == Object::Nothing {
-            let known = |other: &Weak<dyn LocalQueuePair>| {
-                other.upgrade().is_some_and(|other| other.number() == request.number)
-            };
-            if is_proven && !asked.iter().any(known) {
-                asked.extend(found);
+        if let Object::Withdraw { id } = request.object {
+            segments.unmap(id);
+        }
+        let Some(queue_pair) = queue_pair else {
+            if request.object.has_reply() {
+                reply(Answer::Refused, &[])?;
             }
-            return Ok(is_proven);
+            return Ok(false);
+        };
+        match request.object {
+            Object::Nothing => {
+                let known = |other: &Weak<dyn LocalQueuePair>| {
+                    other.upgrade().is_some_and(|other| other.number() == request.number)
+                };
+                if !asked.iter().any(known) {
+                    asked.extend(found);
+                }
+            }
+            Object::Offer { id, length } => {
+                if client.memory.is_shared
+                    && let Some(fd) = fd
+                    && segments.map(id, length, &fd)
+                {
+                    queue_pair.confirm(Object::Mapped { id });
+                }
+            }
+            Object::Withdraw { id } => queue_pair.confirm(Object::Unmapped { id }),
+            Object::Mapped { .. } | Object::Unmapped { .. } => queue_pair.take_news(request.object),
+            Object::End { .. } | Object::Table | Object::EventSocket(_) | Object::Leave => {
+                let granted =
+                    queue_pair.grant(request.object, &client.memory, &mut |answer, fds| reply(answer, fds));
+                granted.unwrap_or_else(|| reply(Answer::Refused, &[]))?;
+            }
         }
-        let shares_memory = client.identity.level == Level::User;
-        let granted = queue_pair.and_then(|queue_pair| {
-            queue_pair.grant(request.object, shares_memory, &mut |answer, fds| {
-                message::send_reply(&client.socket, &Reply { sequence, answer }, fds)
-            })
-        });
-        match granted {
-            Some(result) => result?,
-            None => message::send_reply(&client.socket, &Reply { sequence, answer: Answer::Refused }, &[])?,
-        }
-        Ok(is_proven)
+        Ok(true)
     }
 
     /// Wakes the pollers of the queue pairs whose deadlines have passed. Returns the time until the next deadline.
@@ -377,7 +419,7 @@ mod tests {
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         for sequence in 0..100 {
             let request = Request { sequence, number: 1, token: 2, object: Object::Table };
-            message::send_request(&theirs, &request).unwrap();
+            message::send_request(&theirs, &request, None).unwrap();
         }
         let identity = Identity::of(&ours).unwrap();
         let mut clients = Clients::default();
@@ -402,7 +444,7 @@ mod tests {
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         let (socket, other_end) = lingering();
         let request = Request { sequence: 1, number: 1, token: 2, object: Object::Table };
-        message::send_request_with(&theirs, &request, &[socket.as_fd()]).unwrap();
+        message::send_request(&theirs, &request, Some(socket.as_fd())).unwrap();
         drop(socket);
         let served = ends_soon(move || {
             let device = DeviceId { process: 1, nonce: crate::random::random().unwrap(), directory: 0 };

@@ -12,10 +12,12 @@ use crate::random::random;
 use crate::soft::completion_queue::{CompletionSource, Queue, Role};
 use crate::soft::domain::Domain;
 use crate::soft::peers::address::Address;
-use crate::soft::peers::local::{LocalQueuePair, SendAnswer};
+use crate::soft::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use crate::soft::peers::message::{Answer, EndAnswer, Object};
+use crate::soft::peers::segments::Segments;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::{End, EndState, Failure};
+use crate::soft::shared::mapping::Mapping;
 use crate::soft::shared::platform::Native;
 use crate::sync::lock;
 use crate::{Access, PathSettings, QueuePairAddress, QueuePairCapacity, QueuePairState, VerbsError};
@@ -41,6 +43,8 @@ pub(crate) struct Core {
     access: OnceLock<Access>,
     settings: OnceLock<PathSettings>,
     connection: OnceLock<Connection>,
+    /// The peer's memory that this process has mapped. Set when the peer takes our end.
+    segments: OnceLock<Arc<Segments>>,
     /// The position in our ring up to which records are published. Written with the send queue locked.
     pub(crate) published: AtomicU64,
     /// Whether the device's thread guards the records of this queue pair.
@@ -111,6 +115,7 @@ impl Core {
             access: OnceLock::new(),
             settings: OnceLock::new(),
             connection: OnceLock::new(),
+            segments: OnceLock::new(),
             published: AtomicU64::new(0),
             guarded: AtomicBool::new(false),
             guard: Mutex::default(),
@@ -143,6 +148,11 @@ impl Core {
     #[inline]
     pub(crate) fn connection(&self) -> Option<&Connection> {
         self.connection.get()
+    }
+
+    /// Returns the peer's segment `id`, if this process has mapped it.
+    pub(super) fn segment(&self, id: u64) -> Option<Weak<Mapping>> {
+        self.segments.get()?.find(id)
     }
 
     /// Returns the settings given to [`to_rts`](Self::to_rts).
@@ -391,7 +401,7 @@ impl Core {
     pub(super) fn grant(
         &self,
         object: Object,
-        shares_memory: bool,
+        client: &ClientMemory,
         send: &mut SendAnswer<'_>,
     ) -> Option<io::Result<()>> {
         let device = self.domain.device();
@@ -404,10 +414,10 @@ impl Core {
                 }
                 let fd = grant.fd.take()?;
                 grant.to = Some(requester);
-                Some(send(Answer::End(self.describe(access, shares_memory)), &[fd.as_fd()]))
+                self.segments.get_or_init(|| Arc::clone(&client.segments));
+                Some(send(Answer::End(self.describe(access, client.is_shared)), &[fd.as_fd()]))
             }
-            Object::Table if shares_memory => Some(send(Answer::Object, &[device.table_fd().as_fd()])),
-            Object::Table | Object::Nothing => None,
+            Object::Table if client.is_shared => Some(send(Answer::Object, &[device.table_fd().as_fd()])),
             Object::EventSocket(id) => {
                 let queue =
                     [&self.send_queue, &self.receive_queue].into_iter().find(|queue| queue.id() == id)?;
@@ -422,6 +432,7 @@ impl Core {
                 grant.events.push(id);
                 Some(send(Answer::Object, &[socket.as_fd()]))
             }
+            _ => None,
         }
     }
 }

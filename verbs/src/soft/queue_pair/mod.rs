@@ -4,6 +4,7 @@ pub(super) mod connection;
 pub(super) mod core;
 mod message;
 mod outstanding;
+mod pulls;
 mod receives;
 mod send;
 mod source;
@@ -19,7 +20,7 @@ use self::target::{Output, Target};
 use super::completion_queue::{CompletionSource, Queue, Role, Sink};
 use super::device::Device;
 use super::domain::Domain;
-use super::peers::local::{LocalQueuePair, SendAnswer};
+use super::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use super::peers::message::Object;
 use super::shared::attention::Attention;
 use super::shared::platform::{Native, Shipping};
@@ -150,10 +151,23 @@ impl LocalQueuePair for Pair {
     fn grant(
         &self,
         object: Object,
-        shares_memory: bool,
+        client: &ClientMemory,
         send: &mut SendAnswer<'_>,
     ) -> Option<io::Result<()>> {
-        self.core.grant(object, shares_memory, send)
+        self.core.grant(object, client, send)
+    }
+
+    fn confirm(&self, news: Object) {
+        if let Some(connection) = self.core.connection() {
+            // If the socket is full, the peer offers the segment again, or keeps its charge until it leaves.
+            let _ = connection.peer.say(&connection.address, news, None);
+        }
+    }
+
+    fn take_news(&self, news: Object) {
+        if let Some(connection) = self.core.connection() {
+            connection.peer.take_news(news);
+        }
     }
 
     fn notify(&self) {

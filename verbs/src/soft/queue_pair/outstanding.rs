@@ -20,6 +20,10 @@ pub(super) enum Progress {
     InRing {
         end: u64,
     },
+    /// The peer takes its bytes from our memory. The record reaches up to `end` in the ring.
+    Pulled {
+        end: u64,
+    },
     /// The peer puts the bytes of the READ into its ring. The request reaches up to `end` in our ring.
     Reading {
         end: u64,

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::connection::Connection;
 use super::core::Core;
 use super::outstanding::{Outstanding, Progress, Reading};
+use super::pulls::{PlaceList, Pulls};
 use super::source::{self, Local};
 use super::waiting::Waiting;
 use crate::soft::completion_queue::Sink;
@@ -21,6 +22,9 @@ use crate::{
     Access, CompletionOpcode, CompletionStatus, LocalSegment, Operation, PathSettings, Payload, PostError,
     PostErrorKind, QueuePairNumber, QueuePairState, RemoteSegment, SendRequest, WorkCompletion,
 };
+
+/// Bytes from which the peer takes a message from registered memory where it lies, instead of from the ring.
+const PULL: u64 = 8 << 10;
 
 /// Most bytes of payload in one record. A long message has many records, so that the peer takes the first ones while this end
 /// writes the next.
@@ -52,6 +56,9 @@ pub(super) struct SendState {
     outstanding: VecDeque<Outstanding>,
     /// READs whose bytes come through the peer's ring.
     reading: VecDeque<Reading>,
+    /// The end of the record of the last WRITE.
+    last_write: u64,
+    pulls: Pulls,
     /// The peer's receives that our messages have taken, and those that it had posted at the last look.
     receives_taken: u32,
     receives_posted: u32,
@@ -89,6 +96,8 @@ impl SendQueue {
             waiting: VecDeque::new(),
             outstanding: VecDeque::new(),
             reading: VecDeque::new(),
+            last_write: 0,
+            pulls: Pulls::default(),
             receives_taken: 0,
             receives_posted: 0,
             stopped: false,
@@ -295,6 +304,11 @@ impl SendQueue {
             return Err(Wait::Receive);
         }
         let total = data.length();
+        if let (0, Local::Segments(segments), PULL..) = (*done, data, total)
+            && let Some(places) = queue.pulls.places(&self.core, connection, segments)
+        {
+            return self.offer_to_pull(queue, connection, request, (&places, target, total));
+        }
         loop {
             let first = *done == 0;
             let Some(chunk) = self.chunk(queue, connection, total - *done) else { return Err(Wait::Room) };
@@ -327,6 +341,9 @@ impl SendQueue {
                 queue.receives_taken = queue.receives_taken.wrapping_add(1);
             }
             if last {
+                if target.kind == Kind::Write {
+                    queue.last_write = queue.writer.head();
+                }
                 queue.signaled += usize::from(request.signaled);
                 queue.outstanding.push_back(Outstanding {
                     wr_id: request.wr_id,
@@ -338,6 +355,57 @@ impl SendQueue {
             }
             connection.announce_news();
         }
+    }
+
+    /// Publishes a record with the places in our memory from which the peer takes the bytes of a message.
+    fn offer_to_pull(
+        &self,
+        queue: &mut SendState,
+        connection: &Connection,
+        request: &SendRequest<'_>,
+        (places, target, total): (&PlaceList, Target, u64),
+    ) -> Result<(), Wait> {
+        let bytes = places.as_bytes();
+        let length = bytes.len() as u64;
+        if queue.writer.room().is_none_or(|room| room < length)
+            && queue.writer.reclaim(connection.end.taken_word()).is_err()
+        {
+            self.violation();
+        }
+        let Some(place) = queue.writer.reserve(self.core.end.ring(), length) else { return Err(Wait::Room) };
+        if let Some(to) = self.core.end.payload(place.payload(), length) {
+            // SAFETY: `to` is in the ring of our own end, which only this thread writes while the send queue is locked.
+            unsafe { crate::copy_bytes(bytes.as_ptr(), to, bytes.len()) };
+        }
+        let header = Header {
+            kind: target.kind,
+            flags: Flags::FIRST
+                .with(Flags::LAST)
+                .with(Flags::PULL)
+                .with_if(Flags::IMMEDIATE, target.immediate.is_some()),
+            length: length as u32,
+            immediate: target.immediate.unwrap_or(0),
+            address: target.remote.map_or(0, |remote| remote.address),
+            key: target.remote.map_or(0, |remote| remote.rkey.0),
+            total,
+        };
+        queue.writer.publish(self.core.end.ring(), &place, &header);
+        queue.unannounced = true;
+        if target.kind == Kind::Send || target.immediate.is_some() {
+            queue.receives_taken = queue.receives_taken.wrapping_add(1);
+        }
+        let end = queue.writer.head();
+        if target.kind == Kind::Write {
+            queue.last_write = end;
+        }
+        queue.signaled += usize::from(request.signaled);
+        queue.outstanding.push_back(Outstanding {
+            wr_id: request.wr_id,
+            opcode: request.operation.opcode(),
+            signaled: request.signaled,
+            progress: Progress::Pulled { end },
+        });
+        Ok(())
     }
 
     /// Returns the bytes of the next record of a message with `left` bytes left; `None` if there is no room. The last record of a
@@ -372,6 +440,23 @@ impl SendQueue {
     ) -> Result<(), Wait> {
         if source::check(into, &self.core.domain, Access::LOCAL_WRITE).is_err() {
             self.end_with(queue, request, Some(CompletionStatus::LocalProtection));
+            return Ok(());
+        }
+        if queue.last_write > queue.writer.freed()
+            && queue.writer.reclaim(connection.end.taken_word()).is_err()
+        {
+            self.violation();
+        }
+        // A READ sees the WRITEs before it.
+        if queue.last_write <= queue.writer.freed() && queue.pulls.read(&self.core, connection, into, remote)
+        {
+            queue.signaled += usize::from(request.signaled);
+            queue.outstanding.push_back(Outstanding {
+                wr_id: request.wr_id,
+                opcode: CompletionOpcode::Read,
+                signaled: request.signaled,
+                progress: Progress::Read,
+            });
             return Ok(());
         }
         if self.chunk(queue, connection, 0).is_none() {
@@ -515,11 +600,13 @@ impl SendQueue {
         let taken = queue.writer.freed();
         while let Some(first) = queue.outstanding.front() {
             let status = match first.progress {
-                Progress::InRing { end } if end <= taken => CompletionStatus::Success,
+                Progress::InRing { end } | Progress::Pulled { end } if end <= taken => {
+                    CompletionStatus::Success
+                }
                 Progress::Read => CompletionStatus::Success,
                 Progress::Failed(status) => status,
                 Progress::Flushed => self.status_of_end(queue),
-                Progress::InRing { .. } | Progress::Reading { .. } => break,
+                Progress::InRing { .. } | Progress::Pulled { .. } | Progress::Reading { .. } => break,
             };
             if sink.is_full() {
                 return true;
@@ -548,9 +635,10 @@ impl SendQueue {
                 (Progress::Failed(status), _) => status,
                 (Progress::Read, _) => CompletionStatus::Success,
                 (_, Some(_)) if queue.failed => CompletionStatus::WorkRequestFlushed,
-                (Progress::InRing { end } | Progress::Reading { end }, Some(failure)) if end > failure.at => {
-                    failure.status
-                }
+                (
+                    Progress::InRing { end } | Progress::Pulled { end } | Progress::Reading { end },
+                    Some(failure),
+                ) if end > failure.at => failure.status,
                 // The peer takes the records of an end that fails, so this message will arrive.
                 (Progress::InRing { .. }, None) if !peer_has_ended && !queue.failed => {
                     CompletionStatus::Success

@@ -2,25 +2,29 @@
 //! writes its own memory. The peer writes nothing here.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence,
+};
 use std::sync::{Arc, Mutex};
 
 use super::connection::Connection;
 use super::core::Core;
-use super::message::{Destination, Message};
+use super::message::{Destination, Message, Pull};
+use super::pulls::Pulls;
 use super::receives::{Posted, Receives};
 use super::send::SendQueue;
-use super::source::{self, Stores};
+use super::source::{self, Stores, WORD};
 use crate::soft::completion_queue::Sink;
 use crate::soft::limits::MAX_MESSAGE;
 use crate::soft::shared::attention::Attention;
-use crate::soft::shared::end::{Failure, Reader};
+use crate::soft::shared::end::{EndState, Failure, Reader};
+use crate::soft::shared::mapping::Mapping;
 use crate::soft::shared::platform::{Native, Shipping};
 use crate::soft::shared::ring::{Flags, Kind, Record};
 use crate::sync::lock;
 use crate::{
     Access, CompletionOpcode, CompletionStatus, PostError, PostErrorKind, QueuePairNumber, QueuePairState,
-    ReceiveRequest, WorkCompletion,
+    ReceiveRequest, WorkCompletion, copy_bytes,
 };
 
 /// Most bytes that one visit moves, so that one connection does not delay the others for long.
@@ -48,6 +52,9 @@ struct TargetState {
     receives: Receives,
     /// The message whose records are being taken.
     message: Option<Message>,
+    /// The places in the peer's memory from which the message is being taken.
+    pull: Option<Pull>,
+    pulls: Pulls,
     /// READs of the peer that wait for room in our ring.
     served: VecDeque<Served>,
     /// Completions that the device's thread found.
@@ -90,6 +97,8 @@ impl Target {
             reader: None,
             receives: Receives::new(capacity.receive_requests, capacity.receive_segments),
             message: None,
+            pull: None,
+            pulls: Pulls::default(),
             served: VecDeque::new(),
             ready: VecDeque::new(),
         };
@@ -206,19 +215,25 @@ impl Target {
                 break;
             }
             let at = reader.position();
-            let found = reader.peek(connection.end.ring());
-            let result = match found {
-                Ok(None) => break,
-                Ok(Some(record)) => {
-                    let result = self.take(state, connection, sends, (&record, at), output);
-                    if result.is_ok() {
-                        reader.advance(&record);
-                        records += 1;
-                        bytes += u64::from(record.header.length);
+            let result = if state.pull.is_some() {
+                self.go_on_pulling(state, connection, &mut bytes, output).map(|done| match done {
+                    Some(record) => reader.advance(&record),
+                    None => more = true,
+                })
+            } else {
+                match reader.peek(connection.end.ring()) {
+                    Ok(None) => break,
+                    Ok(Some(record)) => {
+                        let result = self.take(state, connection, sends, (&record, at), output);
+                        if result.is_ok() && state.pull.is_none() {
+                            reader.advance(&record);
+                            records += 1;
+                            bytes += u64::from(record.header.length);
+                        }
+                        result
                     }
-                    result
+                    Err(_) => Err(Fault::Violation),
                 }
-                Err(_) => Err(Fault::Violation),
             };
             if let Err(fault) = result {
                 // The records before this one were carried out.
@@ -260,6 +275,12 @@ impl Target {
             Kind::Send | Kind::Write => {
                 if header.flags.contains(Flags::FIRST) {
                     let message = self.begin(state, record)?;
+                    if header.flags.contains(Flags::PULL) {
+                        let pull = Pull::new(record, connection.end.ring(), message.total);
+                        state.pull = Some(pull.ok_or(Fault::Violation)?);
+                        state.message = Some(message);
+                        return Ok(());
+                    }
                     state.message = Some(message);
                 }
                 self.store(state, record, from, length)?;
@@ -268,7 +289,7 @@ impl Target {
                 }
                 Ok(())
             }
-            Kind::Read => self.begin_read(state, record, at),
+            Kind::Read => self.begin_read(state, connection, record, at),
             Kind::ReadData => {
                 let last = header.flags.contains(Flags::LAST);
                 // SAFETY: the payload lies in the peer's end, which stays mapped as long as the connection.
@@ -314,6 +335,70 @@ impl Target {
         if good { Ok(()) } else { Err(Fault::Refused(CompletionStatus::RemoteAccess, None)) }
     }
 
+    /// Takes bytes of a message from the peer's memory, within the limit of a visit. Returns the record when the message is
+    /// complete.
+    fn go_on_pulling(
+        &self,
+        state: &mut TargetState,
+        connection: &Connection,
+        bytes: &mut u64,
+        output: &mut Output<'_, '_>,
+    ) -> Result<Option<Record>, Fault> {
+        let (Some(mut pull), Some(mut message)) = (state.pull.take(), state.message.take()) else {
+            return Err(Fault::Violation);
+        };
+        // The last word is stored after the check that the memory was valid.
+        let body = message.total.saturating_sub(WORD);
+        while message.done < body && *bytes < VISIT_BYTES {
+            let wanted = (body - message.done).min(VISIT_BYTES);
+            let (mapping, offset, length) = self.next_piece(state, &mut pull, wanted)?;
+            let from = mapping.range(offset, length).ok_or(Fault::Violation)?.as_ptr().cast_const();
+            let stores = Stores { ends_a_word: false, past_caches: message.goes_past_caches() };
+            // SAFETY: the mapping has these bytes, and lives until the end of the block.
+            unsafe { self.put(state, &mut message, from, length, stores)? };
+            *bytes += length;
+        }
+        if message.done < body {
+            (state.pull, state.message) = (Some(pull), Some(message));
+            return Ok(None);
+        }
+        let mut word = [0; WORD as usize];
+        let last = &mut word[..(message.total - message.done) as usize];
+        let mut at = 0;
+        while at < last.len() {
+            let (mapping, offset, length) = self.next_piece(state, &mut pull, (last.len() - at) as u64)?;
+            let from = mapping.range(offset, length).ok_or(Fault::Violation)?.as_ptr().cast_const();
+            // SAFETY: the mapping has these bytes; the part of the word is ours.
+            unsafe { copy_bytes(from, last[at..].as_mut_ptr(), length as usize) };
+            at += length as usize;
+        }
+        // SYNC: pairs with `End::advance`: if the copy has read what the owner of the memory stored after it ended, this thread
+        // sees that end.
+        fence(Acquire);
+        if connection.end.state() == EndState::Ended {
+            self.core.fail();
+            return Ok(None);
+        }
+        let stores = Stores { ends_a_word: true, past_caches: false };
+        // SAFETY: `word` is ours.
+        unsafe { self.put(state, &mut message, word.as_ptr(), at as u64, stores)? };
+        state.message = Some(message);
+        self.finish(state, output)?;
+        Ok(Some(pull.record))
+    }
+
+    /// Returns the next piece of the peer's memory, at most `wanted` bytes, and goes on behind it.
+    fn next_piece(
+        &self,
+        state: &mut TargetState,
+        pull: &mut Pull,
+        wanted: u64,
+    ) -> Result<(Arc<Mapping>, u64, u64), Fault> {
+        let (id, offset, length) = pull.next(wanted).ok_or(Fault::Violation)?;
+        let mapping = state.pulls.segment(&self.core, id).ok_or(Fault::Violation)?;
+        Ok((mapping, offset, length))
+    }
+
     /// Stores the bytes of a record.
     #[inline]
     fn store(
@@ -323,7 +408,7 @@ impl Target {
         from: *const u8,
         length: u64,
     ) -> Result<(), Fault> {
-        let Some(message) = &mut state.message else { return Err(Fault::Violation) };
+        let Some(message) = &state.message else { return Err(Fault::Violation) };
         let last = record.header.flags.contains(Flags::LAST);
         let is_send = message.destination == Destination::Receive;
         if length > message.total - message.done
@@ -335,17 +420,37 @@ impl Target {
         if length == 0 {
             return Ok(());
         }
+        let Some(mut message) = state.message.take() else { return Err(Fault::Violation) };
+        let stores = Stores { ends_a_word: last, past_caches: message.goes_past_caches() };
+        // SAFETY: the payload lies in the peer's end, which stays mapped as long as the connection.
+        let put = unsafe { self.put(state, &mut message, from, length, stores) };
+        state.message = Some(message);
+        put
+    }
+
+    /// Stores the next `length` bytes of a message at its destination. They are not more than the rest of the message.
+    ///
+    /// # Safety
+    /// - `from` must be valid for reading `length` bytes.
+    #[inline]
+    unsafe fn put(
+        &self,
+        state: &TargetState,
+        message: &mut Message,
+        from: *const u8,
+        length: u64,
+        stores: Stores,
+    ) -> Result<(), Fault> {
         match message.destination {
             Destination::Memory { address, key } => {
                 let to = address.wrapping_add(message.done);
                 // Checked for each record, because the region may be gone since the first.
                 self.check(key, to, length, Access::REMOTE_WRITE)?;
-                let stores = Stores { ends_a_word: last, past_caches: message.goes_past_caches() };
                 // SAFETY:
-                // - `from` lies in the peer's end, which stays mapped as long as the connection; and
+                // - `from` is valid, as the caller promises; and
                 // - the destination is registered for writing, as just checked with the target locked, so that it stays
-                //   registered (see `Domain::remove_region`). The two do not overlap, because no process registers the
-                //   ring of a peer.
+                //   registered (see `Domain::remove_region`). The two do not overlap, because no process registers memory
+                //   that it has mapped of a peer.
                 unsafe { source::place(from, to as *mut u8, length, stores) };
             }
             Destination::Receive => {
@@ -367,8 +472,9 @@ impl Target {
                             Some(CompletionStatus::LocalProtection),
                         ));
                     }
+                    let stores = Stores { ends_a_word: false, ..stores };
                     // SAFETY: as above; the destination is a part of a posted receive.
-                    unsafe { source::place(from, to as *mut u8, count, Stores::default()) };
+                    unsafe { source::place(from, to as *mut u8, count, stores) };
                     from = from.wrapping_add(count as usize);
                     left -= count;
                     offset = 0;
@@ -403,13 +509,20 @@ impl Target {
     }
 
     /// Takes a READ of the peer.
-    fn begin_read(&self, state: &mut TargetState, record: &Record, at: u64) -> Result<(), Fault> {
+    fn begin_read(
+        &self,
+        state: &mut TargetState,
+        connection: &Connection,
+        record: &Record,
+        at: u64,
+    ) -> Result<(), Fault> {
         let header = &record.header;
         if header.total > MAX_MESSAGE || state.served.len() == MAX_SERVED {
             return Err(Fault::Violation);
         }
         if header.total > 0 {
             self.check(header.key, header.address, header.total, Access::REMOTE_READ)?;
+            Pulls::offer_for_reads(&self.core, connection, header.key, header.address, header.total);
         }
         state.served.push_back(Served { at, address: header.address, key: header.key, left: header.total });
         Ok(())
@@ -452,7 +565,7 @@ impl Target {
     /// Ends the connection because of the record at position `at`.
     #[cold]
     fn fail(&self, state: &mut TargetState, at: u64, fault: Fault, output: &mut Output<'_, '_>) {
-        state.message = None;
+        (state.message, state.pull) = (None, None);
         match fault {
             Fault::Violation => {
                 super::warn_of_violation(&self.core);
@@ -472,7 +585,7 @@ impl Target {
     /// Completes the receives that no message can take any more. Returns true if there are more than `output` has room for.
     #[cold]
     fn flush(&self, state: &mut TargetState, output: &mut Output<'_, '_>) -> bool {
-        state.message = None;
+        (state.message, state.pull) = (None, None);
         state.served.clear();
         while let Some(posted) = state.receives.first() {
             if output.is_full(state, &self.core) {
@@ -500,7 +613,7 @@ impl Target {
 impl TargetState {
     /// Returns whether a message goes on without a new record.
     fn message_waits(&self) -> bool {
-        false
+        self.pull.is_some()
     }
 }
 
