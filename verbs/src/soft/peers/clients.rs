@@ -4,13 +4,14 @@
 //! them unproven, loses its own connections. It takes no place from others.
 
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::level::{Identity, Level};
 use super::local::ClientMemory;
+use super::received::Received;
 
 /// The bounds. The defaults are far above what devices need: a device makes one connection to each other device.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +38,7 @@ impl Default for Bounds {
 /// A connection.
 #[derive(Debug)]
 pub(crate) struct Client {
-    pub(crate) socket: OwnedFd,
+    pub(crate) socket: Received,
     pub(crate) memory: ClientMemory,
     identity: Identity,
     proven: bool,
@@ -89,7 +90,7 @@ impl Clients {
     }
 
     /// Adds a connection. The caller has made room.
-    pub(crate) fn insert(&mut self, token: u64, socket: OwnedFd, identity: Identity) {
+    pub(crate) fn insert(&mut self, token: u64, socket: Received, identity: Identity) {
         let is_shared = identity.level == Level::User;
         let memory = ClientMemory { is_shared, segments: Arc::default() };
         self.clients.insert(token, Client { socket, memory, identity, proven: false });
@@ -154,7 +155,7 @@ mod tests {
     fn connect(clients: &mut Clients, token: u64, identity: Identity) -> Result<UnixStream, Full> {
         let (ours, theirs) = UnixStream::pair().unwrap();
         clients.make_room(&identity)?;
-        clients.insert(token, ours.into(), identity);
+        clients.insert(token, Received::new(ours.into()), identity);
         Ok(theirs)
     }
 

@@ -8,73 +8,85 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
+use rustix::net::Shutdown;
+
 use crate::memfd;
 use crate::soft::forked::Origin;
 
 /// Most descriptors that wait to be closed. The bounds on connections keep their number far below.
 const WAITING: usize = 8192;
+/// Forks in a row without exec whose last process still has a thread that closes descriptors.
+const GENERATIONS: usize = 4;
 
-/// A descriptor that a peer sent, or a socket on which a peer can send descriptors. Dropping it does not block.
+/// A descriptor that a peer sent, or a socket on which a peer can send descriptors. Dropping it does not block. If it is a socket,
+/// the other end notices the drop at once.
 #[derive(Debug)]
-pub(crate) struct Received(Option<OwnedFd>);
+pub(crate) struct Received {
+    descriptor: Option<OwnedFd>,
+    origin: Option<Origin>,
+}
 
 impl Received {
     pub(crate) fn new(descriptor: OwnedFd) -> Self {
-        Self(Some(descriptor))
+        Self { descriptor: Some(descriptor), origin: Origin::here().ok() }
     }
 }
 
 impl AsFd for Received {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.0 {
-            Some(descriptor) => descriptor.as_fd(),
-            // Only `drop` takes the descriptor.
-            None => unreachable!(),
-        }
+        // Only `drop` takes the descriptor.
+        self.descriptor.as_ref().unwrap_or_else(|| unreachable!()).as_fd()
     }
 }
 
 impl Drop for Received {
     fn drop(&mut self) {
-        let Some(descriptor) = self.0.take() else { return };
-        if memfd::is_memfd(&descriptor) {
-            // Memory has nothing to wait for.
+        let Some(descriptor) = self.descriptor.take() else { return };
+        // In a forked child the parent also holds the descriptor, so that this close is not the last one.
+        if self.origin.is_some_and(Origin::is_forked) || memfd::is_memfd(&descriptor) {
             return;
         }
-        if let Some(closer) = closer() {
-            match closer.try_send(descriptor) {
-                Ok(()) => {}
-                Err(TrySendError::Full(descriptor) | TrySendError::Disconnected(descriptor)) => {
-                    crate::throttled!(warn, "too many descriptors wait to be closed");
-                    drop(descriptor);
-                }
+        // Descriptors that wait before this one must not delay the news that this end has gone.
+        let _ = rustix::net::shutdown(&descriptor, Shutdown::Both);
+        match closer().map(|closer| closer.try_send(descriptor)) {
+            Some(Ok(())) => {}
+            Some(Err(TrySendError::Full(descriptor) | TrySendError::Disconnected(descriptor))) => {
+                crate::throttled!(warn, "too many descriptors of peers wait to be closed");
+                drop(descriptor);
             }
+            None => {}
         }
     }
 }
 
-/// Returns the queue of the thread that closes descriptors. `None` if there is no such thread. In a forked child there is none, but
-/// there the parent also holds the descriptors, so that closing them does not block.
+/// Returns the queue of the thread that closes descriptors. `None` if the thread can't be started; descriptors are closed at once
+/// then.
 fn closer() -> Option<&'static SyncSender<OwnedFd>> {
-    static CLOSER: OnceLock<Option<(SyncSender<OwnedFd>, Origin)>> = OnceLock::new();
-    let closer = CLOSER.get_or_init(|| {
-        let origin = Origin::here().ok()?;
-        let (sender, receiver) = sync_channel::<OwnedFd>(WAITING);
-        let thread = std::thread::Builder::new().name("rdma-soft-close".into());
-        thread.spawn(move || receiver.into_iter().for_each(drop)).ok()?;
-        Some((sender, origin))
-    });
-    let (sender, origin) = closer.as_ref()?;
-    (!origin.is_forked()).then_some(sender)
+    /// The threads of this process and of its parents, each with its process. A child that was forked starts its own.
+    static CLOSERS: [OnceLock<Option<(SyncSender<OwnedFd>, Origin)>>; GENERATIONS] =
+        [const { OnceLock::new() }; GENERATIONS];
+    CLOSERS.iter().find_map(|closer| {
+        let closer = closer.get_or_init(|| {
+            let origin = Origin::here().ok()?;
+            let (sender, receiver) = sync_channel::<OwnedFd>(WAITING);
+            let thread = std::thread::Builder::new().name("rdma-soft-close".into());
+            thread.spawn(move || receiver.into_iter().for_each(drop)).ok()?;
+            Some((sender, origin))
+        });
+        closer.as_ref().filter(|(_, origin)| !origin.is_forked()).map(|(sender, _)| sender)
+    })
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::soft) mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
-    use std::io::Write;
+    use std::io::{IoSlice, Write};
+    use std::mem::MaybeUninit;
     use std::net::{TcpListener, TcpStream};
     use std::sync::mpsc::channel;
     use std::time::Duration;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
     use super::*;
 
@@ -84,7 +96,7 @@ pub(super) mod tests {
     const PATIENCE: Duration = Duration::from_secs(30);
 
     /// Returns a TCP socket with unsent bytes, whose last close blocks until the other end, which is returned too, is closed.
-    pub(in crate::soft::peers) fn lingering() -> (OwnedFd, TcpStream) {
+    pub(in crate::soft) fn lingering() -> (OwnedFd, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (theirs, _) = listener.accept().unwrap();
@@ -94,10 +106,17 @@ pub(super) mod tests {
         (ours.into(), theirs)
     }
 
+    /// Sends a byte and a descriptor.
+    pub(in crate::soft) fn send(socket: &impl AsFd, descriptor: &OwnedFd) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let sent = [descriptor.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&sent)));
+        rustix::net::sendmsg(socket, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
+    }
+
     /// Runs `work` in another thread, and checks that it ends long before a lingering socket is closed.
-    pub(in crate::soft::peers) fn ends_soon<T: Send + 'static>(
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> T {
+    pub(in crate::soft) fn ends_soon<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, ended) = channel();
         std::thread::spawn(move || done.send(work()));
         ended.recv_timeout(PATIENCE).unwrap()
@@ -110,12 +129,7 @@ pub(super) mod tests {
         // A socket in whose queue such a descriptor waits.
         let (one, two) = std::os::unix::net::UnixStream::pair().unwrap();
         let (socket, another_end) = lingering();
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
-        let sent = [socket.as_fd()];
-        assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&sent)));
-        let flags = rustix::net::SendFlags::empty();
-        rustix::net::sendmsg(&one, &[std::io::IoSlice::new(b"x")], &mut control, flags).unwrap();
+        send(&one, &socket);
         drop((socket, one));
         ends_soon(move || drop(Received::new(two.into())));
         drop((other_end, another_end));

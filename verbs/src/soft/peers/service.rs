@@ -20,6 +20,7 @@ use super::local::LocalQueuePair;
 use super::message::{self, Answer, Object, Reply, Request};
 use super::peer::{self, Peer};
 use super::policy::Policy;
+use super::received::Received;
 use super::sockets::Listener;
 use crate::host_memory::Charge;
 use crate::sync::lock;
@@ -47,7 +48,7 @@ pub(crate) struct Service {
     /// Queue pairs whose records this thread looks after.
     guarded: Mutex<Vec<Weak<dyn LocalQueuePair>>>,
     /// Charges of memory that a peer may have mapped, by the token of the socket to that peer.
-    kept: Mutex<HashMap<u64, (OwnedFd, Vec<Charge>)>>,
+    kept: Mutex<HashMap<u64, (Received, Vec<Charge>)>>,
 }
 
 impl Service {
@@ -110,7 +111,7 @@ impl Service {
 
     /// Keeps the charges until the peer at the other end of `socket` says that it has unmapped the memory of this process, or is
     /// gone.
-    pub(crate) fn keep_until_unmapped(&self, socket: OwnedFd, charges: Vec<Charge>) {
+    pub(crate) fn keep_until_unmapped(&self, socket: Received, charges: Vec<Charge>) {
         let token = self.next_token.fetch_add(1, SeqCst);
         let flags = EventFlags::IN | EventFlags::RDHUP;
         // The socket is watched without its earlier token, which belongs to a peer that is gone.
@@ -231,7 +232,7 @@ impl Service {
     fn accept(&self, clients: &mut Clients) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let client = match rustix::net::accept_with(&self.listener.socket, flags) {
-            Ok(client) => client,
+            Ok(client) => Received::new(client),
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {
                 return;
             }
@@ -285,7 +286,7 @@ impl Service {
         &self,
         client: &Client,
         request: &Request,
-        fd: Option<OwnedFd>,
+        fd: Option<Received>,
         asked: &mut Vec<Weak<dyn LocalQueuePair>>,
     ) -> io::Result<bool> {
         let reply = |answer, fds: &[BorrowedFd<'_>]| {
@@ -423,7 +424,7 @@ mod tests {
         }
         let identity = Identity::of(&ours).unwrap();
         let mut clients = Clients::default();
-        clients.insert(5, ours, identity);
+        clients.insert(5, Received::new(ours), identity);
         let mut answered = 0;
         for turn in 1..=100_usize.div_ceil(REQUESTS_OF_A_TURN) {
             assert_eq!(service.serve(clients.get(5).unwrap(), &mut Vec::new()), Served::Unproven);
@@ -452,7 +453,7 @@ mod tests {
             let service = Service::new(listener, Policy::User).unwrap();
             let identity = Identity::of(&ours).unwrap();
             let mut clients = Clients::default();
-            clients.insert(5, ours, identity);
+            clients.insert(5, Received::new(ours), identity);
             service.serve(clients.get(5).unwrap(), &mut Vec::new())
         });
         assert_eq!(served, Served::Ended);
