@@ -91,8 +91,8 @@ impl Core {
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<Self>, VerbsError> {
         let os = |error| VerbsError::os("creating a queue pair", error);
-        let (token, nonce) = (random().map_err(os)?, random().map_err(os)?);
-        let (end, fd) = End::create(ring_bytes(capacity), nonce).map_err(os)?;
+        let (token, nonce, key) = (random().map_err(os)?, random().map_err(os)?, random().map_err(os)?);
+        let (end, fd) = End::create(ring_bytes(capacity), nonce, key).map_err(os)?;
         let send_slot = send_queue.reserve()?;
         let receive_slot = if Arc::ptr_eq(&send_queue, &receive_queue) {
             send_slot

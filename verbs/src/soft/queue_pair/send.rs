@@ -16,7 +16,7 @@ use crate::soft::completion_queue::Sink;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::{EndState, Writer};
 use crate::soft::shared::platform::{Native, Shipping};
-use crate::soft::shared::ring::{Flags, Header, Kind};
+use crate::soft::shared::ring::{Flags, Header, Kind, Place};
 use crate::sync::lock;
 use crate::{
     Access, CompletionOpcode, CompletionStatus, LocalSegment, Operation, PathSettings, Payload, PostError,
@@ -92,7 +92,7 @@ enum Wait {
 impl SendQueue {
     pub(super) fn new(core: &Arc<Core>) -> Self {
         let state = SendState {
-            writer: Writer::new(core.end.ring_bytes()),
+            writer: Writer::new(core.end.ring_bytes(), core.end.key()),
             posted: 0,
             freed: 0,
             unsignaled: 0,
@@ -347,7 +347,13 @@ impl SendQueue {
                 // SAFETY:
                 // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked; and
                 // - the segments were checked above, with the send queue locked.
-                unsafe { data.copy_out(*done, chunk, to) };
+                unsafe {
+                    let first = chunk.min(Place::WITH_TAG);
+                    if chunk > first {
+                        data.copy_out(*done + first, chunk - first, to.wrapping_add(first as usize));
+                    }
+                    data.copy_out(*done, first, to);
+                }
             }
             *done += chunk;
             let last = *done == total;
