@@ -20,6 +20,7 @@ use self::target::{Output, Target};
 use super::completion_queue::{CompletionSource, Queue, Role, Sink};
 use super::device::Device;
 use super::domain::Domain;
+use super::peers::address::Address;
 use super::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use super::peers::message::Object;
 use super::shared::attention::Attention;
@@ -88,6 +89,12 @@ impl Pair {
     pub(super) fn number(&self) -> u32 {
         self.core.number()
     }
+
+    /// Returns the common part of the two queues.
+    #[cfg(test)]
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
 }
 
 impl CompletionSource for Pair {
@@ -146,6 +153,11 @@ impl LocalQueuePair for Pair {
 
     fn token(&self) -> u64 {
         self.core.token()
+    }
+
+    fn peer_address(&self) -> Option<Address> {
+        let connection = self.core.connection()?;
+        (!self.core.peer_has_ended()).then_some(connection.address)
     }
 
     fn grant(
@@ -261,6 +273,10 @@ impl QueuePair for Handle {
     fn progress(&self) {
         if self.0.target.has_news() {
             self.0.target.visit(&self.0.sends, &mut Output::Keep);
+            // The poller may sleep, because it looked while this thread took the records.
+            if self.0.target.is_busy() {
+                self.0.core.notify();
+            }
         }
     }
 }

@@ -13,6 +13,7 @@ use super::pulls::{PlaceList, Pulls};
 use super::source::{self, Local};
 use super::waiting::Waiting;
 use crate::soft::completion_queue::Sink;
+use crate::soft::limits::MAX_READS;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::{EndState, Writer};
 use crate::soft::shared::platform::{Native, Shipping};
@@ -149,6 +150,10 @@ impl SendQueue {
             self.post_one(&mut queue, request);
         }
         self.after(&mut queue);
+        if !queue.waiting.is_empty() {
+            // SYNC: after the store of `awaited`. The poller may sleep; it asks for an event when it arms its queue again.
+            self.core.send_queue.notify();
+        }
         result
     }
 
@@ -459,7 +464,7 @@ impl SendQueue {
             });
             return Ok(());
         }
-        if self.chunk(queue, connection, 0).is_none() {
+        if queue.reading.len() >= MAX_READS || self.chunk(queue, connection, 0).is_none() {
             return Err(Wait::Room);
         }
         let Some(place) = queue.writer.reserve(self.core.end.ring(), 0) else { return Err(Wait::Room) };
@@ -695,6 +700,8 @@ impl SendQueue {
             Ok(complete) => {
                 if complete {
                     queue.finish_read();
+                    // The poller of sends may sleep: it did not look since, or it is another one than that of the records.
+                    self.core.send_queue.notify();
                 }
                 true
             }
