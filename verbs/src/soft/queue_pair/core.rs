@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
@@ -157,6 +157,12 @@ impl Core {
         self.segments.get()?.find(id)
     }
 
+    /// Returns the peer's memory that this process has mapped, once the peer has taken this end.
+    #[cfg(test)]
+    pub(crate) fn segments(&self) -> Option<&Arc<Segments>> {
+        self.segments.get()
+    }
+
     /// Returns the settings given to [`to_rts`](Self::to_rts).
     pub(crate) fn settings(&self) -> Option<&PathSettings> {
         self.settings.get()
@@ -273,6 +279,10 @@ impl Core {
         if let Some(connection) = self.connection() {
             connection.settle(debt);
         }
+        // SYNC: after the fence of `settle`: either the guard that ends sees the records, or this thread sees that it has ended.
+        if debt & Debt::NEWS != 0 {
+            self.guard();
+        }
     }
 
     /// Asks the service to notify the pollers of this queue pair at `when`.
@@ -316,6 +326,9 @@ impl Core {
         drop(guard);
         if done {
             self.guarded.store(false, Relaxed);
+            // SYNC: pairs with the fence of `settle`: either this thread sees the record, or the thread that published
+            // the record sees that nothing guards it.
+            fence(SeqCst);
             // A record that was published before the store is guarded by the next record, or by the poll of its sender.
             return !ended && self.published.load(SeqCst) != taken && {
                 self.guarded.store(true, Relaxed);

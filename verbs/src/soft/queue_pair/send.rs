@@ -13,6 +13,7 @@ use super::pulls::{PlaceList, Pulls};
 use super::source::{self, Local};
 use super::waiting::Waiting;
 use crate::soft::completion_queue::Sink;
+use crate::soft::limits::MAX_READS;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::{EndState, Writer};
 use crate::soft::shared::platform::{Native, Shipping};
@@ -178,6 +179,10 @@ impl SendQueue {
             self.post_one(&mut queue, request);
         }
         self.after(&mut queue);
+        if !queue.waiting.is_empty() {
+            // SYNC: after the store of `awaited`. The poller may sleep; it asks for an event when it arms its queue again.
+            self.core.send_queue.notify();
+        }
         result
     }
 
@@ -494,7 +499,7 @@ impl SendQueue {
             self.ended.store(true, Relaxed);
             return Ok(());
         }
-        if self.chunk(queue, connection, 0).is_none() {
+        if queue.reading.len() >= MAX_READS || self.chunk(queue, connection, 0).is_none() {
             return Err(Wait::Room);
         }
         let Some(place) = queue.writer.reserve(self.core.end.ring(), 0) else { return Err(Wait::Room) };
@@ -737,6 +742,8 @@ impl SendQueue {
                 if complete {
                     queue.finish_read();
                     self.ended.store(true, Relaxed);
+                    // The poller of sends may sleep: it did not look since, or it is another one than that of the records.
+                    self.core.send_queue.notify();
                 }
                 true
             }

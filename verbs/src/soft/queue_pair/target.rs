@@ -15,7 +15,7 @@ use super::receives::{Posted, Receives};
 use super::send::SendQueue;
 use super::source::{self, Stores, WORD};
 use crate::soft::completion_queue::Sink;
-use crate::soft::limits::MAX_MESSAGE;
+use crate::soft::limits::{MAX_MESSAGE, MAX_READS};
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::{EndState, Failure, Reader};
 use crate::soft::shared::mapping::Mapping;
@@ -31,8 +31,6 @@ use crate::{
 const VISIT_BYTES: u64 = 1 << 20;
 /// Most records of one visit.
 const VISIT_RECORDS: usize = 256;
-/// Most READs of the peer that wait for room in our ring.
-const MAX_SERVED: usize = 256;
 
 /// The target of the peer's requests, and the receive queue.
 #[derive(Debug)]
@@ -119,6 +117,12 @@ impl Target {
             let tag = self.tag.load(Relaxed);
             connection.end.ring().get(next).is_some_and(|word| word.load(Relaxed) == tag)
         })
+    }
+
+    /// Returns whether a visit has left something to do, such as completions that no poll has taken.
+    #[inline]
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy.load(Relaxed)
     }
 
     /// Has the next poll visit this end, because its state has changed.
@@ -227,7 +231,10 @@ impl Target {
             let at = reader.position();
             let result = if state.pull.is_some() {
                 self.go_on_pulling(state, connection, &mut bytes, output).map(|done| match done {
-                    Some(record) => reader.advance(&record),
+                    Some(record) => {
+                        reader.advance(&record);
+                        records += 1;
+                    }
                     None => more = true,
                 })
             } else {
@@ -529,7 +536,7 @@ impl Target {
         at: u64,
     ) -> Result<(), Fault> {
         let header = &record.header;
-        if header.total > MAX_MESSAGE || state.served.len() == MAX_SERVED {
+        if header.total > MAX_MESSAGE || state.served.len() == MAX_READS {
             return Err(Fault::Violation);
         }
         if header.total > 0 {

@@ -193,11 +193,17 @@ impl End {
         Some(Failure { at: self.word(FAILED_AT).load(Relaxed), status })
     }
 
-    /// Overwrites the segment from the attention on, as a hostile owner could do.
+    /// Returns all words of the segment, which a hostile owner can write.
     #[cfg(test)]
-    pub(crate) fn scribble(&self, value: impl Fn(usize) -> u64) {
-        for (index, word) in self.mapping.words().iter().enumerate().skip(ATTENTION) {
-            word.store(value(index), Relaxed);
-        }
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        self.mapping.words()
     }
+
+    /// Index of the first word that the owner writes while the connection is in use.
+    #[cfg(test)]
+    pub(crate) const FIRST_CHANGING: usize = ATTENTION;
+
+    /// Index of the first word of the ring.
+    #[cfg(test)]
+    pub(crate) const FIRST_OF_RING: usize = RING;
 }

@@ -305,6 +305,10 @@ impl<P: Platform, O: Orders> Reader<P, O> {
             if record.header.kind != Kind::Skip {
                 return Ok(Some(record));
             }
+            // A skip goes on to the end of the ring, and does not begin at its beginning. So a peer can't keep this loop going.
+            if start == 0 || start + record.lines as usize * LINE != ring.len() {
+                return Err(Violation);
+            }
             self.advance(&record);
         }
     }
