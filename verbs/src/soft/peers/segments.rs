@@ -93,12 +93,13 @@ mod tests {
 
     use super::*;
     use crate::HostMemory;
+    use crate::soft::peers::received::Received;
     use std::os::fd::AsFd;
 
     /// Returns the descriptor of a page of shared memory. All segments of a test may use one.
-    fn page() -> OwnedFd {
+    fn page() -> Received {
         let memory = HostMemory::shared(4096, 4096).unwrap();
-        memory.shared_fd().unwrap().as_fd().try_clone_to_owned().unwrap()
+        Received::new(memory.shared_fd().unwrap().as_fd().try_clone_to_owned().unwrap())
     }
 
     #[test]

@@ -149,7 +149,7 @@ impl Hostile {
     /// Makes a hostile process that is connected to an honest side.
     fn connected() -> (Self, Side) {
         let (side, victim) = Side::connected();
-        let writer = Writer::new(side.core.end.ring_bytes());
+        let writer = Writer::new(side.core.end.ring_bytes(), side.core.end.key());
         (Self { side, writer }, victim)
     }
 
