@@ -107,6 +107,13 @@ impl Connection {
         }
     }
 
+    /// Returns whether the peer shows that it waits for progress of this end.
+    #[inline]
+    pub(super) fn awaits_progress(&self) -> bool {
+        let attention = Attention::of_own::<Native>(self.end.attention_word());
+        attention.wants(Attention::PROGRESS.with(Attention::STUCK))
+    }
+
     /// Wakes the peer because this end has taken records or posted receives, if the peer shows that it waits for that. Without a
     /// fence before the call, this end may overlook what the peer has just shown: see [`Debt`].
     #[inline]

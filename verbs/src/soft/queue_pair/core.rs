@@ -2,7 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, fence};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
@@ -46,6 +47,10 @@ pub(crate) struct Core {
     /// The peer's memory that this process has mapped. Set when the peer takes our end.
     segments: OnceLock<Arc<Segments>>,
     debt: Debt,
+    /// The position up to which this end has carried out the peer's records, and the number of receives posted. The end shows
+    /// them later: see [`progressed`](Self::progressed).
+    taken: AtomicU64,
+    posted: AtomicU64,
     /// The position in our ring up to which records are published. Written with the send queue locked.
     pub(crate) published: AtomicU64,
     /// Whether the device's thread guards the records of this queue pair.
@@ -118,6 +123,8 @@ impl Core {
             connection: OnceLock::new(),
             segments: OnceLock::new(),
             debt: Debt::default(),
+            taken: AtomicU64::new(0),
+            posted: AtomicU64::new(0),
             published: AtomicU64::new(0),
             guarded: AtomicBool::new(false),
             guard: Mutex::default(),
@@ -213,6 +220,7 @@ impl Core {
             return;
         }
         if self.state.swap(ERROR, SeqCst) != ERROR {
+            self.show_progress();
             self.end.advance(EndState::Ended);
             self.notify();
             if let Some(connection) = self.connection() {
@@ -228,6 +236,7 @@ impl Core {
 
     /// Moves to Error because this end refuses a record of the peer, and tells the peer why.
     pub(crate) fn refuse(&self, failure: Failure) {
+        self.show_progress();
         if self.state.load(SeqCst) != ERROR {
             self.end.report(failure);
         }
@@ -249,11 +258,45 @@ impl Core {
         self.owe(connection, Debt::NEWS);
     }
 
-    /// Tells the peer of records that were taken, and of receives that were posted.
+    /// Notes that this end has carried out the peer's records up to the position `taken`.
     #[inline]
-    pub(super) fn announce_progress(&self, connection: &Connection) {
-        connection.announce_progress();
+    pub(super) fn took(&self, connection: &Connection, taken: u64) {
+        // SYNC: pairs with `show_progress`, which another thread may run: it shows the position after this thread's copies.
+        self.taken.store(taken, Release);
+        let shown = self.end.taken_word().load(Relaxed);
+        self.progressed(connection, taken - shown >= connection.end.ring_bytes() / 8);
+    }
+
+    /// Notes that `posted` receives were posted so far, of which messages have taken `used`.
+    #[inline]
+    pub(super) fn posted(&self, posted: u64, used: u64) {
+        self.posted.store(posted, Release);
+        match self.connection() {
+            Some(connection) => {
+                // The receives that the peer knows of, and has not used as far as this end knows.
+                let known = self.end.posted_word().load(Relaxed).saturating_sub(used);
+                self.progressed(connection, known < u64::from(self.capacity.receive_requests / 2));
+            }
+            None => self.show_progress(),
+        }
+    }
+
+    /// Tells the peer of this end's progress: now, if the peer waits for it or it is `much`, and otherwise with the next poll that
+    /// finds nothing else to do. So an answer to the peer's message does not wait for the cache line with the progress.
+    #[inline]
+    fn progressed(&self, connection: &Connection, much: bool) {
+        if much || connection.awaits_progress() || self.receive_queue.is_armed() || self.send_queue.is_armed()
+        {
+            self.show_progress();
+            connection.announce_progress();
+        }
         self.owe(connection, Debt::PROGRESS);
+    }
+
+    /// Shows the peer this end's progress. Several threads may do this at a time.
+    fn show_progress(&self) {
+        self.end.taken_word().fetch_max(self.taken.load(Acquire), Release);
+        self.end.posted_word().fetch_max(self.posted.load(Acquire), Release);
     }
 
     /// Leaves the look with a fence to the next poll; makes it now if the poller sleeps.
@@ -276,6 +319,9 @@ impl Core {
     #[cold]
     pub(super) fn settle(&self) {
         let debt = self.debt.take();
+        if debt & Debt::PROGRESS != 0 {
+            self.show_progress();
+        }
         if let Some(connection) = self.connection() {
             connection.settle(debt);
         }
@@ -393,7 +439,7 @@ impl Core {
         self.end.advance(EndState::Ready);
         if let (Some(connection), Some(pair)) = (self.connection(), self.pair.get().and_then(Weak::upgrade)) {
             connection.peer.add_user(pair);
-            self.announce_progress(connection);
+            connection.settle(Debt::PROGRESS);
         }
         // The peer may have sent records before this end was connected.
         self.notify();
@@ -430,6 +476,7 @@ impl Core {
             return;
         }
         self.state.store(ERROR, SeqCst);
+        self.show_progress();
         self.end.advance(EndState::Ended);
         self.domain.device().service().remove_queue_pair(self.number);
         if let Some(connection) = self.connection() {

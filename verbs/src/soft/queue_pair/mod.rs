@@ -205,11 +205,15 @@ impl LocalQueuePair for Pair {
         if self.sends.has_waiting() {
             self.sends.run_waiting();
         }
+        self.core.settle();
         self.core.notify();
         more
     }
 
     fn look_after(&self) -> bool {
+        if self.sends.has_waiting() {
+            self.sends.run_waiting();
+        }
         self.core.look_after_records(self.sends.is_awaited())
     }
 

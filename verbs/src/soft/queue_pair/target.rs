@@ -142,13 +142,11 @@ impl Target {
         let result = requests.iter().enumerate().try_for_each(|(index, request)| {
             self.post_one(&mut state, request).map_err(|kind| PostError { index, kind })
         });
-        if state.receives.posted() != before {
-            self.core.end.set_posted(state.receives.posted());
+        let posted = state.receives.posted();
+        if posted != before {
+            self.core.posted(posted, state.receives.used());
         }
         drop(state);
-        if let Some(connection) = self.core.connection() {
-            self.core.announce_progress(connection);
-        }
         // SYNC: checked after posting. Either the thread that moves to Error sees the receive when it flushes, or this thread
         // sees the Error.
         if self.core.has_failed() {
@@ -221,7 +219,6 @@ impl Target {
             .reader
             .take()
             .unwrap_or_else(|| Reader::new(connection.end.ring_bytes(), connection.end.key()));
-        let before = reader.position();
         let (mut bytes, mut records, mut more) = (0, 0, false);
         while !self.core.has_failed() {
             if bytes >= VISIT_BYTES || records >= VISIT_RECORDS || output.is_full(state, &self.core) {
@@ -254,23 +251,17 @@ impl Target {
             };
             if let Err(fault) = result {
                 // The records before this one were carried out.
-                reader.give_back(self.core.end.taken_word());
+                self.core.took(connection, reader.position());
                 self.fail(state, at, fault, output);
-            } else if bytes >= VISIT_BYTES / 16 {
+            } else {
                 // The peer may write the next records meanwhile.
-                reader.give_back(self.core.end.taken_word());
+                self.core.took(connection, reader.position());
             }
         }
         let (next, tag) = reader.next();
         self.next.store(next, Relaxed);
         self.tag.store(tag, Relaxed);
-        if reader.position() != before {
-            reader.give_back(self.core.end.taken_word());
-            if !state.served.is_empty() {
-                self.serve(state, connection, sends);
-            }
-            self.core.announce_progress(connection);
-        } else if !state.served.is_empty() {
+        if !state.served.is_empty() {
             self.serve(state, connection, sends);
         }
         state.reader = Some(reader);

@@ -164,10 +164,10 @@ impl End {
         self.word(POSTED).load(Acquire) as u32
     }
 
-    /// Publishes the number of receives posted so far. Called by the owner.
+    /// Returns the word with the number of receives that the owner has posted so far.
     #[inline]
-    pub(crate) fn set_posted(&self, posted: u32) {
-        self.word(POSTED).store(posted.into(), Release);
+    pub(crate) fn posted_word(&self) -> &AtomicU64 {
+        self.word(POSTED)
     }
 
     /// Reports that the owner refused a record of the peer. Called by the owner, once, before the state is Ended.

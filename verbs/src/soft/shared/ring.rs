@@ -305,10 +305,6 @@ impl<P: Platform, O: Orders> Reader<P, O> {
             if record.header.kind != Kind::Skip {
                 return Ok(Some(record));
             }
-            // A skip goes on to the end of the ring, and does not begin at its beginning. So a peer can't keep this loop going.
-            if start == 0 || start + record.lines as usize * LINE != ring.len() {
-                return Err(Violation);
-            }
             self.advance(&record);
         }
     }
@@ -322,6 +318,10 @@ impl<P: Platform, O: Orders> Reader<P, O> {
         let kind = Kind::from_bits(shape >> 24 & 0xff).ok_or(Violation)?;
         let end = start + lines as usize * LINE;
         if end > ring.len() || flags & !Flags::ALL != 0 || lines_of(length.into()) > u64::from(lines) {
+            return Err(Violation);
+        }
+        // A skip goes on to the end of the ring, and does not begin at its beginning. So a peer can't keep a reader busy.
+        if kind == Kind::Skip && (start == 0 || end != ring.len()) {
             return Err(Violation);
         }
         let header = Header {
