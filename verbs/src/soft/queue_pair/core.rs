@@ -264,7 +264,7 @@ impl Core {
         // SYNC: pairs with `show_progress`, which another thread may run: it shows the position after this thread's copies.
         self.taken.store(taken, Release);
         let shown = self.end.taken_word().load(Relaxed);
-        self.progressed(connection, taken - shown >= connection.end.ring_bytes() / 8);
+        self.progressed(connection, taken.saturating_sub(shown) >= connection.end.ring_bytes() / 8);
     }
 
     /// Notes that `posted` receives were posted so far, of which messages have taken `used`.
@@ -356,7 +356,7 @@ impl Core {
     }
 
     /// Looks whether the peer takes our records. Returns false when there is nothing to guard any more.
-    pub(crate) fn look_after_records(&self, awaited: bool) -> bool {
+    pub(crate) fn look_after_records(&self, unseen_progress: bool) -> bool {
         /// Looks without a record, after which the guard ends.
         const IDLE: u32 = 256;
         let Some(connection) = self.connection() else { return false };
@@ -383,7 +383,7 @@ impl Core {
         }
         if stuck {
             connection.poke();
-        } else if awaited {
+        } else if unseen_progress {
             self.notify();
         }
         true

@@ -214,7 +214,7 @@ impl LocalQueuePair for Pair {
         if self.sends.has_waiting() {
             self.sends.run_waiting();
         }
-        self.core.look_after_records(self.sends.is_awaited())
+        self.core.look_after_records(self.sends.has_unseen_progress())
     }
 
     fn fail(&self) {

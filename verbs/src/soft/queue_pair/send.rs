@@ -142,9 +142,12 @@ impl SendQueue {
         self.waiting.load(SeqCst) != 0
     }
 
-    /// Returns whether requests wait, or their completions do.
-    pub(super) fn is_awaited(&self) -> bool {
+    /// Returns whether the peer has made progress that a poller waits for and has not seen.
+    pub(super) fn has_unseen_progress(&self) -> bool {
         self.awaited.load(Relaxed) != 0
+            && self.core.connection().is_some_and(|connection| {
+                connection.end.taken_word().load(Relaxed) != self.seen.load(Relaxed)
+            })
     }
 
     /// Returns whether an event is wanted when the peer makes progress. The caller has armed the queue before.
