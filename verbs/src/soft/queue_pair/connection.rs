@@ -51,18 +51,20 @@ impl Connection {
         self.table.is_some()
     }
 
-    /// Wakes the peer because there are new records, if the peer wants that.
+    /// Wakes the peer because there are new records, if the peer wants that. `only_writes`: all of them belong to WRITEs without
+    /// immediate data.
     #[inline]
-    pub(crate) fn announce_news(&self) {
+    pub(crate) fn announce_news(&self, only_writes: bool) {
         let attention = Attention::of_peer::<Native, Shipping>(self.end.attention_word());
         if attention != Attention::POLLED {
-            self.wake_for_news(attention);
+            self.wake_for_news(attention, only_writes);
         }
     }
 
     #[cold]
-    fn wake_for_news(&self, attention: Attention) {
-        if attention.wants(Attention::NEWS) {
+    fn wake_for_news(&self, attention: Attention, only_writes: bool) {
+        let wanted = if only_writes { Attention::WRITES } else { Attention::NEWS };
+        if attention.wants(wanted) {
             self.receive_event.signal();
         } else if attention.wants(Attention::DEVICE) {
             self.peer.poke(&self.address);

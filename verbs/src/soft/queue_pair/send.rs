@@ -72,6 +72,8 @@ pub(super) struct SendState {
     patience: Option<(Wait, Option<Instant>)>,
     /// Whether records were published that the peer was not told of.
     unannounced: bool,
+    /// Whether one of them belongs to another request than a WRITE without immediate data.
+    unannounced_news: bool,
 }
 
 /// The reason why a request waits.
@@ -104,6 +106,7 @@ impl SendQueue {
             failed: false,
             patience: None,
             unannounced: false,
+            unannounced_news: false,
         };
         let [pending, awaited, waiting] = [const { AtomicUsize::new(0) }; 3];
         Self { core: Arc::clone(core), state: Mutex::new(state), pending, awaited, waiting }
@@ -175,7 +178,7 @@ impl SendQueue {
         if std::mem::take(&mut queue.unannounced) {
             self.core.published.store(queue.writer.head(), Relaxed);
             if let Some(connection) = self.core.connection() {
-                connection.announce_news();
+                connection.announce_news(!std::mem::take(&mut queue.unannounced_news));
             }
             self.core.guard();
             // SYNC: `announce_news` has a fence. Either this thread sees that the queue is armed, or the thread that arms the
@@ -337,6 +340,7 @@ impl SendQueue {
             };
             queue.writer.publish(self.core.end.ring(), &place, &header);
             queue.unannounced = true;
+            queue.unannounced_news |= takes_receive;
             if first && takes_receive {
                 queue.receives_taken = queue.receives_taken.wrapping_add(1);
             }
@@ -353,7 +357,7 @@ impl SendQueue {
                 });
                 return Ok(());
             }
-            connection.announce_news();
+            connection.announce_news(!takes_receive);
         }
     }
 
@@ -392,6 +396,7 @@ impl SendQueue {
         queue.writer.publish(self.core.end.ring(), &place, &header);
         queue.unannounced = true;
         if target.kind == Kind::Send || target.immediate.is_some() {
+            queue.unannounced_news = true;
             queue.receives_taken = queue.receives_taken.wrapping_add(1);
         }
         let end = queue.writer.head();
@@ -473,7 +478,7 @@ impl SendQueue {
             total: source::total(into),
         };
         queue.writer.publish(self.core.end.ring(), &place, &header);
-        queue.unannounced = true;
+        (queue.unannounced, queue.unannounced_news) = (true, true);
         queue.signaled += usize::from(request.signaled);
         queue.outstanding.push_back(Outstanding {
             wr_id: request.wr_id,
@@ -740,7 +745,7 @@ impl SendQueue {
             total: left,
         };
         queue.writer.publish(self.core.end.ring(), &place, &header);
-        queue.unannounced = true;
+        (queue.unannounced, queue.unannounced_news) = (true, true);
         Some(chunk)
     }
 

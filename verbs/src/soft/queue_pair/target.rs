@@ -109,13 +109,21 @@ impl Target {
     /// Returns whether a visit may have something to do.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
-        if self.busy.load(Relaxed) {
-            return true;
-        }
+        self.busy.load(Relaxed) || self.has_record()
+    }
+
+    /// Returns whether the peer has published a record that was not taken.
+    #[inline]
+    pub(super) fn has_record(&self) -> bool {
         self.core.connection().is_some_and(|connection| {
             let next = self.next.load(Relaxed);
             connection.end.ring().get(next).is_some_and(|tag| tag.load(Relaxed) != 0)
         })
+    }
+
+    /// Returns whether the last visit has left work for a poll.
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy.load(Relaxed)
     }
 
     /// Has the next poll visit this end, because its state has changed.
@@ -251,7 +259,7 @@ impl Target {
                 self.serve(state, connection, sends);
             }
             connection.announce_progress();
-        } else if !state.served.is_empty() {
+        } else if !state.served.is_empty() && !self.core.has_failed() {
             self.serve(state, connection, sends);
         }
         state.reader = Some(reader);
