@@ -95,22 +95,25 @@ pub fn a_long_write_leaves_an_event_for_the_rest(fabric: &dyn Fabric) {
     }
     let mut completion = [WorkCompletion::EMPTY; 1];
     let mut carried_out_in_parts = false;
-    // The first WRITEs come through the ring, until b has mapped the memory.
+    // The first WRITEs come through the ring, which takes many polls of both ends, until b has mapped the memory.
     for round in 0..50 {
         let bytes = pattern(round, LENGTH);
         a.fill(0, &bytes);
         a.write(round, a.segment(0, LENGTH), b.remote(0));
-        let mut polls = 0;
+        let (mut polls, mut without_event) = (0, 0);
         wait_until("the WRITE", || {
             b.queue.arm().unwrap();
             poll_nothing(&b);
             polls += 1;
             let done = a.queue.poll(&mut completion) == 1;
-            assert!(done || event_comes(&*b.queue, 5000), "no event came for the rest of a WRITE");
+            without_event += u32::from(!done && !event_comes(&*b.queue, 0));
             b.queue.acknowledge_events();
             done
         });
-        carried_out_in_parts |= (2..20).contains(&polls);
+        if polls < 20 {
+            assert_eq!(without_event, 0, "round {round}: polls left work and made no event");
+            carried_out_in_parts |= polls > 2;
+        }
         assert!(b.content(0, LENGTH) == bytes, "round {round}");
     }
     assert!(carried_out_in_parts);
