@@ -141,7 +141,9 @@ pub use device_memory::{DeviceMemoryRegion, DmaBuf};
 pub use discover::{FoundDevice, FoundGid, FoundPort, devices, open};
 pub use error::{PostError, PostErrorKind, VerbsError};
 pub use host_memory::{HostMemory, OutOfBounds, WordError};
-pub use queue_pair::{PathSettings, Probe, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber};
+pub use queue_pair::{
+    PathSettings, PeerWork, Probe, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber,
+};
 pub use queue_pair_state::QueuePairState;
 pub use region::{Access, Lkey, LocalSegment, MemoryRegion, RemoteSegment, Rkey};
 pub use shared_receive_queue::SharedReceiveQueue;

@@ -195,9 +195,15 @@ impl Queue {
         self.asleep.load(Ordering::SeqCst)
     }
 
-    /// Returns whether words are watched while the poller sleeps without a time limit.
+    /// Returns whether words are watched.
+    #[inline]
+    pub fn has_watched(&self) -> bool {
+        !self.watched.is_empty()
+    }
+
+    /// Returns whether words that may change without an event are watched while the poller sleeps without a time limit.
     pub(super) fn wants_timed_sleep(&self) -> bool {
-        !self.watched.is_empty() && self.is_asleep() && !self.timed_sleep.load(Ordering::SeqCst)
+        self.watched.has_silent() && self.is_asleep() && !self.timed_sleep.load(Ordering::SeqCst)
     }
 
     /// Notes whether the poller's sleep has a short time limit.

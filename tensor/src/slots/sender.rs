@@ -135,11 +135,14 @@ impl Sender {
         self.next.saturating_sub(1).saturating_sub(self.released()).min(all)
     }
 
-    /// Looks for the reason why a release has not come: takes completions, and checks that the receiver lives.
+    /// Looks for the reason why a release has not come: carries out what the receiver has asked, takes completions, and checks
+    /// that the receiver lives.
     fn missed(&mut self) -> Result<(), ChannelError> {
         self.misses = self.misses.wrapping_add(1);
         if self.link.notification() != Notification::Word || self.misses.is_multiple_of(Self::POLL_EVERY) {
             self.link.poll(self.port);
+        } else {
+            self.link.progress(self.port);
         }
         if self.misses.is_multiple_of(Self::LOOK_EVERY) {
             self.link.look()?;
@@ -163,7 +166,7 @@ impl Sender {
             return Ok(());
         }
         let word = self.link.count(self.pair.number());
-        Wait::until(&self.link, &self.pair, self.port, word, epoch, false).await
+        Wait::until(&self.link, &self.pair, Some(self.port), word, epoch, false).await
     }
 
     /// Returns whether a payload is sent inline, without a transfer.

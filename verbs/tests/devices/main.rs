@@ -18,6 +18,7 @@ mod in_order;
 mod isolation;
 mod lifecycle;
 mod operations;
+mod peer_work;
 mod processes;
 mod ranges;
 mod shared_receive;
@@ -78,7 +79,11 @@ macro_rules! suite {
                 write_with_immediate_waits_for_a_receive, peer_not_connected_yet, send_queue_full,
                 unsignalled_requests_hold_places, receive_queue_full, too_many_segments_or_bytes,
                 completion_queue_overrun, arming_loses_no_wake_up, events_come_when_armed,
+                an_armed_queue_stays_armed,
                 many_queue_pairs_on_one_queue, separate_queues, no_queue_pair_starves);
+            suite!(@cases $fabric; peer_work:
+                writes_make_events, threads_that_look_need_no_events, a_long_write_leaves_an_event_for_the_rest,
+                work_of_a_destroyed_queue_pair);
             suite!(@cases $fabric; shared_receive:
                 shared_receives, shared_receive_queue_full, shared_receive_comes_late,
                 shared_receive_of_an_immediate, shared_receives_outlive_a_queue_pair, shared_receive_too_short,

@@ -38,8 +38,10 @@ pub(crate) struct Connection {
 pub(super) struct Debt(AtomicU8);
 
 impl Debt {
-    /// This end has published records.
+    /// This end has published records, not only of WRITEs without immediate data.
     pub(super) const NEWS: u8 = 1;
+    /// This end has published records of WRITEs without immediate data.
+    pub(super) const WRITES: u8 = 4;
     /// This end has taken records or posted receives.
     pub(super) const PROGRESS: u8 = 2;
 
@@ -88,19 +90,20 @@ impl Connection {
         self.table.is_some()
     }
 
-    /// Wakes the peer because there are new records, if the peer shows that it wants that. Without a fence before the call, this
-    /// end may overlook what the peer has just shown: see [`Debt`].
+    /// Wakes the peer because there are new records, if the peer shows that it wants that. `debt` is the kind of records. Without a
+    /// fence before the call, this end may overlook what the peer has just shown: see [`Debt`].
     #[inline]
-    pub(super) fn announce_news(&self) {
+    pub(super) fn announce_news(&self, debt: u8) {
         let attention = Attention::of_own::<Native>(self.end.attention_word());
         if attention != Attention::POLLED {
-            self.wake_for_news(attention);
+            self.wake_for_news(attention, debt);
         }
     }
 
     #[cold]
-    fn wake_for_news(&self, attention: Attention) {
-        if attention.wants(Attention::NEWS) {
+    fn wake_for_news(&self, attention: Attention, debt: u8) {
+        let wanted = if debt & Debt::NEWS != 0 { Attention::NEWS } else { Attention::WRITES };
+        if attention.wants(wanted) {
             self.receive_event.signal();
         } else if attention.wants(Attention::DEVICE) {
             self.peer.poke(&self.address);
@@ -131,15 +134,15 @@ impl Connection {
         }
         if attention.wants(Attention::STUCK) {
             // READs that the peer serves may wait for room in its ring, which the poller of its receives looks after.
-            self.wake_for_news(attention);
+            self.wake_for_news(attention, Debt::NEWS);
         }
     }
 
     /// Looks once more whether the peer wants to be woken, so that it is woken for all that this end has stored before.
     pub(super) fn settle(&self, debt: u8) {
         let attention = Attention::of_peer::<Native, Shipping>(self.end.attention_word());
-        if debt & Debt::NEWS != 0 && attention != Attention::POLLED {
-            self.wake_for_news(attention);
+        if debt & (Debt::NEWS | Debt::WRITES) != 0 && attention != Attention::POLLED {
+            self.wake_for_news(attention, debt);
         }
         if debt & Debt::PROGRESS != 0 && attention.wants(Attention::PROGRESS.with(Attention::STUCK)) {
             self.wake_for_progress(attention);

@@ -251,11 +251,11 @@ impl Core {
         }
     }
 
-    /// Tells the peer of new records.
+    /// Tells the peer of new records; `debt` is their kind.
     #[inline]
-    pub(super) fn announce_news(&self, connection: &Connection) {
-        connection.announce_news();
-        self.owe(connection, Debt::NEWS);
+    pub(super) fn announce_news(&self, connection: &Connection, debt: u8) {
+        connection.announce_news(debt);
+        self.owe(connection, debt);
     }
 
     /// Notes that this end has carried out the peer's records up to the position `taken`.
@@ -326,7 +326,7 @@ impl Core {
             connection.settle(debt);
         }
         // SYNC: after the fence of `settle`: either the guard that ends sees the records, or this thread sees that it has ended.
-        if debt & Debt::NEWS != 0 {
+        if debt & (Debt::NEWS | Debt::WRITES) != 0 {
             self.guard();
         }
     }
@@ -469,15 +469,16 @@ impl Core {
         }
     }
 
-    /// Destroys the queue pair, because its user dropped it. Waits for no peer: the peer only reads this end, and finds its
-    /// state.
-    pub(super) fn destroy(&self) {
-        if self.domain.device().is_forked() {
-            return;
-        }
+    /// Moves to Error without a word to the peer. No thread takes another record of the peer.
+    pub(super) fn end(&self) {
         self.state.store(ERROR, SeqCst);
         self.show_progress();
         self.end.advance(EndState::Ended);
+    }
+
+    /// Destroys the queue pair, because its user dropped it, after [`end`](Self::end). Waits for no peer: the peer only reads this
+    /// end, and finds its state.
+    pub(super) fn destroy(&self) {
         self.domain.device().service().remove_queue_pair(self.number);
         if let Some(connection) = self.connection() {
             connection.announce_end();
@@ -495,12 +496,14 @@ impl Core {
         attention.add::<Native>(self.end.attention_word());
     }
 
-    /// Shows that this end does not want `attention` any more.
+    /// Shows that this end does not want `attention` any more. Returns whether this end wanted a part of it.
     #[inline]
-    pub(crate) fn want_no_more(&self, attention: Attention) {
-        if Attention::of_own::<Native>(self.end.attention_word()).wants(attention) {
+    pub(crate) fn want_no_more(&self, attention: Attention) -> bool {
+        let wanted = Attention::of_own::<Native>(self.end.attention_word()).wants(attention);
+        if wanted {
             attention.remove::<Native>(self.end.attention_word());
         }
+        wanted
     }
 
     /// Answers a peer's request for `object` with `send`, if this queue pair may share the object. Returns what `send`

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, O
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::connection::Connection;
+use super::connection::{Connection, Debt};
 use super::core::Core;
 use super::outstanding::{Outstanding, Progress, Reading};
 use super::pulls::{PlaceList, Pulls};
@@ -77,6 +77,8 @@ pub(super) struct SendState {
     patience: Option<(Wait, Option<Instant>)>,
     /// Whether records were published that the peer was not told of.
     unannounced: bool,
+    /// Whether one of them belongs to another request than a WRITE without immediate data.
+    unannounced_news: bool,
 }
 
 /// The reason why a request waits.
@@ -109,6 +111,7 @@ impl SendQueue {
             failed: false,
             patience: None,
             unannounced: false,
+            unannounced_news: false,
         };
         let [pending, awaited, waiting] = [const { AtomicUsize::new(0) }; 3];
         let (seen, ended) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -212,7 +215,8 @@ impl SendQueue {
         if std::mem::take(&mut queue.unannounced) {
             self.core.published.store(queue.writer.head(), Relaxed);
             if let Some(connection) = self.core.connection() {
-                self.core.announce_news(connection);
+                let news = std::mem::take(&mut queue.unannounced_news);
+                self.core.announce_news(connection, if news { Debt::NEWS } else { Debt::WRITES });
             }
             self.core.guard();
         }
@@ -379,6 +383,7 @@ impl SendQueue {
             };
             queue.writer.publish(self.core.end.ring(), &place, &header);
             queue.unannounced = true;
+            queue.unannounced_news |= takes_receive;
             if first && takes_receive {
                 queue.receives_taken = queue.receives_taken.wrapping_add(1);
             }
@@ -395,7 +400,7 @@ impl SendQueue {
                 });
                 return Ok(());
             }
-            self.core.announce_news(connection);
+            self.core.announce_news(connection, if takes_receive { Debt::NEWS } else { Debt::WRITES });
         }
     }
 
@@ -434,6 +439,7 @@ impl SendQueue {
         queue.writer.publish(self.core.end.ring(), &place, &header);
         queue.unannounced = true;
         if target.kind == Kind::Send || target.immediate.is_some() {
+            queue.unannounced_news = true;
             queue.receives_taken = queue.receives_taken.wrapping_add(1);
         }
         let end = queue.writer.head();
@@ -516,7 +522,7 @@ impl SendQueue {
             total: source::total(into),
         };
         queue.writer.publish(self.core.end.ring(), &place, &header);
-        queue.unannounced = true;
+        (queue.unannounced, queue.unannounced_news) = (true, true);
         queue.signaled += usize::from(request.signaled);
         queue.outstanding.push_back(Outstanding {
             wr_id: request.wr_id,
@@ -793,7 +799,7 @@ impl SendQueue {
             total: left,
         };
         queue.writer.publish(self.core.end.ring(), &place, &header);
-        queue.unannounced = true;
+        (queue.unannounced, queue.unannounced_news) = (true, true);
         Some(chunk)
     }
 

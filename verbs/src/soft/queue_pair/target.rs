@@ -109,9 +109,12 @@ impl Target {
     /// Returns whether a visit may have something to do.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
-        if self.busy.load(Relaxed) {
-            return true;
-        }
+        self.busy.load(Relaxed) || self.has_record()
+    }
+
+    /// Returns whether the peer has published a record that was not taken.
+    #[inline]
+    pub(super) fn has_record(&self) -> bool {
         self.core.connection().is_some_and(|connection| {
             let next = self.next.load(Relaxed);
             let tag = self.tag.load(Relaxed);
@@ -261,7 +264,7 @@ impl Target {
         let (next, tag) = reader.next();
         self.next.store(next, Relaxed);
         self.tag.store(tag, Relaxed);
-        if !state.served.is_empty() {
+        if !state.served.is_empty() && !self.core.has_failed() {
             self.serve(state, connection, sends);
         }
         state.reader = Some(reader);
