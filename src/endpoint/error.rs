@@ -203,11 +203,15 @@ pub enum RdmaUnavailable {
     #[error("the software device reaches this host only, and the peer is on another")]
     OtherHost,
     /// The two ends are in different network namespaces.
-    #[error("the peer is in another network namespace, out of the software device's reach")]
+    #[error(
+        "the peer is in another network namespace, out of the software device's reach: \
+         set RDMA_SOFT_DIR to one directory at both ends"
+    )]
     OtherNamespace,
     /// The two ends run as different users.
     #[error(
-        "the peer runs as another user (uid {ours} here, {theirs} there), and memory is shared with one's own alone"
+        "the peer runs as another user (uid {ours} here, {theirs} there): \
+         set RDMA_SOFT_PEERS=any at both ends to share memory with other users"
     )]
     OtherUser {
         /// User id of this end.

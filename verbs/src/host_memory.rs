@@ -7,13 +7,15 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::VerbsError;
 use super::copy::copy_bytes;
+use super::memfd::{self, Writers};
+use super::sync::lock;
 
 /// A range of host memory that outlives every region registered over it.
 ///
@@ -22,7 +24,27 @@ use super::copy::copy_bytes;
 pub struct HostMemory {
     base: NonNull<u8>,
     length: usize,
+    /// A number that no other memory of this process has had.
+    id: u64,
     backing: Backing,
+    sharing: Sharing,
+}
+
+/// The use of the memory by peers that map it.
+#[derive(Default)]
+struct Sharing {
+    /// The part of a budget that the memory counts against. It is given back when the memory is gone, and no peer maps it.
+    charge: OnceLock<Charge>,
+    users: Mutex<Vec<Weak<dyn MemoryUser>>>,
+}
+
+/// A part of a budget, which is given back when the last reference to it is dropped.
+pub(crate) type Charge = Arc<dyn Any + Send + Sync>;
+
+/// A part of this process that offered memory to a peer.
+pub(crate) trait MemoryUser: Send + Sync {
+    /// Notes that the memory `id` is gone in this process.
+    fn memory_is_gone(&self, id: u64);
 }
 
 enum Backing {
@@ -61,11 +83,13 @@ impl HostMemory {
                 format!("shared memory of {length} bytes aligned to {alignment}"),
             ));
         }
-        let fd = rustix::fs::memfd_create("tonic-rdma", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&fd, length as u64)?;
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let fd = memfd::create("tonic-rdma", length)?;
         let base = map_aligned(&fd, length, alignment)?;
-        Ok(Self { base, length, backing: Backing::Shared(fd) })
+        let memory = Self::new(base, length, Backing::Shared(fd));
+        if let Backing::Shared(fd) = &memory.backing {
+            memfd::seal(fd, Writers::Maker)?;
+        }
+        Ok(memory)
     }
 
     /// Takes over a vector: private memory of this process.
@@ -81,7 +105,8 @@ impl HostMemory {
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         let mut bytes = bytes;
         let base = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
-        Self { base, length: bytes.len(), backing: Backing::Owned(Box::new(VecOwner { _bytes: bytes })) }
+        let length = bytes.len();
+        Self::new(base, length, Backing::Owned(Box::new(VecOwner { _bytes: bytes })))
     }
 
     /// Wraps memory that `owner` keeps alive.
@@ -106,7 +131,34 @@ impl HostMemory {
         length: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        Self { base, length, backing: Backing::Owned(owner) }
+        Self::new(base, length, Backing::Owned(owner))
+    }
+
+    fn new(base: NonNull<u8>, length: usize, backing: Backing) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self { base, length, id: NEXT.fetch_add(1, Relaxed), backing, sharing: Sharing::default() }
+    }
+
+    /// Returns a number that no other memory of this process has had. It is not 0.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Sets the part of a budget that the memory counts against. Only the first call has an effect.
+    pub(crate) fn set_charge(&self, charge: Charge) {
+        let _ = self.sharing.charge.set(charge);
+    }
+
+    /// Returns the part of a budget that the memory counts against.
+    pub(crate) fn charge(&self) -> Option<Charge> {
+        self.sharing.charge.get().cloned()
+    }
+
+    /// Adds a part of this process that wants to know when the memory is gone.
+    pub(crate) fn add_user(&self, user: Weak<dyn MemoryUser>) {
+        let mut users = lock(&self.sharing.users);
+        users.retain(|user| user.strong_count() > 0);
+        users.push(user);
     }
 
     /// Returns the virtual address of the first byte.
@@ -229,6 +281,9 @@ impl HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
+        for user in lock(&self.sharing.users).drain(..).filter_map(|user| user.upgrade()) {
+            user.memory_is_gone(self.id);
+        }
         if let Backing::Shared(_) = self.backing {
             // SAFETY:
             // - `base` and `length` are a mapping of our own, made by `map_aligned`, and

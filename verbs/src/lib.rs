@@ -112,6 +112,7 @@ mod device_memory;
 mod discover;
 mod error;
 mod host_memory;
+mod memfd;
 mod queue_pair;
 mod queue_pair_state;
 mod random;

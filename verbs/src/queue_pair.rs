@@ -86,6 +86,11 @@ pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     fn places_in_order(&self) -> bool {
         false
     }
+
+    /// Carries out what the peer has asked of this queue pair, on a device whose work the CPU does. A thread that waits for a
+    /// value in its memory, and does not poll the completion queue, calls this function while it waits. On other devices this
+    /// function does nothing.
+    fn progress(&self) {}
 }
 
 /// Evidence that two sides share memory, for a device that works by shared memory. It consists of the nonce that this side

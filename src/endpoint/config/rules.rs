@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::error::ConfigError;
+use tonic_rdma_verbs::internal;
 
 /// A setting that has a variable.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +72,11 @@ pub(super) const QP_TRAFFIC_CLASS: Number =
 pub(super) const QP_PKEY_INDEX: Number =
     number("path_settings (pkey_index)", "RDMA_QP_PKEY_INDEX", 0, 65_535);
 pub(super) const QP_MTU: Setting = setting("path_settings (mtu)", "RDMA_QP_MTU");
+
+/// The software device reads this variable itself, because a process has one such device and may have many configurations.
+pub(super) const SOFT_DIRECTORY: Setting = setting("from_env (software device)", "RDMA_SOFT_DIR");
+/// As [`SOFT_DIRECTORY`].
+pub(super) const SOFT_PEERS: Setting = setting("from_env (software device)", "RDMA_SOFT_PEERS");
 
 /// Path MTUs that exist, in bytes (IBA vol. 1, 9.4.3).
 const MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
@@ -194,6 +200,14 @@ pub(super) fn check_directory(directory: &Path) -> Result<(), ConfigError> {
 /// Returns the error for a value of `RDMA_TUNE_CACHE`.
 pub(super) fn refuse_directory(text: &str) -> ConfigError {
     TUNE_CACHE.refuse_text(text, A_DIRECTORY)
+}
+
+/// Checks the directory of the software device.
+pub(super) fn check_soft_directory(text: &str) -> Result<(), ConfigError> {
+    if internal::soft_takes_directory(text) {
+        return Ok(());
+    }
+    Err(SOFT_DIRECTORY.refuse_text(text, "takes the absolute path of a directory"))
 }
 
 /// Reads a path MTU.

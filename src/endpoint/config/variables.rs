@@ -42,6 +42,9 @@ impl Config {
     /// | `RDMA_QP_PKEY_INDEX` | 0 to 65 535 | 0 | [`path_settings`](Self::path_settings) |
     /// | `RDMA_TRAFFIC_CLASS` | 0 to 255 | 0 | [`path_settings`](Self::path_settings) |
     ///
+    /// The software device reads two more variables itself, because a process has one such device: `RDMA_SOFT_DIR` (the
+    /// absolute path of a directory) and `RDMA_SOFT_PEERS` (`user` or `any`). This function only checks their values.
+    ///
     /// ```
     /// use tonic_rdma::{Config, RdmaConnector};
     ///
@@ -112,6 +115,8 @@ impl Config {
         }
         variables.choice(&rules::PLAINTEXT_TENSORS, PLAINTEXT_TENSORS, &mut config.plaintext_tensors)?;
         variables.path(&mut config.path)?;
+        variables.read(&rules::SOFT_DIRECTORY, rules::check_soft_directory)?;
+        variables.choice(&rules::SOFT_PEERS, SOFT_PEERS, &mut ())?;
         config.validate()?;
         Ok(config)
     }
@@ -124,6 +129,7 @@ const PROVIDERS: &[(&str, ProviderChoice)] =
 const SHARED_RECEIVE: &[(&str, SharedReceive)] =
     &[("auto", SharedReceive::Auto), ("always", SharedReceive::Always), ("never", SharedReceive::Never)];
 const PLAINTEXT_TENSORS: &[(&str, bool)] = &[("refuse", false), ("allow", true)];
+const SOFT_PEERS: &[(&str, ())] = &[("user", ()), ("any", ())];
 const POLL_MODES: &[(&str, PollMode)] =
     &[("busy", PollMode::Busy), ("adaptive", PollMode::Adaptive), ("event", PollMode::Event)];
 
@@ -271,6 +277,16 @@ mod tests {
         assert_eq!(with("RDMA_TRAFFIC_CLASS", "104").unwrap().path.traffic_class, 104);
     }
 
+    /// The software device reads these itself.
+    #[test]
+    fn variables_of_the_software_device_are_checked() {
+        for (name, value) in
+            [("RDMA_SOFT_DIR", "/run/x"), ("RDMA_SOFT_PEERS", "any"), ("RDMA_SOFT_PEERS", "User")]
+        {
+            assert_eq!(with(name, value), Ok(Config::default()));
+        }
+    }
+
     #[test]
     fn a_bad_value_is_named_with_what_is_accepted() {
         for (name, value, accepted) in [
@@ -287,6 +303,8 @@ mod tests {
             ("RDMA_EAGER_THRESHOLD", "4k", "takes auto or a number of bytes"),
             ("RDMA_CHUNK_SIZE", "1", "takes auto or a number from 4096 to 16777216"),
             ("RDMA_TUNE_CACHE", "", "takes off or the path of a directory"),
+            ("RDMA_SOFT_DIR", "run", "takes the absolute path of a directory"),
+            ("RDMA_SOFT_PEERS", "all", "takes one of user, any"),
             ("RDMA_SHARED_RECEIVE", "yes", "takes one of auto, always, never"),
             ("RDMA_MAX_INLINE", "all", "takes a number from 0 to 4294967295"),
             ("RDMA_QP_QUEUE_DEPTH", "-1", "takes a number from 64 to 4096"),

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::blocking::blocking;
 use super::control_stream::ControlStream;
 use super::established::{Established, PeerEnd};
-use super::identity;
+use super::identity::{self, Reach};
 use super::prepared::Prepared;
 use super::proof::{self, confirm};
 use super::sniff::{Peer, sniff};
@@ -121,7 +121,7 @@ async fn accept_offer(
         return Err(RdmaUnavailable::ProviderNotUsed(offer.provider.clone()));
     };
     if provider == Provider::Soft {
-        identity::check(&identity::local(), client)?;
+        identity::check(&identity::local(), client, Reach::of_this_process())?;
     }
     let peer = PeerEnd {
         address: QueuePairAddress::new(offer.queue_pair.clone()).ok_or(RdmaUnavailable::BadAddress)?,

@@ -1,20 +1,25 @@
 //! Completion queues.
 //!
-//! The thread that carried out a send adds the completion of the send to the queue. Completions of receives stay in the
-//! links of the queue pairs until a thread polls: the peer that filled a receive only sets the queue pair's ready bit (see
-//! [`bell`](super::shared::bell)).
+//! A completion queue has no memory that a peer can write. Completions stay with their queue pairs until a thread polls: a poll
+//! looks at the next record of each queue pair, and at the progress of its requests. See [`events`](super::events) for threads
+//! that sleep.
 
 use std::any::Any;
-use std::collections::VecDeque;
 use std::fmt::Debug;
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex};
 
 use super::device::Device;
-use super::shared::bell::{Bell, SLOTS};
+use super::events::Events;
+use super::shared::attention::Attention;
+use super::shared::platform::{Native, Shipping};
 use crate::sync::lock;
 use crate::{CompletionQueue, VerbsError, WorkCompletion};
+
+/// Maximum number of queue pairs of one completion queue.
+const SLOTS: u32 = 64 * 64;
 
 /// A completion queue.
 #[derive(Debug)]
@@ -22,54 +27,52 @@ pub(super) struct Queue {
     device: Arc<Device>,
     id: u64,
     capacity: usize,
-    bell: Bell,
-    page: OwnedFd,
     /// Held during a poll, so one thread polls at a time. Locked before any lock of a queue pair, never after.
     members: Mutex<Members>,
-    /// Locked last of all.
-    finished: Mutex<VecDeque<Finished>>,
-    /// Length of `finished`. A poll that finds 0 here does not lock `finished`.
-    finished_length: AtomicUsize,
+    /// Signalled requests whose completions were not polled yet.
+    signaled: AtomicUsize,
     overrun: AtomicBool,
+    /// Whether the next completion makes an event.
+    armed: AtomicBool,
+    events: Events,
 }
 
 /// A queue pair, as its completion queues use it.
 pub(super) trait CompletionSource: Debug + Send + Sync {
-    /// Carries out the requests that can run now, and moves finished receives to `sink`. Returns true if `sink` has no
-    /// room for the rest.
-    fn visit(&self, role: Role, sink: &mut Sink<'_>) -> bool;
+    /// Returns whether a visit may have something to do. Takes no lock.
+    fn has_news(&self, role: Role) -> bool;
 
-    /// Frees `places` of the send queue, because a poll returned their completion.
-    fn free_places(&self, places: u32);
+    /// Carries out the peer's records and the own requests that can run now, and moves completions to `sink`: those of receives
+    /// first if `receives_first`. Returns true if `sink` has no room for the rest.
+    fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> bool;
+
+    /// Asks the peer for an event with its next record, and with the next progress of own requests.
+    fn ask_for_events(&self, role: Role);
+
+    /// Takes back all requests for wake-ups, because a thread polls.
+    fn is_polled(&self, role: Role);
 
     /// Moves the queue pair to Error, because the completion queue has overrun.
     fn fail(&self);
 }
 
-/// The completion of a send.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Finished {
-    pub(super) completion: WorkCompletion,
-    /// The queue pair's slot in this queue.
-    pub(super) slot: u32,
-    /// Number of places in the send queue that this completion frees: the place of its request, and the places of the
-    /// unsignalled requests before that request.
-    pub(super) frees: u32,
-}
-
-/// The queue pairs that report here, by slot.
+/// The queue pairs that report here.
 #[derive(Debug, Default)]
 struct Members {
-    slots: Vec<Option<Member>>,
+    list: Vec<Member>,
+    /// The slots that are in use or reserved.
+    used: u32,
+    next_slot: u32,
     free: Vec<u32>,
-    /// The slot that is visited first.
-    cursor: u32,
+    /// The member that is looked at first.
+    cursor: usize,
     /// Whether this poll looks for receives before sends.
     receives_first: bool,
 }
 
 #[derive(Debug)]
 struct Member {
+    slot: u32,
     source: Arc<dyn CompletionSource>,
     role: Role,
 }
@@ -90,11 +93,13 @@ pub(super) struct Sink<'a> {
 
 impl Sink<'_> {
     /// Returns whether there is no room left.
+    #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.filled == self.completions.len()
     }
 
     /// Adds a completion. The caller has checked that there is room.
+    #[inline]
     pub(super) fn push(&mut self, completion: WorkCompletion) {
         if let Some(place) = self.completions.get_mut(self.filled) {
             *place = completion;
@@ -111,18 +116,16 @@ impl Queue {
             let (asked, limit) = (capacity.into(), limit.into());
             return Err(VerbsError::Limit { what: "completion queue capacity", asked, limit });
         }
-        let (bell, page) =
-            Bell::create().map_err(|error| VerbsError::os("creating a completion queue", error))?;
+        let events = Events::new().map_err(|error| VerbsError::os("creating a completion queue", error))?;
         Ok(Self {
             device: Arc::clone(device),
             id: device.object_id(),
             capacity: capacity as usize,
-            bell,
-            page,
             members: Mutex::default(),
-            finished: Mutex::new(VecDeque::with_capacity(capacity.min(1024) as usize)),
-            finished_length: AtomicUsize::new(0),
+            signaled: AtomicUsize::new(0),
             overrun: AtomicBool::new(false),
+            armed: AtomicBool::new(false),
+            events,
         })
     }
 
@@ -142,112 +145,107 @@ impl Queue {
         self.id
     }
 
-    pub(super) fn bell(&self) -> &Bell {
-        &self.bell
-    }
-
-    pub(super) fn page(&self) -> &OwnedFd {
-        &self.page
+    /// Makes a socket for a peer that wakes the poller of this queue. Returns the peer's end.
+    pub(super) fn add_event_socket(&self) -> io::Result<OwnedFd> {
+        self.events.add_socket()
     }
 
     /// Reserves a slot for a queue pair that is about to be created.
     pub(super) fn reserve(&self) -> Result<u32, VerbsError> {
         let mut members = lock(&self.members);
-        if let Some(slot) = members.free.pop() {
-            return Ok(slot);
-        }
-        let slot = members.slots.len() as u32;
-        if slot == SLOTS {
+        if members.used == SLOTS {
             let (asked, limit) = (u64::from(SLOTS) + 1, u64::from(SLOTS));
             return Err(VerbsError::Limit { what: "queue pairs of one completion queue", asked, limit });
         }
-        members.slots.push(None);
-        Ok(slot)
+        members.used += 1;
+        if let Some(slot) = members.free.pop() {
+            return Ok(slot);
+        }
+        members.next_slot += 1;
+        Ok(members.next_slot - 1)
     }
 
     /// Enters a queue pair at a reserved slot.
     pub(super) fn occupy(&self, slot: u32, source: Arc<dyn CompletionSource>, role: Role) {
-        if let Some(place) = lock(&self.members).slots.get_mut(slot as usize) {
-            *place = Some(Member { source, role });
-        }
+        lock(&self.members).list.push(Member { slot, source, role });
     }
 
-    /// Frees the slot, and drops those of its completions that were not polled.
+    /// Frees the slot.
     pub(super) fn vacate(&self, slot: u32) {
         let mut members = lock(&self.members);
-        let gone = members.slots.get_mut(slot as usize).and_then(Option::take);
-        let mut finished = lock(&self.finished);
-        finished.retain(|entry| entry.slot != slot);
-        self.finished_length.store(finished.len(), SeqCst);
-        drop(finished);
+        let index = members.list.iter().position(|member| member.slot == slot);
+        let gone = index.map(|index| members.list.swap_remove(index));
         members.free.push(slot);
+        members.used -= 1;
         drop(members);
         drop(gone);
     }
 
-    /// Adds the completion of a send. Returns false if there is no room: the queue has overrun.
-    pub(super) fn push(&self, entry: Finished) -> bool {
-        let mut finished = lock(&self.finished);
-        let fits = finished.len() < self.capacity;
-        if fits {
-            finished.push_back(entry);
-            // SYNC: SeqCst, before the check whether the queue is armed. Dekker's algorithm: the owner arms, then polls.
-            self.finished_length.store(finished.len(), SeqCst);
-        }
-        drop(finished);
-        if fits {
-            self.bell.wake();
-        } else {
+    /// Counts a signalled request. Returns false if its completion has no room: the queue overruns.
+    pub(super) fn expect_completion(&self) -> bool {
+        let fits = self.signaled.fetch_add(1, Relaxed) < self.capacity;
+        if !fits {
             self.overrun.store(true, SeqCst);
-            self.bell.ring(entry.slot);
+            self.notify();
         }
         fits
     }
 
-    /// Moves completions of sends to `sink`.
-    fn take_finished(&self, members: &Members, sink: &mut Sink<'_>) {
-        let mut finished = lock(&self.finished);
-        while !sink.is_full() {
-            let Some(entry) = finished.pop_front() else { break };
-            if let Some(Some(member)) = members.slots.get(entry.slot as usize) {
-                member.source.free_places(entry.frees);
-            }
-            sink.push(entry.completion);
+    /// Notes that the completions of `count` signalled requests were polled, or will never come.
+    pub(super) fn forget_completions(&self, count: usize) {
+        if count > 0 {
+            self.signaled.fetch_sub(count, Relaxed);
         }
-        self.finished_length.store(finished.len(), SeqCst);
     }
 
-    /// Visits the queue pairs whose ready bits are set. A queue pair stays ready if its completions do not all fit. The next
-    /// visit begins after the queue pair that filled the sink, so that a busy queue pair does not starve the others.
-    fn visit_ready(&self, members: &mut Members, sink: &mut Sink<'_>) {
-        if self.overrun.swap(false, SeqCst) {
-            members.slots.iter().flatten().for_each(|member| member.source.fail());
+    /// Wakes the poller if it sleeps, because a thread of this process has changed something. That thread has stored the change
+    /// before.
+    pub(super) fn notify(&self) {
+        // SYNC: Dekker's algorithm with `arm`: this thread stores the change, then looks whether the queue is armed; the poller
+        // arms the queue, then looks for changes.
+        fence(SeqCst);
+        if self.armed.load(Relaxed) {
+            self.events.signal();
         }
-        let (first_word, first_bit) = (members.cursor / 64, members.cursor % 64);
-        let mut summary = self.bell.take_summary().rotate_right(first_word);
-        while summary != 0 {
-            let word = (summary.trailing_zeros() + first_word) % 64;
-            let mut bits = self.bell.take_word(word).rotate_right(first_bit);
-            while bits != 0 {
-                let slot = word * 64 + (bits.trailing_zeros() + first_bit) % 64;
-                if sink.is_full() {
-                    members.cursor = slot;
-                    self.bell.put_back(word, bits.rotate_left(first_bit));
-                    self.bell.put_back_summary((summary & (summary - 1)).rotate_left(first_word));
-                    return;
-                }
-                // If the slot is free, a peer has set a wrong bit, or the bit belongs to a queue pair that is gone.
-                let more = match members.slots.get(slot as usize) {
-                    Some(Some(member)) => member.source.visit(member.role, sink),
-                    _ => false,
-                };
-                bits &= bits - 1;
-                if more {
-                    self.bell.put_back(word, 1 << (slot % 64));
-                    members.cursor = (slot + 1) % SLOTS;
-                }
+    }
+
+    /// Returns whether the next completion makes an event.
+    #[inline]
+    pub(super) fn is_armed(&self) -> bool {
+        self.armed.load(Relaxed)
+    }
+
+    /// Takes back the requests for events.
+    fn stop_asking(&self, members: &Members) {
+        if self.armed.swap(false, Relaxed) {
+            members.list.iter().for_each(|member| member.source.is_polled(member.role));
+        }
+    }
+
+    /// Visits the queue pairs that have news, beginning after the one that filled the last poll, so that a busy queue pair does
+    /// not starve the others.
+    fn visit_all(&self, members: &mut Members, sink: &mut Sink<'_>) {
+        if self.overrun.load(Relaxed) && self.overrun.swap(false, SeqCst) {
+            members.list.iter().for_each(|member| member.source.fail());
+        }
+        let armed = self.armed.load(Relaxed);
+        let count = members.list.len();
+        let first = if members.cursor < count { members.cursor } else { 0 };
+        for index in (first..count).chain(0..first) {
+            let member = &members.list[index];
+            if !member.source.has_news(member.role) {
+                continue;
             }
-            summary &= summary - 1;
+            if sink.is_full() {
+                members.cursor = index;
+                return;
+            }
+            if !armed {
+                member.source.is_polled(member.role);
+            }
+            if member.source.visit(member.role, members.receives_first, sink) {
+                members.cursor = index + 1;
+            }
         }
     }
 }
@@ -255,41 +253,39 @@ impl Queue {
 impl crate::sealed::Sealed for Queue {}
 
 impl CompletionQueue for Queue {
+    #[inline]
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize {
-        if self.finished_length.load(SeqCst) == 0 && !self.bell.is_ready() {
-            return 0;
-        }
         let mut members = lock(&self.members);
         let mut sink = Sink { completions, filled: 0 };
         // Every other poll takes sends first, so that neither sends nor receives starve.
         members.receives_first = !members.receives_first;
-        if !members.receives_first {
-            self.take_finished(&members, &mut sink);
-        }
-        if self.bell.is_ready() {
-            self.visit_ready(&mut members, &mut sink);
-        }
-        // The visits may have added completions: of requests that they carried out or flushed.
-        if self.finished_length.load(SeqCst) != 0 {
-            self.take_finished(&members, &mut sink);
+        self.visit_all(&mut members, &mut sink);
+        if sink.filled > 0 && self.armed.load(Relaxed) {
+            self.stop_asking(&members);
         }
         sink.filled
     }
 
     fn arm(&self) -> Result<(), VerbsError> {
-        self.bell.arm();
+        let members = lock(&self.members);
+        self.armed.store(true, Relaxed);
+        // SYNC: pairs with the fence of a thread that posts a request: see `SendQueue::after`.
+        fence(SeqCst);
+        members.list.iter().for_each(|member| member.source.ask_for_events(member.role));
+        Attention::fence::<Native, Shipping>();
         Ok(())
     }
 
     fn disarm(&self) {
-        self.bell.disarm();
+        let members = lock(&self.members);
+        self.stop_asking(&members);
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {
-        self.bell.event()
+        self.events.descriptor()
     }
 
     fn acknowledge_events(&self) {
-        self.bell.acknowledge();
+        self.events.take();
     }
 }

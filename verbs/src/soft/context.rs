@@ -26,7 +26,7 @@ pub fn open() -> Result<Arc<dyn Context>, VerbsError> {
     let mut current = lock(&CURRENT);
     let device = match current.upgrade() {
         // A forked child must not use the device of its parent.
-        Some(device) if device.id().process == std::process::id() => device,
+        Some(device) if !device.is_forked() => device,
         _ => {
             let device = Device::new()?;
             *current = Arc::downgrade(&device);
@@ -51,10 +51,12 @@ impl Context for Device {
     }
 
     fn alloc_protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
+        self.check_process()?;
         Ok(DomainHandle::alloc(&self.shared()))
     }
 
     fn create_completion_queue(&self, capacity: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
+        self.check_process()?;
         Ok(Arc::new(Queue::new(&self.shared(), capacity)?))
     }
 }

@@ -1,15 +1,18 @@
 //! The device: one per process, with its thread, its table of regions and its known peers.
 
 use std::collections::{HashMap, VecDeque};
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
+use super::forked::Origin;
 use super::limits;
 use super::peers::address::DeviceId;
 use super::peers::peer::Peer;
 use super::peers::service::Service;
+use super::reach::Reach;
 use super::shared::table::{Entry, REGIONS, RegionTable};
 use crate::random::random;
 use crate::sync::lock;
@@ -21,12 +24,14 @@ pub(super) struct Device {
     me: Weak<Device>,
     attributes: DeviceAttributes,
     id: DeviceId,
+    reach: Reach,
+    origin: Origin,
     service: Arc<Service>,
     thread: Option<JoinHandle<()>>,
     table: RegionTable,
     table_fd: OwnedFd,
     keys: Mutex<Keys>,
-    segments: Mutex<HashMap<usize, Segment>>,
+    memory: Mutex<KnownMemory>,
     peers: Mutex<HashMap<DeviceId, Weak<Peer>>>,
     next_object: AtomicU64,
     next_number: AtomicU32,
@@ -40,18 +45,24 @@ struct Keys {
     free: VecDeque<u32>,
 }
 
-/// Shared memory that is registered at least once.
-#[derive(Debug)]
-struct Segment {
-    id: u64,
-    regions: usize,
+/// Shared memory that is, or was, registered.
+#[derive(Debug, Default)]
+struct KnownMemory {
+    by_id: HashMap<u64, Weak<HostMemory>>,
+    /// Number of entries at which those of memory that is gone are removed.
+    prune_at: usize,
 }
 
 impl Device {
     pub(super) fn new() -> Result<Arc<Self>, VerbsError> {
         let os = |error: std::io::Error| VerbsError::os("opening the soft device", error);
-        let id = DeviceId { process: std::process::id(), nonce: random().map_err(os)? };
-        let service = Arc::new(Service::new(id).map_err(os)?);
+        let reach = Reach::from_environment()?;
+        let nonce = random().map_err(os)?;
+        let id = DeviceId { process: std::process::id(), nonce, directory: reach.sockets.identity() };
+        let origin = Origin::here().map_err(os)?;
+        let service = Arc::new(
+            Service::new(reach.sockets.listen(id, reach.policy, origin)?, reach.policy).map_err(os)?,
+        );
         let (table, table_fd) = RegionTable::create().map_err(os)?;
         let runner = Arc::clone(&service);
         let thread =
@@ -60,12 +71,14 @@ impl Device {
             me: me.clone(),
             attributes: limits::attributes(),
             id,
+            reach,
+            origin,
             service,
             thread: Some(thread),
             table,
             table_fd,
             keys: Mutex::default(),
-            segments: Mutex::default(),
+            memory: Mutex::default(),
             peers: Mutex::default(),
             next_object: AtomicU64::new(1),
             next_number: AtomicU32::new(1),
@@ -84,6 +97,24 @@ impl Device {
 
     pub(super) fn id(&self) -> DeviceId {
         self.id
+    }
+
+    /// Returns whether this process is a forked child of the process that opened the device. Such a process must not touch
+    /// anything that it shares with its parent.
+    #[inline]
+    pub(super) fn is_forked(&self) -> bool {
+        self.origin.is_forked()
+    }
+
+    /// Fails in a forked child of the process that opened the device.
+    pub(super) fn check_process(&self) -> Result<(), VerbsError> {
+        if self.is_forked() {
+            return Err(VerbsError::Unusable(
+                "this process was forked from the process that opened the soft device: open the device again"
+                    .into(),
+            ));
+        }
+        Ok(())
     }
 
     pub(super) fn service(&self) -> &Arc<Service> {
@@ -122,7 +153,7 @@ impl Device {
                 return Err(VerbsError::Limit { what: "memory regions", asked, limit });
             }
         };
-        let key = random / REGIONS * REGIONS + index;
+        let key = key_of(random, index);
         self.table.insert(key, entry);
         Ok(key)
     }
@@ -132,28 +163,23 @@ impl Device {
         lock(&self.keys).free.push_back(key % REGIONS);
     }
 
-    /// Counts one more region of `memory` and returns the number of its segment; 0 for memory that is not shared.
-    pub(super) fn retain_segment(&self, memory: &Arc<HostMemory>) -> u64 {
+    /// Notes shared memory that is registered, so that it can be offered to peers. Returns its number; 0 for other memory.
+    pub(super) fn note_memory(&self, memory: &Arc<HostMemory>) -> u64 {
         if memory.shared_fd().is_none() {
             return 0;
         }
-        let mut segments = lock(&self.segments);
-        let segment = segments
-            .entry(Arc::as_ptr(memory) as usize)
-            .or_insert_with(|| Segment { id: self.object_id(), regions: 0 });
-        segment.regions += 1;
-        segment.id
+        let mut known = lock(&self.memory);
+        if known.by_id.len() >= known.prune_at {
+            known.by_id.retain(|_, memory| memory.strong_count() > 0);
+            known.prune_at = 2 * known.by_id.len() + 64;
+        }
+        known.by_id.entry(memory.id()).or_insert_with(|| Arc::downgrade(memory));
+        memory.id()
     }
 
-    pub(super) fn release_segment(&self, memory: &Arc<HostMemory>) {
-        let mut segments = lock(&self.segments);
-        let address = Arc::as_ptr(memory) as usize;
-        if let Some(segment) = segments.get_mut(&address) {
-            segment.regions -= 1;
-            if segment.regions == 0 {
-                segments.remove(&address);
-            }
-        }
+    /// Returns the registered memory of this number.
+    pub(super) fn memory(&self, id: u64) -> Option<Arc<HostMemory>> {
+        lock(&self.memory).by_id.get(&id).and_then(Weak::upgrade)
     }
 
     /// Returns the connection to the device `id`. Connects if there is no connection yet.
@@ -164,7 +190,7 @@ impl Device {
         if let Some(peer) = known(&lock(&self.peers)) {
             return Ok(peer);
         }
-        let peer = Arc::new(Peer::connect(id)?);
+        let peer = Arc::new(Peer::connect(id, (&self.reach.sockets, self.reach.policy), &self.service)?);
         let mut peers = lock(&self.peers);
         if let Some(other) = known(&peers) {
             return Ok(other);
@@ -178,12 +204,38 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        if self.is_forked() {
+            // The thread is the parent's, so this process must not even detach it.
+            let _ = ManuallyDrop::new(self.thread.take());
+            return;
+        }
         self.service.stop();
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
-            && self.id.process == std::process::id()
         {
             let _ = thread.join();
         }
+    }
+}
+
+/// Returns the key of the region at `index` of the table. A key is never 0, because 0 stands for memory without a registration.
+fn key_of(random: u32, index: u32) -> u32 {
+    (random / REGIONS).max(1) * REGIONS + index
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_key_is_zero_and_each_names_its_index() {
+        for random in [0, 1, REGIONS - 1, REGIONS, u32::MAX] {
+            for index in [0, 1, REGIONS - 1] {
+                let key = key_of(random, index);
+                assert_ne!(key, 0);
+                assert_eq!(key % REGIONS, index);
+            }
+        }
+        assert_eq!(key_of(u32::MAX, REGIONS - 1), u32::MAX);
     }
 }

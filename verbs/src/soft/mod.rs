@@ -24,6 +24,8 @@
 //! | `queue_pair/` | queue pairs: sends (`send`; those that wait for a receive: `waiting`), receives (`receive`), the check of keys and ranges (`transfer`, `place`), and the copying (`place`) |
 //! | `shared/` | the structures in shared memory, and the checks when this process reads them |
 //! | `peers/` | the exchange of descriptors between processes |
+//! | `reach` | the settings of the device: where it finds peers, and which peers it lets in |
+//! | `forked` | the mark of a process that was forked from the one that opened the device |
 //! | `system` | system calls that have no safe wrapper |
 //!
 //! # Shared memory
@@ -67,15 +69,16 @@ mod context;
 mod device;
 mod domain;
 mod domain_handle;
+mod event_socket;
+mod events;
+mod forked;
 mod limits;
 mod peers;
 mod queue_pair;
+pub(crate) mod reach;
 mod region;
 mod shared;
 mod system;
-
-#[cfg(test)]
-mod tests;
 
 pub use context::open;
 pub use limits::{NAME, attributes};

@@ -14,7 +14,6 @@ pub(super) struct Region {
     access: Access,
     memory: Arc<HostMemory>,
     range: Range<usize>,
-    segment: u64,
 }
 
 impl Region {
@@ -25,9 +24,10 @@ impl Region {
         range: Range<usize>,
         access: Access,
     ) -> Result<Self, VerbsError> {
+        domain.device().check_process()?;
         memory.check_range(&range)?;
-        let (key, segment) = domain.insert_region(&memory, &range, access)?;
-        Ok(Self { domain: Arc::clone(domain), key, access, memory, range, segment })
+        let key = domain.insert_region(&memory, &range, access)?;
+        Ok(Self { domain: Arc::clone(domain), key, access, memory, range })
     }
 }
 
@@ -57,6 +57,12 @@ impl MemoryRegion for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.domain.remove_region(self.key, self.segment, &self.memory);
+        // The table of regions is shared memory: a forked child would take the region from its parent.
+        if self.domain.device().is_forked() {
+            return;
+        }
+        if !self.domain.device().is_forked() {
+            self.domain.remove_region(self.key);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! System calls that have no safe wrapper.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// Returns the process number and the user at the other end of a unix socket. The process number is 0 if the process has no
 /// number in our pid namespace.
@@ -21,6 +21,33 @@ pub(super) fn peer_credentials(fd: &OwnedFd) -> io::Result<(i32, u32)> {
         )
     };
     if result == 0 { Ok((credentials.pid, credentials.uid)) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Returns a descriptor of the process at the other end of a unix socket, which becomes readable when the process ends. Fails on
+/// Linux before 6.5.
+pub(super) fn peer_process(fd: &OwnedFd) -> io::Result<OwnedFd> {
+    let mut process: libc::c_int = -1;
+    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY:
+    // - the option value is writable for `length` bytes, and any bytes make an integer, and
+    // - the descriptor is open as long as `fd` is borrowed.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut process).cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if process < 0 {
+        return Err(io::Error::other("the kernel gave no descriptor"));
+    }
+    // SAFETY: the kernel has just made the descriptor for this call, so nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(process) })
 }
 
 /// The direction in which bytes go between this process and another.

@@ -1,5 +1,5 @@
 //! Tests of devices. The conformance suite runs the cases that every provider of [`tonic_rdma_verbs`] must pass, on each
-//! provider. `isolation` and `ibverbs` test one provider each.
+//! provider. `forking`, `isolation` and `ibverbs` test one provider each.
 //!
 //! To add a provider, implement [`fabric::Fabric`] and add one line of `suite!` below. Cases that need another process start
 //! this binary again (`processes`).
@@ -10,6 +10,7 @@ mod device_memory;
 mod errors;
 mod fabric;
 mod flow;
+mod forking;
 #[cfg(feature = "ibverbs")]
 mod ibverbs;
 mod in_order;

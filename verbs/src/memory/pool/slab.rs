@@ -11,12 +11,11 @@ use crate::{Access, HostMemory, MemoryRegion, ProtectionDomain, VerbsError};
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Shared memory that is registered as a whole. The order of the fields is the order of their drop: first the registration,
-/// then the memory, then the reservation of the budget.
+/// then the memory. The memory holds the reservation of the budget, which peers that map the memory may hold longer.
 #[derive(Debug)]
 pub(crate) struct Slab {
     region: Arc<dyn MemoryRegion>,
     memory: Arc<HostMemory>,
-    reservation: Reservation,
 }
 
 impl Slab {
@@ -45,9 +44,10 @@ impl Slab {
         if settings.huge_pages && length >= HUGE_PAGE {
             advise_huge_pages(&memory);
         }
+        memory.set_charge(Arc::new(reservation));
         let memory = Arc::new(memory);
         let region = domain.register(Arc::clone(&memory), access)?;
-        Ok(Self { region, memory, reservation })
+        Ok(Self { region, memory })
     }
 
     /// Returns the region over all of the slab.
@@ -62,7 +62,7 @@ impl Slab {
 
     /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
-        self.reservation.bytes() as usize
+        self.memory.len()
     }
 }
 

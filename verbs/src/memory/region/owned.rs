@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-use super::super::budget::{Budget, Reservation};
+use super::super::budget::Budget;
 use super::super::error::PoolError;
 use super::super::pool::slab::advise_huge_pages;
 use super::super::settings::Quota;
@@ -24,7 +24,6 @@ pub struct MemRegion {
 #[derive(Debug)]
 pub(crate) struct Mapped {
     memory: Arc<HostMemory>,
-    _reservation: Reservation,
 }
 
 impl Mapped {
@@ -68,7 +67,8 @@ impl MemRegion {
         if bytes >= Self::HUGE_PAGE {
             advise_huge_pages(&memory);
         }
-        let mapped = Arc::new(Mapped { memory: Arc::new(memory), _reservation: reservation });
+        memory.set_charge(Arc::new(reservation));
+        let mapped = Arc::new(Mapped { memory: Arc::new(memory) });
         Ok(Self { mapped, range: 0..length })
     }
 

@@ -1,13 +1,13 @@
-//! The address of a queue pair: 26 bytes by which a peer's device finds the queue pair.
+//! The address of a queue pair: 34 bytes by which a peer's device finds the queue pair.
 
 use crate::{QueuePairAddress, VerbsError};
 
 /// Version of the layout of shared memory. Both sides must have one version. Every change of the layout increments the
 /// version.
-pub(crate) const VERSION: u8 = 2;
+pub(crate) const VERSION: u8 = 3;
 
 const MAGIC: u8 = b's';
-const LENGTH: usize = 26;
+const LENGTH: usize = 34;
 
 /// The address of a queue pair: the device and the number. The token is a secret, so that a process without the address can't
 /// reach the queue pair.
@@ -18,16 +18,19 @@ pub(crate) struct Address {
     pub(crate) token: u64,
 }
 
-/// The identity of a device: its process number, and a random number. The kernel may give the process number to a later
-/// process; the random number distinguishes the two devices.
+/// The identity of a device: a random number. The rest is information. The process number is that of the device's pid
+/// namespace, so it may be the number of another process here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DeviceId {
     pub(crate) process: u32,
     pub(crate) nonce: u64,
+    /// The directory in which the device has its socket (`RDMA_SOFT_DIR`): a number that is made of the numbers of the file
+    /// system and the file; 0 if the socket is in the abstract namespace.
+    pub(crate) directory: u64,
 }
 
 impl DeviceId {
-    /// Returns the name of the device's socket in the abstract namespace, which belongs to the network namespace.
+    /// Returns the name of the device's socket in the abstract namespace.
     pub(crate) fn socket_name(self) -> String {
         format!("tonic-rdma-soft-{}-{:016x}", self.process, self.nonce)
     }
@@ -41,6 +44,7 @@ impl Address {
         bytes.extend(self.device.nonce.to_le_bytes());
         bytes.extend(self.number.to_le_bytes());
         bytes.extend(self.token.to_le_bytes());
+        bytes.extend(self.device.directory.to_le_bytes());
         bytes
     }
 
@@ -58,7 +62,8 @@ impl Address {
         let Ok(bytes) = <&[u8; LENGTH]>::try_from(bytes) else {
             return Err(VerbsError::BadAddress(format!("{} bytes, not {LENGTH}", bytes.len())));
         };
-        let device = DeviceId { process: u32_at(bytes, 2), nonce: u64_at(bytes, 6) };
+        let device =
+            DeviceId { process: u32_at(bytes, 2), nonce: u64_at(bytes, 6), directory: u64_at(bytes, 26) };
         if device.process == 0 {
             return Err(VerbsError::BadAddress("process 0".into()));
         }
@@ -89,7 +94,7 @@ mod tests {
     use super::*;
 
     fn sample() -> Address {
-        let device = DeviceId { process: 4711, nonce: 0x0123_4567_89ab_cdef };
+        let device = DeviceId { process: 4711, nonce: 0x0123_4567_89ab_cdef, directory: 99 };
         Address { device, number: 17, token: u64::MAX - 3 }
     }
 

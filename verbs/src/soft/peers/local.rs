@@ -4,11 +4,22 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use super::message::{Answer, Object};
+use super::segments::Segments;
 
 /// A function that sends an answer and its descriptors to a peer.
 pub(crate) type SendAnswer<'a> = dyn FnMut(Answer, &[BorrowedFd<'_>]) -> io::Result<()> + 'a;
+
+/// The memory that this process and a client share.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientMemory {
+    /// Whether this process lets the client map its memory for reading.
+    pub(crate) is_shared: bool,
+    /// The segments of the client that this process has mapped.
+    pub(crate) segments: Arc<Segments>,
+}
 
 /// A queue pair of this process. The service answers requests for its objects, and rings it at deadlines. The death of its
 /// peer moves the queue pair to Error.
@@ -19,12 +30,29 @@ pub(crate) trait LocalQueuePair: Any + Debug + Send + Sync {
     /// Returns the secret that a peer must know to ask for anything.
     fn token(&self) -> u64;
 
-    /// Sends `object` to a peer with `send`, if this queue pair may share the object. Returns what `send` returned.
-    fn grant(&self, object: Object, send: &mut SendAnswer<'_>) -> Option<io::Result<()>>;
+    /// Sends `object` to the process `client` with `send`, if this queue pair may share the object. Returns what `send` returned.
+    fn grant(
+        &self,
+        object: Object,
+        client: &ClientMemory,
+        send: &mut SendAnswer<'_>,
+    ) -> Option<io::Result<()>>;
 
-    /// Rings the completion queues of this queue pair, so that the next poll visits it.
-    fn ring_own(&self);
+    /// Sends the peer `news` about its segments.
+    fn confirm(&self, news: Object);
 
-    /// Moves the queue pair to Error, because its peer died.
+    /// Takes `news` of the peer about the segments that this process has offered.
+    fn take_news(&self, news: Object);
+
+    /// Wakes the pollers of this queue pair's completion queues, if they sleep.
+    fn notify(&self);
+
+    /// Carries out the records of the peer, because no thread polls. Returns true if there are more.
+    fn carry_out(&self) -> bool;
+
+    /// Looks whether the peer takes the records of this queue pair. Returns false when there is nothing to look after any more.
+    fn look_after(&self) -> bool;
+
+    /// Notes that the peer died.
     fn fail(&self);
 }

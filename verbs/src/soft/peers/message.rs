@@ -11,10 +11,9 @@ use rustix::net::{
 
 use super::address::{VERSION, u32_at, u64_at};
 use crate::Access;
-use crate::soft::shared::link::Shape;
 
-/// Most descriptors of one reply: the page of a completion queue and its event descriptor.
-const DESCRIPTORS: usize = 2;
+/// Most descriptors of one message.
+const DESCRIPTORS: usize = 1;
 
 /// A request for the descriptors of an object. `number` and `token` are those of a queue pair, and the object must belong to
 /// that queue pair.
@@ -30,14 +29,33 @@ pub(crate) struct Request {
 /// The object that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Object {
-    /// The queue pair's link, for the queue pair with the token `requester`. A link is given once.
-    Link { requester: u64 },
+    /// The queue pair's end, for the queue pair with the token `requester`. An end is given once.
+    End { requester: u64 },
     /// The device's table of regions.
     Table,
-    /// One of the queue pair's completion queues.
-    Bell(u64),
-    /// A shared segment that is registered in the queue pair's protection domain.
-    Segment(u64),
+    /// A socket that wakes the poller of one of the queue pair's completion queues.
+    EventSocket(u64),
+    /// None: the device is to carry out the records for the queue pair, because no thread of its process does. There is no
+    /// reply.
+    Nothing,
+    /// None: the sender offers its segment `id` of `length` bytes, whose descriptor comes with the request, to the queue pair's
+    /// process. There is no reply.
+    Offer { id: u64, length: u64 },
+    /// None: the memory of the segment that the sender offered is gone. There is no reply.
+    Withdraw { id: u64 },
+    /// None: the sender has mapped the segment that this process offered. There is no reply.
+    Mapped { id: u64 },
+    /// None: the sender has the segment not mapped any more. There is no reply.
+    Unmapped { id: u64 },
+    /// None: the sender needs none of its segments to be mapped any more. The reply says that they are not.
+    Leave,
+}
+
+impl Object {
+    /// Returns whether a request for this object has a reply.
+    pub(crate) fn has_reply(self) -> bool {
+        matches!(self, Self::End { .. } | Self::Table | Self::EventSocket(_) | Self::Leave)
+    }
 }
 
 /// The answer to a request.
@@ -50,30 +68,27 @@ pub(crate) struct Reply {
 /// The content of a reply, beside its descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// The link, and the attributes of its owner.
-    Link(LinkAnswer),
-    /// Any other object; `length` is the length of a segment in bytes.
-    Object { length: u64 },
-    /// There is no such queue pair, the token is wrong, the object belongs to another queue pair, or the link was already
+    /// The end, and the attributes of its owner.
+    End(EndAnswer),
+    /// Any other object.
+    Object,
+    /// There is no such queue pair, the token is wrong, the object belongs to another queue pair, or the end was already
     /// given.
     Refused,
 }
 
 /// The attributes of a queue pair that its peer needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LinkAnswer {
+pub(crate) struct EndAnswer {
     pub(crate) access: Access,
-    pub(crate) shape: Shape,
+    /// Whether the owner lets this peer map its memory for reading.
+    pub(crate) shares_memory: bool,
+    /// Bytes of the ring.
+    pub(crate) ring: u64,
     pub(crate) domain: u64,
-    pub(crate) send: BellName,
-    pub(crate) receive: BellName,
-}
-
-/// A completion queue, and the queue pair's slot in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BellName {
-    pub(crate) object: u64,
-    pub(crate) slot: u32,
+    /// The completion queues of its sends and of its receives.
+    pub(crate) send_queue: u64,
+    pub(crate) receive_queue: u64,
 }
 
 const REQUEST: usize = 40;
@@ -82,10 +97,15 @@ const REPLY: usize = 72;
 impl Request {
     fn encode(&self) -> [u8; REQUEST] {
         let (kind, object) = match self.object {
-            Object::Link { requester } => (0, requester),
+            Object::End { requester } => (0, requester),
             Object::Table => (1, 0),
-            Object::Bell(id) => (2, id),
-            Object::Segment(id) => (3, id),
+            Object::EventSocket(id) => (2, id),
+            Object::Nothing => (3, 0),
+            Object::Offer { id, .. } => (4, id),
+            Object::Withdraw { id } => (5, id),
+            Object::Mapped { id } => (6, id),
+            Object::Unmapped { id } => (7, id),
+            Object::Leave => (8, 0),
         };
         let mut bytes = [0; REQUEST];
         bytes[0] = VERSION;
@@ -94,6 +114,9 @@ impl Request {
         bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.token.to_le_bytes());
         bytes[24..32].copy_from_slice(&object.to_le_bytes());
+        if let Object::Offer { length, .. } = self.object {
+            bytes[32..40].copy_from_slice(&length.to_le_bytes());
+        }
         bytes
     }
 
@@ -103,10 +126,15 @@ impl Request {
         }
         let object = u64_at(bytes, 24);
         let object = match bytes[1] {
-            0 => Object::Link { requester: object },
+            0 => Object::End { requester: object },
             1 => Object::Table,
-            2 => Object::Bell(object),
-            3 => Object::Segment(object),
+            2 => Object::EventSocket(object),
+            3 => Object::Nothing,
+            4 => Object::Offer { id: object, length: u64_at(bytes, 32) },
+            5 => Object::Withdraw { id: object },
+            6 => Object::Mapped { id: object },
+            7 => Object::Unmapped { id: object },
+            8 => Object::Leave,
             _ => return None,
         };
         Some(Self { sequence: u64_at(bytes, 8), number: u32_at(bytes, 4), token: u64_at(bytes, 16), object })
@@ -120,20 +148,15 @@ impl Reply {
         bytes[9] = VERSION;
         match &self.answer {
             Answer::Refused => bytes[8] = 0,
-            Answer::Object { length } => {
-                bytes[8] = 1;
-                bytes[16..24].copy_from_slice(&length.to_le_bytes());
-            }
-            Answer::Link(link) => {
+            Answer::Object => bytes[8] = 1,
+            Answer::End(end) => {
                 bytes[8] = 2;
-                bytes[10] = link.access.bits();
-                bytes[16..20].copy_from_slice(&link.shape.receives.to_le_bytes());
-                bytes[20..24].copy_from_slice(&link.shape.segments.to_le_bytes());
-                bytes[24..32].copy_from_slice(&link.domain.to_le_bytes());
-                bytes[32..40].copy_from_slice(&link.send.object.to_le_bytes());
-                bytes[40..44].copy_from_slice(&link.send.slot.to_le_bytes());
-                bytes[44..48].copy_from_slice(&link.receive.slot.to_le_bytes());
-                bytes[48..56].copy_from_slice(&link.receive.object.to_le_bytes());
+                bytes[10] = end.access.bits();
+                bytes[11] = u8::from(end.shares_memory);
+                bytes[16..24].copy_from_slice(&end.ring.to_le_bytes());
+                bytes[24..32].copy_from_slice(&end.domain.to_le_bytes());
+                bytes[32..40].copy_from_slice(&end.send_queue.to_le_bytes());
+                bytes[40..48].copy_from_slice(&end.receive_queue.to_le_bytes());
             }
         }
         bytes
@@ -145,13 +168,14 @@ impl Reply {
         }
         let answer = match bytes[8] {
             0 => Answer::Refused,
-            1 => Answer::Object { length: u64_at(bytes, 16) },
-            2 => Answer::Link(LinkAnswer {
+            1 => Answer::Object,
+            2 => Answer::End(EndAnswer {
                 access: Access::from_bits_truncate(bytes[10]),
-                shape: Shape { receives: u32_at(bytes, 16), segments: u32_at(bytes, 20) },
+                shares_memory: bytes[11] == 1,
+                ring: u64_at(bytes, 16),
                 domain: u64_at(bytes, 24),
-                send: BellName { object: u64_at(bytes, 32), slot: u32_at(bytes, 40) },
-                receive: BellName { object: u64_at(bytes, 48), slot: u32_at(bytes, 44) },
+                send_queue: u64_at(bytes, 32),
+                receive_queue: u64_at(bytes, 40),
             }),
             _ => return None,
         };
@@ -159,36 +183,59 @@ impl Reply {
     }
 }
 
-/// Sends a request. Fails instead of waiting.
-pub(crate) fn send_request(socket: impl AsFd, request: &Request) -> io::Result<()> {
-    rustix::net::send(socket, &request.encode(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+/// Sends a request, and a descriptor with it. Fails instead of waiting.
+pub(crate) fn send_request(
+    socket: impl AsFd,
+    request: &Request,
+    fd: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    send(socket, &request.encode(), fd.as_slice())
+}
+
+fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::other("too many descriptors for one message"));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
     Ok(())
 }
 
-/// Receives a request. Returns `None` at the end of the connection, and an error for other data.
-pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<Request>> {
+/// Receives a request and its descriptor. Returns `None` at the end of the connection, and an error for other data.
+pub(crate) fn receive_request(socket: impl AsFd) -> io::Result<Option<(Request, Option<OwnedFd>)>> {
     let mut bytes = [0u8; REQUEST + 1];
-    let (length, _) = rustix::net::recv(socket, &mut bytes[..], RecvFlags::DONTWAIT)?;
-    match length {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let message = rustix::net::recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut control,
+        RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
+    )?;
+    let fd = descriptors(&mut control).pop();
+    match message.bytes {
         0 => Ok(None),
         length => match Request::decode(&bytes[..length]) {
-            Some(request) => Ok(Some(request)),
+            Some(request) => Ok(Some((request, fd))),
             None => Err(io::Error::new(io::ErrorKind::InvalidData, "not a request")),
         },
     }
 }
 
+/// Takes the descriptors of a message.
+fn descriptors(control: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
+    let rights = control.drain().filter_map(|part| match part {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+        _ => None,
+    });
+    rights.flatten().collect()
+}
+
 /// Sends a reply with its descriptors. Fails instead of waiting.
 pub(crate) fn send_reply(socket: impl AsFd, reply: &Reply, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::Error::other("too many descriptors for one reply"));
-    }
-    let bytes = reply.encode();
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
-    Ok(())
+    send(socket, &reply.encode(), fds)
 }
 
 /// Receives a reply and its descriptors.
@@ -202,12 +249,7 @@ pub(crate) fn receive_reply(socket: impl AsFd) -> io::Result<(Reply, Vec<OwnedFd
         &mut control,
         RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
     )?;
-    let mut fds = Vec::new();
-    for part in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = part {
-            fds.extend(rights);
-        }
-    }
+    let fds = descriptors(&mut control);
     if message.bytes == 0 {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer's device has gone"));
     }
@@ -228,20 +270,29 @@ mod tests {
 
     #[test]
     fn requests_and_replies_survive_the_round_trip() {
-        for object in
-            [Object::Link { requester: 9 }, Object::Table, Object::Bell(2), Object::Segment(u64::MAX)]
-        {
+        for object in [
+            Object::End { requester: 9 },
+            Object::Table,
+            Object::EventSocket(u64::MAX),
+            Object::Nothing,
+            Object::Offer { id: 1, length: u64::MAX },
+            Object::Withdraw { id: 2 },
+            Object::Mapped { id: 3 },
+            Object::Unmapped { id: 4 },
+            Object::Leave,
+        ] {
             let request = Request { sequence: 3, number: 4, token: 5, object };
             assert_eq!(Request::decode(&request.encode()), Some(request));
         }
-        let link = LinkAnswer {
+        let end = EndAnswer {
             access: Access::REMOTE_READ,
-            shape: Shape { receives: 7, segments: 2 },
+            shares_memory: true,
+            ring: 1 << 16,
             domain: 11,
-            send: BellName { object: 12, slot: 13 },
-            receive: BellName { object: 14, slot: 15 },
+            send_queue: 12,
+            receive_queue: 14,
         };
-        for answer in [Answer::Refused, Answer::Object { length: 77 }, Answer::Link(link)] {
+        for answer in [Answer::Refused, Answer::Object, Answer::End(end)] {
             let reply = Reply { sequence: 1 << 40, answer };
             assert_eq!(Reply::decode(&reply.encode()), Some(reply));
         }

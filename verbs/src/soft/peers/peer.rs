@@ -4,62 +4,74 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::mem::ManuallyDrop;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::address::{Address, DeviceId};
+use super::level::{Identity, Level};
 use super::local::LocalQueuePair;
-use super::message::{self, Answer, LinkAnswer, Object, Request};
-use crate::VerbsError;
-use crate::soft::limits::{MAX_SEGMENTS, MAX_WORK_REQUESTS};
-use crate::soft::shared::bell::Bell;
-use crate::soft::shared::link::{Link, Shape};
-use crate::soft::shared::mapping::{Mapping, Writers};
+use super::message::{self, Answer, EndAnswer, Object, Request};
+use super::offers::{Offer, Offers};
+use super::policy::Policy;
+use super::service::Service;
+use super::sockets::Sockets;
+use crate::host_memory::MemoryUser;
+use crate::soft::event_socket::EventSocket;
+use crate::soft::shared::end::{End, is_ring};
 use crate::soft::shared::table::RegionTable;
-use crate::soft::system;
 use crate::sync::lock;
+use crate::{HostMemory, VerbsError};
 
-/// Longest time that a peer's device may take to connect and to answer.
+/// Longest time that a peer's device may take to answer.
 const PATIENCE: Duration = Duration::from_millis(800);
-/// Largest link that we map, so that a peer can't exhaust our address space.
-const SHAPE_LIMIT: Shape = Shape { receives: MAX_WORK_REQUESTS, segments: MAX_SEGMENTS };
 
 /// The device of another process.
 #[derive(Debug)]
 pub(crate) struct Peer {
     /// The peer's process number, as the kernel states it.
     process: i32,
+    level: Level,
     dead: AtomicBool,
-    socket: OwnedFd,
+    /// Taken when this value is dropped.
+    socket: ManuallyDrop<OwnedFd>,
     /// Number of the last request. Locked while a request is under way.
     sequence: Mutex<u64>,
-    segments: Mutex<HashMap<u64, Weak<Mapping>>>,
     table: Mutex<HashMap<u64, Weak<RegionTable>>>,
-    bells: Mutex<HashMap<u64, Weak<Bell>>>,
+    event_sockets: Mutex<HashMap<u64, Weak<EventSocket>>>,
+    /// The segments that this process offers to the peer, and the queue pair of the peer that the last offer named.
+    offers: Offers,
+    offered_to: Mutex<Option<Address>>,
+    service: Weak<Service>,
     /// Queue pairs that move to Error when the peer dies.
     users: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
 }
 
 impl Peer {
-    /// Connects to `device`. Fails if this network namespace has no device of that name, or if the device belongs to
-    /// another user.
-    pub(crate) fn connect(device: DeviceId) -> Result<Self, VerbsError> {
-        let fd = connect(device)?;
-        let process = check_owner(&fd)?;
+    /// Connects to `device`. Fails if the device can't be found, or if `policy` does not let it in.
+    pub(crate) fn connect(
+        device: DeviceId,
+        (sockets, policy): (&Sockets, Policy),
+        service: &Arc<Service>,
+    ) -> Result<Self, VerbsError> {
+        let fd = sockets.connect(device)?;
+        let Identity { process, level, .. } = check_owner(&fd, policy)?;
         Ok(Self {
             process,
+            level,
             dead: AtomicBool::new(false),
-            socket: fd,
+            socket: ManuallyDrop::new(fd),
             sequence: Mutex::new(0),
-            segments: Mutex::default(),
             table: Mutex::default(),
-            bells: Mutex::default(),
+            event_sockets: Mutex::default(),
+            offers: Offers::default(),
+            offered_to: Mutex::default(),
+            service: Arc::downgrade(service),
             users: Mutex::default(),
         })
     }
@@ -97,21 +109,23 @@ impl Peer {
         lock(&self.users).remove(&number);
     }
 
-    /// Takes over the link of the queue pair at `address`, for our queue pair with the token `requester`.
-    pub(crate) fn import_link(
+    /// Returns whether this process lets the peer map its memory for reading.
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.level == Level::User
+    }
+
+    /// Takes over the end of the queue pair at `address`, for our queue pair with the token `requester`.
+    pub(crate) fn import_end(
         &self,
         address: &Address,
         requester: u64,
-    ) -> Result<(Link, LinkAnswer), VerbsError> {
+    ) -> Result<(End, EndAnswer), VerbsError> {
         let action = "connecting to the peer's queue pair";
-        let (answer, mut fds) = self.ask(address, Object::Link { requester }, action)?;
+        let (answer, mut fds) = self.ask(address, Object::End { requester }, action)?;
         match (answer, fds.pop()) {
-            (Answer::Link(link), Some(fd))
-                if link.shape.receives <= SHAPE_LIMIT.receives
-                    && link.shape.segments <= SHAPE_LIMIT.segments =>
-            {
-                let mapped = Link::import(&fd, link.shape).map_err(|error| VerbsError::os(action, error))?;
-                Ok((mapped, link))
+            (Answer::End(end), Some(fd)) if is_ring(end.ring) => {
+                let mapped = End::import(&fd, end.ring).map_err(|error| VerbsError::os(action, error))?;
+                Ok((mapped, end))
             }
             _ => Err(VerbsError::Unreachable("the peer's device gave no queue pair of that number".into())),
         }
@@ -126,30 +140,56 @@ impl Peer {
         })
     }
 
-    pub(crate) fn bell(&self, address: &Address, id: u64) -> Result<Arc<Bell>, VerbsError> {
-        let action = "mapping the peer's completion queue";
-        cached(&self.bells, id, || {
-            let (_, mut fds) = self.ask(address, Object::Bell(id), action)?;
-            match (fds.pop(), fds.pop()) {
-                (Some(event), Some(page)) => {
-                    Bell::import(&page, event).map_err(|error| VerbsError::os(action, error))
-                }
-                _ => Err(missing()),
-            }
+    /// Returns the socket that wakes the poller of the peer's completion queue `id`.
+    pub(crate) fn event_socket(&self, address: &Address, id: u64) -> Result<Arc<EventSocket>, VerbsError> {
+        let action = "taking the event socket of the peer's completion queue";
+        cached(&self.event_sockets, id, || {
+            let (_, mut fds) = self.ask(address, Object::EventSocket(id), action)?;
+            fds.pop().map(EventSocket::new).ok_or_else(missing)
         })
     }
 
-    pub(crate) fn segment(&self, address: &Address, id: u64) -> Result<Arc<Mapping>, VerbsError> {
-        let action = "mapping the peer's memory";
-        cached(&self.segments, id, || {
-            let (answer, fds) = self.ask(address, Object::Segment(id), action)?;
-            match (answer, fds.first()) {
-                (Answer::Object { length }, Some(fd)) => {
-                    Mapping::import(fd, length, Writers::All).map_err(|error| VerbsError::os(action, error))
-                }
-                _ => Err(missing()),
-            }
-        })
+    /// Asks the peer's device to carry out the records for the queue pair at `address`. Does not wait.
+    pub(crate) fn poke(&self, address: &Address) {
+        // If the socket is full, the guard of the queue pair asks again.
+        let _ = self.say(address, Object::Nothing, None);
+    }
+
+    /// Returns the offer of `memory`, and sends the offer if it is due; `None` if the memory can't be offered now. Does not wait.
+    pub(crate) fn offer(self: &Arc<Self>, address: &Address, memory: &HostMemory) -> Option<Arc<Offer>> {
+        let fd = memory.shared_fd()?;
+        let (offer, new) = self.offers.get(memory.id(), || memory.charge())?;
+        if new {
+            let user: Weak<dyn MemoryUser> = Arc::downgrade(self) as Weak<dyn MemoryUser>;
+            memory.add_user(user);
+            *lock(&self.offered_to) = Some(*address);
+        }
+        if offer.is_due() {
+            let object = Object::Offer { id: memory.id(), length: memory.len() as u64 };
+            // If the socket is full, the offer is sent again later.
+            let _ = self.say(address, object, Some(fd));
+        }
+        Some(offer)
+    }
+
+    /// Takes news of the peer about the segments that this process has offered.
+    pub(crate) fn take_news(&self, news: Object) {
+        match news {
+            Object::Mapped { id } => self.offers.mapped(id),
+            Object::Unmapped { id } => self.offers.unmapped(id),
+            _ => {}
+        }
+    }
+
+    /// Sends a request without a reply. Does not wait.
+    pub(crate) fn say(
+        &self,
+        address: &Address,
+        object: Object,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        let request = Request { sequence: 0, number: address.number, token: address.token, object };
+        message::send_request(&*self.socket, &request, fd)
     }
 
     /// Sends one request and waits for its answer.
@@ -170,12 +210,43 @@ impl Peer {
         *last += 1;
         let sequence = *last;
         let request = Request { sequence, number: address.number, token: address.token, object };
-        message::send_request(&self.socket, &request).map_err(os)?;
+        message::send_request(&*self.socket, &request, None).map_err(os)?;
         loop {
             wait_readable(&self.socket, deadline).map_err(os)?;
-            let (reply, fds) = message::receive_reply(&self.socket).map_err(os)?;
+            let (reply, fds) = message::receive_reply(&*self.socket).map_err(os)?;
             if reply.sequence == sequence {
                 return Ok((reply.answer, fds));
+            }
+        }
+    }
+}
+
+impl MemoryUser for Peer {
+    fn memory_is_gone(&self, id: u64) {
+        let address = *lock(&self.offered_to);
+        if self.offers.withdraw(id)
+            && let Some(address) = address
+        {
+            // If the socket is full, the peer keeps the segment until this process leaves.
+            let _ = self.say(&address, Object::Withdraw { id }, None);
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // SAFETY: the socket is taken once, here, and not used afterwards.
+        let socket = unsafe { ManuallyDrop::take(&mut self.socket) };
+        let charges = self.offers.charges();
+        let address = *lock(&self.offered_to);
+        if let (Some(service), Some(address)) = (self.service.upgrade(), address)
+            && !charges.is_empty()
+            && !self.is_dead()
+        {
+            let request =
+                Request { sequence: 0, number: address.number, token: address.token, object: Object::Leave };
+            if message::send_request(&socket, &request, None).is_ok() {
+                service.keep_until_unmapped(socket, charges);
             }
         }
     }
@@ -205,45 +276,13 @@ fn missing() -> VerbsError {
     VerbsError::Unreachable("the peer's device refused to share its memory".into())
 }
 
-fn connect(device: DeviceId) -> Result<OwnedFd, VerbsError> {
-    let action = "connecting to the peer's soft device";
-    let os = |error: rustix::io::Errno| VerbsError::os(action, error);
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(os)?;
-    let name = SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes()).map_err(os)?;
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match rustix::net::connect(&fd, &name) {
-            Ok(()) => return Ok(fd),
-            // The listener's backlog is full, because its service thread is busy.
-            Err(rustix::io::Errno::AGAIN) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            Err(rustix::io::Errno::CONNREFUSED) => {
-                return Err(VerbsError::Unreachable(
-                    "no such soft device here: the peer is on another host, in another network namespace, or gone"
-                        .into(),
-                ));
-            }
-            Err(error) => return Err(os(error)),
-        }
-    }
-}
-
-/// Returns the process number of the peer. Fails if the peer's process does not belong to our user.
-pub(crate) fn check_owner(fd: &OwnedFd) -> Result<i32, VerbsError> {
-    let (process, user) = system::peer_credentials(fd)
-        .map_err(|error| VerbsError::os("asking for the peer's process", error))?;
-    let ours = rustix::process::geteuid().as_raw();
-    if user != ours {
-        return Err(VerbsError::Unreachable(format!(
-            "the peer's process belongs to user {user}, this one to user {ours}: they may not share memory"
-        )));
-    }
-    if process <= 0 {
-        return Err(VerbsError::Unreachable("the peer's process is in another pid namespace".into()));
-    }
-    Ok(process)
+/// Returns the process at the other end of the socket. Fails if `policy` does not let it in.
+pub(crate) fn check_owner(fd: &OwnedFd, policy: Policy) -> Result<Identity, VerbsError> {
+    let identity =
+        Identity::of(fd).map_err(|error| VerbsError::os("asking for the peer's process", error))?;
+    policy.admit(&identity)?;
+    tracing::debug!(process = identity.process, level = ?identity.level, "the soft device has a peer");
+    Ok(identity)
 }
 
 fn wait_readable(fd: &OwnedFd, deadline: Instant) -> io::Result<()> {

@@ -1,24 +1,27 @@
-//! The device's thread: sends descriptors to peers that ask for them, notices when peers die, and rings at deadlines.
+//! The device's thread: sends descriptors to peers that ask for them, notices when peers die, wakes pollers at deadlines, and carries
+//! out the records of queue pairs that no thread polls.
 //!
 //! The thread never waits for a peer, and takes no lock that is held across a call to a peer, so two devices can't
-//! wait for each other. It never runs a request: it rings the completion queue, and the thread that polls does the
-//! work.
+//! wait for each other.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketFlags;
 
-use super::address::DeviceId;
-use super::local::LocalQueuePair;
-use super::message::{self, Answer, Reply, Request};
+use super::level::Level;
+use super::local::{ClientMemory, LocalQueuePair};
+use super::message::{self, Answer, Object, Reply, Request};
 use super::peer::{self, Peer};
+use super::policy::Policy;
+use super::sockets::Listener;
+use crate::host_memory::Charge;
 use crate::sync::lock;
 
 const LISTENER: u64 = 0;
@@ -26,13 +29,13 @@ const WAKE: u64 = 1;
 const FIRST_TOKEN: u64 = 2;
 /// Processes that may be connected at once.
 const MAX_PEERS: usize = 4096;
-const BACKLOG: i32 = 128;
 
 /// State that the thread and the device share.
 #[derive(Debug)]
 pub(crate) struct Service {
     epoll: OwnedFd,
-    listener: OwnedFd,
+    listener: Listener,
+    policy: Policy,
     wake: OwnedFd,
     stop: AtomicBool,
     next_token: AtomicU64,
@@ -41,34 +44,37 @@ pub(crate) struct Service {
     /// Queue pairs of this device, by number.
     queue_pairs: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
     deadlines: Mutex<BinaryHeap<Deadline>>,
+    /// Queue pairs whose records this thread looks after.
+    guarded: Mutex<Vec<Weak<dyn LocalQueuePair>>>,
+    /// Charges of memory that a peer may have mapped, by the token of the socket to that peer.
+    kept: Mutex<HashMap<u64, (OwnedFd, Vec<Charge>)>>,
 }
 
 impl Service {
-    /// Listens under the name of `device`.
-    pub(crate) fn new(device: DeviceId) -> io::Result<Self> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let name = SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes())?;
-        rustix::net::bind(&listener, &name)?;
-        rustix::net::listen(&listener, BACKLOG)?;
+    /// Serves the processes that connect to `listener`, if `policy` lets them in.
+    pub(crate) fn new(listener: Listener, policy: Policy) -> io::Result<Self> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        epoll::add(&epoll, &listener.socket, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
         Ok(Self {
             epoll,
             listener,
+            policy,
             wake,
             stop: AtomicBool::new(false),
             next_token: AtomicU64::new(FIRST_TOKEN),
             peers: Mutex::default(),
             queue_pairs: Mutex::default(),
             deadlines: Mutex::default(),
+            guarded: Mutex::default(),
+            kept: Mutex::default(),
         })
     }
 
-    /// Asks the thread to end.
+    /// Takes the device's socket away, and asks the thread to end.
     pub(crate) fn stop(&self) {
+        self.listener.remove();
         self.stop.store(true, SeqCst);
         self.wake();
     }
@@ -102,8 +108,21 @@ impl Service {
         Ok(())
     }
 
-    /// Rings the queue pair's completion queues at `when`, so that a poll finds the deadline passed.
-    pub(crate) fn ring_at(&self, when: Instant, queue_pair: Weak<dyn LocalQueuePair>) {
+    /// Keeps the charges until the peer at the other end of `socket` says that it has unmapped the memory of this process, or is
+    /// gone.
+    pub(crate) fn keep_until_unmapped(&self, socket: OwnedFd, charges: Vec<Charge>) {
+        let token = self.next_token.fetch_add(1, SeqCst);
+        let flags = EventFlags::IN | EventFlags::RDHUP;
+        // The socket is watched without its earlier token, which belongs to a peer that is gone.
+        let _ = epoll::delete(&self.epoll, &socket);
+        let mut kept = lock(&self.kept);
+        if epoll::add(&self.epoll, &socket, EventData::new_u64(token), flags).is_ok() {
+            kept.insert(token, (socket, charges));
+        }
+    }
+
+    /// Wakes the pollers of the queue pair's completion queues at `when`, so that a poll finds the deadline passed.
+    pub(crate) fn notify_at(&self, when: Instant, queue_pair: Weak<dyn LocalQueuePair>) {
         let mut deadlines = lock(&self.deadlines);
         let earliest = deadlines.peek().is_none_or(|first| when < first.when);
         deadlines.push(Deadline { when, queue_pair });
@@ -113,12 +132,58 @@ impl Service {
         }
     }
 
+    /// Looks after the records of a queue pair, until it needs that no longer.
+    pub(crate) fn guard(&self, queue_pair: Weak<dyn LocalQueuePair>) {
+        let mut guarded = lock(&self.guarded);
+        let first = guarded.is_empty();
+        guarded.push(queue_pair);
+        drop(guarded);
+        if first {
+            self.wake();
+        }
+    }
+
+    /// Looks after the guarded queue pairs. Returns whether there are any.
+    fn look_after(&self) -> bool {
+        let mut looked = std::mem::take(&mut *lock(&self.guarded));
+        looked.retain(|queue_pair| queue_pair.upgrade().is_some_and(|queue_pair| queue_pair.look_after()));
+        let mut guarded = lock(&self.guarded);
+        guarded.append(&mut looked);
+        !guarded.is_empty()
+    }
+
+    /// Carries out records of the queue pairs that peers have asked for, a limited number of each. Returns whether there are more.
+    fn carry_out(&self, asked: &mut Vec<Weak<dyn LocalQueuePair>>) -> bool {
+        asked.retain(|queue_pair| queue_pair.upgrade().is_some_and(|queue_pair| queue_pair.carry_out()));
+        !asked.is_empty()
+    }
+
     /// Runs the thread until [`stop`](Self::stop).
     pub(crate) fn run(&self) {
-        let mut clients: HashMap<u64, OwnedFd> = HashMap::new();
+        /// Time between two looks at the guarded queue pairs.
+        const LOOK: Duration = Duration::from_millis(4);
+        let mut clients: HashMap<u64, Client> = HashMap::new();
         let mut events = Vec::with_capacity(64);
+        let mut asked = Vec::new();
+        let mut looked = Instant::now();
         while !self.stop.load(SeqCst) {
-            let timeout = self.ring_deadlines();
+            let mut timeout = self.notify_due();
+            let more = self.carry_out(&mut asked);
+            let guards = if looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                self.look_after()
+            } else {
+                !lock(&self.guarded).is_empty()
+            };
+            let limit = match (more, guards) {
+                (true, _) => Some(Duration::ZERO),
+                (false, true) => Some(LOOK.saturating_sub(looked.elapsed())),
+                (false, false) => None,
+            };
+            if let Some(limit) = limit {
+                let limit = Timespec { tv_sec: 0, tv_nsec: i64::from(limit.subsec_nanos()) };
+                timeout = Some(timeout.map_or(limit, |timeout| timeout.min(limit)));
+            }
             events.clear();
             let spare = rustix::buffer::spare_capacity(&mut events);
             match epoll::wait(&self.epoll, spare, timeout.as_ref()) {
@@ -134,15 +199,23 @@ impl Service {
                     WAKE => {
                         let _ = rustix::io::read(&self.wake, &mut [0u8; 8][..]);
                     }
-                    token => self.handle(token, &mut clients),
+                    token => self.handle(token, &mut clients, &mut asked),
                 }
             }
         }
     }
 
-    fn handle(&self, token: u64, clients: &mut HashMap<u64, OwnedFd>) {
+    fn handle(
+        &self,
+        token: u64,
+        clients: &mut HashMap<u64, Client>,
+        asked: &mut Vec<Weak<dyn LocalQueuePair>>,
+    ) {
+        if lock(&self.kept).remove(&token).is_some() {
+            return;
+        }
         if let Some(client) = clients.get(&token) {
-            if !self.serve(client) {
+            if !self.serve(client, asked) {
                 clients.remove(&token);
             }
             return;
@@ -158,9 +231,9 @@ impl Service {
         }
     }
 
-    fn accept(&self, clients: &mut HashMap<u64, OwnedFd>) {
+    fn accept(&self, clients: &mut HashMap<u64, Client>) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let client = match rustix::net::accept_with(&self.listener, flags) {
+        let client = match rustix::net::accept_with(&self.listener.socket, flags) {
             Ok(client) => client,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {
                 return;
@@ -173,51 +246,93 @@ impl Service {
                 return;
             }
         };
-        if let Err(error) = peer::check_owner(&client) {
-            crate::throttled!(warn, %error, "the soft device refused a peer");
-            return;
-        }
+        let identity = match peer::check_owner(&client, self.policy) {
+            Ok(identity) => identity,
+            Err(error) => {
+                crate::throttled!(warn, %error, "the soft device refused a peer");
+                return;
+            }
+        };
         if clients.len() >= MAX_PEERS {
             crate::throttled!(warn, limit = MAX_PEERS, "the soft device has too many peers");
             return;
         }
         let token = self.next_token.fetch_add(1, SeqCst);
         if epoll::add(&self.epoll, &client, EventData::new_u64(token), EventFlags::IN).is_ok() {
-            clients.insert(token, client);
+            let is_shared = identity.level == Level::User;
+            let memory = ClientMemory { is_shared, segments: Arc::default() };
+            clients.insert(token, Client { socket: client, memory });
         }
     }
 
     /// Answers the requests that have come. Returns false if the connection has ended or failed.
-    fn serve(&self, client: &OwnedFd) -> bool {
+    fn serve(&self, client: &Client, asked: &mut Vec<Weak<dyn LocalQueuePair>>) -> bool {
         loop {
-            let request = match message::receive_request(client) {
+            let (request, fd) = match message::receive_request(&client.socket) {
                 Ok(Some(request)) => request,
                 Ok(None) => return false,
                 Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
             };
-            if self.answer(client, &request).is_err() {
+            if self.answer(client, &request, fd, asked).is_err() {
                 return false;
             }
         }
     }
 
-    fn answer(&self, client: &OwnedFd, request: &Request) -> io::Result<()> {
-        let sequence = request.sequence;
-        let queue_pair = lock(&self.queue_pairs).get(&request.number).and_then(Weak::upgrade);
-        let granted =
-            queue_pair.filter(|queue_pair| queue_pair.token() == request.token).and_then(|queue_pair| {
-                queue_pair.grant(request.object, &mut |answer, fds| {
-                    message::send_reply(client, &Reply { sequence, answer }, fds)
-                })
-            });
-        match granted {
-            Some(result) => result,
-            None => message::send_reply(client, &Reply { sequence, answer: Answer::Refused }, &[]),
+    fn answer(
+        &self,
+        client: &Client,
+        request: &Request,
+        fd: Option<OwnedFd>,
+        asked: &mut Vec<Weak<dyn LocalQueuePair>>,
+    ) -> io::Result<()> {
+        let reply = |answer, fds: &[BorrowedFd<'_>]| {
+            message::send_reply(&client.socket, &Reply { sequence: request.sequence, answer }, fds)
+        };
+        let segments = &client.memory.segments;
+        if request.object == Object::Leave {
+            segments.unmap_all();
+            return reply(Answer::Object, &[]);
         }
+        let found = lock(&self.queue_pairs).get(&request.number).cloned();
+        let queue_pair = found.as_ref().and_then(Weak::upgrade);
+        let queue_pair = queue_pair.filter(|queue_pair| queue_pair.token() == request.token);
+        if let Object::Withdraw { id } = request.object {
+            segments.unmap(id);
+        }
+        let Some(queue_pair) = queue_pair else {
+            return if request.object.has_reply() { reply(Answer::Refused, &[]) } else { Ok(()) };
+        };
+        match request.object {
+            Object::Nothing => {
+                let known = |other: &Weak<dyn LocalQueuePair>| {
+                    other.upgrade().is_some_and(|other| other.number() == request.number)
+                };
+                if !asked.iter().any(known) {
+                    asked.extend(found);
+                }
+            }
+            Object::Offer { id, length } => {
+                if client.memory.is_shared
+                    && let Some(fd) = fd
+                    && segments.map(id, length, &fd)
+                {
+                    queue_pair.confirm(Object::Mapped { id });
+                }
+            }
+            Object::Withdraw { id } => queue_pair.confirm(Object::Unmapped { id }),
+            Object::Mapped { .. } | Object::Unmapped { .. } => queue_pair.take_news(request.object),
+            Object::End { .. } | Object::Table | Object::EventSocket(_) | Object::Leave => {
+                let granted =
+                    queue_pair.grant(request.object, &client.memory, &mut |answer, fds| reply(answer, fds));
+                return granted.unwrap_or_else(|| reply(Answer::Refused, &[]));
+            }
+        }
+        Ok(())
     }
 
-    /// Rings the queue pairs whose deadlines have passed. Returns the time until the next deadline.
-    fn ring_deadlines(&self) -> Option<Timespec> {
+    /// Wakes the pollers of the queue pairs whose deadlines have passed. Returns the time until the next deadline.
+    fn notify_due(&self) -> Option<Timespec> {
         loop {
             let mut deadlines = lock(&self.deadlines);
             let left = deadlines.peek()?.when.saturating_duration_since(Instant::now());
@@ -228,10 +343,17 @@ impl Service {
             let due = deadlines.pop();
             drop(deadlines);
             if let Some(queue_pair) = due.and_then(|due| due.queue_pair.upgrade()) {
-                queue_pair.ring_own();
+                queue_pair.notify();
             }
         }
     }
+}
+
+/// A process that is connected to this device.
+#[derive(Debug)]
+struct Client {
+    socket: OwnedFd,
+    memory: ClientMemory,
 }
 
 #[derive(Debug)]

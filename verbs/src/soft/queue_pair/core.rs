@@ -1,26 +1,32 @@
-//! The common part of a queue pair's two queues: the state, the link and the peer.
+//! The common part of a queue pair's two queues: the state, the own end and the connection.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
+use super::Pair;
 use super::connection::Connection;
 use crate::random::random;
 use crate::soft::completion_queue::{CompletionSource, Queue, Role};
-use crate::soft::domain::{Domain, QUIESCENCE};
+use crate::soft::domain::Domain;
 use crate::soft::peers::address::Address;
-use crate::soft::peers::local::{LocalQueuePair, SendAnswer};
-use crate::soft::peers::message::{Answer, BellName, LinkAnswer, Object};
-use crate::soft::shared::link::{Link, LinkState, Shape};
+use crate::soft::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
+use crate::soft::peers::message::{Answer, EndAnswer, Object};
+use crate::soft::peers::segments::Segments;
+use crate::soft::shared::attention::Attention;
+use crate::soft::shared::end::{End, EndState, Failure};
+use crate::soft::shared::mapping::Mapping;
+use crate::soft::shared::platform::Native;
 use crate::sync::lock;
 use crate::{Access, PathSettings, QueuePairAddress, QueuePairCapacity, QueuePairState, VerbsError};
 
 /// A queue pair without its two queues.
 #[derive(Debug)]
 pub(crate) struct Core {
-    me: Weak<Core>,
+    /// Set when the queue pair is complete.
+    pair: OnceLock<Weak<Pair>>,
     pub(crate) domain: Arc<Domain>,
     number: u32,
     token: u64,
@@ -28,23 +34,38 @@ pub(crate) struct Core {
     pub(crate) capacity: QueuePairCapacity,
     pub(crate) send_queue: Arc<Queue>,
     pub(crate) send_slot: u32,
-    receive_queue: Arc<Queue>,
+    pub(crate) receive_queue: Arc<Queue>,
     receive_slot: u32,
-    pub(crate) link: Link,
+    /// Our own end, which the peer reads.
+    pub(crate) end: End,
     grant: Mutex<Grant>,
     state: AtomicU8,
     access: OnceLock<Access>,
     settings: OnceLock<PathSettings>,
     connection: OnceLock<Connection>,
-    /// Number of the current section if it is odd; no send is in a section if it is even. Written with the send queue locked.
-    pub(crate) section: AtomicU64,
+    /// The peer's memory that this process has mapped. Set when the peer takes our end.
+    segments: OnceLock<Arc<Segments>>,
+    /// The position in our ring up to which records are published. Written with the send queue locked.
+    pub(crate) published: AtomicU64,
+    /// Whether the device's thread guards the records of this queue pair.
+    guarded: AtomicBool,
+    /// The position that the peer had taken at the last look of the guard, and the number of looks without a change.
+    guard: Mutex<Guard>,
 }
 
-/// The link's descriptor, until the peer has taken it, and the token of the one queue pair that may take the descriptor.
+/// The descriptor of the end, until the peer has taken it, and the token of the one queue pair that may take it.
 #[derive(Debug)]
 struct Grant {
     fd: Option<OwnedFd>,
     to: Option<u64>,
+    /// Completion queues whose event socket was given to the peer.
+    events: Vec<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Guard {
+    taken: u64,
+    idle: u32,
 }
 
 const RESET: u8 = 0;
@@ -52,6 +73,13 @@ const INIT: u8 = 1;
 const RTR: u8 = 2;
 const RTS: u8 = 3;
 const ERROR: u8 = 4;
+
+/// Returns the bytes of the ring of a queue pair with this capacity: four inline messages and more.
+fn ring_bytes(capacity: &QueuePairCapacity) -> u64 {
+    const SMALL: u64 = 64 << 10;
+    const LARGE: u64 = 512 << 10;
+    (4 * u64::from(capacity.inline)).next_power_of_two().clamp(SMALL, LARGE)
+}
 
 impl Core {
     /// Creates a queue pair in Reset. Reserves its slots in the completion queues, but does not occupy them.
@@ -63,16 +91,15 @@ impl Core {
     ) -> Result<Arc<Self>, VerbsError> {
         let os = |error| VerbsError::os("creating a queue pair", error);
         let (token, nonce) = (random().map_err(os)?, random().map_err(os)?);
-        let shape = Shape { receives: capacity.receive_requests, segments: capacity.receive_segments };
-        let (link, fd) = Link::create(shape, nonce).map_err(os)?;
+        let (end, fd) = End::create(ring_bytes(capacity), nonce).map_err(os)?;
         let send_slot = send_queue.reserve()?;
         let receive_slot = if Arc::ptr_eq(&send_queue, &receive_queue) {
             send_slot
         } else {
             receive_queue.reserve().inspect_err(|_| send_queue.vacate(send_slot))?
         };
-        Ok(Arc::new_cyclic(|me| Self {
-            me: me.clone(),
+        Ok(Arc::new(Self {
+            pair: OnceLock::new(),
             domain: Arc::clone(domain),
             number: domain.device().queue_pair_number(),
             token,
@@ -82,35 +109,50 @@ impl Core {
             send_slot,
             receive_queue,
             receive_slot,
-            link,
-            grant: Mutex::new(Grant { fd: Some(fd), to: None }),
+            end,
+            grant: Mutex::new(Grant { fd: Some(fd), to: None, events: Vec::new() }),
             state: AtomicU8::new(RESET),
             access: OnceLock::new(),
             settings: OnceLock::new(),
             connection: OnceLock::new(),
-            section: AtomicU64::new(0),
+            segments: OnceLock::new(),
+            published: AtomicU64::new(0),
+            guarded: AtomicBool::new(false),
+            guard: Mutex::default(),
         }))
     }
 
-    /// Takes the reserved slots of the completion queues. Polls visit `source` from now on, and peers can find the queue pair.
-    pub(super) fn enter(self: &Arc<Self>, source: &Arc<dyn CompletionSource>) {
+    /// Takes the reserved slots of the completion queues. Polls visit `pair` from now on, and peers can find the queue pair.
+    pub(super) fn enter(&self, pair: &Arc<Pair>) {
+        self.pair.get_or_init(|| Arc::downgrade(pair));
+        let source: Arc<dyn CompletionSource> = Arc::clone(pair) as Arc<dyn CompletionSource>;
         let same = Arc::ptr_eq(&self.send_queue, &self.receive_queue);
         let role = Role { sends: true, receives: same };
-        self.send_queue.occupy(self.send_slot, Arc::clone(source), role);
+        self.send_queue.occupy(self.send_slot, Arc::clone(&source), role);
         if !same {
             let role = Role { sends: false, receives: true };
-            self.receive_queue.occupy(self.receive_slot, Arc::clone(source), role);
+            self.receive_queue.occupy(self.receive_slot, source, role);
         }
-        self.domain.add_queue_pair(self);
-        self.domain.device().service().add_queue_pair(Arc::clone(self) as Arc<dyn LocalQueuePair>);
+        self.domain.add_queue_pair(pair);
+        self.domain.device().service().add_queue_pair(Arc::clone(pair) as Arc<dyn LocalQueuePair>);
     }
 
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
+    pub(crate) fn token(&self) -> u64 {
+        self.token
+    }
+
+    #[inline]
     pub(crate) fn connection(&self) -> Option<&Connection> {
         self.connection.get()
+    }
+
+    /// Returns the peer's segment `id`, if this process has mapped it.
+    pub(super) fn segment(&self, id: u64) -> Option<Weak<Mapping>> {
+        self.segments.get()?.find(id)
     }
 
     /// Returns the settings given to [`to_rts`](Self::to_rts).
@@ -118,8 +160,13 @@ impl Core {
         self.settings.get()
     }
 
+    /// Returns the rights that peers have at most.
+    pub(crate) fn access(&self) -> Access {
+        self.access.get().copied().unwrap_or(Access::LOCAL_READ)
+    }
+
     pub(crate) fn state(&self) -> QueuePairState {
-        if self.is_ended() {
+        if self.peer_is_gone() {
             return QueuePairState::Error;
         }
         match self.state.load(SeqCst) {
@@ -131,73 +178,120 @@ impl Core {
         }
     }
 
-    /// Returns whether the queue pair is in Error, or must go to Error because the peer has reported a fault or died.
-    pub(crate) fn is_ended(&self) -> bool {
+    /// Returns whether the queue pair is in Error.
+    #[inline]
+    pub(crate) fn has_failed(&self) -> bool {
         self.state.load(SeqCst) == ERROR
-            || self.link.state() == LinkState::Ended
-            || self.connection().is_some_and(|connection| connection.peer.is_dead())
+    }
+
+    /// Returns whether the peer takes no more records, because its queue pair is in Error or destroyed, or its process is dead.
+    #[inline]
+    pub(crate) fn peer_has_ended(&self) -> bool {
+        self.connection()
+            .is_some_and(|connection| connection.end.state() == EndState::Ended || connection.peer.is_dead())
+    }
+
+    /// Returns whether the connection is over for both ends: the peer's process is dead, or the peer refused a record of ours. Its
+    /// last records may still be in its ring.
+    #[inline]
+    pub(crate) fn peer_is_gone(&self) -> bool {
+        self.connection()
+            .is_some_and(|connection| connection.peer.is_dead() || connection.end.failure().is_some())
     }
 
     /// Moves to Error. The next poll flushes the outstanding requests. This function neither waits nor locks.
     pub(crate) fn fail(&self) {
-        // SYNC: stores the state before it rings, so that a thread that takes a ring sees the state.
-        self.link.advance(LinkState::Ended);
         if self.state.swap(ERROR, SeqCst) != ERROR {
-            self.ring_own();
-            self.ring_waiting_peer();
+            self.end.advance(EndState::Ended);
+            self.notify();
+            if let Some(connection) = self.connection() {
+                connection.announce_end();
+            }
         }
     }
 
-    /// Rings our own completion queues, so that the next poll visits this queue pair.
-    pub(crate) fn ring_own(&self) {
-        self.send_queue.bell().ring(self.send_slot);
+    /// Notes that the peer's process has ended. The next poll takes its last records, then moves to Error.
+    pub(crate) fn peer_died(&self) {
+        self.notify();
+    }
+
+    /// Moves to Error because this end refuses a record of the peer, and tells the peer why.
+    pub(crate) fn refuse(&self, failure: Failure) {
+        if self.state.load(SeqCst) != ERROR {
+            self.end.report(failure);
+        }
+        self.fail();
+    }
+
+    /// Wakes the pollers of our own completion queues, if they sleep.
+    pub(crate) fn notify(&self) {
+        self.send_queue.notify();
         if !Arc::ptr_eq(&self.send_queue, &self.receive_queue) {
-            self.receive_queue.bell().ring(self.receive_slot);
+            self.receive_queue.notify();
         }
     }
 
-    /// Rings the completion queue of the peer's sends, if the peer waits for a receive of ours or for the state Ready of
-    /// our link.
-    pub(crate) fn ring_waiting_peer(&self) {
-        if let Some(connection) = self.connection()
-            && self.link.take_waiting()
-        {
-            connection.ring_sender();
+    /// Asks the service to notify the pollers of this queue pair at `when`.
+    pub(crate) fn notify_at(&self, when: Instant) {
+        if let Some(pair) = self.pair.get() {
+            self.domain.device().service().notify_at(when, pair.clone());
         }
     }
 
-    /// Asks the service to ring this queue pair at `when`.
-    pub(crate) fn ring_at(&self, when: Instant) {
-        self.domain.device().service().ring_at(when, self.me.clone());
+    /// Has the device's thread guard the records of this queue pair: if the peer takes none for a while, that thread asks the
+    /// peer's device to carry them out.
+    #[inline]
+    pub(crate) fn guard(&self) {
+        if !self.guarded.load(Relaxed) {
+            self.begin_to_guard();
+        }
     }
 
-    /// Waits until the section of our own send ends, if a send is under way.
-    pub(crate) fn wait_for_own_section(&self) {
-        // SYNC: pairs with `Link::enter`. The caller has invalidated the key before this call.
-        fence(SeqCst);
-        wait_while_odd(|| self.section.load(SeqCst), || false);
+    #[cold]
+    fn begin_to_guard(&self) {
+        self.guarded.store(true, Relaxed);
+        if let Some(pair) = self.pair.get() {
+            self.domain.device().service().guard(pair.clone());
+        }
     }
 
-    /// Waits until the peer's section ends or the peer dies. Returns false if neither happens before `deadline`. The peer may
-    /// then still access our memory.
-    pub(crate) fn wait_for_peer_section(&self, deadline: Instant) -> bool {
-        self.connection().is_none_or(|connection| {
-            let given_up = || connection.peer.is_dead() || Instant::now() >= deadline;
-            wait_while_odd(|| connection.link.section(), given_up) || connection.peer.is_dead()
-        })
+    /// Looks whether the peer takes our records. Returns false when there is nothing to guard any more.
+    pub(crate) fn look_after_records(&self) -> bool {
+        /// Looks without a record, after which the guard ends.
+        const IDLE: u32 = 256;
+        let Some(connection) = self.connection() else { return false };
+        let published = self.published.load(SeqCst);
+        let taken = connection.end.taken_word().load(SeqCst);
+        let mut guard = lock(&self.guard);
+        let stuck = taken != published && guard.taken == taken;
+        guard.idle = if taken == published && guard.taken == taken { guard.idle + 1 } else { 0 };
+        guard.taken = taken;
+        let ended = self.has_failed() || self.peer_has_ended();
+        let done = ended || guard.idle > IDLE;
+        drop(guard);
+        if done {
+            self.guarded.store(false, Relaxed);
+            // A record that was published before the store is guarded by the next record, or by the poll of its sender.
+            return !ended && self.published.load(SeqCst) != taken && {
+                self.guarded.store(true, Relaxed);
+                true
+            };
+        }
+        if stuck {
+            connection.poke();
+        }
+        true
     }
 
     /// Returns the attributes of this queue pair that its peer needs.
-    fn describe(&self, access: Access) -> LinkAnswer {
-        LinkAnswer {
+    fn describe(&self, access: Access, shares_memory: bool) -> EndAnswer {
+        EndAnswer {
             access,
-            shape: Shape {
-                receives: self.capacity.receive_requests,
-                segments: self.capacity.receive_segments,
-            },
+            shares_memory,
+            ring: self.end.ring_bytes(),
             domain: self.domain.id(),
-            send: BellName { object: self.send_queue.id(), slot: self.send_slot },
-            receive: BellName { object: self.receive_queue.id(), slot: self.receive_slot },
+            send_queue: self.send_queue.id(),
+            receive_queue: self.receive_queue.id(),
         }
     }
 
@@ -209,7 +303,7 @@ impl Core {
         grant.to = Some(address.token);
         drop(grant);
         Connection::import(self.domain.device(), address, self.token).inspect_err(|_| {
-            // While no peer has taken the link, this queue pair may try another peer.
+            // While no peer has taken the end, this queue pair may try another peer.
             let mut grant = lock(&self.grant);
             if grant.fd.is_some() {
                 grant.to = None;
@@ -234,13 +328,15 @@ impl Core {
         if self.connection.set(connection).is_err() {
             return Err(VerbsError::State { call: "to_rtr", state: self.state() });
         }
-        self.link.set_rnr_timer(settings.min_rnr_timer);
+        self.end.set_rnr_timer(settings.min_rnr_timer);
         self.change("to_rtr", INIT, RTR)?;
-        self.link.advance(LinkState::Ready);
-        if let (Some(connection), Some(me)) = (self.connection(), self.me.upgrade()) {
-            connection.peer.add_user(me);
+        self.end.advance(EndState::Ready);
+        if let (Some(connection), Some(pair)) = (self.connection(), self.pair.get().and_then(Weak::upgrade)) {
+            connection.peer.add_user(pair);
+            connection.announce_progress();
         }
-        self.ring_waiting_peer();
+        // The peer may have sent records before this end was connected.
+        self.notify();
         Ok(())
     }
 
@@ -255,7 +351,7 @@ impl Core {
         Address { device: self.domain.device().id(), number: self.number, token: self.token }
     }
 
-    /// Returns the nonce that this queue pair wrote to its link.
+    /// Returns the nonce that this queue pair wrote to its end.
     pub(super) fn nonce(&self) -> u64 {
         self.nonce
     }
@@ -267,47 +363,50 @@ impl Core {
         }
     }
 
-    /// Destroys the queue pair, because its user dropped it.
+    /// Destroys the queue pair, because its user dropped it. Waits for no peer: the peer only reads this end, and finds its
+    /// state.
     pub(super) fn destroy(&self) {
+        if self.domain.device().is_forked() {
+            return;
+        }
         self.state.store(ERROR, SeqCst);
-        self.link.advance(LinkState::Ended);
-        self.ring_waiting_peer();
-        let quiet = self.wait_for_peer_section(Instant::now() + QUIESCENCE);
+        self.end.advance(EndState::Ended);
         self.domain.device().service().remove_queue_pair(self.number);
         if let Some(connection) = self.connection() {
+            connection.announce_end();
             connection.peer.remove_user(self.number);
         }
         self.send_queue.vacate(self.send_slot);
         if !Arc::ptr_eq(&self.send_queue, &self.receive_queue) {
             self.receive_queue.vacate(self.receive_slot);
         }
-        if quiet {
-            self.domain.remove_queue_pair(self.number);
-        } else {
-            // The domain keeps the queue pair, so that regions which the peer can still reach are never freed.
-            crate::throttled!(
-                warn,
-                queue_pair = self.number,
-                "the peer stopped in the middle of an operation"
-            );
+        self.domain.remove_queue_pair(self.number);
+    }
+
+    /// Shows that this end wants `attention`. The owner calls [`Attention::fence`] before it looks for news.
+    pub(crate) fn want(&self, attention: Attention) {
+        attention.add::<Native>(self.end.attention_word());
+    }
+
+    /// Shows that this end does not want `attention` any more.
+    #[inline]
+    pub(crate) fn want_no_more(&self, attention: Attention) {
+        if Attention::of_own::<Native>(self.end.attention_word()).wants(attention) {
+            attention.remove::<Native>(self.end.attention_word());
         }
     }
-}
 
-impl LocalQueuePair for Core {
-    fn number(&self) -> u32 {
-        self.number
-    }
-
-    fn token(&self) -> u64 {
-        self.token
-    }
-
-    fn grant(&self, object: Object, send: &mut SendAnswer<'_>) -> Option<io::Result<()>> {
-        let plain = Answer::Object { length: 0 };
+    /// Answers a peer's request for `object` with `send`, if this queue pair may share the object. Returns what `send`
+    /// returned.
+    pub(super) fn grant(
+        &self,
+        object: Object,
+        client: &ClientMemory,
+        send: &mut SendAnswer<'_>,
+    ) -> Option<io::Result<()>> {
         let device = self.domain.device();
         match object {
-            Object::Link { requester } => {
+            Object::End { requester } => {
                 let access = *self.access.get()?;
                 let mut grant = lock(&self.grant);
                 if grant.to.is_some_and(|to| to != requester) {
@@ -315,39 +414,25 @@ impl LocalQueuePair for Core {
                 }
                 let fd = grant.fd.take()?;
                 grant.to = Some(requester);
-                Some(send(Answer::Link(self.describe(access)), &[fd.as_fd()]))
+                self.segments.get_or_init(|| Arc::clone(&client.segments));
+                Some(send(Answer::End(self.describe(access, client.is_shared)), &[fd.as_fd()]))
             }
-            Object::Table => Some(send(plain, &[device.table_fd().as_fd()])),
-            Object::Bell(id) => {
+            Object::Table if client.is_shared => Some(send(Answer::Object, &[device.table_fd().as_fd()])),
+            Object::EventSocket(id) => {
                 let queue =
                     [&self.send_queue, &self.receive_queue].into_iter().find(|queue| queue.id() == id)?;
-                Some(send(plain, &[queue.page().as_fd(), queue.bell().event()]))
+                let mut grant = lock(&self.grant);
+                if grant.events.contains(&id) {
+                    return None;
+                }
+                let socket = match queue.add_event_socket() {
+                    Ok(socket) => socket,
+                    Err(error) => return Some(Err(error)),
+                };
+                grant.events.push(id);
+                Some(send(Answer::Object, &[socket.as_fd()]))
             }
-            Object::Segment(id) => {
-                self.domain.with_segment(id, |fd, length| send(Answer::Object { length }, &[fd]))
-            }
+            _ => None,
         }
     }
-
-    fn ring_own(&self) {
-        Self::ring_own(self);
-    }
-
-    fn fail(&self) {
-        Self::fail(self);
-    }
-}
-
-/// Waits while `section` stays at one odd value. Returns false if `given_up` ended the wait.
-fn wait_while_odd(section: impl Fn() -> u64, given_up: impl Fn() -> bool) -> bool {
-    let first = section();
-    let mut rounds = 0u32;
-    while first % 2 == 1 && section() == first {
-        if given_up() {
-            return false;
-        }
-        rounds += 1;
-        if rounds < 100 { std::hint::spin_loop() } else { std::thread::yield_now() }
-    }
-    true
 }

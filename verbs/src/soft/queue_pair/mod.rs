@@ -2,22 +2,28 @@
 
 pub(super) mod connection;
 pub(super) mod core;
-mod place;
-mod receive;
+mod message;
+mod outstanding;
+mod pulls;
+mod receives;
 mod send;
-mod stores;
-mod task;
-mod transfer;
+mod source;
+mod target;
 mod waiting;
 
+use std::io;
 use std::sync::Arc;
 
 use self::core::Core;
-use self::receive::ReceiveQueue;
 use self::send::SendQueue;
+use self::target::{Output, Target};
 use super::completion_queue::{CompletionSource, Queue, Role, Sink};
 use super::device::Device;
 use super::domain::Domain;
+use super::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
+use super::peers::message::Object;
+use super::shared::attention::Attention;
+use super::shared::platform::{Native, Shipping};
 use crate::{
     Access, PathSettings, PostError, Probe, QueuePair, QueuePairAddress, QueuePairCapacity, QueuePairNumber,
     QueuePairState, ReceiveRequest, SendRequest, VerbsError,
@@ -25,10 +31,10 @@ use crate::{
 
 /// A queue pair.
 #[derive(Debug)]
-struct Pair {
+pub(super) struct Pair {
     core: Arc<Core>,
     sends: SendQueue,
-    receives: ReceiveQueue,
+    target: Target,
 }
 
 /// Creates a queue pair in Reset.
@@ -40,14 +46,18 @@ pub(super) fn create(
 ) -> Result<Arc<dyn QueuePair>, VerbsError> {
     check_capacity(domain.device(), capacity)?;
     let core = Core::create(domain, send_queue, receive_queue, capacity)?;
-    let pair = Arc::new(Pair {
-        sends: SendQueue::new(&core),
-        receives: ReceiveQueue::new(&core, capacity.receive_requests),
-        core,
-    });
-    let source: Arc<dyn CompletionSource> = pair.clone();
-    pair.core.enter(&source);
+    let pair = Arc::new(Pair { sends: SendQueue::new(&core), target: Target::new(&core), core });
+    pair.core.enter(&pair);
     Ok(Arc::new(Handle(pair)))
+}
+
+/// Logs that the peer broke the rules of the shared memory.
+fn warn_of_violation(core: &Core) {
+    crate::throttled!(
+        warn,
+        queue_pair = core.number(),
+        "the connection ends: the peer wrote invalid values into the shared memory"
+    );
 }
 
 fn check_capacity(device: &Device, capacity: &QueuePairCapacity) -> Result<(), VerbsError> {
@@ -67,23 +77,121 @@ fn check_capacity(device: &Device, capacity: &QueuePairCapacity) -> Result<(), V
     }
 }
 
-impl CompletionSource for Pair {
-    fn visit(&self, role: Role, sink: &mut Sink<'_>) -> bool {
-        if self.core.is_ended() {
-            self.core.fail();
-        }
-        if role.sends && self.sends.has_waiting() {
-            self.sends.run_waiting();
-        }
-        role.receives && self.receives.take(sink)
+impl Pair {
+    /// Waits until no thread of this process uses memory that was found registered before this call. Threads only copy between
+    /// memory, and never wait for a peer, while they hold the locks.
+    pub(super) fn wait_for_own_threads(&self) {
+        self.target.wait_for_visit();
+        drop(self.sends.lock());
     }
 
-    fn free_places(&self, places: u32) {
-        self.sends.free_places(places);
+    pub(super) fn number(&self) -> u32 {
+        self.core.number()
+    }
+}
+
+impl CompletionSource for Pair {
+    #[inline]
+    fn has_news(&self, role: Role) -> bool {
+        (role.receives && self.target.has_news())
+            || (role.sends && self.sends.has_news())
+            || (self.core.peer_is_gone() && !self.core.has_failed())
+    }
+
+    fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> bool {
+        let mut more = false;
+        if role.receives && receives_first {
+            more |= self.target.visit(&self.sends, &mut Output::Poll(sink));
+        }
+        if role.sends {
+            more |= self.sends.poll(sink);
+        }
+        if role.receives && !receives_first {
+            more |= self.target.visit(&self.sends, &mut Output::Poll(sink));
+        }
+        if !role.receives && self.core.peer_is_gone() {
+            self.core.fail();
+        }
+        more
+    }
+
+    fn ask_for_events(&self, role: Role) {
+        if role.receives {
+            self.core.want(Attention::NEWS);
+        }
+        if role.sends && self.sends.wants_progress() {
+            self.core.want(Attention::PROGRESS);
+        }
+    }
+
+    #[inline]
+    fn is_polled(&self, role: Role) {
+        if role.receives {
+            self.core.want_no_more(Attention::NEWS.with(Attention::DEVICE));
+        }
+        if role.sends {
+            self.core.want_no_more(Attention::PROGRESS);
+        }
     }
 
     fn fail(&self) {
         self.core.fail();
+    }
+}
+
+impl LocalQueuePair for Pair {
+    fn number(&self) -> u32 {
+        self.core.number()
+    }
+
+    fn token(&self) -> u64 {
+        self.core.token()
+    }
+
+    fn grant(
+        &self,
+        object: Object,
+        client: &ClientMemory,
+        send: &mut SendAnswer<'_>,
+    ) -> Option<io::Result<()>> {
+        self.core.grant(object, client, send)
+    }
+
+    fn confirm(&self, news: Object) {
+        if let Some(connection) = self.core.connection() {
+            // If the socket is full, the peer offers the segment again, or keeps its charge until it leaves.
+            let _ = connection.peer.say(&connection.address, news, None);
+        }
+    }
+
+    fn take_news(&self, news: Object) {
+        if let Some(connection) = self.core.connection() {
+            connection.peer.take_news(news);
+        }
+    }
+
+    fn notify(&self) {
+        self.core.notify();
+    }
+
+    fn carry_out(&self) -> bool {
+        // From now on the peer asks the device at once, until a thread polls.
+        self.core.want(Attention::DEVICE);
+        Attention::fence::<Native, Shipping>();
+        let more = self.target.visit(&self.sends, &mut Output::Keep);
+        if self.sends.has_waiting() {
+            self.sends.run_waiting();
+        }
+        self.core.notify();
+        more
+    }
+
+    fn look_after(&self) -> bool {
+        self.core.look_after_records()
+    }
+
+    fn fail(&self) {
+        self.core.peer_died();
     }
 }
 
@@ -94,6 +202,7 @@ struct Handle(Arc<Pair>);
 impl Drop for Handle {
     fn drop(&mut self) {
         self.0.core.destroy();
+        self.0.sends.forget();
     }
 }
 
@@ -130,6 +239,7 @@ impl QueuePair for Handle {
 
     fn to_error(&self) {
         self.0.core.fail();
+        self.0.target.look_again();
     }
 
     fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
@@ -137,15 +247,22 @@ impl QueuePair for Handle {
     }
 
     fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
-        self.0.receives.post(requests)
+        self.0.target.post(requests)
     }
 
     fn probe(&self) -> Probe {
         let core = &self.0.core;
-        Probe { ours: Some(core.nonce()), peers: core.connection().map(|connection| connection.link.nonce()) }
+        Probe { ours: Some(core.nonce()), peers: core.connection().map(|connection| connection.end.nonce()) }
     }
 
     fn places_in_order(&self) -> bool {
         true
+    }
+
+    #[inline]
+    fn progress(&self) {
+        if self.0.target.has_news() {
+            self.0.target.visit(&self.0.sends, &mut Output::Keep);
+        }
     }
 }

@@ -9,6 +9,8 @@ use crate::{LocalSegment, Operation, Payload, RemoteSegment, SendRequest};
 pub(super) struct Waiting {
     wr_id: u64,
     signaled: bool,
+    /// Bytes that are in the ring already.
+    done: u64,
     kind: WaitingKind,
     segments: Vec<LocalSegment>,
     /// The payload, if it was inline.
@@ -23,7 +25,8 @@ enum WaitingKind {
 }
 
 impl Waiting {
-    pub(super) fn new(request: &SendRequest<'_>) -> Self {
+    /// Copies a request of which `done` bytes are in the ring.
+    pub(super) fn new(request: &SendRequest<'_>, done: u64) -> Self {
         let (kind, data) = match request.operation {
             Operation::Send { data, immediate } => (WaitingKind::Send { immediate }, data),
             Operation::Write { data, remote, immediate } => (WaitingKind::Write { remote, immediate }, data),
@@ -35,11 +38,16 @@ impl Waiting {
                 (Vec::new(), Some(slices.iter().flat_map(|slice| slice.iter().copied()).collect()))
             }
         };
-        Self { wr_id: request.wr_id, signaled: request.signaled, kind, segments, inline }
+        Self { wr_id: request.wr_id, signaled: request.signaled, done, kind, segments, inline }
     }
 
-    /// Calls `then` with the posted request.
-    pub(super) fn with_request<T>(&self, then: impl FnOnce(&SendRequest<'_>) -> T) -> T {
+    /// Returns whether a completion of the request's success is wanted.
+    pub(super) fn is_signaled(&self) -> bool {
+        self.signaled
+    }
+
+    /// Calls `then` with the posted request and the number of bytes that are in the ring, which `then` may change.
+    pub(super) fn with_request<T>(&mut self, then: impl FnOnce(&SendRequest<'_>, &mut u64) -> T) -> T {
         let slice = [IoSlice::new(self.inline.as_deref().unwrap_or_default())];
         let data = match self.inline {
             Some(_) => Payload::Inline(&slice),
@@ -50,6 +58,6 @@ impl Waiting {
             WaitingKind::Write { remote, immediate } => Operation::Write { data, remote, immediate },
             WaitingKind::Read { remote } => Operation::Read { into: &self.segments, remote },
         };
-        then(&SendRequest { wr_id: self.wr_id, operation, signaled: self.signaled })
+        then(&SendRequest { wr_id: self.wr_id, operation, signaled: self.signaled }, &mut self.done)
     }
 }

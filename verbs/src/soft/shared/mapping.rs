@@ -6,14 +6,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::memfd;
+pub(crate) use crate::memfd::Writers;
 
 /// A mapping of a memfd. The length is private to this process, so content of the memory can't lead beyond the mapping.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
+    /// Bytes that callers may access.
     length: usize,
+    /// Bytes that are mapped: `length`, rounded up to whole pages.
+    mapped: usize,
 }
 
 // SAFETY: the memory is reached only through atomics and raw copies, which are sound from any thread.
@@ -21,42 +26,21 @@ unsafe impl Send for Mapping {}
 // SAFETY: the reasons for `Send` hold for `Sync`.
 unsafe impl Sync for Mapping {}
 
-/// The processes that may write to a segment once it is created.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Writers {
-    /// Every process that maps it.
-    All,
-    /// Only its maker. Peers can map the segment only for reading.
-    Maker,
-}
-
 impl Mapping {
-    /// Creates a zeroed segment of `length` bytes, sealed against shrinking, and maps it for reading and writing.
+    /// Creates a zeroed segment of `length` bytes, maps it for reading and writing, and seals it. Peers can write to the
+    /// segment only if `writers` says so.
     pub(crate) fn create(length: usize, writers: Writers) -> io::Result<(Self, OwnedFd)> {
-        let fd =
-            rustix::fs::memfd_create("tonic-rdma-soft", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&fd, length as u64)?;
+        let fd = memfd::create("tonic-rdma-soft", length)?;
         let mapping = Self::map(&fd, length, ProtFlags::READ | ProtFlags::WRITE)?;
-        let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        if writers == Writers::Maker {
-            seals |= SealFlags::FUTURE_WRITE;
-        }
-        rustix::fs::fcntl_add_seals(&fd, seals)?;
+        memfd::seal(&fd, writers)?;
         Ok((mapping, fd))
     }
 
-    /// Maps `length` bytes of a peer's segment. Refuses a segment that its maker could shrink, because our next
-    /// access would then end in SIGBUS.
+    /// Maps the first `length` bytes of a peer's segment: only for reading, if `writers` is [`Writers::Maker`]. Refuses a
+    /// descriptor whose memory could end our next access with SIGBUS, and a segment that other processes than `writers` can
+    /// write to.
     pub(crate) fn import(fd: &impl AsFd, length: u64, writers: Writers) -> io::Result<Self> {
-        let seals = rustix::fs::fcntl_get_seals(fd)?;
-        if !seals.contains(SealFlags::SHRINK) {
-            return Err(io::Error::other("the peer's segment is not sealed against shrinking"));
-        }
-        let size = u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
-        let length = match usize::try_from(length) {
-            Ok(wanted) if wanted > 0 && length <= size => wanted,
-            _ => return Err(io::Error::other(format!("the peer's segment has {size} of {length} bytes"))),
-        };
+        let length = memfd::check(fd, length, writers)?;
         let protection = match writers {
             Writers::All => ProtFlags::READ | ProtFlags::WRITE,
             Writers::Maker => ProtFlags::READ,
@@ -65,11 +49,14 @@ impl Mapping {
     }
 
     fn map(fd: &impl AsFd, length: usize, protection: ProtFlags) -> io::Result<Self> {
+        let mapped = length.checked_next_multiple_of(rustix::param::page_size()).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidInput, format!("a segment of {length} bytes"))
+        })?;
         // SAFETY: a fresh mapping at an address of the kernel's choosing touches no memory of ours.
         let base =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, fd, 0)? };
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), mapped, protection, MapFlags::SHARED, fd, 0)? };
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
-        Ok(Self { base, length })
+        Ok(Self { base, length, mapped })
     }
 
     /// Returns the segment as atomic words. Callers must only load from a segment that is mapped only for reading.
@@ -99,16 +86,18 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY:
-        // - the mapping is our own, made by `map`, and
+        // - the mapping is our own, made by `map` with the length `mapped`, and
         // - nothing borrowed from it outlives `self`.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
 }
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
+    #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
     use std::sync::atomic::Ordering::Relaxed;
+
+    use rustix::fs::{MemfdFlags, SealFlags};
 
     use super::*;
 
@@ -126,25 +115,84 @@ mod tests {
         );
     }
 
-    #[test]
-    fn segments_that_could_vanish_are_refused() {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    /// Returns a memfd of 4096 bytes that was created with `flags` and has `seals`.
+    fn segment(flags: MemfdFlags, seals: SealFlags) -> OwnedFd {
+        let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("test", flags).unwrap();
         rustix::fs::ftruncate(&fd, 4096).unwrap();
-        assert!(Mapping::import(&fd, 4096, Writers::All).is_err(), "not sealed");
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
-        assert!(Mapping::import(&fd, 4096, Writers::All).is_ok());
-        assert!(Mapping::import(&fd, 4097, Writers::All).is_err(), "longer than it is");
-        assert!(Mapping::import(&fd, 0, Writers::All).is_err());
-        let (reader, _writer) = rustix::pipe::pipe().unwrap();
-        assert!(Mapping::import(&reader, 4096, Writers::All).is_err(), "no memory at all");
+        rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    }
+
+    fn refusal(fd: &impl AsFd, length: u64, writers: Writers) -> String {
+        Mapping::import(fd, length, writers).unwrap_err().to_string()
     }
 
     #[test]
-    fn a_table_can_only_be_written_by_its_maker() {
-        let (_ours, fd) = Mapping::create(4096, Writers::Maker).unwrap();
+    fn segments_that_could_vanish_are_refused() {
+        let (none, length) = (MemfdFlags::empty(), SealFlags::SHRINK | SealFlags::GROW);
+        for seals in [SealFlags::empty(), SealFlags::SHRINK, SealFlags::GROW] {
+            let fd = segment(none, seals);
+            assert!(refusal(&fd, 4096, Writers::All).contains("lacks the seals"), "{seals:?}");
+        }
+        let sealed = segment(none, length);
+        assert!(Mapping::import(&sealed, 4096, Writers::All).is_ok());
+        assert!(refusal(&sealed, 4097, Writers::All).contains("has 4096 of 4097 bytes"));
+        assert!(Mapping::import(&sealed, 0, Writers::All).is_err());
+        assert!(Mapping::import(&sealed, u64::MAX, Writers::All).is_err());
+        let refused = refusal(&sealed, 4096, Writers::Maker);
+        assert!(refused.contains("FUTURE_WRITE"), "other processes can write: {refused}");
+    }
+
+    /// The length of memory of huge pages can be sealed, but its pages can still be taken away.
+    #[test]
+    fn memory_of_huge_pages_is_refused() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        // Creating the descriptor needs no huge page.
+        let fd = match rustix::fs::memfd_create("test", flags) {
+            Ok(fd) => fd,
+            Err(error) => {
+                println!("skipped: this kernel has no huge pages: {error}");
+                return;
+            }
+        };
+        let length = 2 << 20;
+        rustix::fs::ftruncate(&fd, length).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        let refused = refusal(&fd, length, Writers::All);
+        assert!(refused.contains("not of ordinary pages"), "{refused}");
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE).unwrap();
+        let refused = refusal(&fd, length, Writers::Maker);
+        assert!(refused.contains("not of ordinary pages"), "{refused}");
+    }
+
+    #[test]
+    fn descriptors_of_other_kinds_are_refused() {
+        let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+        let device = std::fs::File::open("/dev/zero").unwrap();
+        for fd in [pipe, event, socket.into(), file.into(), device.into()] {
+            for writers in [Writers::All, Writers::Maker] {
+                assert_eq!(refusal(&fd, 64, writers), "the peer's descriptor is no memfd");
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_maker_writes_to_its_segment() {
+        let (ours, fd) = Mapping::create(4096, Writers::Maker).unwrap();
         assert!(Mapping::import(&fd, 4096, Writers::All).is_err());
         assert!(rustix::io::pwrite(&fd, &[1], 0).is_err());
-        assert!(Mapping::import(&fd, 4096, Writers::Maker).is_ok());
+        let theirs = Mapping::import(&fd, 4096, Writers::Maker).unwrap();
+        ours.words()[3].store(5, Relaxed);
+        assert_eq!(theirs.words()[3].load(Relaxed), 5);
+        // The kernel refuses to make the peer's mapping writable.
+        // SAFETY: the protection of a mapping of our own, of which no reference is in use.
+        let writable = unsafe {
+            rustix::mm::mprotect(theirs.base.as_ptr().cast(), 4096, rustix::mm::MprotectFlags::WRITE)
+        };
+        assert!(writable.is_err());
     }
 }

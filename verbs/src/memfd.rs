@@ -1,0 +1,148 @@
+//! Anonymous shared memory: memfds of this process, and checks of the memfds that a peer sends.
+//!
+//! A peer's descriptor can be anything. This process maps it only if an access to the mapping can't end in SIGBUS: if it is a
+//! memfd of ordinary pages whose length can't change any more.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::process::Resource;
+
+/// Type of the file system that memfds of ordinary pages are on (`TMPFS_MAGIC`).
+const TMPFS: u64 = 0x0102_1994;
+
+/// The processes that may write to a segment once it is created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writers {
+    /// Every process that maps it.
+    All,
+    /// Only its maker, by the mappings that exist when the segment is sealed. Peers can map the segment only for reading.
+    Maker,
+}
+
+impl Writers {
+    /// Returns the seals of a segment. The length of a sealed segment can't change.
+    fn seals(self) -> SealFlags {
+        let length = SealFlags::SHRINK | SealFlags::GROW;
+        match self {
+            Self::All => length,
+            Self::Maker => length | SealFlags::FUTURE_WRITE,
+        }
+    }
+}
+
+/// Creates a memfd of `length` zero bytes. The caller maps it and then [seals](seal) it.
+pub(crate) fn create(name: &str, length: usize) -> io::Result<OwnedFd> {
+    let length = length as u64;
+    // Beyond this limit, `ftruncate` raises the signal SIGXFSZ, which ends a process that does not handle it.
+    let limit = rustix::process::getrlimit(Resource::Fsize).current;
+    if let Some(limit) = limit.filter(|limit| length > *limit) {
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!(
+                "shared memory of {length} bytes is larger than this process's limit on the size of files \
+                 (RLIMIT_FSIZE, `ulimit -f`), which is {limit} bytes: raise the limit"
+            ),
+        ));
+    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        // Linux before 6.3 does not know the flag.
+        Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
+        other => other?,
+    };
+    rustix::fs::ftruncate(&fd, length)?;
+    Ok(fd)
+}
+
+/// Seals a memfd of [`create`]: its length can't change any more, no further seal can be added, and only `writers` can write.
+/// Mappings that exist stay writable.
+pub(crate) fn seal(fd: &impl AsFd, writers: Writers) -> io::Result<()> {
+    rustix::fs::fcntl_add_seals(fd, writers.seals() | SealFlags::SEAL)?;
+    Ok(())
+}
+
+/// Checks that the first `length` bytes of a peer's descriptor can be mapped, and that only `writers` can write to them.
+/// Returns `length`. Refuses:
+/// - other kinds of files, because reading them may block or fail;
+/// - memory of huge pages, because the peer can punch holes into it, and an access is SIGBUS when the pool of huge pages is
+///   empty; and
+/// - memory whose length the peer can change, because an access beyond its end is SIGBUS.
+pub(crate) fn check(fd: &impl AsFd, length: u64, writers: Writers) -> io::Result<usize> {
+    let refuse = |reason: String| Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+    let Ok(seals) = rustix::fs::fcntl_get_seals(fd) else {
+        return refuse("the peer's descriptor is no memfd".into());
+    };
+    let kind = rustix::fs::fstatfs(fd)?.f_type as u64;
+    if kind != TMPFS {
+        return refuse(format!(
+            "the peer's segment is not of ordinary pages (type of file system {kind:#x})"
+        ));
+    }
+    let missing = writers.seals().difference(seals);
+    if !missing.is_empty() {
+        return refuse(format!("the peer's segment lacks the seals {missing:?}"));
+    }
+    let size = u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
+    match usize::try_from(length) {
+        Ok(wanted) if wanted > 0 && length <= size => Ok(wanted),
+        _ => refuse(format!("the peer's segment has {size} of {length} bytes")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::*;
+    use crate::HostMemory;
+
+    /// The environment variable of the other process of [`a_limit_on_files_is_an_error`].
+    const LIMITED: &str = "TONIC_RDMA_MEMFD_LIMITED";
+
+    /// Lowers this process's limit on the size of files, and creates shared memory beyond the limit. Does nothing in the usual
+    /// run of the tests.
+    #[test]
+    fn limited() {
+        if std::env::var_os(LIMITED).is_none() {
+            return;
+        }
+        let mut limit = rustix::process::getrlimit(Resource::Fsize);
+        limit.current = Some(8192);
+        rustix::process::setrlimit(Resource::Fsize, limit).unwrap();
+        assert!(create("test", 8192).is_ok());
+        assert!(HostMemory::shared(8192, 4096).is_ok());
+        for error in [create("test", 8193).unwrap_err(), HostMemory::shared(1 << 20, 4096).unwrap_err()] {
+            assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+            assert!(error.to_string().contains("RLIMIT_FSIZE"), "{error}");
+        }
+        let error = crate::soft::open().unwrap_err().to_string();
+        assert!(error.contains("RLIMIT_FSIZE"), "{error}");
+    }
+
+    #[test]
+    fn a_limit_on_files_is_an_error() {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["memfd::tests::limited", "--exact"])
+            .env(LIMITED, "1")
+            .output()
+            .unwrap();
+        assert_eq!(output.status.signal(), None, "SIGXFSZ is {}", libc::SIGXFSZ);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+
+    #[test]
+    fn memory_is_not_executable_and_its_length_is_sealed() {
+        let memory = HostMemory::shared(8192, 4096).unwrap();
+        let fd = memory.shared_fd().unwrap();
+        let seals = rustix::fs::fcntl_get_seals(fd).unwrap();
+        assert!(seals.contains(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL), "{seals:?}");
+        // Linux before 6.3 can't seal the mode, and gives the right to execute.
+        if seals.contains(SealFlags::EXEC) {
+            assert_eq!(rustix::fs::fstat(fd).unwrap().st_mode & 0o111, 0);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The events of a completion queue: what wakes a thread that sleeps.
+//!
+//! ```text
+//!  peer A ── socket ──┐
+//!  peer B ── socket ──┼── epoll descriptor: the queue's event descriptor
+//!  this process ─ eventfd
+//! ```
+//! Each peer process has a socket of its own. It can neither block this process, nor take events of others: this process never
+//! writes to these sockets, and reads them without waiting. A full socket refuses further messages; the poller has not handled
+//! the earlier ones then.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
+
+use crate::sync::lock;
+
+/// The events of a completion queue.
+#[derive(Debug)]
+pub(super) struct Events {
+    epoll: OwnedFd,
+    own: OwnedFd,
+    sockets: Mutex<HashMap<u64, OwnedFd>>,
+    next: AtomicU64,
+}
+
+/// The number of the eventfd in the epoll descriptor. Sockets have greater numbers.
+const OWN: u64 = 0;
+/// Most sockets of one queue.
+const MAX_SOCKETS: usize = 4096;
+/// Events taken at once.
+const BATCH: usize = 32;
+/// Most messages read from one socket at once. The kernel holds about 10.
+const MESSAGES: usize = 32;
+
+impl Events {
+    pub(super) fn new() -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let own = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &own, EventData::new_u64(OWN), EventFlags::IN)?;
+        Ok(Self { epoll, own, sockets: Mutex::default(), next: AtomicU64::new(OWN + 1) })
+    }
+
+    /// Returns the descriptor that is readable while there are events.
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Makes an event.
+    pub(super) fn signal(&self) {
+        let _ = rustix::io::write(&self.own, &1u64.to_ne_bytes());
+    }
+
+    /// Makes a socket for a peer. Returns the peer's end.
+    pub(super) fn add_socket(&self) -> io::Result<OwnedFd> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let mut sockets = lock(&self.sockets);
+        if sockets.len() >= MAX_SOCKETS {
+            return Err(io::Error::other(format!("{MAX_SOCKETS} processes use this completion queue")));
+        }
+        let number = self.next.fetch_add(1, Relaxed);
+        epoll::add(&self.epoll, &ours, EventData::new_u64(number), EventFlags::IN)?;
+        sockets.insert(number, ours);
+        Ok(theirs)
+    }
+
+    /// Takes the events that have come.
+    pub(super) fn take(&self) {
+        let mut events = Vec::with_capacity(BATCH);
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let spare = rustix::buffer::spare_capacity(&mut events);
+        if epoll::wait(&self.epoll, spare, Some(&now)).is_err() {
+            return;
+        }
+        let mut sockets = lock(&self.sockets);
+        for number in events.iter().map(|event| event.data.u64()) {
+            if number == OWN {
+                let _ = rustix::io::read(&self.own, &mut [0u8; 8][..]);
+            } else if sockets.get(&number).is_some_and(|socket| !drain(socket))
+                && let Some(socket) = sockets.remove(&number)
+            {
+                // Closing is not enough: a forked child may hold the socket, too.
+                let _ = epoll::delete(&self.epoll, &socket);
+            }
+        }
+    }
+}
+
+/// Reads the messages of a socket. Returns false if the peer has closed the socket.
+fn drain(socket: &OwnedFd) -> bool {
+    for _ in 0..MESSAGES {
+        let mut byte = [0u8; 8];
+        match rustix::net::recv(socket, &mut byte[..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return false,
+            Ok(_) => {}
+            Err(error) => return matches!(error, rustix::io::Errno::AGAIN | rustix::io::Errno::INTR),
+        }
+    }
+    true
+}

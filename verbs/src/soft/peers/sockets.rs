@@ -1,0 +1,296 @@
+//! The sockets by which devices find one another: files of a directory (`RDMA_SOFT_DIR`), or names in the abstract socket
+//! namespace, which belongs to the network namespace.
+//!
+//! A directory can be shared by containers. Its permissions decide which processes reach a device; the policy
+//! ([`Policy`]) decides whether the device lets them in.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::address::DeviceId;
+use super::policy::Policy;
+use crate::VerbsError;
+use crate::soft::forked::Origin;
+
+/// The variable that names the directory.
+const VARIABLE: &str = "RDMA_SOFT_DIR";
+/// Beginning of the names of the sockets in a directory. The device's nonce follows, in hexadecimal digits.
+const PREFIX: &str = "tonic-rdma-";
+/// Bytes of the name of a socket.
+const NAME: usize = PREFIX.len() + 16;
+/// Bytes of the path of a socket that the kernel takes, without the zero byte at the end.
+const LONGEST_PATH: usize = 107;
+/// Age from which a socket may belong to a dead process. A younger one may belong to a process that does not listen yet.
+const SETTLED: Duration = Duration::from_secs(60);
+/// Most sockets of other devices that are looked at when a device opens.
+const PROBES: usize = 64;
+/// Most files of the directory that are read when a device opens.
+const FILES: usize = 4096;
+/// Longest time that a peer's device may take to accept a connection.
+const PATIENCE: Duration = Duration::from_millis(800);
+const BACKLOG: i32 = 128;
+
+/// The place of the sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Sockets {
+    /// The abstract socket namespace.
+    Namespace,
+    /// A directory: the absolute path, and the identity of the directory. See [`DeviceId::directory`].
+    Directory { path: PathBuf, identity: u64 },
+}
+
+/// A socket that listens, and its file, if it has one.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    pub(crate) socket: OwnedFd,
+    file: Option<PathBuf>,
+    origin: Origin,
+}
+
+impl Sockets {
+    /// Reads the place from the value of `RDMA_SOFT_DIR`. Fails if the directory can't be used.
+    pub(crate) fn new(directory: Option<&OsStr>) -> Result<Self, VerbsError> {
+        let Some(value) = directory else { return Ok(Self::Namespace) };
+        let unusable = |reason: &str| VerbsError::Unusable(format!("{VARIABLE}={value:?}: {reason}"));
+        if !is_directory_name(value) {
+            return Err(unusable("takes the absolute path of a directory"));
+        }
+        let os =
+            |error: io::Error| VerbsError::os(format!("{VARIABLE}={value:?}: using the directory"), error);
+        // The path stays right if a link in it changes later.
+        let path = fs::canonicalize(value).map_err(os)?;
+        let directory = fs::metadata(&path).map_err(os)?;
+        if !directory.is_dir() {
+            return Err(unusable("is not a directory"));
+        }
+        let (length, longest) = (path.as_os_str().len(), LONGEST_PATH - NAME - 1);
+        if length > longest {
+            return Err(unusable(&format!(
+                "the path has {length} bytes, and the name of a unix socket leaves room for {longest}: take a shorter path"
+            )));
+        }
+        let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+        rustix::fs::accessat(rustix::fs::CWD, &path, access, AtFlags::EACCESS).map_err(|error| {
+            VerbsError::os(
+                format!("{VARIABLE}={value:?}: this process must be able to write to the directory"),
+                error,
+            )
+        })?;
+        let identity = (directory.dev().rotate_left(32) ^ directory.ino()).max(1);
+        Ok(Self::Directory { path, identity })
+    }
+
+    /// Returns the number of the directory for a [`DeviceId`].
+    pub(crate) fn identity(&self) -> u64 {
+        match self {
+            Self::Namespace => 0,
+            Self::Directory { identity, .. } => *identity,
+        }
+    }
+
+    /// Listens under the name of `device`. Removes sockets of dead processes from the directory.
+    pub(crate) fn listen(
+        &self,
+        device: DeviceId,
+        policy: Policy,
+        origin: Origin,
+    ) -> Result<Listener, VerbsError> {
+        match self {
+            Self::Namespace => listen_in_namespace(device, origin)
+                .map_err(|error| VerbsError::os("listening for peers of the soft device", error)),
+            Self::Directory { path, .. } => {
+                remove_dead(path, SETTLED);
+                let file = path.join(file_name(device));
+                listen_at(&file, policy, origin).map_err(|error| {
+                    VerbsError::os(format!("{VARIABLE}: making the socket {}", file.display()), error)
+                })
+            }
+        }
+    }
+
+    /// Connects to `device`. Fails with the reason if the two devices do not find one another.
+    pub(crate) fn connect(&self, device: DeviceId) -> Result<OwnedFd, VerbsError> {
+        let os = |error: Errno| VerbsError::os("connecting to the peer's soft device", error);
+        let name = match self {
+            Self::Namespace if device.directory != 0 => return Err(self.unseen(device)),
+            Self::Namespace => SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes()),
+            Self::Directory { .. } if device.directory == 0 => return Err(self.unseen(device)),
+            Self::Directory { path, .. } => SocketAddrUnix::new(path.join(file_name(device))),
+        };
+        let name = name.map_err(os)?;
+        let socket = new_socket().map_err(os)?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match rustix::net::connect(&socket, &name) {
+                Ok(()) => return Ok(socket),
+                // The listener's backlog is full, because its service thread is busy.
+                Err(Errno::AGAIN) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(self.unseen(device)),
+                Err(Errno::ACCESS) => {
+                    return Err(VerbsError::Unreachable(
+                        "the peer's soft device lets in only its own user (its RDMA_SOFT_PEERS is user), and this process \
+                         runs as another one: set RDMA_SOFT_PEERS=any at both ends"
+                            .into(),
+                    ));
+                }
+                Err(error) => return Err(os(error)),
+            }
+        }
+    }
+
+    /// Returns the reason why there is no socket of `device` here.
+    fn unseen(&self, device: DeviceId) -> VerbsError {
+        const ADVICE: &str = "set RDMA_SOFT_DIR to one directory at both ends";
+        VerbsError::Unreachable(match self {
+            Self::Namespace if device.directory == 0 => format!(
+                "no such soft device here: the peer is on another host, in another network namespace, or gone; \
+                 between network namespaces {ADVICE}"
+            ),
+            Self::Namespace => format!(
+                "the peer's soft device is found through a directory (its RDMA_SOFT_DIR), and this process has no \
+                 RDMA_SOFT_DIR: {ADVICE}"
+            ),
+            Self::Directory { path, .. } if device.directory == 0 => format!(
+                "this process finds soft devices through the directory {} (RDMA_SOFT_DIR), and the peer has no \
+                 RDMA_SOFT_DIR: {ADVICE}",
+                path.display()
+            ),
+            Self::Directory { path, identity } if device.directory != *identity => format!(
+                "this process finds soft devices through the directory {} (RDMA_SOFT_DIR), and the peer's RDMA_SOFT_DIR is \
+                 another directory: {ADVICE}",
+                path.display()
+            ),
+            Self::Directory { path, .. } => format!(
+                "the peer's soft device has no socket in {} (RDMA_SOFT_DIR): the peer is gone, or the file was removed",
+                path.display()
+            ),
+        })
+    }
+}
+
+impl fmt::Display for Sockets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Namespace => write!(f, "the network namespace of this process"),
+            Self::Directory { path, identity } => {
+                write!(f, "the directory {} (number {identity:#x})", path.display())
+            }
+        }
+    }
+}
+
+impl Listener {
+    /// Removes the file, so that no process can connect any more. In a forked child, it does nothing: the file is the parent's.
+    pub(crate) fn remove(&self) {
+        if let (Some(file), false) = (&self.file, self.origin.is_forked()) {
+            // Another process may have removed the file.
+            let _ = fs::remove_file(file);
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+/// Returns whether `value` can name a directory, so that the variable takes it.
+pub(crate) fn is_directory_name(value: &OsStr) -> bool {
+    Path::new(value).is_absolute()
+}
+
+/// Returns the name of the device's socket in a directory. Processes of several pid namespaces may share the directory, so the
+/// name has no process number.
+fn file_name(device: DeviceId) -> String {
+    format!("{PREFIX}{:016x}", device.nonce)
+}
+
+fn new_socket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+fn listen_in_namespace(device: DeviceId, origin: Origin) -> io::Result<Listener> {
+    let socket = new_socket()?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(device.socket_name().as_bytes())?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(Listener { socket, file: None, origin })
+}
+
+fn listen_at(file: &Path, policy: Policy, origin: Origin) -> io::Result<Listener> {
+    let socket = new_socket()?;
+    // The file gets the socket's mode, less the bits of the process's umask.
+    rustix::fs::fchmod(&socket, Mode::from_raw_mode(policy.file_mode()))?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(file)?)?;
+    // From here on, an error drops the listener, which removes the file.
+    let listener = Listener { socket, file: Some(file.to_owned()), origin };
+    if policy == Policy::Any {
+        open_to_all(file, policy)?;
+    }
+    rustix::net::listen(&listener.socket, BACKLOG)?;
+    Ok(listener)
+}
+
+/// Gives the socket `file` the mode of `policy`, whatever the umask is. Other processes may write to the directory, so the file
+/// may be another one by now. Therefore this function changes only a socket of this user, and follows no link.
+fn open_to_all(file: &Path, policy: Policy) -> io::Result<()> {
+    let handle = rustix::fs::open(file, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let status = rustix::fs::fstat(&handle)?;
+    let ours = rustix::process::geteuid().as_raw();
+    if FileType::from_raw_mode(status.st_mode) != FileType::Socket || status.st_uid != ours {
+        return Err(io::Error::other("another process has replaced the file"));
+    }
+    let handle_path = format!("/proc/self/fd/{}", handle.as_raw_fd());
+    rustix::fs::chmod(handle_path, Mode::from_raw_mode(policy.file_mode()))?;
+    Ok(())
+}
+
+/// Removes the sockets of dead processes that are older than `settled` from `directory`. Touches only files with the names of
+/// sockets of devices. Does a bounded amount of work, so some may stay until the next device opens.
+fn remove_dead(directory: &Path, settled: Duration) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    let named = entries.take(FILES).flatten().filter(|entry| is_file_name(&entry.file_name()));
+    let old = named.map(|entry| entry.path()).filter(|path| is_old_socket(path, settled));
+    for path in old.take(PROBES) {
+        if is_dead(&path) && fs::remove_file(&path).is_ok() {
+            tracing::debug!(file = %path.display(), "removed the socket of a dead process");
+        }
+    }
+}
+
+fn is_file_name(name: &OsStr) -> bool {
+    name.len() == NAME
+        && name.as_bytes().strip_prefix(PREFIX.as_bytes()).is_some_and(|nonce| {
+            nonce.iter().all(|digit| digit.is_ascii_digit() || (b'a'..=b'f').contains(digit))
+        })
+}
+
+fn is_old_socket(path: &Path, settled: Duration) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|file| {
+        let age = file.modified().ok().and_then(|made| made.elapsed().ok());
+        file.file_type().is_socket() && age.is_some_and(|age| age >= settled)
+    })
+}
+
+/// Returns whether no process listens at the socket `path`.
+fn is_dead(path: &Path) -> bool {
+    let (Ok(name), Ok(socket)) = (SocketAddrUnix::new(path), new_socket()) else { return false };
+    rustix::net::connect(&socket, &name) == Err(Errno::CONNREFUSED)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,176 @@
+//! Copies from memory of the other process, which the copying process has mapped for reading.
+//!
+//! The owner of the memory can take it back at any time, without waiting: it makes the key invalid, or ends its queue pair. The
+//! process that copies checks this after the copy, and discards the bytes then.
+
+use std::sync::atomic::{Ordering::Acquire, fence};
+use std::sync::{Arc, Weak};
+
+use super::connection::Connection;
+use super::core::Core;
+use super::source::{self, Stores, WORD};
+use crate::soft::limits::MAX_SEGMENTS;
+use crate::soft::peers::offers::Offer;
+use crate::soft::shared::end::EndState;
+use crate::soft::shared::mapping::Mapping;
+use crate::{Access, LocalSegment, RemoteSegment};
+
+/// Copies of at least this length go past the caches.
+const PAST_CACHES: u64 = 32 << 20;
+
+/// The memory that a queue pair and its peer have mapped of one another, as far as the queue pair has used it.
+#[derive(Debug, Default)]
+pub(super) struct Pulls {
+    /// Our segments, as they were offered to the peer.
+    offers: Vec<Arc<Offer>>,
+    /// The peer's segments.
+    mapped: Vec<(u64, Weak<Mapping>)>,
+}
+
+/// Entries of each list, beyond which the list is emptied and begins again.
+const KNOWN: usize = 64;
+
+/// A place in memory of the process that made the record: number of the segment, offset, length.
+pub(super) type Place = [u64; 3];
+
+/// Places in memory of this process.
+#[derive(Debug)]
+pub(super) struct PlaceList {
+    places: [Place; MAX_SEGMENTS as usize],
+    count: usize,
+}
+
+impl PlaceList {
+    /// Returns the places as the payload of a record.
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        self.places[..self.count].as_flattened().as_bytes()
+    }
+}
+
+/// Numbers as bytes.
+trait AsBytes {
+    fn as_bytes(&self) -> &[u8];
+}
+
+impl AsBytes for [u64] {
+    fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the bytes of numbers are initialised, and bytes need no alignment.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), size_of_val(self)) }
+    }
+}
+
+impl Pulls {
+    /// Returns the places of `segments`, if the peer has mapped all of them. Offers those that it has not.
+    pub(super) fn places(
+        &mut self,
+        core: &Core,
+        connection: &Connection,
+        segments: &[LocalSegment],
+    ) -> Option<PlaceList> {
+        if !connection.shares_memory() {
+            return None;
+        }
+        let mut list = PlaceList { places: [[0; 3]; MAX_SEGMENTS as usize], count: 0 };
+        let mut mapped = true;
+        for segment in segments.iter().filter(|segment| segment.length() > 0) {
+            let (id, offset) =
+                core.domain.find_shared(segment.lkey(), segment.address(), segment.length())?;
+            mapped &= self.is_mapped_by_peer(core, connection, id)?;
+            *list.places.get_mut(list.count)? = [id, offset, segment.length()];
+            list.count += 1;
+        }
+        mapped.then_some(list)
+    }
+
+    /// Returns whether the peer has mapped our segment `id`. Offers the segment if not. `None` if it can't be offered.
+    fn is_mapped_by_peer(&mut self, core: &Core, connection: &Connection, id: u64) -> Option<bool> {
+        if self.offers.iter().any(|offer| offer.id() == id && offer.is_mapped()) {
+            return Some(true);
+        }
+        self.offer(core, connection, id)
+    }
+
+    #[cold]
+    fn offer(&mut self, core: &Core, connection: &Connection, id: u64) -> Option<bool> {
+        let memory = core.domain.device().memory(id)?;
+        let offer = connection.peer.offer(&connection.address, &memory)?;
+        let mapped = offer.is_mapped();
+        if mapped {
+            if self.offers.len() >= KNOWN {
+                self.offers.clear();
+            }
+            self.offers.push(offer);
+        }
+        Some(mapped)
+    }
+
+    /// Offers the segment that a READ of the peer reads, so that the peer can copy from it the next time.
+    pub(super) fn offer_for_reads(core: &Core, connection: &Connection, key: u32, address: u64, length: u64) {
+        if connection.shares_memory()
+            && let Some((id, _)) = core.domain.find_shared(crate::Lkey(key), address, length)
+            && let Some(memory) = core.domain.device().memory(id)
+        {
+            connection.peer.offer(&connection.address, &memory);
+        }
+    }
+
+    /// Returns the peer's segment `id`, if this process has mapped it.
+    pub(super) fn segment(&mut self, core: &Core, id: u64) -> Option<Arc<Mapping>> {
+        let known = self.mapped.iter().find(|(known, _)| *known == id);
+        if let Some(mapping) = known.and_then(|(_, mapping)| mapping.upgrade()) {
+            return Some(mapping);
+        }
+        self.mapped.retain(|(known, _)| *known != id);
+        let mapping = core.segment(id)?;
+        if self.mapped.len() >= KNOWN {
+            self.mapped.clear();
+        }
+        self.mapped.push((id, Weak::clone(&mapping)));
+        mapping.upgrade()
+    }
+
+    /// Carries out a READ by a copy from the peer's memory. Returns false if that is not possible; the peer then serves the READ,
+    /// or refuses it.
+    pub(super) fn read(
+        &mut self,
+        core: &Core,
+        connection: &Connection,
+        into: &[LocalSegment],
+        remote: RemoteSegment,
+    ) -> bool {
+        let total = source::total(into);
+        let Some(table) = &connection.table else { return false };
+        if total == 0 || !connection.access.contains(Access::REMOTE_READ) {
+            return false;
+        }
+        let Some(entry) = table.find(remote.rkey.0) else { return false };
+        if entry.domain != connection.domain || !entry.access.contains(Access::REMOTE_READ) {
+            return false;
+        }
+        let Some(offset) = entry.offset(remote.address, total) else { return false };
+        let Some(mapping) = self.segment(core, entry.segment) else { return false };
+        let Some(from) = mapping.range(offset, total) else { return false };
+        let from = from.as_ptr().cast_const();
+        let stores = Stores { ends_a_word: false, past_caches: total >= PAST_CACHES };
+        let before = total.saturating_sub(WORD);
+        let mut word = [0; WORD as usize];
+        let last = &mut word[..(total - before) as usize];
+        // SAFETY:
+        // - the mapping has these bytes, and lives until the end of this function; and
+        // - the segments have `total` bytes, and were checked for writing with the send queue locked.
+        unsafe {
+            source::scatter(into, 0, from, before, stores);
+            crate::copy_bytes(from.wrapping_add(before as usize), last.as_mut_ptr(), last.len());
+        }
+        // SYNC: pairs with the fence after the owner makes the key invalid, or ends the queue pair: if the copy has read what the
+        // owner stored afterwards, this thread sees the end.
+        fence(Acquire);
+        if !table.holds(remote.rkey.0) || connection.end.state() == EndState::Ended {
+            return false;
+        }
+        let stores = Stores { ends_a_word: true, past_caches: false };
+        // SAFETY: as above; `word` is ours.
+        unsafe { source::scatter(into, before, last.as_ptr(), last.len() as u64, stores) };
+        true
+    }
+}

@@ -1,0 +1,197 @@
+//! The segment of a queue pair's end. Its owner writes it. The one peer maps it only for reading.
+//!
+//! ```text
+//!  word 0  nonce · RNR timer            written before the state is Ready
+//!       8  attention · state            Waiting → Ready → Ended
+//!      16  taken                        the position in the peer's ring up to which this end has carried out the records
+//!      17  posted                       the number of receives posted so far
+//!      18  failure · its position       the record of the peer that this end refused
+//!      64  ring                         the records for the peer
+//! ```
+//! A peer may write anything to its own segment at any time. This end uses no value of it as an index without a check, and
+//! loads each value once.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+use super::attention::Attention;
+use super::mapping::{Mapping, Writers};
+use super::platform::{Native, Shipping};
+use crate::CompletionStatus;
+
+const NONCE: usize = 0;
+const RNR_TIMER: usize = 1;
+const ATTENTION: usize = 8;
+const STATE: usize = 9;
+const TAKEN: usize = 16;
+const POSTED: usize = 17;
+const FAILURE: usize = 18;
+const FAILED_AT: usize = 19;
+const RING: usize = 64;
+
+/// The ring of records, with the atomics of the standard library and the shipping orderings.
+pub(crate) type Writer = super::ring::Writer<Native, Shipping>;
+/// The reader of such a ring.
+pub(crate) type Reader = super::ring::Reader<Native, Shipping>;
+
+/// The state that an end shows to its peer. An end goes through the states in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum EndState {
+    /// The owner is not connected yet. The peer tries again later.
+    Waiting,
+    /// The owner takes records.
+    Ready,
+    /// The owner is in Error, or gone. Its memory may not be read any more, except for this segment.
+    Ended,
+}
+
+/// The record that an end refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// The position in the ring up to which the records before the refused one reach.
+    pub(crate) at: u64,
+    pub(crate) status: CompletionStatus,
+}
+
+/// A segment of an end: our own, or the peer's.
+#[derive(Debug)]
+pub(crate) struct End {
+    mapping: Mapping,
+    ring: u64,
+}
+
+/// Returns whether a ring may have this number of bytes.
+pub(crate) fn is_ring(bytes: u64) -> bool {
+    const { assert!(RING.is_multiple_of(8)) };
+    (End::SMALLEST_RING..=End::LARGEST_RING).contains(&bytes) && bytes.is_power_of_two()
+}
+
+impl End {
+    pub(crate) const SMALLEST_RING: u64 = 16 << 10;
+    pub(crate) const LARGEST_RING: u64 = 1 << 20;
+
+    /// Creates our own end, with a ring of `ring` bytes.
+    pub(crate) fn create(ring: u64, nonce: u64) -> io::Result<(Self, OwnedFd)> {
+        let (mapping, fd) = Mapping::create(RING * 8 + ring as usize, Writers::Maker)?;
+        let end = Self { mapping, ring };
+        end.word(NONCE).store(nonce, Release);
+        end.word(ATTENTION).store(0, Relaxed);
+        Attention::DEVICE.add::<Native>(end.attention_word());
+        Ok((end, fd))
+    }
+
+    /// Maps the peer's end for reading.
+    pub(crate) fn import(fd: &OwnedFd, ring: u64) -> io::Result<Self> {
+        let length = (RING * 8) as u64 + ring;
+        Ok(Self { mapping: Mapping::import(fd, length, Writers::Maker)?, ring })
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        &self.mapping.words()[index]
+    }
+
+    /// Returns the words of the ring.
+    #[inline]
+    pub(crate) fn ring(&self) -> &[AtomicU64] {
+        &self.mapping.words()[RING..RING + (self.ring / 8) as usize]
+    }
+
+    /// Returns the bytes of the ring.
+    pub(crate) fn ring_bytes(&self) -> u64 {
+        self.ring
+    }
+
+    /// Returns the address of the payload of `length` bytes that begins at word `index` of the ring; `None` if the payload does
+    /// not lie in the ring.
+    #[inline]
+    pub(crate) fn payload(&self, index: usize, length: u64) -> Option<*mut u8> {
+        let offset = ((RING + index) * 8) as u64;
+        self.mapping.range(offset, length).map(|place| place.as_ptr())
+    }
+
+    pub(crate) fn nonce(&self) -> u64 {
+        self.word(NONCE).load(Acquire)
+    }
+
+    /// Returns the owner's `min_rnr_timer`.
+    pub(crate) fn rnr_timer(&self) -> u8 {
+        self.word(RNR_TIMER).load(Relaxed) as u8
+    }
+
+    pub(crate) fn set_rnr_timer(&self, code: u8) {
+        self.word(RNR_TIMER).store(u64::from(code), Relaxed);
+    }
+
+    /// Returns the word of the owner's attention.
+    #[inline]
+    pub(crate) fn attention_word(&self) -> &AtomicU64 {
+        self.word(ATTENTION)
+    }
+
+    #[inline]
+    pub(crate) fn state(&self) -> EndState {
+        match self.word(STATE).load(SeqCst) {
+            0 => EndState::Waiting,
+            1 => EndState::Ready,
+            _ => EndState::Ended,
+        }
+    }
+
+    /// Moves the state forward, never back. Called by the owner.
+    pub(crate) fn advance(&self, state: EndState) {
+        // SYNC: SeqCst, before the owner uses memory again that the peer may be reading (see `Pull::is_valid`), and before the
+        // owner looks at the peer's attention.
+        self.word(STATE).fetch_max(state as u64, SeqCst);
+    }
+
+    /// Returns the word with the position up to which the owner has carried out the peer's records.
+    #[inline]
+    pub(crate) fn taken_word(&self) -> &AtomicU64 {
+        self.word(TAKEN)
+    }
+
+    /// Returns the number of receives that the owner has posted so far. The number wraps.
+    #[inline]
+    pub(crate) fn posted(&self) -> u32 {
+        self.word(POSTED).load(Acquire) as u32
+    }
+
+    /// Publishes the number of receives posted so far. Called by the owner.
+    #[inline]
+    pub(crate) fn set_posted(&self, posted: u32) {
+        self.word(POSTED).store(posted.into(), Release);
+    }
+
+    /// Reports that the owner refused a record of the peer. Called by the owner, once, before the state is Ended.
+    pub(crate) fn report(&self, failure: Failure) {
+        let code = match failure.status {
+            CompletionStatus::RemoteInvalidRequest => 1,
+            CompletionStatus::RemoteAccess => 2,
+            _ => 3,
+        };
+        self.word(FAILED_AT).store(failure.at, Relaxed);
+        self.word(FAILURE).store(code, Release);
+    }
+
+    /// Returns the record that the owner refused.
+    #[inline]
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        let status = match self.word(FAILURE).load(Acquire) {
+            0 => return None,
+            1 => CompletionStatus::RemoteInvalidRequest,
+            2 => CompletionStatus::RemoteAccess,
+            _ => CompletionStatus::RemoteOperation,
+        };
+        Some(Failure { at: self.word(FAILED_AT).load(Relaxed), status })
+    }
+
+    /// Overwrites the segment from the attention on, as a hostile owner could do.
+    #[cfg(test)]
+    pub(crate) fn scribble(&self, value: impl Fn(usize) -> u64) {
+        for (index, word) in self.mapping.words().iter().enumerate().skip(ATTENTION) {
+            word.store(value(index), Relaxed);
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! The ring of records: one end writes records, the other end reads them. Each end writes only its own memory.
+//!
+//! ```text
+//!  a record, at a multiple of 64 bytes:
+//!  word 0   tag: sequence << 32 │ kind << 24 │ flags << 16 │ lines          written last
+//!       1   bytes of payload in this record │ immediate << 32
+//!       2   address in the target's memory
+//!       3   key
+//!       4   bytes of the whole message
+//!       5…  payload
+//! ```
+//! The writer clears the tag of the next record before it publishes a record. The reader looks at one tag, so a small message
+//! takes one look and one or two cache lines. The reader gives places back by a position, in memory of its own; the writer never
+//! trusts this position beyond its own records.
+
+use std::marker::PhantomData;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::platform::{Orders, Platform, Word};
+
+/// Words of a cache line, the unit of places in the ring.
+const LINE: usize = 8;
+/// Bytes of a cache line.
+const LINE_BYTES: u64 = 64;
+/// Words of a record before its payload.
+pub const HEADER: usize = 5;
+/// Bytes of a record before its payload.
+const HEADER_BYTES: u64 = HEADER as u64 * 8;
+
+/// The kind of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A message for the target's next receive.
+    Send,
+    /// Bytes for a place in the target's memory.
+    Write,
+    /// A request for bytes of the target's memory.
+    Read,
+    /// Bytes that a request asked for.
+    ReadData,
+    /// No content: the rest of the ring before its end.
+    Skip,
+}
+
+impl Kind {
+    fn from_bits(bits: u64) -> Option<Self> {
+        Some(match bits {
+            1 => Self::Send,
+            2 => Self::Write,
+            3 => Self::Read,
+            4 => Self::ReadData,
+            5 => Self::Skip,
+            _ => return None,
+        })
+    }
+
+    fn bits(self) -> u64 {
+        match self {
+            Self::Send => 1,
+            Self::Write => 2,
+            Self::Read => 3,
+            Self::ReadData => 4,
+            Self::Skip => 5,
+        }
+    }
+}
+
+/// The properties of a record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags(u8);
+
+impl Flags {
+    /// The message has immediate data.
+    pub const IMMEDIATE: Self = Self(1);
+    /// The first record of a message.
+    pub const FIRST: Self = Self(2);
+    /// The last record of a message.
+    pub const LAST: Self = Self(4);
+    /// The payload is a list of places in memory of the writer, from which the target takes the bytes.
+    pub const PULL: Self = Self(8);
+
+    const ALL: u8 = 15;
+
+    /// Returns whether all of `other` are set.
+    pub fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Returns these flags and `other`.
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Returns these flags and, on the condition, `other`.
+    pub fn with_if(self, other: Self, condition: bool) -> Self {
+        if condition { self.with(other) } else { self }
+    }
+}
+
+/// The header of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Kind of the record.
+    pub kind: Kind,
+    /// Properties of the record.
+    pub flags: Flags,
+    /// Bytes of payload in this record.
+    pub length: u32,
+    /// Immediate data.
+    pub immediate: u32,
+    /// Address in the target's memory.
+    pub address: u64,
+    /// Key of the target's memory.
+    pub key: u32,
+    /// Bytes of the whole message.
+    pub total: u64,
+}
+
+/// A record that the reader has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The header.
+    pub header: Header,
+    /// Index in the ring of the first word of the payload.
+    pub payload: usize,
+    lines: u32,
+}
+
+/// A place for a record.
+#[derive(Debug)]
+pub struct Place {
+    start: usize,
+    lines: u32,
+}
+
+impl Place {
+    /// Returns the index in the ring of the first word of the payload.
+    pub fn payload(&self) -> usize {
+        self.start + HEADER
+    }
+}
+
+/// The reader's memory holds an impossible record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Violation;
+
+/// The writer's private state.
+#[derive(Debug)]
+pub struct Writer<P, O> {
+    /// Bytes written so far, in whole lines.
+    head: u64,
+    /// Bytes that the reader has given back so far.
+    freed: u64,
+    sequence: u32,
+    size: u64,
+    marker: PhantomData<fn() -> (P, O)>,
+}
+
+/// The reader's private state.
+#[derive(Debug)]
+pub struct Reader<P, O> {
+    position: u64,
+    sequence: u32,
+    size: u64,
+    marker: PhantomData<fn() -> (P, O)>,
+}
+
+/// Returns the lines of a record with `length` bytes of payload.
+fn lines_of(length: u64) -> u64 {
+    (HEADER_BYTES + length).div_ceil(LINE_BYTES)
+}
+
+/// Returns the sequence number after `sequence`. No sequence number is 0.
+fn after(sequence: u32) -> u32 {
+    sequence.checked_add(1).unwrap_or(1)
+}
+
+impl<P: Platform, O: Orders> Writer<P, O> {
+    /// Makes the writer of an empty ring of `size` bytes, a power of two.
+    pub fn new(size: u64) -> Self {
+        Self { head: 0, freed: 0, sequence: 1, size, marker: PhantomData }
+    }
+
+    /// Returns the number of bytes written so far. A record ends at this position.
+    #[inline]
+    pub fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// Returns the position up to which the reader has taken the records, as far as the writer knows.
+    #[inline]
+    pub fn freed(&self) -> u64 {
+        self.freed
+    }
+
+    /// Takes places back, up to the position in `taken`.
+    ///
+    /// # Errors
+    /// The position is impossible.
+    #[inline]
+    pub fn reclaim(&mut self, taken: &P::Word) -> Result<(), Violation> {
+        // SYNC: pairs with `Reader::give_back`: the reader has loaded the content of these places before.
+        let position = taken.load(O::RECLAIM);
+        if position < self.freed || position > self.head || !position.is_multiple_of(LINE_BYTES) {
+            return Err(Violation);
+        }
+        self.freed = position;
+        Ok(())
+    }
+
+    /// Returns the most bytes of payload that a record can have now; `None` if no record fits.
+    #[inline]
+    pub fn room(&self) -> Option<u64> {
+        // One line stays free for the tag that ends the records.
+        let free = (self.size - (self.head - self.freed)).checked_sub(LINE_BYTES)?;
+        let to_end = self.size - self.head % self.size;
+        let best = if free <= to_end { free } else { to_end.max(free - to_end) };
+        best.checked_sub(HEADER_BYTES)
+    }
+
+    /// Reserves the place of a record with `length` bytes of payload; `None` if there is no room.
+    #[inline]
+    pub fn reserve(&mut self, ring: &[P::Word], length: u64) -> Option<Place> {
+        let lines = lines_of(length);
+        let free = (self.size - (self.head - self.freed)).checked_sub(LINE_BYTES)?;
+        let at = self.head % self.size;
+        let to_end = self.size - at;
+        if lines * LINE_BYTES > to_end {
+            if to_end + lines * LINE_BYTES > free {
+                return None;
+            }
+            let skip = Place { start: (at / 8) as usize, lines: (to_end / LINE_BYTES) as u32 };
+            let header = Header {
+                kind: Kind::Skip,
+                flags: Flags::default(),
+                length: 0,
+                immediate: 0,
+                address: 0,
+                key: 0,
+                total: 0,
+            };
+            self.publish(ring, &skip, &header);
+        } else if lines * LINE_BYTES > free {
+            return None;
+        }
+        Some(Place { start: (self.head % self.size / 8) as usize, lines: lines as u32 })
+    }
+
+    /// Publishes the record at `place`, whose payload the caller has written.
+    #[inline]
+    pub fn publish(&mut self, ring: &[P::Word], place: &Place, header: &Header) {
+        let words = &ring[place.start..place.start + HEADER];
+        words[1].store(u64::from(header.length) | u64::from(header.immediate) << 32, Relaxed);
+        words[2].store(header.address, Relaxed);
+        words[3].store(u64::from(header.key), Relaxed);
+        words[4].store(header.total, Relaxed);
+        self.head += u64::from(place.lines) * LINE_BYTES;
+        // SYNC: the next tag is cleared before this record is published, so that the reader, which looks at the next tag after
+        // this record, never takes old content for a tag.
+        ring[(self.head % self.size / 8) as usize].store(0, Relaxed);
+        let tag = u64::from(self.sequence) << 32
+            | header.kind.bits() << 24
+            | u64::from(header.flags.0) << 16
+            | u64::from(place.lines);
+        // SYNC: pairs with `Reader::peek`: a reader that sees the tag sees the record.
+        words[0].store(tag, O::PUBLISH);
+        self.sequence = after(self.sequence);
+    }
+}
+
+impl<P: Platform, O: Orders> Reader<P, O> {
+    /// Makes the reader of an empty ring of `size` bytes, a power of two.
+    pub fn new(size: u64) -> Self {
+        Self { position: 0, sequence: 1, size, marker: PhantomData }
+    }
+
+    /// Returns the position up to which records were taken.
+    #[inline]
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Returns the index of the word that is not 0 when the next record is there.
+    #[inline]
+    pub fn next(&self) -> usize {
+        (self.position % self.size / 8) as usize
+    }
+
+    /// Returns the next record, if it has come.
+    ///
+    /// # Errors
+    /// The content is not that of a record.
+    #[inline]
+    pub fn peek(&mut self, ring: &[P::Word]) -> Result<Option<Record>, Violation> {
+        loop {
+            let start = self.next();
+            // SYNC: pairs with `Writer::publish`.
+            let tag = ring[start].load(O::OBSERVE);
+            if tag == 0 {
+                return Ok(None);
+            }
+            let record = self.decode(ring, start, tag)?;
+            if record.header.kind != Kind::Skip {
+                return Ok(Some(record));
+            }
+            self.advance(&record);
+        }
+    }
+
+    /// Decodes the record at word `start`. All values may be arbitrary.
+    #[inline]
+    fn decode(&self, ring: &[P::Word], start: usize, tag: u64) -> Result<Record, Violation> {
+        let (lines, flags) = (tag as u16, (tag >> 16) as u8);
+        let kind = Kind::from_bits(tag >> 24 & 0xff).ok_or(Violation)?;
+        let end = start + lines as usize * LINE;
+        if tag >> 32 != u64::from(self.sequence) || lines == 0 || end > ring.len() || flags & !Flags::ALL != 0
+        {
+            return Err(Violation);
+        }
+        let words = &ring[start..start + HEADER];
+        let (lengths, address) = (words[1].load(Relaxed), words[2].load(Relaxed));
+        let (key, total) = (words[3].load(Relaxed), words[4].load(Relaxed));
+        let header = Header {
+            kind,
+            flags: Flags(flags),
+            length: lengths as u32,
+            immediate: (lengths >> 32) as u32,
+            address,
+            key: key as u32,
+            total,
+        };
+        if lines_of(header.length.into()) > u64::from(lines) {
+            return Err(Violation);
+        }
+        Ok(Record { header, payload: start + HEADER, lines: lines.into() })
+    }
+
+    /// Goes on to the record after `record`.
+    #[inline]
+    pub fn advance(&mut self, record: &Record) {
+        self.position += u64::from(record.lines) * LINE_BYTES;
+        self.sequence = after(self.sequence);
+    }
+
+    /// Gives the places of all taken records back, by a store to `taken`, a word of the reader's own memory.
+    #[inline]
+    pub fn give_back(&self, taken: &P::Word) {
+        // SYNC: pairs with `Writer::reclaim`.
+        taken.store(self.position, O::GIVE_BACK);
+    }
+}
