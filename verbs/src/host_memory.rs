@@ -48,7 +48,7 @@ pub(crate) trait MemoryUser: Send + Sync {
 }
 
 enum Backing {
-    /// A memfd, sealed against shrinking, mapped at `base`; peers may map it too.
+    /// A memfd mapped at `base`. Its length is sealed. Peers may map it, too, but only for reading.
     Shared(OwnedFd),
     /// Memory that the owner keeps alive.
     Owned(#[expect(dead_code, reason = "held for its Drop")] Box<dyn Any + Send + Sync>),
@@ -87,6 +87,7 @@ impl HostMemory {
         let base = map_aligned(&fd, length, alignment)?;
         let memory = Self::new(base, length, Backing::Shared(fd));
         if let Backing::Shared(fd) = &memory.backing {
+            // Peers map application memory only for reading.
             memfd::seal(fd, Writers::Maker)?;
         }
         Ok(memory)

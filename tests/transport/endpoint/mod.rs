@@ -2,6 +2,7 @@
 
 mod addresses;
 mod blocking;
+mod fairness;
 mod hang;
 mod isolation;
 pub(crate) mod logs;

@@ -20,6 +20,7 @@ use self::target::{Output, Target};
 use super::completion_queue::{CompletionSource, Queue, Role, Sink};
 use super::device::Device;
 use super::domain::Domain;
+use super::peers::address::Address;
 use super::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use super::peers::message::Object;
 use super::shared::attention::Attention;
@@ -88,14 +89,24 @@ impl Pair {
     pub(super) fn number(&self) -> u32 {
         self.core.number()
     }
+
+    /// Returns the common part of the two queues.
+    #[cfg(test)]
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
 }
 
 impl CompletionSource for Pair {
     #[inline]
     fn has_news(&self, role: Role) -> bool {
-        (role.receives && self.target.has_news())
+        let news = (role.receives && self.target.has_news())
             || (role.sends && self.sends.has_news())
-            || (self.core.peer_is_gone() && !self.core.has_failed())
+            || (self.core.peer_is_gone() && !self.core.has_failed());
+        if !news && self.core.owes() {
+            self.core.settle();
+        }
+        news
     }
 
     fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> bool {
@@ -108,6 +119,10 @@ impl CompletionSource for Pair {
         }
         if role.receives && !receives_first {
             more |= self.target.visit(&self.sends, &mut Output::Poll(sink));
+            // The records may have completed READs.
+            if role.sends {
+                more |= self.sends.poll(sink);
+            }
         }
         if !role.receives && self.core.peer_is_gone() {
             self.core.fail();
@@ -118,6 +133,9 @@ impl CompletionSource for Pair {
     fn ask_for_events(&self, role: Role) {
         if role.receives {
             self.core.want(Attention::NEWS);
+        }
+        if self.core.owes() {
+            self.core.settle();
         }
         if role.sends && self.sends.wants_progress() {
             self.core.want(Attention::PROGRESS);
@@ -146,6 +164,11 @@ impl LocalQueuePair for Pair {
 
     fn token(&self) -> u64 {
         self.core.token()
+    }
+
+    fn peer_address(&self) -> Option<Address> {
+        let connection = self.core.connection()?;
+        (!self.core.peer_has_ended()).then_some(connection.address)
     }
 
     fn grant(
@@ -187,7 +210,7 @@ impl LocalQueuePair for Pair {
     }
 
     fn look_after(&self) -> bool {
-        self.core.look_after_records()
+        self.core.look_after_records(self.sends.is_awaited())
     }
 
     fn fail(&self) {
@@ -263,6 +286,12 @@ impl QueuePair for Handle {
     fn progress(&self) {
         if self.0.target.has_news() {
             self.0.target.visit(&self.0.sends, &mut Output::Keep);
+            // The poller may sleep, because it looked while this thread took the records.
+            if self.0.target.is_busy() {
+                self.0.core.notify();
+            }
+        } else if self.0.core.owes() {
+            self.0.core.settle();
         }
     }
 }
