@@ -38,23 +38,23 @@ pub enum ConnectError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The name does not resolve.
-    #[error("{authority}: {source}")]
+    #[error("{authority}: {cause}")]
     Resolve {
         /// Host and port.
         authority: String,
         /// The error of the resolver.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The URI has no host to connect to.
     #[error("{0}: no host to connect to")]
     NoHost(String),
     /// TCP could not connect.
-    #[error("connecting to {peer}: {source}")]
+    #[error("connecting to {peer}: {cause}")]
     Tcp {
         /// Address tried last.
         peer: SocketAddr,
         /// The error of the system.
-        source: io::Error,
+        cause: io::Error,
     },
     /// TCP did not connect in time.
     #[error("connecting to {authority}: no answer within {timeout:?}")]

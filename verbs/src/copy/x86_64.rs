@@ -217,32 +217,62 @@ macro_rules! copy_with_vectors {
 /// Those of [`copy_bytes`](super::copy_bytes), and `length` must be above 64.
 #[inline(never)]
 unsafe fn copy_long(from: *const u8, to: *mut u8, length: usize) {
-    let means = means();
-    let distance = (to as usize).wrapping_sub(from as usize) % 4096;
-    if length >= STRING && means.string && !(1..64).contains(&distance) {
-        // SAFETY:
-        // - the instruction reads and writes `length` bytes, which the caller promises; and
-        // - the direction flag is clear, as at the beginning of every block of assembly.
-        unsafe {
-            asm!(
-                "rep movsb",
-                inout("rsi") from => _,
-                inout("rdi") to => _,
-                inout("rcx") length => _,
-                options(nostack, preserves_flags),
-            );
+    // SYNC: nothing depends on the order. Each thread that finds no means stores the same ones.
+    let means = Means(KNOWN.load(Relaxed));
+    if length >= STRING && means.has(Means::STRING) {
+        let distance = (to as usize).wrapping_sub(from as usize) % 4096;
+        if !(1..64).contains(&distance) {
+            // SAFETY: the contract is the same.
+            unsafe { copy_string(from, to, length) };
+            return;
         }
-        return;
     }
     // SAFETY:
     // - the processor has these registers; and
     // - the contract of each function is the contract of this function.
     unsafe {
-        match means.vectors {
-            Vectors::Bytes64 => copy_by_64(from, to, length),
-            Vectors::Bytes32 => copy_by_32(from, to, length),
-            Vectors::Bytes16 => copy_by_16(from, to, length),
+        if means.has(Means::BYTES_64) {
+            copy_by_64(from, to, length);
+        } else if means.has(Means::BYTES_32) {
+            copy_by_32(from, to, length);
+        } else if means.has(Means::BYTES_16) {
+            copy_by_16(from, to, length);
+        } else {
+            copy_first(from, to, length);
         }
+    }
+}
+
+/// Asks the processor for its means, then copies `length` bytes.
+///
+/// # Safety
+/// Those of [`copy_long`].
+#[cold]
+#[inline(never)]
+unsafe fn copy_first(from: *const u8, to: *mut u8, length: usize) {
+    // SYNC: see `copy_long`.
+    KNOWN.store(Means::detect().0, Relaxed);
+    // SAFETY: the contract is the same.
+    unsafe { copy_long(from, to, length) };
+}
+
+/// Copies `length` bytes with `rep movsb`.
+///
+/// # Safety
+/// Those of [`copy_bytes`](super::copy_bytes).
+#[inline]
+unsafe fn copy_string(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY:
+    // - the instruction reads and writes `length` bytes, which the caller promises; and
+    // - the direction flag is clear, as at the beginning of every block of assembly.
+    unsafe {
+        asm!(
+            "rep movsb",
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            inout("rcx") length => _,
+            options(nostack, preserves_flags),
+        );
     }
 }
 
@@ -286,73 +316,38 @@ unsafe fn copy_by_16(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-/// The means to copy that this processor has.
-#[derive(Clone, Copy)]
-struct Means {
-    vectors: Vectors,
-    /// Whether `rep movsb` is fast.
-    string: bool,
-}
+/// The bits of the [`Means`] of this processor; 0 until the first long copy.
+static KNOWN: AtomicU8 = AtomicU8::new(0);
 
-/// The greatest width of vector registers that copies use.
+/// The means to copy that a processor has: one width of vector registers, and perhaps a fast `rep movsb`.
 #[derive(Clone, Copy)]
-enum Vectors {
-    Bytes16,
-    Bytes32,
-    Bytes64,
-}
+struct Means(u8);
 
 impl Means {
+    const BYTES_16: u8 = 1;
+    const BYTES_32: u8 = 2;
+    const BYTES_64: u8 = 4;
+    /// `rep movsb` is fast.
     const STRING: u8 = 8;
 
-    fn to_bits(self) -> u8 {
-        let vectors = match self.vectors {
-            Vectors::Bytes16 => 1,
-            Vectors::Bytes32 => 2,
-            Vectors::Bytes64 => 3,
-        };
-        if self.string { vectors | Self::STRING } else { vectors }
-    }
-
     #[inline]
-    fn from_bits(bits: u8) -> Self {
-        let vectors = match bits & 3 {
-            3 => Vectors::Bytes64,
-            2 => Vectors::Bytes32,
-            _ => Vectors::Bytes16,
-        };
-        Self { vectors, string: bits & Self::STRING != 0 }
+    fn has(self, means: u8) -> bool {
+        self.0 & means != 0
     }
 
     /// Asks the processor. Registers of 64 bytes are used from Ice Lake and Zen 4 on (both have AVX512_VBMI2), because older
     /// processors lower their clock for them.
     fn detect() -> Self {
         let vectors = if is_x86_feature_detected!("avx512vbmi2") {
-            Vectors::Bytes64
+            Self::BYTES_64
         } else if is_x86_feature_detected!("avx") {
-            Vectors::Bytes32
+            Self::BYTES_32
         } else {
-            Vectors::Bytes16
+            Self::BYTES_16
         };
-        Self { vectors, string: is_x86_feature_detected!("ermsb") }
+        let string = if is_x86_feature_detected!("ermsb") { Self::STRING } else { 0 };
+        Self(vectors | string)
     }
-}
-
-/// Returns the means of this processor.
-#[inline]
-fn means() -> Means {
-    /// The bits of the means; 0 until the first copy.
-    static KNOWN: AtomicU8 = AtomicU8::new(0);
-    #[cold]
-    fn detect() -> u8 {
-        let bits = Means::detect().to_bits();
-        // SYNC: nothing depends on the order. Each thread that finds 0 stores the same value.
-        KNOWN.store(bits, Relaxed);
-        bits
-    }
-    // SYNC: see above.
-    let known = KNOWN.load(Relaxed);
-    Means::from_bits(if known == 0 { detect() } else { known })
 }
 
 /// Copies `lines` lines of 64 bytes past the caches. When this function returns, the bytes are ordered before all later stores.
@@ -414,13 +409,8 @@ mod tests {
     }
 
     #[test]
-    fn means_survive_their_bits() {
-        for vectors in [Vectors::Bytes16, Vectors::Bytes32, Vectors::Bytes64] {
-            for string in [false, true] {
-                let bits = Means { vectors, string }.to_bits();
-                assert_ne!(bits, 0, "0 stands for means that are not known yet");
-                assert_eq!(Means::from_bits(bits).to_bits(), bits);
-            }
-        }
+    fn a_processor_has_one_width() {
+        let Means(bits) = Means::detect();
+        assert_eq!((bits & !Means::STRING).count_ones(), 1, "0 stands for means that are not known yet");
     }
 }
