@@ -1,5 +1,6 @@
 //! The byte stream, its negotiation and its polling, and tonic over it.
 
+mod addresses;
 mod blocking;
 mod fairness;
 mod hang;
