@@ -130,6 +130,7 @@ pub(crate) fn play_half_open() {
         let mut listener = listen(config).await;
         let (_, mappings) = descriptors_and_mappings();
         let port = listener.local_addr().port();
+        let slow = HalfWay::new(port).await;
         let clients =
             tokio::task::spawn_blocking(move || Child::start(&[], &format!("stop-half-way {port}")));
         let clients = clients.await.unwrap();
@@ -139,6 +140,12 @@ pub(crate) fn play_half_open() {
         // A queue pair and its receive memory take a handful of mappings.
         let each = (descriptors_and_mappings().1 - mappings) / PREPARED as usize;
         assert!(each <= 8, "{each} mappings for each of the {PREPARED} that may be unfinished");
+        // A client that lost its place because it was slow uses TCP.
+        let peer = slow.to.local_addr().unwrap();
+        let client = slow.goes_on().await;
+        let server = accept(&mut listener, peer).await;
+        assert_eq!((client.info().verdict(), server.info().verdict()), (Verdict::Tcp, Verdict::Tcp));
+        assert!(server.info().reason().contains("unfinished negotiations"), "{}", server.info().reason());
         drop(clients);
     });
     announce("served");
@@ -149,25 +156,41 @@ pub(crate) fn play_stop_half_way(port: u16) {
     Runtime::Idle.run_for_ever(async move {
         let mut held = Vec::new();
         for _ in 0..HALF_OPEN {
-            held.push(half_way(port).await);
+            held.push(HalfWay::new(port).await);
         }
         announce("stopped");
         std::future::pending::<()>().await;
     });
 }
 
-/// Connects through a relay that passes only the hello on, and waits for the listener's answer.
-async fn half_way(port: u16) -> (TcpStream, TcpStream, tokio::task::JoinHandle<()>) {
-    let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let here = relay.local_addr().unwrap().port();
-    let client = tokio::spawn(async move {
-        let _ = Dialer::new(patient()).dial("127.0.0.1", here).await;
-    });
-    let (mut from, _) = relay.accept().await.unwrap();
-    let mut to = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-    to.write_all(&message(&mut from).await).await.unwrap();
-    message(&mut to).await;
-    (from, to, client)
+/// A client that dials through a relay, which has passed only the hello on. The listener has answered.
+struct HalfWay {
+    from: TcpStream,
+    to: TcpStream,
+    answer: Vec<u8>,
+    client: tokio::task::JoinHandle<EndpointStream>,
+}
+
+impl HalfWay {
+    async fn new(port: u16) -> Self {
+        let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let here = relay.local_addr().unwrap().port();
+        let dial = async move { Dialer::new(patient()).dial("127.0.0.1", here).await.unwrap() };
+        let client = tokio::spawn(dial);
+        let (mut from, _) = relay.accept().await.unwrap();
+        let mut to = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        to.write_all(&message(&mut from).await).await.unwrap();
+        let answer = message(&mut to).await;
+        Self { from, to, answer, client }
+    }
+
+    /// Passes everything on from here on. Returns the client's connection.
+    async fn goes_on(self) -> EndpointStream {
+        let Self { mut from, mut to, answer, client } = self;
+        from.write_all(&answer).await.unwrap();
+        tokio::spawn(async move { tokio::io::copy_bidirectional(&mut from, &mut to).await });
+        client.await.unwrap()
+    }
 }
 
 /// Reads one message of the negotiation.

@@ -105,10 +105,8 @@ impl Supervisor {
     async fn peer_left(&self, how: String) {
         self.member.queue.drain();
         let connection = &self.member.connection;
-        let is_over =
-            || connection.peer_finished() || connection.fault().or_else(|| connection.lost()).is_some();
         let over = async {
-            while !is_over() {
+            while !connection.peer_finished() && connection.fault().is_none() {
                 connection.changed.notified().await;
             }
         };

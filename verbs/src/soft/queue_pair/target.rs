@@ -581,7 +581,10 @@ impl Target {
         (state.message, state.pull) = (None, None);
         match fault {
             Fault::Violation => {
-                super::warn_of_violation(&self.core);
+                // A peer that has ended takes back the memory of its last messages, which may still be in its ring.
+                if !self.core.peer_has_ended() {
+                    super::warn_of_violation(&self.core);
+                }
                 self.core.fail();
             }
             Fault::Refused(status, own) => {
