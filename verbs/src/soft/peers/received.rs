@@ -11,7 +11,7 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use rustix::net::Shutdown;
 
 use crate::memfd;
-use crate::soft::forked::Origin;
+use crate::soft::forked::{self, Origin};
 
 /// Most descriptors that wait to be closed. The bounds on connections keep their number far below.
 const WAITING: usize = 8192;
@@ -28,6 +28,7 @@ pub(crate) struct Received {
 
 impl Received {
     pub(crate) fn new(descriptor: OwnedFd) -> Self {
+        forked::keep_from_children(&descriptor);
         Self { descriptor: Some(descriptor), origin: Origin::here().ok() }
     }
 }
@@ -42,7 +43,8 @@ impl AsFd for Received {
 impl Drop for Received {
     fn drop(&mut self) {
         let Some(descriptor) = self.descriptor.take() else { return };
-        // In a forked child the parent also holds the descriptor, so that this close is not the last one.
+        forked::leave_to_children(&descriptor);
+        // A forked child has another file in its place.
         if self.origin.is_some_and(Origin::is_forked) || memfd::is_memfd(&descriptor) {
             return;
         }
