@@ -74,13 +74,13 @@ impl Events {
         Ok(theirs)
     }
 
-    /// Takes the events that have come.
-    pub(super) fn take(&self) {
+    /// Takes the events that have come. Returns whether there was one.
+    pub(super) fn take(&self) -> bool {
         let mut events = Vec::with_capacity(BATCH);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let spare = rustix::buffer::spare_capacity(&mut events);
         if epoll::wait(&self.epoll, spare, Some(&now)).is_err() {
-            return;
+            return false;
         }
         let mut sockets = lock(&self.sockets);
         for number in events.iter().map(|event| event.data.u64()) {
@@ -93,6 +93,7 @@ impl Events {
                 let _ = epoll::delete(&self.epoll, &socket);
             }
         }
+        !events.is_empty()
     }
 }
 
