@@ -14,7 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::VerbsError;
 use super::copy::copy_bytes;
-use super::memfd::{self, Writers};
+use super::memfd;
 use super::sync::lock;
 
 /// A range of host memory that outlives every region registered over it.
@@ -88,7 +88,7 @@ impl HostMemory {
         let memory = Self::new(base, length, Backing::Shared(fd));
         if let Backing::Shared(fd) = &memory.backing {
             // Peers map application memory only for reading.
-            memfd::seal(fd, Writers::Maker)?;
+            memfd::seal(fd)?;
         }
         Ok(memory)
     }

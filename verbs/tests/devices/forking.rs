@@ -67,6 +67,11 @@ fn a_child_leaves_the_connections_of_its_parent_alone() {
     assert!(output.status.success(), "{}{}", printed(&output.stdout), printed(&output.stderr));
 }
 
+#[test]
+fn a_child_does_not_hide_the_death_of_its_parent() {
+    crate::processes::killed_while_its_child_lives(&Soft);
+}
+
 /// Runs in a process of its own. Without [`FAMILY`] this test does nothing.
 #[test]
 fn family() {

@@ -37,6 +37,8 @@ pub(crate) struct Peer {
     /// The peer's process number, as the kernel states it.
     process: i32,
     level: Level,
+    /// Whether the peer runs as our user.
+    same_user: bool,
     dead: AtomicBool,
     /// Taken when this value is dropped.
     socket: Option<Received>,
@@ -59,10 +61,11 @@ impl Peer {
         service: &Arc<Service>,
     ) -> Result<Self, VerbsError> {
         let fd = sockets.connect(device)?;
-        let Identity { process, level, .. } = check_owner(&fd, policy)?;
+        let Identity { process, level, same_user, .. } = check_owner(&fd, policy)?;
         Ok(Self {
             process,
             level,
+            same_user,
             dead: AtomicBool::new(false),
             socket: Some(Received::new(fd)),
             sequence: Mutex::new(0),
@@ -199,7 +202,13 @@ impl Peer {
     ) -> Result<(Answer, Vec<Received>), VerbsError> {
         let os = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                VerbsError::Unreachable("the peer's process has ended".into())
+                VerbsError::Unreachable(if self.same_user {
+                    "the peer's process has ended".into()
+                } else {
+                    "the peer's process runs as another user, and does not let this one in, or has ended: set \
+                     RDMA_SOFT_PEERS=any at both ends"
+                        .into()
+                })
             }
             _ => VerbsError::os(action, error),
         };

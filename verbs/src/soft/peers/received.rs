@@ -11,7 +11,7 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use rustix::net::Shutdown;
 
 use crate::memfd;
-use crate::soft::forked::Origin;
+use crate::soft::forked::{self, Origin};
 
 /// Most descriptors that wait to be closed. The bounds on connections keep their number far below.
 const WAITING: usize = 8192;
@@ -28,6 +28,7 @@ pub(crate) struct Received {
 
 impl Received {
     pub(crate) fn new(descriptor: OwnedFd) -> Self {
+        forked::keep_from_children(&descriptor);
         Self { descriptor: Some(descriptor), origin: Origin::here().ok() }
     }
 }
@@ -42,7 +43,8 @@ impl AsFd for Received {
 impl Drop for Received {
     fn drop(&mut self) {
         let Some(descriptor) = self.descriptor.take() else { return };
-        // In a forked child the parent also holds the descriptor, so that this close is not the last one.
+        forked::leave_to_children(&descriptor);
+        // A forked child has another file in its place.
         if self.origin.is_some_and(Origin::is_forked) || memfd::is_memfd(&descriptor) {
             return;
         }
@@ -59,21 +61,26 @@ impl Drop for Received {
     }
 }
 
+/// A thread that closes descriptors: its queue, and its process.
+struct Closer {
+    sender: SyncSender<OwnedFd>,
+    origin: Origin,
+}
+
 /// Returns the queue of the thread that closes descriptors. `None` if the thread can't be started; descriptors are closed at once
 /// then.
 fn closer() -> Option<&'static SyncSender<OwnedFd>> {
     /// The threads of this process and of its parents, each with its process. A child that was forked starts its own.
-    static CLOSERS: [OnceLock<Option<(SyncSender<OwnedFd>, Origin)>>; GENERATIONS] =
-        [const { OnceLock::new() }; GENERATIONS];
+    static CLOSERS: [OnceLock<Option<Closer>>; GENERATIONS] = [const { OnceLock::new() }; GENERATIONS];
     CLOSERS.iter().find_map(|closer| {
         let closer = closer.get_or_init(|| {
             let origin = Origin::here().ok()?;
             let (sender, receiver) = sync_channel::<OwnedFd>(WAITING);
             let thread = std::thread::Builder::new().name("rdma-soft-close".into());
             thread.spawn(move || receiver.into_iter().for_each(drop)).ok()?;
-            Some((sender, origin))
+            Some(Closer { sender, origin })
         });
-        closer.as_ref().filter(|(_, origin)| !origin.is_forked()).map(|(sender, _)| sender)
+        closer.as_ref().filter(|closer| !closer.origin.is_forked()).map(|closer| &closer.sender)
     })
 }
 

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::soft::shared::mapping::{Mapping, Writers};
+use crate::soft::shared::mapping::Mapping;
 use crate::sync::lock;
 
 /// Most segments of one peer that this process maps.
@@ -52,7 +52,7 @@ impl Segments {
             );
             return false;
         }
-        match Mapping::import(fd, length, Writers::Maker) {
+        match Mapping::import(fd, length) {
             Ok(mapping) => {
                 MAPPED.fetch_add(1, Relaxed);
                 self.bytes.store(bytes, Relaxed);

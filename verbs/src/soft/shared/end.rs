@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use super::attention::Attention;
-use super::mapping::{Mapping, Writers};
+use super::mapping::Mapping;
 use super::platform::{Native, Shipping};
 use crate::CompletionStatus;
 
@@ -75,7 +75,7 @@ impl End {
 
     /// Creates our own end, with a ring of `ring` bytes. `nonce` and `key` are random.
     pub(crate) fn create(ring: u64, nonce: u64, key: u64) -> io::Result<(Self, OwnedFd)> {
-        let (mapping, fd) = Mapping::create(RING * 8 + ring as usize, Writers::Maker)?;
+        let (mapping, fd) = Mapping::create(RING * 8 + ring as usize)?;
         let end = Self { mapping, ring };
         end.word(NONCE).store(nonce, Release);
         end.word(KEY).store(key, Release);
@@ -86,7 +86,7 @@ impl End {
     /// Maps the peer's end for reading.
     pub(crate) fn import(fd: &impl AsFd, ring: u64) -> io::Result<Self> {
         let length = (RING * 8) as u64 + ring;
-        Ok(Self { mapping: Mapping::import(fd, length, Writers::Maker)?, ring })
+        Ok(Self { mapping: Mapping::import(fd, length)?, ring })
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
