@@ -130,7 +130,13 @@ impl State {
                 self.link.sends_completed(id.value);
                 self.protocol.handle_sends_completed(id.value);
             }
-            WorkKind::Read => self.protocol.handle_read_completed(ReadId(id.value)),
+            WorkKind::Read => {
+                let read = ReadId(id.value);
+                if let Some(block) = self.landings.get(&read) {
+                    counters.rendezvous_received_bytes.add(block.len() as u64);
+                }
+                self.protocol.handle_read_completed(read);
+            }
         }
         Ok(())
     }
