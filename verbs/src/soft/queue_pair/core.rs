@@ -316,6 +316,15 @@ impl Core {
         self.owe(connection, Debt::PROGRESS);
     }
 
+    /// Shows the peer all posted receives. Called before this end sends anything, because a message may promise them.
+    #[inline]
+    pub(super) fn show_receives(&self) {
+        let posted = self.posted.load(Acquire);
+        if posted > self.end.posted_word().load(Relaxed) {
+            self.end.posted_word().fetch_max(posted, Release);
+        }
+    }
+
     /// Shows the peer this end's progress. Several threads may do this at a time.
     fn show_progress(&self) {
         self.end.taken_word().fetch_max(self.taken.load(Acquire), Release);
