@@ -281,13 +281,16 @@ impl Core {
         self.owe(connection, debt);
     }
 
-    /// Notes that this end has carried out the peer's records up to the position `taken`.
+    /// Notes that this end has carried out the peer's records up to the position `taken`. `awaited`: the peer waits for one of them.
     #[inline]
-    pub(super) fn took(&self, connection: &Connection, taken: u64) {
+    pub(super) fn took(&self, connection: &Connection, taken: u64, awaited: bool) {
         // SYNC: pairs with `show_progress`, which another thread may run: it shows the position after this thread's copies.
         self.taken.store(taken, Release);
         let shown = self.end.taken_word().load(Relaxed);
-        self.progressed(connection, taken.saturating_sub(shown) >= connection.end.ring_bytes() / 8);
+        self.progressed(
+            connection,
+            awaited || taken.saturating_sub(shown) >= connection.end.ring_bytes() / 8,
+        );
     }
 
     /// Notes that `posted` receives were posted so far, of which messages have taken `used`.

@@ -384,6 +384,7 @@ impl SendQueue {
                 flags: Flags::default()
                     .with_if(Flags::FIRST, first)
                     .with_if(Flags::LAST, last)
+                    .with_if(Flags::AWAITED, last && request.signaled)
                     .with_if(Flags::IMMEDIATE, target.immediate.is_some()),
                 length: chunk as u32,
                 immediate: target.immediate.unwrap_or(0),
@@ -439,6 +440,7 @@ impl SendQueue {
             flags: Flags::FIRST
                 .with(Flags::LAST)
                 .with(Flags::PULL)
+                .with(Flags::AWAITED)
                 .with_if(Flags::IMMEDIATE, target.immediate.is_some()),
             length: length as u32,
             immediate: target.immediate.unwrap_or(0),

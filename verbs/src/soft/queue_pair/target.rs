@@ -231,7 +231,7 @@ impl Target {
         output: &mut Output<'_, '_>,
     ) -> bool {
         let Some(mut reader) = state.reader.take() else { return false };
-        let (mut bytes, mut records, mut more) = (0, 0, false);
+        let (mut bytes, mut records, mut more, mut awaited) = (0, 0, false, false);
         while !self.core.is_closed() {
             if bytes >= VISIT_BYTES || records >= VISIT_RECORDS || output.is_full(state, &self.core) {
                 more = true;
@@ -243,6 +243,7 @@ impl Target {
                     Some(record) => {
                         reader.advance(&record);
                         records += 1;
+                        awaited = true;
                     }
                     None => more = true,
                 })
@@ -254,6 +255,7 @@ impl Target {
                         if result.is_ok() && state.pull.is_none() {
                             reader.advance(&record);
                             records += 1;
+                            awaited |= record.header.flags.contains(Flags::AWAITED);
                             bytes += u64::from(record.header.length);
                         }
                         result
@@ -263,14 +265,17 @@ impl Target {
             };
             if let Err(fault) = result {
                 // The records before this one were carried out.
-                self.core.took(connection, reader.position());
+                self.core.took(connection, reader.position(), false);
                 self.fail(state, at, fault, output);
             } else {
                 // The peer may write the next records meanwhile.
-                self.core.took(connection, reader.position());
+                self.core.took(connection, reader.position(), false);
             }
         }
         self.look_for_record_of(&reader);
+        if awaited {
+            self.core.took(connection, reader.position(), true);
+        }
         if !state.served.is_empty() && !self.core.has_failed() {
             self.serve(state, connection, sends);
         }

@@ -80,8 +80,10 @@ impl Flags {
     pub const LAST: Self = Self(4);
     /// The payload is a list of places in memory of the writer, from which the target takes the bytes.
     pub const PULL: Self = Self(8);
+    /// The writer waits for the end of the message. The target shows its progress at once.
+    pub const AWAITED: Self = Self(16);
 
-    const ALL: u8 = 15;
+    const ALL: u8 = 31;
 
     /// Returns whether all of `other` are set.
     pub fn contains(self, other: Self) -> bool {
