@@ -166,8 +166,8 @@
 //!   [`Pool::for_sending`](tonic_rdma_verbs::memory::Pool::for_sending) return registered memory.
 //! - A receiver that reads a static slot copies the bytes through the first-level cache ([`Arrived::for_each_piece`]), because
 //!   the peer could change them.
-//! - The software device copies on the processor that sends. The thread that posts a request is busy until the request is
-//!   done, so requests are cut at [`DeviceBuilder::max_request_bytes`].
+//! - The software device copies on the processor that receives: in a poll, or in a look at a slot. If no thread does either, the
+//!   device's own thread copies after 4 to 8 ms. Requests are cut at [`DeviceBuilder::max_request_bytes`].
 //!
 //! # Limits
 //!

@@ -85,10 +85,9 @@
 //!    └─────────────────┴──── to_error, or a fatal completion┴──▶ Error
 //! ```
 //!
-//! Calls return at once, with three exceptions. [`QueuePair::to_rtr`] waits for the peer's device, which may take a second.
-//! Dropping a region or a queue pair waits until a peer has finished its operation on the memory; this takes microseconds, and
-//! at most a second. On the software device, the first request that uses a shared memory of the peer asks the peer's device
-//! for that memory, and waits for the answer. The crate knows no protocol and no async executor.
+//! Calls return at once, with one exception: [`QueuePair::to_rtr`] waits for the peer's device, which may take some seconds. No
+//! drop waits for a peer. On the software device, dropping a region or a queue pair waits for threads of this process that are
+//! copying; this takes microseconds. The crate knows no protocol and no async executor.
 //!
 //! # Memory
 //! A device and its peers may write to registered memory at any time. [`HostMemory`] therefore never lends out its bytes; it

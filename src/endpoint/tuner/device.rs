@@ -107,9 +107,9 @@ impl DeviceTuner {
     }
 }
 
-/// Returns the threshold for devices that were not measured. The software device copies an eager message once, straight into
-/// the peer's receive buffer. It copies a rendezvous twice, and needs a message to the peer first, so rendezvous never pays
-/// there. Other devices copy into registered memory in both modes, and a rendezvous takes fewer messages.
+/// Returns the threshold for devices that were not measured. The software device copies an eager message twice, in
+/// pieces that stay in the caches. It copies a rendezvous twice, too, and needs a message to the peer first, so rendezvous never
+/// pays there. Other devices copy into registered memory in both modes, and a rendezvous takes fewer messages.
 fn default_threshold(provider: &str) -> usize {
     const OTHERS: usize = 64 * 1024;
     if provider == "soft" { NEVER } else { OTHERS }

@@ -67,9 +67,7 @@ impl DeviceBuilder {
         self
     }
 
-    /// Sets the length of the longest request in bytes, from 4 KiB to 2 GiB; longer operations are cut. Default: 64 MiB. On
-    /// the software device the thread that posts a request also copies its bytes, and other work of that thread waits until
-    /// the copy has ended.
+    /// Sets the length of the longest request in bytes, from 4 KiB to 2 GiB; longer operations are cut. Default: 64 MiB.
     pub fn max_request_bytes(mut self, bytes: u64) -> Self {
         self.settings.max_request_bytes = bytes;
         self

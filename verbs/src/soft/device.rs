@@ -158,7 +158,7 @@ impl Device {
         Ok(key)
     }
 
-    /// Frees the table entry of `key`. The caller has checked that no section uses the entry any more.
+    /// Frees the table entry of `key`. No thread of this process uses the region any more.
     pub(super) fn release_key(&self, key: u32) {
         lock(&self.keys).free.push_back(key % REGIONS);
     }
