@@ -4,6 +4,10 @@
 //! cargo bench --bench soft_device                              # all benches, by divan
 //! cargo bench --bench soft_device -- latency Write             # benches with these words in their names
 //! cargo bench --bench soft_device -- perf write 64 1000000     # one figure, measured as by `ucx_perftest` (`perf`)
+//!
+//! # The other process in namespaces of its own, as in another container:
+//! SOFT_DEVICE_PEER="unshare --user --map-root-user --net --ipc --mount --pid --fork" \
+//!     RDMA_SOFT_DIR=/run/rdma RDMA_SOFT_PEERS=any cargo bench --bench soft_device -- perf send 64 1000000
 //! ```
 //!
 //! Each bench runs two processes, each on its own core if there are two cores. The other process is this binary, started

@@ -10,6 +10,10 @@ use super::side::{Name, Opcode, Side, cores, pin, relax, set_cores};
 /// First argument of the other process.
 pub(crate) const ARGUMENT: &str = "peer";
 
+/// Variable with the words before the command of the other process, such as `unshare --user --net`. So the other process can run
+/// in namespaces of its own; `RDMA_SOFT_DIR` and `RDMA_SOFT_PEERS` then let the two find one another.
+const PREFIX: &str = "SOFT_DEVICE_PEER";
+
 /// The role of the other process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -40,7 +44,7 @@ impl Peer {
     /// Starts the other process, and connects `side` to it.
     pub(crate) fn start(role: Role, opcode: Opcode, length: usize, side: &mut Side) -> Self {
         let cores: Vec<String> = cores().iter().map(usize::to_string).collect();
-        let mut process = Command::new(std::env::current_exe().unwrap())
+        let mut process = command()
             .args([ARGUMENT, role.name(), opcode.name(), &length.to_string(), &cores.join(",")])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -55,6 +59,17 @@ impl Peer {
         assert_eq!(line(), "connected");
         Self { process, input: Some(input) }
     }
+}
+
+/// Returns the command that starts this binary: directly, or by the words of the variable [`PREFIX`].
+fn command() -> Command {
+    let binary = std::env::current_exe().unwrap();
+    let prefix = std::env::var(PREFIX).unwrap_or_default();
+    let mut words = prefix.split_whitespace();
+    let Some(first) = words.next() else { return Command::new(binary) };
+    let mut command = Command::new(first);
+    command.args(words).arg(binary);
+    command
 }
 
 impl Drop for Peer {
