@@ -84,7 +84,7 @@ const ERROR: u8 = 4;
 
 /// Returns the bytes of the ring of a queue pair with this capacity: four inline messages and more.
 fn ring_bytes(capacity: &QueuePairCapacity) -> u64 {
-    const SMALL: u64 = 64 << 10;
+    const SMALL: u64 = 256 << 10;
     const LARGE: u64 = 512 << 10;
     (4 * u64::from(capacity.inline)).next_power_of_two().clamp(SMALL, LARGE)
 }
