@@ -4,14 +4,19 @@ use std::any::Any;
 use std::fmt::{self, Debug};
 use std::sync::Arc;
 
+use super::sealed::Sealed;
 use super::{Access, PostError, QueuePairState, ReceiveRequest, SendRequest, VerbsError};
 
 /// A reliable connected (RC) queue pair (`struct ibv_qp`). Dropping the last reference destroys it; outstanding
 /// requests then get no completion.
 ///
+/// A queue pair that takes receives from a [shared receive queue](super::SharedReceiveQueue) goes to Error when it is dropped, and
+/// is destroyed up to a second later, when the receives that it had taken have completed. Until then the device may still
+/// read or write the memory of its outstanding requests, within their registrations.
+///
 /// Requests on the send queue run and complete in the order of posting. Later sends and writes may overtake an RDMA
 /// READ in execution, but not in completion.
-pub trait QueuePair: Any + Send + Sync + Debug {
+pub trait QueuePair: Sealed + Any + Send + Sync + Debug {
     /// Returns the number that completions carry; unique within the device.
     fn number(&self) -> QueuePairNumber;
 

@@ -88,7 +88,8 @@ impl Prepared {
             let work = queue_pair.peer_work();
             let registrations = LocalRegistrations::new(Arc::clone(&domain), Arc::clone(budget));
             let flights: InFlight<Token> = InFlight::new(queue_pair, registrations, limits);
-            let made = queue.add(|key| Port::new(flights, index, key, pool.clone()).map(Arc::new));
+            let places = capacity.send_requests + capacity.receive_requests;
+            let made = queue.add(places, |key| Port::new(flights, index, key, pool.clone()).map(Arc::new));
             let (key, port) = made.map_err(ChannelError::local)??;
             let pace = reactor.pace_of_callers().map(Mutex::new);
             let looks = AtomicU32::new(0);

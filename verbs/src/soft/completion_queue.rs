@@ -261,9 +261,14 @@ impl Queue {
     }
 }
 
+impl crate::sealed::Sealed for Queue {}
+
 impl CompletionQueue for Queue {
     #[inline]
     fn poll(&self, completions: &mut [WorkCompletion]) -> usize {
+        if self.device.is_forked() {
+            return 0;
+        }
         let mut members = lock(&self.members);
         let mut sink = Sink { completions, filled: 0 };
         // Every other poll takes sends first, so that neither sends nor receives starve.
@@ -276,16 +281,20 @@ impl CompletionQueue for Queue {
     }
 
     fn arm(&self) -> Result<(), VerbsError> {
+        if self.device.is_forked() {
+            return Ok(());
+        }
         let members = lock(&self.members);
         self.armed.store(true, Relaxed);
-        // SYNC: pairs with the fence of a thread that posts a request: see `SendQueue::after`.
-        fence(SeqCst);
         members.list.iter().for_each(|member| member.source.ask_for_events(member.role));
         Attention::fence::<Native, Shipping>();
         Ok(())
     }
 
     fn disarm(&self) {
+        if self.device.is_forked() {
+            return;
+        }
         let members = lock(&self.members);
         self.stop_asking(&members);
     }
@@ -295,7 +304,8 @@ impl CompletionQueue for Queue {
     }
 
     fn acknowledge_events(&self) {
-        if self.events.take() {
+        // The child has the sockets of its parent, and would take the events of the parent.
+        if !self.device.is_forked() && self.events.take() {
             // The event that the queue was armed for has come. The next poll of each queue pair takes its requests for events back.
             self.armed.store(false, Relaxed);
         }

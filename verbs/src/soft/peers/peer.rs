@@ -4,8 +4,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::mem::ManuallyDrop;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, Weak};
@@ -19,6 +18,7 @@ use super::local::LocalQueuePair;
 use super::message::{self, Answer, EndAnswer, Object, Request};
 use super::offers::{Offer, Offers};
 use super::policy::Policy;
+use super::received::Received;
 use super::service::Service;
 use super::sockets::Sockets;
 use crate::host_memory::MemoryUser;
@@ -37,16 +37,17 @@ pub(crate) struct Peer {
     /// The peer's process number, as the kernel states it.
     process: i32,
     level: Level,
+    /// Whether the peer runs as our user.
+    same_user: bool,
     dead: AtomicBool,
     /// Taken when this value is dropped.
-    socket: ManuallyDrop<OwnedFd>,
+    socket: Option<Received>,
     /// Number of the last request. Locked while a request is under way.
     sequence: Mutex<u64>,
     table: Mutex<HashMap<u64, Weak<RegionTable>>>,
     event_sockets: Mutex<HashMap<u64, Weak<EventSocket>>>,
-    /// The segments that this process offers to the peer, and the queue pair of the peer that the last offer named.
+    /// The segments that this process offers to the peer.
     offers: Offers,
-    offered_to: Mutex<Option<Address>>,
     service: Weak<Service>,
     /// Queue pairs that move to Error when the peer dies.
     users: Mutex<HashMap<u32, Weak<dyn LocalQueuePair>>>,
@@ -60,25 +61,26 @@ impl Peer {
         service: &Arc<Service>,
     ) -> Result<Self, VerbsError> {
         let fd = sockets.connect(device)?;
-        let Identity { process, level, .. } = check_owner(&fd, policy)?;
+        let Identity { process, level, same_user, .. } = check_owner(&fd, policy)?;
         Ok(Self {
             process,
             level,
+            same_user,
             dead: AtomicBool::new(false),
-            socket: ManuallyDrop::new(fd),
+            socket: Some(Received::new(fd)),
             sequence: Mutex::new(0),
             table: Mutex::default(),
             event_sockets: Mutex::default(),
             offers: Offers::default(),
-            offered_to: Mutex::default(),
             service: Arc::downgrade(service),
             users: Mutex::default(),
         })
     }
 
     /// Returns the socket. A hang-up of the socket means that the peer died.
-    pub(crate) fn socket(&self) -> &OwnedFd {
-        &self.socket
+    pub(crate) fn socket(&self) -> &Received {
+        // Only `drop` takes the socket.
+        self.socket.as_ref().unwrap_or_else(|| unreachable!())
     }
 
     pub(crate) fn process(&self) -> i32 {
@@ -162,7 +164,6 @@ impl Peer {
         if new {
             let user: Weak<dyn MemoryUser> = Arc::downgrade(self) as Weak<dyn MemoryUser>;
             memory.add_user(user);
-            *lock(&self.offered_to) = Some(*address);
         }
         if offer.is_due() {
             let object = Object::Offer { id: memory.id(), length: memory.len() as u64 };
@@ -189,7 +190,7 @@ impl Peer {
         fd: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
         let request = Request { sequence: 0, number: address.number, token: address.token, object };
-        message::send_request(&*self.socket, &request, fd)
+        message::send_request(self.socket(), &request, fd)
     }
 
     /// Sends one request and waits for its answer.
@@ -198,10 +199,16 @@ impl Peer {
         address: &Address,
         object: Object,
         action: &'static str,
-    ) -> Result<(Answer, Vec<OwnedFd>), VerbsError> {
+    ) -> Result<(Answer, Vec<Received>), VerbsError> {
         let os = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                VerbsError::Unreachable("the peer's process has ended".into())
+                VerbsError::Unreachable(if self.same_user {
+                    "the peer's process has ended".into()
+                } else {
+                    "the peer's process runs as another user, and does not let this one in, or has ended: set \
+                     RDMA_SOFT_PEERS=any at both ends"
+                        .into()
+                })
             }
             _ => VerbsError::os(action, error),
         };
@@ -210,10 +217,10 @@ impl Peer {
         *last += 1;
         let sequence = *last;
         let request = Request { sequence, number: address.number, token: address.token, object };
-        message::send_request(&*self.socket, &request, None).map_err(os)?;
+        message::send_request(self.socket(), &request, None).map_err(os)?;
         loop {
-            wait_readable(&self.socket, deadline).map_err(os)?;
-            let (reply, fds) = message::receive_reply(&*self.socket).map_err(os)?;
+            wait_readable(self.socket(), deadline).map_err(os)?;
+            let (reply, fds) = message::receive_reply(self.socket()).map_err(os)?;
             if reply.sequence == sequence {
                 return Ok((reply.answer, fds));
             }
@@ -223,10 +230,12 @@ impl Peer {
 
 impl MemoryUser for Peer {
     fn memory_is_gone(&self, id: u64) {
-        let address = *lock(&self.offered_to);
-        if self.offers.withdraw(id)
-            && let Some(address) = address
-        {
+        if !self.offers.withdraw(id) {
+            return;
+        }
+        // Any connection to the peer will do: the one that the offer named may be gone.
+        let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
+        if let Some(address) = users.iter().find_map(|user| user.peer_address()) {
             // If the socket is full, the peer keeps the segment until this process leaves.
             let _ = self.say(&address, Object::Withdraw { id }, None);
         }
@@ -235,19 +244,19 @@ impl MemoryUser for Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // SAFETY: the socket is taken once, here, and not used afterwards.
-        let socket = unsafe { ManuallyDrop::take(&mut self.socket) };
+        let Some(socket) = self.socket.take() else { return };
         let charges = self.offers.charges();
-        let address = *lock(&self.offered_to);
-        if let (Some(service), Some(address)) = (self.service.upgrade(), address)
+        if let Some(service) = self.service.upgrade()
             && !charges.is_empty()
             && !self.is_dead()
         {
-            let request =
-                Request { sequence: 0, number: address.number, token: address.token, object: Object::Leave };
-            if message::send_request(&socket, &request, None).is_ok() {
-                service.keep_until_unmapped(socket, charges);
+            // The request is about all segments, so it names no queue pair.
+            let request = Request { sequence: 0, number: 0, token: 0, object: Object::Leave };
+            if message::send_request(&socket, &request, None).is_err() {
+                // The socket is full. The peer finds its end, and closes its own.
+                let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Write);
             }
+            service.keep_until_unmapped(socket, charges);
         }
     }
 }
@@ -277,7 +286,7 @@ fn missing() -> VerbsError {
 }
 
 /// Returns the process at the other end of the socket. Fails if `policy` does not let it in.
-pub(crate) fn check_owner(fd: &OwnedFd, policy: Policy) -> Result<Identity, VerbsError> {
+pub(crate) fn check_owner(fd: &impl AsFd, policy: Policy) -> Result<Identity, VerbsError> {
     let identity =
         Identity::of(fd).map_err(|error| VerbsError::os("asking for the peer's process", error))?;
     policy.admit(&identity)?;
@@ -285,14 +294,15 @@ pub(crate) fn check_owner(fd: &OwnedFd, policy: Policy) -> Result<Identity, Verb
     Ok(identity)
 }
 
-fn wait_readable(fd: &OwnedFd, deadline: Instant) -> io::Result<()> {
+fn wait_readable(fd: &impl AsFd, deadline: Instant) -> io::Result<()> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
+        // Checked first, because a peer may send other replies without end.
+        if left.is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the peer's device did not answer"));
+        }
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) };
         match rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) if left.is_zero() => {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "the peer's device did not answer"));
-            }
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
             Ok(_) => return Ok(()),
             Err(error) => return Err(error.into()),

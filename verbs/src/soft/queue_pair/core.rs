@@ -2,12 +2,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, fence};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 use super::Pair;
-use super::connection::Connection;
+use super::connection::{Connection, Debt};
 use crate::random::random;
 use crate::soft::completion_queue::{CompletionSource, Queue, Role};
 use crate::soft::domain::Domain;
@@ -45,6 +46,11 @@ pub(crate) struct Core {
     connection: OnceLock<Connection>,
     /// The peer's memory that this process has mapped. Set when the peer takes our end.
     segments: OnceLock<Arc<Segments>>,
+    debt: Debt,
+    /// The position up to which this end has carried out the peer's records, and the number of receives posted. The end shows
+    /// them later: see [`progressed`](Self::progressed).
+    taken: AtomicU64,
+    posted: AtomicU64,
     /// The position in our ring up to which records are published. Written with the send queue locked.
     pub(crate) published: AtomicU64,
     /// Whether the device's thread guards the records of this queue pair.
@@ -90,8 +96,8 @@ impl Core {
         capacity: &QueuePairCapacity,
     ) -> Result<Arc<Self>, VerbsError> {
         let os = |error| VerbsError::os("creating a queue pair", error);
-        let (token, nonce) = (random().map_err(os)?, random().map_err(os)?);
-        let (end, fd) = End::create(ring_bytes(capacity), nonce).map_err(os)?;
+        let (token, nonce, key) = (random().map_err(os)?, random().map_err(os)?, random().map_err(os)?);
+        let (end, fd) = End::create(ring_bytes(capacity), nonce, key).map_err(os)?;
         let send_slot = send_queue.reserve()?;
         let receive_slot = if Arc::ptr_eq(&send_queue, &receive_queue) {
             send_slot
@@ -116,6 +122,9 @@ impl Core {
             settings: OnceLock::new(),
             connection: OnceLock::new(),
             segments: OnceLock::new(),
+            debt: Debt::default(),
+            taken: AtomicU64::new(0),
+            posted: AtomicU64::new(0),
             published: AtomicU64::new(0),
             guarded: AtomicBool::new(false),
             guard: Mutex::default(),
@@ -153,6 +162,12 @@ impl Core {
     /// Returns the peer's segment `id`, if this process has mapped it.
     pub(super) fn segment(&self, id: u64) -> Option<Weak<Mapping>> {
         self.segments.get()?.find(id)
+    }
+
+    /// Returns the peer's memory that this process has mapped, once the peer has taken this end.
+    #[cfg(test)]
+    pub(crate) fn segments(&self) -> Option<&Arc<Segments>> {
+        self.segments.get()
     }
 
     /// Returns the settings given to [`to_rts`](Self::to_rts).
@@ -201,7 +216,11 @@ impl Core {
 
     /// Moves to Error. The next poll flushes the outstanding requests. This function neither waits nor locks.
     pub(crate) fn fail(&self) {
+        if self.domain.device().is_forked() {
+            return;
+        }
         if self.state.swap(ERROR, SeqCst) != ERROR {
+            self.show_progress();
             self.end.advance(EndState::Ended);
             self.notify();
             if let Some(connection) = self.connection() {
@@ -217,6 +236,7 @@ impl Core {
 
     /// Moves to Error because this end refuses a record of the peer, and tells the peer why.
     pub(crate) fn refuse(&self, failure: Failure) {
+        self.show_progress();
         if self.state.load(SeqCst) != ERROR {
             self.end.report(failure);
         }
@@ -228,6 +248,86 @@ impl Core {
         self.send_queue.notify();
         if !Arc::ptr_eq(&self.send_queue, &self.receive_queue) {
             self.receive_queue.notify();
+        }
+    }
+
+    /// Tells the peer of new records; `debt` is their kind.
+    #[inline]
+    pub(super) fn announce_news(&self, connection: &Connection, debt: u8) {
+        connection.announce_news(debt);
+        self.owe(connection, debt);
+    }
+
+    /// Notes that this end has carried out the peer's records up to the position `taken`.
+    #[inline]
+    pub(super) fn took(&self, connection: &Connection, taken: u64) {
+        // SYNC: pairs with `show_progress`, which another thread may run: it shows the position after this thread's copies.
+        self.taken.store(taken, Release);
+        let shown = self.end.taken_word().load(Relaxed);
+        self.progressed(connection, taken.saturating_sub(shown) >= connection.end.ring_bytes() / 8);
+    }
+
+    /// Notes that `posted` receives were posted so far, of which messages have taken `used`.
+    #[inline]
+    pub(super) fn posted(&self, posted: u64, used: u64) {
+        self.posted.store(posted, Release);
+        match self.connection() {
+            Some(connection) => {
+                // The receives that the peer knows of, and has not used as far as this end knows.
+                let known = self.end.posted_word().load(Relaxed).saturating_sub(used);
+                self.progressed(connection, known < u64::from(self.capacity.receive_requests / 2));
+            }
+            None => self.show_progress(),
+        }
+    }
+
+    /// Tells the peer of this end's progress: now, if the peer waits for it or it is `much`, and otherwise with the next poll that
+    /// finds nothing else to do. So an answer to the peer's message does not wait for the cache line with the progress.
+    #[inline]
+    fn progressed(&self, connection: &Connection, much: bool) {
+        if much || connection.awaits_progress() || self.receive_queue.is_armed() || self.send_queue.is_armed()
+        {
+            self.show_progress();
+            connection.announce_progress();
+        }
+        self.owe(connection, Debt::PROGRESS);
+    }
+
+    /// Shows the peer this end's progress. Several threads may do this at a time.
+    fn show_progress(&self) {
+        self.end.taken_word().fetch_max(self.taken.load(Acquire), Release);
+        self.end.posted_word().fetch_max(self.posted.load(Acquire), Release);
+    }
+
+    /// Leaves the look with a fence to the next poll; makes it now if the poller sleeps.
+    #[inline]
+    fn owe(&self, connection: &Connection, debt: u8) {
+        if self.receive_queue.is_armed() || self.send_queue.is_armed() {
+            connection.settle(debt);
+        } else {
+            self.debt.add(debt);
+        }
+    }
+
+    /// Returns whether this end owes the peer a look.
+    #[inline]
+    pub(super) fn owes(&self) -> bool {
+        self.debt.is_any()
+    }
+
+    /// Makes the looks that this end owes.
+    #[cold]
+    pub(super) fn settle(&self) {
+        let debt = self.debt.take();
+        if debt & Debt::PROGRESS != 0 {
+            self.show_progress();
+        }
+        if let Some(connection) = self.connection() {
+            connection.settle(debt);
+        }
+        // SYNC: after the fence of `settle`: either the guard that ends sees the records, or this thread sees that it has ended.
+        if debt & (Debt::NEWS | Debt::WRITES) != 0 {
+            self.guard();
         }
     }
 
@@ -256,10 +356,11 @@ impl Core {
     }
 
     /// Looks whether the peer takes our records. Returns false when there is nothing to guard any more.
-    pub(crate) fn look_after_records(&self) -> bool {
+    pub(crate) fn look_after_records(&self, unseen_progress: bool) -> bool {
         /// Looks without a record, after which the guard ends.
         const IDLE: u32 = 256;
         let Some(connection) = self.connection() else { return false };
+        self.settle();
         let published = self.published.load(SeqCst);
         let taken = connection.end.taken_word().load(SeqCst);
         let mut guard = lock(&self.guard);
@@ -271,6 +372,9 @@ impl Core {
         drop(guard);
         if done {
             self.guarded.store(false, Relaxed);
+            // SYNC: pairs with the fence of `settle`: either this thread sees the record, or the thread that published
+            // the record sees that nothing guards it.
+            fence(SeqCst);
             // A record that was published before the store is guarded by the next record, or by the poll of its sender.
             return !ended && self.published.load(SeqCst) != taken && {
                 self.guarded.store(true, Relaxed);
@@ -279,6 +383,8 @@ impl Core {
         }
         if stuck {
             connection.poke();
+        } else if unseen_progress {
+            self.notify();
         }
         true
     }
@@ -333,7 +439,7 @@ impl Core {
         self.end.advance(EndState::Ready);
         if let (Some(connection), Some(pair)) = (self.connection(), self.pair.get().and_then(Weak::upgrade)) {
             connection.peer.add_user(pair);
-            connection.announce_progress();
+            connection.settle(Debt::PROGRESS);
         }
         // The peer may have sent records before this end was connected.
         self.notify();
@@ -366,6 +472,7 @@ impl Core {
     /// Moves to Error without a word to the peer. No thread takes another record of the peer.
     pub(super) fn end(&self) {
         self.state.store(ERROR, SeqCst);
+        self.show_progress();
         self.end.advance(EndState::Ended);
     }
 

@@ -21,6 +21,7 @@ use self::target::{Output, Target};
 use super::completion_queue::{CompletionSource, Queue, Role, Sink};
 use super::device::Device;
 use super::domain::Domain;
+use super::peers::address::Address;
 use super::peers::local::{ClientMemory, LocalQueuePair, SendAnswer};
 use super::peers::message::Object;
 use super::shared::attention::Attention;
@@ -95,14 +96,24 @@ impl Pair {
     pub(super) fn number(&self) -> u32 {
         self.core.number()
     }
+
+    /// Returns the common part of the two queues.
+    #[cfg(test)]
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
 }
 
 impl CompletionSource for Pair {
     #[inline]
     fn has_news(&self, role: Role) -> bool {
-        (role.receives && self.target.has_news())
+        let news = (role.receives && self.target.has_news())
             || (role.sends && self.sends.has_news())
-            || (self.core.peer_is_gone() && !self.core.has_failed())
+            || (self.core.peer_is_gone() && !self.core.has_failed());
+        if !news && self.core.owes() {
+            self.core.settle();
+        }
+        news
     }
 
     fn visit(&self, role: Role, receives_first: bool, sink: &mut Sink<'_>) -> bool {
@@ -131,6 +142,9 @@ impl CompletionSource for Pair {
             let looked_after = self.looked_after.load(Relaxed);
             self.core.want(if looked_after { Attention::NEWS } else { ALL_NEWS });
         }
+        if self.core.owes() {
+            self.core.settle();
+        }
         if role.sends && self.sends.wants_progress() {
             self.core.want(Attention::PROGRESS);
         }
@@ -158,6 +172,11 @@ impl LocalQueuePair for Pair {
 
     fn token(&self) -> u64 {
         self.core.token()
+    }
+
+    fn peer_address(&self) -> Option<Address> {
+        let connection = self.core.connection()?;
+        (!self.core.peer_has_ended()).then_some(connection.address)
     }
 
     fn grant(
@@ -197,12 +216,16 @@ impl LocalQueuePair for Pair {
         if self.sends.has_waiting() {
             self.sends.run_waiting();
         }
+        self.core.settle();
         self.core.notify();
         more
     }
 
     fn look_after(&self) -> bool {
-        self.core.look_after_records()
+        if self.sends.has_waiting() {
+            self.sends.run_waiting();
+        }
+        self.core.look_after_records(self.sends.has_unseen_progress())
     }
 
     fn fail(&self) {
@@ -214,9 +237,14 @@ impl PeerWork for Pair {
     #[inline]
     fn progress(&self) -> bool {
         if !self.target.has_record() {
+            if self.core.owes() {
+                self.core.settle();
+            }
             return false;
         }
         self.target.visit(&self.sends, &mut Output::Keep);
+        // SYNC: the caller looks for threads that wait for the stored words.
+        fence(SeqCst);
         if self.target.is_busy() {
             // Completions, or more work.
             self.core.notify();
@@ -261,6 +289,8 @@ impl Drop for Handle {
         self.0.sends.forget();
     }
 }
+
+impl crate::sealed::Sealed for Handle {}
 
 impl QueuePair for Handle {
     fn number(&self) -> QueuePairNumber {

@@ -2,21 +2,22 @@
 //! receive posted, or if the peer is not connected yet. All later requests then wait, too.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::connection::Connection;
+use super::connection::{Connection, Debt};
 use super::core::Core;
 use super::outstanding::{Outstanding, Progress, Reading};
 use super::pulls::{PlaceList, Pulls};
 use super::source::{self, Local};
 use super::waiting::Waiting;
 use crate::soft::completion_queue::Sink;
+use crate::soft::limits::MAX_READS;
 use crate::soft::shared::attention::Attention;
 use crate::soft::shared::end::{EndState, Writer};
 use crate::soft::shared::platform::{Native, Shipping};
-use crate::soft::shared::ring::{Flags, Header, Kind};
+use crate::soft::shared::ring::{Flags, Header, Kind, Place};
 use crate::sync::lock;
 use crate::{
     Access, CompletionOpcode, CompletionStatus, LocalSegment, Operation, PathSettings, Payload, PostError,
@@ -39,6 +40,10 @@ pub(super) struct SendQueue {
     pending: AtomicUsize,
     /// Number of requests whose progress a sleeping poller waits for: those that are signalled, and those that wait.
     awaited: AtomicUsize,
+    /// The position that the peer had taken at the last poll.
+    seen: AtomicU64,
+    /// Whether a request has ended without the peer: it failed, or was a READ that is complete.
+    ended: AtomicBool,
     /// Number of requests that wait. A poll that finds 0 here does not try them.
     waiting: AtomicUsize,
 }
@@ -90,7 +95,7 @@ enum Wait {
 impl SendQueue {
     pub(super) fn new(core: &Arc<Core>) -> Self {
         let state = SendState {
-            writer: Writer::new(core.end.ring_bytes()),
+            writer: Writer::new(core.end.ring_bytes(), core.end.key()),
             posted: 0,
             freed: 0,
             unsignaled: 0,
@@ -109,13 +114,30 @@ impl SendQueue {
             unannounced_news: false,
         };
         let [pending, awaited, waiting] = [const { AtomicUsize::new(0) }; 3];
-        Self { core: Arc::clone(core), state: Mutex::new(state), pending, awaited, waiting }
+        let (seen, ended) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self { core: Arc::clone(core), state: Mutex::new(state), pending, awaited, seen, ended, waiting }
     }
 
-    /// Returns whether a poll may have something to do.
+    /// Returns whether a poll may have something to do. Takes no lock.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
-        self.pending.load(Relaxed) != 0
+        let pending = self.pending.load(Relaxed);
+        pending != 0 && self.has_progress(pending)
+    }
+
+    #[inline]
+    fn has_progress(&self, pending: usize) -> bool {
+        // Requests without a completion are forgotten when there are many, or together with the next one that has a completion.
+        let many = pending > self.core.capacity.send_requests as usize / 2;
+        (many || self.awaited.load(Relaxed) != 0)
+            && self
+                .core
+                .connection()
+                .is_none_or(|connection| connection.end.taken_word().load(Relaxed) != self.seen.load(Relaxed))
+            || self.waiting.load(Relaxed) != 0
+            || self.ended.load(Relaxed)
+            || self.core.has_failed()
+            || self.core.peer_has_ended()
     }
 
     /// Returns whether requests wait.
@@ -123,9 +145,20 @@ impl SendQueue {
         self.waiting.load(SeqCst) != 0
     }
 
-    /// Returns whether an event is wanted when the peer makes progress.
+    /// Returns whether the peer has made progress that a poller waits for and has not seen.
+    pub(super) fn has_unseen_progress(&self) -> bool {
+        self.awaited.load(Relaxed) != 0
+            && self.core.connection().is_some_and(|connection| {
+                connection.end.taken_word().load(Relaxed) != self.seen.load(Relaxed)
+            })
+    }
+
+    /// Returns whether an event is wanted when the peer makes progress. The caller has armed the queue before.
     pub(super) fn wants_progress(&self) -> bool {
-        self.awaited.load(SeqCst) != 0
+        // SYNC: a thread that posts holds the lock while it counts its requests and looks whether the queue is armed. So either
+        // this thread sees its requests, or that thread sees that the queue is armed.
+        drop(self.lock());
+        self.awaited.load(Relaxed) != 0
     }
 
     /// Locks the state.
@@ -152,6 +185,10 @@ impl SendQueue {
             self.post_one(&mut queue, request);
         }
         self.after(&mut queue);
+        if !queue.waiting.is_empty() {
+            // SYNC: after the store of `awaited`. The poller may sleep; it asks for an event when it arms its queue again.
+            self.core.send_queue.notify();
+        }
         result
     }
 
@@ -178,14 +215,13 @@ impl SendQueue {
         if std::mem::take(&mut queue.unannounced) {
             self.core.published.store(queue.writer.head(), Relaxed);
             if let Some(connection) = self.core.connection() {
-                connection.announce_news(!std::mem::take(&mut queue.unannounced_news));
+                let news = std::mem::take(&mut queue.unannounced_news);
+                self.core.announce_news(connection, if news { Debt::NEWS } else { Debt::WRITES });
             }
             self.core.guard();
-            // SYNC: `announce_news` has a fence. Either this thread sees that the queue is armed, or the thread that arms the
-            // queue sees the request in `awaited`.
-            if queue.signaled > 0 && self.core.send_queue.is_armed() {
-                self.ask_for_progress(queue);
-            }
+        }
+        if queue.signaled + queue.waiting.len() > 0 && self.core.send_queue.is_armed() {
+            self.ask_for_progress(queue);
         }
     }
 
@@ -249,6 +285,7 @@ impl SendQueue {
         let first = queue.waiting.is_empty();
         queue.waiting.push_back(Waiting::new(request, done));
         self.waiting.store(queue.waiting.len(), SeqCst);
+        self.core.guard();
         if first {
             self.core.want(Attention::STUCK);
             Attention::fence::<Native, Shipping>();
@@ -322,7 +359,13 @@ impl SendQueue {
                 // SAFETY:
                 // - `to` is in the ring of our own end, which only this thread writes while the send queue is locked; and
                 // - the segments were checked above, with the send queue locked.
-                unsafe { data.copy_out(*done, chunk, to) };
+                unsafe {
+                    let first = chunk.min(Place::WITH_TAG);
+                    if chunk > first {
+                        data.copy_out(*done + first, chunk - first, to.wrapping_add(first as usize));
+                    }
+                    data.copy_out(*done, first, to);
+                }
             }
             *done += chunk;
             let last = *done == total;
@@ -357,7 +400,7 @@ impl SendQueue {
                 });
                 return Ok(());
             }
-            connection.announce_news(!takes_receive);
+            self.core.announce_news(connection, if takes_receive { Debt::NEWS } else { Debt::WRITES });
         }
     }
 
@@ -462,9 +505,10 @@ impl SendQueue {
                 signaled: request.signaled,
                 progress: Progress::Read,
             });
+            self.ended.store(true, Relaxed);
             return Ok(());
         }
-        if self.chunk(queue, connection, 0).is_none() {
+        if queue.reading.len() >= MAX_READS || self.chunk(queue, connection, 0).is_none() {
             return Err(Wait::Room);
         }
         let Some(place) = queue.writer.reserve(self.core.end.ring(), 0) else { return Err(Wait::Room) };
@@ -501,6 +545,7 @@ impl SendQueue {
             progress: status.map_or(Progress::Flushed, Progress::Failed),
         });
         queue.stopped = true;
+        self.ended.store(true, Relaxed);
         // The poll that takes the failure moves the queue pair to Error. Until then the requests before it may still succeed.
         self.core.notify();
     }
@@ -584,7 +629,12 @@ impl SendQueue {
     /// Carries out waiting requests, and moves completions to `sink`. Returns true if `sink` has no room for all of them.
     pub(super) fn poll(&self, sink: &mut Sink<'_>) -> bool {
         let mut queue = self.lock();
+        self.ended.store(false, Relaxed);
         let more = self.take(&mut queue, sink);
+        self.seen.store(queue.writer.freed(), Relaxed);
+        if more {
+            self.ended.store(true, Relaxed);
+        }
         if !queue.waiting.is_empty() {
             self.run(&mut queue);
         }
@@ -700,6 +750,9 @@ impl SendQueue {
             Ok(complete) => {
                 if complete {
                     queue.finish_read();
+                    self.ended.store(true, Relaxed);
+                    // The poller of sends may sleep: it did not look since, or it is another one than that of the records.
+                    self.core.send_queue.notify();
                 }
                 true
             }
@@ -709,6 +762,7 @@ impl SendQueue {
                 {
                     first.progress = Progress::Failed(status);
                     queue.reading.pop_front();
+                    self.ended.store(true, Relaxed);
                 }
                 self.core.fail();
                 status != CompletionStatus::Fatal

@@ -10,11 +10,11 @@
 //! waits for every section (see [`link`](super::link)) that may have seen it valid, and only then frees the memory.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, fence};
 
-use super::mapping::{Mapping, Writers};
+use super::mapping::Mapping;
 use crate::Access;
 
 /// Regions of one device.
@@ -59,13 +59,13 @@ impl Entry {
 impl RegionTable {
     /// Creates our own table.
     pub(crate) fn create() -> io::Result<(Self, OwnedFd)> {
-        let (mapping, fd) = Mapping::create(LENGTH as usize, Writers::Maker)?;
+        let (mapping, fd) = Mapping::create(LENGTH as usize)?;
         Ok((Self { mapping }, fd))
     }
 
     /// Maps a peer's table for reading.
-    pub(crate) fn import(fd: &OwnedFd) -> io::Result<Self> {
-        Ok(Self { mapping: Mapping::import(fd, LENGTH, Writers::Maker)? })
+    pub(crate) fn import(fd: &impl AsFd) -> io::Result<Self> {
+        Ok(Self { mapping: Mapping::import(fd, LENGTH)? })
     }
 
     fn entry(&self, key: u32) -> &[AtomicU64] {
