@@ -41,6 +41,8 @@ pub(crate) struct Core {
     pub(crate) end: End,
     grant: Mutex<Grant>,
     state: AtomicU8,
+    /// Whether the peer's last records are still taken, although the queue pair is in Error: because it is the peer that ended.
+    drains: AtomicBool,
     access: OnceLock<Access>,
     settings: OnceLock<PathSettings>,
     connection: OnceLock<Connection>,
@@ -118,6 +120,7 @@ impl Core {
             end,
             grant: Mutex::new(Grant { fd: Some(fd), to: None, events: Vec::new() }),
             state: AtomicU8::new(RESET),
+            drains: AtomicBool::new(false),
             access: OnceLock::new(),
             settings: OnceLock::new(),
             connection: OnceLock::new(),
@@ -199,6 +202,12 @@ impl Core {
         self.state.load(SeqCst) == ERROR
     }
 
+    /// Returns whether this end takes no more records of the peer.
+    #[inline]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.has_failed() && !self.drains.load(SeqCst)
+    }
+
     /// Returns whether the peer takes no more records, because its queue pair is in Error or destroyed, or its process is dead.
     #[inline]
     pub(crate) fn peer_has_ended(&self) -> bool {
@@ -227,6 +236,15 @@ impl Core {
                 connection.announce_end();
             }
         }
+    }
+
+    /// Moves to Error because requests can't be carried out. If the reason is the end of the peer, the last records of the peer
+    /// are still taken.
+    pub(crate) fn fail_requests(&self) {
+        if self.peer_has_ended() && !self.has_failed() {
+            self.drains.store(true, SeqCst);
+        }
+        self.fail();
     }
 
     /// Notes that the peer's process has ended. The next poll takes its last records, then moves to Error.

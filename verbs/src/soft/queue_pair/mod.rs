@@ -132,7 +132,7 @@ impl CompletionSource for Pair {
             }
         }
         if !role.receives && self.core.peer_is_gone() {
-            self.core.fail();
+            self.core.fail_requests();
         }
         more
     }

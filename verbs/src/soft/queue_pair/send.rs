@@ -702,7 +702,7 @@ impl SendQueue {
             };
             self.complete(queue, status, sink);
         }
-        self.core.fail();
+        self.core.fail_requests();
         self.run(queue);
         !queue.outstanding.is_empty()
     }
@@ -721,7 +721,7 @@ impl SendQueue {
         }
         if status != CompletionStatus::Success {
             queue.failed = true;
-            self.core.fail();
+            self.core.fail_requests();
         } else if !done.signaled {
             return;
         }

@@ -215,7 +215,8 @@ impl Target {
             }
             None => false,
         };
-        let more = if self.core.has_failed() { self.flush(state, output) } else { more };
+        let drained = self.core.is_closed() || self.core.has_failed() && !more;
+        let more = if drained { self.flush(state, output) } else { more };
         let has_work = more
             || state.reader.is_none()
             || !state.ready.is_empty()
@@ -237,7 +238,7 @@ impl Target {
             .take()
             .unwrap_or_else(|| Reader::new(connection.end.ring_bytes(), connection.end.key()));
         let (mut bytes, mut records, mut more) = (0, 0, false);
-        while !self.core.has_failed() {
+        while !self.core.is_closed() {
             if bytes >= VISIT_BYTES || records >= VISIT_RECORDS || output.is_full(state, &self.core) {
                 more = true;
                 break;
