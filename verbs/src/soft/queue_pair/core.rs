@@ -459,8 +459,6 @@ impl Core {
             connection.peer.add_user(pair);
             connection.settle(Debt::PROGRESS);
         }
-        // The peer may have sent records before this end was connected.
-        self.notify();
         Ok(())
     }
 

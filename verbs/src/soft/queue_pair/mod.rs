@@ -314,7 +314,11 @@ impl QueuePair for Handle {
     }
 
     fn to_rtr(&self, peer: &QueuePairAddress, settings: &PathSettings) -> Result<(), VerbsError> {
-        self.0.core.to_rtr(peer, settings)
+        self.0.core.to_rtr(peer, settings)?;
+        self.0.target.connect();
+        // The peer may have sent records before this end was connected.
+        self.0.core.notify();
+        Ok(())
     }
 
     fn to_rts(&self, settings: &PathSettings) -> Result<(), VerbsError> {

@@ -59,6 +59,8 @@ pub(super) struct SendState {
     unsignaled: u64,
     waiting: VecDeque<Waiting>,
     outstanding: VecDeque<Outstanding>,
+    /// Number of outstanding READs that are done.
+    reads_done: usize,
     /// READs whose bytes come through the peer's ring.
     reading: VecDeque<Reading>,
     /// The end of the record of the last WRITE.
@@ -102,6 +104,7 @@ impl SendQueue {
             signaled: 0,
             waiting: VecDeque::new(),
             outstanding: VecDeque::new(),
+            reads_done: 0,
             reading: VecDeque::new(),
             last_write: 0,
             pulls: Pulls::default(),
@@ -185,6 +188,7 @@ impl SendQueue {
             self.post_one(&mut queue, request);
         }
         self.after(&mut queue);
+        self.after_post(&queue);
         if !queue.waiting.is_empty() {
             // SYNC: after the store of `awaited`. The poller may sleep; it asks for an event when it arms its queue again.
             self.core.send_queue.notify();
@@ -197,6 +201,7 @@ impl SendQueue {
         let mut queue = self.lock();
         self.run(&mut queue);
         self.after(&mut queue);
+        self.after_post(&queue);
     }
 
     /// Gives the places of the completion queue back, because the queue pair is destroyed.
@@ -220,18 +225,22 @@ impl SendQueue {
             }
             self.core.guard();
         }
+    }
+
+    /// Asks for an event when the peer makes progress, if requests were added while the poller sleeps.
+    #[inline]
+    fn after_post(&self, queue: &SendState) {
         if queue.signaled + queue.waiting.len() > 0 && self.core.send_queue.is_armed() {
-            self.ask_for_progress(queue);
+            self.ask_for_progress();
         }
     }
 
-    /// Asks the peer for an event when it has taken the records, because the poller sleeps.
+    /// Asks the peer for an event when it makes progress, because the poller sleeps.
     #[cold]
-    fn ask_for_progress(&self, queue: &SendState) {
+    fn ask_for_progress(&self) {
         self.core.want(Attention::PROGRESS);
         Attention::fence::<Native, Shipping>();
-        let taken = self.core.connection().map(|connection| connection.end.taken_word().load(SeqCst));
-        if taken == Some(queue.writer.head()) {
+        if self.has_unseen_progress() {
             self.core.send_queue.notify();
         }
     }
@@ -505,6 +514,7 @@ impl SendQueue {
                 signaled: request.signaled,
                 progress: Progress::Read,
             });
+            queue.reads_done += 1;
             self.ended.store(true, Relaxed);
             return Ok(());
         }
@@ -653,6 +663,9 @@ impl SendQueue {
             self.violation();
         }
         let taken = queue.writer.freed();
+        if !self.complete_reads(queue, sink) {
+            return true;
+        }
         while let Some(first) = queue.outstanding.front() {
             let status = match first.progress {
                 Progress::InRing { end } | Progress::Pulled { end } if end <= taken => {
@@ -666,12 +679,39 @@ impl SendQueue {
             if sink.is_full() {
                 return true;
             }
-            self.complete(queue, status, sink);
+            self.complete_first(queue, status, sink);
         }
         if peer_has_ended || self.core.has_failed() {
             return self.flush(queue, sink);
         }
         false
+    }
+
+    /// Completes the READs that are done although requests without a completion before them are not, as far as the peer has shown.
+    /// Returns false if `sink` has no room.
+    fn complete_reads(&self, queue: &mut SendState, sink: &mut Sink<'_>) -> bool {
+        while queue.reads_done > 0 {
+            let ended = self.core.has_failed() || self.core.peer_has_ended();
+            let silent = |it: &Outstanding| {
+                !it.signaled && matches!(it.progress, Progress::InRing { .. } | Progress::Pulled { .. })
+            };
+            let found = queue.outstanding.iter().position(|it| it.progress == Progress::Read);
+            let Some(index) = found else {
+                queue.reads_done = 0;
+                break;
+            };
+            if !ended && !queue.outstanding.range(..index).all(silent) {
+                break;
+            }
+            if sink.is_full() {
+                return false;
+            }
+            if let Some(done) = queue.outstanding.remove(index) {
+                queue.reads_done -= 1;
+                self.complete(queue, done, CompletionStatus::Success, sink);
+            }
+        }
+        true
     }
 
     /// Completes the requests that can't be carried out any more.
@@ -700,7 +740,7 @@ impl SendQueue {
                 }
                 _ => self.status_of_end(queue),
             };
-            self.complete(queue, status, sink);
+            self.complete_first(queue, status, sink);
         }
         self.core.fail_requests();
         self.run(queue);
@@ -709,8 +749,24 @@ impl SendQueue {
 
     /// Takes the first outstanding request, and adds its completion.
     #[inline]
-    fn complete(&self, queue: &mut SendState, status: CompletionStatus, sink: &mut Sink<'_>) {
-        let Some(done) = queue.outstanding.pop_front() else { return };
+    fn complete_first(&self, queue: &mut SendState, status: CompletionStatus, sink: &mut Sink<'_>) {
+        if let Some(done) = queue.outstanding.pop_front() {
+            if done.progress == Progress::Read {
+                queue.reads_done -= 1;
+            }
+            self.complete(queue, done, status, sink);
+        }
+    }
+
+    /// Adds the completion of a request.
+    #[inline]
+    fn complete(
+        &self,
+        queue: &mut SendState,
+        done: Outstanding,
+        status: CompletionStatus,
+        sink: &mut Sink<'_>,
+    ) {
         queue.unsignaled += 1;
         if matches!(done.progress, Progress::Reading { .. }) {
             queue.reading.pop_front();
@@ -832,6 +888,7 @@ impl SendState {
         let first = self.outstanding.iter_mut().find(|it| matches!(it.progress, Progress::Reading { .. }));
         if let Some(first) = first {
             first.progress = Progress::Read;
+            self.reads_done += 1;
         }
     }
 }

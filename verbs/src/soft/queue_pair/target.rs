@@ -101,9 +101,24 @@ impl Target {
             served: VecDeque::new(),
             ready: VecDeque::new(),
         };
-        // The first visit finds out the tag of the first record.
-        let (next, tag, busy) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(true));
+        let (next, tag, busy) = (AtomicUsize::new(usize::MAX), AtomicU64::new(0), AtomicBool::new(false));
         Self { core: Arc::clone(core), state: Mutex::new(state), next, tag, busy }
+    }
+
+    /// Begins to look for records, because this end is connected.
+    pub(super) fn connect(&self) {
+        let mut state = lock(&self.state);
+        if let (None, Some(connection)) = (&state.reader, self.core.connection()) {
+            let reader = Reader::new(connection.end.ring_bytes(), connection.end.key());
+            self.look_for_record_of(&reader);
+            state.reader = Some(reader);
+        }
+    }
+
+    fn look_for_record_of(&self, reader: &Reader) {
+        let (next, tag) = reader.next();
+        self.tag.store(tag, Relaxed);
+        self.next.store(next, Relaxed);
     }
 
     /// Returns whether a visit may have something to do.
@@ -217,11 +232,7 @@ impl Target {
         };
         let drained = self.core.is_closed() || self.core.has_failed() && !more;
         let more = if drained { self.flush(state, output) } else { more };
-        let has_work = more
-            || state.reader.is_none()
-            || !state.ready.is_empty()
-            || !state.served.is_empty()
-            || state.message_waits();
+        let has_work = more || !state.ready.is_empty() || !state.served.is_empty() || state.message_waits();
         self.busy.store(has_work, Relaxed);
         more
     }
@@ -233,10 +244,7 @@ impl Target {
         sends: &SendQueue,
         output: &mut Output<'_, '_>,
     ) -> bool {
-        let mut reader = state
-            .reader
-            .take()
-            .unwrap_or_else(|| Reader::new(connection.end.ring_bytes(), connection.end.key()));
+        let Some(mut reader) = state.reader.take() else { return false };
         let (mut bytes, mut records, mut more) = (0, 0, false);
         while !self.core.is_closed() {
             if bytes >= VISIT_BYTES || records >= VISIT_RECORDS || output.is_full(state, &self.core) {
@@ -276,9 +284,7 @@ impl Target {
                 self.core.took(connection, reader.position());
             }
         }
-        let (next, tag) = reader.next();
-        self.next.store(next, Relaxed);
-        self.tag.store(tag, Relaxed);
+        self.look_for_record_of(&reader);
         if !state.served.is_empty() && !self.core.has_failed() {
             self.serve(state, connection, sends);
         }
