@@ -130,7 +130,12 @@ impl State {
                 self.link.sends_completed(id.value);
                 self.protocol.handle_sends_completed(id.value);
             }
-            WorkKind::Read => self.protocol.handle_read_completed(ReadId(id.value)),
+            WorkKind::Read => {
+                let read = ReadId(id.value);
+                let length = self.landings.get(&read).map_or(0, Block::len);
+                counters.rendezvous_received_bytes.add(length as u64);
+                self.protocol.handle_read_completed(read);
+            }
         }
         Ok(())
     }
